@@ -1,0 +1,150 @@
+"""Domains of arguments and the float64 policy, in one decorator.
+
+Every accounting function is a pure function of a few real arguments. `float64_function` gives it, in this order:
+
+1. *Static checks.* Each concrete argument must lie in its declared `Domain`; NaN never does. A violation is a
+   ValueError that names the argument, what was expected and what was got. Shapes must broadcast.
+2. *Traced checks.* A tracer cannot be inspected, so elements outside the domain give NaN, never a silent number.
+3. *Precision.* The body runs in float64 whatever the global x64 flag is, and the flag is left alone
+   (``jax.enable_x64`` is a context, also under outer traces). Called eagerly the result is a NumPy float64 array:
+   a JAX float64 array would be silently truncated by the first jax.numpy call made without x64. Under an outer
+   trace without x64 the result is float32, rounded in the direction that keeps its standing: up for an upper
+   bound, outward for a bracket, to nearest for an estimate.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.types import Bounds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """A set of real numbers: what it is called in messages, and a predicate written for NumPy and JAX alike."""
+
+    text: str
+    contains: Callable[[Any], Any]
+
+
+REAL = Domain("a number", lambda x: abs(x) < np.inf)
+EXTENDED_NONNEGATIVE = Domain("a number >= 0 (inf allowed)", lambda x: x >= 0)
+NONNEGATIVE = Domain("a finite number >= 0", lambda x: (x >= 0) & (x < np.inf))
+POSITIVE = Domain("a finite number > 0", lambda x: (x > 0) & (x < np.inf))
+UNIT = Domain("a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+OPEN_UNIT = Domain("a number strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
+HALF_OPEN_UNIT = Domain("a number in [0, 1)", lambda x: (x >= 0) & (x < 1))
+COUNT = Domain("a whole number >= 1", lambda x: (x >= 1) & (x < np.inf) & (x == x // 1))
+WHOLE = Domain("a whole number >= 0", lambda x: (x >= 0) & (x < np.inf) & (x == x // 1))
+RENYI_ORDER = Domain("a Renyi order > 1", lambda x: (x > 1) & (x < np.inf))
+
+
+def is_traced(value: Any) -> bool:
+    """Whether any leaf of ``value`` is a tracer, so that its numbers cannot be looked at."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def check(name: str, value: Any, domain: Domain) -> None:
+    """Raise ValueError unless every element of a concrete real ``value`` lies in ``domain``; tracers pass."""
+    if is_traced(value):
+        return
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be {domain.text}, got {value!r}") from error
+    inside = np.asarray(domain.contains(numbers))
+    if not inside.all():
+        at = np.argwhere(~inside)[0]
+        where = f" at index {tuple(int(i) for i in at)}" if numbers.ndim else ""
+        raise ValueError(f"{name} must be {domain.text}, got {numbers[tuple(at)]!s}{where}")
+
+
+def check_broadcast(**arrays: Any) -> None:
+    """Raise ValueError unless the shapes of the named arrays broadcast together."""
+    shapes = {name: np.shape(value) for name, value in arrays.items()}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError as error:
+        listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"array arguments must broadcast together, got shapes: {listing}") from error
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def narrow(value: Any, rounding: str) -> Any:
+    """float64 to float32, rounded "nearest", "up" or "down"; call it with x64 enabled.
+
+    Results too small for a normal float32 are rounded to a normal number or zero, since devices flush the others.
+    """
+    single = value.astype(jnp.float32)
+    if rounding == "nearest":
+        return single
+    up = rounding == "up"
+    wide = single.astype(jnp.float64)
+    wrong = wide < value if up else wide > value
+    bumped = jnp.where(wrong, jnp.nextafter(single, jnp.float32(np.inf if up else -np.inf)), single)
+    tiny = jnp.float32(np.finfo(np.float32).tiny)
+    if up:
+        return jnp.where((value > 0) & (bumped < tiny), tiny, jnp.where((value < 0) & (bumped > -tiny), 0.0, bumped))
+    return jnp.where((value > 0) & (bumped < tiny), 0.0, jnp.where((value < 0) & (bumped > -tiny), -tiny, bumped))
+
+
+@narrow.defjvp
+def _narrow_jvp(rounding: str, primals: Any, tangents: Any) -> Any:
+    return narrow(primals[0], rounding), tangents[0].astype(jnp.float32)
+
+
+def _narrow_result(result: Any, rounding: str) -> Any:
+    if isinstance(result, Bounds):
+        return Bounds(narrow(result.lower, "down"), narrow(result.upper, "up"))
+    return jax.tree.map(lambda leaf: narrow(leaf, rounding), result)
+
+
+def float64_function(
+    *, rounding: str = "nearest", broadcast: bool = True, **domains: Domain
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate ``body`` with the checks and the precision policy of this module.
+
+    ``domains`` maps each real array argument to its `Domain`; the body receives those as float64 JAX arrays. Other
+    arguments are static. ``broadcast=False`` skips the shape check for bodies with their own shape rules. The body
+    is jitted once per set of static arguments and returns an array or a pytree of arrays (`Bounds` included).
+    """
+
+    def decorate(body: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(body)
+        statics = tuple(name for name in signature.parameters if name not in domains)
+        compiled = jax.jit(body, static_argnames=statics)
+
+        @functools.wraps(body)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            numbers = {name: bound.arguments[name] for name in domains}
+            for name, value in numbers.items():
+                check(name, value, domains[name])
+            if broadcast:
+                check_broadcast(**numbers)
+            wide_outside = jax.config.jax_enable_x64
+            with jax.enable_x64(True):
+                wide = {name: jnp.asarray(value, jnp.float64) for name, value in numbers.items()}
+                result = compiled(**{**bound.arguments, **wide})
+                if not is_traced(result):
+                    return jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
+                for name, domain in domains.items():
+                    if is_traced(numbers[name]):
+                        inside = domain.contains(wide[name])
+                        inside = inside if broadcast else jnp.all(inside)
+                        result = jax.tree.map(lambda leaf, ok=inside: jnp.where(ok, leaf, jnp.nan), result)
+                return result if wide_outside else _narrow_result(result, rounding)
+
+        return wrapper
+
+    return decorate

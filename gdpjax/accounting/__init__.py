@@ -1,0 +1,1 @@
+"""Functional privacy accountants, batched over hyperparameters."""
