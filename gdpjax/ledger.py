@@ -276,4 +276,5 @@ def ledger_of(opt_state: PyTree) -> Ledger:
             f"the optimizer state holds {len(found)} ledgers; two private releases from the same batches are one joint "
             "event (Event.joint), never two independent ones: use a single privatize for all the parameters"
         )
-    return ledger_from_state(found[0])
+    # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
+    return ledger_from_state(LedgerState(*(jax.tree.leaves(field)[0] for field in found[0])))

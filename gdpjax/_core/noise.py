@@ -18,6 +18,7 @@ sum's low bits uncovered. Both are approximations of a real normal variable: fin
 low bits of the released value (Mironov, CCS 2012), which no float noise avoids.
 """
 
+import functools
 import math
 
 import jax
@@ -105,9 +106,10 @@ def _normal_float64(key: Array, shape: tuple[int, ...]) -> Array:
     return jnp.where(words >> 31, 1.0, -1.0) * ndtri(tail / 2)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def standard_normal(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """N(0, 1) of the given shape, float32 or float64, a function of (key, shape, dtype) alone."""
-    if jnp.dtype(dtype) == jnp.float64:
+    if dtype == jnp.float64:
         return _normal_float64(key, shape)
     size = math.prod(shape)
     return _normal_rows(key, -(-size // _ROW)).reshape(-1)[:size].reshape(shape)

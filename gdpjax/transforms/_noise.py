@@ -51,9 +51,11 @@ def check_key(key: Any) -> tuple[Array, str]:
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape != ():
             raise ValueError(f"key must be one PRNG key, got an array of keys of shape {key.shape}")
-        return jax.random.key_data(key), str(jax.random.key_impl(key))
+        data, impl = jax.random.key_data(key), str(jax.random.key_impl(key))
+        # A host copy: a donated optimizer state must not delete the buffer of the user's key.
+        return (data if is_traced(data) else np.asarray(data)), impl
     if key.dtype == jnp.uint32 and key.shape == (2,):
-        return jnp.asarray(key), "threefry2x32"
+        return (key if is_traced(key) else np.asarray(key)), "threefry2x32"
     raise ValueError(f"key must be a PRNG key, got an array of {key.dtype}{list(key.shape)}")
 
 
@@ -78,7 +80,7 @@ def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witness
 def unshared(key_data: Array, *values: Any) -> Array:
     """``key_data``, refused under vmap if it is shared while any of ``values`` is not; see the module docstring."""
     witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(values)]
-    return _unshared(key_data, witnesses)
+    return _unshared(jnp.asarray(key_data), witnesses)
 
 
 def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
