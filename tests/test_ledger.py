@@ -66,7 +66,7 @@ def test_joint_event_is_the_one_of_the_combined_noise():
     ["", "[]", "{}", '{"gdpjax_ledger": 2, "events": []}', '{"gdpjax_ledger": 1, "events": [{"a": 1}]}'],
 )
 def test_bad_json(text):
-    with pytest.raises(ValueError, match="expected|could not be read"):
+    with pytest.raises(ValueError, match=r"expected|could not be read"):
         Ledger.from_json(text)
 
 

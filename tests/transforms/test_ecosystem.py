@@ -58,7 +58,7 @@ def test_flax_train_state_and_its_serialization():
 
 def test_nnx_optimizer():
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
-    graph, params = nnx.split(model, nnx.Param)
+    graph, _ = nnx.split(model, nnx.Param)
     grad_fn = gdpjax.clipped_grad(lambda p, x, y: cross_entropy(nnx.merge(graph, p)(x), y), 1.0, batch_argnums=(1, 2))
     optimizer = nnx.Optimizer(model, gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), wrt=nnx.Param)
     before = [jnp.copy(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
