@@ -79,7 +79,7 @@ def test_traced_probability_and_x64():
 def test_overflow_probability_against_the_exact_tail():
     for n, p, capacity in [(100, 0.1, 30), (60_000, 256 / 60_000, 380), (50, 0.5, 50)]:
         terms = stats.binom.pmf(np.arange(capacity, n + 1), n, p)
-        np.testing.assert_allclose(sampling.overflow_probability(n, p, 7, capacity), 7 * terms.sum(), rtol=1e-6)
+        np.testing.assert_allclose(sampling.overflow_probability(n, p, 7, capacity), 7 * terms.sum(), rtol=1e-8)
     assert sampling.overflow_probability(100, 0.5, 1000, 10) == 1.0
 
 
