@@ -5,7 +5,7 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, clipping, sampling, transforms
+from gdpjax import accounting, sampling
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.clipping import ClipInfo, Flat, Sensitivity, clipped_grad, per_example_grad
@@ -27,7 +27,6 @@ __all__ = [
     "add_gaussian_noise",
     "clip_and_sum",
     "clipped_grad",
-    "clipping",
     "dpadam",
     "dpsgd",
     "fresh_key",
@@ -35,5 +34,4 @@ __all__ = [
     "per_example_grad",
     "privatize",
     "sampling",
-    "transforms",
 ]

@@ -1,8 +1,8 @@
 """Clip a batch of per-example gradients and add them up, within a derived rounding bound.
 
-The promise is on what the machine returns, not on real arithmetic: for any two batches that differ by one added or
-removed row, the two returned sums differ by at most C in l2 norm. With u the unit roundoff of the accumulation dtype
-(2^-24 for float32), B rows and d coordinates in n leaves, the parts are, relative to C:
+The promise is on what the machine returns, not on real arithmetic: for any two batches, padded to the same size B, that
+differ by one added or removed row, the two returned sums differ by at most C in l2 norm. With u the unit roundoff of
+the accumulation dtype (2^-24 for float32) and d coordinates in n leaves, the parts are, relative to C:
 
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, halved by the
   square root; converting C, the square root, the quotient and the product cost 6 more. An example may thus be
@@ -13,8 +13,9 @@ removed row, the two returned sums differ by at most C in l2 norm. With u the un
   one row and by two such errors: 6.2 u B.
 
 So rows are clipped to C / (1 + slack), slack = k u + 6.2 u B, which makes the sensitivity exactly C. The slack depends
-on shapes alone, is the same for every strategy, and a batch that would need more than 1% is refused (float32: 27,000
-rows).
+on shapes alone and is the same for every strategy; where batches are padded to several sizes it must be that of the
+largest (`max_batch_size`), or the size would move every row's threshold. A batch that would need more than 1% is
+refused (float32: 27,000 rows).
 
 Range. Squares of large gradients overflow and of small ones vanish, so every row is first scaled by a power of two
 near its largest entry, which is exact. A row with a NaN or an infinity contributes exact zeros, as does padding.

@@ -39,6 +39,7 @@ class ClippedGrad:
     rule: Flat
     strategy: str
     microbatch_size: int | None
+    max_batch_size: int | None
     return_info: bool
 
     @property
@@ -55,7 +56,7 @@ class ClippedGrad:
         call = prepare(self.spec, args, loss_kwargs, is_padding)
         if call.batch_size == 0:
             return self._empty(call)
-        slack = rounding_slack(call.trained_leaves, call.batch_size)
+        slack = rounding_slack(call.trained_leaves, self._slack_rows(call))
         size = self._chunk(call)
         if size is None:
             grads = example_grads(call, batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
@@ -68,6 +69,13 @@ class ClippedGrad:
             return clipped_sum
         zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
         return clipped_sum, ClipInfo(zero(values), norms, jax.tree.map(zero, aux))
+
+    def _slack_rows(self, call: Call) -> int:
+        if self.max_batch_size is None:
+            return call.batch_size
+        if call.batch_size > self.max_batch_size:
+            raise ValueError(f"a batch of {call.batch_size} rows is larger than max_batch_size={self.max_batch_size}")
+        return self.max_batch_size
 
     def _chunk(self, call: Call) -> int | None:
         if self.strategy == "vmap" or (self.strategy == "auto" and self.microbatch_size is None):
@@ -90,7 +98,7 @@ def clipped_grad(
     loss_fn: Callable[..., Any], clip: Any, *, argnums: int | tuple[int, ...] = 0,
     batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
     has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
-    microbatch_size: int | None = None, return_info: bool = False,
+    microbatch_size: int | None = None, max_batch_size: int | None = None, return_info: bool = False,
 ) -> ClippedGrad:  # fmt: skip
     """Transform a loss of one example into the sum of clipped per-example gradients of a batch.
 
@@ -109,6 +117,10 @@ def clipped_grad(
       strategy: "vmap" (all at once), "microbatch" (a scan over chunks) or "auto" (microbatches when
         ``microbatch_size`` is given, else vmap). "ghost" is reserved.
       microbatch_size: rows per chunk, any size >= 1; default 64 for "microbatch".
+      max_batch_size: largest number of rows (padding included) of any call. Needed where batches are padded to several
+        sizes depending on the realised, private, one: the clip threshold holds a rounding slack that grows with the
+        rows, and the sensitivity is promised between batches clipped with the same one. None: every batch has the
+        same size.
       return_info: return (clipped sum, `ClipInfo`).
 
     Returns:
@@ -134,8 +146,9 @@ def clipped_grad(
         raise ValueError(f"strategy must be one of {_STRATEGIES}, got {strategy!r}")
     if strategy == "ghost":
         raise ValueError('strategy "ghost" is not available in this version; use "auto", "vmap" or "microbatch"')
-    if microbatch_size is not None and (not isinstance(microbatch_size, int) or microbatch_size < 1):
-        raise ValueError(f"microbatch_size must be a whole number >= 1, got {microbatch_size!r}")
+    for name, size in (("microbatch_size", microbatch_size), ("max_batch_size", max_batch_size)):
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name} must be a whole number >= 1, got {size!r}")
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
     if has_aux and not return_info:
@@ -144,7 +157,7 @@ def clipped_grad(
         loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
         keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable,
     )  # fmt: skip
-    return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, return_info)
+    return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info)
 
 
 def per_example_grad(

@@ -50,7 +50,7 @@ def _num_rows(updates: PyTree, params: PyTree | None) -> int:
     return next(iter(sizes.values()))[0]
 
 
-def clip_and_sum(clip: Any, *, trainable: PyTree | None = None) -> ClipAndSum:
+def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: int | None = None) -> ClipAndSum:
     """Clip per-example gradients and add them up: updates of ``[B, ...]`` leaves to their bounded sum.
 
     sum_i g_i min(1, C / ||g_i||)
@@ -58,6 +58,7 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None) -> ClipAndSum:
     Args:
       clip: C > 0 (flat l2 clip norm, number or traced scalar) or a rule such as `Flat`.
       trainable: pytree (prefix) of bools; False leaves leave as exact zeros and stay out of the norm.
+      max_batch_size: largest number of rows of any call, where batches are padded to several sizes; see `clipped_grad`.
 
     Returns:
       An optax transformation with ``.sensitivity(relation)``, to be followed by `privatize` of it.
@@ -85,7 +86,9 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None) -> ClipAndSum:
         if num_rows == 0:
             sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
         else:
-            pairs, _ = clip_and_add(rows, rule, rounding_slack(shapes, num_rows))
+            if max_batch_size is not None and num_rows > max_batch_size:
+                raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
+            pairs, _ = clip_and_add(rows, rule, rounding_slack(shapes, max_batch_size or num_rows))
             sums = rounded(pairs)
         return merge_leaves(like, which, sums), state
 

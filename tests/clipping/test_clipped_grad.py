@@ -246,6 +246,7 @@ REFUSALS = {
     "unknown strategy": (dict(strategy="fast"), "strategy must be one of"),
     "ghost": (dict(strategy="ghost"), "not available"),
     "chunk zero": (dict(microbatch_size=0), "microbatch_size"),
+    "largest batch": (dict(max_batch_size=1.5), "max_batch_size must be a whole number"),
     "chunk with vmap": (dict(microbatch_size=2, strategy="vmap"), "whole batch"),
     "overlapping roles": (dict(batch_argnums=(0, 1)), "distinct"),
     "legacy key": (dict(key_argnums=2, batch_argnums=1, y=np.zeros(2, np.uint32)), "typed PRNG key"),

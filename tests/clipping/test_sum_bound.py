@@ -165,3 +165,19 @@ def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():
         assert np.isnan(by_norm(bound)).all()
     many = jax.vmap(by_norm)(jnp.array([0.1, 1.0, 7.0]))
     np.testing.assert_allclose(many[1], clipped_sum(rows, 1.0), rtol=1e-6)
+
+
+def test_padding_to_several_sizes_needs_one_slack():
+    """A padded size that follows the realised batch must not change every row's clip threshold with it."""
+    rows = jnp.full((256, 1), 100.0)
+    padded = jnp.concatenate([rows, jnp.zeros((256, 1))])
+    is_padding = jnp.arange(512) >= 256
+
+    def change(**options):
+        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0, **options)
+        return float(abs(grad_fn(jnp.zeros(1), rows) - grad_fn(jnp.zeros(1), padded, is_padding=is_padding))[0])
+
+    assert change() > 0.02  # the same rows: two hundredths of a sensitivity from the padding alone
+    assert change(max_batch_size=512) == 0.0
+    with pytest.raises(ValueError, match="larger than max_batch_size=100"):
+        change(max_batch_size=100)
