@@ -310,3 +310,10 @@ def test_stored_ledger_is_made_of_plain_arrays():
     assert isinstance(state.ledger, LedgerState)
     assert all(isinstance(leaf, jax.Array) and leaf.dtype != object for leaf in jax.tree.leaves(state))
     assert not jnp.issubdtype(state.key_data.dtype, jax.dtypes.prng_key)
+
+
+def test_half_precision_leaves_get_the_noise_of_float32_ones():
+    """Not rounded to the leaf's dtype anywhere: the standard deviation is 1.3, not bfloat16's 1.296875."""
+    half, _ = run(make(), {"w": jnp.zeros(100, jnp.bfloat16)})
+    single, _ = run(make(), {"w": jnp.zeros(100, jnp.float32)})
+    np.testing.assert_array_equal(half["w"], single["w"])
