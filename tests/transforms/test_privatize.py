@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import gdpjax
-from gdpjax.ledger import LedgerState
+from gdpjax.ledger import LedgerState, init_ledger, record_step
 
 SUM = gdpjax.Sensitivity(1.0)
 PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 50.0, "key": jax.random.key(0)}
@@ -113,10 +113,15 @@ def test_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling():
 
 
 def test_a_full_ledger_is_conservative_and_flagged():
-    tx = make(noise_multiplier=lambda t: 5.0 - t, ledger_capacity=2)
+    tx = make(noise_multiplier=lambda t: jnp.array([5.0, 2.0, 3.0, 4.0])[t], ledger_capacity=2)
     _, state = run(tx, {"w": jnp.zeros(3)}, num_steps=4)
     assert bool(state.ledger.overflow)
     assert [(e.noise_multiplier, e.num_steps) for e in gdpjax.ledger_of(state).events] == [(5.0, 1), (2.0, 3)]
+    ledger = init_ledger(1, "poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for noise_multiplier, sampling_prob in [(2.0, 0.1), (1.0, 0.3), (3.0, 0.2)]:
+        ledger = record_step(ledger, noise_multiplier, sampling_prob, 0.0)
+    (event,) = gdpjax.ledger_of(ledger).events
+    assert (event.noise_multiplier, round(event.sampling_prob, 6), event.num_steps) == (1.0, 0.3, 3)
 
 
 def test_under_scan_and_inside_a_chain():
