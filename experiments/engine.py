@@ -70,6 +70,8 @@ def build_engine(config: TrainConfig, dataset: Dataset, plan: Plan, keys: Keys) 
         sampling_prob=plan.sampling_prob,
         expected_batch_size=plan.expected_batch_size,
         overflow_per_step=plan.overflow_per_step,
+        # The plan is made from the number of examples, so that number is public and neighbours have it in common.
+        neighboring_relation=gdpjax.NeighboringRelation.REPLACE_SPECIAL,
         key=keys.noise,
     )
     return Engine(

@@ -30,7 +30,7 @@ def result_table(result: Result) -> Table:
     table.add_row("sampling_prob", f"{cost.sampling_prob:.6f}", f"Poisson, N = {plan.num_examples} public")
     table.add_row("num_steps", f"{cost.num_steps}", f"{plan.epochs} epochs, as planned")
     table.add_row("delta", f"{cost.delta:g}", "")
-    table.add_row("neighbouring relation", cost.neighboring_relation.replace("_", " "), "of the training data")
+    table.add_row("neighbouring relation", cost.neighboring_relation.replace("_", " "), "an example or a null one")
     table.add_row("overflow tau", f"{cost.overflow:.1e}", "batch above capacity")
     if result.seeded:
         table.caption = SEED_NOTICE

@@ -28,7 +28,7 @@ def exact_sum(rows, bound):
 
 def clipped_sum(rows, bound=1.0, **options):
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound, **options)
-    return np.asarray(grad_fn(jnp.zeros(rows.shape[1], rows.dtype), rows), np.float64)
+    return np.asarray(jax.jit(grad_fn)(jnp.zeros(rows.shape[1], rows.dtype), rows), np.float64)
 
 
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 1}, {"microbatch_size": 7}], ids=str)
