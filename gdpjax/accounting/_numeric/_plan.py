@@ -1,0 +1,140 @@
+"""Where to put the contour. Nothing here is certified, and nothing needs to be: any plan gives a true bracket.
+
+For a target delta the line starts at the optimum of the Chernoff bound e(theta) = (K(theta) + log c(theta) +
+log(1/delta)) / theta, where theta K' - K + log(1 + theta) = log(1/delta), whose left side increases. Bisection, because
+Newton steps go astray where the one-step loss has two scales (p = 1e-4, or T p small). The saddle-point formula
+delta = e^{K - theta e} / (theta (theta + 1) sqrt(2 pi V)), V = K'' + theta^-2 + (theta + 1)^-2, then gives an epsilon,
+and K'(theta) = e + 1/theta + 1/(theta + 1) the line for it.
+
+The period D makes both aliases small against delta, the smoothing eta spends half of the wanted relative width
+(its cost is theta (theta + 1) eta^2 relative to delta), and the cutoff t_N = kappa / eta makes the tail small. The
+number of frequencies is then D t_N / (2 pi), the number of panels what the quadrature bound asks for.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.types import Array
+from gdpjax.accounting._numeric import _contour, _moments
+from gdpjax.accounting._numeric._contour import Contour
+from gdpjax.accounting._numeric._moments import Nodes, Step, Window
+
+PLAN_PANELS = 8
+LOG_CUT = np.log(1e-6)
+_LOG_THETA = (np.log(1e-7), np.log(1e12))
+
+
+class Plan(NamedTuple):
+    """A contour, the guess of (epsilon, log delta) it is made for, and the sizes that it wants."""
+
+    contour: Contour
+    window: Window
+    epsilon: Array
+    log_delta: Array
+    num_frequencies: Array
+    panels: Array
+
+
+def cumulants(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array, Array]:
+    """K, K' and K'' of the composition at theta."""
+    values = jax.vmap(lambda n: _moments.log_moment(n, theta))(nodes)
+    return tuple(jnp.sum(step.num_steps * value) for value in values)
+
+
+def bisect(function, low: Array, high: Array, iterations: int) -> Array:
+    """The root in theta of an increasing function, on a logarithmic scale."""
+
+    def body(_, bracket):
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        right = function(jnp.exp(middle)) < 0
+        return jnp.where(right, middle, low), jnp.where(right, high, middle)
+
+    low, high = jax.lax.fori_loop(0, iterations, body, (low, high))
+    return jnp.exp(0.5 * (low + high))
+
+
+def chernoff_line(step: Step, nodes: Nodes, log_delta: Array) -> Array:
+    """theta of the best Chernoff bound on epsilon at delta."""
+
+    def slope(theta):
+        k, k1, _ = cumulants(step, nodes, theta)
+        return theta * k1 - k + jnp.log1p(theta) + log_delta
+
+    return bisect(slope, *_LOG_THETA, 16)
+
+
+def saddle_line(step: Step, nodes: Nodes, epsilon: Array) -> Array:
+    """theta of the saddle point of e^{K(z) - z e} / (z (z + 1))."""
+
+    def slope(theta):
+        _, k1, _ = cumulants(step, nodes, theta)
+        return k1 - 1.0 / theta - 1.0 / (1.0 + theta) - epsilon
+
+    return bisect(slope, *_LOG_THETA, 16)
+
+
+def saddle_log_delta(step: Step, nodes: Nodes, theta: Array) -> Array:
+    """The saddle-point estimate of log delta(e) + theta e."""
+    k, _, k2 = cumulants(step, nodes, theta)
+    spread = k2 + theta**-2 + (1.0 + theta) ** -2
+    return k - jnp.log(theta * (1.0 + theta)) - 0.5 * jnp.log(2.0 * np.pi * spread)
+
+
+def windows(step: Step, log_delta: Array) -> Window:
+    """Windows that lose about e^LOG_CUT delta over the whole run."""
+    target = log_delta + LOG_CUT - jnp.log(4.0 * jnp.maximum(jnp.sum(step.num_steps), 1.0))
+    return jax.vmap(lambda s: _moments.choose_window(s, target))(step)
+
+
+def plan_epsilon(step: Step, log_delta: Array, relative_width: float) -> Plan:
+    """The plan for epsilon at a given delta."""
+    window = windows(step, log_delta)
+    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
+    theta = chernoff_line(step, nodes, log_delta)
+    epsilon = (saddle_log_delta(step, nodes, theta) - log_delta) / theta
+    theta = saddle_line(step, nodes, jnp.maximum(epsilon, 0.0))
+    epsilon = jnp.maximum((saddle_log_delta(step, nodes, theta) - log_delta) / theta, 0.0)
+    return refine(step, window, nodes, theta, epsilon, log_delta, relative_width)
+
+
+def refine(
+    step: Step, window: Window, nodes: Nodes, theta: Array, epsilon: Array, log_delta: Array, relative_width: float
+) -> Plan:
+    """Choose period, smoothing and sizes for a line, an epsilon and a delta."""
+    scale = jnp.maximum(epsilon, 1e-6 / relative_width)
+    slack = jnp.log(0.02 * jnp.minimum(relative_width * theta * scale, 1.0))
+    k = cumulants(step, nodes, theta)[0]
+    goal = log_delta + slack
+
+    def exponent(point):
+        return _contour.log_peak(point) + cumulants(step, nodes, point)[0] - point * epsilon - goal
+
+    lows, highs = theta * jnp.array([0.25, 0.5, 0.75]), theta * jnp.array([1.25, 1.6, 2.2, 3.2])
+    left = jnp.maximum(jax.vmap(exponent)(lows), 1.0) / (theta - lows)
+    right = jnp.maximum(jax.vmap(exponent)(highs), 1.0) / (highs - theta)
+    period = jnp.maximum(jnp.minimum(jnp.min(left), -goal / theta), jnp.min(right))
+    eta = jnp.sqrt(0.5 * relative_width * scale / (theta + 1.0))
+    share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
+    kappa = jnp.sqrt(2.0 * jnp.clip(np.log(0.03) - slack - share, 6.0, 60.0))
+    contour = Contour(theta, period, eta, kappa / eta, lows[jnp.argmin(left)], highs[jnp.argmin(right)], slack + share)
+    count = kappa * period / (2.0 * np.pi * eta) + 2.0
+    panels = jax.vmap(lambda s, w: _contour.choose_edges(s, w, contour, 1)[1])(step, window)
+    return Plan(contour, window, epsilon, log_delta, count, jnp.max(panels))
+
+
+def replan(step: Step, plan: Plan, epsilon: Array, relative_width: float) -> Plan:
+    """The plan for the same delta after a better guess of epsilon."""
+    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, plan.window)
+    theta = saddle_line(step, nodes, epsilon)
+    return refine(step, plan.window, nodes, theta, epsilon, plan.log_delta, relative_width)
+
+
+def fit(plan: Plan, num_frequencies: int) -> Contour:
+    """The plan's contour, coarsened where it wants more frequencies than there are."""
+    contour = plan.contour
+    crowding = jnp.maximum(plan.num_frequencies / num_frequencies, 1.0)
+    return contour._replace(eta=contour.eta * crowding, cutoff=contour.cutoff / crowding)
