@@ -26,9 +26,7 @@ e^{K(theta) - theta e} (1 / pi) integral_{t_N} |k|, with |k_U| <= e^{eta^2 (thet
 |k_L| <= e^{-eta^2 t^2 / 2} (e^{eta^2 theta^2 / 2} + e^{eta^2 (theta + 1)^2 / 2}) / t. The integrals are below
 e^{-x^2 / 2} / t_N min(1, x^-2) and e^{-x^2 / 2} / x^2, x = eta t_N.
 
-If the computed phi_j = A_j(theta + it) / A_j(theta) is off by at most u_j(t), quadrature and rounding together, then with
-m_j = |phi_j| + u_j the product prod phi_j^{T_j} is off by at most (sum_j T_j u_j / m_j) prod m_j^{T_j}: that times |k|
-is summed along. K(theta) itself is off by sum_j T_j u_j(0).
+The errors of M itself are derived in `_line`.
 """
 
 from typing import NamedTuple
@@ -38,113 +36,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _moments
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Nodes, Step, Window
-
-_LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
-
-
-class Contour(NamedTuple):
-    """Where the line is and how finely it is sampled; any values give true bounds, good ones give tight bounds."""
-
-    theta: Array
-    period: Array
-    eta: Array
-    cutoff: Array
-    below: Array
-    above: Array
-    log_error: Array
-
-
-class Transform(NamedTuple):
-    """M on the line: e^{log_size} (coefficients +- error), per frequency, and the two alias exponents."""
-
-    frequency: Array
-    modulus: Array
-    angle: Array
-    error: Array
-    log_size: Array
-    log_size_error: Array
-    log_below: Array
-    log_above: Array
-    lost: Array
-    phase_rounding: Array
-
-
-def panel_density(step: Step, window: Window, contour: Contour, u: Array, log_a: Array) -> Array:
-    """Panels per unit of u that the quadrature needs: where the mass is, enough for the oscillation of e^{itL}."""
-    sigma, p = step.noise_multiplier, step.sampling_prob
-    ell = _moments.log_ratio(u, sigma, p)
-    slope = jnp.exp(jnp.minimum(jnp.log(p) + (u - 0.5 / sigma) / sigma - ell, 0.0)) / sigma
-    exponent = jnp.where(step.sign > 0, 1.0, 0.0) + step.sign * contour.theta
-    mass = exponent * ell - 0.5 * u**2 - log_a + jnp.log(step.num_steps)
-    still = jnp.where(mass > contour.log_error - 3.0, slope * contour.cutoff / 42.0, 0.0)
-    return jnp.maximum(still, jnp.maximum(0.5 / sigma, 0.4))
-
-
-def choose_edges(step: Step, window: Window, contour: Contour, panels: int) -> tuple[Array, Array]:
-    """Edges that equidistribute `panel_density`, and how many panels it asks for."""
-    grid = window.lower + (window.upper - window.lower) / 128 * jnp.arange(129)
-    nodes = _moments.make_nodes(step, grid[::16])
-    log_a = _moments.log_moment(nodes, contour.theta)[0]
-    middle = panel_density(step, window, contour, 0.5 * (grid[1:] + grid[:-1]), log_a)
-    total = jnp.concatenate([jnp.zeros(1), jnp.cumsum(middle * jnp.diff(grid))])
-    edges = jnp.interp(total[-1] / panels * jnp.arange(panels + 1), total, grid)
-    return edges.at[0].set(window.lower).at[-1].set(window.upper), total[-1]
-
-
-def log_moments(step: Step, nodes: Nodes, edges: Array, theta: Array) -> Array:
-    """A certified upper bound on K(theta) = sum_j T_j log A_j(theta); all arguments per phase, theta a scalar."""
-
-    def one(step: Step, nodes: Nodes, edges: Array) -> Array:
-        value, _, _ = _moments.log_moment(nodes, theta)
-        quadrature = _moments.quadrature_error(step, nodes, edges, theta, jnp.zeros(1))[0]
-        fixed, _ = _moments.rounding_error(step, nodes, theta)
-        return jnp.logaddexp(value + fixed, quadrature)
-
-    values = step.num_steps * jax.vmap(one)(step, nodes, edges)
-    return jnp.sum(values) + 8.0 * UNIT_ROUNDOFF * jnp.sum(jnp.abs(values))
-
-
-def transform(step: Step, window: Window, contour: Contour, panels: int, num_frequencies: int) -> Transform:
-    """Evaluate M along the line, with every error of it; ``step`` has a leading axis of phases."""
-    edges = jax.vmap(lambda s, w: choose_edges(s, w, contour, panels)[0])(step, window)
-    nodes = jax.vmap(_moments.make_nodes)(step, edges)
-    spacing = 2.0 * np.pi / contour.period
-    levels = contour.cutoff * jnp.asarray(_LEVELS)
-    frequency = spacing * jnp.arange(num_frequencies)
-    at_level = jnp.clip(jnp.searchsorted(levels, frequency), 0, levels.shape[0] - 1)
-
-    def phase(step: Step, nodes: Nodes, edges: Array) -> tuple[Array, ...]:
-        log_a, modulus, angle = _moments.characteristic(nodes, contour.theta, spacing, num_frequencies)
-        quadrature = _moments.quadrature_error(step, nodes, edges, contour.theta, levels)
-        relative = jnp.exp(jnp.minimum(quadrature - log_a, 2.0))
-        fixed, slope = _moments.rounding_error(step, nodes, contour.theta)
-        at_zero = fixed + relative[0]
-        # phi divides by the computed A(theta), itself off by at_zero; 16 ulp for the logarithm and the angle.
-        off = (fixed + slope * frequency + relative[at_level] + at_zero + 16.0 * UNIT_ROUNDOFF) * (1.0 + 2.0 * at_zero)
-        return log_a, modulus, angle, off, at_zero
-
-    log_a, modulus, angle, off, at_zero = jax.vmap(phase)(step, nodes, edges)
-    steps = step.num_steps[:, None]
-    # Both phi and the computed one are at most 1 (+ rounding), so m_j may be capped there, and the difference at 2.
-    largest = jnp.minimum(jnp.exp(modulus) + off, 1.0 + 4.0 * at_zero[:, None])
-    largest = jnp.maximum(largest, jnp.exp(modulus))
-    error = jnp.exp(jnp.sum(steps * jnp.log(largest), 0)) * jnp.minimum(jnp.sum(steps * off / largest, 0), 2.0)
-    size = jnp.sum(step.num_steps * log_a)
-    size_error = jnp.sum(step.num_steps * (2.0 * at_zero + 4.0 * UNIT_ROUNDOFF * (1.0 + jnp.abs(log_a))))
-    return Transform(
-        frequency,
-        jnp.sum(steps * modulus, 0),
-        jnp.sum(steps * angle, 0),
-        error,
-        size,
-        jnp.where(jnp.max(at_zero) < 0.25, size_error, jnp.inf),
-        log_moments(step, nodes, edges, contour.below),
-        log_moments(step, nodes, edges, contour.above),
-        -jnp.expm1(jnp.sum(step.num_steps * jnp.log1p(-jnp.minimum(window.lost, 0.5)))) * (1.0 + 1e-9),
-        4.0 * np.pi * UNIT_ROUNDOFF * jnp.sum(step.num_steps),
-    )
+from gdpjax.accounting._numeric._line import FREQUENCY_BLOCK, MAX_FREQUENCIES, Contour, Transform
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
 
 
 def kernel(name: str, z: Array, eta: Array) -> tuple[Array, Array]:
@@ -178,42 +71,65 @@ def log_tail(name: str, contour: Contour, start: Array) -> Array:
     return bound - 0.5 * x**2 - np.log(np.pi) + 1e-9
 
 
-class Sum(NamedTuple):
-    """e^{-log_size} F(e) e^{theta e} as a trigonometric sum in e - origin, and the bound on its error."""
+class Sums(NamedTuple):
+    """e^{-log_size} e^{theta e} F(e) for several kernels: trigonometric sums in e - origin, and bounds on their errors."""
 
-    frequency: Array
+    num_blocks: Array
+    spacing: Array
     real: Array
     imag: Array
     error: Array
 
 
-def make_sum(name: str, data: Transform, contour: Contour, origin: Array) -> Sum:
-    """Coefficients of the trapezoid sum about e = ``origin``; the error holds for |e - origin| <= period."""
-    t = data.frequency
-    spacing = t[1]
-    keep = t <= contour.cutoff
-    last = (jnp.sum(keep) - 1.0) * spacing
-    value, scale = kernel(name, jax.lax.complex(jnp.full_like(t, contour.theta), t), contour.eta)
-    measure = jnp.where(keep, jnp.where(t == 0, 0.5, 1.0) * spacing / np.pi, 0.0)
-    angle = data.angle - t * origin
-    turn = jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
-    coefficient = jnp.where(keep, jnp.exp(data.modulus) * measure * value * turn, 0.0)
-    # The phase to a few ulp of its size, the kernel to 64 ulp and its own exponent, the sum to one ulp per term.
-    phase = 4.0 * UNIT_ROUNDOFF * t * (jnp.abs(origin) + contour.period) + data.phase_rounding
-    exponent = 4.0 * (contour.eta**2) * ((contour.theta + 1.0) ** 2 + t**2)
-    rounding = phase + UNIT_ROUNDOFF * (64.0 + exponent + t.shape[0])
-    scale = jnp.where(keep, measure * scale, 0.0)
-    error = jnp.sum(scale * (data.error + jnp.exp(data.modulus) * rounding)) * (1.0 + 1e-9)
-    return Sum(t, jnp.real(coefficient), jnp.imag(coefficient), error + jnp.exp(log_tail(name, contour, last)))
+def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin: Array) -> Sums:
+    """Coefficients of the trapezoid sums about e = ``origin``; the errors hold for |e - origin| <= period."""
+    spacing = 2.0 * np.pi / contour.period
+    size = FREQUENCY_BLOCK
+
+    def block(f: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        real, imag, error = carry
+        modulus, angle, off = (
+            jax.lax.dynamic_slice(x, (size * f,), (size,)) for x in (data.modulus, data.angle, data.error)
+        )
+        t = spacing * (size * f + jnp.arange(size))
+        inside = t <= contour.cutoff
+        z = jax.lax.complex(jnp.full_like(t, contour.theta), t)
+        values, scales = (jnp.stack(x) for x in zip(*(kernel(name, z, contour.eta) for name in names), strict=True))
+        measure = jnp.where(inside, jnp.where(t == 0, 0.5, 1.0) * spacing / np.pi, 0.0)
+        modulus, angle = jnp.exp(modulus) * measure, angle - t * origin
+        cos, sin = modulus * jnp.cos(angle), modulus * jnp.sin(angle)
+        k_real, k_imag = jnp.real(values), jnp.imag(values)
+        # The phase to a few ulp of its size, the kernel to 64 ulp and its own exponent, the sum to one ulp per term.
+        phase = 4.0 * UNIT_ROUNDOFF * t * (jnp.abs(origin) + contour.period) + data.phase_rounding
+        exponent = 4.0 * contour.eta**2 * ((contour.theta + 1.0) ** 2 + t**2) + size * data.num_blocks
+        rounding = measure * off + modulus * (phase + UNIT_ROUNDOFF * (64.0 + exponent))
+        put = jax.lax.dynamic_update_slice
+        real = put(real, jnp.where(inside, k_real * cos - k_imag * sin, 0.0), (0, size * f))
+        imag = put(imag, jnp.where(inside, k_real * sin + k_imag * cos, 0.0), (0, size * f))
+        return real, imag, error + jnp.sum(jnp.where(inside, scales * rounding, 0.0), axis=1)
+
+    zeros = jnp.zeros((len(names), MAX_FREQUENCIES))
+    real, imag, error = jax.lax.fori_loop(0, data.num_blocks, block, (zeros, zeros, jnp.zeros(len(names))))
+    last = jnp.minimum(jnp.floor(contour.cutoff / spacing), size * data.num_blocks - 1.0) * spacing
+    tails = jnp.exp(jnp.stack([log_tail(name, contour, last * (1.0 - 1e-12)) for name in names]))
+    return Sums(data.num_blocks, spacing, real, imag, error * (1.0 + 1e-9) + tails)
 
 
-def evaluate(total: Sum, shift: Array) -> tuple[Array, Array]:
-    """The sum and its derivative in e, at e = origin + shift."""
-    phase = total.frequency * shift
-    cos, sin = jnp.cos(phase), jnp.sin(phase)
-    value = total.real * cos + total.imag * sin
-    slope = total.frequency * (total.imag * cos - total.real * sin)
-    return jnp.sum(value), jnp.sum(slope)
+def evaluate(sums: Sums, shift: Array) -> tuple[Array, Array]:
+    """The sums and their derivatives in e, each at its own e = origin + shift; all [kernels]."""
+    size = FREQUENCY_BLOCK
+
+    def block(f: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        t = sums.spacing * (size * f + jnp.arange(size))
+        shape = (shift.shape[0], size)
+        real = jax.lax.dynamic_slice(sums.real, (0, size * f), shape)
+        imag = jax.lax.dynamic_slice(sums.imag, (0, size * f), shape)
+        phase = shift[:, None] * t
+        cos, sin = jnp.cos(phase), jnp.sin(phase)
+        slope = t * (imag * cos - real * sin)
+        return carry[0] + jnp.sum(real * cos + imag * sin, 1), carry[1] + jnp.sum(slope, 1)
+
+    return jax.lax.fori_loop(0, sums.num_blocks, block, (jnp.zeros_like(shift), jnp.zeros_like(shift)))
 
 
 def log_peak(theta: Array) -> Array:
@@ -235,20 +151,18 @@ def log_alias(data: Transform, contour: Contour, epsilon: Array) -> Array:
     return jnp.logaddexp(left, above + geometric((contour.above - theta) * period)) + 1e-9
 
 
-def log_delta_upper(data: Transform, contour: Contour, total: Sum, origin: Array, epsilon: Array) -> Array:
-    """log of a certified upper bound on delta(epsilon), from the sum for k_U."""
-    value, _ = evaluate(total, epsilon - origin)
-    scale = _log_scale(data, contour, epsilon, 1.0)
-    inside = scale + jnp.log(jnp.maximum(value, 0.0) + total.error)
-    return jnp.minimum(jnp.logaddexp(inside, jnp.log(data.lost)), 0.0)
+def log_delta_bounds(data: Transform, contour: Contour, sums: Sums, origin: Array, epsilon: Array) -> Array:
+    """log of certified bounds [2] on delta: upper at epsilon[0], lower at epsilon[1] (-inf where it says nothing).
 
-
-def log_delta_lower(data: Transform, contour: Contour, total: Sum, origin: Array, epsilon: Array) -> Array:
-    """log of a certified lower bound on delta(epsilon), from the sum for k_L; -inf where it says nothing."""
-    value, _ = evaluate(total, epsilon - origin)
-    inside = _log_scale(data, contour, epsilon, -1.0) + jnp.log(jnp.maximum(value - total.error, 0.0))
-    gap = jnp.expm1(jnp.minimum(log_alias(data, contour, epsilon) - inside, 0.0))
-    return jnp.where(inside > -jnp.inf, inside + jnp.log(-gap), -jnp.inf)
+    ``sums`` holds the kernels ("upper", "lower").
+    """
+    value, _ = evaluate(sums, epsilon - origin)
+    above = _log_scale(data, contour, epsilon[0], 1.0) + jnp.log(jnp.maximum(value[0], 0.0) + sums.error[0])
+    upper = jnp.minimum(jnp.logaddexp(above, jnp.log(data.lost)), 0.0)
+    below = _log_scale(data, contour, epsilon[1], -1.0) + jnp.log(jnp.maximum(value[1] - sums.error[1], 0.0))
+    gap = jnp.expm1(jnp.minimum(log_alias(data, contour, epsilon[1]) - below, 0.0))
+    lower = jnp.where(below > -jnp.inf, below + jnp.log(-gap), -jnp.inf)
+    return jnp.where(jnp.abs(epsilon - origin) <= contour.period, jnp.stack([upper, lower]), jnp.array([0.0, -jnp.inf]))
 
 
 def _log_scale(data: Transform, contour: Contour, epsilon: Array, side: float) -> Array:

@@ -28,8 +28,8 @@ The best of several Y is taken for each panel, or twice the panel's own A(theta)
 rule can exceed that: panels that carry next to nothing need not resolve their oscillation. The bound grows with t, so it
 is evaluated at a few levels of t. Widths follow the need: about 38 / (t |L'|) where the mass is, and 2 sigma.
 
-**Rounding**, u = 2^-53. A relative error of the weighted node i: 2 u_i^2 + 24 for the Gaussian weight, its exponent and
-the tables; 12 |s| |L_i| for L_i (relative error 10 u) inside e^{s L_i}; and the displacement of the node, at most
+**Rounding**, u = 2^-53. A relative error of the weighted node i: 2 u_i^2 + 40 for the Gaussian weight, its exponent,
+the tables and three rotations; 12 |s| |L_i| for L_i (relative error 10 u) inside e^{s L_i}; and the displacement of the node, at most
 3 u (|u_i| + w + 1/sigma), times the slope of the log-integrand, |u_i| + |s| pi_i / sigma with pi_i = p e^v / r the
 derivative of log r in v; a factor 2 is kept on the last. Sums of n terms add 2 (n + 8). Everything is an average over
 the (positive) weights, so it costs two dot products. It assumes exp, log, sin and cos good to 4 ulp (tested).
@@ -127,8 +127,8 @@ def log_moment(nodes: Nodes, theta: Array) -> tuple[Array, Array, Array]:
     return value, mean, jnp.sum(weight * (nodes.loss - mean) ** 2)
 
 
-def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, frequency: Array) -> Array:
-    """log of the bound on |rule - A| at theta + it, for all |t| <= frequency ([levels], first 0); shape [levels]."""
+def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, frequency: Array) -> tuple[Array, Array]:
+    """(log rule, log error bound) at ``theta`` and for all |t| <= ``frequency``, both [points]; sums over panels."""
     sigma, p = step.noise_multiplier, step.sampling_prob
     width, centre = jnp.diff(edges)[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
     height = jnp.minimum(0.499 * np.pi * sigma, 2.0 * width) * jnp.asarray(_HEIGHTS)
@@ -137,15 +137,18 @@ def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, frequ
     reach = 0.5 * width * jnp.sqrt(1.0 + beta**2)
     left, right = centre - reach, centre + reach
     nearest = jnp.where((left < 0) & (right > 0), 0.0, jnp.minimum(jnp.abs(left), jnp.abs(right)))
+    log_r = jnp.where(step.sign > 0, log_ratio(right, sigma, p), _log_modulus(left, height, sigma, p))
+    rate = -2.0 * NODES_PER_PANEL * jnp.log(rho) - jnp.log1p(-1.0 / rho) + 0.5 * (height**2 - nearest**2)
+    rate = rate + jnp.log(4.0 * width / np.sqrt(2.0 * np.pi))
     exponent = jnp.where(step.sign > 0, 1.0, 0.0) + step.sign * theta
-    plus, minus = log_ratio(right, sigma, p), _log_modulus(left, height, sigma, p)
-    rate = -2.0 * NODES_PER_PANEL * jnp.log(rho) - jnp.log1p(-1.0 / rho) + 0.5 * height**2
-    size = rate + exponent * jnp.where(step.sign > 0, plus, minus) - 0.5 * nearest**2
-    size = size + jnp.log(4.0 * width / np.sqrt(2.0 * np.pi))
-    ellipse = jnp.min(size[..., None] + _argument(right, height, sigma, p)[..., None] * frequency, axis=1)
-    mass = logsumexp((nodes.log_weight + theta * nodes.loss).reshape(-1, NODES_PER_PANEL), axis=1)
-    trivial = np.log(2.0) + jnp.logaddexp(mass + 1e-9, jnp.min(size, axis=1))
-    return logsumexp(jnp.minimum(ellipse, trivial[:, None]).at[:, 0].set(ellipse[:, 0]), axis=0) + 1e-9
+    still = rate[..., None] + log_r[..., None] * exponent
+    moving = still + _argument(right, height, sigma, p)[..., None] * frequency
+    still, moving = jnp.min(still, axis=1), jnp.min(moving, axis=1)
+    exponents = nodes.log_weight[:, None] + nodes.loss[:, None] * theta
+    mass = logsumexp(exponents.reshape(-1, NODES_PER_PANEL, exponents.shape[-1]), axis=1)
+    trivial = np.log(2.0) + jnp.logaddexp(mass + 1e-9, still)
+    error = jnp.where(frequency > 0, jnp.minimum(moving, trivial), still)
+    return logsumexp(mass, axis=0), logsumexp(error, axis=0) + 1e-9
 
 
 def _argument(x: Array, y: Array, sigma: Array, p: Array) -> Array:
@@ -164,39 +167,20 @@ def _log_modulus(x: Array, y: Array, sigma: Array, p: Array) -> Array:
     return ell + 0.5 * jnp.log(jnp.maximum(1.0 - loss, 1e-300))
 
 
-def rounding_error(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array]:
-    """(c0, c1): the sum that gives A(theta + it) is off by at most (c0 + c1 |t|) A(theta) from rounding."""
+def rounding_terms(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array]:
+    """Per node, in units of 2^-53: the relative error (c0, c1) that stands for c0 + |s| c1 in the docstring."""
     sigma, p = step.noise_multiplier, step.sampling_prob
-    exponent = nodes.log_weight + theta * nodes.loss
-    top = jnp.max(exponent)
-    weight = jnp.exp(exponent - logsumexp(exponent))
-    size, shift = jnp.abs(nodes.position), jnp.where(step.sign > 0, 1.0, 0.0)
+    size = jnp.abs(nodes.position)
     v = (nodes.position - 0.5 / sigma) / sigma
     posterior = jnp.exp(jnp.minimum(jnp.log(p) + v - step.sign * nodes.loss, 0.0))
     moved = 6.0 * (size + nodes.width + 1.0 / sigma)
-    gauss = jnp.sum(weight * (24.0 + 2.0 * size**2 + moved * size)) + 2.0 * jnp.abs(top)
-    slope = jnp.sum(weight * (12.0 * jnp.abs(nodes.loss) + moved * posterior / sigma))
-    fixed = 2.0 * (nodes.loss.shape[0] + 8.0) + gauss + jnp.abs(shift + step.sign * theta) * slope
-    return UNIT_ROUNDOFF * fixed, UNIT_ROUNDOFF * slope
+    return 40.0 + 2.0 * size**2 + moved * size, 12.0 * jnp.abs(nodes.loss) + moved * posterior / sigma
 
 
-def characteristic(nodes: Nodes, theta: Array, spacing: Array, num_frequencies: int) -> tuple[Array, Array, Array]:
-    """log A(theta), and log-modulus and argument of A(theta + i k spacing) / A(theta), k < num_frequencies.
-
-    e^{i k d L} = e^{i k1 (32 d) L} e^{i k2 d L} makes this a matrix product, some thirty times cheaper than as many
-    sines and cosines: (2 num_frequencies / 32, n) times (n, 64), whose four blocks are the products of the parts.
-    """
-    exponent = nodes.log_weight + theta * nodes.loss
-    top = jnp.max(exponent)
-    weight = jnp.exp(exponent - top)
-    outer = (jnp.arange(num_frequencies // 32)[:, None] * 32.0 * spacing) * nodes.loss
-    inner = (jnp.arange(32)[None, :] * spacing) * nodes.loss[:, None]
-    left = jnp.concatenate([jnp.cos(outer), jnp.sin(outer)], 0) * weight
-    right = jnp.concatenate([jnp.cos(inner), jnp.sin(inner)], 1)
-    product = jnp.dot(left, right, precision=jax.lax.Precision.HIGHEST)
-    half = num_frequencies // 32
-    real = (product[:half, :32] - product[half:, 32:]).reshape(-1)
-    imag = (product[half:, :32] + product[:half, 32:]).reshape(-1)
-    total = real[0]
-    modulus = 0.5 * jnp.log(jnp.maximum((real / total) ** 2 + (imag / total) ** 2, 1e-300))
-    return top + jnp.log(total), modulus, jnp.arctan2(imag, real)
+def rotations(angle: Array, count: int, inner: int) -> tuple[Array, Array]:
+    """cos and sin of k * angle for k < count, on a new leading axis, from inner + count / inner of each."""
+    fine = jnp.arange(inner)[:, None] * angle
+    coarse = jnp.arange(count // inner)[:, None] * (inner * angle)
+    cos0, sin0, cos1, sin1 = jnp.cos(fine), jnp.sin(fine), jnp.cos(coarse)[:, None], jnp.sin(coarse)[:, None]
+    cos, sin = cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0
+    return cos.reshape(count, -1), sin.reshape(count, -1)

@@ -19,23 +19,22 @@ import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _contour, _moments
-from gdpjax.accounting._numeric._contour import Contour
+from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour
 from gdpjax.accounting._numeric._moments import Nodes, Step, Window
 
 PLAN_PANELS = 8
 LOG_CUT = np.log(1e-6)
+_BELOW, _ABOVE = (0.25, 0.5, 0.75), (1.25, 1.6, 2.2, 3.2)
 _LOG_THETA = (np.log(1e-7), np.log(1e12))
 
 
 class Plan(NamedTuple):
-    """A contour, the guess of (epsilon, log delta) it is made for, and the sizes that it wants."""
+    """A contour, and the guess of (epsilon, log delta) it is made for."""
 
     contour: Contour
     window: Window
     epsilon: Array
     log_delta: Array
-    num_frequencies: Array
-    panels: Array
 
 
 def cumulants(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array, Array]:
@@ -90,19 +89,23 @@ def windows(step: Step, log_delta: Array) -> Window:
     return jax.vmap(lambda s: _moments.choose_window(s, target))(step)
 
 
-def plan_epsilon(step: Step, log_delta: Array, relative_width: float) -> Plan:
-    """The plan for epsilon at a given delta."""
-    window = windows(step, log_delta)
+def first_guess(step: Step, window: Window, log_delta: Array) -> Array:
+    """A rough epsilon at delta: the saddle-point formula on the line of the Chernoff bound."""
     nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
     theta = chernoff_line(step, nodes, log_delta)
-    epsilon = (saddle_log_delta(step, nodes, theta) - log_delta) / theta
-    theta = saddle_line(step, nodes, jnp.maximum(epsilon, 0.0))
-    epsilon = jnp.maximum((saddle_log_delta(step, nodes, theta) - log_delta) / theta, 0.0)
+    return jnp.maximum((saddle_log_delta(step, nodes, theta) - log_delta) / theta, 0.0)
+
+
+def make_plan(step: Step, window: Window, epsilon: Array, log_delta: Array, relative_width: Array) -> Plan:
+    """The plan about a guess of (epsilon, log delta)."""
+    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
+    nodes = jax.lax.optimization_barrier(nodes)
+    theta = saddle_line(step, nodes, epsilon)
     return refine(step, window, nodes, theta, epsilon, log_delta, relative_width)
 
 
 def refine(
-    step: Step, window: Window, nodes: Nodes, theta: Array, epsilon: Array, log_delta: Array, relative_width: float
+    step: Step, window: Window, nodes: Nodes, theta: Array, epsilon: Array, log_delta: Array, relative_width: Array
 ) -> Plan:
     """Choose period, smoothing and sizes for a line, an epsilon and a delta."""
     scale = jnp.maximum(epsilon, 1e-6 / relative_width)
@@ -110,31 +113,17 @@ def refine(
     k = cumulants(step, nodes, theta)[0]
     goal = log_delta + slack
 
-    def exponent(point):
-        return _contour.log_peak(point) + cumulants(step, nodes, point)[0] - point * epsilon - goal
-
-    lows, highs = theta * jnp.array([0.25, 0.5, 0.75]), theta * jnp.array([1.25, 1.6, 2.2, 3.2])
-    left = jnp.maximum(jax.vmap(exponent)(lows), 1.0) / (theta - lows)
-    right = jnp.maximum(jax.vmap(exponent)(highs), 1.0) / (highs - theta)
+    points = theta * jnp.asarray([*_BELOW, *_ABOVE])
+    log_k = jax.vmap(lambda point: cumulants(step, nodes, point)[0])(points)
+    needed = jnp.maximum(_contour.log_peak(points) + log_k - points * epsilon - goal, 1.0) / jnp.abs(points - theta)
+    lows, left = points[: len(_BELOW)], needed[: len(_BELOW)]
+    highs, right = points[len(_BELOW) :], needed[len(_BELOW) :]
     period = jnp.maximum(jnp.minimum(jnp.min(left), -goal / theta), jnp.min(right))
     eta = jnp.sqrt(0.5 * relative_width * scale / (theta + 1.0))
     share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
     kappa = jnp.sqrt(2.0 * jnp.clip(np.log(0.03) - slack - share, 6.0, 60.0))
     contour = Contour(theta, period, eta, kappa / eta, lows[jnp.argmin(left)], highs[jnp.argmin(right)], slack + share)
-    count = kappa * period / (2.0 * np.pi * eta) + 2.0
-    panels = jax.vmap(lambda s, w: _contour.choose_edges(s, w, contour, 1)[1])(step, window)
-    return Plan(contour, window, epsilon, log_delta, count, jnp.max(panels))
-
-
-def replan(step: Step, plan: Plan, epsilon: Array, relative_width: float) -> Plan:
-    """The plan for the same delta after a better guess of epsilon."""
-    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, plan.window)
-    theta = saddle_line(step, nodes, epsilon)
-    return refine(step, plan.window, nodes, theta, epsilon, plan.log_delta, relative_width)
-
-
-def fit(plan: Plan, num_frequencies: int) -> Contour:
-    """The plan's contour, coarsened where it wants more frequencies than there are."""
-    contour = plan.contour
-    crowding = jnp.maximum(plan.num_frequencies / num_frequencies, 1.0)
-    return contour._replace(eta=contour.eta * crowding, cutoff=contour.cutoff / crowding)
+    room = 0.999 * 2.0 * np.pi * MAX_FREQUENCIES / period
+    crowding = jnp.maximum(contour.cutoff / room, 1.0)
+    contour = contour._replace(eta=eta * crowding, cutoff=contour.cutoff / crowding)
+    return Plan(contour, window, epsilon, log_delta)

@@ -1,58 +1,78 @@
-"""From the bracket on delta(e) to the bracket on epsilon(delta)."""
+"""From the bracket on delta(e) to the bracket on epsilon(delta), for one direction of one configuration."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _contour
+from gdpjax.accounting._numeric import _contour, _line
+from gdpjax.accounting._numeric._contour import Sums
+from gdpjax.accounting._numeric._line import Contour, Transform
 from gdpjax.accounting._numeric._moments import Step
-from gdpjax.accounting._numeric._plan import Plan, fit
+from gdpjax.accounting._numeric._plan import Plan
 
-_MARGINS = np.array([0.0, 1e-9, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
-
-
-def epsilon_bracket(step: Step, plan: Plan, panels: int, num_frequencies: int) -> Bounds:
-    """A certified bracket on the epsilon of one direction at delta = e^plan.log_delta."""
-    contour = fit(plan, num_frequencies)
-    data = _contour.transform(step, plan.window, contour, panels, num_frequencies)
-    origin = plan.epsilon
-    upper_sum = _contour.make_sum("upper", data, contour, origin)
-    lower_sum = _contour.make_sum("lower", data, contour, origin)
-    chernoff = _chernoff(data, contour, plan.log_delta)
-    upper = _newton(upper_sum, data, contour, plan, 1.0)
-    lower = _newton(lower_sum, data, contour, plan, -1.0)
-    unit = jnp.asarray(_MARGINS) * jnp.maximum(jnp.abs(upper), 1e-6)
-
-    def too_small(e):
-        return _contour.log_delta_upper(data, contour, upper_sum, origin, e) > plan.log_delta
-
-    def too_large(e):
-        return _contour.log_delta_lower(data, contour, lower_sum, origin, e) < plan.log_delta
-
-    ups = jnp.maximum(upper + unit, 0.0)
-    downs = lower - unit
-    upper = jnp.min(jnp.where(jax.vmap(too_small)(ups), jnp.inf, ups))
-    lower = jnp.max(jnp.where(jax.vmap(too_large)(downs), 0.0, downs))
-    return Bounds(jnp.maximum(lower, 0.0), jnp.fmin(upper, chernoff))
+_MARGINS = np.array([1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1])
 
 
-def _newton(total, data, contour, plan, side) -> Array:
-    """Where log_scale - theta e + log(sum +- error) crosses log delta, without the terms outside the sum."""
+def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
+    """A certified bracket on the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside it.
+
+    Any e with a certified delta(e) <= delta is an upper bound, any with delta(e) >= delta a lower one. Newton's method
+    proposes, the certified bounds dispose: the first proposal of a widening sequence that passes is returned, the
+    Chernoff bound or 0 if none does. Comparisons leave 1e-13 for the rounding of log delta.
+    """
+    contour = plan.contour
+    data = _line.transform(step, plan.window, contour)
+    sums = _contour.make_sums(("upper", "lower"), data, contour, plan.epsilon)
+    guess, proposal = _newton(sums, data, contour, plan)
+    proposal = jnp.maximum(proposal, 0.0)
+    unit = jnp.maximum(proposal, 1e-7) * jnp.array([1.0, -1.0])
+
+    def test(i: Array) -> tuple[Array, Array]:
+        points = jnp.maximum(proposal + unit * jnp.asarray(_MARGINS)[i], 0.0)
+        log_delta = _contour.log_delta_bounds(data, contour, sums, plan.epsilon, points)
+        passed = jnp.stack([log_delta[0] <= plan.log_delta - 1e-13, log_delta[1] >= plan.log_delta + 1e-13])
+        return points, passed
+
+    def body(state):
+        i, best, done = state
+        points, passed = test(i)
+        return i + 1, jnp.where(passed & ~done, points, best), done | passed
+
+    start = (0, jnp.stack([_chernoff(data, contour, plan.log_delta), jnp.zeros_like(plan.epsilon)]), jnp.zeros(2, bool))
+    _, best, _ = jax.lax.while_loop(lambda s: (s[0] < _MARGINS.size) & ~jnp.all(s[2]), body, start)
+    bounds = Bounds(best[1], jnp.where(jnp.isnan(best[0]), jnp.inf, best[0]))
+    return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
+
+
+def _newton(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tuple[Array, Array]:
+    """An estimate of epsilon, and where the two bounds [2] cross delta, the terms outside the sums held fixed.
+
+    The first iterations leave the error terms out: the mean of what they find is the estimate.
+    """
     reach = 0.45 * contour.period
+    side = jnp.array([1.0, -1.0])
+    lost = jnp.exp(jnp.minimum(jnp.log(data.lost) - plan.log_delta, -0.5))
+    alias = jnp.exp(jnp.minimum(_contour.log_alias(data, contour, plan.epsilon) - plan.log_delta, 0.0))
+    outside = jnp.stack([jnp.log1p(-lost), jnp.log1p(alias)])
 
-    def body(_, shift):
-        value, slope = _contour.evaluate(total, shift)
-        value = value + side * total.error
+    def body(i, state):
+        shift, guess = state
+        value, slope = _contour.evaluate(sums, shift)
+        honest = jnp.where(i < 4, 0.0, 1.0)
+        value = value + honest * side * sums.error
         safe = jnp.maximum(value, 1e-300)
         height = data.log_size - contour.theta * (plan.epsilon + shift) + jnp.log(safe) - plan.log_delta
         rate = jnp.minimum(slope / safe - contour.theta, -0.1 * contour.theta)
-        return jnp.clip(jnp.where(value > 0, shift - height / rate, 0.5 * shift), -reach, reach)
+        shift = jnp.where(value > 0, shift - (height - honest * outside) / rate, 0.5 * shift)
+        shift = jnp.clip(shift, -reach, reach)
+        return shift, jnp.where(i == 3, jnp.mean(shift), guess)
 
-    return plan.epsilon + jax.lax.fori_loop(0, 6, body, jnp.zeros_like(plan.epsilon))
+    shift, guess = jax.lax.fori_loop(0, 7, body, (jnp.zeros(2), jnp.zeros_like(reach)))
+    return jnp.maximum(plan.epsilon + guess, 0.0), plan.epsilon + shift
 
 
-def _chernoff(data, contour, log_delta) -> Array:
+def _chernoff(data: Transform, contour: Contour, log_delta: Array) -> Array:
     """delta <= c(theta) e^{K(theta) - theta e} + lost, solved for e."""
     share = data.lost / jnp.exp(log_delta)
     room = log_delta + jnp.where(share < 0.5, jnp.log1p(-jnp.minimum(share, 0.5)), -jnp.inf)
