@@ -1,0 +1,10 @@
+"""Certified composition of Poisson-subsampled Gaussian steps by contour integration.
+
+The method, in the order in which it is derived: `_moments` (one step), `_line` (the composition along a line),
+`_contour` (delta and its bracket), `_plan` (where the line goes), `_solve` (epsilon from delta), `_driver` (directions
+and retries), `_batch` (arrays), `_bounds` (the public functions).
+"""
+
+from gdpjax.accounting._numeric._bounds import delta_bounds, epsilon_bounds
+
+__all__ = ["delta_bounds", "epsilon_bounds"]

@@ -96,20 +96,28 @@ def first_guess(step: Step, window: Window, log_delta: Array) -> Array:
     return jnp.maximum((saddle_log_delta(step, nodes, theta) - log_delta) / theta, 0.0)
 
 
-def make_plan(step: Step, window: Window, epsilon: Array, log_delta: Array, relative_width: Array) -> Plan:
-    """The plan about a guess of (epsilon, log delta)."""
+def make_plan(step: Step, window: Window, epsilon: Array, log_delta: Array, width: Array, *, of_delta: bool) -> Plan:
+    """The plan about a guess of (epsilon, log delta), for a relative ``width`` of delta, or else of epsilon."""
     nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
     nodes = jax.lax.optimization_barrier(nodes)
     theta = saddle_line(step, nodes, epsilon)
-    return refine(step, window, nodes, theta, epsilon, log_delta, relative_width)
+    scale = 1.0 if of_delta else theta * jnp.maximum(epsilon, 1e-6 / width)
+    return refine(step, window, nodes, theta, epsilon, log_delta, width * scale)
+
+
+def guess_log_delta(step: Step, epsilon: Array) -> Array:
+    """A rough log delta at epsilon: the saddle-point formula, with a window for any delta."""
+    window = windows(step, jnp.asarray(-650.0))
+    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
+    theta = saddle_line(step, nodes, epsilon)
+    return saddle_log_delta(step, nodes, theta) - theta * epsilon
 
 
 def refine(
-    step: Step, window: Window, nodes: Nodes, theta: Array, epsilon: Array, log_delta: Array, relative_width: Array
+    step: Step, window: Window, nodes: Nodes, theta: Array, epsilon: Array, log_delta: Array, width: Array
 ) -> Plan:
-    """Choose period, smoothing and sizes for a line, an epsilon and a delta."""
-    scale = jnp.maximum(epsilon, 1e-6 / relative_width)
-    slack = jnp.log(0.02 * jnp.minimum(relative_width * theta * scale, 1.0))
+    """Choose period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
+    slack = jnp.log(0.02 * jnp.minimum(width, 1.0))
     k = cumulants(step, nodes, theta)[0]
     goal = log_delta + slack
 
@@ -119,7 +127,7 @@ def refine(
     lows, left = points[: len(_BELOW)], needed[: len(_BELOW)]
     highs, right = points[len(_BELOW) :], needed[len(_BELOW) :]
     period = jnp.maximum(jnp.minimum(jnp.min(left), -goal / theta), jnp.min(right))
-    eta = jnp.sqrt(0.5 * relative_width * scale / (theta + 1.0))
+    eta = jnp.sqrt(0.5 * width / (theta * (theta + 1.0)))
     share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
     kappa = jnp.sqrt(2.0 * jnp.clip(np.log(0.03) - slack - share, 6.0, 60.0))
     contour = Contour(theta, period, eta, kappa / eta, lows[jnp.argmin(left)], highs[jnp.argmin(right)], slack + share)

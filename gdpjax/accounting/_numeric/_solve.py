@@ -45,10 +45,25 @@ def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
     return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
 
 
+def log_delta_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
+    """A certified bracket on log delta of one direction at plan.epsilon, and an estimate inside it."""
+    contour = plan.contour
+    data = _line.transform(step, plan.window, contour)
+    sums = _contour.make_sums(("upper", "lower"), data, contour, plan.epsilon)
+    epsilon = jnp.broadcast_to(plan.epsilon, (2,))
+    upper, lower = _contour.log_delta_bounds(data, contour, sums, plan.epsilon, epsilon)
+    value, _ = _contour.evaluate(sums, jnp.zeros(2))
+    guess = data.log_size - contour.theta * plan.epsilon + jnp.log(jnp.maximum(jnp.mean(value), 1e-300))
+    chernoff = data.log_size + data.log_size_error + _contour.log_peak(contour.theta) - contour.theta * plan.epsilon
+    chernoff = jnp.logaddexp(chernoff + 1e-12 * (1.0 + jnp.abs(chernoff)), jnp.log(data.lost))
+    bounds = Bounds(lower, jnp.fmin(jnp.fmin(upper, chernoff), 0.0))
+    return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
+
+
 def _newton(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tuple[Array, Array]:
     """An estimate of epsilon, and where the two bounds [2] cross delta, the terms outside the sums held fixed.
 
-    The first iterations leave the error terms out: the mean of what they find is the estimate.
+    The first iterations follow the mean of the two sums, without error terms, and turn back where it drowns in them.
     """
     reach = 0.45 * contour.period
     side = jnp.array([1.0, -1.0])
@@ -59,14 +74,16 @@ def _newton(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tuple[
     def body(i, state):
         shift, guess = state
         value, slope = _contour.evaluate(sums, shift)
-        honest = jnp.where(i < 4, 0.0, 1.0)
-        value = value + honest * side * sums.error
+        honest = i >= 4
+        value = jnp.where(honest, value + side * sums.error, jnp.mean(value))
+        slope = jnp.where(honest, slope, jnp.mean(slope))
+        clear = value > jnp.where(honest, 0.0, 2.0 * jnp.max(sums.error))
         safe = jnp.maximum(value, 1e-300)
         height = data.log_size - contour.theta * (plan.epsilon + shift) + jnp.log(safe) - plan.log_delta
-        rate = jnp.minimum(slope / safe - contour.theta, -0.1 * contour.theta)
-        shift = jnp.where(value > 0, shift - (height - honest * outside) / rate, 0.5 * shift)
-        shift = jnp.clip(shift, -reach, reach)
-        return shift, jnp.where(i == 3, jnp.mean(shift), guess)
+        rate = jnp.minimum(slope / safe - contour.theta, -0.05 * contour.theta)
+        move = jnp.clip(-(height - jnp.where(honest, outside, 0.0)) / rate, -0.5 * reach, 0.5 * reach)
+        shift = jnp.clip(jnp.where(clear, shift + move, 0.5 * shift), -reach, reach)
+        return shift, jnp.where(i == 3, shift[0], guess)
 
     shift, guess = jax.lax.fori_loop(0, 7, body, (jnp.zeros(2), jnp.zeros_like(reach)))
     return jnp.maximum(plan.epsilon + guess, 0.0), plan.epsilon + shift
