@@ -127,7 +127,8 @@ def refine(
     lows, left = points[: len(_BELOW)], needed[: len(_BELOW)]
     highs, right = points[len(_BELOW) :], needed[len(_BELOW) :]
     period = jnp.maximum(jnp.minimum(jnp.min(left), -goal / theta), jnp.min(right))
-    eta = jnp.sqrt(0.5 * width / (theta * (theta + 1.0)))
+    # Beyond about 1 the factor e^{eta^2 / 2} between the two parts of the lower kernel is felt.
+    eta = jnp.minimum(jnp.sqrt(0.5 * width / (theta * (theta + 1.0))), 0.6)
     share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
     kappa = jnp.sqrt(2.0 * jnp.clip(np.log(0.03) - slack - share, 6.0, 60.0))
     contour = Contour(theta, period, eta, kappa / eta, lows[jnp.argmin(left)], highs[jnp.argmin(right)], slack + share)

@@ -11,7 +11,7 @@ from gdpjax.accounting._numeric._line import Contour, Transform
 from gdpjax.accounting._numeric._moments import Step
 from gdpjax.accounting._numeric._plan import Plan
 
-_MARGINS = np.array([1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1])
+_MARGINS = np.array([1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 0.0])  # the last stands for the plan's own epsilon
 
 
 def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
@@ -24,24 +24,23 @@ def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
     contour = plan.contour
     data = _line.transform(step, plan.window, contour)
     sums = _contour.make_sums(("upper", "lower"), data, contour, plan.epsilon)
-    guess, proposal = _newton(sums, data, contour, plan)
-    proposal = jnp.maximum(proposal, 0.0)
+    guess, converged = _estimate(sums, data, contour, plan)
+    proposal = jnp.maximum(plan.epsilon + _crossings(sums, data, contour, plan, guess), 0.0)
     unit = jnp.maximum(proposal, 1e-7) * jnp.array([1.0, -1.0])
-
-    def test(i: Array) -> tuple[Array, Array]:
-        points = jnp.maximum(proposal + unit * jnp.asarray(_MARGINS)[i], 0.0)
-        log_delta = _contour.log_delta_bounds(data, contour, sums, plan.epsilon, points)
-        passed = jnp.stack([log_delta[0] <= plan.log_delta - 1e-13, log_delta[1] >= plan.log_delta + 1e-13])
-        return points, passed
 
     def body(state):
         i, best, done = state
-        points, passed = test(i)
-        return i + 1, jnp.where(passed & ~done, points, best), done | passed
+        points = jnp.maximum(proposal + unit * jnp.asarray(_MARGINS)[i], 0.0)
+        points = jnp.where(i == _MARGINS.size - 1, plan.epsilon, points)
+        log_delta = _contour.log_delta_bounds(data, contour, sums, plan.epsilon, points)
+        passed = jnp.stack([log_delta[0] <= plan.log_delta - 1e-13, log_delta[1] >= plan.log_delta + 1e-13])
+        best = jnp.where(passed & ~done, jnp.stack([jnp.minimum(best[0], points[0]), points[1]]), best)
+        return i + 1, best, done | passed
 
     start = (0, jnp.stack([_chernoff(data, contour, plan.log_delta), jnp.zeros_like(plan.epsilon)]), jnp.zeros(2, bool))
     _, best, _ = jax.lax.while_loop(lambda s: (s[0] < _MARGINS.size) & ~jnp.all(s[2]), body, start)
     bounds = Bounds(best[1], jnp.where(jnp.isnan(best[0]), jnp.inf, best[0]))
+    guess = jnp.where(converged, plan.epsilon + guess, 0.5 * (bounds.lower + bounds.upper))
     return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
 
 
@@ -60,33 +59,49 @@ def log_delta_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
     return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
 
 
-def _newton(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tuple[Array, Array]:
-    """An estimate of epsilon, and where the two bounds [2] cross delta, the terms outside the sums held fixed.
+def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tuple[Array, Array]:
+    """Where the mean of the two sums, without error terms, crosses delta: a shift from plan.epsilon, and convergence.
 
-    The first iterations follow the mean of the two sums, without error terms, and turn back where it drowns in them.
+    A step to where the (smaller) error of the upper sum drowns the value is taken back, and the next one is shorter.
     """
     reach = 0.45 * contour.period
-    side = jnp.array([1.0, -1.0])
-    lost = jnp.exp(jnp.minimum(jnp.log(data.lost) - plan.log_delta, -0.5))
-    alias = jnp.exp(jnp.minimum(_contour.log_alias(data, contour, plan.epsilon) - plan.log_delta, 0.0))
-    outside = jnp.stack([jnp.log1p(-lost), jnp.log1p(alias)])
+    close = 1e-3 * contour.eta
 
-    def body(i, state):
-        shift, guess = state
-        value, slope = _contour.evaluate(sums, shift)
-        honest = i >= 4
-        value = jnp.where(honest, value + side * sums.error, jnp.mean(value))
-        slope = jnp.where(honest, slope, jnp.mean(slope))
-        clear = value > jnp.where(honest, 0.0, 2.0 * jnp.max(sums.error))
+    def body(state):
+        i, good, move, radius = state
+        shift = jnp.clip(good + move, jnp.maximum(-reach, -plan.epsilon), reach)
+        value, slope = (jnp.mean(x) for x in _contour.evaluate(sums, jnp.broadcast_to(shift, (2,))))
         safe = jnp.maximum(value, 1e-300)
         height = data.log_size - contour.theta * (plan.epsilon + shift) + jnp.log(safe) - plan.log_delta
-        rate = jnp.minimum(slope / safe - contour.theta, -0.05 * contour.theta)
-        move = jnp.clip(-(height - jnp.where(honest, outside, 0.0)) / rate, -0.5 * reach, 0.5 * reach)
-        shift = jnp.clip(jnp.where(clear, shift + move, 0.5 * shift), -reach, reach)
-        return shift, jnp.where(i == 3, shift[0], guess)
+        rate = jnp.minimum(slope / safe - contour.theta, -0.02 * contour.theta)
+        clear = value > 2.0 * sums.error[0]
+        radius = jnp.where(clear, radius, 0.3 * jnp.minimum(radius, jnp.abs(move)))
+        step = jnp.where(clear, -height / rate, move)
+        return i + 1, jnp.where(clear, shift, good), jnp.clip(step, -radius, radius), radius
 
-    shift, guess = jax.lax.fori_loop(0, 7, body, (jnp.zeros(2), jnp.zeros_like(reach)))
-    return jnp.maximum(plan.epsilon + guess, 0.0), plan.epsilon + shift
+    def moving(state):
+        return (state[0] < 14) & (jnp.abs(state[2]) > close) | (state[0] == 0)
+
+    zero = jnp.zeros_like(reach)
+    _, shift, move, _ = jax.lax.while_loop(moving, body, (0, zero, zero, 0.4 * reach))
+    return jnp.clip(shift + move, -reach, reach), jnp.abs(move) <= close
+
+
+def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess: Array) -> Array:
+    """Where the two bounds [2] cross delta, by Newton's method from the estimate; terms outside the sums held fixed."""
+    side = jnp.array([1.0, -1.0])
+    lost = jnp.exp(jnp.minimum(jnp.log(data.lost) - plan.log_delta, -0.5))
+    alias = jnp.exp(jnp.minimum(_contour.log_alias(data, contour, plan.epsilon + guess) - plan.log_delta, 0.0))
+    goal = plan.log_delta + jnp.stack([jnp.log1p(-lost), jnp.log1p(alias)])
+
+    def body(_, shift):
+        value, slope = _contour.evaluate(sums, shift)
+        safe = jnp.maximum(value + side * sums.error, 1e-300)
+        height = data.log_size - contour.theta * (plan.epsilon + shift) + jnp.log(safe) - goal
+        rate = jnp.minimum(slope / safe - contour.theta, -0.05 * contour.theta)
+        return jnp.clip(shift - height / rate, guess - 0.2 * contour.period, guess + 0.2 * contour.period)
+
+    return jax.lax.fori_loop(0, 3, body, jnp.broadcast_to(guess, (2,)))
 
 
 def _chernoff(data: Transform, contour: Contour, log_delta: Array) -> Array:
