@@ -5,6 +5,12 @@ The method, in the order in which it is derived: `_moments` (one step), `_line` 
 and retries), `_batch` (arrays), `_bounds` (the public functions).
 """
 
-from gdpjax.accounting._numeric._bounds import delta_bounds, epsilon_bounds
+from gdpjax.accounting._numeric._bounds import (
+    delta_bounds,
+    epsilon_bounds,
+    epsilon_estimate,
+    phases_delta_bounds,
+    phases_epsilon_bounds,
+)
 
-__all__ = ["delta_bounds", "epsilon_bounds"]
+__all__ = ["delta_bounds", "epsilon_bounds", "epsilon_estimate", "phases_delta_bounds", "phases_epsilon_bounds"]

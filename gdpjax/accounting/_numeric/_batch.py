@@ -6,7 +6,8 @@ custom batching rule turns the batch into the same loop. Eagerly, rows go in chu
 that one compilation serves every batch size.
 """
 
-import functools
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,25 +16,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import Domain, check, check_broadcast, float64_function, is_traced
-from gdpjax._core.types import Array, Bounds
+from gdpjax._core.types import Array
 
 CHUNK = 256
 
 
-def batched(core: Callable[..., Any], *, rounding: str = "nearest", **domains: Domain) -> Callable[..., Any]:
+def batched(core: Callable[..., Any], *, num_phase_axes: int = 0, **domains: Domain) -> Callable[..., Any]:
     """Lift a function of float64 scalars, given in the order of ``domains``, to broadcasting arrays.
 
+    The first ``num_phase_axes`` arguments of ``core`` are vectors [J] instead, the last axis of what is passed.
     Implements the precision policy of `gdpjax._core.checks`: NumPy float64 eagerly, under an outer trace float32
     rounded outward unless x64 is on; concrete arguments are checked, traced ones outside their domain give NaN.
     """
     sequential = jax.custom_batching.sequential_vmap(core)
 
-    def mapped(*rows: Array) -> Any:
-        rows = jnp.broadcast_arrays(*rows)
-        flat = jax.lax.map(lambda row: sequential(*row), tuple(row.reshape(-1) for row in rows))
-        return jax.tree.map(lambda leaf: leaf.reshape(rows[0].shape), flat)
+    def mapped(*values: Array) -> Any:
+        shape, rows = _rows(jnp, values, num_phase_axes)
+        flat = jax.lax.map(lambda row: sequential(*row), tuple(rows))
+        return jax.tree.map(lambda leaf: leaf.reshape(shape), flat)
 
-    traced = float64_function(rounding=rounding, **domains)(_named(mapped, tuple(domains)))
+    named = _with_names(mapped, tuple(domains))
+    traced = float64_function(broadcast=num_phase_axes == 0, **domains)(named)
 
     @jax.jit
     def chunk(count: Array, *rows: Array) -> Any:
@@ -51,32 +54,40 @@ def batched(core: Callable[..., Any], *, rounding: str = "nearest", **domains: D
             return traced(**arguments)
         for name, value in arguments.items():
             check(name, value, domains[name])
-        check_broadcast(**arguments)
-        rows = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
-        shape, rows = rows[0].shape, [row.reshape(-1) for row in rows]
+        if num_phase_axes == 0:
+            check_broadcast(**arguments)
+        shape, rows = _rows(np, [np.asarray(value, np.float64) for value in values], num_phase_axes)
+        starts = range(0, max(math.prod(shape), 1), CHUNK)
         with jax.enable_x64(True):
-            parts = [_run_chunk(chunk, [row[i : i + CHUNK] for row in rows]) for i in range(0, rows[0].size, CHUNK)]
-        if not parts:
-            return Bounds(np.zeros(shape), np.zeros(shape)) if rounding == "nearest" else np.zeros(shape)
+            parts = [_run_chunk(chunk, [row[i : i + CHUNK] for row in rows]) for i in starts]
         return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(shape)[()], *parts)
 
     return call
 
 
+def _rows(xp: Any, values: Any, num_phase_axes: int) -> tuple[tuple[int, ...], list[Array]]:
+    """The broadcast shape, and the arguments as rows [n] or [n, J]."""
+    phases, scalars = values[:num_phase_axes], values[num_phase_axes:]
+    phases = xp.broadcast_arrays(*phases) if phases else []
+    shapes = [np.shape(value)[:-1] for value in phases] + [np.shape(value) for value in scalars]
+    shape = np.broadcast_shapes(*shapes)
+    rows = [xp.broadcast_to(value, (*shape, value.shape[-1])).reshape(-1, value.shape[-1]) for value in phases]
+    return shape, rows + [xp.broadcast_to(value, shape).reshape(-1) for value in scalars]
+
+
 def _run_chunk(chunk: Callable[..., Any], rows: list[np.ndarray]) -> Any:
-    count = rows[0].size
-    padded = [np.pad(row, (0, CHUNK - count), mode="edge") for row in rows]
+    count = rows[0].shape[0]
+    padding = [(0, CHUNK - count)]
+    padded = [np.pad(row, padding + [(0, 0)] * (row.ndim - 1), mode="edge" if count else "constant") for row in rows]
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], chunk(count, *padded))
 
 
-def _named(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+def _with_names(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
     """``function(*values)`` as a function with the given parameter names, which `float64_function` reads."""
-    import inspect
 
-    @functools.wraps(function)
     def named(*values: Array, **keywords: Array) -> Any:
         return function(*values, *(keywords[name] for name in names[len(values) :]))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    named.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    named.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # pyright: ignore
     return named

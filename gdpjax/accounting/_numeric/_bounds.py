@@ -8,26 +8,43 @@ from gdpjax.accounting._numeric import _driver
 from gdpjax.accounting._numeric._batch import batched
 
 _RUN = {"noise_multiplier": checks.POSITIVE, "sampling_prob": checks.UNIT, "num_steps": checks.COUNT}
+_PHASES = {**_RUN, "num_steps": checks.WHOLE}
 _TINY = 2.3e-308
 
 
+def _prepare(noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> tuple[tuple[Array, ...], Array]:
+    """Phases as [J] arrays, and whether anything is revealed; p = 0 is computed at a larger p and masked."""
+    active = jnp.any((sampling_prob > 0) & (num_steps > 0))
+    steps = jnp.where(sampling_prob > 0, num_steps, 0.0)
+    phases = (noise_multiplier, jnp.maximum(sampling_prob, 1e-30), jnp.where(active, steps, 1.0))
+    return tuple(jnp.atleast_1d(phase) for phase in phases), active
+
+
 def _epsilon_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Bounds:
-    phase = (noise_multiplier[None], jnp.maximum(sampling_prob, 1e-30)[None], num_steps[None])
-    bounds = _driver.epsilon_of_run(*phase, jnp.log(delta))
-    # p = 0 reveals nothing; its bracket was computed for a larger p.
-    return Bounds(jnp.where(sampling_prob > 0, bounds.lower, 0.0), jnp.where(sampling_prob > 0, bounds.upper, 0.0))
+    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
+    answer = _driver.epsilon_of_run(*phases, jnp.log(delta))
+    return Bounds(jnp.where(active, answer.lower, 0.0), jnp.where(active, answer.upper, 0.0))
+
+
+def _estimate_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Array:
+    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
+    answer = _driver.epsilon_of_run(*phases, jnp.log(delta), width=_driver.ESTIMATE_WIDTH)
+    return jnp.where(active, answer.estimate, 0.0)
 
 
 def _delta_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, epsilon: Array) -> Bounds:
-    phase = (noise_multiplier[None], jnp.maximum(sampling_prob, 1e-30)[None], num_steps[None])
-    log_bounds = _driver.log_delta_of_run(*phase, epsilon)
-    upper = jnp.minimum(jnp.exp(log_bounds.upper) * (1.0 + 1e-12) + _TINY, 1.0)
-    lower = jnp.maximum(jnp.exp(log_bounds.lower) * (1.0 - 1e-12) - _TINY, 0.0)
-    return Bounds(jnp.where(sampling_prob > 0, lower, 0.0), jnp.where(sampling_prob > 0, upper, 0.0))
+    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
+    answer = _driver.log_delta_of_run(*phases, epsilon)
+    upper = jnp.minimum(jnp.exp(answer.upper) * (1.0 + 1e-12) + _TINY, 1.0)
+    lower = jnp.maximum(jnp.exp(answer.lower) * (1.0 - 1e-12) - _TINY, 0.0)
+    return Bounds(jnp.where(active, lower, 0.0), jnp.where(active, upper, 0.0))
 
 
-_epsilon_bounds = batched(_epsilon_core, rounding="outward", **_RUN, delta=checks.OPEN_UNIT)
-_delta_bounds = batched(_delta_core, rounding="outward", **_RUN, epsilon=checks.NONNEGATIVE)
+_epsilon_bounds = batched(_epsilon_core, **_RUN, delta=checks.OPEN_UNIT)
+_epsilon_estimate = batched(_estimate_core, **_RUN, delta=checks.OPEN_UNIT)
+_delta_bounds = batched(_delta_core, **_RUN, epsilon=checks.NONNEGATIVE)
+_phases_epsilon_bounds = batched(_epsilon_core, num_phase_axes=3, **_PHASES, delta=checks.OPEN_UNIT)
+_phases_delta_bounds = batched(_delta_core, num_phase_axes=3, **_PHASES, epsilon=checks.NONNEGATIVE)
 
 
 def epsilon_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Bounds:
@@ -86,3 +103,48 @@ def delta_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array
     True
     """
     return _delta_bounds(noise_multiplier, sampling_prob, num_steps, epsilon)
+
+
+def epsilon_estimate(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Array:
+    """A fast estimate of the epsilon that `epsilon_bounds` brackets, without the bracket.
+
+    The same contour with a thirty times coarser smoothing, whose two one-sided errors cancel to first order.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
+        sampling_prob: probability that an example takes part in a step, in [0, 1].
+        num_steps: number of steps, a whole number >= 1.
+        delta: in (0, 1). All arguments broadcast.
+
+    Returns:
+        An array of the broadcast shape. An estimate: usually good to 1e-3, on either side of the truth.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not broadcast.
+
+    Reference:
+        Gopi, Lee, Wutschitz, arXiv:2106.02848 (numerical composition).
+
+    >>> abs(epsilon_estimate(1.0, 0.01, 1000, 1e-5) / 1.82824 - 1) < 2e-3
+    np.True_
+    """
+    return _epsilon_estimate(noise_multiplier, sampling_prob, num_steps, delta)
+
+
+def phases_epsilon_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Bounds:
+    """`epsilon_bounds` of a run in phases: the last axis of the first three arguments runs over its phases.
+
+    The losses of the phases add up, so K is a sum over phases. Phases with no steps or with sampling_prob 0 do
+    nothing. ``delta`` broadcasts against the other axes.
+
+    >>> two = phases_epsilon_bounds([1.0, 1.0], [0.01, 0.01], [400, 600], 1e-5)
+    >>> one = epsilon_bounds(1.0, 0.01, 1000, 1e-5)
+    >>> bool(abs(two.upper / one.upper - 1) < 1e-6)
+    True
+    """
+    return _phases_epsilon_bounds(noise_multiplier, sampling_prob, num_steps, delta)
+
+
+def phases_delta_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, epsilon: Array) -> Bounds:
+    """`delta_bounds` of a run in phases, see `phases_epsilon_bounds`."""
+    return _phases_delta_bounds(noise_multiplier, sampling_prob, num_steps, epsilon)
