@@ -46,7 +46,7 @@ def batched(core: Callable[..., Any], *, num_phase_axes: int = 0, **domains: Dom
         def body(i: Array, out: Any) -> Any:
             return jax.tree.map(lambda old, new: old.at[i].set(new), out, core(*(row[i] for row in rows)))
 
-        return jax.lax.fori_loop(0, count, body, out)
+        return jax.lax.fori_loop(np.int32(0), count, body, out)
 
     def call(*values: Array) -> Any:
         arguments = dict(zip(domains, values, strict=True))
@@ -79,7 +79,7 @@ def _run_chunk(chunk: Callable[..., Any], rows: list[np.ndarray]) -> Any:
     count = rows[0].shape[0]
     padding = [(0, CHUNK - count)]
     padded = [np.pad(row, padding + [(0, 0)] * (row.ndim - 1), mode="edge" if count else "constant") for row in rows]
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], chunk(count, *padded))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], chunk(np.int32(count), *padded))
 
 
 def _with_names(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:

@@ -91,7 +91,7 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
         modulus, angle, off = (
             jax.lax.dynamic_slice(x, (size * f,), (size,)) for x in (data.modulus, data.angle, data.error)
         )
-        t = spacing * (size * f + jnp.arange(size))
+        t = spacing * (size * f + np.arange(size))
         inside = t <= contour.cutoff
         z = jax.lax.complex(jnp.full_like(t, contour.theta), t)
         values, scales = (jnp.stack(x) for x in zip(*(kernel(name, z, contour.eta) for name in names), strict=True))
@@ -104,12 +104,12 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
         exponent = 4.0 * contour.eta**2 * ((contour.theta + 1.0) ** 2 + t**2) + size * data.num_blocks
         rounding = measure * off + modulus * (phase + UNIT_ROUNDOFF * (64.0 + exponent))
         put = jax.lax.dynamic_update_slice
-        real = put(real, jnp.where(inside, k_real * cos - k_imag * sin, 0.0), (0, size * f))
-        imag = put(imag, jnp.where(inside, k_real * sin + k_imag * cos, 0.0), (0, size * f))
+        real = put(real, jnp.where(inside, k_real * cos - k_imag * sin, 0.0), (np.int32(0), size * f))
+        imag = put(imag, jnp.where(inside, k_real * sin + k_imag * cos, 0.0), (np.int32(0), size * f))
         return real, imag, error + jnp.sum(jnp.where(inside, scales * rounding, 0.0), axis=1)
 
     zeros = jnp.zeros((len(names), MAX_FREQUENCIES))
-    real, imag, error = jax.lax.fori_loop(0, data.num_blocks, block, (zeros, zeros, jnp.zeros(len(names))))
+    real, imag, error = jax.lax.fori_loop(np.int32(0), data.num_blocks, block, (zeros, zeros, jnp.zeros(len(names))))
     last = jnp.minimum(jnp.floor(contour.cutoff / spacing), size * data.num_blocks - 1.0) * spacing
     tails = jnp.exp(jnp.stack([log_tail(name, contour, last * (1.0 - 1e-12)) for name in names]))
     return Sums(data.num_blocks, spacing, real, imag, error * (1.0 + 1e-9) + tails)
@@ -120,16 +120,16 @@ def evaluate(sums: Sums, shift: Array) -> tuple[Array, Array]:
     size = FREQUENCY_BLOCK
 
     def block(f: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        t = sums.spacing * (size * f + jnp.arange(size))
+        t = sums.spacing * (size * f + np.arange(size))
         shape = (shift.shape[0], size)
-        real = jax.lax.dynamic_slice(sums.real, (0, size * f), shape)
-        imag = jax.lax.dynamic_slice(sums.imag, (0, size * f), shape)
+        real = jax.lax.dynamic_slice(sums.real, (np.int32(0), size * f), shape)
+        imag = jax.lax.dynamic_slice(sums.imag, (np.int32(0), size * f), shape)
         phase = shift[:, None] * t
         cos, sin = jnp.cos(phase), jnp.sin(phase)
         slope = t * (imag * cos - real * sin)
         return carry[0] + jnp.sum(real * cos + imag * sin, 1), carry[1] + jnp.sum(slope, 1)
 
-    return jax.lax.fori_loop(0, sums.num_blocks, block, (jnp.zeros_like(shift), jnp.zeros_like(shift)))
+    return jax.lax.fori_loop(np.int32(0), sums.num_blocks, block, (jnp.zeros_like(shift), jnp.zeros_like(shift)))
 
 
 def log_peak(theta: Array) -> Array:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _plan, _solve
@@ -64,7 +65,7 @@ def _direction_epsilon(step: Step, log_delta: Array, against: Array, target: flo
 
     guess = _plan.first_guess(step, window, log_delta)
     start = Answer(jnp.zeros_like(log_delta), _trivial_upper(step, log_delta), guess)
-    _, answer = jax.lax.while_loop(unfinished, body, (0, start))
+    _, answer = jax.lax.while_loop(unfinished, body, (np.int32(0), start))
     return answer._replace(estimate=jnp.clip(answer.estimate, answer.lower, answer.upper))
 
 
@@ -105,5 +106,5 @@ def direction_log_delta(step: Step, epsilon: Array, against: Array) -> Answer:
     beyond = (step.sign[0] < 0) & (epsilon > largest)
     nothing = jnp.full_like(epsilon, -jnp.inf)
     start = Answer(nothing, jnp.where(beyond, nothing, 0.0), _plan.guess_log_delta(step, epsilon))
-    _, answer = jax.lax.while_loop(unfinished, body, (0, start))
+    _, answer = jax.lax.while_loop(unfinished, body, (np.int32(0), start))
     return answer._replace(estimate=jnp.clip(answer.estimate, answer.lower, answer.upper))

@@ -28,6 +28,7 @@ MAX_PANELS = 512
 FREQUENCY_BLOCK = 256
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
+_CELLS = 128
 
 
 class Contour(NamedTuple):
@@ -77,19 +78,37 @@ def panel_density(step: Step, contour: Contour, u: Array, log_a: Array) -> Array
     return jnp.maximum(swing, jnp.maximum(0.5 / sigma, 0.4))
 
 
-def panel_map(step: Step, window: Window, contour: Contour) -> tuple[Array, Array, Array]:
-    """A grid, the cumulated `panel_density` on it, and log A(theta) roughly."""
-    grid = (window.lower + (window.upper - window.lower) / 128 * jnp.arange(129)).at[-1].set(window.upper)
-    log_a = _moments.log_moment(_moments.make_nodes(step, grid[::16]), contour.theta)[0]
-    density = panel_density(step, contour, 0.5 * (grid[1:] + grid[:-1]), log_a)
-    return grid, jnp.concatenate([jnp.zeros(1), jnp.cumsum(density * jnp.diff(grid))]), log_a
+class PanelMap(NamedTuple):
+    """The increasing function u -> number of panels wanted below u, piecewise linear: cell starts, sizes and rises."""
+
+    start: Array
+    size: Array
+    below: Array
+    rise: Array
+
+
+def panel_map(step: Step, window: Window, contour: Contour) -> tuple[PanelMap, Array, Array]:
+    """The cumulated `panel_density`, its total, and log A(theta) roughly."""
+    size = (window.upper - window.lower) / _CELLS
+    start = window.lower + size * np.arange(_CELLS)
+    coarse = _moments.make_nodes(step, _moments.uniform_edges(window, 8))
+    log_a = _moments.log_moment(coarse, contour.theta)[0]
+    rise = panel_density(step, contour, start + 0.5 * size, log_a) * size
+    below = jnp.dot(np.tri(_CELLS, k=-1), rise, precision=jax.lax.Precision.HIGHEST)
+    return PanelMap(start, size, below, rise), jnp.sum(rise), log_a
+
+
+def panel_edges(panels: PanelMap, level: Array) -> Array:
+    """The u at which the map reaches each ``level``: a sum of ramps, which needs no search."""
+    ramps = jnp.clip((level[:, None] - panels.below) / panels.rise, 0.0, 1.0)
+    return panels.start[0] + panels.size * jnp.sum(ramps, axis=1)
 
 
 def transform(step: Step, window: Window, contour: Contour) -> Transform:
     """Evaluate M along the line; ``step`` and ``window`` have a leading axis of phases."""
     spacing = 2.0 * np.pi / contour.period
     wanted = jnp.ceil(contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9)
-    num_blocks = jnp.clip(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK).astype(int)
+    num_blocks = jnp.clip(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK).astype(np.int32)
     zeros = jnp.zeros(MAX_FREQUENCIES)
 
     def phase(carry: tuple[Array, ...], item: tuple[Step, Window]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -132,16 +151,18 @@ def _node_sums(
     step: Step, window: Window, contour: Contour, spacing: Array, num_blocks: Array
 ) -> tuple[_Totals, Array, Array]:
     """Loop over blocks of panels: moments, quadrature errors, rounding terms and the Fourier sums of one phase."""
-    grid, total, reference = panel_map(step, window, contour)
-    blocks = jnp.clip(jnp.ceil(total[-1] / PANEL_BLOCK), 1, MAX_PANELS // PANEL_BLOCK).astype(int)
+    panels, total, reference = panel_map(step, window, contour)
+    blocks = jnp.clip(jnp.ceil(total / PANEL_BLOCK), 1, MAX_PANELS // PANEL_BLOCK).astype(np.int32)
     levels = contour.cutoff * jnp.asarray(_LEVELS)
     theta = jnp.concatenate([jnp.full_like(levels, contour.theta), jnp.stack([contour.below, contour.above])])
     frequency = jnp.concatenate([levels, jnp.zeros(2)])
 
-    def block(b: Array, totals: _Totals) -> _Totals:
-        index = PANEL_BLOCK * b + jnp.arange(PANEL_BLOCK + 1)
-        edges = jnp.interp(index * (total[-1] / (PANEL_BLOCK * blocks)), total, grid)
+    def block(b: Array, state: tuple[Array, _Totals]) -> tuple[Array, _Totals]:
+        start, totals = state
+        index = PANEL_BLOCK * b + np.arange(1, PANEL_BLOCK + 1, dtype=np.int32)
+        edges = panel_edges(panels, index * (total / (PANEL_BLOCK * blocks)))
         edges = jnp.where(index == PANEL_BLOCK * blocks, window.upper, edges)
+        edges = jnp.concatenate([start[None], edges])
         # Without the barrier XLA recomputes the nodes inside each of their uses.
         nodes = jax.lax.optimization_barrier(_moments.make_nodes(step, edges))
         rule, error = _moments.quadrature_error(step, nodes, edges, theta, frequency)
@@ -150,16 +171,13 @@ def _node_sums(
         exponent = jnp.abs(nodes.log_weight + contour.theta * nodes.loss - reference)
         rounding = jnp.stack([jnp.sum(weight * (fixed + 2.0 * exponent)), jnp.sum(weight * slope)])
         product = _fourier_block(totals.product, nodes.loss, weight, spacing, num_blocks)
-        return _Totals(
-            jnp.logaddexp(totals.log_rule, rule),
-            jnp.logaddexp(totals.log_error, error),
-            totals.rounding + rounding,
-            product,
-        )
+        log_rule, log_error = jnp.logaddexp(totals.log_rule, rule), jnp.logaddexp(totals.log_error, error)
+        return edges[-1], _Totals(log_rule, log_error, totals.rounding + rounding, product)
 
     empty = jnp.full(theta.shape, -jnp.inf)
     shape = (MAX_FREQUENCIES // FREQUENCY_BLOCK, 16, 64)
-    totals = jax.lax.fori_loop(0, blocks, block, _Totals(empty, empty, jnp.zeros(2), jnp.zeros(shape)))
+    start = window.lower, _Totals(empty, empty, jnp.zeros(2), jnp.zeros(shape))
+    _, totals = jax.lax.fori_loop(np.int32(0), blocks, block, start)
     return totals, reference, blocks * (PANEL_BLOCK * _moments.NODES_PER_PANEL)
 
 
@@ -177,7 +195,7 @@ def _fourier_block(product: Array, loss: Array, weight: Array, spacing: Array, n
         part = jnp.dot(outer, inner, precision=jax.lax.Precision.HIGHEST)
         return product.at[f].add(part)
 
-    return jax.lax.fori_loop(0, num_blocks, block, product)
+    return jax.lax.fori_loop(np.int32(0), num_blocks, block, product)
 
 
 def _accumulate(carry, step, product, errors, contour, spacing, num_blocks):
@@ -191,12 +209,14 @@ def _accumulate(carry, step, product, errors, contour, spacing, num_blocks):
         part = product[f]
         real = (part[:8, :32] - part[8:, 32:]).reshape(-1) / total
         imag = (part[8:, :32] + part[:8, 32:]).reshape(-1) / total
-        frequency = spacing * (FREQUENCY_BLOCK * f + jnp.arange(FREQUENCY_BLOCK))
+        frequency = spacing * (FREQUENCY_BLOCK * f + np.arange(FREQUENCY_BLOCK))
         size = jnp.sqrt(real**2 + imag**2)
         log_size = jnp.log(jnp.maximum(size, 1e-150))
-        at_level = jnp.searchsorted(levels[1:-1], frequency) + 1
+        quadrature = relative[-1]
+        for i in range(_LEVELS.size - 2, 0, -1):
+            quadrature = jnp.where(frequency <= levels[i], relative[i], quadrature)
         # phi divides by the computed A(theta), itself off by at_zero.
-        off = (fixed + slope * frequency + relative[at_level] + at_zero) * (1.0 + 2.0 * at_zero)
+        off = (fixed + slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
         largest = jnp.maximum(jnp.minimum(size + off, 1.0 + 4.0 * at_zero), size)
         terms = log_size, jnp.arctan2(imag, real), jnp.log(jnp.maximum(largest, 1e-150)), off / largest
         start = FREQUENCY_BLOCK * f
@@ -207,4 +227,4 @@ def _accumulate(carry, step, product, errors, contour, spacing, num_blocks):
             for old, term in zip(carry, terms, strict=True)
         )
 
-    return jax.lax.fori_loop(0, num_blocks, block, carry)
+    return jax.lax.fori_loop(np.int32(0), num_blocks, block, carry)

@@ -105,7 +105,7 @@ def choose_window(step: Step, log_target: Array) -> Window:
 
 def uniform_edges(window: Window, panels: int) -> Array:
     """Edges of equal panels."""
-    return window.lower + (window.upper - window.lower) / panels * jnp.arange(panels + 1)
+    return window.lower + (window.upper - window.lower) / panels * np.arange(panels + 1)
 
 
 def make_nodes(step: Step, edges: Array) -> Nodes:
@@ -179,8 +179,8 @@ def rounding_terms(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array
 
 def rotations(angle: Array, count: int, inner: int) -> tuple[Array, Array]:
     """cos and sin of k * angle for k < count, on a new leading axis, from inner + count / inner of each."""
-    fine = jnp.arange(inner)[:, None] * angle
-    coarse = jnp.arange(count // inner)[:, None] * (inner * angle)
+    fine = np.arange(inner)[:, None] * angle
+    coarse = np.arange(count // inner)[:, None] * (inner * angle)
     cos0, sin0, cos1, sin1 = jnp.cos(fine), jnp.sin(fine), jnp.cos(coarse)[:, None], jnp.sin(coarse)[:, None]
     cos, sin = cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0
     return cos.reshape(count, -1), sin.reshape(count, -1)

@@ -52,7 +52,7 @@ def bisect(function, low: Array, high: Array, iterations: int) -> Array:
         right = function(jnp.exp(middle)) < 0
         return jnp.where(right, middle, low), jnp.where(right, high, middle)
 
-    low, high = jax.lax.fori_loop(0, iterations, body, (low, high))
+    low, high = jax.lax.fori_loop(np.int32(0), np.int32(iterations), body, (low, high))
     return jnp.exp(0.5 * (low + high))
 
 
@@ -131,8 +131,13 @@ def refine(
     eta = jnp.minimum(jnp.sqrt(0.5 * width / (theta * (theta + 1.0))), 0.6)
     share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
     kappa = jnp.sqrt(2.0 * jnp.clip(np.log(0.03) - slack - share, 6.0, 60.0))
-    contour = Contour(theta, period, eta, kappa / eta, lows[jnp.argmin(left)], highs[jnp.argmin(right)], slack + share)
+    contour = Contour(theta, period, eta, kappa / eta, _best(lows, left), _best(highs, right), slack + share)
     room = 0.999 * 2.0 * np.pi * MAX_FREQUENCIES / period
     crowding = jnp.maximum(contour.cutoff / room, 1.0)
     contour = contour._replace(eta=eta * crowding, cutoff=contour.cutoff / crowding)
     return Plan(contour, window, epsilon, log_delta)
+
+
+def _best(points: Array, cost: Array) -> Array:
+    """The largest of the points with the least cost."""
+    return jnp.max(jnp.where(cost <= jnp.min(cost), points, -jnp.inf))

@@ -37,7 +37,7 @@ def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
         best = jnp.where(passed & ~done, jnp.stack([jnp.minimum(best[0], points[0]), points[1]]), best)
         return i + 1, best, done | passed
 
-    start = (0, jnp.stack([_chernoff(data, contour, plan.log_delta), jnp.zeros_like(plan.epsilon)]), jnp.zeros(2, bool))
+    start = (np.int32(0), jnp.stack([_chernoff(data, contour, plan.log_delta), jnp.zeros_like(plan.epsilon)]), jnp.zeros(2, bool))
     _, best, _ = jax.lax.while_loop(lambda s: (s[0] < _MARGINS.size) & ~jnp.all(s[2]), body, start)
     bounds = Bounds(best[1], jnp.where(jnp.isnan(best[0]), jnp.inf, best[0]))
     guess = jnp.where(converged, plan.epsilon + guess, 0.5 * (bounds.lower + bounds.upper))
@@ -83,7 +83,7 @@ def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tupl
         return (state[0] < 14) & (jnp.abs(state[2]) > close) | (state[0] == 0)
 
     zero = jnp.zeros_like(reach)
-    _, shift, move, _ = jax.lax.while_loop(moving, body, (0, zero, zero, 0.4 * reach))
+    _, shift, move, _ = jax.lax.while_loop(moving, body, (np.int32(0), zero, zero, 0.4 * reach))
     return jnp.clip(shift + move, -reach, reach), jnp.abs(move) <= close
 
 
@@ -101,7 +101,7 @@ def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess:
         rate = jnp.minimum(slope / safe - contour.theta, -0.05 * contour.theta)
         return jnp.clip(shift - height / rate, guess - 0.2 * contour.period, guess + 0.2 * contour.period)
 
-    return jax.lax.fori_loop(0, 3, body, jnp.broadcast_to(guess, (2,)))
+    return jax.lax.fori_loop(np.int32(0), np.int32(3), body, jnp.broadcast_to(guess, (2,)))
 
 
 def _chernoff(data: Transform, contour: Contour, log_delta: Array) -> Array:
