@@ -88,8 +88,9 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
 
     def block(f: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         real, imag, error = carry
+        start = jnp.asarray(size * f, np.int32)
         modulus, angle, off = (
-            jax.lax.dynamic_slice(x, (size * f,), (size,)) for x in (data.modulus, data.angle, data.error)
+            jax.lax.dynamic_slice(x, (start,), (size,)) for x in (data.modulus, data.angle, data.error)
         )
         t = spacing * (size * f + np.arange(size))
         inside = t <= contour.cutoff
@@ -104,8 +105,8 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
         exponent = 4.0 * contour.eta**2 * ((contour.theta + 1.0) ** 2 + t**2) + size * data.num_blocks
         rounding = measure * off + modulus * (phase + UNIT_ROUNDOFF * (64.0 + exponent))
         put = jax.lax.dynamic_update_slice
-        real = put(real, jnp.where(inside, k_real * cos - k_imag * sin, 0.0), (np.int32(0), size * f))
-        imag = put(imag, jnp.where(inside, k_real * sin + k_imag * cos, 0.0), (np.int32(0), size * f))
+        real = put(real, jnp.where(inside, k_real * cos - k_imag * sin, 0.0), (np.int32(0), start))
+        imag = put(imag, jnp.where(inside, k_real * sin + k_imag * cos, 0.0), (np.int32(0), start))
         return real, imag, error + jnp.sum(jnp.where(inside, scales * rounding, 0.0), axis=1)
 
     zeros = jnp.zeros((len(names), MAX_FREQUENCIES))
@@ -121,9 +122,8 @@ def evaluate(sums: Sums, shift: Array) -> tuple[Array, Array]:
 
     def block(f: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         t = sums.spacing * (size * f + np.arange(size))
-        shape = (shift.shape[0], size)
-        real = jax.lax.dynamic_slice(sums.real, (np.int32(0), size * f), shape)
-        imag = jax.lax.dynamic_slice(sums.imag, (np.int32(0), size * f), shape)
+        start = (np.int32(0), jnp.asarray(size * f, np.int32))
+        real, imag = (jax.lax.dynamic_slice(x, start, (shift.shape[0], size)) for x in (sums.real, sums.imag))
         phase = shift[:, None] * t
         cos, sin = jnp.cos(phase), jnp.sin(phase)
         slope = t * (imag * cos - real * sin)

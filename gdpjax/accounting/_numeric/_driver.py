@@ -95,6 +95,8 @@ def direction_log_delta(step: Step, epsilon: Array, against: Array) -> Answer:
         width = jnp.clip(0.3 * (against - guess), DELTA_WIDTH, 1.0)
         plan = _plan.make_plan(step, _plan.windows(step, guess), epsilon, guess, width, of_delta=True)
         new, estimate = _solve.log_delta_bracket(step, plan)
+        # No lower bound: the window may have been too narrow for a delta this small.
+        estimate = jnp.where(new.lower > -jnp.inf, estimate, jnp.fmin(estimate, 1.6 * guess))
         return i + 1, Answer(jnp.maximum(old.lower, new.lower), jnp.minimum(old.upper, new.upper), estimate)
 
     def unfinished(state: tuple[Array, Answer]) -> Array:

@@ -55,6 +55,7 @@ def log_delta_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
     guess = data.log_size - contour.theta * plan.epsilon + jnp.log(jnp.maximum(jnp.mean(value), 1e-300))
     chernoff = data.log_size + data.log_size_error + _contour.log_peak(contour.theta) - contour.theta * plan.epsilon
     chernoff = jnp.logaddexp(chernoff + 1e-12 * (1.0 + jnp.abs(chernoff)), jnp.log(data.lost))
+    lower = jnp.where(jnp.isnan(lower), -jnp.inf, lower)
     bounds = Bounds(lower, jnp.fmin(jnp.fmin(upper, chernoff), 0.0))
     return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
 
@@ -108,5 +109,6 @@ def _chernoff(data: Transform, contour: Contour, log_delta: Array) -> Array:
     """delta <= c(theta) e^{K(theta) - theta e} + lost, solved for e."""
     share = data.lost / jnp.exp(log_delta)
     room = log_delta + jnp.where(share < 0.5, jnp.log1p(-jnp.minimum(share, 0.5)), -jnp.inf)
-    value = data.log_size + data.log_size_error + _contour.log_peak(contour.theta) - room
-    return jnp.maximum(value / contour.theta * (1.0 + 1e-12) + 1e-15, 0.0)
+    peak = _contour.log_peak(contour.theta)
+    slack = 1e-14 * (1.0 + jnp.abs(data.log_size) + jnp.abs(peak) + jnp.abs(log_delta))
+    return jnp.maximum((data.log_size + data.log_size_error + peak - room + slack) / contour.theta, 0.0)

@@ -72,13 +72,16 @@ def _rounded(first, p_mass, q_mass, spacing, optimistic):
     return cells[0], masses
 
 
-def _compose(start, masses, spacing, num_steps, epsilon):
-    """log delta of the composition at epsilon."""
+def _compose(start, masses, spacing, num_steps, epsilon, side):
+    """log delta of the composition at epsilon, moved to the given side by its round-off."""
     keep = np.flatnonzero(masses > 0)
     masses, start = masses[keep[0] : keep[-1] + 1], start + spacing * keep[0]
     losses = start + spacing * np.arange(masses.size)
     if num_steps * losses[-1] <= epsilon:
         return -np.inf
+    if num_steps == 1:
+        above = losses > epsilon
+        return np.log(np.sum(masses[above] * -np.expm1(epsilon - losses[above]))) + side * 1e-9
     with np.errstate(divide="ignore"):
         log_mass = np.log(masses)
 
@@ -102,7 +105,8 @@ def _compose(start, masses, spacing, num_steps, epsilon):
     if size > 2**21:
         raise TooLarge
     tilted = np.exp(log_mass + theta * losses - log_k / num_steps)
-    folded = np.fft.irfft(np.fft.rfft(tilted, size) ** num_steps, size)
+    spectrum = np.fft.rfft(tilted, size)
+    folded = np.fft.irfft(spectrum**num_steps, size)
     # Entry i stands for the loss T * start + h * (i + m * size); take the m that puts it in (e - left, e + right).
     origin = num_steps * start
     first = int(np.floor((epsilon - min(left) - origin) / spacing))
@@ -110,8 +114,12 @@ def _compose(start, masses, spacing, num_steps, epsilon):
     values = origin + spacing * index
     above = values > epsilon
     weight = -np.expm1(epsilon - values[above]) * np.exp(-theta * (values[above] - epsilon))
-    total = np.sum(np.maximum(folded[index[above] % size], 0.0) * weight)
-    return log_k - theta * epsilon + np.log(max(total, 1e-300))
+    # Round-off: each coefficient of the spectrum is off by some 1e-15, its power by T |phi|^{T-1} times that.
+    with np.errstate(divide="ignore"):
+        spread = np.mean(np.exp((num_steps - 1) * np.log(np.minimum(np.abs(spectrum), 1.0))))
+    noise = 3e-15 * num_steps * spread * np.sum(weight)
+    total = np.sum(folded[index[above] % size] * weight) + side * noise
+    return log_k - theta * epsilon + np.log(max(total, 1e-300)) + side * 1e-9
 
 
 def log_delta_bracket(noise_multiplier, sampling_prob, num_steps, epsilon, direction, *, log_tail=-120.0, bins=2**17):
@@ -123,8 +131,8 @@ def log_delta_bracket(noise_multiplier, sampling_prob, num_steps, epsilon, direc
     spacing = (top - bottom) / bins
     first, p_mass, q_mass, lost = one_step(sigma, p, direction, spacing, reach)
     try:
-        lower = _compose(*_rounded(first, p_mass, q_mass, spacing, True), spacing, num_steps, epsilon)
-        upper = _compose(*_rounded(first, p_mass, q_mass, spacing, False), spacing, num_steps, epsilon)
+        lower = _compose(*_rounded(first, p_mass, q_mass, spacing, True), spacing, num_steps, epsilon, -1)
+        upper = _compose(*_rounded(first, p_mass, q_mass, spacing, False), spacing, num_steps, epsilon, 1)
     except TooLarge:
         return log_delta_bracket(sigma, p, num_steps, epsilon, direction, log_tail=log_tail, bins=bins // 4)
     return lower, np.logaddexp(upper, np.log(num_steps * lost) if lost > 0 else -np.inf)
