@@ -14,8 +14,6 @@ from gdpjax.accounting._numeric import _contour, _line, _moments, _plan
 from gdpjax.accounting._numeric._moments import Step
 from tests.accounting.numeric import reference
 
-SEEDS = range(6)
-
 
 @functools.partial(jax.jit, static_argnames="names")
 def bounds_of(step, window, contour, epsilon, names=("upper", "lower")):
@@ -29,8 +27,14 @@ def planned(step, window, epsilon, log_delta, width, of_delta=True):
     return _plan.make_plan(step, window, epsilon, log_delta, width, of_delta=of_delta)
 
 
-def spoil(contour, rng):
-    """Each number of a good contour changed by up to a large factor."""
+def spoil(contour, rng, mode):
+    """A good contour with all of its numbers changed by up to a large factor, or only one in a way that hurts."""
+    if mode == "cutoff":
+        return contour._replace(cutoff=contour.cutoff * np.exp(-rng.uniform(0.3, 2.0)))
+    if mode == "panels":  # resolve next to nothing of the oscillation
+        return contour._replace(log_error=contour.log_error + 60.0, cutoff=contour.cutoff * 1.3)
+    if mode == "window":
+        return contour
     factor = lambda spread: float(np.exp(rng.uniform(-spread, spread)))  # noqa: E731
     theta = contour.theta * factor(0.7)
     return contour._replace(
@@ -44,7 +48,7 @@ def spoil(contour, rng):
     )
 
 
-def violations(seed, rows=reference.COMPOSED):
+def violations(seed, mode, rows=reference.COMPOSED):
     """How often a spoiled contour's bounds miss the reference values, and how often they say anything."""
     rng = np.random.default_rng(seed)
     wrong, informative = [], 0
@@ -53,27 +57,28 @@ def violations(seed, rows=reference.COMPOSED):
             for direction in reference.DIRECTIONS:
                 step = reference.step(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
                 log_delta = np.log(row["delta"])
-                # Windows that lose as much as delta itself, or next to nothing.
-                window = _plan.windows(step, jnp.asarray(log_delta + rng.uniform(-5.0, 20.0)))
+                loss = rng.uniform(10.0, 16.0) if mode == "window" else rng.uniform(-5.0, 3.0)
+                window = _plan.windows(step, jnp.asarray(log_delta + loss))
                 around = jnp.asarray([row[direction]["lower"], row[direction]["upper"]])
                 contour = planned(step, window, around[0], jnp.asarray(log_delta), jnp.asarray(1e-2)).contour
-                upper, lower = bounds_of(step, window, spoil(contour, rng), around)
+                upper, lower = bounds_of(step, window, spoil(contour, rng, mode), around)
                 informative += int(lower > log_delta - 1.0) + int(upper < log_delta + 1.0)
                 if upper < log_delta or lower > log_delta:
                     wrong.append((row["noise_multiplier"], row["num_steps"], direction))
     return wrong, informative
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_any_contour_gives_true_bounds(seed):
-    wrong, informative = violations(seed)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("mode", ["all", "cutoff", "panels", "window"])
+def test_any_contour_gives_true_bounds(mode, seed):
+    wrong, informative = violations(seed, mode)
     assert wrong == []
     assert informative > 10
 
 
 def moment_exactly(sigma, p, theta, t, low, high, sign):
-    """The cut moment function at 30 digits."""
-    with mpmath.workdps(30):
+    """The cut moment function at 20 digits."""
+    with mpmath.workdps(20):
         shift = 1 if sign > 0 else 0
 
         def integrand(u):
@@ -85,7 +90,7 @@ def moment_exactly(sigma, p, theta, t, low, high, sign):
 
 
 @pytest.mark.parametrize("case", [(0.5, 0.01, 2.0, 1.0), (1.3, 0.004, 20.0, 1.0), (0.7, 0.3, 3.0, -1.0), (4.0, 1.0, 5.0, 1.0)])
-@pytest.mark.parametrize("panels", [3, 6, 12, 40])
+@pytest.mark.parametrize("panels", [4, 12, 40])
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     sigma, p, theta, sign = case
     with jax.enable_x64(True):
@@ -93,8 +98,8 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
         low, high = -8.0, 8.0 + 1.0 / sigma
         edges = jnp.linspace(low, high, panels + 1)
         nodes = _moments.make_nodes(step, edges)
-        frequency = jnp.asarray([0.0, 3.0, 40.0, 300.0])
-        log_rule, log_error = _moments.quadrature_error(step, nodes, edges, jnp.full(4, theta), frequency)
+        frequency = jnp.asarray([0.0, 3.0, 200.0])
+        log_rule, log_error = _moments.quadrature_error(step, nodes, edges, jnp.full(3, theta), frequency)
         fixed, slope = _moments.rounding_terms(step, nodes, theta)
         weight = jnp.exp(nodes.log_weight + theta * nodes.loss)
         rule = [complex(jnp.sum(weight * jnp.exp(1j * t * nodes.loss))) for t in frequency]
