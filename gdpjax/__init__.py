@@ -1,3 +1,37 @@
-"""gdpjax: differentially private deep learning in JAX with Gaussian differential privacy."""
+"""gdpjax: differentially private deep learning in JAX with Gaussian differential privacy.
+
+Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an optax chain) and accounting
+(`gdpjax.accounting`, pure functions of public hyperparameters) are separate, and meet only in the ledger of what was
+run.
+"""
+
+from gdpjax import accounting, sampling
+from gdpjax._core.keys import fresh_key
+from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax.clipping import ClipInfo, Flat, Sensitivity, clipped_grad, per_example_grad
+from gdpjax.ledger import Event, Ledger, ledger_of
+from gdpjax.optimizers import dpadam, dpsgd
+from gdpjax.transforms import add_gaussian_noise, clip_and_sum, privatize
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Bounds",
+    "ClipInfo",
+    "Event",
+    "Flat",
+    "Ledger",
+    "NeighboringRelation",
+    "Sensitivity",
+    "accounting",
+    "add_gaussian_noise",
+    "clip_and_sum",
+    "clipped_grad",
+    "dpadam",
+    "dpsgd",
+    "fresh_key",
+    "ledger_of",
+    "per_example_grad",
+    "privatize",
+    "sampling",
+]

@@ -1,0 +1,60 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Everything is installed into .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+PIP     = $(BIN)/pip --disable-pip-version-check --quiet
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format wheel clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gdpjax needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.experiments: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing gdpjax and what the experiments need into $(VENV) (a few minutes the first time)"
+	$(PIP) install -c constraints.txt -e '.[experiments]'
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing gdpjax and what the tests need into $(VENV) (a few minutes the first time)"
+	$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.experiments ## train privately on embedded data, print the privacy table, save a figure
+	$(BIN)/python -m experiments demo
+
+test: $(VENV)/.test ## the default suite
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
+
+test-slow: $(VENV)/.test ## the slow checks too
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.dev ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/.dev ## build the wheel, install it into an empty environment and use it there
+	rm -rf dist build/empty
+	$(BIN)/python -m build --wheel --outdir dist
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/pip --disable-pip-version-check --quiet install -c constraints.txt dist/*.whl
+	cd build/empty && bin/python -I -c "import gdpjax; print(gdpjax.__version__, gdpjax.__file__)"
+	cd build/empty && bin/gdpjax account --noise-multiplier 1.3 --num-examples 60000 --batch-size 256 --epochs 15 --delta 1e-5
+
+clean: ## remove the environment and everything built
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

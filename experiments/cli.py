@@ -1,0 +1,67 @@
+"""The subcommands of ``python -m experiments``. To add one, add a line to `COMMANDS`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tyro
+
+from experiments.config import PRESETS, DataConfig, DemoConfig
+from experiments.errors import CapacityExceededError, RunInterrupted, UserError
+
+
+class Command(NamedTuple):
+    """A subcommand: its configuration for a data set, what runs it, and its line in the help."""
+
+    default: Callable[[str], Any]
+    run: Callable[[Any], None]
+    help: str
+
+
+def _train(config: Any) -> None:
+    from experiments.train import run  # jax is imported late, so that --help is quick
+
+    run(config)
+
+
+def _demo(config: Any) -> None:
+    from experiments.demo import run
+
+    run(config)
+
+
+COMMANDS = {
+    "train": Command(lambda dataset: PRESETS[dataset], _train, "Train one model with differential privacy."),
+    "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
+}
+
+
+def parse(args: Sequence[str]) -> tuple[Command, Any]:
+    """The chosen command and its configuration. Two passes: the data set first, since it chooses the defaults."""
+    chosen, _ = tyro.cli(DataConfig, args=args, return_unknown_args=True, add_help=False)
+    defaults = {name: command.default(chosen.dataset) for name, command in COMMANDS.items()}
+    helps = {name: command.help for name, command in COMMANDS.items()}
+    union = tyro.extras.subcommand_type_from_defaults(defaults, helps, prefix_names=False)
+    config: Any = tyro.cli(union, args=args, prog="python -m experiments", config=(tyro.conf.OmitArgPrefixes,))
+    command = next(COMMANDS[name] for name, default in defaults.items() if type(default) is type(config))
+    return command, config
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a subcommand. Exit codes: 0 done, 1 stopped by an overflowing batch, 2 user's mistake, 130 interrupted."""
+    command, config = parse(sys.argv[1:] if args is None else args)
+    try:
+        command.run(config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except CapacityExceededError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except RunInterrupted as stop:
+        print(str(stop), file=sys.stderr)
+        return 130
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,21 @@
+"""``demo``: the whole path on digits, ending in one table and one figure."""
+
+import dataclasses
+
+from rich.console import Console
+
+from experiments.config import PRESETS, DemoConfig
+from experiments.plots import save_accuracy_and_epsilon
+from experiments.report import print_result
+from experiments.train import run_quietly
+
+FIGURE = "accuracy_and_epsilon.png"
+
+
+def run(config: DemoConfig) -> None:
+    """Train on digits with the defaults of ``train``."""
+    console = Console()
+    result = run_quietly(dataclasses.replace(PRESETS["digits"], run=config.run), console, "demo")
+    print_result(console, result)
+    save_accuracy_and_epsilon(result.history, result.cost.delta, result.out / FIGURE)
+    console.print(f"Figure: {result.out / FIGURE}", soft_wrap=True)

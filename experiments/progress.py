@@ -1,0 +1,66 @@
+"""A progress bar for people and one line per epoch for logs. Only public figures: no losses, no gradient norms."""
+
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from experiments.plan import Plan
+
+
+class SpeedColumn(ProgressColumn):
+    """Steps per second."""
+
+    def render(self, task: Task) -> Text:
+        """The recent speed, or nothing at first."""
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f} steps/s" if speed else "", style="progress.data.speed")
+
+
+def describe(record: dict[str, Any]) -> str:
+    """Accuracy and the epsilons so far, each with its standing."""
+    text = f"test acc {record['test_accuracy']:.3f}  eps <= {record['epsilon_moments_accountant']:.2f} (MA)"
+    if record["epsilon_upper"] is not None:
+        text += f", certified [{record['epsilon_lower']:.3f}, {record['epsilon_upper']:.3f}]"
+    return text
+
+
+class ProgressObserver:
+    """Shows a run on a console; use it as a context."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            SpeedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("training", total=None, figures="first epoch")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def on_start(self, plan: Plan, step: int) -> None:
+        """Set the length."""
+        self._progress.reset(self._task, total=plan.num_steps, completed=step)
+
+    def on_step(self, step: int) -> None:
+        """Advance."""
+        self._progress.update(self._task, completed=step)
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """Show the figures of the epoch."""
+        self._progress.update(self._task, figures=describe(record))
+        if not self._console.is_terminal:
+            speed = f"{record['steps_per_second']:.1f} steps/s"
+            self._console.print(f"epoch {record['epoch']:>3}  step {record['step']:>6}  {speed}  {describe(record)}")

@@ -1,0 +1,128 @@
+"""The files of a run.
+
+Public: ``config.json``, ``metrics.jsonl``, ``model.npz``, ``result.json``. Not for release, since epsilon does not
+cover them: ``private_diagnostics.NOT_FOR_RELEASE.jsonl``, and the checkpoints, which hold the keys of the noise.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import gdpjax
+from experiments.errors import UserError
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+DIAGNOSTICS = "private_diagnostics.NOT_FOR_RELEASE.jsonl"
+RESULT = "result.json"
+MODEL = "model.npz"
+NOTICES = {
+    METRICS: "Accuracies are on the test data, which is treated as public. Timings depend slightly on the sizes of the "
+    "Poisson batches, which epsilon does not cover.",
+    DIAGNOSTICS: "NOT FOR RELEASE: losses, gradient norms and batch sizes of private data, outside epsilon.",
+}
+JAX_SETTINGS = (
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+)
+
+
+def _cpu() -> str:
+    """The model of the processor, which the compiler's choice of instructions depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def fingerprint() -> dict[str, Any]:
+    """What must be equal for the same run to give the same bits: versions, devices and settings."""
+    devices = jax.devices()
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "gdpjax": gdpjax.__version__,
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in packages},
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "device_count": len(devices),
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "cpu_count": os.cpu_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        **{name: getattr(jax.config, name) for name in JAX_SETTINGS},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities or NaN: they become strings."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` in one step that survives a crash: it holds the old content or the new, never a part."""
+    temporary = path.with_name(path.name + ".partial")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write an indented JSON file atomically."""
+    write_atomically(path, (json.dumps(_plain(value), indent=2, allow_nan=False) + "\n").encode())
+
+
+def start_log(folder: Path, name: str) -> None:
+    """Begin a JSONL file with its notice."""
+    write_atomically(folder / name, (json.dumps({"notice": NOTICES[name]}) + "\n").encode())
+
+
+def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
+    """Append records to a JSONL file."""
+    with (folder / name).open("a") as file:
+        file.writelines(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records)
+
+
+def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
+    """Drop the records after ``step``, and a line cut off by a crash; returns what stays, without the notice."""
+    if not (folder / name).is_file():
+        raise UserError(f"{folder / name} is missing; start a new run with another --out")
+    kept = []
+    for line in (folder / name).read_text().splitlines()[1:]:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            break  # only the last line can be incomplete, and its epoch is done again
+        if record["step"] <= step:
+            kept.append(record)
+    start_log(folder, name)
+    append(folder, name, kept)
+    return kept
+
+
+def save_model(folder: Path, params: Any) -> None:
+    """The trained parameters, by path: they are covered by epsilon and may be released."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    arrays = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    temporary = folder / f"partial-{MODEL}"
+    np.savez(temporary, allow_pickle=False, **arrays)
+    temporary.replace(folder / MODEL)

@@ -1,0 +1,44 @@
+"""The one table that a run ends with: no figure without its standing."""
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.keys import SEED_NOTICE
+from experiments.privacy import Cost
+from experiments.training import Result
+
+
+def _interval(cost: Cost) -> tuple[str, str]:
+    if cost.epsilon_upper is None:
+        return "not yet available", "no certified accountant"
+    return f"[{cost.epsilon_lower:.4f}, {cost.epsilon_upper:.4f}]", "certified interval"
+
+
+def result_table(result: Result) -> Table:
+    """Accuracy, privacy by each accountant, and the mechanism they describe; fits 80 columns."""
+    cost, plan = result.cost, result.plan
+    table = Table(title=f"The run that was made (every epsilon is at delta = {cost.delta:g})")
+    table.add_column("quantity", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("standing")
+    table.add_row("test accuracy", f"{100 * result.test_accuracy:.1f} %", "test data taken as public", end_section=True)
+    table.add_row("mu, CLT", f"{cost.mu_clt:.4f}", "asymptotic estimate")
+    table.add_row("epsilon, CLT", f"{cost.epsilon_clt:.4f}", "asymptotic, may understate")
+    table.add_row("epsilon, moments accountant", f"{cost.epsilon_moments_accountant:.4f}", "upper bound")
+    table.add_row("epsilon, certified", *_interval(cost), end_section=True)
+    table.add_row("noise_multiplier", f"{cost.noise_multiplier:g}", "noise stddev / sensitivity")
+    table.add_row("sampling_prob", f"{cost.sampling_prob:.6f}", f"Poisson, N = {plan.num_examples} public")
+    table.add_row("num_steps", f"{cost.num_steps}", f"{plan.epochs} epochs, as planned")
+    table.add_row("delta", f"{cost.delta:g}", "")
+    table.add_row("neighbouring relation", cost.neighboring_relation.replace("_", " "), "of the training data")
+    table.add_row("overflow tau", f"{cost.overflow:.1e}", "batch above capacity")
+    if result.seeded:
+        table.caption = SEED_NOTICE
+    return table
+
+
+def print_result(console: Console, result: Result) -> None:
+    """The table and where the files are."""
+    console.print(result_table(result))
+    console.print(f"Files: {result.out}", soft_wrap=True)
+    console.print("Those named NOT_FOR_RELEASE are outside epsilon: keep them private.")

@@ -1,0 +1,206 @@
+r"""Exact Gaussian differential privacy: duality with (epsilon, delta), composition and groups.
+
+A mechanism is mu-GDP when telling two neighbouring data sets apart is at least as hard as telling N(0, 1) from
+N(mu, 1), i.e. its trade-off curve lies above G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu). The Gaussian mechanism with
+stddev = sensitivity / mu attains it. The conjugate of G_mu gives the equivalent family of (epsilon, delta) statements
+
+    delta(epsilon) = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2),        epsilon >= 0,
+
+so that every function here is an equality, not a bound. Composition adds squares because the log-likelihood ratio of a
+product of Gaussians is again Gaussian, and a group of k people shifts the mean k times as far. How the formula is
+computed without cancellation, and inverted, is derived in `gdpjax._core.gdp` and `gdpjax._core.normal`.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr, ndtri
+
+from gdpjax._core import gdp
+from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT, Domain, float64_function
+from gdpjax._core.types import Array
+
+_TINY = float(np.finfo(np.float64).tiny)
+DELTA = Domain(f"a number in [{_TINY:.4g}, 1)", lambda x: (x >= _TINY) & (x < 1))
+"""Below the smallest normal float64 the devices flush to zero, so such a delta cannot be told from 0."""
+
+
+@float64_function(epsilon=NONNEGATIVE, mu=EXTENDED_NONNEGATIVE)
+def gdp_delta(epsilon: Array, mu: Array) -> Array:
+    """The smallest delta for which mu-GDP implies (epsilon, delta)-DP.
+
+    Formula: delta = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
+
+    Args:
+        epsilon: privacy loss, finite and >= 0, in nats.
+        mu: Gaussian privacy parameter >= 0; 0 means no leakage and inf none of the privacy.
+
+    Returns:
+        delta in [0, 1], of the broadcast shape; exact, relative error about 1e-15. Values below 2.2e-308 come out as
+        0: use `gdp_log_delta` there.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not broadcast.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Corollary 2.13.
+
+    >>> print(f"{gdp_delta(1.0, 1.0):.10f}")
+    0.1269367375
+    """
+    return gdp.gdp_delta(epsilon, mu)
+
+
+@float64_function(epsilon=NONNEGATIVE, mu=EXTENDED_NONNEGATIVE)
+def gdp_log_delta(epsilon: Array, mu: Array) -> Array:
+    """The natural logarithm of `gdp_delta`, for deltas too small to be a float64.
+
+    Formula: log delta = log phi(x) + log(M(x) - M(x + mu)), x = epsilon/mu - mu/2, M the Mills ratio.
+
+    Args:
+        epsilon: privacy loss, finite and >= 0, in nats.
+        mu: Gaussian privacy parameter >= 0.
+
+    Returns:
+        log delta <= 0, of the broadcast shape; exact; -inf at mu = 0.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not broadcast.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Corollary 2.13.
+
+    >>> print(f"{gdp_log_delta(100.0, 1.0):.6f}")
+    -4960.254554
+    """
+    return gdp.gdp_log_delta(epsilon, mu)
+
+
+@float64_function(delta=DELTA, mu=EXTENDED_NONNEGATIVE)
+def gdp_epsilon(delta: Array, mu: Array) -> Array:
+    """The smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
+
+    Formula: the root epsilon >= 0 of Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2) = delta.
+
+    Args:
+        delta: probability strictly between 0 and 1 (at least 2.3e-308).
+        mu: Gaussian privacy parameter >= 0.
+
+    Returns:
+        epsilon >= 0 in nats, of the broadcast shape; exact; 0 where delta >= 2 Phi(mu/2) - 1, and inf at mu = inf.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not broadcast.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Corollary 2.13.
+
+    >>> print(f"{gdp_epsilon(1e-5, 1.0):.10f}")
+    4.3771780957
+    """
+    return gdp.gdp_epsilon(delta, mu)
+
+
+@float64_function(epsilon=NONNEGATIVE, delta=DELTA)
+def gdp_mu(epsilon: Array, delta: Array) -> Array:
+    """The largest mu for which mu-GDP implies (epsilon, delta)-DP.
+
+    It is the mu of the Gaussian mechanism that is (epsilon, delta)-DP and no better. It says nothing about other
+    mechanisms: an arbitrary (epsilon, delta)-DP mechanism need not be mu-GDP for any mu.
+
+    Formula: the root mu > 0 of Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2) = delta.
+
+    Args:
+        epsilon: privacy loss, finite and >= 0, in nats.
+        delta: probability strictly between 0 and 1 (at least 2.3e-308).
+
+    Returns:
+        mu > 0, of the broadcast shape; exact.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not broadcast.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Corollary 2.13; Balle and Wang, arXiv:1805.06530, Section 3.
+
+    >>> print(f"{gdp_mu(1.0, 1e-5):.10f}")
+    0.2680511232
+    """
+    return gdp.gdp_mu(epsilon, delta)
+
+
+@float64_function(alpha=UNIT, mu=EXTENDED_NONNEGATIVE)
+def gdp_tradeoff(alpha: Array, mu: Array) -> Array:
+    """The Gaussian trade-off curve G_mu: least type II error of a test with type I error alpha.
+
+    Formula: G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu).
+
+    Args:
+        alpha: type I error in [0, 1].
+        mu: Gaussian privacy parameter >= 0.
+
+    Returns:
+        beta in [0, 1], of the broadcast shape; exact. At mu = inf it is 0, the curve of no privacy.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not broadcast.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Section 2.2.
+
+    >>> print(f"{gdp_tradeoff(0.5, 1.0):.10f}")
+    0.1586552539
+    """
+    inner = jnp.where((alpha > 0) & (alpha < 1), alpha, 0.5)
+    finite = jnp.where(mu < jnp.inf, mu, 0.0)
+    beta = jnp.where(mu < jnp.inf, ndtr(-ndtri(inner) - finite), 0.0)
+    at_ends = jnp.where((alpha == 0) & (mu < jnp.inf), 1.0, 0.0)
+    return jnp.where((alpha > 0) & (alpha < 1), beta, at_ends)
+
+
+@float64_function(broadcast=False, mu=EXTENDED_NONNEGATIVE)
+def gdp_compose(mu: Array, axis: int = -1) -> Array:
+    """The mu of several Gaussian-private mechanisms together.
+
+    Formula: mu = sqrt(sum_i mu_i^2).
+
+    Args:
+        mu: array of Gaussian privacy parameters >= 0, at least one axis.
+        axis: the axis of mechanisms, static.
+
+    Returns:
+        mu of the composition, the shape of ``mu`` without ``axis``; exact. No mechanism at all gives 0.
+
+    Raises:
+        ValueError: an element outside its range, or no such axis.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Corollary 3.3.
+
+    >>> print(gdp_compose([3.0, 4.0]))
+    5.0
+    """
+    if not -mu.ndim <= axis < mu.ndim:
+        raise ValueError(f"mu must have axis {axis} to compose along, got shape {mu.shape}")
+    largest = jnp.max(mu, axis=axis, keepdims=True, initial=0.0)
+    scale = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
+    squares = jnp.sum((mu / scale) ** 2, axis=axis)
+    # The guard keeps the derivative at mu = 0 finite.
+    return jnp.squeeze(scale, axis) * jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+
+
+@float64_function(mu=EXTENDED_NONNEGATIVE, k=COUNT)
+def gdp_group(mu: Array, k: Array) -> Array:
+    """The mu that a mu-GDP mechanism gives a group of k people.
+
+    Formula: mu_k = k mu.
+
+    Args:
+        mu: Gaussian privacy parameter >= 0 for one person.
+        k: size of the group, a whole number >= 1.
+
+    Returns:
+        mu for the group, of the broadcast shape; exact for the Gaussian mechanism, an upper bound for any other.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not broadcast.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Theorem 2.14.
+
+    >>> print(gdp_group(0.5, 3))
+    1.5
+    """
+    return k * mu

@@ -1,0 +1,193 @@
+"""Public entry points of the gradient engine: `clipped_grad` and `per_example_grad`."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._clip import clip_and_add, merge_leaves, rounded, rounding_slack
+from gdpjax.clipping._loss import Call, LossSpec, prepare
+from gdpjax.clipping._microbatch import microbatch_clip_and_add
+from gdpjax.clipping._rules import Flat, as_rule, rule_sensitivity
+from gdpjax.clipping._vmap import batch_rows, example_grads, per_example_tree, zero_rows
+
+_STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
+
+
+class ClipInfo(NamedTuple):
+    """Private diagnostics of one batch: outside every epsilon, not for release.
+
+    Attributes:
+      values: per-example losses ``[B]``, padding rows zero.
+      norms: per-example gradient norms before clipping ``[B]``; padding and non-finite rows zero.
+      aux: what ``loss_fn`` returned beside the loss, with a leading batch axis; padding rows zero.
+    """
+
+    values: Array
+    norms: Array
+    aux: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClippedGrad:
+    """The function that `clipped_grad` returns: a sum of clipped per-example gradients that knows its sensitivity."""
+
+    spec: LossSpec
+    rule: Flat
+    strategy: str
+    microbatch_size: int | None
+    max_batch_size: int | None
+    return_info: bool
+
+    @property
+    def trainable(self) -> PyTree | None:
+        """The pytree of bools given as ``trainable``, or None."""
+        return self.spec.trainable
+
+    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
+        """Largest l2 distance between the sums of neighbouring batches, rounding included: C, or 2C for REPLACE_ONE."""
+        return rule_sensitivity(self.rule, neighboring_relation)
+
+    def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
+        """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
+        call = prepare(self.spec, args, loss_kwargs, is_padding)
+        if call.batch_size == 0:
+            return self._empty(call)
+        slack = rounding_slack(call.trained_leaves, self._slack_rows(call))
+        size = self._chunk(call)
+        if size is None:
+            grads = example_grads(call, batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
+            pairs, norms = clip_and_add(grads.leaves, self.rule, slack, call.is_padding)
+            values, aux = grads.values, grads.aux
+        else:
+            pairs, norms, values, aux = microbatch_clip_and_add(call, self.rule, slack, size)
+        clipped_sum = merge_leaves(call.params, call.which, rounded(pairs))
+        if not self.return_info:
+            return clipped_sum
+        zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
+        return clipped_sum, ClipInfo(zero(values), norms, jax.tree.map(zero, aux))
+
+    def _slack_rows(self, call: Call) -> int:
+        if self.max_batch_size is None:
+            return call.batch_size
+        if call.batch_size > self.max_batch_size:
+            raise ValueError(f"a batch of {call.batch_size} rows is larger than max_batch_size={self.max_batch_size}")
+        return self.max_batch_size
+
+    def _chunk(self, call: Call) -> int | None:
+        if self.strategy == "vmap" or (self.strategy == "auto" and self.microbatch_size is None):
+            return None
+        size = self.microbatch_size or min(call.batch_size, 64)
+        return None if size >= call.batch_size else size
+
+    def _empty(self, call: Call) -> Any:
+        """An empty batch adds nothing: zeros, whatever the loss."""
+        clipped_sum = merge_leaves(call.params, call.which, [jnp.zeros(p.shape, jnp.promote_types(
+            p.dtype, jnp.float32)) for p in call.trained_leaves])  # fmt: skip
+        if not self.return_info:
+            return clipped_sum
+        shapes = jax.eval_shape(lambda: example_grads(call, batch_rows(call), jnp.zeros(0, jnp.int32)))
+        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.values, shapes.aux))
+        return clipped_sum, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1])
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any], clip: Any, *, argnums: int | tuple[int, ...] = 0,
+    batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
+    has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
+    microbatch_size: int | None = None, max_batch_size: int | None = None, return_info: bool = False,
+) -> ClippedGrad:  # fmt: skip
+    """Transform a loss of one example into the sum of clipped per-example gradients of a batch.
+
+    sum_i g_i min(1, C / ||g_i||), where g_i is the gradient at example i.
+
+    Args:
+      loss_fn: scalar loss of ONE example (no batch axis) at ``batch_argnums``.
+      clip: C > 0 (flat l2 clip norm, number or traced scalar) or a rule such as `Flat`.
+      argnums: the parameters' argument number, or a tuple of them.
+      batch_argnums: arguments with a leading batch axis, in the returned function.
+      key_argnums: arguments that are one typed PRNG key each; example i gets ``fold_in(key, i)``.
+      keep_batch_dim: give ``loss_fn`` a batch axis of length 1.
+      has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
+      trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
+        the norm. Integer leaves are never differentiated.
+      strategy: "vmap" (all at once), "microbatch" (a scan over chunks) or "auto" (microbatches when
+        ``microbatch_size`` is given, else vmap). "ghost" is reserved.
+      microbatch_size: rows per chunk, any size >= 1; default 64 for "microbatch".
+      max_batch_size: largest number of rows (padding included) of any call. Needed where batches are padded to several
+        sizes depending on the realised, private, one: the clip threshold holds a rounding slack that grows with the
+        rows, and the sensitivity is promised between batches clipped with the same one. None: every batch has the
+        same size.
+      return_info: return (clipped sum, `ClipInfo`).
+
+    Returns:
+      ``grad_fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters in float32 or wider.
+      ``is_padding`` is bool[B], True for rows to ignore. Rows with a non-finite gradient contribute exact zeros, an
+      empty batch gives zeros. ``grad_fn.sensitivity(relation)`` is exact for what the machine returns, rounding
+      included (lost by ``jax.jit(grad_fn)``, so bind it before).
+
+    Raises:
+      ValueError: a loss that is not a real scalar, unequal batch axes, no trainable floating leaf, a clip norm that is
+        not positive, aux without return_info, a batch whose rounding could pass 1% of C.
+
+    Reference: Abadi et al., arXiv:1607.00133, section 3.1.
+
+    >>> grad_fn = clipped_grad(lambda w, x: jnp.dot(w, x), 1.0)
+    >>> batch = jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 1.0]])
+    >>> [round(float(v), 3) for v in grad_fn(jnp.zeros(2), batch)]
+    [0.6, 1.3]
+    >>> grad_fn.sensitivity(NeighboringRelation.REPLACE_ONE)
+    2.0
+    """
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"strategy must be one of {_STRATEGIES}, got {strategy!r}")
+    if strategy == "ghost":
+        raise ValueError('strategy "ghost" is not available in this version; use "auto", "vmap" or "microbatch"')
+    for name, size in (("microbatch_size", microbatch_size), ("max_batch_size", max_batch_size)):
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name} must be a whole number >= 1, got {size!r}")
+    if microbatch_size is not None and strategy == "vmap":
+        raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
+    if has_aux and not return_info:
+        raise ValueError("has_aux=True needs return_info=True, which is how aux is returned")
+    spec = LossSpec.create(
+        loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
+        keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable,
+    )  # fmt: skip
+    return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info)
+
+
+def per_example_grad(
+    loss_fn: Callable[..., Any], *, argnums: int | tuple[int, ...] = 0, batch_argnums: int | tuple[int, ...] = 1,
+    key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False, trainable: PyTree | None = None,
+) -> Callable[..., PyTree]:  # fmt: skip
+    """Per-example gradients by vmap: the input of `gdpjax.clip_and_sum`.
+
+    Args:
+      loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable: as in `clipped_grad`.
+
+    Returns:
+      ``fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters, each leaf with a leading batch axis;
+      padding rows and frozen leaves are zeros. Memory is B times that of the parameters.
+
+    Raises:
+      ValueError: as `clipped_grad`.
+
+    >>> grads = per_example_grad(lambda w, x: jnp.dot(w, x))(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
+    >>> grads.shape
+    (2, 2)
+    """
+    spec = LossSpec.create(
+        loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
+        keep_batch_dim=keep_batch_dim, has_aux=False, trainable=trainable,
+    )  # fmt: skip
+
+    def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
+        call = prepare(spec, args, loss_kwargs, is_padding)
+        grads = example_grads(call, batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
+        return per_example_tree(call, grads.leaves)
+
+    return grads_fn

@@ -1,0 +1,100 @@
+"""Private optimizers: chains of the transforms and nothing else."""
+
+from typing import Any
+
+import optax
+
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.transforms import clip_and_sum, privatize
+
+
+def _private_front(
+    l2_clip_norm: Any, clipped_by: Any, trainable: PyTree | None, **private: Any
+) -> list[optax.GradientTransformation]:
+    if (l2_clip_norm is None) == (clipped_by is None):
+        raise ValueError(
+            "give exactly one of l2_clip_norm (the chain takes per-example gradients and clips them) and clipped_by "
+            f"(a gdpjax.clipped_grad function; the chain takes its sum); got l2_clip_norm={l2_clip_norm!r}, "
+            f"clipped_by={clipped_by!r}"
+        )
+    if clipped_by is not None:
+        if trainable is not None:
+            raise ValueError("with clipped_by, trainable belongs to the gdpjax.clipped_grad function; drop it here")
+        return [privatize(clipped_by, **private)]
+    clip = clip_and_sum(l2_clip_norm, trainable=trainable)
+    return [clip, privatize(clip, **private)]
+
+
+def dpsgd(
+    learning_rate: Any, l2_clip_norm: Any = None, *, clipped_by: Any = None, noise_multiplier: Any,
+    sampling_prob: Array, expected_batch_size: Array, key: Array, trainable: PyTree | None = None,
+    momentum: float | None = None, nesterov: bool = False, sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
+    overflow_per_step: Array = 0.0,
+) -> optax.GradientTransformation:  # fmt: skip
+    """DP-SGD: clip, add noise, divide, step. The private part is `privatize`; the rest is `optax.sgd`.
+
+    Args:
+      learning_rate: a number, a traced scalar or an optax schedule.
+      l2_clip_norm: clip per-example gradients given to ``update``; or
+      clipped_by: the `clipped_grad` function whose sum is given to ``update``. Exactly one of the two.
+      noise_multiplier, sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity,
+        overflow_per_step: as in `privatize`.
+      trainable: with l2_clip_norm, pytree (prefix) of bools; False leaves are untouched.
+      momentum, nesterov: as in `optax.sgd`.
+
+    Raises:
+      ValueError: as `privatize`; both or neither of l2_clip_norm and clipped_by.
+
+    Reference: Abadi et al., arXiv:1607.00133, algorithm 1.
+
+    >>> import jax, jax.numpy as jnp
+    >>> tx = dpsgd(0.1, 1.0, noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=10, key=jax.random.key(0))
+    >>> params = jnp.zeros(2)
+    >>> updates, state = tx.update(jnp.ones((5, 2)), tx.init(params), params)
+    >>> updates.shape
+    (2,)
+    """
+    front = _private_front(
+        l2_clip_norm, clipped_by, trainable, noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
+        expected_batch_size=expected_batch_size, key=key, sampling=sampling,
+        neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
+        overflow_per_step=overflow_per_step,
+    )  # fmt: skip
+    return optax.chain(*front, optax.sgd(learning_rate, momentum, nesterov))
+
+
+def dpadam(
+    learning_rate: Any, l2_clip_norm: Any = None, *, clipped_by: Any = None, noise_multiplier: Any,
+    sampling_prob: Array, expected_batch_size: Array, key: Array, trainable: PyTree | None = None, b1: float = 0.9,
+    b2: float = 0.999, eps: float = 1e-8, sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
+    overflow_per_step: Array = 0.0,
+) -> optax.GradientTransformation:  # fmt: skip
+    """DP-Adam: clip, add noise, divide, then `optax.adam`, which is post-processing.
+
+    Args:
+      learning_rate, b1, b2, eps: as in `optax.adam`.
+      l2_clip_norm, clipped_by, trainable: as in `dpsgd`.
+      noise_multiplier, sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity,
+        overflow_per_step: as in `privatize`.
+
+    Raises:
+      ValueError: as `dpsgd`.
+
+    Reference: Bu et al., arXiv:1911.11607, section 2 (NoisyAdam).
+
+    >>> import jax, jax.numpy as jnp
+    >>> tx = dpadam(1e-3, 1.0, noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=10, key=jax.random.key(0))
+    >>> params = jnp.zeros(2)
+    >>> updates, state = tx.update(jnp.ones((5, 2)), tx.init(params), params)
+    >>> updates.shape
+    (2,)
+    """
+    front = _private_front(
+        l2_clip_norm, clipped_by, trainable, noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
+        expected_batch_size=expected_batch_size, key=key, sampling=sampling,
+        neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
+        overflow_per_step=overflow_per_step,
+    )  # fmt: skip
+    return optax.chain(*front, optax.adam(learning_rate, b1=b1, b2=b2, eps=eps))

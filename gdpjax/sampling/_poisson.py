@@ -1,0 +1,119 @@
+"""Poisson sampling with the probability that is accounted for, padded to a static capacity.
+
+Each example is in the batch independently with probability p. A float32 uniform compared with p would include it with a
+larger one (7% more at p = 1e-6), so 32 random bits are compared with an integer threshold, and `dyadic_probability`
+gives the p really used: threshold / 2^32, rounded down to a float32 so that every precision stores it exactly.
+
+A compiled step needs a static batch size. A batch of more than ``capacity`` examples cannot be run as sampled, whatever
+is done about it (truncated, redrawn, refused), and that event is itself observable; with probability at most
+tau = T P(Bin(N, p) >= capacity) over T steps it must be paid for: delta <= tau + (1 - tau) delta_ideal. The comparison
+is >= so that the one example by which neighbours differ always fits beside the others.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, check
+from gdpjax._core.types import Array
+
+
+class PoissonSample(NamedTuple):
+    """One batch: which rows, which of them are padding, and how many examples were drawn (private).
+
+    ``count > indices.shape[0]`` means that the batch did not fit: it must not be trained on.
+    """
+
+    indices: Array  # int32[capacity], padding rows 0
+    is_padding: Array  # bool[capacity]
+    count: Array  # int32
+
+
+def dyadic_probability(sampling_prob: float) -> float:
+    """The probability in [0, 1] that is really sampled with: at most ``sampling_prob``, a multiple of 2^-32.
+
+    Raises:
+      ValueError: not a number in [0, 1], or positive but below 2^-32.
+
+    >>> dyadic_probability(0.1) <= 0.1 and dyadic_probability(0.25) == 0.25
+    True
+    """
+    check("sampling_prob", sampling_prob, UNIT)
+    exact = float(sampling_prob)
+    single = np.float32(exact)
+    if float(single) > exact:
+        single = np.nextafter(single, np.float32(0))
+    used = float(np.floor(float(single) * 2.0**32)) * 2.0**-32
+    if exact > 0 and used == 0:
+        raise ValueError(f"sampling_prob must be 0 or at least 2^-32, got {exact}")
+    return used
+
+
+def poisson_sample(key: Array, num_examples: int, sampling_prob: Array, capacity: int) -> PoissonSample:
+    """Draw one Poisson batch on the device, inside or outside jit.
+
+    Args:
+      key: one PRNG key, used once.
+      num_examples: N >= 1, static.
+      sampling_prob: number or traced scalar in [0, 1]; use `dyadic_probability` of it in the accounting.
+      capacity: static number of slots >= 1.
+
+    Returns:
+      A `PoissonSample`; if more than ``capacity`` examples were drawn its ``count`` says so.
+
+    Raises:
+      ValueError: values out of range.
+
+    >>> sample = poisson_sample(jax.random.key(0), 1000, 0.1, 160)
+    >>> int(sample.count) == int((~sample.is_padding).sum())
+    True
+    """
+    check("num_examples", num_examples, COUNT)
+    check("capacity", capacity, COUNT)
+    check("sampling_prob", sampling_prob, UNIT)
+    bits = jax.random.bits(key, (num_examples,), jnp.uint32)
+    # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
+    threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
+    everything = threshold >= 2.0**32
+    included = everything | (bits < jnp.where(everything, 0, threshold).astype(jnp.uint32))
+    count = included.sum(dtype=jnp.int32)
+    (indices,) = jnp.nonzero(included, size=capacity, fill_value=0)
+    return PoissonSample(indices.astype(jnp.int32), jnp.arange(capacity) >= count, count)
+
+
+def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int, capacity: int) -> float:
+    """tau = num_steps P(Bin(num_examples, sampling_prob) >= capacity), at most 1; upper bound.
+
+    >>> overflow_probability(1000, 0.1, 100, 1001)
+    0.0
+    """
+    check("num_examples", num_examples, COUNT)
+    check("sampling_prob", sampling_prob, UNIT)
+    check("num_steps", num_steps, COUNT)
+    check("capacity", capacity, COUNT)
+    if capacity > num_examples:
+        return 0.0
+    # P(Bin(n, p) >= c) = I_p(c, n - c + 1), good to about 1e-13 relative; the factor keeps the result an upper bound.
+    tail = float(special.betainc(capacity, num_examples - capacity + 1, sampling_prob)) * (1 + 1e-9)
+    return min(1.0, num_steps * tail)
+
+
+def choose_capacity(num_examples: int, sampling_prob: float, num_steps: int, overflow: float = 1e-12) -> int:
+    """The smallest capacity whose `overflow_probability` is at most ``overflow``.
+
+    >>> capacity = choose_capacity(60_000, 256 / 60_000, 3516)
+    >>> overflow_probability(60_000, 256 / 60_000, 3516, capacity) <= 1e-12
+    True
+    """
+    check("overflow", overflow, OPEN_UNIT)
+    low, high = 1, num_examples + 1
+    while low < high:
+        middle = (low + high) // 2
+        if overflow_probability(num_examples, sampling_prob, num_steps, middle) <= overflow:
+            high = middle
+        else:
+            low = middle + 1
+    return low

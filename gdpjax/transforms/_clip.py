@@ -1,0 +1,95 @@
+"""Clip explicit per-example gradients and add them up, as an optax transformation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._clip import clip_and_add, merge_leaves, rounded, rounding_slack
+from gdpjax.clipping._rules import Flat, as_rule, rule_sensitivity
+
+
+class ClipAndSum(optax.GradientTransformation):
+    """An optax transformation that knows the sensitivity of the sum it returns."""
+
+    rule: Flat
+    trainable: PyTree | None
+
+    @classmethod
+    def create(cls, update: Any, rule: Flat, trainable: PyTree | None) -> "ClipAndSum":
+        transform = cls(lambda params: optax.EmptyState(), update)
+        transform.rule, transform.trainable = rule, trainable
+        return transform
+
+    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
+        """Largest l2 distance between the sums of neighbouring batches, rounding included: C, or 2C for REPLACE_ONE."""
+        return rule_sensitivity(self.rule, neighboring_relation)
+
+
+def _num_rows(updates: PyTree, params: PyTree | None) -> int:
+    leaves = jax.tree_util.tree_flatten_with_path(updates)[0]
+    if not leaves:
+        raise ValueError("clip_and_sum got a tree without leaves")
+    sizes = {leaf_name(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
+    if len(set(sizes.values())) != 1 or next(iter(sizes.values())) == ():
+        raise ValueError(
+            f"clip_and_sum takes per-example gradients: every leaf needs the same leading batch axis, got {sizes}"
+        )
+    if params is not None:
+        if jax.tree.structure(updates) != jax.tree.structure(params):
+            raise ValueError("the per-example gradients and the parameters must be trees of the same structure")
+        for (path, leaf), param in zip(leaves, jax.tree.leaves(params), strict=True):
+            if jnp.shape(leaf)[1:] != jnp.shape(param):
+                raise ValueError(
+                    f"leaf {leaf_name(path)} of the per-example gradients has shape {jnp.shape(leaf)}; expected a "
+                    f"batch axis followed by its parameter's shape {jnp.shape(param)}"
+                )
+    return next(iter(sizes.values()))[0]
+
+
+def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: int | None = None) -> ClipAndSum:
+    """Clip per-example gradients and add them up: updates of ``[B, ...]`` leaves to their bounded sum.
+
+    sum_i g_i min(1, C / ||g_i||)
+
+    Args:
+      clip: C > 0 (flat l2 clip norm, number or traced scalar) or a rule such as `Flat`.
+      trainable: pytree (prefix) of bools; False leaves leave as exact zeros and stay out of the norm.
+      max_batch_size: largest number of rows of any call, where batches are padded to several sizes; see `clipped_grad`.
+
+    Returns:
+      An optax transformation with ``.sensitivity(relation)``, to be followed by `privatize` of it.
+
+    Raises:
+      ValueError: no common leading axis, shapes that are not the parameters', no trainable floating leaf.
+
+    >>> clip = clip_and_sum(1.0)
+    >>> summed, _ = clip.update(jnp.array([[3.0, 4.0], [0.0, 0.5]]), clip.init(jnp.zeros(2)))
+    >>> [round(float(v), 3) for v in summed]
+    [0.6, 1.3]
+    """
+    rule = as_rule(clip)
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        num_rows = _num_rows(updates, params)
+        marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
+        leaves, structure = jax.tree.flatten(updates)
+        which = tuple(mark and is_floating(leaf) for mark, leaf in zip(marks, leaves, strict=True))
+        rows = [leaf for leaf, mark in zip(leaves, which, strict=True) if mark]
+        like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+        shapes = [shape for shape, mark in zip(jax.tree.leaves(like), which, strict=True) if mark]
+        if not any(num_elements(shape) for shape in shapes):
+            raise ValueError("the per-example gradients have no trainable floating-point leaf")
+        if num_rows == 0:
+            sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
+        else:
+            if max_batch_size is not None and num_rows > max_batch_size:
+                raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
+            pairs, _ = clip_and_add(rows, rule, rounding_slack(shapes, max_batch_size or num_rows))
+            sums = rounded(pairs)
+        return merge_leaves(like, which, sums), state
+
+    return ClipAndSum.create(update, rule, trainable)

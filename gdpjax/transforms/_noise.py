@@ -1,0 +1,245 @@
+"""Noise, division by the expected batch size, and the ledger: the private step as an optax transformation.
+
+What enters `privatize` is the SUM of clipped per-example gradients, of sensitivity Delta; what leaves is
+
+    (sum + N(0, (noise_multiplier Delta)^2 I)) / expected_batch_size,
+
+computed in float32 or wider. The divisor is a public constant: the realised batch size is private. The standard
+deviation is enlarged by 2^-21 of itself, which covers every rounding between the recorded noise multiplier and the
+noise that is added.
+
+Keys. The state holds the key's data and the step count; step t uses fold_in(key, t) and each leaf folds in a 64-bit
+digest of its path, so no noise is used twice. Two configurations of a sweep must not share a key (subtracting their
+outputs would cancel the noise); a custom vmap rule sees a shared key under batched values and refuses it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gdpjax._core.checks import NONNEGATIVE, POSITIVE, UNIT, check, is_traced
+from gdpjax._core.noise import standard_normal
+from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_keys, leaf_name, num_elements, wide_dtype
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
+
+_STDDEV_MARGIN = 1 + 2.0**-21
+
+
+class NoiseState(NamedTuple):
+    """State of `add_gaussian_noise`."""
+
+    count: Array  # int32, steps done
+    key_data: Array
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: how many steps were noised, with which key, and the ledger of them."""
+
+    count: Array  # int32, steps done
+    key_data: Array
+    ledger: LedgerState
+
+
+def check_key(key: Any) -> tuple[Array, str]:
+    """The data and the implementation of one PRNG key (typed, or a legacy uint32 pair); ValueError otherwise."""
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise ValueError(f"key must be a PRNG key such as gdpjax.fresh_key() or jax.random.key(0), got {key!r}")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape != ():
+            raise ValueError(f"key must be one PRNG key, got an array of keys of shape {key.shape}")
+        data, impl = jax.random.key_data(key), str(jax.random.key_impl(key))
+        # A host copy: a donated optimizer state must not delete the buffer of the user's key.
+        return (data if is_traced(data) else np.asarray(data)), impl
+    if key.dtype == jnp.uint32 and key.shape == (2,):
+        return (key if is_traced(key) else np.asarray(key)), "threefry2x32"
+    raise ValueError(f"key must be a PRNG key, got an array of {key.dtype}{list(key.shape)}")
+
+
+@jax.custom_batching.custom_vmap
+def _unshared(key_data: Array, witnesses: list[Array]) -> Array:
+    """``key_data``, after checking under vmap that it is not shared by configurations that differ."""
+    del witnesses
+    return key_data
+
+
+@_unshared.def_vmap
+def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witnesses: list[Array]) -> Any:
+    key_batched, witnesses_batched = in_batched
+    if not key_batched and any(jax.tree.leaves(witnesses_batched)):
+        raise ValueError(
+            f"{axis_size} configurations under vmap share one noise key; subtracting their results would cancel the "
+            "noise. Give each its own: jax.random.split(key, n) mapped over, or fold in the configuration's index"
+        )
+    return _unshared(key_data, witnesses), True
+
+
+def unshared(key_data: Array, *values: Any) -> Array:
+    """``key_data``, refused under vmap if it is shared while any of ``values`` is not; see the module docstring."""
+    witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(values)]
+    return _unshared(jnp.asarray(key_data), witnesses)
+
+
+def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
+    """leaf + N(0, stddev^2) in float32 or wider."""
+    dtype = wide_dtype(leaf)
+    noise = standard_normal(key, leaf.shape, dtype)
+    return leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise
+
+
+def _scheduled(value: Any, count: Array) -> Array:
+    return value(count) if callable(value) else value
+
+
+def _checked(value: Array, domain: Any) -> Array:
+    """A traced value outside its domain becomes NaN, so that it shows; concrete ones were refused before."""
+    return jnp.where(domain.contains(value), value, jnp.nan) if is_traced(value) else value
+
+
+def _check_leaves(updates: PyTree, params: PyTree) -> None:
+    if params is None:
+        raise ValueError("privatize needs the parameters: call update(clipped_sum, state, params)")
+    masked = [
+        node
+        for node in jax.tree.leaves((updates, params), is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+        if isinstance(node, optax.MaskedNode)
+    ]
+    if masked:
+        raise ValueError(
+            "a mask (optax.masked, multi_transform, partition) around the private transform would let the masked "
+            "leaves' gradients out without noise; freeze with trainable= instead, and put masks after privatize"
+        )
+    if jax.tree.structure(updates) != jax.tree.structure(params):
+        raise ValueError("the clipped sum and the parameters must be trees of the same structure")
+    pairs = zip(jax.tree_util.tree_flatten_with_path(updates)[0], jax.tree.leaves(params), strict=True)
+    for (path, update), param in pairs:
+        if jnp.shape(update) != jnp.shape(param):
+            raise ValueError(
+                f"leaf {leaf_name(path)} of the clipped sum has shape {jnp.shape(update)} but its parameter has "
+                f"{jnp.shape(param)}; per-example gradients must go through gdpjax.clip_and_sum first"
+            )
+
+
+def _check_clip(clip: Any) -> None:
+    if not callable(getattr(clip, "sensitivity", None)):
+        raise ValueError(
+            "clip must be what bounded the sum: a gdpjax.clipped_grad function, a gdpjax.clip_and_sum transform or "
+            f"gdpjax.Sensitivity(value); got {clip!r}, which has no .sensitivity (jax.jit(grad_fn) loses it: "
+            "pass grad_fn itself)"
+        )
+
+
+def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformation:
+    """Add N(0, stddev^2) to every floating leaf, in float32 or wider; records nothing and claims nothing.
+
+    Args:
+      stddev: absolute standard deviation >= 0, a number, a traced scalar or a schedule of the step.
+      key: one PRNG key.
+
+    Raises:
+      ValueError: a negative or NaN stddev, a wrong key.
+
+    >>> tx = add_gaussian_noise(0.0, jax.random.key(0))
+    >>> tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))[0]["w"].tolist()
+    [1.0, 1.0]
+    """
+    if not callable(stddev):
+        check("stddev", stddev, NONNEGATIVE)
+    key_data, impl = check_key(key)
+
+    def init(params: PyTree) -> NoiseState:
+        static = () if callable(stddev) else (stddev,)
+        return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params))
+
+    def update(updates: PyTree, state: NoiseState, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
+        del params
+        value = _checked(_scheduled(stddev, state.count), NONNEGATIVE)
+        data = unshared(state.key_data, updates, value)
+        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        noised = jax.tree.map(lambda leaf, k: noisy(leaf, k, value) if is_floating(leaf) else leaf, updates, keys)
+        return noised, NoiseState(optax.safe_increment(state.count), state.key_data)
+
+    return optax.GradientTransformation(init, update)
+
+
+def privatize(
+    clip: Any, *, noise_multiplier: Any, sampling_prob: Array, expected_batch_size: Array, key: Array,
+    sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
+    overflow_per_step: Array = 0.0,
+) -> optax.GradientTransformation:  # fmt: skip
+    """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
+
+    (sum + N(0, (noise_multiplier * sensitivity)^2 I)) / expected_batch_size
+
+    Args:
+      clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
+      noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count.
+      sampling_prob: probability in [0, 1] that an example is in a batch; use the one really sampled with.
+      expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
+      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
+      sampling, neighboring_relation: as in `Event`; the relation decides the sensitivity.
+      ledger_capacity: how many distinct (noise_multiplier, sampling_prob) rows the ledger holds.
+      overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
+        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta.
+
+    Returns:
+      An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
+      Frozen leaves (``trainable`` of clip) and integer leaves leave as exact zeros.
+
+    Raises:
+      ValueError: values out of range, a clip without ``sensitivity``, params=None, a leaf whose shape is not its
+        parameter's, masked leaves, a key shared under vmap, a pair of sampling and relation without a bound.
+
+    Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
+
+    >>> tx = privatize(clip=__import__("gdpjax").Sensitivity(1.0), noise_multiplier=1.0, sampling_prob=0.1,
+    ...                expected_batch_size=10, key=jax.random.key(0))
+    >>> params = {"w": jnp.zeros(3)}
+    >>> noisy_mean, state = tx.update({"w": jnp.ones(3)}, tx.init(params), params)
+    >>> noisy_mean["w"].shape, int(state.ledger.num_steps[0])
+    ((3,), 1)
+    """
+    _check_clip(clip)
+    if not callable(noise_multiplier):
+        check("noise_multiplier", noise_multiplier, POSITIVE)
+    check("sampling_prob", sampling_prob, UNIT)
+    check("expected_batch_size", expected_batch_size, POSITIVE)
+    check("overflow_per_step", overflow_per_step, UNIT)
+    relation = resolve_relation(sampling, neighboring_relation)
+    sensitivity = clip.sensitivity(relation)
+    key_data, impl = check_key(key)
+    hyperparameters = [sampling_prob, expected_batch_size, sensitivity]
+    if not callable(noise_multiplier):
+        hyperparameters.append(noise_multiplier)
+
+    def init(params: PyTree) -> PrivatizeState:
+        if is_traced(ledger_capacity) or int(ledger_capacity) < 1:
+            raise ValueError(
+                f"ledger_capacity must be a static whole number >= 1, got {ledger_capacity!r}; under "
+                "optax.inject_hyperparams list it in static_args"
+            )
+        ledger = init_ledger(int(ledger_capacity), sampling, relation)
+        return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params), ledger)
+
+    def update(updates: PyTree, state: PrivatizeState, params: PyTree | None = None) -> tuple[PyTree, PrivatizeState]:
+        _check_leaves(updates, params)
+        multiplier = _checked(_scheduled(noise_multiplier, state.count), POSITIVE)
+        data = unshared(state.key_data, updates, hyperparameters, multiplier)
+        stddev = jnp.asarray(multiplier) * sensitivity * _STDDEV_MARGIN
+        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
+
+        def release(leaf: Array, leaf_key: Array, trained: bool) -> Array:
+            if not (trained and is_floating(leaf)) or not num_elements(leaf):
+                return jnp.zeros_like(leaf)
+            divisor = jnp.asarray(_checked(expected_batch_size, POSITIVE), wide_dtype(leaf))
+            return noisy(leaf, leaf_key, stddev) / divisor
+
+        released = jax.tree.map(release, updates, keys, trainable)
+        ledger = record_step(state.ledger, multiplier, _checked(sampling_prob, UNIT), overflow_per_step)
+        return released, PrivatizeState(optax.safe_increment(state.count), state.key_data, ledger)
+
+    return optax.GradientTransformation(init, update)

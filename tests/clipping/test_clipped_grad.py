@@ -1,0 +1,275 @@
+"""`clipped_grad` and `per_example_grad`: agreement of strategies, argument roles, and refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+
+KEY = jax.random.key(0)
+
+
+def make_problem(dtype=jnp.float32, batch_size=13):
+    keys = jax.random.split(KEY, 5)
+    params = {
+        "dense": {"kernel": jax.random.normal(keys[0], (4, 6), dtype), "bias": jnp.zeros(6, dtype)},
+        "out": jax.random.normal(keys[1], (6,), dtype),
+    }
+    x = jax.random.normal(keys[2], (batch_size, 4), dtype) * jnp.exp(jax.random.normal(keys[3], (batch_size, 1), dtype))
+    y = jax.random.normal(keys[4], (batch_size,), dtype)
+    return params, x, y
+
+
+def loss(params, x, y):
+    hidden = jnp.tanh(x @ params["dense"]["kernel"] + params["dense"]["bias"])
+    return (hidden @ params["out"] - y) ** 2
+
+
+def by_hand(params, x, y, bound):
+    """The definition, one example at a time."""
+    total = jax.tree.map(jnp.zeros_like, params)
+    for i in range(len(x)):
+        g = jax.grad(loss)(params, x[i], y[i])
+        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g)))
+        scale = jnp.minimum(1, bound / norm)
+        total = jax.tree.map(jnp.add, total, jax.tree.map(lambda leaf, s=scale: leaf * s, g))
+    return total
+
+
+def assert_trees_close(a, b, **tolerance):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, **tolerance)
+
+
+STRATEGIES = [
+    {"strategy": "vmap"},
+    {"strategy": "auto"},
+    {"strategy": "auto", "microbatch_size": 5},
+    {"strategy": "microbatch"},
+    {"strategy": "microbatch", "microbatch_size": 1},
+    {"strategy": "microbatch", "microbatch_size": 4},
+    {"strategy": "microbatch", "microbatch_size": 13},
+    {"strategy": "microbatch", "microbatch_size": 100},
+]
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_every_strategy_is_the_definition(options):
+    params, x, y = make_problem()
+    grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), **options)
+    assert_trees_close(grad_fn(params, x, y), by_hand(params, x, y, 0.5), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_strategies_agree_to_rounding_in_float64(options):
+    with jax.enable_x64(True):
+        params, x, y = make_problem(jnp.float64)
+        padding = jnp.arange(13) % 5 == 1
+        grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), **options)
+        kept = np.flatnonzero(~np.asarray(padding))
+        expected = by_hand(params, x[kept], y[kept], 0.5)
+        assert_trees_close(jax.jit(grad_fn)(params, x, y, is_padding=padding), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_info_reports_losses_norms_and_aux_with_padding_zero(options):
+    params, x, y = make_problem()
+    with_aux = lambda p, x, y: (loss(p, x, y), {"x": x, "n": jnp.int32(1)})  # noqa: E731
+    grad_fn = gdpjax.clipped_grad(with_aux, 0.5, batch_argnums=(1, 2), has_aux=True, return_info=True, **options)
+    padding = jnp.arange(13) >= 10
+    clipped, info = grad_fn(params, x, y, is_padding=padding)
+    plain = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), **options)
+    assert_trees_close(clipped, plain(params, x, y, is_padding=padding), rtol=0)
+    np.testing.assert_allclose(info.values[:10], jax.vmap(loss, (None, 0, 0))(params, x, y)[:10], rtol=1e-5)
+    assert not info.values[10:].any()
+    assert not info.norms[10:].any()
+    assert not info.aux["x"][10:].any()
+    assert int(info.aux["n"].sum()) == 10
+    for i in (0, 9):
+        squares = [jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(loss)(params, x[i], y[i]))]
+        np.testing.assert_allclose(info.norms[i], jnp.sqrt(sum(squares)), rtol=1e-5)
+
+
+def test_padding_content_never_matters():
+    params, x, y = make_problem()
+    padding = jnp.arange(13) >= 10
+    for options in STRATEGIES:
+        grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), **options)
+        clean = grad_fn(params, x, y, is_padding=padding)
+        for garbage in [jnp.nan, jnp.inf, 1e30]:
+            assert_trees_close(grad_fn(params, x.at[10:].set(garbage), y, is_padding=padding), clean, rtol=0)
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_all_padding_and_empty_batches_give_zeros(options):
+    params, x, y = make_problem()
+    grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), return_info=True, **options)
+    for batch in [(x, y, jnp.ones(13, bool)), (x[:0], y[:0], None), (x[:0], y[:0], jnp.ones(0, bool))]:
+        clipped, info = grad_fn(params, batch[0], batch[1], is_padding=batch[2])
+        assert not any(leaf.any() for leaf in jax.tree.leaves(clipped))
+        assert info.norms.shape == batch[1].shape
+
+
+def test_keys_are_folded_by_position_whatever_the_strategy():
+    def noisy_loss(w, x, key):
+        return jnp.vdot(w, x) * jax.random.uniform(key)
+
+    w, x, key = jnp.ones(3), jax.random.normal(KEY, (7, 3)), jax.random.key(5)
+    expected = sum(x[i] * jax.random.uniform(jax.random.fold_in(key, i)) for i in range(7))
+    for options in STRATEGIES:
+        grad_fn = gdpjax.clipped_grad(noisy_loss, 100.0, key_argnums=2, **options)
+        np.testing.assert_allclose(grad_fn(w, x, key), expected, rtol=1e-5)
+
+
+def test_keyword_and_unbatched_arguments_pass_through():
+    def scaled(w, x, scale, *, power):
+        return (jnp.vdot(w, x) * scale["a"]) ** power
+
+    w, x = jnp.ones(3), jax.random.normal(KEY, (7, 3))
+    grad_fn = gdpjax.clipped_grad(scaled, 1e6)
+    expected = jax.grad(lambda w: sum(scaled(w, row, {"a": 2.0}, power=2) for row in x))(w)
+    np.testing.assert_allclose(grad_fn(w, x, {"a": 2.0}, power=2), expected, rtol=1e-5)
+
+
+def test_several_parameter_arguments_share_one_norm():
+    w, v, x = jnp.ones(3), jnp.ones(3), jax.random.normal(KEY, (7, 3)) * 4
+    grad_fn = gdpjax.clipped_grad(lambda w, x, v: jnp.vdot(w, x) + jnp.vdot(v, 2 * x), 1.0, argnums=(0, 2))
+    gw, gv = grad_fn(w, x, v)
+    scale = 1 / (np.sqrt(5) * np.linalg.norm(x, axis=1, keepdims=True))
+    np.testing.assert_allclose(gw, (x * np.minimum(1, scale)).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(gv, 2 * gw, rtol=1e-6)
+
+
+def test_keep_batch_dim():
+    w, x = jnp.ones(3), jax.random.normal(KEY, (7, 3))
+    batched = gdpjax.clipped_grad(lambda w, x: jnp.mean(x @ w), 1.0, keep_batch_dim=True)
+    single = gdpjax.clipped_grad(lambda w, x: x @ w, 1.0)
+    np.testing.assert_allclose(batched(w, x), single(w, x), rtol=1e-6)
+
+
+def test_frozen_and_integer_leaves_are_zeros_outside_the_norm():
+    params, x, y = make_problem()
+    params["steps"] = jnp.arange(3)
+    trainable = {"dense": False, "out": True, "steps": True}
+    grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), trainable=trainable)
+    clipped = grad_fn(params, x, y)
+    assert not clipped["dense"]["kernel"].any()
+    assert clipped["steps"].dtype == params["steps"].dtype
+    assert not clipped["steps"].any()
+    head = gdpjax.clipped_grad(lambda out, x, y: loss({**params, "out": out}, x, y), 0.5, batch_argnums=(1, 2))
+    np.testing.assert_allclose(clipped["out"], head(params["out"], x, y), rtol=1e-6)
+
+
+def test_tied_parameters_are_clipped_once_with_their_true_norm():
+    w = jnp.ones(3)
+    tied = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) + jnp.vdot(w, x), 1.0)
+    np.testing.assert_allclose(tied(w, jnp.array([[3.0, 0.0, 0.0]])), [1.0, 0, 0], rtol=1e-5)
+
+
+def test_half_precision_parameters_give_float32_sums():
+    params, x, y = make_problem(jnp.bfloat16)
+    clipped = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2))(params, x, y)
+    assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
+
+
+def test_per_example_grad_then_clip_and_sum_is_clipped_grad():
+    params, x, y = make_problem()
+    padding = jnp.arange(13) == 3
+    each = gdpjax.per_example_grad(loss, batch_argnums=(1, 2))(params, x, y, is_padding=padding)
+    assert each["out"].shape == (13, 6)
+    assert not each["out"][3].any()
+    clip = gdpjax.clip_and_sum(0.5)
+    summed, _ = clip.update(each, clip.init(params), params)
+    together = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2))(params, x, y, is_padding=padding)
+    assert_trees_close(summed, together, rtol=1e-6)
+
+
+def test_sensitivity_under_every_relation():
+    grad_fn = gdpjax.clipped_grad(loss, 0.5)
+    relation = gdpjax.NeighboringRelation
+    assert [grad_fn.sensitivity(r) for r in relation] == [0.5, 1.0, 0.5]
+    assert [gdpjax.clip_and_sum(0.5).sensitivity(r) for r in relation] == [0.5, 1.0, 0.5]
+
+
+def test_changing_the_traced_clip_norm_does_not_recompile():
+    params, x, y = make_problem()
+    traces = []
+
+    @jax.jit
+    def step(bound):
+        traces.append(1)
+        return gdpjax.clipped_grad(loss, bound, batch_argnums=(1, 2))(params, x, y)
+
+    for bound in [0.1, 0.2, 3.0]:
+        step(bound)
+    assert len(traces) == 1
+
+
+def call(loss_fn=loss, clip=1.0, params=None, x=None, y=None, is_padding=None, **options):
+    default_params, default_x, default_y = make_problem(batch_size=4)
+    options.setdefault("batch_argnums", (1, 2))
+    grad_fn = gdpjax.clipped_grad(loss_fn, clip, **options)
+    return grad_fn(
+        default_params if params is None else params,
+        default_x if x is None else x,
+        default_y if y is None else y,
+        is_padding=is_padding,
+    )
+
+
+REFUSALS = {
+    "vector loss": (dict(loss_fn=lambda p, x, y: x), "must return a scalar for ONE example"),
+    "integer loss": (dict(loss_fn=lambda p, x, y: jnp.int32(1)), "real floating-point"),
+    "hidden aux": (dict(loss_fn=lambda p, x, y: (loss(p, x, y), x)), "has_aux=True and return_info=True"),
+    "aux without info": (dict(has_aux=True), "return_info=True"),
+    "aux missing": (dict(has_aux=True, return_info=True), r"must return \(loss, aux\)"),
+    "zero clip": (dict(clip=0.0), "l2_clip_norm must be a finite number > 0, got 0"),
+    "negative clip": (dict(clip=-1.0), "> 0, got -1"),
+    "NaN clip": (dict(clip=float("nan")), "> 0, got nan"),
+    "infinite clip": (dict(clip=float("inf")), "> 0, got inf"),
+    "vector clip": (dict(clip=np.ones(2)), "must be a scalar"),
+    "string clip": (dict(clip="1"), "clip norm or a rule"),
+    "no clip": (dict(clip=None), "clip norm or a rule"),
+    "integer parameters": (dict(params={"w": jnp.arange(3)}), "no trainable floating-point leaf"),
+    "all frozen": (dict(trainable=False), "no trainable floating-point leaf"),
+    "no parameters": (dict(params={}), "no trainable floating-point leaf"),
+    "non-array parameter": (dict(params={"w": jnp.ones(2), "f": object()}), r"\['f'\] is not an array"),
+    "complex parameter": (dict(params={"w": jnp.ones(2, complex)}), "complex"),
+    "unequal batches": (dict(x=jnp.ones((3, 4))), "leading axes of equal length"),
+    "batch without axis": (dict(y=1.0), "no axis"),
+    "padding shape": (dict(is_padding=jnp.zeros(3, bool)), r"is_padding must be bool\[4\]"),
+    "padding dtype": (dict(is_padding=jnp.zeros(4)), r"is_padding must be bool\[4\]"),
+    "trainable structure": (dict(trainable={"no": True}), "trainable must be"),
+    "trainable values": (dict(trainable=jnp.ones(())), "Python bools"),
+    "unknown strategy": (dict(strategy="fast"), "strategy must be one of"),
+    "ghost": (dict(strategy="ghost"), "not available"),
+    "chunk zero": (dict(microbatch_size=0), "microbatch_size"),
+    "largest batch": (dict(max_batch_size=1.5), "max_batch_size must be a whole number"),
+    "chunk with vmap": (dict(microbatch_size=2, strategy="vmap"), "whole batch"),
+    "overlapping roles": (dict(batch_argnums=(0, 1)), "distinct"),
+    "legacy key": (dict(key_argnums=2, batch_argnums=1, y=np.zeros(2, np.uint32)), "typed PRNG key"),
+    "not a function": (dict(loss_fn=3), "must be a function"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_input_is_refused_with_advice(case):
+    options, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        call(**options)
+
+
+def test_missing_arguments():
+    with pytest.raises(ValueError, match="at least 3 positional"):
+        gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))(make_problem()[0])
+
+
+def test_rows_do_not_influence_each_other():
+    """Trap 22: the loss sees one example, so a cross-example operation cannot be written."""
+    params, x, y = make_problem()
+    each = gdpjax.per_example_grad(loss, batch_argnums=(1, 2))
+    moved = each(params, x.at[3].add(1.0), y)["out"]
+    unchanged = np.arange(13) != 3
+    np.testing.assert_array_equal(moved[unchanged], each(params, x, y)["out"][unchanged])

@@ -1,0 +1,183 @@
+"""The promise of a clipped sum: what the machine returns never moves by more than the stated sensitivity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gdpjax
+from gdpjax._core import trees
+from gdpjax.clipping._clip import clip_and_add, clip_rows, rounded, rounding_slack
+from gdpjax.clipping._rules import Flat
+
+ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def dot_loss(w, x):
+    """Its gradient at example x is x itself."""
+    return sum(jnp.vdot(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in zip(w, x, strict=True))
+
+
+def exact_sum(rows, bound):
+    rows = np.asarray(rows, np.float64)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return (rows * np.minimum(1, bound / np.maximum(norms, 1e-300))).sum(0)
+
+
+def clipped_sum(rows, bound=1.0, **options):
+    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound, **options)
+    return np.asarray(grad_fn(jnp.zeros(rows.shape[1], rows.dtype), rows), np.float64)
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 1}, {"microbatch_size": 7}], ids=str)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_adding_a_row_moves_the_sum_by_at_most_the_sensitivity(options, dtype):
+    rng = np.random.default_rng(0)
+    for seed, size in enumerate([1, 2, 31, 64, 200]):
+        base = rng.normal(size=(size, 5)) * 10.0 ** rng.uniform(-3, 3, size=(size, 1))
+        base[:, 0] += np.abs(base).sum(1)  # rows that agree, so that the sum is as large as it gets
+        rows = jnp.asarray(base, dtype)
+        added = jnp.concatenate([rows, jnp.asarray(rng.normal(size=(1, 5)) * 50, dtype)])
+        shuffled = added[rng.permutation(size + 1)]
+        change = np.linalg.norm(clipped_sum(shuffled, **options) - clipped_sum(rows, **options))
+        assert change <= 1.0, (seed, change)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 64])
+def test_large_batch_in_float32_keeps_the_bound(chunk):
+    """Trap 41: a plain float32 running sum over 16,384 rows moves by several clip norms for one added row."""
+    num_rows, key = 16_384, jax.random.key(1)
+    rows = jnp.abs(jax.random.normal(key, (num_rows, 3))) + jnp.array([8.0, 0.0, 0.0])
+    options = {} if chunk is None else {"microbatch_size": chunk}
+    before, after = clipped_sum(rows[:-1], **options), clipped_sum(rows[1:], **options)
+    union = clipped_sum(rows, **options)
+    assert np.linalg.norm(union - before) <= 1.0
+    assert np.linalg.norm(union - after) <= 1.0
+    # The sum of rows clipped to C / (1 + slack) is returned to within one rounding.
+    slack = rounding_slack([jnp.zeros(3)], num_rows)
+    exact = exact_sum(rows, 1 / (1 + slack))
+    np.testing.assert_allclose(union, exact, rtol=5e-7)
+
+
+def test_plain_float32_running_sum_would_break_it():
+    """The broken version of the previous test, so that the test is known to see the difference."""
+    num_rows = 16_384
+    rows = jnp.abs(jax.random.normal(jax.random.key(1), (num_rows, 3))) + jnp.array([8.0, 0.0, 0.0])
+    rows = rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
+
+    def running(rows):
+        return jax.lax.scan(lambda c, r: (c + r, None), jnp.zeros(3), rows)[0]
+
+    exact = np.asarray(rows, np.float64).sum(0)
+    assert np.linalg.norm(np.asarray(running(rows), np.float64) - exact) > 6.2 * 2**-24 * num_rows
+
+
+def test_the_compensated_tree_is_exact_to_one_rounding():
+    rng = np.random.default_rng(2)
+    for size in [1, 2, 3, 5, 64, 1000, 1023]:
+        rows = (rng.normal(size=(size, 8)) * 10.0 ** rng.uniform(-4, 4, size=(size, 8))).astype(np.float32)
+        hi, lo = jax.jit(trees.compensated_row_sum)(rows)
+        exact = rows.astype(np.float64).sum(0)
+        error = np.abs(np.asarray(hi, np.float64) + np.asarray(lo, np.float64) - exact)
+        assert (error <= 1e-10 * np.abs(rows).sum(0)).all()
+
+
+@given(st.integers(1, 200_000), st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_norm_error_is_within_the_derived_terms(size, seed):
+    values = np.random.default_rng(seed).uniform(0.5, 1, size).astype(np.float32) ** 2
+    exact = values.astype(np.float64).sum()
+    error = abs(float(trees.bounded_sum(jnp.asarray(values))) / exact - 1)
+    assert error <= trees.sum_error_terms(size) * 2.0**-24
+
+
+def test_a_long_constant_gradient_is_not_understated():
+    """2^25 equal entries: a sequential float32 sum of squares stops growing at 2^24."""
+    size = 2**25
+    assert float(trees.bounded_sum(jnp.ones(size))) == size
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_gradients_whose_squares_overflow_contribute_the_clip_norm(dtype):
+    largest = float(jnp.finfo(dtype).max)
+    for value in [largest, largest / 2, 1e4, 300.0]:
+        total = clipped_sum(jnp.asarray([[value, value]], dtype))
+        np.testing.assert_allclose(np.linalg.norm(total), 1.0, rtol=2e-6)
+        assert np.linalg.norm(total) <= 1.0
+
+
+def test_tiny_gradients_pass_and_tiny_clip_norms_hold():
+    tiny = np.float32(1e-30)
+    np.testing.assert_allclose(clipped_sum(jnp.full((1, 4), tiny)), tiny, rtol=1e-6)
+    total = clipped_sum(jnp.full((1, 4), np.float32(1e-20)), bound=1e-22)
+    assert 0.99e-22 < np.linalg.norm(total) <= 1e-22
+    assert not clipped_sum(jnp.zeros((3, 4))).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_row_equals_that_row_removed(bad):
+    rows = jax.random.normal(jax.random.key(3), (6, 4))
+    poisoned = rows.at[2, 1].set(bad)
+    # The slack depends on the number of rows, so the row is removed by the padding mask.
+    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0)
+    removed = grad_fn(jnp.zeros(4), rows, is_padding=jnp.arange(6) == 2)
+    np.testing.assert_array_equal(grad_fn(jnp.zeros(4), poisoned), removed)
+
+
+def test_norm_is_over_all_leaves_together():
+    rows = [jnp.full((1, 3), 3.0), jnp.full((1, 2, 2), 4.0)]
+    clipped = clip_rows(rows, Flat(1.0), 0.0)
+    norm = np.sqrt(3 * 9 + 4 * 16)
+    np.testing.assert_allclose(clipped.norms, [norm], rtol=1e-6)
+    np.testing.assert_allclose(clipped.rows[0], rows[0] / norm, rtol=1e-6)
+
+
+def test_mixed_precision_leaves_share_one_norm():
+    rows = [jnp.full((2, 3), 3.0, jnp.bfloat16), jnp.full((2, 2), 4.0, jnp.float32)]
+    pairs, norms = clip_and_add(rows, Flat(1.0), 0.0)
+    assert [leaf.dtype for leaf in rounded(pairs)] == [jnp.float32, jnp.float32]
+    np.testing.assert_allclose(norms, np.sqrt(27 + 32), rtol=1e-6)
+
+
+def test_float64_gradients_stay_float64():
+    with jax.enable_x64(True):
+        rows = jax.random.normal(jax.random.key(0), (10, 5), jnp.float64) * 3
+        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0)
+        total = grad_fn(jnp.zeros(5, jnp.float64), rows)
+        assert total.dtype == jnp.float64
+        np.testing.assert_allclose(total, exact_sum(rows, 1.0), rtol=1e-13)
+
+
+def test_a_batch_too_large_for_the_bound_is_refused():
+    with pytest.raises(ValueError, match="too large for the rounding"):
+        rounding_slack([jnp.zeros(3)], 40_000)
+    assert rounding_slack([jnp.zeros(3)], 16_384) < 0.01
+
+
+def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():
+    rows = jax.random.normal(jax.random.key(0), (8, 4)) * 5
+    by_norm = jax.jit(lambda c: gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), c)(jnp.zeros(4), rows))
+    for bound in [0.1, 1.0, 7.0]:
+        np.testing.assert_allclose(by_norm(bound), clipped_sum(rows, bound), rtol=1e-6)
+    for bound in [0.0, -1.0, np.nan, np.inf]:
+        assert np.isnan(by_norm(bound)).all()
+    many = jax.vmap(by_norm)(jnp.array([0.1, 1.0, 7.0]))
+    np.testing.assert_allclose(many[1], clipped_sum(rows, 1.0), rtol=1e-6)
+
+
+def test_padding_to_several_sizes_needs_one_slack():
+    """A padded size that follows the realised batch must not change every row's clip threshold with it."""
+    rows = jnp.full((256, 1), 100.0)
+    padded = jnp.concatenate([rows, jnp.zeros((256, 1))])
+    is_padding = jnp.arange(512) >= 256
+
+    def change(**options):
+        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0, **options)
+        return float(abs(grad_fn(jnp.zeros(1), rows) - grad_fn(jnp.zeros(1), padded, is_padding=is_padding))[0])
+
+    assert change() > 0.02  # the same rows: two hundredths of a sensitivity from the padding alone
+    assert change(max_batch_size=512) == 0.0
+    with pytest.raises(ValueError, match="larger than max_batch_size=100"):
+        change(max_batch_size=100)

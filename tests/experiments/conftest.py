@@ -1,0 +1,61 @@
+"""A small data set and a small configuration, so that a whole run takes a second or two."""
+
+import dataclasses
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from experiments import datasets
+from experiments.config import PRESETS, OptimizerConfig, RunConfig
+
+
+class Silent:
+    """An observer that may interrupt, as Ctrl-C does, once a step is done."""
+
+    def __init__(self, interrupt_at=None):
+        self.interrupt_at = interrupt_at
+        self.epochs = []
+
+    def on_start(self, plan, step):
+        self.plan, self.first_step = plan, step
+
+    def on_step(self, step):
+        if step == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def on_epoch(self, record):
+        self.epochs.append(record)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def compile_once(tmp_path_factory):
+    """Runs of the same shape share their compiled code, which is most of what these tests cost."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.2,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def small_digits():
+    """64 training and 40 test images."""
+    full = datasets.load("digits")
+    return datasets.Dataset(
+        full.train_images[:64], full.train_labels[:64], full.test_images[:40], full.test_labels[:40]
+    )
+
+
+@pytest.fixture(scope="session")
+def small_config():
+    """2 epochs of 8 steps; the capacity is below 32, so that only one padded size is compiled."""
+    optimizer = OptimizerConfig("sgd", learning_rate=0.5, batch_size=8, epochs=2)
+    return dataclasses.replace(PRESETS["digits"], optimizer=optimizer, run=RunConfig(seed=3))

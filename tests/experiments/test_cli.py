@@ -1,0 +1,89 @@
+"""Flags, defaults, and mistakes: one line, exit code 2, nothing started."""
+
+import pytest
+
+from experiments import cli
+from experiments.config import PRESETS, DemoConfig, TrainConfig, identity, resume_command
+
+
+def test_mnist_defaults_are_the_papers_first_row():
+    _, config = cli.parse(["train", "--dataset", "mnist"])
+    expected = {
+        "dataset": "mnist",
+        "model": "paper_cnn",
+        "optimizer": "sgd",
+        "noise_multiplier": 1.3,
+        "learning_rate": 0.25,
+        "l2_clip_norm": 1.5,
+        "batch_size": 256,
+        "epochs": 15,
+        "delta": 1e-5,
+    }
+    assert expected.items() <= identity(config).items()
+
+
+def test_flags_override_and_commands_are_told_apart():
+    command, config = cli.parse(["train", "--epochs", "2", "--dataset=mnist", "--optimizer", "adam", "--seed", "5"])
+    assert isinstance(config, TrainConfig)
+    assert command is cli.COMMANDS["train"]
+    assert (config.optimizer.epochs, config.optimizer.optimizer, config.run.seed) == (2, "adam", 5)
+    assert config.privacy == PRESETS["mnist"].privacy
+    command, config = cli.parse(["demo"])
+    assert isinstance(config, DemoConfig)
+    assert command is cli.COMMANDS["demo"]
+
+
+def test_the_resume_command_parses_to_the_same_run(tmp_path):
+    _, config = cli.parse(["train", "--dataset", "mnist", "--seed", "1", "--no-diagnostics", "--batch-size", "64"])
+    words = resume_command(config, tmp_path).split()
+    assert words[:4] == ["python", "-m", "experiments", "train"]
+    _, again = cli.parse(words[3:])
+    assert identity(again) == identity(config)
+    assert again.run.resume
+    assert again.run.out == tmp_path
+
+
+MISTAKES = {
+    "noise_multiplier must be a finite number > 0, got -1.0": ["--noise-multiplier", "-1"],
+    "noise_multiplier must be a finite number > 0, got nan": ["--noise-multiplier", "nan"],
+    "noise_multiplier must be a finite number > 0, got inf": ["--noise-multiplier", "inf"],
+    "l2_clip_norm must be a finite number > 0, got 0.0": ["--l2-clip-norm", "0"],
+    "learning_rate must be a finite number > 0, got nan": ["--learning-rate", "nan"],
+    "delta must be strictly between 0 and 1, got 0.0": ["--delta", "0"],
+    "delta must be strictly between 0 and 1, got 1.0": ["--delta", "1"],
+    "delta must be strictly between 0 and 1, got nan": ["--delta", "nan"],
+    "epochs must be a whole number >= 1, got 0": ["--epochs", "0"],
+    "batch_size must be a whole number >= 1, got 0": ["--batch-size", "0"],
+    "batch_size must be at most the number of examples, 1437, got 1438": ["--batch-size", "1438"],
+    "seed must be a whole number in [0, 2**32), got -1": ["--seed", "-1"],
+    "model paper_cnn is for images of shape (28, 28, 1), got (8, 8, 1); use --model mlp": ["--model", "paper_cnn"],
+}
+
+
+@pytest.mark.parametrize("complaint", MISTAKES)
+def test_mistakes_are_one_line(complaint, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli.main(["train", *MISTAKES[complaint], "--out", str(out)]) == 2
+    assert capsys.readouterr().err == f"error: {complaint}\n"
+    assert not out.exists()
+
+
+def test_resume_needs_a_run(tmp_path, capsys):
+    assert cli.main(["train", "--resume"]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "--out", str(tmp_path)]) == 2
+    assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["train", "--out", str(tmp_path / "file" / "run")]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+
+
+def test_unknown_dataset_names_the_choices(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "--dataset", "cifar"])
+    assert stop.value.code == 2
+    message = capsys.readouterr()
+    assert "'digits', 'mnist'" in " ".join((message.out + message.err).split())

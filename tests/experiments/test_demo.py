@@ -1,0 +1,25 @@
+"""The demo ends in one table with every caveat, and a figure."""
+
+import dataclasses
+
+from experiments import cli, datasets
+from experiments.config import PRESETS
+
+
+def test_demo(tmp_path, capsys, monkeypatch, small_config, small_digits):
+    monkeypatch.setitem(PRESETS, "digits", dataclasses.replace(small_config))
+    monkeypatch.setitem(datasets.LOADERS, "digits", lambda: small_digits)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = tmp_path / "demo"
+    assert cli.main(["demo", "--out", str(out), "--seed", "1"]) == 0
+    text = capsys.readouterr().out
+    for row in ("test accuracy", "mu, CLT", "epsilon, CLT", "epsilon, moments accountant", "epsilon, certified"):
+        assert row in text
+    assert "may understate" in text
+    assert "NOT private" in text
+    assert "NOT_FOR_RELEASE" in text
+    figure = out / "accuracy_and_epsilon.png"
+    assert str(figure) in text
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["demo", "--out", str(out)]) == 2
+    assert "already holds a run" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""The command line: keys, figures, standings, caveats and errors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gdpjax.accounting import clt_epsilon, clt_mu_poisson, gdp_epsilon, moments_accountant_epsilon
+from gdpjax.cli import CLT_CAVEAT, NOT_YET, main
+
+KEYS = [
+    "num_steps", "sampling_prob", "mu_clt", "epsilon_clt", "clt_reliable", "mu_upper", "mu_failure", "epsilon_lower",
+    "epsilon_upper", "epsilon_moments_accountant",
+]  # fmt: skip
+MNIST = ["--num-examples", "60000", "--batch-size", "256", "--epochs", "15"]
+
+
+def run(capsys, *arguments):
+    assert main(list(arguments)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_account_json(capsys):
+    result = json.loads(run(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5", "--json"))
+    assert list(result) == KEYS
+    assert result["num_steps"] == 3516
+    assert result["sampling_prob"] == 256 / 60_000
+    assert result["mu_clt"] == clt_mu_poisson(1.3, 256 / 60_000, 3516)
+    assert result["epsilon_clt"] == clt_epsilon(1.3, 256 / 60_000, 3516, 1e-5)
+    assert result["epsilon_moments_accountant"] == moments_accountant_epsilon(1.3, 256 / 60_000, 3516, 1e-5)
+    assert all(result[key] is None for key in KEYS[4:9])
+
+
+def test_account_table_states_every_standing(capsys):
+    out = run(
+        capsys, "account", "--noise-multiplier", "1", "--sampling-prob", ".01", "--num-steps", "100", "--delta", "1e-5"
+    )
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert list(lines) == ["quantity", *KEYS]
+    assert all(CLT_CAVEAT in lines[key] for key in ("mu_clt", "epsilon_clt"))
+    assert all(NOT_YET in lines[key] for key in KEYS[4:9])
+    assert "upper bound" in lines["epsilon_moments_accountant"]
+    starts = {line.index(word) for line, word in zip(out.splitlines(), ["standing", "given"], strict=False)}
+    assert len(starts) == 1
+
+
+def test_infinite_figures_are_valid_json(capsys):
+    arguments = ["--noise-multiplier", ".01", "--sampling-prob", ".1", "--num-steps", "9", "--delta", "1e-5", "--json"]
+    out = run(capsys, "account", *arguments)
+    assert json.loads(out, parse_constant=pytest.fail)["epsilon_clt"] == "inf"
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "clt"])
+def test_calibrate(capsys, accountant):
+    arguments = ["--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]
+    result = json.loads(run(capsys, "calibrate", *arguments, "--json"))
+    assert list(result) == ["noise_multiplier", *KEYS]
+    key = {"rdp": "epsilon_moments_accountant", "clt": "epsilon_clt"}[accountant]
+    assert result[key] == pytest.approx(2.0, rel=1e-6)
+    line = run(capsys, "calibrate", *arguments).splitlines()[1]
+    assert (CLT_CAVEAT if accountant == "clt" else "safe") in line
+
+
+def test_calibrate_to_mu(capsys):
+    result = json.loads(run(capsys, "calibrate", "--mu", "0.5", *MNIST, "--accountant", "clt", "--json"))
+    assert result["mu_clt"] == pytest.approx(0.5)
+    assert result["epsilon_clt"] is None  # no delta was given
+
+
+def test_convert(capsys):
+    result = json.loads(run(capsys, "convert", "--mu", "1", "--delta", "1e-5", "--json"))
+    assert result["epsilon"] == gdp_epsilon(1e-5, 1.0)
+    assert result["rho"] == 0.5
+    assert result["standing"]["epsilon"] == "exact"
+    back = json.loads(run(capsys, "convert", "--epsilon", str(result["epsilon"]), "--delta", "1e-5", "--json"))
+    assert back["mu"] == pytest.approx(1.0, rel=1e-12)
+    assert "Gaussian mechanism" in back["standing"]["mu"]
+    zero_concentrated = json.loads(run(capsys, "convert", "--rho", "0.5", "--delta", "1e-5", "--json"))
+    assert zero_concentrated["mu"] is None
+    assert "not implied" in zero_concentrated["standing"]["mu"]
+    assert result["epsilon"] < zero_concentrated["epsilon"] < 1.1 * result["epsilon"]
+    assert zero_concentrated["standing"]["epsilon"] == "upper bound"
+    inverse = run(capsys, "convert", "--rho", "0.5", "--epsilon", str(zero_concentrated["epsilon"]), "--json")
+    assert json.loads(inverse)["delta"] == pytest.approx(1e-5, rel=1e-6)
+    assert "needs --delta" in run(capsys, "convert", "--mu", "1")
+
+
+RUN = ["--sampling-prob", ".1", "--num-steps", "10", "--delta", "1e-5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["account", "--noise-multiplier", "-1", *RUN], "noise_multiplier must be a finite number > 0, got -1"),
+        (["account", "--noise-multiplier", "nan", *RUN], "noise_multiplier must be a finite number > 0, got nan"),
+        (["account", "--noise-multiplier", "1", *RUN[:-1], "1"], "delta must be a number in"),
+        (["account", "--noise-multiplier", "1", "--sampling-prob", "2", *RUN[2:]], r"--sampling-prob must be"),
+        (
+            ["account", "--noise-multiplier", "1", "--num-examples", "0", "--batch-size", "1", *RUN[2:]],
+            "--num-examples",
+        ),
+        (["account", "--noise-multiplier", "1", *RUN[2:]], "give either --num-examples and --batch-size"),
+        (["account", "--noise-multiplier", "1", *RUN, "--num-examples", "5"], "give either --num-examples"),
+        (["account", "--noise-multiplier", "x", *RUN], "invalid float value"),
+        (["calibrate", "--epsilon", "2", *RUN], "not available yet"),
+        (["calibrate", "--epsilon", "2", "--mu", "1", *RUN], "either --mu or --epsilon"),
+        (["calibrate", *RUN, "--accountant", "rdp"], "complete target"),
+        (["convert", "--mu", "-1"], "--mu must be a finite number >= 0, got -1"),
+        (["convert", "--mu", "1", "--rho", "1"], "give one of"),
+        (["convert", "--mu", "1", "--epsilon", "1", "--delta", ".1"], "at most one of"),
+        (["convert", "--epsilon", "1"], "give one of"),
+        (["bogus"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_two(capsys, arguments, message):
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_runs_as_a_module():
+    command = [sys.executable, "-W", "error", "-m", "gdpjax", "convert", "--mu", "-1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,76 @@
+"""Imports go strictly downward; siblings on one layer never import each other."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1] / "gdpjax"
+LAYERS = {
+    "_core": set(),
+    "tradeoff": {"_core"},
+    "ledger": {"_core"},
+    "clipping": {"_core"},
+    "sampling": {"_core"},
+    "mechanisms": {"_core", "tradeoff"},
+    "transforms": {"_core", "clipping", "ledger"},
+    "accounting": {"_core", "tradeoff", "ledger", "mechanisms"},
+    "optimizers": {"_core", "transforms"},
+    "auditing": {"_core", "accounting", "tradeoff"},
+    "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "ledger", "transforms"},
+    "plotting": {"_core", "accounting", "tradeoff", "ledger"},
+    "cli": {"_core", "accounting", "tradeoff", "ledger", "plotting", "auditing"},
+}
+PUBLIC_ONLY = ("experiments", "benchmarks")
+
+
+def imported_modules(path: pathlib.Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [node.module or ""]
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name == "gdpjax" or name.startswith("gdpjax.")]
+
+
+def part_of(path: pathlib.Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: pathlib.Path) -> None:
+    part = part_of(path)
+    if part in ("__init__", "__main__"):
+        return
+    for name in imported_modules(path):
+        pieces = name.split(".")
+        assert len(pieces) > 1, f"{path} imports the top level package"
+        assert pieces[1] == part or pieces[1] in LAYERS[part], f"{path} ({part}) must not import {name}"
+
+
+@pytest.mark.parametrize("folder", PUBLIC_ONLY)
+def test_programs_use_public_names_only(folder: str) -> None:
+    for path in (ROOT.parent / folder).rglob("*.py"):
+        for name in imported_modules(path):
+            assert not any(piece.startswith("_") for piece in name.split(".")), f"{path} imports private {name}"
+
+
+def test_core_does_not_import_flax_or_extras() -> None:
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
+            names = [module] if module else [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                allowed = {"jax", "numpy", "scipy", "optax", "gdpjax"}
+                top = (name or "").split(".")[0]
+                assert top in allowed or top in STANDARD, f"{path} imports {top}"
+
+
+STANDARD = {
+    "__future__", "abc", "argparse", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib",
+    "importlib", "inspect", "itertools", "json", "math", "os", "pathlib", "sys", "typing",
+}  # fmt: skip

@@ -1,0 +1,87 @@
+"""Events and ledgers: validation, JSON, the joint event."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpjax import Event, Ledger, NeighboringRelation
+
+EVENTS = st.builds(
+    Event,
+    noise_multiplier=st.floats(1e-3, 1e3),
+    sampling_prob=st.floats(0, 1),
+    num_steps=st.integers(1, 10**7),
+    overflow=st.floats(0, 0.5),
+)
+
+
+@given(st.lists(EVENTS, max_size=5))
+def test_json_round_trip(events):
+    ledger = Ledger(events)
+    assert Ledger.from_json(ledger.to_json()) == ledger
+    assert hash(Ledger(events)) == hash(ledger)
+
+
+def test_defaults_of_the_relation():
+    assert Event(1.0, 0.1, 1).neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert Event(1.0, 0.1, 1, "uniform").neighboring_relation is NeighboringRelation.REPLACE_ONE
+    special = Event(1.0, 0.1, 1, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    assert Ledger.from_json(Ledger([special]).to_json())[0] == special
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((0.0, 0.1, 1), "noise_multiplier"),
+        ((float("nan"), 0.1, 1), "noise_multiplier"),
+        ((1.0, 1.1, 1), "sampling_prob"),
+        ((1.0, 0.1, 0), "num_steps"),
+        ((1.0, 0.1, 1.5), "num_steps"),
+        ((1.0, 0.1, 1, "shuffle"), "sampling must be one of"),
+        ((1.0, 0.1, 1, "poisson", NeighboringRelation.REPLACE_ONE), "proved bound"),
+        ((1.0, 0.1, 1, "uniform", NeighboringRelation.ADD_OR_REMOVE_ONE), "proved bound"),
+        ((1.0, 0.1, 1, "poisson", None, 1.0), "overflow"),
+        ((np.ones(2), 0.1, 1), "one configuration"),
+    ],
+)
+def test_bad_events(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Event(*fields)
+
+
+def test_joint_event_is_the_one_of_the_combined_noise():
+    """Trap 39: releases from one batch add up in 1 / sigma^2 before sampling, not after."""
+    joint = Event.joint(3.0, 4.0, sampling_prob=0.1, num_steps=5)
+    assert joint.noise_multiplier == pytest.approx(2.4)
+    with pytest.raises(ValueError, match="at least one"):
+        Event.joint(sampling_prob=0.1, num_steps=5)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        Event.joint(1.0, -1.0, sampling_prob=0.1, num_steps=5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"gdpjax_ledger": 2, "events": []}', '{"gdpjax_ledger": 1, "events": [{"a": 1}]}'],
+)
+def test_bad_json(text):
+    with pytest.raises(ValueError, match=r"expected|could not be read"):
+        Ledger.from_json(text)
+
+
+def test_only_events():
+    with pytest.raises(ValueError, match="holds events"):
+        Ledger([(1.0, 0.1, 1)])
+
+
+def test_ledger_cannot_be_read_while_traced():
+    import jax.numpy as jnp
+
+    import gdpjax
+
+    tx = gdpjax.privatize(
+        gdpjax.Sensitivity(1.0), noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=1, key=jax.random.key(0)
+    )
+    with pytest.raises(ValueError, match="outside compiled code"):
+        jax.jit(lambda p: len(gdpjax.ledger_of(tx.init(p))))(jnp.zeros(2))

@@ -1,0 +1,111 @@
+"""The transforms are ordinary optax: inject_hyperparams, flax TrainState, nnx.Optimizer, donation, checkpoints."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx, serialization
+from flax.training.train_state import TrainState
+
+import gdpjax
+
+PRIVATE = {"noise_multiplier": 1.0, "sampling_prob": 0.25, "expected_batch_size": 8.0, "key": jax.random.key(0)}
+X = jax.random.normal(jax.random.key(1), (8, 4))
+Y = jnp.arange(8) % 3
+
+
+def cross_entropy(logits, label):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+
+def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
+    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
+    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", "ledger_capacity", "nesterov"))
+    tx = factory(optax.linear_schedule(0.1, 0.0, 10), clipped_by=grad_fn, **PRIVATE)
+    params = jnp.ones(4)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    for multiplier in [1.0, 1.0, 0.5]:
+        state.hyperparams["noise_multiplier"] = jnp.asarray(multiplier)
+        updates, state = update(grad_fn(params, X), state, params)
+    assert updates.shape == (4,)
+    assert [(e.noise_multiplier, e.num_steps) for e in gdpjax.ledger_of(state).events] == [(1.0, 2), (0.5, 1)]
+    assert update._cache_size() == 1
+
+
+def test_flax_train_state_and_its_serialization():
+    model = nn.Dense(3)
+    params = model.init(jax.random.key(0), X[0])
+    grad_fn = gdpjax.clipped_grad(lambda p, x, y: cross_entropy(model.apply(p, x), y), 1.0, batch_argnums=(1, 2))
+    state = TrainState.create(
+        apply_fn=model.apply, params=params, tx=gdpjax.dpadam(1e-2, clipped_by=grad_fn, **PRIVATE)
+    )
+
+    @jax.jit
+    def step(state):
+        return state.apply_gradients(grads=grad_fn(state.params, X, Y))
+
+    for _ in range(3):
+        state = step(state)
+    assert gdpjax.ledger_of(state.opt_state).num_steps == 3
+    restored = serialization.from_bytes(state, serialization.to_bytes(state))
+    assert gdpjax.ledger_of(restored.opt_state) == gdpjax.ledger_of(state.opt_state)
+    for a, b in zip(jax.tree.leaves(step(state)), jax.tree.leaves(step(restored)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_nnx_optimizer():
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    graph, _ = nnx.split(model, nnx.Param)
+    grad_fn = gdpjax.clipped_grad(lambda p, x, y: cross_entropy(nnx.merge(graph, p)(x), y), 1.0, batch_argnums=(1, 2))
+    optimizer = nnx.Optimizer(model, gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), wrt=nnx.Param)
+    before = [jnp.copy(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, grad_fn(nnx.state(model, nnx.Param), X, Y))
+
+    for _ in range(2):
+        step(model, optimizer)
+    after = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert all((a != b).all() for a, b in zip(before, after, strict=True))
+    assert gdpjax.ledger_of(optimizer.opt_state).num_steps == 2
+
+
+def test_bfloat16_model_trains_with_float32_noise():
+    params = jnp.ones(4, jnp.bfloat16)
+    grad_fn = gdpjax.clipped_grad(lambda w, x: (w @ x.astype(w.dtype)) ** 2, 1.0)
+    tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
+    updates, _ = tx.update(grad_fn(params, X), tx.init(params), params)
+    assert updates.dtype == jnp.float32
+    assert optax.apply_updates(params, updates).dtype == jnp.bfloat16
+
+
+def test_donated_state():
+    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
+    tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
+
+    def step(params, state):
+        updates, state = tx.update(grad_fn(params, X), state, params)
+        return optax.apply_updates(params, updates), state
+
+    donating, params = jax.jit(step, donate_argnums=(0, 1)), jnp.ones(4)
+    state = tx.init(params)
+    for _ in range(3):
+        params, state = donating(params, state)
+    assert gdpjax.ledger_of(state).num_steps == 3
+    assert jax.random.key_data(PRIVATE["key"]).shape == (2,)  # donation did not take the user's key with it
+    donating(jnp.ones(4), tx.init(jnp.ones(4)))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_whole_step_works_with_and_without_x64(x64):
+    with jax.enable_x64(x64):
+        params = jnp.ones(4)
+        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x.astype(w.dtype)) ** 2, 1.0)
+        tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
+        updates, state = jax.jit(tx.update)(grad_fn(params, X), tx.init(params), params)
+        assert updates.dtype == params.dtype
+        assert gdpjax.ledger_of(state).num_steps == 1

@@ -1,0 +1,324 @@
+"""`privatize` and the optimizers: what is released, what is recorded, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import gdpjax
+from gdpjax.ledger import LedgerState, init_ledger, record_step
+
+SUM = gdpjax.Sensitivity(1.0)
+PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 50.0, "key": jax.random.key(0)}
+
+
+def make(**changes):
+    options = {"clip": SUM, **PRIVATE, **changes}
+    return gdpjax.privatize(options.pop("clip"), **options)
+
+
+def run(tx, params, num_steps=1, total=None):
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    total = jax.tree.map(jnp.zeros_like, params) if total is None else total
+    for _ in range(num_steps):
+        released, state = update(total, state, params)
+    return released, state
+
+
+@pytest.mark.parametrize("relation", list(gdpjax.NeighboringRelation))
+def test_released_mean_and_deviation(relation):
+    params = {"w": jnp.zeros(200_000)}
+    sampling = "uniform" if relation is gdpjax.NeighboringRelation.REPLACE_ONE else "poisson"
+    tx = make(clip=gdpjax.Sensitivity(0.5), neighboring_relation=relation, sampling=sampling)
+    released, _ = run(tx, params, total={"w": jnp.full(200_000, 100.0)})
+    values = (np.asarray(released["w"], np.float64) * 50 - 100) / (1.3 * 0.5 * relation.sensitivity_factor)
+    assert stats.kstest(values, "norm").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 2, 8])
+def test_noise_does_not_depend_on_the_realised_batch(num_real):
+    """Traps 1 and 2: the divisor is the expected batch size, for empty and all-padding batches too."""
+    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0)
+    w = jnp.zeros(100_000)
+    total = grad_fn(w, jnp.zeros((8, 100_000)), is_padding=jnp.arange(8) >= num_real)
+    released, _ = run(make(clip=grad_fn), w, total=total)
+    assert abs(np.std(released) / (1.3 / 50) - 1) < 0.02
+    empty, _ = run(make(clip=grad_fn), w, total=grad_fn(w, jnp.zeros((0, 100_000))))
+    np.testing.assert_array_equal(empty, released)
+
+
+def test_steps_leaves_and_keys_give_independent_noise():
+    params = {"a": jnp.zeros(50_000), "b": jnp.zeros(50_000), "c": {"a": jnp.zeros(50_000)}}
+    draws = []
+    for key in [jax.random.key(0), jax.random.key(1)]:
+        tx = make(key=key)
+        state = tx.init(params)
+        for _ in range(2):
+            released, state = tx.update(params, state, params)
+            draws += [np.asarray(leaf) for leaf in jax.tree.leaves(released)]
+    assert np.abs(np.corrcoef(draws) - np.eye(len(draws))).max() < 5 / np.sqrt(50_000)
+
+
+def test_noise_of_a_leaf_does_not_depend_on_other_leaves():
+    small, _ = run(make(), {"a": jnp.zeros(5)})
+    large, _ = run(make(), {"a": jnp.zeros(5), "b": jnp.zeros(7)})
+    np.testing.assert_array_equal(small["a"], large["a"])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_noise_survives_any_gradient_dtype(dtype):
+    params = {"w": jnp.zeros(20_000, dtype)}
+    released, _ = run(make(), params, total={"w": jnp.full(20_000, 300.0, dtype)})
+    assert released["w"].dtype == jnp.float32
+    assert stats.kstest((np.asarray(released["w"]) * 50 - 300) / 1.3, "norm").pvalue > 1e-4
+
+
+def test_frozen_and_integer_leaves_leave_as_exact_zeros():
+    grad_fn = gdpjax.clipped_grad(
+        lambda p, x: jnp.vdot(p["w"], x) + p["frozen"].sum(), 1.0, trainable={"w": True, "frozen": False, "n": True}
+    )
+    params = {"w": jnp.zeros(3), "frozen": jnp.zeros(3), "n": jnp.arange(2)}
+    tx = make(clip=grad_fn)
+    # Even a sum that something wrote into a frozen leaf must not get out without noise.
+    released, _ = run(tx, params, total={"w": jnp.ones(3), "frozen": jnp.ones(3), "n": jnp.arange(2)})
+    assert released["w"].all()
+    assert not released["frozen"].any()
+    assert not released["n"].any()
+
+
+def test_every_row_of_an_embedding_is_noised():
+    """Trap 25: rows no example touched must not show it."""
+    grad_fn = gdpjax.clipped_grad(lambda table, i: table[i].sum(), 1.0)
+    table = jnp.zeros((50, 4))
+    released, _ = run(make(clip=grad_fn), table, total=grad_fn(table, jnp.array([1, 2])))
+    assert (np.asarray(released) != 0).all()
+
+
+def test_ledger_records_what_was_run_and_merges_equal_steps():
+    _, state = run(make(overflow_per_step=1e-9), {"w": jnp.zeros(3)}, num_steps=5)
+    (event,) = gdpjax.ledger_of(state).events
+    assert (event.num_steps, event.sampling, event.neighboring_relation.name) == (5, "poisson", "ADD_OR_REMOVE_ONE")
+    assert 0 <= 1.3 - event.noise_multiplier < 3e-7
+    assert 0 <= event.sampling_prob - 0.01 < 1e-9
+    np.testing.assert_allclose(event.overflow, 5e-9, rtol=1e-5)
+
+
+def test_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling():
+    schedule = optax.join_schedules([optax.constant_schedule(1.0), optax.constant_schedule(2.0)], [3])
+    _, state = run(make(noise_multiplier=schedule), {"w": jnp.zeros(3)}, num_steps=7)
+    assert [(e.noise_multiplier, e.num_steps) for e in gdpjax.ledger_of(state).events] == [(1.0, 3), (2.0, 4)]
+
+
+def test_a_full_ledger_is_conservative_and_flagged():
+    tx = make(noise_multiplier=lambda t: jnp.array([5.0, 2.0, 3.0, 4.0])[t], ledger_capacity=2)
+    _, state = run(tx, {"w": jnp.zeros(3)}, num_steps=4)
+    assert bool(state.ledger.overflow)
+    assert [(e.noise_multiplier, e.num_steps) for e in gdpjax.ledger_of(state).events] == [(5.0, 1), (2.0, 3)]
+    ledger = init_ledger(1, "poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for noise_multiplier, sampling_prob in [(2.0, 0.1), (1.0, 0.3), (3.0, 0.2)]:
+        ledger = record_step(ledger, noise_multiplier, sampling_prob, 0.0)
+    (event,) = gdpjax.ledger_of(ledger).events
+    assert (event.noise_multiplier, round(event.sampling_prob, 6), event.num_steps) == (1.0, 0.3, 3)
+
+
+def test_under_scan_and_inside_a_chain():
+    tx = optax.chain(make(), optax.adam(1e-3))
+    params = {"w": jnp.zeros(3)}
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update({"w": jnp.ones(3)}, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    (scanned, state), _ = jax.lax.scan(step, (params, tx.init(params)), None, length=4)
+    carry = (params, tx.init(params))
+    for _ in range(4):
+        carry, _ = step(carry, None)
+    np.testing.assert_allclose(scanned["w"], carry[0]["w"], rtol=1e-5)
+    assert gdpjax.ledger_of(state) == gdpjax.ledger_of(carry[1])
+
+
+def test_sweep_by_vmap_over_traced_hyperparameters():
+    params = {"w": jnp.zeros(4)}
+    keys = jax.random.split(jax.random.key(1), 3)
+    multipliers = jnp.array([0.5, 1.0, 2.0])
+
+    def train(noise_multiplier, key):
+        tx = make(noise_multiplier=noise_multiplier, key=key)
+        return tx.update(params, tx.init(params), params)
+
+    released, states = jax.jit(jax.vmap(train))(multipliers, keys)
+    for i in range(3):
+        alone, state = train(float(multipliers[i]), keys[i])
+        np.testing.assert_allclose(released["w"][i], alone["w"], rtol=2e-6)
+        assert gdpjax.ledger_of(jax.tree.map(lambda x, i=i: x[i], states)) == gdpjax.ledger_of(state)
+    with pytest.raises(ValueError, match="pick one configuration"):
+        gdpjax.ledger_of(states)
+
+
+def two_configurations(noise_multiplier, total=None):
+    tx = make(noise_multiplier=noise_multiplier)
+    params = {"w": jnp.zeros(4)}
+    return tx.update(params if total is None else total, tx.init(params), params)[0]
+
+
+def test_a_key_shared_by_the_configurations_of_a_sweep_is_refused():
+    """Trap 38: with sigma 1 and 2 and one key, 2 u1 - u2 is the clipped sum without noise."""
+    leaked = 2 * two_configurations(1.0)["w"] - two_configurations(2.0)["w"]
+    assert np.abs(leaked).max() < 1e-6  # the attack works on a shared key, which is why vmap over one is refused
+    for transform in (jax.vmap, lambda f: jax.jit(jax.vmap(f)), lambda f: jax.vmap(jax.jit(f))):
+        with pytest.raises(ValueError, match="share one noise key"):
+            transform(two_configurations)(jnp.array([1.0, 2.0]))
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.vmap(lambda total: two_configurations(1.0, {"w": total}))(jnp.ones((2, 4)))
+
+
+def test_state_of_one_key_mapped_over_many_updates_is_refused():
+    tx, params = make(), {"w": jnp.zeros(4)}
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.vmap(tx.update, in_axes=(0, None, None))({"w": jnp.ones((2, 4))}, tx.init(params), params)
+
+
+def test_traced_nonsense_gives_nan_not_a_number():
+    params = {"w": jnp.zeros(4)}
+
+    def once(noise_multiplier, divisor):
+        tx = make(noise_multiplier=noise_multiplier, expected_batch_size=divisor)
+        return tx.update(params, tx.init(params), params)[0]["w"]
+
+    for bad in [(-1.0, 50.0), (jnp.nan, 50.0), (0.0, 50.0), (1.0, 0.0), (1.0, -5.0)]:
+        assert np.isnan(jax.jit(once)(*bad)).all(), bad
+
+
+def test_unclipped_or_per_example_gradients_are_refused():
+    tx, params = make(), {"w": jnp.zeros(3)}
+    state = tx.init(params)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(params, state)
+    with pytest.raises(ValueError, match=r"\['w'\].*clip_and_sum"):
+        tx.update({"w": jnp.zeros((8, 3))}, state, params)
+    with pytest.raises(ValueError, match="same structure"):
+        tx.update({"v": jnp.zeros(3)}, state, params)
+
+
+@pytest.mark.parametrize("wrap", ["masked", "partition"])
+def test_masks_around_the_private_transform_are_refused(wrap):
+    """Trap 40: optax.masked would pass the masked leaf's sum through without noise."""
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(3)}
+    inner = gdpjax.dpsgd(0.1, clipped_by=SUM, **PRIVATE)
+    if wrap == "masked":
+        tx = optax.masked(inner, {"a": True, "b": False})
+    else:
+        tx = optax.partition({"private": inner, "plain": optax.sgd(0.1)}, {"a": "private", "b": "plain"})
+    with pytest.raises(ValueError, match="trainable="):
+        tx.update(params, tx.init(params), params)
+
+
+def test_masks_and_partitions_after_privatize_work():
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(3)}
+    rates = optax.partition({"fast": optax.sgd(1.0), "slow": optax.sgd(0.1)}, {"a": "fast", "b": "slow"})
+    tx = optax.chain(make(), rates, optax.masked(optax.scale(2.0), {"a": False, "b": True}))
+    released, _ = run(tx, params)
+    alone, _ = run(make(), params)
+    np.testing.assert_allclose(released["a"], -alone["a"], rtol=1e-6)
+    np.testing.assert_allclose(released["b"], -0.2 * alone["b"], rtol=1e-6)
+
+
+def test_two_ledgers_in_one_state_are_refused():
+    """Trap 39: two releases from the same batch are one joint event."""
+    tx = optax.chain(make(), make(key=jax.random.key(1)))
+    with pytest.raises(ValueError, match="joint"):
+        gdpjax.ledger_of(tx.init({"w": jnp.zeros(3)}))
+    with pytest.raises(ValueError, match="no ledger"):
+        gdpjax.ledger_of(optax.adam(1e-3).init({"w": jnp.zeros(3)}))
+
+
+REFUSALS = {
+    "zero noise": (dict(noise_multiplier=0.0), "noise_multiplier must be a finite number > 0"),
+    "negative noise": (dict(noise_multiplier=-1.0), "noise_multiplier must be"),
+    "NaN noise": (dict(noise_multiplier=float("nan")), "noise_multiplier must be"),
+    "probability": (dict(sampling_prob=1.5), r"sampling_prob must be a number in \[0, 1\]"),
+    "NaN probability": (dict(sampling_prob=float("nan")), "sampling_prob must be"),
+    "batch size": (dict(expected_batch_size=0), "expected_batch_size must be"),
+    "no key": (dict(key=None), "key must be a PRNG key"),
+    "seed for key": (dict(key=0), "key must be a PRNG key"),
+    "many keys": (dict(key=jax.random.split(jax.random.key(0), 2)), "one PRNG key"),
+    "jitted grad_fn": (dict(clip=jax.jit(lambda x: x)), "jax.jit"),
+    "number for clip": (dict(clip=1.0), "Sensitivity"),
+    "poisson and replace-one": (dict(neighboring_relation=gdpjax.NeighboringRelation.REPLACE_ONE), "proved bound"),
+    "unknown sampling": (dict(sampling="shuffle"), "sampling must be one of"),
+    "overflow": (dict(overflow_per_step=-1.0), "overflow_per_step must be"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_input_is_refused(case):
+    options, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_ledger_capacity_must_be_static_and_positive():
+    with pytest.raises(ValueError, match="ledger_capacity"):
+        make(ledger_capacity=0).init({"w": jnp.zeros(2)})
+    with pytest.raises(ValueError, match="static_args"):
+        jax.jit(lambda n: make(ledger_capacity=n).init({"w": jnp.zeros(2)}))(3)
+
+
+@pytest.mark.parametrize("optimizer", [gdpjax.dpsgd, gdpjax.dpadam])
+def test_optimizers_take_exactly_one_way_of_clipping(optimizer):
+    for ways in [{}, {"l2_clip_norm": 1.0, "clipped_by": SUM}]:
+        with pytest.raises(ValueError, match="exactly one"):
+            optimizer(0.1, **ways, **PRIVATE)
+    with pytest.raises(ValueError, match="trainable belongs"):
+        optimizer(0.1, clipped_by=SUM, trainable=True, **PRIVATE)
+
+
+@pytest.mark.parametrize("optimizer", [gdpjax.dpsgd, gdpjax.dpadam])
+def test_both_ways_of_clipping_give_the_same_step(optimizer):
+    params, x = jnp.ones(3), jax.random.normal(jax.random.key(0), (6, 3)) * 3
+    loss = lambda w, x: jnp.vdot(w, x) ** 2  # noqa: E731
+    grad_fn = gdpjax.clipped_grad(loss, 0.7)
+    by_sum = optimizer(0.1, clipped_by=grad_fn, **PRIVATE)
+    by_rows = optimizer(0.1, 0.7, **PRIVATE)
+    one, _ = by_sum.update(grad_fn(params, x), by_sum.init(params), params)
+    other, _ = by_rows.update(gdpjax.per_example_grad(loss)(params, x), by_rows.init(params), params)
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_dpsgd_trainable_freezes():
+    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    tx = gdpjax.dpsgd(0.1, 1.0, trainable={"a": True, "b": False}, **PRIVATE)
+    rows = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), params)
+    updates, _ = tx.update(rows, tx.init(params), params)
+    assert updates["a"].all()
+    assert not updates["b"].any()
+
+
+def test_clip_and_sum_refuses_what_is_not_per_example():
+    clip = gdpjax.clip_and_sum(1.0)
+    with pytest.raises(ValueError, match="same leading batch axis"):
+        clip.update({"a": jnp.ones((3, 2)), "b": jnp.ones((4, 2))}, clip.init(None))
+    with pytest.raises(ValueError, match="same leading batch axis"):
+        clip.update({"a": jnp.ones(())}, clip.init(None))
+    with pytest.raises(ValueError, match="batch axis followed by"):
+        clip.update({"a": jnp.ones((3, 2))}, clip.init(None), {"a": jnp.ones(5)})
+    with pytest.raises(ValueError, match="no trainable floating"):
+        clip.update({"a": jnp.ones((3, 2), int)}, clip.init(None))
+
+
+def test_stored_ledger_is_made_of_plain_arrays():
+    state = make().init({"w": jnp.zeros(2)})
+    assert isinstance(state.ledger, LedgerState)
+    assert all(isinstance(leaf, jax.Array) and leaf.dtype != object for leaf in jax.tree.leaves(state))
+    assert not jnp.issubdtype(state.key_data.dtype, jax.dtypes.prng_key)
+
+
+def test_half_precision_leaves_get_the_noise_of_float32_ones():
+    """Not rounded to the leaf's dtype anywhere: the standard deviation is 1.3, not bfloat16's 1.296875."""
+    half, _ = run(make(), {"w": jnp.zeros(100, jnp.bfloat16)})
+    single, _ = run(make(), {"w": jnp.zeros(100, jnp.float32)})
+    np.testing.assert_array_equal(half["w"], single["w"])
