@@ -157,15 +157,16 @@ def log_delta_bounds(data: Transform, contour: Contour, sums: Sums, origin: Arra
     ``sums`` holds the kernels ("upper", "lower").
     """
     value, _ = evaluate(sums, epsilon - origin)
-    above = _log_scale(data, contour, epsilon[0], 1.0) + jnp.log(jnp.maximum(value[0], 0.0) + sums.error[0])
+    above = log_scale(data, contour, epsilon[0], 1.0) + jnp.log(jnp.maximum(value[0], 0.0) + sums.error[0])
     upper = jnp.minimum(jnp.logaddexp(above, jnp.log(data.lost)), 0.0)
-    below = _log_scale(data, contour, epsilon[1], -1.0) + jnp.log(jnp.maximum(value[1] - sums.error[1], 0.0))
+    below = log_scale(data, contour, epsilon[1], -1.0) + jnp.log(jnp.maximum(value[1] - sums.error[1], 0.0))
     gap = jnp.expm1(jnp.minimum(log_alias(data, contour, epsilon[1]) - below, 0.0))
     lower = jnp.where(below > -jnp.inf, below + jnp.log(-gap), -jnp.inf)
     return jnp.where(jnp.abs(epsilon - origin) <= contour.period, jnp.stack([upper, lower]), jnp.array([0.0, -jnp.inf]))
 
 
-def _log_scale(data: Transform, contour: Contour, epsilon: Array, side: float) -> Array:
+def log_scale(data: Transform, contour: Contour, epsilon: Array, side: float) -> Array:
+    """K(theta) - theta epsilon, moved to the given side by its rounding and quadrature error."""
     exponent = data.log_size - contour.theta * epsilon
     size = jnp.abs(data.log_size) + jnp.abs(contour.theta * epsilon)
     return exponent + side * (data.log_size_error + 8.0 * UNIT_ROUNDOFF * (1.0 + size))

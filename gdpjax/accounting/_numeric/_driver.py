@@ -75,24 +75,26 @@ def _trivial_upper(step: Step, log_delta: Array) -> Array:
     return mu * (jnp.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12)
 
 
-def log_delta_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, epsilon: Array) -> Answer:
+def log_delta_of_run(
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, epsilon: Array, width: float = DELTA_WIDTH
+) -> Answer:
     """The bracket on log delta, the larger of the two directions, of a run given per phase."""
 
     def direction(best: Answer, sign: Array) -> tuple[Answer, None]:
         step = Step(noise_multiplier, sampling_prob, num_steps, jnp.broadcast_to(sign, jnp.shape(num_steps)))
-        return _worse(best, direction_log_delta(step, epsilon, best.lower)), None
+        return _worse(best, direction_log_delta(step, epsilon, best.lower, width)), None
 
     nothing = jnp.full_like(epsilon, -jnp.inf)
     return jax.lax.scan(direction, Answer(nothing, nothing, nothing), jnp.array([1.0, -1.0]))[0]
 
 
-def direction_log_delta(step: Step, epsilon: Array, against: Array) -> Answer:
+def direction_log_delta(step: Step, epsilon: Array, against: Array, target: float = DELTA_WIDTH) -> Answer:
     """One direction; the bracket need not be tight once its upper end is below ``against``."""
 
     def body(state: tuple[Array, Answer]) -> tuple[Array, Answer]:
         i, old = state
         guess = jnp.clip(old.estimate, -690.0, -1e-12)
-        width = jnp.clip(0.3 * (against - guess), DELTA_WIDTH, 1.0)
+        width = jnp.clip(0.3 * (against - guess), target, 1.0)
         plan = _plan.make_plan(step, _plan.windows(step, guess), epsilon, guess, width, of_delta=True)
         new, estimate = _solve.log_delta_bracket(step, plan)
         # No lower bound: the window may have been too narrow for a delta this small.
@@ -101,7 +103,7 @@ def direction_log_delta(step: Step, epsilon: Array, against: Array) -> Answer:
 
     def unfinished(state: tuple[Array, Answer]) -> Array:
         i, now = state
-        return (i < TRIES) & (now.upper - now.lower > DELTA_WIDTH) & (now.upper > jnp.maximum(against, -690.0))
+        return (i < TRIES) & (now.upper - now.lower > target) & (now.upper > jnp.maximum(against, -690.0))
 
     # In the direction "add" no loss exceeds sum T log 1/(1 - p), and delta is zero beyond.
     largest = -jnp.sum(step.num_steps * jnp.log1p(-step.sampling_prob)) * (1.0 + 1e-12)

@@ -37,7 +37,11 @@ def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
         best = jnp.where(passed & ~done, jnp.stack([jnp.minimum(best[0], points[0]), points[1]]), best)
         return i + 1, best, done | passed
 
-    start = (np.int32(0), jnp.stack([_chernoff(data, contour, plan.log_delta), jnp.zeros_like(plan.epsilon)]), jnp.zeros(2, bool))
+    start = (
+        np.int32(0),
+        jnp.stack([_chernoff(data, contour, plan.log_delta), jnp.zeros_like(plan.epsilon)]),
+        jnp.zeros(2, bool),
+    )
     _, best, _ = jax.lax.while_loop(lambda s: (s[0] < _MARGINS.size) & ~jnp.all(s[2]), body, start)
     bounds = Bounds(best[1], jnp.where(jnp.isnan(best[0]), jnp.inf, best[0]))
     guess = jnp.where(converged, plan.epsilon + guess, 0.5 * (bounds.lower + bounds.upper))

@@ -100,7 +100,9 @@ def _compose(start, masses, spacing, num_steps, epsilon, side):
     # Wrapped mass, relative to e^{K - theta e}: left by a smaller exponent, right by a larger one.
     goal = log_k - theta * epsilon - 40.0
     left = [(moments(f * theta)[0] - f * theta * epsilon - goal) / (theta * (1 - f)) for f in (0.0, 0.3, 0.6, 0.8)]
-    right = [(moments(f * theta)[0] - f * theta * epsilon - goal) / (theta * (f - 1)) for f in (1.2, 1.5, 2.0, 3.0, 5.0)]
+    right = [
+        (moments(f * theta)[0] - f * theta * epsilon - goal) / (theta * (f - 1)) for f in (1.2, 1.5, 2.0, 3.0, 5.0)
+    ]
     size = int(2 ** np.ceil(np.log2((min(left) + min(right)) / spacing + masses.size)))
     if size > 2**21:
         raise TooLarge

@@ -89,7 +89,9 @@ def moment_exactly(sigma, p, theta, t, low, high, sign):
         return mpmath.quad(integrand, points)
 
 
-@pytest.mark.parametrize("case", [(0.5, 0.01, 2.0, 1.0), (1.3, 0.004, 20.0, 1.0), (0.7, 0.3, 3.0, -1.0), (4.0, 1.0, 5.0, 1.0)])
+@pytest.mark.parametrize(
+    "case", [(0.5, 0.01, 2.0, 1.0), (1.3, 0.004, 20.0, 1.0), (0.7, 0.3, 3.0, -1.0), (4.0, 1.0, 5.0, 1.0)]
+)
 @pytest.mark.parametrize("panels", [4, 12, 40])
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     sigma, p, theta, sign = case
@@ -117,7 +119,7 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
 
 def test_fourier_sums_match_direct_evaluation():
     with jax.enable_x64(True):
-        loss, weight = jnp.linspace(-0.3, 2.0, 256), jnp.exp(-jnp.linspace(-3.0, 3.0, 256) ** 2)
+        loss, weight = jnp.linspace(-0.3, 2.0, 256), jnp.exp(-(jnp.linspace(-3.0, 3.0, 256) ** 2))
         shape = (_line.MAX_FREQUENCIES // _line.FREQUENCY_BLOCK, 16, 64)
         part = np.asarray(_line._fourier_block(jnp.zeros(shape), loss, weight, 0.37, 3))[:3]
         real = (part[:, :8, :32] - part[:, 8:, 32:]).reshape(-1)
