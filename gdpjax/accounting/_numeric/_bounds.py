@@ -194,7 +194,7 @@ def mu_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, f
         failure: in (0, 1). All arguments broadcast.
 
     Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape, certified: the statement holds at ``upper``, fails below ``lower``.
+        ``Bounds(lower, upper)`` of the broadcast shape, certified: it holds at ``upper`` and fails below ``lower``.
 
     Raises:
         ValueError: an argument outside its range, or shapes that do not broadcast.

@@ -14,12 +14,13 @@ theta^theta / (1 + theta)^{1 + theta}, the maximum of (1 - e^{-x})_+ e^{-theta x
 The same test's two errors have the transforms k_P = e^{eta^2 z^2 / 2} / z for P(L + eta N > e), and for
 e^e Q(L + eta N > e) = E_P[e^{e - L} 1{...}] k_Q = e^{eta^2 (z + 1)^2 / 2} / (z + 1).
 
-**Trapezoid.** F(e) = E_P[h(L - e)] = (1 / 2 pi i) integral M(z) k(z) e^{-ze} dz. With spacing 2 pi / D, Poisson summation
-gives exactly  sum = F(e) + sum_{m >= 1} e^{theta m D} F(e + mD) + sum_{m >= 1} e^{-theta m D} F(e - mD).
+**Trapezoid.** F(e) = E_P[h(L - e)] = (1 / 2 pi i) integral M(z) k(z) e^{-ze} dz. With spacing 2 pi / D, Poisson
+summation gives exactly  sum = F(e) + sum_{m >= 1} e^{theta m D} F(e + mD) + sum_{m >= 1} e^{-theta m D} F(e - mD).
 
 * Where h >= 0 (U, P, Q) all aliases are >= 0, so the sum is an *upper* bound on F as it stands.
-* A lower bound subtracts upper bounds of the aliases. For U, L: F <= delta-like <= c(t) e^{K(t) - t e} at any t > 0, and
-  <= 1. With t = theta_2 > theta on the right and t = theta_1 < theta (or the bound 1) on the left the sums are geometric.
+* A lower bound subtracts upper bounds of the aliases. For L: F <= delta of the cut measures <= c(t) e^{K(t) - t e} at
+  any t > 0, and <= 1. With t = theta_2 > theta on the right and t = theta_1 < theta (or the bound 1) on the left the
+  sums are geometric.
 
 **What else.** The sum stops at |t| <= t_N. Since |M(theta + it)| <= M(theta), the rest is at most
 e^{K(theta) - theta e} (1 / pi) integral_{t_N} |k|, with |k_U| <= e^{eta^2 (theta^2 + theta - t^2) / 2} / t^2 and
@@ -72,7 +73,7 @@ def log_tail(name: str, contour: Contour, start: Array) -> Array:
 
 
 class Sums(NamedTuple):
-    """e^{-log_size} e^{theta e} F(e) for several kernels: trigonometric sums in e - origin, and bounds on their errors."""
+    """e^{theta e - log_size} F(e) for several kernels: trigonometric sums in e - origin, and bounds on their errors."""
 
     num_blocks: Array
     spacing: Array
@@ -111,8 +112,11 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
 
     zeros = jnp.zeros((len(names), MAX_FREQUENCIES))
     real, imag, error = jax.lax.fori_loop(np.int32(0), data.num_blocks, block, (zeros, zeros, jnp.zeros(len(names))))
-    last = jnp.minimum(jnp.floor(contour.cutoff / spacing), size * data.num_blocks - 1.0) * spacing
-    tails = jnp.exp(jnp.stack([log_tail(name, contour, last * (1.0 - 1e-12)) for name in names]))
+    # One term fewer than was summed, in case the comparison with the cutoff rounded the other way.
+    last = (
+        jnp.maximum(jnp.minimum(jnp.floor(contour.cutoff / spacing), size * data.num_blocks - 1.0) - 1.0, 0.5) * spacing
+    )
+    tails = jnp.exp(jnp.stack([log_tail(name, contour, last) for name in names]))
     return Sums(data.num_blocks, spacing, real, imag, error * (1.0 + 1e-9) + tails)
 
 

@@ -26,6 +26,7 @@ from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _driver
 
 _INTERVALS = 96
+_WIDTH = 3e-3
 
 
 def mu_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, failure: Array) -> Bounds:
@@ -33,7 +34,7 @@ def mu_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, f
     run = (noise_multiplier, sampling_prob, num_steps)
     top = _driver.epsilon_of_run(*run, jnp.log(failure)).upper
     epsilon = top * (np.arange(_INTERVALS) / _INTERVALS)
-    answer = jax.lax.map(lambda e: _driver.log_delta_of_run(*run, e), epsilon)
+    answer = jax.lax.map(lambda e: _driver.log_delta_of_run(*run, e, _WIDTH), epsilon)
     low = jnp.exp(answer.lower) * (1.0 - 1e-12)
     high = jnp.minimum(jnp.exp(answer.upper) * (1.0 + 1e-12), 1.0)
     mixed = (low - failure) / (1.0 - failure)

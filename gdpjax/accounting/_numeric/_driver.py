@@ -40,13 +40,13 @@ def epsilon_of_run(
 
     def direction(best: Answer, sign: Array) -> tuple[Answer, None]:
         step = Step(noise_multiplier, sampling_prob, num_steps, jnp.broadcast_to(sign, jnp.shape(num_steps)))
-        return _worse(best, _direction_epsilon(step, log_delta, best.lower, width)), None
+        return _worse(best, direction_epsilon(step, log_delta, best.lower, width)), None
 
     zero = jnp.zeros_like(log_delta)
     return jax.lax.scan(direction, Answer(zero, zero, zero), jnp.array([1.0, -1.0]))[0]
 
 
-def _direction_epsilon(step: Step, log_delta: Array, against: Array, target: float) -> Answer:
+def direction_epsilon(step: Step, log_delta: Array, against: Array, target: float) -> Answer:
     """One direction; the bracket need not be tight once its upper end is below ``against``."""
     window = _plan.windows(step, log_delta)
 

@@ -1,15 +1,15 @@
 """The moment function of a composition along the line Re z = theta, with every error of it.
 
 M(theta + it) = prod_j A_j(theta + it)^{T_j} over the phases j of a run, at t = k 2 pi / D, k < N. With the nodes of
-`_moments`, A_j(theta + it) / A_j(theta) = sum_i w_i e^{i t L_i}, a non-uniform Fourier transform of positive weights. For
-k = 256 f + 32 k1 + k2 the exponential is a product of three, so a block of 256 frequencies is one matrix product,
+`_moments`, A_j(theta + it) / A_j(theta) = sum_i w_i e^{i t L_i}, a non-uniform Fourier transform of positive weights.
+For k = 256 f + 32 k1 + k2 the exponential is a product of three, so a block of 256 frequencies is one matrix product,
 (16, nodes) times (nodes, 64): some thirty times cheaper than as many sines and cosines. Numbers of nodes and of
 frequencies are loop counts, not shapes: one compiled program serves easy and hard configurations.
 
-**Errors.** If the computed phi_j = A_j(theta + it) / A_j(theta) is off by at most u_j(t), quadrature and rounding together, then with
-m_j = |phi_j| + u_j the product prod phi_j^{T_j} is off by at most (sum_j T_j u_j / m_j) prod m_j^{T_j} (telescope the
-product). Both phi and the computed one are at most 1 (up to rounding), so m_j may be capped there and the difference
-at 2. K(theta) itself is off by sum_j T_j u_j(0).
+**Errors.** If the computed phi_j = A_j(theta + it) / A_j(theta) is off by at most u_j(t), quadrature and rounding, then
+with m_j = |phi_j| + u_j the product prod phi_j^{T_j} is off by at most (sum_j T_j u_j / m_j) prod m_j^{T_j} (telescope
+the product). Both phi and the computed one are at most 1 (up to rounding), so m_j may be capped there and the
+difference at 2. K(theta) itself is off by sum_j T_j u_j(0).
 """
 
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _moments

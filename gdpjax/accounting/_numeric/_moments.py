@@ -14,30 +14,30 @@ of all steps): dropping outcomes can only hurt a test, and a test wins at most t
 A(theta) is dominated for small p by outcomes of probability e^{-100000}, and the saddle point moves to where they live.
 With Phi(-x) <= e^{-x^2/2}/2 for x >= 0 the lost mass is explicit.
 
-**Quadrature.** [a, b] is divided into panels (of any widths w) with N = 32 Gauss-Legendre nodes each. If g is analytic and
-bounded by M in the ellipse with foci at the ends of a panel, semi-axes (w/4)(rho +- 1/rho), its Chebyshev coefficients
-there are at most 2 M rho^{-k}; the rule is exact to degree 2N - 1 and has positive weights, so its error is at most
-2 * (w/2) * 2 * sum_{k >= 2N} 2 M rho^{-k} = 4 w M rho^{-2N} / (1 - 1/rho). On the rectangle around the ellipse, of
-height Y <= pi sigma / 2 and real parts in [x0, x1], with s = shift + sign (theta + i t):
+**Quadrature.** [a, b] is divided into panels (of any widths w) with N = 32 Gauss-Legendre nodes each. If g is analytic
+and bounded by M in the ellipse with foci at the ends of a panel, semi-axes (w/4)(rho +- 1/rho), its Chebyshev
+coefficients there are at most 2 M rho^{-k}; the rule is exact to degree 2N - 1 with positive weights, so its error is
+at most 2 * (w/2) * 2 * sum_{k >= 2N} 2 M rho^{-k} = 4 w M rho^{-2N} / (1 - 1/rho). On the rectangle around the ellipse,
+of height Y <= pi sigma / 2 and real parts in [x0, x1], with s = shift + sign (theta + i t):
 
     |phi(x + iy)| <= e^{Y^2/2} phi(smallest |x|),
     |r^s| = |r|^{Re s} e^{-sign t arg r},  |arg r(x + iy)| <= arg r(x1 + iY)  (increasing in x and in |y|),
     Re s >= 0: |r(x + iy)| <= r(x1);   Re s < 0: |r(x + iy)| >= |r(x0 + iY)|  (increasing in x, decreasing in |y|).
 
 The best of several Y is taken for each panel, or twice the panel's own A(theta), since neither the integral nor the
-rule can exceed that: panels that carry next to nothing need not resolve their oscillation. The bound grows with t, so it
-is evaluated at a few levels of t. Widths follow the need: about 38 / (t |L'|) where the mass is, and 2 sigma.
+rule can exceed that: panels that carry next to nothing need not resolve their oscillation. The bound grows with t, so
+it is evaluated at a few levels of t. Widths follow the need: about 38 / (t |L'|) where the mass is, and 2 sigma.
 
 **Rounding**, u = 2^-53. A relative error of the weighted node i: 2 u_i^2 + 40 for the Gaussian weight, its exponent,
-the tables and three rotations; 12 |s| |L_i| for L_i (relative error 10 u) inside e^{s L_i}; and the displacement of the node, at most
-3 u (|u_i| + w + 1/sigma), times the slope of the log-integrand, |u_i| + |s| pi_i / sigma with pi_i = p e^v / r the
-derivative of log r in v; a factor 2 is kept on the last. Sums of n terms add 2 (n + 8). Everything is an average over
-the (positive) weights, so it costs two dot products. It assumes exp, log, sin and cos good to 4 ulp (tested).
+the tables and three rotations; 12 |s| |L_i| for L_i (relative error 10 u) inside e^{s L_i}; and the displacement of the
+node, at most 3 u (|u_i| + w + 1/sigma), times the slope of the log-integrand, |u_i| + |s| pi_i / sigma, where
+pi_i = p e^v / r is the derivative of log r in v; a factor 2 is kept on the last. Sums of n terms add 2 (n + 8).
+Everything is an average over the (positive) weights, so it costs two dot products. It assumes exp, log, sin and cos
+good to 4 ulp (tested).
 """
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp

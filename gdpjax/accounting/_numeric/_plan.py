@@ -24,7 +24,7 @@ from gdpjax.accounting._numeric._moments import Nodes, Step, Window
 
 PLAN_PANELS = 8
 LOG_CUT = np.log(1e-6)
-_BELOW, _ABOVE = (0.25, 0.5, 0.75), (1.25, 1.6, 2.2, 3.2)
+_BELOW, _ABOVE = (0.25, 0.5, 0.75), (1.04, 1.08, 1.15, 1.3, 1.6, 2.2, 3.2)
 _LOG_THETA = (np.log(1e-7), np.log(1e12))
 
 

@@ -26,7 +26,7 @@ def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
     sums = _contour.make_sums(("upper", "lower"), data, contour, plan.epsilon)
     guess, converged = _estimate(sums, data, contour, plan)
     proposal = jnp.maximum(plan.epsilon + _crossings(sums, data, contour, plan, guess), 0.0)
-    unit = jnp.maximum(proposal, 1e-7) * jnp.array([1.0, -1.0])
+    unit = jnp.where(proposal > 0, jnp.maximum(proposal, 1e-7), 0.0) * jnp.array([1.0, -1.0])
 
     def body(state):
         i, best, done = state

@@ -1,6 +1,6 @@
 """The trade-off curve of a run, bracketed at given alpha.
 
-The curve is f = min(f_rem, f_add)**, the convex symmetric curve that both directions obey; f_add is the inverse of f_rem.
+The curve is f = min(f_rem, f_add)**, the convex symmetric curve that both directions obey; f_add is f_rem inverted.
 With D(e) = max of the two deltas, f is the supremum of the curves of all (e, D(e)):
 
     f(alpha) = sup_{e >= 0} max(1 - D(e) - e^e alpha, e^{-e} (1 - D(e) - alpha)).
@@ -51,20 +51,21 @@ def tradeoff_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Ar
 
 
 def _threshold(step: Step, nodes: Nodes, alpha: Array, kind: Array) -> Array:
-    """Roughly the e with Q(L > e) = alpha (kind 0) or P(L > e) = 1 - alpha (kind 1), from the saddle-point formulas.
+    """Roughly the e with Q(L > e) = alpha (kind 0) or P(L <= e) = alpha (kind 1), from the saddle-point formulas.
 
-    A tail probability is e^{K(t) - s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + 1/s, where s = t + 1
-    under Q and s = t under P.
+    A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, where s > 0,
+    side is 1 for an upper tail and -1 for a lower one, and t = side s under P, side s - 1 under Q. The smaller tail
+    is used, where the formula is accurate.
     """
-    goal = jnp.where(kind == 0, jnp.log(alpha), jnp.log1p(-alpha))
+    side = jnp.where((kind == 0) == (alpha < 0.5), 1.0, -1.0)
+    goal = jnp.log(jnp.minimum(alpha, 1.0 - alpha))
 
-    def point(theta: Array) -> tuple[Array, Array]:
-        k, k1, k2 = _plan.cumulants(step, nodes, theta)
-        s = jnp.where(kind == 0, theta + 1.0, theta)
-        e = k1 - 1.0 / s
-        return e, k - s * e - jnp.log(s) - 0.5 * jnp.log(2.0 * np.pi * (k2 + s**-2))
+    def point(s: Array) -> tuple[Array, Array]:
+        k, k1, k2 = _plan.cumulants(step, nodes, jnp.where(kind == 0, side * s - 1.0, side * s))
+        e = k1 - side / s
+        return e, k - side * s * e - jnp.log(s) - 0.5 * jnp.log(2.0 * np.pi * (k2 + s**-2))
 
-    return point(_plan.bisect(lambda theta: goal - point(theta)[1], np.log(1e-7), np.log(1e10), 24))[0]
+    return point(_plan.bisect(lambda s: goal - point(s)[1], np.log(1e-7), np.log(1e10), 24))[0]
 
 
 def _test(step: Step, epsilon: Array, log_delta: Array, alpha: Array, kind: Array) -> Array:

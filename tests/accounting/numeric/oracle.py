@@ -1,11 +1,11 @@
-"""An independent bracket on delta: a discretised privacy loss, rounded both ways, composed by an exponentially tilted FFT.
+"""An independent bracket on delta: a discretised privacy loss, rounded both ways, composed by a tilted FFT.
 
 Nothing here comes from the package. One step has P-mass a_k and Q-mass b_k on losses in the k-th cell of a grid.
 
 * Pessimistic: each cell's masses are moved to its two ends (k h, (k + 1) h) so that both totals are kept. Splitting an
   outcome that way can only help an adversary (the original is a post-processing of the split). Error O(T h^2).
-* Optimistic: each cell is merged into one outcome (a post-processing), whose loss log(a_k / b_k) is within O(h^2) of the
-  middle; it is then lowered to the next point of the grid of middles less a constant s, the s that lowers least on
+* Optimistic: each cell is merged into one outcome (a post-processing), whose loss log(a_k / b_k) is within O(h^2) of
+  the middle; it is then lowered to the next point of the grid of middles less a constant s, the s that lowers least on
   average. Error O(T h^2).
 
 A T-fold convolution by plain FFT has an absolute error of 1e-16. Weights e^{theta L}, removed afterwards, centre the

@@ -27,14 +27,29 @@ def step(noise_multiplier, sampling_prob, num_steps, direction):
     return Step(*(jnp.asarray([float(value)]) for value in values))
 
 
+ROWS = 40  # one shape, so one compilation
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _mapped(function, *rows):
-    return jax.lax.map(lambda row: function(*row), rows)
+def _mapped(function, count, *rows):
+    def body(i, out):
+        return jax.tree.map(lambda old, new: old.at[i].set(new), out, function(*(row[i] for row in rows)))
+
+    zeros = jnp.zeros(ROWS)
+    return jax.lax.fori_loop(0, count, body, _driver.Answer(zeros, zeros, zeros))
+
+
+def _run(function, sigma, p, steps, direction, last):
+    count = len(sigma)
+    rows = np.broadcast_arrays(sigma, p, steps, DIRECTIONS[direction], last)
+    with jax.enable_x64(True):
+        answer = _mapped(function, count, *(np.pad(row, (0, ROWS - count), mode="edge") for row in rows))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], answer)
 
 
 def _epsilon(sigma, p, steps, sign, log_delta):
     one = Step(sigma[None], p[None], steps[None], sign[None])
-    return _driver._direction_epsilon(one, log_delta, jnp.zeros_like(log_delta), _driver.RELATIVE_WIDTH)
+    return _driver.direction_epsilon(one, log_delta, jnp.zeros_like(log_delta), _driver.RELATIVE_WIDTH)
 
 
 def _log_delta(sigma, p, steps, sign, epsilon):
@@ -44,13 +59,9 @@ def _log_delta(sigma, p, steps, sign, epsilon):
 
 def direction_epsilon(sigma, p, steps, direction, delta):
     """Brackets on epsilon in one direction, arrays of equal length."""
-    with jax.enable_x64(True):
-        sign = np.full(np.shape(sigma), DIRECTIONS[direction])
-        return jax.tree.map(np.asarray, _mapped(_epsilon, sigma, p, steps, sign, np.log(delta)))
+    return _run(_epsilon, sigma, p, steps, direction, np.log(delta))
 
 
 def direction_log_delta(sigma, p, steps, direction, epsilon):
     """Brackets on log delta in one direction, arrays of equal length."""
-    with jax.enable_x64(True):
-        sign = np.full(np.shape(sigma), DIRECTIONS[direction])
-        return jax.tree.map(np.asarray, _mapped(_log_delta, sigma, p, steps, sign, epsilon))
+    return _run(_log_delta, sigma, p, steps, direction, epsilon)

@@ -31,11 +31,12 @@ def test_every_direction_of_the_reference_rows_is_inside(direction):
     assert np.all((above.upper >= np.log(delta)) & (below.lower <= np.log(delta)))
 
 
-def test_one_step_is_the_closed_form_in_both_directions():
-    sigma, p, epsilon = reference.columns(reference.ONE_STEP, "noise_multiplier", "sampling_prob", "epsilon")
+@pytest.mark.parametrize("rows", [reference.ONE_STEP[::5], pytest.param(reference.ONE_STEP, marks=pytest.mark.slow)])
+def test_one_step_is_the_closed_form_in_both_directions(rows):
+    sigma, p, epsilon = reference.columns(rows, "noise_multiplier", "sampling_prob", "epsilon")
     largest = np.zeros(sigma.size)
     for direction in reference.DIRECTIONS:
-        (delta,) = reference.columns(reference.ONE_STEP, f"delta_{direction}")
+        (delta,) = reference.columns(rows, f"delta_{direction}")
         bounds = reference.direction_log_delta(sigma, p, np.ones(sigma.size), direction, epsilon)
         with np.errstate(divide="ignore"):
             assert np.all((bounds.lower <= np.log(delta)) & (np.log(delta) <= bounds.upper))
@@ -46,7 +47,7 @@ def test_one_step_is_the_closed_form_in_both_directions():
     assert np.all((inverse.lower <= epsilon * (1 + 1e-9)) & (epsilon * (1 - 1e-9) <= inverse.upper))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     log_sigma=st.floats(np.log(0.3), np.log(50)),
     log_p=st.floats(np.log(1e-5), np.log(0.99)),
@@ -83,7 +84,7 @@ def check_against_oracle(sigma, p, steps, delta):
 
 
 def test_the_oracle_itself_brackets_the_reference_rows():
-    for row in reference.COMPOSED[::4]:
+    for row in reference.COMPOSED[::8]:
         for direction in reference.DIRECTIONS:
             run = (row["noise_multiplier"], row["sampling_prob"], row["num_steps"])
             options = {"log_tail": np.log(row["delta"]) - 10.0, "bins": 2**15}
