@@ -53,7 +53,7 @@ def tradeoff_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Ar
 def _threshold(step: Step, nodes: Nodes, alpha: Array, kind: Array) -> Array:
     """Roughly the e with Q(L > e) = alpha (kind 0) or P(L <= e) = alpha (kind 1), from the saddle-point formulas.
 
-    A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, where s > 0,
+    A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, s > 0;
     side is 1 for an upper tail and -1 for a lower one, and t = side s under P, side s - 1 under Q. The smaller tail
     is used, where the formula is accurate.
     """
