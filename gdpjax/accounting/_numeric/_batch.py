@@ -1,0 +1,93 @@
+"""Many configurations: a loop over rows, whether called eagerly, under jit or under vmap.
+
+Rows differ in cost by two orders of magnitude, because sizes are loop counts (see `_line`). So they run one after
+another, each with its own counts, rather than side by side with the largest; memory is that of one row. Under vmap a
+custom batching rule turns the batch into the same loop. Eagerly, rows go in chunks of a fixed shape with a count, so
+that one compilation serves every batch size.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.checks import Domain, check, check_broadcast, float64_function, is_traced
+from gdpjax._core.types import Array
+
+CHUNK = 256
+
+
+def batched(core: Callable[..., Any], *, num_phase_axes: int = 0, **domains: Domain) -> Callable[..., Any]:
+    """Lift a function of float64 scalars, given in the order of ``domains``, to broadcasting arrays.
+
+    The first ``num_phase_axes`` arguments of ``core`` are vectors [J] instead, the last axis of what is passed.
+    Implements the precision policy of `gdpjax._core.checks`: NumPy float64 eagerly, under an outer trace float32
+    rounded outward unless x64 is on; concrete arguments are checked, traced ones outside their domain give NaN.
+    """
+    sequential = jax.custom_batching.sequential_vmap(core)
+
+    def mapped(*values: Array) -> Any:
+        shape, rows = _rows(jnp, values, num_phase_axes)
+        flat = jax.lax.map(lambda row: sequential(*row), tuple(rows))
+        return jax.tree.map(lambda leaf: leaf.reshape(shape), flat)
+
+    named = _with_names(mapped, tuple(domains))
+    traced = float64_function(broadcast=num_phase_axes == 0, **domains)(named)
+
+    @jax.jit
+    def chunk(count: Array, *rows: Array) -> Any:
+        shapes = jax.eval_shape(core, *(row[0] for row in rows))
+        out = jax.tree.map(lambda leaf: jnp.zeros(CHUNK, leaf.dtype), shapes)
+
+        def body(i: Array, out: Any) -> Any:
+            return jax.tree.map(lambda old, new: old.at[i].set(new), out, core(*(row[i] for row in rows)))
+
+        return jax.lax.fori_loop(np.int32(0), count, body, out)
+
+    def call(*values: Array) -> Any:
+        arguments = dict(zip(domains, values, strict=True))
+        if is_traced(values):
+            return traced(**arguments)
+        for name, value in arguments.items():
+            check(name, value, domains[name])
+        if num_phase_axes == 0:
+            check_broadcast(**arguments)
+        shape, rows = _rows(np, [np.asarray(value, np.float64) for value in values], num_phase_axes)
+        starts = range(0, max(math.prod(shape), 1), CHUNK)
+        with jax.enable_x64(True):
+            parts = [_run_chunk(chunk, [row[i : i + CHUNK] for row in rows]) for i in starts]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(shape)[()], *parts)
+
+    return call
+
+
+def _rows(xp: Any, values: Any, num_phase_axes: int) -> tuple[tuple[int, ...], list[Array]]:
+    """The broadcast shape, and the arguments as rows [n] or [n, J]."""
+    phases, scalars = values[:num_phase_axes], values[num_phase_axes:]
+    phases = xp.broadcast_arrays(*phases) if phases else []
+    shapes = [np.shape(value)[:-1] for value in phases] + [np.shape(value) for value in scalars]
+    shape = np.broadcast_shapes(*shapes)
+    rows = [xp.broadcast_to(value, (*shape, value.shape[-1])).reshape(-1, value.shape[-1]) for value in phases]
+    return shape, rows + [xp.broadcast_to(value, shape).reshape(-1) for value in scalars]
+
+
+def _run_chunk(chunk: Callable[..., Any], rows: list[np.ndarray]) -> Any:
+    count = rows[0].shape[0]
+    padding = [(0, CHUNK - count)]
+    padded = [np.pad(row, padding + [(0, 0)] * (row.ndim - 1), mode="edge" if count else "constant") for row in rows]
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], chunk(np.int32(count), *padded))
+
+
+def _with_names(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """``function(*values)`` as a function with the given parameter names, which `float64_function` reads."""
+
+    def named(*values: Array, **keywords: Array) -> Any:
+        return function(*values, *(keywords[name] for name in names[len(values) :]))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    named.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # pyright: ignore
+    return named

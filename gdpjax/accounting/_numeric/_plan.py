@@ -1,0 +1,143 @@
+"""Where to put the contour. Nothing here is certified, and nothing needs to be: any plan gives a true bracket.
+
+For a target delta the line starts at the optimum of the Chernoff bound e(theta) = (K(theta) + log c(theta) +
+log(1/delta)) / theta, where theta K' - K + log(1 + theta) = log(1/delta), whose left side increases. Bisection, because
+Newton steps go astray where the one-step loss has two scales (p = 1e-4, or T p small). The saddle-point formula
+delta = e^{K - theta e} / (theta (theta + 1) sqrt(2 pi V)), V = K'' + theta^-2 + (theta + 1)^-2, then gives an epsilon,
+and K'(theta) = e + 1/theta + 1/(theta + 1) the line for it.
+
+The period D makes both aliases small against delta, the smoothing eta spends half of the wanted relative width
+(its cost is theta (theta + 1) eta^2 relative to delta), and the cutoff t_N = kappa / eta makes the tail small. The
+number of frequencies is then D t_N / (2 pi), the number of panels what the quadrature bound asks for.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.types import Array
+from gdpjax.accounting._numeric import _contour, _moments
+from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour
+from gdpjax.accounting._numeric._moments import Nodes, Step, Window
+
+PLAN_PANELS = 8
+LOG_CUT = np.log(1e-6)
+_BELOW, _ABOVE = (0.25, 0.5, 0.75), (1.04, 1.08, 1.15, 1.3, 1.6, 2.2, 3.2)
+_LOG_THETA = (np.log(1e-7), np.log(1e12))
+
+
+class Plan(NamedTuple):
+    """A contour, and the guess of (epsilon, log delta) it is made for."""
+
+    contour: Contour
+    window: Window
+    epsilon: Array
+    log_delta: Array
+
+
+def cumulants(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array, Array]:
+    """K, K' and K'' of the composition at theta."""
+    values = jax.vmap(lambda n: _moments.log_moment(n, theta))(nodes)
+    return tuple(jnp.sum(step.num_steps * value) for value in values)
+
+
+def bisect(function, low: Array, high: Array, iterations: int) -> Array:
+    """The root in theta of an increasing function, on a logarithmic scale."""
+
+    def body(_, bracket):
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        right = function(jnp.exp(middle)) < 0
+        return jnp.where(right, middle, low), jnp.where(right, high, middle)
+
+    low, high = jax.lax.fori_loop(np.int32(0), np.int32(iterations), body, (low, high))
+    return jnp.exp(0.5 * (low + high))
+
+
+def chernoff_line(step: Step, nodes: Nodes, log_delta: Array) -> Array:
+    """theta of the best Chernoff bound on epsilon at delta."""
+
+    def slope(theta):
+        k, k1, _ = cumulants(step, nodes, theta)
+        return theta * k1 - k + jnp.log1p(theta) + log_delta
+
+    return bisect(slope, *_LOG_THETA, 16)
+
+
+def saddle_line(step: Step, nodes: Nodes, epsilon: Array) -> Array:
+    """theta of the saddle point of e^{K(z) - z e} / (z (z + 1))."""
+
+    def slope(theta):
+        _, k1, _ = cumulants(step, nodes, theta)
+        return k1 - 1.0 / theta - 1.0 / (1.0 + theta) - epsilon
+
+    return bisect(slope, *_LOG_THETA, 16)
+
+
+def saddle_log_delta(step: Step, nodes: Nodes, theta: Array) -> Array:
+    """The saddle-point estimate of log delta(e) + theta e."""
+    k, _, k2 = cumulants(step, nodes, theta)
+    spread = k2 + theta**-2 + (1.0 + theta) ** -2
+    return k - jnp.log(theta * (1.0 + theta)) - 0.5 * jnp.log(2.0 * np.pi * spread)
+
+
+def windows(step: Step, log_delta: Array) -> Window:
+    """Windows that lose about e^LOG_CUT delta over the whole run."""
+    target = log_delta + LOG_CUT - jnp.log(4.0 * jnp.maximum(jnp.sum(step.num_steps), 1.0))
+    return jax.vmap(lambda s: _moments.choose_window(s, target))(step)
+
+
+def first_guess(step: Step, window: Window, log_delta: Array) -> Array:
+    """A rough epsilon at delta: the saddle-point formula on the line of the Chernoff bound."""
+    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
+    theta = chernoff_line(step, nodes, log_delta)
+    return jnp.maximum((saddle_log_delta(step, nodes, theta) - log_delta) / theta, 0.0)
+
+
+def make_plan(step: Step, window: Window, epsilon: Array, log_delta: Array, width: Array, *, of_delta: bool) -> Plan:
+    """The plan about a guess of (epsilon, log delta), for a relative ``width`` of delta, or else of epsilon."""
+    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
+    nodes = jax.lax.optimization_barrier(nodes)
+    theta = saddle_line(step, nodes, epsilon)
+    scale = 1.0 if of_delta else theta * jnp.maximum(epsilon, 1e-6 / width)
+    return refine(step, window, nodes, theta, epsilon, log_delta, width * scale)
+
+
+def guess_log_delta(step: Step, epsilon: Array) -> Array:
+    """A rough log delta at epsilon: the saddle-point formula, with a window for any delta."""
+    window = windows(step, jnp.asarray(-650.0))
+    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
+    theta = saddle_line(step, nodes, epsilon)
+    return saddle_log_delta(step, nodes, theta) - theta * epsilon
+
+
+def refine(
+    step: Step, window: Window, nodes: Nodes, theta: Array, epsilon: Array, log_delta: Array, width: Array
+) -> Plan:
+    """Choose period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
+    slack = jnp.log(0.02 * jnp.minimum(width, 1.0))
+    k = cumulants(step, nodes, theta)[0]
+    goal = log_delta + slack
+
+    points = theta * jnp.asarray([*_BELOW, *_ABOVE])
+    log_k = jax.vmap(lambda point: cumulants(step, nodes, point)[0])(points)
+    needed = jnp.maximum(_contour.log_peak(points) + log_k - points * epsilon - goal, 1.0) / jnp.abs(points - theta)
+    lows, left = points[: len(_BELOW)], needed[: len(_BELOW)]
+    highs, right = points[len(_BELOW) :], needed[len(_BELOW) :]
+    period = jnp.maximum(jnp.minimum(jnp.min(left), -goal / theta), jnp.min(right))
+    # Beyond about 1 the factor e^{eta^2 / 2} between the two parts of the lower kernel is felt.
+    eta = jnp.minimum(jnp.sqrt(0.5 * width / (theta * (theta + 1.0))), 0.6)
+    share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
+    kappa = jnp.sqrt(2.0 * jnp.clip(np.log(0.03) - slack - share, 6.0, 60.0))
+    contour = Contour(theta, period, eta, kappa / eta, _best(lows, left), _best(highs, right), slack + share)
+    room = 0.999 * 2.0 * np.pi * MAX_FREQUENCIES / period
+    crowding = jnp.maximum(contour.cutoff / room, 1.0)
+    contour = contour._replace(eta=eta * crowding, cutoff=contour.cutoff / crowding)
+    return Plan(contour, window, epsilon, log_delta)
+
+
+def _best(points: Array, cost: Array) -> Array:
+    """The largest of the points with the least cost."""
+    return jnp.max(jnp.where(cost <= jnp.min(cost), points, -jnp.inf))

@@ -1,0 +1,95 @@
+"""How the functions are called: shapes, transformations, precision, refusals."""
+
+import jax
+import numpy as np
+import pytest
+
+from gdpjax.accounting._numeric import delta_bounds, epsilon_bounds, epsilon_estimate, phases_epsilon_bounds
+
+FUNCTIONS = [epsilon_bounds, delta_bounds, epsilon_estimate]
+RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
+
+
+def last(function):
+    return 1.0 if function is delta_bounds else 1e-6
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_broadcasting_is_a_loop(function):
+    whole = np.asarray(function(RUN[0][:, None], np.array([0.01, 0.02]), RUN[2], last(function)))
+    assert whole.shape[-2:] == (3, 2)
+    for i in range(3):
+        one = np.asarray(function(RUN[0][i], 0.02, RUN[2], last(function)))
+        np.testing.assert_array_equal(whole[..., i, 1], one)
+    assert np.asarray(function(np.zeros((0, 2)) + 1, 0.1, 1, last(function))).shape[-2:] == (0, 2)
+
+
+def test_chunks_join():
+    sigma = np.geomspace(1.0, 8.0, 260)
+    upper = epsilon_bounds(sigma, 0.2, 100, 1e-5).upper
+    assert upper.shape == (260,)
+    assert upper[-1] == epsilon_bounds(sigma[-1], 0.2, 100, 1e-5).upper
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_function_jits_and_vmaps(function):
+    eager = np.asarray(function(*RUN, last(function)))
+    with jax.enable_x64(True):
+        jitted = np.asarray(jax.jit(function)(*RUN, last(function)))
+        mapped = np.asarray(jax.vmap(function, in_axes=(0, None, None, None))(*RUN, last(function)))
+    np.testing.assert_allclose(jitted, eager, rtol=1e-6)
+    np.testing.assert_allclose(mapped, eager, rtol=1e-6)
+
+
+def test_jitted_vmap_without_x64_is_rounded_outward():
+    assert not jax.config.jax_enable_x64
+    arguments = [np.float32(x) for x in (0.02, 300, 1e-6)]
+    sigma = np.float32([1.5, 4.0, -1.0])
+    eager = epsilon_bounds(sigma[:2], *arguments)
+    assert eager.lower.dtype == np.float64
+    traced = jax.jit(jax.vmap(lambda one: epsilon_bounds(one, *arguments)))(sigma)
+    assert traced.lower.dtype == np.float32
+    lower, upper = (np.asarray(x[:2], np.float64) for x in traced)
+    assert np.all((lower <= eager.lower) & (eager.upper <= upper))
+    np.testing.assert_allclose((lower, upper), eager, rtol=1e-6)
+    # Outside its range a traced value cannot be refused.
+    assert np.isnan(traced.lower[2])
+    assert np.isnan(traced.upper[2])
+    assert not jax.config.jax_enable_x64
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (0.0, 0.1, 1, 1e-5),
+        (np.nan, 0.1, 1, 1e-5),
+        (1.0, 1.1, 1, 1e-5),
+        (1.0, -0.1, 1, 1e-5),
+        (1.0, 0.1, 0, 1e-5),
+        (1.0, 0.1, 1.5, 1e-5),
+        (1.0, 0.1, 1, 0.0),
+        (1.0, 0.1, 1, 1.0),
+        (1.0, 0.1, 1, np.nan),
+        (np.ones(2), np.ones(3) / 2, 1, 1e-5),
+        ("one", 0.1, 1, 1e-5),
+    ],
+)
+@pytest.mark.parametrize("function", [epsilon_bounds, epsilon_estimate])
+def test_bad_input_is_refused(function, bad):
+    with pytest.raises(ValueError, match="must"):
+        function(*bad)
+
+
+def test_bad_epsilon_and_phases_are_refused():
+    for epsilon in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="epsilon must be"):
+            delta_bounds(1.0, 0.1, 1, epsilon)
+    with pytest.raises(ValueError, match="num_steps must be"):
+        phases_epsilon_bounds([1.0, 1.0], [0.1, 0.1], [1, -1], 1e-5)
+
+
+def test_nothing_is_revealed_without_sampling():
+    assert epsilon_bounds(1.0, 0.0, 10, 1e-5) == (0.0, 0.0)
+    assert delta_bounds(1.0, 0.0, 10, 0.0) == (0.0, 0.0)
+    assert phases_epsilon_bounds([1.0, 2.0], [0.1, 0.0], [0, 10], 1e-5) == (0.0, 0.0)

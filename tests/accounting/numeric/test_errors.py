@@ -1,0 +1,212 @@
+"""Each error term covers its error: any contour gives true bounds, and each piece is checked by itself."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from scipy import integrate
+from scipy.special import ndtr
+
+from gdpjax.accounting._numeric import _contour, _line, _moments, _plan
+from gdpjax.accounting._numeric._moments import Step
+from tests.accounting.numeric import reference
+
+
+@functools.partial(jax.jit, static_argnames="names")
+def bounds_of(step, window, contour, epsilon, names=("upper", "lower")):
+    data = _line.transform(step, window, contour)
+    sums = _contour.make_sums(names, data, contour, epsilon[0])
+    return _contour.log_delta_bounds(data, contour, sums, epsilon[0], epsilon)
+
+
+@functools.partial(jax.jit, static_argnames="of_delta")
+def planned(step, window, epsilon, log_delta, width, of_delta=True):
+    return _plan.make_plan(step, window, epsilon, log_delta, width, of_delta=of_delta)
+
+
+def spoil(contour, rng, mode):
+    """A good contour with all of its numbers changed by up to a large factor, or only one in a way that hurts."""
+    if mode == "cutoff":
+        return contour._replace(cutoff=contour.cutoff * np.exp(-rng.uniform(0.3, 2.0)))
+    if mode == "panels":  # resolve next to nothing of the oscillation
+        return contour._replace(log_error=contour.log_error + 60.0, cutoff=contour.cutoff * 1.3)
+    if mode == "window":
+        return contour
+    factor = lambda spread: float(np.exp(rng.uniform(-spread, spread)))  # noqa: E731
+    theta = contour.theta * factor(0.7)
+    return contour._replace(
+        theta=theta,
+        period=contour.period * factor(1.5),
+        eta=contour.eta * factor(1.5),
+        cutoff=contour.cutoff * factor(1.5),
+        below=theta * rng.uniform(0.1, 0.9),
+        above=theta * rng.uniform(1.1, 3.0),
+        log_error=contour.log_error + rng.uniform(0.0, 12.0),
+    )
+
+
+def violations(seed, mode, rows=reference.COMPOSED):
+    """How often a spoiled contour's bounds miss the reference values, and how often they say anything."""
+    rng = np.random.default_rng(seed)
+    wrong, informative = [], 0
+    with jax.enable_x64(True):
+        for row in rows[:: 1 if mode == "all" else 2]:
+            for direction in reference.DIRECTIONS:
+                step = reference.step(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
+                log_delta = np.log(row["delta"])
+                loss = rng.uniform(10.0, 16.0) if mode == "window" else rng.uniform(-5.0, 3.0)
+                window = _plan.windows(step, jnp.asarray(log_delta + loss))
+                around = jnp.asarray([row[direction]["lower"], row[direction]["upper"]])
+                contour = planned(step, window, around[0], jnp.asarray(log_delta), jnp.asarray(1e-2)).contour
+                upper, lower = bounds_of(step, window, spoil(contour, rng, mode), around)
+                informative += int(lower > log_delta - 1.0) + int(upper < log_delta + 1.0)
+                if upper < log_delta or lower > log_delta:
+                    wrong.append((row["noise_multiplier"], row["num_steps"], direction))
+    return wrong, informative
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("mode", ["all", "cutoff", "panels", "window"])
+def test_any_contour_gives_true_bounds(mode, seed):
+    wrong, informative = violations(seed, mode)
+    assert wrong == []
+    assert informative > 10
+
+
+def moment_exactly(sigma, p, theta, t, low, high, sign):
+    """The cut moment function at 20 digits."""
+    with mpmath.workdps(20):
+        shift = 1 if sign > 0 else 0
+
+        def integrand(u):
+            r = 1 - p + p * mpmath.exp(u / sigma - 1 / (2 * sigma**2))
+            return mpmath.npdf(u) * r**shift * mpmath.exp((theta + 1j * t) * sign * mpmath.log(r))
+
+        points = mpmath.linspace(low, high, 25)
+        return mpmath.quad(integrand, points)
+
+
+@pytest.mark.parametrize(
+    "case", [(0.5, 0.01, 2.0, 1.0), (1.3, 0.004, 20.0, 1.0), (0.7, 0.3, 3.0, -1.0), (4.0, 1.0, 5.0, 1.0)]
+)
+@pytest.mark.parametrize("panels", [4, 40])
+def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
+    sigma, p, theta, sign = case
+    with jax.enable_x64(True):
+        step = Step(*(jnp.asarray(float(x)) for x in (sigma, p, 1.0, sign)))
+        low, high = -8.0, 8.0 + 1.0 / sigma
+        edges = jnp.linspace(low, high, panels + 1)
+        nodes = _moments.make_nodes(step, edges)
+        frequency = jnp.asarray([0.0, 3.0, 60.0])
+        log_rule, log_error = _moments.quadrature_error(step, nodes, edges, jnp.full(3, theta), frequency)
+        fixed, slope = _moments.rounding_terms(step, nodes, theta)
+        weight = jnp.exp(nodes.log_weight + theta * nodes.loss)
+        rule = [complex(jnp.sum(weight * jnp.exp(1j * t * nodes.loss))) for t in frequency]
+        fixed, slope = float(jnp.sum(weight * fixed)), float(jnp.sum(weight * slope))
+        total = float(jnp.sum(weight))
+    scale = float(np.exp(log_rule[0]))
+    for t, value, bound in zip(np.asarray(frequency), rule, np.asarray(log_error), strict=True):
+        exact = moment_exactly(sigma, p, theta, float(t), low, high, sign)
+        rounding = 2.0**-53 * (fixed + (theta + 1 + t) * slope + 2 * nodes.loss.size * total)
+        error = abs(complex(exact) - value)
+        assert error <= np.exp(bound) + rounding
+        if panels == 40 and t < 50:
+            assert np.exp(bound) + rounding < 1e-10 * scale
+
+
+def test_fourier_sums_match_direct_evaluation():
+    with jax.enable_x64(True):
+        loss, weight = jnp.linspace(-0.3, 2.0, 256), jnp.exp(-(jnp.linspace(-3.0, 3.0, 256) ** 2))
+        shape = (_line.MAX_FREQUENCIES // _line.FREQUENCY_BLOCK, 16, 64)
+        part = np.asarray(_line._fourier_block(jnp.zeros(shape), loss, weight, 0.37, 3))[:3]
+        real = (part[:, :8, :32] - part[:, 8:, 32:]).reshape(-1)
+        imag = (part[:, 8:, :32] + part[:, :8, 32:]).reshape(-1)
+    direct = np.exp(1j * 0.37 * np.arange(768)[:, None] * np.asarray(loss)) @ np.asarray(weight)
+    np.testing.assert_allclose(real + 1j * imag, direct, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["upper", "lower", "reject_p", "reject_q"])
+def test_kernels_are_the_transforms_of_their_functions(name):
+    eta, z = 0.4, 1.3 + 0.7j
+    functions = {
+        "upper": lambda x: ndtr(x / eta + eta / 2) - np.exp(-x) * ndtr(x / eta - eta / 2),
+        "lower": lambda x: (1 - np.exp(-x)) * ndtr(x / eta),
+        "reject_p": lambda x: ndtr(x / eta),
+        "reject_q": lambda x: np.exp(-x) * ndtr(x / eta),
+    }
+    grid = np.linspace(-12.0, 40.0, 200001)
+    values = integrate.simpson(functions[name](grid) * np.exp(-z * grid), x=grid)
+    with jax.enable_x64(True):
+        kernel, scale = _contour.kernel(name, jnp.asarray(z), jnp.asarray(eta))
+    assert abs(complex(kernel) - values) < 1e-8
+    assert abs(complex(kernel)) <= float(scale) * (1 + 1e-12)
+    if name == "upper":
+        assert np.all(functions[name](grid) >= np.maximum(-np.expm1(-grid), 0.0) - 1e-12)
+    if name == "lower":
+        assert np.all(functions[name](grid) <= np.maximum(-np.expm1(-grid), 0.0) + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["upper", "lower", "reject_p", "reject_q"])
+def test_tail_bounds_cover_the_tails(name):
+    with jax.enable_x64(True):
+        for theta, eta, start in ((2.0, 0.1, 5.0), (2.0, 0.1, 50.0), (30.0, 0.01, 300.0), (0.1, 0.6, 2.0)):
+            contour = _line.Contour(*(jnp.asarray(x) for x in (theta, 1.0, eta, start, theta, theta, 0.0)))
+            t = jnp.linspace(start, start + 60.0 / eta, 400001)
+            kernel, _ = _contour.kernel(name, theta + 1j * t, eta)
+            exact = float(jnp.trapezoid(jnp.abs(kernel), t)) / np.pi
+            assert exact <= float(jnp.exp(_contour.log_tail(name, contour, start))) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_windows_lose_no_more_than_they_say(direction):
+    with jax.enable_x64(True):
+        for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
+            window = jax.tree.map(lambda x: float(x[0]), _plan.windows(reference.step(sigma, p, 10, direction), -12.0))
+            base = ndtr(window.lower) + ndtr(-window.upper)
+            moved = ndtr(window.lower - 1 / sigma) + ndtr(1 / sigma - window.upper)
+            lost = (1 - p) * base + p * moved if direction == "remove" else base
+            assert lost <= window.lost
+            assert window.lost < 1e-10
+
+
+def test_log_ratio_is_accurate():
+    rng = np.random.default_rng(0)
+    for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (50.0, 0.3), (0.5, 0.999999), (2.0, 1.0)):
+        u = rng.uniform(-15.0, 15.0 + 1 / sigma, 200)
+        with jax.enable_x64(True):
+            value = np.asarray(_moments.log_ratio(jnp.asarray(u), sigma, p))
+        for one, ell in zip(u, value, strict=True):
+            with mpmath.workdps(40):
+                v = (mpmath.mpf(one) - mpmath.mpf(0.5) / sigma) / sigma
+                r = 1 - mpmath.mpf(p) + p * mpmath.exp(v)
+                # 10 ulp, and the rounding of v itself.
+                slack = 10 * abs(mpmath.log(r)) + 3 * (abs(one) + 1 / sigma) / sigma * p * mpmath.exp(v) / r
+                assert abs(ell - mpmath.log(r)) <= float(slack) * 2.0**-53
+
+
+def test_elementary_functions_are_good_to_four_ulp():
+    """The assumption under the rounding bounds, for this machine's compiler."""
+    rng = np.random.default_rng(1)
+    cases = [
+        (jnp.exp, mpmath.exp, rng.uniform(-600, 600, 300)),
+        (jnp.log, mpmath.log, np.exp(rng.uniform(-200, 200, 300))),
+        (jnp.log1p, mpmath.log1p, rng.uniform(-0.25, 0.25, 300)),
+        (jnp.expm1, mpmath.expm1, rng.uniform(-3, 3, 300)),
+    ]
+    for ours, exact, points in cases:
+        with jax.enable_x64(True):
+            values = np.asarray(jax.jit(ours)(jnp.asarray(points)))
+        for x, value in zip(points, values, strict=True):
+            with mpmath.workdps(40):
+                truth = exact(mpmath.mpf(float(x)))
+                assert abs(value - truth) <= 4.5 * 2.0**-52 * abs(truth)
+    points = rng.uniform(-1e5, 1e5, 300)
+    with jax.enable_x64(True):
+        cos, sin = np.asarray(jnp.cos(jnp.asarray(points))), np.asarray(jnp.sin(jnp.asarray(points)))
+    for x, c, s in zip(points, cos, sin, strict=True):
+        with mpmath.workdps(40):
+            assert abs(c - mpmath.cos(mpmath.mpf(float(x)))) < 4 * 2.0**-53
+            assert abs(s - mpmath.sin(mpmath.mpf(float(x)))) < 4 * 2.0**-53

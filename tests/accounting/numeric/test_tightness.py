@@ -1,0 +1,63 @@
+"""The brackets are narrow where they are promised to be."""
+
+import numpy as np
+
+from gdpjax.accounting._numeric import delta_bounds, epsilon_bounds, epsilon_estimate, phases_epsilon_bounds
+from tests.accounting.numeric import reference
+
+RUN = ("noise_multiplier", "sampling_prob", "num_steps")
+
+
+def ordinary(size, seed=0):
+    """Runs of the kind that people train with: T >= 100, p >= .004."""
+    uniform = np.random.default_rng(seed).uniform
+    ranges = ((0.5, 10.0), (0.004, 0.3), (100, 1e5), (1e-10, 1e-3))
+    sigma, p, steps, delta = (np.exp(uniform(np.log(a), np.log(b), size)) for a, b in ranges)
+    return sigma, p, np.round(steps), delta
+
+
+def test_ordinary_runs_are_within_a_thousandth():
+    bounds = epsilon_bounds(*ordinary(300))
+    width = bounds.upper - bounds.lower
+    narrow = (width <= 1e-3 * bounds.lower) | (width <= 1e-6)
+    assert narrow.mean() >= 0.99
+    assert np.all((width <= 1e-2 * bounds.lower) | (width <= 1e-6))
+
+
+def test_reference_rows_are_within_a_few_thousandths():
+    bounds = epsilon_bounds(*reference.columns(reference.COMPOSED, *RUN, "delta"))
+    (truth,) = reference.columns(reference.COMPOSED, "epsilon")
+    assert np.max((bounds.upper - bounds.lower) / truth) < 2e-3
+
+
+def test_delta_is_within_a_few_percent():
+    bounds = delta_bounds(*reference.columns(reference.COMPOSED, *RUN, "epsilon"))
+    assert np.max(np.log(bounds.upper / bounds.lower)) < 0.04
+
+
+def test_deep_tail():
+    bounds = epsilon_bounds([1.0, 2.0, 5.0], [0.01, 0.1, 0.05], [1000, 10000, 100], 1e-50)
+    assert np.all(bounds.upper - bounds.lower < 2e-3 * bounds.lower)
+
+
+def test_estimates_are_inside_a_slightly_wider_bracket():
+    runs = ordinary(200, seed=1)
+    bounds, estimate = epsilon_bounds(*runs), epsilon_estimate(*runs)
+    middle = 0.5 * (bounds.lower + bounds.upper)
+    assert np.max(np.abs(estimate / middle - 1)) < 5e-3
+
+
+def test_equal_phases_are_one_event():
+    one = epsilon_bounds(1.2, 0.02, 600, 1e-6)
+    two = phases_epsilon_bounds([1.2, 1.2], [0.02, 0.02], [200, 400], 1e-6)
+    np.testing.assert_allclose(two, one, rtol=1e-9)
+    padded = phases_epsilon_bounds([1.2, 7.0], [0.02, 0.0], [600, 50], 1e-6)
+    np.testing.assert_allclose(padded, one, rtol=1e-9)
+
+
+def test_phases_lie_between_their_extremes():
+    mixed = phases_epsilon_bounds([1.0, 2.0], [0.01, 0.02], [300, 700], 1e-6)
+    low, high = epsilon_bounds([2.0, 1.0], [0.01, 0.02], 1000, 1e-6)
+    assert low[0] < mixed.lower < mixed.upper < high[1]
+    swapped = phases_epsilon_bounds([2.0, 1.0], [0.02, 0.01], [700, 300], 1e-6)
+    np.testing.assert_allclose(mixed, swapped, rtol=1e-9)
