@@ -1,7 +1,6 @@
 """The compiled pieces of a run: draw a Poisson batch, take a private step, measure accuracy.
 
-The loop around them is Python's: convolutions inside ``lax.scan`` are very slow on a CPU, and the size of the padded
-batch may vary from step to step.
+The loop around them is Python's: convolutions inside ``lax.scan`` are very slow on a CPU.
 """
 
 import dataclasses
@@ -60,7 +59,6 @@ def build_engine(config: TrainConfig, dataset: Dataset, plan: Plan, keys: Keys) 
         config.privacy.l2_clip_norm,
         batch_argnums=(1, 2),
         return_info=True,
-        max_batch_size=plan.capacity,
     )
     make_optimizer = {"sgd": gdpjax.dpsgd, "adam": gdpjax.dpadam}[config.optimizer.optimizer]
     tx = make_optimizer(
@@ -84,7 +82,7 @@ def build_engine(config: TrainConfig, dataset: Dataset, plan: Plan, keys: Keys) 
 
 
 def _make_draw(plan: Plan) -> Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]:
-    """Poisson batches, cut down to one of a few static sizes."""
+    """Poisson batches of one static size: a size that followed the private count could change every row's gradient."""
 
     @jax.jit
     def sample(key: jax.Array, step: jax.Array) -> Any:
@@ -98,14 +96,13 @@ def _make_draw(plan: Plan) -> Callable[[jax.Array, int], tuple[jax.Array, jax.Ar
                 f"step {step}: the Poisson batch exceeds the planned capacity of {plan.capacity} examples, so the run "
                 f"stops. Its epsilon accounts for this event (probability {plan.overflow:.1g}); start a new run."
             )
-        size = plan.padded_size(int(count))
-        return indices[:size], is_padding[:size]
+        return indices, is_padding
 
     return draw
 
 
 def _make_step(grad_fn: Any, tx: optax.GradientTransformation, dataset: Dataset) -> Any:
-    """Two compiled functions: the gradient once per padded size, the noise and the update, slow to compile, once."""
+    """Clipped gradient, then noise and update."""
     images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
 
     @jax.jit

@@ -6,7 +6,6 @@ need a capacity, and a batch that exceeds it stops the run. That stop is itself 
 """
 
 import dataclasses
-import math
 
 from experiments.config import TrainConfig
 from experiments.errors import UserError
@@ -26,7 +25,6 @@ class Plan:
     epochs: int
     capacity: int
     overflow: float
-    granularity: int
 
     @property
     def overflow_per_step(self) -> float:
@@ -36,10 +34,6 @@ class Plan:
     def epoch_end(self, epoch: int) -> int:
         """Number of steps done after ``epoch`` epochs."""
         return round(epoch * self.num_examples / self.expected_batch_size)
-
-    def padded_size(self, count: int) -> int:
-        """The smallest of a few static sizes that holds ``count`` examples, so that few shapes are compiled."""
-        return min(self.capacity, self.granularity * math.ceil(max(count, 1) / self.granularity))
 
 
 def make_plan(config: TrainConfig, num_examples: int) -> Plan:
@@ -56,7 +50,6 @@ def make_plan(config: TrainConfig, num_examples: int) -> Plan:
     overflow = float(sampling.overflow_probability(num_examples, sampling_prob, num_steps, capacity))
     if not overflow < delta:
         raise UserError(f"delta must exceed the overflow probability {overflow:.2g} of the batches, got {delta}")
-    spread = math.sqrt(batch_size * (1 - sampling_prob))
     return Plan(
         num_examples=num_examples,
         expected_batch_size=batch_size,
@@ -65,5 +58,4 @@ def make_plan(config: TrainConfig, num_examples: int) -> Plan:
         epochs=optimizer.epochs,
         capacity=capacity,
         overflow=overflow,
-        granularity=32 * max(1, round(spread / 16)),
     )

@@ -13,7 +13,7 @@ from experiments.config import TrainConfig, identity, resume_command
 from experiments.datasets import Dataset
 from experiments.engine import Diagnostics, Engine, State, build_engine
 from experiments.errors import RunInterrupted, UserError
-from experiments.keys import make_keys
+from experiments.keys import SEED_NOTICE, make_keys
 from experiments.plan import Plan, make_plan
 from experiments.privacy import Cost, cost_of
 
@@ -103,7 +103,7 @@ class _Run:
             raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from error
         for name in self.logs:
             records.start_log(self.out, name)
-        described = {"config": identity(self.config), "fingerprint": self.fingerprint}
+        described = {"config": identity(self.config), "fingerprint": self.fingerprint} | self._seed_notice()
         records.write_json(self.out / records.CONFIG, described | {"plan": dataclasses.asdict(self.engine.plan)})
         checkpoint.save(self.out, 0, (self.engine.initial, sampling_key), self.identity)
         return 0, self.engine.initial, sampling_key, []
@@ -137,6 +137,10 @@ class _Run:
             records.append(self.out, records.DIAGNOSTICS, rows)
         return state, record
 
+    def _seed_notice(self) -> dict[str, str]:
+        """What a file that names the seed must say with it."""
+        return {} if self.config.run.seed is None else {"notice": SEED_NOTICE}
+
     def _cost(self, state: State) -> Cost:
         return cost_of(state.opt_state, self.config.privacy.delta)
 
@@ -157,7 +161,7 @@ class _Run:
             "seeded": result.seeded,
             "config": identity(self.config),
             "fingerprint": self.fingerprint,
-        }
+        } | self._seed_notice()
         records.write_json(self.out / records.RESULT, summary)
         return result
 

@@ -8,14 +8,15 @@ is set. `ledger_of(opt_state)` reads it back on the host.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, POSITIVE, UNIT, check
+from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, POSITIVE, UNIT, check, is_traced
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 
 FORMAT_VERSION = 1
@@ -116,11 +117,11 @@ class Ledger(Sequence[Event]):
     True
     """
 
-    def __init__(self, events: Sequence[Event] = ()) -> None:
-        for event in events:
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._events = tuple(events)
+        for event in self._events:
             if not isinstance(event, Event):
                 raise ValueError(f"a Ledger holds events such as gdpjax.Event, got {type(event).__name__}")
-        self._events = tuple(events)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -145,7 +146,7 @@ class Ledger(Sequence[Event]):
         """The inverse of `to_json`; ValueError for anything else or another version."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"expected the JSON text of a Ledger, got text that is not JSON: {error}") from error
         if not isinstance(data, dict) or "gdpjax_ledger" not in data:
             raise ValueError("expected the JSON text of a Ledger (made by Ledger.to_json), got other JSON")
@@ -201,10 +202,9 @@ def init_ledger(capacity: int, sampling: str, neighboring_relation: NeighboringR
     )
 
 
-def round_toward(value: Array, direction: float) -> Array:
-    """``value`` as a float of the default precision, rounded down (direction -inf) or up (inf)."""
-    real = jnp.result_type(float)
-    if isinstance(value, jax.Array):
+def round_toward(value: Array, direction: float, real: Any) -> Array:
+    """``value`` as a float of dtype ``real``, rounded down (direction -inf) or up (inf)."""
+    if is_traced(value):
         return value.astype(real)
     exact = np.float64(value)
     rounded = np.asarray(exact, real)
@@ -214,9 +214,12 @@ def round_toward(value: Array, direction: float) -> Array:
 
 def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array) -> LedgerState:
     """The ledger after one more step; jit, scan and vmap."""
-    capacity = state.noise_multiplier.shape[0]
-    noise = round_toward(noise_multiplier, -np.inf)
-    prob = round_toward(sampling_prob, np.inf)
+    state = jax.tree.map(jnp.asarray, state)  # a restored state may hold NumPy arrays
+    capacity, real = state.noise_multiplier.shape[0], state.noise_multiplier.dtype
+    noise = round_toward(noise_multiplier, -np.inf, real)
+    prob = round_toward(sampling_prob, np.inf, real)
+    lost = state.extra_delta + jnp.asarray(extra_delta, real)
+    lost = jnp.where(lost > state.extra_delta, jnp.nextafter(lost, jnp.asarray(jnp.inf, real)), lost)
     last = jnp.maximum(state.used - 1, 0)
     same = (state.used > 0) & (state.noise_multiplier[last] == noise) & (state.sampling_prob[last] == prob)
     full = ~same & (state.used >= capacity)
@@ -229,7 +232,7 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
         num_steps=state.num_steps.at[row].add(1),
         used=jnp.where(same | full, state.used, state.used + 1),
         overflow=state.overflow | full,
-        extra_delta=state.extra_delta + jnp.asarray(extra_delta, state.extra_delta.dtype),
+        extra_delta=lost,
         kind=state.kind,
     )
 
@@ -252,6 +255,15 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     return Ledger(events)
 
 
+_ROLLING_BACK = (optax.MultiStepsState, optax.ApplyIfFiniteState, optax.ConditionallyTransformState)
+"""States of optax wrappers that do not call what they wrap exactly once per step."""
+
+
+def _ledgers(tree: PyTree) -> list[LedgerState]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LedgerState))
+    return [leaf for leaf in leaves if isinstance(leaf, LedgerState)]
+
+
 def ledger_of(opt_state: PyTree) -> Ledger:
     """The ledger of what an optimizer state has actually run.
 
@@ -262,13 +274,17 @@ def ledger_of(opt_state: PyTree) -> Ledger:
       A `Ledger`; its noise multipliers are rounded down and its probabilities up to the precision they are stored in.
 
     Raises:
-      ValueError: no ledger or several of them in the state, a vmapped or traced state.
+      ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside
+        optax.MultiSteps, apply_if_finite or conditionally_transform.
     """
-    found = [
-        leaf
-        for leaf in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, LedgerState))
-        if isinstance(leaf, LedgerState)
-    ]
+    found = _ledgers(opt_state)
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, _ROLLING_BACK)):
+        if isinstance(node, _ROLLING_BACK) and _ledgers(list(node)):
+            raise ValueError(
+                f"{type(node).__name__.removesuffix('State')} around the private transform skips, repeats or averages "
+                "its steps, so that noise and ledger no longer describe what was released; put such wrappers after "
+                "gdpjax.privatize in the chain"
+            )
     if not found:
         raise ValueError("the optimizer state holds no ledger; was it made by a chain with gdpjax.privatize in it?")
     if len(found) > 1:

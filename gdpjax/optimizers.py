@@ -9,7 +9,7 @@ from gdpjax.transforms import clip_and_sum, privatize
 
 
 def _private_front(
-    l2_clip_norm: Any, clipped_by: Any, trainable: PyTree | None, **private: Any
+    l2_clip_norm: Any, clipped_by: Any, trainable: PyTree | None, max_batch_size: int | None, **private: Any
 ) -> list[optax.GradientTransformation]:
     if (l2_clip_norm is None) == (clipped_by is None):
         raise ValueError(
@@ -18,10 +18,12 @@ def _private_front(
             f"clipped_by={clipped_by!r}"
         )
     if clipped_by is not None:
-        if trainable is not None:
-            raise ValueError("with clipped_by, trainable belongs to the gdpjax.clipped_grad function; drop it here")
+        if trainable is not None or max_batch_size is not None:
+            raise ValueError(
+                "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
+            )
         return [privatize(clipped_by, **private)]
-    clip = clip_and_sum(l2_clip_norm, trainable=trainable)
+    clip = clip_and_sum(l2_clip_norm, trainable=trainable, max_batch_size=max_batch_size)
     return [clip, privatize(clip, **private)]
 
 
@@ -30,7 +32,7 @@ def dpsgd(
     sampling_prob: Array, expected_batch_size: Array, key: Array, trainable: PyTree | None = None,
     momentum: float | None = None, nesterov: bool = False, sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
-    overflow_per_step: Array = 0.0,
+    overflow_per_step: Array = 0.0, max_batch_size: int | None = None,
 ) -> optax.GradientTransformation:  # fmt: skip
     """DP-SGD: clip, add noise, divide, step. The private part is `privatize`; the rest is `optax.sgd`.
 
@@ -40,7 +42,7 @@ def dpsgd(
       clipped_by: the `clipped_grad` function whose sum is given to ``update``. Exactly one of the two.
       noise_multiplier, sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity,
         overflow_per_step: as in `privatize`.
-      trainable: with l2_clip_norm, pytree (prefix) of bools; False leaves are untouched.
+      trainable, max_batch_size: with l2_clip_norm, as in `clip_and_sum`.
       momentum, nesterov: as in `optax.sgd`.
 
     Raises:
@@ -56,7 +58,8 @@ def dpsgd(
     (2,)
     """
     front = _private_front(
-        l2_clip_norm, clipped_by, trainable, noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
+        l2_clip_norm, clipped_by, trainable, max_batch_size,
+        noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
         expected_batch_size=expected_batch_size, key=key, sampling=sampling,
         neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
         overflow_per_step=overflow_per_step,
@@ -69,13 +72,13 @@ def dpadam(
     sampling_prob: Array, expected_batch_size: Array, key: Array, trainable: PyTree | None = None, b1: float = 0.9,
     b2: float = 0.999, eps: float = 1e-8, sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
-    overflow_per_step: Array = 0.0,
+    overflow_per_step: Array = 0.0, max_batch_size: int | None = None,
 ) -> optax.GradientTransformation:  # fmt: skip
     """DP-Adam: clip, add noise, divide, then `optax.adam`, which is post-processing.
 
     Args:
       learning_rate, b1, b2, eps: as in `optax.adam`.
-      l2_clip_norm, clipped_by, trainable: as in `dpsgd`.
+      l2_clip_norm, clipped_by, trainable, max_batch_size: as in `dpsgd`.
       noise_multiplier, sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity,
         overflow_per_step: as in `privatize`.
 
@@ -92,7 +95,8 @@ def dpadam(
     (2,)
     """
     front = _private_front(
-        l2_clip_norm, clipped_by, trainable, noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
+        l2_clip_norm, clipped_by, trainable, max_batch_size,
+        noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
         expected_batch_size=expected_batch_size, key=key, sampling=sampling,
         neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
         overflow_per_step=overflow_per_step,

@@ -63,11 +63,15 @@ def test_joint_event_is_the_one_of_the_combined_noise():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"gdpjax_ledger": 2, "events": []}', '{"gdpjax_ledger": 1, "events": [{"a": 1}]}'],
+    [None, "", "[]", "{}", '{"gdpjax_ledger": 2, "events": []}', '{"gdpjax_ledger": 1, "events": [{"a": 1}]}'],
 )
 def test_bad_json(text):
     with pytest.raises(ValueError, match=r"expected|could not be read"):
         Ledger.from_json(text)
+
+
+def test_events_from_an_iterator_are_kept():
+    assert len(Ledger(Event(1.0, 0.1, 10) for _ in range(3))) == 3
 
 
 def test_only_events():

@@ -57,6 +57,8 @@ def check(name: str, value: Any, domain: Domain) -> None:
     """Raise ValueError unless every element of a concrete real ``value`` lies in ``domain``; tracers pass."""
     if is_traced(value):
         return
+    if value is None or isinstance(value, str | bytes | bool):
+        raise ValueError(f"{name} must be {domain.text}, got {value!r}")
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -66,6 +68,27 @@ def check(name: str, value: Any, domain: Domain) -> None:
         at = np.argwhere(~inside)[0]
         where = f" at index {tuple(int(i) for i in at)}" if numbers.ndim else ""
         raise ValueError(f"{name} must be {domain.text}, got {numbers[tuple(at)]!s}{where}")
+
+
+def check_scalar(name: str, value: Any, domain: Domain) -> None:
+    """`check`, and ValueError for arrays and for floating types in which a public number would be rounded away."""
+    check(name, value, domain)
+    if np.ndim(value) != 0:
+        raise ValueError(
+            f"{name} must be one number, got shape {np.shape(value)}; map over configurations with jax.vmap"
+        )
+    dtype = getattr(value, "dtype", np.dtype(np.float64))
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        raise ValueError(
+            f"{name} must be float32 or wider, got {dtype}, which rounds it; under optax.inject_hyperparams give "
+            "hyperparam_dtype=jnp.float32"
+        )
+
+
+def checked_scalar(name: str, value: Any, domain: Domain) -> Any:
+    """``value`` after `check_scalar`; a tracer outside the domain becomes NaN, so that it shows."""
+    check_scalar(name, value, domain)
+    return jnp.where(domain.contains(value), value, jnp.nan) if is_traced(value) else value
 
 
 def check_broadcast(**arrays: Any) -> None:

@@ -1,8 +1,9 @@
 """Pytree helpers: names of leaves, one key per leaf, and sums with error bounds that do not depend on the compiler.
 
-Rounding of a sum of squares. XLA may add the terms of a reduction in any order, and for n nonnegative terms any order
-has relative error at most (n - 1) u (u the unit roundoff): useless at n = 1e6. `bounded_sum` therefore adds at most
-`_RADIX` terms per reduction and repeats, so that the error is at most `sum_error_terms(n)` u, 32 per level.
+Rounding of a sum of squares. XLA may add the terms of a reduction in any order, and merge nested reductions into one:
+for n nonnegative terms that means a relative error of up to (n - 1) u (u the unit roundoff), useless at n = 1e6.
+`bounded_sum` therefore writes a tree of single additions, which no compiler may reassociate: an error of at most
+`sum_error_terms(n)` u, about log2(n).
 
 Rounding of a sum of rows. `TwoSum` (Knuth) returns fl(a + b) and its exact error; a binary tree of them keeps
 hi + lo equal to the exact sum up to O(log^2 B) u^2, so that what is lost is one rounding of the result.
@@ -18,7 +19,7 @@ import numpy as np
 
 from gdpjax._core.types import Array, PyTree
 
-_RADIX = 32
+_RADIX = 8
 
 
 def leaf_name(path: Any) -> str:
@@ -29,6 +30,13 @@ def leaf_name(path: Any) -> str:
 def is_floating(leaf: Any) -> bool:
     """Whether a leaf holds real floating-point numbers."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def refuse_complex(tree: PyTree, what: str) -> None:
+    """ValueError if a leaf is complex: neither clipping nor noise is defined for it here."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise ValueError(f"{what} {leaf_name(path)} is complex; pass its real and imaginary parts instead")
 
 
 def wide_dtype(leaf: Any) -> Any:
@@ -68,20 +76,28 @@ def broadcast_trainable(trainable: PyTree | None, params: PyTree) -> PyTree:
 
 def sum_error_terms(size: int) -> int:
     """k such that `bounded_sum` of ``size`` nonnegative terms has relative error at most k u / (1 - k u)."""
-    levels = 0
-    while size > 1:
-        size = size // _RADIX + size % _RADIX if size > _RADIX else 1
-        levels += 1
-    return _RADIX * levels
+    terms = 0
+    while size > _RADIX:
+        size = size // _RADIX + size % _RADIX
+        terms += (_RADIX - 1).bit_length()
+    return terms + max(size - 1, 0).bit_length()
+
+
+def _add_pairs(parts: list[Array]) -> Array:
+    while len(parts) > 1:
+        paired = [a + b for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = paired + parts[2 * len(paired) :]
+    return parts[0]
 
 
 def bounded_sum(terms: Array) -> Array:
-    """Sum over the last axis in reductions of at most 32 terms; see the module docstring."""
+    """Sum over the last axis (of static size >= 1) by a tree of additions; see the module docstring."""
     while (size := terms.shape[-1]) > _RADIX:
-        even = size - size % _RADIX
-        body = terms[..., :even].reshape(*terms.shape[:-1], _RADIX, even // _RADIX).sum(axis=-2)
-        terms = jnp.concatenate([body, terms[..., even:]], axis=-1) if even < size else body
-    return terms.sum(axis=-1)
+        length = size // _RADIX
+        body = _add_pairs([terms[..., i * length : (i + 1) * length] for i in range(_RADIX)])
+        tail = terms[..., _RADIX * length :]
+        terms = jnp.concatenate([body, tail], axis=-1) if tail.shape[-1] else body
+    return _add_pairs([terms[..., i] for i in range(terms.shape[-1])])
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:

@@ -7,8 +7,8 @@ the target" is the edge of a monotone condition.
   the target is returned, so the bound at the answer is at most the target: safe.
 * ``accountant="clt"``: the target (epsilon, delta) is one number, mu = gdp_mu(epsilon, delta), and
   mu = p sqrt(T (e^{1/s^2} - 1)) inverts in closed form. An asymptotic estimate: the true epsilon may exceed the target.
-* ``accountant="numeric"``: the certified accountant. The default, because it is the one to use; until it is available
-  the call says so.
+* ``accountant="numeric"``: bisection on the upper end of the certified bracket, for epsilon or for mu; the default. As
+  tight as that bracket, about 1e-3 of the target.
 
 An accountant is one entry of `_EPSILON`. The traced functions return NaN where no value meets the target.
 """
@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, float64_function, is_traced
+from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, UNIT, check, float64_function, is_traced
 from gdpjax._core.roots import bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array
 from gdpjax.accounting._clt import poisson_factor
 from gdpjax.accounting._gdp import DELTA, gdp_mu
+from gdpjax.accounting._numeric import epsilon_of_runs, mu_of_runs
 from gdpjax.accounting._rdp import moments_epsilon_kernel
 
 # Aim a little below the target, by more than two compilations of one formula can differ.
@@ -30,8 +31,14 @@ _SEARCH_MARGIN = 1 - 1e-10
 _CLOSED_MARGIN = 1 - 1e-12
 
 ACCOUNTANTS = ("numeric", "rdp", "clt")
-_EPSILON: dict[str, Callable[..., Array]] = {"rdp": moments_epsilon_kernel}
-"""Name to epsilon(noise_multiplier, sampling_prob, num_steps, delta), monotone; "clt" has a closed form instead."""
+_EPSILON: dict[str, Callable[..., Array]] = {
+    "rdp": moments_epsilon_kernel,
+    "numeric": lambda noise_multiplier, sampling_prob, num_steps, delta: (
+        epsilon_of_runs(noise_multiplier, sampling_prob, num_steps, delta).upper
+    ),
+}
+"""Name to epsilon(noise_multiplier, sampling_prob, num_steps, delta), an upper bound; "clt" has a closed form."""
+_NUMERIC_ITERATIONS = 26  # to 1e-6 of the value; finer than the bracket
 
 
 class _Unknown(NamedTuple):
@@ -76,11 +83,11 @@ def calibrate_noise_multiplier(
     Args:
         epsilon: target epsilon > 0 in nats, with delta; instead of mu.
         delta: probability strictly between 0 and 1.
-        mu: target mu > 0 (only "clt" for now, where it is the limiting mu).
-        failure: failure probability of a certified mu statement; only with accountant "numeric".
+        mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
+        failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
         sampling_prob: probability in [0, 1] that an example joins a batch.
         num_steps: whole number >= 1 of steps.
-        accountant: "numeric" (certified; not available yet), "rdp" or "clt".
+        accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
         noise_multiplier, of the broadcast shape. With "rdp" an upper bound on the noise needed: the true epsilon is at
@@ -118,11 +125,11 @@ def calibrate_num_steps(
     Args:
         epsilon: target epsilon > 0 in nats, with delta; instead of mu.
         delta: probability strictly between 0 and 1.
-        mu: target mu > 0 (only "clt" for now, where it is the limiting mu).
-        failure: failure probability of a certified mu statement; only with accountant "numeric".
+        mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
+        failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
         noise_multiplier: stddev of the noise / sensitivity, > 0.
         sampling_prob: probability in [0, 1] that an example joins a batch.
-        accountant: "numeric" (certified; not available yet), "rdp" or "clt".
+        accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
         num_steps, whole numbers in floating point, of the broadcast shape. With "rdp" safe: the true epsilon is at most
@@ -160,11 +167,11 @@ def calibrate_sampling_prob(
     Args:
         epsilon: target epsilon > 0 in nats, with delta; instead of mu.
         delta: probability strictly between 0 and 1.
-        mu: target mu > 0 (only "clt" for now, where it is the limiting mu).
-        failure: failure probability of a certified mu statement; only with accountant "numeric".
+        mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
+        failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
         noise_multiplier: stddev of the noise / sensitivity, > 0.
         num_steps: whole number >= 1 of steps.
-        accountant: "numeric" (certified; not available yet), "rdp" or "clt".
+        accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
         sampling_prob in (0, 1], of the broadcast shape; 1 where the target allows every example in every batch. With
@@ -202,13 +209,8 @@ def _target(
         raise ValueError(
             'accountant "rdp" bounds epsilon, not mu: give epsilon and delta, or choose "clt" (an estimate)'
         )
-    if accountant == "numeric" and accountant not in _EPSILON:
-        raise ValueError(
-            'accountant "numeric" (certified bounds) is not available yet: choose accountant="rdp", an upper bound, '
-            'or accountant="clt", an asymptotic estimate that may understate epsilon'
-        )
     if mu is not None:
-        return {"mu": mu}
+        return {"mu": mu} if accountant == "clt" else {"mu": mu, "failure": 1e-10 if failure is None else failure}
     check("epsilon", epsilon, POSITIVE)
     return {"epsilon": epsilon, "delta": delta}
 
@@ -219,7 +221,8 @@ def _calibrate(unknown: str, target: dict[str, Array], accountant: str, **known:
         mu = target["mu"] if "mu" in target else gdp_mu(target["epsilon"], target["delta"])
         answer = _CLOSED_FORMS[unknown](mu, **known)
     else:
-        answer = _SEARCHES[unknown](**target, **known, accountant=accountant)
+        searches = _MU_SEARCHES if "mu" in target else _SEARCHES
+        answer = searches[unknown](**target, **known, accountant=accountant)
     if is_traced(answer.value):
         return answer.value
     meaning, ends = " and ".join(target), _UNKNOWNS[unknown]
@@ -250,16 +253,53 @@ def _search(unknown: str) -> Callable[..., _Answer]:
         epsilon: Array, delta: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array, accountant: str
     ) -> _Answer:
         known = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
-        shape = jnp.broadcast_shapes(epsilon.shape, delta.shape, *(value.shape for value in known.values()))
 
         def meets(value: Array) -> Array:
             return _EPSILON[accountant](**{**known, unknown: value}, delta=delta) <= epsilon * _SEARCH_MARGIN
 
-        safest, riskiest = jnp.full(shape, ends.safest), jnp.full(shape, ends.riskiest)
-        found = bisect(meets, safest, riskiest, midpoint=ends.midpoint, num_iterations=ends.num_iterations)
-        return _finish(unknown, found.holds, ~found.first_held, found.last_held)
+        return _bisect(unknown, accountant, meets, epsilon, delta, *known.values())
 
     return search
+
+
+def _mu_search(unknown: str) -> Callable[..., _Answer]:
+    ends = _UNKNOWNS[unknown]
+
+    @float64_function(
+        rounding=ends.rounding,
+        mu=POSITIVE,
+        failure=OPEN_UNIT,
+        noise_multiplier=POSITIVE,
+        sampling_prob=UNIT,
+        num_steps=COUNT,
+    )
+    def search(
+        mu: Array, failure: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array, accountant: str
+    ) -> _Answer:
+        known = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
+
+        def meets(value: Array) -> Array:
+            run = {**known, unknown: value}
+            bounds = mu_of_runs(run["noise_multiplier"], run["sampling_prob"], run["num_steps"], failure)
+            return bounds.upper <= mu * _SEARCH_MARGIN
+
+        return _bisect(unknown, accountant, meets, mu, failure, *known.values())
+
+    return search
+
+
+def _bisect(unknown: str, accountant: str, meets: Callable[[Array], Array], *shapes: Array) -> _Answer:
+    ends = _UNKNOWNS[unknown]
+    shape = jnp.broadcast_shapes(*(value.shape for value in shapes))
+    coarse = accountant == "numeric" and unknown != "num_steps"
+    found = bisect(
+        meets,
+        jnp.full(shape, ends.safest),
+        jnp.full(shape, ends.riskiest),
+        midpoint=ends.midpoint,
+        num_iterations=_NUMERIC_ITERATIONS if coarse else ends.num_iterations,
+    )
+    return _finish(unknown, found.holds, ~found.first_held, found.last_held)
 
 
 def _closed_form(unknown: str) -> Callable[..., _Answer]:
@@ -283,4 +323,5 @@ def _closed_form(unknown: str) -> Callable[..., _Answer]:
 
 
 _SEARCHES = {unknown: _search(unknown) for unknown in _UNKNOWNS}
+_MU_SEARCHES = {unknown: _mu_search(unknown) for unknown in _UNKNOWNS}
 _CLOSED_FORMS = {unknown: _closed_form(unknown) for unknown in _UNKNOWNS}

@@ -1,8 +1,10 @@
 """Clip a batch of per-example gradients and add them up, within a derived rounding bound.
 
 The promise is on what the machine returns, not on real arithmetic: for any two batches, padded to the same size B, that
-differ by one added or removed row, the two returned sums differ by at most C in l2 norm. With u the unit roundoff of
-the accumulation dtype (2^-24 for float32) and d coordinates in n leaves, the parts are, relative to C:
+differ by one added or removed row, the two returned sums differ by at most C in l2 norm, given that the computed
+gradient of a row is a function of that row. That much is the compiler's: programs of different batch sizes may compute
+the same row's gradient differently (a ReLU at its kink can fall on either side), so pad to ONE static size. With u the
+unit roundoff of the accumulation dtype (2^-24 for float32) and d coordinates in n leaves, the parts are, relative to C:
 
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, halved by the
   square root; converting C, the square root, the quotient and the product cost 6 more. An example may thus be
@@ -37,7 +39,7 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._rules import Flat
+from gdpjax.clipping._rules import CLIP_NORM, Flat
 
 _MAX_SLACK = 0.01
 
@@ -88,10 +90,12 @@ def clip_rows(leaves: list[Array], rule: Flat, slack: float, is_padding: Array |
         for leaf in wide
         if num_elements(leaf)
     ]
-    scaled_norm = jnp.sqrt(bounded_sum(jnp.stack(squares, axis=-1)))
+    total = bounded_sum(jnp.stack(squares, axis=-1))
+    # sqrt(0) has an infinite slope, which would spoil derivatives through the clipped sum.
+    scaled_norm = jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), 0)
     norms = scaled_norm * up
     bound = jnp.asarray(rule.l2_norm_bound, dtype)
-    threshold = jnp.where((bound > 0) & (bound < jnp.inf), bound, jnp.nan) / (1 + slack)
+    threshold = jnp.where(CLIP_NORM.contains(bound), bound, jnp.nan) / (1 + slack)
     keep = jnp.isfinite(largest)
     if is_padding is not None:
         keep = keep & ~is_padding

@@ -48,7 +48,11 @@ class ClippedGrad:
         return self.spec.trainable
 
     def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
-        """Largest l2 distance between the sums of neighbouring batches, rounding included: C, or 2C for REPLACE_ONE."""
+        """Largest l2 distance between the sums of neighbouring batches: C, or 2C for REPLACE_ONE.
+
+        The rounding of clipping and summation is included. The gradient of each row is taken as computed, a function
+        of the row in a program of one batch size: pad neighbouring batches to the same one.
+        """
         return rule_sensitivity(self.rule, neighboring_relation)
 
     def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
@@ -109,7 +113,8 @@ def clipped_grad(
       clip: C > 0 (flat l2 clip norm, number or traced scalar) or a rule such as `Flat`.
       argnums: the parameters' argument number, or a tuple of them.
       batch_argnums: arguments with a leading batch axis, in the returned function.
-      key_argnums: arguments that are one typed PRNG key each; example i gets ``fold_in(key, i)``.
+      key_argnums: arguments that are one typed PRNG key each; example i gets ``fold_in(key, i)``. Use a fresh, secret
+        key each step: positions shift when a row is removed, and then the bound is one over the key's randomness.
       keep_batch_dim: give ``loss_fn`` a batch axis of length 1.
       has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
@@ -117,17 +122,16 @@ def clipped_grad(
       strategy: "vmap" (all at once), "microbatch" (a scan over chunks) or "auto" (microbatches when
         ``microbatch_size`` is given, else vmap). "ghost" is reserved.
       microbatch_size: rows per chunk, any size >= 1; default 64 for "microbatch".
-      max_batch_size: largest number of rows (padding included) of any call. Needed where batches are padded to several
-        sizes depending on the realised, private, one: the clip threshold holds a rounding slack that grows with the
-        rows, and the sensitivity is promised between batches clipped with the same one. None: every batch has the
-        same size.
+      max_batch_size: largest number of rows (padding included) of any call; None: every batch has the same size, which
+        is best. The clip threshold holds a rounding slack that grows with the rows, and must not follow the realised,
+        private, batch size.
       return_info: return (clipped sum, `ClipInfo`).
 
     Returns:
       ``grad_fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters in float32 or wider.
       ``is_padding`` is bool[B], True for rows to ignore. Rows with a non-finite gradient contribute exact zeros, an
-      empty batch gives zeros. ``grad_fn.sensitivity(relation)`` is exact for what the machine returns, rounding
-      included (lost by ``jax.jit(grad_fn)``, so bind it before).
+      empty batch gives zeros. ``grad_fn.sensitivity(relation)`` includes the rounding of clipping and summation (it is
+      lost by ``jax.jit(grad_fn)``, so bind it before).
 
     Raises:
       ValueError: a loss that is not a real scalar, unequal batch axes, no trainable floating leaf, a clip norm that is

@@ -94,6 +94,10 @@ def _trained_leaves(params: PyTree, trainable: PyTree | None) -> tuple[bool, ...
                 f"parameter {leaf_name(path)} is not an array but {type(leaf).__name__}; differentiate the array part "
                 "of the model only (flax.nnx.split, equinox.partition) and merge inside the loss"
             )
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                f"parameter {leaf_name(path)} is a PRNG key; split it off the parameters and pass it by key_argnums"
+            )
         if mark and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"parameter {leaf_name(path)} is complex; pass its real and imaginary parts instead")
         which.append(bool(mark) and is_floating(leaf))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, check
+from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, check, check_scalar, is_traced
 from gdpjax._core.types import Array
 
 
@@ -41,7 +41,7 @@ def dyadic_probability(sampling_prob: float) -> float:
     >>> dyadic_probability(0.1) <= 0.1 and dyadic_probability(0.25) == 0.25
     True
     """
-    check("sampling_prob", sampling_prob, UNIT)
+    check_scalar("sampling_prob", sampling_prob, UNIT)
     exact = float(sampling_prob)
     single = np.float32(exact)
     if float(single) > exact:
@@ -73,13 +73,15 @@ def poisson_sample(key: Array, num_examples: int, sampling_prob: Array, capacity
     """
     check("num_examples", num_examples, COUNT)
     check("capacity", capacity, COUNT)
-    check("sampling_prob", sampling_prob, UNIT)
+    check_scalar("sampling_prob", sampling_prob, UNIT)
     bits = jax.random.bits(key, (num_examples,), jnp.uint32)
     # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
     threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
     everything = threshold >= 2.0**32
     included = everything | (bits < jnp.where(everything, 0, threshold).astype(jnp.uint32))
     count = included.sum(dtype=jnp.int32)
+    if is_traced(sampling_prob):  # a count has no NaN: an invalid probability shows as a batch that never fits
+        count = jnp.where(UNIT.contains(sampling_prob), count, jnp.iinfo(jnp.int32).max)
     (indices,) = jnp.nonzero(included, size=capacity, fill_value=0)
     return PoissonSample(indices.astype(jnp.int32), jnp.arange(capacity) >= count, count)
 

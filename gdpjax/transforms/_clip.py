@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements
+from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._clip import clip_and_add, merge_leaves, rounded, rounding_slack
 from gdpjax.clipping._rules import Flat, as_rule, rule_sensitivity
@@ -25,7 +25,7 @@ class ClipAndSum(optax.GradientTransformation):
         return transform
 
     def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
-        """Largest l2 distance between the sums of neighbouring batches, rounding included: C, or 2C for REPLACE_ONE."""
+        """Largest l2 distance between the sums of neighbouring batches of one size, rounding included: C, or 2C."""
         return rule_sensitivity(self.rule, neighboring_relation)
 
 
@@ -74,6 +74,7 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     rule = as_rule(clip)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        refuse_complex(updates, "leaf")
         num_rows = _num_rows(updates, params)
         marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
         leaves, structure = jax.tree.flatten(updates)

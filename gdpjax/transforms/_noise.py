@@ -20,13 +20,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.checks import NONNEGATIVE, POSITIVE, UNIT, check, is_traced
+from gdpjax._core.checks import (
+    COUNT,
+    HALF_OPEN_UNIT,
+    NONNEGATIVE,
+    POSITIVE,
+    UNIT,
+    check_scalar,
+    checked_scalar,
+    is_traced,
+)
 from gdpjax._core.noise import standard_normal
-from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_keys, leaf_name, num_elements, wide_dtype
+from gdpjax._core.trees import (
+    broadcast_trainable,
+    is_floating,
+    leaf_keys,
+    leaf_name,
+    num_elements,
+    refuse_complex,
+    wide_dtype,
+)
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
 
 _STDDEV_MARGIN = 1 + 2.0**-21
+_SMALLEST_STDDEV = 1e-36
 
 
 class NoiseState(NamedTuple):
@@ -60,10 +78,10 @@ def check_key(key: Any) -> tuple[Array, str]:
 
 
 @jax.custom_batching.custom_vmap
-def _unshared(key_data: Array, witnesses: list[Array]) -> Array:
-    """``key_data``, after checking under vmap that it is not shared by configurations that differ."""
+def _unshared(key_data: Array, witnesses: list[Array]) -> tuple[Array, Array]:
+    """``key_data``, and 1, or NaN where vmap shows that several configurations share it."""
     del witnesses
-    return key_data
+    return key_data, jnp.ones((), jnp.float32)
 
 
 @_unshared.def_vmap
@@ -74,11 +92,22 @@ def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witness
             f"{axis_size} configurations under vmap share one noise key; subtracting their results would cancel the "
             "noise. Give each its own: jax.random.split(key, n) mapped over, or fold in the configuration's index"
         )
-    return _unshared(key_data, witnesses), True
+    if not key_batched:
+        return _unshared(key_data, witnesses), (False, False)
+    # A cond with a batched predicate broadcasts its operands, a shared key among them: compare the values.
+    rows = key_data.reshape(-1, key_data.shape[-1])
+    ordered = rows[jnp.lexsort(rows.T)]
+    shared = jnp.any(jnp.all(ordered[1:] == ordered[:-1], axis=1)) & any(jax.tree.leaves(witnesses_batched))
+    keys, valid = _unshared(key_data, witnesses)
+    valid = jnp.where(shared, jnp.nan, valid)
+    return (keys, jnp.broadcast_to(valid, (axis_size,))), (True, True)
 
 
-def unshared(key_data: Array, *values: Any) -> Array:
-    """``key_data``, refused under vmap if it is shared while any of ``values`` is not; see the module docstring."""
+def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
+    """``key_data``, refused under vmap if it is shared while any of ``values`` is not, and a factor for the noise.
+
+    The factor is 1, or NaN where the sharing shows only in the values of the keys.
+    """
     witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(values)]
     return _unshared(jnp.asarray(key_data), witnesses)
 
@@ -90,18 +119,14 @@ def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
     return leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise
 
 
-def _scheduled(value: Any, count: Array) -> Array:
-    return value(count) if callable(value) else value
-
-
-def _checked(value: Array, domain: Any) -> Array:
-    """A traced value outside its domain becomes NaN, so that it shows; concrete ones were refused before."""
-    return jnp.where(domain.contains(value), value, jnp.nan) if is_traced(value) else value
+def _scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
+    return checked_scalar(name, value(count) if callable(value) else value, domain)
 
 
 def _check_leaves(updates: PyTree, params: PyTree) -> None:
     if params is None:
         raise ValueError("privatize needs the parameters: call update(clipped_sum, state, params)")
+    refuse_complex(params, "parameter")
     masked = [
         node
         for node in jax.tree.leaves((updates, params), is_leaf=lambda node: isinstance(node, optax.MaskedNode))
@@ -147,17 +172,19 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     [1.0, 1.0]
     """
     if not callable(stddev):
-        check("stddev", stddev, NONNEGATIVE)
+        check_scalar("stddev", stddev, NONNEGATIVE)
     key_data, impl = check_key(key)
 
     def init(params: PyTree) -> NoiseState:
         static = () if callable(stddev) else (stddev,)
-        return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params))
+        return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
 
     def update(updates: PyTree, state: NoiseState, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
         del params
-        value = _checked(_scheduled(stddev, state.count), NONNEGATIVE)
-        data = unshared(state.key_data, updates, value)
+        refuse_complex(updates, "leaf")
+        value = _scheduled("stddev", stddev, state.count, NONNEGATIVE)
+        data, valid = unshared(state.key_data, updates, value)
+        value = value * valid
         keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         noised = jax.tree.map(lambda leaf, k: noisy(leaf, k, value) if is_floating(leaf) else leaf, updates, keys)
         return noised, NoiseState(optax.safe_increment(state.count), state.key_data)
@@ -204,10 +231,10 @@ def privatize(
     """
     _check_clip(clip)
     if not callable(noise_multiplier):
-        check("noise_multiplier", noise_multiplier, POSITIVE)
-    check("sampling_prob", sampling_prob, UNIT)
-    check("expected_batch_size", expected_batch_size, POSITIVE)
-    check("overflow_per_step", overflow_per_step, UNIT)
+        check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
+    sampling_prob = checked_scalar("sampling_prob", sampling_prob, UNIT)
+    expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
+    overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
     relation = resolve_relation(sampling, neighboring_relation)
     sensitivity = clip.sensitivity(relation)
     key_data, impl = check_key(key)
@@ -216,30 +243,31 @@ def privatize(
         hyperparameters.append(noise_multiplier)
 
     def init(params: PyTree) -> PrivatizeState:
-        if is_traced(ledger_capacity) or int(ledger_capacity) < 1:
+        if is_traced(ledger_capacity) or not COUNT.contains(np.asarray(ledger_capacity, np.float64)):
             raise ValueError(
                 f"ledger_capacity must be a static whole number >= 1, got {ledger_capacity!r}; under "
                 "optax.inject_hyperparams list it in static_args"
             )
         ledger = init_ledger(int(ledger_capacity), sampling, relation)
-        return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params), ledger)
+        return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
     def update(updates: PyTree, state: PrivatizeState, params: PyTree | None = None) -> tuple[PyTree, PrivatizeState]:
         _check_leaves(updates, params)
-        multiplier = _checked(_scheduled(noise_multiplier, state.count), POSITIVE)
-        data = unshared(state.key_data, updates, hyperparameters, multiplier)
-        stddev = jnp.asarray(multiplier) * sensitivity * _STDDEV_MARGIN
+        multiplier = _scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
+        data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
+        stddev = jnp.asarray(multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
+        # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
+        stddev = jnp.where((stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf), stddev, jnp.nan)
         keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
 
         def release(leaf: Array, leaf_key: Array, trained: bool) -> Array:
             if not (trained and is_floating(leaf)) or not num_elements(leaf):
                 return jnp.zeros_like(leaf)
-            divisor = jnp.asarray(_checked(expected_batch_size, POSITIVE), wide_dtype(leaf))
-            return noisy(leaf, leaf_key, stddev) / divisor
+            return noisy(leaf, leaf_key, stddev) / jnp.asarray(expected_batch_size, wide_dtype(leaf))
 
         released = jax.tree.map(release, updates, keys, trainable)
-        ledger = record_step(state.ledger, multiplier, _checked(sampling_prob, UNIT), overflow_per_step)
+        ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)
         return released, PrivatizeState(optax.safe_increment(state.count), state.key_data, ledger)
 
     return optax.GradientTransformation(init, update)

@@ -84,6 +84,23 @@ def test_the_compensated_tree_is_exact_to_one_rounding():
         assert (error <= 1e-10 * np.abs(rows).sum(0)).all()
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
+@pytest.mark.parametrize("size", [1000, 1020, 1023])
+def test_norm_error_bound_holds_in_small_compiled_programs(num_rows, size):
+    """XLA merges nested reductions of small arrays into one long sum, which a tree of reductions did not survive."""
+    constants = np.linspace(0.5, 1, 60, dtype=np.float32)
+    total = jax.jit(lambda c: trees.bounded_sum(jnp.square(jnp.full((num_rows, size), c))))
+    errors = [abs(float(total(c)[0]) / (size * float(c) ** 2) - 1) for c in constants]
+    assert max(errors) <= (trees.sum_error_terms(size) + 1) * 2.0**-24
+
+
+def test_clip_norm_holds_for_constant_gradients_under_jit():
+    row = jnp.zeros((2, 1000)).at[0].set(0.003162285080179572)
+    norm = jax.jit(lambda c: gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), c)(jnp.zeros(1000), row))
+    for bound in np.geomspace(0.09, 0.1, 40, dtype=np.float32):
+        assert np.linalg.norm(np.asarray(norm(bound), np.float64)) <= bound
+
+
 @given(st.integers(1, 200_000), st.integers(0, 2**31))
 @settings(max_examples=20, deadline=None)
 def test_norm_error_is_within_the_derived_terms(size, seed):

@@ -36,18 +36,11 @@ def test_overflow_is_paid_from_delta(mnist_plan):
     assert make_plan(dataclasses.replace(PRESETS["mnist"], privacy=small), 60_000).overflow <= 1e-16
 
 
-def test_few_padded_sizes_that_fit(mnist_plan):
-    sizes = {count: mnist_plan.padded_size(count) for count in range(mnist_plan.capacity + 1)}
-    assert all(count <= size <= mnist_plan.capacity for count, size in sizes.items())
-    assert len({sizes[count] for count in range(256 - 64, 256 + 65)}) <= 6
-    assert sizes[0] > 0
-
-
 def test_whole_data_set_as_batch():
     optimizer = dataclasses.replace(PRESETS["digits"].optimizer, batch_size=50)
     plan = make_plan(dataclasses.replace(PRESETS["digits"], optimizer=optimizer), 50)
     assert plan.num_steps == optimizer.epochs
-    assert plan.padded_size(50) >= 50
+    assert plan.capacity >= 50
 
 
 def test_a_batch_above_capacity_stops_the_run(mnist_plan):

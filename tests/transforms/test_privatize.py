@@ -249,6 +249,14 @@ REFUSALS = {
     "jitted grad_fn": (dict(clip=jax.jit(lambda x: x)), "jax.jit"),
     "number for clip": (dict(clip=1.0), "Sensitivity"),
     "poisson and replace-one": (dict(neighboring_relation=gdpjax.NeighboringRelation.REPLACE_ONE), "proved bound"),
+    "string": (dict(noise_multiplier="1.0"), "noise_multiplier must be"),
+    "nothing": (dict(sampling_prob=None), "got None"),
+    "vector noise": (dict(noise_multiplier=jnp.ones(2)), "noise_multiplier must be one number"),
+    "vector probability": (dict(sampling_prob=jnp.ones(1)), "sampling_prob must be one number"),
+    "vector divisor": (dict(expected_batch_size=jnp.ones(3)), "expected_batch_size must be one number"),
+    "bfloat16 noise": (dict(noise_multiplier=jnp.bfloat16(1.3)), "hyperparam_dtype=jnp.float32"),
+    "float16 probability": (dict(sampling_prob=jnp.float16(0.1)), "float32 or wider"),
+    "certain overflow": (dict(overflow_per_step=1.0), "overflow_per_step must be"),
     "unknown sampling": (dict(sampling="shuffle"), "sampling must be one of"),
     "overflow": (dict(overflow_per_step=-1.0), "overflow_per_step must be"),
 }
@@ -273,7 +281,7 @@ def test_optimizers_take_exactly_one_way_of_clipping(optimizer):
     for ways in [{}, {"l2_clip_norm": 1.0, "clipped_by": SUM}]:
         with pytest.raises(ValueError, match="exactly one"):
             optimizer(0.1, **ways, **PRIVATE)
-    with pytest.raises(ValueError, match="trainable belongs"):
+    with pytest.raises(ValueError, match=r"belong to the gdpjax\.clipped_grad"):
         optimizer(0.1, clipped_by=SUM, trainable=True, **PRIVATE)
 
 
@@ -322,3 +330,108 @@ def test_half_precision_leaves_get_the_noise_of_float32_ones():
     half, _ = run(make(), {"w": jnp.zeros(100, jnp.bfloat16)})
     single, _ = run(make(), {"w": jnp.zeros(100, jnp.float32)})
     np.testing.assert_array_equal(half["w"], single["w"])
+
+
+@pytest.mark.parametrize("branching", ["cond", "switch", "apply_if_finite"])
+def test_a_shared_key_behind_a_batched_predicate_gives_nan(branching):
+    """Batching a cond broadcasts its operands, so that the shared key only shows in its values."""
+    params = {"w": jnp.zeros(4)}
+
+    def release(total):
+        tx = make(noise_multiplier=1.0)
+        if branching == "apply_if_finite":
+            tx = optax.apply_if_finite(tx, 3)
+            return tx.update(total, tx.init(params), params)[0]["w"]
+        step = lambda total: tx.update(total, tx.init(params), params)[0]["w"]  # noqa: E731
+        index = (total["w"][0] > -1).astype(int)
+        if branching == "cond":
+            return jax.lax.cond(index == 1, step, lambda total: total["w"], total)
+        return jax.lax.switch(index, [lambda total: total["w"], step], total)
+
+    totals = {"w": jnp.stack([jnp.zeros(4), 10 * jnp.ones(4)])}
+    try:
+        released = jax.vmap(release)(totals)
+    except ValueError as error:
+        assert "share one noise key" in str(error)  # noqa: PT017
+    else:
+        assert not np.isfinite(released).any() or not (released[1] - released[0] == 10).all()
+        assert branching == "apply_if_finite" or np.isnan(released).all()
+    assert np.isfinite(release({"w": jnp.zeros(4)})).all()
+
+
+def test_keys_that_differ_pass_under_nested_vmap():
+    keys = jax.random.split(jax.random.key(0), 6).reshape(2, 3)
+    params = {"w": jnp.zeros(4)}
+
+    def release(noise_multiplier, key):
+        tx = make(noise_multiplier=noise_multiplier, key=key)
+        return tx.update(params, tx.init(params), params)[0]["w"]
+
+    released = jax.vmap(jax.vmap(release))(jnp.ones((2, 3)), keys)
+    assert np.isfinite(released).all()
+    repeated = jnp.stack([keys[0], keys[0]])
+    assert np.isnan(jax.vmap(jax.vmap(release))(jnp.ones((2, 3)), repeated)).all()
+
+
+def test_values_of_a_schedule_are_checked_too():
+    params = {"w": jnp.zeros(4)}
+    for schedule in (lambda t: 0.0, lambda t: -1.0, optax.linear_schedule(0.0, 0.0, 10), lambda t: jnp.ones(2)):
+        tx = make(noise_multiplier=schedule)
+        with pytest.raises(ValueError, match="noise_multiplier must be"):
+            tx.update(params, tx.init(params), params)
+    tx = make(noise_multiplier=optax.linear_schedule(0.0, 1.0, 10))
+    assert np.isnan(jax.jit(tx.update)(params, tx.init(params), params)[0]["w"]).all()
+
+
+def test_a_noise_that_would_vanish_or_overflow_shows():
+    params = {"w": jnp.zeros(4)}
+    for sensitivity, noise_multiplier in [(1e-30, 1e-10), (1e30, 1e10)]:
+        tx = make(clip=gdpjax.Sensitivity(sensitivity), noise_multiplier=noise_multiplier)
+        assert np.isnan(tx.update(params, tx.init(params), params)[0]["w"]).all()
+
+
+WRAPPERS = {
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2),
+    "ApplyIfFinite": lambda tx: optax.apply_if_finite(tx, 3),
+    "ConditionallyTransform": lambda tx: optax.conditionally_transform(tx, lambda step: step % 2 == 0),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_that_skip_or_repeat_steps_have_no_ledger(name):
+    """Traps 42 and 43: such wrappers average sums, repeat noise or let the sum out; their ledger is no statement."""
+    params = {"w": jnp.zeros(4)}
+    with pytest.raises(ValueError, match=f"{name} around the private transform"):
+        gdpjax.ledger_of(WRAPPERS[name](make()).init(params))
+    outside = optax.chain(make(), optax.apply_if_finite(optax.sgd(0.1), 3))
+    assert len(gdpjax.ledger_of(outside.init(params))) == 0
+
+
+def test_complex_leaves_are_refused():
+    with pytest.raises(ValueError, match="complex"):
+        gdpjax.clip_and_sum(1.0).update({"a": jnp.ones((3, 2), complex)}, optax.EmptyState())
+    tx, params = make(), {"a": jnp.ones(2, complex)}
+    with pytest.raises(ValueError, match="complex"):
+        tx.update(params, tx.init(params), params)
+
+
+def test_state_restored_as_numpy_arrays_goes_on():
+    params = {"w": jnp.zeros(4)}
+    tx = make()
+    _, state = tx.update(params, tx.init(params), params)
+    restored = jax.tree.map(np.asarray, state)
+    one, first = tx.update(params, state, params)
+    other, second = tx.update(params, restored, params)
+    np.testing.assert_array_equal(one["w"], other["w"])
+    assert gdpjax.ledger_of(first) == gdpjax.ledger_of(second)
+
+
+def test_turning_x64_on_later_keeps_one_row():
+    params = {"w": jnp.zeros(4, jnp.float32)}
+    tx = make()
+    _, state = tx.update(params, tx.init(params), params)
+    with jax.enable_x64(True):
+        _, state = tx.update(params, state, params)
+    (event,) = gdpjax.ledger_of(state).events
+    assert event.num_steps == 2
+    assert event.noise_multiplier <= 1.3

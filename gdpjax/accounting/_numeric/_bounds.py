@@ -1,4 +1,11 @@
-"""The public functions: brackets on epsilon and delta of T Poisson-subsampled Gaussian steps."""
+"""The whole computation per run, lifted to arrays of runs and to runs in phases; `_certified` adds the public forms.
+
+The losses of the phases of a run add up, so K is a sum over phases; a phase without steps or with sampling_prob 0 does
+nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -60,169 +67,13 @@ def _mu_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, fa
     return Bounds(jnp.where(active, bounds.lower, 0.0), jnp.where(active, bounds.upper, 0.0))
 
 
-_tradeoff_bounds = batched(_tradeoff_core, **_RUN, alpha=checks.UNIT)
-_mu_bounds = batched(_mu_core, **_RUN, failure=checks.OPEN_UNIT)
-_epsilon_bounds = batched(_epsilon_core, **_RUN, delta=checks.OPEN_UNIT)
-_epsilon_estimate = batched(_estimate_core, **_RUN, delta=checks.OPEN_UNIT)
-_delta_bounds = batched(_delta_core, **_RUN, epsilon=checks.NONNEGATIVE)
-_phases_epsilon_bounds = batched(_epsilon_core, num_phase_axes=3, **_PHASES, delta=checks.OPEN_UNIT)
-_phases_delta_bounds = batched(_delta_core, num_phase_axes=3, **_PHASES, epsilon=checks.NONNEGATIVE)
+def _lift(core: Callable[..., Any], **query: checks.Domain) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``core`` for broadcasting arrays of runs, and for runs in phases (the last axis of the first three arguments)."""
+    return batched(core, **_RUN, **query), batched(core, num_phase_axes=3, **_PHASES, **query)
 
 
-def epsilon_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Bounds:
-    """Certified bracket on the exact epsilon of ``num_steps`` Poisson-subsampled Gaussian steps.
-
-    The smallest epsilon >= 0 with delta(epsilon) <= ``delta``, where delta(epsilon) is the larger of
-    sup_S P(S) - e^epsilon Q(S) and sup_S Q(S) - e^epsilon P(S) for P = ((1 - p) N(0, sigma^2) + p N(1, sigma^2))^T and
-    Q = N(0, sigma^2)^T, i.e. neighbours that differ by adding or removing one example.
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
-        sampling_prob: probability that an example takes part in a step, in [0, 1].
-        num_steps: number of steps, a whole number >= 1.
-        delta: in (0, 1). All arguments broadcast.
-
-    Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape. Certified: the truth, in exact arithmetic, lies in between.
-        The relative width is below 1e-3 (or the width below 1e-6) for ordinary runs, larger in hard corners.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
-
-    Reference:
-        Dong, Roth, Su, arXiv:1905.02383 (definitions); Gopi, Lee, Wutschitz, arXiv:2106.02848 (numerical composition).
-
-    >>> bounds = epsilon_bounds(1.0, 0.01, 1000, 1e-5)
-    >>> bool(bounds.lower <= 1.82824 <= bounds.upper), bool(bounds.upper < 1.001 * bounds.lower)
-    (True, True)
-    """
-    return _epsilon_bounds(noise_multiplier, sampling_prob, num_steps, delta)
-
-
-def delta_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, epsilon: Array) -> Bounds:
-    """Certified bracket on the exact delta(epsilon) of ``num_steps`` Poisson-subsampled Gaussian steps.
-
-    See `epsilon_bounds` for the definition of delta(epsilon).
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
-        sampling_prob: probability that an example takes part in a step, in [0, 1].
-        num_steps: number of steps, a whole number >= 1.
-        epsilon: finite and >= 0. All arguments broadcast.
-
-    Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape, certified. The relative width is about 1e-2 for ordinary runs,
-        larger in hard corners; below 1e-300 only the upper end says something.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
-
-    Reference:
-        Dong, Roth, Su, arXiv:1905.02383 (definitions); Gopi, Lee, Wutschitz, arXiv:2106.02848 (numerical composition).
-
-    >>> bounds = delta_bounds(1.0, 0.01, 1000, 1.82824)
-    >>> bool(bounds.lower <= 1e-5 <= bounds.upper)
-    True
-    """
-    return _delta_bounds(noise_multiplier, sampling_prob, num_steps, epsilon)
-
-
-def epsilon_estimate(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Array:
-    """A fast estimate of the epsilon that `epsilon_bounds` brackets, without the bracket.
-
-    The same contour with a thirty times coarser smoothing, whose two one-sided errors cancel to first order.
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
-        sampling_prob: probability that an example takes part in a step, in [0, 1].
-        num_steps: number of steps, a whole number >= 1.
-        delta: in (0, 1). All arguments broadcast.
-
-    Returns:
-        An array of the broadcast shape. An estimate: usually good to 1e-3, on either side of the truth.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
-
-    Reference:
-        Gopi, Lee, Wutschitz, arXiv:2106.02848 (numerical composition).
-
-    >>> abs(epsilon_estimate(1.0, 0.01, 1000, 1e-5) / 1.82824 - 1) < 2e-3
-    np.True_
-    """
-    return _epsilon_estimate(noise_multiplier, sampling_prob, num_steps, delta)
-
-
-def tradeoff_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, alpha: Array) -> Bounds:
-    """Certified bracket on the trade-off curve f(alpha) of ``num_steps`` Poisson-subsampled Gaussian steps.
-
-    The largest convex curve below both directions: f = min(f_rem, f_add)**, with f(alpha) the smallest type II error
-    of a test of type I error alpha (and its mirror image).
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
-        sampling_prob: probability that an example takes part in a step, in [0, 1].
-        num_steps: number of steps, a whole number >= 1.
-        alpha: type I error, in [0, 1]. All arguments broadcast.
-
-    Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape, certified.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
-
-    Reference:
-        Dong, Roth, Su, arXiv:1905.02383 (trade-off functions, duality with delta(epsilon), subsampling).
-
-    >>> bounds = tradeoff_bounds(1.0, 0.01, 1000, 0.1)
-    >>> bool(0 < bounds.lower < bounds.upper < 0.9)
-    True
-    """
-    return _tradeoff_bounds(noise_multiplier, sampling_prob, num_steps, alpha)
-
-
-def mu_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, failure: Array = 1e-10) -> Bounds:
-    """Certified bracket on the smallest mu such that the run is mu-GDP except with probability ``failure``.
-
-    f >= G_mu (x) f_{0, failure}, i.e. delta(epsilon) <= failure + (1 - failure) delta_mu(epsilon) for all epsilon >= 0.
-    Such statements compose: mus in squares, failures by union.
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
-        sampling_prob: probability that an example takes part in a step, in [0, 1].
-        num_steps: number of steps, a whole number >= 1.
-        failure: in (0, 1). All arguments broadcast.
-
-    Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape, certified: it holds at ``upper`` and fails below ``lower``.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
-
-    Reference:
-        Dong, Roth, Su, arXiv:1905.02383 (mu-GDP and its dual).
-
-    >>> bounds = mu_bounds(1.0, 0.01, 1000, 1e-10)
-    >>> bool(0.3 < bounds.lower < bounds.upper < 2)
-    True
-    """
-    return _mu_bounds(noise_multiplier, sampling_prob, num_steps, failure)
-
-
-def phases_epsilon_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Bounds:
-    """`epsilon_bounds` of a run in phases: the last axis of the first three arguments runs over its phases.
-
-    The losses of the phases add up, so K is a sum over phases. Phases with no steps or with sampling_prob 0 do
-    nothing. ``delta`` broadcasts against the other axes.
-
-    >>> two = phases_epsilon_bounds([1.0, 1.0], [0.01, 0.01], [400, 600], 1e-5)
-    >>> one = epsilon_bounds(1.0, 0.01, 1000, 1e-5)
-    >>> bool(abs(two.upper / one.upper - 1) < 1e-6)
-    True
-    """
-    return _phases_epsilon_bounds(noise_multiplier, sampling_prob, num_steps, delta)
-
-
-def phases_delta_bounds(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, epsilon: Array) -> Bounds:
-    """`delta_bounds` of a run in phases, see `phases_epsilon_bounds`."""
-    return _phases_delta_bounds(noise_multiplier, sampling_prob, num_steps, epsilon)
+epsilon_of_runs, epsilon_of_phases = _lift(_epsilon_core, delta=checks.OPEN_UNIT)
+estimate_of_runs, estimate_of_phases = _lift(_estimate_core, delta=checks.OPEN_UNIT)
+delta_of_runs, delta_of_phases = _lift(_delta_core, epsilon=checks.NONNEGATIVE)
+tradeoff_of_runs, tradeoff_of_phases = _lift(_tradeoff_core, alpha=checks.UNIT)
+mu_of_runs, mu_of_phases = _lift(_mu_core, failure=checks.OPEN_UNIT)

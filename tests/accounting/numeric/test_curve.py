@@ -6,7 +6,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from gdpjax._core.gdp import gdp_delta
-from gdpjax.accounting._numeric import delta_bounds, mu_bounds, tradeoff_bounds
+from gdpjax.accounting import delta_bounds, mu_bounds, tradeoff_bounds
 
 ALPHA = np.array([1e-6, 1e-3, 0.05, 0.3, 0.5, 0.9, 0.999])
 

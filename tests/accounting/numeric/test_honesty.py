@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
-from gdpjax.accounting._numeric import delta_bounds, epsilon_bounds, epsilon_estimate
+from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate
 from tests.accounting.numeric import oracle, reference
 
 RUN = ("noise_multiplier", "sampling_prob", "num_steps")
