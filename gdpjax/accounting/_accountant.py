@@ -6,10 +6,10 @@ accountant is one more factory.
 
 *Precision.* The state must be one type whether it was made eagerly or inside a compiled loop, with or without x64, and
 a sum of a million small float32 terms must not lose privacy loss. So it is an unevaluated sum of two float32 numbers,
-high + low, that hold 48 bits together. One step forms value = (high + low + increment) (1 + 2^-50) in float64, where the
-factor covers the three roundings of at most 2^-53 each, then takes high = value rounded down to float32 and low =
-value - high (exact) rounded *up*. Hence the state never falls below the true sum, and T steps exceed it by at most a
-factor (1 + 2^-47)^T: 1e-8 after 10^6 steps.
+high + low, that hold at least 46 bits together. One step forms value = (high + low + increment) (1 + 2^-50) in float64,
+where the factor covers the three roundings of at most 2^-53 each, then takes high = value rounded down to float32 and
+low = value - high (exact) rounded *up*. Hence the state never falls below the true sum, and T steps exceed it by at
+most a factor (1 + 2^-45)^T: 3e-8 after 10^6 steps. (Sums below 1e-38, the end of float32, are raised to it.)
 """
 
 from collections.abc import Callable
@@ -20,7 +20,15 @@ import numpy as np
 
 from gdpjax._core import gdp
 from gdpjax._core.checks import (
-    EXTENDED_NONNEGATIVE, NONNEGATIVE, POSITIVE, RENYI_ORDER, UNIT, WHOLE, check, float64_function, narrow,
+    EXTENDED_NONNEGATIVE,
+    NONNEGATIVE,
+    POSITIVE,
+    RENYI_ORDER,
+    UNIT,
+    WHOLE,
+    check,
+    float64_function,
+    narrow,
 )  # fmt: skip
 from gdpjax._core.types import Array
 from gdpjax.accounting._clt import poisson_factor
@@ -61,8 +69,8 @@ def rdp(orders: Array = DEFAULT_ORDERS) -> Accountant:
     """The moments accountant for training loops: upper bounds on epsilon and delta.
 
     Formula: state = sum of num_steps * `rdp_subsampled_gaussian` over the steps, one number per order; epsilon is
-    `rdp_epsilon` of it and delta `rdp_delta`, as in `moments_accountant_epsilon`. The state's last axis is the orders', and
-    ``tuning_rdp(state.high + state.low, orders, ...)`` in float64 prices the choice of hyperparameters.
+    `rdp_epsilon` of it and delta `rdp_delta`, as in `moments_accountant_epsilon`. The state's last axis
+    is that of the orders.
 
     Args:
         orders: Renyi orders > 1, concrete, one axis [K].

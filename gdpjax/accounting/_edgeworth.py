@@ -4,14 +4,14 @@ The privacy loss of a run is L = sum of T independent copies of the loss of one 
 
     delta(epsilon) = E[(1 - e^{epsilon - L})_+],    L under the law that is in the numerator of its likelihood ratio.
 
-The central limit theorem replaces L by a Gaussian. Here the cumulants k1 .. k4 of one step's loss are computed, and L gets
-the Edgeworth density, with v = T k2, z = (l - T k1) / sqrt(v), s3 = k3 / (k2^{3/2} sqrt(T)), s4 = k4 / (k2^2 T),
+The central limit theorem replaces L by a Gaussian. Here the cumulants k1 .. k4 of one step's loss are computed, and L
+gets the Edgeworth density, with v = T k2, z = (l - T k1) / sqrt(v), s3 = k3 / (k2^{3/2} sqrt(T)), s4 = k4 / (k2^2 T),
 
     phi(z) (1 + s3/6 He3(z) + s4/24 He4(z) + s3^2/72 He6(z)).
 
-The first correction is of order T^{-1/2}, the other two of order 1/T; ``order=1`` keeps the first alone. With r = sqrt(v),
-a = (epsilon - T k1) / r and J_k = int_a^inf e^{r(a - z)} phi(z) He_k(z) dz, integration by parts (phi He_k is minus the
-derivative of phi He_{k-1}) gives
+The first correction is of order T^{-1/2}, the other two of order 1/T; ``order=1`` keeps the first alone. With
+r = sqrt(v), a = (epsilon - T k1) / r and J_k = int_a^inf e^{r(a - z)} phi(z) He_k(z) dz, integration by parts gives,
+because phi He_k is minus the derivative of phi He_{k-1},
 
     J_0 = phi(a) M(a + r),    J_k = phi(a) He_{k-1}(a) - r J_{k-1},
     delta = (Phi(-a) - J_0) + r (s3/6 J_2 + s4/24 J_3 + s3^2/72 J_5),
@@ -21,9 +21,9 @@ positive; the bisection then still finds a crossing and the answer is an estimat
 
 *Cumulants.* With h = 1/noise_multiplier, p = sampling_prob, w = exp(h u - h^2/2) and S = p (w - 1), the loss is
 log(1 + S) under the density (1 + S) phi(u) ("remove") and -log(1 + S) under phi(u) ("add"). The means are integrals of
-the non-negative (1 + S) log(1 + S) - S and S - log(1 + S), as power series where S is small, by the trapezoid rule, which
-converges geometrically, over all u that matter to the fourth moment: up to 5 h, but no further than h once p w > 1
-(where the loss is linear in u), and 9 on both sides.
+the non-negative (1 + S) log(1 + S) - S and S - log(1 + S), as power series where S is small, by the trapezoid rule,
+which converges geometrically, over all u that matter to the fourth moment: up to 5 h, but no further than h once
+p w > 1 (where the loss is linear in u), and 9 on both sides.
 """
 
 import math
@@ -80,7 +80,7 @@ def edgeworth_epsilon(
 
     def kernel(noise: Array, prob: Array, steps: Array, probability: Array) -> Array:
         usable, cumulants = _cumulants(noise, prob)
-        epsilon = jnp.stack([_invert(c, steps, probability, order) for c in cumulants]).max(axis=0)
+        epsilon = _invert(cumulants, steps, probability, order).max(axis=0)
         return jnp.where(prob > 0, jnp.where(usable, epsilon, jnp.inf), 0.0)
 
     return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta)
@@ -119,7 +119,7 @@ def edgeworth_delta(
 
     def kernel(noise: Array, prob: Array, steps: Array, loss: Array) -> Array:
         usable, cumulants = _cumulants(noise, prob)
-        log_delta = jnp.stack([_log_delta(c, steps, loss, order) for c in cumulants]).max(axis=0)
+        log_delta = _log_delta(cumulants, steps, loss, order).max(axis=0)
         return jnp.where(prob > 0, jnp.where(usable, jnp.exp(jnp.minimum(log_delta, 0.0)), 1.0), 0.0)
 
     return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, epsilon)
@@ -130,8 +130,8 @@ def _check_order(order: int) -> None:
         raise ValueError(f"order must be 1 or 2, got {order!r}")
 
 
-def _cumulants(noise_multiplier: Array, sampling_prob: Array) -> tuple[Array, tuple[tuple[Array, ...], ...]]:
-    """Whether the noise is large enough, and (k1, k2, k3, k4) of one step's loss for "remove" and "add"."""
+def _cumulants(noise_multiplier: Array, sampling_prob: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Whether the noise is large enough, and (k1, k2, k3, k4) of one step's loss, [...] to [2, ...]: remove and add."""
     usable = noise_multiplier >= _SMALLEST_NOISE
     h, p = jnp.where(usable, 1 / noise_multiplier, 1.0)[..., None], jnp.where(sampling_prob > 0, sampling_prob, 1.0)
     p = p[..., None]
@@ -152,10 +152,8 @@ def _cumulants(noise_multiplier: Array, sampling_prob: Array) -> tuple[Array, tu
         small, tiny * (1 / 2 - s * (1 / 6 - s * (1 / 12 - s / 20))), mixture * loss - p * (high - low)
     )
     mean_add = jnp.where(small, tiny * (1 / 2 - s * (1 / 3 - s * (1 / 4 - s / 5))), p * (high - low) - low * loss)
-    return usable, tuple(
-        _central(weight, values, mean.sum(axis=-1))
-        for weight, values, mean in ((mixture, loss, mean_remove), (low, -loss, mean_add))
-    )
+    mean = jnp.stack([mean_remove.sum(axis=-1), mean_add.sum(axis=-1)])
+    return usable, _central(jnp.stack([mixture, low]), jnp.stack([loss, -loss]), mean)
 
 
 def _central(weight: Array, loss: Array, mean: Array) -> tuple[Array, ...]:
@@ -165,7 +163,7 @@ def _central(weight: Array, loss: Array, mean: Array) -> tuple[Array, ...]:
 
 
 def _log_delta(cumulants: tuple[Array, ...], num_steps: Array, epsilon: Array, order: int) -> Array:
-    """log of the Edgeworth delta of one direction, -inf where it is not positive."""
+    """log of the Edgeworth delta of each direction, -inf where it is not positive."""
     mean, variance, third, fourth = cumulants
     some = variance > _SMALLEST_VARIANCE
     variance = jnp.where(some, variance, 1.0)

@@ -103,7 +103,7 @@ def tuning_rdp(
 
     >>> orders = [2.0, 8.0, 32.0]
     >>> print([f"{value:.4f}" for value in tuning_rdp([0.01, 0.04, 0.16], orders, eta=1.0, gamma=0.1)])
-    ['2.7665', '0.8228', '0.6882']
+    ['2.7665', '0.8229', '0.6882']
     """
     check_parameters(distribution, eta=eta, gamma=gamma, mean=mean)
     check_orders(rdp, orders)
@@ -154,7 +154,7 @@ def tuning_epsilon(
     Reference: Papernot and Steinke, arXiv:2110.03620, Theorems 2 and 6; Mironov, Talwar and Zhang, arXiv:1908.10530.
 
     >>> print(f"{tuning_epsilon(1.3, 256 / 60000, 3516, 1e-5, eta=0.0, gamma=0.1):.3f}")
-    2.093
+    1.509
     """
     check_parameters(distribution, eta=eta, gamma=gamma, mean=mean)
     run = noise_multiplier, sampling_prob, num_steps, delta
