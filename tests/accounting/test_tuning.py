@@ -26,21 +26,24 @@ ORDERS = np.array([1.05, 1.3, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
 RUN = (1.3, 256 / 60_000, 3516)
 
 
-def generating_function(eta, gamma):
-    def f(x):
-        t = 1 - (1 - gamma) * x
+def negative_binomial_tail(eta, gamma):
+    """P(some of the K runs falls in an event of probability x) = 1 - E[(1 - x)^K], accurate for small x."""
+
+    def tail(x):
+        log_ratio = np.log1p((1 - gamma) / gamma * x)
         if eta == 0:
-            return np.log(t) / np.log(gamma)
-        return (t**-eta - 1) / (gamma**-eta - 1)
+            return log_ratio / -np.log(gamma)
+        return -np.expm1(-eta * log_ratio) / -np.expm1(eta * np.log(gamma))
 
-    return f
+    return tail
 
 
-def best_of(law, f):
-    """The law of the best of K runs, outcome 0 being "no run at all"; f(x) = E[x^K]."""
-    below = np.concatenate([[0.0], np.cumsum(law)])
-    below[-1] = 1.0
-    return np.concatenate([[f(0.0)], np.diff(f(below))])
+def best_of(law, tail):
+    """The law of the best (last) outcome of K runs, outcome 0 being "no run at all"."""
+    above = np.append(np.cumsum(law[::-1])[::-1], 0.0)
+    above[0] = 1.0
+    reached = tail(above)
+    return np.concatenate([[max(1 - reached[0], 0.0)], reached[:-1] - reached[1:]])
 
 
 def renyi(p, q, orders):
@@ -66,12 +69,17 @@ def random_pairs(count):
         p = np.array([1 / (1 + np.exp(tilt)), 1 / (1 + np.exp(-tilt))])
         yield p, p[::-1], rng
 
+    # a rare best outcome with an enormous ratio: the whole factor E[K] is paid
+    for rare in (1e-3, 1e-2):
+        p, q = np.array([1 - rare, rare]), np.array([1.0, rare * np.exp(-300.0)])
+        yield p, q, rng
+
 
 def laws(rng):
     eta, gamma = rng.choice([-0.5, 0.0, 0.7, 1.0, 4.0]), 10 ** rng.uniform(-3, -0.05)
     mean = 10 ** rng.uniform(-1.5, 1.5)
-    yield dict(eta=eta, gamma=gamma), generating_function(eta, gamma)
-    yield dict(distribution="poisson", mean=mean), lambda x: np.exp(mean * (x - 1))
+    yield dict(eta=eta, gamma=gamma), negative_binomial_tail(eta, gamma)
+    yield dict(distribution="poisson", mean=mean), lambda x: -np.expm1(-mean * x)
 
 
 def test_true_divergence_never_exceeds_the_bound():
@@ -205,9 +213,10 @@ def test_transformations():
     assert (np.asarray(single[0], float) >= loop[2]).all()
     np.testing.assert_allclose(single[0], loop[2], rtol=3e-7)
     assert np.isnan(single[1]).all()
-    many = tuning_epsilon(1.3, 0.01, 1000, 1e-5, distribution="poisson", mean=np.tile([3.0, 30.0], 40))
-    loop = [tuning_epsilon(1.3, 0.01, 1000, 1e-5, distribution="poisson", mean=m) for m in (3.0, 30.0)]
-    np.testing.assert_allclose(many, np.tile(loop, 40), rtol=1e-12)
+    mean = np.array([1.0, 10.0, 100.0])
+    many = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=np.tile(mean, 30))  # more than one chunk
+    few = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=mean)
+    np.testing.assert_allclose(many, np.tile(few, 30), rtol=1e-12)
     keys = jax.random.split(jax.random.key(0), 6)
     eager = [int(sample_num_runs(key, eta=1.0, gamma=0.125)) for key in keys]
     compiled = jax.jit(jax.vmap(lambda key, g: sample_num_runs(key, eta=1.0, gamma=g), in_axes=(0, None)))
