@@ -13,7 +13,7 @@ most a factor (1 + 2^-45)^T: 3e-8 after 10^6 steps. (Sums below 1e-38, the end o
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +77,8 @@ def rdp(orders: Array = DEFAULT_ORDERS) -> Accountant:
 
     Returns:
         An `Accountant`; its state, epsilon and delta are upper bounds. Renyi differential privacy implies no useful mu,
-        so mu(state) raises ValueError.
+        so mu(state) raises ValueError. A step costs about as much as a call of `rdp_subsampled_gaussian`: where the
+        hyperparameters are constant, make one step of num_steps.
 
     Raises:
         ValueError: an argument outside its range, here or in the functions.
@@ -180,8 +181,8 @@ def _accumulate(high: Array, low: Array, increment: Array) -> Tally:
     return Tally(high, narrow(rest, "up"))
 
 
-_STATE = dict(high=EXTENDED_NONNEGATIVE, low=EXTENDED_NONNEGATIVE)
-_STEP = dict(**_STATE, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=WHOLE)
+_STATE: dict[str, Any] = dict(high=EXTENDED_NONNEGATIVE, low=EXTENDED_NONNEGATIVE)
+_STEP: dict[str, Any] = dict(**_STATE, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=WHOLE)
 
 
 @float64_function(**_STEP)

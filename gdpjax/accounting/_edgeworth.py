@@ -203,6 +203,5 @@ def _invert(cumulants: tuple[Array, ...], num_steps: Array, delta: Array, order:
     def small(epsilon: Array) -> Array:
         return _log_delta(cumulants, num_steps, epsilon, order) <= log_target
 
-    halves = dict(midpoint=lambda a, b: 0.5 * (a + b), num_iterations=_NUM_HALVINGS)
-    found = bisect(small, end, jnp.zeros_like(end), **halves)
+    found = bisect(small, end, jnp.zeros_like(end), midpoint=lambda a, b: 0.5 * (a + b), num_iterations=_NUM_HALVINGS)
     return jnp.where(found.last_held, 0.0, found.holds)

@@ -32,6 +32,7 @@ MEAN_ABOVE_ONE = Domain("a number in (1, 1e6]", lambda x: (x > 1) & (x <= 1e6))
 _SAMPLED_MEAN = Domain("a number in (0, 600]", lambda x: (x > 0) & (x <= 600))
 _SMALLEST_GAMMA = 2.0**-1000
 _SMALLEST_START = -690.0  # log P of the first value must be representable
+_LARGEST_MEAN = 1e6
 _TAIL = 2.0**-70
 
 
@@ -145,7 +146,9 @@ def sample_num_runs(
     sample = _poisson_from_bits if distribution == "poisson" else _negative_binomial_from_bits
     runs = sample(words[0], words[1], *parameters)
     if not is_traced(runs) and np.isnan(runs).any():
-        raise ValueError("P(K = 1) is too small to start from: choose a smaller eta or a larger gamma")
+        raise ValueError(
+            "the mean must be at most 1e6 and P(K = 1) at least 1e-299: choose a smaller eta or a larger gamma"
+        )
     return jnp.where(runs >= 0, runs, -1.0).astype(jnp.int32)
 
 
@@ -193,7 +196,8 @@ def _search(
     """The smallest k with P(K <= k) >= u, u the uniform number of the two words."""
     uniform = high * 2.0**-32 + (jnp.floor(low * 2.0**-11) + 0.5) * 2.0**-53
     shape = jnp.broadcast_shapes(uniform.shape, log_start.shape)
-    pmf = jnp.broadcast_to(jnp.exp(log_start), shape)
+    usable = (log_start >= _SMALLEST_START) & (mean <= _LARGEST_MEAN)
+    pmf = jnp.broadcast_to(jnp.where(usable, jnp.exp(log_start), jnp.nan), shape)
 
     def unfinished(state: tuple[Array, Array, Array]) -> Array:
         k, total, pmf = state
@@ -206,4 +210,4 @@ def _search(
 
     state = (jnp.full(shape, first), pmf, pmf)
     k, _, _ = jax.lax.while_loop(lambda state: jnp.any(unfinished(state)), step, state)
-    return jnp.where(log_start >= _SMALLEST_START, k, jnp.nan)
+    return jnp.where(usable, k, jnp.nan)

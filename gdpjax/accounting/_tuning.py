@@ -32,11 +32,13 @@ is leaked. We keep the term:
 
     rdp_tuned(l) = log( e^{-mean} + mean e^{(l-1)(rdp(l) + mean d)} ) / (l - 1),
 
-which for mean >= 5 is the theorem's number to 1e-3 / (l - 1). It holds whatever is released for K = 0, as long as that
+which for mean >= 5 is the theorem's number to 2e-3 / (l - 1). It holds whatever is released for K = 0, as long as that
 does not depend on the data. d comes from rdp itself (`rdp_delta`), or from a better accountant.
 
 All results are raised by 2^-36 of themselves against rounding.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -178,7 +180,7 @@ def _poisson_with_delta(rdp: Array, orders: Array, mean: Array, one_run_delta: A
     return _poisson_kernel(rdp, orders, mean, one_run_delta)
 
 
-_RUN = dict(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
+_RUN: dict[str, Any] = dict(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
 
 
 @float64_function(rounding="up", **_RUN, eta=SHAPE, gamma=OPEN_UNIT)

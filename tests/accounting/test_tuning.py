@@ -239,8 +239,9 @@ def test_transformations():
         (lambda: gamma_for_mean_num_runs(1.0, 1.0), r"mean must be a number in \(1, 1e6\]"),
         (lambda: mean_num_runs(1.0, 1.0), "gamma must be"),
         (lambda: sample_num_runs(jax.random.key(0), distribution="poisson", mean=1e4), r"mean must be .*600"),
-        (lambda: sample_num_runs(jax.random.key(0), eta=1e3, gamma=0.1), "too small to start from"),
-        (lambda: sample_num_runs(jax.random.key(0), eta=1.0, gamma=np.full(2, 0.1), shape=(3,)), "broadcast|shape"),
+        (lambda: sample_num_runs(jax.random.key(0), eta=1e3, gamma=0.1), "choose a smaller eta or a larger gamma"),
+        (lambda: sample_num_runs(jax.random.key(0), eta=0.0, gamma=1e-200), "the mean must be at most 1e6"),
+        (lambda: sample_num_runs(jax.random.key(0), eta=1.0, gamma=np.full(2, 0.1), shape=(3,)), "broadcast"),
         (lambda: rdp_delta([1.0], [2.0], -1.0), "epsilon must be"),
     ],
 )
