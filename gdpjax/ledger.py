@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gdpjax._core import interop
 from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, POSITIVE, UNIT, check, is_traced
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 
@@ -156,6 +157,43 @@ class Ledger(Sequence[Event]):
             return cls([Event(**event) for event in data["events"]])
         except (KeyError, TypeError) as error:
             raise ValueError(f"a Ledger's events could not be read: {error}") from error
+
+    def to_dp_event(self) -> Any:
+        """The run as a ``dp_accounting.DpEvent`` for that library's accountants, which must be installed.
+
+        Raises:
+          ImportError: dp_accounting is not installed.
+          ValueError: an event that it cannot express: uniform sampling (it asks for the sizes), or overflow.
+        """
+        return interop.to_dp_event(self._rows("to_dp_event"))
+
+    def to_opacus_history(self) -> list[tuple[float, float, int]]:
+        """The run as the history of an Opacus accountant; ValueError for uniform sampling or overflow.
+
+        >>> Ledger([Event(1.1, 0.01, 100)]).to_opacus_history()
+        [(1.1, 0.01, 100)]
+        """
+        return self._rows("to_opacus_history")
+
+    @classmethod
+    def from_opacus_history(cls, history: Iterable[Any]) -> "Ledger":
+        """The inverse of `to_opacus_history`: Poisson sampling, add-or-remove-one; ValueError for anything else.
+
+        >>> Ledger.from_opacus_history([(1.1, 0.01, 100)]).num_steps
+        100
+        """
+        return cls([Event(*row) for row in interop.rows_of_history(history)])
+
+    def _rows(self, form: str) -> list[tuple[float, float, int]]:
+        for event in self._events:
+            if event.sampling != "poisson":
+                raise ValueError(f"{form} can express poisson sampling, got a {event.sampling} event")
+            if event.overflow:
+                raise ValueError(
+                    f"{form} cannot express the overflow of a padded batch, got {event.overflow}: account for it by "
+                    "hand, as that much less delta, and pass events with overflow 0 (dataclasses.replace)"
+                )
+        return [(event.noise_multiplier, event.sampling_prob, event.num_steps) for event in self._events]
 
     def __len__(self) -> int:
         return len(self._events)

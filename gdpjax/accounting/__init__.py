@@ -4,9 +4,11 @@ Every name says in its docstring what its number is: exact, a certified bracket,
 estimate that may understate the truth.
 """
 
+from gdpjax.accounting._accountant import Accountant, Tally, gdp_clt, rdp
 from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps, calibrate_sampling_prob
 from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, epsilon_estimate, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
+from gdpjax.accounting._edgeworth import edgeworth_delta, edgeworth_epsilon
 from gdpjax.accounting._gdp import (
     gdp_compose,
     gdp_delta,
@@ -16,9 +18,13 @@ from gdpjax.accounting._gdp import (
     gdp_mu,
     gdp_tradeoff,
 )
-from gdpjax.accounting._rdp import moments_accountant_epsilon, rdp_epsilon, rdp_subsampled_gaussian
+from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
+from gdpjax.accounting._rdp import moments_accountant_epsilon, rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
+from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
 
 __all__ = [
+    "Accountant",
+    "Tally",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
     "calibrate_sampling_prob",
@@ -26,8 +32,12 @@ __all__ = [
     "clt_mu_poisson",
     "clt_mu_uniform",
     "delta_bounds",
+    "edgeworth_delta",
+    "edgeworth_epsilon",
     "epsilon_bounds",
     "epsilon_estimate",
+    "gamma_for_mean_num_runs",
+    "gdp_clt",
     "gdp_compose",
     "gdp_delta",
     "gdp_epsilon",
@@ -35,9 +45,15 @@ __all__ = [
     "gdp_log_delta",
     "gdp_mu",
     "gdp_tradeoff",
+    "mean_num_runs",
     "moments_accountant_epsilon",
     "mu_bounds",
+    "rdp",
+    "rdp_delta",
     "rdp_epsilon",
     "rdp_subsampled_gaussian",
+    "sample_num_runs",
     "tradeoff_bounds",
+    "tuning_epsilon",
+    "tuning_rdp",
 ]

@@ -10,16 +10,19 @@ The first is the conversion of the original papers, the second that of Canonne, 
 answer is 0 where 1 - e^{-rdp} <= delta^2 as well: Bretagnolle and Huber bound the total variation distance by
 sqrt(1 - e^{-KL}), the Kullback-Leibler divergence is at most any rdp(a), and (0, delta)-DP is exactly that distance.
 
+Solved for delta, "tight" reads delta = min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1/a)^{a-1} / a, capped by the bound on
+the total variation distance.
+
 The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.accounting._renyi`.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import (
     COUNT,
     EXTENDED_NONNEGATIVE,
+    NONNEGATIVE,
     POSITIVE,
     RENYI_ORDER,
     UNIT,
@@ -28,6 +31,7 @@ from gdpjax._core.checks import (
     float64_function,
     is_traced,
 )
+from gdpjax._core.chunks import map_chunks
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._renyi import log_moments
@@ -39,7 +43,6 @@ DEFAULT_ORDERS = tuple(
 accountant, refined between 11 and 20, where the best order of usual small-epsilon runs lies."""
 
 CONVERSIONS = ("tight", "classic")
-_CHUNK = 64  # configurations evaluated together, which bounds the memory of a large grid
 
 
 def rdp_subsampled_gaussian(noise_multiplier: Array, sampling_prob: Array, orders: Array) -> Array:
@@ -74,7 +77,7 @@ def rdp_subsampled_gaussian(noise_multiplier: Array, sampling_prob: Array, order
     check_broadcast(noise_multiplier=noise_multiplier, sampling_prob=sampling_prob)
     if np.ndim(orders) > 1:
         raise ValueError(f"orders must be a number or have one axis, got shape {np.shape(orders)}")
-    columns = _column(noise_multiplier), _column(sampling_prob)
+    columns = column(noise_multiplier), column(sampling_prob)
     if is_traced(orders):
         result = _rdp_at_traced_orders(*columns, orders[None] if np.ndim(orders) == 0 else orders)
     else:
@@ -84,7 +87,7 @@ def rdp_subsampled_gaussian(noise_multiplier: Array, sampling_prob: Array, order
 
 @float64_function(rounding="up", rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, delta=DELTA)
 def _epsilon_per_order(rdp: Array, orders: Array, delta: Array, conversion: str) -> Array:
-    return _convert(rdp, orders, delta, conversion)
+    return convert(rdp, orders, delta, conversion)
 
 
 def rdp_epsilon(rdp: Array, orders: Array, delta: Array, conversion: str = "tight") -> Array:
@@ -112,12 +115,38 @@ def rdp_epsilon(rdp: Array, orders: Array, delta: Array, conversion: str = "tigh
     4.0879
     """
     _check_conversion(conversion)
-    if np.ndim(rdp) < 1 or np.ndim(orders) != 1 or np.shape(rdp)[-1] != np.shape(orders)[0] or not np.shape(orders)[0]:
-        raise ValueError(
-            f"the last axis of rdp must be that of orders and not empty, got rdp {np.shape(rdp)}, "
-            f"orders {np.shape(orders)}"
-        )
-    return _epsilon_per_order(rdp, orders, _column(delta), conversion).min(axis=-1)
+    check_orders(rdp, orders)
+    return _epsilon_per_order(rdp, orders, column(delta), conversion).min(axis=-1)
+
+
+@float64_function(rounding="up", rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, epsilon=NONNEGATIVE)
+def _delta_per_order(rdp: Array, orders: Array, epsilon: Array) -> Array:
+    return convert_to_delta(rdp, orders, epsilon)
+
+
+def rdp_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
+    """The delta implied by Renyi differential privacy: an upper bound.
+
+    Formula: min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1/a)^{a-1} / a, and at most sqrt(1 - e^{-rdp(a)}).
+
+    Args:
+        rdp: Renyi differential privacy >= 0 in nats of the whole run, shape [..., K]; inf marks an order as unusable.
+        orders: Renyi orders > 1, shape [K].
+        epsilon: privacy loss, finite and >= 0, in nats, of a shape that broadcasts with [...].
+
+    Returns:
+        delta in [0, 1], shape [...]; upper bound.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not fit.
+
+    Reference: Canonne, Kamath and Steinke, arXiv:2004.00010, Proposition 12.
+
+    >>> print(f"{rdp_delta([0.5, 1.0], [2.0, 4.0], 4.0):.3g}")
+    1.3e-05
+    """
+    check_orders(rdp, orders)
+    return _delta_per_order(rdp, orders, column(epsilon)).min(axis=-1)
 
 
 def moments_accountant_epsilon(
@@ -162,30 +191,37 @@ def moments_epsilon_kernel(
     noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str = "tight"
 ) -> Array:
     """`moments_accountant_epsilon` on float64 arrays, without its checks, for use inside other kernels."""
-    orders = np.asarray(DEFAULT_ORDERS)
 
-    def chunk(configurations: tuple) -> Array:
-        noise, prob, steps, probability = (argument[..., None] for argument in configurations)
-        moments = log_moments(noise[..., 0], prob[..., 0], orders) / (orders - 1)
-        total = jnp.where(steps > 0, jnp.maximum(steps, 1.0) * moments, 0.0)
-        return _convert(total, orders, probability, conversion).min(axis=-1)
+    def kernel(noise: Array, prob: Array, steps: Array, probability: Array) -> Array:
+        total = run_rdp(noise, prob, steps, np.asarray(DEFAULT_ORDERS))
+        return convert(total, np.asarray(DEFAULT_ORDERS), probability[..., None], conversion).min(axis=-1)
 
-    arguments = jnp.broadcast_arrays(noise_multiplier, sampling_prob, num_steps, delta)
-    shape, size = arguments[0].shape, arguments[0].size
-    if size <= _CHUNK:
-        return chunk(tuple(arguments))
-    rows = -(-size // _CHUNK)
-    padded = tuple(jnp.resize(argument, (rows, _CHUNK)) for argument in arguments)
-    return jax.lax.map(chunk, padded).ravel()[:size].reshape(shape)
+    return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta)
 
 
-def _convert(rdp: Array, orders: Array, delta: Array, conversion: str) -> Array:
+def run_rdp(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, orders: np.ndarray) -> Array:
+    """The Renyi differential privacy of a run, [...] to [..., K]; 0 where there are no steps."""
+    per_step = log_moments(noise_multiplier, sampling_prob, orders) / (orders - 1)
+    steps = num_steps[..., None]
+    return jnp.where(steps > 0, jnp.maximum(steps, 1.0) * per_step, 0.0)
+
+
+def convert(rdp: Array, orders: Array, delta: Array, conversion: str) -> Array:
     """The epsilon of each order."""
     if conversion == "classic":
         return rdp - jnp.log(delta) / (orders - 1)
     epsilon = rdp + jnp.log1p(-1 / orders) - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
     negligible = -jnp.expm1(-rdp) <= delta * delta
     return jnp.where(negligible, 0.0, jnp.maximum(epsilon, 0.0))
+
+
+def convert_to_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
+    """The delta of each order, raised by 2^-36 of itself against rounding."""
+    log_delta = (orders - 1) * (rdp - epsilon + jnp.log1p(-1 / orders)) - jnp.log(orders)
+    # The rounding of the exponent is relative to its largest term.
+    slack = 2.0**-48 * (orders - 1) * (jnp.where(rdp < jnp.inf, rdp, 0.0) + epsilon + 1)
+    total_variation = jnp.sqrt(-jnp.expm1(-rdp))
+    return jnp.minimum(jnp.minimum(jnp.exp(log_delta + slack), total_variation) * (1 + 2.0**-36), 1.0)
 
 
 @float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT)
@@ -199,9 +235,18 @@ def _rdp_at_traced_orders(noise_multiplier: Array, sampling_prob: Array, orders:
     return log_moments(noise_multiplier[..., 0], sampling_prob[..., 0], orders) / (orders - 1)
 
 
-def _column(value: Array) -> Array:
+def column(value: Array) -> Array:
     """value[..., None], in float64 where the value is concrete."""
     return value[..., None] if is_traced(value) else np.asarray(value, np.float64)[..., None]
+
+
+def check_orders(rdp: Array, orders: Array) -> None:
+    """Raise ValueError unless the last axis of rdp is the one axis of orders."""
+    if np.ndim(rdp) < 1 or np.ndim(orders) != 1 or np.shape(rdp)[-1] != np.shape(orders)[0] or not np.shape(orders)[0]:
+        raise ValueError(
+            f"the last axis of rdp must be that of orders and not empty, got rdp {np.shape(rdp)}, "
+            f"orders {np.shape(orders)}"
+        )
 
 
 def _check_conversion(conversion: str) -> None:

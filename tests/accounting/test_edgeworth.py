@@ -1,0 +1,143 @@
+"""The Edgeworth estimates: cumulants, the certified rows, the Gaussian case, and never a NaN."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+from gdpjax.accounting import _edgeworth, clt_epsilon, edgeworth_delta, edgeworth_epsilon, gdp_delta, gdp_epsilon
+from tests.data import REFERENCE
+
+ROWS = [row for row in REFERENCE["subsampled_gaussian"] if row["sampling_prob"] < 1]
+NAMES = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+COLUMNS = [np.array([row[name] for row in ROWS]) for name in NAMES]
+TRUTH = np.array([row["epsilon_lower"] for row in ROWS])  # the bracket is 1e-3 wide at most
+
+
+def cumulants(noise, prob):
+    with jax.enable_x64(True):
+        _, both = jax.jit(_edgeworth._cumulants)(jnp.asarray(noise, jnp.float64), jnp.asarray(prob, jnp.float64))
+        return np.moveaxis(np.array(both), 1, 0)
+
+
+@functools.cache
+def skewness():
+    remove, _ = cumulants(*COLUMNS[:2])
+    return np.abs(remove[2]) / remove[1] ** 1.5 / np.sqrt(COLUMNS[2])
+
+
+@pytest.mark.parametrize(("noise", "prob"), [(0.5, 1e-4), (1.0, 0.01), (3.0, 0.3), (0.7, 1.0)])
+def test_cumulants(noise, prob):
+    with mp.workdps(25):
+        h, p = 1 / mp.mpf(noise), mp.mpf(prob)
+        points = [-14, -4, 0, h, 4 * h, 5 * h + 4, 5 * h + 14]
+
+        def moment(power, sign, center=0):
+            def integrand(u):
+                ratio = 1 - p + p * mp.exp(h * u - h * h / 2)
+                return mp.npdf(u) * (ratio if sign > 0 else 1) * (sign * mp.log(ratio) - center) ** power
+
+            return mp.quad(integrand, points)
+
+        for direction, sign in zip(cumulants(noise, prob), (1, -1), strict=True):
+            mean = moment(1, sign)
+            second, third, fourth = (moment(power, sign, mean) for power in (2, 3, 4))
+            exact = [mean, second, third, fourth - 3 * second**2]
+            scale = [exact[0], second, second**1.5, second**2]  # p = 1 has no skewness or kurtosis
+            np.testing.assert_allclose(direction, np.array(exact, float), rtol=1e-8, atol=float(min(scale) * 1e-9))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("epsilon", [0.0, 0.4, 2.0])
+def test_delta_is_the_integral_over_the_edgeworth_density(order, epsilon):
+    noise, prob, steps = 1.0, 0.02, 300
+    hermite = np.polynomial.hermite_e.hermeval
+    expected = []
+    for mean, variance, third, fourth in cumulants(noise, prob):
+        skew, kurtosis = third / variance**1.5 / np.sqrt(steps), fourth / variance**2 / steps
+        weights = [1, 0, 0, skew / 6, *((kurtosis / 24, 0, skew**2 / 72) if order == 2 else ())]
+        center, spread = steps * mean, np.sqrt(steps * variance)
+        loss = np.linspace(epsilon, epsilon + 40 * spread, 400_001)
+        z = (loss - center) / spread
+        density = np.exp(-z * z / 2) / np.sqrt(2 * np.pi) / spread * hermite(z, weights)
+        expected.append(np.trapezoid(-np.expm1(epsilon - loss) * density, loss))
+    assert edgeworth_delta(noise, prob, steps, epsilon, order=order) == pytest.approx(max(expected), rel=1e-7)
+
+
+def test_much_closer_than_the_central_limit_theorem_on_easy_points():
+    easy = skewness() < 0.1
+    assert easy.sum() >= 20
+    clt = np.abs(clt_epsilon(*COLUMNS) / TRUTH - 1)[easy]
+    first, second = (np.abs(edgeworth_epsilon(*COLUMNS, order=order) / TRUTH - 1)[easy] for order in (1, 2))
+    width = 3e-4  # of the reference bracket
+    assert (first < 0.9 * clt + width).all()
+    assert (second < 0.25 * clt + width).all()
+    assert (first < 0.02).all()
+    assert (second < 0.009).all()
+    assert (second[skewness()[easy] < 0.04] < 0.0025).all()
+
+
+def test_it_is_not_a_bound():
+    """On hard points it understates like the central limit theorem, and the docstring says so."""
+    hard = skewness() > 1
+    assert (edgeworth_epsilon(*COLUMNS)[hard] < 0.6 * TRUTH[hard]).all()
+
+
+def test_without_subsampling_it_is_exact():
+    mu = np.geomspace(0.01, 8, len(ROWS))
+    rest = np.ones(mu.shape), np.full(mu.shape, 9)  # of the shapes above, which are compiled already
+    for order in (1, 2):
+        epsilon = edgeworth_epsilon(3 / mu, *rest, np.full(mu.shape, 1e-6), order=order)
+        np.testing.assert_allclose(epsilon, gdp_epsilon(1e-6, mu), rtol=1e-8)
+    delta = edgeworth_delta(3 / mu, *rest, np.full(mu.shape, 0.3))
+    np.testing.assert_allclose(delta, gdp_delta(0.3, mu), rtol=1e-6, atol=1e-200)
+
+
+def test_delta_and_epsilon_agree():
+    easy = skewness() < 0.1
+    delta = edgeworth_delta(*COLUMNS[:3], edgeworth_epsilon(*COLUMNS))
+    np.testing.assert_allclose(delta[easy], COLUMNS[3][easy], rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_never_nan_nor_negative(order):
+    noise = np.array([1e-3, 1 / 400, 0.01, 0.1, 0.3, 0.5, 1.0, 4.0, 50.0, 1e4, 1e8])
+    prob = np.array([0.0, 1e-200, 1e-20, 1e-10, 1e-5, 0.004, 0.1, 0.9, 1 - 1e-12, 1.0])
+    steps = np.array([1, 10, 1e3, 1e6, 1e12])
+    delta = np.array([3e-308, 1e-50, 1e-5, 0.01, 0.5, 0.999])
+    grid = [axis.ravel() for axis in np.meshgrid(noise, prob, steps, delta)]
+    epsilon = edgeworth_epsilon(*grid, order=order)
+    assert (epsilon >= 0).all()
+    assert np.isfinite(epsilon[(grid[0] > 2e-3) | (grid[1] == 0)]).all()
+    implied = edgeworth_delta(*grid[:3], 20 * grid[3], order=order)
+    assert ((implied >= 0) & (implied <= 1)).all()
+
+
+def test_transformations():
+    noise = np.array([0.7, 1.3, 4.0], np.float32)
+    loop = np.array([edgeworth_epsilon(s, 0.01, 1000, 1e-5) for s in noise])
+    np.testing.assert_allclose(edgeworth_epsilon(np.tile(noise, 30), 0.01, 1000, 1e-5), np.tile(loop, 30), rtol=1e-12)
+    mapped = jax.jit(jax.vmap(lambda s: edgeworth_epsilon(s, 0.01, 1000, 1e-5)))(np.append(noise, -1.0).astype("f4"))
+    assert mapped.dtype == jnp.float32
+    np.testing.assert_allclose(mapped[:3], loop, rtol=1e-6)
+    assert np.isnan(mapped[3])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: edgeworth_epsilon(0.0, 0.1, 10, 1e-5), "noise_multiplier must be a finite number > 0, got 0.0"),
+        (lambda: edgeworth_epsilon(1.0, np.nan, 10, 1e-5), "sampling_prob must be"),
+        (lambda: edgeworth_epsilon(1.0, 0.1, 1.5, 1e-5), "num_steps must be a whole number >= 1"),
+        (lambda: edgeworth_epsilon(1.0, 0.1, 10, 0.0), "delta must be"),
+        (lambda: edgeworth_epsilon(1.0, 0.1, 10, 1e-5, order=3), "order must be 1 or 2, got 3"),
+        (lambda: edgeworth_delta(1.0, 0.1, 10, -1.0), "epsilon must be"),
+        (lambda: edgeworth_delta(np.ones(2), np.ones(3), 10, 1.0), "must broadcast together"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,81 @@
+"""Ledgers in the words of other libraries."""
+
+import sys
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.accounting import moments_accountant_epsilon, rdp
+
+EVENTS = st.builds(Event, st.floats(1e-3, 1e3), st.floats(0, 1), st.integers(1, 10**7))
+
+
+@pytest.fixture
+def rdp_accountant():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from dp_accounting.rdp import RdpAccountant
+    return RdpAccountant
+
+
+@given(st.lists(EVENTS, max_size=4))
+def test_opacus_round_trip(events):
+    ledger = Ledger(events)
+    history = ledger.to_opacus_history()
+    assert all(isinstance(row, tuple) and isinstance(row[2], int) for row in history)
+    assert Ledger.from_opacus_history(history) == ledger
+
+
+@pytest.mark.parametrize("run", [(1.3, 256 / 60_000, 3516), (0.7, 0.01, 1000), (4.0, 0.1, 200), (2.0, 1.0, 4)])
+def test_epsilon_of_the_dp_event(rdp_accountant, run):
+    event = Ledger([Event(*run)]).to_dp_event()
+    theirs = rdp_accountant().compose(event).get_epsilon(1e-5)
+    ours = moments_accountant_epsilon(*run, 1e-5)
+    assert 0.98 * theirs < ours <= theirs * (1 + 1e-9)
+
+
+def test_several_events(rdp_accountant):
+    orders = [2.0, 4.0, 8.0, 16.0, 32.0]
+    ledger = Ledger([Event(1.0, 0.01, 300), Event(2.0, 0.05, 7)])
+    accountant, state = rdp(orders), rdp(orders).init()
+    for noise, prob, steps in ledger.to_opacus_history():
+        state = accountant.step(state, noise, prob, steps)
+    theirs = rdp_accountant(orders).compose(ledger.to_dp_event()).get_epsilon(1e-5)
+    assert accountant.epsilon(state, 1e-5) == pytest.approx(theirs, rel=1e-9)
+    assert rdp_accountant(orders).compose(Ledger().to_dp_event()).get_epsilon(1e-5) == 0
+
+
+def test_zero_out_neighbours_have_the_same_curve():
+    event = Event(1.0, 0.1, 3, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    assert Ledger([event]).to_opacus_history() == [(1.0, 0.1, 3)]
+
+
+@pytest.mark.parametrize("form", ["to_dp_event", "to_opacus_history"])
+def test_what_cannot_be_expressed_is_refused(form):
+    with pytest.raises(ValueError, match=f"{form} can express poisson sampling, got a uniform event"):
+        getattr(Ledger([Event(1.0, 0.1, 3, "uniform")]), form)()
+    with pytest.raises(ValueError, match=f"{form} cannot express the overflow of a padded batch, got 1e-09"):
+        getattr(Ledger([Event(1.0, 0.1, 3, overflow=1e-9)]), form)()
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        ([(1.0, 0.1)], r"\(noise_multiplier, sampling_prob, num_steps\), got \(1.0, 0.1\) at index 0"),
+        ([(1.0, 0.1, 2), 3.0], "at index 1"),
+        ([(1.0, 0.1, 2.5)], "num_steps must be a whole number"),
+        ([(float("nan"), 0.1, 2)], "noise_multiplier"),
+    ],
+)
+def test_bad_history(history, message):
+    with pytest.raises(ValueError, match=message):
+        Ledger.from_opacus_history(history)
+
+
+def test_without_dp_accounting(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match="pip install dp-accounting"):
+        Ledger().to_dp_event()
