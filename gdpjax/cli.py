@@ -2,8 +2,8 @@
 
 Every figure is printed with its *standing*: exact, upper bound, or asymptotic estimate. A central-limit figure never
 appears without the sentence that it is not a guarantee, because it may understate the truth. ``--json`` prints one
-object for machines; keys that need the certified accountant are null until it exists. Infinite values are the string
-"inf" there, since JSON has no number for them. Bad input ends with status 2 and one line on the standard error.
+object for machines; what would need a delta that was not given is null, and infinite values are the string "inf", since
+JSON has no number for them. Bad input ends with status 2 and one line on the standard error.
 """
 
 import argparse
@@ -18,17 +18,20 @@ import numpy as np
 from gdpjax.accounting import (
     calibrate_noise_multiplier,
     clt_epsilon,
+    clt_is_reliable,
     clt_mu_poisson,
+    epsilon_bounds,
     gdp_delta,
     gdp_epsilon,
     gdp_mu,
     moments_accountant_epsilon,
+    mu_bounds,
     rdp_epsilon,
 )
 
 CLT_CAVEAT = "asymptotic estimate: may understate the true epsilon; not a guarantee"
-NOT_YET = "not yet: certified bounds come with the numeric accountant"
-_CERTIFIED = ("clt_reliable", "mu_upper", "mu_failure", "epsilon_lower", "epsilon_upper")
+MU_FAILURE = 1e-10
+"""Failure probability of the mu that is printed."""
 
 
 class Row(NamedTuple):
@@ -139,11 +142,26 @@ def _run_report(noise_multiplier: float, sampling_prob: float, num_steps: int, d
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
         Row("mu_clt", float(clt_mu_poisson(*run)), CLT_CAVEAT),
         Row("epsilon_clt", None if delta is None else float(clt_epsilon(*run, delta)), CLT_CAVEAT),
-        *(Row(key, None, NOT_YET) for key in _CERTIFIED),
+        *_certified_rows(run, delta),
     ]
     moments = None if delta is None else float(moments_accountant_epsilon(*run, delta))
     standing = "upper bound: a guarantee, not tight" if delta is not None else "needs --delta"
     return [*rows, Row("epsilon_moments_accountant", moments, standing)]
+
+
+def _certified_rows(run: tuple[float, float, int], delta: float | None) -> list[Row]:
+    mu = float(mu_bounds(*run, MU_FAILURE).upper)
+    lower, upper, reliable = None, None, None
+    if delta is not None:
+        lower, upper = (float(end) for end in epsilon_bounds(*run, delta))
+        reliable = bool(clt_is_reliable(*run, delta))
+    return [
+        Row("clt_reliable", reliable, "whether epsilon_clt is proved to be within 5% of the truth"),
+        Row("mu_upper", mu, "certified: the run is mu-GDP except with probability mu_failure"),
+        Row("mu_failure", MU_FAILURE, "given"),
+        Row("epsilon_lower", lower, "certified: the true epsilon is at least this" if delta else "needs --delta"),
+        Row("epsilon_upper", upper, "certified: the true epsilon is at most this" if delta else "needs --delta"),
+    ]
 
 
 def _calibrate(arguments: argparse.Namespace) -> list[Row]:

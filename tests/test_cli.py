@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gdpjax.accounting import clt_epsilon, clt_mu_poisson, gdp_epsilon, moments_accountant_epsilon
-from gdpjax.cli import CLT_CAVEAT, NOT_YET, main
+from gdpjax.accounting import clt_epsilon, clt_mu_poisson, epsilon_bounds, gdp_epsilon, moments_accountant_epsilon
+from gdpjax.cli import CLT_CAVEAT, main
 
 KEYS = [
     "num_steps", "sampling_prob", "mu_clt", "epsilon_clt", "clt_reliable", "mu_upper", "mu_failure", "epsilon_lower",
@@ -31,7 +31,11 @@ def test_account_json(capsys):
     assert result["mu_clt"] == clt_mu_poisson(1.3, 256 / 60_000, 3516)
     assert result["epsilon_clt"] == clt_epsilon(1.3, 256 / 60_000, 3516, 1e-5)
     assert result["epsilon_moments_accountant"] == moments_accountant_epsilon(1.3, 256 / 60_000, 3516, 1e-5)
-    assert all(result[key] is None for key in KEYS[4:9])
+    assert result["clt_reliable"] is True
+    assert (result["epsilon_lower"], result["epsilon_upper"]) == epsilon_bounds(1.3, 256 / 60_000, 3516, 1e-5)
+    assert result["epsilon_lower"] <= 0.8645 <= result["epsilon_upper"] < result["epsilon_moments_accountant"]
+    assert result["mu_failure"] == 1e-10
+    assert result["mu_clt"] < result["mu_upper"] < 1.1 * result["mu_clt"]
 
 
 def test_account_table_states_every_standing(capsys):
@@ -41,7 +45,7 @@ def test_account_table_states_every_standing(capsys):
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert list(lines) == ["quantity", *KEYS]
     assert all(CLT_CAVEAT in lines[key] for key in ("mu_clt", "epsilon_clt"))
-    assert all(NOT_YET in lines[key] for key in KEYS[4:9])
+    assert all("certified" in lines[key] for key in ("mu_upper", "epsilon_lower", "epsilon_upper"))
     assert "upper bound" in lines["epsilon_moments_accountant"]
     starts = {line.index(word) for line, word in zip(out.splitlines(), ["standing", "given"], strict=False)}
     assert len(starts) == 1
@@ -53,13 +57,13 @@ def test_infinite_figures_are_valid_json(capsys):
     assert json.loads(out, parse_constant=pytest.fail)["epsilon_clt"] == "inf"
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "clt"])
+@pytest.mark.parametrize("accountant", ["numeric", "rdp", "clt"])
 def test_calibrate(capsys, accountant):
     arguments = ["--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]
     result = json.loads(run(capsys, "calibrate", *arguments, "--json"))
     assert list(result) == ["noise_multiplier", *KEYS]
-    key = {"rdp": "epsilon_moments_accountant", "clt": "epsilon_clt"}[accountant]
-    assert result[key] == pytest.approx(2.0, rel=1e-6)
+    key = {"numeric": "epsilon_upper", "rdp": "epsilon_moments_accountant", "clt": "epsilon_clt"}[accountant]
+    assert result[key] == pytest.approx(2.0, rel=1e-5)
     line = run(capsys, "calibrate", *arguments).splitlines()[1]
     assert (CLT_CAVEAT if accountant == "clt" else "safe") in line
 
@@ -105,7 +109,6 @@ RUN = ["--sampling-prob", ".1", "--num-steps", "10", "--delta", "1e-5"]
         (["account", "--noise-multiplier", "1", *RUN[2:]], "give either --num-examples and --batch-size"),
         (["account", "--noise-multiplier", "1", *RUN, "--num-examples", "5"], "give either --num-examples"),
         (["account", "--noise-multiplier", "x", *RUN], "invalid float value"),
-        (["calibrate", "--epsilon", "2", *RUN], "not available yet"),
         (["calibrate", "--epsilon", "2", "--mu", "1", *RUN], "either --mu or --epsilon"),
         (["calibrate", *RUN, "--accountant", "rdp"], "complete target"),
         (["convert", "--mu", "-1"], "--mu must be a finite number >= 0, got -1"),

@@ -5,8 +5,9 @@ for n nonnegative terms that means a relative error of up to (n - 1) u (u the un
 `bounded_sum` therefore writes a tree of single additions, which no compiler may reassociate: an error of at most
 `sum_error_terms(n)` u, about log2(n).
 
-Rounding of a sum of rows. `TwoSum` (Knuth) returns fl(a + b) and its exact error; a binary tree of them keeps
-hi + lo equal to the exact sum up to O(log^2 B) u^2, so that what is lost is one rounding of the result.
+Rounding of a sum of rows. `two_sum` (Knuth) returns fl(a + b) and the exact error of that addition. Added so, in trees
+of `_RADIX` rows and a running pair that is renormalised after each, hi + lo equals the exact sum up to 2 u^2 (B + 9) of
+the rows' sizes: what is lost is one rounding of the result.
 """
 
 import hashlib
@@ -113,15 +114,33 @@ def compensated_add(left: tuple[Array, Array], right: tuple[Array, Array]) -> tu
     return total, error + (left[1] + right[1])
 
 
+def _compensated_tree(rows: list[Array]) -> tuple[Array, Array]:
+    pairs = [(row, jnp.zeros_like(row)) for row in rows]
+    while len(pairs) > 1:
+        added = [compensated_add(a, b) for a, b in zip(pairs[::2], pairs[1::2], strict=False)]
+        pairs = added + pairs[2 * len(added) :]
+    return pairs[0]
+
+
 def compensated_row_sum(rows: Array) -> tuple[Array, Array]:
-    """The sum over the leading axis (of static size >= 1) as an unevaluated sum hi + lo, by a binary tree."""
-    pair = (rows, jnp.zeros_like(rows))
-    while (size := pair[0].shape[0]) > 1:
-        half = size // 2
-        added = compensated_add((pair[0][:half], pair[1][:half]), (pair[0][half : 2 * half], pair[1][half : 2 * half]))
-        odd = (pair[0][2 * half :], pair[1][2 * half :])
-        pair = added if size % 2 == 0 else tuple(jnp.concatenate([a, o]) for a, o in zip(added, odd, strict=True))
-    return pair[0][0], pair[1][0]
+    """The sum over the leading axis (of static size >= 1) as an unevaluated sum hi + lo.
+
+    Groups of rows are added by trees and the groups by a loop: a tree over all rows is a program that compilers fuse
+    into one with everything recomputed many times. The running pair is renormalised, so that lo stays a rounding error
+    of hi.
+    """
+    num_groups = rows.shape[0] // _RADIX
+    if num_groups < 2:
+        return _compensated_tree(list(rows))
+    grouped = rows[: _RADIX * num_groups].reshape(num_groups, _RADIX, *rows.shape[1:])
+
+    def add_group(carry: tuple[Array, Array], group: Array) -> tuple[tuple[Array, Array], None]:
+        return two_sum(*compensated_add(carry, _compensated_tree(list(group)))), None
+
+    zeros = jnp.zeros(rows.shape[1:], rows.dtype)
+    total, _ = jax.lax.scan(add_group, (zeros, zeros), grouped)
+    rest = rows[_RADIX * num_groups :]
+    return compensated_add(total, _compensated_tree(list(rest))) if rest.shape[0] else total
 
 
 def num_elements(leaf: Any) -> int:

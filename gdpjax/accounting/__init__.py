@@ -20,6 +20,7 @@ from gdpjax.accounting._gdp import (
 )
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
 from gdpjax.accounting._rdp import moments_accountant_epsilon, rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
+from gdpjax.accounting._reliability import clt_is_reliable
 from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "calibrate_num_steps",
     "calibrate_sampling_prob",
     "clt_epsilon",
+    "clt_is_reliable",
     "clt_mu_poisson",
     "clt_mu_uniform",
     "delta_bounds",

@@ -9,10 +9,10 @@ unit roundoff of the accumulation dtype (2^-24 for float32) and d coordinates in
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, halved by the
   square root; converting C, the square root, the quotient and the product cost 6 more. An example may thus be
   scaled to C (1 + k u), k = half of the sum + 6.
-* Sum. Each row c_i g_i enters the compensated tree rounded or not (a compiler may fuse the product into the first
-  additions), 2 u ||c_i g_i||, and the result is rounded once, u ||sum||: at most 3 u B C; the tree's own error is
-  O(log(B)^2 u^2) B C, below u B C / 1000 for every B < 2^24 and covered by the factor 3.1. Neighbours differ by
-  one row and by two such errors: 6.2 u B.
+* Sum. Each row c_i g_i enters the compensated sum rounded or not (a compiler may fuse the product into the first
+  additions), 2 u ||c_i g_i||, and the result is rounded once, u ||sum||: at most 3 u B C; the compensated sum's own
+  error, 2 u^2 (B + 9) B C, is below u B C / 100 up to the largest B that is accepted, and covered by the factor 3.1.
+  Neighbours differ by one row and by two such errors: 6.2 u B.
 
 So rows are clipped to C / (1 + slack), slack = k u + 6.2 u B, which makes the sensitivity exactly C. The slack depends
 on shapes alone and is the same for every strategy; where batches are padded to several sizes it must be that of the

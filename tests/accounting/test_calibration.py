@@ -11,6 +11,7 @@ from gdpjax.accounting import (
     calibrate_sampling_prob,
     clt_epsilon,
     clt_mu_poisson,
+    epsilon_bounds,
     moments_accountant_epsilon,
 )
 
@@ -91,7 +92,6 @@ RUN = {"sampling_prob": 0.01, "num_steps": 1000}
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epsilon": 1.0, "delta": 1e-5}, 'accountant "numeric" .* not available yet: choose accountant="rdp"'),
         (
             {"epsilon": 1.0, "delta": 1e-5, "accountant": "pld"},
             "accountant must be one of numeric, rdp, clt, got 'pld'",
@@ -121,3 +121,10 @@ def test_infeasible_steps_say_why():
         calibrate_num_steps(epsilon=0.1, delta=1e-5, noise_multiplier=0.5, sampling_prob=0.5, accountant="rdp")
     with pytest.raises(ValueError, match="asks for nothing: even num_steps = "):
         calibrate_num_steps(epsilon=1.0, delta=1e-5, noise_multiplier=0.5, sampling_prob=0.0, accountant="clt")
+
+
+def test_numeric_is_safe_and_tight():
+    target, run = np.array([0.5, 2.0, 8.0]), (256 / 60_000, 3516)
+    noise = calibrate_noise_multiplier(epsilon=target, delta=1e-5, sampling_prob=run[0], num_steps=run[1])
+    assert (epsilon_bounds(noise, *run, 1e-5).upper <= target).all()
+    assert (epsilon_bounds(0.999 * noise, *run, 1e-5).lower > target).all()

@@ -1,0 +1,109 @@
+"""The public certified functions: both forms of call, ledgers, overflow, and when the CLT may be trusted."""
+
+import jax
+import numpy as np
+import pytest
+
+from gdpjax import Event, Ledger, NeighboringRelation, accounting
+from gdpjax.accounting import clt_epsilon, clt_is_reliable, delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
+
+RUN = (1.3, 256 / 60_000, 3516)
+
+
+def ledger(overflow=0.0, relation=None):
+    thirds = [(1.3, 256 / 60_000, steps) for steps in (1000, 1000, 1516)]
+    return Ledger([Event(*run, neighboring_relation=relation, overflow=overflow / 3) for run in thirds])
+
+
+def test_equal_phases_agree_with_one_event():
+    single, split = epsilon_bounds(*RUN, 1e-5), epsilon_bounds(ledger(), delta=1e-5)
+    np.testing.assert_allclose(split, single, rtol=1e-9)
+    np.testing.assert_allclose(epsilon_bounds(Event(*RUN), delta=1e-5), single, rtol=1e-9)
+    special = ledger(relation=NeighboringRelation.REPLACE_SPECIAL)
+    np.testing.assert_allclose(epsilon_bounds(special, delta=1e-5), single, rtol=1e-9)
+    special = epsilon_bounds(*RUN, 1e-5, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    assert special == single
+
+
+def test_different_phases_lie_between_their_extremes():
+    mixed = Ledger([Event(1.0, 0.01, 300), Event(2.0, 0.02, 700)])
+    bounds = epsilon_bounds(mixed, delta=np.array([1e-6, 1e-4]))
+    assert bounds.lower.shape == (2,)
+    alone = epsilon_bounds(1.0, 0.01, 300, np.array([1e-6, 1e-4])).lower
+    assert (bounds.lower > alone).all()
+    assert (bounds.upper < epsilon_bounds(1.0, 0.02, 1000, np.array([1e-6, 1e-4])).upper).all()
+
+
+def test_an_empty_ledger_costs_nothing():
+    assert epsilon_bounds(Ledger(), delta=1e-5) == (0.0, 0.0)
+
+
+def test_overflow_is_paid_and_the_bracket_contains_both_extremes():
+    free, paid = epsilon_bounds(ledger(), delta=1e-5), epsilon_bounds(ledger(9e-6), delta=1e-5)
+    assert paid.lower < free.lower < free.upper < paid.upper
+    # The two formulas of the module, from the arrays' own brackets.
+    assert paid.upper == pytest.approx(float(epsilon_bounds(*RUN, 1e-6 / (1 - 9e-6)).upper), rel=1e-4)
+    worse = 1e-5 + 9e-6 * (1 + np.exp(float(paid.upper)))
+    assert paid.lower == pytest.approx(float(epsilon_bounds(*RUN, worse).lower), rel=1e-4)
+    assert epsilon_bounds(ledger(2e-5), delta=1e-5) == (0.0, np.inf)
+    tiny = epsilon_bounds(ledger(1e-12), delta=1e-5)
+    np.testing.assert_allclose(tiny, free, rtol=1e-6)
+
+
+def test_overflow_in_delta_and_the_curve():
+    free, paid = delta_bounds(ledger(), epsilon=0.8), delta_bounds(ledger(1e-6), epsilon=0.8)
+    assert paid.upper == pytest.approx(1e-6 + (1 - 1e-6) * free.upper)
+    assert paid.lower == pytest.approx(free.lower - 1e-6 * (1 + np.exp(0.8)))
+    curve, lossy = tradeoff_bounds(ledger(), alpha=0.3), tradeoff_bounds(ledger(1e-3), alpha=0.3)
+    assert lossy.lower < curve.lower <= curve.upper < lossy.upper <= 0.7
+
+
+@pytest.mark.slow
+def test_overflow_in_mu():
+    free, paid = mu_bounds(ledger(), failure=1e-8), mu_bounds(ledger(9e-9), failure=1e-8)
+    assert paid.lower == 0
+    assert paid.upper > free.upper
+    assert mu_bounds(ledger(2e-8), failure=1e-8).upper == np.inf
+
+
+def test_clt_is_reliable_only_where_it_is():
+    noise, prob, steps = np.array([1.3, 0.6, 1.0]), np.array([256 / 60_000] * 2 + [0.05]), np.array([3516, 100, 20_000])
+    bounds, estimate = epsilon_bounds(noise, prob, steps, 1e-5), clt_epsilon(noise, prob, steps, 1e-5)
+    expected = (np.abs(estimate / bounds.lower - 1) <= 0.05) & (np.abs(estimate / bounds.upper - 1) <= 0.05)
+    assert clt_is_reliable(noise, prob, steps, 1e-5).tolist() == expected.tolist()
+    assert expected.any()
+    assert not expected.all()
+    assert bool(jax.jit(clt_is_reliable)(*RUN, 1e-5))
+    assert not bool(jax.jit(clt_is_reliable)(-1.0, 0.1, 100, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: epsilon_bounds(ledger(), 1e-5), "as a keyword"),
+        (lambda: epsilon_bounds(ledger()), "delta is missing"),
+        (lambda: delta_bounds(ledger(), 0.1, 3, 0.5), "as a keyword"),
+        (lambda: epsilon_bounds(1.0, 0.1), "missing num_steps, delta"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform"), "not available"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, sampling="shuffle"), "sampling must be one of"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound"),
+        (lambda: epsilon_bounds(Event(1.0, 0.1, 5, "uniform"), delta=1e-5), "not available"),
+        (lambda: epsilon_bounds(ledger(), delta=0.0), "delta must be"),
+        (lambda: epsilon_bounds(ledger(1e-6), delta=np.nan), "delta must be"),
+        (lambda: jax.jit(lambda d: epsilon_bounds(ledger(1e-6), delta=d))(1e-5), "outside compiled code"),
+        (
+            lambda: epsilon_bounds(
+                Ledger([Event(*RUN), Event(*RUN, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)]), delta=1e-5
+            ),
+            "share one neighboring relation",
+        ),
+    ],
+)
+def test_bad_calls(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_estimate_takes_ledgers():
+    estimate = accounting.epsilon_estimate(ledger(), delta=1e-5)
+    assert abs(float(estimate) / 0.8645 - 1) < 3e-3
