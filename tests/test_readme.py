@@ -17,7 +17,8 @@ def test_code_runs_in_order_and_is_short():
         exec(compile(block, "README.md", "exec"), namespace)
     lines = [line for line in BLOCKS[0].splitlines() if line.strip()]
     assert len(lines) <= 25
-    assert 0 < namespace["epsilon_clt"] < namespace["epsilon_upper"] < 10
+    assert 0 < namespace["epsilon_lower"] < namespace["epsilon_upper"] < namespace["epsilon_moments"] < 10
+    assert namespace["epsilon_clt"] < namespace["epsilon_upper"]
     assert gdpjax.ledger_of(namespace["opt_state"]).num_steps == namespace["num_steps"]
     assert all(leaf.any() for leaf in jax.tree.leaves(namespace["updates"]))
 
