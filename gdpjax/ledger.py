@@ -277,7 +277,7 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
 
 def ledger_from_state(state: LedgerState) -> Ledger:
     """The host-side `Ledger` of one configuration's state; rows without steps are dropped."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+    if is_traced(state):
         raise ValueError("a Ledger is read outside compiled code; return the optimizer state and read it there")
     if np.ndim(state.used) != 0:
         raise ValueError(

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from gdpjax._core.types import Bounds
 
@@ -50,7 +51,7 @@ RENYI_ORDER = Domain("a Renyi order > 1", lambda x: (x > 1) & (x < np.inf))
 
 def is_traced(value: Any) -> bool:
     """Whether any leaf of ``value`` is a tracer, so that its numbers cannot be looked at."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
 def check(name: str, value: Any, domain: Domain) -> None:
@@ -155,7 +156,7 @@ def float64_function(
                 check(name, value, domains[name])
             if broadcast:
                 check_broadcast(**numbers)
-            wide_outside = jax.config.jax_enable_x64
+            wide_outside = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
             with jax.enable_x64(True):
                 wide = {name: jnp.asarray(value, jnp.float64) for name, value in numbers.items()}
                 result = compiled(**{**bound.arguments, **wide})

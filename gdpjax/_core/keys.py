@@ -3,6 +3,7 @@
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
@@ -19,4 +20,4 @@ def fresh_key() -> Array:
     """
     shape = jax.random.key_data(jax.random.key(0)).shape
     words = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
-    return jax.random.wrap_key_data(words)
+    return jax.random.wrap_key_data(jnp.asarray(words))

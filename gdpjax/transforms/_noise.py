@@ -179,7 +179,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
         static = () if callable(stddev) else (stddev,)
         return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
 
-    def update(updates: PyTree, state: NoiseState, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
         del params
         refuse_complex(updates, "leaf")
         value = _scheduled("stddev", stddev, state.count, NONNEGATIVE)
@@ -251,7 +251,7 @@ def privatize(
         ledger = init_ledger(int(ledger_capacity), sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
-    def update(updates: PyTree, state: PrivatizeState, params: PyTree | None = None) -> tuple[PyTree, PrivatizeState]:
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, PrivatizeState]:
         _check_leaves(updates, params)
         multiplier = _scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)

@@ -42,7 +42,7 @@ def test_damaged_content_is_refused(content, complaint):
     assert "the-file" in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"plain text", gzip.compress(WHOLE)[:-6], b""])
+@pytest.mark.parametrize("content", [b"plain text", gzip.compress(WHOLE)[:-6], b""], ids=["plain", "cut", "empty"])
 def test_damaged_compression_is_refused(tmp_path, content):
     path = tmp_path / "labels.gz"
     path.write_bytes(content)

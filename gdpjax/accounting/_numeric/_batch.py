@@ -36,7 +36,7 @@ def batched(core: Callable[..., Any], *, num_phase_axes: int = 0, **domains: Dom
         return jax.tree.map(lambda leaf: leaf.reshape(shape), flat)
 
     named = _with_names(mapped, tuple(domains))
-    traced = float64_function(broadcast=num_phase_axes == 0, **domains)(named)
+    traced = float64_function(broadcast=num_phase_axes == 0, **domains)(named)  # pyright: ignore[reportArgumentType]
 
     @jax.jit
     def chunk(count: Array, *rows: Array) -> Any:

@@ -22,12 +22,15 @@ _TINY = 2.3e-308
 _SMALLEST_NOISE_SEARCHED = 0.2
 
 
-def _prepare(noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> tuple[tuple[Array, ...], Array]:
+def _prepare(
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array
+) -> tuple[tuple[Array, Array, Array], Array]:
     """Phases as [J] arrays, and whether anything is revealed; p = 0 is computed at a larger p and masked."""
     active = jnp.any((sampling_prob > 0) & (num_steps > 0))
     steps = jnp.where(sampling_prob > 0, num_steps, 0.0)
     phases = (noise_multiplier, jnp.maximum(sampling_prob, 1e-30), jnp.where(active, steps, 1.0))
-    return tuple(jnp.atleast_1d(phase) for phase in phases), active
+    sigma, prob, steps = (jnp.atleast_1d(phase) for phase in phases)
+    return (sigma, prob, steps), active
 
 
 def _epsilon_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Bounds:
@@ -79,7 +82,8 @@ def _mu_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, fa
 
 def _lift(core: Callable[..., Any], **query: checks.Domain) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``core`` for broadcasting arrays of runs, and for runs in phases (the last axis of the first three arguments)."""
-    return batched(core, **_RUN, **query), batched(core, num_phase_axes=3, **_PHASES, **query)
+    runs = batched(core, **_RUN, **query)  # pyright: ignore[reportArgumentType]
+    return runs, batched(core, num_phase_axes=3, **_PHASES, **query)
 
 
 epsilon_of_runs, epsilon_of_phases = _lift(_epsilon_core, delta=checks.OPEN_UNIT)

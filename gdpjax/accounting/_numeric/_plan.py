@@ -40,7 +40,8 @@ class Plan(NamedTuple):
 def cumulants(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array, Array]:
     """K, K' and K'' of the composition at theta."""
     values = jax.vmap(lambda n: _moments.log_moment(n, theta))(nodes)
-    return tuple(jnp.sum(step.num_steps * value) for value in values)
+    zeroth, first, second = (jnp.sum(step.num_steps * value) for value in values)
+    return zeroth, first, second
 
 
 def bisect(function, low: Array, high: Array, iterations: int) -> Array:
