@@ -1,25 +1,56 @@
-"""What other libraries call a run of Poisson-sampled Gaussian steps. No privacy mathematics, no import of them here."""
+"""What other libraries call the events of a run. No privacy mathematics, no import of them here."""
 
 import importlib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Row = tuple[float, float, int]
 """(noise_multiplier, sampling_prob, num_steps)"""
 
 
-def to_dp_event(rows: Iterable[Row]) -> Any:
-    """The rows as an event of dp_accounting; ImportError where that is not installed."""
+def _approximate(dp_event: Any, event: Mapping[str, Any]) -> Any:
+    return dp_event.EpsilonDeltaDpEvent(event["epsilon"], event["delta"])
+
+
+def _gaussian(dp_event: Any, event: Mapping[str, Any]) -> Any:
+    return dp_event.GaussianDpEvent(event["noise_multiplier"])
+
+
+def _laplace(dp_event: Any, event: Mapping[str, Any]) -> Any:
+    return dp_event.LaplaceDpEvent(1.0 / event["epsilon"]) if event["epsilon"] else dp_event.NoOpDpEvent()
+
+
+def _randomized_response(dp_event: Any, event: Mapping[str, Any]) -> Any:
+    # Theirs replaces the answer, with probability noise, by one drawn from all the categories.
+    categories = event["num_categories"]
+    noise = categories / (math.exp(min(event["epsilon"], 700.0)) + categories - 1)
+    return dp_event.RandomizedResponseDpEvent(noise, categories)
+
+
+def _subsampled_gaussian(dp_event: Any, event: Mapping[str, Any]) -> Any:
+    return dp_event.PoissonSampledDpEvent(event["sampling_prob"], _gaussian(dp_event, event))
+
+
+_DP_EVENTS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    "approximate_dp": _approximate,
+    "gaussian": _gaussian,
+    "laplace": _laplace,
+    "randomized_response": _randomized_response,
+    "subsampled_gaussian": _subsampled_gaussian,
+}
+
+
+def to_dp_event(events: Iterable[Mapping[str, Any]]) -> Any:
+    """The events, as their JSON objects, as one event of dp_accounting; ImportError where that is not installed."""
     try:
         dp_event = importlib.import_module("dp_accounting").dp_event
     except ImportError as error:
         raise ImportError("Ledger.to_dp_event needs dp-accounting: run `pip install dp-accounting`") from error
     return dp_event.ComposedDpEvent(
         [
-            dp_event.SelfComposedDpEvent(
-                dp_event.PoissonSampledDpEvent(sampling_prob, dp_event.GaussianDpEvent(noise_multiplier)), num_steps
-            )
-            for noise_multiplier, sampling_prob, num_steps in rows
+            dp_event.SelfComposedDpEvent(_DP_EVENTS[event["type"]](dp_event, event), event["num_steps"])
+            for event in events
         ]
     )
 

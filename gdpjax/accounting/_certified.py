@@ -1,68 +1,60 @@
 """The certified accountant: brackets on epsilon, delta, the trade-off curve and mu of what was run.
 
 Each function takes either arrays (noise_multiplier, sampling_prob, num_steps, ...) that broadcast together, one
-homogeneous run per element, or one `Ledger` (or `Event`) whose phases may differ. The computation is `_numeric`'s.
+homogeneous run per element, or one `Ledger` (or event) whose phases may differ. The computation is `_numeric`'s.
 
-**Neighbours.** Poisson sampling with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the mixture
-(1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse. Other pairs are refused.
+**Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
+mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
 
-**Overflow.** A run whose padded batches may overflow with probability tau (`Event.overflow`) is the ideal run except on
-an event of probability at most tau that depends on the other examples alone. Condition on it: with probability 1 - tau
-the run is ideal, otherwise anything may happen, and by joint convexity
+Uniform sampling without replacement goes with REPLACE_ONE. No step is worse than C_p(G_{1/s}), whatever the data
+(Dong, Roth and Su, arXiv:1905.02383, Section 4), and composition keeps that order: the *upper* bound is that of the
+T-fold composition of its symmetric pair. Let all other examples have gradient -C and the one that is replaced C and -C
+in the two data sets. The sum then differs by the sensitivity 2C if that one is in the batch, which has probability p
+at every step: the pair of Poisson sampling, attained, is the *lower* bound. The truth may be anywhere in between, so
+the bracket is wide by nature (a ratio of 1.2 to 1.4 in epsilon is usual).
 
-    delta(epsilon) <= tau + (1 - tau) delta_ideal(epsilon),   f(alpha) >= (1 - tau) f_ideal(alpha / (1 - tau)).
-
-Both of its output distributions are within total variation tau of the ideal ones, so
-
-    delta(epsilon) >= delta_ideal(epsilon) - tau (1 + e^epsilon),   f(alpha) <= f_ideal(alpha - tau) + tau.
-
-Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau), infinite where delta <= tau, and at least the
-ideal one at delta + tau (1 + e^{upper}). A mu statement with failure d needs the ideal one with (d - tau) / (1 - tau);
-below it nothing is claimed (lower = 0).
+Other pairs are refused.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, Domain, check, is_traced
+from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, UNIT, Domain, check, is_traced
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _numeric
-from gdpjax.ledger import Event, Ledger, resolve_relation
+from gdpjax.accounting import _lost_mass, _numeric
+from gdpjax.accounting._ledgers import describe, largest_group
+from gdpjax.accounting._lost_mass import NOTHING_LOST
+from gdpjax.accounting._numeric import Family
+from gdpjax.ledger import AnyEvent, Ledger, resolve_relation
+
+_LARGEST_GROUP = 64
 
 
-def _check_pair(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
-    relation = resolve_relation(sampling, neighboring_relation)
-    if sampling != "poisson":
-        raise ValueError(
-            f"certified bounds for {sampling} sampling are not available in this version; use poisson sampling"
-        )
-    return relation
+def _check_group_size(group_size: int) -> None:
+    check("group_size", group_size, COUNT)
+    if np.ndim(group_size) != 0 or group_size > _LARGEST_GROUP:
+        raise ValueError(f"group_size must be one whole number between 1 and {_LARGEST_GROUP}, got {group_size!r}")
 
 
-def _phases(ledger: Ledger | Event) -> tuple[tuple[np.ndarray, ...], float]:
-    """Arrays of noise_multiplier, sampling_prob, num_steps, padded to a power of two with empty phases, and tau."""
-    events = [ledger] if isinstance(ledger, Event) else list(ledger.events)
-    relations = {_check_pair(event.sampling, event.neighboring_relation) for event in events}
-    if len(relations) > 1:
-        names = ", ".join(sorted(relation.name for relation in relations))
-        raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
-    # Each distinct number of phases compiles once, so there should be few.
-    size = 1 << max(len(events) - 1, 0).bit_length()
-    rows = [(event.noise_multiplier, event.sampling_prob, event.num_steps) for event in events]
-    rows += [(1.0, 0.0, 0)] * (size - len(rows))
-    columns = tuple(np.array(column, np.float64) for column in zip(*rows, strict=True))
-    return columns, min(1.0, sum(event.overflow for event in events))
+def _family(sampling: str, neighboring_relation: NeighboringRelation | None, group_size: int) -> Family:
+    """The kind of homogeneous run that a call with arrays describes."""
+    resolve_relation(sampling, neighboring_relation)
+    if sampling == "uniform" and group_size > 1:
+        raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
+    return Family(symmetric=sampling == "uniform", largest_group=largest_group(group_size))
 
 
-def _is_ledger(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str) -> bool:
+def _is_ledger(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, Any]) -> bool:
     """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has."""
-    if isinstance(run, Ledger | Event):
+    if isinstance(run, Ledger | AnyEvent):
         if sampling_prob is not None or num_steps is not None:
             raise ValueError(f"after a Ledger give {name} as a keyword: f(ledger, {name}=...), and nothing else")
         if query is None:
             raise ValueError(f"{name} is missing: f(ledger, {name}=...)")
+        _check_options(run, *options)
         return True
     values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, name: query}
     missing = [key for key, value in values.items() if value is None]
@@ -71,42 +63,96 @@ def _is_ledger(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: s
     return False
 
 
+def _check_options(ledger: Ledger | AnyEvent, sampling: str, relation: NeighboringRelation | None) -> None:
+    """The events of a Ledger say these themselves, so keywords can only agree or be wrong."""
+    for event in ledger.events if isinstance(ledger, Ledger) else [ledger]:
+        if relation is not None and relation is not event.neighboring_relation:
+            raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
+        if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
+            raise ValueError(f"expected sampling to be that of the events, got {sampling!r}: leave it out")
+
+
+def _bracket(lift: Callable[..., Any], question: str, family: Family, arrays: tuple[Any, ...], at: Any) -> Bounds:
+    """The bracket on a run's answer, where ``lift`` is `_numeric.of_runs` or `_numeric.of_phases`."""
+    answer = lift(question, family)(*arrays, at)
+    if not family.symmetric:
+        return answer
+    poisson = lift(question, family._replace(symmetric=False))(*arrays, at)
+    if question == "tradeoff":
+        return Bounds(answer.lower, poisson.upper)
+    return Bounds(poisson.lower, answer.upper)
+
+
+_QUESTIONS = {
+    "epsilon": ("delta", OPEN_UNIT, _lost_mass.epsilon),
+    "delta": ("epsilon", NONNEGATIVE, _lost_mass.delta),
+    "tradeoff": ("alpha", UNIT, _lost_mass.tradeoff),
+    "mu": ("failure", OPEN_UNIT, _lost_mass.mu),
+}
+"""What each question is asked at, and what lost mass does to its answer."""
+
+
+def _answer(
+    question: str, run: Any, sampling_prob: Any, num_steps: Any, at: Any, sampling: str,
+    neighboring_relation: NeighboringRelation | None, group_size: int,
+) -> Bounds:  # fmt: skip
+    name, domain, with_lost_mass = _QUESTIONS[question]
+    _check_group_size(group_size)
+    if not _is_ledger(run, sampling_prob, num_steps, at, name, (sampling, neighboring_relation)):
+        family = _family(sampling, neighboring_relation, group_size)
+        size = (group_size,) if group_size > 1 else ()
+        return _bracket(_numeric.of_runs, question, family, (run, sampling_prob, num_steps, *size), at)
+    described = describe(run, group_size)
+
+    def ideal(at: Any) -> Bounds:
+        return _bracket(_numeric.of_phases, question, described.family, described.columns, at)
+
+    if described.lost == NOTHING_LOST:
+        return ideal(at)
+    _check_concrete(name, at, domain)
+    return with_lost_mass(ideal, np.asarray(at, np.float64), described.lost)
+
+
 def _check_concrete(name: str, value: Any, domain: Domain) -> None:
     if is_traced(value):
-        raise ValueError(f"a Ledger with overflow is read outside compiled code, where {name} is a number")
+        raise ValueError(f"a Ledger with overflow or delta is read outside compiled code, where {name} is a number")
     check(name, value, domain)
 
 
-def _vectorised(rule: Callable[..., Bounds], *arrays: Array) -> Bounds:
-    """Apply a host-side rule for one number to arrays, element by element."""
-    broadcast = np.broadcast_arrays(*(np.asarray(array, np.float64) for array in arrays))
-    flat = [rule(*(float(x) for x in row)) for row in zip(*(array.ravel() for array in broadcast), strict=True)]
-    ends = [np.array([bounds[i] for bounds in flat]).reshape(broadcast[0].shape)[()] for i in (0, 1)]
-    return Bounds(*ends)
+def _refuse_uniform(family: Family) -> None:
+    if family.symmetric:
+        raise ValueError(
+            "epsilon under uniform sampling is known only to lie in a wide bracket, so there is no estimate: use "
+            "epsilon_bounds"
+        )
 
 
 def epsilon_bounds(
-    noise_multiplier: Array | Ledger | Event, sampling_prob: Array | None = None, num_steps: Array | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
     delta: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
 ) -> Bounds:  # fmt: skip
-    """Certified bracket on the exact epsilon of Poisson-subsampled Gaussian steps.
+    """Certified bracket on the exact epsilon of subsampled Gaussian steps, or of a whole Ledger.
 
     The smallest epsilon >= 0 with delta(epsilon) <= ``delta``, where delta(epsilon) is the larger of
     sup_S P(S) - e^epsilon Q(S) and sup_S Q(S) - e^epsilon P(S) for P = ((1 - p) N(0, s^2) + p N(1, s^2))^T and
     Q = N(0, s^2)^T, s = noise_multiplier, p = sampling_prob, T = num_steps.
 
     Args:
-        noise_multiplier: stddev of the noise / sensitivity, > 0; or a `Ledger`, then only ``delta=`` follows.
+        noise_multiplier: stddev of the noise / sensitivity, > 0; or a `Ledger` or one of its events, then only
+            ``delta=`` follows.
         sampling_prob: probability in [0, 1] that an example takes part in a step.
         num_steps: number of steps, a whole number >= 1.
         delta: strictly between 0 and 1. All arguments broadcast.
-        sampling: "poisson".
-        neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL.
+        sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
+            themselves.
+        neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
+        group_size: how many examples the neighbours differ in, 1 to 64, static; above 1 with poisson sampling only.
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape. Certified: the truth, in exact arithmetic, lies in between.
         The relative width is about 1e-3 (or the width below 1e-6) for ordinary runs, larger in hard corners, where
-        upper may be inf and lower 0.
+        upper may be inf and lower 0. Under uniform sampling it is wide by nature (see the module's docstring).
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast, an incomplete or mixed call, a pair of
@@ -119,64 +165,62 @@ def epsilon_bounds(
     >>> bool(bounds.lower <= 1.82824 <= bounds.upper), bool(bounds.upper < 1.001 * bounds.lower)
     (True, True)
     """
-    if not _is_ledger(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
-        _check_pair(sampling, neighboring_relation)
-        return _numeric.epsilon_of_runs(noise_multiplier, sampling_prob, num_steps, delta)
-    phases, tau = _phases(noise_multiplier)
-    if tau == 0.0:
-        return _numeric.epsilon_of_phases(*phases, delta)
-    _check_concrete("delta", delta, OPEN_UNIT)
-
-    def with_overflow(delta: float) -> Bounds:
-        left = (delta - tau) / (1.0 - tau) * (1.0 - 1e-15) if delta > tau else 0.0
-        upper = float(_numeric.epsilon_of_phases(*phases, left).upper) if left > 0 else np.inf
-        worse = delta + tau * (1.0 + float(np.exp(min(upper, 700.0)))) * (1.0 + 1e-12)
-        lower = float(_numeric.epsilon_of_phases(*phases, worse).lower) if worse < 1 else 0.0
-        return Bounds(lower, upper)
-
-    return _vectorised(with_overflow, delta)
+    options = (sampling, neighboring_relation, group_size)
+    return _answer("epsilon", noise_multiplier, sampling_prob, num_steps, delta, *options)
 
 
 def epsilon_estimate(
-    noise_multiplier: Array | Ledger | Event, sampling_prob: Array | None = None, num_steps: Array | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
     delta: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
 ) -> Array:  # fmt: skip
     """A fast estimate of the epsilon that `epsilon_bounds` brackets, without the bracket.
 
     The same contour with a thirty times coarser smoothing, whose two one-sided errors cancel to first order.
 
     Args:
-        noise_multiplier, sampling_prob, num_steps, delta, sampling, neighboring_relation: as in `epsilon_bounds`.
+        noise_multiplier, sampling_prob, num_steps, delta, sampling, neighboring_relation, group_size: as in
+            `epsilon_bounds`.
 
     Returns:
-        epsilon >= 0 of the broadcast shape. An estimate: usually good to 1e-3, on either side of the truth. The
-        overflow of a Ledger is not in it.
+        epsilon >= 0 of the broadcast shape. An estimate: usually good to 1e-3, on either side of the truth. Of a Ledger
+        with overflow it estimates what can be guaranteed.
 
     Raises:
-        ValueError: as `epsilon_bounds`.
+        ValueError: as `epsilon_bounds`; uniform sampling.
 
     Reference: Gopi, Lee and Wutschitz, arXiv:2106.02848 (numerical composition).
 
     >>> bool(abs(epsilon_estimate(1.0, 0.01, 1000, 1e-5) / 1.82824 - 1) < 2e-3)
     True
     """
-    if _is_ledger(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
-        return _numeric.estimate_of_phases(*_phases(noise_multiplier)[0], delta)
-    _check_pair(sampling, neighboring_relation)
-    return _numeric.estimate_of_runs(noise_multiplier, sampling_prob, num_steps, delta)
+    _check_group_size(group_size)
+    if _is_ledger(noise_multiplier, sampling_prob, num_steps, delta, "delta", (sampling, neighboring_relation)):
+        described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
+        _refuse_uniform(described.family)
+        estimate = functools.partial(_numeric.of_phases("estimate", described.family), *described.columns)
+        if described.lost == NOTHING_LOST:
+            return estimate(delta)
+        _check_concrete("delta", delta, OPEN_UNIT)
+        return _lost_mass.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
+    family = _family(sampling, neighboring_relation, group_size)
+    _refuse_uniform(family)
+    size = (group_size,) if group_size > 1 else ()
+    return _numeric.of_runs("estimate", family)(noise_multiplier, sampling_prob, num_steps, *size, delta)
 
 
 def delta_bounds(
-    noise_multiplier: Array | Ledger | Event, sampling_prob: Array | None = None, num_steps: Array | None = None,
-    epsilon: Array | None = None, *, sampling: str = "poisson",
-    neighboring_relation: NeighboringRelation | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
+    epsilon: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
 ) -> Bounds:  # fmt: skip
-    """Certified bracket on the exact delta(epsilon) of Poisson-subsampled Gaussian steps.
+    """Certified bracket on the exact delta(epsilon) of subsampled Gaussian steps, or of a whole Ledger.
 
     See `epsilon_bounds` for the definition of delta(epsilon).
 
     Args:
-        noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation: as in `epsilon_bounds`.
+        noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size: as in
+            `epsilon_bounds`.
         epsilon: finite and >= 0. All arguments broadcast.
 
     Returns:
@@ -193,30 +237,23 @@ def delta_bounds(
     >>> bool(bounds.lower <= 1e-5 <= bounds.upper)
     True
     """
-    if not _is_ledger(noise_multiplier, sampling_prob, num_steps, epsilon, "epsilon"):
-        _check_pair(sampling, neighboring_relation)
-        return _numeric.delta_of_runs(noise_multiplier, sampling_prob, num_steps, epsilon)
-    phases, tau = _phases(noise_multiplier)
-    ideal = _numeric.delta_of_phases(*phases, epsilon)
-    if tau == 0.0:
-        return ideal
-    _check_concrete("epsilon", epsilon, NONNEGATIVE)
-    lost = tau * (1.0 + np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))) * (1.0 + 1e-12)
-    upper = np.minimum((tau + (1.0 - tau) * ideal.upper) * (1.0 + 1e-15), 1.0)
-    return Bounds(np.maximum(ideal.lower - lost, 0.0), upper)
+    options = (sampling, neighboring_relation, group_size)
+    return _answer("delta", noise_multiplier, sampling_prob, num_steps, epsilon, *options)
 
 
 def tradeoff_bounds(
-    noise_multiplier: Array | Ledger | Event, sampling_prob: Array | None = None, num_steps: Array | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
     alpha: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
 ) -> Bounds:  # fmt: skip
-    """Certified bracket on the trade-off curve f(alpha) of Poisson-subsampled Gaussian steps.
+    """Certified bracket on the trade-off curve f(alpha) of subsampled Gaussian steps, or of a whole Ledger.
 
     The largest convex curve below both directions: f = min(f_rem, f_add)**, with f(alpha) the smallest type II error
     of a test of type I error alpha (and its mirror image).
 
     Args:
-        noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation: as in `epsilon_bounds`.
+        noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size: as in
+            `epsilon_bounds`.
         alpha: type I error, in [0, 1]. All arguments broadcast.
 
     Returns:
@@ -231,25 +268,14 @@ def tradeoff_bounds(
     >>> bool(0 < bounds.lower < bounds.upper < 0.9)
     True
     """
-    if not _is_ledger(noise_multiplier, sampling_prob, num_steps, alpha, "alpha"):
-        _check_pair(sampling, neighboring_relation)
-        return _numeric.tradeoff_of_runs(noise_multiplier, sampling_prob, num_steps, alpha)
-    phases, tau = _phases(noise_multiplier)
-    if tau == 0.0:
-        return _numeric.tradeoff_of_phases(*phases, alpha)
-    _check_concrete("alpha", alpha, UNIT)
-    alpha = np.asarray(alpha, np.float64)
-    # Rounding alpha towards the safe side costs nothing measurable: f decreases.
-    larger = np.minimum(alpha / (1.0 - tau) * (1.0 + 1e-15), 1.0)
-    smaller = np.maximum((alpha - tau) * (1.0 - 1e-15) - 1e-300, 0.0)
-    lower = (1.0 - tau) * _numeric.tradeoff_of_phases(*phases, larger).lower * (1.0 - 1e-15)
-    upper = np.minimum(_numeric.tradeoff_of_phases(*phases, smaller).upper + tau, 1.0 - alpha)
-    return Bounds(np.minimum(lower, upper), upper)
+    options = (sampling, neighboring_relation, group_size)
+    return _answer("tradeoff", noise_multiplier, sampling_prob, num_steps, alpha, *options)
 
 
 def mu_bounds(
-    noise_multiplier: Array | Ledger | Event, sampling_prob: Array | None = None, num_steps: Array | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
     failure: Array = 1e-10, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
 ) -> Bounds:  # fmt: skip
     """Certified bracket on the smallest mu such that the run is mu-GDP except with probability ``failure``.
 
@@ -257,12 +283,13 @@ def mu_bounds(
     Such statements compose: mus in squares, failures by union.
 
     Args:
-        noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation: as in `epsilon_bounds`.
-        failure: strictly between 0 and 1, above the overflow of a Ledger. All arguments broadcast.
+        noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size: as in
+            `epsilon_bounds`.
+        failure: strictly between 0 and 1, above the overflow and the deltas of a Ledger. All arguments broadcast.
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape, certified: it holds at ``upper`` and fails below ``lower``. For
-        a Ledger with overflow lower is 0, and upper inf where failure does not exceed the overflow.
+        a Ledger with overflow lower is 0; upper is inf where failure does not exceed overflow and deltas.
 
     Raises:
         ValueError: as `epsilon_bounds`.
@@ -273,14 +300,5 @@ def mu_bounds(
     >>> bool(0.3 < bounds.lower < bounds.upper < 2)
     True
     """
-    if not _is_ledger(noise_multiplier, sampling_prob, num_steps, failure, "failure"):
-        _check_pair(sampling, neighboring_relation)
-        return _numeric.mu_of_runs(noise_multiplier, sampling_prob, num_steps, failure)
-    phases, tau = _phases(noise_multiplier)
-    if tau == 0.0:
-        return _numeric.mu_of_phases(*phases, failure)
-    _check_concrete("failure", failure, OPEN_UNIT)
-    failure = np.asarray(failure, np.float64)
-    left = (failure - tau) / (1.0 - tau) * (1.0 - 1e-15)
-    upper = np.where(left > 0, _numeric.mu_of_phases(*phases, np.where(left > 0, left, 0.5)).upper, np.inf)[()]
-    return Bounds(np.zeros_like(upper)[()], upper)
+    options = (sampling, neighboring_relation, group_size)
+    return _answer("mu", noise_multiplier, sampling_prob, num_steps, failure, *options)

@@ -21,22 +21,23 @@ from gdpjax._core.types import Array
 CHUNK = 256
 
 
-def batched(core: Callable[..., Any], *, num_phase_axes: int = 0, **domains: Domain) -> Callable[..., Any]:
+def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **domains: Domain) -> Callable[..., Any]:
     """Lift a function of float64 scalars, given in the order of ``domains``, to broadcasting arrays.
 
-    The first ``num_phase_axes`` arguments of ``core`` are vectors [J] instead, the last axis of what is passed.
-    Implements the precision policy of `gdpjax._core.checks`: NumPy float64 eagerly, under an outer trace float32
-    rounded outward unless x64 is on; concrete arguments are checked, traced ones outside their domain give NaN.
+    The first ``phase_groups[0]`` arguments of ``core`` are vectors [J] instead, the last axis of what is passed, the
+    next ``phase_groups[1]`` vectors of another length, and so on. Implements the precision policy of
+    `gdpjax._core.checks`: NumPy float64 eagerly, under an outer trace float32 rounded outward unless x64 is on;
+    concrete arguments are checked, traced ones outside their domain give NaN.
     """
     sequential = jax.custom_batching.sequential_vmap(core)
 
     def mapped(*values: Array) -> Any:
-        shape, rows = _rows(jnp, values, num_phase_axes)
+        shape, rows = _rows(jnp, values, phase_groups)
         flat = jax.lax.map(lambda row: sequential(*row), tuple(rows))
         return jax.tree.map(lambda leaf: leaf.reshape(shape), flat)
 
     named = _with_names(mapped, tuple(domains))
-    traced = float64_function(broadcast=num_phase_axes == 0, **domains)(named)  # pyright: ignore[reportArgumentType]
+    traced = float64_function(broadcast=not phase_groups, **domains)(named)  # pyright: ignore[reportArgumentType]
 
     @jax.jit
     def chunk(count: Array, *rows: Array) -> Any:
@@ -54,9 +55,9 @@ def batched(core: Callable[..., Any], *, num_phase_axes: int = 0, **domains: Dom
             return traced(**arguments)
         for name, value in arguments.items():
             check(name, value, domains[name])
-        if num_phase_axes == 0:
+        if not phase_groups:
             check_broadcast(**arguments)
-        shape, rows = _rows(np, [np.asarray(value, np.float64) for value in values], num_phase_axes)
+        shape, rows = _rows(np, [np.asarray(value, np.float64) for value in values], phase_groups)
         starts = range(0, max(math.prod(shape), 1), CHUNK)
         with jax.enable_x64(True):
             parts = [_run_chunk(chunk, [row[i : i + CHUNK] for row in rows]) for i in starts]
@@ -65,13 +66,14 @@ def batched(core: Callable[..., Any], *, num_phase_axes: int = 0, **domains: Dom
     return call
 
 
-def _rows(xp: Any, values: Any, num_phase_axes: int) -> tuple[tuple[int, ...], list[Array]]:
+def _rows(xp: Any, values: Any, phase_groups: tuple[int, ...]) -> tuple[tuple[int, ...], list[Array]]:
     """The broadcast shape, and the arguments as rows [n] or [n, J]."""
-    phases, scalars = values[:num_phase_axes], values[num_phase_axes:]
-    phases = xp.broadcast_arrays(*phases) if phases else []
-    shapes = [np.shape(value)[:-1] for value in phases] + [np.shape(value) for value in scalars]
-    shape = np.broadcast_shapes(*shapes)
-    rows = [xp.broadcast_to(value, (*shape, value.shape[-1])).reshape(-1, value.shape[-1]) for value in phases]
+    vectors: list[Array] = []
+    for size in phase_groups:
+        vectors += xp.broadcast_arrays(*values[len(vectors) : len(vectors) + size])
+    scalars = values[len(vectors) :]
+    shape = np.broadcast_shapes(*(np.shape(v)[:-1] for v in vectors), *(np.shape(value) for value in scalars))
+    rows = [xp.broadcast_to(v, (*shape, v.shape[-1])).reshape(-1, v.shape[-1]) for v in vectors]
     return shape, rows + [xp.broadcast_to(value, shape).reshape(-1) for value in scalars]
 
 

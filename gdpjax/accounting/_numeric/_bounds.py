@@ -1,11 +1,12 @@
-"""The whole computation per run, lifted to arrays of runs and to runs in phases; `_certified` adds the public forms.
+"""The whole computation for one run, lifted to arrays of runs and to runs in phases.
 
 The losses of the phases of a run add up, so K is a sum over phases; a phase without steps or with sampling_prob 0 does
 nothing.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,81 +14,136 @@ import jax.numpy as jnp
 from gdpjax._core import checks
 from gdpjax._core.gdp import gdp_epsilon
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _dominating, _driver, _tradeoff
+from gdpjax.accounting._numeric import _closed, _dominating, _driver, _run, _tradeoff
 from gdpjax.accounting._numeric._batch import batched
+from gdpjax.accounting._numeric._finite import Finite
+from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric._run import Run
 
 _RUN = {"noise_multiplier": checks.POSITIVE, "sampling_prob": checks.UNIT, "num_steps": checks.COUNT}
 _PHASES = {**_RUN, "num_steps": checks.WHOLE}
+_FINITE = {"count": checks.WHOLE, "bound": checks.NONNEGATIVE, "categories": checks.NONNEGATIVE}
+_GROUP = {"group_size": checks.COUNT}
 _TINY = 2.3e-308
 _SMALLEST_NOISE_SEARCHED = 0.2
 
 
-def _prepare(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array
-) -> tuple[tuple[Array, Array, Array], Array]:
-    """Phases as [J] arrays, and whether anything is revealed; p = 0 is computed at a larger p and masked."""
-    active = jnp.any((sampling_prob > 0) & (num_steps > 0))
-    steps = jnp.where(sampling_prob > 0, num_steps, 0.0)
-    phases = (noise_multiplier, jnp.maximum(sampling_prob, 1e-30), jnp.where(active, steps, 1.0))
-    sigma, prob, steps = (jnp.atleast_1d(phase) for phase in phases)
-    return (sigma, prob, steps), active
+class Family(NamedTuple):
+    """What kind of run is asked about; each kind is one compiled program per question."""
+
+    symmetric: bool = False
+    """Uniform sampling under replace-one (the upper curve), instead of Poisson sampling."""
+    largest_group: int = 1
+    """Groups of up to so many; above 1 their size is an argument, after the steps."""
+    finite: bool = False
+    """Whether there are events of bounded loss, further arguments."""
 
 
-def _epsilon_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Bounds:
-    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
-    answer = _driver.epsilon_of_run(*phases, jnp.log(delta))
-    # Without sampling the run is Gaussian, in closed form (1e-13 relative); with sampling it reveals less.
-    sigma, p, steps = phases
-    gaussian = gdp_epsilon(delta, jnp.sqrt(jnp.sum(steps / sigma**2)))
-    exact = jnp.all((p == 1.0) | (steps == 0)) & (gaussian < jnp.inf)
-    lower = jnp.where(exact, jnp.maximum(answer.lower, gaussian * (1.0 - 1e-10)), answer.lower)
-    upper = jnp.fmin(answer.upper, gaussian * (1.0 + 1e-10))
-    return Bounds(jnp.where(active, lower, 0.0), jnp.where(active, upper, 0.0))
+POISSON = Family()
 
 
-def _estimate_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Array:
-    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
-    answer = _driver.epsilon_of_run(*phases, jnp.log(delta), width=_driver.ESTIMATE_WIDTH)
-    return jnp.where(active, answer.estimate, 0.0)
+def _prepare(family: Family, values: tuple[Array, ...]) -> tuple[Run, Array]:
+    """The run, and whether anything is revealed; p = 0 is computed at a larger p and masked."""
+    sigma, prob, steps, *others = (jnp.atleast_1d(value) for value in values)
+    size = jnp.broadcast_to(others.pop(0), steps.shape) if family.largest_group > 1 else jnp.ones_like(steps)
+    finite = Finite(*others) if family.finite else None
+    active = jnp.any((prob > 0) & (steps > 0))
+    if finite is not None:
+        active = active | jnp.any((finite.num_steps > 0) & (finite.bound > 0))
+    steps = jnp.where(prob > 0, steps, 0.0)
+    prob = jnp.maximum(prob, 1e-30)
+    steps = jnp.where(active, steps, 1.0)
+    made = Step(sigma, prob, steps, jnp.ones_like(steps), size, family.largest_group, family.symmetric)
+    return Run(made, finite), active
 
 
-def _delta_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, epsilon: Array) -> Bounds:
-    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
-    answer = _driver.log_delta_of_run(*phases, epsilon)
-    upper = jnp.minimum(jnp.exp(answer.upper) * (1.0 + 1e-12) + _TINY, 1.0)
-    lower = jnp.maximum(jnp.exp(answer.lower) * (1.0 - 1e-12) - _TINY, 0.0)
-    return Bounds(jnp.where(active, lower, 0.0), jnp.where(active, upper, 0.0))
+def _epsilon_core(run: Run, delta: Array) -> Bounds:
+    answer = _driver.epsilon_of_run(run, jnp.log(delta))
+    form = _closed.closed_form(run)
+    exact = _closed.epsilon(form, delta)
+    applies = form.applies & (delta <= 0.9) & (exact.upper < jnp.inf)
+    lower = jnp.where(applies, jnp.fmax(answer.lower, exact.lower), answer.lower)
+    # With sampling the steps reveal less than without.
+    gaussian = gdp_epsilon(delta, _run.gaussian_mu(run)) * (1.0 + 1e-10) + _run.largest_finite_loss(run)
+    upper = jnp.fmin(answer.upper, jnp.where(applies, jnp.fmin(gaussian, exact.upper), gaussian))
+    return Bounds(lower, upper)
 
 
-def _tradeoff_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, alpha: Array) -> Bounds:
-    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
-    bounds = _tradeoff.tradeoff_of_run(*phases, jnp.clip(alpha, 1e-300, 1.0 - 1e-16))
-    ends = (alpha == 0) | (alpha == 1) | ~active
+def _estimate_core(run: Run, delta: Array) -> Array:
+    return _driver.epsilon_of_run(run, jnp.log(delta), width=_driver.ESTIMATE_WIDTH).estimate
+
+
+def _delta_core(run: Run, epsilon: Array) -> Bounds:
+    answer = _driver.log_delta_of_run(run, epsilon)
+    form = _closed.closed_form(run)
+    exact = _closed.delta(form, epsilon)
+    upper, lower = jnp.exp(answer.upper) * (1.0 + 1e-12), jnp.exp(answer.lower) * (1.0 - 1e-12)
+    upper = jnp.where(form.applies, jnp.fmin(upper, exact.upper), upper)
+    lower = jnp.where(form.applies, jnp.fmax(lower, exact.lower), lower)
+    return Bounds(jnp.maximum(lower - _TINY, 0.0), jnp.minimum(upper + _TINY, 1.0))
+
+
+def _tradeoff_core(run: Run, alpha: Array) -> Bounds:
+    bounds = _tradeoff.tradeoff_of_run(run, jnp.clip(alpha, 1e-300, 1.0 - 1e-16))
+    ends = (alpha == 0) | (alpha == 1)
     return Bounds(jnp.where(ends, 1.0 - alpha, bounds.lower), jnp.where(ends, 1.0 - alpha, bounds.upper))
 
 
-def _mu_core(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, failure: Array) -> Bounds:
-    phases, active = _prepare(noise_multiplier, sampling_prob, num_steps)
-    sigma, _, steps = phases
-    # Without sampling the run is Gaussian with this mu, and sampling reveals less. For the smallest noises the search
-    # takes minutes and finds little better.
-    gaussian = jnp.sqrt(jnp.sum(steps / sigma**2)) * (1.0 + 1e-12)
-    bounds = jax.lax.cond(
-        jnp.min(sigma) < _SMALLEST_NOISE_SEARCHED,
-        lambda: Bounds(jnp.zeros_like(gaussian), gaussian),
-        lambda: _dominating.mu_of_run(*phases, failure),
+def _mu_core(run: Run, failure: Array) -> Bounds:
+    # The whole run has this mu whatever the sampling. For the smallest noises the search takes minutes and finds little
+    # better.
+    trivial = _run.trivial_mu(run)
+    return jax.lax.cond(
+        jnp.min(run.steps.noise_multiplier) < _SMALLEST_NOISE_SEARCHED,
+        lambda: Bounds(jnp.zeros_like(trivial), trivial),
+        lambda: _dominating.mu_of_run(run, failure),
     )
-    return Bounds(jnp.where(active, bounds.lower, 0.0), jnp.where(active, bounds.upper, 0.0))
 
 
-def _lift(core: Callable[..., Any], **query: checks.Domain) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``core`` for broadcasting arrays of runs, and for runs in phases (the last axis of the first three arguments)."""
-    runs = batched(core, **_RUN, **query)  # pyright: ignore[reportArgumentType]
-    return runs, batched(core, num_phase_axes=3, **_PHASES, **query)
+class _Question(NamedTuple):
+    """A core, the name and domain of what it is asked at, and its answer where nothing is revealed."""
+
+    core: Callable[[Run, Array], Any]
+    argument: str
+    domain: checks.Domain
+    nothing: Callable[[Array], Array]
 
 
-epsilon_of_runs, epsilon_of_phases = _lift(_epsilon_core, delta=checks.OPEN_UNIT)
-estimate_of_runs, estimate_of_phases = _lift(_estimate_core, delta=checks.OPEN_UNIT)
-delta_of_runs, delta_of_phases = _lift(_delta_core, epsilon=checks.NONNEGATIVE)
-tradeoff_of_runs, tradeoff_of_phases = _lift(_tradeoff_core, alpha=checks.UNIT)
-mu_of_runs, mu_of_phases = _lift(_mu_core, failure=checks.OPEN_UNIT)
+_QUESTIONS = {
+    "epsilon": _Question(_epsilon_core, "delta", checks.OPEN_UNIT, jnp.zeros_like),
+    "estimate": _Question(_estimate_core, "delta", checks.OPEN_UNIT, jnp.zeros_like),
+    "delta": _Question(_delta_core, "epsilon", checks.NONNEGATIVE, jnp.zeros_like),
+    "tradeoff": _Question(_tradeoff_core, "alpha", checks.UNIT, lambda alpha: 1.0 - alpha),
+    "mu": _Question(_mu_core, "failure", checks.OPEN_UNIT, jnp.zeros_like),
+}
+
+
+def _core(question: _Question, family: Family) -> Callable[..., Any]:
+    def core(*values: Array) -> Any:
+        run, active = _prepare(family, values[:-1])
+        answer = question.core(run, values[-1])
+        return jax.tree.map(lambda leaf: jnp.where(active, leaf, question.nothing(values[-1])), answer)
+
+    return core
+
+
+@functools.cache
+def of_runs(name: str, family: Family = POISSON) -> Callable[..., Any]:
+    """The question ``name`` for broadcasting arrays of runs, ``at`` and, in groups, their sizes."""
+    question = _QUESTIONS[name]
+    domains = {**_RUN, **(_GROUP if family.largest_group > 1 else {}), question.argument: question.domain}
+    return batched(_core(question, family), **domains)  # pyright: ignore
+
+
+@functools.cache
+def of_phases(name: str, family: Family = POISSON) -> Callable[..., Any]:
+    """The question ``name`` for runs in phases, which are the last axis of every argument but ``at``."""
+    question = _QUESTIONS[name]
+    domains = {**_PHASES, **(_GROUP if family.largest_group > 1 else {}), **(_FINITE if family.finite else {})}
+    groups = (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()))
+    domains[question.argument] = question.domain
+    return batched(_core(question, family), phase_groups=groups, **domains)  # pyright: ignore
+
+
+epsilon_of_runs, epsilon_of_phases = of_runs("epsilon"), of_phases("epsilon")
+mu_of_runs, mu_of_phases = of_runs("mu"), of_phases("mu")

@@ -24,24 +24,23 @@ from jax.scipy.special import log_ndtr
 from gdpjax._core.gdp import gdp_delta, gdp_mu
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _driver
+from gdpjax.accounting._numeric._run import Run, trivial_mu
 
 _INTERVALS = 96
 _WIDTH = 3e-3
 
 
-def mu_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, failure: Array) -> Bounds:
-    """The bracket on mu of a run given per phase."""
-    run = (noise_multiplier, sampling_prob, num_steps)
-    top = _driver.epsilon_of_run(*run, jnp.log(failure)).upper
+def mu_of_run(run: Run, failure: Array) -> Bounds:
+    """The bracket on mu of a run."""
+    top = _driver.epsilon_of_run(run, jnp.log(failure)).upper
     epsilon = top * (np.arange(_INTERVALS) / _INTERVALS)
-    answer = jax.lax.map(lambda e: _driver.log_delta_of_run(*run, e, _WIDTH), epsilon)
+    answer = jax.lax.map(lambda e: _driver.log_delta_of_run(run, e, _WIDTH), epsilon)
     low = jnp.exp(answer.lower) * (1.0 - 1e-12)
     high = jnp.minimum(jnp.exp(answer.upper) * (1.0 + 1e-12), 1.0)
     mixed = (low - failure) / (1.0 - failure)
     forced = jnp.where(mixed > 1e-300, gdp_mu(epsilon, jnp.clip(mixed, 1e-300, 1.0 - 1e-16)), 0.0)
     lower = jnp.max(jnp.where(jnp.isnan(forced), 0.0, forced)) * (1.0 - 1e-9)
-    # Without subsampling: sqrt(sum T / sigma^2).
-    trivial = jnp.sqrt(jnp.sum(num_steps / noise_multiplier**2)) * (1.0 + 1e-12)
+    trivial = trivial_mu(run)
     ends = jnp.append(epsilon, top), jnp.append(high, failure)
 
     def narrow(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _contour, _moments
+from gdpjax.accounting._numeric import _contour, _finite, _moments, _ratio
 from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour
-from gdpjax.accounting._numeric._moments import Nodes, Step, Window
+from gdpjax.accounting._numeric._moments import Window
+from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric._run import Run, num_steps
 
 PLAN_PANELS = 8
 LOG_CUT = np.log(1e-6)
@@ -37,10 +39,39 @@ class Plan(NamedTuple):
     log_delta: Array
 
 
-def cumulants(step: Step, nodes: Nodes, theta: Array) -> tuple[Array, Array, Array]:
+class Masses(NamedTuple):
+    """Losses and log weights of all phases, for rough cumulants: those of the steps [J, n], of other events [F, n]."""
+
+    steps: tuple[Array, Array]
+    finite: tuple[Array, Array] | None
+
+
+def masses(run: Run, window: Window) -> Masses:
+    """A coarse quadrature of every phase."""
+
+    def one(step: Step, window: Window) -> tuple[Array, Array]:
+        pieces = [_moments.make_nodes(part, _moments.uniform_edges(window, PLAN_PANELS)) for part in _ratio.parts(step)]
+        losses, log_weights = [piece.loss for piece in pieces], [piece.log_weight for piece in pieces]
+        if step.symmetric:
+            losses, log_weights = [*losses, jnp.zeros(1)], [*log_weights, jnp.log(_ratio.rest(step))[None]]
+        return jnp.concatenate(losses), jnp.concatenate(log_weights)
+
+    finite = None if run.finite is None else jax.vmap(_finite.distribution)(run.finite)
+    return jax.lax.optimization_barrier(Masses(jax.vmap(one)(run.steps, window), finite))
+
+
+def cumulants(run: Run, masses: Masses, theta: Array) -> tuple[Array, Array, Array]:
     """K, K' and K'' of the composition at theta."""
-    values = jax.vmap(lambda n: _moments.log_moment(n, theta))(nodes)
-    zeroth, first, second = (jnp.sum(step.num_steps * value) for value in values)
+
+    def summed(counts: Array, lines: tuple[Array, Array]) -> list[Array]:
+        values = jax.vmap(lambda loss, log_weight: _moments.log_moment(loss, log_weight, theta))(*lines)
+        return [jnp.sum(counts * value) for value in values]
+
+    total = summed(run.steps.num_steps, masses.steps)
+    if run.finite is not None and masses.finite is not None:
+        more = summed(run.finite.num_steps, masses.finite)
+        total = [a + b for a, b in zip(total, more, strict=True)]
+    zeroth, first, second = total
     return zeroth, first, second
 
 
@@ -57,73 +88,71 @@ def bisect(function, low: Array, high: Array, iterations: int) -> Array:
     return jnp.exp(0.5 * (low + high))
 
 
-def chernoff_line(step: Step, nodes: Nodes, log_delta: Array) -> Array:
+def chernoff_line(run: Run, masses: Masses, log_delta: Array) -> Array:
     """theta of the best Chernoff bound on epsilon at delta."""
 
     def slope(theta):
-        k, k1, _ = cumulants(step, nodes, theta)
+        k, k1, _ = cumulants(run, masses, theta)
         return theta * k1 - k + jnp.log1p(theta) + log_delta
 
     return bisect(slope, *_LOG_THETA, 16)
 
 
-def saddle_line(step: Step, nodes: Nodes, epsilon: Array) -> Array:
+def saddle_line(run: Run, masses: Masses, epsilon: Array) -> Array:
     """theta of the saddle point of e^{K(z) - z e} / (z (z + 1))."""
 
     def slope(theta):
-        _, k1, _ = cumulants(step, nodes, theta)
+        _, k1, _ = cumulants(run, masses, theta)
         return k1 - 1.0 / theta - 1.0 / (1.0 + theta) - epsilon
 
     return bisect(slope, *_LOG_THETA, 16)
 
 
-def saddle_log_delta(step: Step, nodes: Nodes, theta: Array) -> Array:
+def saddle_log_delta(run: Run, masses: Masses, theta: Array) -> Array:
     """The saddle-point estimate of log delta(e) + theta e."""
-    k, _, k2 = cumulants(step, nodes, theta)
+    k, _, k2 = cumulants(run, masses, theta)
     spread = k2 + theta**-2 + (1.0 + theta) ** -2
     return k - jnp.log(theta * (1.0 + theta)) - 0.5 * jnp.log(2.0 * np.pi * spread)
 
 
-def windows(step: Step, log_delta: Array) -> Window:
+def windows(run: Run, log_delta: Array) -> Window:
     """Windows that lose about e^LOG_CUT delta over the whole run."""
-    target = log_delta + LOG_CUT - jnp.log(4.0 * jnp.maximum(jnp.sum(step.num_steps), 1.0))
-    return jax.vmap(lambda s: _moments.choose_window(s, target))(step)
+    target = log_delta + LOG_CUT - jnp.log(4.0 * jnp.maximum(num_steps(run), 1.0))
+    return jax.vmap(lambda step: _moments.choose_window(step, target))(run.steps)
 
 
-def first_guess(step: Step, window: Window, log_delta: Array) -> Array:
+def first_guess(run: Run, window: Window, log_delta: Array) -> Array:
     """A rough epsilon at delta: the saddle-point formula on the line of the Chernoff bound."""
-    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
-    theta = chernoff_line(step, nodes, log_delta)
-    return jnp.maximum((saddle_log_delta(step, nodes, theta) - log_delta) / theta, 0.0)
+    coarse = masses(run, window)
+    theta = chernoff_line(run, coarse, log_delta)
+    return jnp.maximum((saddle_log_delta(run, coarse, theta) - log_delta) / theta, 0.0)
 
 
-def make_plan(step: Step, window: Window, epsilon: Array, log_delta: Array, width: Array, *, of_delta: bool) -> Plan:
+def make_plan(run: Run, window: Window, epsilon: Array, log_delta: Array, width: Array, *, of_delta: bool) -> Plan:
     """The plan about a guess of (epsilon, log delta), for a relative ``width`` of delta, or else of epsilon."""
-    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
-    nodes = jax.lax.optimization_barrier(nodes)
-    theta = saddle_line(step, nodes, epsilon)
+    coarse = masses(run, window)
+    theta = saddle_line(run, coarse, epsilon)
     scale = 1.0 if of_delta else theta * jnp.maximum(epsilon, 1e-6 / width)
-    return refine(step, window, nodes, theta, epsilon, log_delta, width * scale)
+    return refine(run, window, coarse, theta, epsilon, log_delta, width * scale)
 
 
-def guess_log_delta(step: Step, epsilon: Array) -> Array:
+def guess_log_delta(run: Run, epsilon: Array) -> Array:
     """A rough log delta at epsilon: the saddle-point formula, with a window for any delta."""
-    window = windows(step, jnp.asarray(-650.0))
-    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, PLAN_PANELS)))(step, window)
-    theta = saddle_line(step, nodes, epsilon)
-    return saddle_log_delta(step, nodes, theta) - theta * epsilon
+    coarse = masses(run, windows(run, jnp.asarray(-650.0)))
+    theta = saddle_line(run, coarse, epsilon)
+    return saddle_log_delta(run, coarse, theta) - theta * epsilon
 
 
 def refine(
-    step: Step, window: Window, nodes: Nodes, theta: Array, epsilon: Array, log_delta: Array, width: Array
+    run: Run, window: Window, masses: Masses, theta: Array, epsilon: Array, log_delta: Array, width: Array
 ) -> Plan:
     """Choose period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
     slack = jnp.log(0.02 * jnp.minimum(width, 1.0))
-    k = cumulants(step, nodes, theta)[0]
+    k = cumulants(run, masses, theta)[0]
     goal = log_delta + slack
 
     points = theta * jnp.asarray([*_BELOW, *_ABOVE])
-    log_k = jax.vmap(lambda point: cumulants(step, nodes, point)[0])(points)
+    log_k = jax.vmap(lambda point: cumulants(run, masses, point)[0])(points)
     needed = jnp.maximum(_contour.log_peak(points) + log_k - points * epsilon - goal, 1.0) / jnp.abs(points - theta)
     lows, left = points[: len(_BELOW)], needed[: len(_BELOW)]
     highs, right = points[len(_BELOW) :], needed[len(_BELOW) :]

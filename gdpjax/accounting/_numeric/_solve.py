@@ -8,13 +8,13 @@ from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _contour, _line
 from gdpjax.accounting._numeric._contour import Sums
 from gdpjax.accounting._numeric._line import Contour, Transform
-from gdpjax.accounting._numeric._moments import Step
 from gdpjax.accounting._numeric._plan import Plan
+from gdpjax.accounting._numeric._run import Run
 
 _MARGINS = np.array([1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 0.0])  # the last stands for the plan's own epsilon
 
 
-def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
+def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, Array]:
     """A certified bracket on the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside it.
 
     Any e with a certified delta(e) <= delta is an upper bound, any with delta(e) >= delta a lower one. Newton's method
@@ -22,7 +22,7 @@ def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
     Chernoff bound or 0 if none does. Comparisons leave 1e-13 for the rounding of log delta.
     """
     contour = plan.contour
-    data = _line.transform(step, plan.window, contour)
+    data = _line.transform(run, plan.window, contour)
     sums = _contour.make_sums(("upper", "lower"), data, contour, plan.epsilon)
     guess, converged = _estimate(sums, data, contour, plan)
     proposal = jnp.maximum(plan.epsilon + _crossings(sums, data, contour, plan, guess), 0.0)
@@ -48,10 +48,10 @@ def epsilon_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
     return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
 
 
-def log_delta_bracket(step: Step, plan: Plan) -> tuple[Bounds, Array]:
+def log_delta_bracket(run: Run, plan: Plan) -> tuple[Bounds, Array]:
     """A certified bracket on log delta of one direction at plan.epsilon, and an estimate inside it."""
     contour = plan.contour
-    data = _line.transform(step, plan.window, contour)
+    data = _line.transform(run, plan.window, contour)
     sums = _contour.make_sums(("upper", "lower"), data, contour, plan.epsilon)
     epsilon = jnp.broadcast_to(plan.epsilon, (2,))
     upper, lower = _contour.log_delta_bounds(data, contour, sums, plan.epsilon, epsilon)

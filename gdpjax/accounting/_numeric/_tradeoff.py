@@ -20,28 +20,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _contour, _driver, _line, _moments, _plan
+from gdpjax.accounting._numeric import _contour, _driver, _line, _plan
 from gdpjax.accounting._numeric._contour import Sums
 from gdpjax.accounting._numeric._line import Contour, Transform
-from gdpjax.accounting._numeric._moments import Nodes, Step
+from gdpjax.accounting._numeric._plan import Masses
+from gdpjax.accounting._numeric._run import Run
 
 _WIDTH = 2e-3
 _TINY = 2.3e-308  # what underflows to zero is positive
 
 
-def tradeoff_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, alpha: Array) -> Bounds:
-    """The bracket on f(alpha), 0 < alpha < 1, of a run given per phase."""
-    step = Step(noise_multiplier, sampling_prob, num_steps, jnp.ones_like(num_steps))
-    window = _plan.windows(step, jnp.asarray(-60.0))
-    nodes = jax.vmap(lambda s, w: _moments.make_nodes(s, _moments.uniform_edges(w, _plan.PLAN_PANELS)))(step, window)
+def tradeoff_of_run(run: Run, alpha: Array) -> Bounds:
+    """The bracket on f(alpha), 0 < alpha < 1, of a run."""
+    run = run.towards(jnp.ones(()))
+    coarse = _plan.masses(run, _plan.windows(run, jnp.asarray(-60.0)))
 
     def one(kind: Array) -> Bounds:
-        guess = _threshold(step, nodes, alpha, kind)
-        epsilon = jnp.where(kind == 2, 0.0, jnp.maximum(guess, 0.0))
-        log_delta = _driver.log_delta_of_run(noise_multiplier, sampling_prob, num_steps, epsilon, _WIDTH)
+        guess = _threshold(run, coarse, alpha, kind)
+        start = jnp.where(kind == 2, 0.0, jnp.maximum(guess, 0.0))
+        log_delta = jnp.clip(_plan.guess_log_delta(run, start), -600.0, -1e-9)
+        upper, epsilon = _test(run, start, log_delta, alpha, kind)
+        # The slope of f at alpha is about -e^epsilon there.
+        epsilon = jnp.where(upper < 1.0, jnp.maximum(epsilon, 0.0), start)
+        log_delta = _driver.log_delta_of_run(run, epsilon, _WIDTH)
         rest = 1.0 - jnp.exp(log_delta.upper) * (1.0 + 1e-12)
         lower = jnp.maximum(rest - jnp.exp(epsilon) * alpha, jnp.exp(-epsilon) * (rest - alpha))
-        upper = _test(step, epsilon, jnp.clip(log_delta.estimate, -600.0, -1e-9), alpha, kind)
         return Bounds(lower - 1e-15, upper)
 
     bounds = jax.lax.map(one, np.arange(3.0))
@@ -50,7 +53,7 @@ def tradeoff_of_run(noise_multiplier: Array, sampling_prob: Array, num_steps: Ar
     return Bounds(jnp.maximum(lower, 0.0), jnp.minimum(upper * (1.0 + 1e-12) + _TINY, 1.0 - alpha))
 
 
-def _threshold(step: Step, nodes: Nodes, alpha: Array, kind: Array) -> Array:
+def _threshold(run: Run, masses: Masses, alpha: Array, kind: Array) -> Array:
     """Roughly the e with Q(L > e) = alpha (kind 0) or P(L <= e) = alpha (kind 1), from the saddle-point formulas.
 
     A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, s > 0;
@@ -61,18 +64,18 @@ def _threshold(step: Step, nodes: Nodes, alpha: Array, kind: Array) -> Array:
     goal = jnp.log(jnp.minimum(alpha, 1.0 - alpha))
 
     def point(s: Array) -> tuple[Array, Array]:
-        k, k1, k2 = _plan.cumulants(step, nodes, jnp.where(kind == 0, side * s - 1.0, side * s))
+        k, k1, k2 = _plan.cumulants(run, masses, jnp.where(kind == 0, side * s - 1.0, side * s))
         e = k1 - side / s
         return e, k - side * s * e - jnp.log(s) - 0.5 * jnp.log(2.0 * np.pi * (k2 + s**-2))
 
     return point(_plan.bisect(lambda s: goal - point(s)[1], np.log(1e-7), np.log(1e10), 24))[0]
 
 
-def _test(step: Step, epsilon: Array, log_delta: Array, alpha: Array, kind: Array) -> Array:
-    """An upper bound on f(alpha) from the test at a threshold near ``epsilon``; 1 if none is found."""
-    window = _plan.windows(step, log_delta)
-    plan = _plan.make_plan(step, window, epsilon, log_delta, jnp.asarray(_WIDTH), of_delta=True)
-    data = _line.transform(step, window, plan.contour)
+def _test(run: Run, epsilon: Array, log_delta: Array, alpha: Array, kind: Array) -> tuple[Array, Array]:
+    """An upper bound on f(alpha) from the test at a threshold near ``epsilon`` (1 if none is found), and that."""
+    window = _plan.windows(run, log_delta)
+    plan = _plan.make_plan(run, window, epsilon, log_delta, jnp.asarray(_WIDTH), of_delta=True)
+    data = _line.transform(run, window, plan.contour)
     sums = _contour.make_sums(("reject_q", "reject_p"), data, plan.contour, epsilon)
 
     def errors(shift: Array) -> tuple[Array, Array]:
@@ -92,7 +95,7 @@ def _test(step: Step, epsilon: Array, log_delta: Array, alpha: Array, kind: Arra
     straight = jnp.where(a <= alpha, b, 1.0)
     mirrored = jnp.where(b <= alpha, a, 1.0)
     chord = jnp.where((a <= alpha) & (alpha <= b), a + b - alpha, 1.0)
-    return jnp.minimum(jnp.minimum(straight, mirrored), chord)
+    return jnp.minimum(jnp.minimum(straight, mirrored), chord), epsilon + shift
 
 
 def _errors(data: Transform, contour: Contour, sums: Sums, epsilon: Array, shift: Array) -> tuple[Array, Array]:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax.accounting._numeric import _driver
-from gdpjax.accounting._numeric._moments import Step
+from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric._run import Run
 
 _DATA = json.loads((pathlib.Path(__file__).parents[2] / "data" / "subsampled_gaussian.json").read_text())
 COMPOSED, ONE_STEP = _DATA["composed"], _DATA["one_step"]
@@ -21,10 +22,10 @@ def columns(rows, *names):
     return [np.array([float(row[name]) for row in rows]) for name in names]
 
 
-def step(noise_multiplier, sampling_prob, num_steps, direction):
-    """A `Step` of one phase; call it with x64 enabled."""
-    values = (noise_multiplier, sampling_prob, num_steps, DIRECTIONS[direction])
-    return Step(*(jnp.asarray([float(value)]) for value in values))
+def run(noise_multiplier, sampling_prob, num_steps, direction):
+    """A `Run` of one phase; call it with x64 enabled."""
+    values = (noise_multiplier, sampling_prob, num_steps, DIRECTIONS[direction], 1.0)
+    return Run(Step(*(jnp.asarray([float(value)]) for value in values)))
 
 
 ROWS = 40  # one shape, so one compilation
@@ -48,12 +49,12 @@ def _run(function, sigma, p, steps, direction, last):
 
 
 def _epsilon(sigma, p, steps, sign, log_delta):
-    one = Step(sigma[None], p[None], steps[None], sign[None])
+    one = Run(Step(sigma[None], p[None], steps[None], sign[None], jnp.ones(1)))
     return _driver.direction_epsilon(one, log_delta, jnp.zeros_like(log_delta), _driver.RELATIVE_WIDTH)
 
 
 def _log_delta(sigma, p, steps, sign, epsilon):
-    one = Step(sigma[None], p[None], steps[None], sign[None])
+    one = Run(Step(sigma[None], p[None], steps[None], sign[None], jnp.ones(1)))
     return _driver.direction_log_delta(one, epsilon, jnp.full_like(epsilon, -jnp.inf))
 
 

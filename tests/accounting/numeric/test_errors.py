@@ -10,21 +10,21 @@ import pytest
 from scipy import integrate
 from scipy.special import ndtr
 
-from gdpjax.accounting._numeric import _contour, _line, _moments, _plan
-from gdpjax.accounting._numeric._moments import Step
+from gdpjax.accounting._numeric import _contour, _line, _moments, _plan, _ratio
+from gdpjax.accounting._numeric._ratio import Step
 from tests.accounting.numeric import reference
 
 
 @functools.partial(jax.jit, static_argnames="names")
-def bounds_of(step, window, contour, epsilon, names=("upper", "lower")):
-    data = _line.transform(step, window, contour)
+def bounds_of(run, window, contour, epsilon, names=("upper", "lower")):
+    data = _line.transform(run, window, contour)
     sums = _contour.make_sums(names, data, contour, epsilon[0])
     return _contour.log_delta_bounds(data, contour, sums, epsilon[0], epsilon)
 
 
 @functools.partial(jax.jit, static_argnames="of_delta")
-def planned(step, window, epsilon, log_delta, width, of_delta=True):
-    return _plan.make_plan(step, window, epsilon, log_delta, width, of_delta=of_delta)
+def planned(run, window, epsilon, log_delta, width, of_delta=True):
+    return _plan.make_plan(run, window, epsilon, log_delta, width, of_delta=of_delta)
 
 
 def spoil(contour, rng, mode):
@@ -55,13 +55,13 @@ def violations(seed, mode, rows=reference.COMPOSED):
     with jax.enable_x64(True):
         for row in rows[:: 1 if mode == "all" else 2]:
             for direction in reference.DIRECTIONS:
-                step = reference.step(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
+                run = reference.run(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
                 log_delta = np.log(row["delta"])
                 loss = rng.uniform(10.0, 16.0) if mode == "window" else rng.uniform(-5.0, 3.0)
-                window = _plan.windows(step, jnp.asarray(log_delta + loss))
+                window = _plan.windows(run, jnp.asarray(log_delta + loss))
                 around = jnp.asarray([row[direction]["lower"], row[direction]["upper"]])
-                contour = planned(step, window, around[0], jnp.asarray(log_delta), jnp.asarray(1e-2)).contour
-                upper, lower = bounds_of(step, window, spoil(contour, rng, mode), around)
+                contour = planned(run, window, around[0], jnp.asarray(log_delta), jnp.asarray(1e-2)).contour
+                upper, lower = bounds_of(run, window, spoil(contour, rng, mode), around)
                 informative += int(lower > log_delta - 1.0) + int(upper < log_delta + 1.0)
                 if upper < log_delta or lower > log_delta:
                     wrong.append((row["noise_multiplier"], row["num_steps"], direction))
@@ -76,13 +76,20 @@ def test_any_contour_gives_true_bounds(mode, seed):
     assert informative > 10
 
 
-def moment_exactly(sigma, p, theta, t, low, high, sign):
+def ratio_exactly(u, sigma, p, group_size):
+    """The likelihood ratio at the working precision."""
+    p, sigma = mpmath.mpf(p), mpmath.mpf(sigma)
+    weights = [mpmath.binomial(group_size, j) * p**j * (1 - p) ** (group_size - j) for j in range(group_size + 1)]
+    return sum(w * mpmath.exp(j * (u - j / (2 * sigma)) / sigma) for j, w in enumerate(weights))
+
+
+def moment_exactly(sigma, p, theta, t, low, high, sign, group_size=1):
     """The cut moment function at 20 digits."""
     with mpmath.workdps(20):
         shift = 1 if sign > 0 else 0
 
         def integrand(u):
-            r = 1 - p + p * mpmath.exp(u / sigma - 1 / (2 * sigma**2))
+            r = ratio_exactly(u, sigma, p, group_size)
             return mpmath.npdf(u) * r**shift * mpmath.exp((theta + 1j * t) * sign * mpmath.log(r))
 
         points = mpmath.linspace(low, high, 25)
@@ -90,26 +97,35 @@ def moment_exactly(sigma, p, theta, t, low, high, sign):
 
 
 @pytest.mark.parametrize(
-    "case", [(0.5, 0.01, 2.0, 1.0), (1.3, 0.004, 20.0, 1.0), (0.7, 0.3, 3.0, -1.0), (4.0, 1.0, 5.0, 1.0)]
+    "case",
+    [
+        (0.5, 0.01, 2.0, 1.0, 1),
+        (1.3, 0.004, 20.0, 1.0, 1),
+        (0.7, 0.3, 3.0, -1.0, 1),
+        (4.0, 1.0, 5.0, 1.0, 1),
+        (2.0, 0.01, 4.0, 1.0, 3),
+        (3.0, 0.2, 2.0, -1.0, 5),
+    ],
 )
 @pytest.mark.parametrize("panels", [4, 40])
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
-    sigma, p, theta, sign = case
+    sigma, p, theta, sign, group_size = case
     with jax.enable_x64(True):
-        step = Step(*(jnp.asarray(float(x)) for x in (sigma, p, 1.0, sign)))
-        low, high = -8.0, 8.0 + 1.0 / sigma
+        values = (sigma, p, 1.0, sign, group_size)
+        step = Step(*(jnp.asarray(float(x)) for x in values), largest_group=group_size)
+        low, high = -8.0, 8.0 + group_size / sigma
         edges = jnp.linspace(low, high, panels + 1)
         nodes = _moments.make_nodes(step, edges)
         frequency = jnp.asarray([0.0, 3.0, 60.0])
         log_rule, log_error = _moments.quadrature_error(step, nodes, edges, jnp.full(3, theta), frequency)
-        fixed, slope = _moments.rounding_terms(step, nodes, theta)
+        fixed, slope = _moments.rounding_terms(step, nodes)
         weight = jnp.exp(nodes.log_weight + theta * nodes.loss)
         rule = [complex(jnp.sum(weight * jnp.exp(1j * t * nodes.loss))) for t in frequency]
         fixed, slope = float(jnp.sum(weight * fixed)), float(jnp.sum(weight * slope))
         total = float(jnp.sum(weight))
     scale = float(np.exp(log_rule[0]))
     for t, value, bound in zip(np.asarray(frequency), rule, np.asarray(log_error), strict=True):
-        exact = moment_exactly(sigma, p, theta, float(t), low, high, sign)
+        exact = moment_exactly(sigma, p, theta, float(t), low, high, sign, group_size)
         rounding = 2.0**-53 * (fixed + (theta + 1 + t) * slope + 2 * nodes.loss.size * total)
         error = abs(complex(exact) - value)
         assert error <= np.exp(bound) + rounding
@@ -121,7 +137,7 @@ def test_fourier_sums_match_direct_evaluation():
     with jax.enable_x64(True):
         loss, weight = jnp.linspace(-0.3, 2.0, 256), jnp.exp(-(jnp.linspace(-3.0, 3.0, 256) ** 2))
         shape = (_line.MAX_FREQUENCIES // _line.FREQUENCY_BLOCK, 16, 64)
-        part = np.asarray(_line._fourier_block(jnp.zeros(shape), loss, weight, 0.37, 3))[:3]
+        part = np.asarray(_line._fourier_block(jnp.zeros(shape), loss, weight, _line._Grid(0.37, 3)))[:3]
         real = (part[:, :8, :32] - part[:, 8:, 32:]).reshape(-1)
         imag = (part[:, 8:, :32] + part[:, :8, 32:]).reshape(-1)
     direct = np.exp(1j * 0.37 * np.arange(768)[:, None] * np.asarray(loss)) @ np.asarray(weight)
@@ -164,7 +180,7 @@ def test_tail_bounds_cover_the_tails(name):
 def test_windows_lose_no_more_than_they_say(direction):
     with jax.enable_x64(True):
         for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
-            window = jax.tree.map(lambda x: float(x[0]), _plan.windows(reference.step(sigma, p, 10, direction), -12.0))
+            window = jax.tree.map(lambda x: float(x[0]), _plan.windows(reference.run(sigma, p, 10, direction), -12.0))
             base = ndtr(window.lower) + ndtr(-window.upper)
             moved = ndtr(window.lower - 1 / sigma) + ndtr(1 / sigma - window.upper)
             lost = (1 - p) * base + p * moved if direction == "remove" else base
@@ -172,19 +188,54 @@ def test_windows_lose_no_more_than_they_say(direction):
             assert window.lost < 1e-10
 
 
-def test_log_ratio_is_accurate():
+@pytest.mark.parametrize("group_size", [1, 2, 7])
+def test_log_ratio_is_accurate(group_size):
     rng = np.random.default_rng(0)
     for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (50.0, 0.3), (0.5, 0.999999), (2.0, 1.0)):
-        u = rng.uniform(-15.0, 15.0 + 1 / sigma, 200)
+        u = rng.uniform(-15.0, 15.0 + 1 / sigma, 100)
         with jax.enable_x64(True):
-            value = np.asarray(_moments.log_ratio(jnp.asarray(u), sigma, p))
-        for one, ell in zip(u, value, strict=True):
-            with mpmath.workdps(40):
-                v = (mpmath.mpf(one) - mpmath.mpf(0.5) / sigma) / sigma
-                r = 1 - mpmath.mpf(p) + p * mpmath.exp(v)
-                # 10 ulp, and the rounding of v itself.
-                slack = 10 * abs(mpmath.log(r)) + 3 * (abs(one) + 1 / sigma) / sigma * p * mpmath.exp(v) / r
-                assert abs(ell - mpmath.log(r)) <= float(slack) * 2.0**-53
+            values = (sigma, p, 1.0, 1.0, group_size)
+            step = Step(*(jnp.asarray(float(x)) for x in values), largest_group=group_size)
+            value = _ratio.log_ratio(jnp.asarray(u), step)
+            errors = np.asarray(_ratio.log_ratio_error(jnp.asarray(u), step, value))
+            means = np.asarray(_ratio.posterior_mean(jnp.asarray(u), step, value))
+            value = np.asarray(value)
+        for one, ell, error, mean in zip(u, value, errors, means, strict=True):
+            with mpmath.workdps(60):
+                truth = mpmath.log(ratio_exactly(mpmath.mpf(one), sigma, p, group_size))
+                # What log_ratio_error says, and the rounding of u - j / (2 sigma), which counts as a displacement.
+                slack = error + 3 * (abs(one) + group_size / sigma) / sigma * mean
+                assert abs(ell - truth) <= float(slack) * 2.0**-53
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 7])
+def test_the_ratio_off_the_axis_is_bounded_by_the_corners_of_the_rectangle(group_size):
+    """|r| and arg r on a rectangle, against the two functions that the quadrature bound calls."""
+    rng = np.random.default_rng(1)
+    for sigma, p in ((0.5, 0.01), (1.0, 0.3), (5.0, 0.9), (2.0, 1.0)):
+        with jax.enable_x64(True):
+            values = (sigma, p, 1.0, 1.0, group_size)
+            step = Step(*(jnp.asarray(float(x)) for x in values), largest_group=group_size)
+            height = float(_ratio.largest_height(step)) * rng.uniform(0.1, 1.0)
+            left, right = np.sort(rng.uniform(-6.0, 8.0, 2))
+            x, y = rng.uniform(left, right, 200), rng.uniform(-height, height, 200)
+            most = float(_ratio.log_ratio(jnp.asarray(right), step))
+            least = float(_ratio.log_modulus(jnp.asarray(left), jnp.asarray(height), step))
+            turn = float(_ratio.argument(jnp.asarray(right), jnp.asarray(height), step))
+        for a, b in zip(x, y, strict=True):
+            r = complex(ratio_exactly(mpmath.mpc(a, b), sigma, p, group_size))
+            assert least - 1e-9 <= np.log(abs(r)) <= most + 1e-9
+            assert abs(np.angle(r)) <= turn + 1e-9
+
+
+def test_erf_is_good_to_eight_ulp():
+    """The assumption under the atom of a symmetric step."""
+    points = np.geomspace(1e-3, 5.0, 200)
+    with jax.enable_x64(True):
+        values = np.asarray(jax.jit(jax.scipy.special.erf)(jnp.asarray(points)))
+    for x, value in zip(points, values, strict=True):
+        with mpmath.workdps(40):
+            assert abs(value - mpmath.erf(mpmath.mpf(float(x)))) <= 8 * 2.0**-53 * mpmath.erf(mpmath.mpf(float(x)))
 
 
 def test_elementary_functions_are_good_to_four_ulp():

@@ -1,0 +1,99 @@
+"""A Ledger as the arrays that the certified accountant computes with.
+
+Steps become phases (noise_multiplier, sampling_prob, num_steps), a release of all the data with Gaussian noise a phase
+with sampling_prob 1, events of bounded loss rows (num_steps, bound, categories). What is only known to be (epsilon,
+delta)-DP is at worst a binary randomized response that fails with probability delta, so f = f_rest (x) f_{0, failure}
+with failure = 1 - prod (1 - delta): the failures are taken out here and put back, exactly, by `_lost_mass`.
+
+A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components (`_numeric._ratio`),
+and the sensitivity of a whole-data release is k times as large.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gdpjax.accounting._lost_mass import Lost
+from gdpjax.accounting._numeric import LAPLACE, Family
+from gdpjax.ledger import (
+    AnyEvent,
+    ApproximateDPEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    Ledger,
+    RandomizedResponseEvent,
+)
+
+
+class Described(NamedTuple):
+    """A run in phases: what kind, its arrays, and the probabilities of failure and overflow that are not in them."""
+
+    family: Family
+    columns: tuple[np.ndarray, ...]
+    lost: Lost
+
+
+def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
+    """The description of ``ledger``; ValueError for mixed relations, or where a group's bound is not known."""
+    events = list(ledger.events) if isinstance(ledger, Ledger) else [ledger]
+    relations = {event.neighboring_relation for event in events}
+    if len(relations) > 1:
+        names = ", ".join(sorted(relation.name for relation in relations if relation is not None))
+        raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
+    if group_size > 1:
+        _check_groups(events)
+    phases = [_phase(event) for event in events if isinstance(event, Event | GaussianEvent)]
+    others = [_bounded(event, group_size) for event in events if not isinstance(event, Event | GaussianEvent)]
+    uniform = any(isinstance(e, Event) and e.sampling == "uniform" and e.sampling_prob < 1 for e in events)
+    family = Family(uniform, largest_group(group_size), bool(others))
+    columns = _padded(phases, (1.0, 0.0, 0.0)) + group_columns(group_size)
+    columns += _padded(others, (0.0, 1.0, 2.0)) if others else ()
+    logs = [e.num_steps * np.log1p(-e.delta) for e in events if isinstance(e, ApproximateDPEvent)]
+    overflow = min(1.0, sum(event.overflow for event in events if isinstance(event, Event)))
+    return Described(family, columns, Lost(float(-np.expm1(sum(logs))), overflow))
+
+
+def largest_group(group_size: int) -> int:
+    """The power of two of components, less one, that a group is computed with: each distinct one compiles once."""
+    return 1 if group_size == 1 else max(4, 1 << (group_size - 1).bit_length())
+
+
+def group_columns(group_size: int) -> tuple[np.ndarray, ...]:
+    """The group size as an argument, where it is one."""
+    return () if group_size == 1 else (np.array([float(group_size)]),)
+
+
+def _check_groups(events: Sequence[AnyEvent]) -> None:
+    for event in events:
+        if isinstance(event, RandomizedResponseEvent | ApproximateDPEvent):
+            raise ValueError(f"group_size > 1 is available for Gaussian and Laplace events, got {type(event).__name__}")
+        if isinstance(event, Event) and event.sampling != "poisson":
+            raise ValueError(f"group_size > 1 is available for poisson sampling, got {event.sampling}")
+        if isinstance(event, Event) and event.overflow:
+            raise ValueError(
+                "group_size > 1 is not available with overflow: that probability is for a batch with one given example "
+                f"in it, got overflow={event.overflow}"
+            )
+
+
+def _phase(event: Event | GaussianEvent) -> tuple[float, float, float]:
+    prob = event.sampling_prob if isinstance(event, Event) else 1.0
+    return event.noise_multiplier, prob, event.num_steps
+
+
+def _bounded(event: AnyEvent, group_size: int) -> tuple[float, float, float]:
+    if isinstance(event, LaplaceEvent):
+        return event.num_steps, group_size * event.epsilon, LAPLACE
+    if isinstance(event, RandomizedResponseEvent):
+        return event.num_steps, event.epsilon, event.num_categories
+    assert isinstance(event, ApproximateDPEvent)
+    return event.num_steps, event.epsilon, 2.0
+
+
+def _padded(rows: list[tuple[float, float, float]], nothing: tuple[float, float, float]) -> tuple[np.ndarray, ...]:
+    """The columns of ``rows``, four of them or a larger power of two: each distinct number compiles once."""
+    size = max(4, 1 << max(len(rows) - 1, 0).bit_length())
+    rows = rows + [nothing] * (size - len(rows))
+    return tuple(np.array(column, np.float64) for column in zip(*rows, strict=True))

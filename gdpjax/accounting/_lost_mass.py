@@ -1,0 +1,108 @@
+"""What a small probability of arbitrary failure adds to the brackets of a run.
+
+**Events that fail**, with probability d in all (`_ledgers`): the curve is exactly f (x) f_{0, d}, that is
+
+    delta(e) = d + (1 - d) delta_0(e),   f(alpha) = (1 - d) f_0(alpha / (1 - d)), 0 above 1 - d.
+
+**Overflow.** A run whose padded batches may overflow with probability tau (`Event.overflow`) is the ideal run except on
+an event of probability at most tau that depends on the other examples alone. Condition on it: with probability 1 - tau
+the run is ideal, otherwise anything may happen, and by joint convexity
+
+    delta(e) <= tau + (1 - tau) delta_ideal(e),   f(alpha) >= (1 - tau) f_ideal(alpha / (1 - tau)).
+
+Both of its output distributions are within total variation tau of the ideal ones, so
+
+    delta(e) >= delta_ideal(e) - tau (1 + e^e),   f(alpha) <= f_ideal(alpha - tau) + tau.
+
+Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau), infinite where delta <= tau, and at least the
+ideal one at delta + tau (1 + e^{upper}). A mu statement with failure probability q is the ideal one's with
+(q - tau) / (1 - tau); below it nothing is claimed (lower = 0).
+
+Quotients are rounded to the safe side by 1e-15 of themselves; every function here is for NumPy arrays.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gdpjax._core.types import Bounds
+
+Ideal = Callable[[np.ndarray], Bounds]
+_ULPS = 1e-15
+
+
+class Lost(NamedTuple):
+    """d and tau of the module docstring."""
+
+    failure: float
+    overflow: float
+
+
+NOTHING_LOST = Lost(0.0, 0.0)
+
+
+def _without(share: np.ndarray, lost: float, side: float) -> np.ndarray:
+    """(share - lost) / (1 - lost), moved to the given side; at most 0 where lost takes all."""
+    if lost >= 1.0:
+        return np.zeros_like(share)
+    return (share - lost) / (1.0 - lost) * (1.0 + side * _ULPS)
+
+
+def _where(ideal: Ideal, end: int, at: np.ndarray, otherwise: float) -> np.ndarray:
+    """One end of the ideal bracket where ``at`` is in (0, 1)."""
+    inside = (at > 0) & (at < 1)
+    return np.where(inside, ideal(np.where(inside, at, 0.5))[end], otherwise)
+
+
+def epsilon(ideal: Ideal, delta: np.ndarray, lost: Lost) -> Bounds:
+    """The bracket on epsilon at delta."""
+    room = _without(_without(delta, lost.overflow, -1.0), lost.failure, -1.0)
+    upper = _where(ideal, 1, room, np.inf)
+    worse = delta
+    if lost.overflow:
+        worse = delta + lost.overflow * (1.0 + np.exp(np.minimum(upper, 700.0))) * (1.0 + 1e-12)
+    room = _without(worse, lost.failure, 1.0)
+    lower = _where(ideal, 0, np.where((room <= 0) & (worse == lost.failure), 1e-300, room), 0.0)
+    return Bounds(np.where(worse < lost.failure, np.inf, lower)[()], upper[()])
+
+
+def epsilon_estimate(ideal: Callable[[np.ndarray], np.ndarray], delta: np.ndarray, lost: Lost) -> np.ndarray:
+    """An estimate of the upper end of `epsilon`."""
+    room = _without(_without(delta, lost.overflow, -1.0), lost.failure, -1.0)
+    return np.where(room > 0, ideal(np.where(room > 0, room, 0.5)), np.inf)[()]
+
+
+def delta(ideal: Ideal, epsilon: np.ndarray, lost: Lost) -> Bounds:
+    """The bracket on delta at epsilon."""
+    lower, upper = (lost.failure + (1.0 - lost.failure) * end for end in ideal(epsilon))
+    lower = lower - lost.overflow * (1.0 + np.exp(np.minimum(epsilon, 700.0))) * (1.0 + 1e-12)
+    upper = lost.overflow + (1.0 - lost.overflow) * upper
+    return Bounds(np.maximum(lower * (1.0 - _ULPS), 0.0)[()], np.minimum(upper * (1.0 + _ULPS), 1.0)[()])
+
+
+def tradeoff(ideal: Ideal, alpha: np.ndarray, lost: Lost) -> Bounds:
+    """The bracket on the trade-off curve at alpha."""
+
+    def failing(alpha: np.ndarray, end: int, side: float) -> np.ndarray:
+        keep = max(1.0 - lost.failure, 1e-300)
+        at = alpha / keep * (1.0 - side * _ULPS)
+        value = keep * ideal(np.clip(at, 0.0, 1.0))[end] * (1.0 + side * _ULPS)
+        return np.where(at >= 1.0, 0.0, value)
+
+    keep = max(1.0 - lost.overflow, 1e-300)
+    lower = keep * failing(alpha / keep * (1.0 + _ULPS), 0, -1.0) * (1.0 - _ULPS)
+    smaller = np.maximum((alpha - lost.overflow) * (1.0 - _ULPS) - 1e-300, 0.0)
+    upper = np.minimum(failing(smaller, 1, 1.0) + lost.overflow, 1.0 - alpha)
+    return Bounds(np.minimum(lower, upper)[()], upper[()])
+
+
+def mu(ideal: Ideal, failure: np.ndarray, lost: Lost) -> Bounds:
+    """The bracket on mu at a failure probability."""
+    room = _without(_without(failure, lost.overflow, -1.0), lost.failure, -1.0)
+    upper = _where(ideal, 1, room, np.inf)
+    if lost.overflow:
+        return Bounds(np.zeros_like(upper)[()], upper[()])
+    room = _without(failure, lost.failure, 1.0)
+    lower = _where(ideal, 0, room, 0.0)
+    return Bounds(np.where(failure < lost.failure, np.inf, lower)[()], upper[()])

@@ -1,0 +1,31 @@
+"""What was run: events, the `Ledger` that holds them, and its form inside a compiled step. No privacy mathematics."""
+
+from gdpjax.ledger._events import (
+    AnyEvent,
+    ApproximateDPEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    RandomizedResponseEvent,
+    resolve_relation,
+)
+from gdpjax.ledger._ledger import FORMAT_VERSION, Ledger
+from gdpjax.ledger._state import LedgerState, init_ledger, ledger_from_state, ledger_of, record_step, round_toward
+
+__all__ = [
+    "FORMAT_VERSION",
+    "AnyEvent",
+    "ApproximateDPEvent",
+    "Event",
+    "GaussianEvent",
+    "LaplaceEvent",
+    "Ledger",
+    "LedgerState",
+    "RandomizedResponseEvent",
+    "init_ledger",
+    "ledger_from_state",
+    "ledger_of",
+    "record_step",
+    "resolve_relation",
+    "round_toward",
+]

@@ -1,0 +1,230 @@
+"""The events of a `Ledger`: inert descriptions of what was released. No privacy mathematics.
+
+`Event` is the step of private training, a noisy sum over a random batch. The others are releases from the whole data
+set: `GaussianEvent`, `LaplaceEvent`, `RandomizedResponseEvent` and, for anything else, the guarantee
+`ApproximateDPEvent`. Each says under which neighbouring relation it holds.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check
+from gdpjax._core.types import NeighboringRelation
+
+_CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < np.inf) & (x == x // 1))
+_RELATIONS = {
+    "poisson": (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
+    "uniform": (NeighboringRelation.REPLACE_ONE,),
+}
+KINDS = tuple((sampling, relation) for sampling, relations in _RELATIONS.items() for relation in relations)
+
+
+def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
+    """The relation of an event: the sampling's default, or the given one if a bound is known for the pair.
+
+    Raises:
+      ValueError: unknown sampling, or a pair without a proved bound.
+    """
+    if sampling not in _RELATIONS:
+        raise ValueError(f"sampling must be one of {tuple(_RELATIONS)}, got {sampling!r}")
+    if neighboring_relation is None:
+        return _RELATIONS[sampling][0]
+    relation = NeighboringRelation(neighboring_relation)
+    if relation not in _RELATIONS[sampling]:
+        allowed = " or ".join(r.name for r in _RELATIONS[sampling])
+        raise ValueError(f"{sampling} sampling has a proved bound under {allowed}, not under {relation.name}")
+    return relation
+
+
+def _set_numbers(event: Any, **domains: Domain) -> None:
+    """Check the fields of a frozen event, and store them as plain numbers."""
+    for name, domain in domains.items():
+        value = getattr(event, name)
+        if np.ndim(value) != 0:
+            raise ValueError(f"an event describes one configuration: {name} must be a number, got {value!r}")
+        check(name, value, domain)
+        object.__setattr__(event, name, int(value) if domain in (COUNT, _CATEGORIES) else float(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """``num_steps`` releases of a noisy sum over a random batch, with the same public parameters.
+
+    Args:
+      noise_multiplier: stddev of the noise over the sum's sensitivity under ``neighboring_relation``, > 0.
+      sampling_prob: probability in [0, 1] that a given example is in a batch.
+      num_steps: how many such releases, a whole number >= 1.
+      sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
+      neighboring_relation: ADD_OR_REMOVE_ONE by default for poisson, REPLACE_ONE for uniform.
+      overflow: probability in [0, 1), over all the steps, that a batch did not fit its static capacity.
+
+    Raises:
+      ValueError: a value out of range, or a pair of sampling and relation without a proved bound.
+
+    >>> Event(1.0, 0.01, 100)
+    Event(noise_multiplier=1.0, sampling_prob=0.01, num_steps=100, sampling='poisson',
+          neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0)
+    """
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+    sampling: str = "poisson"
+    neighboring_relation: NeighboringRelation | None = None
+    overflow: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set_numbers(self, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
+        relation = resolve_relation(self.sampling, self.neighboring_relation)
+        object.__setattr__(self, "neighboring_relation", relation)
+
+    @classmethod
+    def joint(cls, *noise_multipliers: float, sampling_prob: float, num_steps: int, **fields: Any) -> "Event":
+        """Several releases from the *same* batch, as one event with noise multiplier (sum s_i^-2)^-1/2.
+
+        Releases from one random batch are not independent events: whether an example was in it is shared by all.
+
+        >>> round(Event.joint(1.0, 1.0, sampling_prob=0.01, num_steps=10).noise_multiplier, 4)
+        0.7071
+        """
+        if not noise_multipliers:
+            raise ValueError("Event.joint needs at least one noise multiplier")
+        for value in noise_multipliers:
+            check("noise_multiplier", value, POSITIVE)
+        combined = float(np.sum(np.asarray(noise_multipliers, np.float64) ** -2.0) ** -0.5)
+        return cls(combined, sampling_prob, num_steps, **fields)
+
+    @classmethod
+    def quantile_clipping(
+        cls, noise_multiplier: float, count_stddev: float, *, sampling_prob: float, num_steps: int, **fields: Any
+    ) -> "Event":
+        """Adaptive clipping: the noisy sum and, from the same batch, a noisy count of the examples below the clip norm.
+
+        The count is of bits less 1/2, so its sensitivity is 1/2 (1 under REPLACE_ONE), its noise multiplier
+        2 count_stddev (count_stddev), and the two are one `joint` event.
+
+        Reference: Andrew, Thakkar, McMahan and Ramaswamy, arXiv:1905.03871, Section 3.
+
+        >>> round(Event.quantile_clipping(1.0, 5.0, sampling_prob=0.01, num_steps=10).noise_multiplier, 4)
+        0.995
+        """
+        relation = resolve_relation(fields.get("sampling", "poisson"), fields.get("neighboring_relation"))
+        check("count_stddev", count_stddev, POSITIVE)
+        count = count_stddev if relation is NeighboringRelation.REPLACE_ONE else 2.0 * count_stddev
+        return cls.joint(noise_multiplier, count, sampling_prob=sampling_prob, num_steps=num_steps, **fields)
+
+
+class _WholeDataEvent:
+    """A release without sampling, under any one relation."""
+
+    _domains: ClassVar[dict[str, Domain]]
+    neighboring_relation: NeighboringRelation
+
+    def __post_init__(self) -> None:
+        _set_numbers(self, **self._domains)
+        object.__setattr__(self, "neighboring_relation", NeighboringRelation(self.neighboring_relation))
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianEvent(_WholeDataEvent):
+    """``num_steps`` releases of a statistic of all the data with Gaussian noise.
+
+    Args:
+      noise_multiplier: stddev of the noise / l2 sensitivity under ``neighboring_relation``, > 0.
+      num_steps: how many of them, a whole number >= 1.
+      neighboring_relation: the relation of that sensitivity.
+
+    Raises:
+      ValueError: a value out of range.
+
+    >>> GaussianEvent(5.0).num_steps
+    1
+    """
+
+    noise_multiplier: float
+    num_steps: int = 1
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    _domains: ClassVar = {"noise_multiplier": POSITIVE, "num_steps": COUNT}
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceEvent(_WholeDataEvent):
+    """``num_steps`` releases of a statistic of all the data with Laplace noise.
+
+    Args:
+      epsilon: l1 sensitivity under ``neighboring_relation`` / scale of the noise, >= 0.
+      num_steps: how many of them, a whole number >= 1.
+      neighboring_relation: the relation of that sensitivity.
+
+    Raises:
+      ValueError: a value out of range.
+
+    >>> LaplaceEvent(0.1).epsilon
+    0.1
+    """
+
+    epsilon: float
+    num_steps: int = 1
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    _domains: ClassVar = {"epsilon": NONNEGATIVE, "num_steps": COUNT}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomizedResponseEvent(_WholeDataEvent):
+    """``num_steps`` answers by randomized response about the same example.
+
+    Args:
+      epsilon: log of P(truth) / P(any one other answer), >= 0.
+      num_categories: number of possible answers, a whole number >= 2.
+      num_steps: how many such answers, a whole number >= 1.
+      neighboring_relation: the relation between data sets whose answers differ in one example.
+
+    Raises:
+      ValueError: a value out of range.
+
+    >>> RandomizedResponseEvent(1.0, num_categories=4).num_categories
+    4
+    """
+
+    epsilon: float
+    num_categories: int = 2
+    num_steps: int = 1
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    _domains: ClassVar = {"epsilon": NONNEGATIVE, "num_categories": _CATEGORIES, "num_steps": COUNT}
+
+
+@dataclasses.dataclass(frozen=True)
+class ApproximateDPEvent(_WholeDataEvent):
+    """``num_steps`` releases of which only (epsilon, delta)-DP is known.
+
+    Args:
+      epsilon: >= 0.
+      delta: in [0, 1).
+      num_steps: how many of them, a whole number >= 1.
+      neighboring_relation: the relation under which that holds.
+
+    Raises:
+      ValueError: a value out of range.
+
+    >>> ApproximateDPEvent(0.5, 1e-9).delta
+    1e-09
+    """
+
+    epsilon: float
+    delta: float
+    num_steps: int = 1
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    _domains: ClassVar = {"epsilon": NONNEGATIVE, "delta": HALF_OPEN_UNIT, "num_steps": COUNT}
+
+
+AnyEvent = Event | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
+EVENT_TYPES = {
+    "subsampled_gaussian": Event,
+    "gaussian": GaussianEvent,
+    "laplace": LaplaceEvent,
+    "randomized_response": RandomizedResponseEvent,
+    "approximate_dp": ApproximateDPEvent,
+}
+"""Names in the JSON form."""

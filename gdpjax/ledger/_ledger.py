@@ -1,0 +1,147 @@
+"""The `Ledger`: a sequence of events, its JSON form, and its forms in other libraries. No privacy mathematics."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gdpjax._core import interop
+from gdpjax.ledger._events import EVENT_TYPES, AnyEvent, Event, GaussianEvent
+
+FORMAT_VERSION = 1
+"""Version of the JSON form; another one is refused."""
+
+
+def _event_to_dict(event: AnyEvent) -> dict[str, Any]:
+    (kind,) = (name for name, cls in EVENT_TYPES.items() if isinstance(event, cls))
+    assert event.neighboring_relation is not None
+    return {"type": kind, **dataclasses.asdict(event), "neighboring_relation": event.neighboring_relation.value}
+
+
+def _event_from_dict(fields: dict[str, Any]) -> AnyEvent:
+    kind = fields.get("type", "subsampled_gaussian")
+    if kind not in EVENT_TYPES:
+        raise ValueError(f"the type of an event must be one of {', '.join(EVENT_TYPES)}, got {kind!r}")
+    return EVENT_TYPES[kind](**{name: value for name, value in fields.items() if name != "type"})
+
+
+def _refuse_unusual(event: AnyEvent, form: str) -> None:
+    if not isinstance(event, Event):
+        return
+    if event.sampling != "poisson":
+        raise ValueError(f"{form} can express poisson sampling, got a {event.sampling} event")
+    if event.overflow:
+        raise ValueError(
+            f"{form} cannot express the overflow of a padded batch, got {event.overflow}: account for it by hand, as "
+            "that much less delta, and pass events with overflow 0 (dataclasses.replace)"
+        )
+
+
+def _described(event: AnyEvent, form: str) -> dict[str, Any]:
+    _refuse_unusual(event, form)
+    return _event_to_dict(event)
+
+
+class Ledger(Sequence[AnyEvent]):
+    """An immutable sequence of events, composed by the accountants.
+
+    >>> ledger = Ledger().add(Event(1.0, 0.01, 100)).add(Event(1.0, 0.01, 50))
+    >>> len(ledger), ledger.num_steps
+    (2, 150)
+    >>> Ledger.from_json(ledger.to_json()) == ledger
+    True
+    """
+
+    def __init__(self, events: Iterable[AnyEvent] = ()) -> None:
+        self._events = tuple(events)
+        for event in self._events:
+            if not isinstance(event, AnyEvent):
+                raise ValueError(f"a Ledger holds events such as gdpjax.Event, got {type(event).__name__}")
+
+    @property
+    def events(self) -> tuple[AnyEvent, ...]:
+        """The events in order."""
+        return self._events
+
+    @property
+    def num_steps(self) -> int:
+        """Total number of steps."""
+        return sum(event.num_steps for event in self._events)
+
+    def add(self, event: AnyEvent) -> "Ledger":
+        """A new ledger with one event more."""
+        return Ledger((*self._events, event))
+
+    def to_json(self) -> str:
+        """A JSON text with a format version."""
+        return json.dumps({"gdpjax_ledger": FORMAT_VERSION, "events": [_event_to_dict(e) for e in self._events]})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        """The inverse of `to_json`; ValueError for anything else or another version."""
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"expected the JSON text of a Ledger, got text that is not JSON: {error}") from error
+        if not isinstance(data, dict) or "gdpjax_ledger" not in data:
+            raise ValueError("expected the JSON text of a Ledger (made by Ledger.to_json), got other JSON")
+        if data["gdpjax_ledger"] != FORMAT_VERSION:
+            raise ValueError(f"expected a Ledger of version {FORMAT_VERSION}, got version {data['gdpjax_ledger']}")
+        try:
+            return cls([_event_from_dict(event) for event in data["events"]])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"a Ledger's events could not be read: {error}") from error
+
+    def to_dp_event(self) -> Any:
+        """The run as a ``dp_accounting.DpEvent`` for that library's accountants, which must be installed.
+
+        Raises:
+          ImportError: dp_accounting is not installed.
+          ValueError: an event that it cannot express: uniform sampling (it asks for the sizes), or overflow.
+        """
+        return interop.to_dp_event(_described(event, "to_dp_event") for event in self._events)
+
+    def to_opacus_history(self) -> list[tuple[float, float, int]]:
+        """The run as the history of an Opacus accountant; ValueError for uniform sampling or overflow.
+
+        >>> Ledger([Event(1.1, 0.01, 100)]).to_opacus_history()
+        [(1.1, 0.01, 100)]
+        """
+        return self._rows("to_opacus_history")
+
+    @classmethod
+    def from_opacus_history(cls, history: Iterable[Any]) -> "Ledger":
+        """The inverse of `to_opacus_history`: Poisson sampling, add-or-remove-one; ValueError for anything else.
+
+        >>> Ledger.from_opacus_history([(1.1, 0.01, 100)]).num_steps
+        100
+        """
+        return cls([Event(*row) for row in interop.rows_of_history(history)])
+
+    def _rows(self, form: str) -> list[tuple[float, float, int]]:
+        rows = []
+        for event in self._events:
+            if not isinstance(event, Event | GaussianEvent):
+                raise ValueError(f"{form} can express Gaussian events, got {type(event).__name__}")
+            _refuse_unusual(event, form)
+            prob = event.sampling_prob if isinstance(event, Event) else 1.0
+            rows.append((event.noise_multiplier, prob, event.num_steps))
+        return rows
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._events[index]
+
+    def __iter__(self) -> Iterator[AnyEvent]:
+        return iter(self._events)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self._events == other._events
+
+    def __hash__(self) -> int:
+        return hash(self._events)
+
+    def __repr__(self) -> str:
+        return f"Ledger({list(self._events)!r})"

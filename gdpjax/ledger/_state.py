@@ -1,0 +1,140 @@
+"""The ledger inside a compiled step, and reading it back.
+
+A training run writes its ledger inside the compiled step, as `LedgerState` in the optimizer's state: run-length arrays
+of a static capacity, in which equal consecutive steps share a row. When the rows run out, the last one takes the
+smaller noise and the larger sampling probability of what it covers, which can only overstate the loss, and `overflow`
+is set. `ledger_of(opt_state)` reads it back on the host.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gdpjax._core.checks import is_traced
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.ledger._events import KINDS, Event
+from gdpjax.ledger._ledger import Ledger
+
+
+class LedgerState(NamedTuple):
+    """A ledger inside a compiled step: run-length rows of static capacity (see the module docstring)."""
+
+    noise_multiplier: Array  # float[capacity], rounded down
+    sampling_prob: Array  # float[capacity], rounded up
+    num_steps: Array  # int32[capacity]
+    used: Array  # int32, rows in use
+    overflow: Array  # bool, whether rows had to be merged conservatively
+    extra_delta: Array  # float, probability so far that a padded batch did not fit
+    kind: Array  # int32, index of (sampling, relation)
+
+
+def init_ledger(capacity: int, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
+    """An empty ledger of ``capacity`` rows."""
+    real = jnp.result_type(float)
+    return LedgerState(
+        noise_multiplier=jnp.zeros(capacity, real),
+        sampling_prob=jnp.zeros(capacity, real),
+        num_steps=jnp.zeros(capacity, jnp.int32),
+        used=jnp.zeros((), jnp.int32),
+        overflow=jnp.zeros((), bool),
+        extra_delta=jnp.zeros((), real),
+        kind=jnp.asarray(KINDS.index((sampling, neighboring_relation)), jnp.int32),
+    )
+
+
+def round_toward(value: Array, direction: float, real: Any) -> Array:
+    """``value`` as a float of dtype ``real``, rounded down (direction -inf) or up (inf)."""
+    if is_traced(value):
+        return value.astype(real)
+    exact = np.float64(value)
+    rounded = np.asarray(exact, real)
+    wrong = rounded > exact if direction < 0 else rounded < exact
+    return jnp.asarray(np.nextafter(rounded, np.asarray(direction, real)) if wrong else rounded)
+
+
+def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array) -> LedgerState:
+    """The ledger after one more step; jit, scan and vmap."""
+    state = jax.tree.map(jnp.asarray, state)  # a restored state may hold NumPy arrays
+    capacity, real = state.noise_multiplier.shape[0], state.noise_multiplier.dtype
+    noise = round_toward(noise_multiplier, -np.inf, real)
+    prob = round_toward(sampling_prob, np.inf, real)
+    lost = state.extra_delta + jnp.asarray(extra_delta, real)
+    lost = jnp.where(lost > state.extra_delta, jnp.nextafter(lost, jnp.asarray(jnp.inf, real)), lost)
+    last = jnp.maximum(state.used - 1, 0)
+    same = (state.used > 0) & (state.noise_multiplier[last] == noise) & (state.sampling_prob[last] == prob)
+    full = ~same & (state.used >= capacity)
+    row = jnp.where(same | full, last, state.used)
+    noise = jnp.where(full, jnp.minimum(state.noise_multiplier[last], noise), noise)
+    prob = jnp.where(full, jnp.maximum(state.sampling_prob[last], prob), prob)
+    return LedgerState(
+        noise_multiplier=state.noise_multiplier.at[row].set(noise),
+        sampling_prob=state.sampling_prob.at[row].set(prob),
+        num_steps=state.num_steps.at[row].add(1),
+        used=jnp.where(same | full, state.used, state.used + 1),
+        overflow=state.overflow | full,
+        extra_delta=lost,
+        kind=state.kind,
+    )
+
+
+def ledger_from_state(state: LedgerState) -> Ledger:
+    """The host-side `Ledger` of one configuration's state; rows without steps are dropped."""
+    if is_traced(state):
+        raise ValueError("a Ledger is read outside compiled code; return the optimizer state and read it there")
+    if np.ndim(state.used) != 0:
+        raise ValueError(
+            f"the state holds {np.shape(state.used)} ledgers of a vmapped sweep; pick one configuration first, "
+            "for example jax.tree.map(lambda x: x[i], opt_state)"
+        )
+    sampling, relation = KINDS[int(state.kind)]
+    rows = zip(state.noise_multiplier, state.sampling_prob, state.num_steps, strict=True)
+    events = [Event(float(s), float(p), int(t), sampling, relation) for s, p, t in rows if int(t)]
+    if events and float(state.extra_delta):
+        # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
+        events[-1] = dataclasses.replace(events[-1], overflow=float(state.extra_delta))
+    return Ledger(events)
+
+
+_ROLLING_BACK = (optax.MultiStepsState, optax.ApplyIfFiniteState, optax.ConditionallyTransformState)
+"""States of optax wrappers that do not call what they wrap exactly once per step."""
+
+
+def _ledgers(tree: PyTree) -> list[LedgerState]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LedgerState))
+    return [leaf for leaf in leaves if isinstance(leaf, LedgerState)]
+
+
+def ledger_of(opt_state: PyTree) -> Ledger:
+    """The ledger of what an optimizer state has actually run.
+
+    Args:
+      opt_state: the state of a chain with exactly one `gdpjax.privatize` in it (`gdpjax.dpsgd` is such a chain).
+
+    Returns:
+      A `Ledger`; its noise multipliers are rounded down and its probabilities up to the precision they are stored in.
+
+    Raises:
+      ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside
+        optax.MultiSteps, apply_if_finite or conditionally_transform.
+    """
+    found = _ledgers(opt_state)
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, _ROLLING_BACK)):
+        if isinstance(node, _ROLLING_BACK) and _ledgers(list(node)):
+            raise ValueError(
+                f"{type(node).__name__.removesuffix('State')} around the private transform skips, repeats or averages "
+                "its steps, so that noise and ledger no longer describe what was released; put such wrappers after "
+                "gdpjax.privatize in the chain"
+            )
+    if not found:
+        raise ValueError("the optimizer state holds no ledger; was it made by a chain with gdpjax.privatize in it?")
+    if len(found) > 1:
+        raise ValueError(
+            f"the optimizer state holds {len(found)} ledgers; two private releases from the same batches are one joint "
+            "event (Event.joint), never two independent ones: use a single privatize for all the parameters"
+        )
+    # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
+    return ledger_from_state(LedgerState(*(jax.tree.leaves(field)[0] for field in found[0])))

@@ -1,0 +1,167 @@
+"""Ledgers of all kinds of events against closed forms and quadrature."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate
+from scipy.special import ndtr, ndtri
+from scipy.stats import binom
+
+from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.accounting import (
+    delta_bounds,
+    epsilon_bounds,
+    epsilon_estimate,
+    gdp_delta,
+    gdp_epsilon,
+    mu_bounds,
+    tradeoff_bounds,
+)
+from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent, RandomizedResponseEvent
+
+REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+RUN = (1.3, 256 / 60_000, 3516)
+
+
+def gaussian_delta(epsilon, mu):
+    """delta_mu at any real epsilon."""
+    return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+
+
+def inside(bounds, truth, width=np.inf):
+    assert bounds.lower <= truth * (1 + 1e-12)
+    assert truth * (1 - 1e-12) <= bounds.upper
+    assert bounds.upper - bounds.lower <= width * truth
+
+
+def test_gaussian_releases_compose_in_closed_form():
+    ledger = Ledger([GaussianEvent(2.0, 3), GaussianEvent(5.0)])
+    mu = math.sqrt(3 / 4 + 1 / 25)
+    inside(delta_bounds(ledger, epsilon=0.7), gdp_delta(0.7, mu), 1e-8)
+    inside(epsilon_bounds(ledger, delta=1e-6), gdp_epsilon(1e-6, mu), 1e-8)
+    inside(delta_bounds(GaussianEvent(2.0), epsilon=0.7, group_size=3), gdp_delta(0.7, 1.5), 1e-8)
+
+
+@pytest.mark.parametrize(("n", "each"), [(1, 1.0), (10, 0.5), (100, 0.1), (1000, 0.05)])
+def test_randomized_response_is_the_binomial_closed_form(n, each):
+    event, truth = RandomizedResponseEvent(each, num_steps=n), 1 / (1 + math.exp(-each))
+    for epsilon in (0.0, 0.3 * n * each, 0.6 * n * each):
+        j = np.arange(n + 1)
+        gain = np.maximum(0.0, -np.expm1(epsilon - (2 * j - n) * each))
+        inside(delta_bounds(event, epsilon=epsilon), np.sum(binom.pmf(j, n, truth) * gain), 0.05)
+
+
+@pytest.mark.parametrize("k", [2, 3, 100])
+def test_one_answer_with_k_categories(k):
+    epsilon = 0.4
+    truth = (math.e - math.exp(epsilon)) / (math.e + k - 1)
+    inside(delta_bounds(RandomizedResponseEvent(1.0, num_categories=k), epsilon=epsilon), truth, 0.02)
+
+
+def test_one_laplace_release():
+    for theta, epsilon in ((1.0, 0.5), (2.0, 0.1), (0.1, 0.05), (1.0, 0.0)):
+        inside(delta_bounds(LaplaceEvent(theta), epsilon=epsilon), 1 - math.exp((epsilon - theta) / 2), 0.02)
+    assert delta_bounds(LaplaceEvent(1.0), epsilon=1.01).upper < 1e-300
+    assert epsilon_bounds(LaplaceEvent(0.5, 4), delta=1e-12).upper <= 2.0 * (1 + 1e-9)
+    inside(delta_bounds(LaplaceEvent(0.5), epsilon=0.5, group_size=2), 1 - math.exp(-0.25), 0.02)
+
+
+def test_laplace_and_randomized_response_beside_a_gaussian():
+    theta, mu, epsilon = 0.5, 0.8, 1.0
+
+    def density(y):
+        return 0.5 * math.exp(-y) * gaussian_delta(epsilon - theta + 2 * y, mu)
+
+    atoms = 0.5 * gaussian_delta(epsilon - theta, mu) + 0.5 * math.exp(-theta) * gaussian_delta(epsilon + theta, mu)
+    laplace = atoms + integrate.quad(density, 0, theta)[0]
+    inside(delta_bounds(Ledger([GaussianEvent(1 / mu), LaplaceEvent(theta)]), epsilon=epsilon), laplace, 0.02)
+    n, truth = 5, 1 / (1 + math.exp(-theta))
+    j = np.arange(n + 1)
+    mixed = np.sum(binom.pmf(j, n, truth) * gaussian_delta(epsilon - (2 * j - n) * theta, mu))
+    ledger = Ledger([GaussianEvent(1 / mu), RandomizedResponseEvent(theta, num_steps=n)])
+    inside(delta_bounds(ledger, epsilon=epsilon), mixed, 0.02)
+
+
+@pytest.mark.slow
+def test_mu_of_a_gaussian_and_randomized_response():
+    ledger = Ledger([GaussianEvent(1.25), RandomizedResponseEvent(0.5, num_steps=5)])
+    bounds, single = mu_bounds(ledger, failure=1e-6), -2 * ndtri(1 / (1 + math.exp(0.5)))
+    assert 0.8 < bounds.lower <= bounds.upper <= math.sqrt(0.8**2 + 5 * single**2) * (1 + 1e-9)
+    assert mu_bounds(ApproximateDPEvent(0.3, 1e-7), failure=1e-8) == (math.inf, math.inf)
+
+
+def test_a_guarantee_fails_with_its_delta_and_is_randomized_response_otherwise():
+    event, failure = ApproximateDPEvent(0.3, 1e-7, num_steps=20), -math.expm1(20 * math.log1p(-1e-7))
+    response = RandomizedResponseEvent(0.3, num_steps=20)
+    rest, bounds = delta_bounds(response, epsilon=2.0), delta_bounds(event, epsilon=2.0)
+    np.testing.assert_allclose(bounds, [failure + (1 - failure) * end for end in rest], rtol=1e-12)
+    assert epsilon_bounds(event, delta=0.9 * failure) == (math.inf, math.inf)
+    assert epsilon_bounds(event, delta=failure + 1e-9).upper <= 6.0 * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_the_curve_and_the_estimate_of_a_guarantee():
+    event, response = ApproximateDPEvent(0.3, 1e-7, num_steps=20), RandomizedResponseEvent(0.3, num_steps=20)
+    curve, clean = tradeoff_bounds(event, alpha=0.1), tradeoff_bounds(response, alpha=0.1)
+    np.testing.assert_allclose(curve, clean, rtol=1e-4)
+    assert curve.lower < clean.lower
+    assert tradeoff_bounds(ApproximateDPEvent(0.3, 0.2), alpha=0.85) == (0.0, 0.0)
+    estimate = epsilon_estimate(event, delta=1e-3)
+    assert epsilon_bounds(event, delta=1e-3).lower * 0.99 < estimate < epsilon_bounds(event, delta=1e-3).upper * 1.01
+    assert epsilon_estimate(event, delta=1e-6) == math.inf
+
+
+def test_training_with_other_releases_costs_more_than_either_and_less_than_the_sum():
+    training, histogram, guarantee = Event(*RUN), LaplaceEvent(0.1, 10), ApproximateDPEvent(0.05, 1e-7)
+    alone = epsilon_bounds(training, delta=1e-5)
+    both = epsilon_bounds(Ledger([training, histogram]), delta=1e-5)
+    assert alone.upper < both.lower
+    assert both.upper < alone.lower + 1.0
+    all_three = epsilon_bounds(Ledger([training, histogram, guarantee]), delta=1e-5)
+    assert both.upper < all_three.lower
+    overflowing = Ledger([Event(*RUN, overflow=1e-8), histogram, guarantee])
+    paid = epsilon_bounds(overflowing, delta=1e-5)
+    assert paid.lower < all_three.lower
+    assert all_three.upper < paid.upper
+
+
+def test_uniform_events_and_whole_data_releases_under_replace_one():
+    ledger = Ledger([Event(*RUN, sampling="uniform"), GaussianEvent(10.0, neighboring_relation=REPLACE_ONE)])
+    bounds = epsilon_bounds(ledger, delta=1e-5)
+    single = epsilon_bounds(*RUN, 1e-5, sampling="uniform")
+    assert single.lower < bounds.lower
+    assert single.upper < bounds.upper
+    with pytest.raises(ValueError, match="share one neighboring relation"):
+        epsilon_bounds(Ledger([Event(*RUN, sampling="uniform"), GaussianEvent(10.0)]), delta=1e-5)
+    assert epsilon_bounds(LaplaceEvent(0.3, neighboring_relation=REPLACE_ONE), delta=1e-9).upper <= 0.3 * (1 + 1e-9)
+
+
+def test_quantile_clipping_is_a_joint_event():
+    event = Event.quantile_clipping(1.0, 5.0, sampling_prob=0.01, num_steps=10)
+    assert event == Event.joint(1.0, 10.0, sampling_prob=0.01, num_steps=10)
+    uniform = Event.quantile_clipping(1.0, 5.0, sampling_prob=0.01, num_steps=10, sampling="uniform")
+    assert uniform.noise_multiplier == Event.joint(1.0, 5.0, sampling_prob=0.01, num_steps=10).noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: RandomizedResponseEvent(1.0, num_categories=1), "num_categories must be a whole number >= 2"),
+        (lambda: LaplaceEvent(-1.0), "epsilon must be"),
+        (lambda: ApproximateDPEvent(1.0, 1.0), "delta must be"),
+        (lambda: GaussianEvent(0.0), "noise_multiplier must be"),
+        (lambda: GaussianEvent(1.0, 1.5), "num_steps must be"),
+        (lambda: epsilon_bounds(RandomizedResponseEvent(1.0), delta=1e-5, group_size=2), "group_size > 1 is available"),
+        (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "not available with overflow"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=0), "group_size must be"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=1000), "between 1 and 64"),
+        (lambda: epsilon_estimate(*RUN, 1e-5, sampling="uniform"), "no estimate"),
+        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave it out"),
+        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, sampling="uniform"), "leave it out"),
+    ],
+)
+def test_bad_events_and_calls(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
