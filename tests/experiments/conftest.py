@@ -2,9 +2,7 @@
 
 import dataclasses
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import datasets
 from experiments.config import PRESETS, OptimizerConfig, RunConfig
@@ -26,23 +24,6 @@ class Silent:
 
     def on_epoch(self, record):
         self.epochs.append(record)
-
-
-@pytest.fixture(scope="package", autouse=True)
-def compile_once(tmp_path_factory):
-    """Runs of the same shape share their compiled code, which is most of what these tests cost."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0.2,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")
