@@ -1,23 +1,26 @@
 r"""Pictures of privacy: the trade-off curve of a run, and epsilon against the number of steps.
 
 A picture is made in two steps: a function of the hyperparameters computes the curves as arrays, with the standing of
-each, and a ``plot_...`` function draws them on a new matplotlib figure, touching no global state. matplotlib is imported
-when something is drawn. Curves are told apart by line style as well as by colour (Okabe and Ito's palette), so that a
-picture survives colour blindness and grey printing, and figures have the width of a column.
+each, and a ``plot_...`` function draws them on a new matplotlib figure, touching no global state. matplotlib is
+imported when something is drawn. Curves are told apart by line style as well as by colour, so that a picture survives
+colour blindness and grey printing, and figures have the width of a column.
 
 Two pictures of the same trade-off curve f. In the plane of errors, G_mu and f_{epsilon, delta} are the familiar curves
 under 1 - alpha. What a delta of 1e-5 is about happens near the corner (0, 1), though, where that picture shows nothing:
 the logarithmic one shows the power 1 - f(alpha) of the best test against its type I error alpha.
 
-The supporting curve f_{epsilon, delta}(alpha) = max(0, 1 - delta - e^epsilon alpha, e^{-epsilon} (1 - delta - alpha)) at
-the certified upper epsilon lies below f, and the true epsilon is where it touches. A certified mu is a statement with a
+The supporting curve f_{epsilon, delta}(alpha) = max(0, 1 - delta - e^epsilon alpha, e^{-epsilon} (1 - delta - alpha))
+at the certified upper epsilon lies below f, and at the true epsilon it touches. A certified mu is a statement with a
 failure probability d: f >= G_mu (x) f_{0,d}, which is (1 - d) G_mu(alpha / (1 - d)), and 0 beyond 1 - d.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, Domain, check, check_scalar
 from gdpjax._core.types import Bounds
@@ -39,7 +42,10 @@ if TYPE_CHECKING:
 MU_FAILURE = 1e-10
 """Failure probability of the certified mu."""
 _COLUMN_WIDTH = 3.4  # inches
-_BLUE, _SKY, _VERMILLION, _GREEN, _GREY = "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#777777"
+_BLUE, _SKY, _GREY = "#0072B2", "#56B4E9", "#777777"
+_DASHED: dict[str, Any] = {"color": "#882255", "linestyle": (0, (4, 1.5)), "linewidth": 0.9}
+_DASH_DOTTED: dict[str, Any] = {"color": "#009E73", "linestyle": (0, (7, 2.5, 1, 2.5)), "linewidth": 1.1}
+_DOTTED: dict[str, Any] = {"color": "#D55E00", "linestyle": (0, (1, 1.8)), "linewidth": 1.4}
 _STYLE = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -125,7 +131,7 @@ def tradeoff_curves(
         sampling_prob: probability in [0, 1] that an example joins a batch.
         num_steps: whole number >= 1 of steps.
         delta: probability strictly between 0 and 1.
-        num_points: about the number of alphas, >= 8; half of them resolve the tails down to delta / 100.
+        num_points: about the number of alphas, >= 8; the smallest is delta / 100 or less.
 
     Returns:
         `TradeoffCurves`, with the standing of each curve.
@@ -141,8 +147,8 @@ def tradeoff_curves(
     """
     _check_run(noise_multiplier, sampling_prob, num_steps, delta, num_points)
     run = noise_multiplier, sampling_prob, num_steps
-    alpha = _alphas(num_points, delta)
     epsilon = Bounds(*(float(end) for end in epsilon_bounds(*run, delta)))
+    alpha = _alphas(num_points, epsilon.upper, delta)
     mu_upper, mu_clt = float(mu_bounds(*run, MU_FAILURE).upper), float(clt_mu_poisson(*run))
     inside = np.minimum(alpha / (1 - MU_FAILURE), 1.0)
     return TradeoffCurves(
@@ -190,8 +196,9 @@ def epsilon_curves(
     True
     """
     _check_run(noise_multiplier, sampling_prob, num_steps, delta, num_points)
-    spacing = np.geomspace if log else np.linspace
-    steps = np.unique(np.round(spacing(1, num_steps, num_points)))
+    # epsilon grows like a square root, so that without logarithms squares are spaced evenly to the eye
+    spaced = np.geomspace(1, num_steps, num_points) if log else num_steps * np.linspace(0, 1, num_points) ** 2
+    steps = np.unique(np.maximum(np.round(spaced), 1.0))
     run = noise_multiplier, sampling_prob, steps, delta
     return EpsilonCurves(
         num_steps=steps,
@@ -248,38 +255,34 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     >>> plot_tradeoff(tradeoff_curves(1.0, 0.01, 100, 1e-5, num_points=8)).axes[0].get_xlabel()
     'type I error $\\\\alpha$'
     """
-    figure, axes = _new_figure(3.55)
-    shown = slice(None)
-    if log:
-        shown = (curves.alpha >= curves.delta / 100) & (curves.alpha < 1)
-    alpha = curves.alpha[shown]
+    with _figure(3.75) as (figure, axes):
+        shown = (curves.alpha >= curves.delta / 100) & (curves.alpha < 1) if log else slice(None)
+        alpha = curves.alpha[shown]
 
-    def height(beta: np.ndarray) -> np.ndarray:
-        return 1.0 - beta[shown] if log else beta[shown]
+        def height(beta: np.ndarray) -> np.ndarray:
+            return 1.0 - beta[shown] if log else beta[shown]
 
-    lower, upper = height(curves.curve.lower), height(curves.curve.upper)
-    band = axes.fill_between(alpha, lower, upper, color=_SKY, alpha=0.55, linewidth=0)
-    (edge,) = axes.plot(alpha, lower, color=_BLUE, linewidth=0.7)
-    axes.plot(alpha, upper, color=_BLUE, linewidth=0.7)
-    (blind,) = axes.plot(alpha, height(1.0 - curves.alpha), color=_GREY, linewidth=0.6)
-    (steep,) = axes.plot(alpha, height(curves.approximate_dp), color="black", linestyle=(0, (4, 1.5)), linewidth=0.9)
-    (safe,) = axes.plot(alpha, height(curves.gaussian_certified), color=_GREEN, linestyle=(0, (6, 1.5, 1, 1.5)))
-    (limit,) = axes.plot(alpha, height(curves.gaussian_clt), color=_VERMILLION, linestyle=(0, (1, 1.2)))
-    labels = {
-        (band, edge): r"$f$ of the run: certified band",
-        steep: rf"$f_{{\varepsilon,\delta}}$, $\varepsilon = {curves.epsilon.upper:.4g}$, "
-        rf"$\delta = {_scientific(curves.delta)}$: certified below $f$",
-        safe: rf"$G_\mu$, $\mu = {curves.mu_upper:.3g}$: certified below $f$, failure ${_scientific(MU_FAILURE)}$",
-        limit: rf"$G_\mu$, CLT $\mu = {curves.mu_clt:.3g}$: asymptotic, may understate",
-        blind: r"$1 - \alpha$: perfect privacy",
-    }
-    if log:
-        axes.set(xscale="log", yscale="log", xlim=(alpha[0], 1), ylim=(alpha[0], 1.3))
-        axes.set(xlabel=r"type I error $\alpha$", ylabel=r"power of the best test, $1 - f(\alpha)$")
-    else:
-        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        band = _draw_band(axes, alpha, *map(height, curves.curve))
+        (steep,) = axes.plot(alpha, height(curves.approximate_dp), **_DASHED)
+        (safe,) = axes.plot(alpha, height(curves.gaussian_certified), **_DASH_DOTTED)
+        (limit,) = axes.plot(alpha, height(curves.gaussian_clt), **_DOTTED)
+        (blind,) = axes.plot(alpha, height(1.0 - curves.alpha), color=_GREY, linewidth=0.6)
+        labels = {
+            band: r"$f$ of this run: certified band",
+            steep: rf"$f_{{\varepsilon,\delta}}$, $\varepsilon = {curves.epsilon.upper:.4g}$, "
+            rf"$\delta = {_scientific(curves.delta)}$: certified bound",
+            safe: rf"$G_\mu$, $\mu = {curves.mu_upper:.3g}$: certified bound, failure ${_scientific(MU_FAILURE)}$",
+            limit: rf"$G_\mu$, CLT $\mu = {curves.mu_clt:.3g}$: asymptotic, may understate",
+            blind: r"$1 - \alpha$: perfect privacy",
+        }
         axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$")
-    figure.legend(list(labels), list(labels.values()), loc="outside upper left", borderaxespad=0.2)
+        if log:
+            axes.set(xscale="log", yscale="log", xlim=(alpha[0], 1), ylim=(alpha[0], 1.4))
+            axes.set(ylabel=r"power $1 - \beta$")
+        else:
+            axes.set(xlim=(0, 1), ylim=(0, 1))
+        axes.set_box_aspect(1)
+        figure.legend(list(labels), list(labels.values()), loc="outside upper left", borderaxespad=0.2)
     return figure
 
 
@@ -299,30 +302,26 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     >>> plot_epsilon(epsilon_curves(1.0, 0.01, 100, 1e-5, num_points=8)).axes[0].get_xlabel()
     'number of steps'
     """
-    figure, axes = _new_figure(2.9)
-    steps = curves.num_steps
-    lower, upper = (_finite(end) for end in curves.certified)
-    classic, moments, clt = (
-        _finite(values) for values in (curves.moments_accountant_classic, curves.moments_accountant, curves.clt)
-    )
-    (classic_line,) = axes.plot(steps, classic, color=_GREY, linestyle=(0, (6, 1.5, 1, 1.5)))
-    (moments_line,) = axes.plot(steps, moments, color="black", linestyle=(0, (4, 1.5)))
-    band = axes.fill_between(steps, lower, upper, color=_SKY, alpha=0.55, linewidth=0)
-    (edge,) = axes.plot(steps, upper, color=_BLUE, linewidth=1.0)
-    (limit,) = axes.plot(steps, clt, color=_VERMILLION, linestyle=(0, (1, 1.2)))
-    labels = {
-        classic_line: "moments accountant, classic: upper bound",
-        moments_line: "moments accountant, tight: upper bound",
-        (band, edge): "this accountant: certified lower and upper bound",
-        limit: "CLT: asymptotic, may understate",
-    }
-    if log:
-        axes.set(xscale="log", yscale="log")
-    else:
-        axes.set(xlim=(0, steps[-1]), ylim=(0, None))
-    axes.set(xlabel="number of steps", ylabel=rf"$\varepsilon$ at $\delta = {_scientific(curves.delta)}$")
-    axes.grid(alpha=0.25, linewidth=0.4)
-    figure.legend(list(labels), list(labels.values()), loc="outside upper left", borderaxespad=0.2)
+    with _figure(3.0) as (figure, axes):
+        steps = curves.num_steps
+        (classic,) = axes.plot(steps, _finite(curves.moments_accountant_classic), **_DASH_DOTTED)
+        (moments,) = axes.plot(steps, _finite(curves.moments_accountant), **_DASHED)
+        band = _draw_band(axes, steps, *map(_finite, curves.certified))
+        (limit,) = axes.plot(steps, _finite(curves.clt), **_DOTTED)
+        labels = {
+            classic: "moments accountant, classic: upper bound",
+            moments: "moments accountant, tight: upper bound",
+            band: "certified: lower and upper bound",
+            limit: "CLT: asymptotic, may understate",
+        }
+        if log:
+            axes.set(xscale="log", yscale="log", xlim=(1, steps[-1]))
+        else:
+            axes.set(xlim=(0, steps[-1]), ylim=(0, None))
+            axes.locator_params(axis="x", nbins=6)
+        axes.set(xlabel="number of steps", ylabel=rf"$\varepsilon$ at $\delta = {_scientific(curves.delta)}$")
+        axes.grid(alpha=0.25, linewidth=0.4)
+        figure.legend(list(labels), list(labels.values()), loc="outside upper left", borderaxespad=0.2)
     return figure
 
 
@@ -350,12 +349,21 @@ def check_path(path: "str | os.PathLike[str]") -> str:
     return suffix
 
 
-def _new_figure(height: float) -> "tuple[Figure, Axes]":
+@contextlib.contextmanager
+def _figure(height: float) -> "Iterator[tuple[Figure, Axes]]":
+    """A figure one column wide with its axes, to be drawn on in the style of this module."""
     with _matplotlib().rc_context(_STYLE):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(_COLUMN_WIDTH, height), layout="constrained")
-        return figure, figure.subplots()
+        yield figure, figure.subplots()
+
+
+def _draw_band(axes: "Axes", x: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[Any, ...]:
+    """A filled band between thin lines, which show it where it is too narrow to be seen."""
+    filled = axes.fill_between(x, lower, upper, color=_SKY, alpha=0.55, linewidth=0)
+    (edge, _) = (axes.plot(x, end, color=_BLUE, linewidth=0.9)[0] for end in (lower, upper))
+    return filled, edge
 
 
 def _matplotlib() -> Any:
@@ -374,10 +382,15 @@ def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any, delta:
     check_scalar("num_points", num_points, Domain("a whole number >= 8", lambda x: (x >= 8) & (x == x // 1)))
 
 
-def _alphas(num_points: int, delta: float) -> np.ndarray:
-    tail = np.geomspace(min(1e-6, delta / 100), 0.1, num_points // 4)
-    middle = np.linspace(0.1, 0.9, num_points // 2)
-    return np.unique(np.concatenate([[0.0], tail, middle, 1 - tail, [1.0]]))
+def _alphas(num_points: int, epsilon: float, delta: float) -> np.ndarray:
+    """0, 1, the kinks of f_{epsilon, delta}, and in between evenly spaced quantiles of the normal distribution.
+
+    Gaussian trade-off curves are straight lines in these, so that every part of them is resolved alike.
+    """
+    lowest = min(1e-6, delta / 100)
+    spaced = ndtr(np.linspace(ndtri(lowest), -ndtri(lowest), num_points))
+    kink = (1.0 - delta) * np.exp(-np.logaddexp(0.0, epsilon))
+    return np.unique(np.concatenate([[0.0, kink, 1.0 - delta, 1.0], spaced]))
 
 
 def _finite(values: Any) -> np.ndarray:

@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from gdpjax import plotting
 from gdpjax.cli._report import add_json_option, plain
 from gdpjax.cli._runs import add_run_options, run_of_options
+from gdpjax.plotting import (
+    check_path,
+    epsilon_curves,
+    plot_epsilon,
+    plot_tradeoff,
+    save_figure,
+    tradeoff_curves,
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -33,19 +40,19 @@ def add_parser(commands: Any) -> None:
 
 
 def _tradeoff(arguments: argparse.Namespace, run: tuple[float, float, int]) -> tuple[Any, Any]:
-    curves = plotting.tradeoff_curves(*run, arguments.delta)
-    return curves, plotting.plot_tradeoff(curves, log=arguments.log)
+    curves = tradeoff_curves(*run, arguments.delta)
+    return curves, plot_tradeoff(curves, log=arguments.log)
 
 
 def _steps(arguments: argparse.Namespace, run: tuple[float, float, int]) -> tuple[Any, Any]:
-    curves = plotting.epsilon_curves(*run, arguments.delta, log=arguments.log)
-    return curves, plotting.plot_epsilon(curves, log=arguments.log)
+    curves = epsilon_curves(*run, arguments.delta, log=arguments.log)
+    return curves, plot_epsilon(curves, log=arguments.log)
 
 
 def _plot(draw: Callable[..., tuple[Any, Any]], arguments: argparse.Namespace) -> int:
-    plotting.check_path(arguments.output)  # before the work
+    check_path(arguments.output)  # before the work
     curves, figure = draw(arguments, (arguments.noise_multiplier, *run_of_options(arguments)))
-    plotting.save_figure(figure, arguments.output)
+    save_figure(figure, arguments.output)
     print(json.dumps(_as_plain(curves), allow_nan=False) if arguments.json else f"wrote {arguments.output}")
     return 0
 

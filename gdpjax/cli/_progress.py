@@ -40,5 +40,5 @@ class Progress:
             filled = WIDTH * self._done // self._total
             bar = "#" * filled + "-" * (WIDTH - filled)
             # the blanks wipe out what was longer before
-            self._stream.write(f"\r[{bar}] {self._done}/{self._total} rows  {note:<32}")
+            self._stream.write(f"\r[{bar}] {self._done}/{self._total} rows  {note:<40}")
             self._stream.flush()
