@@ -252,11 +252,13 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     Raises:
         ValueError: matplotlib is not installed.
 
-    >>> plot_tradeoff(tradeoff_curves(1.0, 0.01, 100, 1e-5, num_points=8)).axes[0].get_xlabel()
-    'type I error $\\\\alpha$'
+    >>> x = np.array([0.0, 0.5, 1.0])
+    >>> private = TradeoffCurves(x, Bounds(1 - x, 1 - x), 1 - x, 1 - x, 1 - x, Bounds(0.0, 0.0), 1e-5, 0.0, 0.0)
+    >>> plot_tradeoff(private).axes[0].get_ylim()
+    (0.0, 1.0)
     """
     with _figure(3.75) as (figure, axes):
-        shown = (curves.alpha >= curves.delta / 100) & (curves.alpha < 1) if log else slice(None)
+        shown = (curves.alpha > 0) & (curves.alpha < 1) if log else slice(None)
         alpha = curves.alpha[shown]
 
         def height(beta: np.ndarray) -> np.ndarray:
@@ -277,7 +279,8 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
         }
         axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$")
         if log:
-            axes.set(xscale="log", yscale="log", xlim=(alpha[0], 1), ylim=(alpha[0], 1.4))
+            least = min(1e-3, curves.delta / 100)
+            axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.4))
             axes.set(ylabel=r"power $1 - \beta$")
         else:
             axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -299,7 +302,8 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     Raises:
         ValueError: matplotlib is not installed.
 
-    >>> plot_epsilon(epsilon_curves(1.0, 0.01, 100, 1e-5, num_points=8)).axes[0].get_xlabel()
+    >>> x = np.array([1.0, 2.0])
+    >>> plot_epsilon(EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x)).axes[0].get_xlabel()
     'number of steps'
     """
     with _figure(3.0) as (figure, axes):

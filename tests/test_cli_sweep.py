@@ -358,7 +358,7 @@ def test_progress_is_for_terminals():
         progress.advance(72)
     frames = stream.getvalue().rstrip("\n").split("\r")[1:]
     assert [frame.split("rows")[0].split("]")[1].strip() for frame in frames] == ["64/200", "128/200", "200/200"]
-    assert len({len(frame.rstrip(' ')) <= len(frames[-1]) for frame in frames}) == 1  # each wipes out the last
+    assert len({len(frame.rstrip(" ")) <= len(frames[-1]) for frame in frames}) == 1  # each wipes out the last
     assert "rows/s, 0:00:00 left" in frames[-1]
     for silent, done in ((io.StringIO(), 0), (Terminal(), 200)):
         with Progress(silent, total=200, done=done):
