@@ -2,8 +2,8 @@
 
 import concurrent.futures
 import queue
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
 
 import jax
 
@@ -11,7 +11,7 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
-def map_over_devices(function: Callable[[Piece], Result], pieces: Iterable[Piece]) -> Iterator[Result]:
+def map_over_devices(function: Callable[[Piece], Result], pieces: Iterable[Piece]) -> Generator[Result]:
     """function(piece) for every piece, in order, one thread a device; each device takes the next piece when it is free.
 
     Rows of an accounting grid differ in cost by two orders of magnitude, so that a fixed division would leave devices
@@ -19,7 +19,7 @@ def map_over_devices(function: Callable[[Piece], Result], pieces: Iterable[Piece
     Closing the iterator drops what has not been started.
     """
     devices = jax.local_devices()
-    free: queue.SimpleQueue[jax.Device] = queue.SimpleQueue()
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for device in devices:
         free.put(device)
 

@@ -82,7 +82,7 @@ def _parse_piece(piece: str, whole: bool) -> list[float]:
 
 def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Grid:
     """Every row of the file (one empty row without a file) with every combination of ``options``."""
-    table = read_table(path) if path else Table([], [Cells("combination 0", [])], [])
+    table = read_table(path) if path else Table([], [Cells("", [])], [])
     columns = [*table.columns, *options]
     _check_columns(columns, str(path) if path else None)
     size = len(table.rows) * math.prod(len(values) for values in options.values())
@@ -91,15 +91,17 @@ def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Gri
     derived = [name for name in ("sampling_prob", "num_steps") if name not in columns]
     bad, cells, runs = list(table.bad), [], []
     texts = [[_format(name, value) for value in values] for name, values in options.items()]
-    for number, (row, *more) in enumerate(itertools.product(table.rows, *texts), start=1):
-        place = row.place if path else f"combination {number}"
+    combinations = [list(combination) for combination in itertools.product(*texts)]
+    for row, (number, more) in itertools.product(table.rows, enumerate(combinations, start=1)):
+        given = [*row.cells, *more]
         try:
-            values = _resolve(columns, [*row.cells, *more])
+            values = _resolve(columns, given)
         except ValueError as error:
-            bad.append(BadRow(place, str(error)))
+            bad.append(BadRow(row.place if path else f"combination {number}", str(error)))
             continue
-        given = zip(columns, [*row.cells, *more], strict=True)
-        text = [_format(name, values[name]) if name in values else cell for name, cell in given]
+        text = [
+            _format(name, values[name]) if name in values else cell for name, cell in zip(columns, given, strict=True)
+        ]
         cells.append(text + [_format(name, values[name]) for name in derived])
         runs.append([values[name] for name in ("noise_multiplier", "sampling_prob", "num_steps", "delta")])
     bad.sort(key=lambda row: int(row.place.split()[1]))

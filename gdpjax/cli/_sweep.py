@@ -130,13 +130,14 @@ def _compute(output: Output, grid: Grid, kept: int, piece: int) -> None:
 def evaluate(runs: np.ndarray, with_mu: bool) -> list[list[str]]:
     """The results of at most `PIECE` runs, [n, 4] as `Grid.runs`, as text in the order of the columns."""
     count = len(runs)
-    padded = np.pad(runs, [(0, PIECE - count), (0, 0)], mode="edge").T  # one shape, one compilation
-    bounds = epsilon_bounds(*runs.T)
-    clt = clt_epsilon(*padded)[:count]
-    reliable = proves_reliable(bounds, clt)
-    columns = [clt_mu_poisson(*padded[:3]), clt, reliable, *bounds, moments_accountant_epsilon(*padded)]
+    noise, prob, steps, delta = np.pad(runs, [(0, PIECE - count), (0, 0)], mode="edge").T  # one shape, one compilation
+    mu, clt = clt_mu_poisson(noise, prob, steps), clt_epsilon(noise, prob, steps, delta)[:count]
+    moments = moments_accountant_epsilon(noise, prob, steps, delta)
+    noise, prob, steps, delta = runs.T
+    bounds = epsilon_bounds(noise, prob, steps, delta)
+    columns = [mu, clt, proves_reliable(bounds, clt), *bounds, moments]
     if with_mu:
-        columns += [mu_bounds(*runs.T[:3], MU_FAILURE).upper, np.full(count, MU_FAILURE)]
+        columns += [mu_bounds(noise, prob, steps, MU_FAILURE).upper, np.full(count, MU_FAILURE)]
     rows = zip(*(column[:count].tolist() for column in columns), strict=True)
     return [[str(value).lower() for value in row] for row in rows]
 
