@@ -175,6 +175,8 @@ def test_bad_rows_are_reported_with_their_line_and_the_others_written(tmp_path, 
     for line, (number, reason) in zip(lines, REASONS.items(), strict=True):
         assert line.startswith(f"gdpjax sweep: left out: {path}, line {number}: {reason}")
     rows = read(output)
+    given = ["name", "num_examples", "batch_size", "epochs", "noise_multiplier", "delta"]
+    assert list(rows[0]) == [*given, "sampling_prob", "num_steps", *RESULTS]
     assert [list(row.values())[:8] for row in rows] == [
         ["good", "60000", "256", "15", "1.3", "1e-05", repr(256 / 60000), "3516"],
         ["label, quoted", "60000", "512", "15", "0.7", "1e-05", repr(512 / 60000), "1758"],
