@@ -12,6 +12,7 @@ from gdpjax import plotting
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import epsilon_bounds, gdp_tradeoff
 from gdpjax.cli import main
+from gdpjax.plotting import _draw
 
 MNIST_RUN = (0.6, 256 / 60_000, 100)  # the CLT is far off here, on either side
 RUN_OPTIONS = ["--noise-multiplier", "0.6", "--num-examples", "60000", "--batch-size", "256", "--num-steps", "100"]
@@ -103,7 +104,7 @@ def test_legends_say_the_standing(tradeoff, steps):
 
 
 def test_curves_differ_in_grey():
-    styles = [plotting._DASHED, plotting._DASH_DOTTED, plotting._DOTTED]
+    styles = [_draw._DASHED, _draw._DASH_DOTTED, _draw._DOTTED]
     assert len({style["linestyle"] for style in styles} | {"solid"}) == 4
 
 

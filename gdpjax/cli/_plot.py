@@ -12,13 +12,13 @@ import numpy as np
 from gdpjax.cli._report import add_json_option, plain
 from gdpjax.cli._runs import add_run_options, run_of_options
 from gdpjax.plotting import (
-    check_path,
     epsilon_curves,
     plot_epsilon,
     plot_tradeoff,
     save_figure,
     tradeoff_curves,
 )
+from gdpjax.plotting._draw import check_path
 
 
 def add_parser(commands: Any) -> None:
