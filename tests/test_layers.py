@@ -59,18 +59,31 @@ def test_programs_use_public_names_only(folder: str) -> None:
             assert not any(piece.startswith("_") for piece in name.split(".")), f"{path} imports private {name}"
 
 
-def test_core_does_not_import_flax_or_extras() -> None:
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
-            names = [module] if module else [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            for name in names:
-                allowed = {"jax", "numpy", "scipy", "optax", "gdpjax"}
-                top = (name or "").split(".")[0]
-                assert top in allowed or top in STANDARD, f"{path} imports {top}"
+def imports_with_place(tree: ast.Module) -> list[tuple[str, bool]]:
+    """Top-level package of every import, and whether it waits until a function runs (or only a type checker reads)."""
+    lazy = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.If)]
+    inside = {id(node) for outer in lazy for node in ast.walk(outer)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name.split(".")[0], id(node) in inside) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(((node.module or "").split(".")[0], id(node) in inside))
+    return found
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
+    allowed = {"jax", "numpy", "scipy", "optax", "gdpjax"} | STANDARD
+    for top, lazy in imports_with_place(ast.parse(path.read_text())):
+        extra = lazy and top in EXTRAS.get(part_of(path), set())
+        assert top in allowed or extra, f"{path} imports {top}"
+
+
+EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}}
+"""Packages that are not required, by the part that may import them when they are needed."""
 STANDARD = {
-    "__future__", "abc", "argparse", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib",
-    "importlib", "inspect", "itertools", "json", "math", "os", "pathlib", "sys", "typing",
+    "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "enum",
+    "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "math", "os", "pathlib", "queue", "sys",
+    "time", "typing",
 }  # fmt: skip

@@ -20,6 +20,11 @@ def test_code_runs_in_order_and_is_short():
     assert 0 < namespace["epsilon_lower"] < namespace["epsilon_upper"] < namespace["epsilon_moments"] < 10
     assert namespace["epsilon_clt"] < namespace["epsilon_upper"]
     assert gdpjax.ledger_of(namespace["opt_state"]).num_steps == namespace["num_steps"]
+    assert namespace["num_runs"] >= 1
+    assert (namespace["one_run"] < namespace["epsilon_of_best"]).all()
+    one_row = {name: values[:1] for name, values in namespace["rows"].items()}
+    tuned = gdpjax.accounting.tuning_epsilon(**one_row, num_steps=1000, delta=1e-5, eta=0.0, gamma=namespace["gamma"])
+    assert tuned[0] <= namespace["epsilon_of_best"] < 10
     assert all(leaf.any() for leaf in jax.tree.leaves(namespace["updates"]))
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import is_traced
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._certified import epsilon_bounds
 from gdpjax.accounting._clt import clt_epsilon
 
@@ -42,6 +42,10 @@ def clt_is_reliable(noise_multiplier: Array, sampling_prob: Array, num_steps: Ar
     (True, False)
     """
     bounds = epsilon_bounds(noise_multiplier, sampling_prob, num_steps, delta)
-    estimate = clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta)
+    return proves_reliable(bounds, clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta))
+
+
+def proves_reliable(bounds: Bounds, estimate: Array) -> Array:
+    """Whether a bracket proves ``estimate`` to be within `TOLERANCE` of the truth, for callers who have both."""
     xp = jnp if is_traced((bounds, estimate)) else np
     return xp.logical_and(estimate >= (1 - TOLERANCE) * bounds.upper, estimate <= (1 + TOLERANCE) * bounds.lower)

@@ -1,0 +1,38 @@
+"""The ``gdpjax`` command: one module a subcommand, each with ``add_parser``.
+
+Every figure is printed with its *standing*: exact, upper bound, or asymptotic estimate. A central-limit figure never
+appears without the sentence that it is not a guarantee, because it may understate the truth. ``--json`` prints one
+object for machines; what would need a delta that was not given is null, and infinite values are the string "inf", since
+JSON has no number for them. Bad input ends with status 2 and one line on the standard error; a sweep that leaves out
+bad rows ends with status 1, and an interrupted one with 130.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from gdpjax.cli import _account, _convert, _plot, _sweep
+from gdpjax.cli._report import CLT_CAVEAT
+
+__all__ = ["CLT_CAVEAT", "main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 on success, 2 (by SystemExit or returned) on bad input."""
+    parser = _Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for module in (_account, _convert, _sweep, _plot):
+        module.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        message = " ".join(str(error).split())
+        print(f"gdpjax {arguments.command}: error: {message}", file=sys.stderr)
+        return 2

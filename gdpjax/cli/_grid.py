@@ -1,0 +1,148 @@
+"""The grid of a sweep: ranges on the command line, a file, or a file combined with ranges."""
+
+import argparse
+import itertools
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT, check
+from gdpjax.accounting._gdp import DELTA
+from gdpjax.cli._runs import RUN_OPTIONS, resolve_run
+from gdpjax.cli._tables import BadRow, Cells, Table, read_table
+
+QUANTITIES = ("noise_multiplier", *RUN_OPTIONS, "delta")
+"""The columns that a grid may have, apart from labels that are carried along."""
+WHOLE = ("num_examples", "num_steps")
+MOST_ROWS = 1_000_000
+DOMAINS = {
+    "noise_multiplier": POSITIVE,
+    "num_examples": COUNT,
+    "batch_size": POSITIVE,
+    "sampling_prob": UNIT,
+    "epochs": NONNEGATIVE,
+    "num_steps": COUNT,
+    "delta": DELTA,
+}
+
+
+class Grid(NamedTuple):
+    """The rows that can be computed.
+
+    Fields:
+        columns: names of the input columns, those that were derived last.
+        cells: the text of each row in these columns.
+        runs: float64 [n, 4]: noise_multiplier, sampling_prob, num_steps, delta.
+        bad: the rows that were left out.
+    """
+
+    columns: list[str]
+    cells: list[list[str]]
+    runs: np.ndarray
+    bad: list[BadRow]
+
+
+def parse_values(name: str, text: str) -> list[float]:
+    """The values of a quantity in "a,b,start:stop:count,start:stop:logcount", in that order, without repetitions.
+
+    >>> parse_values("noise_multiplier", "0.5,1:2:3,1:100:log3")
+    [0.5, 1.0, 1.5, 2.0, 10.0, 100.0]
+    """
+    try:
+        values = [value for piece in text.split(",") for value in _parse_piece(piece.strip(), name in WHOLE)]
+    except ValueError as error:
+        expected = "numbers, start:stop:count or start:stop:logcount, separated by commas"
+        raise argparse.ArgumentTypeError(f"expected {expected}; got {text!r} ({error})") from None
+    try:
+        check(name, values, DOMAINS[name])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).rpartition(" at index")[0] or str(error)) from None
+    return list(dict.fromkeys(values))
+
+
+def _parse_piece(piece: str, whole: bool) -> list[float]:
+    if ":" not in piece:
+        return [float(piece)]
+    start, stop, count = piece.split(":")
+    logarithmic = count.startswith("log")
+    number, low, high = int(count.removeprefix("log")), float(start), float(stop)
+    if not 2 <= number <= MOST_ROWS:
+        raise ValueError(f"a range has 2 to {MOST_ROWS} values")
+    if not (abs(low) < math.inf and abs(high) < math.inf):
+        raise ValueError("a range has finite ends")
+    if logarithmic and not (low > 0 and high > 0):
+        raise ValueError("a log range has ends above 0")
+    values = (np.geomspace if logarithmic else np.linspace)(low, high, number)
+    # 12 digits are more than anybody means, and 0.3 reads better than 0.30000000000000004
+    return [float(round(value)) if whole else float(f"{value:.12g}") for value in values]
+
+
+def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Grid:
+    """Every row of the file (one empty row without a file) with every combination of ``options``."""
+    table = read_table(path) if path else Table([], [Cells("", [])], [])
+    columns = [*table.columns, *options]
+    _check_columns(columns, str(path) if path else None)
+    size = len(table.rows) * math.prod(len(values) for values in options.values())
+    if size > MOST_ROWS:
+        raise ValueError(f"the grid has {size} rows; at most {MOST_ROWS} are computed in one sweep")
+    derived = [name for name in ("sampling_prob", "num_steps") if name not in columns]
+    bad, cells, runs = list(table.bad), [], []
+    texts = [[_format(name, value) for value in values] for name, values in options.items()]
+    combinations = [list(combination) for combination in itertools.product(*texts)]
+    for row, (number, more) in itertools.product(table.rows, enumerate(combinations, start=1)):
+        given = [*row.cells, *more]
+        try:
+            values = _resolve(columns, given)
+        except ValueError as error:
+            bad.append(BadRow(row.place if path else f"combination {number}", str(error)))
+            continue
+        text = [
+            _format(name, values[name]) if name in values else cell for name, cell in zip(columns, given, strict=True)
+        ]
+        cells.append(text + [_format(name, values[name]) for name in derived])
+        runs.append([values[name] for name in ("noise_multiplier", "sampling_prob", "num_steps", "delta")])
+    bad.sort(key=lambda row: int(row.place.split()[1]))
+    return Grid([*columns, *derived], cells, np.array(runs, np.float64).reshape(-1, 4), bad)
+
+
+def _resolve(columns: Sequence[str], cells: Sequence[str]) -> dict[str, float]:
+    """All the quantities of a row, given and derived; ValueError where it describes no run."""
+    values: dict[str, float] = {}
+    for name, cell in zip(columns, cells, strict=True):
+        if name in QUANTITIES:
+            try:
+                values[name] = float(cell)
+            except ValueError:
+                got = repr(cell) if cell else "an empty cell"
+                raise ValueError(f"{name} must be a number, got {got}") from None
+            check(name, values[name], DOMAINS[name])
+    values["sampling_prob"], values["num_steps"] = resolve_run(values)
+    return values
+
+
+def _check_columns(columns: Sequence[str], path: str | None) -> None:
+    def fail(problem: str) -> NoReturn:
+        where = f"the columns of {path} and the options" if path else "the options"
+        raise ValueError(f"{where} {problem}; got {', '.join(columns) or 'none'}")
+
+    given = set(columns)
+    for name in columns:
+        if columns.count(name) > 1:
+            fail(f"give {name} twice")
+    for name in ("noise_multiplier", "delta"):
+        if name not in given:
+            fail(f"must give {name}")
+    pair = {"num_examples", "batch_size"}
+    if (given & pair != pair) if "sampling_prob" not in given else (given & pair):
+        fail("must give either sampling_prob, or both num_examples and batch_size")
+    if ("num_steps" in given) == ("epochs" in given):
+        fail("must give either num_steps or epochs")
+
+
+def _format(name: str, value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    whole = name in WHOLE or name in ("batch_size", "epochs")
+    return str(int(value)) if whole and abs(value) < 2**53 and value == int(value) else repr(float(value))

@@ -1,0 +1,212 @@
+"""The curves of a picture, as arrays, each with its standing.
+
+The supporting curve f_{epsilon, delta}(alpha) = max(0, 1 - delta - e^epsilon alpha, e^{-epsilon} (1 - delta - alpha))
+at the certified upper epsilon lies below f, and at the true epsilon it touches. A certified mu is a statement with a
+failure probability d: f >= G_mu (x) f_{0,d}, which is (1 - d) G_mu(alpha / (1 - d)), and 0 beyond 1 - d.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, Domain, check, check_scalar
+from gdpjax._core.types import Bounds
+from gdpjax.accounting import (
+    clt_epsilon,
+    clt_mu_poisson,
+    epsilon_bounds,
+    gdp_tradeoff,
+    moments_accountant_epsilon,
+    mu_bounds,
+    tradeoff_bounds,
+)
+from gdpjax.accounting._gdp import DELTA
+
+MU_FAILURE = 1e-10
+"""Failure probability of the certified mu."""
+
+
+class TradeoffCurves(NamedTuple):
+    """The trade-off curve of one run and the curves it is compared with, at the points ``alpha``.
+
+    Fields:
+        alpha: type I errors, increasing from 0 to 1, float64 [n].
+        curve: certified bracket on the trade-off curve f, the least type II error.
+        approximate_dp: f_{epsilon, delta} at the upper end of ``epsilon``; certified to lie below f.
+        gaussian_certified: G_mu at ``mu_upper``, lowered by the failure probability; certified to lie below f.
+        gaussian_clt: G_mu at ``mu_clt``; asymptotic, may lie on either side of f.
+        epsilon: certified bracket at ``delta``.
+        delta: as given.
+        mu_upper: certified mu with failure probability `MU_FAILURE`.
+        mu_clt: asymptotic mu.
+    """
+
+    alpha: np.ndarray
+    curve: Bounds
+    approximate_dp: np.ndarray
+    gaussian_certified: np.ndarray
+    gaussian_clt: np.ndarray
+    epsilon: Bounds
+    delta: float
+    mu_upper: float
+    mu_clt: float
+
+
+class EpsilonCurves(NamedTuple):
+    """Epsilon against the number of steps by every accountant.
+
+    Fields:
+        num_steps: increasing whole numbers, float64 [n].
+        delta: as given.
+        certified: bracket on the true epsilon.
+        moments_accountant: upper bound.
+        moments_accountant_classic: upper bound, with the conversion of the papers that introduced it.
+        clt: asymptotic, may understate.
+    """
+
+    num_steps: np.ndarray
+    delta: float
+    certified: Bounds
+    moments_accountant: np.ndarray
+    moments_accountant_classic: np.ndarray
+    clt: np.ndarray
+
+
+def tradeoff_curves(
+    noise_multiplier: float, sampling_prob: float, num_steps: float, delta: float, *, num_points: int = 96
+) -> TradeoffCurves:
+    """The trade-off curve of DP-SGD with Poisson sampling, and what it is compared with.
+
+    Formula: see the module docstring.
+
+    Args:
+        noise_multiplier: stddev of the noise / sensitivity, > 0.
+        sampling_prob: probability in [0, 1] that an example joins a batch.
+        num_steps: whole number >= 1 of steps.
+        delta: probability strictly between 0 and 1.
+        num_points: about the number of alphas, >= 8; the smallest is delta / 100 or less.
+
+    Returns:
+        `TradeoffCurves`, with the standing of each curve.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Sections 2 and 3.
+
+    >>> curves = tradeoff_curves(1.0, 0.01, 100, 1e-5, num_points=8)
+    >>> bool((curves.approximate_dp <= curves.curve.upper).all())
+    True
+    """
+    _check_run(noise_multiplier, sampling_prob, num_steps, delta, num_points)
+    run = noise_multiplier, sampling_prob, num_steps
+    epsilon = Bounds(*(float(end) for end in epsilon_bounds(*run, delta)))
+    alpha = _alphas(num_points, epsilon.upper, delta)
+    mu_upper, mu_clt = float(mu_bounds(*run, MU_FAILURE).upper), float(clt_mu_poisson(*run))
+    inside = np.minimum(alpha / (1 - MU_FAILURE), 1.0)
+    return TradeoffCurves(
+        alpha=alpha,
+        curve=tradeoff_bounds(*run, alpha),
+        approximate_dp=approximate_dp_tradeoff(alpha, epsilon.upper, delta),
+        gaussian_certified=(1 - MU_FAILURE) * gdp_tradeoff(inside, mu_upper),
+        gaussian_clt=gdp_tradeoff(alpha, mu_clt),
+        epsilon=epsilon,
+        delta=float(delta),
+        mu_upper=mu_upper,
+        mu_clt=mu_clt,
+    )
+
+
+def epsilon_curves(
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: float,
+    delta: float,
+    *,
+    num_points: int = 48,
+    log: bool = False,
+) -> EpsilonCurves:
+    """Epsilon of the first T steps of a DP-SGD run with Poisson sampling, T = 1 to num_steps, by every accountant.
+
+    Args:
+        noise_multiplier: stddev of the noise / sensitivity, > 0.
+        sampling_prob: probability in [0, 1] that an example joins a batch.
+        num_steps: whole number >= 1, the largest number of steps.
+        delta: probability strictly between 0 and 1.
+        num_points: at most this many numbers of steps, >= 8.
+        log: spaced evenly in the logarithm.
+
+    Returns:
+        `EpsilonCurves`, with the standing of each curve.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference: `gdpjax.accounting`, function by function.
+
+    >>> curves = epsilon_curves(1.0, 0.01, 100, 1e-5, num_points=8)
+    >>> bool((curves.certified.upper <= curves.moments_accountant).all())
+    True
+    """
+    _check_run(noise_multiplier, sampling_prob, num_steps, delta, num_points)
+    # epsilon grows like a square root, so that without logarithms squares are spaced evenly to the eye
+    spaced = np.geomspace(1, num_steps, num_points) if log else num_steps * np.linspace(0, 1, num_points) ** 2
+    steps = np.unique(np.maximum(np.round(spaced), 1.0))
+    run = noise_multiplier, sampling_prob, steps, delta
+    return EpsilonCurves(
+        num_steps=steps,
+        delta=float(delta),
+        certified=epsilon_bounds(*run),
+        moments_accountant=moments_accountant_epsilon(*run),
+        moments_accountant_classic=moments_accountant_epsilon(*run, conversion="classic"),
+        clt=clt_epsilon(*run),
+    )
+
+
+def approximate_dp_tradeoff(alpha: Any, epsilon: float, delta: float) -> np.ndarray:
+    """The trade-off curve that (epsilon, delta)-DP is.
+
+    Formula: f(alpha) = max(0, 1 - delta - e^epsilon alpha, e^{-epsilon} (1 - delta - alpha)).
+
+    Args:
+        alpha: type I errors in [0, 1], any shape.
+        epsilon: >= 0 in nats, inf allowed.
+        delta: in [0, 1].
+
+    Returns:
+        f(alpha), of the shape of alpha; exact.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference: Wasserman and Zhou, arXiv:0811.2501; Dong, Roth and Su, arXiv:1905.02383, Proposition 2.5.
+
+    >>> print(approximate_dp_tradeoff([0.0, 0.25, 1.0], 0.0, 0.5))
+    [0.5  0.25 0.  ]
+    """
+    check("alpha", alpha, UNIT)
+    check("epsilon", epsilon, EXTENDED_NONNEGATIVE)
+    check("delta", delta, UNIT)
+    alpha = np.asarray(alpha, np.float64)
+    steep = 1.0 - delta - np.exp(min(epsilon, 700.0)) * alpha
+    return np.maximum(np.maximum(steep, np.exp(-epsilon) * (1.0 - delta - alpha)), 0.0)
+
+
+def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any, delta: Any, num_points: Any) -> None:
+    check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
+    check_scalar("sampling_prob", sampling_prob, UNIT)
+    check_scalar("num_steps", num_steps, COUNT)
+    check_scalar("delta", delta, DELTA)
+    check_scalar("num_points", num_points, Domain("a whole number >= 8", lambda x: (x >= 8) & (x == x // 1)))
+
+
+def _alphas(num_points: int, epsilon: float, delta: float) -> np.ndarray:
+    """0, 1, the kinks of f_{epsilon, delta}, and in between evenly spaced quantiles of the normal distribution.
+
+    Gaussian trade-off curves are straight lines in these, so that every part of them is resolved alike.
+    """
+    lowest = min(1e-6, delta / 100)
+    spaced = ndtr(np.linspace(ndtri(lowest), -ndtri(lowest), num_points))
+    kink = (1.0 - delta) * np.exp(-np.logaddexp(0.0, epsilon))
+    return np.unique(np.concatenate([[0.0, kink, 1.0 - delta, 1.0], spaced]))

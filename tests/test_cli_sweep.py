@@ -1,0 +1,422 @@
+"""``gdpjax sweep``: the grid, bad rows, the numbers, stopping and resuming, Parquet, devices."""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from gdpjax.accounting import (
+    clt_epsilon,
+    clt_is_reliable,
+    clt_mu_poisson,
+    epsilon_bounds,
+    moments_accountant_epsilon,
+    mu_bounds,
+)
+from gdpjax.cli import _sweep, main
+from gdpjax.cli._grid import make_grid, parse_values
+from gdpjax.cli._progress import Progress
+from gdpjax.cli._tables import parse_csv
+
+RESULTS = ["mu_clt", "epsilon_clt", "clt_reliable", "epsilon_lower", "epsilon_upper", "epsilon_moments_accountant"]
+INPUTS = ["noise_multiplier", "sampling_prob", "num_steps", "delta"]
+GRID = ["--noise-multiplier", "1:2:2", "--sampling-prob", "0.01,1", "--num-steps", "10,1000", "--delta", "1e-5"]
+
+
+def sweep(*arguments):
+    """Exit status of the command, with SystemExit turned into its code."""
+    try:
+        return main(["sweep", *map(str, arguments)])
+    except SystemExit as stop:
+        return stop.code
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def fake_accountant(monkeypatch):
+    """Sweeps whose results are the row's own noise multiplier: nothing is compiled. Returns the evaluated pieces."""
+    pieces = []
+
+    def evaluate(runs, with_mu):
+        pieces.append(len(runs))
+        texts = [repr(float(run[0])) for run in runs]
+        return [[text, text, "true", *([text] * (5 if with_mu else 3))] for text in texts]
+
+    monkeypatch.setattr(_sweep, "evaluate", evaluate)
+    return pieces
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("noise_multiplier", "0.5", [0.5]),
+        ("noise_multiplier", "1,0.5,1", [1.0, 0.5]),
+        ("noise_multiplier", "0.1:0.3:3", [0.1, 0.2, 0.3]),
+        ("noise_multiplier", "2:1:3", [2.0, 1.5, 1.0]),
+        ("batch_size", "128:1024:log4", [128.0, 256.0, 512.0, 1024.0]),
+        ("delta", "1e-7:1e-5:log3", [1e-7, 1e-6, 1e-5]),
+        ("num_steps", "1000:10000:log4, 20000", [1000.0, 2154.0, 4642.0, 10000.0, 20000.0]),
+        ("num_steps", "1:2:5", [1.0, 2.0]),
+    ],
+)
+def test_values(name, text, expected):
+    assert parse_values(name, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("--noise-multiplier", "1:2", "expected numbers, start:stop:count or start:stop:logcount"),
+        ("--noise-multiplier", "1:2:1", "a range has 2 to"),
+        ("--noise-multiplier", "0:2:log4", "above 0"),
+        ("--noise-multiplier", "1:inf:4", "finite"),
+        ("--noise-multiplier", "0:2:3", "noise_multiplier must be a finite number > 0, got 0.0"),
+        ("--noise-multiplier", "nan", "noise_multiplier must be a finite number > 0, got nan"),
+        ("--noise-multiplier", "1,,2", "could not convert"),
+        ("--num-steps", "1000.5", "num_steps must be a whole number >= 1, got 1000.5"),
+        ("--delta", "1", "delta must be a number in"),
+        ("--sampling-prob", "1.5", "sampling_prob must be a number in [0, 1], got 1.5"),
+        ("--epochs", "3", "either num_steps or epochs"),
+        ("--batch-size", "3", "either sampling_prob, or both"),
+        ("--noise-multiplier", "1:2:1000001", "a range has 2 to"),
+        ("--delta", "1e-6:1e-5:130000", "at most 1000000"),
+        ("--output", "out.txt", "must end in .csv or .parquet"),
+        ("--input", "missing.csv", "No such file"),
+    ],
+)
+def test_bad_options_are_one_line_and_nothing_is_written(tmp_path, monkeypatch, capsys, option, text, message):
+    monkeypatch.chdir(tmp_path)
+    assert sweep("--output", "out.csv", *GRID, option, text) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_grid_is_the_product_and_the_numbers_are_the_accountants(tmp_path, capsys):
+    output = tmp_path / "out.csv"
+    assert sweep(*GRID, "--output", output) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out == f"{output}: 8 rows\n"
+    rows = read(output)
+    assert list(rows[0]) == [*INPUTS, *RESULTS]
+    runs = [tuple(float(row[name]) for name in INPUTS) for row in rows]
+    assert runs == [(s, p, t, 1e-5) for s in (1, 2) for p in (0.01, 1) for t in (10, 1000)]
+    assert rows[0]["num_steps"] == "10"
+    noise, prob, steps, delta = np.array(runs).T
+    lower, upper = epsilon_bounds(noise, prob, steps, delta)
+    clt = clt_epsilon(noise, prob, steps, delta)
+    moments = moments_accountant_epsilon(noise, prob, steps, delta)
+    expected = {"epsilon_lower": lower, "epsilon_upper": upper, "mu_clt": clt_mu_poisson(noise, prob, steps)}
+    for name, values in (expected | {"epsilon_clt": clt}).items():
+        assert [float(row[name]) for row in rows] == values.tolist()
+    # a sum over orders may be ordered otherwise in a program for another number of rows
+    np.testing.assert_allclose([float(row["epsilon_moments_accountant"]) for row in rows], moments, rtol=1e-13)
+    reliable = clt_is_reliable(noise, prob, steps, delta)
+    assert [row["clt_reliable"] for row in rows] == [str(value).lower() for value in reliable.tolist()]
+    assert set(reliable.tolist()) == {True, False}
+
+
+def test_mu_is_added_on_request():
+    ((*_, upper, failure),) = _sweep.evaluate(np.array([[2.0, 0.01, 10.0, 1e-5]]), with_mu=True)
+    assert float(upper) == mu_bounds(2.0, 0.01, 10, 1e-10).upper
+    assert failure == "1e-10"
+
+
+FILE = """\
+name,num_examples,batch_size,epochs,noise_multiplier
+good,60000,256,15,1.3
+no noise,60000,256,15,0
+text,60000,256,15,x
+empty,60000,,15,1.3
+short,60000,256
+
+nan,60000,256,15,nan
+"stray,60000,256,15,1.3
+big batch,100,256,15,1.3
+fraction,60000.5,256,15,1.3
+no step,60000,256,0,1.3
+"label, quoted",60000,512,15.0,0.70
+"""
+REASONS = {
+    3: "noise_multiplier must be a finite number > 0, got 0.0",
+    4: "noise_multiplier must be a number, got 'x'",
+    5: "batch_size must be a number, got an empty cell",
+    6: "has 3 cells where the header has 5",
+    8: "noise_multiplier must be a finite number > 0, got nan",
+    9: "is not CSV",
+    10: "batch_size must be above 0 and at most num_examples, got 256",
+    11: "num_examples must be a whole number >= 1, got 60000.5",
+    12: "number of steps must be a whole number >= 1, got 0",
+}
+
+
+def test_bad_rows_are_reported_with_their_line_and_the_others_written(tmp_path, capsys, fake_accountant):
+    path, output = tmp_path / "grid.csv", tmp_path / "out.csv"
+    path.write_text(FILE)
+    assert sweep("--input", path, "--delta", "1e-5", "--output", output) == 1
+    captured = capsys.readouterr()
+    assert captured.out == f"{output}: 2 rows; 9 bad rows left out\n"
+    lines = captured.err.splitlines()
+    assert len(lines) == len(REASONS)
+    for line, (number, reason) in zip(lines, REASONS.items(), strict=True):
+        assert line.startswith(f"gdpjax sweep: left out: {path}, line {number}: {reason}")
+    rows = read(output)
+    given = ["name", "num_examples", "batch_size", "epochs", "noise_multiplier", "delta"]
+    assert list(rows[0]) == [*given, "sampling_prob", "num_steps", *RESULTS]
+    assert [list(row.values())[:8] for row in rows] == [
+        ["good", "60000", "256", "15", "1.3", "1e-05", repr(256 / 60000), "3516"],
+        ["label, quoted", "60000", "512", "15", "0.7", "1e-05", repr(512 / 60000), "1758"],
+    ]
+
+
+def test_bad_bytes_spoil_one_line_and_a_mark_of_order_none(tmp_path):
+    table = parse_csv(b"\xef\xbb\xbfa,b\r\n1,2\r\n\xff,2\r\n3,4\r\n", "x.csv")
+    assert table.columns == ["a", "b"]
+    assert [row.place for row in table.rows] == ["line 2", "line 4"]
+    assert [(row.place, row.reason) for row in table.bad] == [("line 3", "is not UTF-8")]
+
+
+def test_bad_rows_in_json(tmp_path, capsys, fake_accountant):
+    path, output = tmp_path / "grid.csv", tmp_path / "out.csv"
+    path.write_text("noise_multiplier,sampling_prob,num_steps\n1,.1,10\n-1,.1,10\n")
+    assert sweep("--input", path, "--delta", "1e-5,1e-6", "--output", output, "--json") == 1
+    result = json.loads(capsys.readouterr().out)
+    assert (result["output"], result["rows"], result["rows_kept"]) == (str(output), 2, 0)
+    assert [row["place"] for row in result["bad_rows"]] == ["line 3", "line 3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("noise_multiplier,sampling_prob,num_steps\n", "no row can be computed"),
+        ("noise_multiplier,sampling_prob,num_steps\n-1,.1,10\n", "no row can be computed"),
+        ("noise_multiplier,sampling_prob\n1,.1\n", "must give either num_steps or epochs"),
+        ("noise_multiplier,sampling_prob,num_steps,delta\n1,.1,10,.1\n", "give delta twice"),
+        ("noise_multiplier,sampling_prob,sampling_prob,num_steps\n1,.1,.2,10\n", "a name of its own"),
+        ("noise_multiplier,sampling_prob,num_steps,batch_size\n1,.1,10,5\n", "either sampling_prob, or both"),
+        ("sampling_prob,num_steps\n.1,10\n", "must give noise_multiplier"),
+        ("noise_multiplier,sampling_prob,num_steps,epsilon_clt\n1,.1,10,1\n", "a result of the sweep"),
+    ],
+)
+def test_useless_files_are_refused_and_nothing_is_written(tmp_path, capsys, fake_accountant, text, message):
+    path, output = tmp_path / "grid.csv", tmp_path / "out.csv"
+    path.write_text(text)
+    assert sweep("--input", path, "--delta", "1e-5", "--output", output) == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
+BIG = [
+    "--noise-multiplier", "1:2:50", "--sampling-prob", "0.1,0.2", "--num-steps", "1:9:2", "--delta", "1e-5",
+]  # fmt: skip
+
+
+def test_resumed_is_uninterrupted_byte_for_byte(tmp_path, capsys, fake_accountant):
+    whole, output = tmp_path / "whole.csv", tmp_path / "out.csv"
+    assert sweep(*BIG, "--output", whole) == 0
+    data = whole.read_bytes()
+    lines = data.splitlines(keepends=True)
+    assert len(lines) == 201
+    assert fake_accountant == [64, 64, 64, 8]
+    for finished, torn, kept in [(0, 0, 0), (63, 0, 0), (64, 7, 64), (130, 1, 128), (200, 0, 200), (199, 9, 192)]:
+        output.write_bytes(b"".join(lines[: 1 + finished]) + lines[-1][:torn])
+        fake_accountant.clear()
+        assert sweep(*BIG, "--output", output, "--resume", "--json") == 0
+        assert output.read_bytes() == data
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows_kept"] == kept
+        assert sum(fake_accountant) == 200 - kept
+    output.unlink()
+    assert sweep(*BIG, "--output", output, "--resume") == 0  # nothing to resume is a start
+    assert output.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--noise-multiplier", "1:2.1:50"], "holds another grid: line 6 is not the row expected there"),
+        (["--noise-multiplier", "1,2"], "has 200 rows, but the grid only 8"),
+        (["--mu"], "has other columns than this sweep"),
+        (["--delta", "2e-5"], "holds another grid: line 2 is not"),
+    ],
+)
+def test_another_grid_is_not_resumed(tmp_path, capsys, fake_accountant, change, message):
+    output = tmp_path / "out.csv"
+    assert sweep(*BIG, "--output", output) == 0
+    data = output.read_bytes()
+    assert sweep(*BIG, *change, "--output", output, "--resume") == 2
+    assert message in capsys.readouterr().err
+    assert output.read_bytes() == data
+
+
+def test_a_damaged_output_is_not_resumed(tmp_path, capsys, fake_accountant):
+    output = tmp_path / "out.csv"
+    assert sweep(*BIG, "--output", output) == 0
+    lines = output.read_text().splitlines(keepends=True)
+    lines[5] = "1.0\n"
+    output.write_text("".join(lines))
+    assert sweep(*BIG, "--output", output, "--resume") == 2
+    assert "is damaged: line 6 has 1 cells" in capsys.readouterr().err
+    assert output.read_text() == "".join(lines)
+
+
+def test_existing_output_is_refused(tmp_path, capsys, fake_accountant):
+    for name in ("out.csv", "out.parquet"):
+        output = tmp_path / name
+        output.write_text("precious")
+        assert sweep(*BIG, "--output", output) == 2
+        assert "exists; continue it with --resume" in capsys.readouterr().err
+        assert sweep(*BIG, "--output", output, "--resume") == 2
+        assert output.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_interruption_keeps_what_is_done(tmp_path, capsys, monkeypatch, fake_accountant, name):
+    whole, output = tmp_path / f"whole{pathlib.Path(name).suffix}", tmp_path / name
+    assert sweep(*BIG, "--output", whole) == 0
+
+    def interrupt(self, rows):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", interrupt)
+        assert sweep(*BIG, "--output", output) == 130
+    captured = capsys.readouterr()
+    assert "--resume" in captured.err
+    work = output if name == "out.csv" else tmp_path / "out.parquet.partial.csv"
+    assert len(read(work)) == 64
+    assert sweep(*BIG, "--output", output) == 2
+    assert sweep(*BIG, "--output", output, "--resume") == 0
+    assert output.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, whole.name])
+    assert sweep(*BIG, "--output", output, "--resume") == 0  # finished already
+    assert output.read_bytes() == whole.read_bytes()
+    assert sweep(*BIG[:-1], "1e-6", "--output", output, "--resume") == 2
+    assert sweep("--noise-multiplier", "1:2:99", *BIG[2:], "--output", output, "--resume") == 2
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_parquet_round_trip(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        _sweep, "evaluate", lambda runs, with_mu: [["0.1", "inf", "true", "0.0", "5e-324", "2.0"] for _ in runs]
+    )
+    path = tmp_path / "grid.csv"
+    path.write_text("name,noise_multiplier,sampling_prob,num_steps\n007,1,.1,10\n,0.7,.1,20\nx,0,.1,20\n")
+    first, second = tmp_path / "first.parquet", tmp_path / "second.csv"
+    assert sweep("--input", path, "--delta", "1e-5", "--output", first) == 1
+    table = pyarrow.parquet.read_table(first)
+    assert [str(field.type) for field in table.schema] == [
+        "string", "double", "double", "int64", "double", "double", "double", "bool", "double", "double", "double",
+    ]  # fmt: skip
+    assert table.column("name").to_pylist() == ["007", ""]
+    assert table.column("num_steps").to_pylist() == [10, 20]
+    assert table.column("epsilon_clt").to_pylist() == [np.inf, np.inf]
+    assert table.column("epsilon_upper").to_pylist() == [5e-324] * 2
+    pyarrow.parquet.write_table(table.select(["name", *INPUTS]), tmp_path / "grid.parquet")
+    assert sweep("--input", tmp_path / "grid.parquet", "--output", second) == 0
+    assert [row["name"] for row in read(second)] == ["007", ""]
+    assert [row["noise_multiplier"] for row in read(second)] == ["1.0", "0.7"]
+
+
+def test_parquet_rows_are_reported_by_number(tmp_path):
+    table = {"noise_multiplier": [1.0, None], "sampling_prob": [0.1, 0.1], "num_steps": [5, 5], "delta": [0.1, 0.1]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "grid.parquet")
+    grid = make_grid(tmp_path / "grid.parquet", {})
+    assert [(row.place, row.reason) for row in grid.bad] == [
+        ("row 2", "noise_multiplier must be a number, got an empty cell")
+    ]
+    assert grid.runs.tolist() == [[1.0, 0.1, 5.0, 0.1]]
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert sweep(*GRID, "--output", tmp_path / "out.parquet") == 2
+    assert "pip install 'gdpjax[parquet]'" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_for_terminals():
+    stream = Terminal()
+    with Progress(stream, total=200, done=64) as progress:
+        progress.advance(64)
+        progress.advance(72)
+    frames = stream.getvalue().rstrip("\n").split("\r")[1:]
+    assert [frame.split("rows")[0].split("]")[1].strip() for frame in frames] == ["64/200", "128/200", "200/200"]
+    assert len({len(frame.rstrip(" ")) <= len(frames[-1]) for frame in frames}) == 1  # each wipes out the last
+    assert "rows/s, 0:00:00 left" in frames[-1]
+    for silent, done in ((io.StringIO(), 0), (Terminal(), 200)):
+        with Progress(silent, total=200, done=done):
+            pass
+        assert silent.getvalue() == ""
+
+
+DEVICES = """
+import threading, time, jax, numpy as np
+from gdpjax.cli._devices import map_over_devices
+assert jax.device_count() == 4
+barrier = threading.Barrier(4, timeout=60)
+def work(i):
+    if i < 4:
+        barrier.wait()  # passes only when all four are at work together
+    time.sleep(0.02 * (i % 3))
+    return i, jax.jit(lambda x: x + 1)(np.float32(i)).devices()
+results = list(map_over_devices(work, range(12)))
+assert [i for i, _ in results] == list(range(12))
+assert set.union(*(devices for _, devices in results)) == set(jax.devices())
+started = []
+for i in map_over_devices(started.append, range(1000)):
+    break
+def fail(i):
+    raise RuntimeError(str(i))
+try:
+    list(map_over_devices(fail, range(8)))
+except RuntimeError as error:
+    assert str(error) == "0"
+print("fine", len(started) < 1000)
+"""
+
+
+def on_devices(number, *command):
+    environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={number}", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *command], check=True, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_pieces_are_spread_over_all_devices_and_stay_in_order():
+    assert on_devices(4, "-c", DEVICES).stdout.split()[0] == "fine"
+
+
+@pytest.mark.slow
+def test_several_devices_write_what_one_writes(tmp_path):
+    outputs = []
+    for number in (1, 4):
+        outputs.append(tmp_path / f"{number}.csv")
+        on_devices(number, "-m", "gdpjax", "sweep", *BIG, "--output", str(outputs[-1]))
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    assert len(read(outputs[0])) == 200
+
+
+def test_help_warns_about_choosing(capsys):
+    assert sweep("--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "choosing among the runs of a sweep costs privacy" in text
+    assert "tuning_epsilon" in text
