@@ -47,7 +47,6 @@ def _scientific(value: float) -> str:
 def _draw_epsilons(axes: Axes, history: list[dict[str, Any]], steps: list[int]) -> None:
     for name, label, color, style in CURVES:
         axes.plot(steps, [record[name] for record in history], style, color=color, label=label, **MARKER)
-    if history[-1]["epsilon_upper"] is not None:
-        lower, upper = ([record[name] for record in history] for name in ("epsilon_lower", "epsilon_upper"))
-        axes.fill_between(steps, lower, upper, color=CERTIFIED_COLOR, alpha=0.3)
-        axes.plot(steps, upper, color=CERTIFIED_COLOR, **MARKER, label="certified interval (upper end)")
+    lower, upper = ([record[name] for record in history] for name in ("epsilon_lower", "epsilon_upper"))
+    axes.fill_between(steps, lower, upper, color=CERTIFIED_COLOR, alpha=0.3)
+    axes.plot(steps, upper, color=CERTIFIED_COLOR, **MARKER, label="certified interval (upper end)")

@@ -4,7 +4,7 @@ Each figure has its own standing:
 
 * the CLT's epsilon is an asymptotic estimate and may understate the truth;
 * the moments accountant's is an upper bound;
-* the certified interval contains the truth, where gdpjax.accounting offers it.
+* the certified interval contains the truth.
 
 A run that may be stopped by an overflowing batch is a mixture: with probability tau anything may happen, otherwise
 the ideal run. Hence delta <= tau + (1 - tau) delta_ideal, and an upper bound on epsilon at delta is the ideal one at
@@ -21,7 +21,7 @@ from gdpjax import accounting
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one run, or its first ``num_steps`` steps, cost. ``epsilon_lower`` and ``upper`` may be unavailable."""
+    """What one run, or its first ``num_steps`` steps, cost."""
 
     noise_multiplier: float
     sampling_prob: float
@@ -32,8 +32,8 @@ class Cost:
     mu_clt: float
     epsilon_clt: float
     epsilon_moments_accountant: float
-    epsilon_lower: float | None
-    epsilon_upper: float | None
+    epsilon_lower: float
+    epsilon_upper: float
 
 
 def effective_delta(delta: float, overflow: float) -> float:
@@ -43,22 +43,14 @@ def effective_delta(delta: float, overflow: float) -> float:
     return (delta - overflow) / (1 - overflow)
 
 
-def certified_epsilon(ledger: Any, delta: float) -> tuple[float, float] | None:
-    """The certified interval of epsilon, or None where gdpjax.accounting has no certified accountant yet."""
-    epsilon_bounds = getattr(accounting, "epsilon_bounds", None)
-    if epsilon_bounds is None:
-        return None
-    bounds = epsilon_bounds(ledger, delta=delta)
-    return float(bounds.lower), float(bounds.upper)
-
-
 def cost_of(opt_state: Any, delta: float) -> Cost:
     """The cost of the steps recorded in ``opt_state``."""
     ledger = gdpjax.ledger_of(opt_state)
     (event,) = ledger.events  # hyperparameters are constant here, and equal steps are one event
+    assert isinstance(event, gdpjax.Event)
     run = (event.noise_multiplier, event.sampling_prob, event.num_steps)
     left = effective_delta(delta, event.overflow)
-    interval = certified_epsilon(ledger, delta)  # pays for the overflow in the ledger itself
+    lower, upper = accounting.epsilon_bounds(ledger, delta=delta)  # pays for the overflow in the ledger itself
     return Cost(
         *run,
         delta=delta,
@@ -67,6 +59,6 @@ def cost_of(opt_state: Any, delta: float) -> Cost:
         mu_clt=float(accounting.clt_mu_poisson(*run)),
         epsilon_clt=float(accounting.clt_epsilon(*run, delta)),
         epsilon_moments_accountant=float(accounting.moments_accountant_epsilon(*run, left)),
-        epsilon_lower=interval[0] if interval else None,
-        epsilon_upper=interval[1] if interval else None,
+        epsilon_lower=float(lower),
+        epsilon_upper=float(upper),
     )

@@ -21,9 +21,7 @@ class SpeedColumn(ProgressColumn):
 def describe(record: dict[str, Any]) -> str:
     """Accuracy and the epsilons so far, each with its standing."""
     text = f"test acc {record['test_accuracy']:.3f}  eps <= {record['epsilon_moments_accountant']:.2f} (MA)"
-    if record["epsilon_upper"] is not None:
-        text += f", certified [{record['epsilon_lower']:.3f}, {record['epsilon_upper']:.3f}]"
-    return text
+    return f"{text}, certified [{record['epsilon_lower']:.3f}, {record['epsilon_upper']:.3f}]"
 
 
 class ProgressObserver:

@@ -4,14 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.keys import SEED_NOTICE
-from experiments.privacy import Cost
 from experiments.training import Result
-
-
-def _interval(cost: Cost) -> tuple[str, str]:
-    if cost.epsilon_upper is None:
-        return "not yet available", "no certified accountant"
-    return f"[{cost.epsilon_lower:.4f}, {cost.epsilon_upper:.4f}]", "certified interval"
 
 
 def result_table(result: Result) -> Table:
@@ -25,7 +18,8 @@ def result_table(result: Result) -> Table:
     table.add_row("mu, CLT", f"{cost.mu_clt:.4f}", "asymptotic estimate")
     table.add_row("epsilon, CLT", f"{cost.epsilon_clt:.4f}", "asymptotic, may understate")
     table.add_row("epsilon, moments accountant", f"{cost.epsilon_moments_accountant:.4f}", "upper bound")
-    table.add_row("epsilon, certified", *_interval(cost), end_section=True)
+    interval = f"[{cost.epsilon_lower:.4f}, {cost.epsilon_upper:.4f}]"
+    table.add_row("epsilon, certified", interval, "certified interval", end_section=True)
     table.add_row("noise_multiplier", f"{cost.noise_multiplier:g}", "noise stddev / sensitivity")
     table.add_row("sampling_prob", f"{cost.sampling_prob:.6f}", f"Poisson, N = {plan.num_examples} public")
     table.add_row("num_steps", f"{cost.num_steps}", f"{plan.epochs} epochs, as planned")
