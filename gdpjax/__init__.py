@@ -30,6 +30,7 @@ __all__ = [
     "dpadam",
     "dpsgd",
     "fresh_key",
+    "ledger",
     "ledger_of",
     "per_example_grad",
     "plotting",
