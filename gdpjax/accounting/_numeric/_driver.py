@@ -74,36 +74,55 @@ def _trivial_upper(run: Run, log_delta: Array) -> Array:
 
 def log_delta_of_run(run: Run, epsilon: Array, width: float = DELTA_WIDTH) -> Answer:
     """The bracket on log delta, the larger of the two directions, of a run."""
+    return jax.tree.map(lambda leaf: leaf[0], log_deltas_of_run(run, epsilon[None], width))
+
+
+def log_deltas_of_run(run: Run, epsilon: Array, width: float = DELTA_WIDTH) -> Answer:
+    """The same at several epsilon [n] that are close enough to share a contour."""
 
     def direction(best: Answer, sign: Array) -> tuple[Answer, None]:
-        return _worse(best, direction_log_delta(run.towards(sign), epsilon, best.lower, width)), None
+        return _worse(best, direction_log_deltas(run.towards(sign), epsilon, best.lower, width)), None
 
     nothing = jnp.full_like(epsilon, -jnp.inf)
     return jax.lax.scan(direction, Answer(nothing, nothing, nothing), jnp.array(run.signs))[0]
 
 
-def direction_log_delta(run: Run, epsilon: Array, against: Array, target: float = DELTA_WIDTH) -> Answer:
-    """One direction; the bracket need not be tight once its upper end is below ``against``."""
+def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float = DELTA_WIDTH) -> Answer:
+    """One direction; a bracket need not be tight once its upper end is below ``against``.
+
+    The contour is made for the middle of the points, then for the one with the widest bracket.
+    """
+    middle = epsilon.shape[0] // 2
+
+    def too_wide(now: Answer) -> Array:
+        return (now.upper - now.lower > target) & (now.upper > jnp.maximum(against, -690.0))
 
     def body(state: tuple[Array, Answer]) -> tuple[Array, Answer]:
         i, old = state
+        worst = jnp.argmax(jnp.where(too_wide(old), old.upper - old.lower, -1.0))
+        at = jnp.where(i == 0, middle, worst)
         guess = jnp.clip(old.estimate, -690.0, -1e-12)
-        width = jnp.clip(0.3 * (against - guess), target, 1.0)
-        plan = _plan.make_plan(run, _plan.windows(run, guess), epsilon, guess, width, of_delta=True)
-        new, estimate = _solve.log_delta_bracket(run, plan)
+        width = jnp.clip(0.3 * (against[at] - guess[at]), target, 1.0)
+        # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
+        window = _plan.windows(run, jnp.where(i == 0, jnp.min(guess), guess[at]))
+        plan = _plan.make_plan(run, window, epsilon[at], guess[at], width, of_delta=True)
+        new, estimate = _solve.log_delta_bracket(run, plan, epsilon)
         # No lower bound: the window may have been too narrow for a delta this small.
         estimate = jnp.where(new.lower > -jnp.inf, estimate, jnp.fmin(estimate, 1.6 * guess))
+        better = new.upper - new.lower < old.upper - old.lower
+        estimate = jnp.where(better | (np.arange(epsilon.shape[0]) == at), estimate, old.estimate)
         return i + 1, Answer(jnp.maximum(old.lower, new.lower), jnp.minimum(old.upper, new.upper), estimate)
 
     def unfinished(state: tuple[Array, Answer]) -> Array:
         i, now = state
-        return (i < TRIES) & (now.upper - now.lower > target) & (now.upper > jnp.maximum(against, -690.0))
+        return (i < TRIES + 2 * (epsilon.shape[0] - 1)) & jnp.any(too_wide(now))
 
     # No loss exceeds the largest, and delta is zero beyond it.
     steps = run.steps
     bounded = (steps.sign[0] < 0) & (not steps.symmetric) | (jnp.sum(steps.num_steps) == 0)
     beyond = bounded & (epsilon > largest_loss(run))
     nothing = jnp.full_like(epsilon, -jnp.inf)
-    start = Answer(nothing, jnp.where(beyond, nothing, 0.0), _plan.guess_log_delta(run, epsilon))
+    guess = _plan.guess_log_delta(run, epsilon[middle])
+    start = Answer(nothing, jnp.where(beyond, nothing, 0.0), jnp.broadcast_to(guess, epsilon.shape))
     _, answer = jax.lax.while_loop(unfinished, body, (np.int32(0), start))
     return answer._replace(estimate=jnp.clip(answer.estimate, answer.lower, answer.upper))

@@ -48,20 +48,23 @@ def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, Array]:
     return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
 
 
-def log_delta_bracket(run: Run, plan: Plan) -> tuple[Bounds, Array]:
-    """A certified bracket on log delta of one direction at plan.epsilon, and an estimate inside it."""
-    contour = plan.contour
+def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Array]:
+    """Certified brackets on log delta of one direction at each epsilon [n], near plan.epsilon, and estimates inside."""
+    contour, origin = plan.contour, plan.epsilon
     data = _line.transform(run, plan.window, contour)
-    sums = _contour.make_sums(("upper", "lower"), data, contour, plan.epsilon)
-    epsilon = jnp.broadcast_to(plan.epsilon, (2,))
-    upper, lower = _contour.log_delta_bounds(data, contour, sums, plan.epsilon, epsilon)
-    value, _ = _contour.evaluate(sums, jnp.zeros(2))
-    guess = data.log_size - contour.theta * plan.epsilon + jnp.log(jnp.maximum(jnp.mean(value), 1e-300))
-    chernoff = data.log_size + data.log_size_error + _contour.log_peak(contour.theta) - contour.theta * plan.epsilon
-    chernoff = jnp.logaddexp(chernoff + 1e-12 * (1.0 + jnp.abs(chernoff)), jnp.log(data.lost))
-    lower = jnp.where(jnp.isnan(lower), -jnp.inf, lower)
-    bounds = Bounds(lower, jnp.fmin(jnp.fmin(upper, chernoff), 0.0))
-    return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
+    sums = _contour.make_sums(("upper", "lower"), data, contour, origin)
+
+    def one(epsilon: Array) -> tuple[Bounds, Array]:
+        both = jnp.broadcast_to(epsilon, (2,))
+        upper, lower = _contour.log_delta_bounds(data, contour, sums, origin, both)
+        value, _ = _contour.evaluate(sums, both - origin)
+        guess = data.log_size - contour.theta * epsilon + jnp.log(jnp.maximum(jnp.mean(value), 1e-300))
+        chernoff = data.log_size + data.log_size_error + _contour.log_peak(contour.theta) - contour.theta * epsilon
+        chernoff = jnp.logaddexp(chernoff + 1e-12 * (1.0 + jnp.abs(chernoff)), jnp.log(data.lost))
+        bounds = Bounds(jnp.where(jnp.isnan(lower), -jnp.inf, lower), jnp.fmin(jnp.fmin(upper, chernoff), 0.0))
+        return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
+
+    return jax.vmap(one)(epsilon)
 
 
 def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tuple[Array, Array]:

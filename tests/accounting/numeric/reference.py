@@ -55,7 +55,8 @@ def _epsilon(sigma, p, steps, sign, log_delta):
 
 def _log_delta(sigma, p, steps, sign, epsilon):
     one = Run(Step(sigma[None], p[None], steps[None], sign[None], jnp.ones(1)))
-    return _driver.direction_log_delta(one, epsilon, jnp.full_like(epsilon, -jnp.inf))
+    answer = _driver.direction_log_deltas(one, epsilon[None], jnp.full(1, -jnp.inf))
+    return jax.tree.map(lambda leaf: leaf[0], answer)
 
 
 def direction_epsilon(sigma, p, steps, direction, delta):
