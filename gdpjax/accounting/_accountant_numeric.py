@@ -26,6 +26,7 @@ from gdpjax._core.checks import (
     UNIT,
     WHOLE,
     Domain,
+    at_once,
     check,
     check_broadcast,
     is_traced,
@@ -158,7 +159,7 @@ def _upper_end(of_runs: Any, of_phases: Any, state: Phases, name: str, query: Ar
     if not is_traced((state, query)):
         columns = tuple(np.asarray(column, np.float64) for column in columns)
         check("noise_multiplier", columns[0], POSITIVE)
-        with jax.ensure_compile_time_eval():
+        with at_once():
             used = np.sum(columns[2] > 0, axis=-1)
             if (used <= 1).all():  # an unused row has sampling_prob 0, which reveals nothing in any number of steps
                 noise, prob, steps = (column[..., 0] for column in columns)

@@ -36,6 +36,7 @@ from gdpjax._core.checks import (
     POSITIVE,
     UNIT,
     Domain,
+    at_once,
     check,
     check_broadcast,
     float64_function,
@@ -177,7 +178,7 @@ class _Steps(NamedTuple):
 
     def on_host(self, goal: Array, chance: Array, *run: Array) -> Answer:
         """The answer for many elements; each round evaluates the unfinished ones."""
-        with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
+        with np.errstate(all="ignore"), at_once():
             state = self.begin(np, goal, chance, *run)
             upper = np.zeros_like(goal)
             while not state.done.all():
