@@ -39,7 +39,7 @@ import numpy as np
 
 from gdpjax._core.types import Array
 
-TOLERANCE = 1e-4
+TOLERANCE = 2e-6
 """Relative width at which a secant search ends."""
 _ALMOST = 0.9 * TOLERANCE
 _PATIENCE = 12

@@ -4,8 +4,8 @@ epsilon decreases in the noise multiplier and increases in num_steps and samplin
 the target" is the edge of a monotone condition. `_search` finds it, for each accountant by its own method:
 
 * ``accountant="numeric"``, the default: secant steps on the upper end of the certified bracket, for epsilon or for mu.
-  The end is at most the target at the value that is returned, and above it 1e-4 further on (one step further on, if
-  that is more).
+  The end is at most the target at the value that is returned, and above it 2e-6 further on (one step further on, if
+  that is more), so as tight as the bracket itself.
 * ``accountant="rdp"``: bisection on the moments accountant's upper bound; safe, and tight up to rounding.
 * ``accountant="clt"``: the target (epsilon, delta) is one number, mu = gdp_mu(epsilon, delta), and
   mu = p sqrt(T (e^{1/s^2} - 1)) inverts in closed form. An asymptotic estimate: the true epsilon may exceed the target.
@@ -49,9 +49,9 @@ def calibrate_noise_multiplier(
 
     Returns:
         noise_multiplier, of the broadcast shape. With "numeric" certified: the upper end of `epsilon_bounds` (or
-        `mu_bounds`) at this very value is at most the target, and above it at 0.9999 of the value. With "rdp" an upper
-        bound on the noise needed: the true epsilon is at most the target. With "clt" asymptotic: the true epsilon may
-        exceed the target. NaN where traced and infeasible.
+        `mu_bounds`) at this very value is at most the target, and exceeds it at a value smaller by 2e-6 of it. With
+        "rdp" an upper bound on the noise needed: the true epsilon is at most the target. With "clt" asymptotic: the
+        true epsilon may exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
@@ -93,9 +93,9 @@ def calibrate_num_steps(
 
     Returns:
         num_steps, whole numbers in floating point, of the broadcast shape. With "numeric" certified: the upper end of
-        `epsilon_bounds` (or `mu_bounds`) is at most the target, and above it 1 step or 1e-4 further on. With "rdp"
-        safe: the true epsilon is at most the target. With "clt" asymptotic: it may exceed the target. NaN where traced
-        and infeasible.
+        `epsilon_bounds` (or `mu_bounds`) is at most the target, and exceeds it 1 step (2e-6 of them, if that is
+        more) further on. With "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may exceed
+        the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
@@ -138,8 +138,8 @@ def calibrate_sampling_prob(
     Returns:
         sampling_prob in (0, 1], of the broadcast shape; 1 where the target allows every example in every batch. With
         "numeric" certified: the upper end of `epsilon_bounds` (or `mu_bounds`) at this very value is at most the
-        target, and above it at 1.0001 of the value. With "rdp" safe: the true epsilon is at most the target. With "clt"
-        asymptotic: it may exceed the target. NaN where traced and infeasible.
+        target, and exceeds it at a value larger by 2e-6 of it. With "rdp" safe: the true epsilon is at most the target.
+        With "clt" asymptotic: it may exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target

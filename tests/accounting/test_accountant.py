@@ -213,7 +213,10 @@ def test_numeric_reads_inside_compiled_code():
 def test_numeric_merges_conservatively_when_full():
     accountant = numeric(capacity=2)
     state = accountant.init()
-    for run in [*RUNS, (5.0, 2.0**-5, 50), (5.0, 2.0**-5, 0)]:
+    for run in [*RUNS[:2], (5.0, 2.0**-5, 0)]:
+        state = accountant.step(state, *run)
+    assert not state.merged  # full, and no steps were added
+    for run in [*RUNS[2:], (5.0, 2.0**-5, 50), (5.0, 2.0**-5, 0)]:
         state = accountant.step(state, *run)
     assert state.merged
     assert np.asarray(state.noise_multiplier).tolist() == [1.25, 1.25]

@@ -147,7 +147,7 @@ def test_numeric_is_safe_and_tight():
 
 
 def test_numeric_costs_few_evaluations(monkeypatch):
-    """Bisection to the same accuracy takes 19 evaluations from a bracket of a factor of 50."""
+    """Bisection to the same accuracy takes 21 evaluations from a bracket of a factor of 50."""
     calls = []
     target = _search._TARGETS["epsilon"]
 
@@ -159,7 +159,7 @@ def test_numeric_costs_few_evaluations(monkeypatch):
     answer = search(epsilon=TARGETS, delta=DELTAS, sampling_prob=RATES, num_steps=LENGTHS, noise_multiplier=1.0)
     expected = calibrate_noise_multiplier(epsilon=TARGETS, delta=DELTAS, sampling_prob=RATES, num_steps=LENGTHS)
     np.testing.assert_array_equal(answer.value, expected)
-    assert sum(calls) <= 6 * len(TARGETS)
+    assert sum(calls) <= 7 * len(TARGETS)
     assert calls[-1] < len(TARGETS)  # the finished ones are left alone
 
 
@@ -186,7 +186,7 @@ def test_numeric_traced():
     targets = np.array([0.5, 2.0, -1.0, 1e30], np.float32)
     mapped = jax.jit(jax.vmap(noise))(targets)
     assert mapped.dtype == jnp.float32
-    np.testing.assert_allclose(mapped[:2], noise(targets[:2]), rtol=1e-4)
+    np.testing.assert_allclose(mapped[:2], noise(targets[:2]), rtol=5e-6)
     assert (epsilon_bounds(np.asarray(mapped[:2], float), 2.0**-7, 500, 2.0**-17).upper <= targets[:2]).all()
     assert np.isnan(mapped[2:]).all()
     constant = jax.jit(lambda x: x + noise(2.0))(0.0)  # a constant inside compiled code

@@ -56,7 +56,7 @@ EDGE = np.array([1e-2, 0.3, 1.0, 50.0, 1e9])
     [
         (lambda x: np.log(EDGE / x), 8),  # the guessed slope is right
         (lambda x: 3.0 * np.log(EDGE / x), 9),
-        (lambda x: np.expm1(np.minimum(2.0 * np.log(EDGE / x), 700.0)), 30),
+        (lambda x: np.expm1(np.minimum(2.0 * np.log(EDGE / x), 700.0)), 40),
         (lambda x: np.sign(EDGE - x * (1 - 1e-9)), 60),  # says nothing but the side
         (lambda x: np.where(x < EDGE, np.inf, -np.inf), 60),
         (lambda x: np.log(EDGE / x) ** 3, 60),  # no slope at the edge
@@ -70,7 +70,7 @@ def test_secant_search_closes_a_bracket_it_evaluated(excess, most, guess):
     assert (state.rounds < 60).all()
     assert (excess(state.holds) <= 0).all()
     assert (excess(state.fails) > 0).all()
-    assert (state.holds / state.fails < 1.00011).all()
+    assert (state.holds / state.fails < 1 + 2.3e-6).all()
     assert (np.float32(state.holds) == state.holds).all()
     assert all(state.holds[i] in points[:, i] and state.fails[i] in points[:, i] for i in range(5))
     if guess in (1.0, 7.0):
@@ -82,7 +82,7 @@ def test_secant_search_over_whole_numbers_finds_the_last_one():
     state, _ = secant_search(STEPS_AXIS, lambda n: 0.5 * np.log(n / (edges + 0.5)), np.full(5, 40.0), 0.5)
     assert state.holds[:4].tolist() == [1, 2, 777, 9000]
     assert state.holds[4] == np.floor(state.holds[4])
-    assert 1e6 / 1.0001 <= state.holds[4] <= 1e6
+    assert 1e6 - 2 <= state.holds[4] <= 1e6
     assert (state.fails[:4] - state.holds[:4] == 1).all()
 
 
