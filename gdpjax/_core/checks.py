@@ -12,6 +12,7 @@ Every accounting function is a pure function of a few real arguments. `float64_f
    bound, outward for a bracket, to nearest for an estimate.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -52,6 +53,14 @@ RENYI_ORDER = Domain("a Renyi order > 1", lambda x: (x > 1) & (x < np.inf))
 def is_traced(value: Any) -> bool:
     """Whether any leaf of ``value`` is a tracer, so that its numbers cannot be looked at."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+
+
+def at_once() -> contextlib.AbstractContextManager[None]:
+    """A context in which concrete numbers are computed with at once, also while an outer function is being compiled.
+
+    It is empty elsewhere, because inside it what was compiled before is not found again.
+    """
+    return jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext()
 
 
 def check(name: str, value: Any, domain: Domain) -> None:

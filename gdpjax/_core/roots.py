@@ -1,24 +1,49 @@
-"""Batched bracketed search for the edge of a monotone condition.
+r"""Batched bracketed search for the edge of a monotone condition.
 
 Calibration asks for the smallest noise, the largest number of steps or the largest sampling probability that *meets a
 target*. That is not quite a root: the accountant's epsilon can jump, and the answer must lie on the safe side of the
-edge, not within a tolerance of it. So the search keeps one end that holds and one that does not:
+edge, not within a tolerance of it. So both searches here keep one end that holds and one that does not,
 
-    invariant: condition(holds) is true, condition(fails) is false, all elements at once.
+    invariant: condition(holds) is true, condition(fails) is false, all elements at once,
 
-Each step halves the bracket (in the scale that ``midpoint`` defines), with a fixed number of steps, so that it jits,
-vmaps and never fails to converge. The answer is a point at which the condition was evaluated, not an interpolation.
-Whether the invariant is true to begin with is reported, not assumed: the first two rounds of the same loop evaluate
-the ends, so that a costly condition is compiled once.
+and the answer is a point at which the condition was evaluated, not an interpolation.
+
+*Bisection*, `bisect`, for conditions that are cheap: each step halves the bracket (in the scale that ``midpoint``
+defines), with a fixed number of steps, so that it jits, vmaps and never fails to converge. Whether the invariant is
+true to begin with is reported, not assumed: the first two rounds of the same loop evaluate the ends, so that a costly
+condition is compiled once.
+
+*Secant steps*, `begin` and `advance`, for conditions that cost milliseconds to seconds and come with an ``excess``, a
+smooth number that vanishes at the edge. From a guess and a guessed slope in r = log(point), signed so that larger is
+riskier, each evaluation at r proposes the edge at r - excess / slope, with the slope from the last two evaluations.
+Near the edge that is right to a fraction of the tolerance t, so it pays to aim t/4 to the safe side of the proposal and
+then to test 0.9 t beyond a point that held (or before one that failed): two evaluations close the bracket. No proposal
+is trusted:
+
+* a step is at least 0.9 t, four times longer after each further step in the same direction from the third on, so that
+  an edge far away is found; and at most e^2, e^4, e^8, ... in the same way;
+* a step stays 0.9 t short of an end that was evaluated, or halves what is left;
+* after 12 evaluations every step between two evaluated ends bisects.
+
+The ends of the axis are evaluated only if the search gets there. An ``Axis`` has values that float32 can hold, so that
+the answer survives a way into float32 unchanged. The functions take ``xp``, NumPy or jax.numpy, and all elements
+advance independently: a loop on the host needs no compilation of its own and may evaluate the unfinished ones only.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.types import Array
+
+TOLERANCE = 2e-6
+"""Relative width at which a secant search ends."""
+_ALMOST = 0.9 * TOLERANCE
+_PATIENCE = 12
+_MOST_EVALUATIONS = 60
 
 
 class Bracket(NamedTuple):
@@ -67,3 +92,83 @@ def geometric_midpoint(a: Array, b: Array) -> Array:
 def whole_midpoint(a: Array, b: Array) -> Array:
     """The whole number halfway between two whole numbers, rounded towards ``a``, so that a never leaves its side."""
     return a + jnp.trunc((b - a) / 2)
+
+
+class Axis(NamedTuple):
+    """The positive numbers that are searched: the end where the condition is likeliest to hold, the other end, and
+    whether only whole numbers between them count."""
+
+    safest: float
+    riskiest: float
+    whole: bool = False
+
+    @property
+    def sign(self) -> float:
+        """1 where larger is riskier, otherwise -1."""
+        return 1.0 if self.riskiest > self.safest else -1.0
+
+
+class Search(NamedTuple):
+    """The state of a secant search; ``holds`` and ``fails`` are the axis' ends until ``held``, ``failed``."""
+
+    point: Array  # to be evaluated next; once done, the last one
+    holds: Array
+    fails: Array
+    held: Array
+    failed: Array
+    slope: Array
+    last: Array  # r of the last evaluation, and its excess
+    last_excess: Array
+    last_good: Array
+    streak: Array  # evaluations in a row with that answer
+    rounds: Array
+    done: Array
+
+
+def begin(xp: Any, axis: Axis, guess: Array, slope: Array) -> Search:
+    """The search before its first evaluation, at a guess anywhere, with a guess of d excess / d r > 0."""
+    guess = xp.where(guess > 0, guess, min(axis.safest, axis.riskiest))
+    point = _on_axis(xp, axis, xp.clip(guess, min(axis[:2]), max(axis[:2])))
+    number, no = xp.zeros_like(point), xp.zeros_like(point, dtype=bool)
+    ends = number + axis.safest, number + axis.riskiest
+    slope = xp.where(xp.isfinite(slope) & (slope > 0), slope, 1.0)
+    return Search(point, *ends, no, no, slope, number + xp.nan, number + xp.nan, no, number, number, no)
+
+
+def advance(xp: Any, axis: Axis, state: Search, excess: Array, good: Array) -> Search:
+    """The search after the condition at ``state.point`` turned out ``good`` or not; finished elements stay."""
+    r, toward = axis.sign * xp.log(state.point), xp.where(good, 1.0, -1.0)
+    holds, fails = xp.where(good, state.point, state.holds), xp.where(good, state.fails, state.point)
+    held, failed = xp.logical_or(state.held, good), xp.logical_or(state.failed, ~good)
+    secant = (excess - state.last_excess) / (r - state.last)
+    secant = xp.where(xp.isfinite(secant) & (secant > 0), secant, state.slope)
+    slope = xp.clip(secant, state.slope / 8, state.slope * 8)
+    streak = xp.where(good == state.last_good, state.streak, 0.0) + 1
+
+    gap = axis.sign * xp.log(fails / holds)
+    evaluated = xp.logical_and(held, failed)
+    step = toward * -excess / slope - toward * TOLERANCE / 4
+    shortest = _ALMOST * 4.0 ** xp.maximum(streak - 3, 0.0)
+    step = xp.clip(xp.where(xp.isnan(step), xp.inf, step), shortest, 2.0**streak)
+    room = gap - _ALMOST
+    inside = xp.where(step <= room, step, xp.where(room >= shortest, room, gap / 2))
+    inside = xp.where(state.rounds >= _PATIENCE, gap / 2, inside)
+    step = xp.where(evaluated, inside, step)
+    point = _on_axis(xp, axis, xp.exp(axis.sign * (r + toward * step)))
+    point = xp.where(~evaluated & (step >= gap), xp.where(good, fails, holds), point)
+    if axis.whole:
+        point = xp.clip(point, xp.where(held, holds + 1, axis.safest), xp.where(failed, fails - 1, axis.riskiest))
+
+    narrow = evaluated & ((gap <= TOLERANCE) | (fails - holds <= 1 if axis.whole else False))
+    at_an_end = (good & (state.point == axis.riskiest)) | (~good & (state.point == axis.safest))
+    done = narrow | at_an_end | (state.rounds + 1 >= _MOST_EVALUATIONS)
+    point = xp.where(done, state.point, point)
+    new = Search(point, holds, fails, held, failed, slope, r, excess, good, streak, state.rounds + 1, done)
+    return Search(*(xp.where(state.done, old, now) for old, now in zip(state, new, strict=True)))
+
+
+def _on_axis(xp: Any, axis: Axis, value: Array) -> Array:
+    value = xp.floor(value * (1 + 1e-12)) if axis.whole else value
+    if xp is np:
+        return value.astype(np.float32).astype(np.float64)
+    return jax.lax.reduce_precision(value, exponent_bits=8, mantissa_bits=23)

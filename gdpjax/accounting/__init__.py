@@ -5,6 +5,7 @@ estimate that may understate the truth.
 """
 
 from gdpjax.accounting._accountant import Accountant, Tally, gdp_clt, rdp
+from gdpjax.accounting._accountant_numeric import Phases, numeric
 from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps, calibrate_sampling_prob
 from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, epsilon_estimate, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
@@ -25,6 +26,7 @@ from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
 
 __all__ = [
     "Accountant",
+    "Phases",
     "Tally",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
@@ -50,6 +52,7 @@ __all__ = [
     "mean_num_runs",
     "moments_accountant_epsilon",
     "mu_bounds",
+    "numeric",
     "rdp",
     "rdp_delta",
     "rdp_epsilon",

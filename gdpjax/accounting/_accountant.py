@@ -2,7 +2,7 @@ r"""Accountants as pure functions of a small state, for training loops.
 
 `rdp()` and `gdp_clt()` return an `Accountant`: a tuple of functions that know nothing of each other but a state, the
 sum of one quantity over the steps so far (the Renyi differential privacy of each order; the squared mu). A further
-accountant is one more factory.
+accountant is one more factory: `numeric()`, whose state is no sum, has its own module.
 
 *Precision.* The state must be one type whether it was made eagerly or inside a compiled loop, with or without x64, and
 a sum of a million small float32 terms must not lose privacy loss. So it is an unevaluated sum of two float32 numbers,
@@ -52,17 +52,18 @@ class Accountant(NamedTuple):
 
     * ``init(shape=())``: the state of no steps, for a batch of ``shape`` runs.
     * ``step(state, noise_multiplier, sampling_prob, num_steps=1)``: the state after num_steps >= 0 more steps.
-    * ``epsilon(state, delta)``, ``delta(state, epsilon)``, ``mu(state)``: what was spent; their standing is that of the
-      factory, and an accountant that does not bound a quantity refuses it with a ValueError.
+    * ``epsilon(state, delta)``, ``delta(state, epsilon)``, ``mu(state)``: what was spent, one number each; its standing
+      is that of the factory, and an accountant that does not bound a quantity refuses it with a ValueError.
+      ``mu(state, failure=1e-10)`` of `numeric` is the (mu, failure) statement of `mu_bounds`.
 
     Planned steps only: reporting a count that depended on private data understates the loss.
     """
 
-    init: Callable[..., Tally]
-    step: Callable[..., Tally]
-    epsilon: Callable[[Tally, Array], Array]
-    delta: Callable[[Tally, Array], Array]
-    mu: Callable[[Tally], Array]
+    init: Callable[..., Any]
+    step: Callable[..., Any]
+    epsilon: Callable[[Any, Array], Array]
+    delta: Callable[[Any, Array], Array]
+    mu: Callable[..., Array]
 
 
 def rdp(orders: Array = DEFAULT_ORDERS) -> Accountant:

@@ -1,68 +1,26 @@
 r"""Calibration: the noise multiplier, number of steps or sampling probability that meets a privacy target.
 
 epsilon decreases in the noise multiplier and increases in num_steps and sampling_prob, so "the best value that meets
-the target" is the edge of a monotone condition.
+the target" is the edge of a monotone condition. `_search` finds it, for each accountant by its own method:
 
-* ``accountant="rdp"``: bisection on the moments accountant's upper bound (`gdpjax._core.roots`); the end that meets
-  the target is returned, so the bound at the answer is at most the target: safe.
+* ``accountant="numeric"``, the default: secant steps on the upper end of the certified bracket, for epsilon or for mu.
+  The end is at most the target at the value that is returned, and above it 2e-6 further on (one step further on, if
+  that is more), so as tight as the bracket itself.
+* ``accountant="rdp"``: bisection on the moments accountant's upper bound; safe, and tight up to rounding.
 * ``accountant="clt"``: the target (epsilon, delta) is one number, mu = gdp_mu(epsilon, delta), and
   mu = p sqrt(T (e^{1/s^2} - 1)) inverts in closed form. An asymptotic estimate: the true epsilon may exceed the target.
-* ``accountant="numeric"``: bisection on the upper end of the certified bracket, for epsilon or for mu; the default. As
-  tight as that bracket, about 1e-3 of the target.
 
-An accountant is one entry of `_EPSILON`. The traced functions return NaN where no value meets the target.
+The traced functions return NaN where no value meets the target.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax.numpy as jnp
-
-from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, UNIT, check, float64_function, is_traced
-from gdpjax._core.roots import bisect, geometric_midpoint, whole_midpoint
+from gdpjax._core.checks import POSITIVE, check, is_traced
 from gdpjax._core.types import Array
-from gdpjax.accounting._clt import poisson_factor
-from gdpjax.accounting._gdp import DELTA, gdp_mu
-from gdpjax.accounting._numeric import epsilon_of_runs, mu_of_runs
-from gdpjax.accounting._rdp import moments_epsilon_kernel
-
-# Aim a little below the target, by more than two compilations of one formula can differ.
-_SEARCH_MARGIN = 1 - 1e-10
-_CLOSED_MARGIN = 1 - 1e-12
+from gdpjax.accounting._gdp import gdp_mu
+from gdpjax.accounting._search import AXES, BISECTIONS, CLOSED_FORMS, SECANTS
 
 ACCOUNTANTS = ("numeric", "rdp", "clt")
-_EPSILON: dict[str, Callable[..., Array]] = {
-    "rdp": moments_epsilon_kernel,
-    "numeric": lambda noise_multiplier, sampling_prob, num_steps, delta: (
-        epsilon_of_runs(noise_multiplier, sampling_prob, num_steps, delta).upper
-    ),
-}
-"""Name to epsilon(noise_multiplier, sampling_prob, num_steps, delta), an upper bound; "clt" has a closed form."""
-_NUMERIC_ITERATIONS = 26  # to 1e-6 of the value; finer than the bracket
-
-
-class _Unknown(NamedTuple):
-    """What is searched: the bracket end with the least privacy loss, the one with the most, the scale between, and
-    the direction of rounding that keeps the answer safe."""
-
-    safest: float
-    riskiest: float
-    midpoint: Callable[[Array, Array], Array]
-    num_iterations: int
-    rounding: str
-
-
-_UNKNOWNS = {
-    "noise_multiplier": _Unknown(2.0**60, 2.0**-10, geometric_midpoint, 42, "up"),
-    "num_steps": _Unknown(1.0, 2.0**40, whole_midpoint, 41, "down"),
-    "sampling_prob": _Unknown(2.0**-100, 1.0, geometric_midpoint, 42, "down"),
-}
-
-
-class _Answer(NamedTuple):
-    value: Array
-    too_strict: Array  # even the safest end misses the target
-    too_lax: Array  # even the riskiest end meets it
 
 
 def calibrate_noise_multiplier(
@@ -90,15 +48,17 @@ def calibrate_noise_multiplier(
         accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
-        noise_multiplier, of the broadcast shape. With "rdp" an upper bound on the noise needed: the true epsilon is at
-        most the target. With "clt" asymptotic: the true epsilon may exceed the target. NaN where traced and infeasible.
+        noise_multiplier, of the broadcast shape. With "numeric" certified: the upper end of `epsilon_bounds` (or
+        `mu_bounds`) at this very value is at most the target, and exceeds it at a value smaller by 2e-6 of it. With
+        "rdp" an upper bound on the noise needed: the true epsilon is at most the target. With "clt" asymptotic: the
+        true epsilon may exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
             that no noise multiplier meets or every one does.
 
-    Reference: Mironov, Talwar and Zhang, arXiv:1908.10530 (rdp); Bu, Dong, Long and Su, arXiv:1911.11607, Section 3
-    (clt).
+    Reference: Gopi, Lee and Wutschitz, arXiv:2106.02848 (numeric); Mironov, Talwar and Zhang, arXiv:1908.10530 (rdp);
+    Bu, Dong, Long and Su, arXiv:1911.11607, Section 3 (clt).
 
     >>> s = calibrate_noise_multiplier(epsilon=2.0, delta=1e-5, sampling_prob=0.01, num_steps=1000, accountant="rdp")
     >>> print(f"{s:.4f}")
@@ -132,15 +92,17 @@ def calibrate_num_steps(
         accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
-        num_steps, whole numbers in floating point, of the broadcast shape. With "rdp" safe: the true epsilon is at most
-        the target. With "clt" asymptotic: it may exceed the target. NaN where traced and infeasible.
+        num_steps, whole numbers in floating point, of the broadcast shape. With "numeric" certified: the upper end of
+        `epsilon_bounds` (or `mu_bounds`) is at most the target, and exceeds it 1 step (2e-6 of them, if that is
+        more) further on. With "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may exceed
+        the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
             that not even one step meets, or 2^40 steps do.
 
-    Reference: Mironov, Talwar and Zhang, arXiv:1908.10530 (rdp); Bu, Dong, Long and Su, arXiv:1911.11607, Section 3
-    (clt).
+    Reference: Gopi, Lee and Wutschitz, arXiv:2106.02848 (numeric); Mironov, Talwar and Zhang, arXiv:1908.10530 (rdp);
+    Bu, Dong, Long and Su, arXiv:1911.11607, Section 3 (clt).
 
     >>> steps = calibrate_num_steps(mu=0.5, noise_multiplier=1.0, sampling_prob=0.01, accountant="clt")
     >>> print(int(steps))
@@ -175,15 +137,16 @@ def calibrate_sampling_prob(
 
     Returns:
         sampling_prob in (0, 1], of the broadcast shape; 1 where the target allows every example in every batch. With
-        "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may exceed the target. NaN where
-        traced and infeasible.
+        "numeric" certified: the upper end of `epsilon_bounds` (or `mu_bounds`) at this very value is at most the
+        target, and exceeds it at a value larger by 2e-6 of it. With "rdp" safe: the true epsilon is at most the target.
+        With "clt" asymptotic: it may exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
             that no sampling probability meets.
 
-    Reference: Mironov, Talwar and Zhang, arXiv:1908.10530 (rdp); Bu, Dong, Long and Su, arXiv:1911.11607, Section 3
-    (clt).
+    Reference: Gopi, Lee and Wutschitz, arXiv:2106.02848 (numeric); Mironov, Talwar and Zhang, arXiv:1908.10530 (rdp);
+    Bu, Dong, Long and Su, arXiv:1911.11607, Section 3 (clt).
 
     >>> p = calibrate_sampling_prob(mu=0.5, noise_multiplier=1.0, num_steps=1000, accountant="clt")
     >>> print(f"{p:.6f}")
@@ -217,111 +180,22 @@ def _target(
 
 def _calibrate(unknown: str, target: dict[str, Array], accountant: str, **known: Array) -> Array:
     known[unknown] = 1.0  # a placeholder inside every domain
+    kind = "mu" if "mu" in target else "epsilon"
     if accountant == "clt":
-        mu = target["mu"] if "mu" in target else gdp_mu(target["epsilon"], target["delta"])
-        answer = _CLOSED_FORMS[unknown](mu, **known)
+        mu = target["mu"] if kind == "mu" else gdp_mu(target["epsilon"], target["delta"])
+        answer = CLOSED_FORMS[unknown](mu, **known)
+    elif accountant == "rdp":
+        answer = BISECTIONS[unknown](**target, **known)
     else:
-        searches = _MU_SEARCHES if "mu" in target else _SEARCHES
-        answer = searches[unknown](**target, **known, accountant=accountant)
+        answer = SECANTS[unknown, kind](**target, **known)
     if is_traced(answer.value):
         return answer.value
-    meaning, ends = " and ".join(target), _UNKNOWNS[unknown]
+    meaning, axis = " and ".join(target), AXES[unknown]
     if answer.too_strict.any():
-        raise ValueError(f"the target {meaning} cannot be met: even {unknown} = {ends.safest:.4g} exceeds it")
+        raise ValueError(
+            f"the target {meaning} cannot be met: even {unknown} = {axis.safest:.4g} exceeds it "
+            f"by the accountant {accountant!r}"
+        )
     if unknown != "sampling_prob" and answer.too_lax.any():
-        raise ValueError(f"the target {meaning} asks for nothing: even {unknown} = {ends.riskiest:.4g} meets it")
+        raise ValueError(f"the target {meaning} asks for nothing: even {unknown} = {axis.riskiest:.4g} meets it")
     return answer.value
-
-
-def _finish(unknown: str, value: Array, too_strict: Array, too_lax: Array) -> _Answer:
-    lax_value = 1.0 if unknown == "sampling_prob" else jnp.nan
-    return _Answer(jnp.where(too_strict, jnp.nan, jnp.where(too_lax, lax_value, value)), too_strict, too_lax)
-
-
-def _search(unknown: str) -> Callable[..., _Answer]:
-    ends = _UNKNOWNS[unknown]
-
-    @float64_function(
-        rounding=ends.rounding,
-        epsilon=POSITIVE,
-        delta=DELTA,
-        noise_multiplier=POSITIVE,
-        sampling_prob=UNIT,
-        num_steps=COUNT,
-    )
-    def search(
-        epsilon: Array, delta: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array, accountant: str
-    ) -> _Answer:
-        known = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
-
-        def meets(value: Array) -> Array:
-            return _EPSILON[accountant](**{**known, unknown: value}, delta=delta) <= epsilon * _SEARCH_MARGIN
-
-        return _bisect(unknown, accountant, meets, epsilon, delta, *known.values())
-
-    return search
-
-
-def _mu_search(unknown: str) -> Callable[..., _Answer]:
-    ends = _UNKNOWNS[unknown]
-
-    @float64_function(
-        rounding=ends.rounding,
-        mu=POSITIVE,
-        failure=OPEN_UNIT,
-        noise_multiplier=POSITIVE,
-        sampling_prob=UNIT,
-        num_steps=COUNT,
-    )
-    def search(
-        mu: Array, failure: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array, accountant: str
-    ) -> _Answer:
-        known = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
-
-        def meets(value: Array) -> Array:
-            run = {**known, unknown: value}
-            bounds = mu_of_runs(run["noise_multiplier"], run["sampling_prob"], run["num_steps"], failure)
-            return bounds.upper <= mu * _SEARCH_MARGIN
-
-        return _bisect(unknown, accountant, meets, mu, failure, *known.values())
-
-    return search
-
-
-def _bisect(unknown: str, accountant: str, meets: Callable[[Array], Array], *shapes: Array) -> _Answer:
-    ends = _UNKNOWNS[unknown]
-    shape = jnp.broadcast_shapes(*(value.shape for value in shapes))
-    coarse = accountant == "numeric" and unknown != "num_steps"
-    found = bisect(
-        meets,
-        jnp.full(shape, ends.safest),
-        jnp.full(shape, ends.riskiest),
-        midpoint=ends.midpoint,
-        num_iterations=_NUMERIC_ITERATIONS if coarse else ends.num_iterations,
-    )
-    return _finish(unknown, found.holds, ~found.first_held, found.last_held)
-
-
-def _closed_form(unknown: str) -> Callable[..., _Answer]:
-    ends = _UNKNOWNS[unknown]
-
-    @float64_function(
-        rounding=ends.rounding, mu=POSITIVE, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT
-    )
-    def closed_form(mu: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> _Answer:
-        # The quotient of the target and the mu of the known quantities; inf where these leak nothing.
-        if unknown == "noise_multiplier":
-            quotient = mu * _CLOSED_MARGIN / (sampling_prob * jnp.sqrt(num_steps))
-            # log(1 + quotient^2), which does not overflow
-            value = 1 / jnp.sqrt(jnp.logaddexp(0.0, 2 * jnp.log(quotient)))
-            return _finish(unknown, value, value > ends.safest, value < ends.riskiest)
-        quotient = mu * _CLOSED_MARGIN / (sampling_prob * jnp.sqrt(num_steps) * poisson_factor(1 / noise_multiplier))
-        value = jnp.floor(quotient * quotient) if unknown == "num_steps" else quotient
-        return _finish(unknown, value, value < ends.safest, value > ends.riskiest)
-
-    return closed_form
-
-
-_SEARCHES = {unknown: _search(unknown) for unknown in _UNKNOWNS}
-_MU_SEARCHES = {unknown: _mu_search(unknown) for unknown in _UNKNOWNS}
-_CLOSED_FORMS = {unknown: _closed_form(unknown) for unknown in _UNKNOWNS}

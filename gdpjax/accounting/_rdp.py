@@ -13,7 +13,8 @@ sqrt(1 - e^{-KL}), the Kullback-Leibler divergence is at most any rdp(a), and (0
 Solved for delta, "tight" reads delta = min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1/a)^{a-1} / a, capped by the bound on
 the total variation distance.
 
-The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.accounting._renyi`.
+The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.accounting._renyi`, those with batches of
+a fixed size in `gdpjax.accounting._renyi_uniform`.
 """
 
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from gdpjax._core.chunks import map_chunks
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._renyi import log_moments
+from gdpjax.accounting._renyi_uniform import log_moments_uniform
 
 DEFAULT_ORDERS = tuple(
     sorted({*(1 + k / 10 for k in range(1, 101)), *(k / 4 for k in range(44, 81)), *range(20, 64), 128, 256, 512})
@@ -43,30 +45,38 @@ DEFAULT_ORDERS = tuple(
 accountant, refined between 11 and 20, where the best order of usual small-epsilon runs lies."""
 
 CONVERSIONS = ("tight", "classic")
+_LOG_MOMENTS = {"poisson": log_moments, "uniform": log_moments_uniform}
 
 
-def rdp_subsampled_gaussian(noise_multiplier: Array, sampling_prob: Array, orders: Array) -> Array:
-    """Renyi differential privacy of one Poisson-subsampled Gaussian step: an upper bound.
+def rdp_subsampled_gaussian(
+    noise_multiplier: Array, sampling_prob: Array, orders: Array, *, sampling: str = "poisson"
+) -> Array:
+    """Renyi differential privacy of one subsampled Gaussian step: an upper bound.
 
-    Formula: rdp(a) = log E_{u ~ N(0,1)}[(1 - p + p e^{u/s - 1/(2 s^2)})^a] / (a - 1), p = sampling_prob,
-    s = noise_multiplier; for a whole a a binomial sum, otherwise an integral with its error bound added. Neighbours
-    are add-or-remove-one.
+    Formula: with r(u) = 1 - p + p e^{u/s - 1/(2 s^2)}, p = sampling_prob, s = noise_multiplier and u ~ N(0, 1),
+    "poisson": rdp(a) = log E[r^a] / (a - 1), for a whole a a binomial sum, otherwise an integral with its error bound
+    added; neighbours are add-or-remove-one.
+    "uniform": rdp(a) = log(1 + E[(r^a + r^{1-a} - 1 - r) 1{r > 1}]) / (a - 1); neighbours are replace-one.
 
     Args:
-        noise_multiplier: stddev of the noise / sensitivity, > 0, of any shape [...].
+        noise_multiplier: stddev of the noise / sensitivity, > 0, of any shape [...]. With "uniform" the sensitivity is
+            the replace-one one, twice the clip norm.
         sampling_prob: probability in [0, 1] that an example joins a batch, broadcasting with noise_multiplier.
         orders: Renyi orders > 1, one axis [K] or a single number. Best concrete: under tracing they cost more and
             above 128 are answered by a coarser bound.
+        sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
 
     Returns:
-        rdp >= 0 in nats per step, of shape [..., K] ([...] for a single order); upper bound, exact to 2e-11 except
-        for large fractional orders (16 and more) and noise multipliers below about 0.3, where it can be 1e-3 high,
-        and orders above 1024.
+        rdp >= 0 in nats per step, of shape [..., K] ([...] for a single order); upper bound. With "poisson" exact to
+        2e-11 except for large fractional orders (16 and more) and noise multipliers below about 0.3, where it can be
+        1e-3 high, and orders above 1024. With "uniform" 1e-3 above its formula, the worst case over pairs that obey
+        the amplification theorem; some real pair of data sets reaches that of "poisson".
 
     Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
+        ValueError: an argument outside its range, an unknown sampling, or shapes that do not broadcast.
 
-    Reference: Mironov, Talwar and Zhang, arXiv:1908.10530, Sections 3.1 to 3.3.
+    Reference: Mironov, Talwar and Zhang, arXiv:1908.10530, Sections 3.1 to 3.3 (poisson); Balle, Barthe and Gaboardi,
+    arXiv:1807.01647, Theorem 9 (uniform, from which the formula is derived in this package).
 
     >>> print([f"{value:.6f}" for value in rdp_subsampled_gaussian(1.0, 0.01, [1.5, 2.0, 8.0])])
     ['0.000127', '0.000172', '0.000894']
@@ -75,13 +85,14 @@ def rdp_subsampled_gaussian(noise_multiplier: Array, sampling_prob: Array, order
     check("sampling_prob", sampling_prob, UNIT)
     check("orders", orders, RENYI_ORDER)
     check_broadcast(noise_multiplier=noise_multiplier, sampling_prob=sampling_prob)
+    _check_choice("sampling", sampling, tuple(_LOG_MOMENTS))
     if np.ndim(orders) > 1:
         raise ValueError(f"orders must be a number or have one axis, got shape {np.shape(orders)}")
     columns = column(noise_multiplier), column(sampling_prob)
     if is_traced(orders):
-        result = _rdp_at_traced_orders(*columns, orders[None] if np.ndim(orders) == 0 else orders)
+        result = _rdp_at_traced_orders(*columns, orders[None] if np.ndim(orders) == 0 else orders, sampling)
     else:
-        result = _rdp_at_orders(*columns, tuple(np.atleast_1d(np.asarray(orders, np.float64)).tolist()))
+        result = _rdp_at_orders(*columns, tuple(np.atleast_1d(np.asarray(orders, np.float64)).tolist()), sampling)
     return result[..., 0] if np.ndim(orders) == 0 else result
 
 
@@ -114,7 +125,7 @@ def rdp_epsilon(rdp: Array, orders: Array, delta: Array, conversion: str = "tigh
     >>> print(f"{rdp_epsilon([0.5, 1.0], [2.0, 4.0], 1e-5):.4f}")
     4.0879
     """
-    _check_conversion(conversion)
+    _check_choice("conversion", conversion, CONVERSIONS)
     check_orders(rdp, orders)
     return _epsilon_per_order(rdp, orders, column(delta), conversion).min(axis=-1)
 
@@ -150,11 +161,13 @@ def rdp_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
 
 
 def moments_accountant_epsilon(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str = "tight"
-) -> Array:
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str = "tight", *,
+    sampling: str = "poisson",
+) -> Array:  # fmt: skip
     """The epsilon of DP-SGD by the moments accountant: an upper bound.
 
-    Poisson sampling, add-or-remove-one neighbours, the smallest over 182 orders from 1.1 to 512.
+    The smallest over 182 orders from 1.1 to 512. Neighbours are add-or-remove-one for Poisson sampling, replace-one for
+    uniform sampling.
 
     Formula: `rdp_epsilon` of num_steps * `rdp_subsampled_gaussian`.
 
@@ -164,44 +177,51 @@ def moments_accountant_epsilon(
         num_steps: whole number >= 1 of steps.
         delta: probability strictly between 0 and 1.
         conversion: "tight", or "classic" as in the papers that introduced it.
+        sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement; the noise
+            multiplier is then relative to the replace-one sensitivity).
 
     Returns:
         epsilon >= 0 in nats, of the broadcast shape; upper bound.
 
     Raises:
-        ValueError: an argument outside its range, an unknown conversion, or shapes that do not broadcast.
+        ValueError: an argument outside its range, an unknown conversion or sampling, or shapes that do not broadcast.
 
-    Reference: Abadi et al., arXiv:1607.00133, Section 3.2; Mironov, Talwar and Zhang, arXiv:1908.10530.
+    Reference: Abadi et al., arXiv:1607.00133, Section 3.2; Mironov, Talwar and Zhang, arXiv:1908.10530; Balle, Barthe
+    and Gaboardi, arXiv:1807.01647, Theorem 9 (uniform).
 
     >>> print(f"{moments_accountant_epsilon(1.3, 256 / 60000, 3516, 1e-5, conversion='classic'):.3f}")
     1.191
     """
-    _check_conversion(conversion)
-    return _moments_accountant(noise_multiplier, sampling_prob, num_steps, delta, conversion)
+    _check_choice("conversion", conversion, CONVERSIONS)
+    _check_choice("sampling", sampling, tuple(_LOG_MOMENTS))
+    return _moments_accountant(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
 
 
 @float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
 def _moments_accountant(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str, sampling: str
 ) -> Array:
-    return moments_epsilon_kernel(noise_multiplier, sampling_prob, num_steps, delta, conversion)
+    return moments_epsilon_kernel(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
 
 
 def moments_epsilon_kernel(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str = "tight"
-) -> Array:
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str = "tight",
+    sampling: str = "poisson",
+) -> Array:  # fmt: skip
     """`moments_accountant_epsilon` on float64 arrays, without its checks, for use inside other kernels."""
 
     def kernel(noise: Array, prob: Array, steps: Array, probability: Array) -> Array:
-        total = run_rdp(noise, prob, steps, np.asarray(DEFAULT_ORDERS))
+        total = run_rdp(noise, prob, steps, np.asarray(DEFAULT_ORDERS), sampling)
         return convert(total, np.asarray(DEFAULT_ORDERS), probability[..., None], conversion).min(axis=-1)
 
     return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta)
 
 
-def run_rdp(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, orders: np.ndarray) -> Array:
+def run_rdp(
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, orders: np.ndarray, sampling: str = "poisson"
+) -> Array:
     """The Renyi differential privacy of a run, [...] to [..., K]; 0 where there are no steps."""
-    per_step = log_moments(noise_multiplier, sampling_prob, orders) / (orders - 1)
+    per_step = _LOG_MOMENTS[sampling](noise_multiplier, sampling_prob, orders) / (orders - 1)
     steps = num_steps[..., None]
     return jnp.where(steps > 0, jnp.maximum(steps, 1.0) * per_step, 0.0)
 
@@ -225,14 +245,14 @@ def convert_to_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
 
 
 @float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT)
-def _rdp_at_orders(noise_multiplier: Array, sampling_prob: Array, orders: tuple) -> Array:
+def _rdp_at_orders(noise_multiplier: Array, sampling_prob: Array, orders: tuple, sampling: str) -> Array:
     array = np.asarray(orders)
-    return log_moments(noise_multiplier[..., 0], sampling_prob[..., 0], array) / (array - 1)
+    return _LOG_MOMENTS[sampling](noise_multiplier[..., 0], sampling_prob[..., 0], array) / (array - 1)
 
 
 @float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT, orders=RENYI_ORDER)
-def _rdp_at_traced_orders(noise_multiplier: Array, sampling_prob: Array, orders: Array) -> Array:
-    return log_moments(noise_multiplier[..., 0], sampling_prob[..., 0], orders) / (orders - 1)
+def _rdp_at_traced_orders(noise_multiplier: Array, sampling_prob: Array, orders: Array, sampling: str) -> Array:
+    return _LOG_MOMENTS[sampling](noise_multiplier[..., 0], sampling_prob[..., 0], orders) / (orders - 1)
 
 
 def column(value: Array) -> Array:
@@ -249,6 +269,6 @@ def check_orders(rdp: Array, orders: Array) -> None:
         )
 
 
-def _check_conversion(conversion: str) -> None:
-    if conversion not in CONVERSIONS:
-        raise ValueError(f"conversion must be one of {', '.join(CONVERSIONS)}, got {conversion!r}")
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -5,14 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gdpjax import Event, Ledger
 from gdpjax.accounting import (
     Tally,
     clt_epsilon,
     clt_mu_poisson,
+    delta_bounds,
+    epsilon_bounds,
     gdp_clt,
     gdp_compose,
     gdp_delta,
     moments_accountant_epsilon,
+    mu_bounds,
+    numeric,
     rdp,
     rdp_delta,
     rdp_epsilon,
@@ -131,6 +136,106 @@ def test_overflow_is_infinite_and_stays_so():
         assert accountant.epsilon(state, 1e-5) == np.inf
 
 
+RUNS = [(1.25, 2.0**-7, 300), (2.5, 2.0**-6, 200), (1.25, 2.0**-7, 100)]
+
+
+def test_numeric_equals_the_certified_bounds():
+    accountant = numeric()
+    state = accountant.step(accountant.step(accountant.init(), NOISE, PROB, 1000), NOISE, PROB, 2000)
+    assert np.asarray(state.num_steps).tolist() == [3000] + [0] * 15
+    assert accountant.epsilon(state, 1e-5) == pytest.approx(epsilon_bounds(NOISE, PROB, 3000, 1e-5).upper, rel=1e-9)
+    assert accountant.delta(state, 0.5) == pytest.approx(delta_bounds(NOISE, PROB, 3000, 0.5).upper, rel=1e-8)
+    rounded = accountant.step(accountant.init(), 1.1, 0.01, 3000)  # neither is a float32
+    closed = epsilon_bounds(1.1, 0.01, 3000, 1e-5).upper
+    assert closed <= accountant.epsilon(rounded, 1e-5) <= closed * (1 + 1e-5)
+    assert rounded.noise_multiplier[0] < 1.1
+    assert rounded.sampling_prob[0] > 0.01
+
+
+@pytest.mark.slow
+def test_numeric_mu_equals_the_certified_one():
+    accountant = numeric()
+    state = accountant.step(accountant.init(), NOISE, PROB, 3000)
+    for failure in (1e-10, 1e-6):
+        expected = mu_bounds(NOISE, PROB, 3000, failure).upper
+        assert accountant.mu(state, failure) == pytest.approx(expected, rel=1e-9)
+    assert accountant.mu(state) == accountant.mu(state, 1e-10)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_numeric_in_a_scanned_loop(wide):
+    """One row per run of equal steps, the same bound as the Ledger's, and one compilation for any schedule."""
+    accountant = numeric(capacity=4)
+    traces = []
+
+    @jax.jit
+    def train(noise, prob):
+        traces.append(None)
+        return jax.lax.scan(lambda s, x: (accountant.step(s, *x), None), accountant.init(), (noise, prob))[0]
+
+    noise, prob = (np.repeat([run[i] for run in RUNS], [run[2] for run in RUNS]).astype(np.float32) for i in (0, 1))
+    with jax.enable_x64(wide):
+        state = train(noise, prob)
+        train(noise[::-1].copy(), prob[::-1].copy())
+    assert len(traces) == 1
+    assert [state.noise_multiplier.dtype, state.sampling_prob.dtype, state.num_steps.dtype] == ["f4", "f4", "i4"]
+    assert np.asarray(state.num_steps).tolist() == [300, 200, 100, 0]
+    assert not state.merged
+    expected = epsilon_bounds(Ledger([Event(*run) for run in RUNS]), delta=1e-5).upper
+    assert accountant.epsilon(state, 1e-5) == pytest.approx(expected, rel=1e-9)
+
+
+def test_numeric_reads_inside_compiled_code():
+    accountant = numeric(capacity=2)
+    noise = np.array([1.25, 2.5, -1.0], np.float32)
+
+    @jax.jit
+    def spent(noise):
+        states = jax.vmap(lambda s: accountant.step(accountant.init(), s, PROB, 500))(noise)
+        return states, accountant.epsilon(states, 1e-5)
+
+    batch, traced = spent(noise)
+    eager = epsilon_bounds(noise[:2].astype(float), PROB, 500, 1e-5).upper
+    assert traced.dtype == jnp.float32
+    assert (np.asarray(traced[:2], float) >= eager).all()
+    np.testing.assert_allclose(traced[:2], eager, rtol=3e-7)
+    other = jax.jit(lambda s: accountant.step(accountant.init((3,)), s, PROB, 500))(noise)
+    jax.tree.map(np.testing.assert_array_equal, batch, other)
+    assert np.isnan(batch.noise_multiplier).any(axis=-1).tolist() == [False, False, True]
+    np.testing.assert_array_equal(np.isnan(traced), [False, False, True])
+    np.testing.assert_allclose(accountant.epsilon(jax.tree.map(lambda x: x[:2], batch), 1e-5), eager, rtol=1e-9)
+    poisoned = jax.jit(lambda n: accountant.step(accountant.step(accountant.init(), 1.0, 0.1), 1.0, 0.1, n))(0.5)
+    again = accountant.step(poisoned, 1.0, 0.1)
+    with pytest.raises(ValueError, match="noise_multiplier must be a finite number > 0, got nan"):
+        accountant.epsilon(again, 1e-5)
+
+
+def test_numeric_merges_conservatively_when_full():
+    accountant = numeric(capacity=2)
+    state = accountant.init()
+    for run in [*RUNS[:2], (5.0, 2.0**-5, 0)]:
+        state = accountant.step(state, *run)
+    assert not state.merged  # full, and no steps were added
+    for run in [*RUNS[2:], (5.0, 2.0**-5, 50), (5.0, 2.0**-5, 0)]:
+        state = accountant.step(state, *run)
+    assert state.merged
+    assert np.asarray(state.noise_multiplier).tolist() == [1.25, 1.25]
+    assert np.asarray(state.sampling_prob).tolist() == [2.0**-7, 2.0**-5]
+    assert np.asarray(state.num_steps).tolist() == [300, 350]
+
+
+def test_numeric_counts_steps_exactly():
+    accountant = numeric()
+    state = accountant.step(accountant.init(), 2.0, 0.0, 2**24)
+    for _ in range(3):  # a float32 count would stop here
+        state = accountant.step(state, 2.0, 0.0)
+    assert state.num_steps[0] == 2**24 + 3
+    assert accountant.epsilon(state, 1e-5) == 0
+    assert accountant.epsilon(accountant.init(), 1e-5) == 0
+    with pytest.raises(ValueError, match="num_steps must stay at most 2147483647"):
+        accountant.step(state, 2.0, 0.0, 2**31 - 1)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -142,6 +247,15 @@ def test_overflow_is_infinite_and_stays_so():
         (lambda: gdp_clt().step(gdp_clt().init(), np.nan, 0.1), "noise_multiplier must be"),
         (lambda: gdp_clt().step(gdp_clt().init(), 1.0, 0.1, -1), "num_steps must be a whole number >= 0"),
         (lambda: rdp().epsilon(rdp().init(), 1.0), "delta must be"),
+        (lambda: numeric(0), "capacity must be a whole number >= 1"),
+        (lambda: numeric(4).step(numeric().init(), 1.0, 0.1), "an accountant of capacity 4"),
+        (lambda: numeric().epsilon(rdp().init(), 1e-5), "state must come from accountant.init"),
+        (lambda: numeric().step(numeric().init(), np.nan, 0.1), "noise_multiplier must be"),
+        (lambda: numeric().step(numeric().init(), 1.0, 1.1), "sampling_prob must be"),
+        (lambda: numeric().step(numeric().init((2,)), np.ones(3), 0.1), "must broadcast together"),
+        (lambda: numeric().epsilon(numeric().init(), 0.0), "delta must be"),
+        (lambda: numeric().delta(numeric().init(), np.nan), "epsilon must be"),
+        (lambda: numeric().mu(numeric().init(), 1.0), "failure must be"),
         (lambda: rdp().delta(rdp().init(), np.nan), "epsilon must be"),
         (lambda: gdp_clt().mu(Tally(-1.0, 0.0)), "high must be"),
     ],

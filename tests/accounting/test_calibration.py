@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gdpjax.accounting import (
+    _search,
     calibrate_noise_multiplier,
     calibrate_num_steps,
     calibrate_sampling_prob,
@@ -13,6 +14,7 @@ from gdpjax.accounting import (
     clt_mu_poisson,
     epsilon_bounds,
     moments_accountant_epsilon,
+    mu_bounds,
 )
 
 EPSILON = np.array([0.5, 1.0, 4.0, 30.0])
@@ -123,8 +125,79 @@ def test_infeasible_steps_say_why():
         calibrate_num_steps(epsilon=1.0, delta=1e-5, noise_multiplier=0.5, sampling_prob=0.0, accountant="clt")
 
 
+TARGETS = np.array([0.05, 0.5, 2.0, 8.0, 200.0])
+DELTAS = np.array([1e-6, 1e-5, 1e-50, 1e-10, 1e-2])
+RATES = np.array([256 / 60_000, 0.01, 0.1, 1.0, 0.3])
+LENGTHS = np.array([3516, 1000, 50, 10, 300])
+
+
 def test_numeric_is_safe_and_tight():
-    target, run = np.array([0.5, 2.0, 8.0]), (256 / 60_000, 3516)
-    noise = calibrate_noise_multiplier(epsilon=target, delta=1e-5, sampling_prob=run[0], num_steps=run[1])
-    assert (epsilon_bounds(noise, *run, 1e-5).upper <= target).all()
-    assert (epsilon_bounds(0.999 * noise, *run, 1e-5).lower > target).all()
+    noise = calibrate_noise_multiplier(epsilon=TARGETS, delta=DELTAS, sampling_prob=RATES, num_steps=LENGTHS)
+    assert (epsilon_bounds(noise, RATES, LENGTHS, DELTAS).upper <= TARGETS).all()
+    assert (epsilon_bounds(0.999 * noise, RATES, LENGTHS, DELTAS).lower > TARGETS).all()
+    assert (np.float32(noise) == noise).all()  # a float32 ledger records the value that was certified
+    steps = calibrate_num_steps(epsilon=TARGETS, delta=DELTAS, noise_multiplier=noise, sampling_prob=RATES)
+    assert (epsilon_bounds(noise, RATES, steps, DELTAS).upper <= TARGETS).all()
+    assert (epsilon_bounds(noise, RATES, steps + 1, DELTAS).upper > TARGETS).all()
+    prob = calibrate_sampling_prob(epsilon=TARGETS, delta=DELTAS, noise_multiplier=noise, num_steps=LENGTHS)
+    assert (epsilon_bounds(noise, prob, LENGTHS, DELTAS).upper <= TARGETS).all()
+    above = np.minimum(1.001 * prob, 1.0)
+    assert (epsilon_bounds(noise, above, LENGTHS, DELTAS).upper > TARGETS).tolist() == [True, True, True, False, True]
+    assert prob[3] == 1
+
+
+def test_numeric_costs_few_evaluations(monkeypatch):
+    """Bisection to the same accuracy takes 21 evaluations from a bracket of a factor of 50."""
+    calls = []
+    target = _search._TARGETS["epsilon"]
+
+    def counted(*run):
+        calls.append(np.size(run[0]))
+        return target.bounds(*run)
+
+    search = _search._secant("noise_multiplier", target._replace(bounds=counted))
+    answer = search(epsilon=TARGETS, delta=DELTAS, sampling_prob=RATES, num_steps=LENGTHS, noise_multiplier=1.0)
+    expected = calibrate_noise_multiplier(epsilon=TARGETS, delta=DELTAS, sampling_prob=RATES, num_steps=LENGTHS)
+    np.testing.assert_array_equal(answer.value, expected)
+    assert sum(calls) <= 7 * len(TARGETS)
+    assert calls[-1] < len(TARGETS)  # the finished ones are left alone
+
+
+def test_numeric_in_corners():
+    wide = {"epsilon": 1.0, "delta": 1e-28, "sampling_prob": 1e-4, "num_steps": 1}  # the bracket says little here
+    noise = calibrate_noise_multiplier(**wide)
+    assert epsilon_bounds(noise, 1e-4, 1, 1e-28).upper <= 1
+    assert calibrate_sampling_prob(epsilon=1e4, delta=1e-5, noise_multiplier=1.0, num_steps=10) == 1
+    assert calibrate_num_steps(epsilon=1.5, delta=1e-5, noise_multiplier=3.0, sampling_prob=1.0) == 1
+    with pytest.raises(ValueError, match="cannot be met: even num_steps = 1 exceeds it by the accountant 'numeric'"):
+        calibrate_num_steps(epsilon=0.1, delta=1e-9, noise_multiplier=0.5, sampling_prob=0.5)
+    with pytest.raises(ValueError, match=r"asks for nothing: even noise_multiplier = 0\.0009766 meets it"):
+        calibrate_noise_multiplier(epsilon=1.0, delta=1e-5, sampling_prob=0.0, num_steps=10)
+    assert calibrate_noise_multiplier(epsilon=np.ones((0, 2)), delta=1e-5, sampling_prob=0.1, num_steps=9).shape == (
+        0,
+        2,
+    )
+
+
+def test_numeric_traced():
+    def noise(epsilon):
+        return calibrate_noise_multiplier(epsilon=epsilon, delta=2.0**-17, sampling_prob=2.0**-7, num_steps=500)
+
+    targets = np.array([0.5, 2.0, -1.0, 1e30], np.float32)
+    mapped = jax.jit(jax.vmap(noise))(targets)
+    assert mapped.dtype == jnp.float32
+    np.testing.assert_allclose(mapped[:2], noise(targets[:2]), rtol=5e-6)
+    assert (epsilon_bounds(np.asarray(mapped[:2], float), 2.0**-7, 500, 2.0**-17).upper <= targets[:2]).all()
+    assert np.isnan(mapped[2:]).all()
+    constant = jax.jit(lambda x: x + noise(2.0))(0.0)  # a constant inside compiled code
+    assert constant == noise(2.0)
+
+
+@pytest.mark.slow
+def test_numeric_mu_is_safe_and_tight():
+    run = {"sampling_prob": 0.1, "num_steps": 100}
+    noise = calibrate_noise_multiplier(mu=0.5, failure=1e-6, **run)
+    assert mu_bounds(noise, 0.1, 100, 1e-6).upper <= 0.5 < mu_bounds(0.999 * noise, 0.1, 100, 1e-6).lower
+    assert calibrate_num_steps(mu=0.5, failure=1e-6, noise_multiplier=noise, sampling_prob=0.1) == 100
+    prob = calibrate_sampling_prob(mu=0.5, failure=1e-6, noise_multiplier=noise, num_steps=100)
+    assert mu_bounds(noise, prob, 100, 1e-6).upper <= 0.5 < mu_bounds(noise, 1.001 * prob, 100, 1e-6).lower

@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpjax.accounting import _renyi, gdp_epsilon, moments_accountant_epsilon, rdp_epsilon, rdp_subsampled_gaussian
+from gdpjax.accounting import (
+    _renyi,
+    clt_epsilon,
+    epsilon_bounds,
+    gdp_epsilon,
+    moments_accountant_epsilon,
+    rdp_epsilon,
+    rdp_subsampled_gaussian,
+)
 from tests.data import MNIST_ROWS, REFERENCE
+
+SAMPLING = ("poisson", "uniform")
 
 
 def exact_rdp(noise, prob, order):
@@ -142,6 +152,114 @@ def test_whole_orders_against_an_independent_library():
         assert ours == pytest.approx(accountant.get_epsilon(delta), rel=1e-9)
 
 
+UNIFORM = [(1.3, 256 / 60_000), (0.6, 0.01), (1.0, 0.5), (20.0, 1e-3), (1e4, 1e-6), (0.5, 1e-4)]
+UNIFORM_ORDERS = np.array([1.1, 1.5, 2.0, 4.5, 16.0, 64.0])
+
+
+@pytest.mark.parametrize(("noise", "prob"), UNIFORM)
+def test_uniform_is_its_formula_and_never_below(noise, prob):
+    ours = rdp_subsampled_gaussian(noise, prob, UNIFORM_ORDERS, sampling="uniform")
+    for bound, order in zip(ours, UNIFORM_ORDERS, strict=True):
+        with mp.workdps(40):
+            h, p, a = 1 / mp.mpf(noise), mp.mpf(prob), mp.mpf(float(order))
+
+            def integrand(u, h=h, p=p, a=a):
+                r = 1 - p + p * mp.exp(h * u - h * h / 2)
+                return mp.npdf(u) * (r**a + r ** (1 - a) - 1 - r)
+
+            edge = float(h / 2)
+            points = [edge, edge + 1, edge + 3, *(float(a * h) + x for x in (-3, 0, 3, 8, 40))]
+            exact = mp.log1p(mp.quad(integrand, sorted({x for x in points if x >= edge}))) / (a - 1)
+        assert 0 <= float(mp.mpf(float(bound)) / exact - 1) < 3e-3
+
+
+def test_uniform_bounds_the_pairs_that_sampling_can_produce():
+    """Batches of one from n: the outputs are (1 - p) N(c) + p N(1/2) and (1 - p) N(c) + p N(-1/2) for some c."""
+    u = np.linspace(-25, 25, 25_001)[:, None]
+
+    def density(x):
+        return np.exp(-0.5 * (u - x) ** 2) / np.sqrt(2 * np.pi)
+
+    for noise, prob in [(1.0, 0.5), (2.0, 0.1), (1.0, 0.01)]:
+        shift = np.linspace(-0.5, 0.5, 11) / noise
+        a, b = ((1 - prob) * density(shift) + prob * density(x / noise) for x in (0.5, -0.5))
+        for order in (1.5, 2.0, 8.0):
+            true = np.log(np.sum((u[1] - u[0]) * a * (a / b) ** (order - 1), axis=0)) / (order - 1)
+            bound = rdp_subsampled_gaussian(noise, prob, order, sampling="uniform")
+            poisson = rdp_subsampled_gaussian(noise, prob, order)
+            assert (true <= bound).all()
+            assert true[0] == pytest.approx(poisson, rel=1e-6)  # c = -1/2 is Poisson sampling's pair
+
+
+def test_uniform_against_an_independent_library():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from dp_accounting import NeighboringRelation, dp_event
+        from dp_accounting.rdp import RdpAccountant
+    orders = np.arange(2.0, 65.0)
+    for noise, size, examples, steps in [(1.3, 256, 60_000, 3516), (0.7, 10, 1000, 100), (4.0, 50, 100, 10)]:
+        accountant = RdpAccountant(orders, NeighboringRelation.REPLACE_ONE)
+        event = dp_event.SampledWithoutReplacementDpEvent(examples, size, dp_event.GaussianDpEvent(noise))
+        accountant.compose(event, steps)
+        rdp = steps * rdp_subsampled_gaussian(noise, size / examples, orders, sampling="uniform")
+        ours = rdp_epsilon(rdp, orders, 1e-5)
+        # Theirs is Theorem 27 of arXiv:1808.00087, a weaker bound on the same quantity.
+        assert ours <= accountant.get_epsilon(1e-5) <= 3 * ours
+        assert ours >= epsilon_bounds(noise, size / examples, steps, 1e-5).lower
+
+
+def test_uniform_epsilon():
+    poisson, uniform = (moments_accountant_epsilon(1.3, 256 / 60_000, 3516, 1e-5, sampling=s) for s in SAMPLING)
+    assert poisson < uniform < 1.5 * poisson
+    full = [moments_accountant_epsilon(2.0, 1.0, 10, 1e-5, sampling=s) for s in SAMPLING]
+    assert full[0] == pytest.approx(full[1], rel=1e-10)
+    assert moments_accountant_epsilon(1.0, 0.0, 100, 1e-5, sampling="uniform") == 0
+    tiny = rdp_subsampled_gaussian(0.02, 0.1, UNIFORM_ORDERS, sampling="uniform")  # the fallback: no cell sum holds it
+    assert (tiny >= rdp_subsampled_gaussian(0.02, 0.1, UNIFORM_ORDERS)).all()
+    assert np.isfinite(tiny).all()
+    traced = jax.jit(lambda s, a: rdp_subsampled_gaussian(s, 0.01, a, sampling="uniform"))(1.1, UNIFORM_ORDERS)
+    exact = rdp_subsampled_gaussian(np.float32(1.1), 0.01, np.float32(UNIFORM_ORDERS), sampling="uniform")
+    np.testing.assert_allclose(traced, exact, rtol=1e-5)
+    with jax.enable_x64(True):
+        up, down = (rdp_subsampled_gaussian(1.1 + x, 0.01, 2.5, sampling="uniform") for x in (1e-5, -1e-5))
+        _, gradient = jax.jvp(
+            lambda s: rdp_subsampled_gaussian(s, 0.01, 2.5, sampling="uniform"), (jnp.float64(1.1),), (1.0,)
+        )
+    assert gradient == pytest.approx((up - down) / 2e-5, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.5, 50), st.floats(1e-6, 1), st.floats(0.01, 1))
+def test_uniform_is_monotone_and_between_poisson_and_twice_it(noise, prob, gap):
+    orders = np.array([1.1, 1.7, 2.0, 8.0, 33.0])
+
+    def log_moment(*run, **how):
+        return (orders - 1) * rdp_subsampled_gaussian(*run, orders, **how)
+
+    poisson, base = log_moment(noise, prob), log_moment(noise, prob, sampling="uniform")
+    slack = 1 + 1e-8
+    assert (poisson <= base * slack).all()
+    assert (base <= (poisson + np.log1p(-np.expm1(-poisson))) * slack).all()  # log(2 A - 1)
+    loose = 1 + 3e-3  # as far as the bound may lie above its formula
+    assert (log_moment(noise * (1 + gap), prob, sampling="uniform") <= base * loose).all()
+    assert (log_moment(noise, prob * (1 - 0.5 * gap), sampling="uniform") <= base * loose).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.3, 20), st.floats(1e-6, 1), st.integers(1, 100_000), st.floats(-12, -1), st.floats(0.01, 1))
+@pytest.mark.parametrize("function", [moments_accountant_epsilon, clt_epsilon])
+def test_epsilon_is_monotone_in_everything(function, noise, prob, steps, log_delta, gap):
+    delta = 10.0**log_delta
+    more = np.array([0, 1, 0, 0, 0]), np.array([0, 0, 1, 0, 0]), np.array([0, 0, 0, 1, 0]), np.array([0, 0, 0, 0, 1])
+    epsilon = function(
+        noise * (1 + gap * more[0]),
+        prob * (1 - 0.5 * gap * more[1]),
+        np.ceil(steps / (1 + gap * more[2])),
+        np.minimum(delta * (1 + gap * more[3]), 0.5),
+    )
+    assert (epsilon[1:] <= epsilon[0] * (1 + 1e-9)).all()
+
+
 def test_conversions():
     rdp, orders = np.array([0.3, np.inf, 1.2]), np.array([2.0, 3.0, 8.0])
     classic = min(0.3 + np.log(1e5), 1.2 + np.log(1e5) / 7)
@@ -196,6 +314,11 @@ def test_gradients():
         ),
         (lambda: rdp_subsampled_gaussian(1.0, 0.1, np.full((2, 2), 2.0)), r"one axis, got shape \(2, 2\)"),
         (lambda: rdp_subsampled_gaussian(np.ones(2), np.ones(3), [2.0]), "must broadcast together"),
+        (
+            lambda: rdp_subsampled_gaussian(1.0, 0.1, 2.0, sampling="shuffle"),
+            "sampling must be one of poisson, uniform",
+        ),
+        (lambda: moments_accountant_epsilon(1.0, 0.1, 9, 0.1, sampling=""), "sampling must be one of poisson, uniform"),
         (lambda: rdp_epsilon([1.0, 1.0], [2.0], 1e-5), "the last axis of rdp must be that of orders"),
         (lambda: rdp_epsilon([-1.0], [2.0], 1e-5), "rdp must be a number >= 0"),
         (lambda: rdp_epsilon([1.0], [2.0], 1e-5, conversion="best"), "conversion must be one of tight, classic"),

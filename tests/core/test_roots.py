@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from gdpjax._core.roots import bisect, geometric_midpoint, whole_midpoint
+from gdpjax._core.roots import Axis, advance, begin, bisect, geometric_midpoint, whole_midpoint
 
 
 def test_returns_the_side_that_holds_even_at_a_jump():
@@ -30,3 +31,80 @@ def test_whole_numbers_and_jit():
         return bisect(lambda n: n <= limit, 1.0, 2.0**20, midpoint=whole_midpoint, num_iterations=21).holds
 
     assert [int(jax.jit(largest)(x)) for x in (1.0, 2.5, 777.0, 1e6)] == [1, 2, 777, 1_000_000]
+
+
+NOISE_AXIS, STEPS_AXIS = Axis(2.0**60, 2.0**-10), Axis(1.0, 2.0**40, whole=True)
+
+
+def secant_search(axis, excess, guess, slope=1.0):
+    """The finished search on the host for the edge of excess(point) <= 0, and every point that was evaluated."""
+    state = begin(np, axis, np.atleast_1d(np.asarray(guess, float)), np.asarray(slope))
+    points = []
+    with np.errstate(all="ignore"):
+        while not state.done.all():
+            points.append(state.point)
+            value = excess(state.point)
+            state = advance(np, axis, state, value, value <= 0)
+    return state, np.array(points)
+
+
+EDGE = np.array([1e-2, 0.3, 1.0, 50.0, 1e9])
+
+
+@pytest.mark.parametrize(
+    ("excess", "most"),
+    [
+        (lambda x: np.log(EDGE / x), 8),  # the guessed slope is right
+        (lambda x: 3.0 * np.log(EDGE / x), 9),
+        (lambda x: np.expm1(np.minimum(2.0 * np.log(EDGE / x), 700.0)), 40),
+        (lambda x: np.sign(EDGE - x * (1 - 1e-9)), 60),  # says nothing but the side
+        (lambda x: np.where(x < EDGE, np.inf, -np.inf), 60),
+        (lambda x: np.log(EDGE / x) ** 3, 60),  # no slope at the edge
+        (lambda x: np.where(x < EDGE, 1e-9, -1e3), 60),  # a jump, and slopes that mislead
+        (lambda x: np.log(EDGE / x) + 3e-4 * np.sin(1e6 * x), 60),  # not monotone
+    ],
+)
+@pytest.mark.parametrize("guess", [1.0, 7.0, 0.0, np.nan, np.inf])
+def test_secant_search_closes_a_bracket_it_evaluated(excess, most, guess):
+    state, points = secant_search(NOISE_AXIS, excess, np.full(5, guess))
+    assert (state.rounds < 60).all()
+    assert (excess(state.holds) <= 0).all()
+    assert (excess(state.fails) > 0).all()
+    assert (state.holds / state.fails < 1 + 2.3e-6).all()
+    assert (np.float32(state.holds) == state.holds).all()
+    assert all(state.holds[i] in points[:, i] and state.fails[i] in points[:, i] for i in range(5))
+    if guess in (1.0, 7.0):
+        assert state.rounds.max() <= most
+
+
+def test_secant_search_over_whole_numbers_finds_the_last_one():
+    edges = np.array([1.0, 2.4, 777.0, 9_000.0, 1e6])
+    state, _ = secant_search(STEPS_AXIS, lambda n: 0.5 * np.log(n / (edges + 0.5)), np.full(5, 40.0), 0.5)
+    assert state.holds[:4].tolist() == [1, 2, 777, 9000]
+    assert state.holds[4] == np.floor(state.holds[4])
+    assert 1e6 - 2 <= state.holds[4] <= 1e6
+    assert (state.fails[:4] - state.holds[:4] == 1).all()
+
+
+def test_secant_search_reports_an_edge_beyond_the_ends():
+    state, _ = secant_search(STEPS_AXIS, lambda n: np.array([1.0, -1.0, np.nan, -np.inf]), np.full(4, 10.0))
+    assert state.held.tolist() == [False, True, False, True]
+    assert state.failed.tolist() == [True, False, True, False]
+    assert (state.holds[[1, 3]] == 2.0**40).all()
+    assert (state.rounds < 20).all()
+
+
+def test_secant_search_compiled_equals_host():
+    host, _ = secant_search(NOISE_AXIS, lambda x: 2.0 * np.log(EDGE / x), np.ones(5))
+
+    def one(edge):
+        return jax.lax.while_loop(
+            lambda s: ~s.done,
+            lambda s: advance(jnp, NOISE_AXIS, s, 2.0 * jnp.log(edge / s.point), 2.0 * jnp.log(edge / s.point) <= 0),
+            begin(jnp, NOISE_AXIS, jnp.ones_like(edge), jnp.ones_like(edge)),
+        )
+
+    with jax.enable_x64(True):
+        compiled = jax.jit(jax.vmap(one))(jnp.asarray(EDGE))
+    np.testing.assert_allclose(compiled.holds, host.holds, rtol=1e-6)
+    np.testing.assert_array_equal(compiled.rounds, host.rounds)

@@ -1,0 +1,213 @@
+r"""How calibration finds the edge of a privacy target, one method per accountant.
+
+A target is a number, an epsilon or a mu, that an accountant's upper bound must not exceed; the bound decreases in the
+noise multiplier and increases in num_steps and sampling_prob. Each method here returns an `Answer`, whose value lies on
+the safe side of the edge.
+
+* *closed form* ("clt"): mu = p sqrt(T (e^{1/s^2} - 1)), solved for the unknown in logarithms.
+* *bisection* ("rdp"): `gdpjax._core.roots.bisect` on the moments accountant, all elements side by side, to rounding.
+* *secant steps* ("numeric"): an evaluation of the certified bracket costs milliseconds (epsilon) to a second (mu), so
+  few may be spent: `gdpjax._core.roots.advance`, to 2e-6 of the unknown. The search starts at the clt's closed form and
+  works in the coordinates in which that formula is a straight line. With z = Phi^{-1}(1 - d),
+
+      y = log mu,    or    y = log(sqrt(z^2 + 2 epsilon) - z + d sqrt(2 pi))
+
+  for a target (epsilon, d): the mu whose epsilon that roughly is, the last term where epsilon is nearly 0. Against the
+  logarithm of the unknown, y has slope 1/2 for num_steps, 1 for sampling_prob and -h^2 / (1 - e^{-h^2}), h = 1/s, for
+  the noise multiplier, as far as the limit theorem holds. Whether the target is met is decided by the certified upper
+  end alone, at the very value that is returned.
+
+Called eagerly, "numeric" evaluates the elements that are not finished, with the compiled function that `epsilon_bounds`
+or `mu_bounds` uses; in traced code the same steps run in a loop per element.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from gdpjax._core import roots
+from gdpjax._core.checks import (
+    COUNT,
+    OPEN_UNIT,
+    POSITIVE,
+    UNIT,
+    Domain,
+    at_once,
+    check,
+    check_broadcast,
+    float64_function,
+    is_traced,
+)
+from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
+from gdpjax._core.types import Array
+from gdpjax.accounting._gdp import DELTA
+from gdpjax.accounting._numeric import epsilon_of_runs, mu_of_runs
+from gdpjax.accounting._numeric._batch import batched
+from gdpjax.accounting._rdp import moments_epsilon_kernel
+
+# Aim a little below the target, by more than two compilations of one formula can differ.
+_SEARCH_MARGIN = 1 - 1e-10
+_CLOSED_MARGIN = 1 - 1e-12
+
+AXES = {
+    "noise_multiplier": Axis(2.0**60, 2.0**-10),
+    "num_steps": Axis(1.0, 2.0**40, whole=True),
+    "sampling_prob": Axis(2.0**-100, 1.0),
+}
+_ROUNDING = {"noise_multiplier": "up", "num_steps": "down", "sampling_prob": "down"}
+_RUN: dict[str, Any] = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": COUNT}
+
+
+class Answer(NamedTuple):
+    """The value, NaN where there is none, and why: even the safest end misses the target, or the riskiest meets it."""
+
+    value: Array
+    too_strict: Array
+    too_lax: Array
+
+
+def _answer(xp: Any, unknown: str, value: Array, too_strict: Array, too_lax: Array) -> Answer:
+    lax_value = 1.0 if unknown == "sampling_prob" else xp.nan
+    return Answer(xp.where(too_strict, xp.nan, xp.where(too_lax, lax_value, value)), too_strict, too_lax)
+
+
+def _clt_inverse(xp: Any, unknown: str, log_mu: Array, run: Sequence[Array]) -> tuple[Array, Array]:
+    """The value at which mu = p sqrt(T (e^{h^2} - 1)), h = 1/s, and |d log mu / d log value| there."""
+    noise, prob, steps = run
+    if unknown == "noise_multiplier":
+        squared = xp.logaddexp(0.0, 2 * (log_mu - xp.log(prob)) - xp.log(steps))  # h^2, without overflow
+        return 1 / xp.sqrt(squared), squared / -xp.expm1(-squared)
+    squared = noise**-2.0
+    rest = log_mu - 0.5 * squared - 0.5 * xp.log(-xp.expm1(-squared))
+    if unknown == "num_steps":
+        return xp.exp(2 * (rest - xp.log(prob))), xp.full_like(rest, 0.5)
+    return xp.exp(rest - 0.5 * xp.log(steps)), xp.ones_like(rest)
+
+
+def _closed_form(unknown: str) -> Callable[..., Answer]:
+    axis = AXES[unknown]
+
+    @float64_function(rounding=_ROUNDING[unknown], mu=POSITIVE, **_RUN)
+    def closed_form(mu: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Answer:
+        run = noise_multiplier, sampling_prob, num_steps
+        value, _ = _clt_inverse(jnp, unknown, jnp.log(mu * _CLOSED_MARGIN), run)
+        value = jnp.floor(value) if axis.whole else value
+        return _answer(
+            jnp, unknown, value, axis.sign * (value - axis.safest) < 0, axis.sign * (value - axis.riskiest) > 0
+        )
+
+    return closed_form
+
+
+def _bisection(unknown: str) -> Callable[..., Answer]:
+    axis = AXES[unknown]
+    midpoint, iterations = (whole_midpoint, 41) if axis.whole else (geometric_midpoint, 42)
+
+    @float64_function(rounding=_ROUNDING[unknown], epsilon=POSITIVE, delta=DELTA, **_RUN)
+    def search(epsilon: Array, delta: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Answer:
+        run = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
+
+        def meets(value: Array) -> Array:
+            return moments_epsilon_kernel(**{**run, unknown: value}, delta=delta) <= epsilon * _SEARCH_MARGIN
+
+        shape = jnp.broadcast_shapes(epsilon.shape, delta.shape, *(value.shape for value in run.values()))
+        ends = jnp.full(shape, axis.safest), jnp.full(shape, axis.riskiest)
+        found = bisect(meets, *ends, midpoint=midpoint, num_iterations=iterations)
+        return _answer(jnp, unknown, found.holds, ~found.first_held, found.last_held)
+
+    return search
+
+
+class _Target(NamedTuple):
+    """A kind of target: the certified bracket of it, the domains of the goal and of delta or failure, and y."""
+
+    bounds: Callable[..., Any]
+    domains: dict[str, Domain]
+    coordinate: Callable[[Any, Array, Array], Array]
+
+
+def _log_rough_mu(xp: Any, epsilon: Array, delta: Array) -> Array:
+    z = -(scipy.special.ndtri(delta) if xp is np else jax.scipy.special.ndtri(delta))
+    root = xp.sqrt(z * z + 2 * epsilon)
+    mu = xp.where(z > 0, 2 * epsilon / (xp.abs(z) + root), root - z)
+    return xp.log(mu + delta * np.sqrt(2 * np.pi))
+
+
+_TARGETS = {
+    "epsilon": _Target(epsilon_of_runs, {"epsilon": POSITIVE, "delta": DELTA}, _log_rough_mu),
+    "mu": _Target(mu_of_runs, {"mu": POSITIVE, "failure": OPEN_UNIT}, lambda xp, mu, failure: xp.log(mu)),
+}
+
+
+class _Steps(NamedTuple):
+    """The secant search for one unknown and one kind of target, for NumPy and jax.numpy (``xp``) alike."""
+
+    unknown: str
+    target: _Target
+
+    def begin(self, xp: Any, goal: Array, chance: Array, *run: Array) -> roots.Search:
+        guess = _clt_inverse(xp, self.unknown, self.target.coordinate(xp, goal, chance), run)
+        return roots.begin(xp, AXES[self.unknown], *guess)
+
+    def upper_end(self, point: Array, chance: Array, *run: Array) -> Array:
+        values = [point if name == self.unknown else value for name, value in zip(_RUN, run, strict=True)]
+        return self.target.bounds(*values, chance).upper
+
+    def advance(self, xp: Any, state: roots.Search, upper: Array, goal: Array, chance: Array) -> roots.Search:
+        excess = self.target.coordinate(xp, upper, chance) - self.target.coordinate(xp, goal, chance)
+        return roots.advance(xp, AXES[self.unknown], state, excess, upper <= goal * _SEARCH_MARGIN)
+
+    def answer(self, xp: Any, state: roots.Search) -> Answer:
+        too_lax = xp.logical_and(state.held, state.holds == AXES[self.unknown].riskiest)
+        return _answer(xp, self.unknown, state.holds, ~state.held, too_lax)
+
+    def in_traced_code(self, goal: Array, chance: Array, *run: Array) -> Array:
+        """The value for one element; what is outside its domain is not searched for."""
+        domains = (*self.target.domains.values(), *_RUN.values())
+        inside = [domain.contains(value) for domain, value in zip(domains, (goal, chance, *run), strict=True)]
+        state = jax.lax.while_loop(
+            lambda state: ~state.done,
+            lambda state: self.advance(jnp, state, self.upper_end(state.point, chance, *run), goal, chance),
+            self.begin(jnp, goal, chance, *run)._replace(done=~jnp.stack(inside).all()),
+        )
+        return self.answer(jnp, state).value
+
+    def on_host(self, goal: Array, chance: Array, *run: Array) -> Answer:
+        """The answer for many elements; each round evaluates the unfinished ones."""
+        with np.errstate(all="ignore"), at_once():
+            state = self.begin(np, goal, chance, *run)
+            upper = np.zeros_like(goal)
+            while not state.done.all():
+                left = ~state.done
+                upper[left] = self.upper_end(*(row[left] for row in (state.point, chance, *run)))
+                state = self.advance(np, state, upper, goal, chance)
+            return self.answer(np, state)
+
+
+def _secant(unknown: str, target: _Target) -> Callable[..., Answer]:
+    steps = _Steps(unknown, target)
+    domains: dict[str, Any] = {**target.domains, **_RUN}
+    traced = batched(steps.in_traced_code, **domains)
+
+    def search(**arguments: Array) -> Answer:
+        values = [arguments[name] for name in domains]
+        if is_traced(values):
+            value = traced(*values)
+            return Answer(value, jnp.isnan(value), jnp.isnan(value))
+        for name, domain in domains.items():
+            check(name, arguments[name], domain)
+        check_broadcast(**arguments)
+        rows = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
+        answer = steps.on_host(*(row.ravel() for row in rows))
+        return Answer(*(part.reshape(rows[0].shape)[()] for part in answer))
+
+    return search
+
+
+CLOSED_FORMS = {unknown: _closed_form(unknown) for unknown in AXES}
+BISECTIONS = {unknown: _bisection(unknown) for unknown in AXES}
+SECANTS = {(unknown, kind): _secant(unknown, target) for unknown in AXES for kind, target in _TARGETS.items()}
