@@ -12,7 +12,7 @@ noise multipliers are float32 rounded down, probabilities float32 rounded up (to
 row's noise multiplier NaN; that stays, and everything read from the state is NaN then, or a ValueError where it can be.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from gdpjax._core.checks import (
 from gdpjax._core.types import Array
 from gdpjax.accounting import _numeric
 from gdpjax.accounting._accountant import Accountant
+from gdpjax.accounting._ledgers import padded_length
 
 MOST_STEPS = 2**31 - 1
 
@@ -87,15 +88,15 @@ def numeric(capacity: int = 16) -> Accountant:
 
     def epsilon(state: Phases, delta: Array) -> Array:
         _check_state(state, capacity)
-        return _upper_end(_numeric.epsilon_of_runs, _numeric.epsilon_of_phases, state, "delta", delta, OPEN_UNIT)
+        return _upper_end("epsilon", state, "delta", delta, OPEN_UNIT)
 
     def delta(state: Phases, epsilon: Array) -> Array:
         _check_state(state, capacity)
-        return _upper_end(_numeric.delta_of_runs, _numeric.delta_of_phases, state, "epsilon", epsilon, NONNEGATIVE)
+        return _upper_end("delta", state, "epsilon", epsilon, NONNEGATIVE)
 
     def mu(state: Phases, failure: Array = 1e-10) -> Array:
         _check_state(state, capacity)
-        return _upper_end(_numeric.mu_of_runs, _numeric.mu_of_phases, state, "failure", failure, OPEN_UNIT)
+        return _upper_end("mu", state, "failure", failure, OPEN_UNIT)
 
     return Accountant(init, step, epsilon, delta, mu)
 
@@ -151,7 +152,7 @@ def _record(state: Phases, valid: Array, noise_multiplier: Array, sampling_prob:
     )
 
 
-def _upper_end(of_runs: Any, of_phases: Any, state: Phases, name: str, query: Array, domain: Domain) -> Array:
+def _upper_end(question: str, state: Phases, name: str, query: Array, domain: Domain) -> Array:
     """The upper end of the bounds of what the state holds, state and query broadcast together."""
     check(name, query, domain)
     check_broadcast(state=state.merged, **{name: query})
@@ -163,11 +164,12 @@ def _upper_end(of_runs: Any, of_phases: Any, state: Phases, name: str, query: Ar
             used = np.sum(columns[2] > 0, axis=-1)
             if (used <= 1).all():  # an unused row has sampling_prob 0, which reveals nothing in any number of steps
                 noise, prob, steps = (column[..., 0] for column in columns)
-                return of_runs(noise, prob, np.maximum(steps, 1), query).upper
-            # Rows without steps do nothing; each power of two compiles once, and it is that of a Ledger.
-            size = min(1 << max(int(used.max()) - 1, 0).bit_length(), columns[2].shape[-1])
-            return of_phases(*(column[..., :size] for column in columns), query).upper
+                return _numeric.of_runs(question)(noise, prob, np.maximum(steps, 1), query).upper
+            # Rows without steps do nothing; the length is that of a Ledger.
+            size = min(padded_length(int(used.max())), columns[2].shape[-1])
+            return _numeric.of_phases(question)(*(column[..., :size] for column in columns), query).upper
     shape = np.broadcast_shapes(np.shape(state.merged), np.shape(query))
     flat = [jnp.broadcast_to(column, (*shape, column.shape[-1])).reshape(-1, column.shape[-1]) for column in columns]
     # Mapped, so that an invalid element is NaN alone.
-    return jax.vmap(of_phases)(*flat, jnp.broadcast_to(query, shape).reshape(-1)).upper.reshape(shape)
+    bounds = jax.vmap(_numeric.of_phases(question))(*flat, jnp.broadcast_to(query, shape).reshape(-1))
+    return bounds.upper.reshape(shape)

@@ -92,8 +92,11 @@ def _bounded(event: AnyEvent, group_size: int) -> tuple[float, float, float]:
     return event.num_steps, event.epsilon, 2.0
 
 
+def padded_length(rows: int) -> int:
+    """How many rows to compute with: four or a larger power of two, since each distinct number compiles once."""
+    return max(4, 1 << max(rows - 1, 0).bit_length())
+
+
 def _padded(rows: list[tuple[float, float, float]], nothing: tuple[float, float, float]) -> tuple[np.ndarray, ...]:
-    """The columns of ``rows``, four of them or a larger power of two: each distinct number compiles once."""
-    size = max(4, 1 << max(len(rows) - 1, 0).bit_length())
-    rows = rows + [nothing] * (size - len(rows))
+    rows = rows + [nothing] * (padded_length(len(rows)) - len(rows))
     return tuple(np.array(column, np.float64) for column in zip(*rows, strict=True))

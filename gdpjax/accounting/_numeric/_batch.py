@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import Domain, check, check_broadcast, float64_function, is_traced
+from gdpjax._core.checks import Domain, at_once, check, check_broadcast, float64_function, is_traced
 from gdpjax._core.types import Array
 
 CHUNK = 256
@@ -59,7 +59,7 @@ def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **d
             check_broadcast(**arguments)
         shape, rows = _rows(np, [np.asarray(value, np.float64) for value in values], phase_groups)
         starts = range(0, max(math.prod(shape), 1), CHUNK)
-        with jax.enable_x64(True):
+        with at_once(), jax.enable_x64(True):
             parts = [_run_chunk(chunk, [row[i : i + CHUNK] for row in rows]) for i in starts]
         return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(shape)[()], *parts)
 

@@ -94,3 +94,10 @@ def test_nothing_is_revealed_without_sampling():
     assert epsilon_bounds(1.0, 0.0, 10, 1e-5) == (0.0, 0.0)
     assert delta_bounds(1.0, 0.0, 10, 0.0) == (0.0, 0.0)
     assert epsilon_of_phases([1.0, 2.0], [0.1, 0.0], [0, 10], 1e-5) == (0.0, 0.0)
+
+
+def test_a_concrete_call_while_something_else_is_compiled_is_computed_at_once():
+    def scaled(x):
+        return x * float(epsilon_bounds(1.0, 0.01, 1000, 1e-5).upper)
+
+    assert abs(float(jax.jit(scaled)(1.0)) - 1.828) < 2e-3
