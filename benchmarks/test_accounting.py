@@ -26,7 +26,8 @@ class Settings(NamedTuple):
     subset: int = 24
     repetitions: int = 3
     points: int = 1_000_000
-    patience: float = 45.0
+    patience: float = 30.0
+    sweep_seconds: float = 240.0
     memory_configurations: int = 10_000
     processes: bool = True
 
@@ -43,7 +44,7 @@ def run(settings: Settings) -> dict[str, Any]:
         ours.FUNCTIONS[name].call(*runs.columns()) for name in ("epsilon_estimate", "moments_accountant_epsilon")
     )
     accuracy = comparison.accuracy_of_ours(lower, upper, estimate, moments)
-    raced = comparison.race(runs, settings.subset, settings.repetitions, settings.patience)
+    raced = comparison.race(runs, settings.subset, settings.repetitions, settings.patience, settings.sweep_seconds)
     result = {
         "what": "certified epsilon, estimates, moments accountant and exact Gaussian functions beside other libraries",
         "machine": machine.describe(),
@@ -94,6 +95,10 @@ def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
             found[f"{name}, per second"] = {"target": float(function.target), "measured": measured, "at_least": True}
     width = result["accuracy"]["epsilon_bounds"]["relative_width"]["max_size"]
     found["epsilon_bounds, largest relative width"] = {"target": ours.WIDTH_TARGET, "measured": width}
+    found["epsilon_bounds, configurations wider than that"] = {
+        "target": 0,
+        "measured": result["accuracy"]["epsilon_bounds"]["wider_than_target"],
+    }
     for name, at in result["fresh"].items():
         seconds, peak = at["first_call"]["first_call_seconds"], float(at["memory"]["peak_bytes"])
         found[f"{name}, first call, seconds"] = {"target": ours.FIRST_CALL_TARGET, "measured": seconds}
@@ -114,7 +119,8 @@ def main(arguments: list[str] | None = None) -> None:
     defaults = Settings()
     for name in ("configurations", "subset", "repetitions", "points", "memory_configurations"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
-    parser.add_argument("--patience", type=float, default=defaults.patience, help="seconds for a library")
+    for name in ("patience", "sweep_seconds"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
     options = vars(parser.parse_args(arguments))
     output = options.pop("output")
     from benchmarks.accounting import figure, report
@@ -133,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run(Settings(12, 2, 1, 1000, 0.5, processes=False))
+    return run(Settings(12, 2, 1, 1000, 0.0, 0.5, processes=False))
 
 
 @pytest.mark.slow
@@ -156,6 +162,19 @@ def test_nobody_s_bracket_contradicts_ours(result):
     for name, at in result["comparison"]["libraries"].items():
         assert at["wrong_side"] == [], name
         assert at["standing"] != "upper" or at["relative_error"]["min"] > -1e-3, name
+
+
+def test_the_arbiter_tells_a_false_end_from_a_true_one():
+    from benchmarks.accounting import arbiter
+    from gdpjax import accounting
+
+    run = (2.0, 0.05, 100, 1e-6)
+    low, high = (float(end) for end in accounting.epsilon_bounds(*run))
+    assert arbiter.verdict(run, "upper", 0.99 * low, [low, high]) == "the peer"
+    assert arbiter.verdict(run, "lower", 1.01 * high, [low, high]) == "the peer"
+    assert arbiter.verdict(run, "upper", 1.01 * high, [1.02 * high, 1.03 * high]) == "gdpjax"
+    assert arbiter.verdict(run, "lower", 0.99 * low, [0.97 * low, 0.98 * low]) == "gdpjax"
+    assert arbiter.verdict(run, "upper", high, [low, high]) == "undecided"
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """Everybody on the common grid: how fast, how far from the truth, and on which side.
 
 The first ``subset`` configurations are done by every library in turn, and again for each repetition unless the library
-has already taken ``patience`` seconds; those with numbers of their own then go on over the rest of the grid for that
-long again. The reference is our certified
-bracket. It is itself on trial: a bracket of somebody else's that does not meet it is listed just the same.
+has already taken ``patience`` seconds; those with numbers of their own then go on over the rest of the grid for
+``sweep_seconds``. The reference is our certified bracket, which is itself on
+trial: what contradicts it is listed, and `arbiter` says who is right.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accounting import clocks, ours
+from benchmarks.accounting import arbiter, clocks, ours
 from benchmarks.accounting.grid import Grid
 from benchmarks.accounting.peers import PEERS, Epsilon, Peer, gdpnum_mu
 from gdpjax import accounting
@@ -40,7 +40,7 @@ def one_at_a_time() -> tuple[Peer, ...]:
     return tuple(Peer(f"gdpjax {name}", "gdpjax", *how, sweep=False) for name, how in calls.items())
 
 
-def race(grid: Grid, subset: int, repetitions: int, patience: float) -> dict[str, Any]:
+def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_seconds: float) -> dict[str, Any]:
     """Time and values of every library that is there, per configuration."""
     libraries = (*one_at_a_time(), *PEERS)
     missing = {peer.name: reason for peer in libraries if (reason := peer.missing())}
@@ -56,7 +56,7 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float) -> dict[str
                 outcomes[peer.name][i].append(clocks.attempt(_call(peer, grid, i), CALL_LIMIT))
     for peer in present:
         if peer.sweep:
-            outcomes[peer.name] += _sweep(peer, grid, subset, patience)
+            outcomes[peer.name] += _sweep(peer, grid, subset, sweep_seconds)
     return {"missing": missing, "present": present, "outcomes": outcomes}
 
 
@@ -111,6 +111,7 @@ def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: np.ndarray,
                 {**grid.describe(i), **found} for i in range(len(own)) if (found := _wrong(own[i], lower[i], upper[i]))
             ],
         }
+    arbiter.judge(libraries)
     each = {name: [value._asdict() for value in own[:subset]] for name, own in values.items()}
     subset_rows = [
         {**grid.describe(i), "certified": [lower[i], upper[i]], "values": {name: each[name][i] for name in each}}

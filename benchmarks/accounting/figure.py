@@ -9,13 +9,14 @@ STANDINGS = {
     "estimate": ("s", "#4a5a8a", "estimate: relative error"),
 }
 BATCHED = {"epsilon_bounds": "bracket", "moments_accountant_epsilon": "upper", "epsilon_estimate": "estimate"}
-# Where a label goes: to the right of its point unless that is crowded. (horizontal, vertical) in points.
-LEFT = ("right", -7)
-RIGHT = ("left", 7)
+RIGHT, LEFT = (7, 0, "left", "center"), (-7, 0, "right", "center")
+ABOVE, BELOW = (0, 8, "center", "bottom"), (0, -8, "center", "top")
+OWN_LABELS = {"bracket": BELOW, "upper": (0, 8, "right", "bottom"), "estimate": ABOVE}
+CLOSE = 1.6
 
 
 def points(result: dict[str, Any]) -> list[tuple[str, str, float, float]]:
-    """(label, standing, configurations/s, median size) of whatever has both; gdpnum and riskcal are dp_accounting's."""
+    """(label, standing, configurations/s, median size) of whatever has both."""
     found = []
     for name, standing in BATCHED.items():
         at = result["accuracy"][name]
@@ -30,6 +31,20 @@ def points(result: dict[str, Any]) -> list[tuple[str, str, float, float]]:
     return found
 
 
+def merged(found: list[tuple[str, str, float, float]]) -> list[tuple[str, str, float, float]]:
+    """Labels, one for peers of equal standing that lie within a factor of CLOSE of each other."""
+    labels: list[tuple[str, str, float, float]] = []
+    for name, standing, rate, size in found:
+        for i, (other, its, x, y) in enumerate(labels):
+            near = 1 / CLOSE < rate / x < CLOSE and 1 / CLOSE < size / y < CLOSE
+            if standing == its and near and not other.startswith("gdpjax"):
+                labels[i] = (f"{other}, {name}", its, x, y)
+                break
+        else:
+            labels.append((name, standing, rate, size))
+    return labels
+
+
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Write the picture; ImportError without matplotlib."""
     import matplotlib
@@ -42,14 +57,18 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     for standing, (marker, colour, label) in STANDINGS.items():
         own = [point for point in points(result) if point[1] == standing]
         axes.scatter([p[2] for p in own], [p[3] for p in own], marker=marker, color=colour, s=42, label=label, zorder=3)
-    for name, standing, rate, size in points(result):
-        side, shift = LEFT if rate > 300 else RIGHT
+    for name, standing, rate, size in merged(points(result)):
+        own = name.startswith("gdpjax")
+        right, up, across, along = OWN_LABELS[standing] if own else LEFT if 10 < rate < 100 else RIGHT
         axes.annotate(
-            name, (rate, size), (shift, 0), textcoords="offset points", ha=side, va="center",
-            color=STANDINGS[standing][1], weight="bold" if name.startswith("gdpjax") else "normal",
+            name, (rate, size), (right, up), textcoords="offset points", ha=across, va=along,
+            color=STANDINGS[standing][1], weight="bold" if own else "normal",
         )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="configurations per second, one core", ylabel="median over the grid")
+    axes.set(
+        xscale="log", yscale="log", xlabel="configurations per second, one core", ylabel="median over configurations"
+    )
+    axes.margins(0.08, 0.12)
     axes.grid(color="0.92", zorder=0)
-    axes.legend(loc="upper right", frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(path, dpi=200)
     plt.close(figure)

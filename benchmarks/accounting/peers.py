@@ -116,7 +116,7 @@ PEERS = (
     Peer("dp_accounting PLD 1e-3", "dp_accounting.pld", "upper", _pld(1e-3)),
     Peer("dp_accounting PLD 1e-4, optimistic", "dp_accounting.pld", "lower", _pld_optimistic, sweep=False),
     Peer("dp_accounting RDP", "dp_accounting.rdp", "upper", _dp_accounting_rdp),
-    Peer("prv_accountant", "prv_accountant.dpsgd", "bracket", _prv),
+    Peer("prv_accountant", "prv_accountant.dpsgd", "bracket", _prv, sweep=False),
     Peer("gdpnum", "gdpnum", "upper", _ctd("gdpnum"), sweep=False),
     Peer("riskcal", "riskcal.accountants", "upper", _ctd("riskcal.accountants"), sweep=False),
     Peer("autodp RDP", "autodp.mechanism_zoo", "upper", _autodp_rdp),

@@ -14,7 +14,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"Grid of {grid['size']}: {grid['text']}. Certified epsilon from {grid['epsilon']['min']:.3g} to "
         f"{grid['epsilon']['max']:.3g}. The first {grid['subset']} are done by every library in turn, "
         f"{grid['repetitions']} times (once where that took more than {result['settings']['patience']:g} s); "
-        "times are of these. Those that go on over the rest of the grid do so for as long again.",
+        "times are of these. Some go on over the rest of the grid, to find wrong sides.",
     ]
     sections = [
         ("Targets", _targets(result["targets"])),
@@ -39,7 +39,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         if value != 0 and abs(value) < 0.01:
-            return f"{value:.1e}"
+            return f"{value:.2e}"
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)
 
@@ -82,15 +82,26 @@ def _wrong_sides(libraries: dict[str, Any]) -> str:
     rows = [
         (
             name, found["noise_multiplier"], found["sampling_prob"], found["num_steps"], found["delta"], found["side"],
-            f"{found['claimed']:.6g}", "[{:.6g}, {:.6g}]".format(*found["certified"]),
+            f"{found['claimed']:.6g}", "[{:.6g}, {:.6g}]".format(*found["certified"]), found.get("false", "not judged"),
         )
         for name, at in libraries.items()
         for found in at["wrong_side"]
     ]  # fmt: skip
     if not rows:
         return "None."
-    columns = ("library", "noise_multiplier", "sampling_prob", "num_steps", "delta", "side", "claimed", "certified")
-    return table(columns, rows)
+    columns = (
+        "library",
+        "noise_multiplier",
+        "sampling_prob",
+        "num_steps",
+        "delta",
+        "side",
+        "claimed",
+        "certified",
+        "false is",
+    )
+    note = "Whose end is false is decided by the discretised bracket of the tests, which is neither's method."
+    return table(columns, rows) + "\n\n" + note
 
 
 def _batched(result: dict[str, Any]) -> str:
