@@ -34,11 +34,11 @@ class Settings(NamedTuple):
 
 def run(settings: Settings) -> dict[str, Any]:
     """The whole benchmark. JAX is imported here, after the core is chosen."""
-    from benchmarks.accounting import comparison, gaussian, grid, ours
+    from benchmarks.accounting import clocks, comparison, gaussian, grid, ours
 
     start, load_before = time.perf_counter(), machine.load_average()
     runs = grid.make_grid(settings.configurations)
-    batched = comparison.batched(runs, settings.repetitions)
+    compilations = comparison.count_compilations(runs)
     lower, upper = ours.FUNCTIONS["epsilon_bounds"].call(*runs.columns())
     estimate, moments = (
         ours.FUNCTIONS[name].call(*runs.columns()) for name in ("epsilon_estimate", "moments_accountant_epsilon")
@@ -57,7 +57,12 @@ def run(settings: Settings) -> dict[str, Any]:
             "text": grid.TEXT,
             "epsilon": accuracy.pop("epsilon"),
         },
-        "batched": batched,
+        "batched": {
+            "per_second": {
+                name: clocks.rates(settings.configurations, each) for name, each in raced["batched"].items()
+            },
+            "compilations": compilations,
+        },
         "accuracy": accuracy,
         "comparison": comparison.summarize(runs, settings.subset, raced, lower, upper),
         "gaussian": gaussian.measure(settings.points, settings.repetitions),

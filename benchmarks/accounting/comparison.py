@@ -20,6 +20,7 @@ from gdpjax import accounting
 
 CALL_LIMIT = 30.0
 PRV = "prv_accountant"
+GRID_FUNCTIONS = tuple(name for name, function in ours.FUNCTIONS.items() if not function.elementwise)
 
 
 def one_at_a_time() -> tuple[Peer, ...]:
@@ -41,23 +42,26 @@ def one_at_a_time() -> tuple[Peer, ...]:
 
 
 def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_seconds: float) -> dict[str, Any]:
-    """Time and values of every library that is there, per configuration."""
+    """Time and values of every library that is there, per configuration, and of our batched calls in between."""
     libraries = (*one_at_a_time(), *PEERS)
     missing = {peer.name: reason for peer in libraries if (reason := peer.missing())}
     present = [peer for peer in libraries if peer.name not in missing]
     for peer in present:  # imports, compilations and caches
         clocks.attempt(_call(peer, grid, 0), CALL_LIMIT)
+    batched = {name: [] for name in GRID_FUNCTIONS}
     outcomes: dict[str, list[list[clocks.Outcome]]] = {peer.name: [[] for _ in range(subset)] for peer in present}
     for repetition in range(repetitions):
         # The slowest are not repeated: their first times alone are longer than any disturbance.
         taking_part = [peer for peer in present if not repetition or _spent(outcomes[peer.name]) < patience]
+        for name, times in batched.items():
+            times.append(clocks.time_call(lambda call=ours.FUNCTIONS[name].call: call(*grid.columns())))
         for i in range(subset):
             for peer in taking_part:
                 outcomes[peer.name][i].append(clocks.attempt(_call(peer, grid, i), CALL_LIMIT))
     for peer in present:
         if peer.sweep:
             outcomes[peer.name] += _sweep(peer, grid, subset, sweep_seconds)
-    return {"missing": missing, "present": present, "outcomes": outcomes}
+    return {"missing": missing, "present": present, "outcomes": outcomes, "batched": batched}
 
 
 def _call(peer: Peer, grid: Grid, i: int) -> Callable[[], Epsilon]:
@@ -66,7 +70,7 @@ def _call(peer: Peer, grid: Grid, i: int) -> Callable[[], Epsilon]:
 
 
 def _spent(rows: list[list[clocks.Outcome]]) -> float:
-    return sum(each.seconds for row in rows for each in row)
+    return sum(each.times.wall for row in rows for each in row)
 
 
 def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> list[list[clocks.Outcome]]:
@@ -122,10 +126,12 @@ def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: np.ndarray,
 
 def _speed(rows: list[list[clocks.Outcome]]) -> dict[str, Any]:
     """Configurations/s from the median time of each configuration; failures count as time spent."""
-    medians = [statistics.median(each.seconds for each in row) for row in rows]
-    passes = [sum(each) for each in zip(*([one.seconds for one in row] for row in rows), strict=True)]
+    medians = [statistics.median(each.times.wall for each in row) for row in rows]
+    processor = [statistics.median(each.times.cpu for each in row) for row in rows]
+    passes = [sum(each) for each in zip(*([one.times.wall for one in row] for row in rows), strict=True)]
     return {
         "per_second": len(rows) / sum(medians),
+        "per_cpu_second": len(rows) / sum(processor),
         "per_second_range": [len(rows) / max(passes), len(rows) / min(passes)],
         "repetitions": len(rows[0]),
         "seconds": {"median": statistics.median(medians), "min": min(medians), "max": max(medians)},
@@ -186,24 +192,21 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
         "gdpjax mu_bounds": lambda: accounting.mu_bounds(*columns),
         "gdpnum": lambda: [clocks.attempt(lambda i=i: gdpnum_mu(*grid.run(i)[:3]), CALL_LIMIT) for i in range(subset)],
     }
-    seconds = clocks.in_turn(calls, repetitions)
+    times = clocks.in_turn(calls, repetitions)
     theirs = [clocks.attempt(lambda i=i: gdpnum_mu(*grid.run(i)[:3]), CALL_LIMIT).value for i in range(subset)]
     ratio = [mu / float(upper) for mu, upper in zip(theirs, bounds.upper, strict=True) if mu is not None]
     width = (bounds.upper - bounds.lower) / bounds.upper
     return {
-        "per_second": {name: clocks.rates(subset, each) for name, each in seconds.items()},
+        "per_second": {name: clocks.rates(subset, each) for name, each in times.items()},
         "relative_width": _quantiles([float(value) for value in width]),
         "gdpnum_over_certified_upper": {"median": statistics.median(ratio), "min": min(ratio), "max": max(ratio)},
     }
 
 
-def batched(grid: Grid, repetitions: int) -> dict[str, Any]:
-    """Our functions on the whole grid in one call, in turn; and how often they compiled."""
-    names = [name for name, function in ours.FUNCTIONS.items() if not function.elementwise]
-    columns, other = grid.columns(), tuple(column[::-1] for column in grid.columns())
-    calls = {name: (lambda call=ours.FUNCTIONS[name].call: call(*columns)) for name in names}
-    counts = {}
-    for name in names:
+def count_compilations(grid: Grid) -> dict[str, dict[str, int]]:
+    """How often our functions compile for the grid in one call, again, and for one configuration, and others."""
+    columns, other, counts = grid.columns(), tuple(column[::-1] for column in grid.columns()), {}
+    for name in GRID_FUNCTIONS:
         call = ours.FUNCTIONS[name].call
         counts[name] = {
             "first_call": _compiled_by(lambda call=call: call(*columns)),
@@ -211,9 +214,7 @@ def batched(grid: Grid, repetitions: int) -> dict[str, Any]:
             "one_alone": _compiled_by(lambda call=call: call(*grid.run(0))),
             "others_alone": _compiled_by(lambda call=call: [call(*grid.run(i)) for i in range(1, 10)]),
         }
-    seconds = clocks.in_turn(calls, repetitions)
-    rates = {name: clocks.rates(grid.delta.size, each) for name, each in seconds.items()}
-    return {"per_second": rates, "compilations": counts}
+    return counts
 
 
 def _compiled_by(call: Callable[[], Any]) -> int:

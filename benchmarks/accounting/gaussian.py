@@ -58,8 +58,8 @@ def measure(size: int, repetitions: int) -> dict[str, Any]:
         calls: dict[str, Callable[[], Any]] = {"gdpjax": lambda call=function.call, columns=columns: call(*columns)}
         if name in peers:
             calls["paper"], values["paper"] = peers[name], peers[name]()
-        seconds = clocks.in_turn(calls, repetitions)
-        rates = {library: clocks.rates(size, each) for library, each in seconds.items()}
+        times = clocks.in_turn(calls, repetitions)
+        rates = {library: clocks.rates(size, each) for library, each in times.items()}
         single = {library: _singly(call, size) for library, call in _one_by_one_peers(points).get(name, {}).items()}
         values |= {library: numbers for library, (_, numbers) in single.items()}
         results[name] = {
@@ -74,7 +74,7 @@ def measure(size: int, repetitions: int) -> dict[str, Any]:
 def _singly(call: Callable[[int], float], size: int) -> tuple[dict[str, Any] | None, list[float | None]]:
     """Rate of calls for one point each, and the values; None where it failed."""
     outcomes = [clocks.attempt(lambda i=i: float(call(i)), 10.0) for i in range(min(CHECKED, size))]
-    done = [each.seconds for each in outcomes if each.error is None]
+    done = [each.times.wall for each in outcomes if each.error is None]
     rate = 1 / statistics.mean(done) if done else None
     rates = {"median": rate, "min": 1 / max(done), "max": 1 / min(done), "repetitions": 1} if done else None
     return rates, [each.value for each in outcomes]

@@ -56,13 +56,15 @@ def _libraries(result: dict[str, Any]) -> str:
         width, error, prv = at["relative_width"], at["relative_error"], at["relative_error_against_prv"]
         rows.append(
             (
-                name, at["standing"], at["per_second"], grid_rate / at["per_second"], width and width["median_size"],
+                name, at["standing"], at["per_second"], at["per_cpu_second"], grid_rate / at["per_second"],
+                width and width["median_size"],
                 error and f"{error['median_size']:.1e}", error and f"{error['min']:+.1e} to {error['max']:+.1e}",
                 prv and prv["median_size"], at["configurations"], sum(at["failures"].values()), len(at["wrong_side"]),
             )
         )  # fmt: skip
     columns = (
-        "library", "standing", "configurations/s", "our batched bounds are faster by", "relative width, median",
+        "library", "standing", "configurations/s", "by processor time", "our batched bounds are faster by",
+        "relative width, median",
         "relative error, median", "least and largest", "against PRV, median", "configurations", "failed", "wrong side",
     )  # fmt: skip
     note = (
@@ -112,13 +114,14 @@ def _batched(result: dict[str, Any]) -> str:
         size = at.get("relative_width") or at.get("relative_error")
         rows.append(
             (
-                name, rate["median"], f"{rate['min']:,.0f} to {rate['max']:,.0f}", size and size["median_size"],
+                name, rate["median"], f"{rate['min']:,.0f} to {rate['max']:,.0f}", rate["per_cpu_second"],
+                size and size["median_size"],
                 size and size["max_size"], count["first_call"], count["other_values"], count["one_alone"],
                 count["others_alone"],
             )
         )  # fmt: skip
     columns = (
-        "function", "configurations/s", "range", "relative width or error, median", "largest",
+        "function", "configurations/s", "range", "by processor time", "relative width or error, median", "largest",
         "compilations, first call", "other values", "one alone", "others alone",
     )  # fmt: skip
     return table(columns, rows)
