@@ -195,6 +195,8 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
     times = clocks.in_turn(calls, repetitions)
     theirs = [clocks.attempt(lambda i=i: gdpnum_mu(*grid.run(i)[:3]), CALL_LIMIT).value for i in range(subset)]
     ratio = [mu / float(upper) for mu, upper in zip(theirs, bounds.upper, strict=True) if mu is not None]
+    if not ratio:
+        return None
     width = (bounds.upper - bounds.lower) / bounds.upper
     return {
         "per_second": {name: clocks.rates(subset, each) for name, each in times.items()},
