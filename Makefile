@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/pip --disable-pip-version-check --quiet
 WORKERS ?= 2
+RESULT  ?= benchmarks/results/accounting_cpu.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format wheel clean
+.PHONY: help demo test test-slow bench-accounting lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +27,11 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $@
 
+$(VENV)/.benchmarks: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing gdpjax and the libraries it is measured beside into $(VENV) (a few minutes the first time)"
+	$(PIP) install -c constraints.txt -e '.[benchmarks]'
+	@touch $@
+
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -36,8 +42,11 @@ demo: $(VENV)/.experiments ## train privately on embedded data, print the privac
 test: $(VENV)/.test ## the default suite
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
-test-slow: $(VENV)/.test ## the slow checks too
-	$(BIN)/python -m pytest -n $(WORKERS)
+test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included
+	$(BIN)/python -m pytest -n $(WORKERS) tests gdpjax benchmarks
+
+bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libraries, about ten minutes on an idle core
+	$(BIN)/python -m benchmarks.test_accounting --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .

@@ -1,0 +1,131 @@
+"""The other accountants, each as epsilon(noise_multiplier, sampling_prob, num_steps, delta).
+
+They are imported when first asked for, so that a missing one is reported and not fatal. Each is called as its own
+documentation does for DP-SGD with Poisson sampling and add-or-remove-one neighbours, at its defaults but for what its
+name here says.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks.accounting import paper
+
+PRV_EPSILON_ERROR = 0.01
+
+
+class Epsilon(NamedTuple):
+    """What a library says of epsilon; None where it says nothing."""
+
+    lower: float | None = None
+    estimate: float | None = None
+    upper: float | None = None
+
+
+class Peer(NamedTuple):
+    """A library's function. ``module`` must import; ``sweep``: go on over the whole grid after the subset."""
+
+    name: str
+    module: str
+    standing: str
+    epsilon: Callable[[float, float, int, float], Epsilon]
+    sweep: bool = True
+
+    def missing(self) -> str | None:
+        """Why it cannot be imported, or None."""
+        try:
+            importlib.import_module(self.module)
+        except ImportError as failure:
+            return f"{type(failure).__name__}: {failure}"
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        return None
+
+
+def _event(noise_multiplier: float, sampling_prob: float, num_steps: int):
+    dp = importlib.import_module("dp_accounting")
+    step = dp.PoissonSampledDpEvent(sampling_prob, dp.GaussianDpEvent(noise_multiplier))
+    return dp.SelfComposedDpEvent(step, num_steps)
+
+
+def _pld(interval: float) -> Callable[..., Epsilon]:
+    def epsilon(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+        pld = importlib.import_module("dp_accounting.pld")
+        accountant = pld.PLDAccountant(value_discretization_interval=interval)
+        accountant.compose(_event(noise_multiplier, sampling_prob, num_steps))
+        return Epsilon(upper=float(accountant.get_epsilon(delta)))
+
+    return epsilon
+
+
+def _pld_optimistic(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+    module = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    step = module.from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=sampling_prob, pessimistic_estimate=False, use_connect_dots=False
+    )
+    return Epsilon(lower=float(step.self_compose(num_steps).get_epsilon_for_delta(delta)))
+
+
+def _dp_accounting_rdp(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+    accountant = importlib.import_module("dp_accounting.rdp").RdpAccountant()
+    accountant.compose(_event(noise_multiplier, sampling_prob, num_steps))
+    return Epsilon(upper=float(accountant.get_epsilon(delta)))
+
+
+def _prv(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+    module = importlib.import_module("prv_accountant.dpsgd")
+    accountant = module.DPSGDAccountant(
+        noise_multiplier, sampling_prob, num_steps, eps_error=PRV_EPSILON_ERROR, delta_error=delta / 1000
+    )
+    return Epsilon(*(float(value) for value in accountant.compute_epsilon(delta, num_steps)))
+
+
+def _ctd(module: str) -> Callable[..., Epsilon]:
+    def epsilon(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+        accountant = importlib.import_module(module).CTDAccountant()
+        # What num_steps calls of .step would leave, which alone may take longer than the rest.
+        accountant.history = [(noise_multiplier, sampling_prob, num_steps)]
+        return Epsilon(upper=float(accountant.get_epsilon(delta=delta)))
+
+    return epsilon
+
+
+def _autodp_rdp(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+    zoo = importlib.import_module("autodp.mechanism_zoo")
+    run = zoo.SubsampleGaussianMechanism({"prob": sampling_prob, "sigma": noise_multiplier, "coeff": num_steps})
+    return Epsilon(upper=float(run.get_approxDP(delta)))
+
+
+def _autodp_fourier(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+    mechanisms, transformers = (importlib.import_module(f"autodp.{name}_zoo") for name in ("mechanism", "transformer"))
+    both = []
+    for direction in ("remove_only", "add_only"):
+        gaussian = mechanisms.GaussianMechanism(noise_multiplier, phi_off=False, RDP_off=True)
+        sampled = transformers.AmplificationBySampling_pld(PoissonSampling=True, neighboring=direction)
+        step = sampled.amplify(gaussian, sampling_prob)
+        both.append(float(transformers.ComposeAFA()([step], [num_steps]).get_approxDP(delta)))
+    return Epsilon(estimate=max(both))
+
+
+def _paper_clt(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+    return Epsilon(estimate=float(paper.clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta)))
+
+
+PEERS = (
+    Peer("dp_accounting PLD 1e-4", "dp_accounting.pld", "upper", _pld(1e-4)),
+    Peer("dp_accounting PLD 1e-3", "dp_accounting.pld", "upper", _pld(1e-3)),
+    Peer("dp_accounting PLD 1e-4, optimistic", "dp_accounting.pld", "lower", _pld_optimistic, sweep=False),
+    Peer("dp_accounting RDP", "dp_accounting.rdp", "upper", _dp_accounting_rdp),
+    Peer("prv_accountant", "prv_accountant.dpsgd", "bracket", _prv, sweep=False),
+    Peer("gdpnum", "gdpnum", "upper", _ctd("gdpnum"), sweep=False),
+    Peer("riskcal", "riskcal.accountants", "upper", _ctd("riskcal.accountants"), sweep=False),
+    Peer("autodp RDP", "autodp.mechanism_zoo", "upper", _autodp_rdp),
+    Peer("autodp Fourier", "autodp.transformer_zoo", "estimate", _autodp_fourier),
+    Peer("paper, CLT", "benchmarks.accounting.paper", "estimate", _paper_clt),
+)
+
+
+def gdpnum_mu(noise_multiplier: float, sampling_prob: float, num_steps: int) -> float:
+    """gdpnum's mu of a run: its curve lies above G_mu outside the last 1e-10 of either error."""
+    module = importlib.import_module("gdpnum")
+    return float(module.dpsgd.get_mu_and_regret_for_dpsgd(noise_multiplier, sampling_prob, num_steps)[0])
