@@ -70,7 +70,7 @@ def _epsilon_core(run: Run, delta: Array) -> Bounds:
 
 
 def _estimate_core(run: Run, delta: Array) -> Array:
-    return _driver.epsilon_of_run(run, jnp.log(delta), width=_driver.ESTIMATE_WIDTH).estimate
+    return _driver.estimate_of_run(run, jnp.log(delta))
 
 
 def _delta_core(run: Run, epsilon: Array) -> Bounds:

@@ -15,6 +15,7 @@ ESTIMATE_WIDTH = 3e-2
 DELTA_WIDTH = 1e-2
 FLOOR = 1e-6
 TRIES = 5
+_CLEARLY_BELOW = 0.9
 
 
 class Answer(NamedTuple):
@@ -43,6 +44,24 @@ def epsilon_of_run(run: Run, log_delta: Array, width: float = RELATIVE_WIDTH) ->
     return jax.lax.scan(direction, Answer(zero, zero, zero), jnp.array(run.signs))[0]
 
 
+def estimate_of_run(run: Run, log_delta: Array) -> Array:
+    """An estimate of epsilon; a direction whose rough guess is far below that of another is left out."""
+
+    def direction(best: tuple[Array, Array], sign: Array) -> tuple[tuple[Array, Array], None]:
+        directed = run.towards(sign)
+        guess = _plan.first_guess(directed, _plan.windows(directed, log_delta), log_delta)
+        needed = guess > _CLEARLY_BELOW * best[0]
+        estimate = jax.lax.cond(
+            needed,
+            lambda: direction_epsilon(directed, log_delta, best[1], ESTIMATE_WIDTH).estimate,
+            lambda: jnp.zeros_like(guess),
+        )
+        return (jnp.maximum(best[0], guess), jnp.maximum(best[1], estimate)), None
+
+    zero = jnp.full_like(log_delta, -1.0), jnp.zeros_like(log_delta)
+    return jax.lax.scan(direction, zero, jnp.array(run.signs))[0][1]
+
+
 def direction_epsilon(run: Run, log_delta: Array, against: Array, target: float) -> Answer:
     """One direction; the bracket need not be tight once its upper end is below ``against``."""
     window = _plan.windows(run, log_delta)
@@ -50,7 +69,7 @@ def direction_epsilon(run: Run, log_delta: Array, against: Array, target: float)
     def body(state: tuple[Array, Answer]) -> tuple[Array, Answer]:
         i, old = state
         slack = 0.5 * (against / jnp.maximum(old.estimate, 1e-300) - 1.0)
-        width = jnp.clip(slack, target, 0.2)
+        width = jnp.clip(slack, target, 0.2) * 0.8**i
         plan = _plan.make_plan(run, window, old.estimate, log_delta, width, of_delta=False)
         new, estimate = _solve.epsilon_bracket(run, plan)
         return i + 1, Answer(jnp.maximum(old.lower, new.lower), jnp.minimum(old.upper, new.upper), estimate)
