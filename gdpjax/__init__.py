@@ -5,7 +5,7 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, sampling
+from gdpjax import accounting, mechanisms, sampling, tradeoff
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.clipping import ClipInfo, Flat, Sensitivity, clipped_grad, per_example_grad
@@ -31,7 +31,9 @@ __all__ = [
     "dpsgd",
     "fresh_key",
     "ledger_of",
+    "mechanisms",
     "per_example_grad",
     "privatize",
     "sampling",
+    "tradeoff",
 ]

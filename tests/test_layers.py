@@ -71,6 +71,6 @@ def test_core_does_not_import_flax_or_extras() -> None:
 
 
 STANDARD = {
-    "__future__", "abc", "argparse", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib",
-    "importlib", "inspect", "itertools", "json", "math", "os", "pathlib", "sys", "typing",
+    "__future__", "abc", "argparse", "collections", "contextlib", "dataclasses", "enum", "fractions", "functools",
+    "hashlib", "importlib", "inspect", "itertools", "json", "math", "numbers", "os", "pathlib", "sys", "typing",
 }  # fmt: skip
