@@ -102,6 +102,10 @@ class PiecewiseLinear(Curve):
         return jnp.maximum(beyond, -jnp.expm1(epsilon))  # the inverse ends at (1, 0), whatever f(0) is
 
     def inverse(self) -> "PiecewiseLinear":
+        if is_traced((self.alpha, self.beta)):
+            raise ValueError(
+                "the inverse of a piecewise-linear curve has points of its own: take it outside compiled code"
+            )
         alpha, beta = np.asarray(self.beta, np.float64)[::-1], np.asarray(self.alpha, np.float64)[::-1]
         # Of the points of a flat piece of f the leftmost counts; where f(0) < 1 the inverse is 0 from there on.
         keep = np.append(np.diff(alpha) > 0, True)

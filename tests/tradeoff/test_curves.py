@@ -339,3 +339,5 @@ def test_traced_parameters_out_of_range_give_nan():
     assert np.isnan(jax.jit(lambda a: Gaussian(1.0)(a))(1.5))
     with pytest.raises(ValueError, match="symmetric depends on its points, which are traced"):
         jax.jit(lambda b: subsample(PiecewiseLinear(SKEW.alpha, b), 0.5)(0.2))(SKEW.beta)
+    with pytest.raises(ValueError, match="take it outside compiled code"):
+        jax.jit(lambda b: inverse(PiecewiseLinear(SKEW.alpha, b))(0.2))(SKEW.beta)
