@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from experiments.config import PRESETS, DataConfig, DemoConfig
+from experiments.config import PRESETS, DataConfig, DemoConfig, FdpFiguresConfig
 from experiments.errors import CapacityExceededError, RunInterrupted, UserError
 
 
@@ -30,9 +30,16 @@ def _demo(config: Any) -> None:
     run(config)
 
 
+def _fdp_figures(config: Any) -> None:
+    from experiments.fdp_figures import run
+
+    run(config)
+
+
 COMMANDS = {
     "train": Command(lambda dataset: PRESETS[dataset], _train, "Train one model with differential privacy."),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
+    "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),
 }
 
 

@@ -87,6 +87,14 @@ class DemoConfig:
     run: RunConfig = RunConfig()
 
 
+@dataclasses.dataclass(frozen=True)
+class FdpFiguresConfig:
+    """Draw the figures of docs/fdp.md; the histogram uses the Adult data if GDPJAX_DATA has them."""
+
+    output: Path = Path("docs/figures")
+    """Folder of the SVG files."""
+
+
 PRESETS: dict[str, TrainConfig] = {
     # Tuned by hand on the 360 held-out digits, so their accuracy is slightly optimistic; the tuning runs are not in
     # epsilon, as is usual for public benchmark data, and would have to be for private data.

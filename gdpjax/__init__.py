@@ -5,7 +5,7 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, plotting, sampling
+from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.clipping import ClipInfo, Flat, Sensitivity, clipped_grad, per_example_grad
@@ -32,8 +32,10 @@ __all__ = [
     "fresh_key",
     "ledger",
     "ledger_of",
+    "mechanisms",
     "per_example_grad",
     "plotting",
     "privatize",
     "sampling",
+    "tradeoff",
 ]

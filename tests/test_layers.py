@@ -84,6 +84,6 @@ EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}}
 """Packages that are not required, by the part that may import them when they are needed."""
 STANDARD = {
     "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "enum",
-    "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "math", "os", "pathlib", "queue", "sys",
-    "time", "typing",
+    "fractions", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "math", "numbers", "os",
+    "pathlib", "queue", "sys", "time", "typing",
 }  # fmt: skip

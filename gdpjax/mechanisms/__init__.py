@@ -1,0 +1,21 @@
+"""Mechanisms: a sampler, the trade-off curve that it has, and the unit of its sensitivity.
+
+Floating-point noise has the curve of real arithmetic, see `_abstract`; the discrete mechanisms and randomized response
+are exact as implemented.
+"""
+
+from gdpjax.mechanisms._discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
+from gdpjax.mechanisms._gaussian import GaussianMechanism
+from gdpjax.mechanisms._laplace import LaplaceMechanism
+from gdpjax.mechanisms._randomized_response import FrequencyEstimate, RandomizedResponse
+from gdpjax.mechanisms._subsampled import PoissonSubsampled
+
+__all__ = [
+    "DiscreteGaussianMechanism",
+    "DiscreteLaplaceMechanism",
+    "FrequencyEstimate",
+    "GaussianMechanism",
+    "LaplaceMechanism",
+    "PoissonSubsampled",
+    "RandomizedResponse",
+]

@@ -1,0 +1,72 @@
+"""What every mechanism offers, and exact coin flips.
+
+A mechanism is a frozen pytree of its privacy parameters: it says its curve (`tradeoff`), and from that `delta` and
+`epsilon`; it draws (`sample`) under jit and vmap, from an explicit key that is used once.
+
+*Floats.* Noise in floating point is not the noise of the theorem: the set of values that x + noise can take depends on
+x, and observing the low bits of one release can reveal the input (Mironov, CCS 2012, broke textbook Laplace samplers
+so). The curves here are those of real arithmetic. For releases where an adversary sees every bit use integers and
+`DiscreteLaplaceMechanism`, `DiscreteGaussianMechanism` or `RandomizedResponse`, which are exact.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.checks import NONNEGATIVE, check, is_traced
+from gdpjax._core.types import Array
+from gdpjax.tradeoff import Curve
+from gdpjax.tradeoff import delta as delta_of
+from gdpjax.tradeoff import epsilon as epsilon_of
+
+
+class Mechanism:
+    """Abstract base of all mechanisms: a curve and what follows from it."""
+
+    def tradeoff(self) -> Curve:
+        """The exact trade-off curve of one release, between neighbours at the stated sensitivity."""
+        raise NotImplementedError
+
+    def delta(self, epsilon: Array) -> Array:
+        """The smallest delta with (epsilon, delta)-DP for one release; exact. See `gdpjax.tradeoff.delta`."""
+        return delta_of(self.tradeoff(), epsilon)
+
+    def epsilon(self, delta: Array) -> Array:
+        """The smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact. See `gdpjax.tradeoff.epsilon`."""
+        return epsilon_of(self.tradeoff(), delta)
+
+
+class Additive(Mechanism):
+    """Mechanisms that add noise to a value of bounded sensitivity."""
+
+    def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
+        """``value`` (a scalar, an array or a pytree of arrays) with noise for ``sensitivity``."""
+        raise NotImplementedError
+
+
+def check_sensitivity(sensitivity: Any) -> Any:
+    """A sensitivity >= 0, concrete or traced (then NaN where it is not)."""
+    check("sensitivity", sensitivity, NONNEGATIVE)
+    if np.ndim(sensitivity):
+        raise ValueError(f"sensitivity must be one number, for the whole value, got shape {np.shape(sensitivity)}")
+    return jnp.where(NONNEGATIVE.contains(sensitivity), sensitivity, jnp.nan) if is_traced(sensitivity) else sensitivity
+
+
+def floating(leaf: Any) -> Array:
+    """A leaf as float32 or wider."""
+    array = jnp.asarray(leaf)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise ValueError("complex values are not supported; pass real and imaginary parts")
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:
+    """Booleans that are true with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
+    with jax.enable_x64(True):
+        wide = jnp.asarray(probability, jnp.float64)
+        threshold = jnp.floor(jnp.clip(wide, 0.0, 1.0) * 2.0**32)
+        always = threshold >= 2.0**32
+        threshold = jnp.where(always, 0.0, threshold).astype(jnp.uint32)
+    return always | (jax.random.bits(key, shape, jnp.uint32) < threshold)

@@ -1,0 +1,209 @@
+r"""Discrete Laplace and discrete Gaussian noise by exact integer sampling, on the host.
+
+The sampling uses whole numbers only: no float is ever compared with a random number, so that the released integer has
+exactly the law of the theorem, for uniform random bits (here from a JAX key, expanded by its counter-based generator).
+
+* Bernoulli(exp(-a/b)), a/b <= 1: count how many Bernoulli((a/b)/j), j = 1, 2, ... succeed in a row; true if even.
+* Geometric and discrete Laplace with scale t = num/den, P(x) ~ exp(-|x| / t), from those.
+* Discrete Gaussian, P(x) ~ exp(-x^2 / (2 sigma^2)): propose a discrete Laplace of scale floor(sigma) + 1, accept with
+  probability exp(-(|x| - sigma^2 / t)^2 / (2 sigma^2)).
+
+Rational parameters are exact: a float is a rational, and is taken as that rational.
+
+*Curves.* Shifted by an integer s, both laws have likelihood ratios that are monotone in x, so the tests "x > c" are
+optimal and the curve is the polygon of their errors. Discrete Laplace noise with s = 1 has losses +-epsilon only: it is
+exactly f_{epsilon, 0}.
+"""
+
+import math
+import numbers
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+
+from gdpjax._core.checks import POSITIVE, check_scalar, is_traced
+from gdpjax._core.types import Array
+from gdpjax.mechanisms._abstract import Mechanism
+from gdpjax.tradeoff import Curve, from_probabilities
+
+Uniform = Callable[[int], int]
+"""A source of whole numbers uniform on [0, n)."""
+
+
+def _uniform_from(key: Array) -> Uniform:
+    """Uniform whole numbers from a key: words in blocks, and rejection where n is not a power of two."""
+    words: list[int] = []
+    block = 0
+
+    def word() -> int:
+        nonlocal block
+        if not words:
+            drawn = jax.random.bits(jax.random.fold_in(key, block), (4096,), np.uint32)
+            words.extend(np.asarray(drawn).tolist())
+            block += 1
+        return words.pop()
+
+    def uniform(n: int) -> int:
+        bits = (n - 1).bit_length()
+        while True:
+            value = 0
+            for _ in range(-(-bits // 32)):
+                value = value << 32 | word()
+            value &= (1 << bits) - 1
+            if value < n:
+                return value
+
+    return uniform
+
+
+def _bernoulli_exp(gamma: Fraction, uniform: Uniform) -> bool:
+    """True with probability exp(-gamma), gamma >= 0."""
+    while gamma > 1:
+        if not _bernoulli_exp(Fraction(1), uniform):
+            return False
+        gamma -= 1
+    count = 1
+    while uniform(gamma.denominator * count) < gamma.numerator:
+        count += 1
+    return count % 2 == 1
+
+
+def _discrete_laplace(scale: Fraction, uniform: Uniform) -> int:
+    """P(x) proportional to exp(-|x| / scale)."""
+    numerator, denominator = scale.numerator, scale.denominator
+    while True:
+        remainder = uniform(numerator)
+        if not _bernoulli_exp(Fraction(remainder, numerator), uniform):
+            continue
+        quotient = 0
+        while _bernoulli_exp(Fraction(1), uniform):
+            quotient += 1
+        size = (remainder + numerator * quotient) // denominator
+        negative = uniform(2) == 1
+        if not (negative and size == 0):
+            return -size if negative else size
+
+
+def _discrete_gaussian(stddev: Fraction, uniform: Uniform) -> int:
+    """P(x) proportional to exp(-x^2 / (2 stddev^2))."""
+    variance, scale = stddev**2, Fraction(math.floor(stddev) + 1)
+    while True:
+        proposal = _discrete_laplace(scale, uniform)
+        if _bernoulli_exp((abs(proposal) - variance / scale) ** 2 / (2 * variance), uniform):
+            return proposal
+
+
+class _Discrete(Mechanism):
+    """Integer noise for integer queries."""
+
+    sensitivity: int
+
+    def __init__(self, sensitivity: int) -> None:
+        if isinstance(sensitivity, bool) or not isinstance(sensitivity, numbers.Integral) or sensitivity < 1:
+            raise ValueError(f"sensitivity must be a whole number >= 1, got {sensitivity!r}")
+        self.sensitivity = int(sensitivity)
+
+    def _draw(self, uniform: Uniform) -> int:
+        raise NotImplementedError
+
+    def sample(self, key: Array, value: Any) -> np.ndarray:
+        """``value`` with exact integer noise, element by element; on the host, about 1e4 numbers a second.
+
+        Args:
+            key: a PRNG key, used for nothing else.
+            value: integers, any shape, whose neighbours differ in one element by at most ``sensitivity``.
+
+        Returns:
+            int64 of the same shape.
+
+        Raises:
+            ValueError: traced or not integers.
+        """
+        if is_traced((key, value)):
+            raise ValueError("exact integer sampling runs on the host: call it outside compiled code")
+        integers = np.asarray(value)
+        if not np.issubdtype(integers.dtype, np.integer):
+            raise ValueError(f"value must hold integers, got {integers.dtype}; round the query, not the answer")
+        uniform = _uniform_from(key)
+        noise = np.array([self._draw(uniform) for _ in range(integers.size)], np.int64).reshape(integers.shape)
+        return integers.astype(np.int64) + noise
+
+
+class DiscreteLaplaceMechanism(_Discrete):
+    """Adds integer noise with P(x) ~ exp(-epsilon |x| / sensitivity), sampled exactly.
+
+    Args:
+        epsilon: privacy loss, finite and > 0; the float is taken as the rational number that it is.
+        sensitivity: the largest change of the integer query, a whole number >= 1.
+
+    Returns:
+        A mechanism, exact on a real computer; for sensitivity 1 its curve is `ApproximateDP(epsilon)`.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference: Ghosh, Roughgarden and Sundararajan, arXiv:0811.2841; Canonne, Kamath and Steinke, arXiv:2004.00010,
+    Algorithm 2.
+
+    >>> print(f"{DiscreteLaplaceMechanism(1.0).tradeoff()(0.1):.6f}")
+    0.728172
+    """
+
+    def __init__(self, epsilon: float, sensitivity: int = 1) -> None:
+        check_scalar("epsilon", epsilon, POSITIVE)
+        super().__init__(sensitivity)
+        self.privacy_loss = float(epsilon)
+
+    def _draw(self, uniform: Uniform) -> int:
+        return _discrete_laplace(Fraction(self.sensitivity) / Fraction(self.privacy_loss), uniform)
+
+    def tradeoff(self) -> Curve:
+        """The polygon of the tests "x > c"; tails below 1e-300 are left out."""
+        rate = self.privacy_loss / self.sensitivity
+        return _shifted(lambda x: -rate * np.abs(x), math.ceil(690.0 / rate), self.sensitivity)
+
+
+class DiscreteGaussianMechanism(_Discrete):
+    """Adds integer noise with P(x) ~ exp(-x^2 / (2 stddev^2)), stddev = noise_multiplier * sensitivity, exactly.
+
+    Args:
+        noise_multiplier: stddev / sensitivity, finite and > 0; the float is taken as the rational that it is.
+        sensitivity: the largest change of the integer query, a whole number >= 1.
+
+    Returns:
+        A mechanism, exact on a real computer, with nearly the curve of the Gaussian mechanism where stddev is above 1.
+        The curve is for one integer; vectors in several coordinates have another one.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference: Canonne, Kamath and Steinke, arXiv:2004.00010, Algorithm 3 and Theorem 7.
+
+    >>> print(f"{DiscreteGaussianMechanism(2.0).epsilon(1e-5):.3f}")
+    2.011
+    """
+
+    def __init__(self, noise_multiplier: float, sensitivity: int = 1) -> None:
+        check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
+        super().__init__(sensitivity)
+        self.noise_multiplier = float(noise_multiplier)
+
+    def _draw(self, uniform: Uniform) -> int:
+        return _discrete_gaussian(Fraction(self.noise_multiplier) * self.sensitivity, uniform)
+
+    def tradeoff(self) -> Curve:
+        """The polygon of the tests "x > c"; tails below 1e-300 are left out."""
+        stddev = self.noise_multiplier * self.sensitivity
+        return _shifted(lambda x: -0.5 * (x / stddev) ** 2, math.ceil(37.0 * stddev), self.sensitivity)
+
+
+def _shifted(log_weight: Callable[[np.ndarray], np.ndarray], reach: int, shift: int) -> Curve:
+    """The curve of a law on the integers against itself shifted."""
+    if reach + shift > 2**20:
+        raise ValueError(f"the noise spreads over {reach} integers, too many for a polygon; use continuous noise")
+    x = np.arange(-reach, reach + shift + 1, dtype=np.float64)
+    laws = [np.exp(log_weight(x - at)) for at in (0, shift)]
+    return from_probabilities(*(law / law.sum() for law in laws))

@@ -1,0 +1,73 @@
+"""The Gaussian mechanism."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.checks import POSITIVE, check, is_traced
+from gdpjax._core.noise import standard_normal
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.trees import leaf_keys
+from gdpjax._core.types import Array
+from gdpjax.mechanisms._abstract import Additive, check_sensitivity, floating
+from gdpjax.tradeoff import Curve, Gaussian
+
+
+@pytree_dataclass
+class GaussianMechanism(Additive):
+    """Adds N(0, stddev^2) to every coordinate, stddev = noise_multiplier * sensitivity.
+
+    It is exactly mu-GDP with mu = 1 / noise_multiplier, in any dimension: only the l2 distance of two values matters.
+
+    Args:
+        noise_multiplier: stddev / l2 sensitivity, finite and > 0.
+
+    Returns:
+        A mechanism whose curve is G_mu, exact in real arithmetic (see `_abstract` on floats).
+
+    Raises:
+        ValueError: noise_multiplier not a finite number > 0.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Theorem 2.7.
+
+    >>> print(GaussianMechanism(2.0).mu, f"{GaussianMechanism(2.0).epsilon(1e-5):.4f}")
+    0.5 1.9931
+    """
+
+    noise_multiplier: Array
+
+    def __post_init__(self) -> None:
+        check("noise_multiplier", self.noise_multiplier, POSITIVE)
+
+    @property
+    def mu(self) -> Array:
+        """The Gaussian privacy parameter, 1 / noise_multiplier; exact."""
+        return 1.0 / (self.noise_multiplier if is_traced(self) else np.asarray(self.noise_multiplier, np.float64)[()])
+
+    def tradeoff(self) -> Curve:
+        """G_mu with mu = 1 / noise_multiplier; exact."""
+        return Gaussian(self.mu)
+
+    def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
+        """``value`` with noise.
+
+        Args:
+            key: a PRNG key, used for nothing else.
+            value: a scalar, an array or a pytree of arrays.
+            sensitivity: the largest l2 distance of two neighbours' values, over all leaves together, >= 0.
+
+        Returns:
+            The same structure in float32 or wider; the noise is right in its tail to 9 standard deviations.
+
+        Raises:
+            ValueError: sensitivity negative, NaN or not one number; complex values.
+        """
+        scale = self.noise_multiplier * check_sensitivity(sensitivity)
+
+        def noisy(leaf: Any, leaf_key: Array) -> Array:
+            array = floating(leaf)
+            return array + jnp.asarray(scale).astype(array.dtype) * standard_normal(leaf_key, array.shape, array.dtype)
+
+        return jax.tree.map(noisy, value, leaf_keys(key, value))

@@ -1,0 +1,158 @@
+"""Randomized response: each person perturbs their own answer, and frequencies are estimated without bias.
+
+With truth probability t = e^epsilon / (e^epsilon + k - 1) and every other answer with probability q = 1 / (e^epsilon +
+k - 1), an answer i is observed with probability lambda_i = q + (t - q) pi_i, pi_i being its frequency. Hence
+(lambda_i - q) / (t - q) is an unbiased estimate of pi_i. For people drawn at random with frequencies pi its variance is
+lambda_i (1 - lambda_i) / (n (t - q)^2), which the plug-in standard error estimates.
+
+The coin compares 32 random bits with floor(2^32 t), so t is rounded down, by 2.4e-10 at most: the curve below holds.
+"""
+
+import dataclasses
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, check_scalar, float64_function, is_traced
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.types import Array
+from gdpjax.mechanisms._abstract import Mechanism, coin
+from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
+
+
+class FrequencyEstimate(NamedTuple):
+    """Unbiased estimates of frequencies (they may be negative), and their standard errors."""
+
+    frequencies: Array
+    standard_errors: Array
+
+
+@pytree_dataclass
+class RandomizedResponse(Mechanism):
+    """Answers truthfully with probability e^epsilon / (e^epsilon + k - 1), else with another category at random.
+
+    Args:
+        epsilon: privacy loss, finite and > 0.
+        num_categories: k >= 2, static.
+
+    Returns:
+        A mechanism whose curve is exactly `ApproximateDP(epsilon)` for k = 2, and strictly above it for k > 2.
+
+    Raises:
+        ValueError: epsilon or num_categories out of range.
+
+    Reference: Warner, JASA 1965; Kairouz, Bonawitz and Ramage, arXiv:1602.07387 (k categories).
+
+    >>> print(f"{RandomizedResponse.two_coins().privacy_loss:.6f}")
+    1.098612
+    """
+
+    privacy_loss: Array  # the epsilon; that name is the method's
+    num_categories: int = dataclasses.field(default=2, metadata={"static": True})
+
+    def __init__(self, epsilon: Array, num_categories: int = 2) -> None:
+        check("epsilon", epsilon, POSITIVE)
+        check_scalar("num_categories", num_categories, POSITIVE)
+        if int(num_categories) != num_categories or num_categories < 2:
+            raise ValueError(f"num_categories must be a whole number >= 2, got {num_categories}")
+        object.__setattr__(self, "privacy_loss", epsilon)
+        object.__setattr__(self, "num_categories", int(num_categories))
+
+    @classmethod
+    def two_coins(cls) -> Self:
+        """Warner's two fair coins: heads, answer truthfully; tails, say what the second one shows. epsilon = ln 3."""
+        return cls(float(np.log(3.0)))
+
+    @classmethod
+    def with_truth_probability(cls, truth_probability: float, num_categories: int = 2) -> Self:
+        """The mechanism that tells the truth with a given probability, above 1 / k and below 1."""
+        check_scalar("truth_probability", truth_probability, OPEN_UNIT)
+        odds = truth_probability * (num_categories - 1) / (1.0 - truth_probability)
+        if not odds > 1:
+            raise ValueError(f"truth_probability must exceed 1 / {num_categories}, got {truth_probability}")
+        return cls(float(np.log(odds)), num_categories)
+
+    @property
+    def truth_probability(self) -> Array:
+        """e^epsilon / (e^epsilon + k - 1)."""
+        return _truth_probability(self.privacy_loss, self.num_categories)
+
+    def tradeoff(self) -> Curve:
+        """f_{epsilon, 0} for two categories; for k, three pieces of slope e^epsilon, 1 and e^-epsilon; exact."""
+        if self.num_categories == 2:
+            return ApproximateDP(self.privacy_loss)
+        if is_traced(self.privacy_loss) or np.ndim(self.privacy_loss):
+            raise ValueError("the curve of more than two categories is made of points: give one concrete epsilon")
+        lie = 1.0 / (np.exp(np.float64(self.privacy_loss)) + self.num_categories - 1)
+        truth = np.float64(self.truth_probability)
+        return PiecewiseLinear(np.array([0.0, lie, 1.0 - truth, 1.0]), np.array([1.0, 1.0 - truth, lie, 0.0]))
+
+    def sample(self, key: Array, value: Array) -> Array:
+        """Perturbed answers.
+
+        Args:
+            key: a PRNG key, used for nothing else.
+            value: categories, integers (or booleans) in [0, k), any shape; each element is perturbed independently.
+
+        Returns:
+            Categories of the same shape, int32.
+
+        Raises:
+            ValueError: not integers, or concrete ones outside [0, k). Traced ones are taken modulo k.
+        """
+        answers = jnp.asarray(value)
+        if not (jnp.issubdtype(answers.dtype, jnp.integer) or answers.dtype == jnp.bool_):
+            raise ValueError(f"value must hold categories as integers, got {answers.dtype}")
+        if (
+            not is_traced(answers)
+            and answers.size
+            and not (0 <= int(answers.min()) <= int(answers.max()) < self.num_categories)
+        ):
+            raise ValueError(f"value must hold categories from 0 to {self.num_categories - 1}")
+        first, second = jax.random.split(key)
+        truthful = coin(first, self.truth_probability, answers.shape)
+        shift = jax.random.randint(second, answers.shape, 1, self.num_categories)
+        return jnp.mod(answers.astype(jnp.int32) + jnp.where(truthful, 0, shift), self.num_categories)
+
+    def estimate(self, counts: Array) -> FrequencyEstimate:
+        """Unbiased frequencies of the true categories, from counts of the perturbed ones.
+
+        Formula: pi_i = (c_i / n - q) / (t - q), standard error sqrt(l_i (1 - l_i) / n) / (t - q), l_i = c_i / n.
+
+        Args:
+            counts: how often each category was observed, shape [..., k].
+
+        Returns:
+            `FrequencyEstimate(frequencies, standard_errors)` of that shape; the frequencies unbiased, sum 1, possibly
+            negative; the errors plug-in estimates for people drawn at random.
+
+        Raises:
+            ValueError: a negative count, or not k of them.
+
+        Reference: Warner, JASA 1965; Kairouz, Bonawitz and Ramage, arXiv:1602.07387, Section 4.
+
+        >>> frequencies, errors = RandomizedResponse.two_coins().estimate([400, 600])
+        >>> print(frequencies, errors.round(4))
+        [0.3 0.7] [0.031 0.031]
+        """
+        if np.ndim(counts) < 1 or np.shape(counts)[-1] != self.num_categories:
+            raise ValueError(
+                f"counts must have {self.num_categories} entries in its last axis, got shape {np.shape(counts)}"
+            )
+        return FrequencyEstimate(*_estimate(counts, self.privacy_loss, self.num_categories))
+
+
+@float64_function(epsilon=POSITIVE)
+def _truth_probability(epsilon: Array, num_categories: int) -> Array:
+    return 1.0 / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
+
+
+@float64_function(broadcast=False, counts=NONNEGATIVE, epsilon=POSITIVE)
+def _estimate(counts: Array, epsilon: Array, num_categories: int) -> tuple[Array, Array]:
+    total = jnp.sum(counts, axis=-1, keepdims=True)
+    share = counts / total
+    lie = 1.0 / (jnp.exp(epsilon) + num_categories - 1)
+    gap = -jnp.expm1(-epsilon) / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
+    return (share - lie) / gap, jnp.sqrt(share * (1.0 - share) / total) / gap

@@ -1,0 +1,98 @@
+"""A mechanism that runs on a Poisson sample of the examples."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.checks import UNIT, check, is_traced
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.types import Array
+from gdpjax.mechanisms._abstract import Additive, coin, floating
+from gdpjax.tradeoff import Curve, inverse, mixture, subsample
+
+
+@pytree_dataclass
+class PoissonSubsampled(Additive):
+    """Sums the values of examples that each take part with a given probability, and adds the mechanism's noise.
+
+    Args:
+        mechanism: `GaussianMechanism` or `LaplaceMechanism`.
+        sampling_prob: p in [0, 1]. The sampler rounds it down to a multiple of 2^-32, so that the curve holds.
+
+    Returns:
+        A mechanism for neighbours that differ by adding or removing one example; exact curve of one step.
+
+    Raises:
+        ValueError: another kind of mechanism, or not a probability.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Section 4; Bu, Dong, Long and Su, arXiv:1911.11607, Section 3.
+
+    >>> from gdpjax.mechanisms import GaussianMechanism
+    >>> print(f"{PoissonSubsampled(GaussianMechanism(1.0), 0.01).epsilon(1e-5):.4f}")
+    0.1995
+    """
+
+    mechanism: Additive
+    sampling_prob: Array
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, Additive):
+            raise ValueError(
+                f"mechanism must add noise to a sum, such as GaussianMechanism(1.0); got {self.mechanism!r}"
+            )
+        check("sampling_prob", self.sampling_prob, UNIT)
+
+    def tradeoff(self, direction: str | None = None) -> Curve:
+        """The exact curve of one step.
+
+        Args:
+            direction: static; "remove": f_p = p f + (1 - p) Id (the null hypothesis is the data without the example),
+                "add": its inverse, None: both together, C_p(f). For several steps compose one direction, `compose`
+                then takes care of the other.
+        """
+        curve = self.mechanism.tradeoff()
+        if direction is None:
+            return subsample(curve, self.sampling_prob)
+        if direction not in ("remove", "add"):
+            raise ValueError(f'direction must be None, "remove" or "add", got {direction!r}')
+        one = mixture(curve, self.sampling_prob)
+        return one if direction == "remove" else inverse(one)
+
+    def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
+        """The noisy sum over a random sample of the examples.
+
+        Args:
+            key: a PRNG key, used for nothing else.
+            value: per-example values, an array or a pytree of arrays with a leading axis of examples.
+            sensitivity: the largest norm (of the mechanism's kind) of one example's values, >= 0. It is not enforced:
+                clip first.
+
+        Returns:
+            The sum without the leading axis, with noise, in float32 or wider.
+
+        Raises:
+            ValueError: no leaf or no common leading axis, or what the mechanism refuses.
+        """
+        leaves = jax.tree.leaves(value)
+        sizes = {np.shape(leaf)[:1] for leaf in leaves}
+        if len(sizes) != 1 or () in sizes:
+            raise ValueError(f"per-example values must share a leading axis of examples, got {sorted(sizes)}")
+        ((num_examples,),) = sizes
+        first, second = jax.random.split(key)
+        chosen = coin(first, self.sampling_prob, (num_examples,))
+
+        def total(leaf: Any) -> Array:
+            array = floating(leaf)
+            return jnp.sum(jnp.where(chosen.reshape(-1, *[1] * (array.ndim - 1)), array, 0), axis=0)
+
+        return self.mechanism.sample(second, jax.tree.map(total, value), sensitivity)
+
+    @property
+    def sampled_prob(self) -> Array:
+        """The probability that the sampler realises, floor(2^32 p) / 2^32; concrete only."""
+        if is_traced(self.sampling_prob):
+            raise ValueError("sampled_prob is a number of the host: read it outside compiled code")
+        return math.floor(float(self.sampling_prob) * 2.0**32) / 2.0**32

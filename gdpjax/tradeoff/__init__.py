@@ -1,0 +1,53 @@
+"""f-DP: trade-off curves and the operators on them.
+
+Read in the order `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
+`_derived` (curves of curves), `_operators`, `_duality`, `_operational`, `_functionals`, `_limit`, and for numeric
+composition `_cells`, `_grid`, `_compose`.
+"""
+
+from gdpjax.tradeoff._abstract import Curve
+from gdpjax.tradeoff._approximate_dp import ApproximateDP
+from gdpjax.tradeoff._compose import CurveBounds, compose
+from gdpjax.tradeoff._duality import convex_conjugate, delta, dominating_mu, epsilon, from_delta_curve
+from gdpjax.tradeoff._functionals import kappa2, kappa3, kappa3bar, kl
+from gdpjax.tradeoff._gaussian import Gaussian, Identity
+from gdpjax.tradeoff._laplace import Laplace
+from gdpjax.tradeoff._limit import NormalApproximation, berry_esseen, central_limit
+from gdpjax.tradeoff._operational import attack_advantage, bayes_error, reconstruction_robustness, true_positive_rate
+from gdpjax.tradeoff._operators import biconjugate, group, inverse, mixture, parallel, subsample, symmetrize
+from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_probabilities
+
+__all__ = [
+    "ApproximateDP",
+    "Curve",
+    "CurveBounds",
+    "Gaussian",
+    "Identity",
+    "Laplace",
+    "NormalApproximation",
+    "PiecewiseLinear",
+    "attack_advantage",
+    "bayes_error",
+    "berry_esseen",
+    "biconjugate",
+    "central_limit",
+    "compose",
+    "convex_conjugate",
+    "delta",
+    "dominating_mu",
+    "epsilon",
+    "from_delta_curve",
+    "from_probabilities",
+    "group",
+    "inverse",
+    "kappa2",
+    "kappa3",
+    "kappa3bar",
+    "kl",
+    "mixture",
+    "parallel",
+    "reconstruction_robustness",
+    "subsample",
+    "symmetrize",
+    "true_positive_rate",
+]

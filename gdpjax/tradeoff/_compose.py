@@ -1,0 +1,193 @@
+r"""Composition of trade-off curves: closed forms where they exist, else certified curves on both sides.
+
+The composition of mechanisms with curves f_1 ... f_n is the curve f_1 (x) ... (x) f_n of the product laws.
+
+* Gaussians: mus add in squares. The identity changes nothing.
+* (epsilon, delta_i) pairs with one epsilon: the deltas are separate events, and the losses of n coins with odds
+  e^epsilon are (2 j - n) epsilon with binomial weights: the optimal composition theorem. A polygon with n + 2 vertices.
+* Otherwise numerically, see `_grid`: two polygons between which the truth lies.
+
+Neighbours come in both orders. Where a curve is not symmetric, the order matters: f_1 (x) ... (x) f_n is the truth for
+one order of all the pairs, and the product of the inverses for the other, so the two are composed one by one and then
+symmetrised. (Composing symmetrised curves is valid but can be much looser.)
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import gammaln
+
+from gdpjax._core.checks import COUNT, Domain, check_scalar, is_traced
+from gdpjax.tradeoff._abstract import Curve, check_curve
+from gdpjax.tradeoff._approximate_dp import ApproximateDP
+from gdpjax.tradeoff._cells import Cut, cells_of, loss_range
+from gdpjax.tradeoff._gaussian import Gaussian, Identity
+from gdpjax.tradeoff._grid import _U, above_from, below_from, compose_grids, points_above, vertices_below
+from gdpjax.tradeoff._operators import inverse, symmetrize
+from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices, lower_hull
+
+_NUM_CELLS = Domain("a whole number from 64 to 65536", lambda x: (x >= 64) & (x <= 65536) & (x == x // 1))
+
+
+class CurveBounds(NamedTuple):
+    """Two curves with the truth in between: lower(alpha) <= f(alpha) <= upper(alpha) for every alpha."""
+
+    lower: PiecewiseLinear
+    upper: PiecewiseLinear
+
+
+def compose(*curves: Curve, times: int = 1, num_cells: int = 8192) -> Curve | CurveBounds:
+    """The trade-off curve of several mechanisms together.
+
+    Formula: f_1 (x) ... (x) f_n = T(N_1 x ... x N_n, A_1 x ... x A_n), symmetrised if a curve is not symmetric.
+
+    Args:
+        curves: trade-off curves, at least one.
+        times: how often the whole list is composed, a whole number >= 1, static.
+        num_cells: static; size of the grids of the numeric method, 64 to 65536. Width falls like its inverse square,
+            time grows like its square.
+
+    Returns:
+        A symmetric curve, exact, in the closed cases: Gaussians (parameters may be traced or arrays), identities,
+        (epsilon, delta) pairs with one epsilon, a single curve. Otherwise `CurveBounds(lower, upper)` of piecewise-
+        linear curves, certified: the truth, in exact arithmetic, lies in between.
+
+    Raises:
+        ValueError: no curve, something else, or traced or array parameters where there is no closed form.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Theorem 3.2 and Corollary 3.3; Kairouz, Oh and Viswanath,
+    arXiv:1311.0776, Theorem 3.3; Doroshenko et al., arXiv:2207.04380 (the discretisation from below).
+
+    >>> from gdpjax.tradeoff import Laplace
+    >>> print(compose(Gaussian(3.0), Gaussian(4.0)).mu)
+    5.0
+    >>> lower, upper = compose(Laplace(0.5), times=8)
+    >>> print(f"{lower(0.1):.4f} {upper(0.1):.4f}")
+    0.4863 0.4863
+    """
+    check_scalar("times", times, COUNT)
+    check_scalar("num_cells", num_cells, _NUM_CELLS)
+    if not curves:
+        raise ValueError("compose needs at least one curve, got none")
+    times = int(times)
+    parts = [check_curve(f"curve {i}", curve) for i, curve in enumerate(curves)]
+    parts = [curve for curve in parts if not isinstance(curve, Identity)]
+    if not parts:
+        return Identity()
+    gaussians = [curve for curve in parts if isinstance(curve, Gaussian)]
+    others = [curve for curve in parts if not isinstance(curve, Gaussian)]
+    merged = [_compose_gaussians(gaussians, times)] if gaussians else []
+    if not others:
+        return merged[0]
+    if len(others) == 1 and not merged and times == 1:
+        return symmetrize(others[0])
+    _check_numeric(others + merged)
+    pairs = [curve for curve in others if isinstance(curve, ApproximateDP)]
+    epsilons = {float(curve.epsilon) for curve in pairs}
+    if not merged and len(pairs) == len(others) and len(epsilons) == 1:
+        return _compose_pairs(epsilons.pop(), pairs, times)
+    return _compose_numeric(*_counted(others, times), merged, int(num_cells))
+
+
+def _compose_gaussians(curves: list[Gaussian], times: int) -> Gaussian:
+    if len(curves) == 1 and times == 1:
+        return curves[0]
+    if is_traced(curves):
+        squares = jnp.asarray(sum(jnp.square(curve.mu) for curve in curves))
+        safe = jnp.where(squares > 0, squares, 1.0)  # keeps the derivative at mu = 0 finite
+        return curves[0].replaced(mu=math.sqrt(times) * jnp.where(squares > 0, jnp.sqrt(safe), 0.0))
+    mus = [np.asarray(curve.mu, np.float64) for curve in curves]
+    largest = np.maximum.reduce(mus)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    return Gaussian((np.sqrt(times) * scale * np.sqrt(sum((mu / scale) ** 2 for mu in mus)))[()])
+
+
+def _check_numeric(curves: list[Curve]) -> None:
+    for curve in curves:
+        if is_traced(curve):
+            raise ValueError(
+                f"composing {type(curve).__name__} is numeric and runs on the host: give concrete parameters"
+            )
+        batch = [value for value in curve.shapes().values() if np.ndim(value)]
+        if batch or (isinstance(curve, PiecewiseLinear) and np.ndim(curve.alpha) > 1):
+            raise ValueError(
+                f"composing {type(curve).__name__} is numeric: give one curve at a time, not an array of them"
+            )
+
+
+def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> Curve:
+    survives = float(np.prod([1.0 - float(curve.delta) for curve in curves])) ** times
+    if len(curves) * times == 1:
+        return curves[0]
+    if epsilon == 0 or np.isinf(epsilon) or survives == 0:
+        return ApproximateDP(epsilon if survives else 0.0, 1.0 - survives)
+    n = len(curves) * times
+    j = np.arange(n + 1)
+    log_choose = gammaln(n + 1) - gammaln(j + 1) - gammaln(n - j + 1)
+    log_p, log_q = -np.log1p(np.exp(-epsilon)), -np.logaddexp(0.0, epsilon)
+    alternative = np.exp(log_choose + j * log_p + (n - j) * log_q)
+    alternative /= np.sum(alternative)
+    null = alternative[::-1]
+    alpha = survives * np.append(0.0, np.minimum(np.cumsum(null[::-1]), 1.0))
+    beta = survives * np.append(np.minimum(np.cumsum(alternative), 1.0)[::-1], 0.0)
+    if survives == 1.0:
+        alpha[-1], beta[0] = 1.0, 1.0
+    return from_vertices(alpha, beta)
+
+
+def _counted(curves: list[Curve], times: int) -> tuple[list[Curve], list[int]]:
+    """Distinct curves and how often each occurs."""
+    found: dict = {}
+    for curve in curves:
+        leaves, structure = jax.tree.flatten(curve)
+        key = structure, tuple(np.asarray(leaf, np.float64).tobytes() for leaf in leaves)
+        found[key] = (curve, found.get(key, (curve, 0))[1] + times)
+    return [curve for curve, _ in found.values()], [count for _, count in found.values()]
+
+
+def _compose_numeric(curves: list[Curve], counts: list[int], merged: list, num_cells: int) -> CurveBounds:
+    curves, counts = curves + merged, counts + [1] * len(merged)
+    orders = [curves]
+    if not all(curve.is_symmetric() for curve in curves):
+        orders.append([inverse(curve) for curve in curves])
+    below, above = [], []
+    for order in orders:
+        exponents = [_exponent(curve, num_cells) for curve in order]
+        grids = [
+            below_from(cells_of(curve, Cut(math.ldexp(1.0, e), below=True)), e)
+            for curve, e in zip(order, exponents, strict=True)
+        ]
+        below.append(vertices_below(compose_grids(grids, counts, num_cells)))  # pyright: ignore[reportArgumentType]
+        grids = [
+            above_from(cells_of(curve, Cut(math.ldexp(1.0, e), below=False)), e)
+            for curve, e in zip(order, exponents, strict=True)
+        ]
+        above.append(points_above(compose_grids(grids, counts, num_cells)))  # pyright: ignore[reportArgumentType]
+    return CurveBounds(_polygon(below, lower=True), _polygon(above, lower=False))
+
+
+def _exponent(curve: Curve, num_cells: int) -> int:
+    low, high = loss_range(curve)
+    return math.floor(math.log2((high - low) / (num_cells - 4))) + 1 if high > low else -40
+
+
+def _polygon(parts: list, *, lower: bool) -> PiecewiseLinear:
+    """The hull of points and their mirror images, moved outwards by the rounding of the hull itself.
+
+    A vertex that is dropped although it is below the chord by rounding lies below it by at most 6 u min(y, 1 - y).
+    """
+    x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    x, y = np.append(x, y), np.append(y, x)
+    slack = 16.0 * (x.size + 4) * _U
+    if lower:
+        # Nothing is claimed beyond the largest alpha of a vertex, where the curve reaches 0.
+        end = float(np.max(x))
+        x, y = np.append(x, [end, 1.0]), np.append(y, [0.0, 0.0])
+        y = np.maximum(np.nextafter(y - slack * np.minimum(y, 1.0 - y), -1.0), 0.0)
+        return from_vertices(x, y, "down")
+    y = np.minimum(np.nextafter(y + slack * np.minimum(y, np.maximum(1.0 - y, 0.0)), 2.0), 1.0)
+    x, y = lower_hull(np.append(x, [0.0, 1.0]), np.append(y, [1.0, 0.0]))
+    return PiecewiseLinear(x, np.minimum(y, 1.0 - x + 1e-13).clip(0.0, 1.0), "up")

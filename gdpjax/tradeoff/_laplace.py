@@ -1,0 +1,71 @@
+"""The Laplace trade-off curve T(Lap(0, 1), Lap(epsilon, 1))."""
+
+import jax.numpy as jnp
+
+from gdpjax._core.checks import NONNEGATIVE, check
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.types import Array
+from gdpjax.tradeoff._abstract import Curve, from_positive
+
+
+@pytree_dataclass
+class Laplace(Curve):
+    """The curve of the Laplace mechanism with scale = sensitivity / epsilon.
+
+    Formula: f(alpha) = 1 - e^epsilon alpha for alpha < e^-epsilon / 2, e^-epsilon / (4 alpha) up to alpha = 1/2, and
+    e^-epsilon (1 - alpha) above. D(e) = 1 - e^{(e - epsilon)/2} for 0 <= e <= epsilon, 0 beyond.
+
+    Args:
+        epsilon: finite and >= 0, in nats: l1 sensitivity / scale. An array gives an array of curves.
+
+    Returns:
+        A symmetric curve; exact. It lies above `ApproximateDP(epsilon)`, the worst curve that is (epsilon, 0)-private.
+
+    Raises:
+        ValueError: epsilon negative, infinite or NaN.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Section 2.1 (Proposition A.6).
+
+    >>> print(f"{Laplace(1.0)(0.25):.6f}")
+    0.367879
+    """
+
+    epsilon: Array
+
+    def check(self) -> None:
+        check("epsilon", self.epsilon, NONNEGATIVE)
+
+    def shapes(self) -> dict:
+        return {"epsilon": self.epsilon}
+
+    def valid(self) -> Array:
+        return NONNEGATIVE.contains(self.epsilon)
+
+    def value(self, alpha: Array) -> Array:
+        left, middle, right = self._pieces(alpha)
+        decay = jnp.exp(-self.epsilon)
+        return jnp.where(
+            left,
+            1.0 - jnp.where(left, alpha / decay, 0.0),
+            jnp.where(right, decay * (1.0 - alpha), decay * 0.25 / middle),
+        )
+
+    def derivative(self, alpha: Array) -> Array:
+        left, middle, right = self._pieces(alpha)
+        decay = jnp.exp(-self.epsilon)
+        return -jnp.where(left, jnp.exp(self.epsilon), jnp.where(right, decay, decay * 0.25 / middle**2))
+
+    def _pieces(self, alpha: Array) -> tuple[Array, Array, Array]:
+        """Whether alpha is in the left piece, a safe alpha for the middle one, whether it is in the right one."""
+        left = alpha < 0.5 * jnp.exp(-self.epsilon)
+        right = alpha >= 0.5
+        return left, jnp.where(left | right, 0.5, alpha), right
+
+    def profile(self, epsilon: Array) -> Array:
+        return from_positive(
+            lambda e: jnp.where(e < self.epsilon, -jnp.expm1(0.5 * (jnp.minimum(e, self.epsilon) - self.epsilon)), 0.0),
+            epsilon,
+        )
+
+    def fixed_point(self) -> Array:
+        return 0.5 * jnp.exp(-0.5 * self.epsilon)
