@@ -195,3 +195,10 @@ def test_uniform_steps_so_rare_that_nothing_lies_above_their_threshold():
 
 def test_a_whole_float_is_a_group_size():
     assert epsilon_bounds(2.0, 1.0, 1, 1e-5, group_size=2.0) == epsilon_bounds(2.0, 1.0, 1, 1e-5, group_size=2)
+
+
+def test_one_laplace_release_just_below_its_largest_loss():
+    # The line is at theta = 1e12 there, and the Chernoff bound is nearly the truth.
+    largest, epsilon = 1e-3, 1e-3 * (1 - 1e-9)
+    bounds, truth = delta_bounds(LaplaceEvent(largest), epsilon=epsilon), -math.expm1((epsilon - largest) / 2)
+    assert bounds.lower <= truth <= bounds.upper
