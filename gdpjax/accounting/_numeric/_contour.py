@@ -139,7 +139,7 @@ def evaluate(sums: Sums, shift: Array) -> tuple[Array, Array]:
 def log_peak(theta: Array) -> Array:
     """log c(theta), the maximum of log (1 - e^{-x}) - theta x over x > 0.
 
-    In this form both terms are negative: theta log theta - (1 + theta) log (1 + theta) is wrong by 1e-3 at theta = 1e12.
+    Both terms are negative: theta log theta - (1 + theta) log (1 + theta) cancels, by 1e-3 at theta = 1e12.
     """
     return -theta * jnp.log1p(1.0 / theta) - jnp.log1p(theta)
 
