@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.accounting import moments_accountant_epsilon, rdp
+from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon, rdp
+from gdpjax.ledger import ApproximateDPEvent, RandomizedResponseEvent
 
 EVENTS = st.builds(Event, st.floats(1e-3, 1e3), st.floats(0, 1), st.integers(1, 10**7))
 
@@ -79,3 +80,23 @@ def test_without_dp_accounting(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ImportError, match="pip install dp-accounting"):
         Ledger().to_dp_event()
+
+
+def test_a_guarantee_without_a_dp_event_is_refused(monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from dp_accounting import dp_event
+    monkeypatch.delattr(dp_event, "EpsilonDeltaDpEvent", raising=False)
+    with pytest.raises(ValueError, match="has no event for"):
+        Ledger([ApproximateDPEvent(0.1, 1e-7)]).to_dp_event()
+
+
+def test_repeated_randomized_response_counts_every_answer():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import dp_accounting
+        from dp_accounting.pld import PLDAccountant
+    ledger = Ledger([RandomizedResponseEvent(1.0, 5, 3, neighboring_relation=NeighboringRelation.REPLACE_ONE)])
+    accountant = PLDAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    theirs = accountant.compose(ledger.to_dp_event()).get_epsilon(0.1)
+    assert theirs == pytest.approx(epsilon_bounds(ledger, delta=0.1).upper, rel=2e-3)

@@ -63,7 +63,15 @@ def test_joint_event_is_the_one_of_the_combined_noise():
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "[]", "{}", '{"gdpjax_ledger": 2, "events": []}', '{"gdpjax_ledger": 1, "events": [{"a": 1}]}'],
+    [
+        None,
+        "",
+        "[]",
+        "{}",
+        '{"gdpjax_ledger": 2, "events": []}',
+        '{"gdpjax_ledger": 1, "events": {}}',
+        '{"gdpjax_ledger": 1, "events": [{"a": 1}]}',
+    ],
 )
 def test_bad_json(text):
     with pytest.raises(ValueError, match=r"expected|could not be read"):

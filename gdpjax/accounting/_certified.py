@@ -33,10 +33,11 @@ from gdpjax.ledger import AnyEvent, Ledger, resolve_relation
 _LARGEST_GROUP = 64
 
 
-def _check_group_size(group_size: int) -> None:
+def _checked_group_size(group_size: int) -> int:
     check("group_size", group_size, COUNT)
     if np.ndim(group_size) != 0 or group_size > _LARGEST_GROUP:
         raise ValueError(f"group_size must be one whole number between 1 and {_LARGEST_GROUP}, got {group_size!r}")
+    return int(group_size)  # 2.0 is a whole number, too
 
 
 def _family(sampling: str, neighboring_relation: NeighboringRelation | None, group_size: int) -> Family:
@@ -97,7 +98,7 @@ def _answer(
     neighboring_relation: NeighboringRelation | None, group_size: int,
 ) -> Bounds:  # fmt: skip
     name, domain, with_lost_mass = _QUESTIONS[question]
-    _check_group_size(group_size)
+    group_size = _checked_group_size(group_size)
     if not _is_ledger(run, sampling_prob, num_steps, at, name, (sampling, neighboring_relation)):
         family = _family(sampling, neighboring_relation, group_size)
         size = (group_size,) if group_size > 1 else ()
@@ -194,7 +195,7 @@ def epsilon_estimate(
     >>> bool(abs(epsilon_estimate(1.0, 0.01, 1000, 1e-5) / 1.82824 - 1) < 2e-3)
     True
     """
-    _check_group_size(group_size)
+    group_size = _checked_group_size(group_size)
     if _is_ledger(noise_multiplier, sampling_prob, num_steps, delta, "delta", (sampling, neighboring_relation)):
         described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
         _refuse_uniform(described.family)

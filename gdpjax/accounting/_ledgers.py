@@ -9,6 +9,7 @@ A **group** of k examples: k of them may be in a batch, so a step's mixture has 
 and the sensitivity of a whole-data release is k times as large.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,8 +52,8 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     columns = _padded(phases, (1.0, 0.0, 0.0)) + group_columns(group_size)
     columns += _padded(others, (0.0, 1.0, 2.0)) if others else ()
     logs = [e.num_steps * np.log1p(-e.delta) for e in events if isinstance(e, ApproximateDPEvent)]
-    overflow = min(1.0, sum(event.overflow for event in events if isinstance(event, Event)))
-    return Described(family, columns, Lost(float(-np.expm1(sum(logs))), overflow))
+    overflow = min(1.0, math.fsum(event.overflow for event in events if isinstance(event, Event)))
+    return Described(family, columns, Lost(float(-np.expm1(math.fsum(logs))), overflow))
 
 
 def largest_group(group_size: int) -> int:

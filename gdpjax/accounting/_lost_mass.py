@@ -18,7 +18,9 @@ Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau), infinite wh
 ideal one at delta + tau (1 + e^{upper}). A mu statement with failure probability q is the ideal one's with
 (q - tau) / (1 - tau); below it nothing is claimed (lower = 0).
 
-Quotients are rounded to the safe side by 1e-15 of themselves; every function here is for NumPy arrays.
+Quotients are rounded to the safe side by 1e-15 of themselves. d and tau are rounded, too (log1p, a product, a sum and
+expm1, each to an ulp or two), so every end is computed with what is 2e-15 of them on its own safe side: in particular
+"d exceeds delta" is said only where it surely does. Every function here is for NumPy arrays.
 """
 
 from collections.abc import Callable
@@ -30,6 +32,7 @@ from gdpjax._core.types import Bounds
 
 Ideal = Callable[[np.ndarray], Bounds]
 _ULPS = 1e-15
+_LOST_ERROR = 2e-15
 
 
 class Lost(NamedTuple):
@@ -44,9 +47,15 @@ NOTHING_LOST = Lost(0.0, 0.0)
 
 def _without(share: np.ndarray, lost: float, side: float) -> np.ndarray:
     """(share - lost) / (1 - lost), moved to the given side; at most 0 where lost takes all."""
+    lost = _moved(lost, -side)
     if lost >= 1.0:
         return np.zeros_like(share)
     return (share - lost) / (1.0 - lost) * (1.0 + side * _ULPS)
+
+
+def _moved(lost: float, side: float) -> float:
+    """A lost mass, moved to the given side by its rounding."""
+    return lost * (1.0 + side * _LOST_ERROR)
 
 
 def _where(ideal: Ideal, end: int, at: np.ndarray, otherwise: float) -> np.ndarray:
@@ -63,8 +72,8 @@ def epsilon(ideal: Ideal, delta: np.ndarray, lost: Lost) -> Bounds:
     if lost.overflow:
         worse = delta + lost.overflow * (1.0 + np.exp(np.minimum(upper, 700.0))) * (1.0 + 1e-12)
     room = _without(worse, lost.failure, 1.0)
-    lower = _where(ideal, 0, np.where((room <= 0) & (worse == lost.failure), 1e-300, room), 0.0)
-    return Bounds(np.where(worse < lost.failure, np.inf, lower)[()], upper[()])
+    lower = _where(ideal, 0, np.maximum(room, 1e-300), 0.0)
+    return Bounds(np.where(room < 0, np.inf, lower)[()], upper[()])
 
 
 def epsilon_estimate(ideal: Callable[[np.ndarray], np.ndarray], delta: np.ndarray, lost: Lost) -> np.ndarray:
@@ -75,9 +84,11 @@ def epsilon_estimate(ideal: Callable[[np.ndarray], np.ndarray], delta: np.ndarra
 
 def delta(ideal: Ideal, epsilon: np.ndarray, lost: Lost) -> Bounds:
     """The bracket on delta at epsilon."""
-    lower, upper = (lost.failure + (1.0 - lost.failure) * end for end in ideal(epsilon))
+    failures = _moved(lost.failure, -1.0), min(_moved(lost.failure, 1.0), 1.0)
+    lower, upper = (failure + (1.0 - failure) * end for failure, end in zip(failures, ideal(epsilon), strict=True))
     lower = lower - lost.overflow * (1.0 + np.exp(np.minimum(epsilon, 700.0))) * (1.0 + 1e-12)
-    upper = lost.overflow + (1.0 - lost.overflow) * upper
+    overflow = min(_moved(lost.overflow, 1.0), 1.0)
+    upper = overflow + (1.0 - overflow) * upper
     return Bounds(np.maximum(lower * (1.0 - _ULPS), 0.0)[()], np.minimum(upper * (1.0 + _ULPS), 1.0)[()])
 
 
@@ -85,15 +96,16 @@ def tradeoff(ideal: Ideal, alpha: np.ndarray, lost: Lost) -> Bounds:
     """The bracket on the trade-off curve at alpha."""
 
     def failing(alpha: np.ndarray, end: int, side: float) -> np.ndarray:
-        keep = max(1.0 - lost.failure, 1e-300)
+        keep = max(1.0 - _moved(lost.failure, -side), 1e-300)
         at = alpha / keep * (1.0 - side * _ULPS)
         value = keep * ideal(np.clip(at, 0.0, 1.0))[end] * (1.0 + side * _ULPS)
         return np.where(at >= 1.0, 0.0, value)
 
-    keep = max(1.0 - lost.overflow, 1e-300)
+    overflow = _moved(lost.overflow, 1.0)
+    keep = max(1.0 - overflow, 1e-300)
     lower = keep * failing(alpha / keep * (1.0 + _ULPS), 0, -1.0) * (1.0 - _ULPS)
-    smaller = np.maximum((alpha - lost.overflow) * (1.0 - _ULPS) - 1e-300, 0.0)
-    upper = np.minimum(failing(smaller, 1, 1.0) + lost.overflow, 1.0 - alpha)
+    smaller = np.maximum((alpha - overflow) * (1.0 - _ULPS) - 1e-300, 0.0)
+    upper = np.minimum(failing(smaller, 1, 1.0) + overflow, 1.0 - alpha)
     return Bounds(np.minimum(lower, upper)[()], upper[()])
 
 
@@ -105,4 +117,4 @@ def mu(ideal: Ideal, failure: np.ndarray, lost: Lost) -> Bounds:
         return Bounds(np.zeros_like(upper)[()], upper[()])
     room = _without(failure, lost.failure, 1.0)
     lower = _where(ideal, 0, room, 0.0)
-    return Bounds(np.where(failure < lost.failure, np.inf, lower)[()], upper[()])
+    return Bounds(np.where(room < 0, np.inf, lower)[()], upper[()])

@@ -88,6 +88,8 @@ class Ledger(Sequence[AnyEvent]):
         if data["gdpjax_ledger"] != FORMAT_VERSION:
             raise ValueError(f"expected a Ledger of version {FORMAT_VERSION}, got version {data['gdpjax_ledger']}")
         try:
+            if not isinstance(data["events"], list):  # an empty text or object would read as a run without events
+                raise TypeError(f"expected a list of events, got {type(data['events']).__name__}")
             return cls([_event_from_dict(event) for event in data["events"]])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a Ledger's events could not be read: {error}") from error

@@ -165,3 +165,40 @@ def test_quantile_clipping_is_a_joint_event():
 def test_bad_events_and_calls(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("d", [0.24, 0.012, 0.0078, 1e-5])
+def test_a_guarantee_asked_at_its_own_delta_is_not_refuted_by_rounding(d):
+    # -expm1(log1p(-d)) is one ulp above d for the first three.
+    assert epsilon_bounds(ApproximateDPEvent(0.5, d), delta=d).lower <= 0.5
+    assert epsilon_bounds(ApproximateDPEvent(0.5, d), delta=d * (1 + 1e-13)).lower <= 0.5
+    bounds = delta_bounds(ApproximateDPEvent(0.5, d), epsilon=0.5)
+    assert bounds.lower <= d <= bounds.upper
+
+
+def test_epsilon_near_zero_where_delta_fixes_it_only_absolutely():
+    # mu = 1 at delta(0) (1 - 1e-9): 40 digits of mpmath.
+    bounds = epsilon_bounds(1.0, 1.0, 1, 0.38292492216510127)
+    assert bounds.lower <= 1.241096762449093e-9 <= bounds.upper
+
+
+def test_the_curve_below_the_smallest_alpha_that_is_computed():
+    for alpha in (1e-306, 1e-302):
+        bounds, truth = tradeoff_bounds(1 / 38, 1.0, 1, alpha), ndtr(-ndtri(alpha) - 38.0)
+        assert bounds.lower <= truth <= bounds.upper
+
+
+def test_uniform_steps_so_rare_that_nothing_lies_above_their_threshold():
+    # delta(0) is below T p = 2e-12; a component of that weight is outside the window, and u0 = 10 is, too.
+    assert epsilon_bounds(0.05, 1e-12, 2, 1e-5, sampling="uniform").upper <= 1e-9
+
+
+def test_a_whole_float_is_a_group_size():
+    assert epsilon_bounds(2.0, 1.0, 1, 1e-5, group_size=2.0) == epsilon_bounds(2.0, 1.0, 1, 1e-5, group_size=2)
+
+
+def test_one_laplace_release_just_below_its_largest_loss():
+    # The line is at theta = 1e12 there, and the Chernoff bound is nearly the truth.
+    largest, epsilon = 1e-3, 1e-3 * (1 - 1e-9)
+    bounds, truth = delta_bounds(LaplaceEvent(largest), epsilon=epsilon), -math.expm1((epsilon - largest) / 2)
+    assert bounds.lower <= truth <= bounds.upper

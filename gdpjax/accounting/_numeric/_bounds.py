@@ -25,6 +25,7 @@ _PHASES = {**_RUN, "num_steps": checks.WHOLE}
 _FINITE = {"count": checks.WHOLE, "bound": checks.NONNEGATIVE, "categories": checks.NONNEGATIVE}
 _GROUP = {"group_size": checks.COUNT}
 _TINY = 2.3e-308
+_SMALLEST_ALPHA = 1e-300
 _SMALLEST_NOISE_SEARCHED = 0.2
 
 
@@ -64,7 +65,8 @@ def _epsilon_core(run: Run, delta: Array) -> Bounds:
     applies = form.applies & (delta <= 0.9) & (exact.upper < jnp.inf)
     lower = jnp.where(applies, jnp.fmax(answer.lower, exact.lower), answer.lower)
     # With sampling the steps reveal less than without.
-    gaussian = gdp_epsilon(delta, _run.gaussian_mu(run)) * (1.0 + 1e-10) + _run.largest_finite_loss(run)
+    # Near zero delta fixes epsilon only absolutely.
+    gaussian = gdp_epsilon(delta, _run.gaussian_mu(run)) * (1.0 + 1e-10) + 1e-12 + _run.largest_finite_loss(run)
     upper = jnp.fmin(answer.upper, jnp.where(applies, jnp.fmin(gaussian, exact.upper), gaussian))
     return Bounds(lower, upper)
 
@@ -84,7 +86,9 @@ def _delta_core(run: Run, epsilon: Array) -> Bounds:
 
 
 def _tradeoff_core(run: Run, alpha: Array) -> Bounds:
-    bounds = _tradeoff.tradeoff_of_run(run, jnp.clip(alpha, 1e-300, 1.0 - 1e-16))
+    bounds = _tradeoff.tradeoff_of_run(run, jnp.clip(alpha, _SMALLEST_ALPHA, 1.0 - 1e-16))
+    # The curve falls, so below the smallest alpha only the lower bound at it holds.
+    bounds = bounds._replace(upper=jnp.where(alpha < _SMALLEST_ALPHA, 1.0, bounds.upper))
     ends = (alpha == 0) | (alpha == 1)
     return Bounds(jnp.where(ends, 1.0 - alpha, bounds.lower), jnp.where(ends, 1.0 - alpha, bounds.upper))
 

@@ -137,8 +137,11 @@ def evaluate(sums: Sums, shift: Array) -> tuple[Array, Array]:
 
 
 def log_peak(theta: Array) -> Array:
-    """log c(theta), the maximum of log (1 - e^{-x}) - theta x over x > 0."""
-    return theta * jnp.log(theta) - (1.0 + theta) * jnp.log1p(theta)
+    """log c(theta), the maximum of log (1 - e^{-x}) - theta x over x > 0.
+
+    Both terms are negative: theta log theta - (1 + theta) log (1 + theta) cancels, by 1e-3 at theta = 1e12.
+    """
+    return -theta * jnp.log1p(1.0 / theta) - jnp.log1p(theta)
 
 
 def log_alias(data: Transform, contour: Contour, epsilon: Array) -> Array:

@@ -82,12 +82,15 @@ def choose_window(step: Step, log_target: Array) -> Window:
     remove = (step.sign > 0) | step.symmetric
     upper = jnp.where(remove, jnp.max(reaches), reach)
     lower = jnp.where(remove & (step.sampling_prob == 1.0), k / sigma - reach, -reach)
+    start = 0.5 / sigma
+    if step.symmetric:  # all that is above u0 may be negligible, and a window needs a width
+        upper = jnp.maximum(upper, start + 1.0)
     below, above = _tail(-lower), _tail(upper)
     # With p = 1 the mixture is the moved component alone; the other weights are then exactly zero.
     mixed_below = jnp.sum(jnp.exp(log_w) * _tail(centres - lower))
     mixed_above = jnp.sum(jnp.exp(log_w) * _tail(upper - centres))
     if step.symmetric:
-        return Window(0.5 / sigma, upper, (mixed_above + above) * (1.0 + 1e-12))
+        return Window(start, upper, (mixed_above + above) * (1.0 + 1e-12))
     lost = jnp.where(remove, mixed_below + mixed_above, below + above)
     return Window(lower, upper, lost * (1.0 + 1e-12))
 

@@ -59,7 +59,7 @@ def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Arr
         upper, lower = _contour.log_delta_bounds(data, contour, sums, origin, both)
         value, _ = _contour.evaluate(sums, both - origin)
         guess = data.log_size - contour.theta * epsilon + jnp.log(jnp.maximum(jnp.mean(value), 1e-300))
-        chernoff = data.log_size + data.log_size_error + _contour.log_peak(contour.theta) - contour.theta * epsilon
+        chernoff = _contour.log_scale(data, contour, epsilon, 1.0) + _contour.log_peak(contour.theta)
         chernoff = jnp.logaddexp(chernoff + 1e-12 * (1.0 + jnp.abs(chernoff)), jnp.log(data.lost))
         bounds = Bounds(jnp.where(jnp.isnan(lower), -jnp.inf, lower), jnp.fmin(jnp.fmin(upper, chernoff), 0.0))
         return bounds, jnp.clip(guess, bounds.lower, bounds.upper)
