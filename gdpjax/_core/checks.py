@@ -71,7 +71,7 @@ def check(name: str, value: Any, domain: Domain) -> None:
         raise ValueError(f"{name} must be {domain.text}, got {value!r}")
     try:
         numbers = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} must be {domain.text}, got {value!r}") from error
     inside = np.asarray(domain.contains(numbers))
     if not inside.all():

@@ -26,7 +26,6 @@ from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, UNIT, Domain, che
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric
 from gdpjax.accounting._ledgers import describe, largest_group
-from gdpjax.accounting._lost_mass import NOTHING_LOST
 from gdpjax.accounting._numeric import Family
 from gdpjax.ledger import AnyEvent, Ledger, resolve_relation
 
@@ -67,7 +66,7 @@ def _is_ledger(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: s
 def _check_options(ledger: Ledger | AnyEvent, sampling: str, relation: NeighboringRelation | None) -> None:
     """The events of a Ledger say these themselves, so keywords can only agree or be wrong."""
     for event in ledger.events if isinstance(ledger, Ledger) else [ledger]:
-        if relation is not None and relation is not event.neighboring_relation:
+        if relation is not None and NeighboringRelation(relation) is not event.neighboring_relation:
             raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
         if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
             raise ValueError(f"expected sampling to be that of the events, got {sampling!r}: leave it out")
@@ -108,7 +107,7 @@ def _answer(
     def ideal(at: Any) -> Bounds:
         return _bracket(_numeric.of_phases, question, described.family, described.columns, at)
 
-    if described.lost == NOTHING_LOST:
+    if not any(described.lost[:2]):
         return ideal(at)
     _check_concrete(name, at, domain)
     return with_lost_mass(ideal, np.asarray(at, np.float64), described.lost)
@@ -148,7 +147,8 @@ def epsilon_bounds(
         sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
             themselves.
         neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
-        group_size: how many examples the neighbours differ in, 1 to 64, static; above 1 with poisson sampling only.
+        group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
+            only.
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape. Certified: the truth, in exact arithmetic, lies in between.
@@ -200,7 +200,7 @@ def epsilon_estimate(
         described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
         _refuse_uniform(described.family)
         estimate = functools.partial(_numeric.of_phases("estimate", described.family), *described.columns)
-        if described.lost == NOTHING_LOST:
+        if not any(described.lost[:2]):
             return estimate(delta)
         _check_concrete("delta", delta, OPEN_UNIT)
         return _lost_mass.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
@@ -290,7 +290,8 @@ def mu_bounds(
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape, certified: it holds at ``upper`` and fails below ``lower``. For
-        a Ledger with overflow lower is 0; upper is inf where failure does not exceed overflow and deltas.
+        a Ledger with overflow lower is 0; upper is inf where failure does not exceed overflow and deltas. For noise
+        multipliers below 0.2 it is [0, the mu without sampling].
 
     Raises:
         ValueError: as `epsilon_bounds`.

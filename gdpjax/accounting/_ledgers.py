@@ -51,9 +51,19 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     family = Family(uniform, largest_group(group_size), bool(others))
     columns = _padded(phases, (1.0, 0.0, 0.0)) + group_columns(group_size)
     columns += _padded(others, (0.0, 1.0, 2.0)) if others else ()
-    logs = [e.num_steps * np.log1p(-e.delta) for e in events if isinstance(e, ApproximateDPEvent)]
     overflow = min(1.0, math.fsum(event.overflow for event in events if isinstance(event, Event)))
-    return Described(family, columns, Lost(float(-np.expm1(math.fsum(logs))), overflow))
+    largest = math.inf if any(prob > 0 for _, prob, _ in phases) else math.fsum(n * bound for n, bound, _ in others)
+    failure, exact = _failure([e for e in events if isinstance(e, ApproximateDPEvent) and e.delta > 0])
+    return Described(family, columns, Lost(failure, overflow, exact, largest * (1.0 + 1e-12)))
+
+
+def _failure(events: list[ApproximateDPEvent]) -> tuple[float, bool]:
+    """The probability that one of the guarantees fails, and whether it is free of rounding."""
+    if not events:
+        return 0.0, True
+    if len(events) == 1 and events[0].num_steps == 1:
+        return events[0].delta, True
+    return float(-np.expm1(math.fsum(event.num_steps * np.log1p(-event.delta) for event in events))), False
 
 
 def largest_group(group_size: int) -> int:

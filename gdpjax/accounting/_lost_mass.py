@@ -20,7 +20,8 @@ ideal one at delta + tau (1 + e^{upper}). A mu statement with failure probabilit
 
 Quotients are rounded to the safe side by 1e-15 of themselves. d and tau are rounded, too (log1p, a product, a sum and
 expm1, each to an ulp or two), so every end is computed with what is 2e-15 of them on its own safe side: in particular
-"d exceeds delta" is said only where it surely does. Every function here is for NumPy arrays.
+"d exceeds delta" is said only where it surely does. A single guarantee's delta is exact. Where all losses are bounded,
+epsilon is at most their sum as soon as delta reaches d. Every function here is for NumPy arrays.
 """
 
 from collections.abc import Callable
@@ -36,13 +37,12 @@ _LOST_ERROR = 2e-15
 
 
 class Lost(NamedTuple):
-    """d and tau of the module docstring."""
+    """d and tau of the module docstring, whether d is free of rounding, and the largest loss if nothing is lost."""
 
     failure: float
     overflow: float
-
-
-NOTHING_LOST = Lost(0.0, 0.0)
+    exact: bool = True
+    largest_loss: float = np.inf
 
 
 def _without(share: np.ndarray, lost: float, side: float) -> np.ndarray:
@@ -73,7 +73,12 @@ def epsilon(ideal: Ideal, delta: np.ndarray, lost: Lost) -> Bounds:
         worse = delta + lost.overflow * (1.0 + np.exp(np.minimum(upper, 700.0))) * (1.0 + 1e-12)
     room = _without(worse, lost.failure, 1.0)
     lower = _where(ideal, 0, np.maximum(room, 1e-300), 0.0)
-    return Bounds(np.where(room < 0, np.inf, lower)[()], upper[()])
+    if not lost.overflow:
+        covered = delta >= (lost.failure if lost.exact else _moved(lost.failure, 1.0))
+        upper = np.where(covered, np.minimum(upper, lost.largest_loss), upper)
+        lower = np.minimum(lower, upper)
+    certain = worse < lost.failure if lost.exact else room < 0
+    return Bounds(np.where(certain, np.inf, lower)[()], upper[()])
 
 
 def epsilon_estimate(ideal: Callable[[np.ndarray], np.ndarray], delta: np.ndarray, lost: Lost) -> np.ndarray:

@@ -57,7 +57,7 @@ def _run_report(noise_multiplier: float, sampling_prob: float, num_steps: int, d
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
         Row("mu_clt", float(clt_mu_poisson(*run)), CLT_CAVEAT),
-        Row("epsilon_clt", epsilon, CLT_CAVEAT),
+        Row("epsilon_clt", epsilon, CLT_CAVEAT if delta else needs_delta),
         Row("clt_reliable", reliable, "whether epsilon_clt is proved to be within 5% of the truth"),
         Row("mu_upper", float(mu.result().upper), "certified: the run is mu-GDP except with probability mu_failure"),
         Row("mu_failure", MU_FAILURE, "given"),

@@ -74,7 +74,11 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    helps = {"noise_multiplier": "stddev of the noise / sensitivity", **RUN_OPTIONS, "delta": "of epsilon"}
+    helps = {
+        "noise_multiplier": "stddev of the noise / sensitivity",
+        **RUN_OPTIONS,
+        "delta": "the delta of every epsilon, strictly between 0 and 1",
+    }
     for name in QUANTITIES:
         values = functools.partial(parse_values, name)
         parser.add_argument(as_option(name), type=values, metavar="VALUES", help=helps[name])

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check
+from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check, is_traced
 from gdpjax._core.types import NeighboringRelation
 
 _CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < np.inf) & (x == x // 1))
@@ -19,6 +19,15 @@ _RELATIONS = {
     "uniform": (NeighboringRelation.REPLACE_ONE,),
 }
 KINDS = tuple((sampling, relation) for sampling, relations in _RELATIONS.items() for relation in relations)
+
+
+def as_relation(value: Any) -> NeighboringRelation:
+    """The relation of this name; ValueError for anything else."""
+    try:
+        return NeighboringRelation(value)
+    except ValueError as error:
+        names = ", ".join(relation.name for relation in NeighboringRelation)
+        raise ValueError(f"neighboring_relation must be one of {names}, got {value!r}") from error
 
 
 def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
@@ -31,7 +40,7 @@ def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | 
         raise ValueError(f"sampling must be one of {tuple(_RELATIONS)}, got {sampling!r}")
     if neighboring_relation is None:
         return _RELATIONS[sampling][0]
-    relation = NeighboringRelation(neighboring_relation)
+    relation = as_relation(neighboring_relation)
     if relation not in _RELATIONS[sampling]:
         allowed = " or ".join(r.name for r in _RELATIONS[sampling])
         raise ValueError(f"{sampling} sampling has a proved bound under {allowed}, not under {relation.name}")
@@ -42,6 +51,8 @@ def _set_numbers(event: Any, **domains: Domain) -> None:
     """Check the fields of a frozen event, and store them as plain numbers."""
     for name, domain in domains.items():
         value = getattr(event, name)
+        if is_traced(value):
+            raise ValueError(f"an event is made outside compiled code: {name} must be a number, got {value!r}")
         if np.ndim(value) != 0:
             raise ValueError(f"an event describes one configuration: {name} must be a number, got {value!r}")
         check(name, value, domain)
@@ -124,7 +135,7 @@ class _WholeDataEvent:
 
     def __post_init__(self) -> None:
         _set_numbers(self, **self._domains)
-        object.__setattr__(self, "neighboring_relation", NeighboringRelation(self.neighboring_relation))
+        object.__setattr__(self, "neighboring_relation", as_relation(self.neighboring_relation))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gdpjax._core import interop
-from gdpjax.ledger._events import EVENT_TYPES, AnyEvent, Event, GaussianEvent
+from gdpjax._core.types import NeighboringRelation
+from gdpjax.ledger._events import EVENT_TYPES, AnyEvent, Event, GaussianEvent, LaplaceEvent
 
 FORMAT_VERSION = 1
 """Version of the JSON form; another one is refused."""
@@ -26,6 +27,12 @@ def _event_from_dict(fields: dict[str, Any]) -> AnyEvent:
 
 
 def _refuse_unusual(event: AnyEvent, form: str) -> None:
+    if (
+        isinstance(event, GaussianEvent | LaplaceEvent)
+        and event.neighboring_relation is NeighboringRelation.REPLACE_ONE
+    ):
+        # Elsewhere noise is relative to the sensitivity of adding one example, and doubled for replacing one.
+        raise ValueError(f"{form} can express add-or-remove-one neighbours, got {event.neighboring_relation.name}")
     if not isinstance(event, Event):
         return
     if event.sampling != "poisson":

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 from scipy import integrate
@@ -202,3 +203,35 @@ def test_one_laplace_release_just_below_its_largest_loss():
     largest, epsilon = 1e-3, 1e-3 * (1 - 1e-9)
     bounds, truth = delta_bounds(LaplaceEvent(largest), epsilon=epsilon), -math.expm1((epsilon - largest) / 2)
     assert bounds.lower <= truth <= bounds.upper
+
+
+@pytest.mark.parametrize("delta", [0.24, 0.012, 0.0078, 1e-9])
+def test_a_guarantee_at_its_own_delta_is_its_epsilon(delta):
+    bounds = epsilon_bounds(ApproximateDPEvent(0.5, delta), delta=delta)
+    assert bounds.lower <= 0.5 <= bounds.upper <= 0.5 * (1 + 1e-9)
+    assert epsilon_bounds(ApproximateDPEvent(0.5, delta), delta=delta * (1 - 1e-15)).lower == math.inf
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "uniform"])
+def test_whoever_is_never_drawn_loses_nothing(sampling):
+    assert epsilon_bounds(0.05, 1e-12, 10, 1e-5, sampling=sampling) == (0.0, 0.0)
+    assert epsilon_bounds(0.5, 0.01, 3, 1 - 0.99**3 + 1e-9, sampling=sampling) == (0.0, 0.0)
+    assert epsilon_bounds(0.05, 0.01, 3, 1 - 0.99**3 - 1e-3, sampling=sampling).lower > 0
+    assert delta_bounds(0.05, 1e-7, 10, 1e-6).upper <= 1e-6 * (1 + 1e-9)
+
+
+def test_certified_bounds_refuse_to_be_differentiated():
+    with pytest.raises(ValueError, match="have no derivative"):
+        jax.grad(lambda sigma: epsilon_bounds(sigma, 0.01, 1000, 1e-5).upper)(1.0)
+
+
+def test_events_refuse_what_is_no_number():
+    with pytest.raises(ValueError, match="outside compiled code"):
+        jax.jit(lambda sigma: Event(sigma, 0.1, 3).num_steps)(1.0)
+    with pytest.raises(ValueError, match="num_steps must be"):
+        Event(1.0, 0.1, 10**400)
+    for relation in ("foo", None):
+        with pytest.raises(ValueError, match="must be one of ADD_OR_REMOVE_ONE"):
+            LaplaceEvent(1.0, neighboring_relation=relation)
+    with pytest.raises(ValueError, match="add-or-remove-one neighbours, got REPLACE_ONE"):
+        Ledger([GaussianEvent(1.0, neighboring_relation=REPLACE_ONE)]).to_dp_event()

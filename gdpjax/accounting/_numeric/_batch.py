@@ -32,7 +32,7 @@ def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **d
     sequential = jax.custom_batching.sequential_vmap(core)
 
     def mapped(*values: Array) -> Any:
-        shape, rows = _rows(jnp, values, phase_groups)
+        shape, rows = _rows(jnp, [_not_differentiable(value) for value in values], phase_groups)
         flat = jax.lax.map(lambda row: sequential(*row), tuple(rows))
         return jax.tree.map(lambda leaf: leaf.reshape(shape), flat)
 
@@ -64,6 +64,19 @@ def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **d
         return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(shape)[()], *parts)
 
     return call
+
+
+@jax.custom_jvp
+def _not_differentiable(value: Array) -> Array:
+    return value
+
+
+@_not_differentiable.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise ValueError(
+        "certified bounds have no derivative: their ends move with the search that found them. Differentiate "
+        "clt_epsilon or edgeworth_epsilon instead, or take differences of epsilon_estimate"
+    )
 
 
 def _rows(xp: Any, values: Any, phase_groups: tuple[int, ...]) -> tuple[tuple[int, ...], list[Array]]:

@@ -68,7 +68,8 @@ def _epsilon_core(run: Run, delta: Array) -> Bounds:
     # Near zero delta fixes epsilon only absolutely.
     gaussian = gdp_epsilon(delta, _run.gaussian_mu(run)) * (1.0 + 1e-10) + 1e-12 + _run.largest_finite_loss(run)
     upper = jnp.fmin(answer.upper, jnp.where(applies, jnp.fmin(gaussian, exact.upper), gaussian))
-    return Bounds(lower, upper)
+    nothing = delta >= _run.chance_of_leaking(run)
+    return Bounds(jnp.where(nothing, 0.0, lower), jnp.where(nothing, 0.0, upper))
 
 
 def _estimate_core(run: Run, delta: Array) -> Array:
@@ -80,6 +81,7 @@ def _delta_core(run: Run, epsilon: Array) -> Bounds:
     form = _closed.closed_form(run)
     exact = _closed.delta(form, epsilon)
     upper, lower = jnp.exp(answer.upper) * (1.0 + 1e-12), jnp.exp(answer.lower) * (1.0 - 1e-12)
+    upper = jnp.fmin(upper, _run.chance_of_leaking(run))
     upper = jnp.where(form.applies, jnp.fmin(upper, exact.upper), upper)
     lower = jnp.where(form.applies, jnp.fmax(lower, exact.lower), lower)
     return Bounds(jnp.maximum(lower - _TINY, 0.0), jnp.minimum(upper + _TINY, 1.0))

@@ -48,6 +48,18 @@ def largest_loss(run: Run) -> Array:
     return subsampled + largest_finite_loss(run)
 
 
+def chance_of_leaking(run: Run) -> Array:
+    """A bound on every delta(e), e >= 0: the probability that one of the group is ever in a batch; 1 with other events.
+
+    If none is, the outputs of neighbours are the same.
+    """
+    steps = run.steps
+    missed = steps.num_steps * steps.group_size * jnp.log1p(-steps.sampling_prob)
+    drawn = -jnp.expm1(jnp.sum(jnp.where(steps.num_steps > 0, missed, 0.0))) * (1.0 + 1e-12)
+    alone = True if run.finite is None else jnp.sum(run.finite.num_steps) == 0
+    return jnp.where(alone, jnp.minimum(drawn, 1.0), 1.0)
+
+
 def gaussian_mu(run: Run) -> Array:
     """mu of the steps without sampling, sqrt(sum T (k / sigma)^2): with sampling they reveal less."""
     steps = run.steps
