@@ -218,6 +218,7 @@ def test_whoever_is_never_drawn_loses_nothing(sampling):
     assert epsilon_bounds(0.5, 0.01, 3, 1 - 0.99**3 + 1e-9, sampling=sampling) == (0.0, 0.0)
     assert epsilon_bounds(0.05, 0.01, 3, 1 - 0.99**3 - 1e-3, sampling=sampling).lower > 0
     assert delta_bounds(0.05, 1e-7, 10, 1e-6).upper <= 1e-6 * (1 + 1e-9)
+    assert 4e-6 * (1 - 1e-4) < delta_bounds(0.05, 1e-7, 10, 1e-6, group_size=4).upper <= 4e-6 * (1 + 1e-9)
 
 
 def test_certified_bounds_refuse_to_be_differentiated():
