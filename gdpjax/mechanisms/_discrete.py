@@ -183,8 +183,8 @@ class DiscreteLaplaceMechanism(_Discrete):
     def _law(self) -> "_Law":
         rate, shift = self.privacy_loss / self.sensitivity, self.sensitivity
         x = _support(690.0 / rate, shift)
-        masses = (_normalised(-rate * np.abs(x - at)) for at in (0, shift))
-        return _Law(*masses, rate * (np.abs(x) - np.abs(x - shift)), is_bounded=True)
+        null, alternative = (_normalised(-rate * np.abs(x - at)) for at in (0, shift))
+        return _Law(null, alternative, rate * (np.abs(x) - np.abs(x - shift)), is_bounded=True)
 
     def tradeoff(self) -> Curve:
         """`ApproximateDP(epsilon)` for sensitivity 1, else the polygon of the tests "x > c"."""
@@ -230,8 +230,8 @@ class DiscreteGaussianMechanism(_Discrete):
     def _law(self) -> "_Law":
         stddev, shift = self.noise_multiplier * self.sensitivity, self.sensitivity
         x = _support(37.0 * stddev, shift)
-        masses = (_normalised(-0.5 * ((x - at) / stddev) ** 2) for at in (0, shift))
-        return _Law(*masses, shift * (x - 0.5 * shift) / stddev**2, is_bounded=False)
+        null, alternative = (_normalised(-0.5 * ((x - at) / stddev) ** 2) for at in (0, shift))
+        return _Law(null, alternative, shift * (x - 0.5 * shift) / stddev**2, is_bounded=False)
 
 
 class _Law(NamedTuple):
