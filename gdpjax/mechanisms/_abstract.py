@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import NONNEGATIVE, check, is_traced
+from gdpjax._core.checks import NONNEGATIVE, Domain, check, is_traced
 from gdpjax._core.types import Array
 from gdpjax.tradeoff import Curve
 from gdpjax.tradeoff import delta as delta_of
@@ -48,10 +48,15 @@ class Additive(Mechanism):
 
 def check_sensitivity(sensitivity: Any) -> Any:
     """A sensitivity >= 0, concrete or traced (then NaN where it is not)."""
-    check("sensitivity", sensitivity, NONNEGATIVE)
-    if np.ndim(sensitivity):
-        raise ValueError(f"sensitivity must be one number, for the whole value, got shape {np.shape(sensitivity)}")
-    return jnp.where(NONNEGATIVE.contains(sensitivity), sensitivity, jnp.nan) if is_traced(sensitivity) else sensitivity
+    return one_number("sensitivity", sensitivity, NONNEGATIVE)
+
+
+def one_number(name: str, value: Any, domain: Domain) -> Any:
+    """One number in ``domain``; traced ones outside become NaN, so that a release shows it."""
+    check(name, value, domain)
+    if np.ndim(value):
+        raise ValueError(f"{name} must be one number, for the whole value, got shape {np.shape(value)}")
+    return jnp.where(domain.contains(value), value, jnp.nan) if is_traced(value) else value
 
 
 def floating(leaf: Any) -> Array:

@@ -12,22 +12,24 @@ Rational parameters are exact: a float is a rational, and is taken as that ratio
 
 *Curves.* Shifted by an integer s, both laws have likelihood ratios that are monotone in x, so the tests "x > c" are
 optimal and the curve is the polygon of their errors. Discrete Laplace noise with s = 1 has losses +-epsilon only: it is
-exactly f_{epsilon, 0}.
+exactly f_{epsilon, 0}. A polygon holds beta near 1 to 1e-16 only; so delta and epsilon come from the tails themselves:
+with A_i, N_i the masses of the losses above the i-th one, delta = A_i - e^epsilon N_i between two losses.
 """
 
 import math
 import numbers
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import POSITIVE, check_scalar, is_traced
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar, float64_function, is_traced
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Mechanism
-from gdpjax.tradeoff import Curve, from_probabilities
+from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
 
 Uniform = Callable[[int], int]
 """A source of whole numbers uniform on [0, n)."""
@@ -109,6 +111,24 @@ class _Discrete(Mechanism):
     def _draw(self, uniform: Uniform) -> int:
         raise NotImplementedError
 
+    def _law(self) -> "_Law":
+        raise NotImplementedError
+
+    def tradeoff(self) -> Curve:
+        """The polygon of the tests "x > c", without tails below 1e-300; its beta near 1 is right to 1e-16."""
+        law = self._law()
+        return from_probabilities(law.null, law.alternative)
+
+    def delta(self, epsilon: Array) -> Array:
+        """The smallest delta with (epsilon, delta)-DP for one release; exact to a relative 1e-11, also where tiny."""
+        law = self._law()
+        return _delta(epsilon, law.loss, _tails(law.null), _tails(law.alternative))
+
+    def epsilon(self, delta: Array) -> Array:
+        """The smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact, see `delta`."""
+        law = self._law()
+        return _epsilon(delta, law.loss, _tails(law.null), _tails(law.alternative), law.is_bounded)
+
     def sample(self, key: Array, value: Any) -> np.ndarray:
         """``value`` with exact integer noise, element by element; on the host, about 1e4 numbers a second.
 
@@ -160,10 +180,23 @@ class DiscreteLaplaceMechanism(_Discrete):
     def _draw(self, uniform: Uniform) -> int:
         return _discrete_laplace(Fraction(self.sensitivity) / Fraction(self.privacy_loss), uniform)
 
+    def _law(self) -> "_Law":
+        rate, shift = self.privacy_loss / self.sensitivity, self.sensitivity
+        x = _support(690.0 / rate, shift)
+        null, alternative = (_normalised(-rate * np.abs(x - at)) for at in (0, shift))
+        return _Law(null, alternative, rate * (np.abs(x) - np.abs(x - shift)), is_bounded=True)
+
     def tradeoff(self) -> Curve:
-        """The polygon of the tests "x > c"; tails below 1e-300 are left out."""
-        rate = self.privacy_loss / self.sensitivity
-        return _shifted(lambda x: -rate * np.abs(x), math.ceil(690.0 / rate), self.sensitivity)
+        """`ApproximateDP(epsilon)` for sensitivity 1, else the polygon of the tests "x > c"."""
+        return ApproximateDP(self.privacy_loss) if self.sensitivity == 1 else super().tradeoff()
+
+    def delta(self, epsilon: Array) -> Array:
+        """The smallest delta with (epsilon, delta)-DP for one release; exact."""
+        return Mechanism.delta(self, epsilon) if self.sensitivity == 1 else super().delta(epsilon)
+
+    def epsilon(self, delta: Array) -> Array:
+        """The smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact."""
+        return Mechanism.epsilon(self, delta) if self.sensitivity == 1 else super().epsilon(delta)
 
 
 class DiscreteGaussianMechanism(_Discrete):
@@ -194,16 +227,56 @@ class DiscreteGaussianMechanism(_Discrete):
     def _draw(self, uniform: Uniform) -> int:
         return _discrete_gaussian(Fraction(self.noise_multiplier) * self.sensitivity, uniform)
 
-    def tradeoff(self) -> Curve:
-        """The polygon of the tests "x > c"; tails below 1e-300 are left out."""
-        stddev = self.noise_multiplier * self.sensitivity
-        return _shifted(lambda x: -0.5 * (x / stddev) ** 2, math.ceil(37.0 * stddev), self.sensitivity)
+    def _law(self) -> "_Law":
+        stddev, shift = self.noise_multiplier * self.sensitivity, self.sensitivity
+        x = _support(37.0 * stddev, shift)
+        null, alternative = (_normalised(-0.5 * ((x - at) / stddev) ** 2) for at in (0, shift))
+        return _Law(null, alternative, shift * (x - 0.5 * shift) / stddev**2, is_bounded=False)
 
 
-def _shifted(log_weight: Callable[[np.ndarray], np.ndarray], reach: int, shift: int) -> Curve:
-    """The curve of a law on the integers against itself shifted."""
+class _Law(NamedTuple):
+    """Masses of the integers under null and alternative, their increasing losses, and whether these have an end."""
+
+    null: np.ndarray
+    alternative: np.ndarray
+    loss: np.ndarray
+    is_bounded: bool
+
+
+def _support(reach: float, shift: int) -> np.ndarray:
     if reach + shift > 2**20:
-        raise ValueError(f"the noise spreads over {reach} integers, too many for a polygon; use continuous noise")
-    x = np.arange(-reach, reach + shift + 1, dtype=np.float64)
-    laws = [np.exp(log_weight(x - at)) for at in (0, shift)]
-    return from_probabilities(*(law / law.sum() for law in laws))
+        raise ValueError(f"the noise spreads over {reach:.0f} integers, too many for a polygon; use continuous noise")
+    return np.arange(-math.ceil(reach), math.ceil(reach) + shift + 1, dtype=np.float64)
+
+
+def _normalised(log_weight: np.ndarray) -> np.ndarray:
+    weight = np.exp(log_weight)
+    return weight / weight.sum()
+
+
+def _tails(mass: np.ndarray) -> np.ndarray:
+    """Sums from each index on, and 0; each relative to itself accurate."""
+    return np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+
+
+def _gap(epsilon: Array, loss: Array, null: Array, alternative: Array) -> Array:
+    above = jnp.searchsorted(loss, epsilon, side="right")
+    weight = jnp.exp(jnp.minimum(epsilon, 709.0))  # no mass has a larger loss
+    return jnp.clip(alternative[above] - weight * null[above], 0.0, 1.0)
+
+
+_delta = float64_function(broadcast=False, epsilon=NONNEGATIVE, loss=REAL, null=NONNEGATIVE, alternative=NONNEGATIVE)(
+    _gap
+)
+
+
+@float64_function(broadcast=False, delta=HALF_OPEN_UNIT, loss=REAL, null=NONNEGATIVE, alternative=NONNEGATIVE)
+def _epsilon(delta: Array, loss: Array, null: Array, alternative: Array, is_bounded: bool) -> Array:
+    """Between losses i - 1 and i, A_i - e^epsilon N_i = delta; i is the first loss at which delta is enough."""
+    first = jnp.searchsorted(-_gap(loss, loss, null, alternative), -delta, side="left")
+    mass = jnp.where(alternative[first] > 0, alternative[first], 1.0)
+    share = jnp.minimum(delta / mass, 1.0 - 2.0**-53)
+    log_null = jnp.log(jnp.where(null[first] > 0, null[first], 1.0))
+    value = jnp.maximum(jnp.log(mass) - log_null + jnp.log1p(-share), 0.0) * (1.0 + 1e-13)
+    value = jnp.where(_gap(jnp.zeros(()), loss, null, alternative) <= delta, 0.0, value)
+    return value if is_bounded else jnp.where(delta > 1e-280, value, jnp.inf)

@@ -11,7 +11,7 @@ from gdpjax._core.noise import standard_normal
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Additive, check_sensitivity, floating
+from gdpjax.mechanisms._abstract import Additive, check_sensitivity, floating, one_number
 from gdpjax.tradeoff import Curve, Gaussian
 
 
@@ -64,7 +64,7 @@ class GaussianMechanism(Additive):
         Raises:
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
-        scale = self.noise_multiplier * check_sensitivity(sensitivity)
+        scale = one_number("noise_multiplier", self.noise_multiplier, POSITIVE) * check_sensitivity(sensitivity)
 
         def noisy(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)

@@ -14,7 +14,7 @@ from gdpjax._core.checks import POSITIVE, check
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Additive, check_sensitivity, floating
+from gdpjax.mechanisms._abstract import Additive, check_sensitivity, floating, one_number
 from gdpjax.tradeoff import Curve, Laplace
 
 
@@ -62,7 +62,7 @@ class LaplaceMechanism(Additive):
         Raises:
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
-        scale = check_sensitivity(sensitivity) / self.privacy_loss
+        scale = check_sensitivity(sensitivity) / one_number("epsilon", self.privacy_loss, POSITIVE)
 
         def noisy(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)

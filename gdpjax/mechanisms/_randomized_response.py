@@ -86,8 +86,8 @@ class RandomizedResponse(Mechanism):
         if is_traced(self.privacy_loss) or np.ndim(self.privacy_loss):
             raise ValueError("the curve of more than two categories is made of points: give one concrete epsilon")
         lie = 1.0 / (np.exp(np.float64(self.privacy_loss)) + self.num_categories - 1)
-        truth = np.float64(self.truth_probability)
-        return PiecewiseLinear(np.array([0.0, lie, 1.0 - truth, 1.0]), np.array([1.0, 1.0 - truth, lie, 0.0]))
+        lies = (self.num_categories - 1) * lie  # not 1 - truth, which cancels
+        return PiecewiseLinear(np.array([0.0, lie, lies, 1.0]), np.array([1.0, lies, lie, 0.0]))
 
     def sample(self, key: Array, value: Array) -> Array:
         """Perturbed answers.
@@ -129,7 +129,7 @@ class RandomizedResponse(Mechanism):
             negative; the errors plug-in estimates for people drawn at random.
 
         Raises:
-            ValueError: a negative count, or not k of them.
+            ValueError: a negative count, not k of them, or no answer at all.
 
         Reference: Warner, JASA 1965; Kairouz, Bonawitz and Ramage, arXiv:1602.07387, Section 4.
 
@@ -141,6 +141,8 @@ class RandomizedResponse(Mechanism):
             raise ValueError(
                 f"counts must have {self.num_categories} entries in its last axis, got shape {np.shape(counts)}"
             )
+        if not is_traced(counts) and np.any(np.sum(counts, axis=-1) == 0):
+            raise ValueError("counts must hold at least one answer, got none")
         return FrequencyEstimate(*_estimate(counts, self.privacy_loss, self.num_categories))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from gdpjax._core.checks import UNIT, check, is_traced
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Additive, coin, floating
+from gdpjax.mechanisms._abstract import Additive, check_sensitivity, coin, floating, one_number
 from gdpjax.tradeoff import Curve, inverse, mixture, subsample
 
 
@@ -82,7 +82,10 @@ class PoissonSubsampled(Additive):
             raise ValueError(f"per-example values must share a leading axis of examples, got {sorted(sizes)}")
         ((num_examples,),) = sizes
         first, second = jax.random.split(key)
-        chosen = coin(first, self.sampling_prob, (num_examples,))
+        sampling_prob = one_number("sampling_prob", self.sampling_prob, UNIT)
+        if is_traced(sampling_prob):  # a NaN must reach the result
+            sensitivity = jnp.where(sampling_prob >= 0, check_sensitivity(sensitivity), jnp.nan)
+        chosen = coin(first, sampling_prob, (num_examples,))
 
         def total(leaf: Any) -> Array:
             array = floating(leaf)

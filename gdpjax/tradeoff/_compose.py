@@ -52,7 +52,8 @@ def compose(*curves: Curve, times: int = 1, num_cells: int = 8192) -> Curve | Cu
 
     Returns:
         A symmetric curve, exact, in the closed cases: Gaussians (parameters may be traced or arrays), identities,
-        (epsilon, delta) pairs with one epsilon, a single curve. Otherwise `CurveBounds(lower, upper)` of piecewise-
+        (epsilon, delta) pairs with one epsilon (what 1e-16 hides near beta = 1 is rounded down: there the epsilon of
+        a tiny delta is an upper bound, maybe inf), a single curve. Otherwise `CurveBounds(lower, upper)` of piecewise-
         linear curves, certified: the truth, in exact arithmetic, lies in between.
 
     Raises:
@@ -119,11 +120,13 @@ def _check_numeric(curves: list[Curve]) -> None:
 
 
 def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> Curve:
-    survives = float(np.prod([1.0 - float(curve.delta) for curve in curves])) ** times
     if len(curves) * times == 1:
         return curves[0]
+    with np.errstate(divide="ignore"):  # a product of 1 - delta would lose what is below 1e-16 in each
+        log_survives = times * sum(float(np.log1p(-float(curve.delta))) for curve in curves)
+    survives = math.exp(log_survives)
     if epsilon == 0 or np.isinf(epsilon) or survives == 0:
-        return ApproximateDP(epsilon if survives else 0.0, 1.0 - survives)
+        return ApproximateDP(epsilon if survives else 0.0, -math.expm1(log_survives))
     n = len(curves) * times
     j = np.arange(n + 1)
     log_choose = gammaln(n + 1) - gammaln(j + 1) - gammaln(n - j + 1)
@@ -132,7 +135,11 @@ def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> C
     alternative /= np.sum(alternative)
     null = alternative[::-1]
     alpha = survives * np.append(0.0, np.minimum(np.cumsum(null[::-1]), 1.0))
-    beta = survives * np.append(np.minimum(np.cumsum(alternative), 1.0)[::-1], 0.0)
+    power = np.append(0.0, np.cumsum(alternative[::-1]))
+    beta = np.append(np.cumsum(alternative)[::-1], 0.0)
+    # 1 - beta is kept to 1e-16 only: rounded to the private side, or a tiny delta would get too small an epsilon.
+    beta[1:] = np.where(power[1:] < 0.5, 1.0 - power[1:] - 4.0 * _U, np.minimum(beta[1:], 1.0))
+    beta *= survives
     if survives == 1.0:
         alpha[-1], beta[0] = 1.0, 1.0
     return from_vertices(alpha, beta)
@@ -151,7 +158,8 @@ def _counted(curves: list[Curve], times: int) -> tuple[list[Curve], list[int]]:
 def _compose_numeric(curves: list[Curve], counts: list[int], merged: list, num_cells: int) -> CurveBounds:
     curves, counts = curves + merged, counts + [1] * len(merged)
     orders = [curves]
-    if not all(curve.is_symmetric() for curve in curves):
+    # A polygon counts as symmetric if it is so to 1e-10, which many steps would add up: it is composed both ways.
+    if not all(curve.is_symmetric() and not isinstance(curve, PiecewiseLinear) for curve in curves):
         orders.append([inverse(curve) for curve in curves])
     below, above = [], []
     for order in orders:
@@ -171,7 +179,8 @@ def _compose_numeric(curves: list[Curve], counts: list[int], merged: list, num_c
 
 def _exponent(curve: Curve, num_cells: int) -> int:
     low, high = loss_range(curve)
-    return math.floor(math.log2((high - low) / (num_cells - 4))) + 1 if high > low else -40
+    # A finer spacing than the error of the losses would only make cells.
+    return max(math.floor(math.log2((high - low) / (num_cells - 4))) + 1, -40) if high > low else -40
 
 
 def _polygon(parts: list, *, lower: bool) -> PiecewiseLinear:

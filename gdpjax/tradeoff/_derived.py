@@ -112,7 +112,9 @@ class Mixture(Curve):
 
     def inverse_profile(self, epsilon: Array) -> Array:
         p = self.sampling_prob
-        c = p * jnp.exp(epsilon) - jnp.expm1(epsilon)
+        # 1 - (1 - p) e^epsilon without cancellation: for p < 1/2 it is positive only where epsilon is small.
+        growth = jnp.exp(jnp.minimum(epsilon, 709.0))
+        c = jnp.where(p < 0.5, p * growth - jnp.expm1(jnp.minimum(epsilon, 709.0)), 1.0 - (1.0 - p) * growth)
         inside = (p > 0) & (c > 0)
         c = jnp.where(inside, c, 1.0)
         log_r = jnp.where(inside, jnp.log(jnp.where(p > 0, p, 1.0)) + epsilon - jnp.log(c), 0.0)

@@ -33,7 +33,7 @@ from gdpjax._core.checks import (
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, bisect, check_curve, curve_function
 from gdpjax.tradeoff._derived import Subsampled
-from gdpjax.tradeoff._gaussian import Gaussian
+from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
 _LARGEST = 700.0  # beyond this epsilon, e^epsilon is near the end of float64
@@ -84,7 +84,8 @@ def epsilon(f: Curve, delta: Array) -> Array:
 
     Returns:
         epsilon in nats, of the broadcast shape; exact up to a relative 1e-13, on the side where the condition holds;
-        inf where no epsilon below 700 does.
+        inf where no epsilon below 700 does. Of curves given by points, and of groups, it is right for delta above about
+        1e-13 only: what they say about smaller ones is lost in the rounding of beta near 1.
 
     Raises:
         ValueError: not a curve, or delta outside its range.
@@ -171,6 +172,8 @@ def from_delta_curve(epsilon: Array, delta: Array) -> PiecewiseLinear:
         raise ValueError("from_delta_curve builds its points on the host: give concrete epsilon and delta")
     check("epsilon", epsilon, NONNEGATIVE)
     check("delta", delta, UNIT)
+    if np.max(epsilon, initial=0.0) > _LARGEST:
+        raise ValueError(f"epsilon must be at most {_LARGEST:g}, got {np.max(epsilon)}; leave such statements out")
     slope, level = np.exp(np.asarray(epsilon, np.float64)), 1.0 - np.asarray(delta, np.float64)
     if slope.ndim != 1 or slope.shape != level.shape or not slope.size:
         raise ValueError(
@@ -250,7 +253,7 @@ def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
         raise ValueError("dominating_mu is computed on the host: call it outside compiled code")
     core = f
     while isinstance(core, Subsampled):
-        core = core.curve
+        core = core.curve if np.all(np.asarray(core.sampling_prob) > 0) else Identity()
     if failure == 0 and isinstance(core, Gaussian):
         return np.asarray(core.mu, np.float64)[()]
     if failure == 0 and max(np.max(-f.slope(0.0)), np.max(-f.inverse().slope(0.0))) == np.inf:

@@ -96,7 +96,8 @@ def above_from(cells: Cells, exponent: int) -> Above:
 
 def _coarser_below(grid: Below) -> Below:
     """Twice the spacing: odd indices are split between their even neighbours, in the ratio that keeps e^{-L}."""
-    share = (1.0 - 8.0 * _U) / (1.0 + math.exp(math.ldexp(1.0, grid.exponent)))
+    spacing = math.ldexp(1.0, grid.exponent)
+    share = (1.0 - 8.0 * _U) / (1.0 + math.exp(spacing)) if spacing < 700.0 else 0.0
     pad = grid.first % 2
     mass = np.concatenate([np.zeros(pad), grid.mass, np.zeros(2 - (pad + grid.mass.size) % 2)])
     odd = mass[1::2]

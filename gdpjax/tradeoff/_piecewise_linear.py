@@ -60,6 +60,9 @@ class PiecewiseLinear(Curve):
                 f"got shapes {np.shape(self.alpha)} and {np.shape(self.beta)}"
             )
         _check_points(np.asarray(self.alpha), np.asarray(self.beta))
+        beta = np.array(self.beta)
+        beta[..., -1] = 0.0  # what rounding left there would be missing from the alternative's mass
+        object.__setattr__(self, "beta", beta)
 
     def is_symmetric(self) -> bool:
         if is_traced((self.alpha, self.beta)):

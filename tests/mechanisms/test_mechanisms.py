@@ -20,7 +20,7 @@ from gdpjax.mechanisms import (
     RandomizedResponse,
 )
 from gdpjax.mechanisms._discrete import _bernoulli_exp, _uniform_from
-from gdpjax.tradeoff import ApproximateDP, compose, delta
+from gdpjax.tradeoff import ApproximateDP, compose, delta, epsilon
 
 NUM = 1_000_000
 QUANTILES = np.array([0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95])
@@ -165,6 +165,37 @@ def test_discrete_laplace_of_sensitivity_one_is_the_pair():
     np.testing.assert_allclose(gaussian(x), GaussianMechanism(5.0).tradeoff()(x), atol=2e-3)
 
 
+def test_discrete_noise_at_tiny_delta():
+    """Sums of (A - e^epsilon N)+ with 50 digits (mpmath); a polygon's beta near 1 would give 8.49 for 1e-25."""
+    mechanism = DiscreteGaussianMechanism(1.0)
+    for d, exact in ((1e-12, 7.384476333286251), (1e-15, 8.279618437330985), (1e-25, 10.498716983918177)):
+        assert exact * (1 - 1e-15) <= mechanism.epsilon(d) <= exact * (1 + 1e-11)
+        assert mechanism.delta(exact) == pytest.approx(d, rel=1e-9)
+    assert mechanism.epsilon(0.0) == np.inf
+    assert mechanism.epsilon(0.5) == 0.0
+    assert 1.0 <= DiscreteLaplaceMechanism(1.0, 3).epsilon(0.0) <= 1.0 + 1e-12
+    np.testing.assert_array_equal(DiscreteLaplaceMechanism(1e-4).delta([1e-4, 1.0]), 0.0)
+    assert jax.jit(mechanism.epsilon)(1e-15) == pytest.approx(8.279618437330985, rel=1e-6)
+    for d in (0.3, 1e-3, 1e-9):  # where both are right they agree
+        assert mechanism.epsilon(d) == pytest.approx(epsilon(mechanism.tradeoff(), d), rel=1e-7)
+
+
+def test_randomized_response_with_a_large_epsilon():
+    curve = RandomizedResponse(40.0, 3).tradeoff()
+    lie = 1 / (np.exp(40.0) + 2)
+    np.testing.assert_allclose(curve.beta, [1.0, 2 * lie, lie, 0.0], rtol=1e-15)
+
+
+def test_traced_parameters_out_of_range_give_nan_not_a_bare_value():
+    key, value = jax.random.key(0), jnp.ones((2, 1))
+    makes = (
+        (GaussianMechanism, 0.0), (GaussianMechanism, -1.0), (LaplaceMechanism, np.inf),
+        (lambda p: PoissonSubsampled(GaussianMechanism(1.0), p), 2.0),
+    )  # fmt: skip
+    for make, bad in makes:
+        assert np.all(np.isnan(jax.jit(lambda x, make=make: make(x).sample(key, value, 1.0))(bad)))
+
+
 def test_exact_coins():
     from fractions import Fraction
 
@@ -226,6 +257,8 @@ def test_pytrees_vmap_and_keys():
         (lambda: RandomizedResponse(1.0).sample(jax.random.key(0), jnp.array([2])), "categories from 0 to 1"),
         (lambda: RandomizedResponse(1.0).sample(jax.random.key(0), jnp.array([0.5])), "categories as integers"),
         (lambda: RandomizedResponse(1.0).estimate([1, 2, 3]), "2 entries in its last axis"),
+        (lambda: RandomizedResponse(1.0).estimate([0, 0]), "at least one answer"),
+        (lambda: GaussianMechanism([1.0, 2.0]).sample(jax.random.key(0), jnp.ones(2), 1.0), "must be one number"),
         (lambda: PoissonSubsampled(RandomizedResponse(1.0), 0.5), "mechanism must add noise"),
         (lambda: PoissonSubsampled(GaussianMechanism(1.0), 1.5), "sampling_prob must be"),
         (lambda: PoissonSubsampled(GaussianMechanism(1.0), 0.5).tradeoff("both"), "direction must be"),

@@ -73,6 +73,30 @@ def test_identical_pairs_against_the_binomial_formula(e, d, n):
     assert mixed(0.0) == pytest.approx((1 - d) ** (n - 1) * 0.5, rel=1e-12)
 
 
+def test_pairs_with_a_tiny_delta_keep_it_and_no_epsilon_is_too_small():
+    assert compose(ApproximateDP(0.0, 1e-17), times=10_000).delta == pytest.approx(1e-13, rel=1e-12)
+    curve = compose(ApproximateDP(0.1), times=1000)  # the largest losses have mass far below 1e-16
+    for d, exact in ((1e-6, 19.344671447993278), (1e-15, 29.354668980334964), (1e-20, 33.44120934085879), (0.0, 100.0)):
+        assert epsilon(curve, d) >= exact
+    assert epsilon(curve, 1e-6) == pytest.approx(19.344671447993278, rel=1e-9)
+
+
+def test_nearly_symmetric_polygons_are_certified_in_both_orders():
+    """1e-10 that only the null has: symmetric as curves go, but 1e-6 of the other order after 10,000 steps."""
+    lost, p = 1e-10, 1 / (1 + np.exp(-0.01))
+    curve = from_probabilities([lost, (1 - lost) * p, (1 - lost) * (1 - p)], [0.0, 1 - p, p])
+    assert curve.is_symmetric()
+    bounds = compose(curve, times=10_000, num_cells=1024)
+    assert delta(bounds.lower, 8.0) >= -np.expm1(10_000 * np.log(curve.alpha[-2]))
+
+
+def test_extreme_spacings():
+    for curve in (ApproximateDP(1e-20), Laplace(1e-200), mixture(Gaussian(1.0), 1e-250)):
+        assert_around(compose(curve, Laplace(0.5)), Laplace(0.5)(ALPHA), width=1e-6)
+    wide = compose(mixture(Gaussian(24.0), 0.5), times=10_000, num_cells=64)  # spacings above 709
+    assert wide.lower(0.5) <= wide.upper(0.5) < 1e-100
+
+
 @pytest.mark.parametrize(
     ("mu", "times"), [(1.0, 1), (1.0, 4), (0.1, 100), (0.01, 10_000), (0.001, 1_000_000), (6.0, 2), (3.0, 30)]
 )

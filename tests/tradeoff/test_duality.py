@@ -16,10 +16,12 @@ from gdpjax.tradeoff import (
     PiecewiseLinear,
     attack_advantage,
     bayes_error,
+    convex_conjugate,
     delta,
     dominating_mu,
     epsilon,
     from_delta_curve,
+    inverse,
     mixture,
     reconstruction_robustness,
     subsample,
@@ -85,6 +87,7 @@ def test_dominating_mu_of_known_curves():
     assert dominating_mu(Gaussian(0.7)) == 0.7
     assert dominating_mu(subsample(Gaussian(0.7), 0.1)) == 0.7  # in the extreme tail subsampling buys nothing
     assert dominating_mu(Identity()) == 0
+    assert dominating_mu(subsample(Gaussian(0.7), 0.0)) == 0
     for e in (0.1, 1.0, 5.0):  # f_{e,0} >= G_mu iff G_mu passes below the corner
         exact = -2 * norm.ppf(1 / (1 + np.exp(e)))
         assert exact <= dominating_mu(ApproximateDP(e)) <= exact * (1 + 1e-5)
@@ -110,6 +113,13 @@ def test_dominating_mu_dominates_and_is_least(curve, failure):
 def test_dominating_mu_is_the_certified_accountants():
     bounds = accounting.mu_bounds(1.0, 0.3, 1, failure=1e-10)
     assert bounds.lower <= dominating_mu(subsample(Gaussian(1.0), 0.3), 1e-10) <= bounds.upper
+
+
+def test_profile_of_an_inverse_mixture_of_nearly_everybody():
+    slope = -np.exp(60.0)
+    exact = convex_conjugate(Gaussian(20.0), slope)
+    assert exact > -1e-10
+    assert convex_conjugate(inverse(mixture(Gaussian(20.0), 1.0)), slope) == pytest.approx(exact, rel=1e-12)
 
 
 def test_operational_risk():
@@ -144,6 +154,7 @@ def test_gradients_of_epsilon_and_bayes_error():
         (lambda: dominating_mu(mixture(Gaussian(1.0), 0.5)), "needs failure > 0"),
         (lambda: from_delta_curve([0.0, 1.0], [0.1]), "equal length"),
         (lambda: from_delta_curve([-1.0], [0.1]), "epsilon must be"),
+        (lambda: from_delta_curve([0.0, 800.0], [0.3, 0.1]), "epsilon must be at most 700"),
         (lambda: bayes_error(Gaussian(1.0), 0.0), "strictly between 0 and 1"),
         (lambda: true_positive_rate(Gaussian(1.0), -0.1), "false_positive_rate must be"),
         (lambda: epsilon(Gaussian(1.0), 1.0), r"delta must be a number in \[0, 1\)"),
