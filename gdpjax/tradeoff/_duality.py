@@ -14,6 +14,8 @@ The price is of second order in the width. On a fixed grid of cells up to the ep
 smallest mu that passes is found by bisection above the largest mu that the grid's points require.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,12 +34,22 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, bisect, check_curve, curve_function
-from gdpjax.tradeoff._derived import Subsampled
+from gdpjax.tradeoff._derived import Grouped, Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
+_GROUP_RESOLUTION = 1e-13
 _LARGEST = 700.0  # beyond this epsilon, e^epsilon is near the end of float64
 _NUM_UNIFORM, _NUM_GEOMETRIC = 3072, 1024
+
+
+def _resolution(f: Curve) -> float:
+    """The delta below which a curve's profile is rounding: values of groups are right to that, composed k times."""
+    if isinstance(f, Grouped):
+        return _GROUP_RESOLUTION
+    parts = [getattr(f, field.name) for field in dataclasses.fields(f)]  # pyright: ignore[reportArgumentType]
+    curves = [curve for part in parts for curve in (part if isinstance(part, tuple) else (part,))]
+    return max([_resolution(curve) for curve in curves if isinstance(curve, Curve)], default=0.0)
 
 
 def _both(f: Curve, epsilon: Array) -> Array:
@@ -84,8 +96,9 @@ def epsilon(f: Curve, delta: Array) -> Array:
 
     Returns:
         epsilon in nats, of the broadcast shape; exact up to a relative 1e-13, on the side where the condition holds;
-        inf where no epsilon below 700 does. Of curves given by points, and of groups, it is right for delta above about
-        1e-13 only: what they say about smaller ones is lost in the rounding of beta near 1.
+        inf where no epsilon below 700 does. For groups (other than of Gaussian or Laplace curves) and what is made of
+        them it is inf, an upper bound, below delta = 1e-13: what they say there is lost in the rounding of beta near 1.
+        So it is for points that were rounded themselves, see `from_probabilities`; points are taken as they are.
 
     Raises:
         ValueError: not a curve, or delta outside its range.
@@ -116,7 +129,8 @@ def epsilon(f: Curve, delta: Array) -> Array:
     high = high - jnp.where(falls, (change - jax.lax.stop_gradient(change)) / slope, 0.0)
     ends = [jnp.broadcast_to(end, shape) for end in (0.0, _LARGEST)]
     at_zero, at_end = _both(frozen, jnp.stack(ends))
-    return jnp.where(at_zero <= target, 0.0, jnp.where(at_end > target, jnp.inf, high))
+    high = jnp.where(at_zero <= target, 0.0, jnp.where(at_end > target, jnp.inf, high))
+    return jnp.where(target < _resolution(f), jnp.inf, high)
 
 
 @curve_function(y=REAL)

@@ -198,7 +198,7 @@ def from_probabilities(null: Array, alternative: Array) -> PiecewiseLinear:
         alternative: those under the alternative, shape [n].
 
     Returns:
-        A `PiecewiseLinear` curve; exact up to rounding.
+        A `PiecewiseLinear` curve; exact up to rounding, of beta near 1 to 1e-16: it says nothing about smaller delta.
 
     Raises:
         ValueError: not probabilities, unequal shapes, or a sum off 1 by more than 1e-9.
