@@ -6,7 +6,9 @@ A mechanism is a frozen pytree of its privacy parameters: it says its curve (`tr
 *Floats.* Noise in floating point is not the noise of the theorem: the set of values that x + noise can take depends on
 x, and observing the low bits of one release can reveal the input (Mironov, CCS 2012, broke textbook Laplace samplers
 so). The curves here are those of real arithmetic. For releases where an adversary sees every bit use integers and
-`DiscreteLaplaceMechanism`, `DiscreteGaussianMechanism` or `RandomizedResponse`, which are exact.
+`DiscreteLaplaceMechanism`, `DiscreteGaussianMechanism` or `RandomizedResponse`, which are exact. Values are taken in
+float32 (float64 where x64 is on): two neighbours' values that are rounded to it may lie further apart than the stated
+sensitivity, by 1.2e-7 of their size. Large whole numbers, where that is 1 and more, are refused.
 """
 
 from typing import Any
@@ -60,11 +62,20 @@ def one_number(name: str, value: Any, domain: Domain) -> Any:
 
 
 def floating(leaf: Any) -> Array:
-    """A leaf as float32 or wider."""
+    """A leaf as float32 or wider; whole numbers only where that is exact, else neighbours could move apart."""
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise ValueError("complex values are not supported; pass real and imaginary parts")
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    wide = jnp.promote_types(array.dtype, jnp.float32)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        return array.astype(wide)
+    largest = 2 ** (jnp.finfo(wide).nmant + 1)
+    if not is_traced(leaf) and np.size(leaf) and max(abs(int(np.max(leaf))), abs(int(np.min(leaf)))) > largest:
+        raise ValueError(
+            f"whole numbers must be at most {largest} in size, where {wide} holds them exactly: use a discrete "
+            "mechanism, or subtract a public constant first"
+        )
+    return jnp.where((array <= largest) & (array >= -largest), array.astype(wide), jnp.nan)
 
 
 def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:

@@ -277,3 +277,12 @@ def test_bad_input(call, message):
 def test_gaussian_tail_reaches_far():
     noise = np.asarray(GaussianMechanism(1.0).sample(jax.random.key(14), jnp.zeros(4 * NUM), 1.0))
     assert np.mean(np.abs(noise) > 4.0) == pytest.approx(2 * norm.sf(4.0), rel=0.3)
+
+
+def test_whole_numbers_that_float32_would_round_are_refused():
+    key, mechanism = jax.random.key(0), GaussianMechanism(1.0)
+    with pytest.raises(ValueError, match="at most 16777216"):
+        mechanism.sample(key, np.array([33554435]), 1.0)
+    traced = jax.jit(lambda value: mechanism.sample(key, value, 1.0))
+    assert np.isnan(traced(jnp.array([33554435]))).all()
+    assert np.isfinite(traced(jnp.array([2**24, -5]))).all()
