@@ -11,7 +11,7 @@ Uniform sampling without replacement goes with REPLACE_ONE. No step is worse tha
 T-fold composition of its symmetric pair. Let all other examples have gradient -C and the one that is replaced C and -C
 in the two data sets. The sum then differs by the sensitivity 2C if that one is in the batch, which has probability p
 at every step: the pair of Poisson sampling, attained, is the *lower* bound. The truth may be anywhere in between, so
-the bracket is wide by nature (a ratio of 1.2 to 1.4 in epsilon is usual).
+the bracket is wide by nature (a ratio of 1.1 to 1.3 in epsilon is usual).
 
 Other pairs are refused.
 """

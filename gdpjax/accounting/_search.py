@@ -45,7 +45,7 @@ from gdpjax._core.checks import (
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
-from gdpjax.accounting._numeric import epsilon_of_runs, mu_of_runs
+from gdpjax.accounting._numeric import of_runs
 from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._rdp import moments_epsilon_kernel
 
@@ -138,8 +138,8 @@ def _log_rough_mu(xp: Any, epsilon: Array, delta: Array) -> Array:
 
 
 _TARGETS = {
-    "epsilon": _Target(epsilon_of_runs, {"epsilon": POSITIVE, "delta": DELTA}, _log_rough_mu),
-    "mu": _Target(mu_of_runs, {"mu": POSITIVE, "failure": OPEN_UNIT}, lambda xp, mu, failure: xp.log(mu)),
+    "epsilon": _Target(of_runs("epsilon"), {"epsilon": POSITIVE, "delta": DELTA}, _log_rough_mu),
+    "mu": _Target(of_runs("mu"), {"mu": POSITIVE, "failure": OPEN_UNIT}, lambda xp, mu, failure: xp.log(mu)),
 }
 
 

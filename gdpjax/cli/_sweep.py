@@ -84,7 +84,7 @@ def add_parser(commands: Any) -> None:
         parser.add_argument(as_option(name), type=values, metavar="VALUES", help=helps[name])
     parser.add_argument("--input", type=pathlib.Path, metavar="FILE", help="rows, .csv or .parquet")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", required=True, help=".csv or .parquet")
-    parser.add_argument("--mu", action="store_true", help="also the certified mu, about a second a row")
+    parser.add_argument("--mu", action="store_true", help="also the certified mu, a tenth of a second a row and more")
     parser.add_argument("--resume", action="store_true", help="continue the output of an interrupted sweep")
     add_json_option(parser, "a sentence")
     parser.set_defaults(run=_sweep)

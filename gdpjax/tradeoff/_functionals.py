@@ -162,8 +162,7 @@ def kappa2(f: Curve) -> float:
     >>> print(f"{kappa2(ApproximateDP(0.5)):.10f}")
     0.2500000000
     """
-    law = _law(f, "kappa2")
-    return np.inf if law.unbounded else float(np.sum((law.null + law.alternative) * law.loss**2))
+    return _absolute_moment(_law(f, "kappa2"), 2)
 
 
 def kappa3(f: Curve) -> float:
@@ -186,8 +185,7 @@ def kappa3(f: Curve) -> float:
     >>> print(f"{kappa3(ApproximateDP(0.5)):.10f}")
     0.1250000000
     """
-    law = _law(f, "kappa3")
-    return np.inf if law.unbounded else float(np.sum((law.null + law.alternative) * law.loss**3))
+    return _absolute_moment(_law(f, "kappa3"), 3)
 
 
 def kappa3bar(f: Curve) -> float:
@@ -217,6 +215,10 @@ def kappa3bar(f: Curve) -> float:
     middle = max(0.0, 1.0 - float(np.sum(law.null + law.alternative)))
     sides = law.null * (law.loss + mean) ** 3 + law.alternative * np.abs(law.loss - mean) ** 3
     return float(np.sum(sides)) + middle * mean**3
+
+
+def _absolute_moment(law: LossLaw, order: int) -> float:
+    return np.inf if law.unbounded else float(np.sum((law.null + law.alternative) * law.loss**order))
 
 
 def _mean(law: LossLaw) -> float:

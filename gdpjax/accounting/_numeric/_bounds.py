@@ -149,7 +149,3 @@ def of_phases(name: str, family: Family = POISSON) -> Callable[..., Any]:
     groups = (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()))
     domains[question.argument] = question.domain
     return batched(_core(question, family), phase_groups=groups, **domains)  # pyright: ignore
-
-
-epsilon_of_runs, epsilon_of_phases = of_runs("epsilon"), of_phases("epsilon")
-mu_of_runs, mu_of_phases = of_runs("mu"), of_phases("mu")

@@ -30,7 +30,7 @@ def _worse(first: Answer, second: Answer) -> Answer:
     return jax.tree.map(jnp.maximum, first, second)
 
 
-def epsilon_of_run(run: Run, log_delta: Array, width: float = RELATIVE_WIDTH) -> Answer:
+def epsilon_of_run(run: Run, log_delta: Array) -> Answer:
     """The bracket on epsilon, the larger of the two directions, of a run.
 
     "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a
@@ -38,7 +38,7 @@ def epsilon_of_run(run: Run, log_delta: Array, width: float = RELATIVE_WIDTH) ->
     """
 
     def direction(best: Answer, sign: Array) -> tuple[Answer, None]:
-        return _worse(best, direction_epsilon(run.towards(sign), log_delta, best.lower, width)), None
+        return _worse(best, direction_epsilon(run.towards(sign), log_delta, best.lower, RELATIVE_WIDTH)), None
 
     zero = jnp.zeros_like(log_delta)
     return jax.lax.scan(direction, Answer(zero, zero, zero), jnp.array(run.signs))[0]

@@ -11,8 +11,9 @@ b(e) = 1 - P(L + eta N > e). So f(a) <= b and, exchanging the hypotheses, f(b) <
 upper bound on a is its trapezoid sum as it stands, since aliases are positive; an upper bound on b needs a lower bound
 on P(L + eta N > e), whose aliases are at most 1 and at most e^{K(t) + eta^2 t^2 / 2 - t e}.
 
-Three e are used: where the test's a is alpha, where its b is alpha (mirrored), and e = 0, between whose two points
-(a, b), (b, a) the curve lies below the chord. Saddle-point formulas propose the first two.
+Three e are used: where the test's a is alpha, where its b is alpha (mirrored), and e = 0, between whose two points (a,
+b), (b, a) the curve lies below the chord. Saddle-point formulas propose the first two, the test's own errors correct
+them, and the lower bound is taken at the same e.
 """
 
 import jax

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate
-from gdpjax.accounting._numeric import epsilon_of_phases
+from gdpjax.accounting._numeric import of_phases
 
 FUNCTIONS = [epsilon_bounds, delta_bounds, epsilon_estimate]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
@@ -87,13 +87,13 @@ def test_bad_epsilon_and_phases_are_refused():
         with pytest.raises(ValueError, match="epsilon must be"):
             delta_bounds(1.0, 0.1, 1, epsilon)
     with pytest.raises(ValueError, match="num_steps must be"):
-        epsilon_of_phases([1.0, 1.0], [0.1, 0.1], [1, -1], 1e-5)
+        of_phases("epsilon")([1.0, 1.0], [0.1, 0.1], [1, -1], 1e-5)
 
 
 def test_nothing_is_revealed_without_sampling():
     assert epsilon_bounds(1.0, 0.0, 10, 1e-5) == (0.0, 0.0)
     assert delta_bounds(1.0, 0.0, 10, 0.0) == (0.0, 0.0)
-    assert epsilon_of_phases([1.0, 2.0], [0.1, 0.0], [0, 10], 1e-5) == (0.0, 0.0)
+    assert of_phases("epsilon")([1.0, 2.0], [0.1, 0.0], [0, 10], 1e-5) == (0.0, 0.0)
 
 
 def test_a_concrete_call_while_something_else_is_compiled_is_computed_at_once():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate
-from gdpjax.accounting._numeric import epsilon_of_phases
+from gdpjax.accounting._numeric import of_phases
 from tests.accounting.numeric import reference
 
 RUN = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -50,15 +50,15 @@ def test_estimates_are_inside_a_slightly_wider_bracket():
 
 def test_equal_phases_are_one_event():
     one = epsilon_bounds(1.2, 0.02, 600, 1e-6)
-    two = epsilon_of_phases([1.2, 1.2], [0.02, 0.02], [200, 400], 1e-6)
+    two = of_phases("epsilon")([1.2, 1.2], [0.02, 0.02], [200, 400], 1e-6)
     np.testing.assert_allclose(two, one, rtol=1e-9)
-    padded = epsilon_of_phases([1.2, 7.0], [0.02, 0.0], [600, 50], 1e-6)
+    padded = of_phases("epsilon")([1.2, 7.0], [0.02, 0.0], [600, 50], 1e-6)
     np.testing.assert_allclose(padded, one, rtol=1e-9)
 
 
 def test_phases_lie_between_their_extremes():
-    mixed = epsilon_of_phases([1.0, 2.0], [0.01, 0.02], [300, 700], 1e-6)
+    mixed = of_phases("epsilon")([1.0, 2.0], [0.01, 0.02], [300, 700], 1e-6)
     low, high = epsilon_bounds([2.0, 1.0], [0.01, 0.02], 1000, 1e-6)
     assert low[0] < mixed.lower < mixed.upper < high[1]
-    swapped = epsilon_of_phases([2.0, 1.0], [0.02, 0.01], [700, 300], 1e-6)
+    swapped = of_phases("epsilon")([2.0, 1.0], [0.02, 0.01], [700, 300], 1e-6)
     np.testing.assert_allclose(mixed, swapped, rtol=1e-9)
