@@ -12,6 +12,7 @@ the rows' sizes: what is lost is one rounding of the result.
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -84,6 +85,16 @@ def sum_error_terms(size: int) -> int:
     return terms + max(size - 1, 0).bit_length()
 
 
+def most_sum_error_terms(size: int) -> int:
+    """At least `sum_error_terms` of every smaller size too; that one is not monotone."""
+    loops = 0
+    while size > _RADIX:
+        size, loops = max(size // _RADIX + _RADIX - 1, _RADIX), loops + 1
+        if size < 2 * _RADIX:
+            return (_RADIX - 1).bit_length() * (loops + 2)
+    return (_RADIX - 1).bit_length() * (loops + 1)
+
+
 def _add_pairs(parts: list[Array]) -> Array:
     while len(parts) > 1:
         paired = [a + b for a, b in zip(parts[::2], parts[1::2], strict=False)]
@@ -91,14 +102,26 @@ def _add_pairs(parts: list[Array]) -> Array:
     return parts[0]
 
 
-def bounded_sum(terms: Array) -> Array:
-    """Sum over the last axis (of static size >= 1) by a tree of additions; see the module docstring."""
+def bounded_sum(terms: Array, of: Callable[[Array], Array] = lambda x: x) -> Array:
+    """Sum of ``of(terms)`` over the last axis (size >= 1) by a tree of additions; see the module docstring.
+
+    The function is applied to the parts and not to the whole, which a compiler would write to memory.
+    """
     while (size := terms.shape[-1]) > _RADIX:
         length = size // _RADIX
-        body = _add_pairs([terms[..., i * length : (i + 1) * length] for i in range(_RADIX)])
+        body = _add_pairs([of(terms[..., i * length : (i + 1) * length]) for i in range(_RADIX)])
         tail = terms[..., _RADIX * length :]
-        terms = jnp.concatenate([body, tail], axis=-1) if tail.shape[-1] else body
-    return _add_pairs([terms[..., i] for i in range(terms.shape[-1])])
+        terms = jnp.concatenate([body, of(tail)], axis=-1) if tail.shape[-1] else body
+        of = lambda x: x  # noqa: E731
+    return _add_pairs([of(terms[..., i]) for i in range(terms.shape[-1])])
+
+
+def power_of_two(exponent: Array, dtype: Any) -> Array:
+    """2**exponent, limited to the normal range of the dtype; exact, and without the power function of `jnp.ldexp`."""
+    info = np.finfo(dtype)
+    bits = jnp.int64 if info.bits == 64 else jnp.int32
+    biased = jnp.clip(exponent, info.minexp, info.maxexp - 1).astype(bits) + (info.maxexp - 1)
+    return jax.lax.bitcast_convert_type(biased << info.nmant, dtype)
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:

@@ -1,6 +1,17 @@
 """Bounding each example's gradient: transformations of a loss function."""
 
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad, per_example_grad
-from gdpjax.clipping._rules import Flat, Sensitivity
+from gdpjax.clipping._rules import AutoS, Flat, Normalize, PerGroup, PerLeaf, Sensitivity
 
-__all__ = ["ClipInfo", "ClippedGrad", "Flat", "Sensitivity", "clipped_grad", "per_example_grad"]
+__all__ = [
+    "AutoS",
+    "ClipInfo",
+    "ClippedGrad",
+    "Flat",
+    "Normalize",
+    "PerGroup",
+    "PerLeaf",
+    "Sensitivity",
+    "clipped_grad",
+    "per_example_grad",
+]

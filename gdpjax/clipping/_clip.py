@@ -1,26 +1,33 @@
-"""Clip a batch of per-example gradients and add them up, within a derived rounding bound.
+"""Clip the gradients of a batch of examples and add them up, within a derived rounding bound.
 
 The promise is on what the machine returns, not on real arithmetic: for any two batches, padded to the same size B, that
 differ by one added or removed row, the two returned sums differ by at most C in l2 norm, given that the computed
-gradient of a row is a function of that row. That much is the compiler's: programs of different batch sizes may compute
-the same row's gradient differently (a ReLU at its kink can fall on either side), so pad to ONE static size. With u the
-unit roundoff of the accumulation dtype (2^-24 for float32) and d coordinates in n leaves, the parts are, relative to C:
+gradient of a row (for an outer product its two computed factors) is a function of that row. That much is the compiler's:
+programs of different batch sizes may compute the same row's gradient differently (a ReLU at its kink can fall on either
+side), so pad to ONE static size. With u the unit roundoff of the accumulation dtype (2^-24 for float32) and d
+coordinates in n leaves, the parts are, relative to C:
 
-* Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, halved by the
-  square root; converting C, the square root, the quotient and the product cost 6 more. An example may thus be
-  scaled to C (1 + k u), k = half of the sum + 6.
-* Sum. Each row c_i g_i enters the compensated sum rounded or not (a compiler may fuse the product into the first
-  additions), 2 u ||c_i g_i||, and the result is rounded once, u ||sum||: at most 3 u B C; the compensated sum's own
-  error, 2 u^2 (B + 9) B C, is below u B C / 100 up to the largest B that is accepted, and covered by the factor 3.1.
-  Neighbours differ by one row and by two such errors: 6.2 u B.
+* Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, for the two
+  factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and
+  the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing cancels.
+* Terms. c_i g_i is rounded at most twice, once when it is scaled and once in the product of a contraction: 2 u B C.
+* Plain sums. At most b rows (64, fewer in large batches) are added by one reduction or contraction, in whatever order
+  the compiler likes: whatever the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at
+  most u C (2 + ... + b), that is u B C ((b + 1) / 2 - 1 / b) for all of them.
+* Compensated sums. Those partial sums are added with the error of each addition kept (`two_sum`), off by less than
+  2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once: u B C.
+* Groups. Where the batch is spread over devices, each of G groups of rows has its own compensated sum, and one
+  reduction over the groups (one all-reduce) adds at most u B C (G + 1) / 2 and the rounding of each group, u B C.
 
-So rows are clipped to C / (1 + slack), slack = k u + 6.2 u B, which makes the sensitivity exactly C. The slack depends
-on shapes alone and is the same for every strategy; where batches are padded to several sizes it must be that of the
-largest (`max_batch_size`), or the size would move every row's threshold. A batch that would need more than 1% is
-refused (float32: 27,000 rows).
+Neighbours differ by one row and by two such errors: rows are clipped to C / (1 + slack) with
 
-Range. Squares of large gradients overflow and of small ones vanish, so every row is first scaled by a power of two
-near its largest entry, which is exact. A row with a NaN or an infinity contributes exact zeros, as does padding.
+    slack = u (k + B (b + 1 - 2 / b + 6.1)),  b here at least G + 3 where G > 1 (each group then adds b - G - 2 rows),
+
+which makes the sensitivity exactly C. The slack depends on shapes alone and is the same for every strategy; where
+batches are padded to several sizes it must be that of the largest (`max_batch_size`), or the size would move every
+row's threshold. A batch that would need more than 1% is refused (float32: 27,000 rows).
+
+A row with a NaN or an infinity contributes exact zeros, as does padding.
 """
 
 import functools
@@ -31,94 +38,129 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.trees import (
-    bounded_sum,
-    compensated_row_sum,
+    compensated_add,
     is_floating,
+    most_sum_error_terms,
     num_elements,
-    sum_error_terms,
+    power_of_two,
+    two_sum,
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._rules import CLIP_NORM, Flat
+from gdpjax.clipping._rows import Rows, Square, partial_sum, square, stacked, total, weighted
+from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 
 _MAX_SLACK = 0.01
+_MAX_PLAIN_ROWS = 64
 
 
-class ClippedRows(NamedTuple):
-    """Clipped per-example gradients (list of leaves, leading batch axis) and their norms before clipping."""
+class Rounding(NamedTuple):
+    """How a batch is added up, and what is kept back for it.
 
-    rows: list[Array]
+    Attributes:
+      slack: rows are clipped to C / (1 + slack).
+      plain_rows: rows added by one reduction in each group.
+      groups: groups of consecutive rows, one partial sum each.
+    """
+
+    slack: float
+    plain_rows: int
+    groups: int
+
+
+Pair = tuple[Array, Array]
+"""An unevaluated sum hi + lo of shape [groups, ...]."""
+
+
+def rounding(leaves: list[Array], num_rows: int, groups: int = 1) -> Rounding:
+    """The static rounding allowance for ``num_rows`` rows of gradients shaped like ``leaves``."""
+    unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
+    size = max(num_elements(leaf) for leaf in leaves)
+    norm_terms = most_sum_error_terms(size) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
+    # A quarter of a small batch: four partial sums cost nothing beside one, and their error is a quarter.
+    rows = max(min(_MAX_PLAIN_ROWS, 1 << max((num_rows // 4).bit_length() - 1, 0)), 1)
+    while True:
+        allowed = rows if groups == 1 else max(rows, groups + 3)
+        slack = unit * (norm_terms + num_rows * (allowed + 1 - 2 / allowed + 6.1))
+        if slack <= _MAX_SLACK:
+            return Rounding(slack, allowed if groups == 1 else allowed - groups - 2, groups)
+        if rows == 1:
+            raise ValueError(
+                f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip "
+                f"norm (it could reach {slack:.1%}); use smaller logical batches, or float64 gradients"
+            )
+        rows //= 2
+
+
+class Scaling(NamedTuple):
+    """What each row is multiplied by, in each group of parameters: 2^-exponent coefficient, or 0 where not kept."""
+
+    exponents: list[Array]
+    coefficients: list[Array]
+    keep: Array
     norms: Array
 
 
-def rounding_slack(leaves: list[Array], num_rows: int) -> float:
-    """The static relative slack of this module for ``num_rows`` rows of gradients shaped like ``leaves``."""
-    unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
-    size = max(num_elements(leaf) for leaf in leaves)
-    norm_terms = (sum_error_terms(size) + sum_error_terms(len(leaves)) + 1) / 2 + 6
-    slack = unit * (norm_terms + 6.2 * num_rows)
-    if slack > _MAX_SLACK:
-        raise ValueError(
-            f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip norm "
-            f"(it could reach {slack:.1%}); use smaller logical batches, or float64 gradients"
-        )
-    return slack
-
-
-def _row_scale(leaves: list[Array]) -> tuple[Array, Array]:
-    """Per row: a power of two 2^e with max|g| in [2^(e-1), 2^e) (as a pair 2^-e, 2^e), and the largest entry."""
-    flat = [jnp.abs(leaf.reshape(leaf.shape[0], -1)).max(axis=1) for leaf in leaves if num_elements(leaf)]
-    largest = functools.reduce(jnp.maximum, flat)
-    _, exponent = jnp.frexp(jnp.where(jnp.isfinite(largest), largest, 1))
-    limit = -np.finfo(largest.dtype).minexp
-    exponent = jnp.clip(exponent, -limit, limit)
-    one = jnp.ones_like(largest)
-    return largest, jnp.stack([jnp.ldexp(one, -exponent), jnp.ldexp(one, exponent)])
-
-
-def _per_row(values: Array, like: Array) -> Array:
-    return values.reshape(values.shape + (1,) * (like.ndim - 1))
-
-
-def clip_rows(leaves: list[Array], rule: Flat, slack: float, is_padding: Array | None = None) -> ClippedRows:
-    """Clip each row of per-example gradients (floating leaves ``[B, ...]``) to the rule's bound / (1 + slack)."""
-    dtype = functools.reduce(jnp.promote_types, [wide_dtype(leaf) for leaf in leaves])
-    wide = [leaf.astype(dtype) for leaf in leaves]
-    largest, (down, up) = _row_scale(wide)
-    squares = [
-        bounded_sum(jnp.square((leaf * _per_row(down, leaf)).reshape(leaf.shape[0], -1)))
-        for leaf in wide
-        if num_elements(leaf)
-    ]
-    total = bounded_sum(jnp.stack(squares, axis=-1))
-    # sqrt(0) has an infinite slope, which would spoil derivatives through the clipped sum.
-    scaled_norm = jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), 0)
-    norms = scaled_norm * up
-    bound = jnp.asarray(rule.l2_norm_bound, dtype)
-    threshold = jnp.where(CLIP_NORM.contains(bound), bound, jnp.nan) / (1 + slack)
-    keep = jnp.isfinite(largest)
+def scaling(rows: list[Rows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
+    """Norms of the rows and what the rule makes of them."""
+    dtype = functools.reduce(jnp.promote_types, [_dtype(r) for r in rows])
+    squares = [square(r, dtype) for r in rows]
+    whole = total(stacked(squares))
+    keep = jnp.isfinite(whole.value)
     if is_padding is not None:
         keep = keep & ~is_padding
-    # For a NaN threshold `norms <= threshold` is False, so a wrong traced clip norm gives NaN and not a free pass.
-    factor = threshold / jnp.where(scaled_norm > 0, scaled_norm, 1)
-    fits = norms <= threshold
-
-    def clip_leaf(leaf: Array, original: Array) -> Array:
-        clipped = jnp.where(_per_row(fits, leaf), leaf, (leaf * _per_row(down, leaf)) * _per_row(factor, leaf))
-        return jnp.where(_per_row(keep, leaf), clipped, 0).astype(wide_dtype(original))
-
-    return ClippedRows([clip_leaf(w, leaf) for w, leaf in zip(wide, leaves, strict=True)], jnp.where(keep, norms, 0))
-
-
-def clip_and_add(leaves: list[Array], rule: Flat, slack: float, is_padding: Array | None = None):
-    """Clip rows and add them: the sums as unevaluated pairs (hi, lo), and the norms before clipping."""
-    clipped = clip_rows(leaves, rule, slack, is_padding)
-    return [compensated_row_sum(rows) for rows in clipped.rows], clipped.norms
+    exponents, coefficients = [], []
+    for number, bound in enumerate(groups.bounds):
+        members = [s for s, group in zip(squares, groups.of_leaf, strict=True) if group == number]
+        part = whole if len(groups.bounds) == 1 else total(stacked(members)) if members else whole
+        checked = jnp.asarray(bound, dtype)
+        checked = jnp.where(CLIP_NORM.contains(checked * _headroom(groups)), checked, jnp.nan) / (1 + slack)
+        exponents.append(part.exponent)
+        coefficients.append(rule.coefficient(_root(part), part.exponent, checked))
+    norms = _root(whole) * power_of_two(whole.exponent, dtype)
+    return Scaling(exponents, coefficients, keep, jnp.where(keep, norms, 0))
 
 
-def rounded(pairs: list[tuple[Array, Array]]) -> list[Array]:
-    """hi + lo, the one rounding of the sum."""
-    return [hi + lo for hi, lo in pairs]
+def _headroom(groups: Groups) -> float:
+    """A bound split over many leaves may lie below the range of a whole one."""
+    return float(np.sqrt(len(groups.bounds)))
+
+
+def _dtype(rows: Rows) -> jnp.dtype:
+    return functools.reduce(jnp.promote_types, [wide_dtype(x) for x in rows if isinstance(x, jax.Array)])
+
+
+def _root(part: Square) -> Array:
+    # sqrt(0) has an infinite slope, which would spoil derivatives through the clipped sum.
+    return jnp.where(part.value > 0, jnp.sqrt(jnp.where(part.value > 0, part.value, 1)), 0)
+
+
+def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
+    """Add the clipped rows to the running sums."""
+    clipped = [
+        weighted(r, scale.exponents[group], scale.coefficients[group], scale.keep)
+        for r, group in zip(rows, groups.of_leaf, strict=True)
+    ]
+    in_group = scale.keep.shape[0] // how.groups
+    for start in range(0, in_group, how.plain_rows):
+        stop = min(start + how.plain_rows, in_group)
+        parts = [partial_sum(r, how.groups, start, stop) for r in clipped]
+        # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
+        carry = [
+            two_sum(*compensated_add(pair, (part, jnp.zeros_like(part)))) for pair, part in zip(carry, parts, strict=True)
+        ]
+    return carry
+
+
+def zero_pairs(leaves: list[Array], how: Rounding) -> list[Pair]:
+    """Where the running sums of parameters shaped like ``leaves`` start."""
+    zeros = [jnp.zeros((how.groups, *leaf.shape), wide_dtype(leaf)) for leaf in leaves]
+    return [(zero, zero) for zero in zeros]
+
+
+def rounded(pairs: list[Pair]) -> list[Array]:
+    """hi + lo, added over the groups."""
+    return [(hi + lo).sum(axis=0) if hi.shape[0] > 1 else (hi + lo)[0] for hi, lo in pairs]
 
 
 def zeros_like_sum(leaf: Array) -> Array:
@@ -132,3 +174,10 @@ def merge_leaves(params: PyTree, which: tuple[bool, ...], values: list[Array]) -
     remaining = iter(values)
     merged = [next(remaining) if mark else zeros_like_sum(leaf) for leaf, mark in zip(leaves, which, strict=True)]
     return jax.tree.unflatten(structure, merged)
+
+
+def trained_groups(rule: Rule, params: PyTree, which: tuple[bool, ...]) -> Groups:
+    """The rule's groups, of the trained leaves alone."""
+    structure = jax.tree.structure(params)
+    every = rule.groups(jax.tree.unflatten(structure, list(which)))
+    return Groups(tuple(g for g, mark in zip(every.of_leaf, which, strict=True) if mark), every.bounds)

@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import clip_and_add, merge_leaves, rounded, rounding_slack
-from gdpjax.clipping._loss import Call, LossSpec, prepare
-from gdpjax.clipping._microbatch import microbatch_clip_and_add
-from gdpjax.clipping._rules import Flat, as_rule, rule_sensitivity
-from gdpjax.clipping._vmap import batch_rows, example_grads, per_example_tree, zero_rows
-
-_STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
-
+from gdpjax.clipping._clip import merge_leaves, rounded, rounding, trained_groups
+from gdpjax.clipping._engine import STRATEGIES, Engine, engine_of
+from gdpjax.clipping._loss import Call, LossSpec, batch_rows, prepare, traced
+from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
+from gdpjax.clipping._sum import Layout, clipped_sum
+from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
 
 class ClipInfo(NamedTuple):
     """Private diagnostics of one batch: outside every epsilon, not for release.
@@ -36,7 +35,7 @@ class ClippedGrad:
     """The function that `clipped_grad` returns: a sum of clipped per-example gradients that knows its sensitivity."""
 
     spec: LossSpec
-    rule: Flat
+    rule: Rule
     strategy: str
     microbatch_size: int | None
     max_batch_size: int | None
@@ -58,21 +57,22 @@ class ClippedGrad:
     def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
         call = prepare(self.spec, args, loss_kwargs, is_padding)
+        engine = engine_of(call, self.strategy, self.microbatch_size)
+        groups = trained_groups(self.rule, call.params, call.which)
         if call.batch_size == 0:
-            return self._empty(call)
-        slack = rounding_slack(call.trained_leaves, self._slack_rows(call))
-        size = self._chunk(call)
-        if size is None:
-            grads = example_grads(call, batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
-            pairs, norms = clip_and_add(grads.leaves, self.rule, slack, call.is_padding)
-            values, aux = grads.values, grads.aux
-        else:
-            pairs, norms, values, aux = microbatch_clip_and_add(call, self.rule, slack, size)
-        clipped_sum = merge_leaves(call.params, call.which, rounded(pairs))
+            return self._empty(call, engine)
+        how = rounding(call.trained_leaves, self._slack_rows(call))
+        layout = Layout.of(call.batch_size, how.groups, engine.chunk)
+        outcome = clipped_sum(
+            engine.gradients, batch_rows(call), call.trained_leaves, self.rule, groups, how, layout, call.is_padding,
+            engine.unrolls(layout.chunks),
+        )  # fmt: skip
+        merged = merge_leaves(call.params, call.which, rounded(outcome.pairs))
         if not self.return_info:
-            return clipped_sum
+            return merged
         zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
-        return clipped_sum, ClipInfo(zero(values), norms, jax.tree.map(zero, aux))
+        values, aux = outcome.extra
+        return merged, ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux))
 
     def _slack_rows(self, call: Call) -> int:
         if self.max_batch_size is None:
@@ -81,21 +81,15 @@ class ClippedGrad:
             raise ValueError(f"a batch of {call.batch_size} rows is larger than max_batch_size={self.max_batch_size}")
         return self.max_batch_size
 
-    def _chunk(self, call: Call) -> int | None:
-        if self.strategy == "vmap" or (self.strategy == "auto" and self.microbatch_size is None):
-            return None
-        size = self.microbatch_size or min(call.batch_size, 64)
-        return None if size >= call.batch_size else size
-
-    def _empty(self, call: Call) -> Any:
+    def _empty(self, call: Call, engine: Engine) -> Any:
         """An empty batch adds nothing: zeros, whatever the loss."""
-        clipped_sum = merge_leaves(call.params, call.which, [jnp.zeros(p.shape, jnp.promote_types(
-            p.dtype, jnp.float32)) for p in call.trained_leaves])  # fmt: skip
+        zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
+        merged = merge_leaves(call.params, call.which, zeros)
         if not self.return_info:
-            return clipped_sum
-        shapes = jax.eval_shape(lambda: example_grads(call, batch_rows(call), jnp.zeros(0, jnp.int32)))
-        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.values, shapes.aux))
-        return clipped_sum, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1])
+            return merged
+        values, aux = jax.eval_shape(lambda: engine.gradients(batch_rows(call), jnp.zeros(0, jnp.int32))[1])
+        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (values, aux))
+        return merged, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1])
 
 
 def clipped_grad(
@@ -119,9 +113,11 @@ def clipped_grad(
       has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
         the norm. Integer leaves are never differentiated.
-      strategy: "vmap" (all at once), "microbatch" (a scan over chunks) or "auto" (microbatches when
-        ``microbatch_size`` is given, else vmap). "ghost" is reserved.
-      microbatch_size: rows per chunk, any size >= 1; default 64 for "microbatch".
+      strategy: how gradients are computed; all give the same sum. "vmap": per-example gradients, all at once.
+        "microbatch": those, in a scan over chunks. "ghost": activations and cotangents read off the loss wherever
+        they meet a parameter, and no per-example gradient where those are one outer product or rows of a table.
+        "auto" (default): taps where that pays, per leaf, and chunks, both from static shapes. See `explain`.
+      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" what fits.
       max_batch_size: largest number of rows (padding included) of any call; None: every batch has the same size, which
         is best. The clip threshold holds a rounding slack that grows with the rows, and must not follow the realised,
         private, batch size.
@@ -146,10 +142,8 @@ def clipped_grad(
     >>> grad_fn.sensitivity(NeighboringRelation.REPLACE_ONE)
     2.0
     """
-    if strategy not in _STRATEGIES:
-        raise ValueError(f"strategy must be one of {_STRATEGIES}, got {strategy!r}")
-    if strategy == "ghost":
-        raise ValueError('strategy "ghost" is not available in this version; use "auto", "vmap" or "microbatch"')
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {STRATEGIES}, got {strategy!r}")
     for name, size in (("microbatch_size", microbatch_size), ("max_batch_size", max_batch_size)):
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ValueError(f"{name} must be a whole number >= 1, got {size!r}")
@@ -191,6 +185,7 @@ def per_example_grad(
 
     def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
         call = prepare(spec, args, loss_kwargs, is_padding)
+        traced(call)
         grads = example_grads(call, batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
         return per_example_tree(call, grads.leaves)
 

@@ -100,8 +100,8 @@ def _trained_leaves(params: PyTree, trainable: PyTree | None) -> tuple[bool, ...
             )
         if mark and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"parameter {leaf_name(path)} is complex; pass its real and imaginary parts instead")
-        which.append(bool(mark) and is_floating(leaf))
-    if not any(w and num_elements(leaf) for w, leaf in zip(which, jax.tree.leaves(params), strict=True)):
+        which.append(bool(mark) and is_floating(leaf) and num_elements(leaf) > 0)
+    if not any(which):
         raise ValueError(
             "the parameters have no trainable floating-point leaf, so there is nothing to differentiate; check argnums "
             f"and trainable (got leaves of {[str(leaf.dtype) for leaf in jax.tree.leaves(params)]})"
@@ -136,23 +136,68 @@ def example_args(call: Call, batch: list[Any], keys: list[Any], params: PyTree) 
 
 def split_loss(call: Call, result: Any) -> tuple[Any, Any]:
     """(value, aux) of what ``loss_fn`` returned."""
-    return result if call.spec.has_aux else (result, None)
-
-
-def _check_result(call: Call) -> None:
-    spec = call.spec
-    rows = [
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), call.args[number])
-        for number in spec.batch_argnums
-    ]
-    keys = [call.args[number] for number in spec.key_argnums]
-    result = jax.eval_shape(
-        lambda batch, keys, params: spec.loss_fn(*example_args(call, batch, keys, params), **call.kwargs),
-        rows, keys, call.params,
-    )  # fmt: skip
-    if spec.has_aux and not (isinstance(result, tuple) and len(result) == 2):
+    if not call.spec.has_aux:
+        return result, None
+    if not (isinstance(result, tuple) and len(result) == 2):
         raise ValueError(f"with has_aux=True loss_fn must return (loss, aux), got {type(result).__name__}")
-    value = split_loss(call, result)[0]
+    return result
+
+
+def example_loss(call: Call, trained: list[Any], rows: list[Any], index: Any) -> tuple[Any, Any]:
+    """(loss, aux) of the example with these rows at position ``index`` of the batch."""
+    leaves, structure = jax.tree.flatten(call.params)
+    remaining = iter(trained)
+    merged = [next(remaining) if mark else leaf for leaf, mark in zip(leaves, call.which, strict=True)]
+    # The key depends on the example's position alone: not on strategy, chunk or sharding.
+    keys = [jax.random.fold_in(call.args[number], index) for number in call.spec.key_argnums]
+    args = example_args(call, rows, keys, jax.tree.unflatten(structure, merged))
+    return split_loss(call, call.spec.loss_fn(*args, **call.kwargs))
+
+
+def batch_rows(call: Call) -> list[Any]:
+    """The batched arguments as arrays."""
+    return [jax.tree.map(jnp.asarray, call.args[number]) for number in call.spec.batch_argnums]
+
+
+class Traced(NamedTuple):
+    """The jaxpr of the loss of one example: trained leaves, leaves of its rows, and its position, to loss and aux."""
+
+    jaxpr: Any
+    aux_structure: Any
+
+
+def traced(call: Call) -> Traced:
+    """Trace the loss of one example, and check what it is."""
+    spec = lambda shape, leaf: jax.ShapeDtypeStruct(shape, jnp.result_type(leaf))  # noqa: E731
+    rows = [
+        jax.tree.map(lambda leaf: spec(jnp.shape(leaf)[1:], leaf), call.args[number])
+        for number in call.spec.batch_argnums
+    ]
+    trained = [spec(leaf.shape, leaf) for leaf in call.trained_leaves]
+
+    def flat(trained: list[Any], rows: list[Any], index: Any) -> tuple[Any, Any]:
+        result = example_loss(call, trained, rows, index)
+        _check_value(result[0])
+        return result
+
+    try:
+        jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(trained, rows, jax.ShapeDtypeStruct((), jnp.int32))
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise ValueError(
+            f"loss_fn names an axis across examples ({error}); it sees one example only, and a statistic of the batch "
+            "(such as BatchNorm's) would let one example reach every gradient: use GroupNorm or LayerNorm"
+        ) from error
+    if jaxpr.effects:
+        raise ValueError(
+            f"loss_fn has side effects ({', '.join(sorted(str(e) for e in jaxpr.effects))}), which would show private "
+            "examples and cannot be mapped over them; remove prints and callbacks, and return what you need as aux"
+        )
+    return Traced(jaxpr, jax.tree.structure(out[1]))
+
+
+def _check_value(value: Any) -> None:
     if isinstance(value, tuple):
         raise ValueError("loss_fn returned a tuple; if it is (loss, aux), set has_aux=True and return_info=True")
     if not hasattr(value, "shape") or value.shape != ():
@@ -192,6 +237,4 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     _key_data_ok(spec, args)
     which = _trained_leaves(spec.params(args), spec.trainable)
     batch_size = _batch_size(spec, args)
-    call = Call(spec, args, kwargs, which, batch_size, _check_padding(is_padding, batch_size))
-    _check_result(call)
-    return call
+    return Call(spec, args, kwargs, which, batch_size, _check_padding(is_padding, batch_size))

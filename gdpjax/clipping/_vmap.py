@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._clip import zeros_like_sum
-from gdpjax.clipping._loss import Call, example_args, split_loss
+from gdpjax.clipping._loss import Call, example_loss
 
 
 class ExampleGrads(NamedTuple):
@@ -21,21 +21,13 @@ class ExampleGrads(NamedTuple):
 
 def example_grads(call: Call, batch: list[Any], indices: Array) -> ExampleGrads:
     """Per-example gradients for the rows ``batch`` whose positions in the whole batch are ``indices``."""
-    spec = call.spec
-    leaves, structure = jax.tree.flatten(call.params)
-    trained = call.trained_leaves
 
     def loss(trained: list[Array], rows: list[Any], index: Array) -> tuple[Array, tuple[Array, Any]]:
-        remaining = iter(trained)
-        merged = [next(remaining) if mark else leaf for leaf, mark in zip(leaves, call.which, strict=True)]
-        # The key depends on the example's position alone: not on strategy, chunk or sharding.
-        keys = [jax.random.fold_in(call.args[number], index) for number in spec.key_argnums]
-        args = example_args(call, rows, keys, jax.tree.unflatten(structure, merged))
-        value, aux = split_loss(call, spec.loss_fn(*args, **call.kwargs))
+        value, aux = example_loss(call, trained, rows, index)
         return value, (value, aux)
 
     grad = jax.vmap(jax.grad(loss, has_aux=True), in_axes=(None, 0, 0))
-    gradients, (values, aux) = grad(trained, batch, indices)
+    gradients, (values, aux) = grad(call.trained_leaves, batch, indices)
     return ExampleGrads(gradients, values.astype(wide_dtype(values)), aux)
 
 
@@ -44,11 +36,6 @@ def zero_rows(rows: Array, is_padding: Array | None) -> Array:
     if is_padding is None:
         return rows
     return jnp.where(is_padding.reshape(is_padding.shape + (1,) * (rows.ndim - 1)), jnp.zeros((), rows.dtype), rows)
-
-
-def batch_rows(call: Call) -> list[Any]:
-    """The batched arguments as arrays."""
-    return [jax.tree.map(jnp.asarray, call.args[number]) for number in call.spec.batch_argnums]
 
 
 def per_example_tree(call: Call, gradients: list[Array]) -> Any:

@@ -8,18 +8,19 @@ import optax
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import clip_and_add, merge_leaves, rounded, rounding_slack
-from gdpjax.clipping._rules import Flat, as_rule, rule_sensitivity
+from gdpjax.clipping._clip import add_clipped, merge_leaves, rounded, rounding, scaling, trained_groups, zero_pairs
+from gdpjax.clipping._rows import Dense
+from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 
 
 class ClipAndSum(optax.GradientTransformation):
     """An optax transformation that knows the sensitivity of the sum it returns."""
 
-    rule: Flat
+    rule: Rule
     trainable: PyTree | None
 
     @classmethod
-    def create(cls, update: Any, rule: Flat, trainable: PyTree | None) -> "ClipAndSum":
+    def create(cls, update: Any, rule: Rule, trainable: PyTree | None) -> "ClipAndSum":
         transform = cls(lambda params: optax.EmptyState(), update)
         transform.rule, transform.trainable = rule, trainable
         return transform
@@ -78,19 +79,24 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
         num_rows = _num_rows(updates, params)
         marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
         leaves, structure = jax.tree.flatten(updates)
-        which = tuple(mark and is_floating(leaf) for mark, leaf in zip(marks, leaves, strict=True))
+        single = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+        like = jax.tree.unflatten(structure, single)
+        which = tuple(
+            mark and is_floating(leaf) and num_elements(leaf) > 0 for mark, leaf in zip(marks, single, strict=True)
+        )
         rows = [leaf for leaf, mark in zip(leaves, which, strict=True) if mark]
-        like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
         shapes = [shape for shape, mark in zip(jax.tree.leaves(like), which, strict=True) if mark]
-        if not any(num_elements(shape) for shape in shapes):
+        if not shapes:
             raise ValueError("the per-example gradients have no trainable floating-point leaf")
         if num_rows == 0:
             sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
         else:
             if max_batch_size is not None and num_rows > max_batch_size:
                 raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
-            pairs, _ = clip_and_add(rows, rule, rounding_slack(shapes, max_batch_size or num_rows))
-            sums = rounded(pairs)
+            how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
+            dense = [Dense(leaf) for leaf in rows]
+            scale = scaling(dense, rule, groups, how.slack, None)
+            sums = rounded(add_clipped(zero_pairs(shapes, how), dense, scale, groups, how))
         return merge_leaves(like, which, sums), state
 
     return ClipAndSum.create(update, rule, trainable)

@@ -52,6 +52,8 @@ STRATEGIES = [
     {"strategy": "microbatch", "microbatch_size": 4},
     {"strategy": "microbatch", "microbatch_size": 13},
     {"strategy": "microbatch", "microbatch_size": 100},
+    {"strategy": "ghost"},
+    {"strategy": "ghost", "microbatch_size": 4},
 ]
 
 
@@ -249,7 +251,6 @@ REFUSALS = {
     "trainable structure": (dict(trainable={"no": True}), "trainable must be"),
     "trainable values": (dict(trainable=jnp.ones(())), "Python bools"),
     "unknown strategy": (dict(strategy="fast"), "strategy must be one of"),
-    "ghost": (dict(strategy="ghost"), "not available"),
     "chunk zero": (dict(microbatch_size=0), "microbatch_size"),
     "largest batch": (dict(max_batch_size=1.5), "max_batch_size must be a whole number"),
     "chunk with vmap": (dict(microbatch_size=2, strategy="vmap"), "whole batch"),

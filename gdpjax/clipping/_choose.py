@@ -1,0 +1,109 @@
+"""Which leaves to tap and how many rows to take at a time: decided from static shapes alone.
+
+Tapping pays where it saves forming a gradient (one outer product per example; rows of a table; a merged product) or
+where JAX forms it slowly (a convolution under vmap, a loop that adds a gradient up step by step). Where an example's
+gradient is a sum of many outer products it has to be formed anyway, because only a norm of what was formed is safe from
+cancellation (see docs/gradients.md), and JAX's own product is as good.
+
+Chunks are as large as keeps the gradients and activations of a chunk in a few caches' worth of memory: smaller ones
+repeat the fixed cost of adding to the running sums, larger ones wait for memory.
+"""
+
+import math
+from typing import Any
+
+import jax
+
+from gdpjax.clipping._ghost import Plan
+from gdpjax.clipping._ghost._jaxpr import Frame
+from gdpjax.clipping._ghost._uses import Enter, Use
+
+_BYTES = {"cpu": 48 * 2**20}
+_BYTES_ELSEWHERE = 2 * 2**30
+
+
+def worth_tapping(plan: Plan, leaf: int) -> bool:
+    """Whether the factors of this leaf are worth having."""
+    return any(_use_pays(plan, use) for use in plan.uses.tapped[leaf]) or not plan.uses.tapped[leaf]
+
+
+def _use_pays(plan: Plan, use: Use) -> bool:
+    site = plan.uses.sites[use.place]
+    if site.eqn.primitive.name != "dot_general":
+        return True
+    if any(not isinstance(item, Enter) and item.eqn.primitive.name == "dot_general" for item in use.path):
+        return True
+    if any(isinstance(item, Enter) and not item.scanned for item in use.path):
+        return True
+    return _times(site.eqn, site.operand) == 1
+
+
+def _times(eqn: Any, operand: int) -> int:
+    """Outer products of one evaluation of the site."""
+    shape = eqn.invars[1 - operand].aval.shape
+    contract, batch = eqn.params["dimension_numbers"]
+    used = (*contract[1 - operand], *batch[1 - operand])
+    return math.prod(size for axis, size in enumerate(shape) if axis not in used)
+
+
+def activation_bytes(frame: Frame) -> int:
+    """Bytes of everything computed for one example: an upper guess of what backpropagation keeps."""
+    own = 0
+    for index, eqn in enumerate(frame.jaxpr.eqns):
+        children = frame.children.get(index)
+        if children:
+            times = eqn.params.get("length", 1)
+            own += times * sum(activation_bytes(child) for child in children)
+        own += sum(_bytes(v.aval) for v in eqn.outvars)
+    return own
+
+
+def _bytes(aval: Any) -> int:
+    size = getattr(aval.dtype, "itemsize", 8)
+    return math.prod(getattr(aval, "shape", ())) * size
+
+
+def row_bytes(plan: Plan, params: list[Any]) -> int:
+    """Bytes of one row: activations, and the gradients that are formed."""
+    formed = sum(4 * math.prod(p.shape) for leaf, p in enumerate(params) if _is_formed(plan, leaf))
+    patches = sum(_patch_bytes(site.eqn) for site in plan.uses.sites.values())
+    return max(activation_bytes(plan.frame) + 2 * formed + patches, 1)
+
+
+def _is_formed(plan: Plan, leaf: int) -> bool:
+    uses = plan.uses.tapped.get(leaf)
+    if uses is None:
+        return True
+    sites = [plan.uses.sites[use.place] for use in uses]
+    if any(site.eqn.primitive.name == "conv_general_dilated" for site in sites):
+        return True
+    dots = [site for site in sites if site.eqn.primitive.name == "dot_general"]
+    return sum(_times(site.eqn, site.operand) * math.prod(site.lengths) for site in dots) > 1
+
+
+def _patch_bytes(eqn: Any) -> int:
+    if eqn.primitive.name != "conv_general_dilated":
+        return 0
+    numbers = eqn.params["dimension_numbers"]
+    out, weight = eqn.outvars[0].aval, eqn.invars[1].aval
+    return _bytes(out) // max(out.shape[numbers.out_spec[1]], 1) * math.prod(weight.shape[a] for a in numbers.rhs_spec[1:])
+
+
+def chunk_rows(plan: Plan, params: list[Any], batch_size: int) -> int:
+    """Rows to take at a time."""
+    budget = _BYTES.get(jax.default_backend(), _BYTES_ELSEWHERE)
+    rows = max(budget // row_bytes(plan, params), 1)
+    if rows >= batch_size:
+        return batch_size
+    rows = 1 << (rows.bit_length() - 1)
+    return rows
+
+
+def unrolls(plan: Plan, chunks: int) -> bool:
+    """A convolution inside a loop is slow on the CPU backend."""
+    return chunks <= 32 and jax.default_backend() == "cpu" and _has_convolution(plan.frame)
+
+
+def _has_convolution(frame: Frame) -> bool:
+    own = any(eqn.primitive.name == "conv_general_dilated" for eqn in frame.jaxpr.eqns)
+    return own or any(_has_convolution(child) for children in frame.children.values() for child in children)

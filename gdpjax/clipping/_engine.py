@@ -1,0 +1,66 @@
+"""The strategies: how rows of gradients are computed, and how many at a time."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.trees import wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping._choose import chunk_rows, unrolls, worth_tapping
+from gdpjax.clipping._ghost import Plan, plan_of, row_gradients
+from gdpjax.clipping._loss import Call, traced
+from gdpjax.clipping._rows import Dense, Rows
+from gdpjax.clipping._vmap import example_grads
+
+STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
+_MICROBATCH = 64
+
+
+class Engine(NamedTuple):
+    """gradients(rows, positions) gives the gradients, and (losses, aux); ``chunk`` rows are taken at a time."""
+
+    gradients: Callable[[Any, Array], tuple[list[Rows], Any]]
+    chunk: int
+    unrolls: Callable[[int], bool]
+
+
+def engine_of(call: Call, strategy: str, microbatch_size: int | None) -> Engine:
+    """The engine of a call; traces and checks its loss."""
+    plan, structure = plan_for(call, strategy)
+    size = microbatch_size or _default_chunk(call, plan, strategy)
+    chunk = max(min(size, call.batch_size), 1)
+    if strategy in ("vmap", "microbatch"):
+        return Engine(lambda rows, positions: _by_vmap(call, rows, positions), chunk, lambda chunks: False)
+
+    def gradients(rows: Any, positions: Array) -> tuple[list[Rows], Any]:
+        found, outputs = row_gradients(plan, call.trained_leaves, [*jax.tree.leaves(rows), positions])
+        values = outputs[0].astype(wide_dtype(outputs[0]))
+        return found, (values, jax.tree.unflatten(structure, outputs[1:]))
+
+    return Engine(gradients, chunk, lambda chunks: unrolls(plan, chunks))
+
+
+def plan_for(call: Call, strategy: str) -> tuple[Plan, Any]:
+    """The plan of a strategy, and the structure of the loss's aux."""
+    trace = traced(call)
+    count = len(call.trained_leaves)
+    every = frozenset() if strategy in ("vmap", "microbatch") else frozenset(range(count))
+    plan = plan_of(trace.jaxpr, count, every)
+    if strategy == "auto":
+        worth = frozenset(leaf for leaf in plan.uses.tapped if worth_tapping(plan, leaf))
+        if worth != frozenset(plan.uses.tapped):
+            plan = plan_of(trace.jaxpr, count, worth)
+    return plan, trace.aux_structure
+
+
+def _default_chunk(call: Call, plan: Plan, strategy: str) -> int:
+    if strategy == "vmap":
+        return call.batch_size
+    return _MICROBATCH if strategy == "microbatch" else chunk_rows(plan, call.trained_leaves, call.batch_size)
+
+
+def _by_vmap(call: Call, rows: Any, positions: Array) -> tuple[list[Rows], Any]:
+    grads = example_grads(call, rows, positions)
+    return [Dense(jnp.asarray(leaf)) for leaf in grads.leaves], (grads.values, grads.aux)

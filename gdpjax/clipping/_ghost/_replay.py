@@ -1,0 +1,153 @@
+"""Evaluate a loss again with a probe at every site, whose derivative is what the site saw.
+
+A site y = f(W, x) is replaced by a function of custom derivative with one more argument, a probe of zeros that it does
+not use. Its backward pass answers to x as f does, to W not at all (no weight gradient is formed), and to the probe with
+the pair (x, s): the data that met the weight, and the cotangent of y. So one `jax.grad` with respect to the parameters
+that JAX differentiates and to the probes gives everything, through scans (the probes are scanned over, and come back
+stacked), branches and checkpoints (x is recomputed with the rest).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gdpjax._core.types import Array
+from gdpjax.clipping._ghost import _sites
+from gdpjax.clipping._ghost._jaxpr import REMAT, Env, Frame, evaluate, scan_of
+from gdpjax.clipping._ghost._uses import Place, Site
+
+Probe = tuple[Array, Array]
+_LOW = 12
+"""Bits of an index in the second of the two floats that carry it."""
+
+
+def probes(sites: dict[Place, Site]) -> dict[Place, Probe]:
+    """Zeros, with a leading axis for each scan around the site."""
+
+    def zeros(site: Site, variable: Any, data: bool) -> Array:
+        aval = variable.aval
+        if data and not jnp.issubdtype(aval.dtype, jnp.floating):
+            return jnp.zeros((*site.lengths, 2, *aval.shape), jnp.float32)
+        return jnp.zeros((*site.lengths, *aval.shape), aval.dtype)
+
+    return {
+        place: (
+            zeros(site, site.eqn.invars[_sites.data_operand(site.eqn, site.operand)], True),
+            zeros(site, site.eqn.outvars[0], False),
+        )
+        for place, site in sites.items()
+    }
+
+
+def decoded(site: Site, seen: Array) -> Array:
+    """The data of a site, from what its probe returned (without axes of scans)."""
+    aval = site.eqn.invars[_sites.data_operand(site.eqn, site.operand)].aval
+    if jnp.issubdtype(aval.dtype, jnp.floating):
+        return seen
+    return (seen[0].astype(jnp.int32) << _LOW) + seen[1].astype(jnp.int32)
+
+
+def _encoded(x: Array) -> Array:
+    """A differentiable carrier of indices: two floats, each exact."""
+    index = jnp.maximum(x.astype(jnp.int32), -1)
+    return jnp.stack([index >> _LOW, index & ((1 << _LOW) - 1)]).astype(jnp.float32)
+
+
+def _tapped(site: Site, values: Sequence[Any], probe: Probe) -> list[Array]:
+    place = _sites.data_operand(site.eqn, site.operand)
+
+    def forward(x: Array, weight: Array, probe: Probe) -> tuple[Array, tuple[Array, Array]]:
+        return primal(x, weight), (x, weight)
+
+    def primal(x: Array, weight: Array) -> Array:
+        given = {place: x, site.operand: weight}
+        return evaluate(site.eqn, [given.get(i, value) for i, value in enumerate(values)])[0]
+
+    def backward(saved: tuple[Array, Array], s: Array):
+        x, weight = saved
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return None, None, (_encoded(x), s)
+        _, pull = jax.vjp(lambda x: primal(x, weight), x)
+        return (*pull(s), None, (x, s))
+
+    function = jax.custom_vjp(lambda x, weight, probe: primal(x, weight))
+    function.defvjp(forward, backward)
+    return [function(values[place], values[site.operand], probe)]
+
+
+def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], given: dict[Place, Probe], place: Place = ()):
+    """The outputs of the frame, with every site in it (all of ``given`` lie in this frame) replaced."""
+    env = Env(frame.jaxpr, frame.consts, args)
+    run: list[Any] = []
+    inside: dict[int, dict[Place, Probe]] = {}
+    for site, probe in given.items():
+        inside.setdefault(site[len(place)], {})[site] = probe
+    for index, eqn in enumerate(frame.jaxpr.eqns):
+        if index not in inside:
+            run.append(eqn)
+            continue
+        env.run(run)
+        run = []
+        here, values = (*place, index), env.read_all(eqn.invars)
+        if here in sites:
+            outputs = _tapped(sites[here], values, given[here])
+        else:
+            outputs = _NESTED[eqn.primitive.name](eqn, frame.children[index], values, sites, inside[index], here)
+        env.write(eqn.outvars, outputs)
+    env.run(run)
+    return env.read_all(frame.jaxpr.outvars)
+
+
+def _scan(eqn: Any, bodies: Any, values: list[Any], sites: Any, given: dict[Place, Probe], place: Place):
+    scan = scan_of(eqn)
+    assert scan is not None  # else it has no body to look into
+    carried = scan.num_consts + scan.num_carry
+    consts, carry, scanned = values[: scan.num_consts], values[scan.num_consts : carried], values[carried:]
+
+    def body(carry: list[Any], inputs: Any):
+        scanned, given = inputs
+        outputs = replay(bodies[0], [*consts, *carry, *scanned], sites, given, (*place, 0))
+        return outputs[: scan.num_carry], outputs[scan.num_carry :]
+
+    carry, stacked = lax.scan(
+        body, carry, (scanned, given), length=scan.length, reverse=scan.reverse, unroll=scan.unroll
+    )
+    return [*carry, *stacked]
+
+
+def _cond(eqn: Any, bodies: Any, values: list[Any], sites: Any, given: dict[Place, Probe], place: Place):
+    def branch(number: int):
+        mine = {site: probe for site, probe in given.items() if site[len(place)] == number}
+        return lambda args, given: replay(bodies[number], args, sites, {site: given[site] for site in mine}, (
+            *place, number))  # fmt: skip
+
+    return lax.switch(values[0], [branch(number) for number in range(len(bodies))], values[1:], given)
+
+
+def _remat(eqn: Any, bodies: Any, values: list[Any], sites: Any, given: dict[Place, Probe], place: Place):
+    again = jax.checkpoint(
+        lambda values, given: replay(bodies[0], values, sites, given, (*place, 0)),
+        prevent_cse=eqn.params.get("prevent_cse", True), policy=eqn.params.get("policy"),
+    )  # fmt: skip
+    return again(values, given)
+
+
+_NESTED = {"scan": _scan, "cond": _cond} | dict.fromkeys(REMAT, _remat)
+
+
+def parameter_values(frame: Frame, leaves: Sequence[Array], wanted: set[Any]) -> dict[Any, Array]:
+    """Values of variables of the outermost frame that depend on parameters and constants alone."""
+    made_by = {v: eqn for eqn in frame.jaxpr.eqns for v in eqn.outvars}
+    needed: set[Any] = set()
+    queue = list(wanted)
+    while queue:
+        eqn = made_by.get(queue.pop())
+        if eqn is not None and id(eqn) not in needed:
+            needed.add(id(eqn))
+            queue += [v for v in eqn.invars if not hasattr(v, "val")]
+    env = Env(frame.jaxpr, frame.consts, [*leaves, *(None for _ in frame.jaxpr.invars[len(leaves) :])])
+    env.run([eqn for eqn in frame.jaxpr.eqns if id(eqn) in needed])
+    return {v: env.read(v) for v in wanted}

@@ -1,0 +1,236 @@
+"""Steps: linear equations between a parameter and the weight that it becomes, and how gradients go back through them.
+
+A parameter may be cast, transposed, reshaped, split, concatenated, scaled, added to something or multiplied by another
+parameter (merged LoRA, W + A B) before data meets it. Pulling the *factors* of the gradient back costs next to nothing
+and forms no gradient of the weight: a slice cuts a factor, a product with B multiplies the right factor by B^T. Where
+factors cannot follow (a reshape across them), the gradient is formed and JAX's transpose of the equation is used.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gdpjax._core.types import Array
+from gdpjax.clipping._factors import Axis, Factor, Full, Outer, full_gradient, in_order, weight_axis
+from gdpjax.clipping._ghost._jaxpr import evaluate
+
+UNARY = frozenset(
+    {"convert_element_type", "transpose", "squeeze", "reshape", "broadcast_in_dim", "expand_dims", "slice", "rev", "neg",
+     "copy", "copy_p", "reduce_precision", "pad", "sharding_constraint"}
+)  # fmt: skip
+LINEAR = frozenset({"concatenate", "add", "sub", "add_any"})
+BILINEAR = frozenset({"mul", "dot_general"})
+
+
+def passes(eqn: Any, operand: int) -> bool:
+    """Whether this equation is linear in the operand, for any fixed values of the others."""
+    name = eqn.primitive.name
+    if name in LINEAR or name in BILINEAR:
+        return len(eqn.outvars) == 1 and _same_shape(eqn, operand)
+    return (name in UNARY and operand == 0 and len(eqn.outvars) == 1) or (name == "div" and operand == 0)
+
+
+def needs_other(eqn: Any) -> bool:
+    """Whether the step needs the value of the other operand."""
+    return eqn.primitive.name in BILINEAR or eqn.primitive.name == "div"
+
+
+def _same_shape(eqn: Any, operand: int) -> bool:
+    if eqn.primitive.name in ("concatenate", "dot_general"):
+        return True
+    return eqn.invars[operand].aval.shape == eqn.outvars[0].aval.shape
+
+
+def pulled_back(factor: Factor, eqn: Any, operand: int, other: Array | None) -> Factor:
+    """The gradient of the operand, given that of the equation's output."""
+    rule = _OUTER.get(eqn.primitive.name)
+    if isinstance(factor, Outer) and rule is not None:
+        moved = rule(factor, eqn, operand, other)
+        if moved is not None:
+            return moved
+    if not isinstance(factor, Outer) and eqn.primitive.name == "convert_element_type":
+        return factor
+    return Full(_transposed(full_gradient(factor, eqn.outvars[0].aval.shape), eqn, operand, other))
+
+
+def _transposed(gradient: Array, eqn: Any, operand: int, other: Array | None) -> Array:
+    """JAX's own transpose of the equation with respect to one operand, in the dtype of the gradient."""
+    aval = eqn.invars[operand].aval
+    if eqn.primitive.name in ("convert_element_type", "reduce_precision"):
+        return gradient.reshape(aval.shape)
+
+    def apply(value: Array) -> Array:
+        values = [
+            value if i == operand
+            else jnp.zeros(v.aval.shape, v.aval.dtype) if other is None else jnp.asarray(other)
+            for i, v in enumerate(eqn.invars)
+        ]  # fmt: skip
+        return evaluate(eqn, values)[0]
+
+    out = eqn.outvars[0].aval
+    (back,) = jax.linear_transpose(apply, jax.ShapeDtypeStruct(aval.shape, aval.dtype))(gradient.astype(out.dtype))
+    return back
+
+
+def _follow(outer: Outer, axes: tuple[Axis, ...]) -> Outer:
+    return Outer(outer.left, outer.right, axes)
+
+
+def _cast(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
+    return outer
+
+
+def _transpose(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
+    axes: list[Axis] = [("r", 0)] * len(outer.axes)
+    for axis, source in enumerate(eqn.params["permutation"]):
+        axes[source] = outer.axes[axis]
+    return _follow(outer, tuple(axes))
+
+
+def _regroup(outer: Outer, old: tuple[int, ...], new: tuple[int, ...]) -> Outer | None:
+    """The weight has shape ``new``; make the factors those of its reshape to ``old``, if no group mixes the factors."""
+    groups = _common_groups(new, old)
+    if groups is None:
+        return None
+    outer = in_order(outer)
+    axes: list[Axis] = []
+    shapes: dict[str, list[int]] = {"b": [], "l": [], "r": []}
+    for ours, theirs in groups:
+        kinds = {outer.axes[axis][0] for axis in ours} or {"r"}
+        if len(kinds) > 1:
+            return None
+        (kind,) = kinds
+        for axis in theirs:
+            axes.append((kind, len(shapes[kind])))
+            shapes[kind].append(old[axis])
+    times = outer.left.shape[0]
+    left = outer.left.reshape(times, *shapes["b"], *shapes["l"])
+    return Outer(left, outer.right.reshape(times, *shapes["b"], *shapes["r"]), tuple(axes))
+
+
+def _common_groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
+    """Cut two shapes of equal size into the shortest groups of consecutive axes of equal size."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        first, second = list(range(i, min(i + 1, len(a)))), list(range(j, min(j + 1, len(b))))
+        i, j = i + len(first), j + len(second)
+        while (ours := math.prod(a[k] for k in first)) != (theirs := math.prod(b[k] for k in second)):
+            if (ours < theirs and i == len(a)) or (theirs < ours and j == len(b)):
+                return None
+            if ours < theirs:
+                first, i = [*first, i], i + 1
+            else:
+                second, j = [*second, j], j + 1
+        groups.append((first, second))
+    return groups
+
+
+def _reshape(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
+    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        return None
+    return _regroup(outer, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)
+
+
+def _broadcast(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    kept = eqn.params["broadcast_dimensions"]
+    only_adds_ones = tuple(new[axis] for axis in kept) == old and tuple(sorted(kept)) == tuple(kept)
+    if not only_adds_ones or any(size != 1 for axis, size in enumerate(new) if axis not in kept):
+        return None
+    return _regroup(outer, old, new)
+
+
+def _each_factor(outer: Outer, axis: int, change: Callable[[Array, int], Array]) -> Outer:
+    in_left, in_right, place = weight_axis(outer, axis)
+    left = change(outer.left, place) if in_left else outer.left
+    return Outer(left, change(outer.right, place) if in_right else outer.right, outer.axes)
+
+
+def _slice(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
+    shape, strides = eqn.invars[0].aval.shape, eqn.params["strides"]
+    if strides is not None and any(step != 1 for step in strides):
+        return None
+    for axis, (start, stop) in enumerate(
+        zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
+    ):
+        if (start, stop) != (0, shape[axis]):
+            pad = lambda x, place, lo=start, hi=shape[axis] - stop: lax.pad(  # noqa: E731
+                x, jnp.zeros((), x.dtype), [(lo, hi, 0) if i == place else (0, 0, 0) for i in range(x.ndim)]
+            )
+            outer = _each_factor(outer, axis, pad)
+    return outer
+
+
+def _concatenate(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
+    axis = eqn.params["dimension"]
+    sizes = [v.aval.shape[axis] for v in eqn.invars]
+    start = list(itertools.accumulate(sizes, initial=0))[operand]
+    cut = lambda x, place: lax.slice_in_dim(x, start, start + sizes[operand], axis=place)  # noqa: E731
+    return _each_factor(outer, axis, cut)
+
+
+def _rev(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
+    for axis in eqn.params["dimensions"]:
+        outer = _each_factor(outer, axis, lambda x, place: jnp.flip(x, place))
+    return outer
+
+
+def _scaled(outer: Outer, scale: Array) -> Outer:
+    return Outer(outer.left, outer.right * scale.astype(outer.right.dtype), outer.axes)
+
+
+def _neg(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
+    return Outer(outer.left, -outer.right, outer.axes)
+
+
+def _sub(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
+    return outer if operand == 0 else _neg(outer, eqn, operand, other)
+
+
+def _mul(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
+    return _scaled(outer, jnp.asarray(other)) if jnp.ndim(other) == 0 else None
+
+
+def _div(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
+    return _scaled(outer, 1 / jnp.asarray(other)) if jnp.ndim(other) == 0 else None
+
+
+def _product(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
+    """W = A B: the gradient of A is left (x) (right B^T), if B's own axes of W are all in one factor and A's are not."""
+    (contract, batch), ndim = eqn.params["dimension_numbers"], len(eqn.invars[operand].aval.shape)
+    if batch[0] or outer.of_kind("b"):
+        return None
+    ours = [axis for axis in range(ndim) if axis not in contract[operand]]
+    theirs = [axis for axis in range(jnp.ndim(other)) if axis not in contract[1 - operand]]
+    first = 0 if operand == 0 else len(theirs)
+    our_axes = [first + i for i in range(len(ours))]
+    their_axes = [i + (len(ours) if operand == 0 else 0) for i in range(len(theirs))]
+    kinds = {outer.axes[axis][0] for axis in their_axes}
+    if len(kinds) != 1 or any(outer.axes[axis][0] in kinds for axis in our_axes):
+        return None
+    (kind,) = kinds
+    factor = outer.left if kind == "l" else outer.right
+    order = [1 + outer.axes[axis][1] for axis in their_axes]
+    moved = jnp.tensordot(factor, jnp.asarray(other), axes=(order, theirs))  # [T, contracted axes of B, in order]
+    axes: list[Axis] = [("r", 0)] * ndim
+    for axis, place in zip(ours, our_axes, strict=True):
+        axes[axis] = outer.axes[place]
+    in_order = sorted(contract[1 - operand])
+    for mine, its in zip(contract[operand], contract[1 - operand], strict=True):
+        axes[mine] = (kind, in_order.index(its))
+    left, right = (moved, outer.right) if kind == "l" else (outer.left, moved)
+    return Outer(left, right, tuple(axes))
+
+
+_OUTER: dict[str, Callable[[Outer, Any, int, Any], Outer | None]] = {
+    "convert_element_type": _cast, "copy": _cast, "copy_p": _cast, "reduce_precision": _cast,
+    "sharding_constraint": _cast, "add": _cast, "add_any": _cast, "sub": _sub, "neg": _neg, "mul": _mul, "div": _div,
+    "transpose": _transpose, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
+    "broadcast_in_dim": _broadcast, "slice": _slice, "concatenate": _concatenate, "rev": _rev, "dot_general": _product,
+}  # fmt: skip

@@ -1,0 +1,183 @@
+"""Gradients of one parameter for a batch of examples ("rows"), formed or in factors: their norms and weighted sums.
+
+Every kind is a function of each row alone and stands for an exact gradient g_i, of which two things are needed.
+
+* Its squared norm, scaled: value 4^exponent, with value and exponent for each row. Squares of large gradients overflow
+  and of small ones vanish, so each block of a row is first scaled by a power of two near its largest entry, which is
+  exact. For an outer product the norm is the product of the norms of its factors: no cancellation is possible, and
+  nothing needs to be formed. Rows of a table that an example looked up several times are added before they are squared.
+* sum_i c_i g_i over some rows, in which every c_i g_i is rounded at most twice. Formed gradients and table rows are
+  multiplied and added; outer products are contracted, left^T diag(c) right, over a number of rows that `_clip` limits.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.trees import bounded_sum, power_of_two, wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping._factors import Axis, arrange
+
+
+class Square(NamedTuple):
+    """Squared norms value * 4**exponent, one for each row; NaN for a row that is not finite."""
+
+    value: Array
+    exponent: Array
+
+
+class Dense(NamedTuple):
+    """Formed gradients [N, ...]."""
+
+    rows: Array
+
+
+class RankOne(NamedTuple):
+    """Outer products left (x) right in K blocks: left [N, K, d], right [N, K, p]; see `_factors`."""
+
+    left: Array
+    right: Array
+    axes: tuple[Axis, ...]
+    shape: tuple[int, ...]
+
+
+class TableRows(NamedTuple):
+    """Rows of a table: index [N, T], each at most once in an example (others out of range), values [N, T, ...]."""
+
+    index: Array
+    values: Array
+    shape: tuple[int, ...]
+
+
+Rows = Dense | RankOne | TableRows
+
+
+def per_row(values: Array, like: Array) -> Array:
+    """``values`` [N, ...] with axes of length one up to the rank of ``like``."""
+    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
+
+
+def _scale(x: Array) -> tuple[Array, Array]:
+    """Over the last axis: e with max|x| in [2^(e-1), 2^e), limited so that 2^-e is normal; and max|x|."""
+    largest = jnp.abs(x).max(axis=-1)
+    _, exponent = jnp.frexp(jnp.where(jnp.isfinite(largest) & (largest > 0), largest, 1))
+    limit = -np.finfo(x.dtype).minexp
+    return jnp.clip(exponent, -limit, limit), largest
+
+
+def _square(x: Array) -> Square:
+    """Scaled squared norms over the last axis."""
+    exponent, largest = _scale(x)
+    # Without the barrier the compiler works the power of two out again for every entry.
+    down = jax.lax.optimization_barrier(power_of_two(-exponent, x.dtype))
+    value = bounded_sum(x, lambda part: jnp.square(part * per_row(down, part)))
+    return Square(jnp.where(jnp.isfinite(largest), value, jnp.nan), exponent)
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(wide_dtype(x))
+
+
+def total(squares: Square) -> Square:
+    """The sum of squared norms over the last axis, scaled to the largest of them."""
+    lowest = -(2**20)
+    exponents = jnp.where(squares.value == 0, lowest, squares.exponent)
+    exponent = exponents.max(axis=-1)
+    shift = 2 * (exponents - exponent[..., None])
+    value = bounded_sum(squares.value * power_of_two(shift, squares.value.dtype))
+    return Square(value, jnp.where(exponent == lowest, 0, exponent))
+
+
+def stacked(squares: list[Square]) -> Square:
+    """Squared norms of several parameters along a last axis."""
+    return Square(*(jnp.stack(parts, axis=-1) for parts in zip(*squares, strict=True)))
+
+
+def square(rows: Rows, dtype: jnp.dtype) -> Square:
+    """Squared norms of the rows, in ``dtype``."""
+    if isinstance(rows, RankOne):
+        left, right = _square(rows.left.astype(dtype)), _square(rows.right.astype(dtype))
+        return total(Square(left.value * right.value, left.exponent + right.exponent))
+    entries = rows.rows if isinstance(rows, Dense) else rows.values
+    return _square(entries.astype(dtype).reshape(entries.shape[0], -1))
+
+
+def _times(x: Array, exponent: Array, coefficient: Array, keep: Array) -> Array:
+    """x 2^-exponent coefficient, exact zeros for the rows not kept."""
+    limit = -np.finfo(x.dtype).minexp
+    first = jnp.clip(exponent, -limit, limit)
+    rest = coefficient * power_of_two(first - exponent, x.dtype)
+    down, rest, keep = jax.lax.optimization_barrier((power_of_two(-first, x.dtype), rest, keep))
+    scaled = (x * per_row(down, x)) * per_row(rest, x)
+    return jnp.where(per_row(keep, x), scaled, jnp.zeros((), x.dtype))
+
+
+def weighted(rows: Rows, exponent: Array, coefficient: Array, keep: Array) -> Rows:
+    """Rows multiplied by 2^-exponent coefficient; rows not kept become exact zeros whatever they hold."""
+    if isinstance(rows, RankOne):
+        left, right = _wide(rows.left), _wide(rows.right)
+        own, _ = _scale(left.reshape(left.shape[0], -1))
+        # The left factor's own scale goes into it, so that the right one meets a power of two that it can hold.
+        one = jnp.ones(left.shape[0], left.dtype)
+        return rows._replace(
+            left=_times(left, own, one, keep),
+            right=_times(right, exponent - own, coefficient.astype(right.dtype), keep),
+        )
+    name = "rows" if isinstance(rows, Dense) else "values"
+    entries = _wide(getattr(rows, name))
+    return rows._replace(**{name: _times(entries, exponent, coefficient.astype(entries.dtype), keep)})
+
+
+def _in_groups(x: Array, groups: int, start: int, stop: int) -> Array:
+    grouped = x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
+    return grouped[:, start:stop]
+
+
+def _contracted(left: Array, right: Array) -> Array:
+    """[g, n, k, d] and [g, n, k, p] to [g, k, d, p], in full precision."""
+    highest = jax.lax.Precision.HIGHEST
+    if left.shape[0] == left.shape[2] == 1:  # a plain product, for which nothing needs to be transposed first
+        return jnp.einsum("nd,np->dp", left[0, :, 0], right[0, :, 0], precision=highest)[None, None]
+    return jnp.einsum("gnkd,gnkp->gkdp", left, right, precision=highest)
+
+
+def partial_sum(rows: Rows, groups: int, start: int, stop: int) -> Array:
+    """[groups, *shape]: in each group of consecutive rows, the plain sum of its rows start to stop."""
+    part = functools.partial(_in_groups, groups=groups, start=start, stop=stop)
+    if isinstance(rows, Dense):
+        return part(rows.rows).sum(axis=1)
+    if isinstance(rows, RankOne):
+        return arrange(_contracted(part(rows.left), part(rows.right)), rows.axes, rows.shape)
+    index, values = part(rows.index), part(rows.values)
+    group = jnp.broadcast_to(jnp.arange(groups, dtype=index.dtype)[:, None, None], index.shape)
+    zeros = jnp.zeros((groups, *rows.shape), values.dtype)
+    return zeros.at[group, index].add(values, mode="drop")
+
+
+def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:
+    """Add the values of equal indices of each example; index [N, T] may be out of range, which drops the value."""
+    num_rows, times = index.shape
+    dtype = wide_dtype(values)
+    values = values.astype(dtype)
+    inside = (index >= 0) & (index < shape[0])
+    index = jnp.where(inside, index, shape[0]).astype(jnp.int32)
+    values = jnp.where(per_row(inside, values), values, 0)
+    if times == 1:
+        return TableRows(index, values, shape)
+    example = jnp.broadcast_to(jnp.arange(num_rows, dtype=jnp.int32)[:, None], index.shape)
+    position = jnp.broadcast_to(jnp.arange(times, dtype=jnp.int32), index.shape)
+    # The last position at which an index occurs stands for all of them.
+    last = jnp.zeros((num_rows, shape[0] + 1), jnp.int32).at[example, index].max(position)
+    slot = last[example, index]
+    summed = jnp.zeros_like(values).at[example, slot].add(values)
+    return TableRows(jnp.where(slot == position, index, shape[0]), summed, shape)
+
+
+def num_entries(rows: Rows) -> int:
+    """Entries of one formed gradient."""
+    shape = rows.rows.shape[1:] if isinstance(rows, Dense) else rows.shape
+    return math.prod(shape)

@@ -1,0 +1,565 @@
+"""Losses of one example in the ways people write models: name -> function that makes (loss, parameters, batch).
+
+Every loss takes (params, *rows); sizes are odd and different, so that no two axes can be mistaken for one another.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+B = 5
+
+
+def normal(seed, *shape, scale=None):
+    x = jax.random.normal(jax.random.key(seed), shape)
+    return x * (scale if scale is not None else 1 / math.sqrt(max(shape[0], 1)) if shape else 1)
+
+
+def batch(*shape, seed=100):
+    # Rows of very different sizes: some are clipped and some are not.
+    x = jax.random.normal(jax.random.key(seed), (B, *shape))
+    return x * jnp.exp2(jnp.arange(B) - 2.0).reshape(B, *(1,) * len(shape))
+
+
+def tokens(length, vocabulary, seed=200):
+    return jax.random.randint(jax.random.key(seed), (B, length) if length else (B,), 0, vocabulary)
+
+
+PATTERNS = {}
+
+
+def pattern(function):
+    PATTERNS[function.__name__] = function
+    return function
+
+
+@pattern
+def dense_layers():
+    params = {"a": normal(1, 3, 4), "b": normal(2, 4), "c": normal(3, 4, 2)}
+    return lambda p, x: jnp.sum(jnp.tanh(x @ p["a"] + p["b"]) @ p["c"]) ** 2, params, (batch(3),)
+
+
+@pattern
+def weight_on_the_left():
+    return lambda p, x: jnp.sum(jnp.sin(p["w"] @ x)), {"w": normal(1, 4, 3)}, (batch(3),)
+
+
+@pattern
+def sequence():
+    params = {"q": normal(1, 3, 4), "k": normal(2, 3, 4), "v": normal(3, 3, 5)}
+
+    def loss(p, x):
+        scores = jax.nn.softmax((x @ p["q"]) @ (x @ p["k"]).T)
+        return jnp.sum((scores @ (x @ p["v"])) ** 2)
+
+    return loss, params, (batch(6, 3),)
+
+
+@pattern
+def einsum_heads():
+    params = {"qkv": normal(1, 3, 2, 3, 4), "out": normal(2, 2, 4, 3)}
+
+    def loss(p, x):
+        q, k, v = jnp.einsum("td,dahe->ahte", x, jnp.swapaxes(p["qkv"].reshape(3, 3, 2, 4), 0, 0))
+        scores = jax.nn.softmax(jnp.einsum("hte,hse->hts", q, k))
+        return jnp.sum(jnp.einsum("hts,hse,hed->td", scores, v, p["out"]) ** 2)
+
+    return loss, params, (batch(5, 3),)
+
+
+@pattern
+def batched_product():
+    return lambda p, x: jnp.sum(jnp.tanh(jnp.einsum("hd,hde->he", x, p["w"]))), {"w": normal(1, 3, 4, 2)}, (batch(3, 4),)
+
+
+@pattern
+def split_weight():
+    params = {"qkv": normal(1, 3, 12)}
+
+    def loss(p, x):
+        q, k, v = jnp.split(p["qkv"], 3, axis=1)
+        return jnp.sum(jax.nn.softmax((x @ q) @ (x @ k).T) @ (x @ v)) ** 2
+
+    return loss, params, (batch(5, 3),)
+
+
+@pattern
+def concatenated_kernels():
+    params = {"i": normal(1, 3, 4), "f": normal(2, 3, 4), "b": normal(3, 8)}
+
+    def loss(p, x):
+        gates = x @ jnp.concatenate([p["i"], p["f"]], axis=-1) + p["b"]
+        return jnp.sum(jnp.tanh(gates[:4]) * jax.nn.sigmoid(gates[4:]))
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def reshaped_and_transposed():
+    params = {"w": normal(1, 2, 3, 4)}
+
+    def loss(p, x):
+        w = p["w"].transpose(1, 0, 2).reshape(3, 8)
+        return jnp.sum(jnp.sin(x @ w)) + jnp.sum((x @ p["w"].reshape(6, 4)[::2]) ** 2)
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def cast_and_scaled():
+    params = {"w": normal(1, 3, 4)}
+    return lambda p, x: jnp.sum(jnp.sin(x @ (-2.0 * p["w"] / 3.0))), params, (batch(3),)
+
+
+@pattern
+def weight_norm():
+    params = {"v": normal(1, 3, 4), "g": normal(2, 4)}
+
+    def loss(p, x):
+        w = p["g"] * p["v"] / jnp.linalg.norm(p["v"], axis=0)
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def masked_weight():
+    mask = jnp.triu(jnp.ones((3, 4)))
+    return lambda p, x: jnp.sum(jnp.tanh(x @ (p["w"] * mask))), {"w": normal(1, 3, 4)}, (batch(3),)
+
+
+@pattern
+def lora():
+    base = normal(9, 5, 4)
+    params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4)}
+    return lambda p, x: jnp.sum(jnp.sin(x @ base + (x @ p["a"]) @ p["b"])), params, (batch(3, 5),)
+
+
+@pattern
+def merged_lora():
+    base = normal(9, 5, 4)
+    params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4)}
+    return lambda p, x: jnp.sum(jnp.sin(x @ (base + 0.5 * (p["a"] @ p["b"])))), params, (batch(3, 5),)
+
+
+@pattern
+def merged_lora_transposed():
+    params = {"a": normal(1, 2, 5), "b": normal(2, 4, 2), "w": normal(3, 5, 4)}
+    return lambda p, x: jnp.sum(jnp.sin(x @ (p["w"] + (p["b"] @ p["a"]).T))), params, (batch(5),)
+
+
+@pattern
+def l2_in_the_loss():
+    params = {"a": normal(1, 3, 4), "c": normal(3, 4)}
+    regulariser = lambda p: sum(jnp.sum(leaf**2) for leaf in p.values())  # noqa: E731
+    return lambda p, x: jnp.tanh(x @ p["a"]) @ p["c"] + 0.1 * regulariser(p), params, (batch(3),)
+
+
+@pattern
+def tied_dense():
+    params = {"w": normal(1, 3, 3)}
+    return lambda p, x: jnp.sum(jnp.tanh(jnp.tanh(x @ p["w"]) @ p["w"]) @ p["w"].T), params, (batch(3),)
+
+
+@pattern
+def used_hundreds_of_times():
+    params = {"w": normal(1, 3, 3), "b": normal(2, 3)}
+
+    def loss(p, x):
+        for _ in range(120):
+            x = jnp.tanh(x @ p["w"] + p["b"])
+        return jnp.sum(x)
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def embedding():
+    params = {"e": normal(1, 7, 3), "w": normal(2, 3)}
+    return lambda p, t: jnp.mean(p["e"][t], axis=0) @ p["w"], params, (tokens(9, 7),)
+
+
+@pattern
+def embedding_of_one():
+    params = {"user": normal(1, 7, 3), "item": normal(2, 5, 3)}
+    loss = lambda p, u, i: (p["user"][u] @ p["item"][i] - 1.0) ** 2  # noqa: E731
+    return loss, params, (tokens(0, 7), tokens(0, 5, seed=3))
+
+
+@pattern
+def embedding_take():
+    params = {"e": normal(1, 7, 3)}
+    indices = tokens(9, 12) - 3  # out of range on both sides
+    loss = lambda p, t: jnp.sum(jnp.nan_to_num(jnp.take(p["e"], t, axis=0)) ** 3)  # noqa: E731
+    return loss, params, (indices,)
+
+
+@pattern
+def embedding_clipped():
+    params = {"e": normal(1, 7, 3)}
+    loss = lambda p, t: jnp.sum(jnp.sin(jnp.take(p["e"], t, axis=0, mode="clip")))  # noqa: E731
+    return loss, params, (tokens(9, 12) - 3,)
+
+
+@pattern
+def embedding_twice():
+    params = {"e": normal(1, 7, 3)}
+    loss = lambda p, s, t: jnp.sum(p["e"][s] @ p["e"][t].T)  # noqa: E731
+    return loss, params, (tokens(4, 7), tokens(5, 7, seed=4))
+
+
+@pattern
+def tied_embedding():
+    params = {"e": normal(1, 7, 3), "pos": normal(2, 6, 3)}
+
+    def loss(p, t):
+        logits = jnp.tanh(p["e"][t] + p["pos"]) @ p["e"].T
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), t[:, None], axis=1))
+
+    return loss, params, (tokens(6, 7),)
+
+
+@pattern
+def scalars_and_vectors():
+    params = {"s": jnp.array(0.7), "v": normal(1, 3), "unused": normal(2, 2), "steps": jnp.arange(2), "empty": jnp.zeros(
+        (0, 3))}  # fmt: skip
+    return lambda p, x: p["s"] * jnp.sum(jnp.sin(x * p["v"])) + p["steps"][1], params, (batch(3),)
+
+
+@pattern
+def vector_products():
+    return lambda p, x: jnp.vdot(p["w"], x) ** 2 + jnp.dot(x, p["w"]), {"w": normal(1, 3)}, (batch(3),)
+
+
+def _conv(padding="SAME", strides=(1, 1), groups=1, rhs_dilation=(1, 1), lhs_dilation=(1, 1), channels=4, out=6):
+    params = {"k": normal(1, 3, 2, channels // groups, out, scale=0.3), "b": normal(2, out)}
+
+    def loss(p, x):
+        y = lax.conv_general_dilated(
+            x[None], p["k"], strides, padding, lhs_dilation, rhs_dilation, ("NHWC", "HWIO", "NHWC"), groups
+        )  # fmt: skip
+        return jnp.sum(jnp.tanh(y + p["b"]) ** 2)
+
+    return loss, params, (batch(7, 6, channels),)
+
+
+@pattern
+def convolution():
+    return _conv()
+
+
+@pattern
+def convolution_strided_valid():
+    return _conv("VALID", (2, 3))
+
+
+@pattern
+def convolution_grouped():
+    return _conv(groups=2)
+
+
+@pattern
+def convolution_depthwise():
+    return _conv(groups=4, out=8)
+
+
+@pattern
+def convolution_dilated():
+    return _conv(rhs_dilation=(2, 1), padding=((2, 1), (0, 3)))
+
+
+@pattern
+def convolution_transposed():
+    params = {"k": normal(1, 3, 2, 4, 5, scale=0.3)}
+    loss = lambda p, x: jnp.sum(jnp.sin(lax.conv_transpose(x[None], p["k"], (2, 2), "SAME")))  # noqa: E731
+    return loss, params, (batch(4, 3, 4),)
+
+
+@pattern
+def convolution_cropped():
+    return _conv(padding=((-1, 2), (1, -1)), lhs_dilation=(2, 1))
+
+
+@pattern
+def convolution_in_one_dimension():
+    params = {"k": normal(1, 5, 3, 4, scale=0.3)}  # output, input, width
+
+    def loss(p, x):
+        y = lax.conv_general_dilated(x[None], p["k"], (2,), "SAME", dimension_numbers=("NCH", "OIH", "NCH"))
+        return jnp.sum(jnp.tanh(y))
+
+    return loss, params, (batch(3, 8),)
+
+
+@pattern
+def group_norm():
+    params = {"k": normal(1, 3, 3, 3, 4), "scale": jnp.ones(4), "bias": jnp.zeros(4)}
+
+    def loss(p, x):
+        y = lax.conv_general_dilated(x[None], p["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = (y - y.mean((1, 2), keepdims=True)) / jnp.sqrt(y.var((1, 2), keepdims=True) + 1e-5)
+        return jnp.sum(jnp.tanh(y * p["scale"] + p["bias"]) * x[..., :1])
+
+    return loss, params, (batch(5, 5, 3),)
+
+
+@pattern
+def recurrent():
+    params = {"w": normal(1, 3, 4), "u": normal(2, 4, 4), "b": normal(3, 4)}
+
+    def loss(p, x):
+        def step(h, row):
+            h = jnp.tanh(row @ p["w"] + h @ p["u"] + p["b"])
+            return h, jnp.sum(h)
+
+        h, sums = lax.scan(step, jnp.zeros(4), x)
+        return jnp.sum(h**2) + jnp.sum(sums)
+
+    return loss, params, (batch(6, 3),)
+
+
+@pattern
+def recurrent_backwards_with_embedding():
+    params = {"e": normal(1, 7, 3), "u": normal(2, 3, 3)}
+
+    def loss(p, t):
+        step = lambda h, token: (jnp.tanh(h @ p["u"] + p["e"][token]), None)  # noqa: E731
+        return jnp.sum(lax.scan(step, jnp.ones(3), t, reverse=True)[0] ** 2)
+
+    return loss, params, (tokens(6, 7),)
+
+
+def _stack(body=lambda f: f):
+    params = {"w": normal(1, 4, 3, 3), "b": normal(2, 4, 3), "head": normal(3, 3)}
+
+    def loss(p, x):
+        @body
+        def layer(h, layer_params):
+            w, b = layer_params
+            return jnp.tanh(h @ w + b), None
+
+        return jnp.sum(lax.scan(layer, x, (p["w"], p["b"]))[0] @ p["head"]) ** 2
+
+    return loss, params
+
+
+@pattern
+def layers_by_scan():
+    return *_stack(), (batch(3),)
+
+
+@pattern
+def layers_by_scan_on_sequences():
+    return *_stack(), (batch(5, 3),)
+
+
+@pattern
+def layers_by_scan_with_remat():
+    return *_stack(jax.checkpoint), (batch(3),)
+
+
+@pattern
+def nested_scans():
+    params = {"w": normal(1, 2, 3, 3), "u": normal(2, 3, 3)}
+
+    def loss(p, x):
+        def layer(h, w):
+            inner = lambda g, _: (jnp.tanh(g @ w + h @ p["u"]), None)  # noqa: E731
+            return lax.scan(inner, h, None, length=3)[0], None
+
+        return jnp.sum(lax.scan(layer, x, p["w"])[0])
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def fori_loop():
+    params = {"w": normal(1, 3, 3)}
+    return lambda p, x: jnp.sum(lax.fori_loop(0, 4, lambda i, h: jnp.tanh(h @ p["w"]), x)), params, (batch(3),)
+
+
+@pattern
+def carried_parameter():
+    params = {"w": normal(1, 3, 3)}
+
+    def loss(p, x):
+        step = lambda carry, _: ((carry[0] * 0.9, jnp.tanh(carry[1] @ carry[0])), None)  # noqa: E731
+        return jnp.sum(lax.scan(step, (p["w"], x), None, length=3)[0][1])
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def while_loop_beside():
+    params = {"w": normal(1, 3, 3)}
+
+    def loss(p, x):
+        count = lax.while_loop(lambda n: n < 4, lambda n: n + 1, 0)
+        return jnp.sum(jnp.tanh(x @ p["w"])) * count
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def remat():
+    params = {"a": normal(1, 3, 4), "c": normal(2, 4, 2)}
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
+    return lambda p, x: jnp.sum(layer(p["c"], layer(p["a"], x))), params, (batch(3),)
+
+
+@pattern
+def nested_jit():
+    params = {"a": normal(1, 3, 4), "c": normal(2, 4, 4)}
+    inner = jax.jit(lambda w, x: jnp.tanh(x @ w))
+    outer = jax.jit(lambda p, x: inner(p["c"], inner(p["c"], inner(p["a"], x))))
+    return lambda p, x: jnp.sum(outer(p, x)), params, (batch(3),)
+
+
+@pattern
+def branch_on_data():
+    params = {"a": normal(1, 3, 4), "c": normal(2, 3, 4)}
+
+    def loss(p, x):
+        return jnp.sum(lax.cond(x[0] > 0, lambda v: jnp.tanh(v @ p["a"]), lambda v: jnp.sin(v @ p["c"] + v @ p["a"]), x))
+
+    return loss, params, (batch(3),)
+
+
+@pattern
+def branch_on_parameters():
+    params = {"a": normal(1, 3, 4)}
+    loss = lambda p, x: jnp.sum(lax.cond(p["a"][0, 0] > 0, lambda v: v @ p["a"], lambda v: -v @ p["a"], x))  # noqa: E731
+    return loss, params, (batch(3),)
+
+
+@jax.custom_vjp
+def _layer(w, x):
+    return jnp.tanh(x @ w)
+
+
+_layer.defvjp(
+    lambda w, x: (_layer(w, x), (w, x)),
+    lambda saved, s: (
+        jnp.outer(saved[1], s * (1 - _layer(*saved) ** 2)),
+        saved[0] @ (s * (1 - _layer(*saved) ** 2)),
+    ),
+)
+
+
+@pattern
+def custom_vjp_layer():
+    params = {"a": normal(1, 3, 4), "c": normal(2, 4, 2)}
+    return lambda p, x: jnp.sum(_layer(p["a"], x) @ p["c"]), params, (batch(3),)
+
+
+@jax.custom_jvp
+def _smooth(w, x):
+    return jnp.sin(x @ w)
+
+
+_smooth.defjvp(lambda primals, tangents: jax.jvp(lambda w, x: jnp.sin(x @ w), primals, tangents))
+
+
+@pattern
+def custom_jvp_layer():
+    params = {"a": normal(1, 3, 4), "c": normal(2, 4, 2)}
+    return lambda p, x: jnp.sum(jax.nn.silu(_smooth(p["a"], x)) @ p["c"]), params, (batch(3),)
+
+
+@pattern
+def mixture_of_experts():
+    params = {"gate": normal(1, 3, 4), "up": normal(2, 4, 3, 5), "down": normal(3, 4, 5, 3)}
+
+    def loss(p, x):
+        gates = jax.nn.softmax(x @ p["gate"])
+        hidden = jax.nn.relu(jnp.einsum("td,edh->teh", x, p["up"]))
+        return jnp.sum(jnp.einsum("te,teh,ehd->td", gates, hidden, p["down"]) ** 2)
+
+    return loss, params, (batch(6, 3),)
+
+
+@pattern
+def stop_gradient():
+    params = {"a": normal(1, 3, 4)}
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["a"]) * (x @ lax.stop_gradient(p["a"])))  # noqa: E731
+    return loss, params, (batch(3),)
+
+
+@pattern
+def inner_vmap():
+    params = {"w": normal(1, 3, 4)}
+    return lambda p, x: jnp.sum(jax.vmap(lambda row: jnp.tanh(row @ p["w"]))(x)), params, (batch(6, 3),)
+
+
+@pattern
+def gradient_penalty():
+    params = {"w": normal(1, 3, 4), "v": normal(2, 4)}
+    score = lambda x, p: jnp.tanh(x @ p["w"]) @ p["v"]  # noqa: E731
+    return lambda p, x: jnp.sum(jax.grad(score)(x, p) ** 2), params, (batch(3),)
+
+
+def _flax(module, *rows):
+    params = module.init(jax.random.key(0), *(row[0] for row in rows))["params"]
+    return lambda p, *rows: jnp.sum(module.apply({"params": p}, *rows) ** 2), params, rows
+
+
+@pattern
+def linen_network():
+    import flax.linen as nn
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.GroupNorm(2)(nn.Conv(4, (3, 3), strides=2)(x[None])))
+            return nn.Dense(3)(nn.LayerNorm()(nn.Dense(5)(x.reshape(-1))))
+
+    return _flax(Network(), batch(6, 5, 3))
+
+
+@pattern
+def linen_attention():
+    import flax.linen as nn
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, t):
+            x = nn.Embed(7, 4)(t)
+            return nn.MultiHeadDotProductAttention(2, qkv_features=6)(x, x).mean(0)
+
+    return _flax(Network(), tokens(5, 7))
+
+
+def _linen_rnn(cell):
+    import flax.linen as nn
+
+    return _flax(nn.RNN(getattr(nn, cell)(4)), batch(5, 3))
+
+
+PATTERNS["linen_gru"] = functools.partial(_linen_rnn, "GRUCell")
+PATTERNS["linen_lstm"] = functools.partial(_linen_rnn, "OptimizedLSTMCell")
+
+
+@pattern
+def nnx_network():
+    from flax import nnx
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.second = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+            self.norm = nnx.LayerNorm(4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.second(nnx.relu(self.norm(self.first(x))))
+
+    graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
+    return lambda p, x: jnp.sum(nnx.merge(graph, p, rest)(x) ** 2), params, (batch(3),)
+
+
+def make(name, dtype):
+    """The pattern with its parameters and rows in a dtype; must run under enable_x64 for float64."""
+    loss, params, rows = PATTERNS[name]()
+    cast = lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf  # noqa: E731
+    return loss, jax.tree.map(cast, params), tuple(cast(row) for row in rows)
