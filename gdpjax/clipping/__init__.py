@@ -1,6 +1,15 @@
 """Bounding each example's gradient: transformations of a loss function."""
 
+from gdpjax.clipping._augment import average_augmentations
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad, per_example_grad
 from gdpjax.clipping._rules import Flat, Sensitivity
 
-__all__ = ["ClipInfo", "ClippedGrad", "Flat", "Sensitivity", "clipped_grad", "per_example_grad"]
+__all__ = [
+    "ClipInfo",
+    "ClippedGrad",
+    "Flat",
+    "Sensitivity",
+    "average_augmentations",
+    "clipped_grad",
+    "per_example_grad",
+]

@@ -50,6 +50,31 @@ def _num_rows(updates: PyTree, params: PyTree | None) -> int:
     return next(iter(sizes.values()))[0]
 
 
+def clip_examples(
+    updates: PyTree, params: PyTree | None, rule: Flat, trainable: PyTree | None, max_batch_size: int | None
+) -> tuple[PyTree, Array]:
+    """The sum of clipped per-example gradients, and their norms before clipping ``[B]``."""
+    refuse_complex(updates, "leaf")
+    num_rows = _num_rows(updates, params)
+    marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
+    leaves, structure = jax.tree.flatten(updates)
+    which = tuple(mark and is_floating(leaf) for mark, leaf in zip(marks, leaves, strict=True))
+    rows = [leaf for leaf, mark in zip(leaves, which, strict=True) if mark]
+    like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+    shapes = [shape for shape, mark in zip(jax.tree.leaves(like), which, strict=True) if mark]
+    if not any(num_elements(shape) for shape in shapes):
+        raise ValueError("the per-example gradients have no trainable floating-point leaf")
+    if num_rows == 0:
+        sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
+        norms = jnp.zeros(0, jnp.float32)
+    else:
+        if max_batch_size is not None and num_rows > max_batch_size:
+            raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
+        pairs, norms = clip_and_add(rows, rule, rounding_slack(shapes, max_batch_size or num_rows))
+        sums = rounded(pairs)
+    return merge_leaves(like, which, sums), norms
+
+
 def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: int | None = None) -> ClipAndSum:
     """Clip per-example gradients and add them up: updates of ``[B, ...]`` leaves to their bounded sum.
 
@@ -74,23 +99,6 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     rule = as_rule(clip)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
-        refuse_complex(updates, "leaf")
-        num_rows = _num_rows(updates, params)
-        marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
-        leaves, structure = jax.tree.flatten(updates)
-        which = tuple(mark and is_floating(leaf) for mark, leaf in zip(marks, leaves, strict=True))
-        rows = [leaf for leaf, mark in zip(leaves, which, strict=True) if mark]
-        like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
-        shapes = [shape for shape, mark in zip(jax.tree.leaves(like), which, strict=True) if mark]
-        if not any(num_elements(shape) for shape in shapes):
-            raise ValueError("the per-example gradients have no trainable floating-point leaf")
-        if num_rows == 0:
-            sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
-        else:
-            if max_batch_size is not None and num_rows > max_batch_size:
-                raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
-            pairs, _ = clip_and_add(rows, rule, rounding_slack(shapes, max_batch_size or num_rows))
-            sums = rounded(pairs)
-        return merge_leaves(like, which, sums), state
+        return clip_examples(updates, params, rule, trainable, max_batch_size)[0], state
 
     return ClipAndSum.create(update, rule, trainable)
