@@ -8,10 +8,10 @@ run.
 from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
-from gdpjax.clipping import ClipInfo, Flat, Sensitivity, clipped_grad, per_example_grad
+from gdpjax.clipping import ClipInfo, Flat, Sensitivity, average_augmentations, clipped_grad, per_example_grad
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
-from gdpjax.transforms import add_gaussian_noise, clip_and_sum, privatize
+from gdpjax.transforms import add_gaussian_noise, clip_and_sum, clip_norm_of, privatize, privatize_adaptive
 
 __version__ = "0.1.0"
 
@@ -25,7 +25,9 @@ __all__ = [
     "Sensitivity",
     "accounting",
     "add_gaussian_noise",
+    "average_augmentations",
     "clip_and_sum",
+    "clip_norm_of",
     "clipped_grad",
     "dpadam",
     "dpsgd",
@@ -36,6 +38,7 @@ __all__ = [
     "per_example_grad",
     "plotting",
     "privatize",
+    "privatize_adaptive",
     "sampling",
     "tradeoff",
 ]

@@ -1,5 +1,6 @@
 """Bounding each example's gradient: transformations of a loss function."""
 
+from gdpjax.clipping._augment import average_augmentations
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad, per_example_grad
 from gdpjax.clipping._rules import AutoS, Flat, Normalize, PerGroup, PerLeaf, Sensitivity
 
@@ -12,6 +13,7 @@ __all__ = [
     "PerGroup",
     "PerLeaf",
     "Sensitivity",
+    "average_augmentations",
     "clipped_grad",
     "per_example_grad",
 ]

@@ -51,6 +51,35 @@ def _num_rows(updates: PyTree, params: PyTree | None) -> int:
     return next(iter(sizes.values()))[0]
 
 
+def clip_examples(
+    updates: PyTree, params: PyTree | None, rule: Rule, trainable: PyTree | None, max_batch_size: int | None
+) -> tuple[PyTree, Array]:
+    """The sum of clipped per-example gradients, and their norms before clipping ``[B]``."""
+    refuse_complex(updates, "leaf")
+    num_rows = _num_rows(updates, params)
+    marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
+    leaves, structure = jax.tree.flatten(updates)
+    single = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+    which = tuple(
+        mark and is_floating(leaf) and num_elements(leaf) > 0 for mark, leaf in zip(marks, single, strict=True)
+    )
+    rows, shapes = ([leaf for leaf, mark in zip(group, which, strict=True) if mark] for group in (leaves, single))
+    if not rows:
+        raise ValueError("the per-example gradients have no trainable floating-point leaf")
+    like = jax.tree.unflatten(structure, single)
+    if num_rows == 0:
+        sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
+        norms = jnp.zeros(0, jnp.float32)
+    else:
+        if max_batch_size is not None and num_rows > max_batch_size:
+            raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
+        how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
+        dense = [Dense(leaf) for leaf in rows]
+        scale = scaling(dense, rule, groups, how.slack, None)
+        sums, norms = rounded(add_clipped(zero_pairs(shapes, how), dense, scale, groups, how)), scale.norms
+    return merge_leaves(like, which, sums), norms
+
+
 def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: int | None = None) -> ClipAndSum:
     """Clip per-example gradients and add them up: updates of ``[B, ...]`` leaves to their bounded sum.
 
@@ -75,28 +104,6 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     rule = as_rule(clip)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
-        refuse_complex(updates, "leaf")
-        num_rows = _num_rows(updates, params)
-        marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
-        leaves, structure = jax.tree.flatten(updates)
-        single = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        like = jax.tree.unflatten(structure, single)
-        which = tuple(
-            mark and is_floating(leaf) and num_elements(leaf) > 0 for mark, leaf in zip(marks, single, strict=True)
-        )
-        rows = [leaf for leaf, mark in zip(leaves, which, strict=True) if mark]
-        shapes = [shape for shape, mark in zip(jax.tree.leaves(like), which, strict=True) if mark]
-        if not shapes:
-            raise ValueError("the per-example gradients have no trainable floating-point leaf")
-        if num_rows == 0:
-            sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
-        else:
-            if max_batch_size is not None and num_rows > max_batch_size:
-                raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
-            how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
-            dense = [Dense(leaf) for leaf in rows]
-            scale = scaling(dense, rule, groups, how.slack, None)
-            sums = rounded(add_clipped(zero_pairs(shapes, how), dense, scale, groups, how))
-        return merge_leaves(like, which, sums), state
+        return clip_examples(updates, params, rule, trainable, max_batch_size)[0], state
 
     return ClipAndSum.create(update, rule, trainable)

@@ -119,13 +119,43 @@ def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
     return leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise
 
 
-def _scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
+def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
+    """noise_multiplier * sensitivity with the margin of this module, times ``valid``: the factor of `unshared`."""
+    stddev = jnp.asarray(noise_multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
+    # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
+    return jnp.where((stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf), stddev, jnp.nan)
+
+
+def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: Array, trainable: PyTree) -> PyTree:
+    """(total + N(0, stddev^2)) / expected_batch_size on the trainable floating leaves; exact zeros on the others."""
+
+    def release(leaf: Array, key: Array, trained: bool) -> Array:
+        if not (trained and is_floating(leaf)) or not num_elements(leaf):
+            return jnp.zeros_like(leaf)
+        return noisy(leaf, key, stddev) / jnp.asarray(expected_batch_size, wide_dtype(leaf))
+
+    return jax.tree.map(release, total, keys, trainable)
+
+
+def empty_ledger(capacity: Any, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
+    """`init_ledger` after a check of the user's ledger_capacity."""
+    if is_traced(capacity) or not COUNT.contains(np.asarray(capacity, np.float64)):
+        raise ValueError(
+            f"ledger_capacity must be a static whole number >= 1, got {capacity!r}; under "
+            "optax.inject_hyperparams list it in static_args"
+        )
+    return init_ledger(int(capacity), sampling, neighboring_relation)
+
+
+def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
+    """``value``, or what it gives at step ``count`` where it is a schedule, after `checked_scalar`."""
     return checked_scalar(name, value(count) if callable(value) else value, domain)
 
 
-def _check_leaves(updates: PyTree, params: PyTree) -> None:
+def check_leaves(updates: PyTree, params: PyTree) -> None:
+    """ValueError unless ``updates`` is one whole sum: a tree like the parameters, unmasked, not per-example."""
     if params is None:
-        raise ValueError("privatize needs the parameters: call update(clipped_sum, state, params)")
+        raise ValueError("the private transform needs the parameters: call update(updates, state, params)")
     refuse_complex(params, "parameter")
     masked = [
         node
@@ -148,7 +178,8 @@ def _check_leaves(updates: PyTree, params: PyTree) -> None:
             )
 
 
-def _check_clip(clip: Any) -> None:
+def check_clip(clip: Any) -> None:
+    """ValueError unless ``clip`` knows the sensitivity of the sum it made."""
     if not callable(getattr(clip, "sensitivity", None)):
         raise ValueError(
             "clip must be what bounded the sum: a gdpjax.clipped_grad function, a gdpjax.clip_and_sum transform or "
@@ -182,7 +213,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
         del params
         refuse_complex(updates, "leaf")
-        value = _scheduled("stddev", stddev, state.count, NONNEGATIVE)
+        value = scheduled("stddev", stddev, state.count, NONNEGATIVE)
         data, valid = unshared(state.key_data, updates, value)
         value = value * valid
         keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
@@ -229,7 +260,7 @@ def privatize(
     >>> noisy_mean["w"].shape, int(state.ledger.num_steps[0])
     ((3,), 1)
     """
-    _check_clip(clip)
+    check_clip(clip)
     if not callable(noise_multiplier):
         check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
     sampling_prob = checked_scalar("sampling_prob", sampling_prob, UNIT)
@@ -243,30 +274,17 @@ def privatize(
         hyperparameters.append(noise_multiplier)
 
     def init(params: PyTree) -> PrivatizeState:
-        if is_traced(ledger_capacity) or not COUNT.contains(np.asarray(ledger_capacity, np.float64)):
-            raise ValueError(
-                f"ledger_capacity must be a static whole number >= 1, got {ledger_capacity!r}; under "
-                "optax.inject_hyperparams list it in static_args"
-            )
-        ledger = init_ledger(int(ledger_capacity), sampling, relation)
+        ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, PrivatizeState]:
-        _check_leaves(updates, params)
-        multiplier = _scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
+        check_leaves(updates, params)
+        multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        stddev = jnp.asarray(multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
-        # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
-        stddev = jnp.where((stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf), stddev, jnp.nan)
+        stddev = noise_stddev(multiplier, sensitivity, valid)
         keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
-
-        def release(leaf: Array, leaf_key: Array, trained: bool) -> Array:
-            if not (trained and is_floating(leaf)) or not num_elements(leaf):
-                return jnp.zeros_like(leaf)
-            return noisy(leaf, leaf_key, stddev) / jnp.asarray(expected_batch_size, wide_dtype(leaf))
-
-        released = jax.tree.map(release, updates, keys, trainable)
+        released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)
         return released, PrivatizeState(optax.safe_increment(state.count), state.key_data, ledger)
 

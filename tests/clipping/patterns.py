@@ -327,7 +327,7 @@ def recurrent_backwards_with_embedding():
 
     def loss(p, t):
         step = lambda h, token: (jnp.tanh(h @ p["u"] + p["e"][token]), None)  # noqa: E731
-        return jnp.sum(lax.scan(step, jnp.ones(3), t, reverse=True)[0] ** 2)
+        return jnp.sum(lax.scan(step, jnp.ones_like(p["u"][0]), t, reverse=True)[0] ** 2)
 
     return loss, params, (tokens(6, 7),)
 
@@ -532,10 +532,14 @@ def linen_attention():
     return _flax(Network(), tokens(5, 7))
 
 
+def _like_parameters(key, shape, dtype=None):
+    return jnp.zeros(shape, jnp.float64 if jax.config.jax_enable_x64 else jnp.float32)
+
+
 def _linen_rnn(cell):
     import flax.linen as nn
 
-    return _flax(nn.RNN(getattr(nn, cell)(4)), batch(5, 3))
+    return _flax(nn.RNN(getattr(nn, cell)(4, carry_init=_like_parameters)), batch(5, 3))
 
 
 PATTERNS["linen_gru"] = functools.partial(_linen_rnn, "GRUCell")

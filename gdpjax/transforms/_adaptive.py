@@ -1,0 +1,320 @@
+"""Adaptive clipping: the clip norm follows a quantile of the gradient norms, and that is paid for.
+
+Step t clips at C_t, a public number held in the state, and releases two things about the same batch, with Delta = 1
+(2 for REPLACE_ONE):
+
+    sum    sum_i clip(g_i, C_t)   sensitivity Delta C_t   noise N(0, (noise_multiplier Delta C_t)^2 I)
+    count  sum_i b_i              sensitivity Delta / 2   noise N(0, count_stddev^2)
+
+where b_i = 1/2 if 0 < ||g_i|| <= C_t, -1/2 if ||g_i|| > C_t and 0 if ||g_i|| = 0. Bits of 0 and 1 would have the
+sensitivity Delta. The next clip norm is a function of what was released,
+
+    C_{t+1} = C_t exp(-learning_rate (fraction - target_quantile)),  fraction = noisy count / expected_batch_size + 1/2,
+
+kept within a public range. Divided by the standard deviations of its noise, the pair is one vector with standard normal
+noise, which neighbours move by at most (noise_multiplier^-2 + (2 count_stddev / Delta)^-2)^1/2, whatever C_t is. So a
+step is one Gaussian release with the noise multiplier of `Event.quantile_clipping`, and that is what the ledger gets.
+The two are never separate events: whether an example was in the batch is shared by both.
+
+Zero norms. Rows of padding, and rows whose gradient was not finite, have norm zero, and so has an example whose loss is
+flat. They all count as 0. Counting zeros as "below" would give a padding row the bit 1/2, and an example that takes its
+place could then move the count by 1, twice what is recorded, unless every caller remembered to mark the padding. The
+quantile is thus one of the nonzero norms, in which an example without gradient counts half below and half above. An
+empty batch has fraction 1/2.
+
+Rounding. C_t is a float32 number and the same one clips, scales the noise and is compared with. The count is a sum of
+integers, exact. The joint noise multiplier is computed in float64 where it is known beforehand; a traced one in float32
+by a dozen roundings, and lowered by 2^-19 of itself to cover them.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gdpjax._core.checks import (
+    HALF_OPEN_UNIT,
+    NONNEGATIVE,
+    POSITIVE,
+    UNIT,
+    Domain,
+    check,
+    check_scalar,
+    checked_scalar,
+    is_traced,
+)
+from gdpjax._core.trees import broadcast_trainable, leaf_keys
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._rules import CLIP_NORM, Flat
+from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
+from gdpjax.transforms._clip import clip_examples
+from gdpjax.transforms._noise import (
+    check_clip,
+    check_key,
+    check_leaves,
+    empty_ledger,
+    noise_stddev,
+    noisy,
+    noisy_mean,
+    scheduled,
+    unshared,
+)
+
+
+class AdaptiveState(NamedTuple):
+    """State of `privatize_adaptive`: as `PrivatizeState`, and the norm at which the next batch is clipped."""
+
+    count: Array  # int32, steps done
+    key_data: Array
+    l2_clip_norm: Array  # float32
+    ledger: LedgerState
+
+
+def clip_norm_of(opt_state: PyTree) -> Array:
+    """The l2 clip norm that the next batch is to be clipped at, from the state of a chain with `privatize_adaptive`.
+
+    Args:
+      opt_state: that state, traced or not; of a vmapped sweep it gives the clip norms of all configurations.
+
+    Returns:
+      A float32 scalar. It is a function of noisy counts, which the ledger's events cover.
+
+    Raises:
+      ValueError: no `privatize_adaptive` in the state, or several.
+
+    >>> import gdpjax
+    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, sampling_prob=0.1,
+    ...                         expected_batch_size=10, key=jax.random.key(0))
+    >>> params, batch = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
+    >>> state = tx.init(params)
+    >>> grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)
+    >>> clipped_sum, info = grad_fn(params, batch)
+    >>> noisy_mean, state = tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
+    >>> noisy_mean.shape, clip_norm_of(state).shape
+    ((2,), ())
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AdaptiveState))
+    found = [node for node in nodes if isinstance(node, AdaptiveState)]
+    if len(found) != 1:
+        raise ValueError(f"expected the state of one gdpjax.privatize_adaptive, got a state with {len(found)} of them")
+    # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
+    return jax.tree.leaves(found[0].l2_clip_norm)[0]
+
+
+def _float32_range(bounds: Any) -> tuple[Array, Array]:
+    """The ends of the public range of clip norms, rounded inward."""
+    if is_traced(bounds) or np.shape(bounds) != (2,):
+        raise ValueError(f"l2_clip_norm_range must be two static numbers (smallest, largest), got {bounds!r}")
+    check("l2_clip_norm_range", bounds, CLIP_NORM)
+    ends = np.asarray(bounds, np.float64)
+    low, high = ends.astype(np.float32)
+    low = np.nextafter(low, np.float32(np.inf)) if low < ends[0] else low
+    high = np.nextafter(high, np.float32(0)) if high > ends[1] else high
+    if not low <= high:
+        raise ValueError(f"l2_clip_norm_range must be (smallest, largest), got {bounds!r}")
+    return low, high
+
+
+def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, sampling: str, relation: Any) -> Array:
+    """The noise multiplier of `Event.quantile_clipping`; a lower bound of it where one of the two is traced."""
+    if not is_traced((noise_multiplier, count_stddev)):
+        event = Event.quantile_clipping(
+            float(noise_multiplier), float(count_stddev), sampling_prob=1.0, num_steps=1, sampling=sampling,
+            neighboring_relation=relation,
+        )  # fmt: skip
+        return event.noise_multiplier
+    ratio = jnp.asarray(noise_multiplier, float) * (relation.sensitivity_factor / 2) / count_stddev
+    return noise_multiplier / jnp.sqrt(1 + ratio * ratio) * (1 - 2.0**-19)
+
+
+def _bit_sum(norms: Array, l2_clip_norm: Array) -> Array:
+    """sum_i b_i: halves of ones below and above the clip norm, zeros for zero norms (and for NaN)."""
+    twice = jnp.where(norms > 0, jnp.where(norms <= l2_clip_norm, 1, -1), 0)
+    return jnp.sum(twice, dtype=jnp.int32).astype(jnp.float32) / 2
+
+
+def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> None:
+    """ValueError unless the arguments describe one clipped sum with the norms of its examples."""
+    if clipped_by is None or norms is None:
+        raise ValueError(
+            "give clipped_by= and norms= together (a clipped sum, what clipped it, and its info.norms), or neither "
+            "of them (per-example gradients)"
+        )
+    check_clip(clipped_by)
+    check_leaves(updates, params)
+    if jnp.ndim(norms) != 1 or not jnp.issubdtype(jnp.result_type(norms), jnp.floating):
+        raise ValueError(
+            f"norms must be the per-example gradient norms before clipping, floating [B], got "
+            f"{jnp.result_type(norms)}{list(jnp.shape(norms))}"
+        )
+
+
+def _same_norm(clipped_by: Any, l2_clip_norm: Array, relation: NeighboringRelation) -> Array:
+    """1 if the sum was clipped at this state's clip norm; else a ValueError, or NaN where it is traced."""
+    stated, needed = clipped_by.sensitivity(relation), l2_clip_norm * relation.sensitivity_factor
+    if is_traced((stated, needed)):
+        return jnp.where(stated == needed, 1.0, jnp.nan)
+    if not float(stated) == float(needed):
+        raise ValueError(
+            f"the sum was clipped by something of sensitivity {float(stated)}, but the optimizer state's clip norm "
+            f"asks for {float(needed)}: build the clipped_grad function from gdpjax.clip_norm_of(opt_state) each step"
+        )
+    return jnp.ones(())
+
+
+def _refuse_a_sum(updates: PyTree, params: PyTree) -> None:
+    """ValueError for a clipped sum given without what a sum needs."""
+    if [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)] == [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]:
+        raise ValueError(
+            "the updates have the shapes of the parameters, without a batch axis; give per-example gradients, or with "
+            "a clipped sum also clipped_by=grad_fn and norms=info.norms (clipped_grad with return_info=True)"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Adaptive:
+    """The checked arguments of `privatize_adaptive`, and its two functions."""
+
+    numbers: dict[str, Array]
+    noise_multiplier: Any
+    norm_range: tuple[Array, Array]
+    key_data: Array
+    key_impl: str
+    trainable: PyTree | None
+    max_batch_size: int | None
+    sampling: str
+    relation: NeighboringRelation
+    ledger_capacity: int
+
+    def shared(self) -> list[Array]:
+        """What must not differ between configurations that share a key."""
+        return [*self.numbers.values(), *(() if callable(self.noise_multiplier) else (self.noise_multiplier,))]
+
+    def init(self, params: PyTree) -> AdaptiveState:
+        first = jnp.clip(jnp.asarray(self.numbers["initial_l2_clip_norm"], jnp.float32), *self.norm_range)
+        ledger = empty_ledger(self.ledger_capacity, self.sampling, self.relation)
+        return AdaptiveState(jnp.zeros((), jnp.int32), unshared(self.key_data, self.shared(), params)[0], first, ledger)
+
+    def bounded(self, updates: PyTree, state: AdaptiveState, params: PyTree, clipped_by: Any, norms: Any):
+        """(clipped sum, norms, which leaves are trained, 1 or NaN) of either way of calling update."""
+        if clipped_by is None and norms is None:
+            _refuse_a_sum(updates, params)
+            rule = Flat(state.l2_clip_norm)
+            total, norms = clip_examples(updates, params, rule, self.trainable, self.max_batch_size)
+            check_leaves(total, params)
+            return total, norms, broadcast_trainable(self.trainable, params), jnp.ones(())
+        _check_sum(updates, params, clipped_by, norms)
+        if self.trainable is not None or self.max_batch_size is not None:
+            raise ValueError(
+                "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
+            )
+        trained = broadcast_trainable(getattr(clipped_by, "trainable", None), params)
+        return updates, norms, trained, _same_norm(clipped_by, state.l2_clip_norm, self.relation)
+
+    def next_norm(self, l2_clip_norm: Array, noisy_count: Array) -> Array:
+        """The geometric step."""
+        fraction = noisy_count / self.numbers["expected_batch_size"] + 0.5
+        factor = jnp.exp(-self.numbers["learning_rate"] * (fraction - self.numbers["target_quantile"]))
+        return jnp.clip(l2_clip_norm * factor, *self.norm_range).astype(jnp.float32)
+
+    def update(
+        self, updates: PyTree, state: Any, params: PyTree | None = None, *, clipped_by: Any = None, norms: Any = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, AdaptiveState]:  # fmt: skip
+        del extra_args  # of other transformations in the chain
+        total, norms, trained, same = self.bounded(updates, state, params, clipped_by, norms)
+        multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE)
+        data, valid = unshared(state.key_data, total, norms, state.l2_clip_norm, self.shared(), multiplier)
+        valid = valid * same
+        count = _bit_sum(norms, state.l2_clip_norm)
+        step_key = jax.random.fold_in(jax.random.wrap_key_data(data, impl=self.key_impl), state.count)
+        keys = leaf_keys(step_key, {"sum": total, "count": count})
+        stddev = noise_stddev(multiplier, state.l2_clip_norm * self.relation.sensitivity_factor, valid)
+        released = noisy_mean(total, keys["sum"], stddev, self.numbers["expected_batch_size"], trained)
+        count_stddev = self.numbers["count_stddev"]
+        noisy_count = noisy(count, keys["count"], noise_stddev(count_stddev, 1.0, valid))
+        joint = _joint_noise_multiplier(multiplier, count_stddev, self.sampling, self.relation)
+        overflow = self.numbers["overflow_per_step"]
+        return released, AdaptiveState(
+            optax.safe_increment(state.count),
+            state.key_data,
+            self.next_norm(state.l2_clip_norm, noisy_count),
+            record_step(state.ledger, joint, self.numbers["sampling_prob"], overflow),
+        )
+
+
+def privatize_adaptive(
+    *, initial_l2_clip_norm: Array, noise_multiplier: Any, count_stddev: Array, sampling_prob: Array,
+    expected_batch_size: Array, key: Array, target_quantile: Array = 0.5, learning_rate: Array = 0.2,
+    l2_clip_norm_range: tuple[float, float] = (1e-6, 1e6), trainable: PyTree | None = None,
+    max_batch_size: int | None = None, sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
+    overflow_per_step: Array = 0.0,
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+    """`privatize` with a clip norm that follows a quantile of the gradient norms, at a cost that is recorded.
+
+    C <- C exp(-learning_rate (noisy fraction of norms <= C - target_quantile)); see the module's docstring.
+
+    There are two ways to call ``update``:
+
+    * ``update(per_example_grads, state, params)`` clips them itself. Padding rows must be zeros, as
+      `per_example_grad` gives them.
+    * ``update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)`` takes the sum and the norms of
+      ``grad_fn = clipped_grad(loss_fn, clip_norm_of(opt_state), return_info=True)``, made anew in each step (inside
+      the compiled step: a traced clip norm does not recompile). A function of another sensitivity is refused, or
+      gives NaN where it is traced. What cannot be detected: a sum that ``clipped_by`` did not make, norms of other
+      rows or after clipping, a norm that depends on other rows. Each of them voids what the ledger says.
+
+    Args:
+      initial_l2_clip_norm: the first clip norm, within l2_clip_norm_range.
+      noise_multiplier: stddev / sensitivity > 0 of the gradient sum alone: a number, a traced scalar, or a schedule
+        of the step count. With the count, what a step costs is the smaller noise multiplier
+        (noise_multiplier^-2 + (2 count_stddev)^-2)^-1/2 (count_stddev, not twice it, under REPLACE_ONE).
+      count_stddev: standard deviation > 0, in examples, of the noise on the count of norms below the clip norm. The
+        reference advises expected_batch_size / 20.
+      sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity, overflow_per_step:
+        as in `privatize`.
+      target_quantile: which quantile of the norms to follow, in [0, 1].
+      learning_rate: >= 0, step of log C per unit of fraction; 0 keeps the clip norm (and still pays for the count).
+      l2_clip_norm_range: public (smallest, largest) clip norm, static, each from 1e-30 to 1e30.
+      trainable, max_batch_size: as in `clip_and_sum`; with clipped_by they belong to the `clipped_grad` function.
+
+    Returns:
+      An optax transformation to the noisy mean, float32 or wider; frozen and integer leaves leave as exact zeros. Its
+      ledger holds one `Event.quantile_clipping` per step. `clip_norm_of` reads the clip norm.
+
+    Raises:
+      ValueError: as `privatize`; shapes that are neither a sum's nor per-example gradients'; a sum without norms.
+
+    Reference: Andrew, Thakkar, McMahan and Ramaswamy, arXiv:1905.03871, Section 3 (geometric update, bits less 1/2).
+
+    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, sampling_prob=0.1,
+    ...                         expected_batch_size=10, key=jax.random.key(0))
+    >>> params = jnp.zeros(2)
+    >>> noisy_mean, state = tx.update(jnp.array([[3.0, 4.0], [0.0, 0.5]]), tx.init(params), params)
+    >>> noisy_mean.shape, round(float(state.ledger.noise_multiplier[0]), 4)
+    ((2,), 0.9701)
+    """
+    norm_range = _float32_range(l2_clip_norm_range)
+    low, high = l2_clip_norm_range
+    inside = Domain(f"within l2_clip_norm_range [{low}, {high}]", lambda x: (x >= low) & (x <= high))
+    if not callable(noise_multiplier):
+        check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
+    numbers = {
+        "initial_l2_clip_norm": checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, inside),
+        "count_stddev": checked_scalar("count_stddev", count_stddev, POSITIVE),
+        "sampling_prob": checked_scalar("sampling_prob", sampling_prob, UNIT),
+        "expected_batch_size": checked_scalar("expected_batch_size", expected_batch_size, POSITIVE),
+        "target_quantile": checked_scalar("target_quantile", target_quantile, UNIT),
+        "learning_rate": checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
+        "overflow_per_step": checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT),
+    }
+    relation = resolve_relation(sampling, neighboring_relation)
+    adaptive = _Adaptive(
+        numbers, noise_multiplier, norm_range, *check_key(key), trainable, max_batch_size, sampling, relation,
+        ledger_capacity,
+    )  # fmt: skip
+    return optax.GradientTransformationExtraArgs(adaptive.init, adaptive.update)

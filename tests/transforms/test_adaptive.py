@@ -1,0 +1,450 @@
+"""Adaptive clipping: the clip norm finds its quantile, both releases are noised, and what they cost is recorded."""
+
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from scipy import stats
+
+import gdpjax
+from gdpjax.ledger import Event
+from gdpjax.transforms import _adaptive
+
+PRIVATE = {
+    "initial_l2_clip_norm": 1.5, "noise_multiplier": 1.0, "count_stddev": 0.5, "sampling_prob": 0.01,
+    "expected_batch_size": 8.0, "key": jax.random.key(0), "learning_rate": 1.0,
+}  # fmt: skip
+REPLACE = gdpjax.NeighboringRelation.REPLACE_ONE
+RELATIONS = list(gdpjax.NeighboringRelation)
+
+
+def make(**changes):
+    return gdpjax.privatize_adaptive(**{**PRIVATE, **changes})
+
+
+def under(relation):
+    return {"neighboring_relation": relation, "sampling": "uniform" if relation is REPLACE else "poisson"}
+
+
+def dot(w, x):
+    """Its gradient at example x is x itself."""
+    return jnp.vdot(w, x)
+
+
+def by_rows(tx, rows, state, params):
+    return tx.update(rows, state, params)
+
+
+def by_sum(tx, rows, state, params):
+    grad_fn = gdpjax.clipped_grad(dot, gdpjax.clip_norm_of(state), return_info=True)
+    total, info = grad_fn(params, rows)
+    return tx.update(total, state, params, clipped_by=grad_fn, norms=info.norms)
+
+
+WAYS = {"rows": by_rows, "sum": by_sum}
+
+
+def noisy_count(old, new, options=PRIVATE):
+    """The count that led from one clip norm to the next."""
+    fraction = (
+        options.get("target_quantile", 0.5) - np.log(np.float64(new) / np.float64(old)) / options["learning_rate"]
+    )
+    return (fraction - 0.5) * options["expected_batch_size"]
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_the_ledger_holds_the_joint_event(relation):
+    tx, params = make(**under(relation)), jnp.zeros(3)
+    state = tx.init(params)
+    for _ in range(4):
+        _, state = tx.update(jnp.ones((5, 3)), state, params)
+    (event,) = gdpjax.ledger_of(state).events
+    expected = Event.quantile_clipping(1.0, 0.5, sampling_prob=0.01, num_steps=4, **under(relation))
+    assert (event.num_steps, event.sampling) == (4, expected.sampling)
+    assert event.neighboring_relation is relation
+    assert 0 <= expected.noise_multiplier - event.noise_multiplier < 1e-7
+    assert 0 <= event.sampling_prob - 0.01 < 1e-9
+    assert event.noise_multiplier < 0.72  # not the sum's own 1.0
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_traced_noise_multiplier_is_recorded_from_below(relation):
+    params = jnp.zeros(3)
+
+    def once(noise_multiplier, count_stddev):
+        tx = make(noise_multiplier=noise_multiplier, count_stddev=count_stddev, **under(relation))
+        return tx.update(jnp.ones((5, 3)), tx.init(params), params)[1]
+
+    compiled = jax.jit(once)
+    rng = np.random.default_rng(0)
+    for z, s in np.exp(rng.uniform(-3, 6, size=(40, 2))).astype(np.float32):
+        (event,) = gdpjax.ledger_of(compiled(z, s)).events
+        exact = Event.quantile_clipping(float(z), float(s), sampling_prob=0.1, num_steps=1, **under(relation))
+        assert 0 <= 1 - event.noise_multiplier / exact.noise_multiplier < 4e-6
+
+
+def test_a_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling():
+    schedule = optax.join_schedules([optax.constant_schedule(1.0), optax.constant_schedule(2.0)], [3])
+    tx, params = make(noise_multiplier=schedule), jnp.zeros(3)
+    state, update = tx.init(params), jax.jit(tx.update)
+    for _ in range(7):
+        _, state = update(jnp.ones((5, 3)), state, params)
+    events = gdpjax.ledger_of(state).events
+    assert [event.num_steps for event in events] == [3, 4]
+    np.testing.assert_allclose([e.noise_multiplier for e in events], [0.5**0.5, (0.25 + 1) ** -0.5], rtol=4e-6)
+    assert update._cache_size() == 1
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_noise_of_the_sum_and_of_the_count(relation):
+    """Standard deviations noise_multiplier * Delta * C and count_stddev, normal, independent, fresh in each step."""
+    num_keys, params, rows = 20_000, jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [0.3, 0.4]])
+
+    def two_steps(key):
+        tx = make(key=key, **under(relation))
+        first, middle = tx.update(rows, tx.init(params), params)
+        second, last = tx.update(rows, middle, params)
+        return first, second, middle.l2_clip_norm, last.l2_clip_norm
+
+    first, second, middle, last = map(np.asarray, jax.jit(jax.vmap(two_steps))(
+        jax.random.split(jax.random.key(1), num_keys)))  # fmt: skip
+    total = np.array([0.9 + 0.3, 1.2 + 1.0 + 0.4])
+    of_sum = (first * 8 - total) / (1.5 * relation.sensitivity_factor)
+    of_count = (noisy_count(1.5, middle) - (2 - 1) / 2) / 0.5
+    # The second step clips, counts and scales its noise at the clip norm that the first one released.
+    bounded = np.minimum(1, middle[:, None] / np.linalg.norm(rows, axis=1).clip(1e-9))
+    of_second = (second * 8 - bounded @ np.asarray(rows)) / (middle[:, None] * relation.sensitivity_factor)
+    below = (np.linalg.norm(rows[jnp.array([0, 1, 3])], axis=1) <= middle[:, None]).sum(1)
+    of_second_count = (noisy_count(middle, last) - (below - 1.5)) / 0.5
+    draws = np.stack([*of_sum.T, of_count, *of_second.T, of_second_count])
+    for draw in draws:
+        assert stats.kstest(draw, "norm").pvalue > 1e-4
+        assert abs(draw.std() - 1) < 0.02
+    assert np.abs(np.corrcoef(draws) - np.eye(6)).max() < 5 / np.sqrt(num_keys)
+
+
+@pytest.mark.parametrize("target", [0.2, 0.5, 0.9])
+def test_the_clip_norm_finds_its_quantile(target):
+    """Stationary norms, lognormal: C settles at their quantile from far off on both sides."""
+    norms = np.exp(np.random.default_rng(0).normal(1.0, 1.0, 400)).astype(np.float32)
+    rows, params = jnp.asarray(norms)[:, None] * jnp.array([[0.6, 0.8]]), jnp.zeros(2)
+
+    def final(key, initial):
+        tx = make(initial_l2_clip_norm=initial, target_quantile=target, learning_rate=0.5, count_stddev=20.0,
+                  expected_batch_size=400.0, key=key)  # fmt: skip
+
+        def step(state, _):
+            state = tx.update(rows, state, params)[1]
+            return state, state.l2_clip_norm
+
+        return jnp.log(jax.lax.scan(step, tx.init(params), None, length=300)[1][150:]).mean()
+
+    settled = jax.jit(jax.vmap(final))(jax.random.split(jax.random.key(2), 2), jnp.array([0.05, 100.0]))
+    assert np.abs(np.asarray(settled) - np.log(np.quantile(norms, target))).max() < 0.1
+
+
+SPECIAL = [
+    [0.0, 0.0], [1e-38, 0.0], [1e-20, 0.0], [0.9, -1.2], [0.0, 1.5], [1.4999, 0.0], [1.5001, 0.0], [-3.0, 4.0],
+    [1e30, -1e30], [3e38, 3e38], [np.nan, 1.0], [np.inf, 0.0],
+]  # fmt: skip
+
+
+def movements(way, relation):
+    """How far sum, count and both move, in units of their noise, for neighbours that differ in one special row."""
+    tx, params = make(**under(relation)), jnp.zeros(2)
+    others = jnp.array([[2.0, 2.0], [0.3, 0.1], [0.0, 0.0]])
+    start = tx.init(params)
+
+    @jax.jit
+    def release(row):
+        released, state = WAYS[way](tx, jnp.concatenate([others, row[None]]), start, params)
+        return released, state.l2_clip_norm
+
+    # One key: the noise is the same everywhere, and cancels.
+    outputs = []
+    for row in SPECIAL:
+        mean, norm = release(jnp.asarray(row, jnp.float32))
+        outputs.append((np.asarray(mean, np.float64) * 8 / 1.5, noisy_count(1.5, norm)))
+    pairs = itertools.combinations(outputs, 2) if relation is REPLACE else ((outputs[0], o) for o in outputs[1:])
+    moves = [(np.linalg.norm(a[0] - b[0]) / relation.sensitivity_factor, abs(a[1] - b[1]) / 0.5) for a, b in pairs]
+    return np.array([(*move, np.hypot(*move)) for move in moves])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_no_neighbour_moves_both_releases_by_more_than_is_recorded(way, relation):
+    """In units of the noise; the row that comes or goes takes the place of a padding row, which is not marked."""
+    joint = Event.quantile_clipping(1.0, 0.5, sampling_prob=0.01, num_steps=1, **under(relation)).noise_multiplier
+    moves = movements(way, relation)
+    assert moves[:, 0].max() <= 1 + 1e-6
+    assert moves[:, 1].max() <= relation.sensitivity_factor + 1e-5
+    assert moves[:, 2].max() <= (1 + 1e-5) / joint
+    assert moves[:, 2].max() >= 0.99 / joint
+
+
+def test_counting_padding_as_below_would_break_it(monkeypatch):
+    """The broken version of the previous test: a zero row as an example with norm <= C."""
+    broken = lambda norms, c: jnp.where(norms <= c, 0.5, -0.5).sum()  # noqa: E731
+    monkeypatch.setattr(_adaptive, "_bit_sum", broken)
+    assert movements("rows", RELATIONS[0])[:, 1].max() > 1.9
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_non_finite_rows_count_as_padding(way):
+    tx, params = make(), jnp.zeros(2)
+    rows = jnp.array([[3.0, 4.0], [0.1, 0.1], [1.0, 1.0]])
+    removed, expected = WAYS[way](tx, rows.at[1].set(0), tx.init(params), params)
+    for bad in [np.nan, np.inf, -np.inf]:
+        released, state = WAYS[way](tx, rows.at[1, 0].set(bad), tx.init(params), params)
+        np.testing.assert_array_equal(released, removed)
+        assert state.l2_clip_norm == expected.l2_clip_norm
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_empty_batch_and_all_padding(way):
+    tx, params = make(), jnp.zeros(2)
+    released, state = WAYS[way](tx, jnp.zeros((0, 2)), tx.init(params), params)
+    padded, same = WAYS[way](tx, jnp.zeros((5, 2)), tx.init(params), params)
+    np.testing.assert_array_equal(released, padded)
+    assert np.isfinite(released).all()
+    assert state.l2_clip_norm == same.l2_clip_norm
+    assert state.l2_clip_norm != 1.5  # the noise of the count alone
+    assert abs(noisy_count(1.5, state.l2_clip_norm)) < 0.5 * 6
+
+
+def test_padding_marked_by_the_engine_is_the_same_as_no_row():
+    tx, params, x = make(), jnp.zeros(2), jnp.array([[3.0, 4.0], [0.1, 0.1], [9.0, 9.0]])
+    is_padding = jnp.array([False, False, True])
+    state = tx.init(params)
+    grad_fn = gdpjax.clipped_grad(dot, gdpjax.clip_norm_of(state), return_info=True)
+    total, info = grad_fn(params, x, is_padding=is_padding)
+    by_sum = tx.update(total, state, params, clipped_by=grad_fn, norms=info.norms)
+    rows = gdpjax.per_example_grad(dot)(params, x, is_padding=is_padding)
+    by_rows = tx.update(rows, state, params)
+    zeroed = tx.update(x.at[2].set(0), state, params)
+    np.testing.assert_allclose(by_sum[0], by_rows[0], rtol=1e-6)
+    np.testing.assert_array_equal(by_rows[0], zeroed[0])
+    assert by_sum[1].l2_clip_norm == by_rows[1].l2_clip_norm == zeroed[1].l2_clip_norm
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("unroll", [1, 4])
+def test_jit_and_scan_equal_eager_without_recompiling(way, unroll):
+    tx = optax.chain(make(learning_rate=0.2), optax.sgd(0.1))
+    rows, w = jax.random.normal(jax.random.key(3), (6, 3)) * 2, jnp.zeros(3)
+
+    def step(carry, rows=rows):
+        w, state = carry
+        updates, state = WAYS[way](tx, rows, state, w)
+        return optax.apply_updates(w, updates), state
+
+    eager, compiled, jitted = (w, tx.init(w)), (w, tx.init(w)), jax.jit(step)
+    for _ in range(4):
+        eager, compiled = step(eager), jitted(compiled)
+    scanned, _ = jax.jit(lambda c: jax.lax.scan(lambda c, _: (step(c), None), c, None, length=4, unroll=unroll))(
+        (w, tx.init(w))
+    )
+    for other in (compiled, scanned):
+        np.testing.assert_allclose(eager[0], other[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(gdpjax.clip_norm_of(eager[1]), gdpjax.clip_norm_of(other[1]), rtol=1e-5)
+        assert gdpjax.ledger_of(eager[1]) == gdpjax.ledger_of(other[1])
+    assert gdpjax.clip_norm_of(eager[1]) != gdpjax.clip_norm_of(tx.init(w))
+    assert jitted._cache_size() == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sweep_by_vmap_equals_a_loop(way):
+    params, rows = jnp.zeros(3), jax.random.normal(jax.random.key(3), (6, 3)) * 2
+    keys, rates = jax.random.split(jax.random.key(1), 3), jnp.array([0.0, 0.2, 1.0])
+
+    def train(learning_rate, key):
+        tx = make(learning_rate=learning_rate, key=key)
+        return WAYS[way](tx, rows, tx.init(params), params)
+
+    released, states = jax.jit(jax.vmap(train))(rates, keys)
+    for i in range(3):
+        alone, state = train(float(rates[i]), keys[i])
+        np.testing.assert_allclose(released[i], alone, rtol=1e-5)
+        np.testing.assert_allclose(gdpjax.clip_norm_of(states)[i], state.l2_clip_norm, rtol=1e-5)
+    assert gdpjax.clip_norm_of(states)[0] == 1.5
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.vmap(lambda rate: train(rate, keys[0]))(rates)
+
+
+def test_the_clip_norm_stays_in_its_public_range():
+    params = jnp.zeros(2)
+    for rows, end in [(jnp.full((5, 2), 100.0), 2.0), (jnp.full((5, 2), 1e-3), 0.5)]:
+        for rate in [50.0, 1e30]:
+            tx = make(l2_clip_norm_range=(0.5, 2.0), learning_rate=rate)
+            assert tx.update(rows, tx.init(params), params)[1].l2_clip_norm == end
+    for end in [1e-30, 1e30]:
+        tx = make(l2_clip_norm_range=(1e-30, 1e30), initial_l2_clip_norm=end)
+        released, state = tx.update(jnp.ones((5, 2)), tx.init(params), params)
+        assert np.isfinite(released).all()
+        assert 1e-30 <= float(state.l2_clip_norm) <= 1e30
+
+
+def test_a_sum_clipped_at_another_norm_is_refused_or_nan():
+    tx, params, rows = make(), jnp.zeros(2), jnp.ones((5, 2))
+    stale = gdpjax.clipped_grad(dot, 1.5, return_info=True)
+    total, info = stale(params, rows)
+    _, state = tx.update(total, tx.init(params), params, clipped_by=stale, norms=info.norms)
+    update = lambda state: tx.update(total, state, params, clipped_by=stale, norms=info.norms)  # noqa: E731
+    with pytest.raises(ValueError, match="clip_norm_of"):
+        update(state)
+    released, after = jax.jit(update)(state)
+    assert np.isnan(released).all()
+    assert np.isnan(after.l2_clip_norm)
+    with pytest.raises(ValueError, match="clip_norm_of"):
+        tx.update(total, state, params, clipped_by=gdpjax.Sensitivity(1.0), norms=info.norms)
+
+
+def test_arguments_that_leave_open_what_was_clipped_are_refused():
+    tx, params = make(), {"w": jnp.zeros(2), "b": jnp.zeros(())}
+    state = tx.init(params)
+    rows = jax.tree.map(lambda p: jnp.ones((5, *p.shape)), params)
+    stated = gdpjax.Sensitivity(1.5)
+    refused = [
+        (params, {}, "without a batch axis"),
+        (params, {"norms": jnp.ones(5)}, "together"),
+        (params, {"clipped_by": stated}, "together"),
+        (rows, {"clipped_by": stated, "norms": jnp.ones(5)}, "has shape"),
+        (params, {"clipped_by": stated, "norms": jnp.ones((5, 2))}, r"floating \[B\]"),
+        (params, {"clipped_by": stated, "norms": jnp.ones(())}, r"floating \[B\]"),
+        (params, {"clipped_by": stated, "norms": jnp.ones(5, bool)}, r"floating \[B\]"),
+        (params, {"clipped_by": 1.5, "norms": jnp.ones(5)}, "which has no .sensitivity"),
+        ({"w": rows["w"], "b": jnp.ones(4)}, {}, "same leading batch axis"),
+        ({"w": jnp.ones((5, 3)), "b": rows["b"]}, {}, "batch axis followed by"),
+        ({"w": rows["w"]}, {}, "same structure"),
+    ]
+    for updates, extra, message in refused:
+        with pytest.raises(ValueError, match=message):
+            tx.update(updates, state, params, **extra)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(rows, state)
+    with pytest.raises(ValueError, match="belong to the"):
+        make(max_batch_size=9).update(params, state, params, clipped_by=stated, norms=jnp.ones(5))
+    with pytest.raises(ValueError, match=r"with 0 of them"):
+        gdpjax.clip_norm_of(optax.sgd(0.1).init(params))
+    with pytest.raises(ValueError, match="joint"):
+        gdpjax.ledger_of((state, state))
+    with pytest.raises(ValueError, match="MultiSteps around"):
+        gdpjax.ledger_of(optax.MultiSteps(tx, 2).init(params))
+
+
+def test_masks_around_it_are_refused():
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(3)}
+    tx = optax.masked(make(), {"a": True, "b": False})
+    with pytest.raises(ValueError, match="trainable="):
+        tx.update(jax.tree.map(lambda p: jnp.ones((4, *p.shape)), params), tx.init(params), params)
+
+
+REFUSALS = {
+    "clip norm": (dict(initial_l2_clip_norm=0.0), "initial_l2_clip_norm must be"),
+    "NaN clip norm": (dict(initial_l2_clip_norm=float("nan")), "initial_l2_clip_norm must be"),
+    "clip norm out of range": (dict(l2_clip_norm_range=(2.0, 3.0)), r"within l2_clip_norm_range \[2.0, 3.0\]"),
+    "reversed range": (dict(l2_clip_norm_range=(3.0, 1.0)), "smallest, largest"),
+    "zero in range": (dict(l2_clip_norm_range=(0.0, 3.0)), "l2_clip_norm_range must be a number > 0"),
+    "one number": (dict(l2_clip_norm_range=3.0), "two static numbers"),
+    "zero noise": (dict(noise_multiplier=0.0), "noise_multiplier must be"),
+    "zero count noise": (dict(count_stddev=0.0), "count_stddev must be"),
+    "no count noise": (dict(count_stddev=None), "count_stddev must be"),
+    "quantile": (dict(target_quantile=1.5), "target_quantile must be"),
+    "NaN quantile": (dict(target_quantile=float("nan")), "target_quantile must be"),
+    "learning rate": (dict(learning_rate=-0.1), "learning_rate must be"),
+    "infinite learning rate": (dict(learning_rate=float("inf")), "learning_rate must be"),
+    "probability": (dict(sampling_prob=1.5), "sampling_prob must be"),
+    "batch size": (dict(expected_batch_size=0), "expected_batch_size must be"),
+    "overflow": (dict(overflow_per_step=1.0), "overflow_per_step must be"),
+    "key": (dict(key=0), "key must be a PRNG key"),
+    "poisson and replace-one": (dict(neighboring_relation=REPLACE), "proved bound"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_input_is_refused(case):
+    options, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_traced_nonsense_gives_nan_not_a_number():
+    params, rows = jnp.zeros(2), jnp.ones((5, 2))
+
+    @jax.jit
+    def once(options):
+        tx = make(**options)
+        released, state = tx.update(rows, tx.init(params), params)
+        return released, state.l2_clip_norm
+
+    names = ["initial_l2_clip_norm", "noise_multiplier", "count_stddev", "learning_rate", "target_quantile"]
+    good = {name: float(PRIVATE.get(name, 0.5)) for name in [*names, "expected_batch_size"]}
+    assert np.isfinite(once(good)[0]).all()
+    for name in ["initial_l2_clip_norm", "noise_multiplier", "expected_batch_size"]:
+        assert np.isnan(once({**good, name: -1.0})[0]).all(), name
+    for name in ["initial_l2_clip_norm", "count_stddev", "learning_rate", "target_quantile", "expected_batch_size"]:
+        assert np.isnan(once({**good, name: -1.0})[1]), name
+    assert np.isnan(once({**good, "initial_l2_clip_norm": 1e9})[0]).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_frozen_and_integer_leaves_leave_as_exact_zeros(way):
+    params = {"w": jnp.zeros(2), "frozen": jnp.zeros(2), "n": jnp.arange(2)}
+    trainable = {"w": True, "frozen": False, "n": True}
+    x = jnp.array([[3.0, 4.0], [0.6, 0.8]])
+    tx = make(count_stddev=0.01, trainable=trainable if way == "rows" else None)
+    state = tx.init(params)
+    loss = lambda p, x: jnp.vdot(p["w"], x) + 100 * jnp.vdot(p["frozen"], x)  # noqa: E731
+    if way == "rows":
+        rows = {"w": x, "frozen": 100 * x, "n": jnp.ones((2, 2), int)}
+        released, state = tx.update(rows, state, params)
+    else:
+        grad_fn = gdpjax.clipped_grad(loss, gdpjax.clip_norm_of(state), trainable=trainable, return_info=True)
+        total, info = grad_fn(params, x)
+        released, state = tx.update(total, state, params, clipped_by=grad_fn, norms=info.norms)
+    assert released["w"].all()
+    assert not released["frozen"].any()
+    assert not released["n"].any()
+    # The frozen leaf stays out of the norms, so one of the two rows is below the clip norm.
+    assert abs(noisy_count(1.5, state.l2_clip_norm)) < 0.1
+
+
+def test_works_in_flax_training_loops():
+    model = nn.Dense(3)
+    x, y = jax.random.normal(jax.random.key(1), (8, 4)), jnp.arange(8) % 3
+    loss = lambda p, x, y: optax.softmax_cross_entropy_with_integer_labels(model.apply(p, x), y)  # noqa: E731
+    params = model.init(jax.random.key(0), x[0])
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.chain(make(), optax.sgd(0.1)))
+    step = jax.jit(
+        lambda s: s.apply_gradients(grads=gdpjax.per_example_grad(loss, batch_argnums=(1, 2))(s.params, x, y))
+    )
+    for _ in range(2):
+        state = step(state)
+    assert gdpjax.ledger_of(state.opt_state).num_steps == 2
+    linear = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(linear, optax.chain(make(), optax.sgd(0.1)), wrt=nnx.Param)
+    optimizer.update(linear, jax.tree.map(lambda p: jnp.ones((4, *p.shape)), nnx.state(linear, nnx.Param)))
+    assert gdpjax.ledger_of(optimizer.opt_state).num_steps == 1
+    assert 0 < gdpjax.clip_norm_of(optimizer.opt_state) != 1.5
+
+
+def test_state_restored_as_numpy_arrays_and_x64_go_on():
+    tx, params = make(), jnp.zeros(2)
+    rows = jnp.array([[3.0, 4.0], [0.1, 0.1]])
+    _, state = tx.update(rows, tx.init(params), params)
+    one, first = tx.update(rows, state, params)
+    other, second = tx.update(rows, jax.tree.map(np.asarray, state), params)
+    np.testing.assert_array_equal(one, other)
+    assert gdpjax.ledger_of(first) == gdpjax.ledger_of(second)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(np.asarray(rows, np.float64))
+        released, third = by_sum(tx, wide, state, jnp.zeros(2))
+        assert released.dtype == jnp.float64
+        assert third.l2_clip_norm.dtype == jnp.float32
+        assert gdpjax.ledger_of(third) == gdpjax.ledger_of(first)
