@@ -16,12 +16,12 @@ coordinates in n leaves, the parts are, relative to C:
   most u C (2 + ... + b), that is u B C ((b + 1) / 2 - 1 / b) for all of them.
 * Compensated sums. Those partial sums are added with the error of each addition kept (`two_sum`), off by less than
   2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once: u B C.
-* Groups. Where the batch is spread over devices, each of G groups of rows has its own compensated sum, and one
-  reduction over the groups (one all-reduce) adds at most u B C (G + 1) / 2 and the rounding of each group, u B C.
+* Devices. Where the batch is spread over G devices, each has its own compensated sum of its rows, and one all-reduce of
+  those adds at most u B C ((G + 1) / 2 - 1 / G).
 
 Neighbours differ by one row and by two such errors: rows are clipped to C / (1 + slack) with
 
-    slack = u (k + B (b + 1 - 2 / b + 6.1)),  b here at least G + 3 where G > 1 (each group then adds b - G - 2 rows),
+    slack = u (k + B (b + 1 - 2 / b + 6.1)),  b at least G + 2 where G > 1 (a device then adds b - G - 1 rows plainly),
 
 which makes the sensitivity exactly C. The slack depends on shapes alone and is the same for every strategy; where
 batches are padded to several sizes it must be that of the largest (`max_batch_size`), or the size would move every
@@ -59,31 +59,29 @@ class Rounding(NamedTuple):
 
     Attributes:
       slack: rows are clipped to C / (1 + slack).
-      plain_rows: rows added by one reduction in each group.
-      groups: groups of consecutive rows, one partial sum each.
+      plain_rows: rows added by one reduction.
     """
 
     slack: float
     plain_rows: int
-    groups: int
 
 
 Pair = tuple[Array, Array]
-"""An unevaluated sum hi + lo of shape [groups, ...]."""
+"""An unevaluated sum hi + lo."""
 
 
-def rounding(leaves: list[Array], num_rows: int, groups: int = 1) -> Rounding:
-    """The static rounding allowance for ``num_rows`` rows of gradients shaped like ``leaves``."""
+def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
+    """The static rounding allowance for ``num_rows`` rows of gradients shaped like ``leaves``, over all devices."""
     unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
     size = max(num_elements(leaf) for leaf in leaves)
     norm_terms = most_sum_error_terms(size) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
     # A quarter of a small batch: four partial sums cost nothing beside one, and their error is a quarter.
     rows = max(min(_MAX_PLAIN_ROWS, 1 << max((num_rows // 4).bit_length() - 1, 0)), 1)
     while True:
-        allowed = rows if groups == 1 else max(rows, groups + 3)
+        allowed = rows if devices == 1 else max(rows, devices + 2)
         slack = unit * (norm_terms + num_rows * (allowed + 1 - 2 / allowed + 6.1))
         if slack <= _MAX_SLACK:
-            return Rounding(slack, allowed if groups == 1 else allowed - groups - 2, groups)
+            return Rounding(slack, allowed if devices == 1 else allowed - devices - 1)
         if rows == 1:
             raise ValueError(
                 f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip "
@@ -141,10 +139,10 @@ def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Gro
         weighted(r, scale.exponents[group], scale.coefficients[group], scale.keep)
         for r, group in zip(rows, groups.of_leaf, strict=True)
     ]
-    in_group = scale.keep.shape[0] // how.groups
-    for start in range(0, in_group, how.plain_rows):
-        stop = min(start + how.plain_rows, in_group)
-        parts = [partial_sum(r, how.groups, start, stop) for r in clipped]
+    num_rows = scale.keep.shape[0]
+    for start in range(0, num_rows, how.plain_rows):
+        stop = min(start + how.plain_rows, num_rows)
+        parts = [partial_sum(r, start, stop) for r in clipped]
         # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
         carry = [
             two_sum(*compensated_add(pair, (part, jnp.zeros_like(part)))) for pair, part in zip(carry, parts, strict=True)
@@ -152,15 +150,15 @@ def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Gro
     return carry
 
 
-def zero_pairs(leaves: list[Array], how: Rounding) -> list[Pair]:
+def zero_pairs(leaves: list[Array]) -> list[Pair]:
     """Where the running sums of parameters shaped like ``leaves`` start."""
-    zeros = [jnp.zeros((how.groups, *leaf.shape), wide_dtype(leaf)) for leaf in leaves]
+    zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in leaves]
     return [(zero, zero) for zero in zeros]
 
 
 def rounded(pairs: list[Pair]) -> list[Array]:
-    """hi + lo, added over the groups."""
-    return [(hi + lo).sum(axis=0) if hi.shape[0] > 1 else (hi + lo)[0] for hi, lo in pairs]
+    """hi + lo, the one rounding of the sum."""
+    return [hi + lo for hi, lo in pairs]
 
 
 def zeros_like_sum(leaf: Array) -> Array:

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import merge_leaves, rounded, rounding, trained_groups
-from gdpjax.clipping._engine import STRATEGIES, Engine, engine_of
-from gdpjax.clipping._loss import Call, LossSpec, batch_rows, prepare, traced
+from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding, trained_groups
+from gdpjax.clipping._engine import STRATEGIES, engine_of
+from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
+from gdpjax.clipping._mesh import spread_of, summed_over
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
-from gdpjax.clipping._sum import Layout, clipped_sum
+from gdpjax.clipping._sum import clipped_sum
 from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
 
 class ClipInfo(NamedTuple):
@@ -57,22 +58,29 @@ class ClippedGrad:
     def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
         call = prepare(self.spec, args, loss_kwargs, is_padding)
+        if call.batch_size == 0:
+            return self._empty(call)
+        spread = spread_of(batch_rows(call), call.batch_size)
+        how = rounding(call.trained_leaves, self._slack_rows(call), 1 if spread is None else spread.devices)
+        positions = jnp.arange(call.batch_size, dtype=jnp.int32)
+        if spread is None:
+            sums, info = self._local(call, how, positions)
+        else:
+            arrays, is_batched, rebuild = flat_call(call, positions)
+            sums, info = summed_over(spread, lambda *a: self._local(rebuild(a[:-1]), how, a[-1]), arrays, is_batched)
+        merged = merge_leaves(call.params, call.which, sums)
+        return (merged, info) if self.return_info else merged
+
+    def _local(self, call: Call, how: Rounding, positions: Array) -> tuple[list[Array], ClipInfo]:
+        """The sum over the rows of this call, whose places in the whole batch are ``positions``."""
         engine = engine_of(call, self.strategy, self.microbatch_size)
         groups = trained_groups(self.rule, call.params, call.which)
-        if call.batch_size == 0:
-            return self._empty(call, engine)
-        how = rounding(call.trained_leaves, self._slack_rows(call))
-        layout = Layout.of(call.batch_size, how.groups, engine.chunk)
         outcome = clipped_sum(
-            engine.gradients, batch_rows(call), call.trained_leaves, self.rule, groups, how, layout, call.is_padding,
-            engine.unrolls(layout.chunks),
-        )  # fmt: skip
-        merged = merge_leaves(call.params, call.which, rounded(outcome.pairs))
-        if not self.return_info:
-            return merged
+            engine, batch_rows(call), positions, call.trained_leaves, self.rule, groups, how, call.is_padding
+        )
         zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
         values, aux = outcome.extra
-        return merged, ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux))
+        return rounded(outcome.pairs), ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux))
 
     def _slack_rows(self, call: Call) -> int:
         if self.max_batch_size is None:
@@ -81,8 +89,9 @@ class ClippedGrad:
             raise ValueError(f"a batch of {call.batch_size} rows is larger than max_batch_size={self.max_batch_size}")
         return self.max_batch_size
 
-    def _empty(self, call: Call, engine: Engine) -> Any:
+    def _empty(self, call: Call) -> Any:
         """An empty batch adds nothing: zeros, whatever the loss."""
+        engine = engine_of(call, self.strategy, self.microbatch_size)
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         merged = merge_leaves(call.params, call.which, zeros)
         if not self.return_info:

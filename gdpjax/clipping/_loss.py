@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements
 from gdpjax._core.types import Array, PyTree
@@ -238,3 +239,23 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     which = _trained_leaves(spec.params(args), spec.trainable)
     batch_size = _batch_size(spec, args)
     return Call(spec, args, kwargs, which, batch_size, _check_padding(is_padding, batch_size))
+
+
+def flat_call(call: Call, positions: Array) -> tuple[list[Any], list[bool], Callable[[Any], Call]]:
+    """The arrays of a call (``positions`` last), which of them have a batch axis, and how to make the call of them."""
+    leaves, structure = jax.tree.flatten((call.args, call.kwargs, call.is_padding))
+    batched = [
+        jax.tree.map(lambda _, b=number in call.spec.batch_argnums: b, arg) for number, arg in enumerate(call.args)
+    ]
+    marks = jax.tree.leaves((tuple(batched), jax.tree.map(lambda _: False, call.kwargs), jax.tree.map(
+        lambda _: True, call.is_padding)))  # fmt: skip
+    dynamic = [mark or isinstance(leaf, (jax.Array, np.ndarray)) for leaf, mark in zip(leaves, marks, strict=True)]
+
+    def rebuild(arrays: Any) -> Call:
+        values = iter(arrays)
+        merged = [next(values) if d else leaf for leaf, d in zip(leaves, dynamic, strict=True)]
+        args, kwargs, is_padding = jax.tree.unflatten(structure, merged)
+        return Call(call.spec, args, kwargs, call.which, _batch_size(call.spec, args), is_padding)
+
+    arrays = [leaf for leaf, d in zip(leaves, dynamic, strict=True) if d]
+    return [*arrays, positions], [*(m for m, d in zip(marks, dynamic, strict=True) if d), True], rebuild

@@ -10,8 +10,6 @@ Every kind is a function of each row alone and stands for an exact gradient g_i,
   multiplied and added; outer products are contracted, left^T diag(c) right, over a number of rows that `_clip` limits.
 """
 
-import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -132,30 +130,22 @@ def weighted(rows: Rows, exponent: Array, coefficient: Array, keep: Array) -> Ro
     return rows._replace(**{name: _times(entries, exponent, coefficient.astype(entries.dtype), keep)})
 
 
-def _in_groups(x: Array, groups: int, start: int, stop: int) -> Array:
-    grouped = x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
-    return grouped[:, start:stop]
-
-
 def _contracted(left: Array, right: Array) -> Array:
-    """[g, n, k, d] and [g, n, k, p] to [g, k, d, p], in full precision."""
+    """[n, k, d] and [n, k, p] to [k, d, p], in full precision."""
     highest = jax.lax.Precision.HIGHEST
-    if left.shape[0] == left.shape[2] == 1:  # a plain product, for which nothing needs to be transposed first
-        return jnp.einsum("nd,np->dp", left[0, :, 0], right[0, :, 0], precision=highest)[None, None]
-    return jnp.einsum("gnkd,gnkp->gkdp", left, right, precision=highest)
+    if left.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
+        return jnp.einsum("nd,np->dp", left[:, 0], right[:, 0], precision=highest)[None]
+    return jnp.einsum("nkd,nkp->kdp", left, right, precision=highest)
 
 
-def partial_sum(rows: Rows, groups: int, start: int, stop: int) -> Array:
-    """[groups, *shape]: in each group of consecutive rows, the plain sum of its rows start to stop."""
-    part = functools.partial(_in_groups, groups=groups, start=start, stop=stop)
+def partial_sum(rows: Rows, start: int, stop: int) -> Array:
+    """The plain sum of the rows start to stop."""
     if isinstance(rows, Dense):
-        return part(rows.rows).sum(axis=1)
+        return rows.rows[start:stop].sum(axis=0)
     if isinstance(rows, RankOne):
-        return arrange(_contracted(part(rows.left), part(rows.right)), rows.axes, rows.shape)
-    index, values = part(rows.index), part(rows.values)
-    group = jnp.broadcast_to(jnp.arange(groups, dtype=index.dtype)[:, None, None], index.shape)
-    zeros = jnp.zeros((groups, *rows.shape), values.dtype)
-    return zeros.at[group, index].add(values, mode="drop")
+        return arrange(_contracted(rows.left[start:stop], rows.right[start:stop]), rows.axes, rows.shape)
+    values = rows.values[start:stop]
+    return jnp.zeros(rows.shape, values.dtype).at[rows.index[start:stop]].add(values, mode="drop")
 
 
 def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:
@@ -175,9 +165,3 @@ def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:
     slot = last[example, index]
     summed = jnp.zeros_like(values).at[example, slot].add(values)
     return TableRows(jnp.where(slot == position, index, shape[0]), summed, shape)
-
-
-def num_entries(rows: Rows) -> int:
-    """Entries of one formed gradient."""
-    shape = rows.rows.shape[1:] if isinstance(rows, Dense) else rows.shape
-    return math.prod(shape)

@@ -76,7 +76,7 @@ def clip_examples(
         how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
         dense = [Dense(leaf) for leaf in rows]
         scale = scaling(dense, rule, groups, how.slack, None)
-        sums, norms = rounded(add_clipped(zero_pairs(shapes, how), dense, scale, groups, how)), scale.norms
+        sums, norms = rounded(add_clipped(zero_pairs(shapes), dense, scale, groups, how)), scale.norms
     return merge_leaves(like, which, sums), norms
 
 

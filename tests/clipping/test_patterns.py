@@ -35,7 +35,7 @@ def split(params):
 
 
 def compiled(function, *args):
-    return jax.jit(function).lower(*args).compile(compiler_options=FAST)(*args)
+    return jax.jit(function, compiler_options=FAST)(*args)
 
 
 def run(name, dtype, **options):
