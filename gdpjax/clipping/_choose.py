@@ -22,9 +22,18 @@ _BYTES = {"cpu": 48 * 2**20}
 _BYTES_ELSEWHERE = 2 * 2**30
 
 
-def worth_tapping(plan: Plan, leaf: int) -> bool:
-    """Whether the factors of this leaf are worth having."""
-    return any(_use_pays(plan, use) for use in plan.uses.tapped[leaf]) or not plan.uses.tapped[leaf]
+def better_formed(plan: Plan) -> dict[int, str]:
+    """The tapped parameters whose factors are not worth having, and why."""
+    return {
+        leaf: f"a sum of {sum(_times_of(plan, use) for use in uses)} outer products"
+        for leaf, uses in plan.uses.tapped.items()
+        if uses and not any(_use_pays(plan, use) for use in uses)
+    }
+
+
+def _times_of(plan: Plan, use: Use) -> int:
+    site = plan.uses.sites[use.place]
+    return _times(site.eqn, site.operand)
 
 
 def _use_pays(plan: Plan, use: Use) -> bool:

@@ -47,7 +47,7 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._rows import Rows, Square, partial_sum, square, stacked, total, weighted
+from gdpjax.clipping._rows import Rows, Square, Weights, partial_sum, square, stacked, taken, total
 from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 
 _MAX_SLACK = 0.01
@@ -91,11 +91,9 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
 
 
 class Scaling(NamedTuple):
-    """What each row is multiplied by, in each group of parameters: 2^-exponent coefficient, or 0 where not kept."""
+    """What each row is multiplied by in each group of parameters, and the norms of the rows before."""
 
-    exponents: list[Array]
-    coefficients: list[Array]
-    keep: Array
+    weights: list[Weights]
     norms: Array
 
 
@@ -107,16 +105,15 @@ def scaling(rows: list[Rows], rule: Rule, groups: Groups, slack: float, is_paddi
     keep = jnp.isfinite(whole.value)
     if is_padding is not None:
         keep = keep & ~is_padding
-    exponents, coefficients = [], []
+    weights = []
     for number, bound in enumerate(groups.bounds):
         members = [s for s, group in zip(squares, groups.of_leaf, strict=True) if group == number]
         part = whole if len(groups.bounds) == 1 else total(stacked(members)) if members else whole
         checked = jnp.asarray(bound, dtype)
         checked = jnp.where(CLIP_NORM.contains(checked * _headroom(groups)), checked, jnp.nan) / (1 + slack)
-        exponents.append(part.exponent)
-        coefficients.append(rule.coefficient(_root(part), part.exponent, checked))
+        weights.append(Weights(part.exponent, rule.coefficient(_root(part), part.exponent, checked), keep))
     norms = _root(whole) * power_of_two(whole.exponent, dtype)
-    return Scaling(exponents, coefficients, keep, jnp.where(keep, norms, 0))
+    return Scaling(weights, jnp.where(keep, norms, 0))
 
 
 def _headroom(groups: Groups) -> float:
@@ -135,14 +132,13 @@ def _root(part: Square) -> Array:
 
 def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
     """Add the clipped rows to the running sums."""
-    clipped = [
-        weighted(r, scale.exponents[group], scale.coefficients[group], scale.keep)
-        for r, group in zip(rows, groups.of_leaf, strict=True)
-    ]
-    num_rows = scale.keep.shape[0]
+    num_rows = scale.norms.shape[0]
     for start in range(0, num_rows, how.plain_rows):
         stop = min(start + how.plain_rows, num_rows)
-        parts = [partial_sum(r, start, stop) for r in clipped]
+        parts = [
+            partial_sum(taken(r, start, stop), scale.weights[group][start:stop])
+            for r, group in zip(rows, groups.of_leaf, strict=True)
+        ]
         # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
         carry = [
             two_sum(*compensated_add(pair, (part, jnp.zeros_like(part)))) for pair, part in zip(carry, parts, strict=True)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._choose import chunk_rows, unrolls, worth_tapping
-from gdpjax.clipping._ghost import Plan, plan_of, row_gradients
+from gdpjax.clipping._choose import better_formed, chunk_rows, unrolls
+from gdpjax.clipping._ghost import Plan, frame_of, plan_of, row_gradients
 from gdpjax.clipping._loss import Call, traced
 from gdpjax.clipping._rows import Dense, Rows
 from gdpjax.clipping._vmap import example_grads
@@ -45,13 +45,12 @@ def engine_of(call: Call, strategy: str, microbatch_size: int | None) -> Engine:
 def plan_for(call: Call, strategy: str) -> tuple[Plan, Any]:
     """The plan of a strategy, and the structure of the loss's aux."""
     trace = traced(call)
-    count = len(call.trained_leaves)
-    every = frozenset() if strategy in ("vmap", "microbatch") else frozenset(range(count))
-    plan = plan_of(trace.jaxpr, count, every)
-    if strategy == "auto":
-        worth = frozenset(leaf for leaf in plan.uses.tapped if worth_tapping(plan, leaf))
-        if worth != frozenset(plan.uses.tapped):
-            plan = plan_of(trace.jaxpr, count, worth)
+    count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
+    if strategy in ("vmap", "microbatch"):
+        return plan_of(frame, count, dict.fromkeys(range(count), "strategy")), trace.aux_structure
+    plan = plan_of(frame, count, {})
+    if strategy == "auto" and (formed := better_formed(plan)):
+        plan = plan_of(frame, count, plan.uses.dense | formed)
     return plan, trace.aux_structure
 
 

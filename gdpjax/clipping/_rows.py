@@ -10,7 +10,8 @@ Every kind is a function of each row alone and stands for an exact gradient g_i,
   multiplied and added; outer products are contracted, left^T diag(c) right, over a number of rows that `_clip` limits.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,8 @@ class TableRows(NamedTuple):
     values: Array
     shape: tuple[int, ...]
 
+
+_UNROLLED = 8
 
 Rows = Dense | RankOne | TableRows
 
@@ -104,30 +107,40 @@ def square(rows: Rows, dtype: jnp.dtype) -> Square:
     return _square(entries.astype(dtype).reshape(entries.shape[0], -1))
 
 
-def _times(x: Array, exponent: Array, coefficient: Array, keep: Array) -> Array:
-    """x 2^-exponent coefficient, exact zeros for the rows not kept."""
+class Weights(NamedTuple):
+    """What rows are multiplied by: 2^-exponent coefficient, and exact zero (whatever they hold) where not kept."""
+
+    exponent: Array
+    coefficient: Array
+    keep: Array
+
+    def __getitem__(self, rows: Any) -> "Weights":  # type: ignore[override]
+        return Weights(self.exponent[rows], self.coefficient[rows], self.keep[rows])
+
+
+def _times(x: Array, weights: Weights) -> Array:
+    """Rows times weights, rounded once."""
     limit = -np.finfo(x.dtype).minexp
-    first = jnp.clip(exponent, -limit, limit)
-    rest = coefficient * power_of_two(first - exponent, x.dtype)
-    down, rest, keep = jax.lax.optimization_barrier((power_of_two(-first, x.dtype), rest, keep))
-    scaled = (x * per_row(down, x)) * per_row(rest, x)
-    return jnp.where(per_row(keep, x), scaled, jnp.zeros((), x.dtype))
+    first = jnp.clip(weights.exponent, -limit, limit)
+    rest = weights.coefficient.astype(x.dtype) * power_of_two(first - weights.exponent, x.dtype)
+    scaled = (x * per_row(power_of_two(-first, x.dtype), x)) * per_row(rest, x)
+    return jnp.where(per_row(weights.keep, x), scaled, jnp.zeros((), x.dtype))
 
 
-def weighted(rows: Rows, exponent: Array, coefficient: Array, keep: Array) -> Rows:
-    """Rows multiplied by 2^-exponent coefficient; rows not kept become exact zeros whatever they hold."""
-    if isinstance(rows, RankOne):
-        left, right = _wide(rows.left), _wide(rows.right)
-        own, _ = _scale(left.reshape(left.shape[0], -1))
-        # The left factor's own scale goes into it, so that the right one meets a power of two that it can hold.
-        one = jnp.ones(left.shape[0], left.dtype)
-        return rows._replace(
-            left=_times(left, own, one, keep),
-            right=_times(right, exponent - own, coefficient.astype(right.dtype), keep),
-        )
-    name = "rows" if isinstance(rows, Dense) else "values"
-    entries = _wide(getattr(rows, name))
-    return rows._replace(**{name: _times(entries, exponent, coefficient.astype(entries.dtype), keep)})
+def _weighted_sum(x: Array, weights: Weights) -> Array:
+    """The plain sum of weighted rows. One after the other: a reduction over rows would work every weight out again."""
+    x = _wide(x)
+    num_groups = x.shape[0] // _UNROLLED
+    if num_groups < 2:
+        return functools.reduce(jnp.add, [_times(x[i], weights[i]) for i in range(x.shape[0])])
+    whole = num_groups * _UNROLLED
+    grouped = jax.tree.map(lambda a: a[:whole].reshape(num_groups, _UNROLLED, *a.shape[1:]), (x, weights))
+
+    def add_group(total: Array, group: tuple[Array, Weights]) -> tuple[Array, None]:
+        return total + _weighted_sum(*group), None
+
+    total, _ = jax.lax.scan(add_group, jnp.zeros(x.shape[1:], x.dtype), grouped)
+    return total + _weighted_sum(x[whole:], weights[whole:]) if whole < x.shape[0] else total
 
 
 def _contracted(left: Array, right: Array) -> Array:
@@ -138,14 +151,24 @@ def _contracted(left: Array, right: Array) -> Array:
     return jnp.einsum("nkd,nkp->kdp", left, right, precision=highest)
 
 
-def partial_sum(rows: Rows, start: int, stop: int) -> Array:
-    """The plain sum of the rows start to stop."""
+def partial_sum(rows: Rows, weights: Weights) -> Array:
+    """The plain sum of weighted rows: their number is what `_clip` limits."""
     if isinstance(rows, Dense):
-        return rows.rows[start:stop].sum(axis=0)
-    if isinstance(rows, RankOne):
-        return arrange(_contracted(rows.left[start:stop], rows.right[start:stop]), rows.axes, rows.shape)
-    values = rows.values[start:stop]
-    return jnp.zeros(rows.shape, values.dtype).at[rows.index[start:stop]].add(values, mode="drop")
+        return _weighted_sum(rows.rows, weights)
+    if isinstance(rows, TableRows):
+        values = _times(_wide(rows.values), weights)
+        return jnp.zeros(rows.shape, values.dtype).at[rows.index].add(values, mode="drop")
+    left, right = _wide(rows.left), _wide(rows.right)
+    # The left factor's own scale goes into it, so that the right one meets a power of two that it can hold.
+    own, _ = _scale(left.reshape(left.shape[0], -1))
+    left = _times(left, Weights(own, jnp.ones(left.shape[0], left.dtype), weights.keep))
+    right = _times(right, weights._replace(exponent=weights.exponent - own))
+    return arrange(_contracted(left, right), rows.axes, rows.shape)
+
+
+def taken(rows: Rows, start: int, stop: int) -> Rows:
+    """Some of the rows."""
+    return type(rows)(*(part[start:stop] if isinstance(part, jax.Array) else part for part in rows))
 
 
 def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:

@@ -31,7 +31,7 @@ from gdpjax.clipping._ghost._steps import needs_other, pulled_back
 from gdpjax.clipping._ghost._uses import Enter, Use, Uses, uses_of
 from gdpjax.clipping._rows import Dense, RankOne, Rows, distinct
 
-__all__ = ["Plan", "plan_of", "row_gradients"]
+__all__ = ["Plan", "frame_of", "plan_of", "row_gradients"]
 
 
 class Plan(NamedTuple):
@@ -41,10 +41,9 @@ class Plan(NamedTuple):
     uses: Uses
 
 
-def plan_of(closed: Any, num_params: int, tracked: frozenset[int]) -> Plan:
-    """Plan the gradient of ``closed`` (inputs: parameters, then data) with respect to its parameters."""
-    frame = frame_of(closed)
-    return Plan(frame, uses_of(frame, num_params, tracked))
+def plan_of(frame: Frame, num_params: int, dense: dict[int, str]) -> Plan:
+    """Plan the gradient of a frame (inputs: parameters, then data); ``dense`` parameters (why) are not to be tapped."""
+    return Plan(frame, uses_of(frame, num_params, dense))
 
 
 def row_gradients(plan: Plan, params: Sequence[Array], data: Sequence[Array]) -> tuple[list[Rows], list[Array]]:

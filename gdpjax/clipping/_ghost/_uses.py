@@ -168,12 +168,12 @@ def _mixed(inputs: Sequence[_Value]) -> _Value:
     return _Value((), any(value.data for value in inputs), any(value.trained for value in inputs))
 
 
-def uses_of(frame: Frame, num_params: int, tracked: frozenset[int]) -> Uses:
-    """Follow the first ``num_params`` inputs, of which only ``tracked`` may be tapped; the other inputs are data.
+def uses_of(frame: Frame, num_params: int, dense: dict[int, str]) -> Uses:
+    """Follow the first ``num_params`` inputs but those that are ``dense`` anyway; the other inputs are data.
 
     The first output is the loss; the others are not differentiated.
     """
-    dense = {leaf: "chosen" for leaf in range(num_params) if leaf not in tracked}
+    dense = dict(dense)
     while True:
         walk = _Walk()
         args = [

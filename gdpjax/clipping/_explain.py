@@ -1,0 +1,156 @@
+"""What the engine does with each parameter, and what that costs: the table that `explain` returns."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.trees import leaf_name
+from gdpjax._core.types import PyTree
+from gdpjax.clipping._engine import STRATEGIES, engine_of, plan_for
+from gdpjax.clipping._loss import Call, LossSpec, prepare
+from gdpjax.clipping._rows import Dense, RankOne, Rows, TableRows
+
+_LARGE = 2**20
+"""Bytes for one example from which a formed gradient is named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPlan:
+    """How the gradient of one parameter is held for each example.
+
+    Attributes:
+      name: the parameter's path.
+      shape: its shape.
+      method: "outer product", "table rows", "formed", or "not trained".
+      why: where its factors were read off, or why JAX differentiates it.
+      num_bytes: memory for one example.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    method: str
+    why: str
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` found; ``print`` it for a table.
+
+    Attributes:
+      leaves: one `LeafPlan` for each parameter.
+      strategy: the strategy that was explained.
+      chunk: rows taken at a time.
+      batch_size: rows of the batch.
+    """
+
+    leaves: tuple[LeafPlan, ...]
+    strategy: str
+    chunk: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        rows = [("parameter", "shape", "per example", "gradient", "because")]
+        rows += [(p.name, str(list(p.shape)), _size(p.num_bytes), p.method, p.why) for p in self.leaves]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+        lines.append(f"{self.chunk} of {self.batch_size} rows at a time")
+        large = [p.name for p in self.leaves if p.method == "formed" and p.num_bytes >= _LARGE]
+        if large:
+            lines.append(f"large gradients formed for each example: {', '.join(large)}")
+        return "\n".join(lines)
+
+
+def _size(num_bytes: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes = num_bytes / 1024  # type: ignore[assignment]
+    return f"{num_bytes:.1f} GiB"
+
+
+def explain(
+    loss_fn: Callable[..., Any], params: PyTree, batch: Any, *args: Any,
+    batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
+    has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
+    microbatch_size: int | None = None, **loss_kwargs: Any,
+) -> Explanation:  # fmt: skip
+    """How `clipped_grad` would treat each parameter of a loss; computes nothing.
+
+    Args:
+      loss_fn, batch_argnums, key_argnums, keep_batch_dim, has_aux, trainable, strategy, microbatch_size: as in
+        `clipped_grad`, with the parameters at argument 0.
+      params: the parameters, or `jax.ShapeDtypeStruct` for each.
+      batch: argument 1: with a leading batch axis where 1 is in batch_argnums; with several batch_argnums that start at
+        1, a tuple of those arguments.
+      args: the remaining arguments of ``loss_fn``, in order.
+
+    Returns:
+      An `Explanation`: for each parameter whether its gradients are kept as outer products or table rows, or formed,
+      and why; and how many rows are taken at a time. Printing it names large formed gradients.
+
+    Raises:
+      ValueError: as `clipped_grad`.
+
+    >>> loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]))
+    >>> print(explain(loss, {"b": jnp.zeros(100), "w": jnp.zeros((200, 100))}, jnp.zeros((32, 200))))
+    parameter  shape       per example  gradient       because
+    ['b']      [100]       400 B        formed         add
+    ['w']      [200, 100]  1 KiB        outer product  dot_general
+    32 of 32 rows at a time
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {STRATEGIES}, got {strategy!r}")
+    spec = LossSpec.create(
+        loss_fn, argnums=0, batch_argnums=batch_argnums, key_argnums=key_argnums, keep_batch_dim=keep_batch_dim,
+        has_aux=has_aux, trainable=trainable,
+    )  # fmt: skip
+    several = len(spec.batch_argnums) > 1 and isinstance(batch, tuple)
+    call = prepare(spec, (params, *(batch if several else (batch,)), *args), loss_kwargs, None)
+    plan, _ = plan_for(call, strategy)
+    engine = engine_of(call, strategy, microbatch_size)
+    reasons = [_reason(plan, leaf) for leaf in range(len(call.trained_leaves))]
+    return Explanation(tuple(_leaves(call, engine.gradients, reasons)), strategy, engine.chunk, call.batch_size)
+
+
+def _leaves(call: Call, gradients: Callable[..., Any], reasons: list[str]) -> list[LeafPlan]:
+    rows: list[Rows] = []
+
+    def one_row(batch: Any) -> Any:
+        found, _ = gradients(batch, jnp.zeros(1, jnp.int32))
+        rows.extend(found)
+        return [x for r in found for x in r if hasattr(x, "dtype")]
+
+    batch = [call.args[number] for number in call.spec.batch_argnums]
+    jax.eval_shape(one_row, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch))
+    found = iter(zip(rows, reasons, strict=True))
+    plans = []
+    for (path, leaf), mark in zip(jax.tree_util.tree_flatten_with_path(call.params)[0], call.which, strict=True):
+        name, shape = leaf_name(path), tuple(leaf.shape)
+        if not mark:
+            plans.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
+            continue
+        held, reason = next(found)
+        plans.append(LeafPlan(name, shape, _METHODS[type(held)], reason, _held_bytes(held)))
+    return plans
+
+
+_METHODS = {Dense: "formed", RankOne: "outer product", TableRows: "table rows"}
+
+
+def _held_bytes(rows: Rows) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in rows if hasattr(x, "dtype"))
+
+
+def _reason(plan: Any, leaf: int) -> str:
+    if leaf in plan.uses.dense:
+        return plan.uses.dense[leaf]
+    names = [plan.uses.sites[use.place].eqn.primitive.name for use in plan.uses.tapped[leaf]]
+    if not names:
+        return "not used"
+    counted = [f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
+    return ", ".join(counted)
