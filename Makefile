@@ -40,7 +40,7 @@ demo: $(VENV)/.experiments ## train privately on embedded data, print the privac
 	$(BIN)/python -m experiments demo
 
 test: $(VENV)/.test ## the default suite
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal
 
 test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included
 	$(BIN)/python -m pytest -n $(WORKERS) tests gdpjax benchmarks

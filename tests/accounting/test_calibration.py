@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, UNIT
+from gdpjax._core.types import Bounds
 from gdpjax.accounting import (
     _search,
     calibrate_noise_multiplier,
@@ -16,6 +18,7 @@ from gdpjax.accounting import (
     moments_accountant_epsilon,
     mu_bounds,
 )
+from gdpjax.accounting._numeric._batch import batched
 
 EPSILON = np.array([0.5, 1.0, 4.0, 30.0])
 DELTA = 1e-5
@@ -179,7 +182,26 @@ def test_numeric_in_corners():
     )
 
 
-def test_numeric_traced():
+def closed_bounds(noise_multiplier, sampling_prob, num_steps, delta):
+    """epsilon <= m sqrt(2 log(1 / delta)) + m^2 / 2 of an m-GDP run, as a bracket: monotone and quickly compiled."""
+    exponent = jnp.minimum(noise_multiplier**-2.0, 60.0)  # finite, so that a target can ask for nothing
+    mu = sampling_prob * jnp.sqrt(num_steps * jnp.expm1(exponent))
+    upper = mu * jnp.sqrt(-2.0 * jnp.log(delta)) + 0.5 * mu * mu
+    return Bounds(0.999 * upper, upper)
+
+
+CLOSED = batched(closed_bounds, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=OPEN_UNIT)
+
+
+@pytest.mark.parametrize(
+    "bounds", [CLOSED, pytest.param(epsilon_bounds, marks=pytest.mark.slow)], ids=["closed", "exact"]
+)
+def test_numeric_traced(monkeypatch, bounds):
+    """The search inside compiled code, for a bracket that costs nothing to compile and for the accountant's own."""
+    if bounds is CLOSED:
+        cheap = _search._secant("noise_multiplier", _search._TARGETS["epsilon"]._replace(bounds=CLOSED))
+        monkeypatch.setitem(_search.SECANTS, ("noise_multiplier", "epsilon"), cheap)
+
     def noise(epsilon):
         return calibrate_noise_multiplier(epsilon=epsilon, delta=2.0**-17, sampling_prob=2.0**-7, num_steps=500)
 
@@ -187,7 +209,7 @@ def test_numeric_traced():
     mapped = jax.jit(jax.vmap(noise))(targets)
     assert mapped.dtype == jnp.float32
     np.testing.assert_allclose(mapped[:2], noise(targets[:2]), rtol=5e-6)
-    assert (epsilon_bounds(np.asarray(mapped[:2], float), 2.0**-7, 500, 2.0**-17).upper <= targets[:2]).all()
+    assert (bounds(np.asarray(mapped[:2], float), 2.0**-7, 500, 2.0**-17).upper <= targets[:2]).all()
     assert np.isnan(mapped[2:]).all()
     constant = jax.jit(lambda x: x + noise(2.0))(0.0)  # a constant inside compiled code
     assert constant == noise(2.0)

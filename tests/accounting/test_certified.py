@@ -4,8 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from gdpjax import Event, Ledger, NeighboringRelation, accounting
-from gdpjax.accounting import clt_epsilon, clt_is_reliable, delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
+from gdpjax import Bounds, Event, Ledger, NeighboringRelation, accounting
+from gdpjax.accounting import (
+    _reliability,
+    clt_epsilon,
+    clt_is_reliable,
+    delta_bounds,
+    epsilon_bounds,
+    mu_bounds,
+    tradeoff_bounds,
+)
 
 RUN = (1.3, 256 / 60_000, 3516)
 
@@ -73,6 +81,17 @@ def test_clt_is_reliable_only_where_it_is():
     assert clt_is_reliable(noise, prob, steps, 1e-5).tolist() == expected.tolist()
     assert expected.any()
     assert not expected.all()
+
+
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_clt_is_reliable_in_compiled_code(monkeypatch, exact):
+    """With a bracket that is compiled in no time, and with the accountant's own."""
+    if not exact:
+
+        def close(*run):
+            return Bounds(0.99 * clt_epsilon(*run), 1.01 * clt_epsilon(*run))
+
+        monkeypatch.setattr(_reliability, "epsilon_bounds", close)
     assert bool(jax.jit(clt_is_reliable)(*RUN, 1e-5))
     assert not bool(jax.jit(clt_is_reliable)(-1.0, 0.1, 100, 1e-5))
 

@@ -1,5 +1,7 @@
 """Trade-off curves by themselves: values against mpmath, axioms, pytrees, gradients, refusals."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import mpmath as mp
@@ -46,6 +48,15 @@ CURVES = {
 }
 
 
+POINTS = 8192
+
+
+def at(function, x):
+    """``function`` at points [n], so many at a time that it is compiled once for each kind of curve."""
+    rows = np.pad(x, (0, -x.size % POINTS), mode="edge").reshape(-1, POINTS)
+    return np.concatenate([function(row) for row in rows])[: x.size]
+
+
 def phi_inverse(p):
     return -mp.sqrt(2) * mp.erfinv(1 - 2 * mp.mpf(p)) if p > 1e-5 else mp.findroot(lambda x: mp.ncdf(x) - p, -6.0)
 
@@ -66,7 +77,7 @@ def test_gaussian_and_laplace_against_thirty_digits():
 def test_axioms(name):
     curve = CURVES[name]
     x = np.concatenate([[0.0], np.geomspace(1e-8, 0.5, 150), 1.0 - np.geomspace(0.5, 1e-8, 150)[1:], [1.0]])
-    y = curve(x)
+    y = at(curve, x)
     assert np.all((y >= 0) & (y <= 1 - x))
     assert y[-1] == 0
     assert np.all(np.diff(y) <= 1e-15)
@@ -78,7 +89,7 @@ def test_axioms(name):
 def test_slope_is_the_derivative(name):
     curve, step = CURVES[name], 1e-6
     x = np.array([0.011, 0.123, 0.291, 0.413, 0.61, 0.77, 0.9])
-    finite = (curve(x + step) - curve(x - step)) / (2 * step)
+    finite = (at(curve, x + step) - at(curve, x - step)) / (2 * step)
     np.testing.assert_allclose(curve.slope(x), finite, rtol=2e-6, atol=1e-8)
 
 
@@ -88,12 +99,12 @@ def test_inverse_and_symmetry(name):
     back = inverse(curve)
     x = np.linspace(0.02, 0.9, 23)
     inner = x[x < curve(0.0)]
-    np.testing.assert_allclose(curve(back(inner)), inner, atol=1e-12)
+    np.testing.assert_allclose(at(curve, at(back, inner)), inner, atol=1e-12)
     assert curve.is_symmetric() == (back is curve)
     if curve.is_symmetric():
-        np.testing.assert_allclose(back(x), curve(x))
+        np.testing.assert_allclose(at(back, x), at(curve, x))
     else:
-        assert np.max(np.abs(back(x) - curve(x))) > 1e-3
+        assert np.max(np.abs(at(back, x) - at(curve, x))) > 1e-3
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -102,16 +113,17 @@ def test_conjugate_and_biconjugate(name):
     curve = CURVES[name]
     x = np.concatenate([[0.0], np.geomspace(1e-12, 0.5, 4000), 1 - np.geomspace(0.5, 1e-12, 4000), [1.0]])
     y = -np.exp(np.linspace(-4, 4, 33))
-    values = curve(x)
+    values = at(curve, x)
     brute = np.max(y[:, None] * x - values, axis=1)
-    got = convex_conjugate(curve, y)
+    got = at(functools.partial(convex_conjugate, curve), y)
     assert np.all(got >= brute - 1e-13)
     np.testing.assert_allclose(got, brute, atol=2e-3)  # the brute force misses the kinks
     assert convex_conjugate(curve, 0.7) == 0.7
     slopes = -np.exp(np.linspace(-10, 10, 40001))
-    again = np.max(slopes * ALPHA[2:-1, None] - convex_conjugate(curve, slopes), axis=1)
-    assert np.all(again <= curve(ALPHA[2:-1]) + 1e-13)
-    np.testing.assert_allclose(again, curve(ALPHA[2:-1]), atol=2e-4)
+    conjugate = at(functools.partial(convex_conjugate, curve), slopes)
+    again = np.max(slopes * ALPHA[2:-1, None] - conjugate, axis=1)
+    assert np.all(again <= at(curve, ALPHA[2:-1]) + 1e-13)
+    np.testing.assert_allclose(again, at(curve, ALPHA[2:-1]), atol=2e-4)
     assert biconjugate(curve) is curve
 
 
@@ -121,15 +133,14 @@ def test_delta_and_epsilon_are_inverse_to_each_other(name):
     grid = np.array([0.0, 0.05, 0.3, 0.45])
     deltas = delta(curve, grid)
     assert np.all(np.diff(deltas) <= 0)
-    for e, d in zip(grid, deltas, strict=True):
-        if d > delta(curve, e + 1e-3) and e > 0:
-            assert epsilon(curve, d) == pytest.approx(e, rel=1e-9)
+    strict = (grid > 0) & (deltas > delta(curve, grid + 1e-3))
+    np.testing.assert_allclose(epsilon(curve, np.minimum(deltas, 0.99))[strict], grid[strict], rtol=1e-9)
     # the statement holds for both orders of the two laws: f and f^-1 are both above f_{epsilon, delta}
     x = np.linspace(0, 1, 101)
     for e, d in zip(grid, deltas, strict=True):
         weakest = ApproximateDP(e, d)(x)
-        assert np.all(curve(x) >= weakest - 1e-12)
-        assert np.all(inverse(curve)(x) >= weakest - 1e-12)
+        assert np.all(at(curve, x) >= weakest - 1e-12)
+        assert np.all(at(inverse(curve), x) >= weakest - 1e-12)
 
 
 def test_symmetrize_is_the_largest_symmetric_curve_below():
@@ -137,12 +148,12 @@ def test_symmetrize_is_the_largest_symmetric_curve_below():
         symmetric, back = symmetrize(curve), inverse(curve)
         x = np.linspace(0, 1, 401)
         assert symmetric.is_symmetric()
-        assert np.all(symmetric(x) <= np.minimum(curve(x), back(x)) + 1e-12)
+        low = np.minimum(at(curve, x), at(back, x))
+        assert np.all(at(symmetric, x) <= low + 1e-12)
         # the lower hull of the pointwise minimum, by brute force
-        low = np.minimum(curve(x), back(x))
         slopes = -np.exp(np.linspace(-8, 8, 16001))
         conjugate = np.max(slopes[:, None] * x - low, axis=1)
-        np.testing.assert_allclose(symmetric(x), np.max(slopes * x[:, None] - conjugate, axis=1), atol=5e-4)
+        np.testing.assert_allclose(at(symmetric, x), np.max(slopes * x[:, None] - conjugate, axis=1), atol=5e-4)
     assert symmetrize(Gaussian(1.0)).mu == 1.0
     assert type(symmetrize(mixture(Gaussian(1.5), 0.3))) is type(subsample(Gaussian(1.5), 0.3))
 
@@ -150,19 +161,21 @@ def test_symmetrize_is_the_largest_symmetric_curve_below():
 def test_subsampling_has_its_straight_middle_piece():
     for f in (Gaussian(1.5), Laplace(1.5), ApproximateDP(1.0, 0.05)):
         p, x = 0.3, np.linspace(0, 1, 2001)
-        f_p = p * f(x) + (1 - p) * (1 - x)
+        f_p = p * at(f, x) + (1 - p) * (1 - x)
         curve = subsample(f, p)
-        star = float(x[np.argmin(np.abs(f(x) - x))])  # to 5e-4
+        star = float(x[np.argmin(np.abs(at(f, x) - x))])  # to 5e-4
         end = p * f(star) + (1 - p) * (1 - star)
         left, middle, right = x < star - 1e-3, (x > star + 1e-3) & (x < end - 1e-3), x > end + 1e-3
         assert middle.sum() > 100
-        np.testing.assert_allclose(curve(x)[left], f_p[left], rtol=1e-14)
-        np.testing.assert_allclose(curve(x)[middle] + x[middle], star + end, atol=2e-6)
-        y = curve(x)[right & (curve(x) > 0)]
-        np.testing.assert_allclose(p * f(y) + (1 - p) * (1 - y), x[right & (curve(x) > 0)], rtol=1e-13)
-        np.testing.assert_allclose(curve.slope(x[middle]), -1.0)
-    np.testing.assert_allclose(subsample(Gaussian(1.5), 1.0)(ALPHA), Gaussian(1.5)(ALPHA), atol=1e-14)
-    np.testing.assert_allclose(subsample(Gaussian(1.5), 0.0)(ALPHA), 1 - ALPHA, atol=1e-14)
+        values = at(curve, x)
+        np.testing.assert_allclose(values[left], f_p[left], rtol=1e-14)
+        np.testing.assert_allclose(values[middle] + x[middle], star + end, atol=2e-6)
+        last = right & (values > 0)
+        y = values[last]
+        np.testing.assert_allclose(p * at(f, y) + (1 - p) * (1 - y), x[last], rtol=1e-13)
+        np.testing.assert_allclose(curve.slope(x[middle][:7]), -1.0)
+    np.testing.assert_allclose(at(subsample(Gaussian(1.5), 1.0), ALPHA), at(Gaussian(1.5), ALPHA), atol=1e-14)
+    np.testing.assert_allclose(at(subsample(Gaussian(1.5), 0.0), ALPHA), 1 - ALPHA, atol=1e-14)
 
 
 def test_subsampling_amplifies_approximate_dp():

@@ -4,8 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from gdpjax._core.checks import POSITIVE
 from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate
 from gdpjax.accounting._numeric import of_phases
+from gdpjax.accounting._numeric._batch import batched
 
 FUNCTIONS = [epsilon_bounds, delta_bounds, epsilon_estimate]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
@@ -93,10 +95,21 @@ def test_bad_epsilon_and_phases_are_refused():
 def test_nothing_is_revealed_without_sampling():
     assert epsilon_bounds(1.0, 0.0, 10, 1e-5) == (0.0, 0.0)
     assert delta_bounds(1.0, 0.0, 10, 0.0) == (0.0, 0.0)
-    assert of_phases("epsilon")([1.0, 2.0], [0.1, 0.0], [0, 10], 1e-5) == (0.0, 0.0)
+    assert of_phases("epsilon")([1.0, 2.0, 1.0, 1.0], [0.1, 0.0, 0.0, 0.0], [0, 10, 0, 0], 1e-5) == (0.0, 0.0)
 
 
 def test_a_concrete_call_while_something_else_is_compiled_is_computed_at_once():
+    """What lifts every kernel to arrays, with a kernel that is compiled in no time."""
+    square = batched(lambda x: x * x, x=POSITIVE)
+
+    def scaled(x):
+        return x * float(square(3.0))
+
+    assert jax.jit(scaled)(2.0) == 18.0
+
+
+@pytest.mark.slow  # the program is compiled anew
+def test_certified_bounds_as_constants_of_compiled_code():
     def scaled(x):
         return x * float(epsilon_bounds(1.0, 0.01, 1000, 1e-5).upper)
 

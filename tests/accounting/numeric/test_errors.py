@@ -96,6 +96,25 @@ def moment_exactly(sigma, p, theta, t, low, high, sign, group_size=1):
         return mpmath.quad(integrand, points)
 
 
+@functools.cache
+def moments_exactly(case, low, high):
+    """At each frequency, for both numbers of panels."""
+    sigma, p, theta, sign, group_size = case
+    return [moment_exactly(sigma, p, theta, t, low, high, sign, group_size) for t in FREQUENCIES]
+
+
+@functools.partial(jax.jit, static_argnames="panels")
+def by_quadrature(step, theta, low, high, panels):
+    """(loss, log weights, error bounds) at the nodes, as one program for each number of panels and of components."""
+    edges = jnp.linspace(low, high, panels + 1)
+    nodes = _moments.make_nodes(step, edges)
+    errors = _moments.quadrature_error(step, nodes, edges, jnp.full(3, theta), jnp.asarray(FREQUENCIES))
+    return nodes, errors, _moments.rounding_terms(step, nodes)
+
+
+FREQUENCIES = (0.0, 3.0, 60.0)
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -110,22 +129,18 @@ def moment_exactly(sigma, p, theta, t, low, high, sign, group_size=1):
 @pytest.mark.parametrize("panels", [4, 40])
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     sigma, p, theta, sign, group_size = case
+    low, high = -8.0, 8.0 + group_size / sigma
     with jax.enable_x64(True):
         values = (sigma, p, 1.0, sign, group_size)
         step = Step(*(jnp.asarray(float(x)) for x in values), largest_group=group_size)
-        low, high = -8.0, 8.0 + group_size / sigma
-        edges = jnp.linspace(low, high, panels + 1)
-        nodes = _moments.make_nodes(step, edges)
-        frequency = jnp.asarray([0.0, 3.0, 60.0])
-        log_rule, log_error = _moments.quadrature_error(step, nodes, edges, jnp.full(3, theta), frequency)
-        fixed, slope = _moments.rounding_terms(step, nodes)
-        weight = jnp.exp(nodes.log_weight + theta * nodes.loss)
-        rule = [complex(jnp.sum(weight * jnp.exp(1j * t * nodes.loss))) for t in frequency]
-        fixed, slope = float(jnp.sum(weight * fixed)), float(jnp.sum(weight * slope))
-        total = float(jnp.sum(weight))
+        nodes, (log_rule, log_error), (fixed, slope) = jax.tree.map(
+            np.asarray, by_quadrature(step, theta, low, high, panels)
+        )
+    weight = np.exp(nodes.log_weight + theta * nodes.loss)
+    rule = [complex(np.sum(weight * np.exp(1j * t * nodes.loss))) for t in FREQUENCIES]
+    fixed, slope, total = float(np.sum(weight * fixed)), float(np.sum(weight * slope)), float(np.sum(weight))
     scale = float(np.exp(log_rule[0]))
-    for t, value, bound in zip(np.asarray(frequency), rule, np.asarray(log_error), strict=True):
-        exact = moment_exactly(sigma, p, theta, float(t), low, high, sign, group_size)
+    for t, exact, value, bound in zip(FREQUENCIES, moments_exactly(case, low, high), rule, log_error, strict=True):
         rounding = 2.0**-53 * (fixed + (theta + 1 + t) * slope + 2 * nodes.loss.size * total)
         error = abs(complex(exact) - value)
         assert error <= np.exp(bound) + rounding

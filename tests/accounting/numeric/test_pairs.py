@@ -1,5 +1,7 @@
 """Groups and symmetric steps against the tilted-FFT oracle, fed with privacy losses that are computed here."""
 
+import functools
+
 import numpy as np
 import pytest
 from scipy.special import log_ndtr, logsumexp
@@ -28,6 +30,7 @@ def inverted(levels, sigma, log_weights, low, high):
     return right
 
 
+@functools.cache
 def masses(sigma, p, k, bins, reach, from_loss=-np.inf):
     """Cells of log r (first index, spacing), with their mass under the mixture and under N(0, 1); and what is lost."""
     log_weights = binom.logpmf(np.arange(k + 1), k, p)

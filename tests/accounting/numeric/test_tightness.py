@@ -48,17 +48,20 @@ def test_estimates_are_inside_a_slightly_wider_bracket():
     assert np.max(np.abs(estimate / middle - 1)) < 5e-3
 
 
+NONE = ([1.0, 1.0], [0.0, 0.0], [0, 0])  # four phases as in a Ledger: another number would be compiled anew
+
+
 def test_equal_phases_are_one_event():
     one = epsilon_bounds(1.2, 0.02, 600, 1e-6)
-    two = of_phases("epsilon")([1.2, 1.2], [0.02, 0.02], [200, 400], 1e-6)
+    two = of_phases("epsilon")([1.2] * 4, [0.02] * 4, [200, 300, 1, 99], 1e-6)
     np.testing.assert_allclose(two, one, rtol=1e-9)
-    padded = of_phases("epsilon")([1.2, 7.0], [0.02, 0.0], [600, 50], 1e-6)
+    padded = of_phases("epsilon")([1.2, 7.0, 1.0, 1.0], [0.02, 0.0, 0.5, 0.0], [600, 50, 0, 0], 1e-6)
     np.testing.assert_allclose(padded, one, rtol=1e-9)
 
 
 def test_phases_lie_between_their_extremes():
-    mixed = of_phases("epsilon")([1.0, 2.0], [0.01, 0.02], [300, 700], 1e-6)
+    mixed = of_phases("epsilon")([1.0, 2.0, *NONE[0]], [0.01, 0.02, *NONE[1]], [300, 700, *NONE[2]], 1e-6)
     low, high = epsilon_bounds([2.0, 1.0], [0.01, 0.02], 1000, 1e-6)
     assert low[0] < mixed.lower < mixed.upper < high[1]
-    swapped = of_phases("epsilon")([2.0, 1.0], [0.02, 0.01], [700, 300], 1e-6)
+    swapped = of_phases("epsilon")([2.0, 1.0, *NONE[0]], [0.02, 0.01, *NONE[1]], [700, 300, *NONE[2]], 1e-6)
     np.testing.assert_allclose(mixed, swapped, rtol=1e-9)
