@@ -11,9 +11,9 @@ coordinates in n leaves, the parts are, relative to C:
   factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and
   the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing cancels.
 * Terms. c_i g_i is rounded at most twice, once when it is scaled and once in the product of a contraction: 2 u B C.
-* Plain sums. At most b rows (64, fewer in large batches) are added by one reduction or contraction, in whatever order
-  the compiler likes: whatever the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at
-  most u C (2 + ... + b), that is u B C ((b + 1) / 2 - 1 / b) for all of them.
+* Plain sums. At most b rows are added by one reduction or contraction, in whatever order the compiler likes: whatever
+  the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at most
+  u C (2 + ... + b), that is u B C ((b + 1) / 2 - 1 / b) for all of them.
 * Compensated sums. Those partial sums are added with the error of each addition kept (`two_sum`), off by less than
   2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once: u B C.
 * Devices. Where the batch is spread over G devices, each has its own compensated sum of its rows, and one all-reduce of
@@ -21,11 +21,16 @@ coordinates in n leaves, the parts are, relative to C:
 
 Neighbours differ by one row and by two such errors: rows are clipped to C / (1 + slack) with
 
-    slack = u (k + B (b + 1 - 2 / b + 6.1)),  b at least G + 2 where G > 1 (a device then adds b - G - 1 rows plainly),
+    slack = min(1%, u (k + B (b + 1 - 2 / b + 6.1)))
 
-which makes the sensitivity exactly C. The slack depends on shapes alone and is the same for every strategy; where
-batches are padded to several sizes it must be that of the largest (`max_batch_size`), or the size would move every
-row's threshold. A batch that would need more than 1% is refused (float32: 27,000 rows).
+and b = 64, for which a contraction costs what it costs without privacy; in a model of up to 16,384 parameters b = 1,
+where it costs nothing either way. Larger batches take the largest b that keeps the slack at 1%, and one for which even
+b = 1 would not (float32: 27,000 rows) is refused. Over G devices b is at least G + 2, of which a device adds b - G - 1
+rows plainly. The sensitivity is then exactly C.
+
+The slack depends on shapes alone and is the same for every strategy. It must not follow the realised, private, batch
+size: where batches are padded to several sizes it must be that of the largest (`max_batch_size`). (slack / B does not
+grow with B, so that even batches of B and B + 1 rows, not padded, differ by at most C in exact arithmetic.)
 
 A row with a NaN or an infinity contributes exact zeros, as does padding.
 """
@@ -39,6 +44,7 @@ import numpy as np
 
 from gdpjax._core.trees import (
     compensated_add,
+    compensated_row_sum,
     is_floating,
     most_sum_error_terms,
     num_elements,
@@ -47,11 +53,13 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._rows import Rows, Square, Weights, partial_sum, square, stacked, taken, total
+from gdpjax.clipping._rows import Rows, Square, Weights, formed, partial_sum, square, stacked, taken, total
 from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 
 _MAX_SLACK = 0.01
-_MAX_PLAIN_ROWS = 64
+_PLAIN_ROWS = 64
+_SMALL = 2**14
+"""Parameters up to which every row is added with its rounding error kept."""
 
 
 class Rounding(NamedTuple):
@@ -73,21 +81,20 @@ Pair = tuple[Array, Array]
 def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
     """The static rounding allowance for ``num_rows`` rows of gradients shaped like ``leaves``, over all devices."""
     unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
-    size = max(num_elements(leaf) for leaf in leaves)
-    norm_terms = most_sum_error_terms(size) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
-    # A quarter of a small batch: four partial sums cost nothing beside one, and their error is a quarter.
-    rows = max(min(_MAX_PLAIN_ROWS, 1 << max((num_rows // 4).bit_length() - 1, 0)), 1)
-    while True:
-        allowed = rows if devices == 1 else max(rows, devices + 2)
-        slack = unit * (norm_terms + num_rows * (allowed + 1 - 2 / allowed + 6.1))
-        if slack <= _MAX_SLACK:
-            return Rounding(slack, allowed if devices == 1 else allowed - devices - 1)
-        if rows == 1:
-            raise ValueError(
-                f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip "
-                f"norm (it could reach {slack:.1%}); use smaller logical batches, or float64 gradients"
-            )
-        rows //= 2
+    sizes = [num_elements(leaf) for leaf in leaves]
+    norm_terms = most_sum_error_terms(max(sizes)) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
+    slack_of = lambda b: unit * (norm_terms + num_rows * (b + 1 - 2 / b + 6.1))  # noqa: E731
+    least = 1 if devices == 1 else devices + 2
+    rows = max(1 if sum(sizes) <= _SMALL else _PLAIN_ROWS, least)
+    slack = min(slack_of(rows), _MAX_SLACK)
+    while slack_of(rows) > _MAX_SLACK and rows > least:
+        rows -= 1
+    if slack_of(rows) > _MAX_SLACK:
+        raise ValueError(
+            f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip norm (it "
+            f"could reach {slack_of(rows):.1%}); use smaller logical batches, or float64 gradients"
+        )
+    return Rounding(slack, rows if devices == 1 else rows - devices - 1)
 
 
 class Scaling(NamedTuple):
@@ -132,6 +139,11 @@ def _root(part: Square) -> Array:
 
 def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
     """Add the clipped rows to the running sums."""
+    if how.plain_rows == 1:
+        parts = [
+            compensated_row_sum(formed(r, scale.weights[group])) for r, group in zip(rows, groups.of_leaf, strict=True)
+        ]
+        return [two_sum(*compensated_add(pair, part)) for pair, part in zip(carry, parts, strict=True)]
     num_rows = scale.norms.shape[0]
     for start in range(0, num_rows, how.plain_rows):
         stop = min(start + how.plain_rows, num_rows)

@@ -151,6 +151,15 @@ def _contracted(left: Array, right: Array) -> Array:
     return jnp.einsum("nkd,nkp->kdp", left, right, precision=highest)
 
 
+def _factors(rows: RankOne, weights: Weights) -> tuple[Array, Array]:
+    """The two factors of weighted rows."""
+    left, right = _wide(rows.left), _wide(rows.right)
+    # The left factor's own scale goes into it, so that the right one meets a power of two that it can hold.
+    own, _ = _scale(left.reshape(left.shape[0], -1))
+    left = _times(left, Weights(own, jnp.ones(left.shape[0], left.dtype), weights.keep))
+    return left, _times(right, weights._replace(exponent=weights.exponent - own))
+
+
 def partial_sum(rows: Rows, weights: Weights) -> Array:
     """The plain sum of weighted rows: their number is what `_clip` limits."""
     if isinstance(rows, Dense):
@@ -158,12 +167,19 @@ def partial_sum(rows: Rows, weights: Weights) -> Array:
     if isinstance(rows, TableRows):
         values = _times(_wide(rows.values), weights)
         return jnp.zeros(rows.shape, values.dtype).at[rows.index].add(values, mode="drop")
-    left, right = _wide(rows.left), _wide(rows.right)
-    # The left factor's own scale goes into it, so that the right one meets a power of two that it can hold.
-    own, _ = _scale(left.reshape(left.shape[0], -1))
-    left = _times(left, Weights(own, jnp.ones(left.shape[0], left.dtype), weights.keep))
-    right = _times(right, weights._replace(exponent=weights.exponent - own))
-    return arrange(_contracted(left, right), rows.axes, rows.shape)
+    return arrange(_contracted(*_factors(rows, weights)), rows.axes, rows.shape)
+
+
+def formed(rows: Rows, weights: Weights) -> Array:
+    """Weighted rows as gradients [N, ...]."""
+    if isinstance(rows, Dense):
+        return _times(_wide(rows.rows), weights)
+    if isinstance(rows, TableRows):
+        values = _times(_wide(rows.values), weights)
+        place = jnp.broadcast_to(jnp.arange(values.shape[0], dtype=jnp.int32)[:, None], rows.index.shape)
+        return jnp.zeros((values.shape[0], *rows.shape), values.dtype).at[place, rows.index].add(values, mode="drop")
+    left, right = _factors(rows, weights)
+    return arrange(left[..., None] * right[..., None, :], rows.axes, rows.shape)
 
 
 def taken(rows: Rows, start: int, stop: int) -> Rows:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import gdpjax
 from gdpjax._core import trees
-from gdpjax.clipping._clip import clip_and_add, clip_rows, rounded, rounding_slack
-from gdpjax.clipping._rules import Flat
+from gdpjax.clipping._clip import add_clipped, rounded, rounding, scaling, zero_pairs
+from gdpjax.clipping._rows import Dense
+from gdpjax.clipping._rules import Flat, Groups
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -28,14 +29,15 @@ def exact_sum(rows, bound):
 
 def clipped_sum(rows, bound=1.0, **options):
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound, **options)
-    return np.asarray(jax.jit(grad_fn)(jnp.zeros(rows.shape[1], rows.dtype), rows), np.float64)
+    compiled = jax.jit(grad_fn, compiler_options={"xla_backend_optimization_level": 0})
+    return np.asarray(compiled(jnp.zeros(rows.shape[1], rows.dtype), rows), np.float64)
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatch_size": 1}, {"microbatch_size": 7}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 7}], ids=str)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_adding_a_row_moves_the_sum_by_at_most_the_sensitivity(options, dtype):
     rng = np.random.default_rng(0)
-    for seed, size in enumerate([1, 2, 31, 64, 200]):
+    for seed, size in enumerate([1, 2, 31, 200]):
         base = rng.normal(size=(size, 5)) * 10.0 ** rng.uniform(-3, 3, size=(size, 1))
         base[:, 0] += np.abs(base).sum(1)  # rows that agree, so that the sum is as large as it gets
         rows = jnp.asarray(base, dtype)
@@ -45,7 +47,7 @@ def test_adding_a_row_moves_the_sum_by_at_most_the_sensitivity(options, dtype):
         assert change <= 1.0, (seed, change)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 64])
+@pytest.mark.parametrize("chunk", [1, 64])
 def test_large_batch_in_float32_keeps_the_bound(chunk):
     """Trap 41: a plain float32 running sum over 16,384 rows moves by several clip norms for one added row."""
     num_rows, key = 16_384, jax.random.key(1)
@@ -55,10 +57,9 @@ def test_large_batch_in_float32_keeps_the_bound(chunk):
     union = clipped_sum(rows, **options)
     assert np.linalg.norm(union - before) <= 1.0
     assert np.linalg.norm(union - after) <= 1.0
-    # The sum of rows clipped to C / (1 + slack) is returned to within one rounding.
-    slack = rounding_slack([jnp.zeros(3)], num_rows)
-    exact = exact_sum(rows, 1 / (1 + slack))
-    np.testing.assert_allclose(union, exact, rtol=5e-7)
+    # Rows are clipped to C / (1 + slack), and the sum is off by less than its half of the slack.
+    slack = rounding([jnp.zeros(3)], num_rows).slack
+    assert np.linalg.norm(union - exact_sum(rows, 1 / (1 + slack))) <= slack / 2
 
 
 def test_plain_float32_running_sum_would_break_it():
@@ -82,6 +83,21 @@ def test_the_compensated_tree_is_exact_to_one_rounding():
         exact = rows.astype(np.float64).sum(0)
         error = np.abs(np.asarray(hi, np.float64) + np.asarray(lo, np.float64) - exact)
         assert (error <= 1e-10 * np.abs(rows).sum(0)).all()
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_the_slack_covers_what_is_added_plainly(devices, size):
+    """The derivation in the module, part by part; and that slack / B does not grow."""
+    steepest = np.inf
+    for num_rows in [*range(1, 70), 255, 256, 1000, 2048, 2300, 2400, 4096, 8192]:
+        how = rounding([jnp.zeros(size)], num_rows, devices)
+        b = how.plain_rows
+        plain = num_rows * ((b + 1) / 2 - 1 / b)
+        across = num_rows * ((devices + 1) / 2 - 1 / devices) if devices > 1 else 0
+        assert 2 * (plain + across + 3 * num_rows) * 2.0**-24 <= how.slack <= 0.01, (num_rows, how)
+        assert how.slack / num_rows <= steepest
+        steepest = how.slack / num_rows
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
@@ -143,18 +159,26 @@ def test_a_non_finite_row_equals_that_row_removed(bad):
     np.testing.assert_array_equal(grad_fn(jnp.zeros(4), poisoned), removed)
 
 
+def add_up(rows, bound=1.0):
+    """The clipped sum of formed gradients and their norms, without slack."""
+    groups = Groups((0,) * len(rows), (bound,))
+    dense, how = [Dense(leaf) for leaf in rows], rounding([leaf[0] for leaf in rows], len(rows[0]))
+    scale = scaling(dense, Flat(bound), groups, 0.0, None)
+    return rounded(add_clipped(zero_pairs([leaf[0] for leaf in rows]), dense, scale, groups, how)), scale.norms
+
+
 def test_norm_is_over_all_leaves_together():
     rows = [jnp.full((1, 3), 3.0), jnp.full((1, 2, 2), 4.0)]
-    clipped = clip_rows(rows, Flat(1.0), 0.0)
+    sums, norms = add_up(rows)
     norm = np.sqrt(3 * 9 + 4 * 16)
-    np.testing.assert_allclose(clipped.norms, [norm], rtol=1e-6)
-    np.testing.assert_allclose(clipped.rows[0], rows[0] / norm, rtol=1e-6)
+    np.testing.assert_allclose(norms, [norm], rtol=1e-6)
+    np.testing.assert_allclose(sums[0], rows[0][0] / norm, rtol=1e-6)
 
 
 def test_mixed_precision_leaves_share_one_norm():
     rows = [jnp.full((2, 3), 3.0, jnp.bfloat16), jnp.full((2, 2), 4.0, jnp.float32)]
-    pairs, norms = clip_and_add(rows, Flat(1.0), 0.0)
-    assert [leaf.dtype for leaf in rounded(pairs)] == [jnp.float32, jnp.float32]
+    sums, norms = add_up(rows)
+    assert [leaf.dtype for leaf in sums] == [jnp.float32, jnp.float32]
     np.testing.assert_allclose(norms, np.sqrt(27 + 32), rtol=1e-6)
 
 
@@ -169,8 +193,8 @@ def test_float64_gradients_stay_float64():
 
 def test_a_batch_too_large_for_the_bound_is_refused():
     with pytest.raises(ValueError, match="too large for the rounding"):
-        rounding_slack([jnp.zeros(3)], 40_000)
-    assert rounding_slack([jnp.zeros(3)], 16_384) < 0.01
+        rounding([jnp.zeros(3)], 40_000)
+    assert rounding([jnp.zeros(3)], 16_384).slack < 0.01
 
 
 def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():
