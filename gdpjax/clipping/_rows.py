@@ -52,7 +52,7 @@ class TableRows(NamedTuple):
     shape: tuple[int, ...]
 
 
-_UNROLLED = 8
+_FEW = 8
 
 Rows = Dense | RankOne | TableRows
 
@@ -118,29 +118,37 @@ class Weights(NamedTuple):
         return Weights(self.exponent[rows], self.coefficient[rows], self.keep[rows])
 
 
+def _halves(weights: Weights, dtype: Any) -> tuple[Array, Array]:
+    """A weight as the product of a power of two and a number, neither of which leaves the range of the dtype."""
+    limit = -np.finfo(dtype).minexp
+    first = jnp.clip(weights.exponent, -limit, limit)
+    rest = weights.coefficient.astype(dtype) * power_of_two(first - weights.exponent, dtype)
+    return power_of_two(-first, dtype), jnp.where(weights.keep, rest, 0)
+
+
+def _kept(x: Array, weights: Weights, factor: Array) -> Array:
+    """Rows times factors; exact zeros where they are not kept, whatever they hold."""
+    return jnp.where(per_row(weights.keep, x), x * per_row(factor, x), jnp.zeros((), x.dtype))
+
+
 def _times(x: Array, weights: Weights) -> Array:
     """Rows times weights, rounded once."""
-    limit = -np.finfo(x.dtype).minexp
-    first = jnp.clip(weights.exponent, -limit, limit)
-    rest = weights.coefficient.astype(x.dtype) * power_of_two(first - weights.exponent, x.dtype)
-    scaled = (x * per_row(power_of_two(-first, x.dtype), x)) * per_row(rest, x)
-    return jnp.where(per_row(weights.keep, x), scaled, jnp.zeros((), x.dtype))
+    down, rest = _halves(weights, x.dtype)
+    return _kept(x, weights, down) * per_row(rest, x)
 
 
 def _weighted_sum(x: Array, weights: Weights) -> Array:
-    """The plain sum of weighted rows. One after the other: a reduction over rows would work every weight out again."""
+    """The plain sum of weighted rows.
+
+    A few large rows are added one after the other in one pass over memory; many small ones by a product. A reduction
+    over rows would work the weights out again for every entry.
+    """
     x = _wide(x)
-    num_groups = x.shape[0] // _UNROLLED
-    if num_groups < 2:
+    if x.shape[0] <= _FEW:
         return functools.reduce(jnp.add, [_times(x[i], weights[i]) for i in range(x.shape[0])])
-    whole = num_groups * _UNROLLED
-    grouped = jax.tree.map(lambda a: a[:whole].reshape(num_groups, _UNROLLED, *a.shape[1:]), (x, weights))
-
-    def add_group(total: Array, group: tuple[Array, Weights]) -> tuple[Array, None]:
-        return total + _weighted_sum(*group), None
-
-    total, _ = jax.lax.scan(add_group, jnp.zeros(x.shape[1:], x.dtype), grouped)
-    return total + _weighted_sum(x[whole:], weights[whole:]) if whole < x.shape[0] else total
+    down, rest = _halves(weights, x.dtype)
+    flat = _kept(x, weights, down).reshape(x.shape[0], -1)
+    return jnp.einsum("n,nd->d", rest, flat, precision=jax.lax.Precision.HIGHEST).reshape(x.shape[1:])
 
 
 def _contracted(left: Array, right: Array) -> Array:
@@ -197,10 +205,9 @@ def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:
     values = jnp.where(per_row(inside, values), values, 0)
     if times == 1:
         return TableRows(index, values, shape)
-    example = jnp.broadcast_to(jnp.arange(num_rows, dtype=jnp.int32)[:, None], index.shape)
     position = jnp.broadcast_to(jnp.arange(times, dtype=jnp.int32), index.shape)
-    # The last position at which an index occurs stands for all of them.
-    last = jnp.zeros((num_rows, shape[0] + 1), jnp.int32).at[example, index].max(position)
-    slot = last[example, index]
+    example = jnp.broadcast_to(jnp.arange(num_rows, dtype=jnp.int32)[:, None], index.shape)
+    # Of the positions at which an index occurs one stands for all of them; whichever is written last.
+    slot = jnp.zeros((num_rows, shape[0] + 1), jnp.int32).at[example, index].set(position)[example, index]
     summed = jnp.zeros_like(values).at[example, slot].add(values)
     return TableRows(jnp.where(slot == position, index, shape[0]), summed, shape)
