@@ -13,12 +13,15 @@ import pathlib
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from benchmarks import machine
+
+if TYPE_CHECKING:
+    from benchmarks.clipping.cases import Case
 
 PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy", "optax", "jax-privacy", "torch", "opacus")
 
@@ -33,45 +36,53 @@ class Settings(NamedTuple):
     contenders: Sequence[str] = ()
 
 
-def run(settings: Settings) -> dict[str, Any]:
-    """The whole benchmark. JAX is imported here, after the cores are chosen."""
-    import jax
-
+def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
+    """The whole benchmark; ``save`` gets what there is after each model. JAX is imported after the cores are chosen."""
     from benchmarks.clipping import cases, compare, race
 
     start, load_before = time.perf_counter(), machine.load_average()
     chosen_cases = _chosen(settings.models, {case.name: case for case in cases.PRESETS[settings.preset]}, "model")
-    chosen = tuple(_chosen(settings.contenders, {name: name for name in race.names()}, "contender"))
+    chosen = _chosen(settings.contenders, {name: name for name in race.names()}, "contender")
     missing = race.missing(chosen)
     present = [name for name in chosen if name not in missing]
     if set(present) & set(race.TORCH_NAMES):
         from benchmarks.clipping import torch_steps
 
         torch_steps.set_up(settings.threads)
-    models: dict[str, Any] = {}
-    for case in chosen_cases:
-        results = race.run(case, present, settings.repetitions)
-        compare.add_ratios(results)
-        shapes = jax.tree.leaves(jax.eval_shape(lambda case=case: case.data()[0]))
-        models[case.name] = {
-            "title": case.title,
-            "batch_size": case.batch_size,
-            "clip_norm": case.clip_norm,
-            "num_parameters": sum(leaf.size for leaf in shapes),
-            "target": {"time": case.target.time, "temp_bytes": case.target.memory},
-            "contenders": results,
-        }
-        _progress(case.name, results)
-    return {
+    result: dict[str, Any] = {
         "what": "gradient steps with per-example clipping beside other libraries and beside no privacy",
         "machine": machine.describe(PACKAGES),
         "settings": settings._asdict(),
         "missing": missing,
-        "models": models,
-        "targets": compare.targets(chosen_cases, models),
         "load_average_before": load_before,
-        "load_average_after": machine.load_average(),
-        "total_seconds": time.perf_counter() - start,
+        "models": {},
+    }
+    for case in chosen_cases:
+        result["models"][case.name] = _measure(case, present, settings.repetitions)
+        result["targets"] = compare.targets(chosen_cases, result["models"])
+        result["load_average_after"] = machine.load_average()
+        result["total_seconds"] = time.perf_counter() - start
+        save(result)
+    return result
+
+
+def _measure(case: "Case", present: Sequence[str], repetitions: int) -> dict[str, Any]:
+    """One model's race, and what it was."""
+    import jax
+
+    from benchmarks.clipping import compare, race
+
+    results = race.run(case, present, repetitions)
+    compare.add_ratios(results)
+    times = (f"{name} {at['seconds']['median']:.3g}" for name, at in results.items() if "seconds" in at)
+    print(f"{case.name}: {', '.join(times)} s", file=sys.stderr, flush=True)
+    return {
+        "title": case.title,
+        "batch_size": case.batch_size,
+        "clip_norm": case.clip_norm,
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(case.data()[0])),
+        "target": {"time": case.target.time, "temp_bytes": case.target.memory},
+        "contenders": results,
     }
 
 
@@ -80,11 +91,6 @@ def _chosen(wanted: Sequence[str], there: dict[str, Any], what: str) -> list[Any
     if unknown:
         raise ValueError(f"unknown {what} {unknown[0]!r}; expected some of {', '.join(there)}")
     return [each for name, each in there.items() if not wanted or name in wanted]
-
-
-def _progress(model: str, results: dict[str, Any]) -> None:
-    times = (f"{name} {at['seconds']['median']:.3g}" for name, at in results.items() if "seconds" in at)
-    print(f"{model}: {', '.join(times)} s", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -106,10 +112,13 @@ def main(arguments: list[str] | None = None) -> None:
 
     settings = Settings(**options)
     command = shlex.join(["python", "-m", "benchmarks.test_clipping", *(arguments or sys.argv[1:])])
-    result = run(settings) | {"command": command}
-    tables = report.markdown(result)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+    def save(result: dict[str, Any]) -> None:
+        output.write_text(json.dumps(result | {"command": command}, indent=1, allow_nan=False) + "\n")
+
+    result = run(settings, save) | {"command": command}
+    tables = report.markdown(result)
     output.with_suffix(".md").write_text(tables)
     try:
         figure.draw(result, output.with_suffix(".png"))
@@ -119,8 +128,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 # What needs no package of the extra: torch and jax_privacy stay out of a suite in which warnings are errors.
-WITHOUT_PEERS = ("no privacy", "gdpjax auto", "gdpjax microbatch", "plain vmap", "optax.contrib")
-TINY = {"cpu-tiny": ("mlp", "cnn", "imdb", "resnet", "lora"), "gpu-tiny": ("transformer_100m_bf16", "vit_s16_f32")}
+WITHOUT_PEERS = ("no privacy", "gdpjax auto", "gdpjax microbatch", "plain vmap")
+TINY = {"cpu-tiny": ("mlp", "cnn", "lora"), "gpu-tiny": ("mlp_256_bf16", "vit_s16_f32")}
 
 
 @pytest.fixture(scope="module", params=TINY)

@@ -48,7 +48,7 @@ def targets(cases: Sequence[Case], models: dict[str, Any]) -> dict[str, dict[str
     over the step without privacy of its own framework.
     """
     found: dict[str, dict[str, Any]] = {}
-    for case in cases:
+    for case in (case for case in cases if case.name in models):
         for what, target, measured, at_least, beside in _aims(case, models[case.name]["contenders"]):
             if target is not None and measured is not None:
                 met = measured >= target if at_least else measured <= target
