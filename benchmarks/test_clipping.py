@@ -154,8 +154,8 @@ def test_the_result_is_complete_json_and_a_table(result):
 @pytest.mark.slow
 def test_everybody_s_clipped_sum_is_the_same(result):
     for model, at in result["models"].items():
-        for name in WITHOUT_PEERS[1:]:
-            limit = 3e-2 if model.endswith("bf16") else 1e-2 if name.startswith("gdpjax") else 1e-5
+        for name in ("gdpjax auto", "gdpjax microbatch"):
+            limit = 3e-2 if model.endswith("bf16") else 1e-4  # the slack of so few rows is far below 1%
             assert at["contenders"][name]["relative_error"] < limit, (model, name)
 
 
