@@ -86,7 +86,9 @@ def tiny(case: Case) -> Case:
             sizes = dict(widths=(4, 8), blocks=1, stem=4, groups=2, size=8)
         case ViT():
             sizes = dict(depth=1, width=16, heads=2, patch=4, size=8, classes=5)
-    return case._replace(model=dataclasses.replace(case.model, **sizes), batch_size=8, title=f"{case.title} (tiny)")
+    return case._replace(
+        model=dataclasses.replace(case.model, **sizes), batch_size=8, clip_norm=1.0, title=f"{case.title} (tiny)"
+    )
 
 
 PRESETS = {"cpu": CPU, "gpu": in_dtypes(_LARGE)}
