@@ -4,10 +4,10 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/pip --disable-pip-version-check --quiet
 WORKERS ?= 2
-RESULT  ?= benchmarks/results/accounting_cpu.json
+THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench-accounting lint format wheel clean
+.PHONY: help demo test test-slow bench-accounting bench-clipping lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,11 @@ $(VENV)/.benchmarks: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[benchmarks]'
 	@touch $@
 
+$(VENV)/.benchmarks-clipping: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing gdpjax, torch and the libraries it is measured beside into $(VENV) (a few minutes the first time)"
+	$(PIP) install -c constraints.txt -e '.[benchmarks-clipping]'
+	@touch $@
+
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -45,8 +50,13 @@ test: $(VENV)/.test ## the default suite
 test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included
 	$(BIN)/python -m pytest -n $(WORKERS) tests gdpjax benchmarks
 
+bench-accounting: RESULT ?= benchmarks/results/accounting_cpu.json
 bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libraries, about ten minutes on an idle core
 	$(BIN)/python -m benchmarks.test_accounting --output $(RESULT)
+
+bench-clipping: RESULT ?= benchmarks/results/clipping_cpu.json
+bench-clipping: $(VENV)/.benchmarks-clipping ## time clipped gradients beside other libraries, half an hour on idle cores
+	$(BIN)/python -m benchmarks.test_clipping --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .

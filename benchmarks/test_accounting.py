@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.accounting import machine
+from benchmarks import machine
+
+PACKAGES = (
+    "gdpjax", "jax", "jaxlib", "numpy", "scipy", "dp-accounting", "prv-accountant", "gdpnum", "riskcal", "autodp",
+)  # fmt: skip
 
 
 class Settings(NamedTuple):
@@ -34,7 +38,8 @@ class Settings(NamedTuple):
 
 def run(settings: Settings) -> dict[str, Any]:
     """The whole benchmark. JAX is imported here, after the core is chosen."""
-    from benchmarks.accounting import clocks, comparison, gaussian, grid, ours
+    from benchmarks import clocks
+    from benchmarks.accounting import comparison, gaussian, grid, ours
 
     start, load_before = time.perf_counter(), machine.load_average()
     runs = grid.make_grid(settings.configurations)
@@ -47,7 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
     raced = comparison.race(runs, settings.subset, settings.repetitions, settings.patience, settings.sweep_seconds)
     result = {
         "what": "certified epsilon, estimates, moments accountant and exact Gaussian functions beside other libraries",
-        "machine": machine.describe(),
+        "machine": machine.describe(PACKAGES),
         "load_average_before": load_before,
         "settings": settings._asdict(),
         "grid": {
@@ -116,7 +121,7 @@ def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run, print the tables, write the JSON and the tables beside it."""
-    machine.use_one_core()
+    machine.use_cores(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output", type=pathlib.Path, required=True, help="the JSON to write; tables and a picture go beside it"

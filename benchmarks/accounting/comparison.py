@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accounting import arbiter, clocks, ours
+from benchmarks import clocks
+from benchmarks.accounting import arbiter, ours
 from benchmarks.accounting.grid import Grid
 from benchmarks.accounting.peers import PEERS, Epsilon, Peer, gdpnum_mu
 from gdpjax import accounting

@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.accounting import clocks, ours, paper
+from benchmarks import clocks
+from benchmarks.accounting import ours, paper
 from benchmarks.accounting.grid import Points, make_points
 
 CHECKED = 200

@@ -1,7 +1,8 @@
 """The result as tables for people."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
+
+from benchmarks.tables import table
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -27,21 +28,6 @@ def markdown(result: dict[str, Any]) -> str:
         ("Libraries that are missing", _missing(result["comparison"]["missing"])),
     ]
     return "\n\n".join([*head, *(f"## {title}\n\n{body}" for title, body in sections if body)]) + "\n"
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        if value != 0 and abs(value) < 0.01:
-            return f"{value:.2e}"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return str(value)
 
 
 def _targets(targets: dict[str, dict[str, Any]]) -> str:

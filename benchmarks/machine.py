@@ -1,28 +1,26 @@
-"""One core, and what it is."""
+"""The cores that a benchmark is given, and what they are."""
 
 import importlib.metadata
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 from typing import Any
 
-PACKAGES = (
-    "gdpjax", "jax", "jaxlib", "numpy", "scipy", "dp-accounting", "prv-accountant", "gdpnum", "riskcal", "autodp",
-)  # fmt: skip
 
-
-def use_one_core() -> None:
-    """Pin this process and its children to one core, without threads. Call it before NumPy or JAX is imported."""
+def use_cores(count: int) -> None:
+    """Pin this process and its children to ``count`` cores and as many threads, before NumPy or JAX is imported."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
+        os.environ[name] = str(count)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # children use the same GPU
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    if count == 1:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+    if hasattr(os, "sched_setaffinity"):  # XLA's threads are as many as the cores it may use
+        os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-count:]))
 
 
-def describe() -> dict[str, Any]:
-    """Processor, device and versions; nothing that names the machine."""
+def describe(packages: Sequence[str]) -> dict[str, Any]:
+    """Processor, device and versions of ``packages``; nothing that names the machine."""
     import jax
 
     device = jax.devices()[0]
@@ -35,7 +33,7 @@ def describe() -> dict[str, Any]:
         "platform": device.platform,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in packages},
     }
 
 
