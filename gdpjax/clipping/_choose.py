@@ -5,21 +5,28 @@ where JAX forms it slowly (a convolution under vmap, a loop that adds a gradient
 gradient is a sum of many outer products it has to be formed anyway, because only a norm of what was formed is safe from
 cancellation (see docs/gradients.md), and JAX's own product is as good.
 
-Chunks are as large as keeps the gradients and activations of a chunk in a few caches' worth of memory: smaller ones
-repeat the fixed cost of adding to the running sums, larger ones wait for memory.
+Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
+once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. The constants are
+measured (benchmarks/results/clipping_cpu.md).
 """
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
 
-from gdpjax.clipping._ghost import Plan
+from gdpjax.clipping._ghost import Plan, _sites
 from gdpjax.clipping._ghost._jaxpr import Frame
 from gdpjax.clipping._ghost._uses import Enter, Use
 
-_BYTES = {"cpu": 48 * 2**20}
-_BYTES_ELSEWHERE = 2 * 2**30
+_CACHE = {"cpu": 8 * 2**20}
+_CACHE_ELSEWHERE = 2 * 2**30
+_SUM_BYTES = 20
+"""Memory traffic of one compensated addition: one term read, two parts of a sum read and written."""
+_SUM_SHARE = 0.4
+_FEWEST = 4
+_MOST_UNROLLED = 4
 
 
 def better_formed(plan: Plan) -> dict[int, str]:
@@ -73,20 +80,22 @@ def _bytes(aval: Any) -> int:
 
 
 def row_bytes(plan: Plan, params: list[Any]) -> int:
-    """Bytes of one row: activations, and the gradients that are formed."""
-    formed = sum(4 * math.prod(p.shape) for leaf, p in enumerate(params) if _is_formed(plan, leaf))
+    """Bytes of one row: activations, and the gradients and tables that are formed."""
+    formed = sum(8 * math.prod(p.shape) for leaf, p in enumerate(params) if _is_formed(plan, leaf))
+    tables = sum(4 * p.shape[0] for leaf, p in enumerate(params) if _sites_of(plan, leaf, _sites.TABLES))
     patches = sum(_patch_bytes(site.eqn) for site in plan.uses.sites.values())
-    return max(activation_bytes(plan.frame) + 2 * formed + patches, 1)
+    return max(activation_bytes(plan.frame) + formed + tables + patches, 1)
+
+
+def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Any]:
+    sites = [plan.uses.sites[use.place] for use in plan.uses.tapped.get(leaf, ())]
+    return [site for site in sites if site.eqn.primitive.name in names]
 
 
 def _is_formed(plan: Plan, leaf: int) -> bool:
-    uses = plan.uses.tapped.get(leaf)
-    if uses is None:
+    if leaf not in plan.uses.tapped or _sites_of(plan, leaf, ["conv_general_dilated"]):
         return True
-    sites = [plan.uses.sites[use.place] for use in uses]
-    if any(site.eqn.primitive.name == "conv_general_dilated" for site in sites):
-        return True
-    dots = [site for site in sites if site.eqn.primitive.name == "dot_general"]
+    dots = _sites_of(plan, leaf, ["dot_general"])
     return sum(_times(site.eqn, site.operand) * math.prod(site.lengths) for site in dots) > 1
 
 
@@ -100,17 +109,22 @@ def _patch_bytes(eqn: Any) -> int:
 
 def chunk_rows(plan: Plan, params: list[Any], batch_size: int) -> int:
     """Rows to take at a time."""
-    budget = _BYTES.get(jax.default_backend(), _BYTES_ELSEWHERE)
-    rows = max(budget // row_bytes(plan, params), 1)
-    if rows >= batch_size:
-        return batch_size
-    rows = 1 << (rows.bit_length() - 1)
-    return rows
+    each = row_bytes(plan, params)
+    cached = _CACHE.get(jax.default_backend(), _CACHE_ELSEWHERE) / each
+    amortised = _SUM_BYTES * sum(math.prod(p.shape) for p in params) / (_SUM_SHARE * each)
+    rows = max(cached, amortised, _FEWEST)
+    if _convolves_on_cpu(plan):
+        rows = max(rows, -(-batch_size // _MOST_UNROLLED))
+    return batch_size if rows >= batch_size else 1 << (int(rows).bit_length() - 1)
+
+
+def _convolves_on_cpu(plan: Plan) -> bool:
+    return jax.default_backend() == "cpu" and _has_convolution(plan.frame)
 
 
 def unrolls(plan: Plan, chunks: int) -> bool:
-    """A convolution inside a loop is slow on the CPU backend."""
-    return chunks <= 32 and jax.default_backend() == "cpu" and _has_convolution(plan.frame)
+    """A convolution inside a loop is slow on the CPU backend: write out the loop, unless that takes long to compile."""
+    return chunks <= 2 * _MOST_UNROLLED and _convolves_on_cpu(plan)
 
 
 def _has_convolution(frame: Frame) -> bool:

@@ -162,10 +162,12 @@ def _contracted(left: Array, right: Array) -> Array:
 def _factors(rows: RankOne, weights: Weights) -> tuple[Array, Array]:
     """The two factors of weighted rows."""
     left, right = _wide(rows.left), _wide(rows.right)
-    # The left factor's own scale goes into it, so that the right one meets a power of two that it can hold.
-    own, _ = _scale(left.reshape(left.shape[0], -1))
-    left = _times(left, Weights(own, jnp.ones(left.shape[0], left.dtype), weights.keep))
-    return left, _times(right, weights._replace(exponent=weights.exponent - own))
+    every = Weights(*(jnp.broadcast_to(part[:, None], left.shape[:2]) for part in weights))
+    # Each block's left factor is scaled by itself, so that the right one meets a power of two that it can hold.
+    own, largest = _scale(left)
+    every = every._replace(keep=every.keep & (largest > 0))  # nothing bounds a right factor that meets zeros
+    left = _times(left, Weights(own, jnp.ones_like(left[..., 0]), every.keep))
+    return left, _times(right, every._replace(exponent=every.exponent - own))
 
 
 def partial_sum(rows: Rows, weights: Weights) -> Array:

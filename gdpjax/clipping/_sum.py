@@ -52,9 +52,37 @@ def clipped_sum(
     split = functools.partial(_split, num_chunks=num_chunks, size=size)
     beyond = jnp.arange(num_chunks * size).reshape(num_chunks, size) >= total
     padding = beyond if is_padding is None else beyond | split(is_padding)
-    unroll = num_chunks if engine.unrolls(num_chunks) else 1
-    pairs, info = jax.lax.scan(
-        step, zero_pairs(leaves), (jax.tree.map(split, batch), split(positions), padding), unroll=unroll
-    )
+    chunks = (jax.tree.map(split, batch), split(positions), padding)
+    loop = _written_out if engine.unrolls(num_chunks) else jax.lax.scan
+    pairs, info = loop(step, zero_pairs(leaves), chunks)
     norms, extra = jax.tree.map(lambda x: x.reshape(num_chunks * size, *x.shape[2:])[:total], info)
     return Outcome(pairs, norms, extra)
+
+
+def _written_out(step: Any, carry: list[Pair], chunks: Any) -> tuple[list[Pair], Any]:
+    """`lax.scan` without a loop in the program, in which a chunk still starts after the one before has ended."""
+    outputs = []
+    for number in range(len(chunks[1])):
+        rows, positions, padding = jax.tree.map(lambda x, i=number: x[i], chunks)
+        if number:
+            token = carry[0][0].ravel()[0]
+            rows, positions = jax.tree.map(lambda x, token=token: _after(x, token), (rows, positions))
+        carry, output = step(carry, (rows, positions, padding))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
+
+
+@jax.custom_batching.custom_vmap
+def _after(x: Array, token: Array) -> Array:
+    """x, once ``token`` is known: without this the compiler would have all chunks in memory at once."""
+    bits = jax.lax.bitcast_convert_type(token.astype(jnp.float32), jnp.int32)
+    zero = jax.lax.population_count(bits) >> 6  # at most 32, but the compiler does not know
+    if jnp.issubdtype(x.dtype, jnp.bool_):
+        return x | (zero != 0)
+    return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.number) else x
+
+
+@_after.def_vmap
+def _after_batched(axis_size: int, in_batched: list[bool], x: Array, token: Array) -> tuple[Array, bool]:
+    # In a sweep the sums differ from configuration to configuration, and the rows must not.
+    return x, in_batched[0]

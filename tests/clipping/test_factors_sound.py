@@ -1,0 +1,141 @@
+"""Factored gradients keep the promise of the clip: norms are never understated, whatever cancels or overflows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+
+ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def fast(function):
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def outer_loss(w, a, s):
+    """Its gradient is sum_t a_t s_t^T, exactly those factors."""
+    return jnp.sum((a @ w) * s)
+
+
+def clipped(a, s, bound=1.0, **options):
+    grad_fn = gdpjax.clipped_grad(
+        outer_loss, bound, batch_argnums=(1, 2), strategy="ghost", return_info=True, **options
+    )  # fmt: skip
+    return fast(grad_fn)(jnp.zeros((a.shape[-1], s.shape[-1]), a.dtype), a, s)
+
+
+def gram_norms(a, s):
+    """What is not done here: sum over t, t' of (a_t . a_t') (s_t . s_t')."""
+    return jnp.sqrt(jnp.maximum(jnp.einsum("ntd,nud,ntp,nup->n", a, a, s, s), 0))
+
+
+def cancelling(seed, large):
+    """Two positions that nearly cancel: the gradient is what is left."""
+    rng = np.random.default_rng(seed)
+    a, s = rng.normal(size=(1, 1, 8)) * large, rng.normal(size=(1, 1, 8)) * large
+    left = rng.normal(size=(1, 1, 8))
+    return (
+        jnp.asarray(np.concatenate([a, a, left], axis=1), jnp.float32),
+        jnp.asarray(np.concatenate([s, -s, left], axis=1), jnp.float32),
+    )
+
+
+@pytest.mark.parametrize("large", [1e2, 1e3, 1e4])
+def test_positions_that_cancel_do_not_hide_a_gradient(large):
+    missed = 0
+    for seed in range(20):
+        a, s = cancelling(seed, large)
+        exact = np.linalg.norm(np.einsum("td,tp->dp", np.float64(a[0]), np.float64(s[0])))
+        total, info = clipped(a, s)
+        assert np.linalg.norm(np.float64(total)) <= 1.0
+        # What was formed is rounded; its norm is right to the slack, and what is contributed is what was measured.
+        assert abs(float(info.norms[0]) - exact) <= 8 * 2.0**-24 * np.linalg.norm(a[0]) * np.linalg.norm(s[0])
+        missed += float(gram_norms(a, s)[0]) < 0.5 * exact
+    assert missed > 0 or large < 1e3  # the broken version fails here
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("times", [1, 3])
+def test_no_pair_of_factors_beats_the_bound(times, dtype):
+    """Factors over the whole range of the dtype: their product may overflow, and so may either square."""
+    largest, smallest = float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).tiny)
+    rng = np.random.default_rng(0)
+    sizes = [0.0, smallest, 1e-4, 1.0, 1e4, largest / 4, largest, np.inf, np.nan]
+    pairs = [(x, y) for x in sizes for y in sizes]
+    count = len(pairs)
+    direction = rng.choice([-1.0, 1.0], size=(count, times, 3))
+    scale = np.array(pairs)[:, :, None, None]
+    a = jnp.asarray(direction * scale[:, 0], dtype)
+    s = jnp.asarray(np.abs(direction[..., :2]) * scale[:, 1], dtype)
+    grad_fn = gdpjax.clipped_grad(outer_loss, 1.0, batch_argnums=(1, 2), strategy="ghost")
+    zero = jnp.zeros((3, 2), dtype)
+    each = fast(lambda a, s, alone: jax.lax.map(lambda p: grad_fn(zero, a, s, is_padding=p), alone))(a, s, ~np.eye(
+        count, dtype=bool))  # fmt: skip
+    norms = np.linalg.norm(np.float64(each).reshape(count, -1), axis=1)
+    assert (norms <= 1.0).all()
+    finite = [i for i, (x, y) in enumerate(pairs) if np.isfinite(x * y) and 1.0 < x * y < largest and times == 1]
+    np.testing.assert_allclose(norms[finite], 1.0, rtol=1e-4)  # and what is finite contributes all of it
+
+
+@pytest.mark.parametrize("num_rows", [1, 65, 300])
+def test_aligned_rows_move_the_sum_by_at_most_the_bound(num_rows):
+    """A model large enough for plain sums of 64 rows, and rows that all point the same way: the worst rounding."""
+    a = jnp.abs(jax.random.normal(jax.random.key(0), (num_rows, 1, 200))) + 1
+    s = jnp.abs(jax.random.normal(jax.random.key(1), (num_rows, 1, 150))) + 1
+    grad_fn = gdpjax.clipped_grad(outer_loss, 1.0, batch_argnums=(1, 2), strategy="ghost")
+    run = jax.jit(lambda padding: grad_fn(jnp.zeros((200, 150)), a, s, is_padding=padding))
+    whole = np.float64(run(jnp.zeros(num_rows, bool)))
+    for gone in {0, num_rows // 2, num_rows - 1}:
+        change = np.linalg.norm(whole - np.float64(run(jnp.arange(num_rows) == gone)))
+        assert 0.98 <= change <= grad_fn.sensitivity(ADD)
+
+
+def test_blocks_of_very_different_size_are_all_seen():
+    """In one block the left factor is huge and the right one zero; the gradient is all in the other block."""
+
+    def loss(w, a, s):
+        return jnp.sum(jnp.einsum("kd,kdp->kp", a, w) * s)
+
+    a = jnp.array([[[1e30, 1e30], [1e-8, 1e-8]]], jnp.float32)
+    s = jnp.array([[[0.0, 0.0], [1e18, 1e18]]], jnp.float32)
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), strategy="ghost", return_info=True)
+    total, info = fast(grad_fn)(jnp.zeros((2, 2, 2)), a, s)
+    np.testing.assert_allclose(info.norms, [2e10], rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(total), 1.0, rtol=1e-5)
+
+
+def test_repeated_indices_are_added_before_they_are_squared():
+    def loss(table, tokens, s):
+        return jnp.sum(table[tokens] * s)
+
+    tokens = jnp.array([[2, 2, 2, 0], [1, 1, 3, 3]])
+    s = jnp.array([[1.0, 1.0, 1.0, 4.0], [1.0, -1.0, 2.0, -2.0]])[..., None]
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), strategy="ghost", return_info=True)
+    total, info = fast(grad_fn)(jnp.zeros((5, 1)), tokens, s)
+    np.testing.assert_allclose(info.norms, [5.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(total[:, 0], [0.8, 0, 0.6, 0, 0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_row_is_that_row_removed_in_every_kind(bad):
+    def loss(p, x, t):
+        return jnp.sum(jnp.tanh(x @ p["w"]) + p["e"][t].mean(0) + p["b"] * x[0])
+
+    params = {"w": jnp.ones((3, 2)), "e": jnp.ones((4, 2)), "b": jnp.ones(2)}
+    x, t = jax.random.normal(jax.random.key(0), (4, 3)), jnp.arange(8).reshape(4, 2) % 4
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), strategy="ghost")
+    run = fast(lambda x, padding: grad_fn(params, x, t, is_padding=padding))
+    removed = run(x, jnp.arange(4) == 1)
+    for got, expected in zip(
+        jax.tree.leaves(run(x.at[1, 0].set(bad), jnp.zeros(4, bool))), jax.tree.leaves(removed), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_sums_are_float32_whatever_is_computed():
+    a, s = jnp.ones((3, 1, 4), jnp.bfloat16) * 1.5, jnp.ones((3, 1, 2), jnp.bfloat16)
+    total, info = clipped(a, s, bound=100.0)
+    assert total.dtype == info.norms.dtype == jnp.float32
+    np.testing.assert_allclose(total, 4.5, rtol=1e-5)
