@@ -1,0 +1,62 @@
+"""Run by test_mesh in a process of its own with eight CPU devices: prints what it finds as JSON."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import gdpjax
+
+FAST = {"xla_backend_optimization_level": 0}
+PARAMS = {"a": jax.random.normal(jax.random.key(0), (16, 32)), "b": jnp.zeros(32), "c": jnp.ones((32, 8)) / 8}
+X, Y = jax.random.normal(jax.random.key(1), (64, 16)), jnp.arange(64) % 8
+
+
+def loss(p, x, y, key, scale):
+    hidden = jnp.tanh(x @ p["a"] + p["b"]) * jax.random.bernoulli(key, 0.8, (32,))
+    return -jax.nn.log_softmax(hidden @ p["c"] * scale)[y]
+
+
+def run(devices, axis_type, fsdp, **options):
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), key_argnums=3, return_info=True, **options)
+    args = (PARAMS, X, Y, jax.random.key(7), jnp.float32(1.5))
+    padding = jnp.arange(64) % 9 == 4
+    if devices > 1:
+        mesh = jax.make_mesh((devices,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:devices])
+        put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
+        args = (put(PARAMS, *(("data",) if fsdp else ())), put(X, "data"), put(Y, "data"), *put(args[3:]))
+        padding = put(padding, "data")
+    step = jax.jit(lambda args, padding: grad_fn(*args, is_padding=padding), compiler_options=FAST)
+    compiled = step.lower(args, padding).compile()
+    found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(", compiled.as_text())
+    total, info = step(args, padding)
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((total, info))])
+    return flat, found
+
+
+def main():
+    reference, _ = run(1, None, False)
+    report = {}
+    for devices in (2, 8):
+        for axis_type in (AxisType.Auto, AxisType.Explicit):
+            for fsdp in (False, True):
+                for options in ({"strategy": "ghost"}, {"microbatch_size": 3}):
+                    if devices == 2 and (fsdp or "strategy" in options):
+                        continue
+                    values, reduced = run(devices, axis_type, fsdp, **options)
+                    sizes = [np.prod([int(n) for n in dims.split(",") if n]) for r in reduced for dims in re.findall(
+                        r"f32\[([0-9,]*)\]", r)]  # fmt: skip
+                    report[f"{devices} {axis_type.name} {'fsdp' if fsdp else ''} {options}"] = {
+                        "error": float(np.abs(values - reference).max() / np.abs(reference).max()),
+                        "all_reduces": len(reduced),
+                        "elements": int(sum(sizes)),
+                        "other_types": [t for r in reduced for t in re.findall(r"\b([a-z]+\d+)\[", r) if t != "f32"],
+                    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""`explain`, and what the strategies choose."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gdpjax
+from tests.clipping.patterns import make
+
+
+def methods(name, **options):
+    loss, params, rows = make(name, jnp.float32)
+    found = gdpjax.clipping.explain(
+        loss, params, rows if len(rows) > 1 else rows[0], batch_argnums=tuple(range(1, 1 + len(rows))), **options
+    )  # fmt: skip
+    return {plan.name.strip("[']"): (plan.method, plan.why) for plan in found.leaves}, found
+
+
+EXPECTED = {
+    "dense_layers": {"a": "outer product", "b": "formed", "c": "outer product"},
+    "sequence": {"q": "formed", "k": "formed", "v": "formed"},
+    "embedding": {"e": "table rows", "w": "outer product"},
+    "embedding_of_one": {"user": "table rows", "item": "table rows"},
+    "concatenated_kernels": {"i": "outer product", "f": "outer product", "b": "formed"},
+    "merged_lora_transposed": {"a": "outer product", "b": "outer product", "w": "outer product"},
+    "layers_by_scan": {"w": "outer product", "b": "formed", "head": "outer product"},
+    "batched_product": {"w": "outer product"},
+    "nested_jit": {"a": "outer product", "c": "formed"},
+    "remat": {"a": "outer product", "c": "outer product"},
+    "branch_on_data": {"a": "formed", "c": "outer product"},
+    "scalars_and_vectors": {
+        "s": "formed", "v": "formed", "unused": "formed", "steps": "not trained", "empty": "not trained",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_is_kept_in_factors(name):
+    found, _ = methods(name, strategy="ghost")
+    assert {leaf: method for leaf, (method, _) in found.items()} == EXPECTED[name]
+
+
+REASONS = {
+    "weight_norm": ("v", "reduce_sum"),
+    "l2_in_the_loss": ("a", "integer_pow"),
+    "custom_vjp_layer": ("a", "custom_vjp_call"),
+    "custom_jvp_layer": ("a", "custom_jvp_call"),
+    "branch_on_parameters": ("a", "cond"),
+    "carried_parameter": ("w", "carried by a scan"),
+    "tied_embedding": ("e", None),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_fallback_is_named(name):
+    leaf, why = REASONS[name]
+    method, reason = methods(name)[0][leaf]
+    assert method == "formed"
+    if why is not None:
+        assert why in reason or "mul" in reason or "square" in reason, reason
+
+
+def test_the_table_names_large_formed_gradients():
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]))  # noqa: E731
+    params = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
+    found = gdpjax.clipping.explain(loss, params, jnp.zeros((8, 3, 1000)))
+    assert "a sum of 3 outer products" in str(found)
+    assert "large gradients formed for each example: ['w']" in str(found)
+    assert "outer product" in str(gdpjax.clipping.explain(loss, params, jnp.zeros((8, 1000))))
+
+
+def test_chunks_follow_the_size_of_a_row():
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]))  # noqa: E731
+    small = gdpjax.clipping.explain(loss, {"w": jnp.zeros((10, 10))}, jnp.zeros((256, 10)))
+    large = gdpjax.clipping.explain(loss, {"w": jnp.zeros((10, 10))}, jnp.zeros((256, 100_000, 10)))
+    assert small.chunk == 256
+    assert large.chunk == 4
+    assert gdpjax.clipping.explain(loss, {"w": jnp.zeros((3, 3))}, jnp.zeros((9, 3)), microbatch_size=2).chunk == 2
+
+
+def test_refusals_are_those_of_clipped_grad():
+    with pytest.raises(ValueError, match="scalar for ONE example"):
+        gdpjax.clipping.explain(lambda p, x: x, jnp.zeros(2), jnp.zeros((3, 2)))
+    with pytest.raises(ValueError, match="strategy must be one of"):
+        gdpjax.clipping.explain(lambda p, x: p @ x, jnp.zeros(2), jnp.zeros((3, 2)), strategy="fast")

@@ -1,0 +1,65 @@
+"""A batch over 1, 2 and 8 devices: the same sum, by one float32 all-reduce of the size of the parameters."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+from gdpjax.clipping._mesh import spread_of
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def report():
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.clipping.mesh_check"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+def test_the_sum_does_not_depend_on_the_devices(report):
+    assert len(report) == 10
+    for name, found in report.items():
+        assert found["error"] <= 1e-5, (name, found)  # rounding, and a slack that holds the devices' share
+
+
+def test_one_all_reduce_of_the_parameters_in_float32(report):
+    for name, found in report.items():
+        assert found["all_reduces"] == 1, (name, found)
+        assert found["elements"] == 16 * 32 + 32 + 32 * 8, (name, found)
+        assert not found["other_types"], (name, found)
+
+
+def test_one_device_is_not_a_mesh():
+    assert spread_of([jnp.zeros((4, 2))], 4) is None
+
+
+def test_inside_a_sweep_and_a_donating_step():
+    """What training loops do: donate the parameters, sweep clip norms and rates, compile once."""
+    traces = []
+
+    def step(w, x, rate, bound):
+        traces.append(1)
+        return w - rate * gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), bound)(w, x)
+
+    x = jax.random.normal(jax.random.key(0), (6, 3))
+    donating = jax.jit(step, donate_argnums=0)
+    w = jnp.ones((3, 2))
+    for rate, bound in [(0.1, 1.0), (0.2, 0.5), (0.3, 2.0)]:
+        expected = step(w, x, rate, bound)
+        w = donating(w, x, rate, bound)
+        np.testing.assert_allclose(w, expected, rtol=1e-5)
+    assert len(traces) == 1 + 3  # one trace for the compiled step, one for each eager one
+    many = jax.vmap(step, (None, None, 0, 0))(w, x, jnp.array([0.1, 0.2]), jnp.array([1.0, 0.5]))
+    np.testing.assert_allclose(many[1], step(w, x, 0.2, 0.5), rtol=1e-5)
