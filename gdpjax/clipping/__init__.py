@@ -2,6 +2,7 @@
 
 from gdpjax.clipping._augment import average_augmentations
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad, per_example_grad
+from gdpjax.clipping._explain import explain
 from gdpjax.clipping._rules import AutoS, Flat, Normalize, PerGroup, PerLeaf, Sensitivity
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "Sensitivity",
     "average_augmentations",
     "clipped_grad",
+    "explain",
     "per_example_grad",
 ]
