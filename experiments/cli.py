@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from experiments.config import PRESETS, DataConfig, DemoConfig, FdpFiguresConfig
+from experiments.config import PRESETS, DataConfig, DemoConfig, FdpFiguresConfig, GradientsFigureConfig
 from experiments.errors import CapacityExceededError, RunInterrupted, UserError
 
 
@@ -36,10 +36,19 @@ def _fdp_figures(config: Any) -> None:
     run(config)
 
 
+def _gradients_figure(config: Any) -> None:
+    from experiments.gradients_figure import run
+
+    run(config)
+
+
 COMMANDS = {
     "train": Command(lambda dataset: PRESETS[dataset], _train, "Train one model with differential privacy."),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),
+    "gradients-figure": Command(
+        lambda dataset: GradientsFigureConfig(), _gradients_figure, "Draw the figure of docs/gradients.md."
+    ),
 }
 
 

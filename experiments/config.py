@@ -95,6 +95,14 @@ class FdpFiguresConfig:
     """Folder of the SVG files."""
 
 
+@dataclasses.dataclass(frozen=True)
+class GradientsFigureConfig:
+    """Draw the figure of docs/gradients.md."""
+
+    output: Path = Path("docs/figures")
+    """Folder of the SVG file."""
+
+
 PRESETS: dict[str, TrainConfig] = {
     # Tuned by hand on the 360 held-out digits, so their accuracy is slightly optimistic; the tuning runs are not in
     # epsilon, as is usual for public benchmark data, and would have to be for private data.

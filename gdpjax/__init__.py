@@ -8,7 +8,19 @@ run.
 from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
-from gdpjax.clipping import ClipInfo, Flat, Sensitivity, average_augmentations, clipped_grad, per_example_grad
+from gdpjax.clipping import (
+    AutoS,
+    ClipInfo,
+    Flat,
+    Normalize,
+    PerGroup,
+    PerLeaf,
+    Sensitivity,
+    average_augmentations,
+    clipped_grad,
+    explain,
+    per_example_grad,
+)
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
 from gdpjax.transforms import add_gaussian_noise, clip_and_sum, clip_norm_of, privatize, privatize_adaptive
@@ -16,12 +28,16 @@ from gdpjax.transforms import add_gaussian_noise, clip_and_sum, clip_norm_of, pr
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoS",
     "Bounds",
     "ClipInfo",
     "Event",
     "Flat",
     "Ledger",
     "NeighboringRelation",
+    "Normalize",
+    "PerGroup",
+    "PerLeaf",
     "Sensitivity",
     "accounting",
     "add_gaussian_noise",
@@ -31,6 +47,7 @@ __all__ = [
     "clipped_grad",
     "dpadam",
     "dpsgd",
+    "explain",
     "fresh_key",
     "ledger",
     "ledger_of",

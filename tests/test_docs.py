@@ -1,4 +1,4 @@
-"""The documentation tells the truth: its Python runs, page by page, and its figures exist."""
+"""The documentation tells the truth: its Python runs, page by page, prints what it shows, and its figures exist."""
 
 import pathlib
 import re
@@ -10,10 +10,13 @@ PAGES = sorted(DOCS.glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_code_runs_in_order(page, capsys):
+def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
     namespace: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+    for block, shown in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL):
+        capsys.readouterr()
         exec(compile(block, page.name, "exec"), namespace)
+        printed = capsys.readouterr().out
+        assert not shown or printed == shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

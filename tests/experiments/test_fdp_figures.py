@@ -19,6 +19,11 @@ def test_every_figure_is_drawn(tmp_path, monkeypatch, capsys):
     assert len(list(tmp_path.glob("*.svg"))) == 6
 
 
+def test_the_figure_of_the_gradient_engine_is_drawn(tmp_path):
+    assert cli.main(["gradients-figure", "--output", str(tmp_path)]) == 0
+    assert "diag" in (tmp_path / "gradients.svg").read_text()
+
+
 def test_adult_is_read_and_checked(tmp_path, monkeypatch):
     path = tmp_path / "adult.data.gz"
     path.write_bytes(gzip.compress("\n".join([ROW.format("Bachelors"), ROW.format("9th"), ""]).encode()))
