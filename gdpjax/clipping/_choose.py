@@ -104,7 +104,9 @@ def _patch_bytes(eqn: Any) -> int:
         return 0
     numbers = eqn.params["dimension_numbers"]
     out, weight = eqn.outvars[0].aval, eqn.invars[1].aval
-    return _bytes(out) // max(out.shape[numbers.out_spec[1]], 1) * math.prod(weight.shape[a] for a in numbers.rhs_spec[1:])
+    return (
+        _bytes(out) // max(out.shape[numbers.out_spec[1]], 1) * math.prod(weight.shape[a] for a in numbers.rhs_spec[1:])
+    )
 
 
 def chunk_rows(plan: Plan, params: list[Any], batch_size: int) -> int:

@@ -1,15 +1,16 @@
 """Clip the gradients of a batch of examples and add them up, within a derived rounding bound.
 
-The promise is on what the machine returns, not on real arithmetic: for any two batches, padded to the same size B, that
-differ by one added or removed row, the two returned sums differ by at most C in l2 norm, given that the computed
-gradient of a row (for an outer product its two computed factors) is a function of that row. That much is the compiler's:
-programs of different batch sizes may compute the same row's gradient differently (a ReLU at its kink can fall on either
-side), so pad to ONE static size. With u the unit roundoff of the accumulation dtype (2^-24 for float32) and d
-coordinates in n leaves, the parts are, relative to C:
+The promise is on what the machine returns, not on real arithmetic: for any two batches, padded to the same size B,
+that differ by one added or removed row, the two returned sums differ by at most C in l2 norm, given that the computed
+gradient of a row (for an outer product its two computed factors) is a function of that row. That much is the
+compiler's: programs of different batch sizes may compute the same row's gradient differently (a ReLU at its kink can
+fall on either side), so pad to ONE static size. With u the unit roundoff of the accumulation dtype (2^-24 for float32)
+and d coordinates in n leaves, the parts are, relative to C:
 
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, for the two
   factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and
-  the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing cancels.
+  the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing
+  cancels.
 * Terms. c_i g_i is rounded at most twice, once when it is scaled and once in the product of a contraction: 2 u B C.
 * Plain sums. At most b rows are added by one reduction or contraction, in whatever order the compiler likes: whatever
   the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at most
@@ -58,6 +59,8 @@ from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 
 _MAX_SLACK = 0.01
 _PLAIN_ROWS = 64
+_TABLE_TERMS = most_sum_error_terms(2**31) / 2
+"""An example may look up more rows of a small table than the table has, but not more entries than can be indexed."""
 _SMALL = 2**14
 """Parameters up to which every row is added with its rounding error kept."""
 
@@ -82,7 +85,7 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
     """The static rounding allowance for ``num_rows`` rows of gradients shaped like ``leaves``, over all devices."""
     unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
     sizes = [num_elements(leaf) for leaf in leaves]
-    norm_terms = most_sum_error_terms(max(sizes)) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
+    norm_terms = max(most_sum_error_terms(max(sizes)), _TABLE_TERMS) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
     slack_of = lambda b: unit * (norm_terms + num_rows * (b + 1 - 2 / b + 6.1))  # noqa: E731
     least = 1 if devices == 1 else devices + 2
     rows = max(1 if sum(sizes) <= _SMALL else _PLAIN_ROWS, least)
@@ -91,8 +94,8 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
         rows -= 1
     if slack_of(rows) > _MAX_SLACK:
         raise ValueError(
-            f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip norm (it "
-            f"could reach {slack_of(rows):.1%}); use smaller logical batches, or float64 gradients"
+            f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip norm "
+            f"(it could reach {slack_of(rows):.1%}); use smaller logical batches, or float64 gradients"
         )
     return Rounding(slack, rows if devices == 1 else rows - devices - 1)
 
@@ -152,9 +155,8 @@ def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Gro
             for r, group in zip(rows, groups.of_leaf, strict=True)
         ]
         # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
-        carry = [
-            two_sum(*compensated_add(pair, (part, jnp.zeros_like(part)))) for pair, part in zip(carry, parts, strict=True)
-        ]
+        terms = [(part, jnp.zeros_like(part)) for part in parts]
+        carry = [two_sum(*compensated_add(pair, term)) for pair, term in zip(carry, terms, strict=True)]
     return carry
 
 

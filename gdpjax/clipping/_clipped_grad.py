@@ -17,6 +17,7 @@ from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 from gdpjax.clipping._sum import clipped_sum
 from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
 
+
 class ClipInfo(NamedTuple):
     """Private diagnostics of one batch: outside every epsilon, not for release.
 

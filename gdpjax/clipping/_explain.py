@@ -84,7 +84,7 @@ def explain(
     Args:
       loss_fn, batch_argnums, key_argnums, keep_batch_dim, has_aux, trainable, strategy, microbatch_size: as in
         `clipped_grad`, with the parameters at argument 0.
-      params: the parameters, or `jax.ShapeDtypeStruct` for each.
+      params: the parameters; those that are trained may be `jax.ShapeDtypeStruct`.
       batch: argument 1: with a leading batch axis where 1 is in batch_argnums; with several batch_argnums that start at
         1, a tuple of those arguments.
       args: the remaining arguments of ``loss_fn``, in order.
@@ -143,7 +143,8 @@ _METHODS = {Dense: "formed", RankOne: "outer product", TableRows: "table rows"}
 
 
 def _held_bytes(rows: Rows) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in rows if hasattr(x, "dtype"))
+    arrays: list[Any] = [x for x in rows if hasattr(x, "dtype")]
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
 
 
 def _reason(plan: Any, leaf: int) -> str:

@@ -40,9 +40,9 @@ class Outer:
 
 
 class Sparse(NamedTuple):
-    """Rows ``index[t]`` (out of range: dropped) of the first axis get ``values[t]``, added up."""
+    """Rows ``rows[t]`` (out of range: dropped) of the first axis get ``values[t]``, added up."""
 
-    index: Array
+    rows: Array
     values: Array
 
 
@@ -113,7 +113,7 @@ def full_gradient(factor: Factor, shape: tuple[int, ...]) -> Array:
         return factor.gradient
     if isinstance(factor, Sparse):
         dtype = jnp.promote_types(factor.values.dtype, jnp.float32)
-        return jnp.zeros(shape, dtype).at[factor.index].add(factor.values.astype(dtype), mode="drop")
+        return jnp.zeros(shape, dtype).at[factor.rows].add(factor.values.astype(dtype), mode="drop")
     left, right = as_matrices(factor)
     dtype = jnp.promote_types(jnp.promote_types(left.dtype, right.dtype), jnp.float32)
     product = jnp.einsum("ktd,ktp->kdp", left, right, preferred_element_type=dtype)
@@ -130,12 +130,15 @@ def added(factors: list[Factor], shape: tuple[int, ...]) -> Factor:
     if len(factors) == 1:
         return factors[0]
     first = factors[0]
-    if isinstance(first, Outer) and all(isinstance(f, Outer) and f.axes == first.axes for f in factors):
-        lefts, rights = [f.left for f in factors], [f.right for f in factors]  # type: ignore[union-attr]
-        return Outer(jnp.concatenate(lefts), jnp.concatenate(rights), first.axes)
-    if all(isinstance(f, Sparse) for f in factors):
-        indices, values = [f.index for f in factors], [f.values for f in factors]  # type: ignore[union-attr]
-        return Sparse(jnp.concatenate(indices), jnp.concatenate(values))
+    outers = [f for f in factors if isinstance(f, Outer)]
+    if len(outers) == len(factors) and all(f.axes == outers[0].axes for f in outers):
+        return Outer(
+            jnp.concatenate([f.left for f in outers]), jnp.concatenate([f.right for f in outers]), outers[0].axes
+        )
+    tables = [f for f in factors if isinstance(f, Sparse)]
+    if len(tables) == len(factors):
+        index = [f.rows for f in tables]
+        return Sparse(jnp.concatenate(index), jnp.concatenate([f.values for f in tables]))
     total = full_gradient(first, shape)
     for factor in factors[1:]:
         total = total + full_gradient(factor, shape)

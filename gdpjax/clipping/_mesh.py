@@ -1,9 +1,10 @@
 """A batch that is spread over a mesh of devices: every device sums its own rows, and one all-reduce adds those sums.
 
-The program is the same on every device (`jax.shard_map`), over all the axes of the mesh that the batch is on: parameters
-are gathered where they are sharded (FSDP), the per-example work needs no communication, and what is reduced is float32
-or wider and of the size of the parameters. Keys depend on an example's position in the whole batch. An Explicit mesh
-says which axes the batch is on; of an Auto mesh inside jit only the mesh is known, and all of its axes are used.
+The program is the same on every device (`jax.shard_map`), over all the axes of the mesh that the batch is on:
+parameters are gathered where they are sharded (FSDP), the per-example work needs no communication, and what is reduced
+is float32 or wider and of the size of the parameters. Keys depend on an example's position in the whole batch. An
+Explicit mesh says which axes the batch is on; of an Auto mesh inside jit only the mesh is known, and all of its axes
+are used.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
+from gdpjax._core.checks import is_traced
 from gdpjax._core.types import PyTree
 
 
@@ -31,24 +33,27 @@ class Spread(NamedTuple):
 def spread_of(batch: PyTree, batch_size: int) -> Spread | None:
     """How the batch is spread over devices, or None: on one device, unevenly, or inside somebody's shard_map."""
     for leaf in jax.tree.leaves(batch):
-        sharding = getattr(jax.typeof(leaf), "sharding", None)
-        mesh = getattr(sharding, "mesh", None)
+        sharding: Any = getattr(jax.typeof(leaf), "sharding", None)
+        mesh: Any = getattr(sharding, "mesh", None)
         if mesh is None or mesh.empty or mesh.size == 1:
             continue
         if any(kind == AxisType.Manual for kind in mesh.axis_types):
             return None
-        spread = Spread(mesh, _axes(mesh, sharding.spec, leaf))
-        return spread if spread.axes and batch_size % spread.devices == 0 else None
+        spread = Spread(mesh, _axes(mesh, sharding, leaf))
+        if spread.axes:
+            return spread if batch_size % spread.devices == 0 else None
     return None
 
 
-def _axes(mesh: Any, spec: Any, leaf: Any) -> tuple[str, ...]:
-    known = getattr(getattr(leaf, "sharding", None), "spec", None) if isinstance(leaf, jax.Array) else None
-    first = next(iter(spec), None) or (None if isinstance(leaf, jax.core.Tracer) else next(iter(known or ()), None))
-    if first is not None:
-        return (first,) if isinstance(first, str) else tuple(first)
-    auto = [axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto]
-    return tuple(auto) if isinstance(leaf, jax.core.Tracer) else ()
+def _axes(mesh: Any, sharding: Any, leaf: Any) -> tuple[str, ...]:
+    """The axes of the mesh that the first axis of a leaf is on; inside jit those of an Auto mesh, all of them."""
+    traced = is_traced(leaf)
+    for spec in (sharding.spec, () if traced else getattr(leaf.sharding, "spec", ())):
+        first = next(iter(spec), None)
+        if first is not None:
+            return (first,) if isinstance(first, str) else tuple(first)
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(axis for axis, kind in kinds if kind == AxisType.Auto) if traced else ()
 
 
 def summed_over(spread: Spread, local: Callable[..., Any], arrays: list[Any], is_batched: list[bool]) -> Any:

@@ -194,7 +194,11 @@ def formed(rows: Rows, weights: Weights) -> Array:
 
 def taken(rows: Rows, start: int, stop: int) -> Rows:
     """Some of the rows."""
-    return type(rows)(*(part[start:stop] if isinstance(part, jax.Array) else part for part in rows))
+    if isinstance(rows, Dense):
+        return Dense(rows.rows[start:stop])
+    if isinstance(rows, RankOne):
+        return rows._replace(left=rows.left[start:stop], right=rows.right[start:stop])
+    return rows._replace(index=rows.index[start:stop], values=rows.values[start:stop])
 
 
 def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:

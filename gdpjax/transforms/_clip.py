@@ -9,7 +9,7 @@ import optax
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._clip import add_clipped, merge_leaves, rounded, rounding, scaling, trained_groups, zero_pairs
-from gdpjax.clipping._rows import Dense
+from gdpjax.clipping._rows import Dense, Rows
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 
 
@@ -63,7 +63,8 @@ def clip_examples(
     which = tuple(
         mark and is_floating(leaf) and num_elements(leaf) > 0 for mark, leaf in zip(marks, single, strict=True)
     )
-    rows, shapes = ([leaf for leaf, mark in zip(group, which, strict=True) if mark] for group in (leaves, single))
+    rows = [leaf for leaf, mark in zip(leaves, which, strict=True) if mark]
+    shapes = [leaf for leaf, mark in zip(single, which, strict=True) if mark]
     if not rows:
         raise ValueError("the per-example gradients have no trainable floating-point leaf")
     like = jax.tree.unflatten(structure, single)
@@ -74,7 +75,7 @@ def clip_examples(
         if max_batch_size is not None and num_rows > max_batch_size:
             raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
         how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
-        dense = [Dense(leaf) for leaf in rows]
+        dense: list[Rows] = [Dense(leaf) for leaf in rows]
         scale = scaling(dense, rule, groups, how.slack, None)
         sums, norms = rounded(add_clipped(zero_pairs(shapes), dense, scale, groups, how)), scale.norms
     return merge_leaves(like, which, sums), norms

@@ -72,7 +72,11 @@ def einsum_heads():
 
 @pattern
 def batched_product():
-    return lambda p, x: jnp.sum(jnp.tanh(jnp.einsum("hd,hde->he", x, p["w"]))), {"w": normal(1, 3, 4, 2)}, (batch(3, 4),)
+    return (
+        lambda p, x: jnp.sum(jnp.tanh(jnp.einsum("hd,hde->he", x, p["w"]))),
+        {"w": normal(1, 3, 4, 2)},
+        (batch(3, 4),),
+    )
 
 
 @pattern
@@ -224,8 +228,8 @@ def tied_embedding():
 
 @pattern
 def scalars_and_vectors():
-    params = {"s": jnp.array(0.7), "v": normal(1, 3), "unused": normal(2, 2), "steps": jnp.arange(2), "empty": jnp.zeros(
-        (0, 3))}  # fmt: skip
+    params = {"s": jnp.array(0.7), "v": normal(1, 3), "unused": normal(2, 2)}
+    params |= {"steps": jnp.arange(2), "empty": jnp.zeros((0, 3))}
     return lambda p, x: p["s"] * jnp.sum(jnp.sin(x * p["v"])) + p["steps"][1], params, (batch(3),)
 
 
@@ -411,6 +415,24 @@ def remat():
 
 
 @pattern
+def of_itself():
+    params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "u": normal(3, 3, 3)}
+    return lambda p, x: jnp.sum(x @ (p["w"] * p["w"]) + x @ (p["v"] + p["v"]) + x @ (p["u"] @ p["u"])), params, (
+        batch(3),)  # fmt: skip
+
+
+@pattern
+def complex_on_the_way():
+    params = {"w": normal(1, 3, 4), "v": normal(2, 5, 2)}
+
+    def loss(p, x, i):
+        fourier = jnp.fft.fft(x) @ p["w"].astype(jnp.complex64 if x.dtype == jnp.float32 else jnp.complex128)
+        return jnp.sum(jnp.abs(fourier) ** 2) + jnp.sum(jnp.abs(lax.complex(p["v"], p["v"])[i]) ** 2)
+
+    return loss, params, (batch(3), tokens(0, 5))
+
+
+@pattern
 def nested_jit():
     params = {"a": normal(1, 3, 4), "c": normal(2, 4, 4)}
     inner = jax.jit(lambda w, x: jnp.tanh(x @ w))
@@ -423,7 +445,9 @@ def branch_on_data():
     params = {"a": normal(1, 3, 4), "c": normal(2, 3, 4)}
 
     def loss(p, x):
-        return jnp.sum(lax.cond(x[0] > 0, lambda v: jnp.tanh(v @ p["a"]), lambda v: jnp.sin(v @ p["c"] + v @ p["a"]), x))
+        return jnp.sum(
+            lax.cond(x[0] > 0, lambda v: jnp.tanh(v @ p["a"]), lambda v: jnp.sin(v @ p["c"] + v @ p["a"]), x)
+        )
 
     return loss, params, (batch(3),)
 

@@ -229,7 +229,10 @@ def call(loss_fn=loss, clip=1.0, params=None, x=None, y=None, is_padding=None, *
 
 REFUSALS = {
     "print": (dict(loss_fn=lambda p, x, y: (jax.debug.print("{}", y), loss(p, x, y))[1]), "side effects"),
-    "callback": (dict(loss_fn=lambda p, x, y: loss(p, x, y) + jax.experimental.io_callback(np.float32, y, y)), "side eff"),
+    "callback": (
+        dict(loss_fn=lambda p, x, y: loss(p, x, y) + jax.experimental.io_callback(np.float32, y, y)),
+        "side eff",
+    ),
     "batch axis": (dict(loss_fn=lambda p, x, y: loss(p, x - jax.lax.pmean(x, "batch"), y)), "names an axis across"),
     "vector loss": (dict(loss_fn=lambda p, x, y: x), "must return a scalar for ONE example"),
     "integer loss": (dict(loss_fn=lambda p, x, y: jnp.int32(1)), "real floating-point"),

@@ -9,7 +9,6 @@ import gdpjax
 from gdpjax.clipping._clip import rounding
 from tests.clipping.patterns import PATTERNS, B, make
 
-
 FAST = {"xla_backend_optimization_level": 0}
 """Compiling is nearly all the time that these tests take."""
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._ghost import _sites
 from gdpjax.clipping._factors import (
     Factor,
     Full,
@@ -25,6 +24,7 @@ from gdpjax.clipping._factors import (
     full_gradient,
     is_rank_one,
 )
+from gdpjax.clipping._ghost import _sites
 from gdpjax.clipping._ghost._jaxpr import Frame, frame_of
 from gdpjax.clipping._ghost._replay import decoded, parameter_values, probes, replay
 from gdpjax.clipping._ghost._steps import needs_other, pulled_back
@@ -132,7 +132,7 @@ def _leave_scan(factor: Factor, scanned: bool) -> Factor:
         return factor if scanned else Full(factor.gradient.sum(axis=0))
     if isinstance(factor, Sparse):
         if not scanned:
-            return Sparse(factor.index.reshape(-1), factor.values.reshape(-1, *factor.values.shape[2:]))
+            return Sparse(factor.rows.reshape(-1), factor.values.reshape(-1, *factor.values.shape[2:]))
         raise NotImplementedError("a table that is scanned over is not tapped")  # pragma: no cover
     merge = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
     if not scanned:
@@ -146,6 +146,6 @@ def _as_rows(factor: Factor, param: Array) -> Rows:
     if isinstance(factor, Full):
         return Dense(factor.gradient)
     if isinstance(factor, Sparse):
-        return distinct(factor.index, factor.values, param.shape)
+        return distinct(factor.rows, factor.values, param.shape)
     left, right = jax.vmap(as_matrices)(factor)
     return RankOne(left[:, :, 0], right[:, :, 0], factor.axes, param.shape)

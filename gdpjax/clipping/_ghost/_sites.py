@@ -1,9 +1,9 @@
 """Sites: the equations in which a weight meets data, one rule for each family of primitive.
 
 A rule says whether it understands an equation y = f(W, x) with the weight at a given operand (`matches`), and what the
-gradient of W is, given x and the cotangent s of y (`factor`). Only what has a rule here is kept factored; every other use
-of a parameter is differentiated by JAX, one example at a time. To add a rule, write these two functions and put them
-into `RULES`; docs/gradients.md has a skeleton.
+gradient of W is, given x and the cotangent s of y (`factor`). Only what has a rule here is kept factored; every other
+use of a parameter is differentiated by JAX, one example at a time. To add a rule, write these two functions and put
+them into `RULES`; docs/gradients.md has a skeleton.
 """
 
 import itertools
@@ -169,4 +169,3 @@ def matches(eqn: Any, operand: int) -> bool:
 def data_operand(eqn: Any, operand: int) -> int:
     """The operand whose value the rule wants: the other one, or the (first) index."""
     return 1 - operand if len(eqn.invars) == 2 else 1
-

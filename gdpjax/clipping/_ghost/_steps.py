@@ -20,7 +20,8 @@ from gdpjax.clipping._factors import Axis, Factor, Full, Outer, full_gradient, i
 from gdpjax.clipping._ghost._jaxpr import evaluate
 
 UNARY = frozenset(
-    {"convert_element_type", "transpose", "squeeze", "reshape", "broadcast_in_dim", "expand_dims", "slice", "rev", "neg",
+    {"convert_element_type", "transpose", "squeeze", "reshape", "broadcast_in_dim", "expand_dims", "slice", "rev",
+    "neg",
      "copy", "copy_p", "reduce_precision", "pad", "sharding_constraint"}
 )  # fmt: skip
 LINEAR = frozenset({"concatenate", "add", "sub", "add_any"})
@@ -30,6 +31,8 @@ BILINEAR = frozenset({"mul", "dot_general"})
 def passes(eqn: Any, operand: int) -> bool:
     """Whether this equation is linear in the operand, for any fixed values of the others."""
     name = eqn.primitive.name
+    if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        return False
     if name in LINEAR or name in BILINEAR:
         return len(eqn.outvars) == 1 and _same_shape(eqn, operand)
     return (name in UNARY and operand == 0 and len(eqn.outvars) == 1) or (name == "div" and operand == 0)
@@ -156,9 +159,7 @@ def _slice(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
     shape, strides = eqn.invars[0].aval.shape, eqn.params["strides"]
     if strides is not None and any(step != 1 for step in strides):
         return None
-    for axis, (start, stop) in enumerate(
-        zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
-    ):
+    for axis, (start, stop) in enumerate(zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)):
         if (start, stop) != (0, shape[axis]):
             pad = lambda x, place, lo=start, hi=shape[axis] - stop: lax.pad(  # noqa: E731
                 x, jnp.zeros((), x.dtype), [(lo, hi, 0) if i == place else (0, 0, 0) for i in range(x.ndim)]
@@ -202,7 +203,7 @@ def _div(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
 
 
 def _product(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
-    """W = A B: the gradient of A is left (x) (right B^T), if B's own axes of W are all in one factor and A's are not."""
+    """W = A B: the gradient of A is left (x) (right B^T), if B's own axes of W are in one factor and A's are not."""
     (contract, batch), ndim = eqn.params["dimension_numbers"], len(eqn.invars[operand].aval.shape)
     if batch[0] or outer.of_kind("b"):
         return None

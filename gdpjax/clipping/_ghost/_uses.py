@@ -109,6 +109,8 @@ class _Walk:
 
     def simple(self, eqn: Any, inputs: list[_Value], place: Place, lengths: tuple[int, ...]) -> list[_Value]:
         linked = [i for i, value in enumerate(inputs) if value.links]
+        if len({eqn.invars[i] for i in linked}) < len(linked):
+            return self.give_up(f"{eqn.primitive.name} of a value with itself", inputs, len(eqn.outvars))
         others = _mixed([value for i, value in enumerate(inputs) if i not in linked])
         if len(linked) == 1 and others.data and _is_site(eqn, linked[0], inputs[linked[0]]):
             self.sites[place] = Site(eqn, linked[0], lengths)
@@ -117,7 +119,7 @@ class _Walk:
                 self.owners.setdefault(place, set()).add(leaf)
             return [_Value(data=True)] * len(eqn.outvars)
         # The value of another operand is known outside loops only.
-        known = not lengths and len(place) == 1 or not _steps.needs_other(eqn)
+        known = (not lengths and len(place) == 1) or not _steps.needs_other(eqn)
         if not others.data and known and all(_steps.passes(eqn, i) for i in linked):
             links = tuple((leaf, (*path, Step(eqn, i))) for i in linked for leaf, path in inputs[i].links)
             return [_Value(links, False, _mixed(inputs).trained)]
@@ -154,7 +156,8 @@ class _Walk:
 
 
 def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
-    if weight.trained or not _sites.matches(eqn, operand):
+    real = [jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (eqn.invars[operand], *eqn.outvars)]
+    if weight.trained or not all(real) or not _sites.matches(eqn, operand):
         return False
     scanned = any(isinstance(item, Enter) and item.scanned for _, path in weight.links for item in path)
     return not (scanned and eqn.primitive.name in _sites.TABLES)
@@ -176,9 +179,7 @@ def uses_of(frame: Frame, num_params: int, dense: dict[int, str]) -> Uses:
     dense = dict(dense)
     while True:
         walk = _Walk()
-        args = [
-            _Value(trained=True) if leaf in dense else _Value(links=((leaf, ()),)) for leaf in range(num_params)
-        ]
+        args = [_Value(trained=True) if leaf in dense else _Value(links=((leaf, ()),)) for leaf in range(num_params)]
         args += [_Value(data=True)] * (len(frame.jaxpr.invars) - num_params)
         outputs = walk.frame(frame, args, (), ())
         walk.give_up("added to the loss", outputs[:1])
