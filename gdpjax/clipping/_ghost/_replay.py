@@ -59,23 +59,23 @@ def _encoded(x: Array) -> Array:
 def _tapped(site: Site, values: Sequence[Any], probe: Probe) -> list[Array]:
     place = _sites.data_operand(site.eqn, site.operand)
 
-    def forward(x: Array, weight: Array, probe: Probe) -> tuple[Array, tuple[Array, Array]]:
-        return primal(x, weight), (x, weight)
+    # Everything is an argument: a function of custom derivative must not close over values of a trace.
+    def primal(x: Array, others: tuple[Any, ...]) -> Array:
+        return evaluate(site.eqn, [*others[:place], x, *others[place:]])[0]
 
-    def primal(x: Array, weight: Array) -> Array:
-        given = {place: x, site.operand: weight}
-        return evaluate(site.eqn, [given.get(i, value) for i, value in enumerate(values)])[0]
+    def forward(x: Array, others: tuple[Any, ...], probe: Probe) -> tuple[Array, Any]:
+        return primal(x, others), (x, others)
 
-    def backward(saved: tuple[Array, Array], s: Array):
-        x, weight = saved
+    def backward(saved: tuple[Array, tuple[Any, ...]], s: Array):
+        x, others = saved
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return None, None, (_encoded(x), s)
-        _, pull = jax.vjp(lambda x: primal(x, weight), x)
+        _, pull = jax.vjp(lambda x: primal(x, others), x)
         return (*pull(s), None, (x, s))
 
-    function = jax.custom_vjp(lambda x, weight, probe: primal(x, weight))
+    function = jax.custom_vjp(lambda x, others, probe: primal(x, others))
     function.defvjp(forward, backward)
-    return [function(values[place], values[site.operand], probe)]
+    return [function(values[place], tuple(v for i, v in enumerate(values) if i != place), probe)]
 
 
 def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], given: dict[Place, Probe], place: Place = ()):
