@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 # What needs no package of the extra: torch and jax_privacy stay out of a suite in which warnings are errors.
-WITHOUT_PEERS = ("no privacy", "gdpjax auto", "gdpjax microbatch", "plain vmap")
+WITHOUT_PEERS = ("no privacy", "gdpjax auto", "gdpjax ghost", "gdpjax microbatch", "plain vmap")
 TINY = {"cpu-tiny": ("mlp", "cnn", "lora"), "gpu-tiny": ("mlp_256_bf16", "vit_s16_f32")}
 
 
