@@ -2,10 +2,11 @@
 
 The promise is on what the machine returns, not on real arithmetic: for any two batches, padded to the same size B,
 that differ by one added or removed row, the two returned sums differ by at most C in l2 norm, given that the computed
-gradient of a row (for an outer product its two computed factors) is a function of that row. That much is the
-compiler's: programs of different batch sizes may compute the same row's gradient differently (a ReLU at its kink can
-fall on either side), so pad to ONE static size. With u the unit roundoff of the accumulation dtype (2^-24 for float32)
-and d coordinates in n leaves, the parts are, relative to C:
+gradient of a row (for an outer product its two computed factors) is a function of that row, and one value: what its
+norm is taken of is what is added (`_rows` fixes its rounding and sets a barrier for that). So much is the compiler's:
+programs of different batch sizes may compute the same row's gradient differently (a ReLU at its kink can fall on
+either side), so pad to ONE static size. With u the unit roundoff of the accumulation dtype (2^-24 for float32) and d
+coordinates in n leaves, the parts are, relative to C:
 
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, for the two
   factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and

@@ -99,6 +99,8 @@ def _trained_leaves(params: PyTree, trainable: PyTree | None) -> tuple[bool, ...
             raise ValueError(
                 f"parameter {leaf_name(path)} is a PRNG key; split it off the parameters and pass it by key_argnums"
             )
+        if mark and is_floating(leaf) and leaf.dtype.itemsize < 2:
+            raise ValueError(f"parameter {leaf_name(path)} is {leaf.dtype}; keep trained parameters in 16 bits or more")
         if mark and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"parameter {leaf_name(path)} is complex; pass its real and imaginary parts instead")
         which.append(bool(mark) and is_floating(leaf) and num_elements(leaf) > 0)
@@ -230,6 +232,25 @@ def _key_data_ok(spec: LossSpec, args: tuple[Any, ...]) -> None:
             raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {key!r}")
 
 
+def _varying_axes(leaf: Array) -> Any:
+    kind = jax.typeof(leaf)
+    return getattr(kind, "vma", None) or getattr(getattr(kind, "mat", None), "varying", ())
+
+
+def _refuse_varying(args: tuple[Any, ...]) -> None:
+    """Inside a checked shard_map JAX adds gradients of shared parameters up over the devices, before any clipping."""
+    for number, arg in enumerate(args):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
+            varying = _varying_axes(leaf) if isinstance(leaf, jax.Array) else ()
+            if varying:
+                raise ValueError(
+                    f"argument {number}{jax.tree_util.keystr(path)} varies over the mesh axes "
+                    f"{sorted(varying)} of a shard_map that checks this, where gradients are added up "
+                    "over devices before they could be clipped; use jax.shard_map(..., check_vma=False), or no "
+                    "shard_map: a batch on a mesh is spread over it anyway"
+                )
+
+
 def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_padding: Any) -> Call:
     """Check a call and describe it; raises ValueError for everything that can be seen without computing."""
     needed = max(_as_tuple(spec.argnums) + spec.batch_argnums + spec.key_argnums)
@@ -238,6 +259,7 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     _key_data_ok(spec, args)
     which = _trained_leaves(spec.params(args), spec.trainable)
     batch_size = _batch_size(spec, args)
+    _refuse_varying(args)
     return Call(spec, args, kwargs, which, batch_size, _check_padding(is_padding, batch_size))
 
 

@@ -74,6 +74,11 @@ def summed_over(spread: Spread, local: Callable[..., Any], arrays: list[Any], is
         mapped = jax.shard_map(
             body, mesh=spread.mesh, in_specs=tuple(specs), out_specs=(PartitionSpec(), rows), check_vma=False
         )
-        return mapped(*arrays)
+        try:
+            return mapped(*arrays)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"loss_fn closes over an array on the mesh ({error}); pass it as an argument instead"
+            ) from error
 
     return jax.jit(run)(*arrays)

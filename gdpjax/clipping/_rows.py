@@ -80,7 +80,17 @@ def _square(x: Array) -> Square:
 
 
 def _wide(x: Array) -> Array:
-    return x.astype(wide_dtype(x))
+    """In float32 or wider. A compiler may leave out the rounding to half precision, and then the norm and the sum would
+    be of two different gradients; this rounding it must keep."""
+    wide = x.astype(wide_dtype(x))
+    info = jnp.finfo(x.dtype)
+    return jax.lax.reduce_precision(wide, info.nexp, info.nmant) if info.bits < 32 else wide
+
+
+def computed_once(rows: list[Rows]) -> list[Rows]:
+    """The same rows, for the norm and for the sum: the compiler is not to work them out anew for either."""
+    arrays = jax.lax.optimization_barrier([tuple(x for x in r if isinstance(x, jax.Array)) for r in rows])
+    return [type(r)(*parts, *r[len(parts) :]) for r, parts in zip(rows, arrays, strict=True)]
 
 
 def total(squares: Square) -> Square:
@@ -101,10 +111,10 @@ def stacked(squares: list[Square]) -> Square:
 def square(rows: Rows, dtype: jnp.dtype) -> Square:
     """Squared norms of the rows, in ``dtype``."""
     if isinstance(rows, RankOne):
-        left, right = _square(rows.left.astype(dtype)), _square(rows.right.astype(dtype))
+        left, right = _square(_wide(rows.left).astype(dtype)), _square(_wide(rows.right).astype(dtype))
         return total(Square(left.value * right.value, left.exponent + right.exponent))
     entries = rows.rows if isinstance(rows, Dense) else rows.values
-    return _square(entries.astype(dtype).reshape(entries.shape[0], -1))
+    return _square(_wide(entries).astype(dtype).reshape(entries.shape[0], -1))
 
 
 class Weights(NamedTuple):
@@ -204,8 +214,7 @@ def taken(rows: Rows, start: int, stop: int) -> Rows:
 def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:
     """Add the values of equal indices of each example; index [N, T] may be out of range, which drops the value."""
     num_rows, times = index.shape
-    dtype = wide_dtype(values)
-    values = values.astype(dtype)
+    values = _wide(values)
     inside = (index >= 0) & (index < shape[0])
     index = jnp.where(inside, index, shape[0]).astype(jnp.int32)
     values = jnp.where(per_row(inside, values), values, 0)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from gdpjax._core.types import Array
 from gdpjax.clipping._clip import Pair, Rounding, add_clipped, scaling, zero_pairs
 from gdpjax.clipping._engine import Engine
+from gdpjax.clipping._rows import computed_once
 from gdpjax.clipping._rules import Groups, Rule
 
 
@@ -43,6 +44,7 @@ def clipped_sum(
     def step(carry: list[Pair], chunk: Any) -> tuple[list[Pair], Any]:
         rows, positions, padding = chunk
         found, extra = engine.gradients(rows, positions)
+        found = computed_once(found)
         scale = scaling(found, rule, groups, how.slack, padding)
         return add_clipped(carry, found, scale, groups, how), (scale.norms, extra)
 

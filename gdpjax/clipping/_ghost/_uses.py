@@ -112,7 +112,7 @@ class _Walk:
         if len({eqn.invars[i] for i in linked}) < len(linked):
             return self.give_up(f"{eqn.primitive.name} of a value with itself", inputs, len(eqn.outvars))
         others = _mixed([value for i, value in enumerate(inputs) if i not in linked])
-        if len(linked) == 1 and others.data and _is_site(eqn, linked[0], inputs[linked[0]]):
+        if len(linked) == 1 and others.data and _is_site(eqn, linked[0], inputs[linked[0]], lengths):
             self.sites[place] = Site(eqn, linked[0], lengths)
             for leaf, path in inputs[linked[0]].links:
                 self.uses.setdefault(leaf, []).append(Use(place, path))
@@ -155,7 +155,9 @@ class _Walk:
         return [_Value(data=True)] * count
 
 
-def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
+def _is_site(eqn: Any, operand: int, weight: _Value, lengths: tuple[int, ...]) -> bool:
+    if not all(lengths) or any(0 in v.aval.shape for v in (*eqn.invars, *eqn.outvars)):
+        return False  # nothing ever meets the weight
     real = [jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (eqn.invars[operand], *eqn.outvars)]
     if weight.trained or not all(real) or not _sites.matches(eqn, operand):
         return False
