@@ -25,7 +25,7 @@ Neighbours differ by one row and by two such errors: rows are clipped to C / (1 
 
     slack = min(1%, u (k + B (b + 1 - 2 / b + 6.1)))
 
-and b = 64, for which a contraction costs what it costs without privacy; in a model of up to 16,384 parameters b = 1,
+and b = 128, for which a contraction costs what it costs without privacy; in a model of up to 16,384 parameters b = 1,
 where it costs nothing either way. Larger batches take the largest b that keeps the slack at 1%, and one for which even
 b = 1 would not (float32: 27,000 rows) is refused. Over G devices b is at least G + 2, of which a device adds b - G - 1
 rows plainly. The sensitivity is then exactly C.
@@ -59,7 +59,7 @@ from gdpjax.clipping._rows import Rows, Square, Weights, formed, partial_sum, sq
 from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 
 _MAX_SLACK = 0.01
-_PLAIN_ROWS = 64
+_PLAIN_ROWS = 128
 _TABLE_TERMS = most_sum_error_terms(2**31) / 2
 """An example may look up more rows of a small table than the table has, but not more entries than can be indexed."""
 _SMALL = 2**14
