@@ -51,7 +51,7 @@ def decoded(site: Site, seen: Array) -> Array:
 
 
 def _encoded(x: Array, size: int) -> Array:
-    """A differentiable carrier of indices into ``size`` rows (-1 and ``size``: out of range): two floats, exact."""
+    """A differentiable carrier of indices, those below 0 as -1 and those above ``size`` as that: two floats, exact."""
     limits = jnp.iinfo(x.dtype)
     index = jnp.clip(x, max(-1, limits.min), min(size, limits.max)).astype(jnp.int32)
     return jnp.stack([index >> _LOW, index & ((1 << _LOW) - 1)]).astype(jnp.float32)
@@ -70,7 +70,7 @@ def _tapped(site: Site, values: Sequence[Any], probe: Probe) -> list[Array]:
     def backward(saved: tuple[Array, tuple[Any, ...]], s: Array):
         x, others = saved
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            return None, None, (_encoded(x, site.eqn.invars[site.operand].aval.shape[0]), s)
+            return None, None, (_encoded(x, max(site.eqn.invars[site.operand].aval.shape)), s)
         _, pull = jax.vjp(lambda x: primal(x, others), x)
         return (*pull(s), None, (x, s))
 
