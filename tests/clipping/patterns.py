@@ -621,6 +621,29 @@ def nnx_network():
     return lambda p, x: jnp.sum(nnx.merge(graph, p, rest)(x) ** 2), params, (batch(3),)
 
 
+@pattern
+def equinox_network():
+    import equinox
+
+    key = jax.random.key(0)
+    network = equinox.nn.MLP(3, 2, 4, 1, key=key)
+    params, static = equinox.partition(network, equinox.is_inexact_array)
+    return lambda p, x: jnp.sum(equinox.combine(p, static)(x) ** 2), params, (batch(3),)
+
+
+@pattern
+def haiku_network():
+    import haiku
+
+    def network(x):
+        x = haiku.Conv2D(4, 3, with_bias=True)(x[None])
+        return haiku.Linear(2)(jax.nn.relu(haiku.LayerNorm(-1, True, True)(x)).mean((0, 1, 2)))
+
+    transformed = haiku.without_apply_rng(haiku.transform(network))
+    x = batch(5, 5, 3)
+    return lambda p, x: jnp.sum(transformed.apply(p, x) ** 2), transformed.init(jax.random.key(0), x[0]), (x,)
+
+
 def make(name, dtype):
     """The pattern with its parameters and rows in a dtype; must run under enable_x64 for float64."""
     loss, params, rows = PATTERNS[name]()
