@@ -44,7 +44,6 @@ STRATEGIES = [
     {"strategy": "auto"},
     {"strategy": "auto", "microbatch_size": 5},
     {"strategy": "microbatch", "microbatch_size": 1},
-    {"strategy": "microbatch", "microbatch_size": 100},
     {"strategy": "ghost", "microbatch_size": 13},
     {"strategy": "ghost", "microbatch_size": 4},
 ]

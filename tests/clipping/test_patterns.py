@@ -76,7 +76,15 @@ def test_chunks_give_the_definition(name):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="auto", microbatch_size=2)
 
 
+HALF = pytest.mark.slow
+PRECISIONS = [
+    (jnp.float32, 1e-5),
+    pytest.param(jnp.bfloat16, 3e-2, marks=HALF),
+    pytest.param(jnp.float16, 3e-3, marks=HALF),
+]
+
+
 @pytest.mark.parametrize("name", ["dense_layers", "embedding", "convolution", "recurrent", "merged_lora"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 3e-2), (jnp.float16, 3e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 def test_lower_precision(name, dtype, tolerance):
     assert_is_definition(name, dtype, tolerance, strategy="ghost")

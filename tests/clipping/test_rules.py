@@ -69,7 +69,9 @@ def test_a_rule_is_its_definition(name, strategy):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)]
+)  # fmt: skip
 def test_no_row_beats_the_sensitivity(name, dtype):
     """Rows over the whole range of the dtype, aligned with and against what is there already."""
     rule = RULES[name]
