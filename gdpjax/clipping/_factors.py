@@ -62,15 +62,6 @@ def weight_axis(outer: Outer, axis: int) -> tuple[bool, bool, int]:
     return kind in "bl", kind in "br", 1 + position + (0 if kind == "b" else blocks)
 
 
-def weight_shape(outer: Outer) -> tuple[int, ...]:
-    """The shape of the weight."""
-    shape = []
-    for axis in range(len(outer.axes)):
-        in_left, _, place = weight_axis(outer, axis)
-        shape.append((outer.left if in_left else outer.right).shape[place])
-    return tuple(shape)
-
-
 def in_order(outer: Outer) -> Outer:
     """The same, with the axes of each factor in the order in which the weight has them."""
     kinds = {kind: outer.of_kind(kind) for kind in "blr"}

@@ -67,24 +67,28 @@ def _written_out(step: Any, carry: list[Pair], chunks: Any) -> tuple[list[Pair],
     for number in range(len(chunks[1])):
         rows, positions, padding = jax.tree.map(lambda x, i=number: x[i], chunks)
         if number:
-            token = carry[0][0].ravel()[0]
-            rows, positions = jax.tree.map(lambda x, token=token: _after(x, token), (rows, positions))
+            zero = _zero_after(jax.lax.stop_gradient(carry[0][0].ravel()[0]))
+            rows, positions = jax.tree.map(lambda x, zero=zero: _plus(x, zero), (rows, positions))
         carry, output = step(carry, (rows, positions, padding))
         outputs.append(output)
     return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
 
 
-@jax.custom_batching.custom_vmap
-def _after(x: Array, token: Array) -> Array:
-    """x, once ``token`` is known: without this the compiler would have all chunks in memory at once."""
-    bits = jax.lax.bitcast_convert_type(token.astype(jnp.float32), jnp.int32)
-    zero = jax.lax.population_count(bits) >> 6  # at most 32, but the compiler does not know
+def _plus(x: Array, zero: Array) -> Array:
+    """x, once ``zero`` is known: without this the compiler would have all chunks in memory at once."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x | (zero != 0)
     return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.number) else x
 
 
-@_after.def_vmap
-def _after_batched(axis_size: int, in_batched: list[bool], x: Array, token: Array) -> tuple[Array, bool]:
+@jax.custom_batching.custom_vmap
+def _zero_after(token: Array) -> Array:
+    """Zero, once ``token`` is known."""
+    bits = jax.lax.bitcast_convert_type(token.astype(jnp.float32), jnp.int32)
+    return jax.lax.population_count(bits) >> 6  # at most 32, but the compiler does not know
+
+
+@_zero_after.def_vmap
+def _zero_for_all(axis_size: int, in_batched: list[bool], token: Array) -> tuple[Array, bool]:
     # In a sweep the sums differ from configuration to configuration, and the rows must not.
-    return x, in_batched[0]
+    return jnp.zeros((), jnp.int32), False

@@ -88,3 +88,16 @@ PRECISIONS = [
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 def test_lower_precision(name, dtype, tolerance):
     assert_is_definition(name, dtype, tolerance, strategy="ghost")
+
+
+def test_a_written_out_loop_is_a_loop_under_vmap_and_grad():
+    """Chunks of a convolution are written out on a CPU, one after the other; a sweep still shares the rows."""
+    loss, params, rows = make("convolution", jnp.float32)
+
+    def total(bound, **options):
+        return jnp.sum(gdpjax.clipped_grad(loss, bound, **options)(params, *rows)["k"])
+
+    bounds, chunks, whole = jnp.array([0.1, 1.0]), {"microbatch_size": 2}, {"strategy": "vmap"}
+    both = lambda options: jax.vmap(jax.value_and_grad(lambda c: total(c, **options)))(bounds)  # noqa: E731
+    for got, expected in zip(compiled(lambda: both(chunks)), compiled(lambda: both(whole)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
