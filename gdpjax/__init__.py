@@ -5,9 +5,10 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff
+from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff, training
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax._core.version import VERSION
 from gdpjax.clipping import (
     AutoS,
     ClipInfo,
@@ -23,9 +24,10 @@ from gdpjax.clipping import (
 )
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
+from gdpjax.training import Plan, make_plan
 from gdpjax.transforms import add_gaussian_noise, clip_and_sum, clip_norm_of, privatize, privatize_adaptive
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AutoS",
@@ -38,6 +40,7 @@ __all__ = [
     "Normalize",
     "PerGroup",
     "PerLeaf",
+    "Plan",
     "Sensitivity",
     "accounting",
     "add_gaussian_noise",
@@ -51,6 +54,7 @@ __all__ = [
     "fresh_key",
     "ledger",
     "ledger_of",
+    "make_plan",
     "mechanisms",
     "per_example_grad",
     "plotting",
@@ -58,4 +62,5 @@ __all__ = [
     "privatize_adaptive",
     "sampling",
     "tradeoff",
+    "training",
 ]
