@@ -1,11 +1,13 @@
-"""Fresh keys from the system's entropy."""
+"""Fresh keys from the system's entropy, and what a key that somebody passed consists of."""
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array
 
 
@@ -21,3 +23,18 @@ def fresh_key() -> Array:
     shape = jax.random.key_data(jax.random.key(0)).shape
     words = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
     return jax.random.wrap_key_data(jnp.asarray(words))
+
+
+def check_key(key: Any) -> tuple[Array, str]:
+    """The data and the implementation of one PRNG key (typed, or a legacy uint32 pair); ValueError otherwise."""
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise ValueError(f"key must be a PRNG key such as gdpjax.fresh_key() or jax.random.key(0), got {key!r}")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape != ():
+            raise ValueError(f"key must be one PRNG key, got an array of keys of shape {key.shape}")
+        data, impl = jax.random.key_data(key), str(jax.random.key_impl(key))
+        # A host copy: a donated optimizer state must not delete the buffer of the user's key.
+        return (data if is_traced(data) else np.asarray(data)), impl
+    if key.dtype == jnp.uint32 and key.shape == (2,):
+        return (key if is_traced(key) else np.asarray(key)), "threefry2x32"
+    raise ValueError(f"key must be a PRNG key, got an array of {key.dtype}{list(key.shape)}")

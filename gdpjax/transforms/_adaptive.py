@@ -46,6 +46,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
+from gdpjax._core.keys import check_key
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._rules import CLIP_NORM, Flat
@@ -53,7 +54,6 @@ from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
 from gdpjax.transforms._clip import clip_examples
 from gdpjax.transforms._noise import (
     check_clip,
-    check_key,
     check_leaves,
     empty_ledger,
     noise_stddev,

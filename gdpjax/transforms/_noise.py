@@ -30,6 +30,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
+from gdpjax._core.keys import check_key
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -60,21 +61,6 @@ class PrivatizeState(NamedTuple):
     count: Array  # int32, steps done
     key_data: Array
     ledger: LedgerState
-
-
-def check_key(key: Any) -> tuple[Array, str]:
-    """The data and the implementation of one PRNG key (typed, or a legacy uint32 pair); ValueError otherwise."""
-    if not isinstance(key, jax.Array | np.ndarray):
-        raise ValueError(f"key must be a PRNG key such as gdpjax.fresh_key() or jax.random.key(0), got {key!r}")
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        if key.shape != ():
-            raise ValueError(f"key must be one PRNG key, got an array of keys of shape {key.shape}")
-        data, impl = jax.random.key_data(key), str(jax.random.key_impl(key))
-        # A host copy: a donated optimizer state must not delete the buffer of the user's key.
-        return (data if is_traced(data) else np.asarray(data)), impl
-    if key.dtype == jnp.uint32 and key.shape == (2,):
-        return (key if is_traced(key) else np.asarray(key)), "threefry2x32"
-    raise ValueError(f"key must be a PRNG key, got an array of {key.dtype}{list(key.shape)}")
 
 
 @jax.custom_batching.custom_vmap
