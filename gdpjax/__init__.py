@@ -24,6 +24,7 @@ from gdpjax.clipping import (
 )
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
+from gdpjax.sampling import poisson_batches
 from gdpjax.training import Plan, make_plan
 from gdpjax.transforms import add_gaussian_noise, clip_and_sum, clip_norm_of, privatize, privatize_adaptive
 
@@ -58,6 +59,7 @@ __all__ = [
     "mechanisms",
     "per_example_grad",
     "plotting",
+    "poisson_batches",
     "privatize",
     "privatize_adaptive",
     "sampling",

@@ -8,6 +8,12 @@ A compiled step needs a static batch size. A batch of more than ``capacity`` exa
 is done about it (truncated, redrawn, refused), and that event is itself observable; with probability at most
 tau = T P(Bin(N, p) >= capacity) over T steps it must be paid for: delta <= tau + (1 - tau) delta_ideal. The comparison
 is >= so that the one example by which neighbours differ always fits beside the others.
+
+Where the number of examples is private the data are padded to a public maximum, which is ``num_examples`` here, and
+``num_valid`` (traced) says how many rows are real: those beyond it are never drawn, and no shape depends on it. The
+bits of row i are a function of (key, i): neither ``num_valid`` nor, with JAX's default bits
+(jax_threefry_partitionable), ``num_examples`` moves them, so that data sets that differ by one appended example draw
+the same others. tau for the public maximum covers every smaller number, as P(Bin(n, p) >= capacity) grows with n.
 """
 
 from typing import NamedTuple
@@ -17,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, check, check_scalar, is_traced
+from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_scalar, is_traced
 from gdpjax._core.types import Array
 
 
@@ -52,20 +58,24 @@ def dyadic_probability(sampling_prob: float) -> float:
     return used
 
 
-def poisson_sample(key: Array, num_examples: int, sampling_prob: Array, capacity: int) -> PoissonSample:
+def poisson_sample(
+    key: Array, num_examples: int, sampling_prob: Array, capacity: int, *, num_valid: Array | None = None
+) -> PoissonSample:
     """Draw one Poisson batch on the device, inside or outside jit.
 
     Args:
       key: one PRNG key, used once.
-      num_examples: N >= 1, static.
-      sampling_prob: number or traced scalar in [0, 1]; use `dyadic_probability` of it in the accounting.
+      num_examples: N >= 1, static; the public maximum where the true number is private.
+      sampling_prob: number or traced scalar in [0, 1]; use `dyadic_probability` of it in the accounting. A number is
+        rounded down to that; a traced one is to be rounded so before.
       capacity: static number of slots >= 1.
+      num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample`; if more than ``capacity`` examples were drawn its ``count`` says so.
+      A `PoissonSample` with ascending indices; if more than ``capacity`` examples were drawn its ``count`` says so.
 
     Raises:
-      ValueError: values out of range.
+      ValueError: values out of range. Traced ones give a ``count`` that never fits.
 
     >>> sample = poisson_sample(jax.random.key(0), 1000, 0.1, 160)
     >>> int(sample.count) == int((~sample.is_padding).sum())
@@ -74,16 +84,33 @@ def poisson_sample(key: Array, num_examples: int, sampling_prob: Array, capacity
     check("num_examples", num_examples, COUNT)
     check("capacity", capacity, COUNT)
     check_scalar("sampling_prob", sampling_prob, UNIT)
+    rows = _up_to(num_examples)
+    if num_valid is not None:
+        check_scalar("num_valid", num_valid, rows)
+    prob = sampling_prob if is_traced(sampling_prob) else dyadic_probability(sampling_prob)
+    included = _included(key, num_examples, prob)
+    valid = UNIT.contains(prob)
+    if num_valid is not None:
+        included &= jnp.arange(num_examples) < num_valid
+        valid &= rows.contains(num_valid)
+    # A count has no NaN: an invalid traced number shows as a batch that never fits.
+    count = jnp.where(valid, included.sum(dtype=jnp.int32), jnp.iinfo(jnp.int32).max)
+    (indices,) = jnp.nonzero(included, size=capacity, fill_value=0)
+    return PoissonSample(indices.astype(jnp.int32), jnp.arange(capacity) >= count, count)
+
+
+def _up_to(num_examples: int) -> Domain:
+    text = f"a whole number from 0 to num_examples={num_examples}"
+    return Domain(text, lambda n: (n >= 0) & (n <= num_examples) & (n == n // 1))
+
+
+def _included(key: Array, num_examples: int, sampling_prob: Array) -> Array:
+    """bool[num_examples]: which rows the key includes."""
     bits = jax.random.bits(key, (num_examples,), jnp.uint32)
     # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
     threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
     everything = threshold >= 2.0**32
-    included = everything | (bits < jnp.where(everything, 0, threshold).astype(jnp.uint32))
-    count = included.sum(dtype=jnp.int32)
-    if is_traced(sampling_prob):  # a count has no NaN: an invalid probability shows as a batch that never fits
-        count = jnp.where(UNIT.contains(sampling_prob), count, jnp.iinfo(jnp.int32).max)
-    (indices,) = jnp.nonzero(included, size=capacity, fill_value=0)
-    return PoissonSample(indices.astype(jnp.int32), jnp.arange(capacity) >= count, count)
+    return everything | (bits < jnp.where(everything, 0, threshold).astype(jnp.uint32))
 
 
 def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int, capacity: int) -> float:

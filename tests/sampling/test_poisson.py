@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gdpjax import sampling
+from tests.sampling.frequencies import check_distribution, check_frequencies, included
 
 
 @given(st.floats(2**-32, 1.0))
@@ -37,21 +38,73 @@ def test_small_probabilities_are_not_rounded_up():
     assert threshold == 4294  # of 2^32: floor(1e-6 * 2^32), where a float32 uniform has 9 of 2^23 multiples below p
 
 
-def test_marginal_and_pairwise_inclusion():
-    p, n, rounds = 0.3, 12, 20_000
+@pytest.mark.parametrize("p", [0.3, 0.02])
+def test_marginal_and_pairwise_inclusion(p):
+    n, rounds = 20, 20_000
     keys = jax.random.split(jax.random.key(0), rounds)
     samples = jax.jit(jax.vmap(lambda k: sampling.poisson_sample(k, n, p, n)))(keys)
-    rows = jnp.arange(rounds)[:, None]
-    included = np.zeros((rounds, n))
-    np.add.at(included, (np.broadcast_to(rows, samples.indices.shape), samples.indices), ~samples.is_padding)
-    assert set(np.unique(included)) == {0.0, 1.0}
-    assert np.abs(included.mean(0) - p).max() < 5 * np.sqrt(p * (1 - p) / rounds)
-    correlation = np.corrcoef(included.T) - np.eye(n)
-    assert np.abs(correlation).max() < 5 / np.sqrt(rounds)
-    counts = np.bincount(np.asarray(samples.count), minlength=n + 1)
-    expected = stats.binom.pmf(np.arange(n + 1), n, p) * rounds
-    keep = expected > 5
-    assert stats.chisquare(counts[keep], expected[keep] * counts[keep].sum() / expected[keep].sum()).pvalue > 1e-4
+    chosen = included(samples.indices, samples.is_padding, n)
+    check_frequencies(chosen, p, p**2)
+    np.testing.assert_array_equal(samples.count, chosen.sum(1))
+    check_distribution(np.bincount(samples.count, minlength=n + 1), stats.binom.pmf(np.arange(n + 1), n, p))
+
+
+def test_steps_and_rows_are_independent():
+    """Row i of step t and row j of step s, with the keys of a run: fold_in of the step."""
+    n, p, num_steps, rounds = 6, 0.5, 3, 10_000
+
+    def run(key):
+        drawn = [sampling.poisson_sample(jax.random.fold_in(key, t), n, p, n) for t in range(num_steps)]
+        return [jnp.zeros(n, bool).at[s.indices].max(~s.is_padding) for s in drawn]
+
+    steps = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(5), rounds))
+    check_frequencies(np.concatenate(steps, axis=1), p, p**2)
+
+
+def test_neighbours_draw_the_same_others():
+    """An appended example changes nobody else's coin, whether it is padded to a maximum or not."""
+    for seed in range(5):
+        key = jax.random.key(seed)
+        larger, smaller = (rows_of(sampling.poisson_sample(key, n, 0.4, 128)) for n in (101, 100))
+        assert [row for row in larger if row != 100] == smaller
+        for num_valid in (0, 1, 100, 101):
+            padded = sampling.poisson_sample(key, 101, 0.4, 128, num_valid=num_valid)
+            assert rows_of(padded) == [row for row in larger if row < num_valid]
+            assert int(padded.count) == len(rows_of(padded))
+        compiled = jax.jit(lambda key, n: sampling.poisson_sample(key, 101, 0.4, 128, num_valid=n))
+        assert rows_of(compiled(key, 100)) == smaller
+    assert compiled._cache_size() == 1
+
+
+def rows_of(sample):
+    return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
+
+
+def test_a_mapped_draw_is_a_loop():
+    keys = jax.random.split(jax.random.key(1), 5)
+    probs, valid = jnp.linspace(0.0, 1.0, 5), jnp.array([0, 10, 30, 49, 50])
+    mapped = jax.vmap(lambda k, p, n: sampling.poisson_sample(k, 50, p, 50, num_valid=n))(keys, probs, valid)
+    for i in range(5):
+        alone = sampling.poisson_sample(keys[i], 50, float(probs[i]), 50, num_valid=int(valid[i]))
+        for one, other in zip(jax.tree.map(lambda x, i=i: x[i], mapped), alone, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_invalid_traced_numbers_never_fit():
+    draw = jax.jit(lambda p, n: sampling.poisson_sample(jax.random.key(0), 50, p, 50, num_valid=n).count)
+    for p, n in [(-0.1, 10), (1.1, 10), (jnp.nan, 10), (0.5, -1), (0.5, 51)]:
+        assert int(draw(p, n)) > 50, (p, n)
+    assert int(draw(0.5, 50)) <= 50
+
+
+def test_a_number_is_rounded_down_like_the_accounted_one():
+    """float32(0.1) is above 0.1, so that a number rounded to nearest would be sampled with more than accounted."""
+    assert float(np.float32(0.1)) > 0.1
+    words = jax.random.bits(jax.random.key(4), (2**21,), jnp.uint32)
+    expected = int((np.asarray(words) < int(sampling.dyadic_probability(0.1) * 2**32)).sum())
+    nearest = int((np.asarray(words) < int(float(np.float32(0.1)) * 2**32)).sum())
+    assert int(sampling.poisson_sample(jax.random.key(4), 2**21, 0.1, 8).count) == expected
+    assert nearest >= expected
 
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 0), (1.0, 100)])

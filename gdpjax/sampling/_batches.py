@@ -1,0 +1,249 @@
+"""Batches on the host: step t's batch as NumPy arrays, a function of (key, t) alone.
+
+Nothing is carried from step to step, so an iterator starts anywhere, a restarted run draws the batches that the
+interrupted one would have drawn, and workers that load data in parallel need only the step. The batch of step t is the
+one of the device functions with the key ``jax.random.fold_in(key, t)``.
+
+`PoissonBatches` and `UniformBatches` have ``__len__`` (the number of steps) and ``__getitem__`` and can be pickled: all
+that grain.MapDataset.source asks for. As ``sampler=`` with ``batch_size=None`` they serve a torch.utils.data.DataLoader
+whose data set is indexed by whole batches. Do not shuffle, repeat or filter them: every step is to be used once, and
+the same step twice would be one batch accounted as two. Where several hosts load data, each takes its share of the rows
+of every batch, never every other step.
+
+Bits are drawn on the CPU where JAX has one, so as not to wait behind the step that the accelerator is at. Worker
+processes that must not touch the accelerator need JAX_PLATFORMS=cpu in their environment.
+"""
+
+import abc
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gdpjax._core.checks import COUNT, WHOLE, check, check_scalar
+from gdpjax._core.keys import check_key
+from gdpjax._core.types import Array
+from gdpjax.sampling._poisson import (
+    PoissonSample,
+    choose_capacity,
+    dyadic_probability,
+    overflow_probability,
+    poisson_sample,
+)
+from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
+
+
+class IndexBatch(NamedTuple):
+    """The rows of one batch on the host."""
+
+    indices: np.ndarray  # int32[size], padding 0
+    is_padding: np.ndarray  # bool[size]
+
+
+class BatchOverflowError(RuntimeError):
+    """A Poisson batch has more examples than the capacity, so that it cannot be run as sampled.
+
+    Its probability over the run is at most `overflow_probability`, which is to be part of the run's delta; truncating
+    or redrawing the batch would be accounted for by nothing. What was released until then stands. To train on, start
+    another run with a larger capacity and a new key, and account for both.
+    """
+
+
+def poisson_batches(
+    key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int | None = None,
+    overflow: float = 1e-12, sizes: Sequence[int] | None = None, num_valid: int | None = None, start: int = 0,
+) -> Iterator[IndexBatch]:  # fmt: skip
+    """Iterate over Poisson batches on the host, from step ``start`` to the last.
+
+    Args:
+      key, num_examples, sampling_prob, num_steps, capacity, overflow, sizes, num_valid: as in `PoissonBatches`.
+      start: first step, from 0 to num_steps; the batch of a step is the same wherever the iteration starts.
+
+    Returns:
+      An iterator over NumPy pairs (indices, is_padding).
+
+    Raises:
+      ValueError: values out of range, at once.
+      BatchOverflowError: a batch is larger than the capacity, when its turn comes.
+
+    >>> batches = poisson_batches(jax.random.key(0), 1000, 0.1, num_steps=3)
+    >>> [indices.shape == is_padding.shape for indices, is_padding in batches]
+    [True, True, True]
+    """
+    batches = PoissonBatches(
+        key, num_examples, sampling_prob, num_steps=num_steps, capacity=capacity, overflow=overflow, sizes=sizes,
+        num_valid=num_valid,
+    )  # fmt: skip
+    check_scalar("start", start, WHOLE)
+    if start > num_steps:
+        raise ValueError(f"start must be at most num_steps={num_steps}, got {start}")
+    return (batches[step] for step in range(int(start), len(batches)))
+
+
+class _Batches(abc.ABC):
+    """Random access to the batches of a run by step."""
+
+    def __init__(self, key: Array, num_examples: int, sampling_prob: float, num_steps: int):
+        check_scalar("num_examples", num_examples, COUNT)
+        check_scalar("num_steps", num_steps, COUNT)
+        self._key_data, self._impl = check_key(key)
+        self.num_examples, self.num_steps = int(num_examples), int(num_steps)
+        self.sampling_prob = sampling_prob
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __getitem__(self, step: Any) -> IndexBatch:
+        if not 0 <= step < self.num_steps:
+            raise IndexError(f"step must be from 0 to {self.num_steps - 1}, got {step}")
+        with _where_bits_are_drawn(self._impl):
+            return self._batch(range(self.num_steps)[step])
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        return (self[step] for step in range(self.num_steps))
+
+    @abc.abstractmethod
+    def _batch(self, step: int) -> IndexBatch:
+        """The batch of a step that is in range."""
+
+
+class PoissonBatches(_Batches):
+    """The Poisson batches of a run, by step, padded to a static size.
+
+    ``batches[t]`` has the rows of ``poisson_sample(fold_in(key, t), num_examples, sampling_prob, capacity)``.
+
+    Args:
+      key: one PRNG key, used for nothing else.
+      num_examples: N >= 1; the public maximum where the true number is private.
+      sampling_prob: number in [0, 1]; its `dyadic_probability` is used, and is the attribute ``sampling_prob``.
+      num_steps: length of the run, a whole number >= 1.
+      capacity: slots of a batch; by default the fewest with which the run overflows with probability at most overflow.
+      overflow: that probability, in (0, 1); the attribute ``overflow`` is the one of the capacity, for the `Event`.
+      sizes: a few ascending sizes, the last of them the capacity: a batch is padded to the smallest that it fits in.
+        None, one size, is the safe choice. A compiler may compute the same row's gradient differently in programs of
+        different sizes, so that a neighbour of another size is off by more than the sensitivity; and the size itself
+        is private, and shows in the time of a step. With several give ``max_batch_size=capacity`` to `clipped_grad`.
+      num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
+
+    Raises:
+      ValueError: values out of range; sizes that do not ascend, or do not end with the capacity.
+
+    >>> batches = PoissonBatches(jax.random.key(0), 1000, 0.1, num_steps=50)
+    >>> len(batches), batches[49].indices.shape == (batches.capacity,), batches.overflow <= 1e-12
+    (50, True, True)
+    """
+
+    def __init__(
+        self, key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int | None = None,
+        overflow: float = 1e-12, sizes: Sequence[int] | None = None, num_valid: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
+        if sizes is not None:
+            sizes = _ascending(sizes, capacity)
+            capacity = sizes[-1]
+        elif capacity is None:
+            capacity = choose_capacity(self.num_examples, self.sampling_prob, self.num_steps, overflow)
+        check_scalar("capacity", capacity, COUNT)
+        self.capacity = int(capacity)
+        self.sizes = sizes or (self.capacity,)
+        self.overflow = overflow_probability(self.num_examples, self.sampling_prob, self.num_steps, self.capacity)
+        check_scalar("num_valid", self.num_examples if num_valid is None else num_valid, WHOLE)
+        if num_valid is not None and num_valid > self.num_examples:
+            raise ValueError(f"num_valid must be at most num_examples={self.num_examples}, got {num_valid}")
+        self._num_valid = self.num_examples if num_valid is None else int(num_valid)
+
+    def _batch(self, step: int) -> IndexBatch:
+        sample = _poisson_at(
+            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.sampling_prob, self.capacity
+        )
+        count = int(sample.count)
+        if count > self.capacity:
+            raise BatchOverflowError(
+                f"step {step} drew {count} examples and the capacity is {self.capacity}; the probability of that over "
+                f"the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: start "
+                "another run with a larger capacity and a new key, and account for both"
+            )
+        size = next(size for size in self.sizes if count <= size)
+        return IndexBatch(np.array(sample.indices[:size]), np.array(sample.is_padding[:size]))
+
+    def __repr__(self) -> str:
+        return (
+            f"PoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
+            f"num_steps={self.num_steps}, sizes={self.sizes})"
+        )
+
+
+class UniformBatches(_Batches):
+    """The fixed-size batches of a run, by step: ``uniform_sample(fold_in(key, t), num_examples, batch_size)``.
+
+    Args:
+      key: one PRNG key, used for nothing else.
+      num_examples: N >= 1, public.
+      batch_size: from 1 to num_examples.
+      num_steps: length of the run, a whole number >= 1.
+
+    Attributes:
+      sampling_prob, overflow: for ``Event(..., sampling="uniform")``: batch_size / num_examples and
+        `uniform_sampling_error`.
+
+    Raises:
+      ValueError: values out of range.
+
+    >>> batches = UniformBatches(jax.random.key(0), 1000, 8, num_steps=50)
+    >>> batches[3].indices.shape, batches[3].is_padding.any(), batches.sampling_prob
+    ((8,), np.False_, 0.008)
+    """
+
+    def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
+        check_scalar("batch_size", batch_size, COUNT)
+        super().__init__(key, num_examples, batch_size / num_examples, num_steps)
+        if batch_size > num_examples:
+            raise ValueError(f"batch_size must be at most num_examples={num_examples}, got {batch_size}")
+        self.batch_size = int(batch_size)
+        self.overflow = uniform_sampling_error(self.num_examples, self.num_steps)
+
+    def _batch(self, step: int) -> IndexBatch:
+        indices = _uniform_at(self._key_data, step, self._impl, self.num_examples, self.batch_size)
+        return IndexBatch(np.array(indices), np.zeros(self.batch_size, bool))
+
+    def __repr__(self) -> str:
+        return (
+            f"UniformBatches(num_examples={self.num_examples}, batch_size={self.batch_size}, "
+            f"num_steps={self.num_steps})"
+        )
+
+
+def _ascending(sizes: Sequence[int], capacity: int | None) -> tuple[int, ...]:
+    check("sizes", list(sizes), COUNT)
+    whole = tuple(int(size) for size in sizes)
+    if not whole or list(whole) != sorted(set(whole)):
+        raise ValueError(f"sizes must be ascending whole numbers, got {sizes!r}")
+    if capacity is not None and capacity != whole[-1]:
+        raise ValueError(f"the last of sizes is the capacity; got sizes={sizes!r} and capacity={capacity!r}")
+    return whole
+
+
+def _where_bits_are_drawn(impl: str) -> contextlib.AbstractContextManager[Any]:
+    if impl != "threefry2x32":  # the bits of others may depend on the device, and are to be those of the device
+        return contextlib.nullcontext()
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names no CPU
+        return contextlib.nullcontext()
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def _poisson_at(
+    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, sampling_prob: float, capacity: int
+) -> PoissonSample:
+    key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
+    return poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _uniform_at(key_data: Array, step: Array, impl: str, num_examples: int, batch_size: int) -> Array:
+    key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
+    return uniform_sample(key, num_examples, batch_size)

@@ -1,0 +1,36 @@
+"""How often rows are in a batch, alone and two together, against exact binomial tails."""
+
+import numpy as np
+from scipy import stats
+
+FALSE_ALARM = 1e-6
+"""Probability with which a right sampler fails one of these checks; keys are fixed, so it fails always or never."""
+
+
+def included(indices, is_padding, num_examples):
+    """bool[rounds, num_examples] from batches [rounds, slots]; refuses a row that is twice in a batch."""
+    times = np.zeros((len(indices), num_examples), int)
+    np.add.at(times, (np.arange(len(indices))[:, None], indices), ~np.asarray(is_padding))
+    assert times.max() <= 1
+    return times.astype(bool)
+
+
+def check_frequencies(chosen, marginal, pairwise):
+    """Every row is chosen with probability ``marginal``, every two rows together with ``pairwise``."""
+    rounds, num_examples = chosen.shape
+    together = chosen.T.astype(float) @ chosen
+    pairs = together[np.triu_indices(num_examples, 1)]
+    tests = num_examples + len(pairs)
+    for counts, prob in [(np.diag(together), marginal), (pairs, pairwise)]:
+        tails = np.minimum(stats.binom.cdf(counts, rounds, prob), stats.binom.sf(counts - 1, rounds, prob))
+        assert tails.min() * 2 * tests > FALSE_ALARM, (prob, counts / rounds)
+
+
+def check_distribution(counts, probabilities):
+    """Counts of outcomes against their exact probabilities (chi-square; rare outcomes together)."""
+    expected = np.asarray(probabilities) * counts.sum()
+    rare = expected < 10
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    assert stats.chisquare(counts, expected).pvalue > FALSE_ALARM
