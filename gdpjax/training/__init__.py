@@ -1,6 +1,6 @@
 """Private training that can only do what its plan says."""
 
-from gdpjax.training._batches import batches
+from gdpjax.training._batches import batch_source
 from gdpjax.training._data import Data, group_by_user
 from gdpjax.training._files import CheckpointError
 from gdpjax.training._loop import (
@@ -29,7 +29,7 @@ __all__ = [
     "Run",
     "State",
     "Training",
-    "batches",
+    "batch_source",
     "check_status",
     "group_by_user",
     "make_plan",

@@ -1,50 +1,46 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
-from collections.abc import Iterator
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from gdpjax.sampling import BatchOverflowError
+from gdpjax.sampling import PoissonBatches, UniformBatches
 from gdpjax.training._data import check_count
-from gdpjax.training._loop import State, draw, num_steps_done
+from gdpjax.training._loop import State
 from gdpjax.training._plan import Plan
 
 
-def batches(plan: Plan, state: State, num_examples: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The remaining batches of a run, for a loader that feeds ``training.step_on``.
+def batch_source(plan: Plan, state: State, num_examples: int) -> PoissonBatches | UniformBatches:
+    """The batches of a run by step, for a loader that feeds ``training.step_on``.
+
+    Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
+    Begin at step `num_steps_done`, and use every step once, in order.
 
     Args:
       plan: the run's plan.
-      state: where the run is; the batches begin at its next step and use its sampling key.
+      state: any state of the run, for its sampling key.
       num_examples: number of real examples, at most the plan's maximum.
 
-    Yields:
-      ``(indices, is_padding)``, int32 and bool ``[plan.capacity]``: row numbers, and which of them to ignore.
+    Returns:
+      ``source[t]`` is ``(indices, is_padding)``, int32 and bool ``[plan.capacity]``: row numbers, and which to ignore.
+      A batch above the capacity raises `gdpjax.sampling.BatchOverflowError`; its probability is in the Event.
 
     Raises:
       ValueError: a number of examples that the plan does not cover.
-      BatchOverflowError: a batch above the capacity, which must not be trained on; its probability is in the Event.
 
-    >>> from gdpjax.training import private_training, make_plan
-    >>> import optax
+    >>> import jax, numpy as np, optax
+    >>> from gdpjax.training import make_plan, num_steps_done, private_training
     >>> plan = make_plan(clip=1.0, max_examples=100, expected_batch_size=10, num_steps=3, delta=1e-5,
     ...                  noise_multiplier=2.0)
     >>> training = private_training(plan, lambda w, x, y: (w @ x - y) ** 2, optax.sgd(0.1))
-    >>> state, x, y = training.init(jnp.zeros(2), jax.random.key(0)), np.ones((90, 2)), np.zeros(90)
-    >>> for indices, is_padding in batches(plan, state, 90):
+    >>> state, x, y = training.init(np.zeros(2, np.float32), jax.random.key(0)), np.ones((90, 2)), np.zeros(90)
+    >>> source = batch_source(plan, state, 90)
+    >>> for t in range(int(num_steps_done(state)), len(source)):
+    ...     indices, is_padding = source[t]
     ...     state, _ = training.step_on(state, x[indices], y[indices], is_padding=is_padding)
     >>> int(num_steps_done(state))
     3
     """
     check_count(plan, num_examples)
-    drawn = jax.jit(lambda key, step: draw(plan, key, step, jnp.asarray(num_examples, jnp.int32)))
-    for step in range(int(num_steps_done(state)), plan.max_steps):
-        indices, is_padding, fits = drawn(state.sampling_key, jnp.asarray(step, jnp.int32))
-        if not bool(fits):
-            raise BatchOverflowError(
-                f"step {step}: the Poisson batch exceeds the planned capacity of {plan.capacity}; it must not be "
-                "trained on, and the run ends here. Its probability is in the plan's event"
-            )
-        yield np.asarray(indices), np.asarray(is_padding)
+    if plan.sampling == "uniform":
+        return UniformBatches(state.sampling_key, plan.max_examples, plan.capacity, num_steps=plan.max_steps)
+    return PoissonBatches(
+        state.sampling_key, plan.max_examples, plan.sampling_prob, num_steps=plan.max_steps, capacity=plan.capacity,
+        num_valid=num_examples,
+    )  # fmt: skip

@@ -66,9 +66,17 @@ def _checksums(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _write_arrays(folder: Path, tree: PyTree) -> None:
-    import orbax.checkpoint as ocp  # slow to import, and an extra
+def _orbax() -> Any:
+    """orbax.checkpoint: slow to import, and an extra."""
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        raise ImportError("checkpoints are written by orbax: pip install 'gdpjax[checkpoints]'") from error
+    return orbax.checkpoint
 
+
+def _write_arrays(folder: Path, tree: PyTree) -> None:
+    ocp = _orbax()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder.resolve(), _flatten(tree))
         checkpointer.wait_until_finished()
@@ -126,8 +134,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def restore(folder: Path, index: dict[str, Any], template: PyTree) -> PyTree:
     """The tree of the checkpoint, checked byte by byte."""
-    import orbax.checkpoint as ocp
-
+    ocp = _orbax()
     shapes = _shapes(template)
     if index["leaves"] != shapes:
         pairs = zip_longest(index["leaves"], shapes)

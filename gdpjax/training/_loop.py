@@ -86,7 +86,7 @@ def private_training(
         ``init(params, key)`` makes the `State`; ``key`` (use `gdpjax.fresh_key()`) gives sampling and noise their keys.
         ``step(state, data)`` draws a batch from ``data = place(x, y)`` and takes one step: ``(State, Info)``.
         ``step_on(state, *batch, is_padding=...)`` takes a batch of ``plan.capacity`` rows drawn elsewhere, with
-        `gdpjax.training.batches` (the same batches as ``step`` draws).
+        `gdpjax.training.batch_source` (the same batches as ``step`` draws).
         ``run_steps(state, data, num_steps)`` is that many steps as one compiled scan; its Info has a leading axis.
         ``place(*arrays)`` pads a data set to the plan's maximum.
 
@@ -163,7 +163,7 @@ def private_training(
         if len(batch) != num_arrays or any(shape != (plan.capacity,) for shape in rows):
             raise ValueError(
                 f"expected {num_arrays} arrays and is_padding, all of the plan's capacity of {plan.capacity} rows, got "
-                f"{[shape[0] if shape else None for shape in rows]}: draw batches with gdpjax.training.batches"
+                f"{[shape[0] if shape else None for shape in rows]}: draw batches with gdpjax.training.batch_source"
             )
         batch = tuple(jnp.asarray(array) for array in batch)
         return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))

@@ -13,7 +13,7 @@ from gdpjax.training import (
     FINISHED,
     OVERFLOWED,
     RUNNING,
-    batches,
+    batch_source,
     check_status,
     group_by_user,
     make_plan,
@@ -92,7 +92,7 @@ def test_scan_equals_steps_equals_a_loader(training, whole):
     for _ in range(6):
         state, info = training.step(state, data)
     loaded = training.init(PARAMS, jax.random.key(1))
-    for indices, is_padding in batches(training.plan, loaded, N):
+    for indices, is_padding in batch_source(training.plan, loaded, N):
         loaded, _ = training.step_on(loaded, x[indices], y[indices], is_padding=is_padding)
     for other in (state, loaded):
         np.testing.assert_allclose(other.params["w"], whole[0].params["w"], rtol=1e-5, atol=1e-6)
@@ -170,8 +170,8 @@ def test_a_batch_that_does_not_fit_stops_the_run(monkeypatch):
     for _ in range(charged - 1):
         before, _ = training.step(before, data)
     np.testing.assert_array_equal(before.params["w"], state.params["w"])
-    with pytest.raises(BatchOverflowError, match="capacity of 8"):
-        list(batches(plan, training.init(PARAMS, jax.random.key(0)), N))
+    with pytest.raises(BatchOverflowError, match="the capacity is 8"):
+        list(batch_source(plan, training.init(PARAMS, jax.random.key(0)), N))
 
 
 def test_a_sweep_is_one_program():
@@ -256,7 +256,7 @@ def test_a_users_rows_do_not_depend_on_the_others():
         (lambda t: t.init(PARAMS, 0), "PRNG key"),
         (lambda t: t.init({"params": PARAMS, "batch_stats": {"mean": jnp.zeros(3)}}, jax.random.key(0)), "GroupNorm"),
         (lambda t: private_training(t.plan, loss, 0.1), "optax transformation"),
-        (lambda t: next(batches(t.plan, t.init(PARAMS, jax.random.key(0)), 61)), "max_examples = 60"),
+        (lambda t: batch_source(t.plan, t.init(PARAMS, jax.random.key(0)), 61), "max_examples = 60"),
         (lambda t: group_by_user([1, 2], np.zeros(3), max_per_user=1, key=jax.random.key(0)), "one row per example"),
         (lambda t: group_by_user([1, 2], np.zeros(2), max_per_user=0, key=jax.random.key(0)), "max_per_user"),
     ],
