@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, PartitionSpec
 
 from gdpjax._core.types import Array
 from gdpjax.training._plan import Plan
+
+EXPLICIT = AxisType.Explicit
 
 
 class Data(NamedTuple):
@@ -57,6 +60,19 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
         return jnp.asarray(rows) if sharding is None else jax.device_put(rows, sharding)
 
     return Data(tuple(padded(array) for array in arrays), jnp.asarray(count, jnp.int32))
+
+
+def rows_of(array: Array, indices: Array) -> Array:
+    """array[indices], spread over the devices of the mesh that the array is on."""
+    sharding: Any = jax.typeof(array).sharding
+    explicit = [
+        a for a, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True) if kind == EXPLICIT
+    ]
+    if not explicit:
+        return array[indices]  # on an Auto mesh `clipped_grad` spreads the rows
+    with jax.sharding.use_abstract_mesh(sharding.mesh):
+        whole = jax.sharding.reshard(array, PartitionSpec())
+        return jax.sharding.reshard(whole[indices], PartitionSpec(tuple(explicit)))
 
 
 def check_count(plan: Plan, count: int) -> None:

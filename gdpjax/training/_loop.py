@@ -23,7 +23,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import ledger_state_of
 from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
-from gdpjax.training._data import Data, place
+from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._models import refuse_statistics
 from gdpjax.training._plan import Plan
 from gdpjax.transforms import privatize
@@ -65,7 +65,6 @@ def private_training(
     plan: Plan, loss_fn: Callable[..., Any], optimizer: optax.GradientTransformation, *, num_arrays: int = 2,
     example_key: bool = False, keep_batch_dim: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
     microbatch_size: int | None = None, ledger_capacity: int = 16,
-    batch_sharding: Any = None,
 ) -> Training:  # fmt: skip
     """The private training loop of a plan.
 
@@ -79,7 +78,6 @@ def private_training(
       example_key: the loss takes a PRNG key of its own for each example (dropout).
       keep_batch_dim, trainable, strategy, microbatch_size: as in `gdpjax.clipped_grad`.
       ledger_capacity: as in `gdpjax.privatize`.
-      batch_sharding: sharding of the batch's rows over devices, such as ``NamedSharding(mesh, P("data"))``.
 
     Returns:
       A `Training`:
@@ -88,7 +86,9 @@ def private_training(
         ``step_on(state, *batch, is_padding=...)`` takes a batch of ``plan.capacity`` rows drawn elsewhere, with
         `gdpjax.training.batch_source` (the same batches as ``step`` draws).
         ``run_steps(state, data, num_steps)`` is that many steps as one compiled scan; its Info has a leading axis.
-        ``place(*arrays)`` pads a data set to the plan's maximum.
+        ``place(*arrays, sharding=None)`` pads a data set to the plan's maximum. With a ``NamedSharding`` over a mesh
+        the batch's rows are spread over its devices; the parameters may be replicated or sharded. The noise is a
+        function of its key alone, drawn once, whatever the devices.
 
     Raises:
       ValueError: statistics among the parameters (BatchNorm), an optimizer that is private itself, a batch of another
@@ -130,8 +130,6 @@ def private_training(
         return State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32))
 
     def take(state: State, batch: tuple[Array, ...], is_padding: Array, fits: Array) -> tuple[State, Info]:
-        if batch_sharding is not None:
-            batch, is_padding = jax.lax.with_sharding_constraint((batch, is_padding), batch_sharding)
         # The state holds the noise key's data; here only the key's implementation matters.
         impl = jax.random.key_impl(state.sampling_key)
         tx = transformation(jax.random.key(0, impl=impl))
@@ -156,7 +154,7 @@ def private_training(
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)
         indices, is_padding, fits = draw(plan, state.sampling_key, num_steps_done(state), data.num_examples)
-        return take(state, tuple(array[indices] for array in data.arrays), is_padding, fits)
+        return take(state, tuple(rows_of(array, indices) for array in data.arrays), is_padding, fits)
 
     def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
         rows = [jnp.shape(array)[:1] for array in (*batch, is_padding)]
