@@ -16,26 +16,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import multihost_utils
 
 from gdpjax._core.types import PyTree
 from gdpjax.training._files import CheckpointError, write_json
+from gdpjax.training._processes import barrier, is_first_process
 
 FORMAT_VERSION = 1
 FOLDER = "checkpoints.NOT_FOR_RELEASE"
 INDEX = "index.json"
 _ENTRIES = {"version", "step", "arrays", "leaves", "sha256", "plan", "fingerprint", "key_impl", "journal"}
-
-
-def is_first_process() -> bool:
-    """Whether this process writes the files that are written once."""
-    return jax.process_index() == 0
-
-
-def barrier(name: str) -> None:
-    """Wait for all processes."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
 
 
 def _flatten(tree: PyTree) -> dict[str, jax.Array]:

@@ -26,6 +26,7 @@ from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
 from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._models import refuse_statistics
 from gdpjax.training._plan import Plan
+from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.transforms import privatize
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
@@ -123,11 +124,11 @@ def private_training(
 
     def init(params: PyTree, key: Array) -> State:
         refuse_statistics(params)
-        data, impl = check_key(key)
+        data, impl = check_key(one_key_for_all(key))
         sampling_key, noise_key = jax.random.split(jax.random.wrap_key_data(jnp.asarray(data), impl=impl))
         opt_state = transformation(noise_key).init(params)
         _ = ledger_state_of(opt_state)  # refuses an optimizer that is private itself
-        return State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32))
+        return beside(params, State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32)))
 
     def take(state: State, batch: tuple[Array, ...], is_padding: Array, fits: Array) -> tuple[State, Info]:
         # The state holds the noise key's data; here only the key's implementation matters.

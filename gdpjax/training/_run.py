@@ -28,6 +28,7 @@ from gdpjax.training._files import CheckpointError, append_line, read_lines
 from gdpjax.training._fingerprint import digest_of, environment, program_digest
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
+from gdpjax.training._processes import barrier, beside, described_by_all, is_first_process, one_key_for_all
 from gdpjax.training._statement import differences
 from gdpjax.transforms import PrivatizeState
 
@@ -48,10 +49,11 @@ class Run:
         self.num_lost = 0
         self._scan = scan
         self._plan = plan_to_dict(training.plan) | {"scan": scan}
-        self._fingerprint = environment() | {
+        own = {
             "data": digest_of(*data.arrays, data.num_examples),
             "program": program_digest(training.step, state, data),
         }
+        self._fingerprint = described_by_all(environment() | own)
         self._pending: list[int] = []
         self._journal_lines = 0
 
@@ -120,7 +122,7 @@ class Run:
     def _write_ahead(self, first: int, num_steps: int) -> None:
         line = {"first": first, "num_steps": num_steps, "fingerprint": self._fingerprint}
         try:
-            if _checkpoint.is_first_process():
+            if is_first_process():
                 append_line(self.folder / JOURNAL, line)
         except OSError as error:
             raise CheckpointError(
@@ -128,7 +130,7 @@ class Run:
                 "They were not run; make room and go on"
             ) from error
         self._journal_lines += 1
-        _checkpoint.barrier("gdpjax: written ahead")
+        barrier("gdpjax: written ahead")
 
     def save(self) -> None:
         """Make the present state the checkpoint; `advance` does this by itself."""
@@ -160,27 +162,19 @@ class Run:
 def _recharged(training: Training, state: State, num_lost: int) -> State:
     """``state`` with ``num_lost`` steps charged and new keys for sampling and noise."""
     plan, impl = training.plan, jax.random.key_impl(state.sampling_key)
-    sampling_key, noise_key = jax.random.split(_one_for_all(fresh_key(str(impl))))
+    sampling_key, noise_key = jax.random.split(one_key_for_all(fresh_key(str(impl))))
 
     def renewed(node: Any) -> Any:
         if not isinstance(node, PrivatizeState):
             return node
         ledger = record_steps(node.ledger, num_lost, plan.noise_multiplier, plan.sampling_prob, plan.overflow_per_step)
-        return node._replace(key_data=jax.random.key_data(noise_key), ledger=ledger)
+        return node._replace(key_data=beside(state.params, jax.random.key_data(noise_key)), ledger=ledger)
 
     opt_state = jax.tree.map(renewed, state.opt_state, is_leaf=lambda node: isinstance(node, PrivatizeState))
-    state = state._replace(opt_state=opt_state, sampling_key=sampling_key)
+    state = state._replace(opt_state=opt_state, sampling_key=beside(state.params, sampling_key))
     done = num_steps_done(state)
     status = jnp.where((state.status == RUNNING) & (done >= plan.max_steps), FINISHED, state.status)
     return state._replace(status=status.astype(jnp.int32))
-
-
-def _one_for_all(key: Array) -> Array:
-    """The first process's key on every process."""
-    if jax.process_count() == 1:
-        return key
-    data = _checkpoint.multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
-    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(key))
 
 
 def start_run(
@@ -203,10 +197,10 @@ def start_run(
     folder = Path(folder)
     if _checkpoint.exists(folder) or (folder / JOURNAL).exists():
         raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
-    _checkpoint.barrier("gdpjax: looked")
+    barrier("gdpjax: looked")
     run = Run(folder, training, data, training.init(params, key), scan=scan)
     try:
-        if _checkpoint.is_first_process():
+        if is_first_process():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / PLAN).write_text(training.plan.to_json())
     except OSError as error:
