@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import tyro
 
 from experiments.config import PRESETS, DataConfig, DemoConfig, FdpFiguresConfig, GradientsFigureConfig
-from experiments.errors import CapacityExceededError, RunInterrupted, UserError
+from experiments.errors import RunInterrupted, UserError
+from gdpjax.sampling import BatchOverflowError
 
 
 class Command(NamedTuple):
@@ -71,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except CapacityExceededError as error:
+    except BatchOverflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except RunInterrupted as stop:

@@ -14,15 +14,14 @@ SEED_NOTICE = "seeded run: it is reproducible, and therefore NOT private against
 
 
 class Keys(NamedTuple):
-    """Keys of the initial weights, of the Poisson sampling and of the noise."""
+    """Keys of the initial weights, and of the private training: sampling and noise."""
 
     init: jax.Array
-    sampling: jax.Array
-    noise: jax.Array
+    training: jax.Array
 
 
 def make_keys(seed: int | None) -> Keys:
     """Independent keys, from the system's entropy or from a seed."""
     if seed is None:
-        return Keys(gdpjax.fresh_key(), gdpjax.fresh_key(), gdpjax.fresh_key())
-    return Keys(*jax.random.split(jax.random.key(seed), 3))
+        return Keys(gdpjax.fresh_key(), gdpjax.fresh_key())
+    return Keys(*jax.random.split(jax.random.key(seed), 2))

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from experiments.plan import Plan
+import gdpjax
 
 
 class SpeedColumn(ProgressColumn):
@@ -48,13 +48,20 @@ class ProgressObserver:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def on_start(self, plan: Plan, step: int) -> None:
+    def on_start(self, plan: gdpjax.Plan, step: int) -> None:
         """Set the length."""
-        self._progress.reset(self._task, total=plan.num_steps, completed=step)
+        self._progress.reset(self._task, total=plan.max_steps, completed=step)
 
     def on_step(self, step: int) -> None:
         """Advance."""
         self._progress.update(self._task, completed=step)
+
+    def on_lost(self, num_steps: int) -> None:
+        """Say what the move cost."""
+        self._console.print(
+            f"[bold yellow]interrupted, and resumed with other data, code, versions or devices: {num_steps} steps are "
+            "charged although their outcome is lost, and the noise has a new key"
+        )
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Show the figures of the epoch."""

@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import math
 import os
-import platform
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-import gdpjax
 from experiments.errors import UserError
+from gdpjax.training import environment
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -29,40 +28,27 @@ NOTICES = {
     "Poisson batches, which epsilon does not cover.",
     DIAGNOSTICS: "NOT FOR RELEASE: losses, gradient norms and batch sizes of private data, outside epsilon.",
 }
-JAX_SETTINGS = (
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-)
-
-
-def _cpu() -> str:
-    """The model of the processor, which the compiler's choice of instructions depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def fingerprint() -> dict[str, Any]:
     """What must be equal for the same run to give the same bits: versions, devices and settings."""
-    devices = jax.devices()
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
-    return {
-        "gdpjax": gdpjax.__version__,
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in packages},
-        "platform": devices[0].platform,
-        "device_kind": devices[0].device_kind,
-        "device_count": len(devices),
-        "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cpu_count": os.cpu_count(),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        **{name: getattr(jax.config, name) for name in JAX_SETTINGS},
-    }
+    return {**environment(), "flax": importlib.metadata.version("flax")}
+
+
+def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
+    """UserError unless the run in ``folder`` was begun with the configuration ``config``."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"nothing to resume: there is no run in {folder}")
+    saved, now = json.loads(path.read_text())["config"], json.loads(json.dumps(_plain(config)))
+    found = [
+        f"{n}: {saved.get(n)!r} then, {now.get(n)!r} now" for n in sorted(saved | now) if saved.get(n) != now.get(n)
+    ]
+    if found:
+        raise UserError(
+            f"this is not the configuration that the run in {folder} was begun with ({'; '.join(found)}); restore it, "
+            "or start a new run with another --out"
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -21,8 +21,8 @@ def result_table(result: Result) -> Table:
     interval = f"[{cost.epsilon_lower:.4f}, {cost.epsilon_upper:.4f}]"
     table.add_row("epsilon, certified", interval, "certified interval", end_section=True)
     table.add_row("noise_multiplier", f"{cost.noise_multiplier:g}", "noise stddev / sensitivity")
-    table.add_row("sampling_prob", f"{cost.sampling_prob:.6f}", f"Poisson, N = {plan.num_examples} public")
-    table.add_row("num_steps", f"{cost.num_steps}", f"{plan.epochs} epochs, as planned")
+    table.add_row("sampling_prob", f"{cost.sampling_prob:.6f}", f"Poisson, N = {plan.max_examples} public")
+    table.add_row("num_steps", f"{cost.num_steps}", f"{result.epochs} epochs, as planned")
     table.add_row("delta", f"{cost.delta:g}", "")
     table.add_row("neighbouring relation", cost.neighboring_relation.replace("_", " "), "an example or a null one")
     table.add_row("overflow tau", f"{cost.overflow:.1e}", "batch above capacity")

@@ -3,6 +3,7 @@
 from gdpjax.training._batches import batch_source
 from gdpjax.training._data import Data, group_by_user
 from gdpjax.training._files import CheckpointError
+from gdpjax.training._fingerprint import environment
 from gdpjax.training._loop import (
     FINISHED,
     OVERFLOWED,
@@ -31,6 +32,7 @@ __all__ = [
     "Training",
     "batch_source",
     "check_status",
+    "environment",
     "group_by_user",
     "make_plan",
     "num_steps_done",

@@ -41,12 +41,10 @@ class Run:
 
     Attributes:
       state: the `State` after the steps done so far.
-      num_lost: steps that were charged without having been kept, when the run moved to another machine.
     """
 
     def __init__(self, folder: Path, training: Training, data: Data, state: State, *, scan: bool) -> None:
         self.folder, self.training, self.data, self.state = folder, training, data, state
-        self.num_lost = 0
         self._scan = scan
         self._plan = plan_to_dict(training.plan) | {"scan": scan}
         own = {
@@ -68,11 +66,22 @@ class Run:
         return int(self.state.status) == FINISHED
 
     @property
+    def num_lost(self) -> int:
+        """How many of the charged steps were not kept, because the run moved in the middle of a chunk."""
+        (noised,) = [node for node in _private_states(self.state) if isinstance(node, PrivatizeState)]
+        return self.step - int(noised.count)
+
+    @property
     def ledger(self) -> Ledger:
         """What was run, for the accountants."""
         return ledger_of(self.state.opt_state)
 
-    def advance(self, num_steps: int, on_step: Callable[[int], None] | None = None) -> list[Info]:
+    def advance(
+        self,
+        num_steps: int,
+        on_step: Callable[[int], None] | None = None,
+        before_checkpoint: Callable[[list[Info]], None] | None = None,
+    ) -> list[Info]:
         """Take the next ``num_steps`` steps (fewer at the end of the plan), and make them the checkpoint.
 
         A chunk that a crash interrupted is repeated first, in its own length, and nothing else is done then.
@@ -80,6 +89,8 @@ class Run:
         Args:
           num_steps: >= 1.
           on_step: called after every step with the number of steps done, unless the run scans.
+          before_checkpoint: called with what is returned, after the steps and before the checkpoint. What it writes is
+            complete whenever the checkpoint is; a crash in between writes it again.
 
         Returns:
           The private `Info` of the steps: one with a leading axis of a run that scans, else one for each step.
@@ -100,6 +111,8 @@ class Run:
             num_steps = min(num_steps, self.training.plan.max_steps - first)
             self._write_ahead(first, num_steps)
         infos = self._take(first, num_steps, on_step)
+        if before_checkpoint is not None:
+            before_checkpoint(infos)
         if not self._pending:  # a later lost chunk is still to be repeated, and is paid for beyond the checkpoint
             self.save()
         check_status(self.state)
@@ -154,9 +167,13 @@ class Run:
         if all(line["fingerprint"] == json.loads(json.dumps(self._fingerprint)) for line in lost):
             self._pending = [line["num_steps"] for line in lost]
             return
-        self.num_lost = max(line["first"] + line["num_steps"] for line in lost) - self.step
-        self.state = _recharged(self.training, self.state, self.num_lost)
+        num_lost = max(line["first"] + line["num_steps"] for line in lost) - self.step
+        self.state = _recharged(self.training, self.state, num_lost)
         self.save()
+
+
+def _private_states(state: State) -> list[Any]:
+    return jax.tree.leaves(state.opt_state, is_leaf=lambda node: isinstance(node, PrivatizeState))
 
 
 def _recharged(training: Training, state: State, num_lost: int) -> State:

@@ -18,6 +18,9 @@ class Silent:
     def on_start(self, plan, step):
         self.plan, self.first_step = plan, step
 
+    def on_lost(self, num_steps):
+        self.lost = num_steps
+
     def on_step(self, step):
         if step == self.interrupt_at:
             raise KeyboardInterrupt
