@@ -24,7 +24,14 @@ from gdpjax.clipping import (
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
 from gdpjax.sampling import poisson_batches
-from gdpjax.transforms import add_gaussian_noise, clip_and_sum, clip_norm_of, privatize, privatize_adaptive
+from gdpjax.transforms import (
+    accumulate_clipped,
+    add_gaussian_noise,
+    clip_and_sum,
+    clip_norm_of,
+    privatize,
+    privatize_adaptive,
+)
 
 __version__ = "0.1.0"
 
@@ -41,6 +48,7 @@ __all__ = [
     "PerLeaf",
     "Sensitivity",
     "accounting",
+    "accumulate_clipped",
     "add_gaussian_noise",
     "average_augmentations",
     "clip_and_sum",
