@@ -5,9 +5,10 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff
+from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff, training
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax._core.version import VERSION
 from gdpjax.clipping import (
     AutoS,
     ClipInfo,
@@ -24,6 +25,7 @@ from gdpjax.clipping import (
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
 from gdpjax.sampling import poisson_batches
+from gdpjax.training import Plan, make_plan
 from gdpjax.transforms import (
     accumulate_clipped,
     add_gaussian_noise,
@@ -33,7 +35,7 @@ from gdpjax.transforms import (
     privatize_adaptive,
 )
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AutoS",
@@ -46,6 +48,7 @@ __all__ = [
     "Normalize",
     "PerGroup",
     "PerLeaf",
+    "Plan",
     "Sensitivity",
     "accounting",
     "accumulate_clipped",
@@ -60,6 +63,7 @@ __all__ = [
     "fresh_key",
     "ledger",
     "ledger_of",
+    "make_plan",
     "mechanisms",
     "per_example_grad",
     "plotting",
@@ -68,4 +72,5 @@ __all__ = [
     "privatize_adaptive",
     "sampling",
     "tradeoff",
+    "training",
 ]

@@ -80,10 +80,10 @@ def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
         assert top in allowed or extra, f"{path} imports {top}"
 
 
-EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}}
+EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}, "training": {"orbax"}}
 """Packages that are not required, by the part that may import them when they are needed."""
 STANDARD = {
-    "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "enum",
+    "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal", "enum",
     "fractions", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "math", "numbers", "os",
-    "pathlib", "queue", "sys", "time", "typing",
+    "pathlib", "platform", "queue", "shutil", "sys", "time", "typing",
 }  # fmt: skip

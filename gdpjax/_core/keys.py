@@ -1,4 +1,4 @@
-"""Fresh keys from the system's entropy, and what a key that somebody passed consists of."""
+"""PRNG keys: fresh ones from the system's entropy, and a check of those that are given."""
 
 import os
 from typing import Any
@@ -11,18 +11,21 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array
 
 
-def fresh_key() -> Array:
+def fresh_key(impl: str | None = None) -> Array:
     """A typed PRNG key with every bit from the operating system's entropy source.
 
     A seed such as 0 is known to everybody who reads the code, and 32-bit seeds can be tried out: noise made from them
     protects nobody. The default (threefry) key holds 64 bits.
 
+    Args:
+      impl: a key implementation of jax, such as "rbg"; default: jax's own default.
+
     >>> fresh_key().shape
     ()
     """
-    shape = jax.random.key_data(jax.random.key(0)).shape
+    shape = jax.random.key_data(jax.random.key(0, impl=impl)).shape
     words = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
-    return jax.random.wrap_key_data(jnp.asarray(words))
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
 
 def check_key(key: Any) -> tuple[Array, str]:

@@ -3,7 +3,7 @@
 from gdpjax.clipping._augment import average_augmentations
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad, per_example_grad
 from gdpjax.clipping._explain import explain
-from gdpjax.clipping._rules import AutoS, Flat, Normalize, PerGroup, PerLeaf, Sensitivity
+from gdpjax.clipping._rules import AutoS, Flat, Normalize, PerGroup, PerLeaf, Sensitivity, as_rule
 
 __all__ = [
     "AutoS",
@@ -14,6 +14,7 @@ __all__ = [
     "PerGroup",
     "PerLeaf",
     "Sensitivity",
+    "as_rule",
     "average_augmentations",
     "clipped_grad",
     "explain",

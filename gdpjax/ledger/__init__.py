@@ -10,7 +10,16 @@ from gdpjax.ledger._events import (
     resolve_relation,
 )
 from gdpjax.ledger._ledger import FORMAT_VERSION, Ledger
-from gdpjax.ledger._state import LedgerState, init_ledger, ledger_from_state, ledger_of, record_step, round_toward
+from gdpjax.ledger._state import (
+    LedgerState,
+    init_ledger,
+    ledger_from_state,
+    ledger_of,
+    ledger_state_of,
+    record_step,
+    record_steps,
+    round_toward,
+)
 
 __all__ = [
     "FORMAT_VERSION",
@@ -25,7 +34,9 @@ __all__ = [
     "init_ledger",
     "ledger_from_state",
     "ledger_of",
+    "ledger_state_of",
     "record_step",
+    "record_steps",
     "resolve_relation",
     "round_toward",
 ]

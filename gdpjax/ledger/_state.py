@@ -81,6 +81,15 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
     )
 
 
+def record_steps(
+    state: LedgerState, num_steps: Array, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array
+) -> LedgerState:
+    """The ledger after ``num_steps`` more equal steps."""
+    return jax.lax.fori_loop(
+        0, num_steps, lambda _, after: record_step(after, noise_multiplier, sampling_prob, extra_delta), state
+    )
+
+
 def ledger_from_state(state: LedgerState) -> Ledger:
     """The host-side `Ledger` of one configuration's state; rows without steps are dropped."""
     if is_traced(state):
@@ -121,6 +130,13 @@ def ledger_of(opt_state: PyTree) -> Ledger:
       ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside
         optax.MultiSteps, apply_if_finite or conditionally_transform.
     """
+    # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
+    found = ledger_state_of(opt_state)
+    return ledger_from_state(LedgerState(*(jax.tree.leaves(field)[0] for field in found)))
+
+
+def ledger_state_of(opt_state: PyTree) -> LedgerState:
+    """The one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
     found = _ledgers(opt_state)
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, _ROLLING_BACK)):
         if isinstance(node, _ROLLING_BACK) and _ledgers(list(node)):
@@ -136,5 +152,4 @@ def ledger_of(opt_state: PyTree) -> Ledger:
             f"the optimizer state holds {len(found)} ledgers; two private releases from the same batches are one joint "
             "event (Event.joint), never two independent ones: use a single privatize for all the parameters"
         )
-    # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
-    return ledger_from_state(LedgerState(*(jax.tree.leaves(field)[0] for field in found[0])))
+    return found[0]

@@ -57,11 +57,13 @@ def test_in_between_nothing_moves_and_nothing_is_recorded():
     step = jax.jit(lambda rows, state: tx.update(grad_fn(PARAMS, rows), state, PARAMS))
     state = tx.init(PARAMS)
     for call in range(1, 8):
-        updates, state = step(ROWS[:8], state)
+        updates, state = step(ROWS[call : call + 8], state)
         assert updates["w"].all() == updates["w"].any() == (call % 3 == 0)
         events = gdpjax.ledger_of(state).events
         assert sum(event.num_steps for event in events) == call // 3
         assert all(0.01 <= event.sampling_prob < 0.01 + 1e-9 for event in events)
+        held = [bool(state.total["w"].any()), bool(state.error["w"].any())]
+        assert held == ([False, False] if call % 3 == 0 else [True, call % 3 == 2])  # nothing is left for the next one
     assert len(events) == 1
     assert int(state.microstep) == 1
 

@@ -1,0 +1,46 @@
+"""The batches of a plan, drawn on the host: the same as its compiled step draws."""
+
+from gdpjax.sampling import PoissonBatches, UniformBatches
+from gdpjax.training._data import check_count
+from gdpjax.training._loop import State
+from gdpjax.training._plan import Plan
+
+
+def batch_source(plan: Plan, state: State, num_examples: int) -> PoissonBatches | UniformBatches:
+    """The batches of a run by step, for a loader that feeds ``training.step_on``.
+
+    Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
+    Begin at step `num_steps_done`, and use every step once, in order.
+
+    Args:
+      plan: the run's plan.
+      state: any state of the run, for its sampling key.
+      num_examples: number of real examples, at most the plan's maximum.
+
+    Returns:
+      ``source[t]`` is ``(indices, is_padding)``, int32 and bool ``[plan.capacity]``: row numbers, and which to ignore.
+      A batch above the capacity raises `gdpjax.sampling.BatchOverflowError`; its probability is in the Event.
+
+    Raises:
+      ValueError: a number of examples that the plan does not cover.
+
+    >>> import jax, numpy as np, optax
+    >>> from gdpjax.training import make_plan, num_steps_done, private_training
+    >>> plan = make_plan(clip=1.0, max_examples=100, expected_batch_size=10, num_steps=3, delta=1e-5,
+    ...                  noise_multiplier=2.0)
+    >>> training = private_training(plan, lambda w, x, y: (w @ x - y) ** 2, optax.sgd(0.1))
+    >>> state, x, y = training.init(np.zeros(2, np.float32), jax.random.key(0)), np.ones((90, 2)), np.zeros(90)
+    >>> source = batch_source(plan, state, 90)
+    >>> for t in range(int(num_steps_done(state)), len(source)):
+    ...     indices, is_padding = source[t]
+    ...     state, _ = training.step_on(state, x[indices], y[indices], is_padding=is_padding)
+    >>> int(num_steps_done(state))
+    3
+    """
+    check_count(plan, num_examples)
+    if plan.sampling == "uniform":
+        return UniformBatches(state.sampling_key, plan.max_examples, plan.capacity, num_steps=plan.max_steps)
+    return PoissonBatches(
+        state.sampling_key, plan.max_examples, plan.sampling_prob, num_steps=plan.max_steps, capacity=plan.capacity,
+        num_valid=num_examples,
+    )  # fmt: skip

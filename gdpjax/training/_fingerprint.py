@@ -1,0 +1,71 @@
+"""What must be equal for the same steps to give the same bits.
+
+Noise is a function of its key, gradients are a function of the data, the program, the compiler and the processor. If
+any of these differ, repeating a step with the same key adds the *same* noise to a *different* gradient, and whoever
+sees both subtracts it away. A run that goes on elsewhere therefore takes a new key.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from gdpjax._core.version import VERSION
+
+_PACKAGES = ("jax", "jaxlib", "optax", "numpy")
+_SETTINGS = (
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+)
+
+
+def _processor() -> str:
+    """The model of the processor, on which the compiler's choice of instructions depends."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices and settings that decide the bits of a compiled program, as JSON values."""
+    devices = jax.devices()
+    return {
+        "gdpjax": VERSION,
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in _PACKAGES},
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "device_count": len(devices),
+        "process_count": jax.process_count(),
+        "machine": platform.machine(),
+        "cpu": _processor(),
+        "cpu_count": os.cpu_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        **{name: getattr(jax.config, name) for name in _SETTINGS},
+    }
+
+
+def digest_of(*arrays: Any) -> str:
+    """SHA-256 of arrays: their types, shapes and bytes, on every process its own part. Private if they are."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        parts = [shard.data for shard in array.addressable_shards] if hasattr(array, "addressable_shards") else [array]
+        for part in parts:
+            rows = np.ascontiguousarray(np.asarray(part))
+            digest.update(f"{rows.dtype.str}{rows.shape}".encode())
+            digest.update(rows.tobytes())
+    return digest.hexdigest()
+
+
+def program_digest(compiled: Any, *args: Any, **static: Any) -> str:
+    """SHA-256 of the text that a jitted function lowers to: another loss, optimizer or learning rate changes it."""
+    return hashlib.sha256(compiled.lower(*args, **static).as_text().encode()).hexdigest()

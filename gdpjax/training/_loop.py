@@ -1,0 +1,227 @@
+"""A private training loop as two pure functions, (init, step), that can only do what its plan says.
+
+    params_{t+1} = params_t + optimizer((sum_{i in B_t} clip(g_i) + N(0, (s Delta)^2 I)) / expected batch size)
+
+`private_training` builds clipping, sampling, noise and optimizer from ONE plan. The step draws its own batch (on the
+device), counts itself in the ledger that lives in the optimizer's state, and compares that count with the planned
+maximum, two integers: at the maximum the state no longer changes. A batch above the capacity is never truncated: it
+is not trained on, the run stops, and the probability of that is in the Event.
+
+Everything works under jit, scan and vmap. Under vmap over hyperparameters (``plan.replace(noise_multiplier=traced)``)
+and keys, every configuration has its own key, or is refused.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gdpjax._core.keys import check_key
+from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping import ClippedGrad, clipped_grad
+from gdpjax.ledger import ledger_state_of
+from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
+from gdpjax.training._data import Data, place, rows_of
+from gdpjax.training._models import refuse_statistics
+from gdpjax.training._plan import Plan
+from gdpjax.training._processes import beside, one_key_for_all
+from gdpjax.transforms import privatize
+
+RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
+"""Values of ``State.status``."""
+
+
+class State(NamedTuple):
+    """Everything that a step changes. The optimizer's state holds the noise key and the ledger."""
+
+    params: PyTree
+    opt_state: Any
+    sampling_key: Array  # typed PRNG key
+    status: Array  # int32: RUNNING, FINISHED (the plan's steps are done) or OVERFLOWED
+
+
+class Info(NamedTuple):
+    """PRIVATE by-products of one step, outside epsilon, not for release: one entry per row of the padded batch."""
+
+    losses: Array  # [capacity], padding rows zero
+    norms: Array  # [capacity], before clipping
+    is_padding: Array  # bool[capacity]
+
+
+class Training(NamedTuple):
+    """The functions of one private training; see `private_training`."""
+
+    plan: Plan
+    init: Callable[[PyTree, Array], State]
+    step: Callable[[State, Data], tuple[State, Info]]
+    step_on: Callable[..., tuple[State, Info]]
+    run_steps: Callable[[State, Data, int], tuple[State, Info]]
+    place: Callable[..., Data]
+    grad_fn: ClippedGrad
+
+
+def private_training(
+    plan: Plan, loss_fn: Callable[..., Any], optimizer: optax.GradientTransformation, *, num_arrays: int = 2,
+    example_key: bool = False, keep_batch_dim: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
+    microbatch_size: int | None = None, ledger_capacity: int = 16,
+) -> Training:  # fmt: skip
+    """The private training loop of a plan.
+
+    Args:
+      plan: what `make_plan` returned. ``plan.replace(noise_multiplier=...)`` with a traced number, and a traced clip
+        norm, make a sweep: build the training inside the function that is vmapped.
+      loss_fn: scalar loss of ONE example, ``loss_fn(params, *example)``, or ``loss_fn(params, *example, key)`` with
+        ``example_key``. With a plan per user an example is a user's rows.
+      optimizer: what turns the noisy mean into updates, such as ``optax.adam(1e-3)``; post-processing.
+      num_arrays: how many arrays an example consists of.
+      example_key: the loss takes a PRNG key of its own for each example (dropout).
+      keep_batch_dim, trainable, strategy, microbatch_size: as in `gdpjax.clipped_grad`.
+      ledger_capacity: as in `gdpjax.privatize`.
+
+    Returns:
+      A `Training`:
+        ``init(params, key)`` makes the `State`; ``key`` (use `gdpjax.fresh_key()`) gives sampling and noise their keys.
+        ``step(state, data)`` draws a batch from ``data = place(x, y)`` and takes one step: ``(State, Info)``.
+        ``step_on(state, *batch, is_padding=...)`` takes a batch of ``plan.capacity`` rows drawn elsewhere, with
+        `gdpjax.training.batch_source` (the same batches as ``step`` draws).
+        ``run_steps(state, data, num_steps)`` is that many steps as one compiled scan; its Info has a leading axis.
+        ``place(*arrays, sharding=None)`` pads a data set to the plan's maximum. With a ``NamedSharding`` over a mesh
+        the batch's rows are spread over its devices; the parameters may be replicated or sharded. The noise is a
+        function of its key alone, drawn once, whatever the devices.
+
+    Raises:
+      ValueError: statistics among the parameters (BatchNorm), an optimizer that is private itself, a batch of another
+        size than the plan's, data that the plan does not cover; as `gdpjax.clipped_grad`.
+
+    Reference: Abadi et al., arXiv:1607.00133, algorithm 1.
+
+    >>> from gdpjax.training import make_plan
+    >>> plan = make_plan(clip=1.0, max_examples=100, expected_batch_size=10, num_steps=3, delta=1e-5,
+    ...                  noise_multiplier=2.0)
+    >>> training = private_training(plan, lambda w, x, y: (w @ x - y) ** 2, optax.sgd(0.1))
+    >>> data = training.place(jnp.ones((90, 2)), jnp.zeros(90))
+    >>> state, info = training.run_steps(training.init(jnp.zeros(2), jax.random.key(0)), data, 5)
+    >>> int(state.status) == FINISHED, int(ledger_state_of(state.opt_state).num_steps.sum())
+    (True, 3)
+    """
+    _check_optimizer(optimizer)
+    grad_fn = clipped_grad(
+        loss_fn, plan.clip, batch_argnums=tuple(range(1, num_arrays + 1)),
+        key_argnums=num_arrays + 1 if example_key else (), keep_batch_dim=keep_batch_dim, trainable=trainable,
+        strategy=strategy, microbatch_size=microbatch_size, return_info=True,
+    )  # fmt: skip
+
+    def transformation(key: Array) -> optax.GradientTransformation:
+        private = privatize(
+            grad_fn, noise_multiplier=plan.noise_multiplier, sampling_prob=plan.sampling_prob,
+            expected_batch_size=plan.expected_batch_size, key=key, sampling=plan.sampling,
+            neighboring_relation=plan.neighboring_relation, ledger_capacity=ledger_capacity,
+            overflow_per_step=plan.overflow_per_step,
+        )  # fmt: skip
+        return optax.chain(private, optimizer)
+
+    def init(params: PyTree, key: Array) -> State:
+        refuse_statistics(params)
+        data, impl = check_key(one_key_for_all(key))
+        sampling_key, noise_key = jax.random.split(jax.random.wrap_key_data(jnp.asarray(data), impl=impl))
+        opt_state = transformation(noise_key).init(params)
+        _ = ledger_state_of(opt_state)  # refuses an optimizer that is private itself
+        return beside(params, State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32)))
+
+    def take(state: State, batch: tuple[Array, ...], is_padding: Array, fits: Array) -> tuple[State, Info]:
+        # The state holds the noise key's data; here only the key's implementation matters.
+        impl = jax.random.key_impl(state.sampling_key)
+        tx = transformation(jax.random.key(0, impl=impl))
+        done = num_steps_done(state)
+        running = (state.status == RUNNING) & (done < plan.max_steps)
+        keys = (jax.random.fold_in(jax.random.fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
+        total, info = grad_fn(state.params, *batch, *keys, is_padding=is_padding | ~fits)
+        updates, opt_state = tx.update(total, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        select = lambda yes, new, old: jax.tree.map(lambda a, b: jnp.where(yes, a, b), new, old)  # noqa: E731
+        # A batch that does not fit is charged for, and trains nothing.
+        finished = running & (done + 1 >= plan.max_steps)
+        status = jnp.where(running & ~fits, OVERFLOWED, jnp.where(finished, FINISHED, state.status))
+        after = State(
+            select(running & fits, params, state.params),
+            select(running, opt_state, state.opt_state),
+            state.sampling_key,
+            status.astype(jnp.int32),
+        )
+        return after, Info(info.values, info.norms, is_padding)
+
+    def step(state: State, data: Data) -> tuple[State, Info]:
+        _check_data(plan, data, num_arrays)
+        indices, is_padding, fits = draw(plan, state.sampling_key, num_steps_done(state), data.num_examples)
+        return take(state, tuple(rows_of(array, indices) for array in data.arrays), is_padding, fits)
+
+    def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
+        rows = [jnp.shape(array)[:1] for array in (*batch, is_padding)]
+        if len(batch) != num_arrays or any(shape != (plan.capacity,) for shape in rows):
+            raise ValueError(
+                f"expected {num_arrays} arrays and is_padding, all of the plan's capacity of {plan.capacity} rows, got "
+                f"{[shape[0] if shape else None for shape in rows]}: draw batches with gdpjax.training.batch_source"
+            )
+        batch = tuple(jnp.asarray(array) for array in batch)
+        return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))
+
+    def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
+        return jax.lax.scan(lambda carry, _: step(carry, data), state, None, length=num_steps)
+
+    return Training(
+        plan=plan,
+        init=init,
+        step=jax.jit(step),
+        step_on=jax.jit(step_on),
+        run_steps=jax.jit(run_steps, static_argnums=2),
+        place=lambda *arrays, sharding=None: place(plan, *arrays, sharding=sharding),
+        grad_fn=grad_fn,
+    )
+
+
+_DROPOUT = 0x64726F70
+"""Sets the keys of examples apart from those of batches, which fold in step numbers below 2^31 once."""
+
+
+def num_steps_done(state: State) -> Array:
+    """How many steps the ledger in the state has been charged for, int32; works in compiled code."""
+    return ledger_state_of(state.opt_state).num_steps.sum(dtype=jnp.int32)
+
+
+def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
+    """The batch of one step: row numbers, which of them are padding, and whether it fits the capacity."""
+    key = jax.random.fold_in(sampling_key, step)
+    if plan.sampling == "uniform":
+        indices = uniform_sample(key, plan.max_examples, plan.capacity)
+        return indices, jnp.zeros(plan.capacity, bool), jnp.asarray(True)
+    sample = poisson_sample(key, plan.max_examples, plan.sampling_prob, plan.capacity, num_valid=num_examples)
+    return sample.indices, sample.is_padding, sample.count <= plan.capacity
+
+
+def check_status(state: State) -> None:
+    """Raise BatchOverflowError if the run stopped at a batch above its capacity; for the host, between chunks.
+
+    >>> check_status(State(None, None, None, jnp.asarray(RUNNING)))
+    """
+    if int(state.status) == OVERFLOWED:
+        raise BatchOverflowError(
+            "a Poisson batch exceeded the planned capacity, so the run stopped before training on it. The plan's "
+            "epsilon accounts for this event, and the parameters before it may be released; start a new run to go on"
+        )
+
+
+def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
+    if not isinstance(data, Data):
+        raise ValueError(f"data must be what training.place(...) returned, got {type(data).__name__}")
+    if len(data.arrays) != num_arrays:
+        raise ValueError(f"an example has num_arrays={num_arrays} arrays, got data of {len(data.arrays)}")
+    if any(array.shape[0] != plan.max_examples for array in data.arrays):
+        rows = [array.shape[0] for array in data.arrays]
+        raise ValueError(f"data of {rows} rows were placed for another plan than max_examples={plan.max_examples}")
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
+        raise ValueError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")

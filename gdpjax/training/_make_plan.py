@@ -1,0 +1,113 @@
+"""`make_plan`: a plan from a noise multiplier, or from a privacy target that is met and verified.
+
+Calibration looks for the edge of "the upper end of the certified bracket of the plan's own Event is at most the
+target" on the logarithm of the noise multiplier (Brent's method), and then *verifies*: the plan that is returned was
+evaluated itself, with its overflow, sampling, relation and groups, and met the target.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from scipy import optimize
+
+from gdpjax._core.checks import POSITIVE, check
+from gdpjax._core.types import NeighboringRelation
+from gdpjax.training._plan import Plan, whole_steps
+
+_LEAST, _MOST = 1e-2, 1e6
+_TOLERANCE = 1e-6
+
+
+def make_plan(
+    *, clip: Any, max_examples: int, expected_batch_size: float, delta: float, num_steps: int | None = None,
+    epochs: float | None = None, noise_multiplier: float | None = None, epsilon: float | None = None,
+    mu: float | None = None, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1, unit: str = "example", tuned: str = "not stated", released: str = "the final parameters",
+) -> Plan:  # fmt: skip
+    """Fix every public constant of a private run, before the data are looked at.
+
+    Args:
+      clip: l2 clip norm > 0, or a rule such as `gdpjax.PerLeaf`.
+      max_examples: public maximum of the number of examples (of users, if a row is a user's data). Smaller data are
+        padded to it and larger refused; where the number is public (REPLACE_SPECIAL, REPLACE_ONE) data must have it.
+      expected_batch_size: public, at most max_examples; the divisor of the noisy sum. Poisson: the sampling probability
+        is expected_batch_size / max_examples, rounded down to a multiple of 2^-32. Uniform: the batch size.
+      delta: strictly between 0 and 1.
+      num_steps: the planned maximum; or ``epochs``: round(epochs * max_examples / expected_batch_size) steps.
+      noise_multiplier: stddev / sensitivity > 0; or a target instead:
+      epsilon: the upper end of the certified bracket is at most this, at delta; or
+      mu: the same for mu, but for a failure probability of 1e-10.
+      sampling: "poisson" or "uniform".
+      neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, uniform
+        with REPLACE_ONE.
+      group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
+      unit: what one row is, for the statement; "user" if a row holds all of a user's data.
+      tuned, released: words for the statement.
+
+    Returns:
+      A frozen `Plan`: ``.event``, ``.capacity``, ``.statement()``, ``.to_json()``. Standing: certified.
+
+    Raises:
+      ValueError: values out of range, both or neither of two alternatives, a target that no noise meets, noise whose
+        finite range would show an example, a pair of sampling and relation without a proved bound.
+
+    Reference: Abadi et al., arXiv:1607.00133; Bu et al., arXiv:1911.11607, section 2.
+
+    >>> plan = make_plan(clip=1.0, max_examples=60_000, expected_batch_size=256, epochs=15, delta=1e-5,
+    ...                  noise_multiplier=1.3)
+    >>> plan.max_steps, plan.capacity
+    (3516, 400)
+    """
+    if (num_steps is None) == (epochs is None):
+        raise ValueError(f"give exactly one of num_steps and epochs, got num_steps={num_steps}, epochs={epochs}")
+    targets = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "mu": mu}
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {given or 'none of them'}")
+    if epochs is not None:
+        check("epochs", epochs, POSITIVE)
+        check("max_examples", max_examples, POSITIVE)
+        check("expected_batch_size", expected_batch_size, POSITIVE)
+        num_steps = whole_steps(epochs, max_examples, expected_batch_size)
+    plan = Plan(
+        noise_multiplier=_MOST if noise_multiplier is None else noise_multiplier, clip=clip, max_examples=max_examples,
+        expected_batch_size=expected_batch_size, max_steps=num_steps, delta=delta, sampling=sampling,  # type: ignore[arg-type]
+        neighboring_relation=neighboring_relation, group_size=group_size, unit=unit, tuned=tuned, released=released,
+    )  # fmt: skip
+    if noise_multiplier is not None:
+        return plan
+    ((name, target),) = given.items()
+    check(name, target, POSITIVE)
+    measure = Plan.epsilon_bounds if name == "epsilon" else Plan.mu_bounds
+    return _calibrated(plan, name, target, lambda candidate: float(measure(candidate).upper))
+
+
+def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], float]) -> Plan:
+    """The plan with (nearly) the least noise multiplier whose ``upper`` is at most ``target``."""
+    if upper(plan) > target:
+        raise ValueError(f"the target {name} = {target} cannot be met: even noise_multiplier = {_MOST:g} exceeds it")
+
+    def excess(log_noise: float) -> float:
+        try:
+            value = upper(plan.replace(noise_multiplier=math.exp(log_noise)))
+        except ValueError:  # too little noise for its finite range
+            return math.inf
+        return math.log(value / target) if 0 < value < math.inf else math.copysign(1e3, value - target)
+
+    # Walk from 1 toward the target, so that the slow ends of the accountant's range are only visited if they must be.
+    low = high = 0.0
+    start = excess(0.0)
+    while high < math.log(_MOST) and excess(high) > 0:
+        low, high = high, high + math.log(2.0)
+    while start <= 0 and excess(low) <= 0:
+        low, high = low - math.log(2.0), low
+        if low < math.log(_LEAST):
+            raise ValueError(
+                f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it"
+            )
+    finite = lambda x: min(excess(x), 1e3)  # noqa: E731
+    edge = float(optimize.root_scalar(finite, bracket=(low, high), xtol=_TOLERANCE, rtol=_TOLERANCE).root)
+    while excess(edge) > 0:
+        edge += _TOLERANCE
+    return plan.replace(noise_multiplier=math.exp(edge))

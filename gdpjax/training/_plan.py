@@ -1,0 +1,214 @@
+r"""The plan of a private run: every public constant, fixed before the data are looked at.
+
+A run and its accounting can only disagree where the same quantity is written twice. A `Plan` holds each once: the
+sampling probability, the divisor, the padded batch size, the overflow probability and the `Event` follow from the
+others, so that nothing can be set against them. What follows from what:
+
+* Poisson: p = the largest multiple of 2^-32 that is at most expected_batch_size / max_examples (`dyadic_probability`).
+  The number of examples is *not* used: with ADD_OR_REMOVE_ONE it is private, and data of any size up to the public
+  maximum are padded to it. The divisor is expected_batch_size, whatever the data.
+* The capacity is the smallest multiple of 8 whose overflow probability tau = T P(Bin(max_examples, p) >= capacity) is
+  at most a thousandth of delta and 1e-12; tau is in the Event and so in delta. A group of k needs k - 1 rows more: when
+  the others fill fewer than capacity - k + 1 rows, the batch fits whatever the group does. Its bracket is the ideal
+  run's at (delta - tau) / (1 - tau) above and at delta + tau (1 + e^upper) below, as for one example
+  (`accounting._lost_mass`).
+* Noise has a largest value z_max = 9.1 standard deviations (63-bit tails). An output beyond z_max under one data set
+  and not under its neighbour has probability at most p T P(Z > z_max - k / s) (groups of k, noise multiplier s), which
+  must be below a hundredth of delta; otherwise there is no plan.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, check, check_scalar, is_traced
+from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax.accounting import epsilon_bounds, mu_bounds
+from gdpjax.clipping import as_rule
+from gdpjax.ledger import Event, resolve_relation
+from gdpjax.sampling import choose_capacity, dyadic_probability, overflow_probability, uniform_sampling_error
+from gdpjax.training._json import plan_from_json, plan_to_json
+from gdpjax.training._statement import statement_of
+
+LARGEST_NOISE = 9.1
+"""Standard deviations: the largest value of the noise, P(|Z| > 9.1) = 2^-63."""
+_CAPACITY_MULTIPLE = 8
+_ALLOWED_OVERFLOW = 1e-12
+FAILURE = 1e-10
+"""Failure probability of the mu statement."""
+
+
+def _set(plan: "Plan", name: str, value: Any) -> None:
+    object.__setattr__(plan, name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Every public constant of a private run; made by `make_plan`, which documents the fields.
+
+    >>> plan = Plan(noise_multiplier=1.0, clip=1.0, max_examples=1000, expected_batch_size=50, max_steps=100,
+    ...             delta=1e-5)
+    >>> plan.sampling, plan.capacity, plan.event.num_steps
+    ('poisson', 112, 100)
+    """
+
+    noise_multiplier: Any
+    clip: Any
+    max_examples: int
+    expected_batch_size: float
+    max_steps: int
+    delta: float
+    sampling: str = "poisson"
+    neighboring_relation: NeighboringRelation | None = None
+    group_size: int = 1
+    unit: str = "example"
+    tuned: str = "not stated"
+    released: str = "the final parameters"
+
+    def __post_init__(self) -> None:
+        check_scalar("noise_multiplier", self.noise_multiplier, POSITIVE)
+        for name in ("max_examples", "max_steps", "group_size"):
+            value = getattr(self, name)
+            _check_static(name, value)
+            check(name, value, COUNT)
+            _set(self, name, int(value))
+        for name, domain in (("expected_batch_size", POSITIVE), ("delta", OPEN_UNIT)):
+            value = getattr(self, name)
+            _check_static(name, value)
+            check(name, value, domain)
+            _set(self, name, float(value))
+        for name in ("unit", "tuned", "released"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{name} must be words for the statement, got {value!r}")
+        _set(self, "clip", as_rule(self.clip))
+        _set(self, "neighboring_relation", resolve_relation(self.sampling, self.neighboring_relation))
+        self._check_sizes()
+        if not is_traced(self.noise_multiplier):
+            _set(self, "noise_multiplier", float(self.noise_multiplier))
+            self._check_tail()
+        if not self.overflow < self.delta:
+            raise ValueError(f"delta must exceed the overflow probability {self.overflow:.2g}, got {self.delta}")
+
+    def _check_sizes(self) -> None:
+        if self.expected_batch_size > self.max_examples:
+            raise ValueError(
+                f"expected_batch_size must be at most max_examples = {self.max_examples}, got "
+                f"{self.expected_batch_size}"
+            )
+        if self.sampling == "uniform":
+            if self.expected_batch_size != int(self.expected_batch_size):
+                raise ValueError(f'sampling="uniform" takes batches of one whole size, got {self.expected_batch_size}')
+            if self.group_size > 1:
+                raise ValueError("group_size > 1 has a proved bound for Poisson sampling; give the unit's own rows")
+
+    def _check_tail(self) -> None:
+        reach = LARGEST_NOISE - self.group_size / self.noise_multiplier
+        beyond = self.sampling_prob * self.max_steps * float(special.ndtr(-reach))
+        if not beyond < self.delta / 100:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:.4g} is too small for finite noise: its largest value, "
+                f"{LARGEST_NOISE} standard deviations, would show one {self.unit} with probability {beyond:.2g}, above "
+                f"delta / 100 = {self.delta / 100:.2g}; take more noise"
+            )
+
+    @property
+    def sampling_prob(self) -> float:
+        """Probability that one example is in a batch: what is sampled with, and what is accounted for."""
+        share = self.expected_batch_size / self.max_examples
+        return dyadic_probability(share) if self.sampling == "poisson" else share
+
+    @functools.cached_property
+    def capacity(self) -> int:
+        """Rows of the padded batch, static."""
+        if self.sampling == "uniform":
+            return int(self.expected_batch_size)
+        allowed = min(_ALLOWED_OVERFLOW, self.delta / 1000)
+        least = choose_capacity(self.max_examples, self.sampling_prob, self.max_steps, allowed) + self.group_size - 1
+        return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
+
+    @functools.cached_property
+    def overflow(self) -> float:
+        """tau: probability, over the whole run, that a batch does not fit (or a uniform draw is not uniform)."""
+        if self.sampling == "uniform":
+            return uniform_sampling_error(self.max_examples, self.max_steps)
+        rows = self.capacity - self.group_size + 1
+        return overflow_probability(self.max_examples, self.sampling_prob, self.max_steps, rows)
+
+    @property
+    def overflow_per_step(self) -> float:
+        """Each step's share of tau; the factor covers the rounding of the ledger's float32 sum of all of them."""
+        return self.overflow / self.max_steps * (1 + self.max_steps * 2.0**-23)
+
+    @property
+    def num_examples_is_public(self) -> bool:
+        """Whether neighbours have the same number of examples, which must then be max_examples."""
+        return self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
+
+    @property
+    def event(self) -> Event:
+        """What `max_steps` steps of this plan release."""
+        if is_traced(self.noise_multiplier):
+            raise ValueError(
+                "a plan whose noise_multiplier is traced has no event; use plan.event outside compiled code"
+            )
+        return Event(
+            self.noise_multiplier, self.sampling_prob, self.max_steps, self.sampling, self.neighboring_relation,
+            self.overflow,
+        )  # fmt: skip
+
+    def epsilon_bounds(self) -> Bounds:
+        """Certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``."""
+        if self.group_size == 1:
+            return epsilon_bounds(self.event, delta=self.delta)
+        ideal, tau = dataclasses.replace(self.event, overflow=0.0), self.overflow
+        left = (self.delta - tau) / (1 - tau) * (1 - 1e-15)
+        upper = epsilon_bounds(ideal, delta=left, group_size=self.group_size).upper
+        more = min(self.delta + tau * (1 + math.exp(min(float(upper), 700.0))), 1.0)
+        lower = epsilon_bounds(ideal, delta=more, group_size=self.group_size).lower if more < 1 else 0.0
+        return Bounds(lower, upper)
+
+    def mu_bounds(self, failure: float = FAILURE) -> Bounds:
+        """Certified bracket on mu for all ``max_steps`` steps: mu-GDP but for probability ``failure``."""
+        if self.group_size == 1:
+            return mu_bounds(self.event, failure=failure)
+        if not self.overflow < failure:
+            raise ValueError(f"failure must exceed the overflow probability {self.overflow:.2g}, got {failure}")
+        left = (failure - self.overflow) / (1 - self.overflow) * (1 - 1e-15)
+        ideal = dataclasses.replace(self.event, overflow=0.0)
+        return Bounds(0.0, mu_bounds(ideal, failure=left, group_size=self.group_size).upper)
+
+    def replace(self, **changes: Any) -> "Plan":
+        """The same plan but for ``changes``; what follows from them follows. ``noise_multiplier`` and clip norms may be
+        traced, for a sweep in one compiled program; such a plan trains, but has no event, statement or JSON form."""
+        return dataclasses.replace(self, **changes)
+
+    def statement(self) -> str:
+        """The sentences that belong in a paper, with the certified figures (seconds the first time)."""
+        return statement_of(self)
+
+    def to_json(self) -> str:
+        """JSON text: the fields, and what follows from them."""
+        return plan_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The inverse of `to_json`; ValueError where the pieces disagree."""
+        return plan_from_json(cls, text)
+
+
+def _check_static(name: str, value: Any) -> None:
+    if is_traced(value) or np.ndim(value) != 0 or isinstance(value, str | bool):
+        raise ValueError(f"{name} must be one number known before compiling, got {value!r}")
+
+
+def whole_steps(epochs: float, max_examples: int, expected_batch_size: float) -> int:
+    """round(epochs * N / B), at least 1."""
+    steps = epochs * max_examples / expected_batch_size
+    if not 0 < steps < 2**31 - 1:
+        raise ValueError(f"epochs must be > 0 and give fewer than 2^31 steps, got {epochs}")
+    return max(1, math.floor(steps + 0.5))

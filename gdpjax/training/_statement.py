@@ -1,0 +1,102 @@
+"""The privacy statement of a plan, in the sentences that belong in a paper.
+
+What a reader needs to judge or repeat it: mechanism, clipping, sampling, neighbouring relation, what is public, the
+unit of privacy, delta and what is in it, the certified figures and who computed them, the noise generator, what was
+tuned and what was released. The statement is for the planned maximum of steps, also if the run stops before.
+"""
+
+import decimal
+from typing import Any
+
+from gdpjax._core.checks import is_traced
+from gdpjax._core.types import NeighboringRelation
+
+_CLIPPED = {
+    "Flat": "clipped to l2 norm {bound:.6g}",
+    "PerLeaf": "clipped leaf by leaf, to l2 norm {bound:.6g} in total",
+    "PerGroup": "clipped group by group, to l2 norm {bound:.6g} in total",
+    "Normalize": "rescaled to l2 norm {bound:.6g}",
+    "AutoS": "scaled automatically (AUTO-S) below l2 norm {bound:.6g}",
+}
+
+
+def _mechanism(plan: Any) -> str:
+    clipped = _CLIPPED[type(plan.clip).__name__].format(bound=float(plan.clip.l2_norm_bound))
+    doubled = " (twice that norm)" if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE else ""
+    return (
+        f"Mechanism: the Gaussian mechanism on sums of per-{plan.unit} gradients {clipped}, with noise of standard "
+        f"deviation {plan.noise_multiplier:.6g} times the sensitivity{doubled}, divided by the public constant "
+        f"{plan.expected_batch_size:.6g}."
+    )
+
+
+def _sampling(plan: Any) -> str:
+    if plan.sampling == "poisson":
+        how = f"Poisson batches: every {plan.unit} joins each batch independently with probability"
+        return (
+            f"Sampling: {how} {plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement "
+            "holds for this maximum, however many were run)."
+        )
+    return (
+        f"Sampling: batches of {plan.capacity} drawn uniformly without replacement, anew at each of {plan.max_steps} "
+        "steps, fixed before training."
+    )
+
+
+def _neighbours(plan: Any) -> str:
+    unit = plan.unit if plan.group_size == 1 else f"group of up to {plan.group_size} {plan.unit}s"
+    change = {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: f"by adding or removing one {unit}",
+        NeighboringRelation.REPLACE_ONE: f"by replacing one {unit} by any other",
+        NeighboringRelation.REPLACE_SPECIAL: f"by replacing one {unit} by a null one that contributes nothing",
+    }[plan.neighboring_relation]
+    if plan.num_examples_is_public:
+        public = f"The number of {plan.unit}s, {plan.max_examples}, is public"
+    else:
+        public = f"The number of {plan.unit}s is private; that it is at most {plan.max_examples} is public"
+    return f"Neighbouring data sets differ {change} ({plan.neighboring_relation.name}). {public}, as is this plan."
+
+
+def _outward(bounds: Any) -> tuple[str, str]:
+    """A bracket in five digits: the lower end rounded down, the upper one up."""
+    lower, upper = (decimal.Decimal(float(end)) for end in bounds)
+    down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR).create_decimal(lower)
+    up = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING).create_decimal(upper)
+    return str(down), str(up)
+
+
+def _guarantee(plan: Any) -> str:
+    lower, upper = _outward(plan.epsilon_bounds())
+    mu_lower, mu_upper = _outward(plan.mu_bounds())
+    lost = ""
+    if plan.sampling == "poisson" and plan.overflow:
+        lost = f"; {plan.overflow:.2g} of this delta pays for a batch above {plan.capacity} rows"
+    return (
+        f"Guarantee: (epsilon, delta)-DP with delta = {plan.delta:g} and epsilon <= {upper} (the best epsilon of this "
+        f"mechanism lies in [{lower}, {upper}]{lost}). But for a failure probability of 1e-10 it is mu-GDP with "
+        f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}])."
+    )
+
+
+def statement_of(plan: Any) -> str:
+    """See `Plan.statement`."""
+    if is_traced(plan.noise_multiplier):
+        raise ValueError("a plan with a traced noise_multiplier states nothing; ask one configuration's plan")
+    rounding = (
+        "Accountant: gdpjax, certified composition by contour integration, lower and upper bounds. Noise: inverse "
+        "normal tail at 63 random bits from jax.random, in float32 or wider, a new key for every step and parameter; "
+        "the guarantee is for real arithmetic and for keys that stay secret, and does not cover the low bits of "
+        "floating-point noise."
+    )
+    ends = f"Tuned: {plan.tuned}. Released: {plan.released}; training losses and gradient norms are not covered."
+    return "\n".join([_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends])
+
+
+def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """What differs between two descriptions, one readable entry each: "name: a then, b now"."""
+    names = sorted(first.keys() | second.keys())
+    return [
+        f"{name}: {first.get(name)!r} then, {second.get(name)!r} now"
+        for name in names
+        if first.get(name) != second.get(name)
+    ]

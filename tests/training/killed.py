@@ -1,0 +1,65 @@
+"""A small run in a process of its own, to be killed: ``python killed.py FOLDER [KEY=VALUE ...]``.
+
+Prints a line for every step, and at the end writes the final state's arrays to FOLDER/final.npz.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gdpjax.training import make_plan, private_training, resume_run, start_run
+
+
+def loss(params, x, y):
+    """A tiny network, so that rounding has something to differ in."""
+    hidden = jnp.tanh(x @ params["w"] + params["b"])
+    return optax.softmax_cross_entropy_with_integer_labels(hidden @ params["v"], y)
+
+
+def build(num_steps=40, noise_multiplier=2.0, rate=0.5):
+    """The training, its initial parameters and its data."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(64, 5)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    params = {
+        "w": jnp.asarray(draw.normal(size=(5, 8)), jnp.float32),
+        "b": jnp.zeros(8),
+        "v": jnp.asarray(draw.normal(size=(8, 2)), jnp.float32),
+    }
+    plan = make_plan(
+        clip=1.0, max_examples=64, expected_batch_size=16, num_steps=num_steps, delta=1e-5,
+        noise_multiplier=noise_multiplier,
+    )  # fmt: skip
+    training = private_training(plan, loss, optax.adam(rate))
+    return training, params, training.place(x, y)
+
+
+def main(folder: Path, rate: float, chunk: int) -> None:
+    """Start or resume, print each step, and write down how it ended."""
+    training, params, data = build(rate=rate)
+    resuming = (folder / "checkpoints.NOT_FOR_RELEASE" / "index.json").exists()
+    begin = resume_run if resuming else start_run
+    options = {} if resuming else {"key": jax.random.key(11)}
+    run = begin(folder, training, params, data, scan=False, **options)
+    print("begin", run.step, run.num_lost, flush=True)
+    while not run.finished:
+        run.advance(chunk, on_step=lambda done: print("step", done, flush=True))
+    (event,) = run.ledger.events
+    leaves = {
+        str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves((run.state.params, run.state.opt_state)))
+    }
+    np.savez(folder / "final.npz", charged=event.num_steps, **leaves)
+    print("end", flush=True)
+
+
+if __name__ == "__main__":
+    settings = dict(argument.split("=") for argument in sys.argv[2:])
+    main(Path(sys.argv[1]), float(settings.get("rate", 0.5)), int(settings.get("chunk", 7)))
+    os._exit(0)

@@ -1,0 +1,61 @@
+"""One process of several: ``python processes.py PORT COUNT INDEX FOLDER [die]``; the first prints what it finds."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+
+def main(port: str, count: int, index: int, folder: Path, die: bool) -> None:
+    """Train from the folder's checkpoint or from the start; the last process may die in the middle of a chunk."""
+    from gdpjax.training import make_plan, private_training, resume_run, start_run
+
+    plan = make_plan(clip=1.0, max_examples=96, expected_batch_size=24, num_steps=12, delta=1e-5, noise_multiplier=2.0)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(90, 16)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    params = {"a": draw.normal(size=(16, 8)).astype(np.float32) / 4, "b": np.zeros((8, 2), np.float32)}
+
+    def loss(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ params["a"]) @ params["b"], y)
+
+    training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    data = training.place(x, y, sharding=everywhere)
+    params = jax.device_put(params, everywhere)
+    if (folder / "checkpoints.NOT_FOR_RELEASE").exists():
+        run = resume_run(folder, training, params, data, scan=False)
+    else:
+        run = start_run(folder, training, params, data, key=jax.random.key(11), scan=False)
+    began, lost = run.step, run.num_lost
+
+    def on_step(done):
+        if die and done == 7 and index == count - 1:
+            os._exit(9)
+
+    while not run.finished:
+        run.advance(5, on_step=on_step)
+    final = np.concatenate(
+        [np.ravel(multihost_utils.process_allgather(leaf, tiled=True)) for leaf in jax.tree.leaves(run.state.params)]
+    )
+    if index == 0:
+        print("RESULT", began, lost, run.ledger.num_steps, " ".join(f"{value:.9g}" for value in final), flush=True)
+
+
+if __name__ == "__main__":
+    port, count, index, folder, *rest = sys.argv[1:]
+    if int(count) > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"localhost:{port}", num_processes=int(count), process_id=int(index), heartbeat_timeout_seconds=10
+        )
+    main(port, int(count), int(index), Path(folder), "die" in rest)

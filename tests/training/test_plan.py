@@ -1,0 +1,191 @@
+"""A plan cannot disagree with itself, says what it means, and meets the target it was made for."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import gdpjax
+from gdpjax import NeighboringRelation, accounting
+from gdpjax.training import Plan, make_plan
+
+BASE = dict(clip=1.0, max_examples=60_000, expected_batch_size=256, delta=1e-5)
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    """The first row of the paper."""
+    return make_plan(**BASE, epochs=15, noise_multiplier=1.3)
+
+
+def test_what_follows_from_the_plan_is_what_is_accounted_for(mnist):
+    event = mnist.event
+    assert (event.noise_multiplier, event.num_steps) == (1.3, 3516)
+    assert event.sampling_prob == mnist.sampling_prob == gdpjax.sampling.dyadic_probability(256 / 60_000)
+    assert event.overflow == mnist.overflow
+    tail = 3516 * stats.binom.sf(mnist.capacity - 1, 60_000, mnist.sampling_prob)
+    assert tail == pytest.approx(mnist.overflow, rel=1e-6, abs=1e-300)
+    assert 0 < mnist.overflow <= 1e-12
+    assert mnist.capacity % 8 == 0
+    assert 3516 * stats.binom.sf(mnist.capacity - 9, 60_000, mnist.sampling_prob) > 1e-12, "a smaller one would do"
+    bounds = accounting.epsilon_bounds(event, delta=1e-5)
+    assert tuple(mnist.epsilon_bounds()) == tuple(bounds)
+    assert 0.86 < float(bounds.upper) < 0.87
+
+
+def test_the_divisor_and_the_probability_are_public_constants():
+    """Trap 3: nothing in a plan can be derived from the data, because no data are given to it."""
+    fields = {field.name for field in dataclasses.fields(Plan)}
+    assert "num_examples" not in fields
+    plan = make_plan(**BASE, num_steps=10, noise_multiplier=1.0)
+    assert plan.expected_batch_size == 256.0
+    assert not plan.num_examples_is_public
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(epsilon=2.0),
+        dict(epsilon=1.0, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL),
+        dict(epsilon=2.0, group_size=3),
+        dict(epsilon=2.0, sampling="uniform"),
+        pytest.param(dict(mu=0.5), marks=pytest.mark.slow),
+    ],
+    ids=["epsilon", "public-n", "groups", "uniform", "mu"],
+)
+def test_calibrated_then_verified(options):
+    """Trap 30: the plan itself meets its target, and a little less noise does not."""
+    plan = make_plan(**BASE, num_steps=1000, **options)
+    ((name, target),) = [(n, options[n]) for n in ("epsilon", "mu") if n in options]
+    measure = Plan.epsilon_bounds if name == "epsilon" else Plan.mu_bounds
+    assert float(measure(plan).upper) <= target
+    assert float(measure(plan.replace(noise_multiplier=plan.noise_multiplier * (1 - 1e-5))).upper) > target
+
+
+def test_round_trip_through_json(mnist):
+    rules = [
+        gdpjax.PerLeaf(2.0),
+        gdpjax.AutoS(1.0, gamma=0.01),
+        gdpjax.Normalize(0.5),
+        gdpjax.PerGroup({"a": "x", "b": {"c": "y"}}, {"x": 1.0, "y": 2.0}),
+    ]
+    for plan in [mnist, *(mnist.replace(clip=rule, unit="user", tuned="nothing") for rule in rules)]:
+        again = Plan.from_json(plan.to_json())
+        assert again.to_json() == plan.to_json()
+        assert type(again.clip) is type(plan.clip)
+        assert again.event == plan.event
+
+
+@pytest.mark.parametrize(("name", "value"), [("sampling_prob", 0.01), ("capacity", 100), ("overflow", 0.0)])
+def test_pieces_that_disagree_are_refused(mnist, name, value):
+    """Trap 4, 33: what follows was edited without what it follows from; both numbers are named."""
+    text = json.dumps(json.loads(mnist.to_json()) | {name: value})
+    with pytest.raises(ValueError, match=rf"disagree: {name} is {value}.*{re.escape(str(getattr(mnist, name)))}"):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "not JSON"),
+        ("[]", "other JSON"),
+        ('{"gdpjax_plan": 99}', "version 1"),
+        ('{"gdpjax_plan": 1, "delta": 1e-5}', "missing or unknown"),
+    ],
+)
+def test_text_that_is_no_plan(text, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(text)
+
+
+def test_statement_has_every_item(mnist):
+    text = mnist.replace(tuned="the learning rate, on public data", released="the last parameters").statement()
+    lower, upper = (float(end) for end in mnist.epsilon_bounds())
+    stated = [float(x) for x in re.search(r"lies in \[([\d.]+), ([\d.]+)\]", text).groups()]
+    assert stated[0] <= lower
+    assert upper <= stated[1], "rounded outward"
+    for item in (
+        "Gaussian mechanism", "l2 norm 1,", "1.3 times the sensitivity", "Poisson", "3516 steps", "adding or removing",
+        "at most 60000 is public", "delta = 1e-05", "mu-GDP", "63 random bits", "the learning rate, on public data",
+        "the last parameters", "ADD_OR_REMOVE_ONE", f"{mnist.capacity} rows", "certified",
+    ):  # fmt: skip
+        assert item in text, item
+
+
+def test_statement_of_other_plans(monkeypatch):
+    # Certified mu of groups and of uniform batches takes a minute; the words are what is tested here.
+    monkeypatch.setattr(Plan, "mu_bounds", lambda self: gdpjax.Bounds(0.1, 0.2))
+    public = make_plan(
+        **BASE, num_steps=10, noise_multiplier=2.0, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL
+    )
+    assert "The number of examples, 60000, is public" in public.statement()
+    users = make_plan(**BASE, num_steps=10, noise_multiplier=2.0, unit="user", group_size=2)
+    assert "adding or removing one group of up to 2 users" in users.statement()
+    assert "per-user gradients" in users.statement()
+    uniform = make_plan(**BASE, num_steps=10, noise_multiplier=2.0, sampling="uniform")
+    assert "drawn uniformly without replacement" in uniform.statement()
+    assert "by replacing one example by any other (REPLACE_ONE)" in uniform.statement()
+
+
+def test_groups_cost_more(mnist):
+    lower = float(mnist.replace(group_size=2).epsilon_bounds().lower)
+    assert lower > float(mnist.epsilon_bounds().upper)
+
+
+def test_a_traced_plan_trains_but_states_nothing(mnist):
+    def inside(noise):
+        plan = mnist.replace(noise_multiplier=noise)
+        for refused in (lambda: plan.event, plan.statement, plan.to_json):
+            with pytest.raises(ValueError, match="traced"):
+                refused()
+        return noise
+
+    jax.make_jaxpr(inside)(1.0)
+
+
+def test_noise_whose_range_would_show_an_example():
+    """Trap 31: the finite range of the noise is part of the plan."""
+    with pytest.raises(ValueError, match=r"9\.1 standard deviations"):
+        make_plan(**BASE, num_steps=100, noise_multiplier=0.15)
+    make_plan(**BASE, num_steps=100, noise_multiplier=0.5)
+    with pytest.raises(ValueError, match=r"9\.1 standard deviations"):
+        make_plan(**BASE, num_steps=100, noise_multiplier=0.5, group_size=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(noise_multiplier=None), "exactly one of noise_multiplier, epsilon and mu"),
+        (dict(epsilon=1.0), "exactly one of noise_multiplier, epsilon and mu"),
+        (dict(num_steps=None), "exactly one of num_steps and epochs"),
+        (dict(epochs=3), "exactly one of num_steps and epochs"),
+        (dict(noise_multiplier=np.nan), "noise_multiplier"),
+        (dict(delta=0.0), "delta"),
+        (dict(delta=1e-320), "delta must exceed|too small"),
+        (dict(clip=-1.0), "l2_clip_norm"),
+        (dict(expected_batch_size=70_000), "at most max_examples"),
+        (dict(max_examples=0), "max_examples"),
+        (dict(num_steps=1.5), "max_steps"),
+        (dict(sampling="shuffled"), "sampling must be one of"),
+        (dict(sampling="uniform", expected_batch_size=2.5), "one whole size"),
+        (dict(sampling="uniform", group_size=2), "Poisson"),
+        (dict(neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound"),
+        (dict(unit=""), "unit"),
+    ],
+)
+def test_bad_input(changes, message):
+    options = BASE | dict(num_steps=10, noise_multiplier=1.0) | changes
+    with pytest.raises(ValueError, match=message):
+        make_plan(**options)
+
+
+def test_a_target_that_cannot_be_met_or_asks_for_nothing():
+    small = dict(clip=1.0, max_examples=10**6, expected_batch_size=1, delta=1e-5, num_steps=1)
+    with pytest.raises(ValueError, match="asks for nothing"):
+        make_plan(**small | dict(delta=0.5), epsilon=50.0)
+    with pytest.raises(ValueError, match="cannot be met"):
+        make_plan(**small | dict(num_steps=10**9, expected_batch_size=10**6), epsilon=1e-6)

@@ -1,0 +1,327 @@
+"""A run in a folder: killed anywhere, it goes on; nothing is paid twice, no noise is used for two gradients."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+from gdpjax.training import CheckpointError, _checkpoint, _run, resume_run, start_run
+from tests.training import killed
+
+KEY = jax.random.key(11)
+CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Training, parameters and data of the small run."""
+    return killed.build()
+
+
+@pytest.fixture(scope="module")
+def whole(small, tmp_path_factory):
+    """The uninterrupted run's folder and final state."""
+    return finished(start_run(tmp_path_factory.mktemp("whole") / "run", *small, key=KEY, scan=False))
+
+
+def finished(run, chunk=7):
+    while not run.finished:
+        run.advance(chunk)
+    return run
+
+
+def same(first, second):
+    one, other = (jax.tree.leaves((state.params, state.opt_state)) for state in (first, second))
+    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(one, other, strict=True))
+
+
+class Killed(BaseException):
+    """Stands for kill -9 where a process of its own would be too slow."""
+
+
+def interrupted(small, folder, at, chunk=7):
+    """Stop without any farewell after ``at`` steps."""
+
+    def stop(done):
+        if done == at:
+            raise Killed
+
+    run = start_run(folder, *small, key=KEY, scan=False)
+    try:
+        while True:
+            run.advance(chunk, on_step=stop)
+    except Killed:
+        return folder
+
+
+def test_the_final_ledger_is_the_plan(small, whole):
+    (event,) = whole.ledger.events
+    assert event.num_steps == small[0].plan.max_steps == 40
+    assert json.loads((whole.folder / "plan.json").read_text())["max_steps"] == 40
+    lines = [json.loads(line) for line in (whole.folder / "journal.jsonl").read_text().splitlines()]
+    assert [(line["first"], line["num_steps"]) for line in lines] == [
+        (0, 7),
+        (7, 7),
+        (14, 7),
+        (21, 7),
+        (28, 7),
+        (35, 5),
+    ]
+
+
+@pytest.mark.parametrize("at", [1, 7, 12, 40])
+def test_interrupted_equals_uninterrupted(small, whole, tmp_path, at):
+    """Trap 12: the lost chunk is repeated with the same keys; bit for bit, charged once."""
+    run = resume_run(interrupted(small, tmp_path / "run", at), *small, scan=False)
+    assert run.num_lost == 0
+    assert same(finished(run).state, whole.state)
+    assert run.ledger == whole.ledger
+
+
+def test_a_lost_chunk_is_repeated_in_its_own_length(small, whole, tmp_path):
+    """Another chunk length would be another program; the journal decides."""
+    run = resume_run(interrupted(small, tmp_path / "run", 12), *small, scan=False)
+    assert run.step == 7
+    run.advance(2)
+    assert run.step == 14
+
+
+def test_scanned_chunks_resume_too(small, tmp_path):
+    reference = finished(start_run(tmp_path / "a", *small, key=KEY), 10)
+    run = start_run(tmp_path / "b", *small, key=KEY)
+    run.advance(10)
+    again = resume_run(tmp_path / "b", *small)
+    assert same(finished(again, 10).state, reference.state)
+
+
+def moved(monkeypatch):
+    """Another machine."""
+    environment = _run.environment
+    monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
+
+
+def test_on_another_machine_the_lost_chunk_is_charged_and_gets_new_keys(small, whole, tmp_path, monkeypatch):
+    """Trap 12: the same noise on another rounding of the gradient would cancel; so: paid again, new noise."""
+    folder = interrupted(small, tmp_path / "run", 12)
+    moved(monkeypatch)
+    run = resume_run(folder, *small, scan=False)
+    assert (run.num_lost, run.step) == (7, 14)
+    old_key = whole.state.opt_state[0].key_data
+    assert not np.array_equal(old_key, run.state.opt_state[0].key_data)
+    assert (
+        jax.random.key_data(run.state.sampling_key).tolist() != jax.random.key_data(whole.state.sampling_key).tolist()
+    )
+    assert int(run.state.opt_state[0].count) == 7, "seven updates were kept"
+    finished(run)
+    (event,) = run.ledger.events
+    assert event.num_steps == 40, "the budget is the plan's, the lost steps are part of it"
+    assert int(run.state.opt_state[0].count) == 33
+    assert run.ledger[0].overflow >= whole.ledger[0].overflow
+
+
+def test_charged_once_however_often_it_moves(small, tmp_path, monkeypatch):
+    folder = interrupted(small, tmp_path / "run", 12)
+    moved(monkeypatch)
+    assert resume_run(folder, *small, scan=False).step == 14
+    assert resume_run(folder, *small, scan=False).step == 14, "that charge is itself a checkpoint"
+    monkeypatch.undo()
+    assert resume_run(folder, *small, scan=False).step == 14, "back again: nothing was lost since"
+
+
+def test_a_move_between_chunks_costs_nothing(small, tmp_path, monkeypatch):
+    run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    run.advance(7)
+    moved(monkeypatch)
+    again = resume_run(tmp_path / "run", *small, scan=False)
+    assert (again.step, again.num_lost) == (7, 0)
+    assert np.array_equal(again.state.opt_state[0].key_data, run.state.opt_state[0].key_data)
+
+
+@pytest.mark.parametrize("change", ["data", "rate"])
+def test_other_data_or_another_learning_rate_is_another_fingerprint(small, tmp_path, change):
+    """Trap 12 again: whatever changes the gradient, or the program, must change the noise."""
+    folder = interrupted(small, tmp_path / "run", 3)
+    training, params, data = killed.build(rate=0.25) if change == "rate" else small
+    if change == "data":
+        data = data._replace(arrays=(data.arrays[0].at[0, 0].add(1.0), data.arrays[1]))
+    run = resume_run(folder, training, params, data, scan=False)
+    assert (run.num_lost, run.step) == (7, 7)
+
+
+def test_lost_steps_never_exceed_the_budget(small, tmp_path, monkeypatch):
+    folder = interrupted(small, tmp_path / "run", 38)
+    moved(monkeypatch)
+    run = resume_run(folder, *small, scan=False)
+    assert run.finished
+    assert run.step == 40
+    assert run.advance(5) == []
+
+
+def test_another_plan_is_refused_with_the_difference(small, tmp_path):
+    run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    del run
+    with pytest.raises(ValueError, match=r"noise_multiplier: 2.0 then, 1.0 now"):
+        resume_run(tmp_path / "run", *killed.build(noise_multiplier=1.0), scan=False)
+    with pytest.raises(ValueError, match=r"scan: False then, True now"):
+        resume_run(tmp_path / "run", *small)
+
+
+def test_a_folder_with_a_run_and_one_without(small, tmp_path):
+    start_run(tmp_path / "run", *small, key=KEY)
+    with pytest.raises(ValueError, match="already holds a run"):
+        start_run(tmp_path / "run", *small, key=KEY)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        resume_run(tmp_path / "nothing", *small)
+
+
+@pytest.fixture
+def seven(small, tmp_path):
+    """A folder with a checkpoint after seven steps."""
+    start_run(tmp_path / "run", *small, key=KEY, scan=False).advance(7)
+    return tmp_path / "run"
+
+
+def test_every_damaged_file_is_detected(small, seven):
+    arrays = next(path for path in (seven / CHECKPOINTS).iterdir() if path.is_dir())
+    files = sorted(path for path in arrays.rglob("*") if path.is_file() and path.stat().st_size)
+    for path in files:
+        original = path.read_bytes()
+        for broken in (original[:-1], original[:-1] + bytes([original[-1] ^ 1])):
+            path.write_bytes(broken)
+            with pytest.raises(CheckpointError, match="is damaged"):
+                resume_run(seven, *small, scan=False)
+        path.unlink()
+        with pytest.raises(CheckpointError, match="is missing"):
+            resume_run(seven, *small, scan=False)
+        path.write_bytes(original)
+    assert resume_run(seven, *small, scan=False).step == 7
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "is damaged"),
+        (lambda text: text.replace('"version": 1', '"version": 9'), "version 9, and this gdpjax reads version 1"),
+        (lambda text: text.replace('"step": 7', '"step": 6'), "its ledger has 7 steps, its index 6"),
+        (lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "journal"}), "lacks"),
+    ],
+)
+def test_a_damaged_index_is_detected(small, seven, edit, message):
+    index = seven / CHECKPOINTS / "index.json"
+    index.write_text(edit(index.read_text()))
+    with pytest.raises(CheckpointError, match=message):
+        resume_run(seven, *small, scan=False)
+
+
+def test_a_journal_that_lost_lines_is_detected_and_a_torn_line_is_not_a_chunk(small, seven):
+    journal = seven / "journal.jsonl"
+    original = journal.read_text()
+    journal.write_text(original + '{"first": 7, "num')
+    assert resume_run(seven, *small, scan=False).num_lost == 0
+    assert journal.read_text() == original
+    journal.write_text("")
+    with pytest.raises(CheckpointError, match="lacks lines"):
+        resume_run(seven, *small, scan=False)
+
+
+def test_arrays_of_another_model_are_refused(small, seven):
+    training, params, data = small
+    with pytest.raises(CheckpointError, match="other arrays"):
+        resume_run(seven, training, params | {"v": jnp.zeros((8, 3))}, data, scan=False)
+
+
+def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
+    """After the chunk: the state is in memory, its budget on record. Before it: nothing is run."""
+    run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    run.advance(7)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_checkpoint, "_write_arrays", full)
+    with pytest.raises(CheckpointError, match=r"after step 14 could not be written.*No space.*run\.save"):
+        run.advance(7)
+    assert run.step == 14
+    assert len((tmp_path / "run" / "journal.jsonl").read_text().splitlines()) == 2
+    monkeypatch.undo()
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert same(finished(resume_run(copy, *small, scan=False)).state, whole.state), "had it been killed then"
+    run.save()
+    monkeypatch.setattr(_run, "append_line", full)
+    with pytest.raises(CheckpointError, match="They were not run"):
+        run.advance(7)
+    assert run.step == 14
+    monkeypatch.undo()
+    assert same(finished(run).state, whole.state)
+
+
+def test_two_chunks_lost_to_a_full_disk_are_repeated_in_order(small, whole, tmp_path, monkeypatch):
+    run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    monkeypatch.setattr(_checkpoint, "_write_arrays", lambda *args: (_ for _ in ()).throw(OSError("full")))
+    for chunk in (7, 5):
+        with pytest.raises(CheckpointError, match="full"):
+            run.advance(chunk)
+    monkeypatch.undo()
+    again = resume_run(tmp_path / "run", *small, scan=False)
+    again.advance(7)
+    again.advance(7)
+    assert again.step == 12
+    assert same(finished(again).state, whole.state)
+
+
+def test_bad_number_of_steps(small, tmp_path):
+    run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    with pytest.raises(ValueError, match="num_steps"):
+        run.advance(0)
+
+
+def final(folder):
+    with np.load(folder / "final.npz") as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def launch(folder, kill_after):
+    """Run until the n-th line of output, then kill -9; True if it ended by itself."""
+    command = [sys.executable, str(Path(killed.__file__)), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for count, line in enumerate(process.stdout):
+            if line.startswith("end"):
+                process.wait()
+                return True
+            if count >= kill_after:
+                process.send_signal(signal.SIGKILL)
+                return False
+    raise AssertionError(f"the run failed with status {process.returncode}")
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_kill_9_at_random(kills, whole, tmp_path):
+    """However often it is killed, the final parameters, moments, keys and ledger are the uninterrupted run's."""
+    places = random.Random(kills)
+    folder = tmp_path / "run"
+    for _ in range(kills):
+        if launch(folder, places.randrange(1, 16)):
+            shutil.rmtree(folder)
+    assert launch(folder, 10**9)
+    found = final(folder)
+    assert found.pop("charged") == 40
+    leaves = jax.tree.leaves((whole.state.params, whole.state.opt_state))
+    assert len(found) == len(leaves)
+    for i, leaf in enumerate(leaves):
+        np.testing.assert_array_equal(found[str(i)], np.asarray(leaf))
+
+
+def test_state_without_a_ledger_is_refused(small):
+    """Trap 12: parameters alone do not say what was spent."""
+    with pytest.raises(ValueError, match="holds no ledger"):
+        gdpjax.ledger_of(small[1])
