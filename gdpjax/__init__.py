@@ -26,7 +26,14 @@ from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
 from gdpjax.sampling import poisson_batches
 from gdpjax.training import Plan, make_plan
-from gdpjax.transforms import add_gaussian_noise, clip_and_sum, clip_norm_of, privatize, privatize_adaptive
+from gdpjax.transforms import (
+    accumulate_clipped,
+    add_gaussian_noise,
+    clip_and_sum,
+    clip_norm_of,
+    privatize,
+    privatize_adaptive,
+)
 
 __version__ = VERSION
 
@@ -44,6 +51,7 @@ __all__ = [
     "Plan",
     "Sensitivity",
     "accounting",
+    "accumulate_clipped",
     "add_gaussian_noise",
     "average_augmentations",
     "clip_and_sum",

@@ -34,6 +34,16 @@ The slack depends on shapes alone and is the same for every strategy. It must no
 size: where batches are padded to several sizes it must be that of the largest (`max_batch_size`). (slack / B does not
 grow with B, so that even batches of B and B + 1 rows, not padded, differ by at most C in exact arithmetic.)
 
+Sums of several calls. Where sums of R rows together are added up (`gdpjax.accumulate_clipped`, compensated), an added
+row moves others from one call to the next, so the errors of all of them count: with the same b as much as one call of R
+rows needs. The rounding of the total, u R C for either neighbour, comes on top (with 5% for what the compensation loses
+and for the total's own error). The total moves by at most C times
+
+    accumulated = (1 + u (k + R (b + 1 - 2 / b + 6.1 + 2.1))) / (1 + slack),
+
+by which the noise is then enlarged. K calls of at most m rows have R = K m. ``max_batch_size``, where it is given, is
+what the user states R to be at most; the slack is then that of R rows, and holds all but the last term.
+
 A row with a NaN or an infinity contributes exact zeros, as does padding.
 """
 
@@ -72,10 +82,16 @@ class Rounding(NamedTuple):
     Attributes:
       slack: rows are clipped to C / (1 + slack).
       plain_rows: rows added by one reduction.
+      norm: what is needed for the norm of one row, u k.
+      per_row: what is needed for the sum, for each row.
+      unit: u.
     """
 
     slack: float
     plain_rows: int
+    norm: float
+    per_row: float
+    unit: float
 
 
 Pair = tuple[Array, Array]
@@ -87,7 +103,8 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
     unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
     sizes = [num_elements(leaf) for leaf in leaves]
     norm_terms = max(most_sum_error_terms(max(sizes)), _TABLE_TERMS) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
-    slack_of = lambda b: unit * (norm_terms + num_rows * (b + 1 - 2 / b + 6.1))  # noqa: E731
+    per_row = lambda b: unit * (b + 1 - 2 / b + 6.1)  # noqa: E731
+    slack_of = lambda b: unit * norm_terms + num_rows * per_row(b)  # noqa: E731
     least = 1 if devices == 1 else devices + 2
     rows = max(1 if sum(sizes) <= _SMALL else _PLAIN_ROWS, least)
     slack = min(slack_of(rows), _MAX_SLACK)
@@ -98,7 +115,47 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
             f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip norm "
             f"(it could reach {slack_of(rows):.1%}); use smaller logical batches, or float64 gradients"
         )
-    return Rounding(slack, rows if devices == 1 else rows - devices - 1)
+    plain = rows if devices == 1 else rows - devices - 1
+    return Rounding(slack, plain, unit * norm_terms, per_row(rows), unit)
+
+
+class Calls:
+    """The static sizes that a clip was called with, from which follows what adding its sums up costs."""
+
+    def __init__(self, max_batch_size: int | None) -> None:
+        self.max_batch_size = max_batch_size
+        self._sizes: set[tuple[Rounding, int]] = set()
+
+    def note(self, how: Rounding, num_rows: int) -> None:
+        """One call was traced."""
+        self._sizes.add((how, num_rows))
+
+    def accumulated(self, num_microbatches: int) -> float:
+        """What the sensitivity is to be multiplied by where ``num_microbatches`` sums are added; see the module."""
+        if num_microbatches == 1:
+            return 1.0
+        if not self._sizes:
+            raise ValueError(
+                "of how many rows the accumulated sums are is not known before one is made: call the clip that was "
+                "given to gdpjax.privatize first, in the same program or an earlier one"
+            )
+        rows = num_microbatches * max(num_rows for _, num_rows in self._sizes)
+        if self.max_batch_size is not None:
+            least = num_microbatches * min(num_rows for _, num_rows in self._sizes)
+            if least > self.max_batch_size:
+                raise ValueError(
+                    f"{num_microbatches} sums of {least // num_microbatches} rows are added up, and max_batch_size="
+                    f"{self.max_batch_size}; give the rows of the logical batch, max_batch_size={least}, to what clips"
+                )
+            rows = min(rows, self.max_batch_size)
+        factor = max((1 + how.norm + rows * (how.per_row + 2.1 * how.unit)) / (1 + how.slack) for how, _ in self._sizes)
+        if factor > 1 + _MAX_SLACK:
+            raise ValueError(
+                f"the rounding of {num_microbatches} sums of {rows} rows together could reach {factor - 1:.1%} of the "
+                f"clip norm, more than 1%; give the rows of the logical batch, such as max_batch_size={rows}, to what "
+                "clips, so that it adds them up more carefully"
+            )
+        return max(1.0, factor)
 
 
 class Scaling(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding, trained_groups
+from gdpjax.clipping._clip import Calls, Rounding, merge_leaves, rounded, rounding, trained_groups
 from gdpjax.clipping._engine import STRATEGIES, engine_of
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
 from gdpjax.clipping._mesh import spread_of, summed_over
@@ -42,6 +42,7 @@ class ClippedGrad:
     microbatch_size: int | None
     max_batch_size: int | None
     return_info: bool
+    calls: Calls
 
     @property
     def trainable(self) -> PyTree | None:
@@ -63,6 +64,7 @@ class ClippedGrad:
             return self._empty(call)
         spread = spread_of(batch_rows(call), call.batch_size)
         how = rounding(call.trained_leaves, self._slack_rows(call), 1 if spread is None else spread.devices)
+        self.calls.note(how, call.batch_size)
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
         if spread is None:
             sums, info = self._local(call, how, positions)
@@ -128,9 +130,9 @@ def clipped_grad(
         they meet a parameter, and no per-example gradient where those are one outer product or rows of a table.
         "auto" (default): taps where that pays, per leaf, and chunks, both from static shapes. See `explain`.
       microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" what fits.
-      max_batch_size: largest number of rows (padding included) of any call; None: every batch has the same size, which
-        is best. The clip threshold holds a rounding slack that grows with the rows, and must not follow the realised,
-        private, batch size.
+      max_batch_size: largest number of rows (padding included) of any call, or of the logical batch where sums are
+        added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
+        holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.
       return_info: return (clipped sum, `ClipInfo`).
 
     Returns:
@@ -165,7 +167,8 @@ def clipped_grad(
         loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
         keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable,
     )  # fmt: skip
-    return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info)
+    calls = Calls(max_batch_size)
+    return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info, calls)
 
 
 def per_example_grad(

@@ -143,7 +143,7 @@ def ledger_state_of(opt_state: PyTree) -> LedgerState:
             raise ValueError(
                 f"{type(node).__name__.removesuffix('State')} around the private transform skips, repeats or averages "
                 "its steps, so that noise and ledger no longer describe what was released; put such wrappers after "
-                "gdpjax.privatize in the chain"
+                "gdpjax.privatize in the chain, and add microbatches up with gdpjax.accumulate_clipped"
             )
     if not found:
         raise ValueError("the optimizer state holds no ledger; was it made by a chain with gdpjax.privatize in it?")

@@ -224,7 +224,11 @@ class _Adaptive:
         self, updates: PyTree, state: Any, params: PyTree | None = None, *, clipped_by: Any = None, norms: Any = None,
         **extra_args: Any,
     ) -> tuple[PyTree, AdaptiveState]:  # fmt: skip
-        del extra_args  # of other transformations in the chain
+        if "accumulation" in extra_args:
+            raise ValueError(
+                "gdpjax.privatize_adaptive does not work inside gdpjax.accumulate_clipped: the clip norm would follow "
+                "the norms of the last microbatch alone. Use gdpjax.privatize with a fixed clip norm"
+            )
         total, norms, trained, same = self.bounded(updates, state, params, clipped_by, norms)
         multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, total, norms, state.l2_clip_norm, self.shared(), multiplier)

@@ -8,7 +8,16 @@ import optax
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import add_clipped, merge_leaves, rounded, rounding, scaling, trained_groups, zero_pairs
+from gdpjax.clipping._clip import (
+    Calls,
+    add_clipped,
+    merge_leaves,
+    rounded,
+    rounding,
+    scaling,
+    trained_groups,
+    zero_pairs,
+)
 from gdpjax.clipping._rows import Dense, computed_once
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 
@@ -18,11 +27,12 @@ class ClipAndSum(optax.GradientTransformation):
 
     rule: Rule
     trainable: PyTree | None
+    calls: Calls
 
     @classmethod
-    def create(cls, update: Any, rule: Rule, trainable: PyTree | None) -> "ClipAndSum":
+    def create(cls, update: Any, rule: Rule, trainable: PyTree | None, calls: Calls) -> "ClipAndSum":
         transform = cls(lambda params: optax.EmptyState(), update)
-        transform.rule, transform.trainable = rule, trainable
+        transform.rule, transform.trainable, transform.calls = rule, trainable, calls
         return transform
 
     def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
@@ -52,8 +62,9 @@ def _num_rows(updates: PyTree, params: PyTree | None) -> int:
 
 
 def clip_examples(
-    updates: PyTree, params: PyTree | None, rule: Rule, trainable: PyTree | None, max_batch_size: int | None
-) -> tuple[PyTree, Array]:
+    updates: PyTree, params: PyTree | None, rule: Rule, trainable: PyTree | None, max_batch_size: int | None,
+    calls: Calls | None = None,
+) -> tuple[PyTree, Array]:  # fmt: skip
     """The sum of clipped per-example gradients, and their norms before clipping ``[B]``."""
     refuse_complex(updates, "leaf")
     num_rows = _num_rows(updates, params)
@@ -75,6 +86,8 @@ def clip_examples(
         if max_batch_size is not None and num_rows > max_batch_size:
             raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
         how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
+        if calls is not None:
+            calls.note(how, num_rows)
         dense = computed_once([Dense(leaf) for leaf in rows])
         scale = scaling(dense, rule, groups, how.slack, None)
         sums, norms = rounded(add_clipped(zero_pairs(shapes), dense, scale, groups, how)), scale.norms
@@ -89,7 +102,8 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     Args:
       clip: C > 0 (flat l2 clip norm, number or traced scalar) or a rule such as `Flat`.
       trainable: pytree (prefix) of bools; False leaves leave as exact zeros and stay out of the norm.
-      max_batch_size: largest number of rows of any call, where batches are padded to several sizes; see `clipped_grad`.
+      max_batch_size: largest number of rows of any call, where batches are padded to several sizes, or of the logical
+        batch where sums are added up; see `clipped_grad`.
 
     Returns:
       An optax transformation with ``.sensitivity(relation)``, to be followed by `privatize` of it.
@@ -102,9 +116,9 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     >>> [round(float(v), 3) for v in summed]
     [0.6, 1.3]
     """
-    rule = as_rule(clip)
+    rule, calls = as_rule(clip), Calls(max_batch_size)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
-        return clip_examples(updates, params, rule, trainable, max_batch_size)[0], state
+        return clip_examples(updates, params, rule, trainable, max_batch_size, calls)[0], state
 
-    return ClipAndSum.create(update, rule, trainable)
+    return ClipAndSum.create(update, rule, trainable, calls)

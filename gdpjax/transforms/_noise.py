@@ -174,6 +174,18 @@ def check_clip(clip: Any) -> None:
         )
 
 
+class Accumulation:
+    """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums."""
+
+    def __init__(self, num_microbatches: int) -> None:
+        self.num_microbatches, self.taken = num_microbatches, 0
+
+    def factor(self, clip: Any) -> float:
+        """What the sensitivity of one of ``clip``'s sums is to be multiplied by. A `Sensitivity` is the whole sum's."""
+        self.taken += 1
+        return clip.calls.accumulated(self.num_microbatches) if hasattr(clip, "calls") else 1.0
+
+
 def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformation:
     """Add N(0, stddev^2) to every floating leaf, in float32 or wider; records nothing and claims nothing.
 
@@ -213,7 +225,7 @@ def privatize(
     clip: Any, *, noise_multiplier: Any, sampling_prob: Array, expected_batch_size: Array, key: Array,
     sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
-) -> optax.GradientTransformation:  # fmt: skip
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
     (sum + N(0, (noise_multiplier * sensitivity)^2 I)) / expected_batch_size
@@ -263,15 +275,21 @@ def privatize(
         ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
-    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, PrivatizeState]:
+    def update(
+        updates: PyTree, state: Any, params: PyTree | None = None, *, accumulation: Accumulation | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, PrivatizeState]:  # fmt: skip
+        del extra_args  # of other transformations in the chain
         check_leaves(updates, params)
         multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        stddev = noise_stddev(multiplier, sensitivity, valid)
+        stddev = noise_stddev(
+            multiplier, sensitivity * (1.0 if accumulation is None else accumulation.factor(clip)), valid
+        )
         keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)
         return released, PrivatizeState(optax.safe_increment(state.count), state.key_data, ledger)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -78,6 +78,10 @@ def test_a_batch_that_does_not_fit_is_refused():
         else:
             with pytest.raises(sampling.BatchOverflowError, match=f"step {t} drew {counts[t]} .* capacity is 50"):
                 source[t]
+    exactly = sampling.PoissonBatches(KEY, 100, 0.5, num_steps=1, capacity=counts[0])
+    assert not exactly[0].is_padding.any()
+    with pytest.raises(sampling.BatchOverflowError):
+        sampling.PoissonBatches(KEY, 100, 0.5, num_steps=1, capacity=counts[0] - 1)[0]
     assert issubclass(sampling.BatchOverflowError, RuntimeError)
     with pytest.raises(sampling.BatchOverflowError):
         list(sampling.poisson_batches(KEY, 100, 0.5, num_steps=40, capacity=50))

@@ -97,14 +97,16 @@ def test_invalid_traced_numbers_never_fit():
     assert int(draw(0.5, 50)) <= 50
 
 
-def test_a_number_is_rounded_down_like_the_accounted_one():
-    """float32(0.1) is above 0.1, so that a number rounded to nearest would be sampled with more than accounted."""
-    assert float(np.float32(0.1)) > 0.1
-    words = jax.random.bits(jax.random.key(4), (2**21,), jnp.uint32)
-    expected = int((np.asarray(words) < int(sampling.dyadic_probability(0.1) * 2**32)).sum())
-    nearest = int((np.asarray(words) < int(float(np.float32(0.1)) * 2**32)).sum())
-    assert int(sampling.poisson_sample(jax.random.key(4), 2**21, 0.1, 8).count) == expected
-    assert nearest >= expected
+@pytest.mark.parametrize("p", [0.1, 0.3, 1e-6, 256 / 60_000, 2**-32])
+def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
+    """Trap 32, at the threshold itself: float32(0.1) is above 0.1, so rounding to nearest would include more."""
+    threshold = int(sampling.dyadic_probability(p) * 2**32)
+    words = jnp.asarray([0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1], jnp.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: words)
+    for prob in (p, jnp.float32(sampling.dyadic_probability(p))):
+        assert rows_of(sampling.poisson_sample(jax.random.key(0), 6, prob, 8)) == [0, 1]
+    traced = jax.jit(lambda prob: sampling.poisson_sample(jax.random.key(0), 6, prob, 8))
+    assert rows_of(traced(sampling.dyadic_probability(p))) == [0, 1]
 
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 0), (1.0, 100)])

@@ -51,7 +51,7 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
         return bits(key, shape, dtype) % jnp.uint32(few) if few < 2**32 else bits(key, shape, dtype)
 
     monkeypatch.setattr(jax.random, "bits", with_ties)
-    for num_examples, batch_size in [(50 + few % 7, 20), (101 + few % 7, 1), (64 + few % 7, 63)]:  # not traced before
+    for num_examples, batch_size in [(50 + few % 7, 20), (64 + few % 7, 63)]:  # not traced before
         key = jax.random.key(num_examples)
         high, low = np.asarray(with_ties(key, (2, num_examples), jnp.uint32))
         words = high.astype(np.uint64) << np.uint64(32) | low

@@ -1,0 +1,254 @@
+"""`accumulate_clipped`: one private step for each logical batch, whatever it is cut into."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax
+from gdpjax.clipping._clip import rounding
+
+PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 24.0, "key": jax.random.key(0)}
+ROWS = jax.random.normal(jax.random.key(1), (24, 3)) * 2
+PARAMS = {"w": jnp.ones(3), "frozen": jnp.ones(2)}
+TRAINABLE = {"w": True, "frozen": False}
+
+
+def loss(params, row):
+    return (jnp.vdot(params["w"], row) + params["frozen"].sum()) ** 2
+
+
+def clipped(**options):
+    return gdpjax.clipped_grad(loss, 1.0, trainable=TRAINABLE, **options)
+
+
+def run(tx, grad_fn, parts, num_logical=1):
+    """Updates of every call, the parameters, and the state; the logical batch cut into ``parts``."""
+
+    def one(carry, rows):
+        params, state = carry
+        updates, state = tx.update(grad_fn(params, rows), state, params)
+        return (optax.apply_updates(params, updates), state), updates
+
+    cut = ROWS.reshape(parts, -1, 3)
+    stacked = jnp.concatenate([cut] * num_logical)
+    (params, state), updates = jax.jit(lambda c, x: jax.lax.scan(one, c, x))((PARAMS, tx.init(PARAMS)), stacked)
+    return updates, params, state
+
+
+@pytest.mark.parametrize("optimizer", [gdpjax.dpsgd, gdpjax.dpadam])
+def test_any_number_of_microbatches_gives_the_step_of_one_big_batch(optimizer):
+    """Trap 20; and that the inner optimizer, its schedule and its moments see logical batches only."""
+    rate = optax.exponential_decay(0.1, 1, 0.5)
+    grad_fn = clipped(max_batch_size=24)
+    make = lambda: optimizer(rate, clipped_by=grad_fn, **PRIVATE)  # noqa: E731
+    _, expected, plain = run(make(), grad_fn, 1, num_logical=3)
+    for parts in (1, 2, 8):
+        _, params, state = run(gdpjax.accumulate_clipped(make(), parts), grad_fn, parts, num_logical=3)
+        np.testing.assert_allclose(params["w"], expected["w"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(params["frozen"], PARAMS["frozen"])
+        assert gdpjax.ledger_of(state) == gdpjax.ledger_of(plain)
+
+
+def test_in_between_nothing_moves_and_nothing_is_recorded():
+    grad_fn = clipped()
+    tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), 3)
+    step = jax.jit(lambda rows, state: tx.update(grad_fn(PARAMS, rows), state, PARAMS))
+    state = tx.init(PARAMS)
+    for call in range(1, 8):
+        updates, state = step(ROWS[call : call + 8], state)
+        assert updates["w"].all() == updates["w"].any() == (call % 3 == 0)
+        events = gdpjax.ledger_of(state).events
+        assert sum(event.num_steps for event in events) == call // 3
+        assert all(0.01 <= event.sampling_prob < 0.01 + 1e-9 for event in events)
+        held = [bool(state.total["w"].any()), bool(state.error["w"].any())]
+        assert held == ([False, False] if call % 3 == 0 else [True, call % 3 == 2])  # nothing is left for the next one
+    assert len(events) == 1
+    assert int(state.microstep) == 1
+
+
+def test_the_sum_of_many_is_rounded_once():
+    """Trap 41: added plainly in float32, a thousand sums are off by many roundings, and the bound does not hold."""
+    sums = np.random.default_rng(0).uniform(0.5, 1.5, (1000, 4)).astype(np.float32) * 777
+    exact = sums.astype(np.float64).sum(0)
+    clip = gdpjax.Sensitivity(1.0)
+    tiny = {**PRIVATE, "noise_multiplier": 1e-20, "expected_batch_size": 1.0}  # what is released is the sum
+    tx = gdpjax.accumulate_clipped(gdpjax.privatize(clip, **tiny), 1000)
+    params = jnp.zeros(4)
+
+    def one(state, total):
+        released, state = tx.update(total, state, params)
+        return state, released
+
+    _, released = jax.jit(lambda s, x: jax.lax.scan(one, s, x))(tx.init(params), sums)
+    unit = 2.0**-24
+    plain = jax.lax.scan(lambda total, x: (total + x, None), params, sums)[0]
+    assert (np.abs(np.asarray(plain, np.float64) - exact) > 2 * unit * exact).any()
+    assert (np.abs(np.asarray(released[-1], np.float64) - exact) <= unit * exact).all()
+    assert not released[:-1].any()
+
+
+def noise_factor(rows_per_call, parts, size=3, **options):
+    """How much larger the noise is than without accumulation: the same key and step give the same noise."""
+    grad_fn = gdpjax.clipped_grad(lambda w, row: 0 * jnp.vdot(w, row), 1.0, **options)
+    private, params = gdpjax.privatize(grad_fn, **PRIVATE), jnp.zeros(size)
+    sums = jax.eval_shape(grad_fn, params, jnp.zeros((rows_per_call, size)))  # a trace is a call
+    zero = jnp.zeros(sums.shape)
+    plain, _ = private.update(zero, private.init(params), params)
+    tx = gdpjax.accumulate_clipped(private, parts)
+    state = tx.init(params)._replace(microstep=jnp.int32(parts - 1))
+    released, _ = tx.update(zero, state, params)
+    return np.median(np.asarray(released, np.float64) / np.asarray(plain, np.float64))
+
+
+@pytest.mark.parametrize(("rows", "parts", "size"), [(8, 4, 3), (256, 16, 3), (64, 8, 20_000)])
+def test_the_noise_covers_the_rounding_of_all_the_sums(rows, parts, size):
+    """The derivation, part by part, from the roundings of one call and of the total."""
+    how, unit, total = rounding([jnp.zeros(size)], rows), 2.0**-24, rows * parts
+    b = how.plain_rows
+    needed = how.norm + 2 * unit * (total * ((b + 1) / 2 - 1 / b) + 3 * total) + 2 * unit * total
+    factor = noise_factor(rows, parts, size)
+    assert (1 + needed) / (1 + how.slack) <= factor * (1 + 1e-7)
+    assert factor <= 1 + 1.5 * needed
+    # The slack of the logical batch leaves the rounding of the total alone.
+    assert 1 + 2 * unit * total <= noise_factor(rows, parts, size, max_batch_size=total) + 1e-7 <= 1 + 3 * unit * total
+    assert noise_factor(rows, 1, size) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batch_size": 4096}], ids=["own slack", "logical slack"])
+def test_an_added_row_that_moves_all_others_keeps_the_bound(options):
+    """64 sums of 64 rows, each of other rows than the neighbour's: the exact totals differ by one clipped row."""
+    rows = jnp.abs(jax.random.normal(jax.random.key(1), (4096, 3))) + jnp.array([8.0, 0.0, 0.0])
+    grad_fn = gdpjax.clipped_grad(lambda w, row: jnp.vdot(w, row), 1.0, **options)
+    tiny = {**PRIVATE, "noise_multiplier": 1e-20, "expected_batch_size": 1.0}
+    tx = gdpjax.accumulate_clipped(gdpjax.privatize(grad_fn, **tiny), 64)
+    params = jnp.zeros(3)
+
+    @jax.jit
+    def total(rows, is_padding):
+        def one(state, part):
+            released, state = tx.update(grad_fn(params, part[0], is_padding=part[1]), state, params)
+            return state, released
+
+        return jax.lax.scan(one, tx.init(params), (rows.reshape(64, 64, 3), is_padding.reshape(64, 64)))[1][-1]
+
+    padding = jnp.arange(4096) >= 4095
+    larger = np.asarray(total(rows, jnp.zeros(4096, bool)), np.float64)
+    for removed in (0, 100, 4095):
+        fewer = jnp.concatenate([jnp.delete(rows, removed, axis=0), rows[:1]])  # the others move up; a row of padding
+        smaller = np.asarray(total(fewer, padding), np.float64)
+        assert np.linalg.norm(larger - smaller) <= grad_fn.calls.accumulated(64)
+
+
+def test_mapped_is_a_loop_and_a_shared_key_is_refused():
+    grad_fn = clipped()
+
+    def train(multiplier, key, rows):
+        options = {**PRIVATE, "noise_multiplier": multiplier, "key": key}
+        tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clipped_by=grad_fn, **options), 2)
+        state, params = tx.init(PARAMS), PARAMS
+        for part in rows.reshape(2, -1, 3):
+            updates, state = tx.update(grad_fn(params, part), state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    multipliers, keys = jnp.array([0.5, 2.0]), jax.random.split(jax.random.key(3), 2)
+    mapped, states = jax.jit(jax.vmap(train, in_axes=(0, 0, None)))(multipliers, keys, ROWS)
+    for i in range(2):
+        alone, state = jax.jit(train)(multipliers[i], keys[i], ROWS)
+        np.testing.assert_allclose(mapped["w"][i], alone["w"], rtol=1e-6)
+        picked = jax.tree.map(lambda x, i=i: x[i], states)
+        assert gdpjax.ledger_of(picked) == gdpjax.ledger_of(state)
+        assert gdpjax.ledger_of(picked).events[0].noise_multiplier == multipliers[i]
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.vmap(train, in_axes=(0, None, None))(multipliers, keys[0], ROWS)
+
+
+def test_donated_and_restored_states_go_on():
+    grad_fn = clipped()
+    tx = gdpjax.accumulate_clipped(gdpjax.dpadam(0.1, clipped_by=grad_fn, **PRIVATE), 2)
+    step = lambda params, state: tx.update(grad_fn(params, ROWS), state, params)  # noqa: E731
+    kept, donating = jax.jit(step), jax.jit(step, donate_argnums=1)
+    state, donated = tx.init(PARAMS), tx.init(PARAMS)
+    for _ in range(4):
+        updates, state = kept(PARAMS, jax.tree.map(np.asarray, state))
+        others, donated = donating(PARAMS, donated)
+        np.testing.assert_array_equal(updates["w"], others["w"])
+    assert gdpjax.ledger_of(state).num_steps == gdpjax.ledger_of(donated).num_steps == 2
+
+
+def test_behind_clip_and_sum_in_a_chain():
+    clip = gdpjax.clip_and_sum(1.0)
+    tx = optax.chain(clip, gdpjax.accumulate_clipped(gdpjax.privatize(clip, **PRIVATE), 2))
+    rows = gdpjax.per_example_grad(lambda w, x: jnp.vdot(w, x))(jnp.ones(3), ROWS)
+    params = jnp.ones(3)
+    first, state = tx.update(rows[:12], tx.init(params), params)
+    second, state = tx.update(rows[12:], state, params)
+    assert not first.any()
+    assert second.all()
+    assert gdpjax.ledger_of(state).num_steps == 1
+
+
+def called(rows=8, **options):
+    grad_fn = clipped(**options)
+    jax.eval_shape(grad_fn, PARAMS, jnp.zeros((rows, 3)))
+    return grad_fn
+
+
+def update_once(tx, sums=PARAMS, params=PARAMS):
+    tx = gdpjax.accumulate_clipped(tx, 4)
+    return tx.update(sums, tx.init(PARAMS), params)
+
+
+ADAPTIVE = {"initial_l2_clip_norm": 1.0, "count_stddev": 1.0}
+REFUSALS = {
+    "no privatize": (lambda: update_once(optax.sgd(0.1)), "exactly one .*, and 0 took part"),
+    "two of them": (
+        lambda: update_once(optax.chain(*[gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE)] * 2)),
+        "and 2 took part",
+    ),
+    "adaptive": (lambda: update_once(gdpjax.privatize_adaptive(**ADAPTIVE, **PRIVATE)), "accumulate_clipped"),
+    "no sum yet": (lambda: update_once(gdpjax.privatize(clipped(), **PRIVATE)), "call the clip"),
+    "size of a call": (
+        lambda: update_once(gdpjax.privatize(called(max_batch_size=8), **PRIVATE)),
+        "give the rows of the logical batch, max_batch_size=32",
+    ),
+    "rounding above 1%": (
+        lambda: update_once(gdpjax.privatize(called(rows=8192), **PRIVATE)),
+        "more than 1%; give the rows of the logical batch, such as max_batch_size=32768",
+    ),
+    "per-example gradients": (
+        lambda: update_once(
+            gdpjax.privatize(called(), **PRIVATE), jax.tree.map(lambda x: jnp.ones((4, *x.shape)), PARAMS)
+        ),
+        "clip_and_sum first",
+    ),
+    "no parameters": (lambda: update_once(gdpjax.privatize(called(), **PRIVATE), params=None), "needs the parameters"),
+    "traced": (lambda: jax.jit(lambda n: gdpjax.accumulate_clipped(optax.sgd(0.1), n).init(PARAMS))(3), "static_args"),
+    "none": (lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 0), "num_microbatches must be a whole number from 1"),
+    "half": (lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 1.5), "num_microbatches must be a whole number"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_input_is_refused(case):
+    make, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_sum_wider_than_the_accumulator_is_refused():
+    with jax.enable_x64(True):
+        tx, params = gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE), jnp.ones(2, jnp.float32)
+        tx = gdpjax.accumulate_clipped(tx, 2)
+        with pytest.raises(ValueError, match="is float64 and would be rounded to float32"):
+            tx.update(jnp.ones(2, jnp.float64), tx.init(params), params)
+
+
+def test_optax_multisteps_is_refused_with_advice():
+    """Trap 43: around the private transform it averages sums, and takes the noise's divisor for its own."""
+    grad_fn = called()
+    state = optax.MultiSteps(gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), 2).init(PARAMS)
+    with pytest.raises(ValueError, match=r"gdpjax\.accumulate_clipped"):
+        gdpjax.ledger_of(state)
