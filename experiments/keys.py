@@ -4,6 +4,8 @@ Without a seed every stream has its own key from the system's entropy. With one 
 who knows the seed can compute the noise and subtract it: reproducible, therefore not private against them.
 """
 
+import hashlib
+import json
 from typing import NamedTuple
 
 import jax
@@ -20,8 +22,14 @@ class Keys(NamedTuple):
     training: jax.Array
 
 
-def make_keys(seed: int | None) -> Keys:
-    """Independent keys, from the system's entropy or from a seed."""
+def make_keys(seed: int | None, config: dict[str, object]) -> Keys:
+    """Independent keys, from the system's entropy, or from a seed and a configuration.
+
+    Two configurations with one seed get different keys: with the same noise, the difference of their results would
+    have none.
+    """
     if seed is None:
         return Keys(gdpjax.fresh_key(), gdpjax.fresh_key())
-    return Keys(*jax.random.split(jax.random.key(seed), 2))
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).digest()
+    key = jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
+    return Keys(*jax.random.split(jax.random.fold_in(key, int.from_bytes(digest[4:8], "little")), 2))

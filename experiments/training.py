@@ -64,7 +64,7 @@ class Result:
 def train(config: TrainConfig, dataset: Dataset, out: Path, observer: Observer) -> Result:
     """Train in the folder ``out``, or continue the run there; Ctrl-C raises RunInterrupted."""
     plan = make_plan(config, dataset.num_examples)
-    keys = make_keys(config.run.seed)  # a resumed run goes on with its own
+    keys = make_keys(config.run.seed, identity(config))  # a resumed run goes on with its own
     engine = build_engine(config, dataset, plan, keys.init)
     recorder = _Recorder(config, dataset, engine, out)
     try:

@@ -18,8 +18,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from gdpjax._core.keys import fresh_key
+from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
@@ -41,6 +42,8 @@ class Run:
 
     Attributes:
       state: the `State` after the steps done so far.
+      fingerprint: what decides the bits of a step: data, program, versions, devices. Private: it holds a digest of the
+        data.
     """
 
     def __init__(self, folder: Path, training: Training, data: Data, state: State, *, scan: bool) -> None:
@@ -51,7 +54,7 @@ class Run:
             "data": digest_of(*data.arrays, data.num_examples),
             "program": program_digest(training.step, state, data),
         }
-        self._fingerprint = described_by_all(environment() | own)
+        self.fingerprint = described_by_all(environment() | own)
         self._pending: list[int] = []
         self._journal_lines = 0
 
@@ -133,7 +136,7 @@ class Run:
         return infos
 
     def _write_ahead(self, first: int, num_steps: int) -> None:
-        line = {"first": first, "num_steps": num_steps, "fingerprint": self._fingerprint}
+        line = {"first": first, "num_steps": num_steps, "fingerprint": self.fingerprint}
         try:
             if is_first_process():
                 append_line(self.folder / JOURNAL, line)
@@ -149,7 +152,7 @@ class Run:
         """Make the present state the checkpoint; `advance` does this by itself."""
         about = {
             "plan": self._plan,
-            "fingerprint": self._fingerprint,
+            "fingerprint": self.fingerprint,
             "key_impl": str(jax.random.key_impl(self.state.sampling_key)),
             "journal": self._journal_lines,
         }
@@ -164,7 +167,7 @@ class Run:
         lost = lines[index["journal"] :]
         if not lost:
             return
-        if all(line["fingerprint"] == json.loads(json.dumps(self._fingerprint)) for line in lost):
+        if all(line["fingerprint"] == json.loads(json.dumps(self.fingerprint)) for line in lost):
             self._pending = [line["num_steps"] for line in lost]
             return
         num_lost = max(line["first"] + line["num_steps"] for line in lost) - self.step
@@ -194,6 +197,22 @@ def _recharged(training: Training, state: State, num_lost: int) -> State:
     return state._replace(status=status.astype(jnp.int32))
 
 
+_KEYS_USED: dict[str, dict[str, Any]] = {}
+"""Fingerprint of the run that each key was used for in this process, by the key's digest."""
+
+
+def _refuse_used_key(key: Array, run: Run) -> None:
+    """ValueError if ``key`` made other noise-bearing steps in this process; repeating the same run is harmless."""
+    words, impl = check_key(key)
+    used = _KEYS_USED.setdefault(digest_of(np.asarray(words), np.frombuffer(impl.encode(), np.uint8)), run.fingerprint)
+    if used != run.fingerprint:
+        found = differences(used, run.fingerprint)
+        raise ValueError(
+            f"this key was already used in this process for another run ({'; '.join(found)}): the same noise on two "
+            "different gradients can be subtracted away. Give every run its own, such as gdpjax.fresh_key()"
+        )
+
+
 def start_run(
     folder: str | Path, training: Training, params: PyTree, data: Data, *, key: Array, scan: bool = True
 ) -> Run:
@@ -208,7 +227,7 @@ def start_run(
       scan: take the steps of a chunk in one compiled scan, or one by one (convolutions in a scan are slow on a CPU).
 
     Raises:
-      ValueError: the folder holds a run already.
+      ValueError: the folder holds a run already; the key was used in this process for other data or another program.
       CheckpointError: the folder cannot be written.
     """
     folder = Path(folder)
@@ -216,6 +235,7 @@ def start_run(
         raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
     barrier("gdpjax: looked")
     run = Run(folder, training, data, training.init(params, key), scan=scan)
+    _refuse_used_key(key, run)
     try:
         if is_first_process():
             folder.mkdir(parents=True, exist_ok=True)

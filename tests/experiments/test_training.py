@@ -151,11 +151,11 @@ def test_lost_metrics_are_noticed(interrupted, tmp_path, small_config, small_dig
 
 
 def test_unseeded_keys_differ_in_every_stream():
-    keys = [jax.random.key_data(key).tobytes() for _ in range(2) for key in make_keys(None)]
+    keys = [jax.random.key_data(key).tobytes() for _ in range(2) for key in make_keys(None, {})]
     assert len(set(keys)) == 4
-    assert bits(jax.tree.map(jax.random.key_data, make_keys(1))) == bits(
-        jax.tree.map(jax.random.key_data, make_keys(1))
-    )
+    assert bits(make_keys(1, {"rate": 1})) == bits(make_keys(1, {"rate": 1}))
+    other = {*bits(make_keys(1, {"rate": 1})), *bits(make_keys(1, {"rate": 2})), *bits(make_keys(2, {"rate": 1}))}
+    assert len(other) == 6
 
 
 def test_an_unseeded_run_resumes_from_its_own_keys(tmp_path, small_config, small_digits):

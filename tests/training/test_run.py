@@ -278,6 +278,19 @@ def test_two_chunks_lost_to_a_full_disk_are_repeated_in_order(small, whole, tmp_
     assert same(finished(again).state, whole.state)
 
 
+def test_a_key_used_twice(small, tmp_path):
+    """Trap 10: the same key may repeat the same run, and nothing else."""
+    key = jax.random.key(77)
+    start_run(tmp_path / "a", *small, key=key)
+    start_run(tmp_path / "again", *small, key=key)
+    with pytest.raises(ValueError, match=r"already used in this process for another run \(program"):
+        start_run(tmp_path / "b", *killed.build(rate=0.25), key=key)
+    training, params, data = small
+    other = data._replace(arrays=(data.arrays[0] + 1, data.arrays[1]))
+    with pytest.raises(ValueError, match=r"another run \(data"):
+        start_run(tmp_path / "c", training, params, other, key=key)
+
+
 def test_bad_number_of_steps(small, tmp_path):
     run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
     with pytest.raises(ValueError, match="num_steps"):
