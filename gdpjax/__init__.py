@@ -5,7 +5,7 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff
+from gdpjax import accounting, auditing, ledger, mechanisms, plotting, sampling, tradeoff
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.clipping import (
@@ -41,6 +41,7 @@ __all__ = [
     "Sensitivity",
     "accounting",
     "add_gaussian_noise",
+    "auditing",
     "average_augmentations",
     "clip_and_sum",
     "clip_norm_of",

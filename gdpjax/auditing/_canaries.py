@@ -159,7 +159,9 @@ def mislabel(key: Array, labels: Array, num_classes: int) -> Array:
     labels = jnp.asarray(labels)
     if num_classes < 2 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"expected integer labels and num_classes >= 2, got {labels.dtype} and {num_classes}")
-    return (labels + jax.random.randint(key, labels.shape, 1, num_classes, labels.dtype)) % num_classes
+    # In int32: a sum of two labels need not fit their own type.
+    moved = labels.astype(jnp.int32) + jax.random.randint(key, labels.shape, 1, num_classes)
+    return (moved % num_classes).astype(labels.dtype)
 
 
 def out_of_distribution(

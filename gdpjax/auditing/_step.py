@@ -30,7 +30,7 @@ from gdpjax.auditing._statistics import STATISTICS
 
 _FEWEST = 64
 _RUNS_PER_COORDINATE = 8
-_CHUNK = 1024
+_CHUNK = 512
 
 
 class StepAudit(NamedTuple):
@@ -64,14 +64,18 @@ class StepAudit(NamedTuple):
 
 
 @jax.jit
-def _run_all(release: Any, keys: Array, included: Array) -> Array:
+def _run_all(release: Any, keys: Array, included: Array) -> list[Array]:
     """Every release as one row of numbers, a chunk of runs at a time."""
 
     def one(run: tuple[Array, Array]) -> list[Array]:
         leaves = jax.tree.leaves(release(*run))
         return [leaf.reshape(-1) for leaf in map(jnp.asarray, leaves)]
 
-    return jax.lax.map(one, (keys, included), batch_size=_CHUNK)
+    chunks = -(-included.size // _CHUNK)
+    # Runs beyond the last are thrown away; a shorter last chunk would be compiled as another program.
+    places = jnp.minimum(jnp.arange(chunks * _CHUNK).reshape(chunks, _CHUNK), included.size - 1)
+    parts = jax.lax.map(jax.vmap(one), (keys[places], included[places]))
+    return [part.reshape(chunks * _CHUNK, -1)[: included.size] for part in parts]
 
 
 def _rows(release: Any, key: Array, num_releases: int) -> np.ndarray:
