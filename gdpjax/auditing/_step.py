@@ -80,14 +80,20 @@ def _run_all(release: Any, keys: Array, included: Array) -> list[Array]:
 
 def _rows(release: Any, key: Array, num_releases: int) -> np.ndarray:
     """float64[2, num_releases, d]: without the example, then with it. Bits of float32 and narrower are kept."""
-    keys = jax.random.split(key, 2 * num_releases)
-    parts = _run_all(release, keys, jnp.arange(2 * num_releases) >= num_releases)
-    for part in parts:
-        if not (jnp.issubdtype(part.dtype, jnp.number) or part.dtype == bool) or jnp.iscomplexobj(part):
+    partial = release if isinstance(release, jax.tree_util.Partial) else jax.tree_util.Partial(release)
+    runs = partial, jax.random.split(key, 2 * num_releases), jnp.arange(2 * num_releases) >= num_releases
+    shapes = _run_all.eval_shape(*runs)  # the trace is kept for the call below
+    for part in shapes:
+        if not any(jnp.issubdtype(part.dtype, kind) for kind in (jnp.integer, jnp.floating, jnp.bool_)):
             raise ValueError(f"a release must be a tree of real arrays, got a leaf of {part.dtype}")
-    if not parts or not sum(part.shape[1] for part in parts):
-        raise ValueError("a release must hold at least one number, got none")
-    wide = np.concatenate([np.asarray(part).astype(np.float64) for part in parts], axis=1)
+    size = sum(part.shape[1] for part in shapes)
+    fewest = max(_FEWEST, _RUNS_PER_COORDINATE * size)
+    if not size or num_releases < fewest:
+        raise ValueError(
+            f"num_releases must be at least {fewest} for releases of {size} >= 1 numbers, got {num_releases}; release "
+            "fewer numbers (the projection on the canary, say) or run more"
+        )
+    wide = np.concatenate([np.asarray(part).astype(np.float64) for part in _run_all(*runs)], axis=1)
     return wide.reshape(2, num_releases, -1)
 
 
@@ -153,15 +159,7 @@ def audit_step(
     if claimed is not None and not callable(claimed):
         raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {claimed!r}")
     num_releases = int(num_releases)
-    partial = release if isinstance(release, jax.tree_util.Partial) else jax.tree_util.Partial(release)
-    size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(partial, key, jnp.zeros((), bool))))
-    fewest = max(_FEWEST, _RUNS_PER_COORDINATE * size)
-    if num_releases < fewest:
-        raise ValueError(
-            f"num_releases must be at least {fewest} for releases of {size} numbers, got {num_releases}; release fewer "
-            "numbers (the projection on the canary, say) or run more"
-        )
-    rows = _rows(partial, key, num_releases)
+    rows = _rows(release, key, num_releases)
     name, score, test = _choose(rows, confidence)
     rest = rows[:, 2 * (num_releases // 4) :]
     coins = np.arange(2 * rest.shape[1]) >= rest.shape[1]
