@@ -5,8 +5,8 @@ weakest: *gradients*, for an attacker who chooses what the example contributes (
 coordinate, of norm C); *mislabeled* examples; and *out-of-distribution* ones, plain noise.
 
 Scores. A released gradient is the clipped sum plus noise over a constant, so its inner product with the canary's own
-gradient is the sufficient statistic for whether it is in there, and over several steps the sum of those. An attacker who
-sees only the model uses the loss of the canary, best compared with the loss of a model that never saw it.
+gradient is the sufficient statistic for whether it is in there, and over several steps the sum of those. An attacker
+who sees only the model uses the loss of the canary, best compared with the loss of a model that never saw it.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,8 @@ def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     drawn = [
-        jax.random.normal(k, (num_canaries, *leaf.shape), wide_dtype(leaf)) for k, leaf in zip(keys, leaves, strict=True)
+        jax.random.normal(k, (num_canaries, *leaf.shape), wide_dtype(leaf))
+        for k, leaf in zip(keys, leaves, strict=True)
     ]
     squares = sum(jnp.sum(g.reshape(num_canaries, -1) ** 2, axis=1) for g in drawn)
     scale = norm / jnp.sqrt(squares)

@@ -25,7 +25,9 @@ def check_counts(**counts: Any) -> dict[str, np.ndarray]:
     """Whole numbers >= 0 as int64 arrays; ValueError for anything else, tracers included."""
     for name, value in counts.items():
         if is_traced(value):
-            raise ValueError(f"{name} is traced, but audits are computed outside compiled code; return the counts first")
+            raise ValueError(
+                f"{name} is traced, but audits are computed outside compiled code; return the counts first"
+            )
         check(name, value, WHOLE)
     return {name: np.asarray(value).astype(np.int64) for name, value in counts.items()}
 

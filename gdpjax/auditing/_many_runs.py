@@ -6,13 +6,14 @@ threshold fixed without looking at these runs the two error counts are binomial,
 
     alpha <= alpha_upper,      beta <= beta_upper,      each except with probability (1 - confidence) / 2,
 
-hold together at the confidence. A trade-off curve f of the mechanism has f(alpha_upper) <= f(alpha) <= beta <= beta_upper,
+hold together at the confidence. The mechanism's trade-off curve f has f(alpha_upper) <= f(alpha) <= beta <= beta_upper,
 so every claim follows from that one pair, and all claims hold together:
 
 * f with f(alpha_upper) > beta_upper is refuted;
 * mu >= Phi^-1(1 - alpha_upper) - Phi^-1(beta_upper);
 * 1 - beta <= e^epsilon alpha + delta and its mirror image give
-  epsilon >= log((1 - delta - beta_upper) / alpha_upper) and log((1 - delta - alpha_upper) / beta_upper), for any mechanism;
+  epsilon >= log((1 - delta - beta_upper) / alpha_upper) and log((1 - delta - alpha_upper) / beta_upper), for any
+  mechanism;
 * if the mechanism's curve is a Gaussian one, epsilon(delta) of that mu is a lower bound on epsilon too, usually a much
   larger one: the test sees the middle of the curve and the shape of G_mu says what that means far out. It is named
   ``epsilon_if_gaussian``, because no data support the assumption.
@@ -23,7 +24,7 @@ key, is used to choose it (and whether high or low scores mean "in"), and the ot
 The scores of many canaries of *one* run are not independent; they belong to `audit_one_run`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -222,10 +223,10 @@ def audit_many_runs(
             "give exactly one of threshold (fixed before the scores were seen) and key (a random half of the runs "
             "chooses it)"
         )
-    if threshold is not None:
+    if key is None:
         check_scalar("threshold", threshold, REAL)
-        return judge(numbers, coins, float(threshold), False, delta, confidence)
+        return judge(numbers, coins, float(threshold or 0.0), False, delta, confidence)
     order = np.asarray(jax.random.permutation(key, numbers.size))
     choose, rest = np.split(order, [numbers.size // 2])
-    test: Any = best_threshold(numbers[choose], coins[choose], confidence) if choose.size else (0.0, False)
-    return judge(numbers[rest], coins[rest], *test, delta, confidence)
+    threshold, low = best_threshold(numbers[choose], coins[choose], confidence) if choose.size else (0.0, False)
+    return judge(numbers[rest], coins[rest], threshold, low, delta, confidence)

@@ -1,7 +1,7 @@
 r"""The audit of one training run, from scores to bounds.
 
-The auditor sorts the m scores, guesses "included" for the highest r/2 and "excluded" for the lowest, and abstains on the
-rest. What keeps the bounds honest:
+The auditor sorts the m scores, guesses "included" for the highest r/2 and "excluded" for the lowest, and abstains on
+the rest. What keeps the bounds honest:
 
 * r is fixed before the scores are seen. For several r the confidence is shared among them (Bonferroni): searching for
   the best r and reporting it as if it were the only one is how null scores come to "prove" an epsilon of 3.5.
@@ -48,7 +48,7 @@ class OneRunAudit(NamedTuple):
 
 
 def count_correct(scores: Array, included: Array, num_guesses: int, key: Array) -> int:
-    """How many of r guesses are right: "included" for the highest ceil(r/2) scores, "excluded" for the lowest floor(r/2).
+    """How many guesses are right: "included" for the highest ceil(r/2) scores, "excluded" for the lowest floor(r/2).
 
     Args:
         scores: m numbers, higher where membership is likelier; inf allowed, NaN refused.

@@ -8,7 +8,8 @@ S is (epsilon, delta)-DP in every coin (post-processing). Write q = e^epsilon / 
 One coin. Let p+ and p- be the laws of T given S_i = 1 and S_i = 0 and any event A of other coins, a mixture over the
 rest. Given T = t and A, S_i = 1 has probability p+(t) / (p+(t) + p-(t)). By how much that exceeds q, on average:
 
-    E [P(S_i = 1 | T, A) - q]_+ = 1/2 int [(1 - q) p+ - q p-]_+ = (1 - q)/2 int [p+ - e^epsilon p-]_+ <= (1 - q) delta / 2.
+    E [P(S_i = 1 | T, A) - q]_+ = 1/2 int [(1 - q) p+ - q p-]_+
+                                = (1 - q)/2 int [p+ - e^epsilon p-]_+ <= (1 - q) delta / 2.
 
 The same holds for S_i = 0; each t guesses one side only, so if e_i(t) is the excess for the side that t guesses,
 
@@ -18,24 +19,24 @@ The integrand [.]_+ is convex, so averaging over fewer known coins only makes it
 at most f_i(t), the one with *all* other coins known, whatever is revealed, and f_i satisfies (1).
 
 All coins. Given T = t, reveal the r guessed coins one by one in a uniformly random order. Let c be the number of right
-ones among the first k - 1 and G_k(c) = P(c + Bin(r - k, q) >= v). Then G_{k-1}(c) = q G_k(c + 1) + (1 - q) G_k(c), so the
-potential G grows in step k, in expectation, by at most
+ones among the first k - 1 and G_k(c) = P(c + Bin(r - k, q) >= v). Then G_{k-1}(c) = q G_k(c + 1) + (1 - q) G_k(c), so
+the potential G grows in step k, in expectation, by at most
 
     (P(right | past) - q) (G_k(c + 1) - G_k(c)) <= e_k P(Bin(r - k, q) = v - c - 1) <= e_k max_j P(Bin(r - k, q) = j).
 
 The first value is G_0(0) = P(Bin(r, q) >= v) and the last 1[W >= v]. Each guessed coin is equally likely to have any of
 the r places, so with (1) and m coins
 
-    P(W >= v) <= P(Bin(r, q) >= v) + m delta (1 - q) A_r(q),   A_r(q) = 1/r sum_{k=0}^{r-1} max_j P(Bin(k, q) = j).   (2)
+    P(W >= v) <= P(Bin(r, q) >= v) + m delta (1 - q) A_r(q),  A_r(q) = 1/r sum_{k=0}^{r-1} max_j P(Bin(k, q) = j).   (2)
 
 The first term is attained by randomized response. The statement is that of Steinke, Nasr and Jagielski (Theorem 3.1),
 with a delta term of our own: theirs is 2 m delta max_i P(v > Bin(r, q) >= v - i) / i, of the same order, without the
 factor 1 - q that makes ours smaller at large epsilon. A_r is about 0.8 / sqrt(r q (1 - q)).
 
-The bound. epsilon is refuted at the confidence if (2) with v = W is at most 1 - confidence. The lower bound is a refuted
-epsilon. Let epsilon* be the truth: (epsilon, delta) holds for every epsilon >= epsilon*, each of those is refuted on an
-event {W >= v(epsilon)} of probability at most 1 - confidence, and the union of these nested events is one of them. So
-the bound exceeds the truth with probability at most 1 - confidence, whichever refuted epsilon is reported.
+The bound. epsilon is refuted at the confidence if (2) with v = W is at most 1 - confidence. The lower bound is a
+refuted epsilon. Let epsilon* be the truth: (epsilon, delta) holds for every epsilon >= epsilon*, each of those is
+refuted on an event {W >= v(epsilon)} of probability at most 1 - confidence, and the union of these nested events is one
+of them. So the bound exceeds the truth with probability at most 1 - confidence, whichever refuted epsilon is reported.
 """
 
 from typing import Any
@@ -129,7 +130,8 @@ def one_run_epsilon(
 
     Returns:
         epsilon >= 0 in nats, float64 of the shape of ``num_correct``. Empirical lower: if the mechanism is
-        (epsilon*, delta)-DP, this is at most epsilon* with probability at least ``confidence`` over the coins and the run.
+        (epsilon*, delta)-DP, this is at most epsilon* with probability at least ``confidence`` over the coins and the
+        run.
 
     Raises:
         ValueError: counts that do not fit together, numbers out of range.

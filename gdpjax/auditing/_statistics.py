@@ -10,9 +10,9 @@ gives every other vector one finite score, higher where "in" is likelier.
 * ``quadratic``: the log-ratio of two fitted normal densities. It sees a change of variance: a divisor that depends on
   the batch, noise scaled by something private.
 * ``missing``: how many coordinates are not finite. It sees an example whose NaN goes around clipping.
-* ``exact``: how many coordinates have a value, to the bit, that the fitted "in" vectors had at that place, less those that
-  the "out" vectors had. It sees noise on a lattice: values too coarse (bfloat16) or too few to hide the sum beneath, and
-  noise that vanished.
+* ``exact``: how many coordinates have a value, to the bit, that the fitted "in" vectors had at that place, less those
+  that the "out" vectors had. It sees noise on a lattice: values too coarse (bfloat16) or too few to hide the sum
+  beneath, and noise that vanished.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,12 @@ def _scaled(out: np.ndarray, inside: np.ndarray) -> Score:
     size = np.maximum(np.abs(both).max(axis=0), 1e-300)  # first, so that squares cannot overflow
     centre, spread = (both / size).mean(axis=0), (both / size).std(axis=0)
     spread = np.where(spread > 0, spread, 1.0)
-    # What was never seen may be far out; beyond 1e12 spreads only the sign matters.
-    return lambda rows: np.clip((_finite(rows) / size - centre) / spread, -1e12, 1e12)
+
+    def scale(rows: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # what was never seen may be far out; beyond 1e12 only the sign matters
+            return np.clip((_finite(rows) / size - centre) / spread, -1e12, 1e12)
+
+    return scale
 
 
 def _covariance(rows: np.ndarray, ridge: float) -> np.ndarray:

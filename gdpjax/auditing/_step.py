@@ -1,14 +1,14 @@
 r"""The audit of a private step: run it many times with and without one example, and attack what it releases.
 
-The caller gives a *worst case*: a pair of neighbouring data sets, as ``release(key, included)``, all of whose randomness
-comes from the key. It is run 2n times, n with the example and n without, each time with its own key, so the releases are
-independent and the bounds of `_many_runs` apply to any one test that was fixed beforehand.
+The caller gives a *worst case*: a pair of neighbouring data sets, as ``release(key, included)``, all of whose
+randomness comes from the key. It is run 2n times, n with the example and n without, each time with its own key, so the
+releases are independent and the bounds of `_many_runs` apply to any one test that was fixed beforehand.
 
 One test, chosen honestly. The attacks of `_statistics` have weights to fit, and there are four of them with a threshold
 each; the best of many on the same data would be an optimistic one. So the runs are cut into three parts: a quarter fits
-the attacks, a quarter chooses the attack, direction and threshold with the largest mu, and the remaining half judges that
-single test. The whole confidence goes to it; nothing has to be shared among the attacks. Several worst cases are several
-audits: give each the confidence 1 - (1 - confidence) / number of cases.
+the attacks, a quarter chooses the attack, direction and threshold with the largest mu, and the remaining half judges
+that single test. The whole confidence goes to it; nothing has to be shared among the attacks. Several worst cases are
+several audits: give each the confidence 1 - (1 - confidence) / number of cases.
 
 What the verdict means. ``refuted`` says that no mechanism with the claimed curve gives such counts except with
 probability 1 - confidence: the step has a bug, or the claim is wrong. A sound step is refuted with at most that
@@ -130,8 +130,8 @@ def audit_step(
             `jax.tree_util.Partial` compiles once for all the arrays it is given.
         key: one PRNG key.
         delta: in [0, 1), of the epsilon.
-        claimed: the trade-off curve f that the step is said to have, alpha -> least type II error (a lower bound of it):
-            a symmetric curve of `gdpjax.tradeoff`, or ``lambda alpha: tradeoff_bounds(..., alpha).lower``.
+        claimed: the trade-off curve f that the step is said to have, alpha -> least type II error, or a lower bound of
+            it: a symmetric curve of `gdpjax.tradeoff`, or ``lambda alpha: tradeoff_bounds(..., alpha).lower``.
         num_releases: n >= 64 runs of each kind, and at least 8 for each coordinate of a release.
         confidence: in (0, 1).
 

@@ -1,4 +1,4 @@
-"""``gdpjax audit``: lower bounds on privacy loss from scores in a file, or from attacks on the installed library's step."""
+"""``gdpjax audit``: lower bounds on privacy loss, from scores in a file or from attacks on this installation's step."""
 
 import argparse
 import json
@@ -18,10 +18,10 @@ from gdpjax.cli._worst_cases import WorstCase, worst_cases
 _COINS = {"1": True, "0": False, "1.0": True, "0.0": False, "true": True, "false": False}
 _EPILOG = """The file (.csv or .parquet) has a column score, higher where membership is likelier, and a column included
 (1 or 0, true or false). By default its rows are the canaries of ONE training run, each included by a fair coin
-(arXiv:2305.08846, arXiv:2410.22235); with --many-runs each row is an independent run (arXiv:2302.07956), and a random half
-of them chooses the threshold. Fix --num-guesses, --threshold and --seed before you look at the scores. --step attacks the
-step of this installation, ends with status 1 if that refutes its certified bound, and is right about a sound step with
-probability at least the confidence."""
+(arXiv:2305.08846, arXiv:2410.22235); with --many-runs each row is an independent run (arXiv:2302.07956), and a random
+half of them chooses the threshold. Fix --num-guesses, --threshold and --seed before you look at the scores. --step
+attacks the step of this installation, ends with status 1 if that refutes its certified bound, and is right about a
+sound step with probability at least the confidence."""
 
 
 def add_parser(commands: Any) -> None:
@@ -30,7 +30,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("scores", nargs="?", type=pathlib.Path, help="a table with the columns score and included")
     parser.add_argument("--step", action="store_true", help="audit the private step of this installation instead")
     parser.add_argument("--many-runs", action="store_true", help="each row is an independent run")
-    parser.add_argument("--num-guesses", type=int, nargs="+", help="one run: how many to guess (a tenth of the canaries)")
+    parser.add_argument(
+        "--num-guesses", type=int, nargs="+", help="one run: how many to guess (a tenth of the canaries)"
+    )
     parser.add_argument("--threshold", type=float, help="many runs: 'in' from this score on")
     parser.add_argument("--num-releases", type=int, help="step: runs with and runs without the example (4096 each)")
     parser.add_argument("--delta", type=float, default=1e-5, help="of the epsilons (1e-5)")
@@ -87,7 +89,9 @@ def _audit_scores(arguments: argparse.Namespace) -> list[Row]:
             Row("confidence", many.confidence, "given; of all bounds together"),
             Row("alpha_upper", many.alpha_upper, "empirical upper: type I error of the attack"),
             Row("beta_upper", many.beta_upper, "empirical upper: type II error of the attack"),
-            Row("threshold", many.threshold, "given" if arguments.threshold is not None else "chosen on the other half"),
+            Row(
+                "threshold", many.threshold, "given" if arguments.threshold is not None else "chosen on the other half"
+            ),
             Row("num_runs", many.num_runs, "runs in which errors were counted"),
         ]
     one = audit_one_run(scores, coins, key=key, num_guesses=arguments.num_guesses, **shared)
@@ -109,7 +113,12 @@ def _audit_step(arguments: argparse.Namespace) -> int:
     num_releases = 4096 if arguments.num_releases is None else arguments.num_releases
     found = {
         name: audit_step(
-            case.release, key, delta=arguments.delta, claimed=case.claimed(), num_releases=num_releases, confidence=share
+            case.release,
+            key,
+            delta=arguments.delta,
+            claimed=case.claimed(),
+            num_releases=num_releases,
+            confidence=share,
         )
         for key, (name, case) in zip(keys, cases.items(), strict=True)
     }
@@ -120,7 +129,7 @@ def _audit_step(arguments: argparse.Namespace) -> int:
     if arguments.json:
         report = {
             "sound": sound, "confidence": arguments.confidence, "delta": arguments.delta,
-            "cases": {name: _as_json(cases[name], audit, uppers[name], verdicts[name]) for name, audit in found.items()},
+            "cases": {name: _as_json(cases[name], found[name], uppers[name], verdicts[name]) for name in cases},
         }  # fmt: skip
         print(json.dumps(report, allow_nan=False))
     else:
@@ -157,7 +166,7 @@ def _as_table(
             f"{name:<12}  {epsilon:>18}  {audit.mu:>7.3f}  {errors:>16}  {audit.statistic:<9}  {verdicts[name]}"
         )
     lines += [
-        f"epsilon, mu: empirical lower bounds, all together at confidence {confidence:g}; epsilon beside the certified upper",
-        "bound. Type II error: empirical upper bound beside what the certified trade-off curve allows at the attack's alpha.",
+        f"epsilon, mu: empirical lower bounds, all together at confidence {confidence:g}; epsilon beside the certified",
+        "upper bound. Type II error: empirical upper bound beside the least that the claimed trade-off curve allows.",
     ]
     return "\n".join(lines)

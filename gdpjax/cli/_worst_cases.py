@@ -1,7 +1,8 @@
-"""Worst cases of the installed library's private step: pairs of neighbouring data sets made to show what could go wrong.
+"""Worst cases of this installation's private step: pairs of neighbouring data sets made to show what could go wrong.
 
-Two steps of Poisson sampling, `clipped_grad` and `privatize` on a data set of one ordinary example and one canary, which
-is there or not. The loss is linear, its gradient is the example, so the attacker chooses both gradients of the canary:
+Two steps of Poisson sampling, `clipped_grad` and `privatize` on a data set of one ordinary example and one canary,
+which is there or not. The loss is linear, its gradient is the example, so the attacker chooses both gradients of the
+canary:
 
 * ``steady``: norm C in one direction, the worst case of the accounting itself: noise too small, drawn too coarsely.
 * ``turning``: another direction in the second step: noise that is used twice cancels.
@@ -91,7 +92,8 @@ def _linear_release() -> Callable[..., list[PyTree]]:
 
     grad_fn = clipped_grad(loss, _CLIP_NORM)
     params = {"first": jnp.zeros(4), "second": jnp.zeros((2, 4))}
-    signs = jnp.array([0.1, -0.1, 0.1, -0.1])  # at right angles to the canary, so that its coming and going hides nothing
+    # At right angles to the canary, so that the coming and going of this example hides nothing.
+    signs = jnp.array([0.1, -0.1, 0.1, -0.1])
     ordinary = jax.tree.map(lambda leaf: jnp.broadcast_to(signs, leaf.shape), params)
 
     def release(

@@ -1,4 +1,4 @@
-"""One-run audits: the theorems against small mechanisms of all kinds, exact coverage, ties, guesses fixed in advance."""
+"""One-run audits: the theorems against small mechanisms of all kinds, exact coverage, ties, guesses fixed."""
 
 import itertools
 
@@ -45,7 +45,9 @@ def published_p_value(v, r, m, epsilon, delta):
 def test_the_delta_term_is_of_the_published_order_and_smaller():
     for (m, r), epsilon in itertools.product([(100, 100), (1000, 1000), (1000, 100), (10_000, 300)], (0.0, 1.0, 3.0)):
         v = int(stats.binom.ppf(0.97, r, special.expit(epsilon)))
-        ours = one_run_p_value(v, r, m, epsilon=epsilon, delta=1e-6) - one_run_p_value(v, r, m, epsilon=epsilon, delta=0)
+        ours = one_run_p_value(v, r, m, epsilon=epsilon, delta=1e-6) - one_run_p_value(
+            v, r, m, epsilon=epsilon, delta=0
+        )
         theirs = published_p_value(v, r, m, epsilon, 1e-6) - published_p_value(v, r, m, epsilon, 0.0)
         assert 0.02 * theirs < ours < theirs
 

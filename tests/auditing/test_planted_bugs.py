@@ -40,7 +40,7 @@ def test_the_sound_step_passes_and_its_bounds_say_something():
 
 
 class Rows:
-    """Stands in for `clipped_grad`: a sum of per-example gradients after a function of them, with the stated sensitivity."""
+    """Stands in for `clipped_grad`: sums a function of per-example gradients, states the usual sensitivity."""
 
     def __init__(self, bound):
         self.bound = bound
@@ -131,7 +131,9 @@ def divided_by_the_realised_batch(monkeypatch):
 
 def normal(change):
     """Plant ``change(key, shape)`` for the noise itself."""
-    return lambda monkeypatch: monkeypatch.setattr(_noise, "standard_normal", lambda key, shape, dtype: change(key, shape))
+    return lambda monkeypatch: monkeypatch.setattr(
+        _noise, "standard_normal", lambda key, shape, dtype: change(key, shape)
+    )
 
 
 def per_device(key, shape):
