@@ -19,10 +19,12 @@ from gdpjax.auditing._canaries import (
     with_gradient_canaries,
 )
 from gdpjax.auditing._many_runs import (
+    ErrorRegion,
     ManyRunsAudit,
     audit_many_runs,
     epsilon_from_errors,
     error_rate_upper,
+    error_region,
     mu_from_errors,
 )
 from gdpjax.auditing._one_run import OneRunAudit, audit_one_run, count_correct
@@ -31,6 +33,7 @@ from gdpjax.auditing._one_run_tradeoff import one_run_mu, one_run_refutes
 from gdpjax.auditing._step import StepAudit, audit_step
 
 __all__ = [
+    "ErrorRegion",
     "ManyRunsAudit",
     "OneRunAudit",
     "StepAudit",
@@ -42,6 +45,7 @@ __all__ = [
     "count_correct",
     "epsilon_from_errors",
     "error_rate_upper",
+    "error_region",
     "flip_coins",
     "gradient_canaries",
     "mislabel",

@@ -9,7 +9,7 @@ c - 1 of the others right. Under S_i = s the output lies in E iff guess i is rig
 guess i is wrong and W >= c - 1. So f-DP gives P(E | S_i = s) <= F(P(E | S_i = 1 - s)). Averaging over s, the other
 coins and the m canaries, with F concave (Jensen), and with the numbers of right and wrong guesses being W and r - W,
 
-    E[W; W >= c] / m <= F( E[r - W; W >= c - 1] / m )          for every c = 1, ..., r.                               (1)
+    E[W; W >= c] / m <= F( E[r - W; W >= c - 1] / m )         for every c = 1, ..., r.                               (1)
 
 All of them. Let p_j = P(W = j), phi = F^-1, and
 

@@ -25,7 +25,7 @@ import numpy as np
 from gdpjax._core.checks import COUNT, check, check_scalar
 from gdpjax._core.types import Array, PyTree
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta
-from gdpjax.auditing._many_runs import best_threshold, error_rate_upper, judge, mu_from_errors
+from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
 from gdpjax.auditing._statistics import STATISTICS
 
 _FEWEST = 64
@@ -43,9 +43,9 @@ class StepAudit(NamedTuple):
       mu: lower bound on mu.
       delta: as given.
       confidence: as given.
-      alpha_upper: upper bound on the type I error of the attack.
-      beta_upper: upper bound on its type II error.
-      claimed_beta: type II error that the claim promises at ``alpha_upper``; None without a claim.
+      alpha: observed type I error rate of the attack, an estimate.
+      beta: observed type II error rate, an estimate.
+      claimed_beta: type II error that the claim promises at ``alpha``; None without a claim.
       num_releases: runs that judged, both kinds together.
       standing: "empirical lower".
     """
@@ -56,8 +56,8 @@ class StepAudit(NamedTuple):
     mu: float
     delta: float
     confidence: float
-    alpha_upper: float
-    beta_upper: float
+    alpha: float
+    beta: float
     claimed_beta: float | None
     num_releases: int
     standing: str = STANDING
@@ -97,7 +97,7 @@ def _rows(release: Any, key: Array, num_releases: int) -> np.ndarray:
     return wide.reshape(2, num_releases, -1)
 
 
-def _choose(rows: np.ndarray, confidence: float) -> tuple[str, Any, tuple[float, bool]]:
+def _choose(rows: np.ndarray) -> tuple[str, Any, tuple[float, bool]]:
     """(name, score, test) with the largest mu on the second quarter, fitted on the first."""
     quarter = rows.shape[1] // 4
     fit, trial = rows[:, :quarter], np.concatenate(rows[:, quarter : 2 * quarter])
@@ -105,12 +105,8 @@ def _choose(rows: np.ndarray, confidence: float) -> tuple[str, Any, tuple[float,
     found = []
     for name, attack in STATISTICS.items():
         score = attack(fit[0], fit[1])
-        values = score(trial)
-        threshold, low = best_threshold(values, coins, confidence)
-        says_in = values <= threshold if low else values >= threshold
-        errors = [(says_in & ~coins).sum(), (~says_in & coins).sum()]
-        alpha, beta = error_rate_upper(errors, quarter, confidence=confidence)
-        found.append((float(mu_from_errors(alpha, beta)), name, score, (threshold, low)))
+        mu, threshold, low = best_test(score(trial), coins)
+        found.append((mu, name, score, (threshold, low)))
     return max(found, key=lambda row: row[0])[1:]
 
 
@@ -120,9 +116,8 @@ def audit_step(
 ) -> StepAudit:  # fmt: skip
     """Attack what a private step releases, with and without one example, and bound its privacy loss from below.
 
-    Formula: Clopper-Pearson bounds (alpha, beta) on the errors of one attack, chosen on other runs; then
-    mu >= Phi^-1(1 - alpha) - Phi^-1(beta), epsilon >= log((1 - delta - beta) / alpha), and the claim f is refuted where
-    f(alpha) > beta.
+    Formula: the `error_region` of one attack, chosen on other runs; then mu >= Phi^-1(1 - alpha) - Phi^-1(beta) and
+    epsilon >= log((1 - delta - beta) / alpha) at its worst corner; the claim f is refuted if f(alpha) > beta at all.
 
     Args:
         release: ``release(key, included)``, what the step makes public (a tree of real arrays, one or several steps) on
@@ -160,15 +155,19 @@ def audit_step(
         raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {claimed!r}")
     num_releases = int(num_releases)
     rows = _rows(release, key, num_releases)
-    name, score, test = _choose(rows, confidence)
+    name, score, test = _choose(rows)
     rest = rows[:, 2 * (num_releases // 4) :]
     coins = np.arange(2 * rest.shape[1]) >= rest.shape[1]
-    found = judge(score(np.concatenate(rest)), coins, *test, delta, confidence)
-    promised = None if claimed is None else float(claimed(found.alpha_upper))
-    if promised is not None and not 0 <= promised <= 1:
-        raise ValueError(f"claimed must give a type II error in [0, 1], got {promised} at {found.alpha_upper}")
-    refuted = None if promised is None else promised > found.beta_upper
+    found, region = judge(score(np.concatenate(rest)), coins, *test, delta, confidence)
+    refuted, promised = (None, None) if claimed is None else _refutes(claimed, region, found.alpha)
     return StepAudit(
-        name, refuted, found.epsilon, found.mu, delta, confidence, found.alpha_upper, found.beta_upper, promised,
-        found.num_runs,
-    )  # fmt: skip
+        name, refuted, found.epsilon, found.mu, delta, confidence, found.alpha, found.beta, promised, found.num_runs
+    )
+
+
+def _refutes(claimed: Callable[[Array], Array], region: ErrorRegion, alpha: float) -> tuple[bool, float]:
+    """Whether the claim contradicts every corner of the region, and what it promises at ``alpha``."""
+    promised = np.asarray(claimed(np.append(region.alpha, alpha)), np.float64)
+    if promised.shape != (region.alpha.size + 1,) or not ((promised >= 0) & (promised <= 1)).all():
+        raise ValueError("claimed must map an array of alpha to type II errors in [0, 1], element by element")
+    return bool((promised[:-1] > region.beta).all()), float(promised[-1])

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import pathlib
 from typing import Any
 
@@ -87,8 +86,8 @@ def _audit_scores(arguments: argparse.Namespace) -> list[Row]:
             Row("epsilon_lower_if_gaussian", many.epsilon_if_gaussian, f"{lower}, if the trade-off curve is Gaussian"),
             Row("delta", many.delta, "given"),
             Row("confidence", many.confidence, "given; of all bounds together"),
-            Row("alpha_upper", many.alpha_upper, "empirical upper: type I error of the attack"),
-            Row("beta_upper", many.beta_upper, "empirical upper: type II error of the attack"),
+            Row("alpha", many.alpha, "estimate: observed type I error rate of the attack"),
+            Row("beta", many.beta, "estimate: observed type II error rate of the attack"),
             Row(
                 "threshold", many.threshold, "given" if arguments.threshold is not None else "chosen on the other half"
             ),
@@ -122,8 +121,9 @@ def _audit_step(arguments: argparse.Namespace) -> int:
         )
         for key, (name, case) in zip(keys, cases.items(), strict=True)
     }
-    runs = [np.asarray(column) for column in zip(*(case.run for case in cases.values()), strict=True)]
-    uppers = dict(zip(cases, epsilon_bounds(*runs, arguments.delta).upper.tolist(), strict=True))
+    noise_multiplier, sampling_prob, num_steps = np.transpose([case.run for case in cases.values()])
+    bounds = epsilon_bounds(noise_multiplier, sampling_prob, num_steps, arguments.delta)
+    uppers = dict(zip(cases, bounds.upper.tolist(), strict=True))
     verdicts = {name: _verdict(audit, uppers[name]) for name, audit in found.items()}
     sound = all(verdict == "consistent" for verdict in verdicts.values())
     if arguments.json:
@@ -148,7 +148,7 @@ def _as_json(case: WorstCase, audit: StepAudit, epsilon_upper: float, verdict: s
     values = {
         "noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps,
         "epsilon_lower": audit.epsilon, "epsilon_upper": epsilon_upper, "mu_lower": audit.mu,
-        "alpha_upper": audit.alpha_upper, "beta_upper": audit.beta_upper, "certified_beta": audit.claimed_beta,
+        "alpha": audit.alpha, "beta": audit.beta, "claimed_beta": audit.claimed_beta,
         "statistic": audit.statistic, "num_releases": audit.num_releases, "verdict": verdict,
     }  # fmt: skip
     return {name: plain(value) for name, value in values.items()}
@@ -157,16 +157,16 @@ def _as_json(case: WorstCase, audit: StepAudit, epsilon_upper: float, verdict: s
 def _as_table(
     found: dict[str, StepAudit], uppers: dict[str, float], verdicts: dict[str, str], confidence: float
 ) -> str:
-    lines = [f"{'case':<12}  {'epsilon':>18}  {'mu':>7}  {'type II error':>16}  {'attack':<9}  verdict"]
+    lines = [f"{'case':<12}  {'epsilon':>18}  {'mu':>7}  {'errors':>13}  {'claimed':>7}  {'attack':<9}  verdict"]
     for name, audit in found.items():
-        certified = math.nan if audit.claimed_beta is None else audit.claimed_beta
-        epsilon = f"{audit.epsilon:.3f} <= {uppers[name]:.3f}"
-        errors = f"{audit.beta_upper:.3f} >= {certified:.3f}"
+        epsilon, errors = f"{audit.epsilon:.3f} <= {uppers[name]:.3f}", f"{audit.alpha:.3f}, {audit.beta:.3f}"
         lines.append(
-            f"{name:<12}  {epsilon:>18}  {audit.mu:>7.3f}  {errors:>16}  {audit.statistic:<9}  {verdicts[name]}"
+            f"{name:<12}  {epsilon:>18}  {audit.mu:>7.3f}  {errors:>13}  {audit.claimed_beta:>7.3f}  "
+            f"{audit.statistic:<9}  {verdicts[name]}"
         )
     lines += [
         f"epsilon, mu: empirical lower bounds, all together at confidence {confidence:g}; epsilon beside the certified",
-        "upper bound. Type II error: empirical upper bound beside the least that the claimed trade-off curve allows.",
+        "upper bound. errors: observed type I and II error rates of the attack; claimed: the least type II error that",
+        "the claimed trade-off curve allows at that type I error. A verdict allows for chance, these rates do not.",
     ]
     return "\n".join(lines)

@@ -8,8 +8,8 @@ import pytest
 from scipy import special, stats
 
 from gdpjax.accounting import gdp_epsilon
-from gdpjax.auditing import audit_many_runs, epsilon_from_errors, error_rate_upper, mu_from_errors
-from gdpjax.auditing._many_runs import best_threshold, judge
+from gdpjax.auditing import audit_many_runs, epsilon_from_errors, error_rate_upper, error_region, mu_from_errors
+from gdpjax.auditing._many_runs import best_test, judge
 
 KEY = jax.random.key(0)
 
@@ -26,45 +26,58 @@ def test_the_binomial_bound_is_clopper_and_pearsons():
     )
 
 
-def exact_exceedance(alpha, beta, statistic, truth, n=60, confidence=0.95):
-    """P(statistic(bounds) > truth) over both binomial counts."""
+def bounds_of(statistic, n=50, confidence=0.95):
+    """The bound for every pair of error counts: [n + 1, n + 1]."""
     counts = np.arange(n + 1)
-    upper = error_rate_upper(counts, n, confidence=0.5 * (1 + confidence))
-    joint = stats.binom.pmf(counts[:, None], n, alpha) * stats.binom.pmf(counts, n, beta)
-    return joint[statistic(upper[:, None], upper) > truth].sum()
+    return statistic(*error_region(counts[:, None], n, counts, n, confidence=confidence)).min(axis=-1)
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 3.0])
-def test_exact_coverage_at_every_threshold(mu):
-    for alpha in np.concatenate([[1e-4, 1 - 1e-4], np.linspace(0.01, 0.99, 25)]):
-        beta = special.ndtr(-special.ndtri(alpha) - mu)
-        assert exact_exceedance(alpha, beta, mu_from_errors, mu * (1 + 1e-12)) <= 0.05
-        epsilon = gdp_epsilon(1e-3, mu)
-        assert exact_exceedance(alpha, beta, lambda a, b: epsilon_from_errors(a, b, 1e-3), epsilon) <= 0.05
+def exceedance(bounds, alpha, beta, truth):
+    """Exact P(bound > truth) over both binomial counts."""
+    n = len(bounds) - 1
+    counts = np.arange(n + 1)
+    return stats.binom.pmf(counts, n, alpha) @ (bounds > truth) @ stats.binom.pmf(counts, n, beta)
 
 
-def test_exact_coverage_for_randomized_response():
+def test_the_region_covers_every_pair_of_rates():
+    n, counts = 25, np.arange(26)
+    for confidence in (0.6, 0.95):
+        region = error_region(counts[:, None], n, counts, n, confidence=confidence)
+        for alpha, beta in np.random.default_rng(0).random((60, 2)) ** 2:
+            inside = ((alpha <= region.alpha) & (beta <= region.beta)).any(-1)
+            joint = stats.binom.pmf(counts[:, None], n, alpha) * stats.binom.pmf(counts, n, beta)
+            assert joint[inside].sum() >= confidence
+    # Not by far too much: continuous uniform variables would give 0.6 exactly.
+    region = error_region(counts[:, None], n, counts, n, confidence=0.6)
+    inside = ((region.alpha >= 0.5) & (region.beta >= 0.5)).any(-1)
+    assert (np.outer(*[stats.binom.pmf(counts, n, 0.5)] * 2)[inside]).sum() < 0.78
+
+
+@pytest.mark.parametrize("confidence", [0.7, 0.95])
+def test_exact_coverage_of_gaussian_mechanisms_at_every_threshold(confidence):
+    found = bounds_of(mu_from_errors, confidence=confidence)
+    found_epsilon = bounds_of(functools.partial(epsilon_from_errors, delta=1e-3), confidence=confidence)
+    for mu in (0.0, 0.5, 1.0, 3.0):
+        for alpha in np.concatenate([[1e-4, 1 - 1e-4], np.linspace(0.01, 0.99, 25)]):
+            beta = special.ndtr(-special.ndtri(alpha) - mu)
+            assert exceedance(found, alpha, beta, mu * (1 + 1e-12)) <= 1 - confidence
+            assert exceedance(found_epsilon, alpha, beta, gdp_epsilon(1e-3, mu)) <= 1 - confidence
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.1])
+def test_exact_coverage_of_randomized_response(delta):
+    found = bounds_of(functools.partial(epsilon_from_errors, delta=delta))
     for epsilon in (0.0, 1.0, 3.0):
-        error = special.expit(-epsilon)
-        assert exact_exceedance(error, error, lambda a, b: epsilon_from_errors(a, b, 0.0), epsilon) <= 0.05
-        # Its (epsilon, delta) pairs are on a curve; delta must be used, or the bound is one for delta = 0.
-        delta = 0.1
-        truth = max(np.log((1 - delta - error) / error), 0.0)
-        at_delta = functools.partial(epsilon_from_errors, delta=delta)
-        assert exact_exceedance(error, error, at_delta, truth) <= 0.05
+        error = (1 - delta) * special.expit(-epsilon)  # reveals with probability delta
+        assert exceedance(found, error, error, epsilon * (1 + 1e-12)) <= 0.05
 
 
 def test_each_rate_at_the_whole_confidence_would_not_cover():
-    """Seen to fail on the broken version: a bound on the sum of two rates from two 80% bounds, not 90% ones."""
-
-    def naive(alpha, beta):
-        upper = error_rate_upper(np.arange(401), 400, confidence=0.6)  # stated as 0.8, which shares it: 0.9 each
-        joint = stats.binom.pmf(np.arange(401)[:, None], 400, alpha) * stats.binom.pmf(np.arange(401), 400, beta)
-        return joint[mu_from_errors(upper[:, None], upper) > 1.0].sum()
-
-    alpha, beta = 0.5, special.ndtr(-1.0)
-    assert naive(alpha, beta) > 0.2
-    assert exact_exceedance(alpha, beta, mu_from_errors, 1.0, n=400, confidence=0.8) <= 0.2
+    """Seen to fail on the broken version: two 60% bounds are no 80% statement."""
+    upper = error_rate_upper(np.arange(201), 200, confidence=0.6)
+    naive = mu_from_errors(upper[:, None], upper)
+    sound = bounds_of(mu_from_errors, n=200, confidence=0.8)
+    assert exceedance(naive, 0.5, special.ndtr(-1.0), 1.0) > 0.2 >= exceedance(sound, 0.5, special.ndtr(-1.0), 1.0)
 
 
 def test_the_formulas_at_known_curves():
@@ -108,8 +121,7 @@ def test_the_best_threshold_on_the_same_scores_would_not_cover():
     """Seen to fail on the broken version: at confidence 0.8 more than 0.2 of null audits are positive."""
 
     def optimistic(scores, included, key):
-        test = best_threshold(scores, included, 0.9)
-        return judge(scores, included, *test, delta=1e-5, confidence=0.8)
+        return judge(scores, included, *best_test(scores, included)[1:], delta=1e-5, confidence=0.8)[0]
 
     assert null_rate(optimistic, 200) > 0.3
 
@@ -120,14 +132,14 @@ def test_it_finds_nearly_all_of_mu_and_either_direction():
     scores = included + rng.normal(size=included.size)
     for sign in (1, -1):
         audit = audit_many_runs(sign * scores, included, delta=1e-5, key=KEY)
-        assert 0.95 < audit.mu <= 1
+        assert 0.97 < audit.mu <= 1
         assert audit.low_means_in == (sign < 0)
         assert audit.epsilon <= audit.epsilon_if_gaussian == gdp_epsilon(1e-5, audit.mu) <= gdp_epsilon(1e-5, 1.0)
         assert audit.standing == "empirical lower"
         assert audit.num_runs == 100_000
     fixed = audit_many_runs(scores, included, delta=1e-5, threshold=0.5)
     assert fixed.num_runs == 200_000
-    np.testing.assert_allclose(fixed.alpha_upper, special.ndtr(-0.5), rtol=0.02)
+    np.testing.assert_allclose([fixed.alpha, fixed.beta], special.ndtr(-0.5), rtol=0.02)
 
 
 def test_ties_and_infinities_have_no_favourite_side():
@@ -173,6 +185,8 @@ def test_bad_input(scores, options, message):
     [
         (lambda: error_rate_upper(3, 2, confidence=0.9), "at most num_trials"),
         (lambda: error_rate_upper(0.5, 2, confidence=0.9), "whole number"),
+        (lambda: error_region(3, 2, 0, 1, confidence=0.9), "more errors than runs"),
+        (lambda: error_region(0, 2, np.nan, 1, confidence=0.9), "false_negatives"),
         (lambda: mu_from_errors(np.nan, 0.1), "alpha"),
         (lambda: mu_from_errors(0.1, 1.1), "beta"),
         (lambda: epsilon_from_errors(0.1, 0.1, np.nan), "delta"),

@@ -41,7 +41,7 @@ def test_it_finds_most_of_mu_and_refutes_what_is_false():
     assert 0.9 < audit.mu <= 1
     assert audit.statistic == "linear"
     assert audit.num_releases == 20_000
-    assert audit.claimed_beta == Gaussian(0.8)(audit.alpha_upper) > audit.beta_upper
+    assert audit.claimed_beta == Gaussian(0.8)(audit.alpha) > audit.beta
     unclaimed = audit_step(partial(1.0), jax.random.key(0), delta=1e-5, num_releases=20_000)
     assert unclaimed == audit._replace(refuted=None, claimed_beta=None)
     assert audit_step(partial(1.0), jax.random.key(1), delta=1e-5, claimed=ApproximateDP(0.1, 1e-5)).refuted
@@ -133,7 +133,8 @@ def test_a_certain_leak_and_a_constant():
         (twice, {"delta": np.nan}, "delta"),
         (twice, {"confidence": 1}, "confidence"),
         (twice, {"claimed": 1.0}, "trade-off curve"),
-        (twice, {"claimed": lambda alpha: np.nan}, "claimed must give"),
+        (twice, {"claimed": lambda alpha: 0.5}, "claimed must map"),
+        (twice, {"claimed": lambda alpha: alpha + np.nan}, "claimed must map"),
     ],
 )
 def test_bad_input(release, options, message):
