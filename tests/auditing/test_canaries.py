@@ -85,7 +85,7 @@ def test_canaries_pass_through_clipping_among_examples():
     canaries = auditing.gradient_canaries(KEY, 2, PARAMS, 3.0)
     rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.zeros((1, *leaf.shape[1:]))]), canaries)
     loss = auditing.with_gradient_canaries(lambda params, x: jnp.sum(params["b"] * x))
-    grad_fn = clipped_grad(loss, 1.0, batch_argnums=(1, 2, 3))
+    grad_fn = jax.jit(clipped_grad(loss, 1.0, batch_argnums=(1, 2, 3), strategy="vmap"))
     x = jnp.zeros((3, 7)).at[2, 0].set(0.5)
     total = grad_fn(PARAMS, rows, jnp.array([True, True, False]), x)
     expected = flat(canaries).sum(0) / 3

@@ -190,6 +190,7 @@ def test_a_planted_bug_is_seen(bug, monkeypatch):
     assert any(audit.refuted for audit in found.values())
 
 
+@pytest.mark.slow
 def test_the_stand_in_for_clipping_is_sound_by_itself(monkeypatch):
     """What is seen above is the bug, not the harness around it."""
 
