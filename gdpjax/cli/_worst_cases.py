@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.types import Array, PyTree
-from gdpjax.auditing import mislabel
 from gdpjax.clipping import clipped_grad
 from gdpjax.sampling import poisson_sample
 from gdpjax.tradeoff import Curve, Gaussian, subsample
@@ -63,13 +63,13 @@ def worst_cases() -> dict[str, WorstCase]:
         first: PyTree, second: PyTree, noise_multiplier: float = 1.0, sampling_prob: float = 1.0,
         num_steps: int = _NUM_STEPS,
     ) -> WorstCase:  # fmt: skip
-        canary = jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
-        arrays = (canary, jnp.float32(noise_multiplier), jnp.float32(sampling_prob))
+        canary = jax.tree.map(lambda a, b: np.stack([a, b]).astype(np.float32), first, second)
+        arrays = (canary, np.float32(noise_multiplier), np.float32(sampling_prob))
         return WorstCase(jax.tree_util.Partial(release, *arrays), noise_multiplier, sampling_prob, num_steps)
 
-    ones = {"first": jnp.ones(4), "second": jnp.ones((2, 4))}
+    ones = {"first": np.ones(4), "second": np.ones((2, 4))}
     unit = _times(ones, _CLIP_NORM / math.sqrt(12))
-    turned = {"first": unit["first"] * jnp.array([1.0, -1.0, 1.0, -1.0]), "second": unit["second"].at[0].multiply(-1.0)}
+    turned = {"first": unit["first"] * [1, -1, 1, -1], "second": unit["second"] * [[-1], [1]]}
     return {
         "steady": case(unit, unit),
         "turning": case(unit, turned),
@@ -91,10 +91,10 @@ def _linear_release() -> Callable[..., list[PyTree]]:
         return sum(jax.tree.leaves(jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient)))  # pyright: ignore
 
     grad_fn = clipped_grad(loss, _CLIP_NORM)
-    params = {"first": jnp.zeros(4), "second": jnp.zeros((2, 4))}
+    params = {"first": np.zeros(4, np.float32), "second": np.zeros((2, 4), np.float32)}
     # At right angles to the canary, so that the coming and going of this example hides nothing.
-    signs = jnp.array([0.1, -0.1, 0.1, -0.1])
-    ordinary = jax.tree.map(lambda leaf: jnp.broadcast_to(signs, leaf.shape), params)
+    signs = np.array([0.1, -0.1, 0.1, -0.1], np.float32)
+    ordinary = jax.tree.map(lambda leaf: np.broadcast_to(signs, leaf.shape), params)
 
     def release(
         canary: PyTree, noise_multiplier: Array, sampling_prob: Array, key: Array, included: Array
@@ -120,22 +120,19 @@ def _linear_release() -> Callable[..., list[PyTree]]:
 
 
 def _network_release() -> Callable[..., PyTree]:
-    keys = jax.random.split(jax.random.key(0), 4)
+    normal = np.random.default_rng(0).normal
     params = {
-        "hidden": {"kernel": jax.random.normal(keys[0], (3, 4)), "bias": jnp.zeros(4)},
-        "output": {"kernel": jax.random.normal(keys[1], (4, 2)), "bias": jnp.zeros(2)},
+        "hidden": {"kernel": normal(size=(3, 4)).astype(np.float32), "bias": np.zeros(4, np.float32)},
+        "output": {"kernel": normal(size=(4, 2)).astype(np.float32), "bias": np.zeros(2, np.float32)},
     }
-    inputs = jax.random.normal(keys[2], (_NUM_EXAMPLES, 3))
-
-    def logits_of(params: PyTree, x: Array) -> Array:
-        hidden = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-        return hidden @ params["output"]["kernel"] + params["output"]["bias"]
+    inputs = normal(size=(_NUM_EXAMPLES, 3)).astype(np.float32)
+    labels = np.argmax(np.tanh(inputs @ params["hidden"]["kernel"]) @ params["output"]["kernel"], axis=-1)
+    labels[_CANARY] = 1 - labels[_CANARY]  # there are two classes
 
     def loss(params: PyTree, x: Array, y: Array) -> Array:
-        return -jax.nn.log_softmax(logits_of(params, x))[y]
+        hidden = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+        return -jax.nn.log_softmax(hidden @ params["output"]["kernel"] + params["output"]["bias"])[y]
 
-    labels = jnp.argmax(logits_of(params, inputs), axis=-1)
-    labels = labels.at[_CANARY].set(mislabel(keys[3], labels, 2)[_CANARY])
     grad_fn = clipped_grad(loss, _CLIP_NORM, batch_argnums=(1, 2))
 
     def release(key: Array, included: Array) -> PyTree:
