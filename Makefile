@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench-accounting bench-clipping lint format wheel clean
+.PHONY: docs help demo test test-slow bench-accounting bench-clipping lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,13 @@ lint: $(VENV)/.dev ## ruff and pyright
 format: $(VENV)/.dev ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the documentation site into build/site, refusing warnings
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 wheel: $(VENV)/.dev ## build the wheel, install it into an empty environment and use it there
 	rm -rf dist build/empty
