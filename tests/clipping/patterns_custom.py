@@ -121,21 +121,21 @@ def surrogate_gradient():
     return lambda p, x: jnp.sum(spikes(p["v"], x + jnp.sin(spikes(p["w"], x[:3]))) * x), params, (batch(4),)
 
 
-@held(e=ROWS, f=ROWS, w=FORMED)
+@held(e=ROWS, f=ROWS, n=FORMED, w=FORMED)
 def rule_of_an_embedding():
     def backward(mode, saved, g):
         e, t = saved
         return jnp.zeros_like(e).at[t].add(3 * g, mode=mode) / 7, None
 
-    params = {"e": normal(1, 7, 3), "f": normal(2, 5, 3), "w": normal(3, 3, 3)}
+    not_zeros = with_rule(lambda n, t: n[t], lambda saved, g: (jnp.ones_like(saved[0]).at[saved[1]].add(g), None))
+    params = {"e": normal(1, 7, 3), "f": normal(2, 5, 3), "n": normal(4, 9, 3), "w": normal(3, 3, 3)}
 
     def loss(p, t):
         look = lambda e, t: jnp.take(e, t, axis=0, mode="clip")  # noqa: E731
         dropped, clipped = (with_rule(look, functools.partial(backward, mode)) for mode in ("drop", "clip"))
         h = lax.scan(lambda h, i: (jnp.tanh(h @ p["w"] + dropped(p["e"], i)), None), jnp.ones(3, p["w"].dtype), t)[0]
-        return jnp.sum(h * clipped(p["f"], t).sum(0)) + jnp.sum(dropped(p["e"], t[None]))
+        return jnp.sum(h * clipped(p["f"], t).sum(0) * not_zeros(p["n"], t[0])) + jnp.sum(dropped(p["e"], t[None]))
 
-    params["w"] = params["w"][:, :3]
     return loss, params, (tokens(6, 13) - 3,)
 
 
@@ -203,8 +203,9 @@ def rules_with_options():
         lambda w, x: (jnp.sin(x @ w), (w, x, jnp.cos(x @ w))),
         lambda saved, g: (jnp.outer(saved[1], g * saved[2]), saved[0] @ (g * saved[2])), optimize_remat=True,
     )  # fmt: skip
-    two = with_rule(lambda w, x: (x @ w, x[0]), lambda saved, g: (jnp.outer(saved[1], g[0] + g[1]), None))
+    two = with_rule(lambda w, x: (x @ w, x[0]), lambda saved, g: (jnp.outer(saved[1], mask * g[0] + g[1]), None))
     params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "r": normal(3, 3, 3)}
+    mask = jnp.array([0.5, 1.0, 2.0])  # closed over
 
     def loss(p, x):
         y, first = two(p["v"], static(2, p["w"], x))

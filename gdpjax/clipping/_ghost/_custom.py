@@ -53,9 +53,10 @@ def pull_of(eqn: Any) -> Pull | None:
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     if eqn.params.get("symbolic_zeros") or any(0 in a.shape for a in avals) or not all(map(_real, eqn.outvars)):
         return None
+    closed_over = eqn.params.get("num_consts", 0)  # for which there is no rule
     operands = tuple(
         i for i, v in enumerate(eqn.invars)
-        if jnp.issubdtype(v.aval.dtype, jnp.inexact) and not isinstance(v, jex.Literal)
+        if i >= closed_over and jnp.issubdtype(v.aval.dtype, jnp.inexact) and not isinstance(v, jex.Literal)
     )  # fmt: skip
 
     def both(inputs: list[Any], cotangents: list[Any]) -> Any:
@@ -137,6 +138,8 @@ class Ruled(NamedTuple):
 
 def ruled(pull: Pull, operand: int) -> Ruled | None:
     """How the rule makes the cotangent of an input, or None where that is nothing that factors can follow."""
+    if operand not in pull.operands:
+        return None
     made_by = {v: eqn for eqn in pull.frame.jaxpr.eqns for v in eqn.outvars}
     atom, steps, atoms = pull.cotangent(operand), [], []
     while not isinstance(atom, jex.Literal) and (eqn := made_by.get(atom)) is not None:
