@@ -25,7 +25,7 @@ from gdpjax.clipping._ghost._jaxpr import Env, Frame, evaluate, frame_of, leadin
 from gdpjax.clipping._ghost._steps import regrouped
 
 _CASTS = frozenset({"convert_element_type", "copy", "copy_p"})
-_SHAPES = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim"})
+_MOVES = frozenset({"transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim"})
 
 
 class Pull(NamedTuple):
@@ -163,7 +163,8 @@ def _produced(pull: Pull, eqn: Any, steps: list[Any], atoms: list[Any], made_by:
         return None
     found = Ruled(pull, eqn, tuple(reversed(steps)), tuple(dict.fromkeys((*_sources(eqn), *atoms))))
     repeated = len(set(_sources(eqn))) < len(_sources(eqn))
-    return None if repeated or isinstance(found.abstract(), Full) else found
+    rounds = any(_narrows(eqn, v) for v in _sources(eqn) if jnp.issubdtype(v.aval.dtype, jnp.floating))
+    return None if repeated or rounds or isinstance(found.abstract(), Full) else found
 
 
 def _real(variable: Any) -> bool:
@@ -172,17 +173,18 @@ def _real(variable: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
 
 
-def _narrows(eqn: Any, weight: Any) -> bool:
-    """Whether it rounds to less than the gradient's own precision, which is then part of the rule."""
+def _narrows(eqn: Any, than: Any) -> bool:
+    """Whether it rounds to less than the precision of that variable; such rounding is part of the rule."""
     dtype = eqn.outvars[0].aval.dtype
-    return jnp.promote_types(dtype, weight.aval.dtype) != dtype
+    return jnp.promote_types(dtype, than.aval.dtype) != dtype
 
 
 def _linear(eqn: Any) -> tuple[int, Any] | None:
     """(operand, scale) of an equation that casts, moves or scales that operand."""
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    if name in _CASTS or name in ("neg", "transpose") or (name in _SHAPES and eqn.params.get("dimensions") is None):
-        return (0, None) if math.prod(eqn.invars[0].aval.shape) == math.prod(out.shape) else None
+    if name == "neg" or name in _CASTS or name in _MOVES:
+        plain = name != "reshape" or eqn.params["dimensions"] is None
+        return (0, None) if plain and math.prod(eqn.invars[0].aval.shape) == math.prod(out.shape) else None
     if name == "mul" or name == "div":
         for source in (0,) if name == "div" else (0, 1):
             scale = eqn.invars[1 - source]
