@@ -1,8 +1,8 @@
 """Forty-three ways in which private training can lie, the tests that guard each, and how those were seen to fail.
 
-`docs/traps.md` is made of this table by ``python -m tests.test_traps``. ``broken_by`` says what was broken, in a copy of
-the library and for a moment, when tests of ``guarded_by`` failed; "in the test" where a test contains its own broken
-version. What was not tried, or cannot be, is said there too.
+`docs/traps.md` is made of this table by ``python -m tests.test_traps``. ``broken_by`` says what was broken, for a
+moment and in a copy of the library, when tests of ``guarded_by`` were seen to fail; "in the test" where a test contains
+its own broken version. What was not tried, or cannot be, is said there too.
 """
 
 import ast
