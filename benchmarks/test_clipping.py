@@ -10,7 +10,6 @@ both lists checks that the result is complete and that everybody's sum is the sa
 import argparse
 import json
 import pathlib
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from benchmarks import machine
+from benchmarks import machine, writing
 
 if TYPE_CHECKING:
     from benchmarks.clipping.cases import Case
@@ -110,21 +109,9 @@ def main(arguments: list[str] | None = None) -> None:
     machine.use_cores(options["threads"])
     from benchmarks.clipping import figure, report
 
-    settings = Settings(**options)
-    command = shlex.join(["python", "-m", "benchmarks.test_clipping", *(arguments or sys.argv[1:])])
-    output.parent.mkdir(parents=True, exist_ok=True)
-
-    def save(result: dict[str, Any]) -> None:
-        output.write_text(json.dumps(result | {"command": command}, indent=1, allow_nan=False) + "\n")
-
-    result = run(settings, save) | {"command": command}
-    tables = report.markdown(result)
-    output.with_suffix(".md").write_text(tables)
-    try:
-        figure.draw(result, output.with_suffix(".png"))
-    except ImportError as missing:
-        print(f"no picture: {missing}")
-    print(tables)
+    made_by = {"command": writing.command("benchmarks.test_clipping", arguments)}
+    result = run(Settings(**options), lambda result: writing.write_json(result | made_by, output))
+    writing.write(result | made_by, output, report.markdown, figure.draw)
 
 
 # What needs no package of the extra: torch and jax_privacy stay out of a suite in which warnings are errors.
