@@ -40,8 +40,10 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
     from benchmarks.clipping import cases, compare, race
 
     start, load_before = time.perf_counter(), machine.load_average()
-    chosen_cases = _chosen(settings.models, {case.name: case for case in cases.PRESETS[settings.preset]}, "model")
-    chosen = _chosen(settings.contenders, {name: name for name in race.names()}, "contender")
+    chosen_cases = writing.chosen(
+        settings.models, {case.name: case for case in cases.PRESETS[settings.preset]}, "model"
+    )
+    chosen = writing.chosen(settings.contenders, {name: name for name in race.names()}, "contender")
     missing = race.missing(chosen)
     present = [name for name in chosen if name not in missing]
     if set(present) & set(race.TORCH_NAMES):
@@ -83,13 +85,6 @@ def _measure(case: "Case", present: Sequence[str], repetitions: int) -> dict[str
         "target": {"time": case.target.time, "temp_bytes": case.target.memory},
         "contenders": results,
     }
-
-
-def _chosen(wanted: Sequence[str], there: dict[str, Any], what: str) -> list[Any]:
-    unknown = [name for name in wanted if name not in there]
-    if unknown:
-        raise ValueError(f"unknown {what} {unknown[0]!r}; expected some of {', '.join(there)}")
-    return [each for name, each in there.items() if not wanted or name in wanted]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,14 +1,22 @@
-"""What every benchmark writes: the JSON, and tables and a picture beside it."""
+"""What every benchmark's command line shares: names that were chosen, and the JSON, tables and picture it writes."""
 
 import contextlib
 import json
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.tables import table
+
+
+def chosen(wanted: Sequence[str], there: dict[str, Any], what: str) -> list[Any]:
+    """Those of ``there`` that are named, in its order; all without names. ValueError for a name that is not there."""
+    unknown = [name for name in wanted if name not in there]
+    if unknown:
+        raise ValueError(f"unknown {what} {unknown[0]!r}; expected some of {', '.join(there)}")
+    return [each for name, each in there.items() if not wanted or name in wanted]
 
 
 def command(module: str, arguments: list[str] | None) -> str:
