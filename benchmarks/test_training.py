@@ -35,8 +35,15 @@ class Settings(NamedTuple):
     contenders: Sequence[str] = ()
 
 
-def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
-    """The whole benchmark; ``save`` gets what there is after each case. JAX is imported after the cores are chosen."""
+def run(
+    settings: Settings,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
+    keep_memory: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """The whole benchmark; ``save`` gets what there is after each case. JAX is imported after the cores are chosen.
+
+    ``keep_memory`` is called after the noise was timed once with the allocator as it is.
+    """
     from benchmarks.training import cases, parts, race, trainers
 
     start, load_before = time.perf_counter(), machine.load_average()
@@ -49,13 +56,20 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
 
         torch_steps.set_up(settings.threads)
     size = cases.NUM_COORDINATES[settings.preset]
+    default = parts.measure_noise(size, settings.repetitions)
+    kept = keep_memory()
     result: dict[str, Any] = {
         "what": "private training: its bookkeeping, its noise, and steps per second beside other libraries",
         "machine": machine.describe(PACKAGES),
         "settings": settings._asdict(),
         "missing": missing,
         "load_average_before": load_before,
-        "noise": {"num_coordinates": size, "contenders": parts.measure_noise(size, settings.repetitions)},
+        "memory_kept": kept,
+        "noise": {
+            "num_coordinates": size,
+            "contenders": parts.measure_noise(size, settings.repetitions),
+            "default_allocator": default,
+        },
         "cases": {},
     }
     for case in chosen_cases:
@@ -112,7 +126,8 @@ def main(arguments: list[str] | None = None) -> None:
     from benchmarks.training import figure, report
 
     made_by = {"command": writing.command("benchmarks.test_training", arguments)}
-    result = run(Settings(**options), lambda result: writing.write_json(result | made_by, output))
+    save = lambda result: writing.write_json(result | made_by, output)  # noqa: E731
+    result = run(Settings(**options), save, machine.keep_memory)
     writing.write(result | made_by, output, report.markdown, figure.draw)
 
 
@@ -176,6 +191,7 @@ def _made_up() -> dict[str, Any]:
         rest = {"microbatch_size": None, "sampling_prob": 0.004, "loss": 2.0, "ready_seconds": 1.0, "refused": {}}
         return took(1.0) | rest | {"epsilon": epsilon, "steps_per_second": {"median": 20.0, "q1": 19.0, "q3": 21.0}}
 
+    noise = {parts.JAX_NORMAL: took(1.0), parts.NOISE: took(1.6)}
     plan = {"noise_multiplier": 1.3, "clip_norm": 1.5, "max_steps": 3516, "delta": 1e-5, "capacity": 400}
     trainers = {
         "gdpjax step": trained({"epsilon": 0.9, "lower": 0.8, "by": "certified bracket"}),
@@ -186,7 +202,8 @@ def _made_up() -> dict[str, Any]:
         "machine": {"cpu": "some", "cpu_cores_used": 1, "device": "cpu", "versions": {"jax": "1"}},
         "settings": {"threads": 1, "repetitions": 3}, "missing": {"Opacus hooks": "ImportError: no"},
         "load_average_before": 1.0, "load_average_after": 1.0, "total_seconds": 10.0, "command": "pytest",
-        "noise": {"num_coordinates": 10, "contenders": {parts.JAX_NORMAL: took(1.0), parts.NOISE: took(1.6)}},
+        "memory_kept": True,
+        "noise": {"num_coordinates": 10, "contenders": noise, "default_allocator": noise},
         "cases": {
             "mnist_cnn": {
                 "title": "CNN", "num_parameters": 26_010, "plan": plan, "steps_per_turn": 20, "first_loss": 2.3,

@@ -13,8 +13,12 @@ READING = (
     "use. The clipped step is the clipped sum of a padded batch that is already there, and the optimizer's update with "
     "it; the private step is `training.step`, which draws and gathers the batch, adds the noise, and keeps the ledger. "
     "The parts are compiled and timed by themselves, so that they need not add up; the clipped step of the expected "
-    "batch size alone shows what the padding costs. Temporary memory and flops (of a "
-    "loop, the body once) are XLA's own account of the program."
+    "batch size alone shows what the padding costs. Temporary memory and flops (of a loop, the body once) are XLA's "
+    "own account of the program."
+)
+KEPT = (
+    "The process keeps the memory that it frees (glibc's mallopt), for everybody. By itself it gives large blocks back "
+    "after a call or not, as the heap happens to lie, and the next call pays for new pages: compare"
 )
 TRAINING = (
     "Everybody trains the same model from the same parameters, with the same expected batch size, clip norm, noise "
@@ -27,10 +31,9 @@ TRAINING = (
 
 
 def markdown(result: dict[str, Any]) -> str:
-    noise = result["noise"]
     sections = [
         ("Targets", targets_table(result["targets"], "target")),
-        (f"Noise: {noise['num_coordinates']:,} coordinates in float32", _parts(noise["contenders"], JAX_NORMAL)),
+        (f"Noise: {result['noise']['num_coordinates']:,} coordinates in float32", _noise(result)),
         *((at["title"], _case(at)) for at in result["cases"].values()),
         ("Contenders that are missing", bullets(result["missing"])),
     ]
@@ -40,6 +43,13 @@ def markdown(result: dict[str, Any]) -> str:
 def percent(ratio: float) -> str:
     """A ratio as what it is above one."""
     return f"{100 * (ratio - 1):+.1f}%"
+
+
+def _noise(result: dict[str, Any]) -> str:
+    kept, default = (_parts(result["noise"][name], JAX_NORMAL) for name in ("contenders", "default_allocator"))
+    if not result["memory_kept"]:
+        return default
+    return "\n\n".join([kept, f"{KEPT} the same with the allocator as it is:", default])
 
 
 def _case(at: dict[str, Any]) -> str:

@@ -102,7 +102,7 @@ def jax_privacy(case: Case, size: int | None) -> Trainer:
     data, first = jax.device_put(case.data()), jax.device_put(case.params())
 
     @jax.jit
-    def step(params: Any, opt_state: Any, noise_state: Any, indices: Any) -> Any:
+    def step(params: Any, opt_state: Any, noise_state: Any, data: Any, indices: Any) -> Any:
         is_padding = indices == -1
         rows = (array[jnp.where(is_padding, 0, indices)] for array in data)
         total = grad_fn(params, *rows, is_padding_example=is_padding)
@@ -114,12 +114,13 @@ def jax_privacy(case: Case, size: int | None) -> Trainer:
     batches = forever(lambda: plan.batch_selection_strategy.batch_iterator(case.num_examples, rng=0))
     dtype = np.min_scalar_type(-case.num_examples)
     for rows in _padded_sizes(case):
-        jax.block_until_ready(step(*start, np.full(rows, -1, dtype)))
+        jax.block_until_ready(step(*start, data, np.full(rows, -1, dtype)))
 
     def turn() -> Callable[[], float]:
         state = start
         for _ in range(case.steps_per_turn):
-            state = step(*state, batch_selection.pad_to_multiple_of(next(batches), PADDING_MULTIPLE))
+            indices = batch_selection.pad_to_multiple_of(next(batches), PADDING_MULTIPLE)
+            state = step(*state, data, indices)
         params = jax.block_until_ready(state)[0]
         return lambda: mean_loss(case, params)
 
