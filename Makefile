@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: docs help demo test test-slow bench-accounting bench-clipping lint format wheel clean
+.PHONY: docs help demo test test-slow bench-accounting bench-clipping bench-training lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,10 @@ bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libra
 bench-clipping: RESULT ?= benchmarks/results/clipping_cpu.json
 bench-clipping: $(VENV)/.benchmarks-clipping ## time clipped gradients beside other libraries, half an hour on idle cores
 	$(BIN)/python -m benchmarks.test_clipping --threads $(THREADS) --output $(RESULT)
+
+bench-training: RESULT ?= benchmarks/results/training_cpu.json
+bench-training: $(VENV)/.benchmarks-clipping ## time private training beside other libraries, ten minutes on idle cores
+	$(BIN)/python -m benchmarks.test_training --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """The cores that a benchmark is given, and what they are."""
 
+import ctypes
 import importlib.metadata
 import os
 import pathlib
@@ -17,6 +18,22 @@ def use_cores(count: int) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     if hasattr(os, "sched_setaffinity"):  # XLA's threads are as many as the cores it may use
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-count:]))
+
+
+def keep_memory() -> bool:
+    """Have glibc keep the memory that is freed; whether it does.
+
+    By itself it gives large blocks back or not, as the heap happens to lie, and then every call of a program pays for
+    new pages: half of the time of drawing two million numbers, once for one function and once for the other.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):  # another system, or another C library
+        return False
+    return all([mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, -1)])
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def describe(packages: Sequence[str]) -> dict[str, Any]:

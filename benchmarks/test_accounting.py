@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import machine
+from benchmarks import machine, writing
 
 PACKAGES = (
     "gdpjax", "jax", "jaxlib", "numpy", "scipy", "dp-accounting", "prv-accountant", "gdpnum", "riskcal", "autodp",
@@ -136,15 +136,7 @@ def main(arguments: list[str] | None = None) -> None:
     from benchmarks.accounting import figure, report
 
     result = run(Settings(**options)) | {"command": "python -m benchmarks.test_accounting"}
-    tables = report.markdown(result)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=1) + "\n")
-    output.with_suffix(".md").write_text(tables)
-    try:
-        figure.draw(result, output.with_suffix(".png"))
-    except ImportError as missing:
-        print(f"no picture: {missing}")
-    print(tables)
+    writing.write(result, output, report.markdown, figure.draw)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ both lists checks that the result is complete and that everybody's sum is the sa
 import argparse
 import json
 import pathlib
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from benchmarks import machine
+from benchmarks import machine, writing
 
 if TYPE_CHECKING:
     from benchmarks.clipping.cases import Case
@@ -41,8 +40,10 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
     from benchmarks.clipping import cases, compare, race
 
     start, load_before = time.perf_counter(), machine.load_average()
-    chosen_cases = _chosen(settings.models, {case.name: case for case in cases.PRESETS[settings.preset]}, "model")
-    chosen = _chosen(settings.contenders, {name: name for name in race.names()}, "contender")
+    chosen_cases = writing.chosen(
+        settings.models, {case.name: case for case in cases.PRESETS[settings.preset]}, "model"
+    )
+    chosen = writing.chosen(settings.contenders, {name: name for name in race.names()}, "contender")
     missing = race.missing(chosen)
     present = [name for name in chosen if name not in missing]
     if set(present) & set(race.TORCH_NAMES):
@@ -86,13 +87,6 @@ def _measure(case: "Case", present: Sequence[str], repetitions: int) -> dict[str
     }
 
 
-def _chosen(wanted: Sequence[str], there: dict[str, Any], what: str) -> list[Any]:
-    unknown = [name for name in wanted if name not in there]
-    if unknown:
-        raise ValueError(f"unknown {what} {unknown[0]!r}; expected some of {', '.join(there)}")
-    return [each for name, each in there.items() if not wanted or name in wanted]
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run, print the tables, write the JSON and the tables beside it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,21 +104,9 @@ def main(arguments: list[str] | None = None) -> None:
     machine.use_cores(options["threads"])
     from benchmarks.clipping import figure, report
 
-    settings = Settings(**options)
-    command = shlex.join(["python", "-m", "benchmarks.test_clipping", *(arguments or sys.argv[1:])])
-    output.parent.mkdir(parents=True, exist_ok=True)
-
-    def save(result: dict[str, Any]) -> None:
-        output.write_text(json.dumps(result | {"command": command}, indent=1, allow_nan=False) + "\n")
-
-    result = run(settings, save) | {"command": command}
-    tables = report.markdown(result)
-    output.with_suffix(".md").write_text(tables)
-    try:
-        figure.draw(result, output.with_suffix(".png"))
-    except ImportError as missing:
-        print(f"no picture: {missing}")
-    print(tables)
+    made_by = {"command": writing.command("benchmarks.test_clipping", arguments)}
+    result = run(Settings(**options), lambda result: writing.write_json(result | made_by, output))
+    writing.write(result | made_by, output, report.markdown, figure.draw)
 
 
 # What needs no package of the extra: torch and jax_privacy stay out of a suite in which warnings are errors.

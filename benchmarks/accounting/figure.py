@@ -3,6 +3,8 @@
 import pathlib
 from typing import Any
 
+from benchmarks.writing import picture
+
 STANDINGS = {
     "bracket": ("o", "#0b6e4f", "bracket: relative width"),
     "upper": ("^", "#b5482f", "upper bound: relative excess"),
@@ -47,28 +49,25 @@ def merged(found: list[tuple[str, str, float, float]]) -> list[tuple[str, str, f
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Write the picture; ImportError without matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(figsize=(7.0, 4.2), layout="constrained")
-    for standing, (marker, colour, label) in STANDINGS.items():
-        own = [point for point in points(result) if point[1] == standing]
-        axes.scatter([p[2] for p in own], [p[3] for p in own], marker=marker, color=colour, s=42, label=label, zorder=3)
-    for name, standing, rate, size in merged(points(result)):
-        own = name.startswith("gdpjax")
-        right, up, across, along = OWN_LABELS[standing] if own else LEFT if 10 < rate < 100 else RIGHT
-        axes.annotate(
-            name, (rate, size), (right, up), textcoords="offset points", ha=across, va=along,
-            color=STANDINGS[standing][1], weight="bold" if own else "normal",
-        )  # fmt: skip
-    axes.set(
-        xscale="log", yscale="log", xlabel="configurations per second, one core", ylabel="median over configurations"
-    )
-    axes.margins(0.08, 0.12)
-    axes.grid(color="0.92", zorder=0)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=200)
-    plt.close(figure)
+    with picture(path, figsize=(7.0, 4.2)) as (figure, axes):
+        for standing, (marker, colour, label) in STANDINGS.items():
+            own = [point for point in points(result) if point[1] == standing]
+            axes.scatter(
+                [p[2] for p in own], [p[3] for p in own], marker=marker, color=colour, s=42, label=label, zorder=3
+            )
+        for name, standing, rate, size in merged(points(result)):
+            own = name.startswith("gdpjax")
+            right, up, across, along = OWN_LABELS[standing] if own else LEFT if 10 < rate < 100 else RIGHT
+            axes.annotate(
+                name, (rate, size), (right, up), textcoords="offset points", ha=across, va=along,
+                color=STANDINGS[standing][1], weight="bold" if own else "normal",
+            )  # fmt: skip
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="configurations per second, one core",
+            ylabel="median over configurations",
+        )
+        axes.margins(0.08, 0.12)
+        axes.grid(color="0.92", zorder=0)
+        figure.legend(loc="outside upper center", ncols=3, frameon=False)

@@ -3,12 +3,12 @@
 from typing import Any
 
 from benchmarks.tables import table
+from benchmarks.writing import bullets, document
 
 
 def markdown(result: dict[str, Any]) -> str:
     machine, grid = result["machine"], result["grid"]
     head = [
-        "# Accounting, measured side by side",
         f"{machine['cpu']}, {machine['cpu_cores_used']} core; JAX {machine['versions']['jax']} on {machine['device']}; "
         f"load average {result['load_average_before']} before, {result['load_average_after']} after; "
         f"{result['total_seconds']:.0f} s in all. Made by `{result['command']}`.",
@@ -25,9 +25,9 @@ def markdown(result: dict[str, Any]) -> str:
         ("Exact functions", _gaussian(result["gaussian"])),
         ("mu", _mu(result["mu"])),
         ("First call, memory, compiled program", _fresh(result["fresh"])),
-        ("Libraries that are missing", _missing(result["comparison"]["missing"])),
+        ("Libraries that are missing", bullets(result["comparison"]["missing"])),
     ]
-    return "\n\n".join([*head, *(f"## {title}\n\n{body}" for title, body in sections if body)]) + "\n"
+    return document("Accounting, measured side by side", head, sections)
 
 
 def _targets(targets: dict[str, dict[str, Any]]) -> str:
@@ -168,7 +168,3 @@ def _fresh(fresh: dict[str, Any]) -> str:
 
 def _mega(size: int | None) -> float | None:
     return None if size is None else size / 1e6
-
-
-def _missing(missing: dict[str, str]) -> str:
-    return "\n".join(f"- {name}: {reason}" for name, reason in missing.items())

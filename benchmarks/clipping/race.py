@@ -1,44 +1,28 @@
 """One model's race: everybody compiled, tried once, then timed in turns.
 
 A contender with a microbatch size is tried at each; those within a tenth or so of its fastest stay in, and the fastest
-of the race is its result. A round gives every contender one turn, the order rotating from round to round, so that a
-disturbance of the machine falls on all. A turn is as many steps as fill a tenth of a second, after one untimed step: a
-training loop's caches are warm too.
+of the race is its result.
 """
 
-import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import clocks
+from benchmarks import clocks, turns
 from benchmarks.clipping.cases import Case
 from benchmarks.clipping.contenders import JAX_CONTENDERS, PLAIN_VMAP, Contender, why_missing
+from benchmarks.turns import Entry
 
 OPACUS_MODULES = ("torch", "opacus")
 TORCH_NAMES = ("torch, no privacy", "Opacus hooks", "Opacus ghost")
 LIMIT = 900.0
 KEEP = 1.15
-TURN_SECONDS, MOST_CALLS, PAUSE_SECONDS = 0.1, 50, 0.02
 
 Data = tuple[Any, ...]
-
-
-@dataclasses.dataclass
-class Entry:
-    """A step that is ready to run, and what is known of it; ``seconds`` of one step, by turn."""
-
-    name: str
-    microbatch_size: int | None
-    call: Callable[[], Any]
-    facts: dict[str, Any]
-    trial_seconds: float = math.inf
-    seconds: list[float] = dataclasses.field(default_factory=list)
 
 
 def names() -> tuple[str, ...]:
@@ -68,7 +52,7 @@ def run(case: Case, chosen: Sequence[str], repetitions: int) -> dict[str, Any]:
         best = min((entry.trial_seconds for entry in ready), default=0.0)
         entries += [entry for entry in ready if entry.trial_seconds <= KEEP * best]
         results[name] = {"refused": refused, "trials": [_trial(entry) for entry in ready]}
-    take_turns(entries, repetitions)
+    turns.take_turns(entries, repetitions)
     for name in chosen:
         raced = [entry for entry in entries if entry.name == name]
         if raced:
@@ -100,21 +84,10 @@ def _try_all(case: Case, host: Data, data: Data, name: str, reference: Any) -> t
 
 def _prepare(case: Case, data: Data, contender: Contender, size: int | None, reference: Any) -> tuple[Entry, Any]:
     """Compile and run once."""
-    step = jax.jit(contender.build(case.model.loss, case.clip_norm, size))
-    watch = clocks.Stopwatch()
-    program = step.lower(*data).compile()
-    compiling = watch.read().wall
-    memory, cost = program.memory_analysis(), program.cost_analysis()
-    facts = {
-        "compile_seconds": compiling,
-        "temp_bytes": getattr(memory, "temp_size_in_bytes", None),
-        "flops": (cost or {}).get("flops"),
-    }
-    watch = clocks.Stopwatch()
-    value = jax.block_until_ready(program(*data))
-    entry = Entry(contender.name, size, lambda: jax.block_until_ready(program(*data)), facts, watch.read().wall)
+    step = contender.build(case.model.loss, case.clip_norm, size)
+    entry, value = turns.compiled(contender.name, step, *data, size=size)
     pairs = zip(jax.tree.leaves(value), jax.tree.leaves(reference), strict=reference is not None)
-    facts["relative_error"] = _relative_error(pairs)
+    entry.facts["relative_error"] = _relative_error(pairs)
     return entry, value
 
 
@@ -143,29 +116,9 @@ def _relative_error(pairs: Any) -> float | None:
     return error if math.isfinite(error) else None
 
 
-def take_turns(entries: list[Entry], repetitions: int) -> None:
-    """``repetitions`` rounds; times go to the entries."""
-    for i in range(repetitions):
-        at = i % max(len(entries), 1)
-        for entry in entries[at:] + entries[:at]:
-            time.sleep(PAUSE_SECONDS)  # the last one's threads may still spin
-            calls = min(max(math.ceil(TURN_SECONDS / entry.trial_seconds), 1), MOST_CALLS)
-            if entry.trial_seconds < 1:
-                entry.call()
-            watch = clocks.Stopwatch()
-            for _ in range(calls):
-                entry.call()
-            entry.seconds.append(watch.read().wall / calls)
-
-
 def _trial(entry: Entry) -> dict[str, Any]:
     return {"microbatch_size": entry.microbatch_size, "trial_seconds": entry.trial_seconds, **entry.facts}
 
 
 def _result(entry: Entry) -> dict[str, Any]:
-    return {"microbatch_size": entry.microbatch_size, "seconds": _spread(entry.seconds), **entry.facts}
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    q1, median, q3 = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))
-    return {"median": median, "q1": q1, "q3": q3, "all": values}
+    return {"microbatch_size": entry.microbatch_size, "seconds": turns.spread(entry.seconds), **entry.facts}

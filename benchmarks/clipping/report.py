@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.tables import table
+from benchmarks.writing import bullets, document, milliseconds, quartiles, setting, targets_table
 
 MIB = 2**20
 READING = (
@@ -18,30 +19,10 @@ READING = (
 
 
 def markdown(result: dict[str, Any]) -> str:
-    machine, settings = result["machine"], result["settings"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    head = [
-        "# Clipped gradients, measured side by side",
-        f"{machine['cpu']}, {machine['cpu_cores_used']} core(s), {settings['threads']} thread(s); {machine['device']}; "
-        f"{versions}; load average {result['load_average_before']} before, {result['load_average_after']} after; "
-        f"{settings['repetitions']} rounds; {result['total_seconds']:.0f} s in all. Made by `{result['command']}`.",
-        READING,
-    ]
-    sections = [("Targets", _targets(result["targets"]))]
+    sections = [("Targets", targets_table(result["targets"], "target (gdpjax auto)"))]
     sections += [(at["title"], _contenders(at)) for at in result["models"].values()]
-    sections += [("Contenders that are missing", _lines(result["missing"]))]
-    return "\n\n".join([*head, *(f"## {title}\n\n{body}" for title, body in sections if body)]) + "\n"
-
-
-def _targets(targets: dict[str, dict[str, Any]]) -> str:
-    rows = [
-        (
-            name, f"{'>=' if at['at_least'] else '<='} {at['target']:g}", at["measured"], at.get("beside"),
-            "met" if at["met"] else "MISSED",
-        )
-        for name, at in targets.items()
-    ]  # fmt: skip
-    return table(("target (gdpjax auto)", "wanted", "measured", "beside", "met"), rows) if rows else ""
+    sections += [("Contenders that are missing", bullets(result["missing"]))]
+    return document("Clipped gradients, measured side by side", [setting(result), READING], sections)
 
 
 def _contenders(model: dict[str, Any]) -> str:
@@ -56,7 +37,7 @@ def _contenders(model: dict[str, Any]) -> str:
         for name, at in model["contenders"].items()
         for size, reason in at["refused"].items()
     }
-    notes = ["Not available:\n\n" + _lines(refused)] if refused else []
+    notes = ["Not available:\n\n" + bullets(refused)] if refused else []
     return "\n\n".join([parameters, table(columns, rows), *notes])
 
 
@@ -64,17 +45,9 @@ def _row(name: str, at: dict[str, Any]) -> tuple[Any, ...]:
     seconds, over = at["seconds"], at["over_no_privacy"]
     error = at["relative_error"]
     return (
-        name, at["microbatch_size"], _milli(seconds["median"]), f"{_milli(seconds['q1'])} to {_milli(seconds['q3'])}",
+        name, at["microbatch_size"], milliseconds(seconds["median"]), quartiles(seconds),
         over["time"], over["time_over_torch"], at["compile_seconds"],
         None if at["temp_bytes"] is None else at["temp_bytes"] / MIB, over["temp_bytes"],
         None if at["flops"] is None else at["flops"] / 1e9,
         None if error is None or "no privacy" in name else f"{error:.0e}",
     )  # fmt: skip
-
-
-def _milli(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
-
-
-def _lines(reasons: dict[str, str]) -> str:
-    return "\n".join(f"- {name}: {reason}" for name, reason in reasons.items())

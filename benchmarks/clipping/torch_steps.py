@@ -56,9 +56,7 @@ def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
     x, y = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (x, y))
     y = y.long()
     if x.ndim == 4:
-        # Channels first in memory too: of a channels-last image Opacus 1.6 makes wrong gradients of convolutions,
-        # and torch takes one channel (or what `contiguous` leaves as it is) for channels-last.
-        x = x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+        x = torch_models.channels_first(x)
     x = x.to(getattr(torch, case.model.dtype)) if x.is_floating_point() else x
     run, kept = STEPS[name](module, case)
 

@@ -1,0 +1,114 @@
+"""The private step beside the clipped gradient step that it contains, its parts by themselves, and the noise alone.
+
+The clipped step is what remains of a private one without its bookkeeping: the clipped sum of a batch of the plan's
+capacity that is already there, and the optimizer's update with it. The private step draws the batch, gathers it, clips
+and sums, adds the noise, updates the parameters, writes the ledger, and selects whether all that happens.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from benchmarks import turns
+from benchmarks.training.cases import Case
+from gdpjax import add_gaussian_noise, clipped_grad
+from gdpjax.ledger import ledger_state_of, record_step
+from gdpjax.sampling import poisson_sample
+from gdpjax.training import private_training
+
+CLIPPED, PRIVATE = "clipped step", "private step"
+NOISE, JAX_NORMAL = "gdpjax.add_gaussian_noise", "jax.random.normal"
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def measure(case: Case, repetitions: int) -> dict[str, Any]:
+    """Name to time, memory and flops; over the clipped step's, round by round."""
+    return _race(_steps(case), repetitions, CLIPPED)
+
+
+def measure_noise(num_coordinates: int, repetitions: int) -> dict[str, Any]:
+    """float32 noise added to an array of zeros, beside jax.random.normal alone, and added too."""
+    zeros, key = jnp.zeros(num_coordinates), jax.random.key(0)
+    noise = add_gaussian_noise(1.0, key)
+
+    def added(array: jax.Array, key: jax.Array) -> jax.Array:
+        return array + jax.random.normal(key, array.shape)
+
+    calls: dict[str, Call] = {
+        JAX_NORMAL: (lambda key: jax.random.normal(key, zeros.shape), (key,)),
+        NOISE: (noise.update, (zeros, noise.init(zeros))),
+        "jax.random.normal, added": (added, (zeros, key)),
+        "jax.random.bits": (lambda key: jax.random.bits(key, zeros.shape), (key,)),
+    }
+    return _race(calls, repetitions, JAX_NORMAL)
+
+
+def _steps(case: Case) -> dict[str, Call]:
+    plan, optimizer = case.plan(), optax.sgd(case.learning_rate)
+    training = private_training(plan, case.model.loss, optimizer)
+    params = jax.device_put(case.params())
+    data = training.place(*case.data())
+    state = training.init(params, jax.random.key(0))
+    grad_fn = clipped_grad(case.model.loss, case.clip_norm, batch_argnums=(1, 2))
+    noise = add_gaussian_noise(1.0, jax.random.key(1))
+    draw = functools.partial(
+        poisson_sample, num_examples=plan.max_examples, sampling_prob=plan.sampling_prob, capacity=plan.capacity
+    )
+    sample = draw(state.sampling_key, num_valid=data.num_examples)
+    batch = tuple(array[sample.indices] for array in data.arrays)
+
+    def clipped_step(params: Any, opt_state: Any, batch: Any, is_padding: Any) -> Any:
+        total = grad_fn(params, *batch, is_padding=is_padding)
+        mean = jax.tree.map(lambda leaf: leaf / plan.expected_batch_size, total)
+        updates, opt_state = optimizer.update(mean, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def gather(arrays: Any, indices: Any) -> Any:
+        return tuple(array[indices] for array in arrays)
+
+    def ledger(state: Any) -> Any:
+        return record_step(state, plan.noise_multiplier, plan.sampling_prob, plan.overflow_per_step)
+
+    def sampling(key: Any, num_valid: Any) -> Any:
+        return draw(key, num_valid=num_valid)
+
+    expected = case.expected_batch_size
+    unpadded = tuple(array[:expected] for array in batch)
+    return {
+        CLIPPED: (clipped_step, (params, optimizer.init(params), batch, sample.is_padding)),
+        PRIVATE: (training.step, (state, data)),
+        f"clipped step, {expected} rows": (
+            clipped_step,
+            (params, optimizer.init(params), unpadded, jnp.zeros(expected, bool)),
+        ),
+        f"sampling from {plan.max_examples:,}": (sampling, (state.sampling_key, data.num_examples)),
+        f"gathering {plan.capacity} rows": (gather, (data.arrays, sample.indices)),
+        "noise of the parameters": (noise.update, (params, noise.init(params))),
+        "ledger": (ledger, (ledger_state_of(state.opt_state),)),
+    }
+
+
+def _race(calls: dict[str, Call], repetitions: int, base: str) -> dict[str, Any]:
+    entries = {name: turns.compiled(name, function, *arguments)[0] for name, (function, arguments) in calls.items()}
+    turns.take_turns(list(entries.values()), repetitions)
+    return {name: _result(entry, entries[base]) for name, entry in entries.items()}
+
+
+def _result(entry: turns.Entry, base: turns.Entry) -> dict[str, Any]:
+    """``over`` holds ratios of medians, and the spread of the ratios round by round."""
+    cpu, base_cpu = ([each.cpu for each in one.times] for one in (entry, base))
+    seconds, processor = turns.spread(entry.seconds), turns.spread(cpu)
+    over = {
+        "time": seconds["median"] / turns.spread(base.seconds)["median"],
+        "processor": processor["median"] / turns.spread(base_cpu)["median"],
+        "by_round": turns.spread(_ratios(entry.seconds, base.seconds)),
+    }
+    return {"seconds": seconds, "processor_seconds": processor, "over": over, **entry.facts}
+
+
+def _ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
+    return [value / base for value, base in zip(values, bases, strict=True)]

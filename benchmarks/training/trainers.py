@@ -1,0 +1,160 @@
+"""Whole private trainings, ours and jax_privacy's, each as its own documentation writes the loop.
+
+All start from the same parameters and take ``steps_per_turn`` steps with the same model, data, clip norm, noise
+multiplier, optimizer and expected batch size. A turn starts from the first parameters. The data lie on the device, for
+everybody, and what compiles has compiled before the first turn.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.training.cases import Case
+from gdpjax.training import check_status, private_training
+
+NUM_LOSSES = 1000
+"""Examples over which the loss is shown."""
+
+
+class Trainer(NamedTuple):
+    """``turn()`` takes the steps and gives the mean loss of some examples, as a function not yet called.
+
+    ``epsilon()`` is what the library itself says of the whole planned run, and how it says it.
+    """
+
+    turn: Callable[[], Callable[[], float]]
+    epsilon: Callable[[], dict[str, Any]]
+    sampling_prob: float
+
+
+class Contender(NamedTuple):
+    """``build(case, microbatch_size)`` gives the trainer."""
+
+    name: str
+    build: Callable[[Case, int | None], Trainer]
+    modules: tuple[str, ...] = ()
+    sizes: tuple[int | None, ...] = (None,)
+
+
+def mean_loss(case: Case, params: Any) -> float:
+    x, y = (jnp.asarray(array[:NUM_LOSSES]) for array in case.data())
+    return float(jax.vmap(case.model.loss, (None, 0, 0))(params, x, y).mean())
+
+
+def gdpjax_scan(case: Case, size: int | None) -> Trainer:
+    """All steps of a turn as one compiled scan."""
+    return _gdpjax(case, lambda training, state, data: training.run_steps(state, data, case.steps_per_turn)[0])
+
+
+def gdpjax_step(case: Case, size: int | None) -> Trainer:
+    """A loop in Python over compiled steps."""
+
+    def advance(training: Any, state: Any, data: Any) -> Any:
+        for _ in range(case.steps_per_turn):
+            state, _ = training.step(state, data)
+        return state
+
+    return _gdpjax(case, advance)
+
+
+def _gdpjax(case: Case, advance: Callable[[Any, Any, Any], Any]) -> Trainer:
+    plan = case.plan()
+    training = private_training(plan, case.model.loss, optax.sgd(case.learning_rate))
+    data = training.place(*case.data())
+    start = training.init(jax.device_put(case.params()), jax.random.key(0))
+
+    def turn() -> Callable[[], float]:
+        state = jax.block_until_ready(advance(training, start, data))
+        check_status(state)
+        return lambda: mean_loss(case, state.params)
+
+    def epsilon() -> dict[str, Any]:
+        bounds = plan.epsilon_bounds()
+        return {"epsilon": float(bounds.upper), "lower": float(bounds.lower), "by": "certified bracket"}
+
+    return Trainer(turn, epsilon, plan.sampling_prob)
+
+
+PADDING_MULTIPLE = 32
+
+
+def jax_privacy(case: Case, size: int | None) -> Trainer:
+    """The loop of its execution plans: batches from the host, padded to a multiple of 32 rows, and a jitted step."""
+    batch_selection = importlib.import_module("jax_privacy.batch_selection")
+    execution_plan = importlib.import_module("jax_privacy.experimental.execution_plan")
+    dp_accounting = importlib.import_module("dp_accounting")
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    probability, num_steps = case.expected_batch_size / case.num_examples, case.plan().max_steps
+    plan = execution_plan.BandMFExecutionPlanConfig(
+        iterations=num_steps, strategy=np.ones(1), epsilon=None, delta=None, noise_multiplier=case.noise_multiplier,
+        l2_clip_norm=case.clip_norm, rescale_to_unit_norm=False, normalize_by=float(case.expected_batch_size),
+        sampling_prob=probability, partition_type=batch_selection.PartitionType.INDEPENDENT,
+        accountant=dp_accounting.pld.PLDAccountant(relation), noise_seed=0,
+    ).plan  # fmt: skip
+    grad_fn = plan.clipped_grad(case.model.loss, batch_argnums=(1, 2), keep_batch_dim=False, microbatch_size=size)
+    optimizer, noise = optax.sgd(case.learning_rate), plan.noise_addition_transform
+    data, first = jax.device_put(case.data()), jax.device_put(case.params())
+
+    @jax.jit
+    def step(params: Any, opt_state: Any, noise_state: Any, data: Any, indices: Any) -> Any:
+        is_padding = indices == -1
+        rows = (array[jnp.where(is_padding, 0, indices)] for array in data)
+        total = grad_fn(params, *rows, is_padding_example=is_padding)
+        noisy, noise_state = noise.update(total, noise_state)
+        updates, opt_state = optimizer.update(noisy, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, noise_state
+
+    start = (first, optimizer.init(first), noise.init(first))
+    batches = forever(lambda: plan.batch_selection_strategy.batch_iterator(case.num_examples, rng=0))
+    dtype = np.min_scalar_type(-case.num_examples)
+    for rows in _padded_sizes(case):
+        jax.block_until_ready(step(*start, data, np.full(rows, -1, dtype)))
+
+    def turn() -> Callable[[], float]:
+        state = start
+        for _ in range(case.steps_per_turn):
+            indices = batch_selection.pad_to_multiple_of(next(batches), PADDING_MULTIPLE)
+            state = step(*state, data, indices)
+        params = jax.block_until_ready(state)[0]
+        return lambda: mean_loss(case, params)
+
+    def epsilon() -> dict[str, Any]:
+        accountant = dp_accounting.pld.PLDAccountant(relation)
+        accountant.compose(plan.dp_event)
+        return {"epsilon": float(accountant.get_epsilon(case.delta)), "by": "dp_accounting's PLDAccountant"}
+
+    return Trainer(turn, epsilon, probability)
+
+
+def forever(batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """One run's batches after another's."""
+    while True:
+        yield from batches()
+
+
+def _padded_sizes(case: Case) -> range:
+    """Every size that six standard deviations of the batch's size reach: all are compiled before the clock starts."""
+    mean = case.expected_batch_size
+    reach = 6 * math.sqrt(mean * (1 - mean / case.num_examples))
+    least, most = (math.ceil(max(size, 1) / PADDING_MULTIPLE) for size in (mean - reach, mean + reach))
+    return range(least * PADDING_MULTIPLE, (most + 1) * PADDING_MULTIPLE, PADDING_MULTIPLE)
+
+
+def _opacus(mode: str) -> Callable[[Case, int | None], Trainer]:
+    return lambda case, size: importlib.import_module("benchmarks.training.torch_trainers").opacus(case, mode)
+
+
+TORCH = ("torch", "opacus")
+CONTENDERS = (
+    Contender("gdpjax run_steps", gdpjax_scan),
+    Contender("gdpjax step", gdpjax_step),
+    Contender("jax_privacy", jax_privacy, ("jax_privacy", "dp_accounting"), (None, 4, 16)),
+    Contender("Opacus hooks", _opacus("hooks"), TORCH),
+    Contender("Opacus ghost", _opacus("ghost"), TORCH),
+)
