@@ -31,8 +31,7 @@ TRAPS = {
             "tests/training/test_loop.py::test_the_noise_does_not_depend_on_who_is_in_the_batch",
             "tests/training/test_loop.py::test_an_empty_data_set_gives_noise_of_the_planned_size",
         ),
-        "the branch for empty batches removed from clipped_grad; the training step divides by is_padding's count of "
-        "real rows",
+        "the branch for empty batches removed from clipped_grad; the training step divides by the number of real rows",
     ),
     2: Trap(
         "Dividing by the realised batch size makes the noise a function of who was drawn.",
@@ -91,8 +90,8 @@ TRAPS = {
             "tests/transforms/test_privatize.py::test_half_precision_leaves_get_the_noise_of_float32_ones",
             "tests/transforms/test_noise.py::test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf",
         ),
-        "the sum rounded to the parameters' type; squares added in float16; noise rounded to the leaf's type; the "
-        "noisy sum rounded to it",
+        "the sum rounded to the parameters' type; squares added in the gradient's own type; noise rounded to the "
+        "leaf's type; the noisy sum rounded to it",
     ),
     8: Trap(
         "One NaN or infinite example poisons the sum, or passes the clipping.",
@@ -120,7 +119,7 @@ TRAPS = {
             "tests/training/test_processes.py::test_several_processes_make_the_run_of_one_and_survive_a_kill",
         ),
         "the step not folded into the key; one key for all leaves; a default key; a used key not refused; a key of "
-        "its own for every process",
+        "its own for every process (which JAX itself refuses, too)",
     ),
     11: Trap(
         "A weak seed: 31 bits that a generator stretches.",
@@ -159,7 +158,8 @@ TRAPS = {
             "tests/clipping/test_mesh.py::test_one_all_reduce_of_the_parameters_in_float32",
             "tests/clipping/test_mesh.py::test_the_sum_does_not_depend_on_the_devices",
         ),
-        "sums cast to bfloat16 for the all-reduce",
+        "sums cast to bfloat16 for the all-reduce (a CPU's compiled program widens them again, so what is asked of "
+        "the compiler is looked at, too)",
     ),
     15: Trap(
         "A large Poisson batch is truncated to fit.",
@@ -176,7 +176,8 @@ TRAPS = {
             "tests/accounting/test_gdp.py::test_delta_against_sixty_digits",
             "tests/accounting/test_gdp.py::test_inversions_against_sixty_digits",
         ),
-        "the arguments of the accounting functions made float32; the textbook difference, in the test",
+        "the arguments of the accounting functions made float32, and delta computed in float32 (overflows, which are "
+        "errors in the tests); the textbook difference, in the test",
     ),
     17: Trap(
         "The bound is of one direction of neighbours only.",
@@ -186,7 +187,8 @@ TRAPS = {
             "tests/accounting/numeric/test_honesty.py::test_one_step_is_the_closed_form_in_both_directions",
             "tests/accounting/numeric/test_curve.py::test_one_step_is_the_symmetrised_subsampled_gaussian",
         ),
-        "TODO",
+        'only the direction "add" composed. With only "remove" nothing fails: it was the larger one at every '
+        "reference row and at 36 other runs, so the two directions are tested one by one",
     ),
     18: Trap(
         "Negative epsilons, and root finders that fail at ordinary parameters.",
@@ -197,7 +199,9 @@ TRAPS = {
             "tests/accounting/numeric/test_honesty.py::test_corners_are_finite_and_ordered",
             "tests/accounting/numeric/test_honesty.py::test_beyond_the_stated_range_nothing_is_nan",
         ),
-        "TODO",
+        "nothing held at zero in the inversion of the Gaussian, nor in the certified bracket (there it takes all the "
+        "places at once). Fallbacks of the bracket replaced by infinity were not seen: no point of the tests needs "
+        "them",
     ),
     19: Trap(
         "Changing noise or sampling probability cannot be accounted for, or is merged.",
@@ -206,7 +210,7 @@ TRAPS = {
             "tests/accounting/test_certified.py::test_different_phases_lie_between_their_extremes",
             "tests/transforms/test_privatize.py::test_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling",
         ),
-        "TODO",
+        "only the first phase of a ledger accounted for; the compiled ledger merges unequal steps",
     ),
     20: Trap(
         "Gradient accumulation adds noise at every microbatch, or counts each as a step.",
@@ -231,7 +235,8 @@ TRAPS = {
             "tests/clipping/test_clipped_grad.py::test_rows_do_not_influence_each_other",
             "tests/clipping/test_clipped_grad.py::test_bad_input_is_refused_with_advice",
         ),
-        "the mean row subtracted from per-example gradients; the mapped axis given a name that losses can use",
+        "a thousandth of the mean row subtracted from per-example gradients; the mapped axis given a name (such a "
+        "loss is then still refused, for another reason)",
     ),
     23: Trap(
         "Running statistics carry private data out.",
@@ -263,7 +268,8 @@ TRAPS = {
             "tests/clipping/test_augment.py::test_gradients_are_averaged_over_copies_before_clipping",
             "tests/clipping/test_augment.py::test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity",
         ),
-        "copies' losses added instead of averaged; copies as rows of the batch, in the test",
+        "copies' losses added instead of averaged (which leaves the bound as it is); copies as rows of the batch, in "
+        "the test",
     ),
     27: Trap(
         "The budget of adaptive clipping's own release is not counted.",
@@ -271,6 +277,7 @@ TRAPS = {
             "tests/transforms/test_adaptive.py::test_the_ledger_holds_the_joint_event",
             "tests/transforms/test_adaptive.py::test_a_traced_noise_multiplier_is_recorded_from_below",
             "tests/transforms/test_adaptive.py::test_no_neighbour_moves_both_releases_by_more_than_is_recorded",
+            "tests/accounting/test_events.py::test_quantile_clipping_is_a_joint_event",
         ),
         "the sum's own noise multiplier recorded instead of the joint one",
     ),
@@ -289,14 +296,18 @@ TRAPS = {
         "An optimistic audit finds a leak in null scores.",
         (
             "tests/auditing/test_one_run.py::test_null_scores_give_nothing",
+            "tests/auditing/test_one_run.py::test_several_numbers_of_guesses_share_the_confidence",
             "tests/auditing/test_one_run.py::test_exact_coverage_of_epsilon",
             "tests/auditing/test_one_run.py::test_exact_coverage_of_mu",
             "tests/auditing/test_one_run.py::test_ties_tell_nothing_even_in_a_sorted_file",
             "tests/auditing/test_many_runs.py::test_null_scores_give_nothing",
+            "tests/auditing/test_many_runs.py::test_exact_coverage_of_gaussian_mechanisms_at_every_threshold",
             "tests/auditing/test_many_runs.py::test_the_best_threshold_on_the_same_scores_would_not_cover",
             "tests/auditing/test_step.py::test_a_sound_release_is_refuted_no_more_often_than_stated",
         ),
-        "TODO",
+        "the best number of guesses reported at the whole confidence; several numbers that do not share it; delta "
+        "left out; the share of right guesses taken for a bound; ties by position; the threshold chosen on the scores "
+        "that are judged; each error rate at the whole confidence",
     ),
     30: Trap(
         "Calibrated for one sampling probability, trained with another.",
@@ -316,7 +327,9 @@ TRAPS = {
             "tests/training/test_plan.py::test_noise_whose_range_would_show_an_example",
             "tests/training/test_plan.py::test_statement_has_every_item",
         ),
-        "TODO",
+        "standard_normal replaced by jax.random.normal (every other quick test of the noise passed); the plan's check "
+        "of the tail removed. The slow test of 2^32 draws was not run broken: no value would reach 5.5, where it "
+        "wants 163",
     ),
     32: Trap(
         "The sampling probability is rounded up by float32 uniforms.",
@@ -325,7 +338,8 @@ TRAPS = {
             "tests/sampling/test_poisson.py::test_words_below_the_accounted_threshold_are_included",
             "tests/training/test_plan.py::test_what_follows_from_the_plan_is_what_is_accounted_for",
         ),
-        "a float32 uniform compared with p; the Event of a plan holds the p that was asked for",
+        "a float32 uniform compared with p (at p = 1e-6, 7% more, no frequency test of seconds sees it: at 2^-26 it "
+        "is eight times p); the Event of a plan holds the p that was asked for",
     ),
     33: Trap(
         "What happens when a padded batch overflows is not in delta.",
@@ -342,6 +356,7 @@ TRAPS = {
         (
             "tests/training/test_loop.py::test_size_of_the_data_does_not_show",
             "tests/training/test_loop.py::test_a_public_number_must_be_met",
+            "tests/training/test_plan.py::test_statement_of_other_plans",
             "tests/sampling/test_batches.py::test_rows_beyond_the_real_ones_are_never_drawn",
         ),
         "smaller data refused; not padded; a public number not compared",
@@ -367,7 +382,7 @@ TRAPS = {
     37: Trap(
         "The symmetrised curve is composed, instead of each direction.",
         ("tests/tradeoff/test_compose.py::test_asymmetric_curves_are_composed_per_direction",),
-        "TODO",
+        "each curve symmetrised before it is composed",
     ),
     38: Trap(
         "One key for several configurations of a sweep, or several seeds' runs.",

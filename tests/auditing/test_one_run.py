@@ -200,6 +200,26 @@ def test_null_scores_give_nothing():
     assert np.mean(np.min(values, axis=0) <= 0.05) > 0.2
 
 
+def test_several_numbers_of_guesses_share_the_confidence():
+    """Looking at several numbers and reporting the best costs what it would not cost to look at one."""
+    rng, key, several = np.random.default_rng(0), jax.random.key(0), (20, 100, 400)
+    included = rng.random(1000) < 0.5
+    scores = included + rng.normal(size=1000)
+    found = audit_one_run(scores, included, key=key, delta=1e-5, num_guesses=several)
+    for name in ("mu", "epsilon"):
+        alone = {
+            confidence: max(
+                getattr(
+                    audit_one_run(scores, included, key=key, delta=1e-5, num_guesses=r, confidence=confidence), name
+                )
+                for r in several
+            )
+            for confidence in (1 - 0.05 / 3, 0.95)
+        }
+        assert 0 < getattr(found, name) < alone[0.95]
+        np.testing.assert_allclose(getattr(found, name), alone[1 - 0.05 / 3], rtol=1e-6)
+
+
 def test_ties_tell_nothing_even_in_a_sorted_file():
     included = np.arange(1000) >= 500
     for tied in (np.zeros(1000), np.full(1000, np.inf), np.where(np.arange(1000) % 2, 0.0, -0.0)):
