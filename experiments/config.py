@@ -8,6 +8,8 @@ import math
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from experiments.errors import UserError
 
 DatasetName = Literal["digits", "mnist", "adult"]
@@ -29,8 +31,8 @@ class ModelConfig:
     """What learns."""
 
     model: ModelName = "mlp"
-    """mlp: one hidden layer of 64 tanh units, for images. paper_cnn, paper_mlp: the CNN for 28x28 images and the network
-    for vectors of features of arXiv:1911.11607."""
+    """mlp: one hidden layer of 64 tanh units, for images. paper_cnn and paper_mlp: the networks of arXiv:1911.11607,
+    for 28x28 images and for vectors of features."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +107,30 @@ class GradientsFigureConfig:
 
     output: Path = Path("docs/figures")
     """Folder of the SVG file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """Train many configurations, those of one shape in one compiled program, and report."""
+
+    spec: tyro.conf.Positional[Path]
+    """The sweep, as TOML; see "Sweeps of trainings" in the README."""
+    out: Path | None = None
+    """Folder of the sweep. Default: runs/sweep-<name of the spec>."""
+    resume: bool = False
+    """Continue the sweep in --out: no trial on record is run again."""
+    width: int = 32
+    """Trials that are trained side by side, at most; a crash loses those."""
+    memory_gb: float = 4.0
+    """Memory that a compiled program may need, by the compiler's own account."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepReportConfig:
+    """Write the report of a sweep, finished or not."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of the sweep."""
 
 
 PRESETS: dict[str, TrainConfig] = {
