@@ -456,11 +456,11 @@ def page() -> str:
     """The text of docs/traps.md."""
     head, _, foot = PAGE.read_text().partition(ROWS_BEGIN)
     rows = [f"| {number} | {trap.what} | {', '.join(files_of(trap))} |" for number, trap in TRAPS.items()]
-    return head + ROWS_BEGIN + "\n".join(rows) + ROWS_END + foot.partition(ROWS_END)[2]
+    return head + ROWS_BEGIN + "".join(f"{row}\n" for row in rows) + ROWS_END + foot.partition(ROWS_END)[2]
 
 
 ROWS_BEGIN = "|---|---|---|\n"
-ROWS_END = "\n\n## "
+ROWS_END = "\n## "
 
 
 def files_of(trap: Trap) -> list[str]:
@@ -487,6 +487,7 @@ def test_every_guard_exists():
 
 def test_the_page_is_the_table():
     assert PAGE.read_text() == page(), "run python -m tests.test_traps"
+    assert PAGE.read_text().count("\n- **") >= 5, "what no test can see is written by hand, below the table"
 
 
 if __name__ == "__main__":
