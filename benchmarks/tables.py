@@ -6,10 +6,11 @@ from typing import Any
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell(each) for each in line) + " |" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as it stands in a table."""
     if value is None:
         return ""
     if isinstance(value, float):

@@ -21,23 +21,28 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def _draw_parts(axes: Any, parts: dict[str, Any]) -> None:
-    colours = ["0.55" if name == CLIPPED else COLOURS["gdpjax"] if name == PRIVATE else "#7cc7a8" for name in parts]
+    """Dots on a logarithmic axis, which has no zero for bars to start from."""
     values = {name: 1e3 * at["seconds"]["median"] for name, at in parts.items()}
-    _bars(axes, values, colours, "milliseconds")
+    colours = ["0.55" if name == CLIPPED else COLOURS["gdpjax"] if name == PRIVATE else "#7cc7a8" for name in parts]
+    least, most = min(values.values()) / 2, max(values.values()) * 4
+    axes.hlines(range(len(values)), least, list(values.values()), color="0.88", lw=1, zorder=1)
+    axes.scatter(list(values.values()), range(len(values)), color=colours, s=34, zorder=3)
+    axes.set(xscale="log", xlabel="milliseconds", xlim=(least, most))
+    axes.xaxis.set_major_formatter("{x:g}")
+    _label(axes, values)
 
 
 def _draw_trainers(axes: Any, trainers: dict[str, Any]) -> None:
     values = {name: at["steps_per_second"]["median"] for name, at in trainers.items() if "seconds" in at}
-    _bars(axes, values, [COLOURS[name.partition(" ")[0]] for name in values], "steps per second")
+    colours = [COLOURS[name.partition(" ")[0]] for name in values]
+    axes.barh(range(len(values)), list(values.values()), height=0.5, color=colours)
+    axes.set(xlabel="steps per second", xlim=(0, 1.2 * max(values.values(), default=1)))
+    _label(axes, values)
 
 
-def _bars(axes: Any, values: dict[str, float], colours: list[str], label: str) -> None:
-    """Dots on a logarithmic axis, which has no zero for bars to start from."""
-    places = range(len(values))
-    axes.hlines(places, min(values.values()) / 2, list(values.values()), color="0.88", lw=1, zorder=1)
-    axes.scatter(list(values.values()), places, color=colours, s=34, zorder=3)
-    for place, value in zip(places, values.values(), strict=True):
-        axes.annotate(f"{value:,.3g}", (value, place), (7, 0), textcoords="offset points", va="center")
-    axes.set(xscale="log", xlabel=label, yticks=places, yticklabels=list(values), ylim=(len(values) - 0.5, -0.5))
-    axes.set_xlim(min(values.values()) / 2, max(values.values()) * 3)
+def _label(axes: Any, values: dict[str, float]) -> None:
+    axes.set(yticks=range(len(values)), yticklabels=list(values), ylim=(len(values) - 0.5, -0.5))
     axes.tick_params(axis="y", length=0)
+    for place, value in enumerate(values.values()):
+        text = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        axes.annotate(text, (value, place), (6, 0), textcoords="offset points", va="center")

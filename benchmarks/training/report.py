@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.tables import table
+from benchmarks.tables import cell, table
 from benchmarks.training.parts import CLIPPED, JAX_NORMAL, PRIVATE
 from benchmarks.writing import bullets, document, milliseconds, quartiles, setting, targets_table
 
@@ -99,7 +99,7 @@ def _trainers(case: dict[str, Any]) -> str:
         epsilon = None if stated["epsilon"] is None else f"{stated['epsilon']:.4f}"
         rows.append(
             (
-                name, at["microbatch_size"], rate["median"], f"{rate['q1']:,.3g} to {rate['q3']:,.3g}",
+                name, at["microbatch_size"], rate["median"], f"{cell(rate['q1'])} to {cell(rate['q3'])}",
                 ours and ours / rate["median"], f"{at['sampling_prob']:.6f}",
                 f"[{lower:.4f}, {epsilon}]" if lower is not None else epsilon, stated["by"], f"{at['loss']:.3f}",
                 at["ready_seconds"],

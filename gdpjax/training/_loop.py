@@ -87,6 +87,8 @@ def private_training(
         ``step_on(state, *batch, is_padding=...)`` takes a batch of ``plan.capacity`` rows drawn elsewhere, with
         `gdpjax.training.batch_source` (the same batches as ``step`` draws).
         ``run_steps(state, data, num_steps)`` is that many steps as one compiled scan; its Info has a leading axis.
+        XLA compiles some convolutions in loops badly for CPUs (github.com/jax-ml/jax/issues/12868); ``step`` by step is
+        then faster.
         ``place(*arrays, sharding=None)`` pads a data set to the plan's maximum. With a ``NamedSharding`` over a mesh
         the batch's rows are spread over its devices; the parameters may be replicated or sharded. The noise is a
         function of its key alone, drawn once, whatever the devices.
