@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench-accounting bench-clipping lint format wheel clean
+.PHONY: help demo test test-slow bench-accounting bench-clipping bench-sweeps lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,11 @@ bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libra
 bench-clipping: RESULT ?= benchmarks/results/clipping_cpu.json
 bench-clipping: $(VENV)/.benchmarks-clipping ## time clipped gradients beside other libraries, half an hour on idle cores
 	$(BIN)/python -m benchmarks.test_clipping --threads $(THREADS) --output $(RESULT)
+
+bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json
+bench-sweeps: THREADS = 2
+bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about ten minutes on two idle cores
+	$(BIN)/python -m benchmarks.test_sweeps --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .
