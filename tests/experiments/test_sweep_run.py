@@ -11,18 +11,20 @@ import jax
 import numpy as np
 import pytest
 
+import gdpjax
 from experiments import datasets
 from experiments.config import identity
-from experiments.engine import build_model, build_training
+from experiments.engine import build_engine, build_model, build_training
 from experiments.errors import UserError
+from experiments.keys import make_keys
+from experiments.plan import make_plan
 from experiments.sweeps import _folder, _program, _run
 from experiments.sweeps._program import lane, make_program
 from experiments.sweeps._results import PARTS, finish, read_rows, write_part
 from experiments.sweeps._run import Limits, arguments_of, compile_shape, run_trials
 from experiments.sweeps._trials import list_trials, plan_trials
-from experiments.training import train
+from gdpjax.training import OVERFLOWED
 from tests.experiments import sweeps
-from tests.experiments.conftest import Silent
 from tests.experiments.sweeps import SEVERAL, SMALL, run_small, spec_of
 
 
@@ -95,21 +97,22 @@ def test_one_program_for_each_shape(tmp_path, small_digits):
     assert all(row["error"] is None for row in rows)
 
 
-def test_together_is_as_alone(several, tmp_path, small_digits):
-    """A trial among others, and ``train`` with its settings and seed, are one run up to rounding."""
+def test_together_is_as_alone(several, small_digits):
+    """A trial among others, and what ``train`` does with its settings and seed, are one run up to rounding."""
     trials = plans(SEVERAL, small_digits)
     chosen = [trials[2], trials[5]]
     program, data = compile_shape(chosen, small_digits, 2, 10**9)
     keys = [_folder.keys_of(trial, jax.random.key(0)) for trial in chosen]
-    state = program.run(*arguments_of(chosen, keys, 2), data, lambda steps: None)
-    alone = train(chosen[1].config, small_digits, tmp_path / "alone", Silent())
-    for together, own in zip(jax.tree.leaves(lane(state, 1).params), jax.tree.leaves(alone.state.params), strict=True):
-        np.testing.assert_allclose(together, own, rtol=1e-4, atol=1e-5)
-    row = read_rows(several)[5]
-    assert row["test_accuracy"] == alone.test_accuracy
-    assert row["epsilon_upper"] == pytest.approx(alone.cost.epsilon_upper, rel=1e-6)
-    assert row["epsilon_clt"] == pytest.approx(alone.cost.epsilon_clt, rel=1e-6)
-    assert row["epsilon_moments_accountant"] == pytest.approx(alone.cost.epsilon_moments_accountant, rel=1e-6)
+    together = lane(program.run(*arguments_of(chosen, keys, 2), data, lambda steps: None), 1)
+    own = make_keys(3, identity(chosen[1].config))
+    engine = build_engine(chosen[1].config, small_digits, make_plan(chosen[1].config, 64), own.init)
+    alone = engine.training.init(engine.params, own.training)
+    for _ in range(8):
+        alone, _ = engine.training.step(alone, data)
+    for ours, theirs in zip(jax.tree.leaves(together.params), jax.tree.leaves(alone.params), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert gdpjax.ledger_of(together.opt_state) == gdpjax.ledger_of(alone.opt_state)
+    assert read_rows(several)[5]["test_accuracy"] == engine.accuracy(alone.params)
 
 
 def test_every_trial_has_its_own_noise(several, small_digits):
@@ -147,15 +150,17 @@ def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digit
 
 
 def test_a_batch_that_does_not_fit_is_a_failure(tmp_path, small_digits, monkeypatch):
-    from gdpjax.training import _plan
+    def overflow(self, *arguments):
+        state = run(self, *arguments)
+        return state._replace(status=state.status.at[1].set(OVERFLOWED))
 
-    trials = plans(SMALL + "learning_rate = [0.5, 0.25]\n", small_digits)
-    monkeypatch.setattr(_plan.Plan, "capacity", property(lambda self: 4))
-    monkeypatch.setattr(_plan.Plan, "overflow", property(lambda self: 1e-13))
-    run_trials(tmp_path, trials, set(), small_digits, jax.random.key(0), Limits(2, 10**9), Watcher())
-    for row in read_rows(tmp_path):
-        assert "BatchOverflowError: a Poisson batch exceeded the planned capacity" in row["error"]
-        assert row["num_steps"] == 8, "the planned maximum is charged, whenever it stopped"
+    run = _program.Program.run
+    monkeypatch.setattr(_program.Program, "run", overflow)
+    run_small(SMALL + "learning_rate = [0.5, 0.25]\n", small_digits, tmp_path / "0")
+    good, stopped = read_rows(tmp_path / "0")
+    assert good["error"] is None
+    assert "BatchOverflowError: a Poisson batch exceeded the planned capacity" in stopped["error"]
+    assert stopped["num_steps"] == 8, "the planned maximum is charged, whenever it stopped"
 
 
 def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits, monkeypatch):
