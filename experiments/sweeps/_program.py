@@ -34,8 +34,8 @@ CALLS = 20
 MICROBATCH = 16
 """Rows that a trial takes at a time on a CPU, where "auto", which sees one trial only, takes all of them.
 
-Adult on one core, milliseconds for a step of one trial: 1.6 with 16 rows, 2.3 to 3.9 with 8, 24, 32 or 400, whether 8, 16
-or 32 trials are side by side; 1.6 alone.
+Adult on one core, milliseconds for a step of one trial: 1.6 with 16 rows, 2.3 to 3.9 with 8, 24, 32 or 400, whether 8,
+16 or 32 trials are side by side; 1.6 alone.
 """
 
 
