@@ -101,6 +101,8 @@ def _trials(settings: Settings) -> tuple[list[Any], Any]:
     from experiments import datasets
     from experiments.sweeps import list_trials, parse_spec, plan_trials
 
+    if settings.configurations < 8 or settings.configurations % 4:
+        raise ValueError(f"configurations must be a multiple of 4, at least 8, got {settings.configurations}")
     options = settings._asdict() | {"count": settings.configurations // 4}
     spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options))
     dataset = datasets.load(settings.dataset)
@@ -247,7 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @pytest.mark.slow
 def test_the_result_is_complete_json_and_a_table():
-    settings = Settings("digits", configurations=4, steps=4, repetitions=1, alone=1, batch_size=32, epochs=1)
+    settings = Settings("digits", configurations=8, steps=4, repetitions=1, alone=1, batch_size=32, epochs=1)
     result = json.loads(json.dumps(run(settings), allow_nan=False)) | {"command": "pytest"}
     assert set(result["ways"]) == {ONE, SCAN, LOOP}
     for at in result["ways"].values():
