@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench-accounting bench-clipping bench-training lint format wheel clean
+.PHONY: docs help demo test test-slow bench-accounting bench-clipping bench-training bench-sweeps lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,11 @@ bench-training: RESULT ?= benchmarks/results/training_cpu.json
 bench-training: $(VENV)/.benchmarks-clipping ## time private training beside other libraries, ten minutes on idle cores
 	$(BIN)/python -m benchmarks.test_training --threads $(THREADS) --output $(RESULT)
 
+bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json
+bench-sweeps: THREADS = 2
+bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about ten minutes on two idle cores
+	$(BIN)/python -m benchmarks.test_sweeps --threads $(THREADS) --output $(RESULT)
+
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,6 +75,13 @@ lint: $(VENV)/.dev ## ruff and pyright
 format: $(VENV)/.dev ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the documentation site into build/site, refusing warnings
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 wheel: $(VENV)/.dev ## build the wheel, install it into an empty environment and use it there
 	rm -rf dist build/empty

@@ -1,15 +1,13 @@
 """One column of the Adult data (census of 1994): the education of 32,561 people, for private counts and histograms."""
 
-import gzip
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from experiments.datasets import ENVIRONMENT_VARIABLE, read_gzip
 from experiments.errors import UserError
 
-ENVIRONMENT_VARIABLE = "GDPJAX_DATA"
 FILE = "adult.data.gz"
 EDUCATION = (
     "Preschool", "1st-4th", "5th-6th", "7th-8th", "9th", "10th", "11th", "12th", "HS-grad", "Some-college", "Assoc-voc",
@@ -27,9 +25,9 @@ def find_adult() -> Path | None:
 def education_levels(path: Path) -> np.ndarray:
     """Index into `EDUCATION` of every person; the categories are public, the people are not."""
     try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a readable gzip file of text: {error}") from error
+        lines = read_gzip(path).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text: {error}") from error
     index = {name: i for i, name in enumerate(EDUCATION)}
     rows = [line.split(",") for line in lines if line.strip()]
     try:

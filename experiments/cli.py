@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from experiments.config import PRESETS, DataConfig, DemoConfig, FdpFiguresConfig, GradientsFigureConfig
+from experiments.config import (
+    PRESETS,
+    DataConfig,
+    DemoConfig,
+    FdpFiguresConfig,
+    GradientsFigureConfig,
+    SweepConfig,
+    SweepReportConfig,
+)
 from experiments.errors import RunInterrupted, UserError
 from gdpjax.sampling import BatchOverflowError
 
@@ -43,8 +51,24 @@ def _gradients_figure(config: Any) -> None:
     run(config)
 
 
+def _sweep(config: Any) -> None:
+    from experiments.sweeps import run
+
+    run(config)
+
+
+def _sweep_report(config: Any) -> None:
+    from experiments.sweeps import report
+
+    report(config)
+
+
 COMMANDS = {
     "train": Command(lambda dataset: PRESETS[dataset], _train, "Train one model with differential privacy."),
+    "sweep": Command(lambda dataset: SweepConfig(tyro.MISSING), _sweep, "Train many configurations from a TOML file."),
+    "sweep-report": Command(
+        lambda dataset: SweepReportConfig(tyro.MISSING), _sweep_report, "Report on a sweep, finished or not."
+    ),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),
     "gradients-figure": Command(

@@ -31,6 +31,18 @@ class MLP(nn.Module):
         return nn.Dense(self.num_classes)(x)
 
 
+class PaperMLP(nn.Module):
+    """The Adult network of arXiv:1911.11607: 16 relu units, 2,018 parameters for 123 features."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, features: jax.Array) -> jax.Array:
+        """Logits ``[..., num_classes]`` of vectors ``[..., features]``."""
+        x = nn.relu(nn.Dense(16, kernel_init=GLOROT)(features))
+        return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)
+
+
 class PaperCNN(nn.Module):
     """The MNIST network of arXiv:1911.11607: 26,010 parameters for 28x28 images."""
 
@@ -48,22 +60,30 @@ class PaperCNN(nn.Module):
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)
 
 
-def build(name: str, image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """The model called ``name`` for images of ``image_shape``."""
-    if name == "mlp":
-        return MLP(num_classes)
-    if name == "paper_cnn":
-        if image_shape != (28, 28, 1):
-            raise UserError(f"model paper_cnn is for images of shape (28, 28, 1), got {image_shape}; use --model mlp")
-        return PaperCNN(num_classes)
-    raise UserError(f"model must be mlp or paper_cnn, got {name!r}")
+def build(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The model called ``name`` for inputs of ``input_shape``."""
+    if name not in MODELS:
+        raise UserError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
+    model, fits, expected = MODELS[name]
+    if not fits(input_shape):
+        others = [other for other, (_, fits, _) in MODELS.items() if fits(input_shape)]
+        raise UserError(f"model {name} is for {expected}, got {input_shape}; use --model {' or '.join(others)}")
+    return model(num_classes)
+
+
+MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[tuple[int, ...]], bool], str]] = {
+    "mlp": (MLP, lambda shape: len(shape) == 3, "images of shape (height, width, channels)"),
+    "paper_cnn": (PaperCNN, lambda shape: shape == (28, 28, 1), "images of shape (28, 28, 1)"),
+    "paper_mlp": (PaperMLP, lambda shape: len(shape) == 1, "vectors of features"),
+}
+"""What makes each model, which inputs it is for, and that in words."""
 
 
 def example_loss(model: nn.Module) -> Callable[[Any, jax.Array, jax.Array], jax.Array]:
-    """``loss(params, image, label)``, the cross entropy of ONE example: no batch axis."""
+    """``loss(params, example, label)``, the cross entropy of ONE example: no batch axis."""
 
-    def loss(params: Any, image: jax.Array, label: jax.Array) -> jax.Array:
-        logits = model.apply({"params": params}, image)
+    def loss(params: Any, example: jax.Array, label: jax.Array) -> jax.Array:
+        logits = model.apply({"params": params}, example)
         return optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), label)
 
     return loss

@@ -5,8 +5,11 @@ from experiments.config import TrainConfig
 from experiments.errors import UserError
 
 
-def make_plan(config: TrainConfig, num_examples: int) -> gdpjax.Plan:
-    """The plan for ``num_examples`` training examples, or a UserError."""
+def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = None) -> gdpjax.Plan:
+    """The plan for ``num_examples`` training examples, or a UserError.
+
+    With a target ``epsilon`` the noise is calibrated to it, certified, in place of the configured noise multiplier.
+    """
     optimizer, privacy = config.optimizer, config.privacy
     if optimizer.batch_size > num_examples:
         raise UserError(
@@ -19,7 +22,8 @@ def make_plan(config: TrainConfig, num_examples: int) -> gdpjax.Plan:
             expected_batch_size=optimizer.batch_size,
             num_steps=epoch_end(config, num_examples, optimizer.epochs),
             delta=privacy.delta,
-            noise_multiplier=privacy.noise_multiplier,
+            noise_multiplier=privacy.noise_multiplier if epsilon is None else None,
+            epsilon=epsilon,
             neighboring_relation=gdpjax.NeighboringRelation.REPLACE_SPECIAL,
         )
     except ValueError as error:

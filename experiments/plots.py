@@ -27,7 +27,7 @@ def save_accuracy_and_epsilon(history: list[dict[str, Any]], delta: float, path:
         left.plot(steps, [100 * record["test_accuracy"] for record in history], color="black", **MARKER)
         left.set(xlabel="steps", ylabel="test accuracy (%)", title="Accuracy", xlim=(0, None), ylim=(None, 100))
         _draw_epsilons(right, history, steps)
-        right.set(xlabel="steps", ylabel=rf"$\varepsilon$ at $\delta = {_scientific(delta)}$", title="Privacy spent")
+        right.set(xlabel="steps", ylabel=rf"$\varepsilon$ at $\delta = {scientific(delta)}$", title="Privacy spent")
         # the curves are concave from the origin: with some headroom the upper left is free for the legend
         right.set(xlim=(0, None), ylim=(0, 1.45 * max(line.get_ydata()[-1] for line in right.lines)))
         right.legend(loc="upper left", borderaxespad=0, framealpha=1, edgecolor="none")
@@ -37,7 +37,7 @@ def save_accuracy_and_epsilon(history: list[dict[str, Any]], delta: float, path:
         plt.close(figure)
 
 
-def _scientific(value: float) -> str:
+def scientific(value: float) -> str:
     """A number as mathtext: 1e-05 is 10^{-5}."""
     mantissa, exponent = f"{value:e}".split("e")
     factor = f"{float(mantissa):g}"

@@ -12,11 +12,16 @@ the ideal run. Hence delta <= tau + (1 - tau) delta_ideal, and an upper bound on
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 import gdpjax
 from experiments.errors import UserError
 from gdpjax import accounting
+
+PIECE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,3 +67,38 @@ def cost_of(opt_state: Any, delta: float) -> Cost:
         epsilon_lower=float(lower),
         epsilon_upper=float(upper),
     )
+
+
+def costs_of_plans(plans: Sequence[gdpjax.Plan]) -> list[Cost]:
+    """What each plan costs when all its steps are taken: every accountant once, for all plans together."""
+    # Trials of a sweep share few costs, and the accountants compile for the number of rows.
+    run_of = [(p.noise_multiplier, p.sampling_prob, p.max_steps, p.delta, p.overflow) for p in plans]
+    unique = list(dict.fromkeys(run_of))
+    if not unique:
+        return []
+    noise, prob, steps, delta, overflow = (np.array(column, np.float64) for column in zip(*unique, strict=True))
+    run = (noise, prob, steps)
+    left = np.array([effective_delta(*pair) for pair in zip(delta, overflow, strict=True)])
+    upper = np.asarray(accounting.epsilon_bounds(*run, left).upper)
+    # Below: whatever happens on an overflow adds at most tau (1 + e^epsilon) to the delta that is needed.
+    more = delta + overflow * (1 + np.exp(np.minimum(upper, 700.0)))
+    lower = np.where(more < 1, np.asarray(accounting.epsilon_bounds(*run, np.minimum(more, 1 - 1e-12)).lower), 0.0)
+    columns = (
+        _in_pieces(accounting.clt_mu_poisson, *run),
+        _in_pieces(accounting.clt_epsilon, *run, delta),
+        _in_pieces(accounting.moments_accountant_epsilon, *run, left),
+        lower,
+        upper,
+    )
+    figures = dict(zip(unique, zip(*(column.tolist() for column in columns), strict=True), strict=True))
+    relations = [gdpjax.NeighboringRelation(plan.neighboring_relation).value for plan in plans]
+    return [Cost(*each, relation, *figures[each]) for each, relation in zip(run_of, relations, strict=True)]
+
+
+def _in_pieces(function: Callable[..., Any], *columns: np.ndarray) -> np.ndarray:
+    """``function`` of all rows, `PIECE` at a time: it is compiled for one number of rows."""
+    count = len(columns[0])
+    padded = [np.pad(column, (0, -count % PIECE), mode="edge") for column in columns]
+    starts = range(0, len(padded[0]), PIECE)
+    pieces = [np.asarray(function(*(column[first : first + PIECE] for column in padded))) for first in starts]
+    return np.concatenate(pieces)[:count]

@@ -96,7 +96,7 @@ class _Recorder:
 
     def __init__(self, config: TrainConfig, dataset: Dataset, engine: Engine, out: Path) -> None:
         self.config, self.engine, self.out = config, engine, out
-        self.data = engine.training.place(dataset.train_images, dataset.train_labels)
+        self.data = engine.training.place(dataset.train_inputs, dataset.train_labels)
         self.ends = [epoch_end(config, dataset.num_examples, e + 1) for e in range(config.optimizer.epochs)]
         self.logs = (records.METRICS, records.DIAGNOSTICS) if config.run.diagnostics else (records.METRICS,)
 

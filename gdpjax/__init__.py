@@ -5,7 +5,7 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, ledger, mechanisms, plotting, sampling, tradeoff, training
+from gdpjax import accounting, auditing, ledger, mechanisms, plotting, sampling, tradeoff, training
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax._core.version import VERSION
@@ -53,6 +53,7 @@ __all__ = [
     "accounting",
     "accumulate_clipped",
     "add_gaussian_noise",
+    "auditing",
     "average_augmentations",
     "clip_and_sum",
     "clip_norm_of",

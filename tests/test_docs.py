@@ -19,6 +19,11 @@ def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
         assert not shown or printed == shown
 
 
+def test_every_page_is_in_the_sites_navigation():
+    listed = re.findall(r": (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_figures_exist(page):
     for name in re.findall(r"!\[.*?\]\((.*?)\)", page.read_text()):

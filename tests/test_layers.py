@@ -19,8 +19,10 @@ LAYERS = {
     "auditing": {"_core", "accounting", "tradeoff"},
     "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "ledger", "transforms"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
-    "cli": {"_core", "accounting", "tradeoff", "ledger", "plotting", "auditing"},
-}
+    "cli": {
+        "_core", "accounting", "tradeoff", "ledger", "plotting", "auditing", "clipping", "sampling", "transforms",
+    },
+}  # fmt: skip
 PUBLIC_ONLY = ("experiments", "benchmarks")
 
 

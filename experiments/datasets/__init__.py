@@ -1,11 +1,13 @@
-"""Data sets by name, as NumPy arrays with images in [0, 1]."""
+"""Data sets by name, as NumPy arrays with inputs in [0, 1]."""
 
+from experiments.datasets._adult import load_adult
 from experiments.datasets._digits import load_digits
+from experiments.datasets._files import ENVIRONMENT_VARIABLE, read_gzip
 from experiments.datasets._mnist import load_mnist
 from experiments.datasets._types import Dataset
 from experiments.errors import UserError
 
-LOADERS = {"digits": load_digits, "mnist": load_mnist}
+LOADERS = {"digits": load_digits, "mnist": load_mnist, "adult": load_adult}
 
 
 def load(name: str) -> Dataset:
@@ -15,4 +17,4 @@ def load(name: str) -> Dataset:
     return LOADERS[name]()
 
 
-__all__ = ["LOADERS", "Dataset", "load"]
+__all__ = ["ENVIRONMENT_VARIABLE", "LOADERS", "Dataset", "load", "read_gzip"]

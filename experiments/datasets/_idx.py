@@ -1,13 +1,12 @@
 """The IDX format of MNIST: two zero bytes, a type byte (8 = unsigned bytes), the rank, big-endian sizes, then data."""
 
-import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from experiments.datasets._files import read_gzip
 from experiments.errors import UserError
 
 UNSIGNED_BYTE = 8
@@ -15,11 +14,7 @@ UNSIGNED_BYTE = 8
 
 def read_idx(path: Path) -> np.ndarray:
     """The ``uint8`` array in a gzipped IDX file, or a UserError that names the file."""
-    try:
-        content = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a readable gzip file: {error}") from error
-    return parse_idx(content, str(path))
+    return parse_idx(read_gzip(path), str(path))
 
 
 def parse_idx(content: bytes, name: str) -> np.ndarray:

@@ -8,11 +8,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images ``float32[N, height, width, channels]`` in [0, 1] and labels ``int32[N]``; the test part is public."""
+    """Inputs in [0, 1] and labels ``int32[N]``; the test part is public.
 
-    train_images: np.ndarray
+    Inputs are images ``float32[N, height, width, channels]`` or vectors of features ``float32[N, features]``.
+    """
+
+    train_inputs: np.ndarray
     train_labels: np.ndarray
-    test_images: np.ndarray
+    test_inputs: np.ndarray
     test_labels: np.ndarray
 
     @property
@@ -28,7 +31,7 @@ class Dataset:
     def digest(self) -> str:
         """A hash of all of it. It is a function of private data: keep it with the checkpoints, never publish it."""
         sha = hashlib.sha256()
-        for array in (self.train_images, self.train_labels, self.test_images, self.test_labels):
+        for array in (self.train_inputs, self.train_labels, self.test_inputs, self.test_labels):
             sha.update(f"{array.shape}{array.dtype}".encode())
             sha.update(np.ascontiguousarray(array).tobytes())
         return sha.hexdigest()

@@ -4,7 +4,7 @@ Every figure is printed with its *standing*: exact, upper bound, or asymptotic e
 appears without the sentence that it is not a guarantee, because it may understate the truth. ``--json`` prints one
 object for machines; what would need a delta that was not given is null, and infinite values are the string "inf", since
 JSON has no number for them. Bad input ends with status 2 and one line on the standard error; a sweep that leaves out
-bad rows ends with status 1, and an interrupted one with 130.
+bad rows ends with status 1, so does an audit that refutes the certified bound, and an interrupted one with 130.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gdpjax.cli import _account, _convert, _plot, _sweep
+from gdpjax.cli import _account, _audit, _convert, _plot, _sweep
 from gdpjax.cli._report import CLT_CAVEAT
 
 __all__ = ["CLT_CAVEAT", "main"]
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 on success, 2 (by SystemExit or returned) on bad input."""
     parser = _Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in (_account, _convert, _sweep, _plot):
+    for module in (_account, _convert, _sweep, _plot, _audit):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:

@@ -18,7 +18,7 @@ import jax
 
 from gdpjax.clipping._ghost import Plan, _sites
 from gdpjax.clipping._ghost._jaxpr import Frame
-from gdpjax.clipping._ghost._uses import Enter, Use
+from gdpjax.clipping._ghost._uses import Enter, Site, Use
 
 _CACHE = {"cpu": 8 * 2**20}
 _CACHE_ELSEWHERE = 2 * 2**30
@@ -39,26 +39,27 @@ def better_formed(plan: Plan) -> dict[int, str]:
 
 
 def _times_of(plan: Plan, use: Use) -> int:
-    site = plan.uses.sites[use.place]
-    return _times(site.eqn, site.operand)
+    return _times(plan.uses.sites[use.place])
 
 
 def _use_pays(plan: Plan, use: Use) -> bool:
     site = plan.uses.sites[use.place]
-    if site.eqn.primitive.name != "dot_general":
+    if site.kind != "dot_general":
         return True
     if any(not isinstance(item, Enter) and item.eqn.primitive.name == "dot_general" for item in use.path):
         return True
     if any(isinstance(item, Enter) and not item.scanned for item in use.path):
         return True
-    return _times(site.eqn, site.operand) == 1
+    return _times(site) == 1
 
 
-def _times(eqn: Any, operand: int) -> int:
+def _times(site: Site) -> int:
     """Outer products of one evaluation of the site."""
-    shape = eqn.invars[1 - operand].aval.shape
-    contract, batch = eqn.params["dimension_numbers"]
-    used = (*contract[1 - operand], *batch[1 - operand])
+    if site.rule is not None:
+        return site.rule.times()
+    shape = site.eqn.invars[1 - site.operand].aval.shape
+    contract, batch = site.eqn.params["dimension_numbers"]
+    used = (*contract[1 - site.operand], *batch[1 - site.operand])
     return math.prod(size for axis, size in enumerate(shape) if axis not in used)
 
 
@@ -87,16 +88,16 @@ def row_bytes(plan: Plan, params: list[Any]) -> int:
     return max(activation_bytes(plan.frame) + formed + tables + patches, 1)
 
 
-def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Any]:
+def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Site]:
     sites = [plan.uses.sites[use.place] for use in plan.uses.tapped.get(leaf, ())]
-    return [site for site in sites if site.eqn.primitive.name in names]
+    return [site for site in sites if site.kind in names]
 
 
 def _is_formed(plan: Plan, leaf: int) -> bool:
     if leaf not in plan.uses.tapped or _sites_of(plan, leaf, ["conv_general_dilated"]):
         return True
-    dots = _sites_of(plan, leaf, ["dot_general"])
-    return sum(_times(site.eqn, site.operand) * math.prod(site.lengths) for site in dots) > 1
+    dots = _sites_of(plan, leaf, ["dot_general", "mul"])
+    return sum(_times(site) * math.prod(site.lengths) for site in dots) > 1
 
 
 def _patch_bytes(eqn: Any) -> int:

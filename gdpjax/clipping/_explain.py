@@ -150,7 +150,8 @@ def _held_bytes(rows: Rows) -> int:
 def _reason(plan: Any, leaf: int) -> str:
     if leaf in plan.uses.dense:
         return plan.uses.dense[leaf]
-    names = [plan.uses.sites[use.place].eqn.primitive.name for use in plan.uses.tapped[leaf]]
+    sites = [plan.uses.sites[use.place] for use in plan.uses.tapped[leaf]]
+    names = [s.kind if s.rule is None else f"{s.kind} in {s.eqn.primitive.name}" for s in sites]
     if not names:
         return "not used"
     counted = [f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]

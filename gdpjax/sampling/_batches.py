@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gdpjax._core.checks import COUNT, WHOLE, check, check_scalar
+from gdpjax._core.checks import COUNT, WHOLE, at_once, check, check_scalar
 from gdpjax._core.keys import check_key
 from gdpjax._core.types import Array
 from gdpjax.sampling._poisson import (
@@ -99,7 +99,7 @@ class _Batches(abc.ABC):
     def __getitem__(self, step: Any) -> IndexBatch:
         if not 0 <= step < self.num_steps:
             raise IndexError(f"step must be from 0 to {self.num_steps - 1}, got {step}")
-        with _where_bits_are_drawn(self._impl):
+        with at_once(), _where_bits_are_drawn(self._impl):
             return self._batch(range(self.num_steps)[step])
 
     def __iter__(self) -> Iterator[IndexBatch]:

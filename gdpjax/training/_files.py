@@ -32,10 +32,15 @@ def write_json(path: Path, value: Any) -> None:
 
 def append_line(path: Path, value: Any) -> None:
     """Append one JSON line, on disk before this returns."""
-    with path.open("a") as file:
-        file.write(json.dumps(value) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    length = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(value) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        os.truncate(path, length)  # a part of a line would spoil the next one
+        raise
     _sync_folder(path.parent)
 
 

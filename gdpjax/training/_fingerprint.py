@@ -54,6 +54,16 @@ def environment() -> dict[str, Any]:
     }
 
 
+def repeats_bits(described: dict[str, Any]) -> bool:
+    """Whether the same program on the same data gives the same bits again in such an `environment`.
+
+    GPU programs add in an order of the moment and choose kernels by timing them, unless two flags forbid both.
+    """
+    flags = described["xla_flags"].split()
+    fixed = {"--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0"} <= set(flags)
+    return described["platform"] in ("cpu", "tpu") or fixed
+
+
 def digest_of(*arrays: Any) -> str:
     """SHA-256 of arrays: their types, shapes and bytes, on every process its own part. Private if they are."""
     digest = hashlib.sha256()

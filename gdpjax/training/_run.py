@@ -5,10 +5,10 @@ fingerprint (data, program, versions, devices); it is on disk before the first s
 is replaced, and says how many lines of the journal it covers. So at any moment the journal pays for everything that
 may have been computed, and the lines beyond the checkpoint are the chunks whose outcome was lost.
 
-**Resumed.** With the same fingerprint the lost chunk is repeated with the same keys and the same length: the same bits,
-one release, charged once. With another one its outcome would be the same noise on a different gradient; so the lost
-steps are charged to the ledger as if they had been seen, sampling and noise get new keys, and training goes on with
-what is left of the budget. A checkpoint of another plan is refused.
+**Resumed.** With the same fingerprint, on a platform that repeats its bits, the lost chunk is repeated with the same
+keys and the same length: the same bits, one release, charged once. Otherwise its outcome would be the same noise on a
+different gradient; so the lost steps are charged to the ledger as if they had been seen, sampling and noise get new
+keys, and training goes on with what is left of the budget. A checkpoint of another plan is refused.
 """
 
 import json
@@ -26,7 +26,7 @@ from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
 from gdpjax.training._data import Data
 from gdpjax.training._files import CheckpointError, append_line, read_lines
-from gdpjax.training._fingerprint import digest_of, environment, program_digest
+from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
 from gdpjax.training._processes import barrier, beside, described_by_all, is_first_process, one_key_for_all
@@ -55,7 +55,7 @@ class Run:
             "program": program_digest(training.step, state, data),
         }
         self.fingerprint = described_by_all(environment() | own)
-        self._pending: list[int] = []
+        self._pending: list[int] = []  # lengths of chunks that are on record and whose outcome is not
         self._journal_lines = 0
 
     @property
@@ -105,15 +105,14 @@ class Run:
         """
         if not isinstance(num_steps, int) or num_steps < 1:
             raise ValueError(f"num_steps must be a whole number >= 1, got {num_steps!r}")
+        check_status(self.state)
         if self.finished:
             return []
-        first = self.step
-        if self._pending:
-            num_steps = self._pending.pop(0)
-        else:
-            num_steps = min(num_steps, self.training.plan.max_steps - first)
-            self._write_ahead(first, num_steps)
-        infos = self._take(first, num_steps, on_step)
+        if not self._pending:
+            self._write_ahead(min(num_steps, self.training.plan.max_steps - self.step))
+        # Interrupted in here, the chunk stays pending and is repeated: same keys, same length, same bits.
+        infos = self._take(self._pending[0], on_step)
+        self._pending.pop(0)
         if before_checkpoint is not None:
             before_checkpoint(infos)
         if not self._pending:  # a later lost chunk is still to be repeated, and is paid for beyond the checkpoint
@@ -121,22 +120,22 @@ class Run:
         check_status(self.state)
         return infos
 
-    def _take(self, first: int, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
+    def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         if self._scan:
             state, info = self.training.run_steps(self.state, self.data, num_steps)
             self.state = jax.block_until_ready(state)
             return [info]
-        state, infos = self.state, []
-        for done in range(first, first + num_steps):
+        state, infos, first = self.state, [], self.step
+        for done in range(first + 1, first + num_steps + 1):
             state, info = self.training.step(state, self.data)
             infos.append(info)
             if on_step is not None:
-                on_step(done + 1)
+                on_step(done)
         self.state = jax.block_until_ready(state)
         return infos
 
-    def _write_ahead(self, first: int, num_steps: int) -> None:
-        line = {"first": first, "num_steps": num_steps, "fingerprint": self.fingerprint}
+    def _write_ahead(self, num_steps: int) -> None:
+        line = {"first": self.step, "num_steps": num_steps, "fingerprint": self.fingerprint}
         try:
             if is_first_process():
                 append_line(self.folder / JOURNAL, line)
@@ -146,6 +145,7 @@ class Run:
                 "They were not run; make room and go on"
             ) from error
         self._journal_lines += 1
+        self._pending = [num_steps]
         barrier("gdpjax: written ahead")
 
     def save(self) -> None:
@@ -167,10 +167,14 @@ class Run:
         lost = lines[index["journal"] :]
         if not lost:
             return
-        if all(line["fingerprint"] == json.loads(json.dumps(self.fingerprint)) for line in lost):
+        starts = [self.step, *(line["first"] + line["num_steps"] for line in lost)]
+        if [line["first"] for line in lost] != starts[:-1]:
+            raise CheckpointError(f"{self.folder / JOURNAL} is damaged: its chunks do not follow one another")
+        same = all(line["fingerprint"] == json.loads(json.dumps(self.fingerprint)) for line in lost)
+        if same and repeats_bits(environment()):
             self._pending = [line["num_steps"] for line in lost]
             return
-        num_lost = max(line["first"] + line["num_steps"] for line in lost) - self.step
+        num_lost = starts[-1] - self.step
         self.state = _recharged(self.training, self.state, num_lost)
         self.save()
 

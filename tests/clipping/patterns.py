@@ -489,8 +489,13 @@ def branch_on_data():
 
 @pattern
 def branch_on_parameters():
-    params = {"a": normal(1, 3, 4)}
-    loss = lambda p, x: jnp.sum(lax.cond(p["a"][0, 0] > 0, lambda v: v @ p["a"], lambda v: -v @ p["a"], x))  # noqa: E731
+    params = {"a": normal(1, 3, 4), "c": normal(2, 3, 4), "d": normal(3, 3, 4), "s": jnp.ones(4)}
+
+    def loss(p, x):
+        first = lax.cond(p["a"][0, 0] > 0, lambda v: v @ p["a"] - v @ p["c"], lambda v: v @ p["d"] - v @ p["a"], x)
+        chosen = lax.cond(p["a"][0, 0] > 0, lambda: p["s"], lambda: -p["s"])
+        return jnp.sum(jnp.tanh(first) * chosen)
+
     return loss, params, (batch(3),)
 
 

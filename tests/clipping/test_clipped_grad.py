@@ -283,6 +283,21 @@ def test_missing_arguments():
         gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))(make_problem()[0])
 
 
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_no_row_moves_the_gradient_of_another(options):
+    """Trap 22, in the sum itself: the norms of all others stay the same to the bit, and so does what they add."""
+    params, x, y = make_problem()
+    grad_fn = by_strategy(loss, 0.5, batch_argnums=(1, 2), return_info=True, **options)
+    others, padding = np.arange(13) != 3, jnp.arange(13) == 3
+    _, info = grad_fn(params, x, y)
+    _, moved = grad_fn(params, x.at[3].add(1.0), y)
+    assert moved.norms[3] != info.norms[3]
+    np.testing.assert_array_equal(moved.norms[others], info.norms[others])
+    removed, _ = grad_fn(params, x, y, is_padding=padding)
+    same, _ = grad_fn(params, x.at[3].add(1.0), y, is_padding=padding)
+    assert_trees_close(same, removed, rtol=0)
+
+
 def test_rows_do_not_influence_each_other():
     """Trap 22: the loss sees one example, so a cross-example operation cannot be written."""
     params, x, y = make_problem()

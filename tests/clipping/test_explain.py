@@ -6,6 +6,7 @@ import pytest
 
 import gdpjax
 from tests.clipping.patterns import make
+from tests.clipping.patterns_custom import METHODS
 
 
 def methods(name, **options):
@@ -28,10 +29,13 @@ EXPECTED = {
     "nested_jit": {"a": "outer product", "c": "formed"},
     "remat": {"a": "outer product", "c": "outer product"},
     "branch_on_data": {"a": "formed", "c": "outer product"},
+    "branch_on_parameters": {"a": "formed", "c": "outer product", "d": "outer product", "s": "formed"},
+    "custom_vjp_layer": {"a": "outer product", "c": "outer product"},
+    "custom_jvp_layer": {"a": "outer product", "c": "outer product"},
     "scalars_and_vectors": {
         "s": "formed", "v": "formed", "unused": "formed", "steps": "not trained", "empty": "not trained",
     },
-}  # fmt: skip
+} | METHODS  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -43,9 +47,8 @@ def test_what_is_kept_in_factors(name):
 REASONS = {
     "weight_norm": ("v", "reduce_sum"),
     "l2_in_the_loss": ("a", "integer_pow"),
-    "custom_vjp_layer": ("a", "custom_vjp_call"),
-    "custom_jvp_layer": ("a", "custom_jvp_call"),
-    "branch_on_parameters": ("a", "cond"),
+    "rules_that_are_left_to_jax": ("w", "custom_vjp_call"),
+    "branch_on_parameters": ("s", "passed on by a branch"),
     "carried_parameter": ("w", "carried by a scan"),
     "tied_embedding": ("e", None),
 }

@@ -42,6 +42,7 @@ def test_one_all_reduce_of_the_parameters_in_float32(report):
         assert found["all_reduces"] == 1, (name, found)
         assert found["elements"] == 16 * 32 + 32 + 32 * 8, (name, found)
         assert not found["other_types"], (name, found)
+        assert found["asked_types"] == ["f32"], (name, found)
 
 
 def test_a_shard_map_that_adds_gradients_up_is_refused(report):

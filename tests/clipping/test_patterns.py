@@ -8,6 +8,7 @@ import pytest
 import gdpjax
 from gdpjax.clipping._clip import rounding
 from tests.clipping.patterns import PATTERNS, B, make
+from tests.clipping.patterns_custom import METHODS
 
 FAST = {"xla_backend_optimization_level": 0}
 """Compiling is nearly all the time that these tests take."""
@@ -67,7 +68,15 @@ def test_taps_give_the_definition(name):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="ghost")
 
 
-CHUNKED = ["embedding", "convolution", "recurrent", "layers_by_scan", "branch_on_data", "merged_lora"]
+CHUNKED = [
+    "embedding",
+    "convolution",
+    "recurrent",
+    "layers_by_scan",
+    "branch_on_data",
+    "merged_lora",
+    "rules_in_scans_and_checkpoints",
+]
 
 
 @pytest.mark.parametrize("name", CHUNKED)
@@ -76,6 +85,7 @@ def test_chunks_give_the_definition(name):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="auto", microbatch_size=2)
 
 
+LOW = ["dense_layers", "embedding", "convolution", "recurrent", "merged_lora", "rule_with_casts_and_scales"]
 HALF = pytest.mark.slow
 PRECISIONS = [
     (jnp.float32, 1e-5),
@@ -84,7 +94,7 @@ PRECISIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["dense_layers", "embedding", "convolution", "recurrent", "merged_lora"])
+@pytest.mark.parametrize("name", LOW)
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 def test_lower_precision(name, dtype, tolerance):
     assert_is_definition(name, dtype, tolerance, strategy="ghost")
@@ -101,3 +111,22 @@ def test_a_written_out_loop_is_a_loop_under_vmap_and_grad():
     both = lambda options: jax.vmap(jax.value_and_grad(lambda c: total(c, **options)))(bounds)  # noqa: E731
     for got, expected in zip(compiled(lambda: both(chunks)), compiled(lambda: both(whole)), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rule_with_bias", "surrogate_gradient"])
+def test_derivatives_of_the_sum_follow_the_rules_too(name):
+    assert METHODS[name]["v"] == "outer product"
+    with jax.enable_x64(True):
+        loss, params, rows = make(name, jnp.float64)
+
+        def total(params, **options):
+            clipped = gdpjax.clipped_grad(loss, 1.0, **options)(params, *rows)
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(clipped))
+
+        def both(params, **options):
+            of = lambda p: total(p, **options)  # noqa: E731
+            return jax.grad(of)(params), jax.jvp(of, (params,), (params,))
+
+        got, expected = (compiled(lambda p, s=s: both(p, strategy=s), params) for s in ("ghost", "vmap"))
+        for left, right in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-10)

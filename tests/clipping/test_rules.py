@@ -99,6 +99,28 @@ def test_the_stated_bounds():
         assert float(gdpjax.clip_and_sum(rule).sensitivity(ADD)) == 0.5
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_neighbours_of_every_relation_reach_the_sensitivity_and_no_more(name):
+    """Trap 5: a row that comes or goes, one that takes the place of any other, one that turns into a null one."""
+    relation, rule = gdpjax.NeighboringRelation, RULES[name]
+    params, grad_fn = {k: jnp.zeros(s) for k, s in SHAPES.items()}, gdpjax.clipped_grad(dot_loss, rule)
+    run = fast(lambda batch, padding: jnp.concatenate([
+        v.ravel() for v in jax.tree.leaves(grad_fn(params, batch, is_padding=padding))]))  # fmt: skip
+    base, sums = rows(2, 8), {}
+    for key, value in {"up": 1e4, "down": -1e4, "small": 1e-3}.items():
+        batch = {k: np.concatenate([base[k], np.full((1, *s), value, np.float32)]) for k, s in SHAPES.items()}
+        sums[key] = np.asarray(run(batch, jnp.zeros(9, bool)), np.float64)
+        sums["none"] = np.asarray(run(batch, jnp.arange(9) == 8), np.float64)
+    distance = lambda a, b: np.linalg.norm(sums[a] - sums[b])  # noqa: E731
+    largest = {
+        relation.ADD_OR_REMOVE_ONE: max(distance(a, "none") for a in sums),
+        relation.REPLACE_ONE: max(distance(a, b) for a in sums for b in sums),
+        relation.REPLACE_SPECIAL: max(distance(a, "none") for a in sums),
+    }
+    for kind, moved in largest.items():
+        assert 0.999 * grad_fn.sensitivity(kind) < moved <= grad_fn.sensitivity(kind), kind
+
+
 def test_per_leaf_clips_each_trained_leaf():
     batch = rows(3, scale=100)
     grad_fn = gdpjax.clipped_grad(dot_loss, PerLeaf(1.0), trainable={"a": True, "b": False, "c": True})

@@ -34,7 +34,7 @@ def small_digits():
     """64 training and 40 test images."""
     full = datasets.load("digits")
     return datasets.Dataset(
-        full.train_images[:64], full.train_labels[:64], full.test_images[:40], full.test_labels[:40]
+        full.train_inputs[:64], full.train_labels[:64], full.test_inputs[:40], full.test_labels[:40]
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import datasets
-from experiments.datasets import _mnist
+from experiments.datasets import _adult, _mnist
 from experiments.errors import UserError
 from tests.experiments.test_idx import encode
 
@@ -37,13 +37,13 @@ def write(folder, files):
 
 def test_digits_split_is_fixed_and_scaled():
     data, again = datasets.load("digits"), datasets.load("digits")
-    assert data.train_images.shape == (1437, 8, 8, 1)
-    assert data.test_images.shape == (360, 8, 8, 1)
-    assert (data.train_images.min(), data.train_images.max()) == (0, 1)
-    assert data.train_images.dtype == np.float32
+    assert data.train_inputs.shape == (1437, 8, 8, 1)
+    assert data.test_inputs.shape == (360, 8, 8, 1)
+    assert (data.train_inputs.min(), data.train_inputs.max()) == (0, 1)
+    assert data.train_inputs.dtype == np.float32
     assert data.num_classes == 10
     assert data.digest() == again.digest()
-    together = np.concatenate([data.train_images, data.test_images]).reshape(1797, -1)
+    together = np.concatenate([data.train_inputs, data.test_inputs]).reshape(1797, -1)
     assert len(np.unique(together, axis=0)) == 1797
 
 
@@ -57,9 +57,9 @@ def test_mnist_from_the_folder(tmp_path, monkeypatch, fake_files, folder):
     write(tmp_path / folder, fake_files)
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
     data = datasets.load("mnist")
-    assert data.train_images.shape == (20, 28, 28, 1)
-    assert data.train_images.dtype == np.float32
-    assert 0 <= data.train_images.min() <= data.train_images.max() <= 1
+    assert data.train_inputs.shape == (20, 28, 28, 1)
+    assert data.train_inputs.dtype == np.float32
+    assert 0 <= data.train_inputs.min() <= data.train_inputs.max() <= 1
     np.testing.assert_array_equal(data.test_labels, np.arange(10))
 
 
@@ -131,10 +131,62 @@ def test_mnist_without_folder_or_network_says_both_ways(no_folder, monkeypatch):
         datasets.load("mnist")
 
 
+PEOPLE = b"-1 3:1 123:1 \n+1 1:1 \n-1\n"
+
+
+@pytest.fixture
+def adult(tmp_path, monkeypatch):
+    """A folder for a9a, and what writes it: two people to train on, one to test on."""
+    monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
+    monkeypatch.setattr(_adult, "NUM_TRAIN", 2)
+
+    def put(name, content, honest=PEOPLE):
+        (tmp_path / name).write_bytes(content)
+        monkeypatch.setattr(_adult, "SHA256", {"a9a": hashlib.sha256(honest).hexdigest()})
+
+    return put
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a9a", bytes), ("a9a.gz", gzip.compress)], ids=["plain", "gzip"])
+def test_adult_is_read_packed_or_not(adult, name, pack):
+    adult(name, pack(PEOPLE))
+    data = datasets.load("adult")
+    assert data.train_inputs.shape == (2, 123)
+    assert np.argwhere(data.train_inputs).tolist() == [[0, 2], [0, 122], [1, 0]]
+    assert data.train_labels.tolist() == [0, 1]
+    assert data.test_inputs.sum() == 0
+    assert data.test_labels.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "honest", "message"),
+    [
+        ("a9a", PEOPLE[:-3], PEOPLE, "a9a is not the original file"),
+        ("a9a.gz", gzip.compress(PEOPLE)[:-9], PEOPLE, r"a9a\.gz is not a readable gzip file"),
+        ("a9a.txt", PEOPLE, PEOPLE, r"Adult: no a9a in .*set GDPJAX_DATA.*or allow the download"),
+        ("a9a", b"+1 1:1\n-1 124:1\n", b"+1 1:1\n-1 124:1\n", r"a9a, line 2: expected -1 or \+1.* got '-1 124:1'"),
+        ("a9a", b"2 1:1\n", b"2 1:1\n", r"a9a, line 1: expected"),
+    ],
+    ids=["cut", "cut gzip", "absent", "index", "label"],
+)
+def test_adult_absent_or_damaged(adult, name, content, honest, message):
+    adult(name, content, honest)
+    with pytest.raises(UserError, match=message):
+        datasets.load("adult")
+
+
+@pytest.mark.skipif("GDPJAX_DATA" not in os.environ, reason="needs the Adult file in GDPJAX_DATA")
+def test_real_adult():
+    data = datasets.load("adult")
+    assert (data.train_inputs.shape, data.test_inputs.shape) == ((29305, 123), (3256, 123))
+    assert int(data.train_inputs.sum() + data.test_inputs.sum()) == 451_592
+    assert int(data.train_labels.sum() + data.test_labels.sum()) == 7841
+
+
 @pytest.mark.skipif("GDPJAX_DATA" not in os.environ, reason="needs the MNIST files in GDPJAX_DATA")
 def test_real_mnist():
     data = datasets.load("mnist")
-    assert data.train_images.shape == (60000, 28, 28, 1)
-    assert data.test_images.shape == (10000, 28, 28, 1)
-    assert round(float(data.train_images.mean()), 4) == 0.1307
+    assert data.train_inputs.shape == (60000, 28, 28, 1)
+    assert data.test_inputs.shape == (10000, 28, 28, 1)
+    assert round(float(data.train_inputs.mean()), 4) == 0.1307
     assert np.bincount(data.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

@@ -14,13 +14,14 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def test_paper_cnn_has_the_papers_size():
-    model = models.build("paper_cnn", (28, 28, 1), 10)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((28, 28, 1)))
-    assert count(shapes["params"]) == 26_010
+def test_the_papers_networks_have_the_papers_sizes():
+    for name, shape, classes, size in (("paper_cnn", (28, 28, 1), 10, 26_010), ("paper_mlp", (123,), 2, 2_018)):
+        model = models.build(name, shape, classes)
+        shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))
+        assert count(shapes["params"]) == size
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (8, 8, 1)), ("paper_cnn", (28, 28, 1))])
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (8, 8, 1)), ("paper_mlp", (123,)), ("paper_cnn", (28, 28, 1))])
 def test_one_example_equals_a_batch_of_one(name, shape):
     model = models.build(name, shape, 10)
     image = jax.random.uniform(jax.random.key(1), shape)
@@ -39,5 +40,5 @@ def test_paper_cnn_refuses_other_images():
 
 
 def test_unknown_model_is_refused():
-    with pytest.raises(UserError, match="mlp or paper_cnn"):
+    with pytest.raises(UserError, match="one of mlp, paper_cnn, paper_mlp"):
         models.build("resnet", (28, 28, 1), 10)

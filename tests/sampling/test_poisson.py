@@ -27,15 +27,13 @@ def test_dyadic_probability_exact_points(p):
 
 
 def test_small_probabilities_are_not_rounded_up():
-    """Trap 32: with a float32 uniform the frequency at p = 1e-6 is 7% too large."""
-    p, num_examples, rounds = 1e-6, 2**22, 60
+    """Trap 32: a float32 uniform is a multiple of 2^-23, so it would include eight times as many at p = 2^-26."""
+    p, num_examples, rounds = 2.0**-26, 2**22, 32
     draw = jax.jit(lambda k: sampling.poisson_sample(k, num_examples, p, 64).count)
     total = sum(int(draw(jax.random.key(i))) for i in range(rounds))
     expected = p * num_examples * rounds
     assert abs(total - expected) < 5 * np.sqrt(expected)
-    used = sampling.dyadic_probability(p)
-    threshold = int(used * 2**32)
-    assert threshold == 4294  # of 2^32: floor(1e-6 * 2^32), where a float32 uniform has 9 of 2^23 multiples below p
+    assert int(sampling.dyadic_probability(1e-6) * 2**32) == 4294  # where a float32 uniform has 9 of 2^23, 7% more
 
 
 @pytest.mark.parametrize("p", [0.3, 0.02])

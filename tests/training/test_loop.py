@@ -141,6 +141,29 @@ def test_an_empty_data_set_gives_noise_of_the_planned_size():
         assert float(jnp.std(after.params["w"])) == pytest.approx(2.0 / 8, rel=0.05)
 
 
+def test_the_noise_does_not_depend_on_who_is_in_the_batch(training):
+    """Traps 1 and 2: on rows without gradient the step is noise alone, the same to the bit for every mask."""
+    x, y = np.zeros((training.plan.capacity, D), np.float32), np.zeros(training.plan.capacity, np.float32)
+    state, steps = training.init(PARAMS, jax.random.key(1)), []
+    for num_real in (0, 1, 2, 8, training.plan.capacity):
+        after, _ = training.step_on(state, x, y, is_padding=np.arange(training.plan.capacity) >= num_real)
+        steps.append(np.asarray(after.params["w"]))
+    assert steps[0].all()
+    for other in steps[1:]:
+        np.testing.assert_array_equal(other, steps[0])
+
+
+def test_the_divisor_does_not_follow_the_size_of_the_data(training):
+    """Trap 3: data without gradient, of neighbouring and of very different sizes: the same noise, divided alike."""
+    state, steps = training.init(PARAMS, jax.random.key(1)), []
+    for n in (N, N - 1, 1, 0):
+        data = training.place(np.zeros((n, D), np.float32), np.zeros(n, np.float32))
+        steps.append(np.asarray(training.step(state, data)[0].params["w"]))
+    assert steps[0].all()
+    for other in steps[1:]:
+        np.testing.assert_array_equal(other, steps[0])
+
+
 def test_neighbours_differ_by_one_clipped_gradient():
     """Traps 2, 6: the same keys on data with and without the last example: at most C / expected batch apart."""
     training = private_training(make_plan(**PLAN | dict(num_steps=1, expected_batch_size=30)), loss, optax.sgd(1.0))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.training import CheckpointError, _checkpoint, _run, resume_run, start_run
+from gdpjax.training import CheckpointError, _checkpoint, _files, _run, resume_run, start_run
 from tests.training import killed
 
 KEY = jax.random.key(11)
@@ -262,6 +262,66 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
     assert run.step == 14
     monkeypatch.undo()
     assert same(finished(run).state, whole.state)
+
+
+def test_part_of_a_line_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "journal.jsonl"
+    _files.append_line(path, {"first": 0})
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        _files.append_line(path, {"first": 7})
+    monkeypatch.undo()
+    _files.append_line(path, {"first": 7})
+    assert _files.read_lines(path) == [{"first": 0}, {"first": 7}]
+
+
+def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole, tmp_path):
+    """Ctrl-C, then on with the same object: same length, and no second line for the same steps."""
+
+    def stop(done):
+        if done == 9:
+            raise KeyboardInterrupt
+
+    run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    run.advance(7)
+    with pytest.raises(KeyboardInterrupt):
+        run.advance(7, on_step=stop)
+    run.advance(3)
+    assert run.step == 14
+    assert len((tmp_path / "run" / "journal.jsonl").read_text().splitlines()) == 2
+    assert same(finished(run).state, whole.state)
+
+
+def test_a_journal_with_a_gap_is_damaged(small, tmp_path):
+    folder = interrupted(small, tmp_path / "run", 3)
+    _files.append_line(folder / "journal.jsonl", {"first": 14, "num_steps": 7, "fingerprint": {}})
+    with pytest.raises(CheckpointError, match="do not follow one another"):
+        resume_run(folder, *small, scan=False)
+
+
+@pytest.mark.parametrize(
+    ("platform", "flags", "repeats"),
+    [
+        ("cpu", "", True),
+        ("tpu", "", True),
+        ("gpu", "", False),
+        ("gpu", "--xla_gpu_deterministic_ops=true", False),
+        ("gpu", "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0", True),
+    ],
+)
+def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(
+    small, tmp_path, monkeypatch, platform, flags, repeats
+):
+    """Trap 12 on a GPU: sums in an order of the moment are other gradients under the same noise."""
+    described = {"platform": platform, "xla_flags": flags}
+    monkeypatch.setattr(_run, "environment", lambda: described)
+    monkeypatch.setattr(_run, "_KEYS_USED", {})
+    run = resume_run(interrupted(small, tmp_path / "run", 3), *small, scan=False)
+    assert run.num_lost == (0 if repeats else 7)
 
 
 def test_two_chunks_lost_to_a_full_disk_are_repeated_in_order(small, whole, tmp_path, monkeypatch):

@@ -35,6 +35,16 @@ def test_the_largest_value_is_beyond_nine_standard_deviations():
     np.testing.assert_allclose(extreme, [-stats.norm.ppf(2.0**-65)], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [((3, 17), "float32"), ((64 * 300,), "float32"), ((5,), "float64")])
+def test_noise_of_extreme_words_is_beyond_nine_standard_deviations(shape, dtype, monkeypatch):
+    """Trap 31: the whole of `standard_normal` uses the words to their last bit, in few rows, in many and in float64."""
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: jnp.zeros(shape, dtype))
+    with jax.enable_x64(dtype == "float64"):
+        values = np.asarray(noise.standard_normal.__wrapped__(jax.random.key(0), shape, jnp.dtype(dtype)))
+    assert values.shape == shape
+    np.testing.assert_allclose(np.abs(values), -stats.norm.ppf(2.0**-65), rtol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(), (7,), (100_000,), (300, 401), (2**21,)], ids=str)
 def test_shape_and_distribution(shape):
     values = draw(jax.random.key(1), shape)
@@ -112,6 +122,14 @@ def test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf():
 def test_bad_stddev(stddev):
     with pytest.raises(ValueError, match="stddev must be"):
         gdpjax.add_gaussian_noise(stddev, jax.random.key(0))
+
+
+@pytest.mark.parametrize(("impl", "size"), [(None, 8), ("rbg", 16)])
+def test_every_bit_of_a_fresh_key_is_from_the_systems_entropy(impl, size, monkeypatch):
+    """Trap 11: not a seed of 31 or 32 bits that a generator stretches."""
+    drawn = bytes(range(101, 101 + size))
+    monkeypatch.setattr("os.urandom", lambda count: drawn[:count])
+    assert np.asarray(jax.random.key_data(gdpjax.fresh_key(impl))).tobytes() == drawn
 
 
 def test_fresh_keys_differ():

@@ -1,5 +1,7 @@
 """`privatize` and the optimizers: what is released, what is recorded, and what is refused."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from scipy import stats
 
 import gdpjax
+from gdpjax import mechanisms, sampling, training
 from gdpjax.ledger import LedgerState, init_ledger, record_step
 
 SUM = gdpjax.Sensitivity(1.0)
@@ -60,6 +63,20 @@ def test_steps_leaves_and_keys_give_independent_noise():
             released, state = tx.update(params, state, params)
             draws += [np.asarray(leaf) for leaf in jax.tree.leaves(released)]
     assert np.abs(np.corrcoef(draws) - np.eye(len(draws))).max() < 5 / np.sqrt(50_000)
+
+
+NEED_A_KEY = [
+    gdpjax.privatize, gdpjax.privatize_adaptive, gdpjax.dpsgd, gdpjax.dpadam, gdpjax.add_gaussian_noise,
+    gdpjax.poisson_batches, sampling.poisson_sample, sampling.uniform_sample, sampling.PoissonBatches,
+    sampling.UniformBatches, training.start_run, training.group_by_user, mechanisms.GaussianMechanism.sample,
+    mechanisms.LaplaceMechanism.sample, mechanisms.RandomizedResponse.sample, mechanisms.PoissonSubsampled.sample,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", NEED_A_KEY, ids=lambda f: f.__qualname__)
+def test_no_key_has_a_default(function):
+    """Trap 10: a default key is one key for everybody."""
+    assert inspect.signature(function).parameters["key"].default is inspect.Parameter.empty
 
 
 def test_noise_of_a_leaf_does_not_depend_on_other_leaves():

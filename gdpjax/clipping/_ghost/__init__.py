@@ -24,7 +24,6 @@ from gdpjax.clipping._factors import (
     full_gradient,
     is_rank_one,
 )
-from gdpjax.clipping._ghost import _sites
 from gdpjax.clipping._ghost._jaxpr import Frame, frame_of
 from gdpjax.clipping._ghost._replay import decoded, parameter_values, probes, replay
 from gdpjax.clipping._ghost._steps import needs_other, pulled_back
@@ -76,14 +75,11 @@ def row_gradients(plan: Plan, params: Sequence[Array], data: Sequence[Array]) ->
 
 def _other_values(plan: Plan, params: Sequence[Array]) -> dict[Any, Array]:
     """Values of the other operands of the steps that need them."""
-    steps = {
-        id(step.eqn): step
-        for uses in plan.uses.tapped.values()
-        for use in uses
-        for step in use.path
-        if not isinstance(step, Enter) and needs_other(step.eqn)
-    }
-    wanted = {v for step in steps.values() for v in step.eqn.invars if not hasattr(v, "val")}
+    steps = [
+        item for uses in plan.uses.tapped.values() for use in uses for item in use.path if not isinstance(item, Enter)
+    ]
+    others = [step.eqn.invars[1 - step.operand] for step in steps if needs_other(step.eqn)]
+    wanted = {v for v in others if not hasattr(v, "val")}
     return parameter_values(plan.frame, params, wanted) if wanted else {}
 
 
@@ -101,8 +97,8 @@ def _pull(plan: Plan, use: Use, seen: Any, others: dict[Any, Array]) -> Factor:
     """The part of a parameter's gradient that comes through one use."""
     site = plan.uses.sites[use.place]
 
-    def at_site(x: Array, s: Array) -> Factor:
-        return _sites.RULES[site.eqn.primitive.name].factor(site.eqn, site.operand, decoded(site, x), s)
+    def at_site(*seen: Array) -> Factor:
+        return site.factor(decoded(site, seen))
 
     depth = len(site.lengths)
     factor = _over(at_site, depth)(*seen[use.place])
@@ -110,6 +106,9 @@ def _pull(plan: Plan, use: Use, seen: Any, others: dict[Any, Array]) -> Factor:
         if isinstance(item, Enter):
             depth -= 1
             factor = _over(lambda f, scanned=item.scanned: _leave_scan(f, scanned), depth)(factor)
+            continue
+        if item.rule is not None:
+            factor = _over(item.rule.onward, depth)(factor)
             continue
         other = None
         if needs_other(item.eqn):

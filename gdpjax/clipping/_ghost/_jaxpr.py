@@ -16,6 +16,7 @@ from gdpjax._core.types import Array
 
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
+CUSTOM = frozenset({"custom_vjp_call", "custom_jvp_call"})
 
 
 class Frame(NamedTuple):
@@ -71,6 +72,21 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 def _debug_info() -> Any:
     """JAX wants one with every jaxpr, and gives one with every trace."""
     return opened(jax.make_jaxpr(lambda: 0)())[0].debug_info
+
+
+def needed(jaxpr: Any, wanted: Sequence[Any], stop: frozenset[str] = frozenset()) -> set[Any]:
+    """The variables on which those in ``wanted`` depend, themselves included; not through primitives in ``stop``."""
+    found = {v for v in wanted if not isinstance(v, jex.Literal)}
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.primitive.name not in stop and not found.isdisjoint(eqn.outvars):
+            found.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
+    return found
+
+
+def leading_to(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
+    """The equations that these variables need."""
+    variables = needed(jaxpr, wanted)
+    return [eqn for eqn in jaxpr.eqns if not variables.isdisjoint(eqn.outvars)]
 
 
 def evaluate(eqn: Any, values: Sequence[Any]) -> list[Any]:

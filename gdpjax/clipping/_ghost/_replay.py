@@ -4,7 +4,8 @@ A site y = f(W, x) is replaced by a function of custom derivative with one more 
 not use. Its backward pass answers to x as f does, to W not at all (no weight gradient is formed), and to the probe with
 the pair (x, s): the data that met the weight, and the cotangent of y. So one `jax.grad` with respect to the parameters
 that JAX differentiates and to the probes gives everything, through scans (the probes are scanned over, and come back
-stacked), branches and checkpoints (x is recomputed with the rest).
+stacked), branches and checkpoints (x is recomputed with the rest). A layer with a derivative of its own is replaced in
+the same way by the two halves of its rule (`_custom`), and answers with the values that the rule multiplies.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ from jax import lax
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._ghost import _sites
-from gdpjax.clipping._ghost._jaxpr import REMAT, Env, Frame, evaluate, scan_of
+from gdpjax.clipping._ghost._custom import halves
+from gdpjax.clipping._ghost._jaxpr import CUSTOM, REMAT, Env, Frame, evaluate, leading_to, scan_of
 from gdpjax.clipping._ghost._uses import Place, Site
 
-Probe = tuple[Array, Array]
+Probe = tuple[Array, ...]
 _LOW = 12
 """Bits of an index in the second of the two floats that carry it."""
 
@@ -27,27 +29,21 @@ _LOW = 12
 def probes(sites: dict[Place, Site]) -> dict[Place, Probe]:
     """Zeros, with a leading axis for each scan around the site."""
 
-    def zeros(site: Site, variable: Any, data: bool) -> Array:
-        aval = variable.aval
-        if data and not jnp.issubdtype(aval.dtype, jnp.floating):
-            return jnp.zeros((*site.lengths, 2, *aval.shape), jnp.float32)
-        return jnp.zeros((*site.lengths, *aval.shape), aval.dtype)
+    def zeros(site: Site, aval: Any) -> Array:
+        if jnp.issubdtype(aval.dtype, jnp.floating):
+            return jnp.zeros((*site.lengths, *aval.shape), aval.dtype)
+        return jnp.zeros((*site.lengths, 2, *aval.shape), jnp.float32)
 
-    return {
-        place: (
-            zeros(site, site.eqn.invars[_sites.data_operand(site.eqn, site.operand)], True),
-            zeros(site, site.eqn.outvars[0], False),
-        )
-        for place, site in sites.items()
-    }
+    return {place: tuple(zeros(site, aval) for aval in site.carried) for place, site in sites.items()}
 
 
-def decoded(site: Site, seen: Array) -> Array:
-    """The data of a site, from what its probe returned (without axes of scans)."""
-    aval = site.eqn.invars[_sites.data_operand(site.eqn, site.operand)].aval
-    if jnp.issubdtype(aval.dtype, jnp.floating):
-        return seen
-    return (seen[0].astype(jnp.int32) << _LOW) + seen[1].astype(jnp.int32)
+def decoded(site: Site, seen: Probe) -> list[Array]:
+    """What a site saw, from what its probe returned (without axes of scans)."""
+    return [
+        x if jnp.issubdtype(aval.dtype, jnp.floating)
+        else (x[0].astype(jnp.int32) << _LOW) + x[1].astype(jnp.int32)
+        for x, aval in zip(seen, site.carried, strict=True)
+    ]  # fmt: skip
 
 
 def _encoded(x: Array, size: int) -> Array:
@@ -96,7 +92,8 @@ def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], given: d
         if here in sites:
             outputs = _tapped(sites[here], values, given[here])
         else:
-            outputs = _NESTED[eqn.primitive.name](eqn, frame.children[index], values, sites, inside[index], here)
+            bodies = frame.children.get(index, ())
+            outputs = _NESTED[eqn.primitive.name](eqn, bodies, values, sites, inside[index], here)
         env.write(eqn.outvars, outputs)
     env.run(run)
     return env.read_all(frame.jaxpr.outvars)
@@ -136,19 +133,32 @@ def _remat(eqn: Any, bodies: Any, values: list[Any], sites: Any, given: dict[Pla
     return again(values, given)
 
 
-_NESTED = {"scan": _scan, "cond": _cond} | dict.fromkeys(REMAT, _remat)
+def _custom(eqn: Any, bodies: Any, values: list[Any], sites: Any, given: dict[Place, Probe], place: Place):
+    rules = {site: sites[site].rule for site in given}
+    pull = next(iter(rules.values())).pull
+    answered = [i for i in pull.operands if (*place, i) not in given]
+    seen = [(site, atom) for site, rule in rules.items() for atom in rule.atoms]
+    forward, backward = halves(pull, [*(pull.cotangent(i) for i in answered), *(atom for _, atom in seen)])
+
+    def respond(saved: list[Any], cotangents: list[Array]):
+        found = backward(saved, cotangents)
+        inputs = dict(zip(answered, found, strict=False))
+        collected: dict[Place, Probe] = dict.fromkeys(given, ())
+        for (site, _), x in zip(seen, found[len(answered) :], strict=True):
+            real = jnp.issubdtype(x.dtype, jnp.floating)
+            collected[site] += (x if real else _encoded(x, max(eqn.invars[site[-1]].aval.shape)),)
+        return [inputs.get(i) for i in range(len(values))], None, collected
+
+    function = jax.custom_vjp(lambda inputs, consts, probes: forward(inputs, consts)[0])
+    function.defvjp(lambda inputs, consts, probes: forward(inputs, consts), respond)
+    return function(values, list(pull.frame.consts), given)
+
+
+_NESTED = {"scan": _scan, "cond": _cond} | dict.fromkeys(REMAT, _remat) | dict.fromkeys(CUSTOM, _custom)
 
 
 def parameter_values(frame: Frame, leaves: Sequence[Array], wanted: set[Any]) -> dict[Any, Array]:
     """Values of variables of the outermost frame that depend on parameters and constants alone."""
-    made_by = {v: eqn for eqn in frame.jaxpr.eqns for v in eqn.outvars}
-    needed: set[Any] = set()
-    queue = list(wanted)
-    while queue:
-        eqn = made_by.get(queue.pop())
-        if eqn is not None and id(eqn) not in needed:
-            needed.add(id(eqn))
-            queue += [v for v in eqn.invars if not hasattr(v, "val")]
     env = Env(frame.jaxpr, frame.consts, [*leaves, *(None for _ in frame.jaxpr.invars[len(leaves) :])])
-    env.run([eqn for eqn in frame.jaxpr.eqns if id(eqn) in needed])
+    env.run(leading_to(frame.jaxpr, list(wanted)))
     return {v: env.read(v) for v in wanted}

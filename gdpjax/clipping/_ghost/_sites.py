@@ -156,8 +156,8 @@ RULES: dict[str, Rule] = {
 }
 """Primitive name to rule."""
 
-TABLES = frozenset({"gather", "dynamic_slice"})
-"""Those whose factor is `Sparse`."""
+TABLES = frozenset({"gather", "dynamic_slice", "scatter-add"})
+"""Those whose factor is `Sparse`; a scatter-add is the rule of a custom derivative."""
 
 
 def matches(eqn: Any, operand: int) -> bool:

@@ -96,7 +96,7 @@ def _transpose(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
     return _follow(outer, tuple(axes))
 
 
-def _regroup(outer: Outer, old: tuple[int, ...], new: tuple[int, ...]) -> Outer | None:
+def regrouped(outer: Outer, old: tuple[int, ...], new: tuple[int, ...]) -> Outer | None:
     """The weight has shape ``new``; make the factors those of its reshape to ``old``, if no group mixes the factors."""
     groups = _common_groups(new, old)
     if groups is None:
@@ -138,7 +138,7 @@ def _common_groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[in
 def _reshape(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
     if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return None
-    return _regroup(outer, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)
+    return regrouped(outer, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)
 
 
 def _broadcast(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
@@ -147,7 +147,7 @@ def _broadcast(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None
     only_adds_ones = tuple(new[axis] for axis in kept) == old and tuple(sorted(kept)) == tuple(kept)
     if not only_adds_ones or any(size != 1 for axis, size in enumerate(new) if axis not in kept):
         return None
-    return _regroup(outer, old, new)
+    return regrouped(outer, old, new)
 
 
 def _each_factor(outer: Outer, axis: int, change: Callable[[Array, int], Array]) -> Outer:

@@ -1,0 +1,80 @@
+"""The files of a data set: from the folder in GDPJAX_DATA when that is set, else downloaded once; checksums always."""
+
+import dataclasses
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.errors import UserError
+
+ENVIRONMENT_VARIABLE = "GDPJAX_DATA"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a data set comes from: files with the sha256 of each, a subfolder they may be in, and mirrors."""
+
+    title: str
+    sha256: Mapping[str, str]
+    subfolder: str
+    mirrors: Sequence[str]
+
+    @property
+    def both_ways(self) -> str:
+        """What a user can do."""
+        names = " and ".join(self.sha256) if len(self.sha256) <= 2 else f"the {len(self.sha256)} files"
+        return (
+            f"either set {ENVIRONMENT_VARIABLE} to a folder that holds {names} (in it or in its {self.subfolder} "
+            f"folder), or allow the download from {' or '.join(self.mirrors)}"
+        )
+
+
+def fetch(source: Source) -> list[Path]:
+    """The files of a source, checked, in the order of their names there; UserError where one is absent or damaged."""
+    folder = os.environ.get(ENVIRONMENT_VARIABLE)
+    return [_local(source, Path(folder), name) for name in source.sha256] if folder else _download(source)
+
+
+def read_gzip(path: Path) -> bytes:
+    """What a gzip file holds, or a UserError that names it."""
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is not a readable gzip file: {error}") from error
+
+
+def _local(source: Source, folder: Path, name: str) -> Path:
+    """A file of the folder, as it is or gzipped; the checksum is of the file that was named."""
+    expected = source.sha256[name]
+    for path in (folder / source.subfolder / name, folder / name):
+        packed = path.with_name(path.name + ".gz")
+        found = path if path.is_file() else packed
+        if found.is_file():
+            content = found.read_bytes() if found == path else read_gzip(found)
+            got = hashlib.sha256(content).hexdigest()
+            if got != expected:
+                raise UserError(f"{found} is not the original file: its sha256 should be {expected} but is {got}")
+            return found
+    places = f"{folder} or {folder / source.subfolder}"
+    raise UserError(f"{source.title}: no {name} in {places} ({ENVIRONMENT_VARIABLE}): {source.both_ways}")
+
+
+def _download(source: Source) -> list[Path]:
+    import pooch  # only needed here
+
+    pooch.get_logger().setLevel("WARNING")
+    failures = []
+    for mirror in source.mirrors:
+        # pooch checks the sha256 of a cached file too, and downloads a damaged one again
+        folder = pooch.os_cache("gdpjax") / source.subfolder
+        cache = pooch.create(path=folder, base_url=mirror, registry=dict(source.sha256))
+        try:
+            return [Path(cache.fetch(name)) for name in source.sha256]
+        except OSError as error:  # requests' errors are OSErrors too; their text is long and says no more
+            failures.append(f"{mirror}: {type(error).__name__}")
+        except ValueError as error:  # a wrong checksum; the text names the file
+            failures.append(f"{mirror}: {error}")
+    raise UserError(f"{source.title} could not be loaded ({'; '.join(failures)}): {source.both_ways}")

@@ -1,0 +1,18 @@
+"""Sweeps of trainings: a TOML file in, results in Parquet and a report out.
+
+* `_spec`, `_lines`   the file, checked, with lines in the messages
+* `_trials`           its trials, each with its plan and certified cost
+* `_program`          one compiled program for each shape
+* `_run`              chunk by chunk through the programs
+* `_folder`, `_results`  what is kept, and how a sweep resumes
+* `_summary`, `_pictures`, `_report`  what it says
+* `_progress`, `_command`  what a person sees
+"""
+
+from experiments.sweeps._command import report, run
+from experiments.sweeps._folder import keys_of
+from experiments.sweeps._run import arguments_of, compile_shape
+from experiments.sweeps._spec import parse_spec
+from experiments.sweeps._trials import list_trials, plan_trials
+
+__all__ = ["arguments_of", "compile_shape", "keys_of", "list_trials", "parse_spec", "plan_trials", "report", "run"]

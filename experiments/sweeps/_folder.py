@@ -1,0 +1,92 @@
+"""The folder of a sweep: which spec it belongs to, the key of its unseeded trials, the programs that were compiled.
+
+
+Not for release: ``keys.NOT_FOR_RELEASE.json``. An unseeded trial's keys come from one key drawn from the system's
+entropy when the sweep begins; kept, it makes a trial that a crash cut short the same run with the same noise when it is
+done again.
+"""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gdpjax
+from experiments import records
+from experiments.config import identity
+from experiments.datasets import Dataset
+from experiments.errors import UserError
+from experiments.keys import make_keys
+from experiments.sweeps._program import Keys
+from experiments.sweeps._spec import Range, Spec
+from experiments.sweeps._trials import Trial
+
+SPEC = "spec.toml"
+SWEEP = "sweep.json"
+KEYS = "keys.NOT_FOR_RELEASE.json"
+PROGRAMS = "programs.jsonl"
+
+
+def begin(folder: Path, spec: Spec, dataset: Dataset, num_trials: int) -> jax.Array:
+    """Make the folder of a new sweep; returns the key of its unseeded trials."""
+    if (folder / SWEEP).exists():
+        raise UserError(f"{folder} already holds a sweep: add --resume to continue it, or choose another --out")
+    key = gdpjax.fresh_key()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+    secret = {"key": np.asarray(jax.random.key_data(key)).tolist(), "data_sha256": dataset.digest()}
+    with os.fdopen(os.open(folder / KEYS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(json.dumps(secret))
+    records.write_atomically(folder / SPEC, spec.text.encode())
+    described = {"sweep": described_spec(spec), "num_trials": num_trials, "fingerprint": records.fingerprint()}
+    records.write_json(folder / SWEEP, described)  # last: a folder with it is complete
+    return key
+
+
+def resume(folder: Path, spec: Spec, dataset: Dataset) -> jax.Array:
+    """The key of a sweep that was begun with this spec and these data; a UserError names what differs, and where."""
+    if not (folder / SWEEP).is_file():
+        raise UserError(f"nothing to resume: there is no sweep in {folder}")
+    saved, now = json.loads((folder / SWEEP).read_text())["sweep"], json.loads(json.dumps(described_spec(spec)))
+    for name in sorted(saved | now):
+        if saved.get(name) != now.get(name):
+            field = ("hyperparameters", name) if name in (*spec.choices, "seeds") else (name,)
+            then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
+            spec.fail(field, f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
+    secret = json.loads((folder / KEYS).read_text())
+    if secret["data_sha256"] != dataset.digest():
+        raise UserError(f"the data are not those that the sweep in {folder} was begun with; choose another --out")
+    return jax.random.wrap_key_data(jnp.asarray(secret["key"], jnp.uint32))
+
+
+def described_spec(spec: Spec) -> dict[str, Any]:
+    """What a sweep computes, without comments, layout and the name of the file."""
+    plain = {n: v for n, v in dataclasses.asdict(spec).items() if n not in ("path", "text", "choices", "one_program")}
+    ranges = {n: dataclasses.asdict(v) if isinstance(v, Range) else v for n, v in spec.choices.items()}
+    return plain | ranges
+
+
+def keys_of(trial: Trial, root: jax.Array) -> Keys:
+    """A trial's own keys: those of ``train`` where it has a seed, else from the sweep's key and the trial's number."""
+    if trial.seed is not None:
+        return Keys(*make_keys(trial.seed, identity(trial.config)))
+    return Keys(*jax.random.split(jax.random.fold_in(root, trial.number), 2))
+
+
+def record_program(folder: Path, program: dict[str, Any]) -> None:
+    """One more compiled program."""
+    with (folder / PROGRAMS).open("a") as file:
+        file.write(json.dumps(program) + "\n")
+
+
+def read_programs(folder: Path) -> list[dict[str, Any]]:
+    """The programs that were compiled for a sweep, over all its resumptions."""
+    path = folder / PROGRAMS
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.is_file() else []

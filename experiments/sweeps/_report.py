@@ -1,0 +1,135 @@
+"""The report of a sweep: one HTML page with everything in it, no other resource, and its figures beside it as PNG."""
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import records
+from experiments.keys import SEED_NOTICE
+from experiments.sweeps import _folder as folders
+from experiments.sweeps._pictures import PARETO, VARIED, save_pareto, save_varied
+from experiments.sweeps._results import COLUMNS, Row
+from experiments.sweeps._summary import (
+    CONFIGURATION,
+    Configuration,
+    best_by_target,
+    configurations,
+    pareto_front,
+    price,
+)
+
+REPORT, PAGE = "report", "index.html"
+_TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def write_report(folder: Path, rows: Sequence[Row]) -> Path:
+    """Write the page and the figures into ``folder``/report; returns the page."""
+    target = folder / REPORT
+    target.mkdir(exist_ok=True)
+    figures = []
+    if any(row["error"] is None for row in rows):
+        save_pareto(rows, target / PARETO)
+        figures.append((PARETO, "Test accuracy against the certified epsilon of one training, with the Pareto front"))
+        if save_varied(rows, target / VARIED):
+            figures.append((VARIED, "Test accuracy against each hyperparameter that was varied"))
+    described = json.loads((folder / folders.SWEEP).read_text())
+    programs = folders.read_programs(folder)
+    fields = {
+        "title": f"Sweep of {described['sweep']['dataset']}",
+        "summary": _summary(described, rows, programs),
+        "privacy": _privacy(rows),
+        "best": _best(rows),
+        "figures": "".join(_figure(target / name, text) for name, text in figures),
+        "programs": _table(list(programs[0]), (list(p.values()) for p in programs)) if programs else "<p>None.</p>",
+        "failed": _failed(rows),
+        "trials": _trials(rows),
+        "spec": f"<pre>{html.escape((folder / folders.SPEC).read_text())}</pre>",
+    }
+    page = _TEMPLATE.read_text()
+    for name, text in fields.items():
+        page = page.replace(f"<!--{name}-->", text)
+    records.write_atomically(target / PAGE, page.encode())
+    return target / PAGE
+
+
+def _summary(described: dict[str, Any], rows: Sequence[Row], programs: Sequence[dict[str, Any]]) -> str:
+    sweep, failed = described["sweep"], sum(row["error"] is not None for row in rows)
+    shapes = len({(program["num_steps"], program["batch_size"]) for program in programs})
+    compiled = sum(program["num_compiled"] for program in programs)
+    text = (
+        f"{len(rows)} of {described['num_trials']} trials are over, {failed} of them failed. Data set "
+        f"{sweep['dataset']}, model {sweep['model']}, optimizer {sweep['optimizer']}, {sweep['search']} search. "
+        f"{compiled} compilations of the training program for {shapes} shapes."
+    )
+    notice = f"<p class=warning>{html.escape(SEED_NOTICE)}</p>" if isinstance(sweep["seeds"], list) else ""
+    return f"<p>{html.escape(text)}</p>{notice}"
+
+
+def _privacy(rows: Sequence[Row]) -> str:
+    """What the numbers do not cover."""
+    found = price(rows)
+    text = (
+        "<p>Every epsilon in the tables and figures is that of <b>one</b> training, all its planned steps included, "
+        "had its hyperparameters been fixed beforehand. <b>Choosing among trials on the same private data costs "
+        "privacy too</b>, and so does publishing them, this page included: accuracies are functions of trained models. "
+        "Test data are taken as public.</p>"
+    )
+    if found is None:
+        return text
+    return text + (
+        f"<p>At delta = {found.delta:g}, upper bounds by the moments accountant: publishing <b>all</b> of these trials "
+        f"costs epsilon = {found.all_trials:.3g}. Releasing only the best of a <i>random</i> number of runs with mean "
+        f"{found.num_trials} (logarithmic distribution), each of a configuration drawn uniformly with replacement, "
+        f"would cost epsilon = {found.best_of_random_number:.3g} (Papernot and Steinke, arXiv:2110.03620); a search "
+        "that was run otherwise may not quote that number. See <code>gdpjax.accounting.tuning_epsilon</code> and "
+        '"Sweeps" in the README.</p>'
+    )
+
+
+def _best(rows: Sequence[Row]) -> str:
+    found = configurations(rows)
+    best, front = best_by_target(found), pareto_front(found)
+    names = [name for name in CONFIGURATION if name != "epsilon"]
+    columns = ["certified epsilon at most", "certified epsilon", "test accuracy", "sd over seeds", *names, "trials"]
+    by_target = _table(columns, ([f"{target:.4g}", *_cells(one, names)] for target, one in best))
+    pareto = _table(columns[1:], (_cells(one, names) for one in front))
+    return f"{by_target}<h3>Pareto front</h3>{pareto}"
+
+
+def _cells(one: Configuration, names: Sequence[str]) -> list[Any]:
+    stdev = "" if one.stdev is None else f"{100 * one.stdev:.2f}"
+    settings = [one.settings[name] for name in names]
+    return [one.epsilon_upper, f"{100 * one.mean:.2f} %", stdev, *settings, ", ".join(map(str, one.trials))]
+
+
+def _failed(rows: Sequence[Row]) -> str:
+    failed = [row for row in rows if row["error"] is not None]
+    columns = ["trial", *CONFIGURATION, "error"]
+    return _table(columns, ([row[name] for name in columns] for row in failed)) if failed else "<p>None.</p>"
+
+
+def _trials(rows: Sequence[Row]) -> str:
+    """Every trial; columns that are empty throughout are left out."""
+    columns = [name for name in COLUMNS if any(row[name] is not None for row in rows)]
+    return _table(columns, ([row[name] for name in columns] for row in rows), sortable=True)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], sortable: bool = False) -> str:
+    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in columns)
+    body = "\n".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    kind = " class=sortable" if sortable else ""
+    return f"<div class=wide><table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.5g}" if isinstance(value, float) else html.escape(str(value))
+
+
+def _figure(path: Path, text: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'

@@ -1,0 +1,68 @@
+"""What every audit asks of its input: real numbers that are known, coins that are 0 or 1."""
+
+from typing import Any
+
+import numpy as np
+
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, WHOLE, check, check_scalar, is_traced
+
+STANDING = "empirical lower"
+
+
+def check_confidence(confidence: Any) -> float:
+    """``confidence`` as a float; ValueError unless it is one number strictly between 0 and 1."""
+    check_scalar("confidence", confidence, OPEN_UNIT)
+    return float(confidence)
+
+
+def check_delta(delta: Any) -> float:
+    """``delta`` as a float; ValueError unless it is one number in [0, 1)."""
+    check_scalar("delta", delta, HALF_OPEN_UNIT)
+    return float(delta)
+
+
+def check_counts(**counts: Any) -> dict[str, np.ndarray]:
+    """Whole numbers >= 0 as int64 arrays; ValueError for anything else, tracers included."""
+    for name, value in counts.items():
+        if is_traced(value):
+            raise ValueError(
+                f"{name} is traced, but audits are computed outside compiled code; return the counts first"
+            )
+        check(name, value, WHOLE)
+    return {name: np.asarray(value).astype(np.int64) for name, value in counts.items()}
+
+
+def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(float64[m], bool[m]); ValueError for NaN scores, for coins that are not 0 or 1 and for unequal lengths.
+
+    A NaN has no place in a ranking, and sorting would put it at one end: that is a guess nobody decided on.
+    """
+    if is_traced((scores, included)):
+        raise ValueError("scores and included are traced, but audits are computed outside compiled code")
+    try:
+        numbers, coins = np.asarray(scores, np.float64), np.asarray(included)
+        is_coin = bool(np.isin(coins.astype(np.float64), (0.0, 1.0)).all())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"scores and included must be arrays of numbers: {error}") from error
+    if numbers.ndim != 1 or numbers.shape != coins.shape or not numbers.size:
+        raise ValueError(
+            f"scores and included must be two vectors of equal length >= 1, got shapes {numbers.shape}, {coins.shape}"
+        )
+    if np.isnan(numbers).any():
+        raise ValueError(
+            f"scores must not be NaN, got NaN at index {int(np.isnan(numbers).argmax())}; give such canaries a fixed "
+            "score (0, say) whether or not they were included, or leave them out by a rule that does not look at that"
+        )
+    if not is_coin:
+        raise ValueError("included must hold True or False (1 or 0) for each canary, got other values")
+    return numbers, coins.astype(bool)
+
+
+def check_fair(included: np.ndarray) -> None:
+    """ValueError where independent fair coins would give so uneven a split with probability below 1e-9 (Hoeffding)."""
+    size, heads = included.size, int(included.sum())
+    if abs(heads - size / 2) > np.sqrt(size * np.log(2e9) / 2):
+        raise ValueError(
+            f"included must be independent fair coins (gdpjax.auditing.flip_coins), but {heads} of {size} canaries "
+            "were included; a one-run audit is wrong for other coins"
+        )

@@ -1,0 +1,297 @@
+r"""mu and epsilon from many independent runs: a confidence region for the two error rates of one test.
+
+Every run is made afresh, with the canary (in) or without it (out), and gives a score. The test that says "in" where the
+score is at least t has type I error alpha = P(score >= t | out) and type II error beta = P(score < t | in). For a
+threshold fixed without looking at these runs the two error counts X and Y are independent and binomial.
+
+The region. At the true rates U = P_alpha(X' <= X) and V = P_beta(Y' <= Y), with X', Y' fresh copies, are independent
+and at most as small as uniform variables are: P(U <= u) <= u. For uniform ones P(U V <= k) = k (1 - log k) (Fisher), so
+with k (1 - log k) = 1 - confidence, U V > k at the confidence. Cut the values of U at k = u_0 < u_1 < ... < u_J = 1: if
+u_j <= U <= u_{j+1}, then V > k / u_{j+1}, and inverting both binomial tails (Clopper and Pearson)
+
+    alpha <= alpha_j = sup {x : P_x(X' <= X) >= u_j},      beta <= beta_j = sup {x : P_x(Y' <= Y) >= k / u_{j+1}}.
+
+So the true (alpha, beta) lies below and left of one of the corners (alpha_j, beta_j). A bound on each rate at half of
+the error would be one corner; this staircase cuts off most of it, where both rates are large at once.
+
+A trade-off curve f of the mechanism has f(alpha_j) <= f(alpha) <= beta <= beta_j for that corner. Every claim that
+holds at all corners is therefore proved, all together at the confidence:
+
+* f is refuted if f(alpha_j) > beta_j for all j;
+* mu >= min_j Phi^-1(1 - alpha_j) - Phi^-1(beta_j);
+* 1 - beta <= e^epsilon alpha + delta and its mirror image give, for any mechanism, epsilon >= min_j max of
+  log((1 - delta - beta_j) / alpha_j) and log((1 - delta - alpha_j) / beta_j);
+* if the mechanism's curve is a Gaussian one, epsilon(delta) of that mu is a lower bound on epsilon too, usually a much
+  larger one: the test sees the middle of the curve and the shape of G_mu says what that means far out. It is named
+  ``epsilon_if_gaussian``, because no data support the assumption.
+
+The threshold. The best threshold on the same scores is an optimistic one. Here a random half of the runs, chosen by a
+key, is used to choose it (and whether high or low scores mean "in"), and the other half to count errors.
+
+The scores of many canaries of *one* run are not independent; they belong to `audit_one_run`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from scipy import special
+
+from gdpjax._core.checks import REAL, UNIT, check, check_scalar
+from gdpjax._core.types import Array
+from gdpjax.accounting import gdp_epsilon
+from gdpjax.auditing._check import STANDING, check_confidence, check_counts, check_delta, check_scores
+
+_ROUNDING = 1 + 1e-9
+_SMALLEST_DELTA = 1e-300
+_NUM_CORNERS = 128
+_CHOOSING_TAIL = 1e-6
+
+
+class ManyRunsAudit(NamedTuple):
+    """What many independent runs show. All fields hold together with probability at least ``confidence``.
+
+    Attributes:
+      epsilon: lower bound on epsilon at ``delta``, for any mechanism.
+      mu: lower bound on mu.
+      epsilon_if_gaussian: lower bound on epsilon at ``delta`` of a mechanism whose trade-off curve is Gaussian.
+      delta: as given.
+      confidence: as given.
+      alpha: observed type I error rate of the test, an estimate.
+      beta: observed type II error rate, an estimate.
+      threshold: the test says "in" at scores >= threshold, or <= threshold where ``low_means_in``.
+      low_means_in: see there.
+      num_runs: runs in which errors were counted.
+      standing: "empirical lower".
+    """
+
+    epsilon: float
+    mu: float
+    epsilon_if_gaussian: float
+    delta: float
+    confidence: float
+    alpha: float
+    beta: float
+    threshold: float
+    low_means_in: bool
+    num_runs: int
+    standing: str = STANDING
+
+
+def error_rate_upper(num_errors: Array, num_trials: Array, *, confidence: float) -> Array:
+    """Clopper and Pearson's upper bound on a probability from a binomial count.
+
+    Formula: the x with P(Bin(n, x) <= k) = 1 - confidence; 1 where k = n.
+
+    Args:
+        num_errors: k, whole, 0 <= k <= n.
+        num_trials: n >= 0 independent trials. Both broadcast.
+        confidence: in (0, 1).
+
+    Returns:
+        float64 of the broadcast shape; at least the probability, at the confidence (exact binomial law).
+
+    Raises:
+        ValueError: counts that are no counts, k > n.
+
+    Reference: Clopper and Pearson, Biometrika 26 (1934).
+
+    >>> print(f"{error_rate_upper(0, 100, confidence=0.95):.4f}")
+    0.0295
+    """
+    counts = check_counts(num_errors=num_errors, num_trials=num_trials)
+    errors, trials = np.broadcast_arrays(*counts.values())
+    if (errors > trials).any():
+        raise ValueError(f"num_errors must be at most num_trials, got {num_errors} of {num_trials}")
+    return _upper(errors, trials, 1 - check_confidence(confidence))[()]
+
+
+def _upper(errors: np.ndarray, trials: np.ndarray, tail: np.ndarray | float) -> np.ndarray:
+    """sup {x : P(Bin(trials, x) <= errors) >= tail}, for 0 < tail < 1."""
+    bound = special.betainccinv(errors + 1, np.maximum(trials - errors, 1), tail) * _ROUNDING
+    return np.where(trials > errors, np.minimum(bound, 1.0), 1.0)
+
+
+class ErrorRegion(NamedTuple):
+    """Corners of a staircase: the true (alpha, beta) is at most (alpha[..., j], beta[..., j]) for some j."""
+
+    alpha: np.ndarray
+    beta: np.ndarray
+
+
+def error_region(
+    false_positives: Array, num_out: Array, false_negatives: Array, num_in: Array, *, confidence: float
+) -> ErrorRegion:
+    """Joint confidence region for the two error rates of a test, from two independent binomial counts.
+
+    Formula: {(alpha, beta) : P_alpha(X' <= X) P_beta(Y' <= Y) > k}, k (1 - log k) = 1 - confidence, as a staircase.
+
+    Args:
+        false_positives, num_out: X "in" among the runs without the canary.
+        false_negatives, num_in: Y "out" among the runs with it. All broadcast.
+        confidence: in (0, 1).
+
+    Returns:
+        An `ErrorRegion` of the broadcast shape with a last axis of 128 corners; conservative.
+
+    Raises:
+        ValueError: counts that are no counts, more errors than runs.
+
+    Reference: Clopper and Pearson, Biometrika 26 (1934); Fisher, Statistical Methods for Research Workers (1932).
+
+    >>> region = error_region(100, 1000, 200, 1000, confidence=0.95)
+    >>> print(f"{mu_from_errors(*region).min():.3f}")  # observed: 2.12; each rate at 0.975: 1.92
+    1.986
+    """
+    counts = check_counts(
+        false_positives=false_positives, num_out=num_out, false_negatives=false_negatives, num_in=num_in
+    )
+    x, n_out, y, n_in = (count[..., None] for count in counts.values())
+    if (x > n_out).any() or (y > n_in).any():
+        raise ValueError(f"more errors than runs: {false_positives} of {num_out}, {false_negatives} of {num_in}")
+    log_k = np.log(_fisher(check_confidence(confidence)))
+    cuts = np.exp(np.linspace(log_k, 0.0, _NUM_CORNERS + 1))
+    return ErrorRegion(*np.broadcast_arrays(_upper(x, n_out, cuts[:-1]), _upper(y, n_in, np.exp(log_k) / cuts[1:])))
+
+
+def _fisher(confidence: float) -> float:
+    """The k with k (1 - log k) = 1 - confidence: with t = log k - 1, t e^t = -(1 - confidence) / e."""
+    return float(np.exp(1 + special.lambertw(-(1 - confidence) / np.e, -1).real)) / _ROUNDING
+
+
+def mu_from_errors(alpha: Array, beta: Array) -> Array:
+    """The least mu of a mechanism some test of which has at most these errors.
+
+    Formula: max(0, Phi^-1(1 - alpha) - Phi^-1(beta)).
+
+    Args:
+        alpha, beta: (bounds on) type I and II errors in [0, 1]; they broadcast.
+
+    Returns:
+        mu in [0, inf], float64; exact for the given errors. inf where an error is 0.
+
+    Raises:
+        ValueError: an argument outside [0, 1].
+
+    Reference: Nasr et al., arXiv:2302.07956, section 4; Dong, Roth and Su, arXiv:1905.02383, section 2.2.
+
+    >>> print(f"{mu_from_errors(0.05, 0.740489):.4f}")
+    1.0000
+    """
+    check("alpha", alpha, UNIT)
+    check("beta", beta, UNIT)
+    alpha, beta = np.broadcast_arrays(np.asarray(alpha, np.float64), np.asarray(beta, np.float64))
+    possible = alpha + beta < 1
+    z = special.ndtri(np.where(possible, alpha, 0.5)) + special.ndtri(np.where(possible, beta, 0.5))
+    return np.maximum(-z, 0.0)[()]
+
+
+def epsilon_from_errors(alpha: Array, beta: Array, delta: Array) -> Array:
+    """The least epsilon at ``delta`` of a mechanism some test of which has at most these errors.
+
+    Formula: max(0, log((1 - delta - beta) / alpha), log((1 - delta - alpha) / beta)).
+
+    Args:
+        alpha, beta: (bounds on) type I and II errors in [0, 1].
+        delta: in [0, 1]. All broadcast.
+
+    Returns:
+        epsilon in [0, inf], float64; exact for the given errors.
+
+    Raises:
+        ValueError: an argument outside [0, 1].
+
+    Reference: Kairouz, Oh and Viswanath, arXiv:1311.0776, Theorem 2.1.
+
+    >>> print(f"{epsilon_from_errors(0.01, 0.5, 1e-5):.4f}")
+    3.9120
+    """
+    for name, value in (("alpha", alpha), ("beta", beta), ("delta", delta)):
+        check(name, value, UNIT)
+    alpha, beta, delta = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (alpha, beta, delta)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.fmax((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
+        return np.where(ratios > 1, np.log(np.fmax(ratios, 1.0)), 0.0)[()]
+
+
+def best_test(scores: np.ndarray, included: np.ndarray) -> tuple[float, float, bool]:
+    """(mu, threshold, low_means_in) with the largest mu on these scores; others are to judge it.
+
+    The rates are taken at very confident bounds: among thousands of thresholds some look good by chance, most of all
+    where there are few errors, and such bounds ask more of those.
+    """
+    best = (-np.inf, 0.0, False)
+    for low_means_in in (False, True):
+        signed = -scores if low_means_in else scores
+        out, inside = np.sort(signed[~included]), np.sort(signed[included])
+        cuts = np.unique(signed)
+        alpha = _upper(out.size - np.searchsorted(out, cuts), np.asarray(out.size), _CHOOSING_TAIL)
+        beta = _upper(np.searchsorted(inside, cuts), np.asarray(inside.size), _CHOOSING_TAIL)
+        mu = -(special.ndtri(alpha) + special.ndtri(beta))  # below 0, too, where there is nothing better
+        at = int(np.argmax(mu))
+        best = max(best, (float(mu[at]), float(-cuts[at] if low_means_in else cuts[at]), low_means_in))
+    return best
+
+
+def judge(
+    scores: np.ndarray, included: np.ndarray, threshold: float, low_means_in: bool, delta: float, confidence: float
+) -> tuple[ManyRunsAudit, ErrorRegion]:
+    """The audit by one test that was chosen without looking at these scores."""
+    says_in = scores <= threshold if low_means_in else scores >= threshold
+    false_positives, num_out = int((says_in & ~included).sum()), int((~included).sum())
+    false_negatives, num_in = int((~says_in & included).sum()), int(included.sum())
+    region = error_region(false_positives, num_out, false_negatives, num_in, confidence=confidence)
+    mu = float(mu_from_errors(*region).min())
+    gaussian = float(gdp_epsilon(max(delta, _SMALLEST_DELTA), mu)) if mu else 0.0
+    found = ManyRunsAudit(
+        float(epsilon_from_errors(*region, delta).min()), mu, gaussian, delta, confidence,
+        false_positives / max(num_out, 1), false_negatives / max(num_in, 1), threshold, low_means_in, scores.size,
+    )  # fmt: skip
+    return found, region
+
+
+def audit_many_runs(
+    scores: Array, included: Array, *, delta: float, threshold: float | None = None, key: Array | None = None,
+    confidence: float = 0.95,
+) -> ManyRunsAudit:  # fmt: skip
+    """Lower bounds on mu and epsilon from one score of each of many independent runs.
+
+    Formula: the least `mu_from_errors` and `epsilon_from_errors` in the `error_region` of the test "in where score >=
+    threshold".
+
+    Args:
+        scores: one number for each run; inf allowed, NaN refused.
+        included: for each run, whether the canary was in; any design that does not look at the scores.
+        delta: in [0, 1), of the epsilons.
+        threshold: fixed before these scores were seen. Exactly one of threshold and key.
+        key: one PRNG key: a random half of the runs chooses threshold and direction, the other half is judged.
+        confidence: in (0, 1).
+
+    Returns:
+        A `ManyRunsAudit`, empirical lower: all of it holds with probability at least ``confidence``.
+
+    Raises:
+        ValueError: both or none of threshold and key, NaN scores, unequal lengths, numbers out of range.
+
+    Reference: Nasr et al., arXiv:2302.07956, section 4.
+
+    >>> included = np.arange(4000) % 2 == 1
+    >>> scores = included + np.asarray(jax.random.normal(jax.random.key(0), (4000,)))  # each run has mu = 1
+    >>> audit = audit_many_runs(scores, included, delta=1e-5, key=jax.random.key(1))
+    >>> 0.7 < audit.mu < 1.0 and audit.epsilon <= audit.epsilon_if_gaussian < 4.38
+    True
+    """
+    numbers, coins = check_scores(scores, included)
+    delta, confidence = check_delta(delta), check_confidence(confidence)
+    if (threshold is None) == (key is None):
+        raise ValueError(
+            "give exactly one of threshold (fixed before the scores were seen) and key (a random half of the runs "
+            "chooses it)"
+        )
+    if key is None:
+        check_scalar("threshold", threshold, REAL)
+        return judge(numbers, coins, float(threshold or 0.0), False, delta, confidence)[0]
+    order = np.asarray(jax.random.permutation(key, numbers.size))
+    choose, rest = np.split(order, [numbers.size // 2])
+    test = best_test(numbers[choose], coins[choose])[1:] if choose.size else (0.0, False)
+    return judge(numbers[rest], coins[rest], *test, delta, confidence)[0]

@@ -1,0 +1,160 @@
+r"""Epsilon from one training run: how many guesses an (epsilon, delta)-private mechanism lets anybody get right.
+
+Setting. S_1, ..., S_m are independent fair coins: canary i is included iff S_i = 1. The mechanism M runs once, and from
+its output alone an auditor makes r guesses: T in {include, exclude, abstain}^m with r entries that do not abstain. r is
+fixed in advance. W is the number of right guesses. Flipping one coin adds or removes one canary, so T as a function of
+S is (epsilon, delta)-DP in every coin (post-processing). Write q = e^epsilon / (1 + e^epsilon).
+
+One coin. Let p+ and p- be the laws of T given S_i = 1 and S_i = 0 and any event A of other coins, a mixture over the
+rest. Given T = t and A, S_i = 1 has probability p+(t) / (p+(t) + p-(t)). By how much that exceeds q, on average:
+
+    E [P(S_i = 1 | T, A) - q]_+ = 1/2 int [(1 - q) p+ - q p-]_+
+                                = (1 - q)/2 int [p+ - e^epsilon p-]_+ <= (1 - q) delta / 2.
+
+The same holds for S_i = 0; each t guesses one side only, so if e_i(t) is the excess for the side that t guesses,
+
+    sum over t of P(t) e_i(t) <= (1 - q) delta.                                                                      (1)
+
+The integrand [.]_+ is convex, so averaging over fewer known coins only makes it smaller: pointwise in t the excess is
+at most f_i(t), the one with *all* other coins known, whatever is revealed, and f_i satisfies (1).
+
+All coins. Given T = t, reveal the r guessed coins one by one in a uniformly random order. Let c be the number of right
+ones among the first k - 1 and G_k(c) = P(c + Bin(r - k, q) >= v). Then G_{k-1}(c) = q G_k(c + 1) + (1 - q) G_k(c), so
+the potential G grows in step k, in expectation, by at most
+
+    (P(right | past) - q) (G_k(c + 1) - G_k(c)) <= e_k P(Bin(r - k, q) = v - c - 1) <= e_k max_j P(Bin(r - k, q) = j).
+
+The first value is G_0(0) = P(Bin(r, q) >= v) and the last 1[W >= v]. Each guessed coin is equally likely to have any of
+the r places, so with (1) and m coins
+
+    P(W >= v) <= P(Bin(r, q) >= v) + m delta (1 - q) A_r(q),  A_r(q) = 1/r sum_{k=0}^{r-1} max_j P(Bin(k, q) = j).   (2)
+
+The first term is attained by randomized response. The statement is that of Steinke, Nasr and Jagielski (Theorem 3.1),
+with a delta term of our own: theirs is 2 m delta max_i P(v > Bin(r, q) >= v - i) / i, of the same order, without the
+factor 1 - q that makes ours smaller at large epsilon. A_r is about 0.8 / sqrt(r q (1 - q)).
+
+The bound. epsilon is refuted at the confidence if (2) with v = W is at most 1 - confidence. The lower bound is a
+refuted epsilon. Let epsilon* be the truth: (epsilon, delta) holds for every epsilon >= epsilon*, each of those is
+refuted on an event {W >= v(epsilon)} of probability at most 1 - confidence, and the union of these nested events is one
+of them. So the bound exceeds the truth with probability at most 1 - confidence, whichever refuted epsilon is reported.
+"""
+
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from gdpjax._core.types import Array
+from gdpjax.auditing._check import check_confidence, check_counts, check_delta
+
+_LARGEST_EPSILON = 60.0
+_NUM_BISECTIONS = 50
+_ROUNDING = 1 + 1e-9  # incomplete beta and gamma functions are good to about 1e-11
+
+
+def check_guesses(num_correct: Any, num_guesses: Any, num_canaries: Any) -> tuple[np.ndarray, int, int]:
+    """The three counts; ValueError unless 0 <= num_correct <= num_guesses <= num_canaries."""
+    counts = check_counts(num_correct=num_correct, num_guesses=num_guesses, num_canaries=num_canaries)
+    correct, guesses, canaries = counts.values()
+    if guesses.ndim or canaries.ndim:
+        raise ValueError("num_guesses and num_canaries must be one number each: they are fixed before the run")
+    if not (guesses >= 1 and guesses <= canaries and (correct <= guesses).all()):
+        raise ValueError(
+            "expected num_correct <= num_guesses <= num_canaries and num_guesses >= 1, "
+            f"got {num_correct}, {num_guesses} and {num_canaries}"
+        )
+    return correct, int(guesses), int(canaries)
+
+
+def _mean_highest_mass(r: int, epsilon: float) -> float:
+    """A_r(q) of the module docstring: the largest probability of Bin(k, q), averaged over k = 0, ..., r - 1."""
+    k = np.arange(r)
+    mode = np.minimum(np.floor((k + 1) * special.expit(epsilon)), k)
+    log_choose = special.gammaln(k + 1) - special.gammaln(mode + 1) - special.gammaln(k - mode + 1)
+    log_mass = log_choose + mode * special.log_expit(epsilon) + (k - mode) * special.log_expit(-epsilon)
+    return float(np.minimum(np.exp(log_mass) * _ROUNDING, 1.0).mean())
+
+
+def one_run_p_value(num_correct: Array, num_guesses: int, num_canaries: int, *, epsilon: float, delta: float) -> Array:
+    """Largest probability of so many right guesses about an (epsilon, delta)-private mechanism.
+
+    Formula: P(Bin(r, q) >= W) + m delta (1 - q) A_r(q), at most 1; see the module docstring.
+
+    Args:
+        num_correct: W, right guesses; an array gives an array.
+        num_guesses: r >= 1, fixed in advance.
+        num_canaries: m >= r, each included by an independent fair coin.
+        epsilon: finite and >= 0.
+        delta: in [0, 1).
+
+    Returns:
+        A p-value in [0, 1] for "the mechanism is (epsilon, delta)-DP"; an upper bound.
+
+    Raises:
+        ValueError: counts that do not fit together, numbers out of range.
+
+    Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846, Theorem 3.1; the delta term is derived here.
+
+    >>> print(f"{one_run_p_value(60, 100, 100, epsilon=0.0, delta=0.0):.4f}")
+    0.0284
+    """
+    correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
+    delta = check_delta(delta)
+    if not 0 <= epsilon < np.inf:
+        raise ValueError(f"epsilon must be a finite number >= 0, got {epsilon}")
+    return _p_value(correct, guesses, canaries, float(epsilon), delta)[()]
+
+
+def _p_value(correct: np.ndarray, guesses: int, canaries: int, epsilon: float, delta: float) -> np.ndarray:
+    at_least_one = np.maximum(correct, 1)
+    tail = special.betainc(at_least_one, guesses - at_least_one + 1, special.expit(epsilon))
+    tail = np.where(correct > 0, tail, 1.0)
+    extra = canaries * delta * special.expit(-epsilon) * _mean_highest_mass(guesses, epsilon) if delta else 0.0
+    return np.minimum(tail * _ROUNDING + extra, 1.0)
+
+
+def one_run_epsilon(
+    num_correct: Array, num_guesses: int, num_canaries: int, *, delta: float, confidence: float = 0.95
+) -> Array:
+    """Lower bound on epsilon from the number of right guesses about one run.
+
+    Formula: the largest epsilon whose `one_run_p_value` is at most 1 - confidence, or 0.
+
+    Args:
+        num_correct: W, right guesses; an array gives an array.
+        num_guesses: r >= 1, guesses made; a number fixed before the scores were seen (or corrected for, as
+            `audit_one_run` does), and the same for every outcome.
+        num_canaries: m >= r, each included by an independent fair coin.
+        delta: in [0, 1).
+        confidence: probability in (0, 1) with which the bound holds.
+
+    Returns:
+        epsilon >= 0 in nats, float64 of the shape of ``num_correct``. Empirical lower: if the mechanism is
+        (epsilon*, delta)-DP, this is at most epsilon* with probability at least ``confidence`` over the coins and the
+        run.
+
+    Raises:
+        ValueError: counts that do not fit together, numbers out of range.
+
+    Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846, Theorem 3.1; the delta term is derived here.
+
+    >>> print(f"{one_run_epsilon(900, 1000, 1000, delta=1e-5):.3f}")
+    2.021
+    """
+    correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
+    delta, level = check_delta(delta), 1 - check_confidence(confidence)
+
+    def bound(value: int) -> float:
+        def refuted(epsilon: float) -> bool:
+            return bool(_p_value(np.asarray(value), guesses, canaries, epsilon, delta) <= level)
+
+        if not refuted(0.0):
+            return 0.0
+        low, high = 0.0, _LARGEST_EPSILON
+        for _ in range(_NUM_BISECTIONS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if refuted(middle) else (low, middle)
+        return low
+
+    values, places = np.unique(correct, return_inverse=True)
+    return np.asarray([bound(int(value)) for value in values])[places].reshape(correct.shape)[()]

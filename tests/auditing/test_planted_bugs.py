@@ -1,0 +1,202 @@
+"""The audit of our own step: a sound one passes, and every planted bug is seen."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from gdpjax import per_example_grad
+from gdpjax.auditing import audit_step
+from gdpjax.cli import _worst_cases
+from gdpjax.transforms import _noise
+
+NUM_RELEASES = 1024
+CONFIDENCE = 0.95
+SOUND_NORMAL, SOUND_LEAF_KEYS = _noise.standard_normal, _noise.leaf_keys
+SOUND_CLIPPED_GRAD, SOUND_PRIVATIZE = _worst_cases.clipped_grad, _worst_cases.privatize
+SOUND_SAMPLE = _worst_cases.poisson_sample
+
+
+def audits(seed=0, num_releases=NUM_RELEASES, without=("mislabeled",)):
+    """The audit of every worst case, valid together at the confidence, as ``gdpjax audit --step`` runs it."""
+    cases = {name: case for name, case in _worst_cases.worst_cases().items() if name not in without}
+    keys = jax.random.split(jax.random.key(seed), len(cases))
+    share = 1 - (1 - CONFIDENCE) / len(cases)
+    return {
+        name: audit_step(
+            case.release, key, delta=1e-5, claimed=case.claimed(), num_releases=num_releases, confidence=share
+        )
+        for key, (name, case) in zip(keys, cases.items(), strict=True)
+    }
+
+
+def test_the_sound_step_passes_and_its_bounds_say_something():
+    found = audits(num_releases=4096, without=())
+    assert not any(audit.refuted for audit in found.values())
+    for name in ("steady", "turning", "huge", "overflowing"):  # tight worst cases: mu is all of sqrt(2)
+        assert 0.75 * 2**0.5 < found[name].mu <= 2**0.5, name
+    assert 0.6 < found["mislabeled"].mu <= 1
+    assert found["missing"].mu == found["silent"].mu == 0  # such an example leaves no trace at all
+
+
+class Rows:
+    """Stands in for `clipped_grad`: sums a function of per-example gradients, states the usual sensitivity."""
+
+    def __init__(self, bound):
+        self.bound = bound
+
+    def __call__(self, loss, clip, **options):
+        sound, rows_of = SOUND_CLIPPED_GRAD(loss, clip, **options), per_example_grad(loss, **options)
+
+        def total(*args, is_padding):
+            rows = rows_of(*args)  # unmasked: padding is left out after bounding, so that NaN times 0 shows, too
+            kept = jax.tree.map(lambda leaf: jnp.where(expand(is_padding, leaf), 0.0, leaf), rows)
+            return jax.tree.map(lambda leaf: leaf.sum(0), self.bound(kept, clip))
+
+        total.sensitivity = sound.sensitivity
+        return total
+
+
+def expand(vector, leaf):
+    return vector.reshape(-1, *[1] * (leaf.ndim - 1))
+
+
+def norms(rows):
+    return jnp.sqrt(sum(jnp.sum(leaf.reshape(leaf.shape[0], -1) ** 2, axis=1) for leaf in jax.tree.leaves(rows)))
+
+
+def scaled(rows, factor):
+    return jax.tree.map(lambda leaf: leaf * expand(factor, leaf), rows)
+
+
+def naive_clip(rows, clip):
+    """The usual formula; a NaN goes through it."""
+    return scaled(rows, jnp.minimum(1.0, clip / jnp.maximum(norms(rows), 1e-12)))
+
+
+def one_leaf_clipped(rows, clip):
+    return {"first": naive_clip({"a": rows["first"]}, clip)["a"], "second": rows["second"]}
+
+
+def skipped_where_not_finite(rows, clip):
+    size = norms(rows)
+    return scaled(jax.tree.map(jnp.nan_to_num, rows), jnp.where(size < jnp.inf, jnp.minimum(1.0, clip / size), 1.0))
+
+
+def changed_privatize(change):
+    """`privatize` with ``change(update) -> update``."""
+
+    def privatize(clip, **options):
+        sound = SOUND_PRIVATIZE(clip, **options)
+        return optax.GradientTransformation(sound.init, change(sound.update))
+
+    return privatize
+
+
+def state_rolled_back(update):
+    return lambda total, state, params: (update(total, state, params)[0], state)
+
+
+def one_leaf_without_noise(update):
+    def changed(total, state, params):
+        released, state = update(total, state, params)
+        return {**released, "second": total["second"] / 2}, state
+
+    return changed
+
+
+def divided_by_the_realised_batch(monkeypatch):
+    seen = []
+
+    def clipped(loss, clip, **options):
+        sound = SOUND_CLIPPED_GRAD(loss, clip, **options)
+
+        def total(*args, is_padding):
+            seen.append((~is_padding).sum())
+            return sound(*args, is_padding=is_padding)
+
+        total.sensitivity = sound.sensitivity
+        return total
+
+    def change(update):
+        def changed(total, state, params):
+            released, state = update(total, state, params)
+            return jax.tree.map(lambda leaf: leaf * 2 / jnp.maximum(seen[-1], 1), released), state
+
+        return changed
+
+    monkeypatch.setattr(_worst_cases, "clipped_grad", clipped)
+    monkeypatch.setattr(_worst_cases, "privatize", changed_privatize(change))
+
+
+def normal(change):
+    """Plant ``change(key, shape)`` for the noise itself."""
+    return lambda monkeypatch: monkeypatch.setattr(
+        _noise, "standard_normal", lambda key, shape, dtype: change(key, shape)
+    )
+
+
+def per_device(key, shape):
+    """Four devices with noise of a quarter each: half the standard deviation."""
+    return sum(SOUND_NORMAL(jax.random.fold_in(key, device), shape, jnp.float32) / 4 for device in range(4))
+
+
+def in_bfloat16(leaf, key, stddev):
+    noise = jnp.asarray(stddev, jnp.bfloat16) * jax.random.normal(key, leaf.shape, jnp.bfloat16)
+    return leaf + noise.astype(jnp.float32)
+
+
+def all_in_bfloat16(leaf, key, stddev):
+    noise = jnp.asarray(stddev, jnp.bfloat16) * jax.random.normal(key, leaf.shape, jnp.bfloat16)
+    return (leaf.astype(jnp.bfloat16) + noise).astype(jnp.float32)
+
+
+def planted(module, name, value):
+    return lambda monkeypatch: monkeypatch.setattr(module, name, value)
+
+
+BUGS = {
+    "no noise": normal(lambda key, shape: jnp.zeros(shape)),
+    "half the noise": normal(lambda key, shape: SOUND_NORMAL(key, shape, jnp.float32) / 2),
+    "noise in parts per device": normal(per_device),
+    "a default key": normal(lambda key, shape: SOUND_NORMAL(jax.random.key(0), shape, jnp.float32)),
+    "one key for all leaves": planted(_noise, "leaf_keys", lambda key, tree: jax.tree.map(lambda _: key, tree)),
+    "one key for all steps": planted(_worst_cases, "privatize", changed_privatize(state_rolled_back)),
+    "noise in bfloat16": planted(_noise, "noisy", in_bfloat16),
+    "noise and sum in bfloat16": planted(_noise, "noisy", all_in_bfloat16),
+    "clipping off": planted(_worst_cases, "clipped_grad", Rows(lambda rows, clip: rows)),
+    "one leaf not clipped": planted(_worst_cases, "clipped_grad", Rows(one_leaf_clipped)),
+    "NaN around clipping": planted(_worst_cases, "clipped_grad", Rows(naive_clip)),
+    "no clipping where the norm overflows": planted(_worst_cases, "clipped_grad", Rows(skipped_where_not_finite)),
+    "one leaf without noise": planted(_worst_cases, "privatize", changed_privatize(one_leaf_without_noise)),
+    "divided by the realised batch": divided_by_the_realised_batch,
+    "sampled twice as often": planted(_worst_cases, "poisson_sample", lambda k, n, p, c: SOUND_SAMPLE(k, n, 2 * p, c)),
+    "batches not sampled at all": planted(
+        _worst_cases, "poisson_sample", lambda k, n, p, c: SOUND_SAMPLE(k, n, 1.0 + 0 * p, c)
+    ),
+}
+
+
+MORE = [
+    "a default key", "one key for all leaves", "noise and sum in bfloat16", "no clipping where the norm overflows",
+    "one leaf without noise", "batches not sampled at all",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", [pytest.param(bug, marks=[pytest.mark.slow] if bug in MORE else []) for bug in BUGS])
+def test_a_planted_bug_is_seen(bug, monkeypatch):
+    BUGS[bug](monkeypatch)
+    found = audits()
+    assert any(audit.refuted for audit in found.values())
+
+
+@pytest.mark.slow
+def test_the_stand_in_for_clipping_is_sound_by_itself(monkeypatch):
+    """What is seen above is the bug, not the harness around it."""
+
+    def finite_clip(rows, clip):
+        bad = ~(norms(rows) < jnp.inf)
+        return naive_clip(jax.tree.map(lambda leaf: jnp.where(expand(bad, leaf), 0.0, leaf), rows), clip)
+
+    monkeypatch.setattr(_worst_cases, "clipped_grad", Rows(finite_clip))
+    assert not any(audit.refuted for audit in audits().values())

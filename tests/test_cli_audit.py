@@ -1,0 +1,152 @@
+"""`gdpjax audit`: files of scores, the step of this installation, exit statuses, refusals."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gdpjax import Bounds
+from gdpjax.accounting import epsilon_bounds, gdp_epsilon, tradeoff_bounds
+from gdpjax.auditing import audit_many_runs, audit_one_run
+from gdpjax.cli import _audit, main
+from gdpjax.cli._worst_cases import WorstCase, worst_cases
+
+
+def run(capsys, *arguments, status=0):
+    assert main(["audit", *map(str, arguments)]) == status
+    captured = capsys.readouterr()
+    assert (captured.err == "") == (status != 2)
+    return captured.err if status == 2 else captured.out
+
+
+def write(path, scores, included, header="score,included"):
+    path.write_text("\n".join([header, *(f"{score},{coin}" for score, coin in zip(scores, included, strict=True))]))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    included = rng.random(2000) < 0.5
+    scores = included + rng.normal(size=2000)
+    return scores, included, write(tmp_path / "scores.csv", scores, included.astype(int))
+
+
+def test_one_run(capsys, data):
+    scores, included, path = data
+    found = json.loads(run(capsys, path, "--json"))
+    audit = audit_one_run(scores, included, key=jax.random.key(0), delta=1e-5)
+    assert found == {
+        "epsilon_lower": audit.epsilon, "mu_lower": audit.mu, "delta": 1e-5, "confidence": audit.confidence,
+        "num_canaries": 2000, "num_guesses": 200, "num_correct": audit.num_correct,
+    }  # fmt: skip
+    assert 0 < found["epsilon_lower"] < gdp_epsilon(1e-5, 1.0)
+    assert 0.4 < found["mu_lower"] < 1
+    other = json.loads(run(capsys, path, "--json", "--num-guesses", 100, 400, "--confidence", 0.9, "--delta", 1e-3))
+    assert other["num_guesses"] in (100, 400)
+    assert (other["confidence"], other["delta"]) == (pytest.approx(0.9), 1e-3)
+    table = run(capsys, path)
+    assert table.count("empirical lower") == 2
+    assert "confidence" in table
+
+
+def test_many_runs(capsys, data):
+    scores, included, path = data
+    found = json.loads(run(capsys, path, "--many-runs", "--json", "--seed", 3))
+    audit = audit_many_runs(scores, included, key=jax.random.key(3), delta=1e-5)
+    assert (found["mu_lower"], found["epsilon_lower"]) == (audit.mu, audit.epsilon)
+    assert found["epsilon_lower_if_gaussian"] == audit.epsilon_if_gaussian
+    fixed = json.loads(run(capsys, path, "--many-runs", "--threshold", 0.5, "--json"))
+    assert (fixed["threshold"], fixed["num_runs"]) == (0.5, 2000)
+    assert "if the trade-off curve is Gaussian" in run(capsys, path, "--many-runs")
+
+
+def test_other_spellings_of_the_file(capsys, tmp_path):
+    coins = ["true", "False", "1.0", "0"] * 25
+    path = write(
+        tmp_path / "a.csv", ["inf", "-inf", "2e3", "-7"] * 25, [f"{c},x" for c in coins], "score,included,note"
+    )
+    found = json.loads(run(capsys, path, "--num-guesses", 100, "--json"))
+    assert found["num_correct"] == 100
+    assert found["epsilon_lower"] > 2
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("score,member\n1,1\n", [], "needs the columns score and included, got score, member"),
+        ("score,included\n1,1\nnan,0\n", [], "NaN at index 1"),
+        ("score,included\n1,1\nx,0\n", [], "line 3"),
+        ("score,included\n1,1\n2,0.5\n", [], "line 3"),
+        ("score,included\n1,1\n2\n", [], "line 3"),
+        ("score,included\n", [], "length >= 1"),
+        ("score,included\n" + "1,1\n" * 200, [], "fair coins"),
+        ("score,included\n1,1\n", ["--num-guesses", "2"], "num_guesses"),
+        ("score,included\n1,1\n", ["--confidence", "nan"], "confidence"),
+        ("score,included\n1,1\n", ["--threshold", "2"], "--threshold does not belong"),
+        ("score,included\n1,1\n", ["--many-runs", "--num-guesses", "2"], "--num-guesses does not belong"),
+        ("score,included\n1,1\n", ["--num-releases", "100"], "--num-releases does not belong"),
+        ("score,included\n1,1\n", ["--step"], "either a file of scores or --step"),
+    ],
+)
+def test_bad_input(capsys, tmp_path, text, options, message):
+    path = tmp_path / "scores.csv"
+    path.write_text(text)
+    assert message in run(capsys, path, *options, status=2)
+
+
+def test_nothing_to_audit(capsys, tmp_path):
+    assert "either a file of scores or --step" in run(capsys, status=2)
+    assert "No such file" in run(capsys, tmp_path / "none.csv", status=2)
+    assert "leave it out with --step" in run(capsys, "--step", "--many-runs", status=2)
+
+
+def without_sampling(noise_multiplier, sampling_prob, num_steps, delta):
+    """Stands in for `epsilon_bounds`: exact for full batches, an upper bound for others, and nothing to compile."""
+    return Bounds(0, gdp_epsilon(delta, np.sqrt(num_steps) / noise_multiplier))
+
+
+@pytest.mark.parametrize("certified", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_step_of_this_installation(capsys, monkeypatch, certified):
+    names = ["steady", "turning", "huge", "overflowing", "missing", "silent", "sampled", "mislabeled"]
+    if not certified:  # one program, and no accountant to compile
+        names = ["steady", "silent"]
+        monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
+        cases = worst_cases()
+        monkeypatch.setattr(_audit, "worst_cases", lambda: {name: cases[name] for name in names})
+    report = json.loads(run(capsys, "--step", "--num-releases", 1024, "--json"))
+    assert report["sound"] is True
+    assert list(report["cases"]) == names
+    for case in report["cases"].values():
+        run_of_case = case["noise_multiplier"], case["sampling_prob"], case["num_steps"]
+        assert case["verdict"] == "consistent"
+        assert 0 <= case["epsilon_lower"] <= case["epsilon_upper"]
+        if certified:
+            assert case["epsilon_upper"] == pytest.approx(float(epsilon_bounds(*run_of_case, 1e-5).upper), rel=1e-3)
+        assert 0 <= case["claimed_beta"] <= 1
+    assert report["cases"]["steady"]["mu_lower"] > 0.8
+
+
+@pytest.mark.slow
+def test_the_claimed_curves_are_the_certified_ones():
+    alpha = np.array([0.001, 0.02, 0.2, 0.5, 0.9])
+    for name, case in worst_cases().items():
+        bounds = tradeoff_bounds(*case.run, alpha)
+        assert (bounds.lower <= case.claimed()(alpha) + 1e-12).all(), name
+        assert (case.claimed()(alpha) <= bounds.upper + 1e-12).all(), name
+
+
+def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
+    cases = {
+        "half": WorstCase(lambda key, included: jnp.float32(2) * included + jax.random.normal(key), 1.0, 1.0, 1),
+        "open": WorstCase(lambda key, included: included, 4.0, 1.0, 1),
+    }
+    monkeypatch.setattr(_audit, "worst_cases", lambda: cases)
+    monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
+    table = run(capsys, "--step", "--num-releases", 2048, status=1)
+    lines = {line.split()[0]: line for line in table.splitlines()}
+    assert "REFUTED: trade-off" in lines["half"]
+    assert "REFUTED: epsilon" in lines["open"]
+    assert json.loads(run(capsys, "--step", "--num-releases", 2048, "--json", status=1))["sound"] is False

@@ -1,0 +1,494 @@
+"""Forty-three ways in which private training can lie, the tests that guard each, and how those were seen to fail.
+
+`docs/traps.md` is made of this table by ``python -m tests.test_traps``. ``broken_by`` says what was broken, for a
+moment and in a copy of the library, when tests of ``guarded_by`` were seen to fail; "in the test" where a test contains
+its own broken version. What was not tried, or cannot be, is said there too.
+"""
+
+import ast
+import functools
+import pathlib
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "traps.md"
+
+
+class Trap(NamedTuple):
+    """One trap: what goes wrong, the node ids of the tests that would see it, and the mutations that they did see."""
+
+    what: str
+    guarded_by: tuple[str, ...]
+    broken_by: str
+
+
+TRAPS = {
+    1: Trap(
+        "An empty Poisson batch raises, or divides by zero.",
+        (
+            "tests/clipping/test_clipped_grad.py::test_all_padding_and_empty_batches_give_zeros",
+            "tests/transforms/test_privatize.py::test_noise_does_not_depend_on_the_realised_batch",
+            "tests/training/test_loop.py::test_the_noise_does_not_depend_on_who_is_in_the_batch",
+            "tests/training/test_loop.py::test_an_empty_data_set_gives_noise_of_the_planned_size",
+        ),
+        "the branch for empty batches removed from clipped_grad; the training step divides by the number of real rows",
+    ),
+    2: Trap(
+        "Dividing by the realised batch size makes the noise a function of who was drawn.",
+        (
+            "tests/training/test_loop.py::test_the_noise_does_not_depend_on_who_is_in_the_batch",
+            "tests/transforms/test_privatize.py::test_noise_does_not_depend_on_the_realised_batch",
+        ),
+        "the training step divides by max(1, number of real rows)",
+    ),
+    3: Trap(
+        "The divisor is derived from the private number of examples.",
+        (
+            "tests/training/test_loop.py::test_the_divisor_does_not_follow_the_size_of_the_data",
+            "tests/training/test_plan.py::test_the_divisor_and_the_probability_are_public_constants",
+        ),
+        "the training step divides by sampling_prob times the number of real examples",
+    ),
+    4: Trap(
+        "Batches are drawn in another way than is accounted for.",
+        (
+            "tests/training/test_loop.py::test_a_step_is_the_written_out_step",
+            "tests/training/test_loop.py::test_scan_equals_steps_equals_a_loader",
+            "tests/training/test_plan.py::test_pieces_that_disagree_are_refused",
+            "tests/sampling/test_poisson.py::test_marginal_and_pairwise_inclusion",
+            "tests/sampling/test_uniform.py::test_marginal_and_pairwise_inclusion",
+        ),
+        "the step walks through one shuffled order; one coin for all rows; a plan's JSON is read without comparing "
+        "its pieces",
+    ),
+    5: Trap(
+        "Add-or-remove noise is used for a replace-one statement: a factor of two.",
+        (
+            "tests/clipping/test_rules.py::test_neighbours_of_every_relation_reach_the_sensitivity_and_no_more",
+            "tests/clipping/test_clipped_grad.py::test_sensitivity_under_every_relation",
+            "tests/clipping/test_rules.py::test_the_stated_bounds",
+        ),
+        "sensitivity_factor 1 for every relation",
+    ),
+    6: Trap(
+        "The stated sensitivity is not the largest change that an example can make.",
+        (
+            "tests/clipping/test_rules.py::test_no_row_beats_the_sensitivity",
+            "tests/clipping/test_sum_bound.py::test_adding_a_row_moves_the_sum_by_at_most_the_sensitivity",
+            "tests/clipping/test_sum_bound.py::test_large_batch_in_float32_keeps_the_bound",
+            "tests/training/test_loop.py::test_neighbours_differ_by_one_clipped_gradient",
+        ),
+        "PerLeaf clips each leaf to all of C; rows clipped to C instead of C / (1 + slack)",
+    ),
+    7: Trap(
+        "Half precision: rounded sums move too far, norms overflow, noise has few values or vanishes.",
+        (
+            "tests/clipping/test_sum_bound.py::test_adding_a_row_moves_the_sum_by_at_most_the_sensitivity",
+            "tests/clipping/test_sum_bound.py::test_gradients_whose_squares_overflow_contribute_the_clip_norm",
+            "tests/clipping/test_clipped_grad.py::test_half_precision_parameters_give_float32_sums",
+            "tests/transforms/test_privatize.py::test_noise_survives_any_gradient_dtype",
+            "tests/transforms/test_privatize.py::test_half_precision_leaves_get_the_noise_of_float32_ones",
+            "tests/transforms/test_noise.py::test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf",
+        ),
+        "the sum rounded to the parameters' type; squares added in the gradient's own type; noise rounded to the "
+        "leaf's type; the noisy sum rounded to it",
+    ),
+    8: Trap(
+        "One NaN or infinite example poisons the sum, or passes the clipping.",
+        (
+            "tests/clipping/test_sum_bound.py::test_a_non_finite_row_equals_that_row_removed",
+            "tests/clipping/test_clipped_grad.py::test_padding_content_never_matters",
+        ),
+        "every row kept whatever its norm; such rows multiplied by zero instead of replaced",
+    ),
+    9: Trap(
+        "The square of a finite gradient overflows, and the example is dropped or becomes NaN.",
+        (
+            "tests/clipping/test_sum_bound.py::test_gradients_whose_squares_overflow_contribute_the_clip_norm",
+            "tests/clipping/test_sum_bound.py::test_tiny_gradients_pass_and_tiny_clip_norms_hold",
+        ),
+        "squares taken without scaling by the largest entry first",
+    ),
+    10: Trap(
+        "One key for several steps, leaves, hosts or runs: noise that can be subtracted.",
+        (
+            "tests/transforms/test_privatize.py::test_steps_leaves_and_keys_give_independent_noise",
+            "tests/transforms/test_noise.py::test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf",
+            "tests/transforms/test_privatize.py::test_no_key_has_a_default",
+            "tests/training/test_run.py::test_a_key_used_twice",
+            "tests/training/test_processes.py::test_several_processes_make_the_run_of_one_and_survive_a_kill",
+        ),
+        "the step not folded into the key; one key for all leaves; a default key; a used key not refused; a key of "
+        "its own for every process (which JAX itself refuses, too)",
+    ),
+    11: Trap(
+        "A weak seed: 31 bits that a generator stretches.",
+        (
+            "tests/transforms/test_noise.py::test_every_bit_of_a_fresh_key_is_from_the_systems_entropy",
+            "tests/transforms/test_noise.py::test_fresh_keys_differ",
+        ),
+        "fresh_key made of 31 random bits and split. Guarded is that every bit of the key (threefry: 64) is entropy; "
+        "there is no noise that combines two keys",
+    ),
+    12: Trap(
+        "A restart repeats noise on another gradient, or forgets what was spent.",
+        (
+            "tests/training/test_run.py::test_interrupted_equals_uninterrupted",
+            "tests/training/test_run.py::test_on_another_machine_the_lost_chunk_is_charged_and_gets_new_keys",
+            "tests/training/test_run.py::test_other_data_or_another_learning_rate_is_another_fingerprint",
+            "tests/training/test_run.py::test_a_full_disk_loses_nothing",
+            "tests/training/test_run.py::test_kill_9_at_random",
+            "tests/training/test_run.py::test_state_without_a_ledger_is_refused",
+        ),
+        "the journal written after the chunk; fingerprints not compared; the data left out of them; lost steps "
+        "charged but the old key kept; a state without ledger read as an empty one",
+    ),
+    13: Trap(
+        "Every device adds its own noise.",
+        (
+            "tests/training/test_devices.py::test_the_noise_does_not_depend_on_the_devices",
+            "tests/training/test_devices.py::test_the_run_does_not_depend_on_the_devices",
+            "tests/training/test_processes.py::test_several_processes_make_the_run_of_one_and_survive_a_kill",
+        ),
+        "noise with a key of the device's index added to each device's sum before the all-reduce",
+    ),
+    14: Trap(
+        "The all-reduce over devices is in half precision.",
+        (
+            "tests/clipping/test_mesh.py::test_one_all_reduce_of_the_parameters_in_float32",
+            "tests/clipping/test_mesh.py::test_the_sum_does_not_depend_on_the_devices",
+        ),
+        "sums cast to bfloat16 for the all-reduce (a CPU's compiled program widens them again, so what is asked of "
+        "the compiler is looked at, too)",
+    ),
+    15: Trap(
+        "A large Poisson batch is truncated to fit.",
+        (
+            "tests/sampling/test_batches.py::test_a_batch_that_does_not_fit_is_refused",
+            "tests/training/test_loop.py::test_a_batch_that_does_not_fit_stops_the_run",
+        ),
+        "the host's batches cut at the capacity; the step takes every batch as fitting; such a batch flagged and "
+        "still trained on",
+    ),
+    16: Trap(
+        "Accounting in float32: NaN or wrong digits at ordinary points.",
+        (
+            "tests/accounting/test_gdp.py::test_delta_against_sixty_digits",
+            "tests/accounting/test_gdp.py::test_inversions_against_sixty_digits",
+        ),
+        "the arguments of the accounting functions made float32, and delta computed in float32 (overflows, which are "
+        "errors in the tests); the textbook difference, in the test",
+    ),
+    17: Trap(
+        "The bound is of one direction of neighbours only.",
+        (
+            "tests/accounting/numeric/test_honesty.py::test_every_composed_reference_row_is_inside",
+            "tests/accounting/numeric/test_honesty.py::test_every_direction_of_the_reference_rows_is_inside",
+            "tests/accounting/numeric/test_honesty.py::test_one_step_is_the_closed_form_in_both_directions",
+            "tests/accounting/numeric/test_curve.py::test_one_step_is_the_symmetrised_subsampled_gaussian",
+        ),
+        'only the direction "add" composed. With only "remove" nothing fails: it was the larger one at every '
+        "reference row and at 36 other runs, so the two directions are tested one by one",
+    ),
+    18: Trap(
+        "Negative epsilons, and root finders that fail at ordinary parameters.",
+        (
+            "tests/accounting/test_gdp.py::test_edges",
+            "tests/accounting/test_gdp.py::test_epsilon_round_trip",
+            "tests/accounting/numeric/test_honesty.py::test_zero_where_delta_is_large_enough",
+            "tests/accounting/numeric/test_honesty.py::test_corners_are_finite_and_ordered",
+            "tests/accounting/numeric/test_honesty.py::test_beyond_the_stated_range_nothing_is_nan",
+        ),
+        "nothing held at zero in the inversion of the Gaussian, nor in the certified bracket (there it takes all the "
+        "places at once). Fallbacks of the bracket replaced by infinity were not seen: no point of the tests needs "
+        "them",
+    ),
+    19: Trap(
+        "Changing noise or sampling probability cannot be accounted for, or is merged.",
+        (
+            "tests/accounting/test_certified.py::test_equal_phases_agree_with_one_event",
+            "tests/accounting/test_certified.py::test_different_phases_lie_between_their_extremes",
+            "tests/transforms/test_privatize.py::test_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling",
+        ),
+        "only the first phase of a ledger accounted for; the compiled ledger merges unequal steps",
+    ),
+    20: Trap(
+        "Gradient accumulation adds noise at every microbatch, or counts each as a step.",
+        (
+            "tests/transforms/test_accumulate.py::test_any_number_of_microbatches_gives_the_step_of_one_big_batch",
+            "tests/transforms/test_accumulate.py::test_in_between_nothing_moves_and_nothing_is_recorded",
+        ),
+        "every microbatch released with its own noise and event",
+    ),
+    21: Trap(
+        "Means over microbatches are averaged, which changes the sensitivity.",
+        (
+            "tests/transforms/test_accumulate.py::test_any_number_of_microbatches_gives_the_step_of_one_big_batch",
+            "tests/clipping/test_clipped_grad.py::test_every_strategy_is_the_definition",
+        ),
+        "the mean of the accumulated sums released; the mean over the chunks of a scan",
+    ),
+    22: Trap(
+        "A layer lets one example reach the gradients of others (BatchNorm, routing).",
+        (
+            "tests/clipping/test_clipped_grad.py::test_no_row_moves_the_gradient_of_another",
+            "tests/clipping/test_clipped_grad.py::test_rows_do_not_influence_each_other",
+            "tests/clipping/test_clipped_grad.py::test_bad_input_is_refused_with_advice",
+        ),
+        "a thousandth of the mean row subtracted from per-example gradients; the mapped axis given a name (such a "
+        "loss is then still refused, for another reason)",
+    ),
+    23: Trap(
+        "Running statistics carry private data out.",
+        (
+            "tests/training/test_loop.py::test_running_statistics_of_nnx",
+            "tests/training/test_loop.py::test_bad_input",
+        ),
+        "statistics among the parameters accepted",
+    ),
+    24: Trap(
+        "Frozen parameters are noised, or count in the norm; tied ones count twice.",
+        (
+            "tests/clipping/test_clipped_grad.py::test_frozen_and_integer_leaves_are_zeros_outside_the_norm",
+            "tests/transforms/test_privatize.py::test_frozen_and_integer_leaves_leave_as_exact_zeros",
+            "tests/transforms/test_composition.py::test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked",
+            "tests/transforms/test_composition.py::test_a_tied_leaf_is_clipped_once_with_its_true_norm",
+            "tests/clipping/test_clipped_grad.py::test_tied_parameters_are_clipped_once_with_their_true_norm",
+        ),
+        "noise on frozen leaves; frozen leaves differentiated; of a leaf used twice only one use kept",
+    ),
+    25: Trap(
+        "Sparse gradients: rows that no example touched get no noise and show it.",
+        ("tests/transforms/test_privatize.py::test_every_row_of_an_embedding_is_noised",),
+        "noise only where the sum is not zero",
+    ),
+    26: Trap(
+        "Augmented copies count as examples, and the bound grows with their number.",
+        (
+            "tests/clipping/test_augment.py::test_gradients_are_averaged_over_copies_before_clipping",
+            "tests/clipping/test_augment.py::test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity",
+        ),
+        "copies' losses added instead of averaged (which leaves the bound as it is); copies as rows of the batch, in "
+        "the test",
+    ),
+    27: Trap(
+        "The budget of adaptive clipping's own release is not counted.",
+        (
+            "tests/transforms/test_adaptive.py::test_the_ledger_holds_the_joint_event",
+            "tests/transforms/test_adaptive.py::test_a_traced_noise_multiplier_is_recorded_from_below",
+            "tests/transforms/test_adaptive.py::test_no_neighbour_moves_both_releases_by_more_than_is_recorded",
+            "tests/accounting/test_events.py::test_quantile_clipping_is_a_joint_event",
+        ),
+        "the sum's own noise multiplier recorded instead of the joint one",
+    ),
+    28: Trap(
+        "Gradients are changed between clipping and noise.",
+        (
+            "tests/transforms/test_privatize.py::test_both_ways_of_clipping_give_the_same_step",
+            "tests/training/test_loop.py::test_neighbours_differ_by_one_clipped_gradient",
+            "tests/training/test_loop.py::test_a_step_is_the_written_out_step",
+            "tests/transforms/test_privatize.py::test_unclipped_or_per_example_gradients_are_refused",
+        ),
+        "dpsgd and the training step double the clipped sum; shapes not compared with the parameters'. In a chain of "
+        "one's own a rescaling cannot be seen: see below",
+    ),
+    29: Trap(
+        "An optimistic audit finds a leak in null scores.",
+        (
+            "tests/auditing/test_one_run.py::test_null_scores_give_nothing",
+            "tests/auditing/test_one_run.py::test_several_numbers_of_guesses_share_the_confidence",
+            "tests/auditing/test_one_run.py::test_exact_coverage_of_epsilon",
+            "tests/auditing/test_one_run.py::test_exact_coverage_of_mu",
+            "tests/auditing/test_one_run.py::test_ties_tell_nothing_even_in_a_sorted_file",
+            "tests/auditing/test_many_runs.py::test_null_scores_give_nothing",
+            "tests/auditing/test_many_runs.py::test_exact_coverage_of_gaussian_mechanisms_at_every_threshold",
+            "tests/auditing/test_many_runs.py::test_the_best_threshold_on_the_same_scores_would_not_cover",
+            "tests/auditing/test_step.py::test_a_sound_release_is_refuted_no_more_often_than_stated",
+        ),
+        "the best number of guesses reported at the whole confidence; several numbers that do not share it; delta "
+        "left out; the share of right guesses taken for a bound; ties by position; the threshold chosen on the scores "
+        "that are judged; each error rate at the whole confidence",
+    ),
+    30: Trap(
+        "Calibrated for one sampling probability, trained with another.",
+        (
+            "tests/training/test_plan.py::test_calibrated_then_verified",
+            "tests/training/test_loop.py::test_a_step_is_the_written_out_step",
+        ),
+        "calibrated at half the sampling probability; trained at twice it",
+    ),
+    31: Trap(
+        "Noise with a short tail: outputs that only one of two neighbours can produce.",
+        (
+            "tests/transforms/test_noise.py::test_noise_of_extreme_words_is_beyond_nine_standard_deviations",
+            "tests/transforms/test_noise.py::test_the_largest_value_is_beyond_nine_standard_deviations",
+            "tests/transforms/test_noise.py::test_inversion_is_accurate_over_the_whole_range",
+            "tests/transforms/test_noise.py::test_values_beyond_the_reach_of_float32_uniforms_occur",
+            "tests/training/test_plan.py::test_noise_whose_range_would_show_an_example",
+            "tests/training/test_plan.py::test_statement_has_every_item",
+        ),
+        "standard_normal replaced by jax.random.normal (every other quick test of the noise passed); the plan's check "
+        "of the tail removed. The slow test of 2^32 draws was not run broken: no value would reach 5.5, where it "
+        "wants 163",
+    ),
+    32: Trap(
+        "The sampling probability is rounded up by float32 uniforms.",
+        (
+            "tests/sampling/test_poisson.py::test_small_probabilities_are_not_rounded_up",
+            "tests/sampling/test_poisson.py::test_words_below_the_accounted_threshold_are_included",
+            "tests/training/test_plan.py::test_what_follows_from_the_plan_is_what_is_accounted_for",
+        ),
+        "a float32 uniform compared with p (at p = 1e-6, 7% more, no frequency test of seconds sees it: at 2^-26 it "
+        "is eight times p); the Event of a plan holds the p that was asked for",
+    ),
+    33: Trap(
+        "What happens when a padded batch overflows is not in delta.",
+        (
+            "tests/training/test_plan.py::test_what_follows_from_the_plan_is_what_is_accounted_for",
+            "tests/training/test_loop.py::test_a_step_is_the_written_out_step",
+            "tests/training/test_loop.py::test_a_batch_that_does_not_fit_stops_the_run",
+            "tests/accounting/test_certified.py::test_overflow_is_paid_and_the_bracket_contains_both_extremes",
+        ),
+        "tau left out of the plan's Event; out of the ledger; out of the certified bracket",
+    ),
+    34: Trap(
+        "The size of the data shows, or a data set is refused for its size.",
+        (
+            "tests/training/test_loop.py::test_size_of_the_data_does_not_show",
+            "tests/training/test_loop.py::test_a_public_number_must_be_met",
+            "tests/training/test_plan.py::test_statement_of_other_plans",
+            "tests/sampling/test_batches.py::test_rows_beyond_the_real_ones_are_never_drawn",
+        ),
+        "smaller data refused; not padded; a public number not compared",
+    ),
+    35: Trap(
+        "Stopping early by looking, and reporting the steps that were made.",
+        (
+            "tests/training/test_loop.py::test_it_stops_at_the_planned_maximum",
+            "tests/training/test_plan.py::test_statement_has_every_item",
+        ),
+        "the step goes on beyond the planned maximum",
+    ),
+    36: Trap(
+        "Private diagnostics (training loss, gradient norms) are released as if covered.",
+        (
+            "tests/experiments/test_training.py::test_public_records",
+            "tests/experiments/test_training.py::test_private_diagnostics_are_apart_and_marked",
+            "tests/training/test_plan.py::test_statement_has_every_item",
+        ),
+        "a training loss among the public metrics; the diagnostics' file without its mark; the statement without what "
+        "was released",
+    ),
+    37: Trap(
+        "The symmetrised curve is composed, instead of each direction.",
+        ("tests/tradeoff/test_compose.py::test_asymmetric_curves_are_composed_per_direction",),
+        "each curve symmetrised before it is composed",
+    ),
+    38: Trap(
+        "One key for several configurations of a sweep, or several seeds' runs.",
+        (
+            "tests/transforms/test_privatize.py::test_a_key_shared_by_the_configurations_of_a_sweep_is_refused",
+            "tests/transforms/test_privatize.py::test_a_shared_key_behind_a_batched_predicate_gives_nan",
+            "tests/training/test_loop.py::test_a_sweep_is_one_program",
+            "tests/training/test_run.py::test_a_key_used_twice",
+            "tests/experiments/test_training.py::test_unseeded_keys_differ_in_every_stream",
+        ),
+        "a shared key accepted under vmap; the configuration left out of a seed's keys; a used key not refused",
+    ),
+    39: Trap(
+        "Joint releases from one batch are accounted as independent events.",
+        (
+            "tests/transforms/test_privatize.py::test_two_ledgers_in_one_state_are_refused",
+            "tests/training/test_loop.py::test_an_optimizer_that_is_private_itself",
+            "tests/test_ledger.py::test_joint_event_is_the_one_of_the_combined_noise",
+            "tests/transforms/test_adaptive.py::test_no_neighbour_moves_both_releases_by_more_than_is_recorded",
+        ),
+        "two ledgers in one state accepted; the smaller noise multiplier taken for the joint one",
+    ),
+    40: Trap(
+        "A mask around the private transform lets leaves out without noise.",
+        (
+            "tests/transforms/test_privatize.py::test_masks_around_the_private_transform_are_refused",
+            "tests/transforms/test_adaptive.py::test_masks_around_it_are_refused",
+        ),
+        "masked leaves not looked for",
+    ),
+    41: Trap(
+        "A float32 sum depends on its order by more than the sensitivity.",
+        (
+            "tests/clipping/test_sum_bound.py::test_large_batch_in_float32_keeps_the_bound",
+            "tests/clipping/test_sum_bound.py::test_the_compensated_tree_is_exact_to_one_rounding",
+            "tests/clipping/test_sum_bound.py::test_a_batch_too_large_for_the_bound_is_refused",
+            "tests/transforms/test_accumulate.py::test_the_sum_of_many_is_rounded_once",
+            "tests/transforms/test_accumulate.py::test_an_added_row_that_moves_all_others_keeps_the_bound",
+        ),
+        "the error of each addition dropped; no limit on the slack",
+    ),
+    42: Trap(
+        "Wrappers that roll state back repeat noise and forget steps.",
+        ("tests/transforms/test_privatize.py::test_wrappers_that_skip_or_repeat_steps_have_no_ledger",),
+        "a ledger read through such wrappers",
+    ),
+    43: Trap(
+        "A general accumulation wrapper around the private transform halves the update, or fails.",
+        (
+            "tests/transforms/test_accumulate.py::test_optax_multisteps_is_refused_with_advice",
+            "tests/transforms/test_privatize.py::test_wrappers_that_skip_or_repeat_steps_have_no_ledger",
+        ),
+        "a ledger read through such wrappers",
+    ),
+}
+
+
+@functools.cache
+def names_in(file: str) -> set[str]:
+    """The functions and classes that a test file defines, methods as Class::method."""
+    found = set()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found.update(f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef))
+    return found
+
+
+def page() -> str:
+    """The text of docs/traps.md."""
+    head, _, foot = PAGE.read_text().partition(ROWS_BEGIN)
+    rows = [f"| {number} | {trap.what} | {', '.join(files_of(trap))} |" for number, trap in TRAPS.items()]
+    return head + ROWS_BEGIN + "".join(f"{row}\n" for row in rows) + ROWS_END + foot.partition(ROWS_END)[2]
+
+
+ROWS_BEGIN = "|---|---|---|\n"
+ROWS_END = "\n## "
+
+
+def files_of(trap: Trap) -> list[str]:
+    """The test files of a trap, as they are written on the page."""
+    files = dict.fromkeys(node.split("::")[0].removeprefix("tests/") for node in trap.guarded_by)
+    return [f"`{file}`" for file in files]
+
+
+def test_every_trap_is_guarded():
+    assert list(TRAPS) == list(range(1, 44))
+    for number, trap in TRAPS.items():
+        assert trap.what, number
+        assert trap.guarded_by, number
+        assert trap.broken_by, number
+
+
+def test_every_guard_exists():
+    for number, trap in TRAPS.items():
+        for node in trap.guarded_by:
+            file, _, name = node.partition("::")
+            assert name.split("::")[-1].startswith("test_"), (number, node)
+            assert name in names_in(file), (number, node)
+
+
+def test_the_page_is_the_table():
+    assert PAGE.read_text() == page(), "run python -m tests.test_traps"
+    assert PAGE.read_text().count("\n- **") >= 5, "what no test can see is written by hand, below the table"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
