@@ -60,7 +60,8 @@ CPU = (
     ),
     Case(
         "digits_mlp", "MLP 64-64-10 of the digits, 1,792 images (seven batches), expected batch 256",
-        MLP((64, 64, 10)), (64,), 1792, 256, 30, noise_multiplier=4.0, clip_norm=1.0, learning_rate=1.0, steps_per_turn=100,
+        MLP((64, 64, 10)), (64,), 1792, 256, 30, noise_multiplier=4.0, clip_norm=1.0, learning_rate=1.0,
+        steps_per_turn=100,
     ),
 )  # fmt: skip
 

@@ -24,9 +24,9 @@ TRAINING = (
     "Everybody trains the same model from the same parameters, with the same expected batch size, clip norm, noise "
     "multiplier and optimizer, in its own documented loop with its own Poisson batches, compiled beforehand. Opacus "
     "samples with one over the whole number of batches of an epoch, so that its rate may differ in the third digit. "
-    "Epsilon is what each library states for all the planned steps. The loss, over 1,000 examples after the steps of one turn, "
-    "shows that all train the same; the noise differs. Ready is everything until the first turn is over: building, "
-    "compiling, one turn."
+    "Epsilon is what each library states for all the planned steps. The loss, over 1,000 examples after the steps of "
+    "one turn, shows that all train the same; the noise differs. Ready is everything until the first turn is over: "
+    "building, compiling, one turn."
 )
 
 
