@@ -35,15 +35,8 @@ class Settings(NamedTuple):
     contenders: Sequence[str] = ()
 
 
-def run(
-    settings: Settings,
-    save: Callable[[dict[str, Any]], None] = lambda result: None,
-    keep_memory: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
-    """The whole benchmark; ``save`` gets what there is after each case. JAX is imported after the cores are chosen.
-
-    ``keep_memory`` is called after the noise was timed once with the allocator as it is.
-    """
+def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
+    """The whole benchmark; ``save`` gets what there is after each case. JAX is imported after the cores are chosen."""
     from benchmarks.training import cases, parts, race, trainers
 
     start, load_before = time.perf_counter(), machine.load_average()
@@ -56,20 +49,13 @@ def run(
 
         torch_steps.set_up(settings.threads)
     size = cases.NUM_COORDINATES[settings.preset]
-    default = parts.measure_noise(size, settings.repetitions)
-    kept = keep_memory()
     result: dict[str, Any] = {
         "what": "private training: its bookkeeping, its noise, and steps per second beside other libraries",
         "machine": machine.describe(PACKAGES),
         "settings": settings._asdict(),
         "missing": missing,
         "load_average_before": load_before,
-        "memory_kept": kept,
-        "noise": {
-            "num_coordinates": size,
-            "contenders": parts.measure_noise(size, settings.repetitions),
-            "default_allocator": default,
-        },
+        "noise": {"num_coordinates": size, "contenders": parts.measure_noise(size, settings.repetitions)},
         "cases": {},
     }
     for case in chosen_cases:
@@ -123,11 +109,12 @@ def main(arguments: list[str] | None = None) -> None:
     options = vars(parser.parse_args(arguments))
     output = options.pop("output")
     machine.use_cores(options["threads"])
+    kept = machine.keep_memory()
     from benchmarks.training import figure, report
 
-    made_by = {"command": writing.command("benchmarks.test_training", arguments)}
+    made_by = {"command": writing.command("benchmarks.test_training", arguments), "memory_kept": kept}
     save = lambda result: writing.write_json(result | made_by, output)  # noqa: E731
-    result = run(Settings(**options), save, machine.keep_memory)
+    result = run(Settings(**options), save)
     writing.write(result | made_by, output, report.markdown, figure.draw)
 
 
@@ -152,7 +139,7 @@ def test_the_result_is_complete_json_and_a_table(result):
     )
     assert tuple(at["trainers"]) == WITHOUT_PEERS
     assert all({"steps_per_second", "epsilon", "loss"} <= set(trainer) for trainer in at["trainers"].values())
-    tables = report.markdown(result | {"command": "pytest"})
+    tables = report.markdown(result | {"command": "pytest", "memory_kept": False})
     assert all(name in tables for name in (*WITHOUT_PEERS, *at["parts"], *again["noise"]["contenders"], at["title"]))
 
 
@@ -203,7 +190,7 @@ def _made_up() -> dict[str, Any]:
         "settings": {"threads": 1, "repetitions": 3}, "missing": {"Opacus hooks": "ImportError: no"},
         "load_average_before": 1.0, "load_average_after": 1.0, "total_seconds": 10.0, "command": "pytest",
         "memory_kept": True,
-        "noise": {"num_coordinates": 10, "contenders": noise, "default_allocator": noise},
+        "noise": {"num_coordinates": 10, "contenders": noise},
         "cases": {
             "mnist_cnn": {
                 "title": "CNN", "num_parameters": 26_010, "plan": plan, "steps_per_turn": 20, "first_loss": 2.3,

@@ -59,8 +59,9 @@ CPU = (
         noise_multiplier=1.3, clip_norm=1.5, learning_rate=0.25, steps_per_turn=20, overhead_target=LARGEST_OVERHEAD,
     ),
     Case(
-        "digits_mlp", "MLP 64-64-10 of the digits, 1,797 images, expected batch 256", MLP((64, 64, 10)), (64,), 1797,
-        256, 30, noise_multiplier=4.0, clip_norm=1.0, learning_rate=1.0, steps_per_turn=100,
+        "digits_mlp", "MLP 64-64-10 of the digits, 1,792 images (seven batches), expected batch 256",
+        MLP((64, 64, 10)), (64,), 1792, 256, 30, noise_multiplier=4.0, clip_norm=1.0, learning_rate=1.0,
+        steps_per_turn=100,
     ),
 )  # fmt: skip
 

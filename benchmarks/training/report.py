@@ -17,16 +17,16 @@ READING = (
     "own account of the program."
 )
 KEPT = (
-    "The process keeps the memory that it frees (glibc's mallopt), for everybody. By itself it gives large blocks back "
-    "after a call or not, as the heap happens to lie, and the next call pays for new pages: compare"
+    "The process keeps the memory that it frees (glibc's mallopt), for everybody: by itself it gives large blocks back "
+    "after a call or not, as the heap happens to lie, and new pages cost as much as the numbers."
 )
 TRAINING = (
     "Everybody trains the same model from the same parameters, with the same expected batch size, clip norm, noise "
     "multiplier and optimizer, in its own documented loop with its own Poisson batches, compiled beforehand. Opacus "
-    "samples with one over the number of batches of an epoch, so that its rate differs in the third digit. Epsilon is "
-    "what each library states for all the planned steps. The loss, over 1,000 examples after the steps of one turn, "
-    "shows that all train the same; the noise differs. Ready is everything until the first turn is over: building, "
-    "compiling, one turn."
+    "samples with one over the whole number of batches of an epoch, so that its rate may differ in the third digit. "
+    "Epsilon is what each library states for all the planned steps. The loss, over 1,000 examples after the steps of "
+    "one turn, shows that all train the same; the noise differs. Ready is everything until the first turn is over: "
+    "building, compiling, one turn."
 )
 
 
@@ -46,10 +46,8 @@ def percent(ratio: float) -> str:
 
 
 def _noise(result: dict[str, Any]) -> str:
-    kept, default = (_parts(result["noise"][name], JAX_NORMAL) for name in ("contenders", "default_allocator"))
-    if not result["memory_kept"]:
-        return default
-    return "\n\n".join([kept, f"{KEPT} the same with the allocator as it is:", default])
+    found = _parts(result["noise"]["contenders"], JAX_NORMAL)
+    return f"{found}\n\n{KEPT}" if result["memory_kept"] else found
 
 
 def _case(at: dict[str, Any]) -> str:
