@@ -25,8 +25,8 @@ Neighbours differ by one row and by two such errors: rows are clipped to C / (1 
 
     slack = min(1%, u (k + B (b + 1 - 2 / b + 6.1)))
 
-and b = 128, for which a contraction costs what it costs without privacy; in a model of up to 16,384 parameters b = 1,
-where it costs nothing either way. Larger batches take the largest b that keeps the slack at 1%, and one for which even
+and b = 128, for which a contraction costs what it costs without privacy; in a model of up to 1,024 parameters b = 1,
+where it costs little (with 4,810 parameters and 384 rows it would cost ten times the whole step on a CPU). Larger batches take the largest b that keeps the slack at 1%, and one for which even
 b = 1 would not (float32: 27,000 rows) is refused. Over G devices b is at least G + 2, of which a device adds b - G - 1
 rows plainly. The sensitivity is then exactly C.
 
@@ -72,7 +72,7 @@ _MAX_SLACK = 0.01
 _PLAIN_ROWS = 128
 _TABLE_TERMS = most_sum_error_terms(2**31) / 2
 """An example may look up more rows of a small table than the table has, but not more entries than can be indexed."""
-_SMALL = 2**14
+_SMALL = 2**10
 """Parameters up to which every row is added with its rounding error kept."""
 
 
