@@ -43,7 +43,9 @@ def test_gradients_are_averaged_over_copies_before_clipping(strategy, bound):
         np.testing.assert_allclose(leaf, value, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("multiplicity", [1, 3, 32])
+@pytest.mark.parametrize(
+    "multiplicity", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(32, marks=pytest.mark.slow)]
+)
 def test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity(multiplicity):
     """Trap 26. The same copies as rows of their own would move it by K clip norms."""
     dot = lambda w, x: jnp.vdot(w, x)  # noqa: E731

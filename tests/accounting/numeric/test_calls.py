@@ -17,7 +17,11 @@ def last(function):
     return 1.0 if function is delta_bounds else 1e-6
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "function",
+    [FUNCTIONS[0], *(pytest.param(function, marks=pytest.mark.slow) for function in FUNCTIONS[1:])],
+    ids=[function.__name__ for function in FUNCTIONS],
+)
 def test_broadcasting_is_a_loop(function):
     whole = np.asarray(function(RUN[0][:, None], np.array([0.01, 0.02]), RUN[2], last(function)))
     assert whole.shape[-2:] == (3, 2)

@@ -121,8 +121,13 @@ def test_curves_of_groups():
 
 @pytest.mark.parametrize(
     "run",
-    [(1.3, 256 / 60_000, 3516), (0.7, 256 / 60_000, 10_547), (2.0, 0.1, 100), (5.0, 0.5, 30), (0.5, 0.01, 3)],
-    ids=str,
+    [
+        pytest.param((1.3, 256 / 60_000, 3516), marks=pytest.mark.slow, id="mnist"),
+        pytest.param((0.7, 256 / 60_000, 10_547), id="long"),
+        pytest.param((2.0, 0.1, 100), id="short"),
+        pytest.param((5.0, 0.5, 30), id="half"),
+        pytest.param((0.5, 0.01, 3), id="three"),
+    ],
 )
 def test_symmetric_steps_contain_the_oracle(run):
     bounds = of_runs("epsilon", SYMMETRIC)(*run, 1e-5)
