@@ -30,7 +30,6 @@ from gdpjax.training._fingerprint import digest_of, environment, program_digest,
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
 from gdpjax.training._processes import barrier, beside, described_by_all, is_first_process, one_key_for_all
-from gdpjax.training._statement import differences
 from gdpjax.transforms import PrivatizeState
 
 JOURNAL = "journal.jsonl"
@@ -48,6 +47,8 @@ class Run:
 
     def __init__(self, folder: Path, training: Training, data: Data, state: State, *, scan: bool) -> None:
         self.folder, self.training, self.data, self.state = folder, training, data, state
+        # The lines hold a digest of private data, so they belong in the folder that is not for release.
+        self.journal = folder / _checkpoint.FOLDER / JOURNAL
         self._scan = scan
         self._plan = plan_to_dict(training.plan) | {"scan": scan}
         own = {
@@ -138,10 +139,10 @@ class Run:
         line = {"first": self.step, "num_steps": num_steps, "fingerprint": self.fingerprint}
         try:
             if is_first_process():
-                append_line(self.folder / JOURNAL, line)
+                append_line(self.journal, line)
         except OSError as error:
             raise CheckpointError(
-                f"the budget of the next {num_steps} steps could not be written to {self.folder / JOURNAL}: {error}. "
+                f"the budget of the next {num_steps} steps could not be written to {self.journal}: {error}. "
                 "They were not run; make room and go on"
             ) from error
         self._journal_lines += 1
@@ -160,16 +161,16 @@ class Run:
 
     def _go_on_from(self, index: dict[str, Any]) -> None:
         """Repeat what was lost, or charge for it and change the keys."""
-        lines = read_lines(self.folder / JOURNAL)
+        lines = read_lines(self.journal)
         self._journal_lines = len(lines)
         if len(lines) < index["journal"]:
-            raise CheckpointError(f"{self.folder / JOURNAL} is damaged: it lacks lines that the checkpoint covers")
+            raise CheckpointError(f"{self.journal} is damaged: it lacks lines that the checkpoint covers")
         lost = lines[index["journal"] :]
         if not lost:
             return
         starts = [self.step, *(line["first"] + line["num_steps"] for line in lost)]
         if [line["first"] for line in lost] != starts[:-1]:
-            raise CheckpointError(f"{self.folder / JOURNAL} is damaged: its chunks do not follow one another")
+            raise CheckpointError(f"{self.journal} is damaged: its chunks do not follow one another")
         same = all(line["fingerprint"] == json.loads(json.dumps(self.fingerprint)) for line in lost)
         if same and repeats_bits(environment()):
             self._pending = [line["num_steps"] for line in lost]
@@ -201,6 +202,12 @@ def _recharged(training: Training, state: State, num_lost: int) -> State:
     return state._replace(status=status.astype(jnp.int32))
 
 
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """What differs between two descriptions, one readable entry each."""
+    names = sorted(name for name in first | second if first.get(name) != second.get(name))
+    return [f"{name}: {first.get(name)!r} then, {second.get(name)!r} now" for name in names]
+
+
 _KEYS_USED: dict[str, dict[str, Any]] = {}
 """Fingerprint of the run that each key was used for in this process, by the key's digest."""
 
@@ -210,10 +217,10 @@ def _refuse_used_key(key: Array, run: Run) -> None:
     words, impl = check_key(key)
     used = _KEYS_USED.setdefault(digest_of(np.asarray(words), np.frombuffer(impl.encode(), np.uint8)), run.fingerprint)
     if used != run.fingerprint:
-        found = differences(used, run.fingerprint)
+        found = sorted(name for name in used | run.fingerprint if used.get(name) != run.fingerprint.get(name))
         raise ValueError(
-            f"this key was already used in this process for another run ({'; '.join(found)}): the same noise on two "
-            "different gradients can be subtracted away. Give every run its own, such as gdpjax.fresh_key()"
+            f"this key was already used in this process for another run (other {', '.join(found)}): the same noise on "
+            "two different gradients can be subtracted away. Give every run its own, such as gdpjax.fresh_key()"
         )
 
 
@@ -235,7 +242,7 @@ def start_run(
       CheckpointError: the folder cannot be written.
     """
     folder = Path(folder)
-    if _checkpoint.exists(folder) or (folder / JOURNAL).exists():
+    if _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists():
         raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
     barrier("gdpjax: looked")
     run = Run(folder, training, data, training.init(params, key), scan=scan)
@@ -261,7 +268,7 @@ def resume_run(folder: str | Path, training: Training, params: PyTree, data: Dat
     index = _checkpoint.read_index(folder)
     template = training.init(params, fresh_key(index["key_impl"]))
     run = Run(folder, training, data, template, scan=scan)
-    found = differences(index["plan"], json.loads(json.dumps(run._plan)))
+    found = _differences(index["plan"], json.loads(json.dumps(run._plan)))
     if found:
         raise ValueError(
             f"the checkpoint in {folder} belongs to another plan ({'; '.join(found)}); restore those, or start a new "

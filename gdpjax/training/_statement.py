@@ -90,13 +90,3 @@ def statement_of(plan: Any) -> str:
     )
     ends = f"Tuned: {plan.tuned}. Released: {plan.released}; training losses and gradient norms are not covered."
     return "\n".join([_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends])
-
-
-def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """What differs between two descriptions, one readable entry each: "name: a then, b now"."""
-    names = sorted(first.keys() | second.keys())
-    return [
-        f"{name}: {first.get(name)!r} then, {second.get(name)!r} now"
-        for name in names
-        if first.get(name) != second.get(name)
-    ]

@@ -67,7 +67,7 @@ def test_the_final_ledger_is_the_plan(small, whole):
     (event,) = whole.ledger.events
     assert event.num_steps == small[0].plan.max_steps == 40
     assert json.loads((whole.folder / "plan.json").read_text())["max_steps"] == 40
-    lines = [json.loads(line) for line in (whole.folder / "journal.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in whole.journal.read_text().splitlines()]
     assert [(line["first"], line["num_steps"]) for line in lines] == [
         (0, 7),
         (7, 7),
@@ -76,6 +76,15 @@ def test_the_final_ledger_is_the_plan(small, whole):
         (28, 7),
         (35, 5),
     ]
+
+
+def test_what_is_not_marked_holds_nothing_of_the_data(whole):
+    """Trap 36: the digest of the data, and the keys, are only in the folder that is not for release."""
+    digest = whole.fingerprint["data"]
+    assert digest in whole.journal.read_text()
+    public = [path for path in whole.folder.rglob("*") if path.is_file() and CHECKPOINTS not in path.parts]
+    assert [path.name for path in public] == ["plan.json"]
+    assert all(digest not in path.read_text() for path in public)
 
 
 @pytest.mark.parametrize("at", [1, 7, 12, 40])
@@ -223,7 +232,7 @@ def test_a_damaged_index_is_detected(small, seven, edit, message):
 
 
 def test_a_journal_that_lost_lines_is_detected_and_a_torn_line_is_not_a_chunk(small, seven):
-    journal = seven / "journal.jsonl"
+    journal = seven / CHECKPOINTS / "journal.jsonl"
     original = journal.read_text()
     journal.write_text(original + '{"first": 7, "num')
     assert resume_run(seven, *small, scan=False).num_lost == 0
@@ -251,7 +260,7 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"after step 14 could not be written.*No space.*run\.save"):
         run.advance(7)
     assert run.step == 14
-    assert len((tmp_path / "run" / "journal.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "run" / CHECKPOINTS / "journal.jsonl").read_text().splitlines()) == 2
     monkeypatch.undo()
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert same(finished(resume_run(copy, *small, scan=False)).state, whole.state), "had it been killed then"
@@ -292,13 +301,13 @@ def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole
         run.advance(7, on_step=stop)
     run.advance(3)
     assert run.step == 14
-    assert len((tmp_path / "run" / "journal.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "run" / CHECKPOINTS / "journal.jsonl").read_text().splitlines()) == 2
     assert same(finished(run).state, whole.state)
 
 
 def test_a_journal_with_a_gap_is_damaged(small, tmp_path):
     folder = interrupted(small, tmp_path / "run", 3)
-    _files.append_line(folder / "journal.jsonl", {"first": 14, "num_steps": 7, "fingerprint": {}})
+    _files.append_line(folder / CHECKPOINTS / "journal.jsonl", {"first": 14, "num_steps": 7, "fingerprint": {}})
     with pytest.raises(CheckpointError, match="do not follow one another"):
         resume_run(folder, *small, scan=False)
 
@@ -343,11 +352,11 @@ def test_a_key_used_twice(small, tmp_path):
     key = jax.random.key(77)
     start_run(tmp_path / "a", *small, key=key)
     start_run(tmp_path / "again", *small, key=key)
-    with pytest.raises(ValueError, match=r"already used in this process for another run \(program"):
+    with pytest.raises(ValueError, match=r"already used in this process for another run \(other program"):
         start_run(tmp_path / "b", *killed.build(rate=0.25), key=key)
     training, params, data = small
     other = data._replace(arrays=(data.arrays[0] + 1, data.arrays[1]))
-    with pytest.raises(ValueError, match=r"another run \(data"):
+    with pytest.raises(ValueError, match=r"another run \(other data"):
         start_run(tmp_path / "c", training, params, other, key=key)
 
 
