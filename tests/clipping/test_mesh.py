@@ -1,11 +1,5 @@
 """A batch over 1, 2 and 8 devices: the same sum, by one float32 all-reduce of the size of the parameters."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,19 +7,12 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping._mesh import spread_of
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.eight_devices import report_of
 
 
 @pytest.fixture(scope="module")
 def report():
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.clipping.mesh_check"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
+    return report_of("tests.clipping.mesh_check")
 
 
 def test_the_sum_does_not_depend_on_the_devices(report):

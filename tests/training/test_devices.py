@@ -1,25 +1,13 @@
 """One run on 1, 2, 4 and 8 devices: the same noise to the bit, the same parameters up to rounding."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.eight_devices import report_of
 
 
 @pytest.fixture(scope="module")
 def report():
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.training.devices"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
+    return report_of("tests.training.devices", "--xla_backend_optimization_level=0")
 
 
 def test_the_noise_does_not_depend_on_the_devices(report):
