@@ -1,6 +1,7 @@
-"""The model of a run, its private training, and how its accuracy is measured."""
+"""The model of a run, its private training, and how it is judged."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +16,16 @@ from experiments.config import TrainConfig
 from experiments.datasets import Dataset
 from gdpjax.training import Training, private_training
 
-EVALUATION_CHUNK = 1000
+EVALUATION_CHUNK = 5000
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Training, initial parameters and ``accuracy(params)`` of one run."""
+    """Training, initial parameters and ``scores(params)`` of one run."""
 
     training: Training
     params: Any
-    accuracy: Callable[[Any], float]
+    scores: Callable[[Any], dict[str, float]]
 
 
 def build_engine(config: TrainConfig, dataset: Dataset, plan: gdpjax.Plan, init_key: jax.Array) -> Engine:
@@ -32,17 +33,17 @@ def build_engine(config: TrainConfig, dataset: Dataset, plan: gdpjax.Plan, init_
     model = build_model(config, dataset)
     params = initial_params(model, dataset, init_key)
     training = build_training(config, model, plan, config.optimizer.learning_rate)
-    return Engine(training, params, make_accuracy(model, dataset))
+    return Engine(training, params, make_scores(model, dataset))
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> nn.Module:
     """The network of a configuration, for the inputs of a data set."""
-    return models.build(config.model.model, dataset.train_inputs.shape[1:], dataset.num_classes)
+    return models.build(config.model.model, dataset.example, dataset.num_classes)
 
 
 def initial_params(model: nn.Module, dataset: Dataset, key: jax.Array) -> Any:
     """Random weights; works in compiled code."""
-    return model.init(key, jnp.zeros(dataset.train_inputs.shape[1:]))["params"]
+    return model.init(key, jnp.zeros(dataset.example.shape, dataset.example.dtype))["params"]
 
 
 def build_training(
@@ -53,18 +54,24 @@ def build_training(
     return private_training(plan, models.example_loss(model), optimizer, microbatch_size=microbatch_size)
 
 
-def make_accuracy(model: nn.Module, dataset: Dataset) -> Callable[[Any], float]:
-    """``accuracy(params)`` on the test data."""
+def make_scores(model: nn.Module, dataset: Dataset) -> Callable[[Any], dict[str, float]]:
+    """``scores(params)`` on the test data: ``test_accuracy``, and ``test_rmse`` where labels are grades.
+
+    The second is the root of the mean squared difference between a grade and the one that the model expects.
+    """
 
     @jax.jit
-    def correct(params: Any, inputs: jax.Array, labels: jax.Array) -> jax.Array:
+    def totals(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = jnp.asarray(model.apply({"params": params}, inputs))
-        return jnp.sum(jnp.argmax(logits, axis=-1) == labels)
+        expected = jax.nn.softmax(logits) @ jnp.arange(dataset.num_classes, dtype=logits.dtype)
+        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum((expected - labels) ** 2)
 
-    def accuracy(params: Any) -> float:
-        starts = range(0, len(dataset.test_labels), EVALUATION_CHUNK)
-        chunks = (slice(start, start + EVALUATION_CHUNK) for start in starts)
-        total = sum(int(correct(params, dataset.test_inputs[c], dataset.test_labels[c])) for c in chunks)
-        return total / len(dataset.test_labels)
+    def scores(params: Any) -> dict[str, float]:
+        count = len(dataset.test_labels)
+        chunks = (slice(start, start + EVALUATION_CHUNK) for start in range(0, count, EVALUATION_CHUNK))
+        found = [totals(params, dataset.test_inputs[c], dataset.test_labels[c]) for c in chunks]
+        correct, squares = (sum(map(float, column)) for column in zip(*found, strict=True))
+        rmse = {"test_rmse": math.sqrt(squares / count)} if dataset.graded else {}
+        return {"test_accuracy": correct / count} | rmse
 
-    return accuracy
+    return scores

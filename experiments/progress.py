@@ -20,7 +20,8 @@ class SpeedColumn(ProgressColumn):
 
 def describe(record: dict[str, Any]) -> str:
     """Accuracy and the epsilons so far, each with its standing."""
-    text = f"test acc {record['test_accuracy']:.3f}  eps <= {record['epsilon_moments_accountant']:.2f} (MA)"
+    score = f"rmse {record['test_rmse']:.4f}" if "test_rmse" in record else f"acc {record['test_accuracy']:.3f}"
+    text = f"test {score}  eps <= {record['epsilon_moments_accountant']:.2f} (MA)"
     return f"{text}, certified [{record['epsilon_lower']:.3f}, {record['epsilon_upper']:.3f}]"
 
 

@@ -14,7 +14,10 @@ def result_table(result: Result) -> Table:
     table.add_column("quantity", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("standing")
-    table.add_row("test accuracy", f"{100 * result.test_accuracy:.1f} %", "test data taken as public", end_section=True)
+    accuracy, rmse = result.scores["test_accuracy"], result.scores.get("test_rmse")
+    table.add_row("test accuracy", f"{100 * accuracy:.1f} %", "test data taken as public", end_section=rmse is None)
+    if rmse is not None:
+        table.add_row("test RMSE of the grade", f"{rmse:.4f}", "test data taken as public", end_section=True)
     table.add_row("mu, CLT", f"{cost.mu_clt:.4f}", "asymptotic estimate")
     table.add_row("epsilon, CLT", f"{cost.epsilon_clt:.4f}", "asymptotic, may understate")
     table.add_row("epsilon, moments accountant", f"{cost.epsilon_moments_accountant:.4f}", "upper bound")

@@ -56,9 +56,9 @@ class Result:
     seeded: bool
 
     @property
-    def test_accuracy(self) -> float:
-        """Accuracy of the final model, not of the best epoch."""
-        return self.history[-1]["test_accuracy"]
+    def scores(self) -> dict[str, float]:
+        """Accuracy, and the error of a grade, of the final model, not of the best epoch."""
+        return {name: value for name, value in self.history[-1].items() if name.startswith("test_")}
 
 
 def train(config: TrainConfig, dataset: Dataset, out: Path, observer: Observer) -> Result:
@@ -157,8 +157,7 @@ class _Recorder:
         cost = dataclasses.asdict(self._cost(run.state))
         figures = {name: cost[name] for name in cost if name.startswith(("mu_", "epsilon_"))}
         epoch = sum(end <= run.step for end in self.ends)
-        accuracy = self.engine.accuracy(run.state.params)
-        return {"step": run.step, "epoch": epoch, "test_accuracy": accuracy} | figures
+        return {"step": run.step, "epoch": epoch} | self.engine.scores(run.state.params) | figures
 
     def finish(self, state: State, history: list[dict[str, Any]]) -> Result:
         """Write the model and the result."""
@@ -166,7 +165,7 @@ class _Recorder:
         result = Result(self.out, plan, self.config.optimizer.epochs, state, history, cost, seeded)
         records.save_model(self.out, state.params)
         summary = {
-            "test_accuracy": result.test_accuracy,
+            **result.scores,
             "test_data": "treated as public",
             "privacy": dataclasses.asdict(cost) | {"epsilon_clt_standing": "asymptotic estimate, may understate"},
             "seeded": result.seeded,

@@ -1,13 +1,21 @@
-"""Data sets by name, as NumPy arrays with inputs in [0, 1]."""
+"""Data sets by name, as NumPy arrays."""
 
 from experiments.datasets._adult import load_adult
 from experiments.datasets._digits import load_digits
 from experiments.datasets._files import ENVIRONMENT_VARIABLE, read_gzip
+from experiments.datasets._imdb import load_imdb
 from experiments.datasets._mnist import load_mnist
+from experiments.datasets._movielens import load_movielens
 from experiments.datasets._types import Dataset
 from experiments.errors import UserError
 
-LOADERS = {"digits": load_digits, "mnist": load_mnist, "adult": load_adult}
+LOADERS = {
+    "digits": load_digits,
+    "mnist": load_mnist,
+    "adult": load_adult,
+    "imdb": load_imdb,
+    "movielens": load_movielens,
+}
 
 
 def load(name: str) -> Dataset:

@@ -38,6 +38,18 @@ def fetch(source: Source) -> list[Path]:
     return [_local(source, Path(folder), name) for name in source.sha256] if folder else _download(source)
 
 
+def find(source: Source) -> list[Path] | None:
+    """The files of a source that is never downloaded, checked, or None where the folder does not have them all."""
+    folder = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not folder or not all(any(path.is_file() for path in _places(source, folder, name)) for name in source.sha256):
+        return None
+    return [_local(source, Path(folder), name) for name in source.sha256]
+
+
+def _places(source: Source, folder: str | Path, name: str) -> tuple[Path, Path]:
+    return Path(folder) / source.subfolder / name, Path(folder) / name
+
+
 def read_gzip(path: Path) -> bytes:
     """What a gzip file holds, or a UserError that names it."""
     try:
@@ -49,7 +61,7 @@ def read_gzip(path: Path) -> bytes:
 def _local(source: Source, folder: Path, name: str) -> Path:
     """A file of the folder, as it is or gzipped; the checksum is of the file that was named."""
     expected = source.sha256[name]
-    for path in (folder / source.subfolder / name, folder / name):
+    for path in _places(source, folder, name):
         packed = path.with_name(path.name + ".gz")
         found = path if path.is_file() else packed
         if found.is_file():

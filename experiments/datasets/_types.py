@@ -3,20 +3,29 @@
 import dataclasses
 import hashlib
 
+import jax
 import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Inputs in [0, 1] and labels ``int32[N]``; the test part is public.
+    """Inputs and labels ``int32[N]``; the test part is public.
 
-    Inputs are images ``float32[N, height, width, channels]`` or vectors of features ``float32[N, features]``.
+    Inputs are images ``float32[N, height, width, channels]`` or vectors of features ``float32[N, features]``, both in
+    [0, 1], or numbers of things ``int32[N, how many]``. Where labels are grades, one above the other, ``graded`` is
+    true, and a model is also judged by the error of the grade it expects.
     """
 
     train_inputs: np.ndarray
     train_labels: np.ndarray
     test_inputs: np.ndarray
     test_labels: np.ndarray
+    graded: bool = False
+
+    @property
+    def example(self) -> jax.ShapeDtypeStruct:
+        """Shape and type of one row of the inputs."""
+        return jax.ShapeDtypeStruct(self.train_inputs.shape[1:], self.train_inputs.dtype)
 
     @property
     def num_examples(self) -> int:

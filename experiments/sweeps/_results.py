@@ -26,14 +26,23 @@ COLUMNS: dict[str, str] = (
     | {name: "int64" if name in WHOLE else "double" for name in HYPERPARAMETERS}
     | {"seed": "int64", "replicate": "int64", "num_steps": "int64", "sampling_prob": "double", "delta": "double"}
     | {"overflow": "double", "mu_clt": "double", "epsilon_clt": "double", "epsilon_moments_accountant": "double"}
-    | {"epsilon_lower": "double", "epsilon_upper": "double", "test_accuracy": "double", "error": "string"}
+    | {
+        "epsilon_lower": "double",
+        "epsilon_upper": "double",
+        "test_accuracy": "double",
+        "test_rmse": "double",
+        "error": "string",
+    }
     | {"seconds": "double"}
 )
 """Arrow types. ``epsilon`` is the target, if there was one; the certified bracket is lower and upper."""
 Row = dict[str, Any]
 
 
-def row_of(trial: Trial, *, test_accuracy: float | None = None, error: str | None = None, seconds: float = 0.0) -> Row:
+def row_of(
+    trial: Trial, *, test_accuracy: float | None = None, test_rmse: float | None = None, error: str | None = None,
+    seconds: float = 0.0,
+) -> Row:  # fmt: skip
     """The record of a trial that is over. It is charged for all planned steps, whenever it stopped."""
     optimizer, privacy = trial.config.optimizer, trial.config.privacy
     used = {"learning_rate": optimizer.learning_rate, "l2_clip_norm": privacy.l2_clip_norm}
@@ -41,7 +50,7 @@ def row_of(trial: Trial, *, test_accuracy: float | None = None, error: str | Non
     cost = {} if trial.cost is None else dataclasses.asdict(trial.cost)
     found = {name: value for name, value in cost.items() if name in COLUMNS}
     named = {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "delta": privacy.delta}
-    outcome = {"test_accuracy": test_accuracy, "error": error, "seconds": seconds}
+    outcome = {"test_accuracy": test_accuracy, "test_rmse": test_rmse, "error": error, "seconds": seconds}
     return dict.fromkeys(COLUMNS) | named | used | found | outcome
 
 

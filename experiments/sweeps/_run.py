@@ -12,7 +12,7 @@ import numpy as np
 
 import gdpjax
 from experiments.datasets import Dataset
-from experiments.engine import build_model, build_training, make_accuracy
+from experiments.engine import build_model, build_training, make_scores
 from experiments.errors import UserError
 from experiments.sweeps import _folder as folders
 from experiments.sweeps._program import Hyperparameters, Keys, Program, lane, make_program, stack
@@ -81,7 +81,7 @@ class _Shape:
         self.folder, self.trials, self.keys, self.observer = folder, trials, keys, observer
         self.dataset, self.limits = dataset, limits
         self.model = build_model(trials[0].config, dataset)
-        self.accuracy = make_accuracy(self.model, dataset)
+        self.scores = make_scores(self.model, dataset)
 
     def run(self) -> None:
         """Compile once, then chunk by chunk. What goes wrong is the record of the trials that it happened to."""
@@ -134,7 +134,7 @@ class _Shape:
             return {"error": described(error)}
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
             return {"error": "diverged: the trained parameters are not finite; take a smaller learning_rate"}
-        return {"test_accuracy": self.accuracy(state.params)}
+        return self.scores(state.params)
 
     def record(self, rows: list[Row]) -> None:
         """On disk first, then on the screen."""

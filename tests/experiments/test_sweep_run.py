@@ -112,7 +112,7 @@ def test_together_is_as_alone(several, small_digits):
     for ours, theirs in zip(jax.tree.leaves(together.params), jax.tree.leaves(alone.params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     assert gdpjax.ledger_of(together.opt_state) == gdpjax.ledger_of(alone.opt_state)
-    assert read_rows(several)[5]["test_accuracy"] == engine.accuracy(alone.params)
+    assert read_rows(several)[5]["test_accuracy"] == engine.scores(alone.params)["test_accuracy"]
 
 
 def test_every_trial_has_its_own_noise(several, small_digits):

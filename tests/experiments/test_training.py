@@ -67,7 +67,7 @@ def test_result_is_what_the_ledger_says(whole):
     assert written["privacy"]["epsilon_moments_accountant"] == result.cost.epsilon_moments_accountant
     assert result.plan.overflow <= written["privacy"]["overflow"] == event.overflow < 1.01 * result.plan.overflow
     assert written["seeded"]
-    assert written["test_accuracy"] == result.test_accuracy
+    assert written["test_accuracy"] == result.scores["test_accuracy"]
     assert described_plan(result) == json.loads(result.plan.to_json())
     described = json.loads((result.out / records.CONFIG).read_text())
     assert described["fingerprint"]["jax"] == jax.__version__
