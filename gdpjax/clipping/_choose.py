@@ -83,7 +83,7 @@ def _bytes(aval: Any) -> int:
 def row_bytes(plan: Plan, params: list[Any]) -> int:
     """Bytes of one row: activations, and the gradients and tables that are formed."""
     formed = sum(8 * math.prod(p.shape) for leaf, p in enumerate(params) if _is_formed(plan, leaf))
-    tables = sum(4 * p.shape[0] for leaf, p in enumerate(params) if _sites_of(plan, leaf, _sites.TABLES))
+    tables = sum(4 * p.shape[0] for leaf, p in enumerate(params) if _looks_up_several(plan, leaf))
     patches = sum(_patch_bytes(site.eqn) for site in plan.uses.sites.values())
     return max(activation_bytes(plan.frame) + formed + tables + patches, 1)
 
@@ -91,6 +91,13 @@ def row_bytes(plan: Plan, params: list[Any]) -> int:
 def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Site]:
     sites = [plan.uses.sites[use.place] for use in plan.uses.tapped.get(leaf, ())]
     return [site for site in sites if site.kind in names]
+
+
+def _looks_up_several(plan: Plan, leaf: int) -> bool:
+    """Whether equal rows have to be found, for which `_rows.distinct` needs an array as long as the table."""
+    sites = _sites_of(plan, leaf, _sites.TABLES)
+    index = [math.prod(site.lengths) * math.prod(site.carried[0].shape) if site.rule is None else 2 for site in sites]
+    return sum(index) > 1
 
 
 def _is_formed(plan: Plan, leaf: int) -> bool:

@@ -18,6 +18,7 @@ coordinates in n leaves, the parts are, relative to C:
   u C (2 + ... + b), that is u B C ((b + 1) / 2 - 1 / b) for all of them.
 * Compensated sums. Those partial sums are added with the error of each addition kept (`two_sum`), off by less than
   2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once: u B C.
+  Tables whose rows few examples touch are added in whole numbers instead, exactly (`_table_sum`).
 * Devices. Where the batch is spread over G devices, each has its own compensated sum of its rows, and one all-reduce of
   those adds at most u B C ((G + 1) / 2 - 1 / G).
 
@@ -66,8 +67,23 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._rows import Rows, Square, Weights, formed, partial_sum, square, stacked, taken, total
+from gdpjax.clipping._rows import (
+    Rows,
+    Square,
+    TableRows,
+    Weights,
+    entries,
+    formed,
+    in_blocks,
+    partial_sum,
+    square,
+    stacked,
+    taken,
+    total,
+    weighted_values,
+)
 from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
+from gdpjax.clipping._table_sum import is_exact, table_sum
 
 _MAX_SLACK = 0.01
 _PLAIN_ROWS = 128
@@ -75,6 +91,12 @@ _TABLE_TERMS = most_sum_error_terms(2**31) / 2
 """An example may look up more rows of a small table than the table has, but not more entries than can be indexed."""
 _SMALL = 2**10
 """Parameters up to which every row is added with its rounding error kept."""
+
+
+_FEW_BLOCKS = 8
+"""Blocks of rows that are added one after the other in a program; more are added by a loop."""
+_SCATTER = 2
+"""Cost of adding a number to a place of a table twice, over that of a compensated addition in order."""
 
 
 class Rounding(NamedTuple):
@@ -164,6 +186,7 @@ class Scaling(NamedTuple):
 
     weights: list[Weights]
     norms: Array
+    bounds: list[Array]
 
 
 def scaling(rows: list[Rows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
@@ -174,15 +197,16 @@ def scaling(rows: list[Rows], rule: Rule, groups: Groups, slack: float, is_paddi
     keep = jnp.isfinite(whole.value)
     if is_padding is not None:
         keep = keep & ~is_padding
-    weights = []
+    weights, bounds = [], []
     for number, bound in enumerate(groups.bounds):
         members = [s for s, group in zip(squares, groups.of_leaf, strict=True) if group == number]
         part = whole if len(groups.bounds) == 1 else total(stacked(members)) if members else whole
         checked = jnp.asarray(bound, dtype)
         checked = jnp.where(CLIP_NORM.contains(checked * _headroom(groups)), checked, jnp.nan) / (1 + slack)
+        bounds.append(checked)
         weights.append(Weights(part.exponent, rule.coefficient(_root(part), part.exponent, checked), keep))
     norms = _root(whole) * power_of_two(whole.exponent, dtype)
-    return Scaling(weights, jnp.where(keep, norms, 0))
+    return Scaling(weights, jnp.where(keep, norms, 0), bounds)
 
 
 def _headroom(groups: Groups) -> float:
@@ -201,21 +225,31 @@ def _root(part: Square) -> Array:
 
 def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
     """Add the clipped rows to the running sums."""
+    members = zip(carry, rows, groups.of_leaf, strict=True)
+    return [_added(pair, r, scale.weights[group], scale.bounds[group], how) for pair, r, group in members]
+
+
+def _added(carry: Pair, rows: Rows, weights: Weights, bound: Array, how: Rounding) -> Pair:
+    """Add the clipped rows of one parameter, in the way that costs least for its shape."""
+    num_rows = weights.keep.shape[0]
+    blocks = -(-num_rows // how.plain_rows)
+    size, touched = num_elements(carry[0]), entries(rows)
+    if isinstance(rows, TableRows) and blocks * size > _SCATTER * num_rows * touched:
+        values = weighted_values(rows, weights)
+        if is_exact(num_rows, touched, values.dtype):
+            return two_sum(*compensated_add(carry, table_sum(rows.index, values, bound, carry[0])))
     if how.plain_rows == 1:
-        parts = [
-            compensated_row_sum(formed(r, scale.weights[group])) for r, group in zip(rows, groups.of_leaf, strict=True)
-        ]
-        return [two_sum(*compensated_add(pair, part)) for pair, part in zip(carry, parts, strict=True)]
-    num_rows = scale.norms.shape[0]
+        return two_sum(*compensated_add(carry, compensated_row_sum(formed(rows, weights))))
+    if blocks > _FEW_BLOCKS and not isinstance(rows, TableRows) and blocks * size <= num_rows * touched:
+        whole = num_rows // how.plain_rows * how.plain_rows
+        split = in_blocks(taken(rows, 0, whole), weights[:whole], how.plain_rows)
+        carry = two_sum(*compensated_add(carry, compensated_row_sum(split)))
+        rows, weights, num_rows = taken(rows, whole, num_rows), weights[whole:], num_rows - whole
     for start in range(0, num_rows, how.plain_rows):
         stop = min(start + how.plain_rows, num_rows)
-        parts = [
-            partial_sum(taken(r, start, stop), scale.weights[group][start:stop])
-            for r, group in zip(rows, groups.of_leaf, strict=True)
-        ]
+        part = partial_sum(taken(rows, start, stop), weights[start:stop])
         # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
-        terms = [(part, jnp.zeros_like(part)) for part in parts]
-        carry = [two_sum(*compensated_add(pair, term)) for pair, term in zip(carry, terms, strict=True)]
+        carry = two_sum(*compensated_add(carry, (part, jnp.zeros_like(part))))
     return carry
 
 

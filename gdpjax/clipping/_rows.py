@@ -11,6 +11,7 @@ Every kind is a function of each row alone and stands for an exact gradient g_i,
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -185,7 +186,7 @@ def partial_sum(rows: Rows, weights: Weights) -> Array:
     if isinstance(rows, Dense):
         return _weighted_sum(rows.rows, weights)
     if isinstance(rows, TableRows):
-        values = _times(_wide(rows.values), weights)
+        values = weighted_values(rows, weights)
         return jnp.zeros(rows.shape, values.dtype).at[rows.index].add(values, mode="drop")
     return arrange(_contracted(*_factors(rows, weights)), rows.axes, rows.shape)
 
@@ -195,11 +196,33 @@ def formed(rows: Rows, weights: Weights) -> Array:
     if isinstance(rows, Dense):
         return _times(_wide(rows.rows), weights)
     if isinstance(rows, TableRows):
-        values = _times(_wide(rows.values), weights)
+        values = weighted_values(rows, weights)
         place = jnp.broadcast_to(jnp.arange(values.shape[0], dtype=jnp.int32)[:, None], rows.index.shape)
         return jnp.zeros((values.shape[0], *rows.shape), values.dtype).at[place, rows.index].add(values, mode="drop")
     left, right = _factors(rows, weights)
     return arrange(left[..., None] * right[..., None, :], rows.axes, rows.shape)
+
+
+def weighted_values(rows: TableRows, weights: Weights) -> Array:
+    """The values of weighted table rows."""
+    return _times(_wide(rows.values), weights)
+
+
+def entries(rows: Rows) -> int:
+    """Numbers that stand for one row."""
+    arrays = [x for x in rows if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)]
+    return sum(math.prod(x.shape[1:]) for x in arrays)
+
+
+def in_blocks(rows: Dense | RankOne, weights: Weights, size: int) -> Array:
+    """The plain sums of blocks of ``size`` weighted rows, [blocks, ...]; the rows must be that many."""
+    arrays = [x for x in rows if isinstance(x, jax.Array)]
+    split = lambda x: x.reshape(-1, size, *x.shape[1:])  # noqa: E731
+
+    def one(block: list[Array], own: Weights) -> Array:
+        return partial_sum(type(rows)(*block, *rows[len(block) :]), own)
+
+    return jax.vmap(one)([split(x) for x in arrays], Weights(*(split(x) for x in weights)))
 
 
 def taken(rows: Rows, start: int, stop: int) -> Rows:
