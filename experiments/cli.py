@@ -12,6 +12,7 @@ from experiments.config import (
     DemoConfig,
     FdpFiguresConfig,
     GradientsFigureConfig,
+    ReproduceConfig,
     SweepConfig,
     SweepReportConfig,
 )
@@ -63,11 +64,22 @@ def _sweep_report(config: Any) -> None:
     report(config)
 
 
+def _reproduce(config: Any) -> None:
+    from experiments.reproduce import run
+
+    run(config)
+
+
 COMMANDS = {
     "train": Command(lambda dataset: PRESETS[dataset], _train, "Train one model with differential privacy."),
     "sweep": Command(lambda dataset: SweepConfig(tyro.MISSING), _sweep, "Train many configurations from a TOML file."),
     "sweep-report": Command(
         lambda dataset: SweepReportConfig(tyro.MISSING), _sweep_report, "Report on a sweep, finished or not."
+    ),
+    "reproduce": Command(
+        lambda dataset: ReproduceConfig(tyro.MISSING),
+        _reproduce,
+        "Repeat the paper's experiments, published beside ours.",
     ),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),

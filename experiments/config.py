@@ -133,6 +133,24 @@ class SweepReportConfig:
     """Folder of the sweep."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ReproduceConfig:
+    """Repeat the experiments of arXiv:1911.11607 on the full data. Interrupted, the same command goes on."""
+
+    what: tyro.conf.Positional[Literal["mnist", "adult", "imdb", "movielens", "figure4", "all", "figures"]]
+    """figure4 trains the runs of the paper's figure 4; figures draws all figures from the result files."""
+    runs: Path = Path("runs/reproduce")
+    """Folder of the runs."""
+    results: Path = Path("benchmarks/results")
+    """Folder of the result files and tables."""
+    figures: Path = Path("docs/figures")
+    """Folder of the pictures."""
+    seeds: int | None = None
+    """Seeds of every setting. Default: three for the first MNIST row, one for the others."""
+    report: bool = False
+    """Train nothing; write the tables of what is finished."""
+
+
 PRESETS: dict[str, TrainConfig] = {
     # Tuned by hand on the 360 held-out digits, so their accuracy is slightly optimistic; the tuning runs are not in
     # epsilon, as is usual for public benchmark data, and would have to be for private data.

@@ -76,7 +76,7 @@ class PaperCNN(nn.Module):
 
 
 class PaperTextModel(nn.Module):
-    """The IMDb network of arXiv:1911.11607: 160,306 parameters for 256 of 10,000 words. Padding is a word like others."""
+    """The IMDb network of arXiv:1911.11607: 160,306 parameters. Padding is a word like the others."""
 
     num_classes: int
     num_words: int = 10_000

@@ -4,9 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from experiments import models
 from experiments.errors import UserError
+
+
+EXAMPLES = {
+    "mlp": jax.ShapeDtypeStruct((8, 8, 1), jnp.float32),
+    "paper_cnn": jax.ShapeDtypeStruct((28, 28, 1), jnp.float32),
+    "paper_mlp": jax.ShapeDtypeStruct((123,), jnp.float32),
+    "paper_text": jax.ShapeDtypeStruct((256,), jnp.int32),
+    "paper_recommender": jax.ShapeDtypeStruct((2,), jnp.int32),
+}
 
 
 def count(params):
@@ -15,16 +25,19 @@ def count(params):
 
 
 def test_the_papers_networks_have_the_papers_sizes():
-    for name, shape, classes, size in (("paper_cnn", (28, 28, 1), 10, 26_010), ("paper_mlp", (123,), 2, 2_018)):
-        model = models.build(name, shape, classes)
-        shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))
+    sizes = {("paper_cnn", 10): 26_010, ("paper_mlp", 2): 2_018}
+    sizes |= {("paper_text", 2): 160_306, ("paper_recommender", 5): 146_320}
+    for (name, classes), size in sizes.items():
+        model = models.build(name, EXAMPLES[name], classes)
+        shapes = jax.eval_shape(model.init, jax.random.key(0), EXAMPLES[name])
         assert count(shapes["params"]) == size
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (8, 8, 1)), ("paper_mlp", (123,)), ("paper_cnn", (28, 28, 1))])
-def test_one_example_equals_a_batch_of_one(name, shape):
-    model = models.build(name, shape, 10)
-    image = jax.random.uniform(jax.random.key(1), shape)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_one_example_equals_a_batch_of_one(name):
+    example = EXAMPLES[name]
+    model = models.build(name, example, 10)
+    image = (1000 * jax.random.uniform(jax.random.key(1), example.shape)).astype(example.dtype)
     params = model.init(jax.random.key(0), image)["params"]
     loss = models.example_loss(model)(params, image, jnp.int32(3))
     assert loss.shape == ()
@@ -35,10 +48,24 @@ def test_one_example_equals_a_batch_of_one(name, shape):
 
 
 def test_paper_cnn_refuses_other_images():
-    with pytest.raises(UserError, match=r"\(28, 28, 1\), got \(8, 8, 1\)"):
-        models.build("paper_cnn", (8, 8, 1), 10)
+    with pytest.raises(UserError, match=r"\(28, 28, 1\), got float32 of shape \(8, 8, 1\); use --model mlp"):
+        models.build("paper_cnn", EXAMPLES["mlp"], 10)
 
 
 def test_unknown_model_is_refused():
     with pytest.raises(UserError, match="one of mlp, paper_cnn, paper_mlp"):
-        models.build("resnet", (28, 28, 1), 10)
+        models.build("resnet", EXAMPLES["mlp"], 10)
+
+
+def test_max_pool_is_flaxs_with_its_gradient():
+    images = jax.random.normal(jax.random.key(0), (2, 7, 6, 3))
+    weights = jax.random.normal(jax.random.key(1), (2, 6, 5, 3))
+
+    def flaxs(x):
+        return nn.max_pool(x, (2, 2), strides=(1, 1))
+
+    np.testing.assert_array_equal(models.max_pool(images), flaxs(images))
+    ours, theirs = (
+        jax.grad(lambda x, pool=pool: jnp.vdot(pool(x), weights))(images) for pool in (models.max_pool, flaxs)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -1,0 +1,32 @@
+"""What ``python -m experiments reproduce`` does."""
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from experiments.config import ReproduceConfig
+from experiments.errors import UserError
+from experiments.reproduce import _figures, _runs, _tables
+from experiments.reproduce._experiments import EXPERIMENTS
+
+
+def run(config: ReproduceConfig) -> None:
+    """Train what is missing, or only draw."""
+    if config.seeds is not None and config.seeds < 1:
+        raise UserError(f"seeds must be a whole number >= 1, got {config.seeds}")
+    console = Console()
+    if config.what == "figures":
+        _figures.draw_all(config.results, config.figures, console)
+        return
+    for name in EXPERIMENTS if config.what == "all" else (config.what,):
+        _experiment(name, config, console)
+
+
+def _experiment(name: str, config: ReproduceConfig, console: Console) -> None:
+    planned = _runs.plan_runs(EXPERIMENTS[name], config.runs / name, config.seeds)
+    _runs.refuse_others(planned)
+    if not config.report:
+        _runs.train_missing(planned, console)
+    result = _tables.result_of(name, planned)
+    path = _tables.write(config.results, name, result)
+    console.print(Markdown(_tables.markdown(result)))
+    console.print(f"Result: {path}", soft_wrap=True)

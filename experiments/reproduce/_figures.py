@@ -1,0 +1,160 @@
+"""Pictures of the repeated experiments, drawn from the committed result files: nothing is trained here."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments.errors import UserError
+from experiments.reproduce import _grid
+from experiments.reproduce._experiments import CERTIFIED_NOISE, FIGURE4_EPSILON
+from gdpjax import accounting
+
+BLUE, ORANGE, RED, GREEN = "#0072B2", "#E69F00", "#D55E00", "#009E73"  # Okabe and Ito
+STYLE: Any = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none",
+    "svg.hashsalt": "gdpjax", "legend.frameon": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5,
+}  # fmt: skip
+CHOSEN_BY = {"certified": (BLUE, "-"), "CLT": (ORANGE, "--"), "MA": (RED, ":")}
+NOISE = {20: {"MA": 1.3, "CLT": 1.06}, 70: {"MA": 0.7, "CLT": 0.638}}
+PROB, STEPS_PER_EPOCH, DELTA = 256 / 60_000, 60_000 / 256, 1e-5
+
+
+def draw_all(results: Path, output: Path, console: Console) -> None:
+    """Every figure whose result files are there; UserError where none is."""
+    output.mkdir(parents=True, exist_ok=True)
+    drawn = 0
+    with plt.rc_context(STYLE):
+        for name, draw in FIGURES.items():
+            try:
+                figure = draw(results)
+            except FileNotFoundError as error:
+                console.print(f"[yellow]{name} needs {error.filename}; train it first")
+                continue
+            figure.savefig(output / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+            plt.close(figure)
+            console.print(f"Figure: {output / name}.svg", soft_wrap=True)
+            drawn += 1
+    if not drawn:
+        raise UserError(f"no result file in {results}; run: python -m experiments reproduce all")
+
+
+def read(results: Path, name: str) -> dict[str, dict[str, Any]]:
+    """The rows of a result file by name, those without a finished run left out."""
+    rows = json.loads((results / f"reproduce_{name}.json").read_text())["rows"]
+    return {row["name"]: row for row in rows if row["runs"]}
+
+
+def figure4(results: Path) -> Figure:
+    """Accuracy against epochs, epsilon against epochs, and accuracy against what was really spent."""
+    rows = read(results, "figure4")
+    lengths = [epochs for epochs in NOISE if any(f"epochs{epochs}" in name for name in rows)]
+    figure, axes = plt.subplots(
+        len(lengths), 3, figsize=(10.2, 3.0 * len(lengths)), layout="constrained", squeeze=False
+    )
+    for line, epochs in zip(axes, lengths, strict=True):
+        noise = {"certified": CERTIFIED_NOISE[epochs], **NOISE[epochs]}
+        found = {by: rows.get(f"sigma{sigma:g}-epochs{epochs}") for by, sigma in noise.items()}
+        _accuracy(line[0], found, noise, lambda e: e["epoch"], "epochs")
+        _epsilons(line[1], noise, epochs)
+        _accuracy(line[2], found, noise, lambda e: e["epsilon_upper"], r"certified $\varepsilon$ spent")
+        line[2].axvline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
+        line[0].set_title(f"{epochs} epochs, said to be ({FIGURE4_EPSILON[epochs]}, 1e-5)-DP")
+        line[1].set_title("what each accountant says")
+        line[2].set_title("accuracy for what was spent")
+    return figure
+
+
+def _accuracy(
+    axes: Axes, found: dict[str, dict[str, Any] | None], noise: dict[str, float], across: Callable[[Any], float],
+    label: str,
+) -> None:  # fmt: skip
+    tops, starts = [], []
+    for by, (color, style) in CHOSEN_BY.items():
+        row = found[by]
+        if row is None:
+            continue
+        epochs = row["runs"][0]["epochs"]
+        accuracy = [100 * e["test_accuracy"] for e in epochs]
+        name = rf"$\sigma$ = {noise[by]:g}, by {by}: {accuracy[-1]:.2f} %"
+        axes.plot([across(e) for e in epochs], accuracy, style, color=color, label=name, linewidth=1.4)
+        tops.append(max(accuracy))
+        starts.append(accuracy[len(accuracy) // 5])
+    axes.set(xlabel=label, ylabel="test accuracy (%)", ylim=(min(starts) - 4, max(tops) + 0.7))
+    axes.legend(loc="lower right")
+
+
+def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:
+    """The figure each run was calibrated with, and the truth beside it."""
+    steps = np.unique(np.round(np.linspace(0.25, epochs, 40) * STEPS_PER_EPOCH)).astype(int)
+    for by, (color, style) in CHOSEN_BY.items():
+        run = (noise[by], PROB, steps)
+        lower, upper = (np.asarray(end) for end in accounting.epsilon_bounds(*run, DELTA))
+        axes.fill_between(steps / STEPS_PER_EPOCH, lower, upper, color=color, alpha=0.5, linewidth=1.6)
+        if by == "certified":
+            axes.plot([], [], color=color, linewidth=2.5, label="certified interval of each run")
+            continue
+        claimed = {
+            "CLT": lambda run=run: accounting.clt_epsilon(*run, DELTA),
+            "MA": lambda run=run: accounting.moments_accountant_epsilon(*run, DELTA, conversion="classic"),
+        }[by]()
+        label = f"{by} says of its run"
+        axes.plot(steps / STEPS_PER_EPOCH, np.asarray(claimed), style, color=color, label=label)
+    axes.axhline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
+    axes.set(xlabel="epochs", ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", xlim=(0, epochs), ylim=(0, None))
+    axes.legend(loc="lower right")
+
+
+def tradeoff(results: Path) -> Figure:
+    """Trade-off curves of the trained models: what the CLT says, and the certified band."""
+    wanted = (("mnist", "sigma1.3", "MNIST"), ("adult", "adult", "Adult"), ("imdb", "imdb", "IMDb"),
+              ("movielens", "movielens", "MovieLens"))  # fmt: skip
+    figure, axes = plt.subplots(1, len(wanted), figsize=(2.7 * len(wanted), 2.9), layout="constrained")
+    for each, (name, row, title) in zip(axes, wanted, strict=True):
+        _curve(each, read(results, name)[row], title)
+    axes[0].legend(loc="upper right")
+    return figure
+
+
+def _curve(axes: Axes, row: dict[str, Any], title: str) -> None:
+    cost = row["runs"][0]["result"]["privacy"]
+    run = (cost["noise_multiplier"], cost["sampling_prob"], cost["num_steps"])
+    alpha = np.concatenate([np.geomspace(1e-5, 0.05, 25), np.linspace(0.05, 1, 30)[1:]])
+    bounds = accounting.tradeoff_bounds(*run, alpha)
+    axes.plot([0, 1], [1, 0], color="0.75", linewidth=0.8)
+    axes.fill_between(alpha, *bounds, color=BLUE, alpha=0.5, linewidth=1.4, label="certified")
+    clt = accounting.gdp_tradeoff(alpha, cost["mu_clt"])
+    axes.plot(alpha, clt, "--", color=ORANGE, label="CLT")
+    found = row["found"]
+    score = (
+        f"RMSE {found['test_rmse']['mean']:.3f}"
+        if "test_rmse" in found
+        else f"{100 * found['test_accuracy']['mean']:.1f} %"
+    )
+    label = f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {cost['epsilon_upper']:.2f}"
+    axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$", xlim=(0, 1), ylim=(0, 1), title=label)
+    axes.set_aspect("equal")
+
+
+def grid(results: Path) -> Figure:
+    """How far the CLT and the moments accountant are from the truth."""
+    return _grid.draw(_grid.table(results))
+
+
+FIGURES: dict[str, Callable[[Path], Figure]] = {"figure4": figure4, "trained_tradeoff": tradeoff, "accountants": grid}
+
+
+def at_equal_cost(rows: dict[str, dict[str, Any]], names: Sequence[str], epsilon: float) -> dict[str, float]:
+    """The accuracy of each run at its last epoch whose certified epsilon is at most ``epsilon``."""
+    kept = {name: [e for e in rows[name]["runs"][0]["epochs"] if e["epsilon_upper"] <= epsilon] for name in names}
+    return {name: epochs[-1]["test_accuracy"] for name, epochs in kept.items() if epochs}

@@ -1,0 +1,76 @@
+"""The runs of an experiment: each in its own folder, done once, continued where it was interrupted."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from experiments import records
+from experiments.config import TrainConfig, identity
+from experiments.errors import RunInterrupted
+from experiments.reproduce._experiments import Row
+from experiments.train import run_quietly
+
+
+class Planned(NamedTuple):
+    """A seed of a row, and its folder."""
+
+    row: Row
+    seed: int
+    folder: Path
+
+    @property
+    def config(self) -> TrainConfig:
+        """What is trained."""
+        return self.row.run(self.seed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.folder / records.RESULT).is_file()
+
+
+def plan_runs(rows: Sequence[Row], folder: Path, seeds: int | None) -> list[Planned]:
+    """Every run of an experiment, first seeds first; ``seeds`` in place of the rows' own numbers."""
+    wanted = [(seed, row) for row in rows for seed in range(row.seeds if seeds is None else seeds)]
+    return [
+        Planned(row, seed, folder / f"{row.name}-seed{seed}") for seed, row in sorted(wanted, key=lambda pair: pair[0])
+    ]
+
+
+def refuse_others(planned: Sequence[Planned]) -> None:
+    """UserError where a folder holds a run of another configuration; before anything runs."""
+    for run in planned:
+        if (run.folder / records.CONFIG).is_file():
+            records.refuse_differences(run.folder, identity(run.config))
+
+
+def train_missing(planned: Sequence[Planned], console: Console) -> None:
+    """Train what is not finished, one after the other."""
+    missing = [run for run in planned if not run.finished]
+    for number, run in enumerate(missing):
+        console.print(f"[bold]run {number + 1} of {len(missing)}: {run.folder}")
+        resume = (run.folder / records.CONFIG).is_file()
+        own = dataclasses.replace(run.config.run, out=run.folder, resume=resume)
+        try:
+            run_quietly(dataclasses.replace(run.config, run=own), console, run.row.name)
+        except RunInterrupted as stop:
+            raise RunInterrupted(
+                f"interrupted in {run.folder}; give the same command again to go on from its last epoch"
+            ) from stop
+
+
+def outcome(run: Planned) -> dict[str, Any]:
+    """The public figures of a finished run: its result, and every epoch's scores."""
+    lines = [json.loads(line) for line in (run.folder / records.METRICS).read_text().splitlines()[1:]]
+    kept = ("step", "epoch", "test_accuracy", "test_rmse", "epsilon_lower", "epsilon_upper")
+    epochs = [{name: line[name] for name in kept if name in line} for line in lines]
+    return {
+        "seed": run.seed,
+        "result": json.loads((run.folder / records.RESULT).read_text()),
+        "epochs": epochs,
+        "steps_per_second": sorted(line["steps_per_second"] for line in lines)[len(lines) // 2],
+    }
