@@ -47,8 +47,8 @@ demo: $(VENV)/.experiments ## train privately on embedded data, print the privac
 test: $(VENV)/.test ## the default suite
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal
 
-test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included
-	$(BIN)/python -m pytest -n $(WORKERS) tests gdpjax benchmarks
+test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included, all compiled as users compile
+	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax benchmarks
 
 bench-accounting: RESULT ?= benchmarks/results/accounting_cpu.json
 bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libraries, about ten minutes on an idle core
