@@ -17,13 +17,21 @@ from jax.experimental.compilation_cache import compilation_cache
 
 OPTIMIZED = (
     "tests/core",
-    "tests/accounting",
-    "tests/tradeoff",
-    "tests/mechanisms",
-    "tests/sampling",
-    "tests/transforms/test_noise.py",
-    "tests/clipping/test_sum_bound.py",
+    "tests/accounting/numeric/test_curve.py",
+    "tests/accounting/numeric/test_errors.py",
+    "tests/accounting/numeric/test_honesty.py",
+    "tests/accounting/numeric/test_pairs.py",
+    "tests/accounting/numeric/test_tightness.py",
+    "tests/accounting/test_clt.py",
+    "tests/accounting/test_gdp.py",
+    "tests/accounting/test_rdp.py",
     "tests/clipping/test_factors_sound.py",
+    "tests/clipping/test_sum_bound.py",
+    "tests/mechanisms",
+    "tests/sampling/test_poisson.py",
+    "tests/tradeoff/test_compose.py",
+    "tests/tradeoff/test_duality.py",
+    "tests/transforms/test_noise.py",
 )
 # Each flag with its value in a hurry and its default.
 FLAGS = {"xla_backend_optimization_level": (0, 3), "xla_cpu_parallel_codegen_split_count": (1, 32)}
