@@ -92,4 +92,4 @@ wheel: $(VENV)/.dev ## build the wheel, install it into an empty environment and
 	cd build/empty && bin/gdpjax account --noise-multiplier 1.3 --num-examples 60000 --batch-size 256 --epochs 15 --delta 1e-5
 
 clean: ## remove the environment and everything built
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build .cache .pytest_cache .ruff_cache .hypothesis
