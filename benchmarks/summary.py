@@ -49,6 +49,10 @@ def _link(name: str) -> str:
     return f"[tables](results/{name}.md), [JSON](results/{name}.json)"
 
 
+def _picture(name: str, about: str) -> str:
+    return f"![{about}](results/{name}.png)" if (RESULTS / f"{name}.png").exists() else ""
+
+
 def _met(targets: list[Target]) -> str:
     return f"{sum(at['met'] for _, at in targets)} of {len(targets)}" if targets else "none set"
 
@@ -110,6 +114,7 @@ def _accounting() -> tuple[list[Row], tuple[str, str]]:
         f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
         "The best of the others is the fastest whose median error is below 1e-3. Errors are against the middle of our "
         "certified bracket, so ours is half its width or less.",
+        _picture("accounting_cpu", "configurations per second against relative width or error"),
         body,
         f"Failed on every run with these versions: {', '.join(broken)}." if broken else "",
         _missed(_targets(result)),
@@ -131,11 +136,13 @@ def _clipping() -> tuple[list[Row], tuple[str, str]]:
         for key, model in result["models"].items():
             rows.append(_clipped_row(name, about, model, _targets(result, f"{key}: ")))
         parts += [
-            f"`{name}` ({about}; load average {_load(result)}):", _clipped_table(result), _missed(_targets(result))
+            f"`{name}` ({about}; load average {_load(result)}):",
+            _picture(name, "step time and temporary memory over those without privacy, by model and contender"),
+            _clipped_table(result), _missed(_targets(result)),
         ]  # fmt: skip
     if not rows:
         return _absent("Clipping", "clipped gradient steps", "Clipping")
-    return rows, ("Clipping", "\n\n".join(parts))
+    return rows, ("Clipping", "\n\n".join(filter(None, parts)))
 
 
 def _load(result: dict[str, Any]) -> str:
