@@ -31,12 +31,6 @@ from gdpjax.training import Data, State
 
 CALLS = 20
 """Calls of one program for a whole training, where it scans: often enough for a progress bar."""
-MICROBATCH = 16
-"""Rows that a trial takes at a time on a CPU, where "auto", which sees one trial only, takes all of them.
-
-Adult on one core, milliseconds for a step of one trial: 1.6 with 16 rows, 2.3 to 3.9 with 8, 24, 32 or 400, whether 8,
-16 or 32 trials are side by side; 1.6 alone.
-"""
 
 
 class Hyperparameters(NamedTuple):
@@ -116,11 +110,10 @@ def _compile(
 ) -> Program:
     calls, outside = min(CALLS, plan.max_steps), _loops_outside(model, dataset)
     steps = 1 if outside else math.ceil(plan.max_steps / calls)
-    microbatch_size = MICROBATCH if jax.default_backend() == "cpu" and not outside else None
 
     def training(hyper: Hyperparameters) -> Any:
         own = plan.replace(noise_multiplier=hyper.noise_multiplier, clip=hyper.l2_clip_norm)
-        return build_training(config, model, own, hyper.learning_rate, microbatch_size)
+        return build_training(config, model, own, hyper.learning_rate)
 
     def start(hyper: Hyperparameters, keys: Keys) -> State:
         return training(hyper).init(initial_params(model, dataset, keys.init), keys.training)
