@@ -78,23 +78,24 @@ def lane(state: State, index: int) -> State:
 
 def make_program(
     config: TrainConfig, plan: gdpjax.Plan, model: nn.Module, dataset: Dataset, data: Data, *, width: int,
-    memory_bytes: int,
+    memory_bytes: int, most_bytes: int | None = None,
 ) -> Program:  # fmt: skip
     """Compile the program of a plan's shape for at most ``width`` trials side by side within ``memory_bytes``.
 
     Raises:
-      UserError: one trial alone needs more memory.
+      UserError: one trial alone needs more memory, or more than ``most_bytes``, if that is given.
     """
+    most_bytes = memory_bytes if most_bytes is None else most_bytes
     num_compiled, begun = 0, time.perf_counter()
     while True:
         program = _compile(config, plan, model, dataset, data, width)
         num_compiled += 1
-        if program.memory_bytes <= memory_bytes:
+        if program.memory_bytes <= (memory_bytes if width > 1 else most_bytes):
             return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=time.perf_counter() - begun)
         if width == 1:
             raise UserError(
                 f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB for batches of {plan.capacity} rows, more "
-                f"than --memory-gb allows ({memory_bytes / 1e9:.3g} GB); allow more, or take a smaller batch_size"
+                f"than --memory-gb allows ({most_bytes / 1e9:.3g} GB); allow more, or take a smaller batch_size"
             )
         width = _narrower(width, program.memory_bytes, memory_bytes, sum(leaf.nbytes for leaf in data.arrays))
 
