@@ -183,7 +183,7 @@ def test_a_cluster_that_loses_a_node_gives_the_same_rows(tmp_path, small_digits)
     assert done.returncode == 0, done.stderr[-4000:]
     story = json.loads(done.stdout.splitlines()[-1])
     assert story["nodes"] == 2
-    assert story["removed_while_running"], "the node had a chunk when it was removed"
+    assert story["removed_after"] < 7, "both nodes had a chunk when one was removed"
     assert story["left"] == 1
     ours, theirs = read_rows(tmp_path / "local"), read_rows(tmp_path / "ray")
     assert [row | {"seconds": 0} for row in theirs] == [row | {"seconds": 0} for row in ours]
