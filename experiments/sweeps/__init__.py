@@ -10,10 +10,12 @@
 * `_progress`, `_command`  what a person sees
 """
 
-from experiments.sweeps._command import report, run
+from experiments.sweeps._command import num_slots, report, run
 from experiments.sweeps._folder import keys_of
 from experiments.sweeps._spec import parse_spec
 from experiments.sweeps._trials import list_trials, plan_trials
 from experiments.sweeps._worker import arguments_of, compile_shape
 
-__all__ = ["arguments_of", "compile_shape", "keys_of", "list_trials", "parse_spec", "plan_trials", "report", "run"]
+__all__ = [
+    "arguments_of", "compile_shape", "keys_of", "list_trials", "num_slots", "parse_spec", "plan_trials", "report", "run",
+]  # fmt: skip
