@@ -17,5 +17,13 @@ from experiments.sweeps._trials import list_trials, plan_trials
 from experiments.sweeps._worker import arguments_of, compile_shape
 
 __all__ = [
-    "arguments_of", "compile_shape", "keys_of", "list_trials", "num_slots", "parse_spec", "plan_trials", "report", "run",
-]  # fmt: skip
+    "arguments_of",
+    "compile_shape",
+    "keys_of",
+    "list_trials",
+    "num_slots",
+    "parse_spec",
+    "plan_trials",
+    "report",
+    "run",
+]
