@@ -64,7 +64,7 @@ bench-training: $(VENV)/.benchmarks-clipping ## time private training beside oth
 
 bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json
 bench-sweeps: THREADS = 2
-bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about ten minutes on two idle cores
+bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about two minutes on two idle cores
 	$(BIN)/python -m benchmarks.test_sweeps --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
