@@ -170,12 +170,12 @@ def _pairs(example: jax.ShapeDtypeStruct) -> bool:
 
 MODELS = {
     "mlp": Choice(MLP, lambda x: x.ndim == 3, "images of shape (height, width, channels)"),
-    "linear": Choice(Linear, _vectors, "vectors of real features"),
-    "factors": Choice(Factors, _pairs, "pairs of a user and a movie"),
     "paper_cnn": Choice(PaperCNN, lambda x: x.shape == (28, 28, 1), "images of shape (28, 28, 1)"),
     "paper_mlp": Choice(PaperMLP, _vectors, "vectors of real features"),
     "paper_text": Choice(PaperTextModel, lambda x: x.shape == (256,) and x.dtype == jnp.int32, "256 token numbers"),
     "paper_recommender": Choice(PaperRecommender, _pairs, "pairs of a user and a movie"),
+    "linear": Choice(Linear, _vectors, "vectors of real features"),
+    "factors": Choice(Factors, _pairs, "pairs of a user and a movie"),
 }
 
 

@@ -12,11 +12,11 @@ from experiments.errors import UserError
 LOADERS = {
     "digits": load_digits,
     "mnist": load_mnist,
-    "mnist_scattering": load_mnist_scattering,
     "adult": load_adult,
     "imdb": load_imdb,
-    "imdb_words": load_imdb_words,
     "movielens": load_movielens,
+    "mnist_scattering": load_mnist_scattering,
+    "imdb_words": load_imdb_words,
 }
 
 

@@ -32,7 +32,7 @@ from gdpjax.training import Data, State
 CALLS = 20
 """Calls of one program for a whole training, where it scans: often enough for a progress bar."""
 MICROBATCH = 16
-"""Rows that a trial takes at a time on a CPU, where "auto", which sees one trial only, takes all of them.
+"""Rows that a trial takes at a time on a CPU beside others, where "auto", which sees one trial only, takes all of them.
 
 Adult on one core, milliseconds for a step of one trial: 1.6 with 16 rows, 2.3 to 3.9 with 8, 24, 32 or 400, whether 8,
 16 or 32 trials are side by side; 1.6 alone.
@@ -116,7 +116,7 @@ def _compile(
 ) -> Program:
     calls, outside = min(CALLS, plan.max_steps), _loops_outside(model, dataset)
     steps = 1 if outside else math.ceil(plan.max_steps / calls)
-    microbatch_size = MICROBATCH if jax.default_backend() == "cpu" and not outside else None
+    microbatch_size = MICROBATCH if jax.default_backend() == "cpu" and not outside and width > 1 else None
 
     def training(hyper: Hyperparameters) -> Any:
         own = plan.replace(noise_multiplier=hyper.noise_multiplier, clip=hyper.l2_clip_norm)

@@ -127,4 +127,4 @@ def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict
     compiled = sum(program["num_compiled"] for program in programs)
     shapes = len({(program["num_steps"], program["batch_size"]) for program in programs})
     console.print(f"{len(rows)} trials, {failed} failed; {compiled} compilations for {shapes} shapes.")
-    console.print("Choosing among trials costs privacy too, see the report. Test data are taken as public.")
+    console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")
