@@ -5,12 +5,13 @@ Its scattering features take minutes, and are kept in the cache, too: float32, 3
 
 import dataclasses
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
+from experiments.datasets import _scattering
 from experiments.datasets._files import Source, cache_folder, fetch
 from experiments.datasets._idx import read_idx
-from experiments.datasets._scattering import normalized, scattering
 from experiments.datasets._types import Dataset
 from experiments.errors import UserError
 
@@ -48,8 +49,9 @@ def load_mnist_scattering() -> Dataset:
 
 
 def _features(images: np.ndarray) -> np.ndarray:
-    """Of each image by itself, from the cache if these images are there."""
-    digest = hashlib.sha256(f"{images.shape}{NUM_BLOCKS}{CHANNELS_PER_GROUP}".encode() + images.tobytes()).hexdigest()
+    """Of each image by itself, from the cache if these images are there, computed as they are computed now."""
+    how = f"{images.shape}{NUM_BLOCKS}{CHANNELS_PER_GROUP}".encode() + Path(_scattering.__file__).read_bytes()
+    digest = hashlib.sha256(how + images.tobytes()).hexdigest()
     path = cache_folder() / "mnist" / f"scattering-{digest[:16]}.npy"
     if path.is_file():
         return np.load(path)
@@ -62,5 +64,6 @@ def _features(images: np.ndarray) -> np.ndarray:
 
 
 def _vectors(images: np.ndarray) -> np.ndarray:
-    features = normalized(scattering(images[..., 0], NUM_BLOCKS), CHANNELS_PER_GROUP).reshape(len(images), -1)
+    found = _scattering.scattering(images[..., 0], NUM_BLOCKS)
+    features = _scattering.normalized(found, CHANNELS_PER_GROUP).reshape(len(images), -1)
     return features / np.linalg.norm(features, axis=1, keepdims=True)

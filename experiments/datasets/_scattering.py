@@ -57,7 +57,10 @@ def scattering(images: np.ndarray, num_blocks: int) -> np.ndarray:
         raise UserError(f"scattering is for square images [N, size, size], got shape {images.shape}")
     padded = np.pad(images.astype(np.float32), [(0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)])
     size = padded.shape[1]
-    filters = [np.stack([_transform(wavelet(size, j, t)) for t in range(NUM_ANGLES)]) for j in range(NUM_SCALES)]
+    filters = [
+        np.stack([_fourier(wavelet(size, j, t)).astype(np.complex64) for t in range(NUM_ANGLES)])
+        for j in range(NUM_SCALES)
+    ]
     average = windows(size, num_blocks).astype(np.float32)
     out = np.empty((len(images), NUM_CHANNELS, num_blocks, num_blocks), np.float32)
     for first in range(0, len(images), CHUNK):
@@ -92,23 +95,22 @@ def windows(size: int, num_blocks: int) -> np.ndarray:
     """One row of weights with the sum 1 for each block along a side of the padded image, ``[num_blocks, size]``."""
     block = (size - 2 * MARGIN) / num_blocks
     centres = MARGIN + block * (np.arange(num_blocks) + 0.5) - 0.5
-    distance = np.arange(size) - centres[:, None]
-    copies = (distance + size * shift for shift in range(-2, 3))
-    weights = sum(np.exp(-((copy / (WINDOW * block)) ** 2) / 2) for copy in copies)
+    copies = size * np.arange(-2, 3)[:, None, None]  # the torus' own; those beyond are below rounding
+    weights = np.exp(-(((np.arange(size) - centres[:, None] + copies) / (WINDOW * block)) ** 2) / 2).sum(axis=0)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _scatter(images: np.ndarray, filters: list[np.ndarray], average: np.ndarray) -> np.ndarray:
     blur = lambda x: average @ x @ average.T  # noqa: E731
-    spectra = scipy.fft.fft2(images)[:, None]
+    spectra = _fourier(images)[:, None]
     moduli = [_modulus(spectra * bank) for bank in filters]
-    second = [_modulus(spectra * filters[1]) for spectra in scipy.fft.fft2(moduli[0]).swapaxes(0, 1)[:, :, None]]
+    second = [_modulus(spectra * filters[1]) for spectra in _fourier(moduli[0]).swapaxes(0, 1)[:, :, None]]
     return np.concatenate([blur(x) for x in (images[:, None], *moduli, *second)], axis=1)
 
 
 def _modulus(spectra: np.ndarray) -> np.ndarray:
-    return np.abs(scipy.fft.ifft2(spectra, overwrite_x=True))
+    return np.abs(np.asarray(scipy.fft.ifft2(spectra, overwrite_x=True)))
 
 
-def _transform(filter: np.ndarray) -> np.ndarray:
-    return scipy.fft.fft2(filter).astype(np.complex64)
+def _fourier(x: np.ndarray) -> np.ndarray:
+    return np.asarray(scipy.fft.fft2(x))

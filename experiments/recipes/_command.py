@@ -1,9 +1,9 @@
 """What ``python -m experiments recipes`` does."""
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from experiments import sweeps
 from experiments.config import RecipesConfig, SweepConfig
@@ -23,12 +23,12 @@ def reproduce(names: list[str], runs: Path, results: Path, console: Console) -> 
     for name in names:
         record = _recipe(RECIPES[name], runs)
         path = _tables.write(results, name, record)  # one by one: what is done is on record
-    console.print(Markdown(_tables.markdown(_tables.read(results))))
-    console.print(f"Result: {path}", soft_wrap=True)
+        console.print(_tables.sentence(name, record), soft_wrap=True)
+    console.print(f"Results: {path} and {path.with_suffix('.md')}", soft_wrap=True)
     return path
 
 
-def _recipe(recipe: Recipe, runs: Path) -> dict[str, object]:
+def _recipe(recipe: Recipe, runs: Path) -> dict[str, Any]:
     files = recipe.search, recipe.winner
     searched, trained = (
         _sweep(file, runs / f"{recipe.name}-{part}") for file, part in zip(files, ("search", "winner"), strict=True)

@@ -51,6 +51,15 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n\n".join(["# Recipes", f"`{result['command']}`", table, NOTES, *notes]) + "\n"
 
 
+def sentence(name: str, record: dict[str, Any]) -> str:
+    """One recipe in words."""
+    _, score, certified, *_, published, its_certified, _, price = _cells(name, record)
+    return (
+        f"{name}: {score} at certified epsilon {certified}; published {published} at {its_certified}. Had the choice "
+        f"been made on private data, epsilon {price}."
+    )
+
+
 def _cells(name: str, record: dict[str, Any]) -> list[str]:
     test, cost, published = record["test"], record["cost"], record["published"]
     rmse = record["score"] == "test_rmse"
