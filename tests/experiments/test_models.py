@@ -9,7 +9,6 @@ from flax import linen as nn
 from experiments import models
 from experiments.errors import UserError
 
-
 EXAMPLES = {
     "mlp": jax.ShapeDtypeStruct((8, 8, 1), jnp.float32),
     "paper_cnn": jax.ShapeDtypeStruct((28, 28, 1), jnp.float32),

@@ -1,0 +1,229 @@
+"""The paper's experiments again: settings, resuming, partial tables, and figures from result files alone."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import cli, datasets, records
+from experiments.config import identity
+from experiments.datasets import Dataset
+from experiments.engine import make_scores
+from experiments.errors import RunInterrupted
+from experiments.plan import make_plan
+from experiments.reproduce import _command, _experiments, _figures, _grid, _runs, _tables
+from experiments.reproduce._experiments import EXPERIMENTS, FIGURE4_EPSILON, Row
+from gdpjax import accounting
+
+
+def test_the_settings_are_the_papers():
+    """By what the CLT says of them, which the paper printed to two digits."""
+    for rows in EXPERIMENTS.values():
+        for row in rows:
+            if "mu_clt" not in row.published:
+                continue
+            num_examples = {"mnist": 60_000, "adult": 29_305, "imdb": 25_000, "movielens": 800_167}
+            plan = make_plan(row.config, num_examples[row.config.data.dataset])
+            mu = accounting.clt_mu_poisson(plan.noise_multiplier, plan.sampling_prob, plan.max_steps)
+            assert abs(float(mu) - row.published["mu_clt"]) < 0.015, row.name
+
+
+def test_the_certified_noise_of_figure_4_is_the_smallest_that_keeps_the_promise():
+    epochs = np.array(list(FIGURE4_EPSILON))
+    noise = np.array([_experiments.CERTIFIED_NOISE[e] for e in FIGURE4_EPSILON])
+    run = (256 / 60_000, np.round(epochs * 60_000 / 256).astype(int), 1e-5)
+    both = np.asarray(accounting.epsilon_bounds(np.stack([noise, noise - 0.001]), *run).upper)
+    said = np.array(list(FIGURE4_EPSILON.values()))
+    assert (both[0] <= said).all()
+    assert (both[1] > said).all()
+
+
+@pytest.fixture
+def tiny(monkeypatch, small_config, small_digits):
+    """One experiment of two rows, two seeds and one, on a few digits."""
+    longer = dataclasses.replace(small_config.optimizer, epochs=3)
+    rows = (
+        Row("short", small_config, {"test_accuracy": 0.5, "mu_clt": 1.0}, seeds=2),
+        Row("long", dataclasses.replace(small_config, optimizer=longer), {}, chosen="all chosen by us"),
+    )
+    monkeypatch.setitem(EXPERIMENTS, "adult", rows)
+    monkeypatch.setitem(datasets.LOADERS, "digits", lambda: small_digits)
+    return rows
+
+
+def reproduce(folder, *options):
+    """The command line, on the tiny experiment."""
+    where = ["--runs", str(folder / "runs"), "--results", str(folder / "results")]
+    return cli.main(["reproduce", "adult", *where, *options])
+
+
+class Trainer:
+    """Stands for training: writes what a run leaves behind; interrupted where it is told to be."""
+
+    def __init__(self):
+        self.asked, self.interrupt_at = [], None
+
+    def __call__(self, config, console, name):
+        folder = config.run.out
+        self.asked.append((folder.name, config.run.resume))
+        folder.mkdir(parents=True, exist_ok=True)
+        records.write_json(folder / "config.json", {"config": identity(config)})
+        if len(self.asked) == self.interrupt_at:
+            raise RunInterrupted("interrupted")
+        score = {"test_accuracy": 0.9 + 0.02 * config.run.seed}
+        cost = {"noise_multiplier": 4.0, "sampling_prob": 0.1, "num_steps": 20, "delta": 1e-5, "mu_clt": 0.125}
+        cost |= {"epsilon_clt": 0.4, "epsilon_moments_accountant": 0.5, "epsilon_lower": 0.45, "epsilon_upper": 0.46}
+        result = score | {"privacy": cost, "config": identity(config)}
+        epochs = [{"step": e, "epoch": e, "steps_per_second": 5.0, "epsilon_upper": 0.1 * e} | score for e in (1, 2)]
+        (folder / "metrics.jsonl").write_text("\n".join(json.dumps(line) for line in ({}, *epochs)))
+        records.write_json(folder / "result.json", result)
+
+
+def test_interrupted_it_goes_on_and_the_table_says_it_is_partial(tiny, tmp_path, capsys, monkeypatch):
+    trainer = Trainer()
+    monkeypatch.setattr(_runs, "run_quietly", trainer)
+    table = tmp_path / "results" / "reproduce_adult.md"
+    assert reproduce(tmp_path, "--report") == 0
+    assert "Partial: 0 of 3 runs" in table.read_text()
+    trainer.interrupt_at = 2
+    assert reproduce(tmp_path) == 130
+    assert "give the same command again" in capsys.readouterr().err
+    assert reproduce(tmp_path, "--report") == 0
+    assert "**Partial: 1 of 3 runs are finished.**" in table.read_text()
+    assert reproduce(tmp_path) == 0
+    assert reproduce(tmp_path) == 0
+    # First seeds first; what is finished is not done again, and what was interrupted goes on.
+    first, second, third = ("short-seed0", "long-seed0", "short-seed1")
+    assert trainer.asked == [(first, False), (second, False), (second, True), (third, False)]
+    result = json.loads((tmp_path / "results" / "reproduce_adult.json").read_text())
+    assert not result["partial"]
+    short, long = result["rows"]
+    assert short["found"]["test_accuracy"]["mean"] == pytest.approx(0.91)
+    assert short["found"]["test_accuracy"]["stdev"] == pytest.approx(np.std([0.9, 0.92], ddof=1))
+    assert long["found"]["test_accuracy"] == {"mean": 0.9, "stdev": None}
+    classic = accounting.moments_accountant_epsilon(4.0, 0.1, 20, 1e-5, conversion="classic")
+    assert short["privacy"]["epsilon_classic"] == pytest.approx(float(classic))
+    text = table.read_text()
+    assert "Partial" not in text
+    assert "50.0 / 91.0 ± 1.41 %" in text
+    assert "[0.450, 0.460]" in text
+    assert "long: all chosen by us." in text
+
+
+@pytest.mark.slow
+def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
+    from experiments import training
+
+    record, calls = training._Recorder.epoch, []
+
+    def interrupted(self, run, observer):
+        calls.append(self.out.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return record(self, run, observer)
+
+    assert reproduce(tmp_path / "whole", "--seeds", "1") == 0
+    monkeypatch.setattr(training._Recorder, "epoch", interrupted)
+    assert reproduce(tmp_path / "cut", "--seeds", "1") == 130
+    assert reproduce(tmp_path / "cut", "--seeds", "1") == 0
+    whole, cut = (
+        json.loads((tmp_path / name / "results" / "reproduce_adult.json").read_text())["rows"]
+        for name in ("whole", "cut")
+    )
+    for a, b in zip(whole, cut, strict=True):
+        assert a["found"] == b["found"]
+        assert a["privacy"] == b["privacy"]
+
+
+def test_a_folder_with_another_configuration_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
+    planned = _runs.plan_runs(tiny, tmp_path / "runs" / "adult", None)
+    other = planned[-1]
+    other.folder.mkdir(parents=True)
+    (other.folder / "config.json").write_text(json.dumps({"config": identity(other.config) | {"learning_rate": 9.0}}))
+    monkeypatch.setattr(_command._runs, "train_missing", lambda *args: pytest.fail("trained"))
+    assert reproduce(tmp_path) == 2
+    assert "learning_rate: 9.0 then, 0.5 now" in capsys.readouterr().err
+    assert reproduce(tmp_path, "--seeds", "0") == 2
+
+
+def test_scores_of_grades():
+    inputs, labels = np.zeros((7, 2), np.int32), np.array([0, 1, 2, 3, 4, 4, 4], np.int32)
+
+    class Fixed:
+        @staticmethod
+        def apply(variables, pairs):
+            return jnp.broadcast_to(variables["params"], (len(pairs), 5))
+
+    data = Dataset(inputs, labels, inputs, labels, graded=True)
+    logits = jnp.array([0.0, 1.0, 0.0, 2.0, -1.0])
+    expected = float(jax.nn.softmax(logits) @ jnp.arange(5.0))
+    scores = make_scores(Fixed, data)(logits)  # type: ignore[arg-type]
+    np.testing.assert_allclose(scores["test_rmse"], np.sqrt(np.mean((expected - labels) ** 2)), rtol=1e-6)
+    assert scores["test_accuracy"] == 1 / 7
+    assert set(make_scores(Fixed, dataclasses.replace(data, graded=False))(logits)) == {"test_accuracy"}
+
+
+def made_up(name):
+    """A result file with a finished run of every row."""
+    rows = []
+    for row in EXPERIMENTS[name]:
+        optimizer, privacy = row.config.optimizer, row.config.privacy
+        num_epochs = optimizer.epochs
+        epochs = [
+            {"step": e, "epoch": e, "test_accuracy": 0.97 - 0.3 / e, "epsilon_upper": 0.1 * e, "epsilon_lower": 0.1 * e}
+            for e in range(1, num_epochs + 1)
+        ]
+        cost = {"noise_multiplier": privacy.noise_multiplier, "sampling_prob": 0.01, "num_steps": 100, "mu_clt": 1.0}
+        found = {"test_accuracy": {"mean": 0.9, "stdev": None}}
+        run = {"epochs": epochs, "result": {"privacy": cost | {"epsilon_upper": 1.0}}}
+        rows.append({"name": row.name, "found": found, "runs": [run]})
+    return {"rows": rows}
+
+
+def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(_grid, "NOISE", (0.8, 2.0))
+    monkeypatch.setattr(_grid, "EPOCHS", (1, 5))
+    options = ["--results", str(tmp_path), "--figures", str(tmp_path / "figures")]
+    assert cli.main(["reproduce", "figures", *options]) == 0  # the grid needs no training
+    assert "train it first" in capsys.readouterr().out
+    for name in EXPERIMENTS:
+        (tmp_path / f"reproduce_{name}.json").write_text(json.dumps(made_up(name)))
+    assert cli.main(["reproduce", "figures", *options]) == 0
+    assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == sorted(_figures.FIGURES)
+    lines = (tmp_path / _grid.FILE).read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * len(_grid.PROB)
+
+
+def test_equal_cost_takes_the_last_epoch_within_it():
+    rows = {row["name"]: row for row in made_up("figure4")["rows"]}
+    found = _figures.at_equal_cost(rows, ["sigma1.3-epochs20", "sigma0.7-epochs70"], 1.05)
+    assert found == {"sigma1.3-epochs20": 0.97 - 0.03, "sigma0.7-epochs70": 0.97 - 0.03}
+    assert _figures.at_equal_cost(rows, ["sigma1.3-epochs20"], 0.05) == {}
+
+
+def test_the_grid_tells_which_accountant_understates():
+    found = {name: np.array([1.0, 1.0]) for name in _grid.COLUMNS}
+    found |= {"epsilon_clt": np.array([0.9, 1.1]), "epsilon_classic": np.array([1.5, 1.0])}
+    errors = _grid.errors(found)
+    np.testing.assert_allclose(errors["CLT"], [-0.1, 0.1])
+    np.testing.assert_allclose(errors["moments accountant (classic)"], [0.5, 0.0])
+
+
+def test_every_committed_result_is_of_these_settings():
+    """A table beside other settings would be a claim that does not reproduce."""
+    from pathlib import Path
+
+    folder = Path(__file__).parents[2] / "benchmarks" / "results"
+    for name, rows in EXPERIMENTS.items():
+        path = folder / f"reproduce_{name}.json"
+        if not path.is_file():
+            continue
+        result = json.loads(path.read_text())
+        assert path.with_suffix(".md").read_text() == _tables.markdown(result)
+        for row, written in zip(rows, result["rows"], strict=True):
+            assert written["name"] == row.name
+            for run in written["runs"]:
+                assert run["result"]["config"] == identity(row.run(run["seed"]))
