@@ -1,6 +1,7 @@
 """The result file of the recipes, and its table."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +76,6 @@ def _cells(name: str, record: dict[str, Any]) -> list[str]:
 
 
 def _interval(cost: dict[str, float]) -> str:
-    return f"[{cost['epsilon_lower']:.3f}, {cost['epsilon_upper']:.3f}]"
+    """Rounded outwards, so that it stays true."""
+    lower, upper = math.floor(1000 * cost["epsilon_lower"]), math.ceil(1000 * cost["epsilon_upper"])
+    return f"[{lower / 1000:.3f}, {upper / 1000:.3f}]"
