@@ -205,13 +205,13 @@ PRESETS: dict[str, TrainConfig] = {
     "mnist_scattering": TrainConfig(  # docs/recipes.md
         data=DataConfig("mnist_scattering"),
         model=ModelConfig("linear"),
-        privacy=PrivacyConfig(noise_multiplier=4.0, l2_clip_norm=0.1, delta=1e-5),
-        optimizer=OptimizerConfig("adam", learning_rate=0.3, batch_size=8192, epochs=50),
+        privacy=PrivacyConfig(noise_multiplier=3.6011, l2_clip_norm=0.03, delta=1e-5),
+        optimizer=OptimizerConfig("adam", learning_rate=0.3, batch_size=8192, epochs=45),
     ),
     "imdb_words": TrainConfig(  # docs/recipes.md
         data=DataConfig("imdb_words"),
         model=ModelConfig("linear"),
-        privacy=PrivacyConfig(noise_multiplier=4.0, l2_clip_norm=0.1, delta=1e-5),
+        privacy=PrivacyConfig(noise_multiplier=4.4337, l2_clip_norm=0.1, delta=1e-5),
         optimizer=OptimizerConfig("adam", learning_rate=0.1, batch_size=2048, epochs=16),
     ),
 }

@@ -58,7 +58,7 @@ class Linear(nn.Module):
 
 
 class Factors(nn.Module):
-    """A matrix factorisation whose one number shifts the odds of all grades: 29,247 parameters for MovieLens-1M's size.
+    """A matrix factorisation whose one number shifts the odds of all grades: 29,243 parameters for MovieLens-1M's size.
 
         log P(grade = c) = a_c + c (b_user + b_movie + <f_user, f_movie>) + constant,    c = 0, 1, ..., classes - 1
 
