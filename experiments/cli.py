@@ -12,6 +12,7 @@ from experiments.config import (
     DemoConfig,
     FdpFiguresConfig,
     GradientsFigureConfig,
+    RecipesConfig,
     ReproduceConfig,
     SweepConfig,
     SweepReportConfig,
@@ -70,6 +71,12 @@ def _reproduce(config: Any) -> None:
     run(config)
 
 
+def _recipes(config: Any) -> None:
+    from experiments.recipes import run
+
+    run(config)
+
+
 COMMANDS = {
     "train": Command(lambda dataset: PRESETS[dataset], _train, "Train one model with differential privacy."),
     "sweep": Command(lambda dataset: SweepConfig(tyro.MISSING), _sweep, "Train many configurations from a TOML file."),
@@ -80,6 +87,9 @@ COMMANDS = {
         lambda dataset: ReproduceConfig(tyro.MISSING),
         _reproduce,
         "Repeat the paper's experiments, published beside ours.",
+    ),
+    "recipes": Command(
+        lambda dataset: RecipesConfig(tyro.MISSING), _recipes, "Train better recipes than the paper's, and say how."
     ),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),

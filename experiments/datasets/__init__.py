@@ -3,8 +3,8 @@
 from experiments.datasets._adult import load_adult
 from experiments.datasets._digits import load_digits
 from experiments.datasets._files import ENVIRONMENT_VARIABLE, read_gzip
-from experiments.datasets._imdb import load_imdb
-from experiments.datasets._mnist import load_mnist
+from experiments.datasets._imdb import load_imdb, load_imdb_words
+from experiments.datasets._mnist import load_mnist, load_mnist_scattering
 from experiments.datasets._movielens import load_movielens
 from experiments.datasets._types import Dataset
 from experiments.errors import UserError
@@ -15,6 +15,8 @@ LOADERS = {
     "adult": load_adult,
     "imdb": load_imdb,
     "movielens": load_movielens,
+    "mnist_scattering": load_mnist_scattering,
+    "imdb_words": load_imdb_words,
 }
 
 

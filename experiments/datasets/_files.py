@@ -50,6 +50,13 @@ def _places(source: Source, folder: str | Path, name: str) -> tuple[Path, Path]:
     return Path(folder) / source.subfolder / name, Path(folder) / name
 
 
+def cache_folder() -> Path:
+    """Where downloads are kept, and what is computed from data and takes long."""
+    import pooch  # only needed where there is something to keep
+
+    return Path(pooch.os_cache("gdpjax"))
+
+
 def read_gzip(path: Path) -> bytes:
     """What a gzip file holds, or a UserError that names it."""
     try:
@@ -81,7 +88,7 @@ def _download(source: Source) -> list[Path]:
     failures = []
     for mirror in source.mirrors:
         # pooch checks the sha256 of a cached file too, and downloads a damaged one again
-        folder = pooch.os_cache("gdpjax") / source.subfolder
+        folder = cache_folder() / source.subfolder
         cache = pooch.create(path=folder, base_url=mirror, registry=dict(source.sha256))
         try:
             return [Path(cache.fetch(name)) for name in source.sha256]

@@ -6,9 +6,13 @@ short one is padded in front. Which words are frequent is taken as public, as ev
 
 The original is Keras' ``imdb.npz``, whose lists of words need three added and a start. ``imdb_tokens20k.npz`` holds
 numbers as above in one array, from a tokenisation of our own, near but not identical.
+
+As features for a linear model a review is the set of its words, all of it: of the 2,000 most frequent words each that
+occurs counts sqrt(its rank), and the vector has norm 1. Rare words say more; how many reviews have a word would say it
+better (the inverse document frequency), but is a statistic of private data, while the rank is public already.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -30,28 +34,40 @@ PREPARED = Source(
 )
 NUM_WORDS, LENGTH = 10_000, 256
 START, RARE, FIRST = 1, 2, 3
+NUM_FEATURES = 2_000
+Encoding = Callable[[Iterable[np.ndarray | list[int]], int], np.ndarray]
+"""From reviews, and how many there are, to the inputs of a model."""
 
 
 def load_imdb() -> Dataset:
-    """25,000 reviews to train on and 25,000 to test on."""
+    """25,000 reviews to train on and 25,000 to test on, as token numbers."""
+    return _load(pad)
+
+
+def load_imdb_words() -> Dataset:
+    """The same reviews, as vectors of 2,000 features."""
+    return _load(words)
+
+
+def _load(encode: Encoding) -> Dataset:
     prepared = find(PREPARED)
-    return read_prepared(prepared[0]) if prepared else read_keras(fetch(ORIGINAL)[0])
+    return read_prepared(prepared[0], encode) if prepared else read_keras(fetch(ORIGINAL)[0], encode)
 
 
-def read_prepared(path: Path) -> Dataset:
+def read_prepared(path: Path, encode: Encoding) -> Dataset:
     """From one array of tokens and the length of each review."""
     with np.load(path) as arrays:
         lengths, test = arrays["lengths"], arrays["is_test"].astype(bool)
-        tokens = pad(np.split(arrays["tokens"], np.cumsum(lengths)[:-1]), len(lengths))
+        tokens = encode(np.split(arrays["tokens"], np.cumsum(lengths)[:-1]), len(lengths))
         labels = arrays["label"].astype(np.int32)
     return Dataset(tokens[~test], labels[~test], tokens[test], labels[test])
 
 
-def read_keras(path: Path) -> Dataset:
+def read_keras(path: Path, encode: Encoding) -> Dataset:
     """From Keras' lists of words. They are pickled, which is safe only because the checksum of the file is known."""
     with np.load(path, allow_pickle=True) as arrays:
         train, test = (
-            pad(([START, *(word + FIRST for word in review)] for review in arrays[name]), len(arrays[name]))
+            encode(([START, *(word + FIRST for word in review)] for review in arrays[name]), len(arrays[name]))
             for name in ("x_train", "x_test")
         )
         labels = [arrays[name].astype(np.int32) for name in ("y_train", "y_test")]
@@ -65,3 +81,18 @@ def pad(reviews: Iterable[np.ndarray | list[int]], count: int) -> np.ndarray:
         tail = np.asarray(review[-LENGTH:], np.int32)
         row[LENGTH - len(tail) :] = np.where(tail < NUM_WORDS, tail, RARE)
     return padded
+
+
+def words(reviews: Iterable[np.ndarray | list[int]], count: int) -> np.ndarray:
+    """``float32[count, 2000]``: which of the most frequent words occur, by rank, with norm 1 (0 where none does).
+
+    >>> words([[1, 4, 7, 4, 2], [1, 2]], 2)[:, :4]
+    array([[0.4472136, 0.       , 0.       , 0.8944272],
+           [0.       , 0.       , 0.       , 0.       ]], dtype=float32)
+    """
+    found = np.zeros((count, NUM_FEATURES), np.float32)
+    for row, review in zip(found, reviews, strict=True):
+        ranks = np.unique(review).astype(np.int64) - FIRST  # the most frequent word has rank 1
+        ranks = ranks[(ranks >= 1) & (ranks <= NUM_FEATURES)]
+        row[ranks - 1] = np.sqrt(ranks)
+    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)

@@ -6,13 +6,15 @@ import hashlib
 import jax
 import numpy as np
 
+HOLD_OUT_SEED = 20191127
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
     """Inputs and labels ``int32[N]``; the test part is public.
 
-    Inputs are images ``float32[N, height, width, channels]`` or vectors of features ``float32[N, features]``, both in
-    [0, 1], or numbers of things ``int32[N, how many]``. Where labels are grades, one above the other, ``graded`` is
+    Inputs are images ``float32[N, height, width, channels]`` in [0, 1], vectors of features ``float32[N, features]``,
+    or numbers of things ``int32[N, how many]``. Where labels are grades, one above the other, ``graded`` is
     true, and a model is also judged by the error of the grade it expects.
     """
 
@@ -36,6 +38,19 @@ class Dataset:
     def num_classes(self) -> int:
         """Number of labels, from the public test part."""
         return int(self.test_labels.max()) + 1
+
+    def hold_out(self, fraction: float) -> "Dataset":
+        """The training data alone, a ``fraction`` of them, always the same, in the place of the test data.
+
+        What is chosen by such results has not seen the test data.
+        """
+        order = np.random.default_rng(HOLD_OUT_SEED).permutation(self.num_examples)
+        train, test = np.split(order, [self.num_examples - round(fraction * self.num_examples)])
+        inputs, labels = self.train_inputs, self.train_labels
+        return dataclasses.replace(
+            self, train_inputs=inputs[train], train_labels=labels[train], test_inputs=inputs[test],
+            test_labels=labels[test],
+        )  # fmt: skip
 
     def digest(self) -> str:
         """A hash of all of it. It is a function of private data: keep it with the checkpoints, never publish it."""

@@ -11,19 +11,13 @@
 """
 
 from experiments.sweeps._command import num_slots, report, run
-from experiments.sweeps._folder import keys_of
-from experiments.sweeps._spec import parse_spec
+from experiments.sweeps._folder import is_finished, keys_of
+from experiments.sweeps._results import Row, read_rows
+from experiments.sweeps._spec import Spec, parse_spec, read_spec
 from experiments.sweeps._trials import list_trials, plan_trials
 from experiments.sweeps._worker import arguments_of, compile_shape
 
 __all__ = [
-    "arguments_of",
-    "compile_shape",
-    "keys_of",
-    "list_trials",
-    "num_slots",
-    "parse_spec",
-    "plan_trials",
-    "report",
-    "run",
-]
+    "Row", "Spec", "arguments_of", "compile_shape", "is_finished", "keys_of", "list_trials", "num_slots", "parse_spec",
+    "plan_trials", "read_rows", "read_spec", "report", "run",
+]  # fmt: skip

@@ -32,11 +32,17 @@ def run(config: SweepConfig) -> None:
     backend_for = backend_of(config, console)
     spec = read_spec(config.spec)
     out = config.out or Path("runs") / f"sweep-{config.spec.stem}"
-    run_sweep(spec, datasets.load(spec.dataset), out, config.resume, backend_for, console)
+    run_sweep(spec, dataset_of(spec), out, config.resume, backend_for, console)
     rows = finish(out)
     page = write_report(out, rows)
     print_summary(console, rows, folders.read_programs(out))
     console.print(f"Report: {page}", soft_wrap=True)
+
+
+def dataset_of(spec: Spec) -> datasets.Dataset:
+    """What a sweep trains and tests on."""
+    dataset = datasets.load(spec.dataset)
+    return dataset if spec.hold_out is None else dataset.hold_out(spec.hold_out)
 
 
 def run_sweep(

@@ -23,6 +23,7 @@ from experiments.datasets import Dataset
 from experiments.errors import UserError
 from experiments.keys import make_keys
 from experiments.sweeps._program import Keys
+from experiments.sweeps._results import RESULTS
 from experiments.sweeps._spec import Range, Spec
 from experiments.sweeps._trials import Trial
 
@@ -64,6 +65,13 @@ def resume(folder: Path, spec: Spec, dataset: Dataset) -> jax.Array:
     if secret["data_sha256"] != dataset.digest():
         raise UserError(f"the data are not those that the sweep in {folder} was begun with; choose another --out")
     return jax.random.wrap_key_data(jnp.asarray(secret["key"], jnp.uint32))
+
+
+def is_finished(folder: Path, spec: Spec) -> bool:
+    """Whether a sweep of this spec was run in the folder to its end."""
+    if not (folder / RESULTS).is_file() or not (folder / SWEEP).is_file():
+        return False
+    return json.loads((folder / SWEEP).read_text())["sweep"] == json.loads(json.dumps(described_spec(spec)))
 
 
 def described_spec(spec: Spec) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     fields = {"pareto": "", "varied": ""} | figures | {
         "title": f"Sweep of {described['sweep']['dataset']}",
         "summary": _summary(described, rows, programs),
-        "privacy": _privacy(rows),
+        "privacy": _privacy(rows, described["sweep"].get("hold_out")),
         "best": best,
         "front": front,
         "programs": _table(list(programs[0]), (list(p.values()) for p in programs)) if programs else "<p>None.</p>",
@@ -71,14 +71,17 @@ def _summary(described: dict[str, Any], rows: Sequence[Row], programs: Sequence[
     return f"<p>{html.escape(text)}</p>{notice}"
 
 
-def _privacy(rows: Sequence[Row]) -> str:
+def _privacy(rows: Sequence[Row], hold_out: float | None) -> str:
     """What the numbers do not cover."""
     found = price(rows)
+    judged = "Test data are taken as public."
+    if hold_out is not None:
+        judged = f"What is called test data here is {hold_out:.0%} of the training data, held out; they are private."
     text = (
         "<p>Every epsilon in the tables and figures is that of <b>one</b> training, all its planned steps included, "
         "had its hyperparameters been fixed beforehand. <b>Choosing among trials on the same private data costs "
         "privacy too</b>, and so does publishing them, this page included: accuracies are functions of trained models. "
-        "Test data are taken as public.</p>"
+        f"{judged}</p>"
     )
     if found is None:
         return text

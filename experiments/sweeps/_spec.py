@@ -4,6 +4,7 @@
     search = "random"            # or "grid", the default
     num_configurations = 50
     one_program = true           # a promise: only numbers that compiled code takes as arguments vary
+    hold_out = 0.1               # test on a tenth of the training data, the same for every trial, not on the test data
 
     [hyperparameters]            # what is left out is as in ``train --dataset adult``
     learning_rate = { min = 0.05, max = 1.0, log = true }
@@ -32,7 +33,7 @@ WHOLE = ("batch_size", "epochs")
 SEARCHES = ("grid", "random")
 FIELDS = (
     "dataset", "model", "optimizer", "delta", "search", "num_configurations", "search_seed", "one_program",
-    "hyperparameters",
+    "hold_out", "hyperparameters",
 )  # fmt: skip
 _RANGE_FIELDS = ("min", "max", "count", "log")
 MOST_TRIALS = 100_000
@@ -62,6 +63,7 @@ class Spec:
     num_configurations: int | None
     search_seed: int
     one_program: bool
+    hold_out: float | None
     choices: dict[str, tuple[float, ...] | Range]
     seeds: int | tuple[int, ...]
 
@@ -118,7 +120,7 @@ class _Reader:
             self.one_of("optimizer", get_args(OptimizerName), preset.optimizer.optimizer),
             self.number(("delta",), self.content.get("delta", preset.privacy.delta), below=1.0), search,
             self.num_configurations(search), self.whole(("search_seed",), self.content.get("search_seed", 0), least=0),
-            one_program, choices, seeds,
+            one_program, self.hold_out(), choices, seeds,
         )  # fmt: skip
         self.keep_promise(spec)
         return spec
@@ -149,6 +151,9 @@ class _Reader:
         if not given:
             return None
         return self.whole(("num_configurations",), self.content["num_configurations"], least=1)
+
+    def hold_out(self) -> float | None:
+        return self.number(("hold_out",), self.content["hold_out"], below=1.0) if "hold_out" in self.content else None
 
     def hyperparameters(self, search: str) -> tuple[dict[str, tuple[float, ...] | Range], int | tuple[int, ...]]:
         section = ("hyperparameters",)

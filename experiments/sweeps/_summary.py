@@ -143,4 +143,4 @@ def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict
     console.print(
         f"{count(len(rows), 'trial')}, {failed} failed; {count(compiled, 'compilation')} for {count(shapes, 'shape')}."
     )
-    console.print("Choosing among trials costs privacy too, see the report. Test data are taken as public.")
+    console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")
