@@ -8,6 +8,7 @@ what has to be trusted with private data. The packages that compute must be the 
 """
 
 import concurrent.futures
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,20 @@ def _connect(ray: Any, address: str | None) -> None:
     code = [str(Path(str(package.__file__)).parent) for package in (experiments, gdpjax)]
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
+        refuse_silence(address)
         ray.init(address=address or "auto", runtime_env={"py_modules": code}, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is an OSError
         raise UserError(
             f"no Ray cluster at {address or 'the default address'} ({' '.join(str(error).split())[:200]}); start one "
             "with `ray start --head`, or give its --ray-address"
         ) from error
+
+
+def refuse_silence(address: str | None, seconds: float = 10.0) -> None:
+    """OSError where nobody listens at host:port; Ray would try for a minute, and then say less."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=seconds).close()
 
 
 def versions() -> dict[str, Any]:

@@ -4,6 +4,7 @@ import concurrent.futures
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,15 @@ def test_ray_that_is_not_installed_is_named_before_anything_runs(tmp_path, monke
     assert cli.main(["sweep", "sweep.toml", "--ray-address", "127.0.0.1:6379"]) == 2
     assert "--ray-address is for --backend ray" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_an_address_without_a_cluster_is_one_line(small_digits, monkeypatch):
+    monkeypatch.setattr(_ray, "import_ray", lambda: None)  # nothing of Ray is needed to find that out
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"  # nobody listens there
+        with pytest.raises(UserError, match=f"no Ray cluster at {address}.*ray start --head"):
+            _ray.RayBackend(small_digits, 1, 10**9, address)
 
 
 def test_a_node_with_other_versions_is_refused(small_digits):
