@@ -5,7 +5,7 @@ from rich.markdown import Markdown
 
 from experiments.config import ReproduceConfig
 from experiments.errors import UserError
-from experiments.reproduce import _figures, _runs, _tables
+from experiments.reproduce import _figures, _runs, _tables, _unsummed
 from experiments.reproduce._experiments import EXPERIMENTS
 
 
@@ -16,6 +16,9 @@ def run(config: ReproduceConfig) -> None:
     console = Console()
     if config.what == "figures":
         _figures.draw_all(config.results, config.figures, console)
+        return
+    if config.what == "imdb-clipping":
+        _unsummed.write(config.results, console)
         return
     for name in EXPERIMENTS if config.what == "all" else (config.what,):
         _experiment(name, config, console)

@@ -110,15 +110,17 @@ def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:
     """The figure each run was calibrated with, and the truth beside it."""
     steps = np.unique(np.round(np.linspace(0.25, epochs, 40) * STEPS_PER_EPOCH)).astype(int)
     for by, (color, style) in CHOSEN_BY.items():
-        run = (noise[by], PROB, steps)
-        lower, upper = (np.asarray(end) for end in accounting.epsilon_bounds(*run, DELTA))
+        sigma = noise[by]
+        lower, upper = (np.asarray(end) for end in accounting.epsilon_bounds(sigma, PROB, steps, DELTA))
         axes.fill_between(steps / STEPS_PER_EPOCH, lower, upper, color=color, alpha=0.5, linewidth=1.6)
         if by == "certified":
             axes.plot([], [], color=color, linewidth=2.5, label="certified interval of each run")
             continue
         claimed = {
-            "CLT": lambda run=run: accounting.clt_epsilon(*run, DELTA),
-            "MA": lambda run=run: accounting.moments_accountant_epsilon(*run, DELTA, conversion="classic"),
+            "CLT": lambda sigma=sigma: accounting.clt_epsilon(sigma, PROB, steps, DELTA),
+            "MA": lambda sigma=sigma: accounting.moments_accountant_epsilon(
+                sigma, PROB, steps, DELTA, conversion="classic"
+            ),
         }[by]()
         label = f"{by} says of its run"
         axes.plot(steps / STEPS_PER_EPOCH, np.asarray(claimed), style, color=color, label=label)

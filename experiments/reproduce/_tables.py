@@ -29,7 +29,7 @@ def result_of(name: str, planned: Sequence[Planned]) -> dict[str, Any]:
 
 def _row(row: Row, planned: Sequence[Planned]) -> dict[str, Any]:
     done = [outcome(run) for run in planned if run.finished]
-    found = {name: _summary([run["result"][name] for run in done]) for name in SCORES if done and name in _names(done)}
+    found = {name: summary([run["result"][name] for run in done]) for name in SCORES if done and name in _names(done)}
     return {
         "name": row.name,
         "published": dict(row.published),
@@ -46,7 +46,8 @@ def _names(done: Sequence[dict[str, Any]]) -> set[str]:
     return set(done[0]["result"])
 
 
-def _summary(values: Sequence[float]) -> dict[str, float | None]:
+def summary(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and sample standard deviation, which one value does not have."""
     return {"mean": statistics.mean(values), "stdev": statistics.stdev(values) if len(values) > 1 else None}
 
 

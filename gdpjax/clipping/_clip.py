@@ -50,7 +50,7 @@ A row with a NaN or an infinity contributes exact zeros, as does padding.
 """
 
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,8 @@ from gdpjax._core.trees import (
 )
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._rows import (
+    Dense,
+    RankOne,
     Rows,
     Square,
     TableRows,
@@ -242,7 +244,8 @@ def _added(carry: Pair, rows: Rows, weights: Weights, bound: Array, how: Roundin
         return two_sum(*compensated_add(carry, compensated_row_sum(formed(rows, weights))))
     if blocks > _FEW_BLOCKS and not isinstance(rows, TableRows) and blocks * size <= num_rows * touched:
         whole = num_rows // how.plain_rows * how.plain_rows
-        split = in_blocks(taken(rows, 0, whole), weights[:whole], how.plain_rows)
+        first = cast(Dense | RankOne, taken(rows, 0, whole))
+        split = in_blocks(first, weights[:whole], how.plain_rows)
         carry = two_sum(*compensated_add(carry, compensated_row_sum(split)))
         rows, weights, num_rows = taken(rows, whole, num_rows), weights[whole:], num_rows - whole
     for start in range(0, num_rows, how.plain_rows):

@@ -57,8 +57,7 @@ def table_sum(index: Array, values: Array, bound: Array, table: Array) -> tuple[
     words = jnp.stack([upper, lower], axis=-1).astype(whole)
     added = jnp.zeros((*table.shape, 2), whole).at[index].add(words, mode="drop")
     unit = jnp.where(jnp.isfinite(bound), power_of_two(exponent - high, dtype), jnp.nan)
-    pairs = [_pair(added[..., word], dtype, unit, scale) for word, scale in ((0, 1.0), (1, 2.0**-low))]
-    return compensated_add(*pairs)
+    return compensated_add(_pair(added[..., 0], dtype, unit, 1.0), _pair(added[..., 1], dtype, unit, 2.0**-low))
 
 
 def _pair(whole: Array, dtype: jnp.dtype, unit: Array, scale: float) -> tuple[Array, Array]:
@@ -69,7 +68,9 @@ def _pair(whole: Array, dtype: jnp.dtype, unit: Array, scale: float) -> tuple[Ar
 
 
 @table_sum.defjvp
-def _tangent(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[tuple[Array, Array], ...]:
+def _tangent(
+    primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     index, _, _, table = primals
     moved = jnp.zeros(table.shape, tangents[1].dtype).at[index].add(tangents[1], mode="drop")
     return table_sum(*primals), (moved, jnp.zeros_like(moved))

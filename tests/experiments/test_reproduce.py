@@ -6,15 +6,17 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from experiments import cli, datasets, records
+import gdpjax
+from experiments import cli, datasets, models, records
 from experiments.config import identity
 from experiments.datasets import Dataset
 from experiments.engine import make_scores
 from experiments.errors import RunInterrupted
 from experiments.plan import make_plan
-from experiments.reproduce import _command, _experiments, _figures, _grid, _runs, _tables
+from experiments.reproduce import _command, _experiments, _figures, _grid, _runs, _tables, _unsummed
 from experiments.reproduce._experiments import EXPERIMENTS, FIGURE4_EPSILON, Row
 from gdpjax import accounting
 
@@ -183,6 +185,7 @@ def made_up(name):
     return {"rows": rows}
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(_grid, "NOISE", (0.8, 2.0))
     monkeypatch.setattr(_grid, "EPOCHS", (1, 5))
@@ -227,3 +230,20 @@ def test_every_committed_result_is_of_these_settings():
             assert written["name"] == row.name
             for run in written["runs"]:
                 assert run["result"]["config"] == identity(row.run(run["seed"]))
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_clipping_before_equal_words_are_added_leaves_too_long_gradients(added):
+    """Against the gradients themselves: one way is `clipped_grad`, the other exceeds the clip norm."""
+    model = models.build("paper_text", jax.ShapeDtypeStruct((256,), jnp.int32), 2)
+    words = jnp.where(jnp.arange(256) < 200, 0, jax.random.randint(jax.random.key(1), (5, 256), 1, 9_999))
+    labels, padding = jnp.array([0, 1, 1, 0, 1]), jnp.arange(5) == 4
+    params = jax.tree.map(lambda x: 8 * x, model.init(jax.random.key(0), words[0])["params"])
+    total = _unsummed.clipped_sum(params, words, labels, padding, 0.01, added)
+    clipped = gdpjax.clipped_grad(models.example_loss(model), 0.01, batch_argnums=(1, 2))
+    expected = clipped(params, words, labels, is_padding=padding)
+    if added:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), total, expected)
+    else:
+        alone = _unsummed.clipped_sum(params, words[:1], labels[:1], padding[:1], 0.01, added)
+        assert float(optax.tree.norm(alone)) > 0.03
