@@ -17,10 +17,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 OPTIMIZED = (
     "tests/core",
-    "tests/accounting/numeric/test_curve.py",
     "tests/accounting/numeric/test_errors.py",
     "tests/accounting/numeric/test_honesty.py",
-    "tests/accounting/numeric/test_pairs.py",
     "tests/accounting/numeric/test_tightness.py",
     "tests/accounting/test_clt.py",
     "tests/accounting/test_gdp.py",
