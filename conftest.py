@@ -28,7 +28,7 @@ OPTIMIZED = (
     "tests/mechanisms",
     "tests/sampling/test_poisson.py",
     "tests/tradeoff/test_compose.py",
-    "tests/tradeoff/test_duality.py",
+    "tests/tradeoff/test_resolution.py",
     "tests/transforms/test_noise.py",
 )
 # Each flag with its value in a hurry and its default.
