@@ -17,10 +17,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 OPTIMIZED = (
     "tests/core",
-    "tests/accounting/numeric/test_curve.py",
     "tests/accounting/numeric/test_errors.py",
     "tests/accounting/numeric/test_honesty.py",
-    "tests/accounting/numeric/test_pairs.py",
     "tests/accounting/numeric/test_tightness.py",
     "tests/accounting/test_clt.py",
     "tests/accounting/test_gdp.py",
@@ -30,7 +28,7 @@ OPTIMIZED = (
     "tests/mechanisms",
     "tests/sampling/test_poisson.py",
     "tests/tradeoff/test_compose.py",
-    "tests/tradeoff/test_duality.py",
+    "tests/tradeoff/test_resolution.py",
     "tests/transforms/test_noise.py",
 )
 # Each flag with its value in a hurry and its default.

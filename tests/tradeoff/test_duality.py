@@ -21,14 +21,12 @@ from gdpjax.tradeoff import (
     dominating_mu,
     epsilon,
     from_delta_curve,
-    group,
     inverse,
     mixture,
     reconstruction_robustness,
     subsample,
     true_positive_rate,
 )
-from gdpjax.tradeoff._duality import _resolution
 
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
 
@@ -166,11 +164,3 @@ def test_gradients_of_epsilon_and_bayes_error():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_groups_claim_no_epsilon_where_their_curve_is_rounding():
-    grouped = group(ApproximateDP(0.5, 1e-6), 3)
-    none, nothing, some = epsilon(grouped, np.array([1e-16, 0.0, 1e-3]))
-    assert none == nothing == np.inf
-    assert 0 < some < 1.6
-    assert _resolution(subsample(grouped, 0.5)) == _resolution(grouped) > _resolution(Laplace(1.0)) == 0

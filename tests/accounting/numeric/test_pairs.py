@@ -82,7 +82,7 @@ def symmetric_oracle(sigma, p, steps, epsilon):
         (2, 1.3, 256 / 60_000, 3516),
         (3, 2.0, 0.01, 500),
         (2, 0.8, 0.3, 10),
-        (4, 6.0, 0.5, 50),
+        pytest.param((4, 6.0, 0.5, 50), marks=pytest.mark.slow),
         pytest.param((8, 4.0, 0.002, 2000), marks=pytest.mark.slow),
     ],
     ids=str,
