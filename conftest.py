@@ -25,6 +25,7 @@ OPTIMIZED = (
     "tests/accounting/test_rdp.py",
     "tests/clipping/test_factors_sound.py",
     "tests/clipping/test_sum_bound.py",
+    "tests/clipping/test_table_sum.py",
     "tests/mechanisms",
     "tests/sampling/test_poisson.py",
     "tests/tradeoff/test_compose.py",

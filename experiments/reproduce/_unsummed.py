@@ -54,7 +54,7 @@ def accuracy(seed: int, added: bool) -> float:
     plan, model = make_plan(config, data.num_examples), build_model(config, data)
     keys = jax.random.split(jax.random.key(seed), 3)
     params = initial_params(model, data, keys[0])
-    optimizer = optax.adam(config.optimizer.learning_rate)
+    optimizer, clip = optax.adam(config.optimizer.learning_rate), config.privacy.l2_clip_norm
     tokens, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
 
     @jax.jit
@@ -62,10 +62,10 @@ def accuracy(seed: int, added: bool) -> float:
         sampling, noise = (jax.random.fold_in(key, number) for key in keys[1:])
         batch = poisson_sample(sampling, plan.max_examples, plan.sampling_prob, plan.capacity)
         words, wanted = tokens[batch.indices], labels[batch.indices]
-        total = clipped_sum(params, words, wanted, batch.is_padding, plan.clip, added)
+        total = clipped_sum(params, words, wanted, batch.is_padding, clip, added)
         leaves, structure = jax.tree.flatten(total)
         drawn = jax.random.split(noise, len(leaves))
-        deviation = plan.noise_multiplier * plan.clip
+        deviation = plan.noise_multiplier * clip
         noisy = [leaf + deviation * jax.random.normal(k, leaf.shape) for leaf, k in zip(leaves, drawn, strict=True)]
         mean = jax.tree.unflatten(structure, [leaf / plan.expected_batch_size for leaf in noisy])
         updates, state = optimizer.update(mean, state, params)
