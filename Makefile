@@ -47,8 +47,8 @@ demo: $(VENV)/.experiments ## train privately on embedded data, print the privac
 test: $(VENV)/.test ## the default suite
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal
 
-test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included
-	$(BIN)/python -m pytest -n $(WORKERS) tests gdpjax benchmarks
+test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included, all compiled as users compile
+	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax benchmarks
 
 bench-accounting: RESULT ?= benchmarks/results/accounting_cpu.json
 bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libraries, about ten minutes on an idle core
@@ -64,7 +64,7 @@ bench-training: $(VENV)/.benchmarks-clipping ## time private training beside oth
 
 bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json
 bench-sweeps: THREADS = 2
-bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about ten minutes on two idle cores
+bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about two minutes on two idle cores
 	$(BIN)/python -m benchmarks.test_sweeps --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
@@ -92,4 +92,4 @@ wheel: $(VENV)/.dev ## build the wheel, install it into an empty environment and
 	cd build/empty && bin/gdpjax account --noise-multiplier 1.3 --num-examples 60000 --batch-size 256 --epochs 15 --delta 1e-5
 
 clean: ## remove the environment and everything built
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build .cache .pytest_cache .ruff_cache .hypothesis

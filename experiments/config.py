@@ -124,7 +124,12 @@ class SweepConfig:
     width: int = 32
     """Trials that are trained side by side, at most; a crash loses those."""
     memory_gb: float = 4.0
-    """Memory that a compiled program may need, by the compiler's own account."""
+    """Memory that the compiled programs which run side by side may need, by the compiler's own account; with Ray, each
+    of them."""
+    backend: Literal["local", "ray"] = "local"
+    """local: on this machine. ray: chunks of trials as tasks of a Ray cluster (pip install 'gdpjax[distributed]')."""
+    ray_address: str | None = None
+    """Address of the cluster's head, such as 10.0.0.1:6379. Default: the cluster that this machine belongs to."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,12 +46,10 @@ def initial_params(model: nn.Module, dataset: Dataset, key: jax.Array) -> Any:
     return model.init(key, jnp.zeros(dataset.example.shape, dataset.example.dtype))["params"]
 
 
-def build_training(
-    config: TrainConfig, model: nn.Module, plan: gdpjax.Plan, learning_rate: Any, microbatch_size: int | None = None
-) -> Training:
+def build_training(config: TrainConfig, model: nn.Module, plan: gdpjax.Plan, learning_rate: Any) -> Training:
     """The private training of a plan. The learning rate, and the plan's noise and clip norm, may be traced."""
     optimizer = {"sgd": optax.sgd, "adam": optax.adam}[config.optimizer.optimizer](learning_rate)
-    return private_training(plan, models.example_loss(model), optimizer, microbatch_size=microbatch_size)
+    return private_training(plan, models.example_loss(model), optimizer)
 
 
 def make_scores(model: nn.Module, dataset: Dataset) -> Callable[[Any], dict[str, float]]:

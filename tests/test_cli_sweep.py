@@ -395,7 +395,8 @@ print("fine", len(started) < 1000)
 
 
 def on_devices(number, *command):
-    environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={number}", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={number}"
+    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [sys.executable, *command], check=True, capture_output=True, text=True, env={**os.environ, **environment}
     )

@@ -7,9 +7,10 @@ import pytest
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+RUN_AS_A_NOTEBOOK = "fdp.md"  # in tests/test_notebook.py
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != RUN_AS_A_NOTEBOOK], ids=lambda path: path.name)
 def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
     namespace: dict = {}
     for block, shown in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL):
@@ -20,8 +21,9 @@ def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
 
 
 def test_every_page_is_in_the_sites_navigation():
-    listed = re.findall(r": (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), flags=re.MULTILINE)
-    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+    listed = re.findall(r": (\S+\.(?:md|ipynb))$", (DOCS.parent / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    pages = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
+    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in pages)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -31,12 +31,6 @@ from gdpjax.training import Data, State
 
 CALLS = 20
 """Calls of one program for a whole training, where it scans: often enough for a progress bar."""
-MICROBATCH = 16
-"""Rows that a trial takes at a time on a CPU beside others, where "auto", which sees one trial only, takes all of them.
-
-Adult on one core, milliseconds for a step of one trial: 1.6 with 16 rows, 2.3 to 3.9 with 8, 24, 32 or 400, whether 8,
-16 or 32 trials are side by side; 1.6 alone.
-"""
 
 
 class Hyperparameters(NamedTuple):
@@ -84,23 +78,24 @@ def lane(state: State, index: int) -> State:
 
 def make_program(
     config: TrainConfig, plan: gdpjax.Plan, model: nn.Module, dataset: Dataset, data: Data, *, width: int,
-    memory_bytes: int,
+    memory_bytes: int, most_bytes: int | None = None,
 ) -> Program:  # fmt: skip
     """Compile the program of a plan's shape for at most ``width`` trials side by side within ``memory_bytes``.
 
     Raises:
-      UserError: one trial alone needs more memory.
+      UserError: one trial alone needs more memory, or more than ``most_bytes``, if that is given.
     """
+    most_bytes = memory_bytes if most_bytes is None else most_bytes
     num_compiled, begun = 0, time.perf_counter()
     while True:
         program = _compile(config, plan, model, dataset, data, width)
         num_compiled += 1
-        if program.memory_bytes <= memory_bytes:
+        if program.memory_bytes <= (memory_bytes if width > 1 else most_bytes):
             return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=time.perf_counter() - begun)
         if width == 1:
             raise UserError(
                 f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB for batches of {plan.capacity} rows, more "
-                f"than --memory-gb allows ({memory_bytes / 1e9:.3g} GB); allow more, or take a smaller batch_size"
+                f"than --memory-gb allows ({most_bytes / 1e9:.3g} GB); allow more, or take a smaller batch_size"
             )
         width = _narrower(width, program.memory_bytes, memory_bytes, sum(leaf.nbytes for leaf in data.arrays))
 
@@ -116,11 +111,10 @@ def _compile(
 ) -> Program:
     calls, outside = min(CALLS, plan.max_steps), _loops_outside(model, dataset)
     steps = 1 if outside else math.ceil(plan.max_steps / calls)
-    microbatch_size = MICROBATCH if jax.default_backend() == "cpu" and not outside and width > 1 else None
 
     def training(hyper: Hyperparameters) -> Any:
         own = plan.replace(noise_multiplier=hyper.noise_multiplier, clip=hyper.l2_clip_norm)
-        return build_training(config, model, own, hyper.learning_rate, microbatch_size)
+        return build_training(config, model, own, hyper.learning_rate)
 
     def start(hyper: Hyperparameters, keys: Keys) -> State:
         return training(hyper).init(initial_params(model, dataset, keys.init), keys.training)

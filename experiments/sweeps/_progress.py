@@ -34,15 +34,15 @@ class ProgressObserver:
         """Plans are being made, and noise calibrated."""
         self._progress.update(self._trials, note=f"{done} plans")
 
-    def on_program(self, description: str) -> None:
-        """Say what is being compiled."""
+    def on_chunks(self, description: str) -> None:
+        """Say what is to run: its program is compiled first."""
         self._progress.update(self._steps, note=f"compiling: {description}")
         if not self._console.is_terminal:
-            self._console.print(f"compiling: {description}")
+            self._console.print(description)
 
     def on_steps(self, done: int, total: int) -> None:
-        """Advance within a chunk."""
-        self._progress.update(self._steps, completed=done, total=total, note="of this chunk")
+        """Advance within a chunk; where several run, whichever was last."""
+        self._progress.update(self._steps, completed=done, total=total, note="of a chunk")
 
     def on_chunk(self, rows: list[Row]) -> None:
         """Advance, and say how the chunk went."""

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ from experiments.sweeps import _folder as folders
 from experiments.sweeps._pictures import PARETO, VARIED, save_pareto, save_varied
 from experiments.sweeps._results import COLUMNS, Row
 from experiments.sweeps._summary import (
-    CONFIGURATION,
     Configuration,
     best_by_target,
     configurations,
+    count,
     pareto_front,
     price,
+    varied,
 )
 
 REPORT, PAGE = "report", "index.html"
@@ -29,25 +31,26 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     """Write the page and the figures into ``folder``/report; returns the page."""
     target = folder / REPORT
     target.mkdir(exist_ok=True)
-    figures = []
+    figures = {}
     if any(row["error"] is None for row in rows):
         save_pareto(rows, target / PARETO)
-        figures.append((PARETO, "Test accuracy against the certified epsilon of one training, with the Pareto front"))
+        figures["pareto"] = _figure(target / PARETO, "Test accuracy against the certified epsilon of one training")
         if save_varied(rows, target / VARIED):
-            figures.append((VARIED, "Test accuracy against each hyperparameter that was varied"))
+            figures["varied"] = _figure(target / VARIED, "Test accuracy against each hyperparameter that was varied")
     described = json.loads((folder / folders.SWEEP).read_text())
     programs = folders.read_programs(folder)
-    fields = {
+    best, front = _best(rows)
+    fields = {"pareto": "", "varied": ""} | figures | {
         "title": f"Sweep of {described['sweep']['dataset']}",
         "summary": _summary(described, rows, programs),
         "privacy": _privacy(rows, described["sweep"].get("hold_out")),
-        "best": _best(rows),
-        "figures": "".join(_figure(target / name, text) for name, text in figures),
+        "best": best,
+        "front": front,
         "programs": _table(list(programs[0]), (list(p.values()) for p in programs)) if programs else "<p>None.</p>",
         "failed": _failed(rows),
         "trials": _trials(rows),
         "spec": f"<pre>{html.escape((folder / folders.SPEC).read_text())}</pre>",
-    }
+    }  # fmt: skip
     page = _TEMPLATE.read_text()
     for name, text in fields.items():
         page = page.replace(f"<!--{name}-->", text)
@@ -60,9 +63,9 @@ def _summary(described: dict[str, Any], rows: Sequence[Row], programs: Sequence[
     shapes = len({(program["num_steps"], program["batch_size"]) for program in programs})
     compiled = sum(program["num_compiled"] for program in programs)
     text = (
-        f"{len(rows)} of {described['num_trials']} trials are over, {failed} of them failed. Data set "
+        f"{len(rows)} of {count(described['num_trials'], 'trial')} are over, {failed} of them failed. Data set "
         f"{sweep['dataset']}, model {sweep['model']}, optimizer {sweep['optimizer']}, {sweep['search']} search. "
-        f"{compiled} compilations of the training program for {shapes} shapes."
+        f"{count(compiled, 'compilation')} of the training program for {count(shapes, 'shape')}."
     )
     notice = f"<p class=warning>{html.escape(SEED_NOTICE)}</p>" if isinstance(sweep["seeds"], list) else ""
     return f"<p>{html.escape(text)}</p>{notice}"
@@ -92,39 +95,58 @@ def _privacy(rows: Sequence[Row], hold_out: float | None) -> str:
     )
 
 
-def _best(rows: Sequence[Row]) -> str:
+def _best(rows: Sequence[Row]) -> tuple[str, str]:
+    """The best by target, and the Pareto front, in the hyperparameters that were varied."""
     found = configurations(rows)
-    best, front = best_by_target(found), pareto_front(found)
-    names = [name for name in CONFIGURATION if name != "epsilon"]
-    columns = ["certified epsilon at most", "certified epsilon", "test accuracy", "sd over seeds", *names, "trials"]
-    by_target = _table(columns, ([f"{target:.4g}", *_cells(one, names)] for target, one in best))
-    pareto = _table(columns[1:], (_cells(one, names) for one in front))
-    return f"{by_target}<h3>Pareto front</h3>{pareto}"
+    names = [name for name in varied(rows) if name != "epsilon"]
+    several = any(one.stdev is not None for one in found)
+    columns = ["certified epsilon", f"test accuracy (%){', mean and sd' if several else ''}", *names, "trials"]
+    best = ([f"{target:.4g}", *_cells(one, names)] for target, one in best_by_target(found))
+    front = (_cells(one, names) for one in pareto_front(found))
+    return _table(["epsilon at most", *columns], best), _table(columns, front)
 
 
 def _cells(one: Configuration, names: Sequence[str]) -> list[Any]:
-    stdev = "" if one.stdev is None else f"{100 * one.stdev:.2f}"
+    spread = "" if one.stdev is None else f" \u00b1 {100 * one.stdev:.2f}"
     settings = [one.settings[name] for name in names]
-    return [one.epsilon_upper, f"{100 * one.mean:.2f} %", stdev, *settings, ", ".join(map(str, one.trials))]
+    return [f"{one.epsilon_upper:.4g}", f"{100 * one.mean:.2f}{spread}", *settings, ", ".join(map(str, one.trials))]
 
 
 def _failed(rows: Sequence[Row]) -> str:
     failed = [row for row in rows if row["error"] is not None]
-    columns = ["trial", *CONFIGURATION, "error"]
+    columns = ["trial", *varied(rows), "error"]
     return _table(columns, ([row[name] for name in columns] for row in failed)) if failed else "<p>None.</p>"
 
 
 def _trials(rows: Sequence[Row]) -> str:
-    """Every trial; columns that are empty throughout are left out."""
-    columns = [name for name in COLUMNS if any(row[name] is not None for row in rows)]
-    return _table(columns, ([row[name] for name in columns] for row in rows), sortable=True)
+    """Every trial, what was found and what was varied first; what is the same in all is said once."""
+    order = ["trial", "test_accuracy", "epsilon_upper", *varied(rows)]
+    order += [name for name in COLUMNS if name not in order]
+    alike = [name for name in order[3:] if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    common = ", ".join(f"{_words(name)} {_text(rows[0][name])}" for name in alike if rows[0][name] is not None)
+    columns = [name for name in order if name not in alike]
+    front = {number for one in pareto_front(configurations(rows)) for number in one.trials}
+    marked = ["front" if row["trial"] in front else "" for row in rows]
+    table = _table(columns, ([row[name] for name in columns] for row in rows), sortable=True, classes=marked)
+    return (f"<p>In all of them: {common}.</p>" if common else "") + table
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], sortable: bool = False) -> str:
-    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in columns)
-    body = "\n".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], sortable: bool = False, classes: Sequence[str] = ()
+) -> str:
+    head = "".join(f"<th>{_words(name)}</th>" for name in columns)
+    kinds = [f" class={kind}" if kind else "" for kind in classes]
+    body = "\n".join(
+        f"<tr{kind}>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+        for row, kind in itertools.zip_longest(rows, kinds, fillvalue="")
+    )
     kind = " class=sortable" if sortable else ""
-    return f"<div class=wide><table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>"
+    box = "wide tall" if sortable else "wide"
+    return f'<div class="{box}"><table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+def _words(name: str) -> str:
+    return html.escape(name.replace("_", " "))
 
 
 def _text(value: Any) -> str:

@@ -83,6 +83,20 @@ def _targets(found: Sequence[Configuration]) -> list[float]:
     return [budget for budget in BUDGETS if epsilons[0] <= budget < epsilons[-1]] + [epsilons[-1]]
 
 
+def varied(rows: Sequence[Row]) -> list[str]:
+    """The hyperparameters that were varied: for a calibrated noise multiplier its target stands, too."""
+    return [name for name in CONFIGURATION if len({row[name] for row in rows} - {None}) > 1]
+
+
+def count(number: int, what: str) -> str:
+    """A number of things, in words.
+
+    >>> count(1, "shape"), count(2, "shape")
+    ('1 shape', '2 shapes')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 class Price(NamedTuple):
     """Epsilons at ``delta`` of what is done with a sweep; upper bounds by the moments accountant."""
 
@@ -115,16 +129,18 @@ def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict
     delta = next((row["delta"] for row in rows), None)
     table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta:g})")
     found = configurations(rows)
-    varied = [name for name in CONFIGURATION if len({one.settings[name] for one in found}) > 1 and name != "epsilon"]
-    for name in ("epsilon <=", "certified", "accuracy", *varied):
+    names = [name for name in varied(rows) if name != "epsilon"]
+    for name in ("epsilon <=", "certified", "accuracy", *names):
         table.add_column(name.replace("_", " "), justify="right")
     for target, one in best_by_target(found):
         spread = f" +- {100 * one.stdev:.1f}" if one.stdev is not None else ""
         cells = [f"{target:.4g}", f"{one.epsilon_upper:.4g}", f"{100 * one.mean:.1f}{spread} %"]
-        table.add_row(*cells, *(f"{one.settings[name]:.4g}" for name in varied))
+        table.add_row(*cells, *(f"{one.settings[name]:.4g}" for name in names))
     console.print(table)
     failed = sum(row["error"] is not None for row in rows)
     compiled = sum(program["num_compiled"] for program in programs)
     shapes = len({(program["num_steps"], program["batch_size"]) for program in programs})
-    console.print(f"{len(rows)} trials, {failed} failed; {compiled} compilations for {shapes} shapes.")
+    console.print(
+        f"{count(len(rows), 'trial')}, {failed} failed; {count(compiled, 'compilation')} for {count(shapes, 'shape')}."
+    )
     console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")

@@ -22,6 +22,7 @@ gives the derivatives of the implicit function theorem (first derivatives only).
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -196,6 +197,12 @@ class Grouped(Curve):
         return slope
 
 
+def _largest(profiles: list[Array]) -> Array:
+    """The pointwise maximum. By pairs: where ``jnp.max`` is differentiated, the values are compared with their maximum,
+    and a compiler may work one value out twice, to different last bits, and find it nowhere."""
+    return functools.reduce(jnp.maximum, profiles)
+
+
 @pytree_dataclass
 class Hull(Curve):
     """(min_i f_i)**: the largest trade-off curve below several."""
@@ -236,12 +243,10 @@ class Hull(Curve):
         return -jnp.exp(self._touching(alpha))
 
     def profile(self, epsilon: Array) -> Array:
-        profiles = [curve.profile(epsilon) for curve in self.curves]
-        return jnp.max(jnp.stack(jnp.broadcast_arrays(*profiles)), axis=0)
+        return _largest([curve.profile(epsilon) for curve in self.curves])
 
     def inverse_profile(self, epsilon: Array) -> Array:
-        profiles = [curve.inverse_profile(epsilon) for curve in self.curves]
-        return jnp.max(jnp.stack(jnp.broadcast_arrays(*profiles)), axis=0)
+        return _largest([curve.inverse_profile(epsilon) for curve in self.curves])
 
     def inverse(self) -> Curve:
         return self if self.symmetric else Inverse(self)

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from experiments import datasets
 from experiments.sweeps import _command, _progress
-from experiments.sweeps._run import Limits
+from experiments.sweeps._run import Limits, LocalBackend
 from experiments.sweeps._spec import parse_spec
 
 SMALL = """
@@ -34,17 +35,28 @@ def spec_of(text):
     return parse_spec(Path("sweep.toml"), text)
 
 
-def run_small(text, dataset, folder, *, resume=False, width=2):
+def local(width=2, slots=1):
+    """This process, with chunks of at most ``width`` trials."""
+    limits = Limits(width, 10**9, slots)
+    return lambda dataset, observer: LocalBackend(dataset, limits, observer)
+
+
+def run_small(text, dataset, folder, *, resume=False, backend_for=None):
     """Run a sweep, without its report."""
-    console = Console(file=io.StringIO())
-    _command.run_sweep(spec_of(text), dataset, folder, resume, Limits(width, 10**9), console)
+    backend_for = backend_for or local()
+    _command.run_sweep(spec_of(text), dataset, folder, resume, backend_for, Console(file=io.StringIO()))
 
 
 class Talking(_progress.ProgressObserver):
-    """Says what happens, so that another process can kill this one in the middle of a chunk."""
+    """Says what happens, and stays in the middle of the third chunk, so that another process can kill this one."""
+
+    begun = 0
 
     def on_steps(self, done, total):
-        print("steps", done, flush=True)
+        self.begun += done == 1
+        if self.begun == 3:
+            print("third", flush=True)
+            time.sleep(600)
 
     def on_chunk(self, rows):
         print("chunk", len(rows), flush=True)

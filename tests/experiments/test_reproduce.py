@@ -192,7 +192,7 @@ def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch
     for name in EXPERIMENTS:
         (tmp_path / f"reproduce_{name}.json").write_text(json.dumps(made_up(name)))
     assert cli.main(["reproduce", "figures", *options]) == 0
-    assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == sorted(_figures.FIGURES)
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(_figures.FIGURES)
     lines = (tmp_path / _grid.FILE).read_text().splitlines()
     assert len(lines) == 1 + 2 * 2 * len(_grid.PROB)
 

@@ -99,7 +99,7 @@ def test_a_thousand_trials(large):
 def test_the_command(large, capsys):
     assert cli.main(["sweep-report", str(large)]) == 0
     said = capsys.readouterr().out
-    assert "1000 trials, 10 failed; 1 compilations for 1 shapes" in said
+    assert "1000 trials, 10 failed; 1 compilation for 1 shape" in said
     assert "costs privacy too" in said
 
 

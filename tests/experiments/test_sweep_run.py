@@ -18,14 +18,15 @@ from experiments.engine import build_engine, build_model, build_training
 from experiments.errors import UserError
 from experiments.keys import make_keys
 from experiments.plan import make_plan
-from experiments.sweeps import _folder, _program, _run
+from experiments.sweeps import _folder, _program, _run, _worker
 from experiments.sweeps._program import lane, make_program
 from experiments.sweeps._results import PARTS, finish, read_rows, write_part
-from experiments.sweeps._run import Limits, arguments_of, compile_shape, run_trials
+from experiments.sweeps._run import run_trials
 from experiments.sweeps._trials import list_trials, plan_trials
+from experiments.sweeps._worker import arguments_of, compile_shape
 from gdpjax.training import OVERFLOWED
 from tests.experiments import sweeps
-from tests.experiments.sweeps import SEVERAL, SMALL, run_small, spec_of
+from tests.experiments.sweeps import SEVERAL, SMALL, local, run_small, spec_of
 
 
 class Watcher:
@@ -47,7 +48,7 @@ class Watcher:
     def on_start(self, num_trials, num_done):
         pass
 
-    def on_program(self, description):
+    def on_chunks(self, description):
         pass
 
     def on_steps(self, done, total):
@@ -80,12 +81,9 @@ def test_one_program_for_each_shape(tmp_path, small_digits):
     trials = plans(text, small_digits)
     root = jax.random.key(0)
     with Watcher() as watcher:
-        run_trials(tmp_path, trials, set(), small_digits, root, Limits(2, 10**9), watcher)
+        run_trials(tmp_path, trials, set(), root, local()(small_digits, watcher), watcher)
     programs = _folder.read_programs(tmp_path)
-    assert [(p["num_steps"], p["width"], p["trials"], p["num_compiled"]) for p in programs] == [
-        (8, 2, 4, 1),
-        (16, 2, 4, 1),
-    ]
+    assert [(p["num_steps"], p["width"], p["num_compiled"]) for p in programs] == [(8, 2, 1), (16, 2, 1)]
     assert all(0 < p["memory_bytes"] < 10**9 for p in programs)
     first, second, third, fourth = watcher.at_chunk
     assert second == first, "nothing is compiled once a shape has its program"
@@ -129,6 +127,14 @@ def test_every_trial_has_its_own_noise(several, small_digits):
     assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys + other for k in pair}) == 96
 
 
+def test_threads_change_nothing(several, tmp_path, small_digits):
+    """Two chunks at a time: the same rows, each once."""
+    run_small(SEVERAL, small_digits, tmp_path / "0", backend_for=local(2, slots=2))
+    assert timeless(read_rows(tmp_path / "0")) == timeless(read_rows(several))
+    (program,) = _folder.read_programs(tmp_path / "0")
+    assert program["num_compiled"] == 1
+
+
 def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
     run_small(SMALL + "noise_multiplier = 4.0\nseeds = 4\n", small_digits, tmp_path / "0")
     accuracies = [row["test_accuracy"] for row in read_rows(tmp_path / "0")]
@@ -137,7 +143,7 @@ def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
 
 def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digits):
     text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = [2.0, 0.05]\n"
-    run_small(text, small_digits, tmp_path / "0", width=4)
+    run_small(text, small_digits, tmp_path / "0", backend_for=local(4))
     good, refused, diverged, refused_too = read_rows(tmp_path / "0")
     assert good["error"] is None
     assert good["test_accuracy"] is not None
@@ -167,22 +173,22 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
     """The compiler fails for one shape, the second chunk of the other runs out of memory."""
     trials = plans(SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3]\n", small_digits)
 
-    def make(config, plan, *arguments, width, memory_bytes):
+    def make(config, plan, *arguments, **limits):
         if plan.max_steps == 8:
             raise UserError("needs more than --memory-gb allows")
         return SimpleNamespace(
             width=1, num_calls=1, steps_per_call=1, num_compiled=1, memory_bytes=1, compile_seconds=0.0
         )
 
-    def train_chunk(self, program, data, chunk):
-        if chunk[0].number == 3:
+    def train(self, compiled, trials, key_data, on_steps):
+        if trials[0].number == 3:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory")
 
-    monkeypatch.setattr(_run, "make_program", make)
-    monkeypatch.setattr(_run._Shape, "train", train_chunk)
-    monkeypatch.setattr(_run, "lane", lambda state, index: state)
-    monkeypatch.setattr(_run._Shape, "outcome", lambda self, trial, state: {"test_accuracy": 0.5})
-    run_trials(tmp_path, trials, set(), small_digits, jax.random.key(0), Limits(2, 10**9), Watcher())
+    monkeypatch.setattr(_worker, "make_program", make)
+    monkeypatch.setattr(_worker.Worker, "train", train)
+    monkeypatch.setattr(_worker, "lane", lambda state, index: state)
+    monkeypatch.setattr(_worker, "outcome", lambda compiled, trial, state: {"test_accuracy": 0.5})
+    run_trials(tmp_path, trials, set(), jax.random.key(0), local()(small_digits, Watcher()), Watcher())
     errors = [row["error"] for row in read_rows(tmp_path)]
     memory, exhausted = "needs more than --memory-gb allows", "RuntimeError: RESOURCE_EXHAUSTED: Out of memory"
     assert errors == [memory, None, memory, exhausted, memory, None]
@@ -195,7 +201,7 @@ def test_a_ledger_that_is_not_the_plans_is_noticed(small_digits):
     louder = trial.plan.replace(noise_multiplier=1.0)
     state = build_training(trial.config, model, louder, 1.0).init(params, jax.random.key(1))
     with pytest.raises((RuntimeError, ValueError)):
-        _run.refuse_wrong_ledger(trial, state)
+        _worker.refuse_wrong_ledger(trial, state)
 
 
 def fake_compile(each):
@@ -232,14 +238,11 @@ def test_killed_and_resumed_loses_and_repeats_nothing(several, tmp_path, small_d
     folder = tmp_path / "killed"
     command = [sys.executable, str(Path(sweeps.__file__)), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        chunks = 0
-        for line in process.stdout:
-            chunks += line.startswith("chunk")
-            if chunks == 2 and line.startswith("steps"):
-                process.send_signal(signal.SIGKILL)
-                break
+        said = [next(process.stdout).split()[0] for _ in range(3)]
+        process.send_signal(signal.SIGKILL)
         process.stdout.read()
     assert process.wait() == -signal.SIGKILL
+    assert sorted(said) == ["chunk", "chunk", "third"]
     kept = read_rows(folder)
     assert len(kept) == 4
     before = {path.name: path.read_bytes() for path in (folder / PARTS).iterdir()}

@@ -78,6 +78,21 @@ def rows_of(sample):
     return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
 
 
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 100, 1000])
+@pytest.mark.parametrize("p", [0.01, 0.5, 0.97])
+def test_the_rows_are_those_that_were_drawn(n, p):
+    """Places within words of 32, at the ends too, and where the capacity cuts: those of a plain search."""
+    first = jax.jit(sampling._poisson._first_positions, static_argnums=1)
+    draw = np.random.default_rng(n)
+    for size in (1, 5, 32, n + 3):
+        drawn = draw.random(n) < p
+        drawn[-1] |= n % 2 == 1
+        expected = np.zeros(size, np.int32)
+        found = np.flatnonzero(drawn)[:size]
+        expected[: len(found)] = found
+        np.testing.assert_array_equal(first(jnp.asarray(drawn), size), expected)
+
+
 def test_a_mapped_draw_is_a_loop():
     keys = jax.random.split(jax.random.key(1), 5)
     probs, valid = jnp.linspace(0.0, 1.0, 5), jnp.array([0, 10, 30, 49, 50])

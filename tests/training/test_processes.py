@@ -21,7 +21,8 @@ def free_port():
 
 def launch(count, folder, *options):
     """Run ``count`` processes; (steps at the start, lost, charged, final parameters), or None where one died."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     port = str(free_port())
     processes = [
         subprocess.Popen(

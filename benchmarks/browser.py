@@ -1,0 +1,44 @@
+"""A real browser without a display: what it makes of a page, and what it complains of."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from typing import NamedTuple
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_CONSOLE = re.compile(r":CONSOLE[(:]\d+[)\]]+ ?(.*)")
+_SCRIPT = "<script>\n{}\n</script>\n</body>"
+
+
+class Opened(NamedTuple):
+    """The page's document once its scripts have run, and the messages of its console."""
+
+    document: str
+    console: list[str]
+
+
+def find() -> str | None:
+    """A Chromium on PATH."""
+    return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def open_page(browser: str, page: pathlib.Path, script: str = "", seconds: float = 120) -> Opened:
+    """Open a file, with ``script`` run at its end, as a person's click would be after it was read."""
+    with tempfile.TemporaryDirectory() as profile:
+        copy = pathlib.Path(profile) / "page.html"
+        copy.write_text(page.read_text().replace("</body>", _SCRIPT.format(script)) if script else page.read_text())
+        # --no-sandbox: the only page is our own, and without it Chromium refuses to run as root
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+        flags += ["--v=0", "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}/profile"]
+        command = [browser, *flags, "--dump-dom", copy.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+    return Opened(done.stdout, _CONSOLE.findall(done.stderr))
+
+
+def load_seconds(browser: str, page: pathlib.Path) -> float:
+    """From the start of the navigation until all of the page is laid out, by the browser's own clock."""
+    script = "document.body.offsetHeight; document.body.dataset.milliseconds = performance.now();"
+    (found,) = re.findall(r'data-milliseconds="([\d.]+)"', open_page(browser, page, script).document)
+    return float(found) / 1000

@@ -1,0 +1,288 @@
+"""benchmarks/README.md: what was measured, beside whom, and which targets were missed, from the committed JSON alone.
+
+    python -m benchmarks.summary
+
+A figure is in the page because a result file holds it; a benchmark without a result file has a row that says so. The
+test of this module fails as long as the committed page is not what the result files give.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.tables import cell, table
+from benchmarks.writing import document
+
+RESULTS = pathlib.Path(__file__).with_name("results")
+PAGE = pathlib.Path(__file__).with_name("README.md")
+
+INTRODUCTION = """What gdpjax takes, beside other libraries that do the same work, in the same process or on the same \
+cores in turn. This page is made from the JSON files in [results/](results) by `python -m benchmarks.summary`; beside \
+each of them are its own tables, with quartiles, memory, failures and how everything was timed."""
+READING = """Times are of the machine named below and say little about yours; the ratios say more. Where a target was \
+missed it says so. A ratio above 1 is in favour of gdpjax throughout."""
+
+Row = tuple[Any, ...]
+Target = tuple[str, dict[str, Any]]
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """A result file, or None if there is none (yet)."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def page() -> str:
+    """The whole page."""
+    areas = [_accounting, _clipping, _training, _sweeps]
+    found = [area() for area in areas]
+    overview = table(
+        ("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"),
+        [row for rows, _ in found for row in rows],
+    )
+    sections = [("Summary", f"{READING}\n\n{overview}"), ("Commands", _commands()), ("Machines", _machines())]
+    return document("Benchmarks", [INTRODUCTION], [*sections, *(section for _, section in found)])
+
+
+def _link(name: str) -> str:
+    return f"[tables](results/{name}.md), [JSON](results/{name}.json)"
+
+
+def _picture(name: str, about: str) -> str:
+    return f"![{about}](results/{name}.png)" if (RESULTS / f"{name}.png").exists() else ""
+
+
+def _met(targets: list[Target]) -> str:
+    return f"{sum(at['met'] for _, at in targets)} of {len(targets)}" if targets else "none set"
+
+
+def _missed(targets: list[Target]) -> str:
+    rows = [
+        (name, f"{'at least' if at.get('at_least', True) else 'at most'} {at['target']:g}", f"{at['measured']:.4g}")
+        for name, at in targets
+        if not at["met"]
+    ]
+    return table(("target missed", "wanted", "measured"), rows) if rows else "Every target was met."
+
+
+def _targets(result: dict[str, Any], prefix: str = "") -> list[Target]:
+    return [(name, at) for name, at in result["targets"].items() if name.startswith(prefix)]
+
+
+def _absent(area: str, measured: str, section: str) -> tuple[list[Row], tuple[str, str]]:
+    return [(area, measured, "not measured yet", None, None, None, None)], (section, "No result file yet.")
+
+
+def _accounting() -> tuple[list[Row], tuple[str, str]]:
+    """Certified epsilons a second, beside the fastest peer whose median relative error is below 1e-3."""
+    result, title = read("accounting_cpu"), "Accounting"
+    if result is None:
+        return _absent(title, "certified epsilon", title)
+    libraries = {name: at for name, at in result["comparison"]["libraries"].items() if not _failed(at)}
+    alone = libraries["gdpjax epsilon_bounds"]["per_second"]
+    batched = result["batched"]["per_second"]["epsilon_bounds"]["median"]
+    peers = {name: at["per_second"] for name, at in libraries.items() if not name.startswith("gdpjax")}
+    tight = [name for name in peers if libraries[name]["relative_error"]["median_size"] < 1e-3]
+    best = max(tight, key=peers.__getitem__)
+    rows = [
+        (
+            title, measured, f"{cell(speed)} a second", f"{cell(peers[best])} a second ({best})",
+            speed / peers[best], _met(_targets(result)), _link("accounting_cpu"),
+        )
+        for measured, speed in (
+            ("certified epsilon, both ends, one run a call", alone),
+            (f"the same, {result['grid']['size']:,} runs in a call", batched),
+        )
+    ]  # fmt: skip
+    body = table(
+        (
+            "library", "standing", "runs a second", "ours is faster by: one a call", "many in a call",
+            "relative error: median", "largest", "ends on the wrong side",
+        ),
+        [
+            (
+                name, at["standing"], at["per_second"], alone / at["per_second"], batched / at["per_second"],
+                at["relative_error"]["median_size"], at["relative_error"]["max_size"],
+                f"{len(at['wrong_side'])} of {at['configurations']}",
+            )
+            for name, at in libraries.items()
+        ],
+    )  # fmt: skip
+    broken = [name for name, at in result["comparison"]["libraries"].items() if _failed(at)]
+    parts = [
+        f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
+        "The best of the others is the fastest whose median error is below 1e-3. Errors are against the middle of our "
+        "certified bracket, so ours is half its width or less.",
+        _picture("accounting_cpu", "configurations per second against relative width or error"),
+        body,
+        f"Failed on every run with these versions: {', '.join(broken)}." if broken else "",
+        _missed(_targets(result)),
+    ]
+    return rows, (title, "\n\n".join(filter(None, parts)))
+
+
+def _failed(library: dict[str, Any]) -> bool:
+    return sum(library["failures"].values()) >= library["configurations"]
+
+
+def _clipping() -> tuple[list[Row], tuple[str, str]]:
+    """Clipped gradient steps beside the fastest peer and beside no privacy: both result files."""
+    rows, parts = [], []
+    for name, about in (("clipping_cpu", "everybody"), ("clipping_cpu_quiet", "three contenders, more rounds")):
+        result = read(name)
+        if result is None:
+            continue
+        for key, model in result["models"].items():
+            rows.append(_clipped_row(name, about, model, _targets(result, f"{key}: ")))
+        parts += [
+            f"`{name}` ({about}; load average {_load(result)}):",
+            _picture(name, "step time and temporary memory over those without privacy, by model and contender"),
+            _clipped_table(result), _missed(_targets(result)),
+        ]  # fmt: skip
+    if not rows:
+        return _absent("Clipping", "clipped gradient steps", "Clipping")
+    return rows, ("Clipping", "\n\n".join(filter(None, parts)))
+
+
+def _load(result: dict[str, Any]) -> str:
+    return f"{result['load_average_before']} before and {result['load_average_after']} after"
+
+
+def _median(contender: dict[str, Any] | None) -> float | None:
+    return contender["seconds"]["median"] if contender and contender.get("seconds") else None
+
+
+def _peers(model: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, contender in model["contenders"].items():
+        seconds = _median(contender)
+        if seconds and not name.startswith("gdpjax") and "no privacy" not in name:
+            yield name, seconds
+
+
+def _clipped_row(name: str, about: str, model: dict[str, Any], targets: list[Target]) -> Row:
+    ours = _median(model["contenders"]["gdpjax auto"])
+    assert ours is not None
+    peer, theirs = min(_peers(model), key=lambda pair: pair[1])
+    return (
+        "Clipping", f"clipped step, {model['title']} ({about})", _milliseconds(ours),
+        f"{_milliseconds(theirs)} ({peer})", theirs / ours, _met(targets), _link(name),
+    )  # fmt: skip
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"
+
+
+def _clipped_table(result: dict[str, Any]) -> str:
+    names = list(dict.fromkeys(name for model in result["models"].values() for name in model["contenders"]))
+    rows = []
+    for model in result["models"].values():
+        seconds = {name: _median(model["contenders"].get(name)) for name in names}
+        rows.append([model["title"], *(1e3 * at if at else None for at in seconds.values())])
+    return table(["step, ms", *names], rows)
+
+
+def _training() -> tuple[list[Row], tuple[str, str]]:
+    """Private steps a second in everybody's own loop, and the noise."""
+    result, title = read("training_cpu"), "Training"
+    if result is None:
+        return _absent(title, "private steps", title)
+    rows: list[Row] = []
+    lines = []
+    names = list(dict.fromkeys(name for case in result["cases"].values() for name in case["trainers"]))
+    for key, case in result["cases"].items():
+        speeds = {name: at["steps_per_second"]["median"] for name, at in case["trainers"].items()}
+        ours = max((name for name in speeds if name.startswith("gdpjax")), key=speeds.__getitem__)
+        best = max((name for name in speeds if not name.startswith("gdpjax")), key=speeds.__getitem__)
+        rows.append((
+            title, f"private steps, {case['title']}", f"{cell(speeds[ours])} a second (`{ours.split()[-1]}`)",
+            f"{cell(speeds[best])} a second ({best})", speeds[ours] / speeds[best], _met(_targets(result, f"{key}: ")),
+            _link("training_cpu"),
+        ))  # fmt: skip
+        lines.append([case["title"], *(speeds.get(name) for name in names)])
+    noise = {name: at["seconds"]["median"] for name, at in result["noise"]["contenders"].items()}
+    ours, theirs = noise["gdpjax.add_gaussian_noise"], noise["jax.random.normal"]
+    rows.append((
+        title, f"noise of {result['noise']['num_coordinates']:,} coordinates", _milliseconds(ours),
+        f"{_milliseconds(theirs)} (jax.random.normal)", theirs / ours, _met(_targets(result, "noise")),
+        _link("training_cpu"),
+    ))  # fmt: skip
+    body = table(["steps a second", *names], lines)
+    return rows, (title, "\n\n".join([body, _missed(_targets(result)), *_first_row()]))
+
+
+def _first_row() -> list[str]:
+    """That what is timed also learns: the paper's first MNIST row."""
+    result = read("mnist_first_row")
+    if result is None:
+        return []
+    return [
+        f"The paper's first MNIST row, {len(result['runs'])} seeds: test accuracy {result['test_accuracy_mean']:.1%}, "
+        f"standard deviation {result['test_accuracy_stdev']:.2%}; published {result['published']['test_accuracy']:.1%} "
+        "([log](results/mnist_first_row.json))."
+    ]
+
+
+def _sweeps() -> tuple[list[Row], tuple[str, str]]:
+    """Configurations side by side in one program, beside one at a time."""
+    result, title = read("sweeps_cpu"), "Sweeps"
+    if result is None:
+        return _absent(title, "steps of 32 configurations of Adult in one program", title)
+    ways, about = result["ways"], result["settings"]
+    one = ways["one program"]["steps_per_second"]
+    rows = [
+        (
+            title, f"{about['configurations']} configurations of {about['dataset']} in one program",
+            f"{one:,.0f} steps a second", f"{ways[name]['steps_per_second']:,.0f} ({name})", at["measured"],
+            _met([(name, at)]), _link("sweeps_cpu"),
+        )
+        for name, at in result["targets"].items()
+    ]  # fmt: skip
+    body = table(
+        ("way", "steps a second", "with compilation", "programs"),
+        [(name, at["steps_per_second"], at["with_compilation"], at["programs"]) for name, at in ways.items()],
+    )
+    return rows, (title, f"{body}\n\n{_missed(_targets(result))}")
+
+
+COMMANDS = {
+    "accounting_cpu": "make bench-accounting",
+    "clipping_cpu": "make bench-clipping",
+    "clipping_cpu_quiet": None,
+    "training_cpu": "make bench-training",
+    "sweeps_cpu": "make bench-sweeps",
+    "mnist_first_row": None,
+}
+
+
+def _commands() -> str:
+    rows = []
+    for name, target in COMMANDS.items():
+        result = read(name)
+        made_by = f"`{result['command']}`" if result else "not run yet"
+        rows.append((f"`{name}`", f"`{target}`" if target else None, made_by))
+    return table(("results", "by make", "the command that made the file"), rows)
+
+
+def _machines() -> str:
+    rows = []
+    for name in COMMANDS:
+        result = read(name)
+        if result is None or "machine" not in result:
+            continue
+        machine = result["machine"]
+        versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items() if version)
+        rows.append(
+            (f"`{name}`", machine["cpu"], machine["cpu_cores_used"], machine["device"], _load(result), versions)
+        )
+    return table(("results", "processor", "cores", "device", "load average", "versions"), rows)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

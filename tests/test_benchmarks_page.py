@@ -1,0 +1,30 @@
+"""benchmarks/README.md is what the committed result files say, figure by figure."""
+
+import re
+
+from benchmarks import summary
+
+
+def test_the_page_is_what_the_result_files_give():
+    assert summary.PAGE.read_text() == summary.page(), "run: python -m benchmarks.summary"
+
+
+def test_what_it_links_to_exists_and_every_result_is_linked():
+    linked = re.findall(r"\]\((.*?)\)", summary.page())
+    assert all((summary.PAGE.parent / name).exists() for name in linked)
+    assert {path.name for path in summary.RESULTS.glob("*.json")} <= {name.removeprefix("results/") for name in linked}
+    assert {path.stem for path in summary.RESULTS.glob("*.json")} <= set(summary.COMMANDS)
+
+
+def test_a_missed_target_is_listed():
+    for name in summary.COMMANDS:
+        result = summary.read(name) or {}
+        for target, at in result.get("targets", {}).items():
+            assert at["met"] or f"| {target} |" in summary.page()
+
+
+def test_a_benchmark_without_results_has_a_row_that_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(summary, "RESULTS", tmp_path)
+    page = summary.page()
+    assert page.count("not measured yet") == 4
+    assert page.count("not run yet") == len(summary.COMMANDS)
