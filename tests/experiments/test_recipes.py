@@ -136,18 +136,34 @@ def tiny(tmp_path, monkeypatch):
 def test_a_small_recipe_from_search_to_table(tiny, tmp_path):
     from rich.console import Console
 
-    winner = SEARCH.replace("hold_out = 0.25\n", "").replace("seeds = [0]", "seeds = [0, 1]")
-    tiny.winner.write_text(winner.replace("[0.01, 0.5]", "0.01"))
-    with pytest.raises(UserError, match=r"winner.toml is not the best configuration of .*learning_rate = 0\.5"):
-        _command.reproduce(["tiny"], tmp_path / "runs", tmp_path, Console(quiet=True))
-    tiny.winner.write_text(winner.replace("[0.01, 0.5]", "0.5"))
-    path = _command.reproduce(["tiny"], tmp_path / "again", tmp_path, Console(quiet=True))
+    rows = _command._sweep(tiny.search, tmp_path / "runs" / "tiny-search")
+    best = max(rows, key=lambda row: row["test_accuracy"])["learning_rate"]
+    text = (
+        SEARCH.replace("hold_out = 0.25\n", "")
+        .replace("[0.01, 0.5]", str(best))
+        .replace("seeds = [0]", "seeds = [0, 1]")
+    )
+    tiny.winner.write_text(text)
+    path = _command.reproduce(["tiny"], tmp_path / "runs", tmp_path, Console(quiet=True))
     record = json.loads(path.read_text())["recipes"]["tiny"]
-    assert record["settings"]["learning_rate"] == 0.5
+    assert record["settings"]["learning_rate"] == best
     assert record["seeds"] == [0, 1]
     assert record["tuning"]["mean_num_runs"] == 5
     assert record["cost"]["epsilon_lower"] < record["cost"]["epsilon_upper"] < record["tuning"]["epsilon"]
     assert path.with_suffix(".md").read_text() == _tables.markdown(_tables.read(tmp_path))
+
+
+def test_a_winner_that_is_not_the_best_is_refused():
+    recipe = RECIPES["adult"]
+    row = {"error": None, "l2_clip_norm": 1.0, "epsilon": 1.0, "batch_size": 8, "epochs": 1}
+    searched = [row | {"learning_rate": rate, "test_accuracy": rate} for rate in (0.1, 0.3, 0.2)]
+    specs = read_spec(recipe.search), read_spec(recipe.winner)
+    with pytest.raises(
+        UserError, match=r"winners/adult\.toml is not the best .* learning_rate = 0\.3, l2_clip_norm = 1"
+    ):
+        _outcome.outcome(recipe, specs, searched, [searched[0]])
+    with pytest.raises(UserError, match=r"every trial of .* failed: diverged"):
+        _outcome.outcome(recipe, specs, [row | {"error": "diverged"}], searched)
 
 
 def test_the_price_of_choosing_grows_with_what_was_tried():
