@@ -157,7 +157,7 @@ class ReproduceConfig:
     figures: Path = Path("docs/figures")
     """Folder of the pictures."""
     seeds: int | None = None
-    """Seeds of every setting. Default: three for the first MNIST row, one for the others."""
+    """Seeds of every setting. Default: one for the long MNIST trainings, three for the others."""
     report: bool = False
     """Train nothing; write the tables of what is finished."""
 

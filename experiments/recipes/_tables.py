@@ -17,7 +17,8 @@ Every epsilon but the last is that of ONE training with its settings fixed befor
 truth (certified), an estimate that may understate (CLT), an upper bound (MA, the moments accountant). The settings were
 chosen by held-out training data, never by the test data; `tried` counts everything that was chosen from. Were the data
 private, the last column is what releasing the best of a random number of trainings, that many on average, would cost
-(an upper bound; arXiv:2110.03620)."""
+(arXiv:2110.03620): an upper bound if each of them costs no more than the winner and is scored on public data. The
+searches for adult and movielens also had trainings of larger epsilons, so that theirs would cost more."""
 
 
 def write(folder: Path, name: str, record: dict[str, Any]) -> Path:

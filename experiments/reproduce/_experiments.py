@@ -66,13 +66,14 @@ EXPERIMENTS: dict[str, tuple[Row, ...]] = {
         _mnist_row(0.55, 0.25, 1.5, 68, (0.978, 2.76, 14.98, 18.72), chosen=_CHOSEN),
         _mnist_row(0.5, 0.25, 1.5, 100, (0.980, 4.78, 31.12, 32.40), chosen=_CHOSEN),
     ),
-    "adult": (Row("adult", PRESETS["adult"], {"mu_clt": 2.03}),),
-    "imdb": (Row("imdb", PRESETS["imdb"], {"test_accuracy": 0.84, "mu_clt": 2.07}),),
+    "adult": (Row("adult", PRESETS["adult"], {"mu_clt": 2.03}, seeds=3),),
+    "imdb": (Row("imdb", PRESETS["imdb"], {"test_accuracy": 0.84, "mu_clt": 2.07}, seeds=3),),
     "movielens": (
         Row(
             "movielens",
             PRESETS["movielens"],
             {"test_rmse": 0.915, "mu_clt": 1.94, "epsilon_clt": 10.61, "epsilon_classic": 15.39},
+            seeds=3,
         ),
     ),
     "figure4": tuple(_figure4()),

@@ -61,6 +61,12 @@ def test_whole_numbers_cannot_overflow_when_all_rows_meet_in_one():
     assert abs(float(high[0, 0]) + float(low[0, 0]) - exact) <= num_rows * 2.0**-30
 
 
+def test_an_invalid_bound_makes_all_of_it_nan():
+    index, values = lookups(3)
+    pair = table_sum(jnp.asarray(index), jnp.asarray(values), jnp.float32(jnp.nan), jnp.zeros((TABLE, WIDTH)))
+    assert np.isnan(pair[0]).all()
+
+
 def loss(params, pair, label):
     """Two tables and a kernel, as in a recommender."""
     users, movies, kernel = params
