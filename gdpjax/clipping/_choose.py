@@ -85,7 +85,20 @@ def row_bytes(plan: Plan, params: list[Any]) -> int:
     formed = sum(8 * math.prod(p.shape) for leaf, p in enumerate(params) if _is_formed(plan, leaf))
     tables = sum(4 * p.shape[0] for leaf, p in enumerate(params) if _sites_of(plan, leaf, _sites.TABLES))
     patches = sum(_patch_bytes(site.eqn) for site in plan.uses.sites.values())
-    return max(activation_bytes(plan.frame) + formed + tables + patches, 1)
+    own = sum(_shared_bytes(plan)) if plan.cuts else 0
+    return max(activation_bytes(plan.frame) - own + formed + tables + patches, 1)
+
+
+def _shared_bytes(plan: Plan) -> list[int]:
+    """What is computed once for all rows, where values of parameters alone are told apart anyway."""
+    data = set(plan.frame.jaxpr.invars[plan.num_params + len(plan.cuts) :])
+    shared = []
+    for index, eqn in enumerate(plan.frame.jaxpr.eqns):
+        if not data.isdisjoint(v for v in eqn.invars if not hasattr(v, "val")):
+            data.update(eqn.outvars)
+        elif index not in plan.frame.children:
+            shared.append(sum(_bytes(v.aval) for v in eqn.outvars))
+    return shared
 
 
 def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Site]:

@@ -66,7 +66,8 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._rows import Rows, Square, Weights, formed, partial_sum, square, stacked, taken, total
+from gdpjax.clipping._mixed import AnyRows, Mixed, arrays, partial_sum, row_blocks, square, taken
+from gdpjax.clipping._rows import Square, Weights, formed, stacked, total
 from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 
 _MAX_SLACK = 0.01
@@ -75,6 +76,9 @@ _TABLE_TERMS = most_sum_error_terms(2**31) / 2
 """An example may look up more rows of a small table than the table has, but not more entries than can be indexed."""
 _SMALL = 2**10
 """Parameters up to which every row is added with its rounding error kept."""
+_FINE = 2.0**-50
+_SPARE = 2.0**10
+"""With a unit roundoff below `_FINE` a gradient of terms that cancel (`_mixed`) may be rounded so much more."""
 
 
 class Rounding(NamedTuple):
@@ -86,6 +90,7 @@ class Rounding(NamedTuple):
       norm: what is needed for the norm of one row, u k.
       per_row: what is needed for the sum, for each row.
       unit: u.
+      spare: allowance for terms and plain sums, in what rows of one gradient need.
     """
 
     slack: float
@@ -93,6 +98,7 @@ class Rounding(NamedTuple):
     norm: float
     per_row: float
     unit: float
+    spare: float
 
 
 Pair = tuple[Array, Array]
@@ -104,10 +110,12 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
     unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
     sizes = [num_elements(leaf) for leaf in leaves]
     norm_terms = max(most_sum_error_terms(max(sizes)), _TABLE_TERMS) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
-    per_row = lambda b: unit * (b + 1 - 2 / b + 6.1)  # noqa: E731
+    large = sum(sizes) > _SMALL
+    spare = _SPARE if large and unit < _FINE else 1.0
+    per_row = lambda b: unit * (spare * (b + 1 - 2 / b + 4) + 2.1)  # noqa: E731
     slack_of = lambda b: unit * norm_terms + num_rows * per_row(b)  # noqa: E731
     least = 1 if devices == 1 else devices + 2
-    rows = max(1 if sum(sizes) <= _SMALL else _PLAIN_ROWS, least)
+    rows = max(_PLAIN_ROWS if large else 1, least)
     slack = min(slack_of(rows), _MAX_SLACK)
     while slack_of(rows) > _MAX_SLACK and rows > least:
         rows -= 1
@@ -117,7 +125,7 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
             f"(it could reach {slack_of(rows):.1%}); use smaller logical batches, or float64 gradients"
         )
     plain = rows if devices == 1 else rows - devices - 1
-    return Rounding(slack, plain, unit * norm_terms, per_row(rows), unit)
+    return Rounding(slack, plain, unit * norm_terms, per_row(rows), unit, spare)
 
 
 class Calls:
@@ -166,7 +174,7 @@ class Scaling(NamedTuple):
     norms: Array
 
 
-def scaling(rows: list[Rows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
+def scaling(rows: list[AnyRows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
     """Norms of the rows and what the rule makes of them."""
     dtype = functools.reduce(jnp.promote_types, [_dtype(r) for r in rows])
     squares = [square(r, dtype) for r in rows]
@@ -190,8 +198,8 @@ def _headroom(groups: Groups) -> float:
     return float(np.sqrt(len(groups.bounds)))
 
 
-def _dtype(rows: Rows) -> jnp.dtype:
-    return functools.reduce(jnp.promote_types, [wide_dtype(x) for x in rows if isinstance(x, jax.Array)])
+def _dtype(rows: AnyRows) -> jnp.dtype:
+    return functools.reduce(jnp.promote_types, [wide_dtype(x) for x in arrays(rows) if is_floating(x)])
 
 
 def _root(part: Square) -> Array:
@@ -199,24 +207,29 @@ def _root(part: Square) -> Array:
     return jnp.where(part.value > 0, jnp.sqrt(jnp.where(part.value > 0, part.value, 1)), 0)
 
 
-def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
+def add_clipped(carry: list[Pair], rows: list[AnyRows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
     """Add the clipped rows to the running sums."""
     if how.plain_rows == 1:
+        plain = [r for r in rows if not isinstance(r, Mixed)]  # all of them: there is no budget for the others
         parts = [
-            compensated_row_sum(formed(r, scale.weights[group])) for r, group in zip(rows, groups.of_leaf, strict=True)
+            compensated_row_sum(formed(r, scale.weights[group])) for r, group in zip(plain, groups.of_leaf, strict=True)
         ]
         return [two_sum(*compensated_add(pair, part)) for pair, part in zip(carry, parts, strict=True)]
     num_rows = scale.norms.shape[0]
     for start in range(0, num_rows, how.plain_rows):
         stop = min(start + how.plain_rows, num_rows)
+        blocks = [row_blocks(r, start, stop) for r in rows]
         parts = [
-            partial_sum(taken(r, start, stop), scale.weights[group][start:stop])
-            for r, group in zip(rows, groups.of_leaf, strict=True)
+            [partial_sum(taken(r, *block), scale.weights[group][slice(*block)]) for block in several]
+            for r, group, several in zip(rows, groups.of_leaf, blocks, strict=True)
         ]
-        # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
-        terms = [(part, jnp.zeros_like(part)) for part in parts]
-        carry = [two_sum(*compensated_add(pair, term)) for pair, term in zip(carry, terms, strict=True)]
+        carry = [functools.reduce(_plus, several, pair) for pair, several in zip(carry, parts, strict=True)]
     return carry
+
+
+def _plus(pair: Pair, part: Array) -> Pair:
+    # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
+    return two_sum(*compensated_add(pair, (part, jnp.zeros_like(part))))
 
 
 def zero_pairs(leaves: list[Array]) -> list[Pair]:

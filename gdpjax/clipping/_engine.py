@@ -11,7 +11,8 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._choose import better_formed, chunk_rows, unrolls
 from gdpjax.clipping._ghost import Plan, frame_of, plan_of, row_gradients
 from gdpjax.clipping._loss import Call, traced
-from gdpjax.clipping._rows import Dense, Rows
+from gdpjax.clipping._mixed import AnyRows, Budget
+from gdpjax.clipping._rows import Dense
 from gdpjax.clipping._vmap import example_grads
 
 STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
@@ -21,36 +22,37 @@ _MICROBATCH = 64
 class Engine(NamedTuple):
     """gradients(rows, positions) gives the gradients, and (losses, aux); ``chunk`` rows are taken at a time."""
 
-    gradients: Callable[[Any, Array], tuple[list[Rows], Any]]
+    gradients: Callable[[Any, Array], tuple[list[AnyRows], Any]]
     chunk: int
     unrolls: Callable[[int], bool]
 
 
-def engine_of(call: Call, strategy: str, microbatch_size: int | None) -> Engine:
+def engine_of(call: Call, strategy: str, microbatch_size: int | None, budget: Budget) -> Engine:
     """The engine of a call; traces and checks its loss."""
-    plan, structure = plan_for(call, strategy)
+    plan, structure = plan_for(call, strategy, budget)
     size = microbatch_size or _default_chunk(call, plan, strategy)
     chunk = max(min(size, call.batch_size), 1)
     if strategy in ("vmap", "microbatch"):
         return Engine(lambda rows, positions: _by_vmap(call, rows, positions), chunk, lambda chunks: False)
 
-    def gradients(rows: Any, positions: Array) -> tuple[list[Rows], Any]:
-        found, outputs = row_gradients(plan, call.trained_leaves, [*jax.tree.leaves(rows), positions])
+    def gradients(rows: Any, positions: Array) -> tuple[list[AnyRows], Any]:
+        data = [*jax.tree.leaves(rows), positions]
+        found, outputs = row_gradients(plan, call.trained_leaves, data, budget if budget.is_enough else None)
         values = outputs[0].astype(wide_dtype(outputs[0]))
         return found, (values, jax.tree.unflatten(structure, outputs[1:]))
 
     return Engine(gradients, chunk, lambda chunks: unrolls(plan, chunks))
 
 
-def plan_for(call: Call, strategy: str) -> tuple[Plan, Any]:
+def plan_for(call: Call, strategy: str, budget: Budget) -> tuple[Plan, Any]:
     """The plan of a strategy, and the structure of the loss's aux."""
     trace = traced(call)
     count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
     if strategy in ("vmap", "microbatch"):
         return plan_of(frame, count, dict.fromkeys(range(count), "strategy")), trace.aux_structure
-    plan = plan_of(frame, count, {})
+    plan = plan_of(frame, count, {}, budget.is_enough)
     if strategy == "auto" and (formed := better_formed(plan)):
-        plan = plan_of(frame, count, plan.uses.dense | formed)
+        plan = plan_of(frame, count, plan.uses.dense | formed, budget.is_enough)
     return plan, trace.aux_structure
 
 
@@ -60,6 +62,6 @@ def _default_chunk(call: Call, plan: Plan, strategy: str) -> int:
     return _MICROBATCH if strategy == "microbatch" else chunk_rows(plan, call.trained_leaves, call.batch_size)
 
 
-def _by_vmap(call: Call, rows: Any, positions: Array) -> tuple[list[Rows], Any]:
+def _by_vmap(call: Call, rows: Any, positions: Array) -> tuple[list[AnyRows], Any]:
     grads = example_grads(call, rows, positions)
     return [Dense(jnp.asarray(leaf)) for leaf in grads.leaves], (grads.values, grads.aux)

@@ -4,10 +4,14 @@ For a weight W that meets data in a contraction, the gradient of one example is 
 times cotangents, summed over the positions t at which W is used. `Outer` keeps the two factors, and says for each axis
 of W whether it runs over the left factor ("l"), the right one ("r") or both ("b": blocks, such as the groups of a
 batched product or the layers of a scan over layers). `Sparse` is the gradient of a table of which rows were looked up.
-`Full` is the gradient itself. All are without a batch axis: the engine maps them over the examples.
+`Full` is the gradient itself. `Weighted` is an `Outer` times a matrix, entry by entry, on its way to a sum over some of
+its axes, which needs no product to be formed. All are without a batch axis: the engine maps them over the examples.
 """
 
+import functools
 import math
+import string
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -52,7 +56,14 @@ class Full(NamedTuple):
     gradient: Array
 
 
-Factor = Outer | Sparse | Full
+class Weighted(NamedTuple):
+    """The entries of an outer product times those of a matrix."""
+
+    outer: Outer
+    matrix: Array
+
+
+Factor = Outer | Sparse | Full | Weighted
 
 
 def weight_axis(outer: Outer, axis: int) -> tuple[bool, bool, int]:
@@ -99,9 +110,12 @@ def arrange(result: Array, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> Ar
 
 
 def full_gradient(factor: Factor, shape: tuple[int, ...]) -> Array:
-    """The gradient of the weight, in float32 or wider: what Outer and Sparse stand for."""
+    """The gradient of the weight, in float32 or wider: what the others stand for."""
     if isinstance(factor, Full):
         return factor.gradient
+    if isinstance(factor, Weighted):
+        outer = full_gradient(factor.outer, shape)
+        return outer * factor.matrix.astype(outer.dtype)
     if isinstance(factor, Sparse):
         dtype = jnp.promote_types(factor.values.dtype, jnp.float32)
         return jnp.zeros(shape, dtype).at[factor.rows].add(factor.values.astype(dtype), mode="drop")
@@ -109,6 +123,18 @@ def full_gradient(factor: Factor, shape: tuple[int, ...]) -> Array:
     dtype = jnp.promote_types(jnp.promote_types(left.dtype, right.dtype), jnp.float32)
     product = jnp.einsum("ktd,ktp->kdp", left, right, preferred_element_type=dtype)
     return arrange(product, factor.axes, shape)
+
+
+def summed(factor: Weighted, kept: Sequence[int]) -> Array:
+    """The gradient added up over all axes but those ``kept``, which stay in order; nothing larger is formed."""
+    outer = factor.outer
+    names = {kind: [string.ascii_lowercase[axis] for axis in outer.of_kind(kind)] for kind in "blr"}
+    left, right = ("T" + "".join(names["b"] + names[kind]) for kind in "lr")
+    every = "".join(string.ascii_lowercase[axis] for axis in range(len(outer.axes)))
+    to = "".join(string.ascii_lowercase[axis] for axis in kept)
+    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in (outer.left, outer.right, factor.matrix)], jnp.float32)
+    parts = [x.astype(dtype) for x in (outer.left, outer.right, factor.matrix)]
+    return jnp.einsum(f"{left},{right},{every}->{to}", *parts, precision=jax.lax.Precision.HIGHEST)
 
 
 def is_rank_one(factor: Factor) -> bool:

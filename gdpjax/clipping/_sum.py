@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from gdpjax._core.types import Array
 from gdpjax.clipping._clip import Pair, Rounding, add_clipped, scaling, zero_pairs
 from gdpjax.clipping._engine import Engine
-from gdpjax.clipping._rows import computed_once
+from gdpjax.clipping._mixed import computed_once
 from gdpjax.clipping._rules import Groups, Rule
 
 

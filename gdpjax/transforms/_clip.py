@@ -18,7 +18,8 @@ from gdpjax.clipping._clip import (
     trained_groups,
     zero_pairs,
 )
-from gdpjax.clipping._rows import Dense, computed_once
+from gdpjax.clipping._mixed import computed_once
+from gdpjax.clipping._rows import Dense
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 
 

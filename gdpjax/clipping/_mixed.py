@@ -1,0 +1,326 @@
+"""Gradients of one parameter that are a sum: an outer product or table rows, plus shared arrays times coefficients.
+
+An L2 term in the loss, and weight normalisation, add to an example's outer product X_i a multiple of an array that is the
+same for all examples, such as 2 lam W (`_ghost._cuts` says where it comes from):
+
+    g_i = X_i + sum_r S_ri,    S_ri = M_r * c_ri,
+
+with one coefficient c, or one for each column. Neither the norm nor the weighted sum needs g_i to be formed, but X_i and
+S_i may cancel, by as many digits as somebody likes who chooses the data. Both are therefore taken with what rounding can
+do to them, which is in proportion to the terms and not to g_i. Let T_i = ||X_i|| + sum_r ||S_ri||.
+
+Norm. ||g||^2 = ||X||^2 + 2 <X, S> + ||S||^2, where <a (x) b, M * c> = sum_p (M^T a)_p b_p c_p is a product of M with the
+left factor, and the norms of the S are numbers once the columns of the M have been multiplied with each other. Each part
+is a sum of products that is off by at most k u times the sum of their absolute values, and this by Cauchy and Schwarz is
+at most the product of the norms of its two sides; the products of norms add up to T^2. For a matrix product of length n,
+done in pieces of length l, k is l + n / l, whatever the order inside of a piece; for `bounded_sum` it is the depth of its
+tree. With all k added up, k u T^2 is a bound on the error of the whole, so that
+
+    n^2 = max(0, computed) + 1.05 k u T^2
+
+can only overstate ||g||^2. Where nothing cancels it does so by k u, some 1e-5 in float32.
+
+Sum. sum_i f_i g_i is a contraction of the outer products of m rows, plus M times sum_i f_i c_i. Its rounding is (in units
+of u, to first order, for each row) at most
+
+    f ( x ||X|| + y sum_r ||S_r|| ),   x = 2 + (m + 1) / 2 - 1 / m + R,   y = 2 + (depth of a tree over m rows) + R
+
+where the 2 are those of "Terms" in `_clip` (of coefficients and products), the next part is what adding m rows up costs
+(the coefficients by a tree), and R additions join the R + 1 parts. A row of any other gradient, clipped to C, is allowed
+
+    z C,   z = 2 + (b + 1) / 2 - 1 / b,
+
+in "Terms" and "Plain sums" there. So with m = b / 4 rows at a time and a norm of at least (x ||X|| + y ||S||) / z,
+
+    norm = max(n, (x ||X|| + y sum_r ||S_r||) / z),     f norm <= C,
+
+the rounding of these rows is within what the slack in `_clip` holds for any row, whatever cancels: the sensitivity is C,
+with the same slack for every strategy. What comes after (compensated sums of the parts, the result, the devices) is
+relative to what is left after cancellation, as there, but for the second order terms, which are z / x times as large and
+remain far below what `_clip` has to spare. In float32 z / x is between 1.6 and 3.4: a row of which less than 30% is left
+(in the worst case, less than 60%: batches of thousands) is clipped to less than the definition says, never to more. In
+float64 the slack allows rounding `_SPARE` times as large, and that happens below 0.04% only. Rules that divide by
+the norm divide by this one.
+
+All of it is done on numbers scaled by powers of two: the factors by rows and blocks, the M by columns, so that neither
+large nor small ones are lost. A row with a NaN or an infinity anywhere has a norm of NaN and is left out, as any other.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.trees import bounded_sum, most_sum_error_terms, power_of_two, wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping import _rows
+from gdpjax.clipping._factors import arrange
+from gdpjax.clipping._rows import Dense, RankOne, Rows, Square, TableRows, Weights, per_row
+
+_FEWEST = 5
+"""Plain rows below which there is no room for terms that cancel."""
+_MOST_TERMS = 4
+_MOST_PIECES = 16
+_PIECE = 64
+_LARGE = 2**10
+
+
+class Budget(NamedTuple):
+    """What rounding may cost: ``plain_rows`` are added plainly elsewhere, and ``spare`` as much is allowed here."""
+
+    plain_rows: int
+    spare: float
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether sums of terms that cancel can be taken at all."""
+        return self.plain_rows >= _FEWEST
+
+    @property
+    def rows(self) -> int:
+        """Rows that are contracted at a time."""
+        return max(1, self.plain_rows // 4)
+
+    def shares(self, terms: int) -> tuple[float, float]:
+        """x / z and y / z."""
+        b, m = self.plain_rows, self.rows
+        z = self.spare * (2 + (b + 1) / 2 - 1 / b)
+        return (2 + (m + 1) / 2 - 1 / m + terms) / z, (2 + most_sum_error_terms(m) + terms) / z
+
+
+class Term(NamedTuple):
+    """M * c: ``shared`` [K, d, p] (of a table: its shape) with columns scaled to 1; c is 2^exponent coefficients."""
+
+    coefficients: Array  # [N, K, 1 or p]
+    exponent: Array  # [N, K]
+    shared: Array
+
+
+class Mixed(NamedTuple):
+    """Outer products or table rows, plus terms."""
+
+    data: RankOne | TableRows
+    terms: tuple[Term, ...]
+    budget: Budget
+
+
+AnyRows = Rows | Mixed
+
+
+def mixed(rows: Rows, terms: list[tuple[Array, Array]], budget: Budget | None) -> AnyRows:
+    """The sum of rows and terms (coefficients [N, ...] with ones where they are spread, shared array)."""
+    if isinstance(rows, TableRows | RankOne) and budget is not None and len(terms) <= _MOST_TERMS:
+        found = _of_table(rows, terms) if isinstance(rows, TableRows) else _of_product(rows, terms)
+        if found is not None:
+            data, prepared = found
+            return Mixed(data, tuple(prepared), budget)
+    whole = _as_dense(rows)
+    for coefficients, shared in terms:
+        dtype = functools.reduce(jnp.promote_types, [wide_dtype(x) for x in (whole, coefficients, shared)])
+        whole = whole.astype(dtype) + coefficients.astype(dtype) * shared.astype(dtype)
+    return Dense(whole)
+
+
+def _as_dense(rows: Rows) -> Array:
+    if isinstance(rows, Dense):
+        return rows.rows
+    if isinstance(rows, RankOne):
+        left, right = _rows.wide(rows.left), _rows.wide(rows.right)
+        return arrange(left[..., None] * right[..., None, :], rows.axes, rows.shape)
+    values = _rows.wide(rows.values)
+    place = jnp.broadcast_to(jnp.arange(values.shape[0], dtype=jnp.int32)[:, None], rows.index.shape)
+    return jnp.zeros((values.shape[0], *rows.shape), values.dtype).at[place, rows.index].add(values, mode="drop")
+
+
+def _of_table(rows: TableRows, terms: list[tuple[Array, Array]]) -> tuple[TableRows, list[Term]] | None:
+    if math.prod(rows.shape) <= _LARGE or any(c[0].size > 1 for c, _ in terms):
+        return None
+    return rows, [_term(c.reshape(-1, 1, 1), m.reshape(1, -1, 1), m.shape) for c, m in terms]
+
+
+def _of_product(rows: RankOne, terms: list[tuple[Array, Array]]) -> tuple[RankOne, list[Term]] | None:
+    """The terms as blocks of matrices, with the coefficients along the right factor."""
+    if math.prod(rows.shape) <= _LARGE:
+        return None
+    along = {kind for c, _ in terms for (kind, _), size in zip(rows.axes, c.shape[1:], strict=True) if size > 1}
+    if "l" in along:
+        if "r" in along:
+            return None
+        swapped = {"l": "r", "r": "l", "b": "b"}
+        axes = tuple((swapped[kind], place) for kind, place in rows.axes)
+        rows = RankOne(rows.right, rows.left, axes, rows.shape)
+    order = [axis for kind in "blr" for _, axis in sorted((p, i) for i, (k, p) in enumerate(rows.axes) if k == kind)]
+    kinds = [rows.axes[axis][0] for axis in order]
+    blocks, right = kinds.count("b"), kinds.count("r")
+    shape = (rows.left.shape[1], rows.left.shape[2], rows.right.shape[2])
+    prepared = []
+    for c, m in terms:
+        m, c = jnp.transpose(m, order), jnp.transpose(c, (0, *(1 + axis for axis in order)))
+        own = c.shape[len(c.shape) - right :]
+        wide = m.shape[len(order) - right :] if math.prod(own) > 1 else own
+        c = jnp.broadcast_to(c, (c.shape[0], *m.shape[:blocks], *(1,) * (len(order) - blocks - right), *wide))
+        prepared.append(_term(c.reshape(c.shape[0], shape[0], -1), m.reshape(shape), None))
+    return rows, prepared
+
+
+def _term(coefficients: Array, shared: Array, shape: tuple[int, ...] | None) -> Term:
+    """c [N, K, 1 or p] and M [K, d, p], scaled; M in another shape where one is given."""
+    coefficients, shared = _rows.wide(coefficients), _rows.wide(shared)
+    columns = jnp.swapaxes(shared, 1, 2)
+    if coefficients.shape[-1] == 1:
+        columns = columns.reshape(columns.shape[0], 1, -1)
+    size, _ = _rows.scale(columns)  # [K, 1 or p]
+    shared = shared * power_of_two(-size, shared.dtype)[:, None, :]
+    own, largest = _rows.scale(coefficients[..., None])
+    lowest = -(2**20)
+    exponents = jnp.where(largest > 0, own + size, lowest)
+    most = exponents.max(axis=-1)
+    down = power_of_two(-own, coefficients.dtype) * power_of_two(exponents - most[..., None], coefficients.dtype)
+    return Term(coefficients * down, jnp.where(most == lowest, 0, most), shared.reshape(shape or shared.shape))
+
+
+def square(rows: AnyRows, dtype: jnp.dtype) -> Square:
+    """Squared norms of the rows, those of `Mixed` rounded up: see the module."""
+    if not isinstance(rows, Mixed):
+        return _rows.square(rows, dtype)
+    terms = [Term(t.coefficients.astype(dtype), t.exponent, t.shared.astype(dtype)) for t in rows.terms]
+    of_data, products, error = (_table_parts if isinstance(rows.data, TableRows) else _product_parts)(
+        rows.data, terms, dtype)  # fmt: skip
+    count = len(terms)
+    inner = {(r, s): _shared_product(terms[r], terms[s]) for r in range(count) for s in range(r, count)}
+    unit = float(np.finfo(dtype).eps) / 2
+    error = 1.05 * unit * (error + most_sum_error_terms(math.prod(rows.data.shape)) + 8 + (count + 1) ** 2)
+    # All on the scale of the largest part of each block.
+    lowest = -(2**20)
+    exponents = [jnp.where(of_data.value == 0, lowest, of_data.exponent)]
+    exponents += [jnp.where(inner[r, r] == 0, lowest, term.exponent) for r, term in enumerate(terms)]
+    most = functools.reduce(jnp.maximum, exponents)
+    most = jnp.where(most == lowest, 0, most)
+    down, *downs = (power_of_two(e - most, dtype) for e in exponents)
+    of_terms = [_root(inner[r, r]) * scale for r, scale in enumerate(downs)]
+    own, whole = _root(of_data.value) * down, sum(of_terms)
+    found = of_data.value * down * down + 2 * sum(p * (down * scale) for p, scale in zip(products, downs, strict=True))
+    found = found + sum((1 + (r < s)) * value * (downs[r] * downs[s]) for (r, s), value in inner.items())
+    upper = jnp.maximum(found, 0) + error * jnp.square(own + whole)
+    for_data, for_terms = rows.budget.shares(count)
+    return _rows.total(Square(jnp.maximum(upper, jnp.square(for_data * own + for_terms * whole)), most))
+
+
+def _root(value: Array) -> Array:
+    return jnp.where(value == 0, 0, jnp.sqrt(jnp.where(value == 0, 1, value)))
+
+
+def _shared_product(first: Term, second: Term) -> Array:
+    """<S_r, S_s> [N, K], without the exponents."""
+    blocks = first.coefficients.shape[1]
+    a, b = (t.shared.reshape(blocks, -1, t.shared.shape[-1]) for t in (first, second))
+    by_column = bounded_sum(jnp.swapaxes(a * b, 1, 2))
+    if first.coefficients.shape[-1] == second.coefficients.shape[-1] == 1:
+        by_column = bounded_sum(by_column)[:, None]
+    return bounded_sum(first.coefficients * second.coefficients * by_column)
+
+
+_Parts = tuple[Square, list[Array], int]
+"""||X||^2 [N, K]; for each term <X, S> without the exponents; how many roundings that is off by, without the trees."""
+
+
+def _table_parts(rows: TableRows, terms: list[Term], dtype: jnp.dtype) -> _Parts:
+    values = _rows.wide(rows.values).astype(dtype).reshape(rows.values.shape[0], -1)
+    found = _rows.scaled_square(values)
+    values = values * power_of_two(-found.exponent, dtype)[:, None]
+    products = []
+    for term in terms:
+        shared = term.shared.at[rows.index].get(mode="fill", fill_value=0).reshape(values.shape)
+        products.append(bounded_sum(values * shared)[:, None] * term.coefficients[..., 0])
+    return Square(found.value[:, None], found.exponent[:, None]), products, 0
+
+
+def _product_parts(rows: RankOne, terms: list[Term], dtype: jnp.dtype) -> _Parts:
+    left, right = (_rows.wide(x).astype(dtype) for x in (rows.left, rows.right))
+    a, b = _rows.scaled_square(left), _rows.scaled_square(right)
+    left = left * power_of_two(-a.exponent, dtype)[..., None]
+    right = right * power_of_two(-b.exponent, dtype)[..., None]
+    products = []
+    for term in terms:
+        weighted = right * term.coefficients
+        if left.shape[-1] < right.shape[-1]:
+            products.append(bounded_sum(_in_pieces(left, term.shared) * weighted))
+        else:
+            products.append(bounded_sum(_in_pieces(weighted, jnp.swapaxes(term.shared, 1, 2)) * left))
+    shortest = min(left.shape[-1], right.shape[-1])
+    length = _piece(shortest)
+    return Square(a.value * b.value, a.exponent + b.exponent), products, length - (-shortest // length)
+
+
+def _piece(size: int) -> int:
+    return min(size, max(_PIECE, -(-size // _MOST_PIECES)))
+
+
+def _in_pieces(x: Array, matrix: Array) -> Array:
+    """[n, k, d] and [k, d, p] to [n, k, p], the pieces of d added up one after the other."""
+    size, length = x.shape[-1], _piece(x.shape[-1])
+    parts = [
+        jnp.einsum("nkd,kdp->nkp", x[..., i : i + length], matrix[:, i : i + length], precision=jax.lax.Precision.HIGHEST)
+        for i in range(0, size, length)
+    ]
+    return functools.reduce(jnp.add, parts)
+
+
+def partial_sum(rows: AnyRows, weights: Weights) -> Array:
+    """The plain sum of weighted rows: their number is what `_clip`, or the budget, limits."""
+    if not isinstance(rows, Mixed):
+        return _rows.partial_sum(rows, weights)
+    if isinstance(rows.data, TableRows):
+        total = _rows.partial_sum(rows.data, weights)
+        for term in rows.terms:
+            total = total + _share(term, weights).reshape((1,) * total.ndim) * term.shared
+        return total
+    left, right = _rows.weighted_factors(rows.data, weights)
+    total = _rows.contracted(left, right)
+    for term in rows.terms:
+        share = _share(term, weights)[:, None, :]
+        # M may be infinite or NaN where no row is kept.
+        total = total + jnp.where(share == 0, 0, share * term.shared)
+    return arrange(total, rows.data.axes, rows.data.shape)
+
+
+def _share(term: Term, weights: Weights) -> Array:
+    """sum_i f_i c_i [K, 1 or p]."""
+    every = Weights(*(jnp.broadcast_to(part[:, None], term.exponent.shape) for part in weights))
+    scaled = _rows.times(term.coefficients, every._replace(exponent=every.exponent - term.exponent))
+    return bounded_sum(jnp.moveaxis(scaled, 0, -1))
+
+
+def arrays(rows: AnyRows) -> list[Array]:
+    """What is held for each row."""
+    if not isinstance(rows, Mixed):
+        return [x for x in rows if hasattr(x, "dtype")]
+    return [*arrays(rows.data), *(x for term in rows.terms for x in term[:2])]
+
+
+def row_blocks(rows: AnyRows, start: int, stop: int) -> list[tuple[int, int]]:
+    """From ``start`` to ``stop`` in parts that may be added up plainly."""
+    step = rows.budget.rows if isinstance(rows, Mixed) else stop - start
+    return [(first, min(first + step, stop)) for first in range(start, stop, step)]
+
+
+def taken(rows: AnyRows, start: int, stop: int) -> AnyRows:
+    """Some of the rows."""
+    if isinstance(rows, Dense):
+        return Dense(rows.rows[start:stop])
+    if isinstance(rows, RankOne):
+        return rows._replace(left=rows.left[start:stop], right=rows.right[start:stop])
+    if isinstance(rows, TableRows):
+        return rows._replace(index=rows.index[start:stop], values=rows.values[start:stop])
+    terms = [t._replace(coefficients=t.coefficients[start:stop], exponent=t.exponent[start:stop]) for t in rows.terms]
+    return rows._replace(data=taken(rows.data, start, stop), terms=tuple(terms))
+
+
+def computed_once(rows: list[AnyRows]) -> list[AnyRows]:
+    """The same rows, for the norm and for the sum: the compiler is not to work them out anew for either."""
+    leaves, structure = jax.tree.flatten(rows)
+    found = iter(jax.lax.optimization_barrier([x for x in leaves if isinstance(x, jax.Array)]))
+    return jax.tree.unflatten(structure, [next(found) if isinstance(x, jax.Array) else x for x in leaves])
