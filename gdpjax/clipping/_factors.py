@@ -129,12 +129,21 @@ def summed(factor: Weighted, kept: Sequence[int]) -> Array:
     """The gradient added up over all axes but those ``kept``, which stay in order; nothing larger is formed."""
     outer = factor.outer
     names = {kind: [string.ascii_lowercase[axis] for axis in outer.of_kind(kind)] for kind in "blr"}
-    left, right = ("T" + "".join(names["b"] + names[kind]) for kind in "lr")
-    every = "".join(string.ascii_lowercase[axis] for axis in range(len(outer.axes)))
     to = "".join(string.ascii_lowercase[axis] for axis in kept)
-    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in (outer.left, outer.right, factor.matrix)], jnp.float32)
-    parts = [x.astype(dtype) for x in (outer.left, outer.right, factor.matrix)]
-    return jnp.einsum(f"{left},{right},{every}->{to}", *parts, precision=jax.lax.Precision.HIGHEST)
+    matrix = "".join(string.ascii_lowercase[axis] for axis in range(len(outer.axes)))
+    parts = [(outer.left, "l"), (outer.right, "r")]
+    if any(outer.axes[axis][0] == "l" for axis in kept):
+        parts.reverse()
+    (first, gone), (second, stays) = parts
+    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in (first, second, factor.matrix)], jnp.float32)
+    first, second, values = (x.astype(dtype) for x in (first, second, factor.matrix))
+    blocks = "T" + "".join(names["b"])
+    # The matrix meets one factor first: all three at once might be multiplied in another order.
+    here, there = blocks + "".join(names[gone]), blocks + "".join(names[stays])
+    between = "T" + "".join(axis for axis in matrix if axis in there or axis in to)
+    highest = jax.lax.Precision.HIGHEST
+    product = jnp.einsum(f"{here},{matrix}->{between}", first, values, precision=highest)
+    return jnp.einsum(f"{between},{there}->{to}", product, second, precision=highest)
 
 
 def is_rank_one(factor: Factor) -> bool:

@@ -20,27 +20,27 @@ tree. With all k added up, k u T^2 is a bound on the error of the whole, so that
 
 can only overstate ||g||^2. Where nothing cancels it does so by k u, some 1e-5 in float32.
 
-Sum. sum_i f_i g_i is a contraction of the outer products of m rows, plus M times sum_i f_i c_i. Its rounding is (in units
-of u, to first order, for each row) at most
+Sum. sum_i f_i g_i is a contraction of the outer products of m rows, plus M times sum_i f_i c_i, which is one too. Its
+rounding is (in units of u, to first order, for each row) at most
 
-    f ( x ||X|| + y sum_r ||S_r|| ),   x = 2 + (m + 1) / 2 - 1 / m + R,   y = 2 + (depth of a tree over m rows) + R
+    x f T,   x = 2 + (m + 1) / 2 - 1 / m + R,
 
-where the 2 are those of "Terms" in `_clip` (of coefficients and products), the next part is what adding m rows up costs
-(the coefficients by a tree), and R additions join the R + 1 parts. A row of any other gradient, clipped to C, is allowed
+where the 2 are those of "Terms" in `_clip` (of coefficients and products), the next part is what adding m rows up costs,
+and R additions join the R + 1 parts. A row of any other gradient, clipped to C, is allowed
 
     z C,   z = 2 + (b + 1) / 2 - 1 / b,
 
-in "Terms" and "Plain sums" there. So with m = b / 4 rows at a time and a norm of at least (x ||X|| + y ||S||) / z,
+in "Terms" and "Plain sums" there. So with m = b / 4 rows at a time and a norm that is rounded up to T x / z at least,
 
-    norm = max(n, (x ||X|| + y sum_r ||S_r||) / z),     f norm <= C,
+    norm = max(n, T x / z),     f norm <= C,
 
 the rounding of these rows is within what the slack in `_clip` holds for any row, whatever cancels: the sensitivity is C,
 with the same slack for every strategy. What comes after (compensated sums of the parts, the result, the devices) is
-relative to what is left after cancellation, as there, but for the second order terms, which are z / x times as large and
-remain far below what `_clip` has to spare. In float32 z / x is between 1.6 and 3.4: a row of which less than 30% is left
-(in the worst case, less than 60%: batches of thousands) is clipped to less than the definition says, never to more. In
-float64 the slack allows rounding `_SPARE` times as large, and that happens below 0.04% only. Rules that divide by
-the norm divide by this one.
+relative to what is left after cancellation, as there, but for terms of second order, which are z / x times as large and
+remain far below what `_clip` has to spare. In float32 z / x is 3.4, and no less than 1.6 for batches of thousands: a row
+of which less than 30% (60%) of T is left is clipped to less than the definition says, never to more; where the terms are
+orthogonal, 70% are left. In float64 the slack allows `_SPARE` of `_clip` as much rounding, and this happens below 0.03%
+of T only. Rules that divide by the norm divide by this one.
 
 All of it is done on numbers scaled by powers of two: the factors by rows and blocks, the M by columns, so that neither
 large nor small ones are lost. A row with a NaN or an infinity anywhere has a norm of NaN and is left out, as any other.
@@ -64,7 +64,7 @@ _FEWEST = 5
 """Plain rows below which there is no room for terms that cancel."""
 _MOST_TERMS = 4
 _MOST_PIECES = 16
-_PIECE = 64
+_PIECE = 128
 _LARGE = 2**10
 
 
@@ -84,11 +84,10 @@ class Budget(NamedTuple):
         """Rows that are contracted at a time."""
         return max(1, self.plain_rows // 4)
 
-    def shares(self, terms: int) -> tuple[float, float]:
-        """x / z and y / z."""
+    def least(self, terms: int) -> float:
+        """x / z: the least norm, in units of the norms of the parts."""
         b, m = self.plain_rows, self.rows
-        z = self.spare * (2 + (b + 1) / 2 - 1 / b)
-        return (2 + (m + 1) / 2 - 1 / m + terms) / z, (2 + most_sum_error_terms(m) + terms) / z
+        return (2 + (m + 1) / 2 - 1 / m + terms) / (self.spare * (2 + (b + 1) / 2 - 1 / b))
 
 
 class Term(NamedTuple):
@@ -190,9 +189,8 @@ def square(rows: AnyRows, dtype: jnp.dtype) -> Square:
     of_data, products, error = (_table_parts if isinstance(rows.data, TableRows) else _product_parts)(
         rows.data, terms, dtype)  # fmt: skip
     count = len(terms)
+    error = _rounding(error, count, dtype)
     inner = {(r, s): _shared_product(terms[r], terms[s]) for r in range(count) for s in range(r, count)}
-    unit = float(np.finfo(dtype).eps) / 2
-    error = 1.05 * unit * (error + most_sum_error_terms(math.prod(rows.data.shape)) + 8 + (count + 1) ** 2)
     # All on the scale of the largest part of each block.
     lowest = -(2**20)
     exponents = [jnp.where(of_data.value == 0, lowest, of_data.exponent)]
@@ -200,13 +198,16 @@ def square(rows: AnyRows, dtype: jnp.dtype) -> Square:
     most = functools.reduce(jnp.maximum, exponents)
     most = jnp.where(most == lowest, 0, most)
     down, *downs = (power_of_two(e - most, dtype) for e in exponents)
-    of_terms = [_root(inner[r, r]) * scale for r, scale in enumerate(downs)]
-    own, whole = _root(of_data.value) * down, sum(of_terms)
+    sizes = sum((_root(inner[r, r]) * scale for r, scale in enumerate(downs)), _root(of_data.value) * down)
     found = of_data.value * down * down + 2 * sum(p * (down * scale) for p, scale in zip(products, downs, strict=True))
     found = found + sum((1 + (r < s)) * value * (downs[r] * downs[s]) for (r, s), value in inner.items())
-    upper = jnp.maximum(found, 0) + error * jnp.square(own + whole)
-    for_data, for_terms = rows.budget.shares(count)
-    return _rows.total(Square(jnp.maximum(upper, jnp.square(for_data * own + for_terms * whole)), most))
+    upper = jnp.maximum(found, 0) + error * jnp.square(sizes)
+    return _rows.total(Square(jnp.maximum(upper, jnp.square(rows.budget.least(count) * sizes)), most))
+
+
+def _rounding(products: int, terms: int, dtype: jnp.dtype) -> float:
+    """1.05 k u: the products are off by ``products`` roundings and a few for scaling, and added up with others."""
+    return 1.05 * float(np.finfo(dtype).eps) / 2 * (products + 8 + (terms + 1) ** 2)
 
 
 def _root(value: Array) -> Array:
@@ -224,7 +225,7 @@ def _shared_product(first: Term, second: Term) -> Array:
 
 
 _Parts = tuple[Square, list[Array], int]
-"""||X||^2 [N, K]; for each term <X, S> without the exponents; how many roundings that is off by, without the trees."""
+"""||X||^2 [N, K]; for each term <X, S> without the exponents; how many roundings any of the products is off by."""
 
 
 def _table_parts(rows: TableRows, terms: list[Term], dtype: jnp.dtype) -> _Parts:
@@ -235,7 +236,9 @@ def _table_parts(rows: TableRows, terms: list[Term], dtype: jnp.dtype) -> _Parts
     for term in terms:
         shared = term.shared.at[rows.index].get(mode="fill", fill_value=0).reshape(values.shape)
         products.append(bounded_sum(values * shared)[:, None] * term.coefficients[..., 0])
-    return Square(found.value[:, None], found.exponent[:, None]), products, 0
+    sizes = (values.shape[-1], math.prod(rows.shape[:-1]), rows.shape[-1])
+    error = sum(most_sum_error_terms(size) for size in sizes)
+    return Square(found.value[:, None], found.exponent[:, None]), products, error
 
 
 def _product_parts(rows: RankOne, terms: list[Term], dtype: jnp.dtype) -> _Parts:
@@ -247,26 +250,32 @@ def _product_parts(rows: RankOne, terms: list[Term], dtype: jnp.dtype) -> _Parts
     for term in terms:
         weighted = right * term.coefficients
         if left.shape[-1] < right.shape[-1]:
-            products.append(bounded_sum(_in_pieces(left, term.shared) * weighted))
+            products.append(bounded_sum(_in_pieces(left, term.shared, "d") * weighted))
         else:
-            products.append(bounded_sum(_in_pieces(weighted, jnp.swapaxes(term.shared, 1, 2)) * left))
-    shortest = min(left.shape[-1], right.shape[-1])
-    length = _piece(shortest)
-    return Square(a.value * b.value, a.exponent + b.exponent), products, length - (-shortest // length)
+            products.append(bounded_sum(_in_pieces(weighted, term.shared, "p") * left))
+    sizes = (left.shape[-1], right.shape[-1])
+    length = _piece(min(sizes))
+    error = sum(most_sum_error_terms(size) for size in sizes) + length - (-min(sizes) // length)
+    return Square(a.value * b.value, a.exponent + b.exponent), products, error
 
 
 def _piece(size: int) -> int:
     return min(size, max(_PIECE, -(-size // _MOST_PIECES)))
 
 
-def _in_pieces(x: Array, matrix: Array) -> Array:
-    """[n, k, d] and [k, d, p] to [n, k, p], the pieces of d added up one after the other."""
-    size, length = x.shape[-1], _piece(x.shape[-1])
+def _in_pieces(x: Array, matrix: Array, axis: str) -> Array:
+    """x [n, k, d] times matrix [k, d, p] over the axis d, or [n, k, p] over p, in pieces that are added up in turn."""
+    size, length, place = x.shape[-1], _piece(x.shape[-1]), "kdp".index(axis)
+    letters = f"nk{axis},kdp->nk{'p' if axis == 'd' else 'd'}"
+    if one_block := x.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
+        x, matrix, letters, place = x[:, 0], matrix[0], letters.replace("k", ""), place - 1
+    cut = functools.partial(jax.lax.slice_in_dim, matrix, axis=place)
     parts = [
-        jnp.einsum("nkd,kdp->nkp", x[..., i : i + length], matrix[:, i : i + length], precision=jax.lax.Precision.HIGHEST)
+        jnp.einsum(letters, x[..., i : i + length], cut(i, min(i + length, size)), precision=jax.lax.Precision.HIGHEST)
         for i in range(0, size, length)
     ]
-    return functools.reduce(jnp.add, parts)
+    total = functools.reduce(jnp.add, parts)
+    return total[:, None] if one_block else total
 
 
 def partial_sum(rows: AnyRows, weights: Weights) -> Array:
@@ -290,8 +299,13 @@ def partial_sum(rows: AnyRows, weights: Weights) -> Array:
 def _share(term: Term, weights: Weights) -> Array:
     """sum_i f_i c_i [K, 1 or p]."""
     every = Weights(*(jnp.broadcast_to(part[:, None], term.exponent.shape) for part in weights))
-    scaled = _rows.times(term.coefficients, every._replace(exponent=every.exponent - term.exponent))
-    return bounded_sum(jnp.moveaxis(scaled, 0, -1))
+    every = every._replace(exponent=every.exponent - term.exponent)
+    down, rest = _rows.halves(every, term.coefficients.dtype)
+    scaled = _rows.kept(term.coefficients, every, down)
+    # By a product: the compiler would add rows up again for every entry of M.
+    if scaled.shape[1] == 1:
+        return jnp.einsum("n,np->p", rest[:, 0], scaled[:, 0], precision=jax.lax.Precision.HIGHEST)[None]
+    return jnp.einsum("nk,nkp->kp", rest, scaled, precision=jax.lax.Precision.HIGHEST)
 
 
 def arrays(rows: AnyRows) -> list[Array]:

@@ -122,7 +122,7 @@ class Weights(NamedTuple):
         return Weights(self.exponent[rows], self.coefficient[rows], self.keep[rows])
 
 
-def _halves(weights: Weights, dtype: Any) -> tuple[Array, Array]:
+def halves(weights: Weights, dtype: Any) -> tuple[Array, Array]:
     """A weight as the product of a power of two and a number, neither of which leaves the range of the dtype."""
     limit = -np.finfo(dtype).minexp
     first = jnp.clip(weights.exponent, -limit, limit)
@@ -130,15 +130,15 @@ def _halves(weights: Weights, dtype: Any) -> tuple[Array, Array]:
     return power_of_two(-first, dtype), jnp.where(weights.keep, rest, 0)
 
 
-def _kept(x: Array, weights: Weights, factor: Array) -> Array:
+def kept(x: Array, weights: Weights, factor: Array) -> Array:
     """Rows times factors; exact zeros where they are not kept, whatever they hold."""
     return jnp.where(per_row(weights.keep, x), x * per_row(factor, x), jnp.zeros((), x.dtype))
 
 
 def times(x: Array, weights: Weights) -> Array:
     """Rows times weights, rounded once."""
-    down, rest = _halves(weights, x.dtype)
-    return _kept(x, weights, down) * per_row(rest, x)
+    down, rest = halves(weights, x.dtype)
+    return kept(x, weights, down) * per_row(rest, x)
 
 
 def _weighted_sum(x: Array, weights: Weights) -> Array:
@@ -150,8 +150,8 @@ def _weighted_sum(x: Array, weights: Weights) -> Array:
     x = wide(x)
     if x.shape[0] <= _FEW:
         return functools.reduce(jnp.add, [times(x[i], weights[i]) for i in range(x.shape[0])])
-    down, rest = _halves(weights, x.dtype)
-    flat = _kept(x, weights, down).reshape(x.shape[0], -1)
+    down, rest = halves(weights, x.dtype)
+    flat = kept(x, weights, down).reshape(x.shape[0], -1)
     return jnp.einsum("n,nd->d", rest, flat, precision=jax.lax.Precision.HIGHEST).reshape(x.shape[1:])
 
 
