@@ -20,27 +20,27 @@ tree. With all k added up, k u T^2 is a bound on the error of the whole, so that
 
 can only overstate ||g||^2. Where nothing cancels it does so by k u, some 1e-5 in float32.
 
-Sum. sum_i f_i g_i is a contraction of the outer products of m rows, plus M times sum_i f_i c_i, which is one too. Its
-rounding is (in units of u, to first order, for each row) at most
+Sum. sum_i f_i g_i is a sum of J contractions of the outer products of m rows, plus M times sum_i f_i c_i, taken in the
+same way. Its rounding is (in units of u, to first order, for each row) at most
 
-    x f T,   x = 2 + (m + 1) / 2 - 1 / m + R,
+    x f T,   x = 2 + (m + 1) / 2 - 1 / m + (J + 1) / 2 - 1 / J + R,
 
-where the 2 are those of "Terms" in `_clip` (of coefficients and products), the next part is what adding m rows up costs,
-and R additions join the R + 1 parts. A row of any other gradient, clipped to C, is allowed
+where the 2 are those of "Terms" in `_clip` (of coefficients and products), the next parts are what adding m rows and J
+results up costs, and R additions join the R + 1 parts. A row of any other gradient, clipped to C, is allowed
 
     z C,   z = 2 + (b + 1) / 2 - 1 / b,
 
-in "Terms" and "Plain sums" there. So with m = b / 4 rows at a time and a norm that is rounded up to T x / z at least,
+in "Terms" and "Plain sums" there. So with m = b / 8 rows at a time, J = 4, and a norm that is rounded up to T x / z at least,
 
     norm = max(n, T x / z),     f norm <= C,
 
 the rounding of these rows is within what the slack in `_clip` holds for any row, whatever cancels: the sensitivity is C,
 with the same slack for every strategy. What comes after (compensated sums of the parts, the result, the devices) is
 relative to what is left after cancellation, as there, but for terms of second order, which are z / x times as large and
-remain far below what `_clip` has to spare. In float32 z / x is 3.4, and no less than 1.6 for batches of thousands: a row
-of which less than 30% (60%) of T is left is clipped to less than the definition says, never to more; where the terms are
-orthogonal, 70% are left. In float64 the slack allows `_SPARE` of `_clip` as much rounding, and this happens below 0.03%
-of T only. Rules that divide by the norm divide by this one.
+remain far below what `_clip` has to spare. In float32 z / x is 4.9 for R = 1, and no less than 1.6 for batches of
+thousands: a row of which less than 20% (63%) of T is left is clipped to less than the definition says, never to more;
+where the terms are orthogonal, 70% are left. In float64 the slack allows `_SPARE` of `_clip` as much rounding, and this
+happens below 0.02% of T only. Rules that divide by the norm divide by this one.
 
 All of it is done on numbers scaled by powers of two: the factors by rows and blocks, the M by columns, so that neither
 large nor small ones are lost. A row with a NaN or an infinity anywhere has a norm of NaN and is left out, as any other.
@@ -62,6 +62,7 @@ from gdpjax.clipping._rows import Dense, RankOne, Rows, Square, TableRows, Weigh
 
 _FEWEST = 5
 """Plain rows below which there is no room for terms that cancel."""
+_MANY = 64
 _MOST_TERMS = 4
 _MOST_PIECES = 16
 _PIECE = 128
@@ -79,15 +80,17 @@ class Budget(NamedTuple):
         """Whether sums of terms that cancel can be taken at all."""
         return self.plain_rows >= _FEWEST
 
-    @property
-    def rows(self) -> int:
-        """Rows that are contracted at a time."""
-        return max(1, self.plain_rows // 4)
+    def at_a_time(self, is_table: bool) -> tuple[int, int]:
+        """m and J; few rows, and those of a table, are added up in one part."""
+        if is_table or self.plain_rows < _MANY:
+            return max(1, self.plain_rows // 4), 1
+        return self.plain_rows // 8, 4
 
-    def least(self, terms: int) -> float:
+    def least(self, terms: int, is_table: bool) -> float:
         """x / z: the least norm, in units of the norms of the parts."""
-        b, m = self.plain_rows, self.rows
-        return (2 + (m + 1) / 2 - 1 / m + terms) / (self.spare * (2 + (b + 1) / 2 - 1 / b))
+        b, (m, parts) = self.plain_rows, self.at_a_time(is_table)
+        x = 2 + (m + 1) / 2 - 1 / m + (parts + 1) / 2 - 1 / parts + terms
+        return x / (self.spare * (2 + (b + 1) / 2 - 1 / b))
 
 
 class Term(NamedTuple):
@@ -202,7 +205,8 @@ def square(rows: AnyRows, dtype: jnp.dtype) -> Square:
     found = of_data.value * down * down + 2 * sum(p * (down * scale) for p, scale in zip(products, downs, strict=True))
     found = found + sum((1 + (r < s)) * value * (downs[r] * downs[s]) for (r, s), value in inner.items())
     upper = jnp.maximum(found, 0) + error * jnp.square(sizes)
-    return _rows.total(Square(jnp.maximum(upper, jnp.square(rows.budget.least(count) * sizes)), most))
+    least = rows.budget.least(count, isinstance(rows.data, TableRows))
+    return _rows.total(Square(jnp.maximum(upper, jnp.square(least * sizes)), most))
 
 
 def _rounding(products: int, terms: int, dtype: jnp.dtype) -> float:
@@ -274,7 +278,7 @@ def _in_pieces(x: Array, matrix: Array, axis: str) -> Array:
         jnp.einsum(letters, x[..., i : i + length], cut(i, min(i + length, size)), precision=jax.lax.Precision.HIGHEST)
         for i in range(0, size, length)
     ]
-    total = functools.reduce(jnp.add, parts)
+    total = _added(parts)
     return total[:, None] if one_block else total
 
 
@@ -285,27 +289,39 @@ def partial_sum(rows: AnyRows, weights: Weights) -> Array:
     if isinstance(rows.data, TableRows):
         total = _rows.partial_sum(rows.data, weights)
         for term in rows.terms:
-            total = total + _share(term, weights).reshape((1,) * total.ndim) * term.shared
+            share = _share(term, weights, [slice(None)]).reshape((1,) * total.ndim)
+            total = total + jnp.where(share == 0, 0, share * term.shared)
         return total
     left, right = _rows.weighted_factors(rows.data, weights)
-    total = _rows.contracted(left, right)
+    parts = _parts(left.shape[0], rows.budget)
+    total = _added([_rows.contracted(left[part], right[part]) for part in parts])
     for term in rows.terms:
-        share = _share(term, weights)[:, None, :]
+        share = _share(term, weights, parts)[:, None, :]
         # M may be infinite or NaN where no row is kept.
         total = total + jnp.where(share == 0, 0, share * term.shared)
     return arrange(total, rows.data.axes, rows.data.shape)
 
 
-def _share(term: Term, weights: Weights) -> Array:
+def _parts(num_rows: int, budget: Budget) -> list[slice]:
+    rows, _ = budget.at_a_time(False)
+    return [slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]
+
+
+def _added(parts: list[Array]) -> Array:
+    return functools.reduce(jnp.add, parts)
+
+
+def _share(term: Term, weights: Weights, parts: list[slice]) -> Array:
     """sum_i f_i c_i [K, 1 or p]."""
     every = Weights(*(jnp.broadcast_to(part[:, None], term.exponent.shape) for part in weights))
     every = every._replace(exponent=every.exponent - term.exponent)
     down, rest = _rows.halves(every, term.coefficients.dtype)
     scaled = _rows.kept(term.coefficients, every, down)
-    # By a product: the compiler would add rows up again for every entry of M.
+    # By products: the compiler would add rows up again for every entry of M.
+    highest = jax.lax.Precision.HIGHEST
     if scaled.shape[1] == 1:
-        return jnp.einsum("n,np->p", rest[:, 0], scaled[:, 0], precision=jax.lax.Precision.HIGHEST)[None]
-    return jnp.einsum("nk,nkp->kp", rest, scaled, precision=jax.lax.Precision.HIGHEST)
+        return _added([jnp.einsum("n,np->p", rest[i, 0], scaled[i, 0], precision=highest) for i in parts])[None]
+    return _added([jnp.einsum("nk,nkp->kp", rest[i], scaled[i], precision=highest) for i in parts])
 
 
 def arrays(rows: AnyRows) -> list[Array]:
@@ -317,7 +333,9 @@ def arrays(rows: AnyRows) -> list[Array]:
 
 def row_blocks(rows: AnyRows, start: int, stop: int) -> list[tuple[int, int]]:
     """From ``start`` to ``stop`` in parts that may be added up plainly."""
-    step = rows.budget.rows if isinstance(rows, Mixed) else stop - start
+    step = stop - start
+    if isinstance(rows, Mixed):
+        step = math.prod(rows.budget.at_a_time(isinstance(rows.data, TableRows)))
     return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
 

@@ -89,7 +89,7 @@ def weight_norm_of_the_kernel():
 @held(w=OUTER, b=FORMED, c=FORMED)
 def weight_norm_and_l2():
     def loss(p, x):
-        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + jnp.sum(jnp.cos(p["w"])) * x[0]
+        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + jnp.sum(jnp.cos(p["w"])) * x[0] / 50
 
     return loss, parameters(), (rows(40),)
 
