@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._choose import better_formed, chunk_rows, unrolls
+from gdpjax.clipping._choose import better_formed, chunk_rows, is_scaled, unrolls
 from gdpjax.clipping._ghost import Plan, frame_of, plan_of, row_gradients
-from gdpjax.clipping._loss import Call, traced
+from gdpjax.clipping._loss import Call, batch_rows, traced
 from gdpjax.clipping._mixed import AnyRows, Budget
 from gdpjax.clipping._rows import Dense
 from gdpjax.clipping._vmap import example_grads
@@ -30,18 +30,19 @@ class Engine(NamedTuple):
 def engine_of(call: Call, strategy: str, microbatch_size: int | None, budget: Budget) -> Engine:
     """The engine of a call; traces and checks its loss."""
     plan, structure = plan_for(call, strategy, budget)
-    size = microbatch_size or _default_chunk(call, plan, strategy)
-    chunk = max(min(size, call.batch_size), 1)
+    chunk = lambda size: max(min(microbatch_size or size, call.batch_size), 1)  # noqa: E731
     if strategy in ("vmap", "microbatch"):
-        return Engine(lambda rows, positions: _by_vmap(call, rows, positions), chunk, lambda chunks: False)
+        size = call.batch_size if strategy == "vmap" else _MICROBATCH
+        return Engine(lambda rows, positions: _by_vmap(call, rows, positions), chunk(size), lambda chunks: False)
 
     def gradients(rows: Any, positions: Array) -> tuple[list[AnyRows], Any]:
         data = [*jax.tree.leaves(rows), positions]
-        found, outputs = row_gradients(plan, call.trained_leaves, data, budget if budget.is_enough else None)
+        found, outputs = row_gradients(plan, call.trained_leaves, data, budget)
         values = outputs[0].astype(wide_dtype(outputs[0]))
         return found, (values, jax.tree.unflatten(structure, outputs[1:]))
 
-    return Engine(gradients, chunk, lambda chunks: unrolls(plan, chunks))
+    size = chunk_rows(plan, call.trained_leaves, call.batch_size, _formed(plan, call, gradients))
+    return Engine(gradients, chunk(size), lambda chunks: unrolls(plan, chunks))
 
 
 def plan_for(call: Call, strategy: str, budget: Budget) -> tuple[Plan, Any]:
@@ -50,16 +51,24 @@ def plan_for(call: Call, strategy: str, budget: Budget) -> tuple[Plan, Any]:
     count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
     if strategy in ("vmap", "microbatch"):
         return plan_of(frame, count, dict.fromkeys(range(count), "strategy")), trace.aux_structure
-    plan = plan_of(frame, count, {}, budget.is_enough)
+    plan = plan_of(frame, count, {}, budget.most_terms)
     if strategy == "auto" and (formed := better_formed(plan)):
-        plan = plan_of(frame, count, plan.uses.dense | formed, budget.is_enough)
+        plan = plan_of(frame, count, plan.uses.dense | formed, budget.most_terms)
     return plan, trace.aux_structure
 
 
-def _default_chunk(call: Call, plan: Plan, strategy: str) -> int:
-    if strategy == "vmap":
-        return call.batch_size
-    return _MICROBATCH if strategy == "microbatch" else chunk_rows(plan, call.trained_leaves, call.batch_size)
+def _formed(plan: Plan, call: Call, gradients: Callable[..., Any]) -> list[int]:
+    """The parameters whose gradients are formed though they are tapped, where the plan alone does not say so."""
+    if not is_scaled(plan):
+        return []
+    kinds: list[type] = []
+
+    def one_row(batch: Any) -> None:
+        kinds.extend(type(r) for r in gradients(batch, jnp.zeros(1, jnp.int32))[0])
+
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch_rows(call))
+    jax.eval_shape(one_row, one)
+    return [leaf for leaf, kind in enumerate(kinds) if kind is Dense]
 
 
 def _by_vmap(call: Call, rows: Any, positions: Array) -> tuple[list[AnyRows], Any]:

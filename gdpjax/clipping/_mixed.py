@@ -60,8 +60,8 @@ from gdpjax.clipping import _rows
 from gdpjax.clipping._factors import arrange
 from gdpjax.clipping._rows import Dense, RankOne, Rows, Square, TableRows, Weights, per_row
 
-_FEWEST = 5
-"""Plain rows below which there is no room for terms that cancel."""
+_ORTHOGONAL = 0.7
+"""Below sqrt(1/2), which is what is left of two orthogonal parts."""
 _MANY = 64
 _MOST_TERMS = 4
 _MOST_PIECES = 16
@@ -76,9 +76,9 @@ class Budget(NamedTuple):
     spare: float
 
     @property
-    def is_enough(self) -> bool:
-        """Whether sums of terms that cancel can be taken at all."""
-        return self.plain_rows >= _FEWEST
+    def most_terms(self) -> int:
+        """Up to how many terms leave orthogonal ones as they are."""
+        return sum(self.least(terms, True) <= _ORTHOGONAL for terms in range(1, _MOST_TERMS + 1))
 
     def at_a_time(self, is_table: bool) -> tuple[int, int]:
         """m and J; few rows, and those of a table, are added up in one part."""
@@ -112,9 +112,9 @@ class Mixed(NamedTuple):
 AnyRows = Rows | Mixed
 
 
-def mixed(rows: Rows, terms: list[tuple[Array, Array]], budget: Budget | None) -> AnyRows:
+def mixed(rows: Rows, terms: list[tuple[Array, Array]], budget: Budget) -> AnyRows:
     """The sum of rows and terms (coefficients [N, ...] with ones where they are spread, shared array)."""
-    if isinstance(rows, TableRows | RankOne) and budget is not None and len(terms) <= _MOST_TERMS:
+    if isinstance(rows, TableRows | RankOne) and len(terms) <= budget.most_terms:
         found = _of_table(rows, terms) if isinstance(rows, TableRows) else _of_product(rows, terms)
         if found is not None:
             data, prepared = found

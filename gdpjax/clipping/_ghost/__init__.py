@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._factors import (
     Factor,
@@ -57,12 +58,13 @@ class Plan(NamedTuple):
         return next(e.primitive.name for e in self.whole.jaxpr.eqns if variable in e.outvars)
 
 
-def plan_of(frame: Frame, num_params: int, dense: dict[int, str], cut: bool = False) -> Plan:
+def plan_of(frame: Frame, num_params: int, dense: dict[int, str], most_terms: int = 0) -> Plan:
     """Plan the gradient of a frame (inputs: parameters, then data); ``dense`` parameters (why) are not to be tapped.
 
-    ``cut``: values of parameters alone may be taken for parameters, where that keeps a large gradient in factors.
+    Up to ``most_terms`` values for each parameter are cut, where that keeps a large gradient in factors.
     """
-    if cut and (cuts := cuts_of(frame, num_params)):
+    cuts = cuts_of(frame, num_params) if most_terms else []
+    if cuts and all(sum(leaf in cut.leaves for cut in cuts) <= most_terms for leaf in range(num_params)):
         body = without(frame, num_params, cuts)
         plan = Plan(body, uses_of(body, num_params + len(cuts), dense), frame, num_params, tuple(cuts))
         if any(plan.uses.tapped.get(leaf) and _is_large(frame, leaf) for found in cuts for leaf in found.leaves):
@@ -76,7 +78,7 @@ def _is_large(frame: Frame, leaf: int) -> bool:
 
 
 def row_gradients(
-    plan: Plan, params: Sequence[Array], data: Sequence[Array], budget: Budget | None = None
+    plan: Plan, params: Sequence[Array], data: Sequence[Array], budget: Budget
 ) -> tuple[list[AnyRows], list[Array]]:
     """Gradients of the first output, one kind of rows for each parameter, and all outputs; data has a batch axis."""
     uses, count = plan.uses, len(params)
@@ -111,6 +113,7 @@ def row_gradients(
             (spread(factors[count + number].gradient, plan.cuts[number].leaves[leaf], param.ndim), shared[number][leaf])
             for number in plan.cuts_of(leaf)
         ]
+        terms = [(coefficients.astype(wide_dtype(param)), array) for coefficients, array in terms]
         if terms:
             rows[leaf] = mixed(rows[leaf], terms, budget)
     return rows, outputs
