@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import PyTree
 from gdpjax.clipping._clip import rounding
-from gdpjax.clipping._engine import STRATEGIES, engine_of, plan_for
+from gdpjax.clipping._engine import STRATEGIES, abstract_rows, engine_of, plan_for
 from gdpjax.clipping._loss import Call, LossSpec, prepare
 from gdpjax.clipping._mixed import AnyRows, Budget, Mixed, arrays
 from gdpjax.clipping._rows import Dense, RankOne, TableRows
@@ -122,15 +121,7 @@ def explain(
 
 
 def _leaves(call: Call, gradients: Callable[..., Any], reasons: list[str]) -> list[LeafPlan]:
-    rows: list[AnyRows] = []
-
-    def one_row(batch: Any) -> Any:
-        found, _ = gradients(batch, jnp.zeros(1, jnp.int32))
-        rows.extend(found)
-        return [arrays(r) for r in found]
-
-    batch = [call.args[number] for number in call.spec.batch_argnums]
-    jax.eval_shape(one_row, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch))
+    rows = abstract_rows(call, gradients)
     found = iter(zip(rows, reasons, strict=True))
     plans = []
     for (path, leaf), mark in zip(jax.tree_util.tree_flatten_with_path(call.params)[0], call.which, strict=True):

@@ -1,20 +1,20 @@
 """Gradients of one parameter that are a sum: an outer product or table rows, plus shared arrays times coefficients.
 
-An L2 term in the loss, and weight normalisation, add to an example's outer product X_i a multiple of an array that is the
-same for all examples, such as 2 lam W (`_ghost._cuts` says where it comes from):
+An L2 term in the loss, and weight normalisation, add to an example's outer product X_i a multiple of an array that is
+the same for all examples, such as 2 lam W (`_ghost._cuts` says where it comes from):
 
     g_i = X_i + sum_r S_ri,    S_ri = M_r * c_ri,
 
-with one coefficient c, or one for each column. Neither the norm nor the weighted sum needs g_i to be formed, but X_i and
-S_i may cancel, by as many digits as somebody likes who chooses the data. Both are therefore taken with what rounding can
-do to them, which is in proportion to the terms and not to g_i. Let T_i = ||X_i|| + sum_r ||S_ri||.
+with one coefficient c, or one for each column. Neither the norm nor the weighted sum needs g_i to be formed, but X_i
+and S_i may cancel, by as many digits as somebody likes who chooses the data. Both are therefore taken with what
+rounding can do to them, which is in proportion to the terms and not to g_i. Let T_i = ||X_i|| + sum_r ||S_ri||.
 
-Norm. ||g||^2 = ||X||^2 + 2 <X, S> + ||S||^2, where <a (x) b, M * c> = sum_p (M^T a)_p b_p c_p is a product of M with the
-left factor, and the norms of the S are numbers once the columns of the M have been multiplied with each other. Each part
-is a sum of products that is off by at most k u times the sum of their absolute values, and this by Cauchy and Schwarz is
-at most the product of the norms of its two sides; the products of norms add up to T^2. For a matrix product of length n,
-done in pieces of length l, k is l + n / l, whatever the order inside of a piece; for `bounded_sum` it is the depth of its
-tree. With all k added up, k u T^2 is a bound on the error of the whole, so that
+Norm. ||g||^2 = ||X||^2 + 2 <X, S> + ||S||^2, where <a (x) b, M * c> = sum_p (M^T a)_p b_p c_p is a product of M with
+the left factor, and the norms of the S are numbers once the columns of the M have been multiplied with each other. Each
+part is a sum of products that is off by at most k u times the sum of their absolute values, and this by Cauchy and
+Schwarz is at most the product of the norms of its two sides; the products of norms add up to T^2. For a matrix product
+of length n, done in pieces of length l, k is l + n / l, whatever the order inside of a piece; for `bounded_sum` it is
+the depth of its tree. With all k added up, k u T^2 is a bound on the error of the whole, so that
 
     n^2 = max(0, computed) + 1.05 k u T^2
 
@@ -30,12 +30,13 @@ results up costs, and R additions join the R + 1 parts. A row of any other gradi
 
     z C,   z = 2 + (b + 1) / 2 - 1 / b,
 
-in "Terms" and "Plain sums" there. So with m = b / 8 rows at a time, J = 4, and a norm that is rounded up to T x / z at least,
+in "Terms" and "Plain sums" there. So with m = b / 8 rows at a time, J = 4, and a norm that is rounded up to T x / z at
+least,
 
     norm = max(n, T x / z),     f norm <= C,
 
-the rounding of these rows is within what the slack in `_clip` holds for any row, whatever cancels: the sensitivity is C,
-with the same slack for every strategy. What comes after (compensated sums of the parts, the result, the devices) is
+the rounding of these rows is within what the slack in `_clip` holds for any row, whatever cancels: the sensitivity is
+C, with the same slack for every strategy. What comes after (compensated sums of the parts, the result, the devices) is
 relative to what is left after cancellation, as there, but for terms of second order, which are z / x times as large and
 remain far below what `_clip` has to spare. In float32 z / x is 4.9 for R = 1, and no less than 1.6 for batches of
 thousands: a row of which less than 20% (63%) of T is left is clipped to less than the definition says, never to more;
@@ -48,7 +49,7 @@ large nor small ones are lost. A row with a NaN or an infinity anywhere has a no
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,7 @@ from gdpjax._core.trees import bounded_sum, most_sum_error_terms, power_of_two, 
 from gdpjax._core.types import Array
 from gdpjax.clipping import _rows
 from gdpjax.clipping._factors import arrange
-from gdpjax.clipping._rows import Dense, RankOne, Rows, Square, TableRows, Weights, per_row
+from gdpjax.clipping._rows import Dense, RankOne, Rows, Square, TableRows, Weights
 
 _ORTHOGONAL = 0.7
 """Below sqrt(1/2), which is what is left of two orthogonal parts."""

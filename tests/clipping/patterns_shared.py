@@ -134,4 +134,3 @@ def several_products_and_l2():
         return network(p["w"], p, x) + jnp.sum(jnp.tanh(y)) + 0.1 * squares(p)
 
     return loss, params, (rows(4, 40),)
-

@@ -86,7 +86,15 @@ def test_chunks_give_the_definition(name):
 
 
 CANCELLING = ["l2_over_the_tree", "embedding_with_l2", "linen_weight_norm", "weight_norm_and_l2"]
-LOW = [*CANCELLING, "dense_layers", "embedding", "convolution", "recurrent", "merged_lora", "rule_with_casts_and_scales"]
+LOW = [
+    *CANCELLING,
+    "dense_layers",
+    "embedding",
+    "convolution",
+    "recurrent",
+    "merged_lora",
+    "rule_with_casts_and_scales",
+]
 HALF = pytest.mark.slow
 PRECISIONS = [
     (jnp.float32, 1e-5),

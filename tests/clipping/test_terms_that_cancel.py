@@ -99,7 +99,7 @@ def least_ratio():
 def test_terms_are_bounded_too():
     """128 rows are added plainly, with z = 66.5; 64 of these in four parts, with x = 13.7 for one term."""
     np.testing.assert_allclose(least_ratio(), 13.6875 / 66.4922, rtol=1e-3)
-    with mock.patch.object(_mixed.Budget, "least", lambda *_: 0.0):
+    with mock.patch.object(_mixed.Budget, "least", return_value=0.0):
         assert least_ratio() < 0.01
 
 
@@ -149,7 +149,10 @@ def test_a_search_over_rows(rule, loss):
 
 def test_without_the_rounding_of_norms_the_search_would_find_a_row():
     w, rows = search(jnp.float32)
-    with mock.patch.multiple(_mixed, _rounding=lambda *_: 0.0), mock.patch.object(_mixed.Budget, "least", lambda *_: 0.0):
+    with (
+        mock.patch.object(_mixed, "_rounding", return_value=0.0),
+        mock.patch.object(_mixed.Budget, "least", return_value=0.0),
+    ):
         assert alone(with_l2, w, gdpjax.Normalize(1.0), rows).max() > 2.0
         assert alone(with_l2, w, 1.0, rows).max() > 2.0
 

@@ -32,7 +32,7 @@ LARGE = 2**10
 _SHARE = 4
 """A cut has at most this part of the entries of the largest parameter that it depends on."""
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
-_MOVES = frozenset({"reshape", "squeeze", "expand_dims"})
+_MOVES = frozenset({"reshape", "expand_dims"})
 
 AxisMap = dict[int, int]
 """Axes of a parameter, and those of a value of which an entry depends on the same index there only."""
@@ -191,7 +191,7 @@ def _axis_map(eqn: Any, inputs: Sequence[tuple[Any, AxisMap]]) -> AxisMap:
         return {a: b - sum(axis < b for axis in gone) for a, b in axes.items() if b not in gone}
     if name == "transpose":
         return {a: eqn.params["permutation"].index(b) for a, b in axes.items()}
-    if name in _MOVES and eqn.params.get("dimensions") in (None, ()) or name == "squeeze":
+    if name == "squeeze" or (name in _MOVES and eqn.params.get("dimensions") is None):
         old, new = ([axis for axis, size in enumerate(s) if size > 1] for s in (shape, out))
         if [shape[axis] for axis in old] == [out[axis] for axis in new]:
             return {a: new[old.index(b)] for a, b in axes.items() if b in old}
@@ -211,4 +211,3 @@ def varying(made_by: dict[Any, Any], v: Any) -> tuple[bool, ...]:
         return own
     each = [varying(made_by, x) for x in eqn.invars if len(x.aval.shape) == len(own)]
     return tuple(any(of[axis] for of in each) for axis in range(len(own)))
-

@@ -309,7 +309,7 @@ def _product(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
 
 _OUTER: dict[str, Callable[[Outer, Any, int, Any], Factor | None]] = {
     "convert_element_type": _cast, "copy": _cast, "copy_p": _cast, "reduce_precision": _cast,
-    "sharding_constraint": _cast, "add": _cast, "add_any": _cast, "sub": _sub, "neg": _neg, "mul": _scale, "div": _scale,
-    "transpose": _transpose, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
+    "sharding_constraint": _cast, "add": _cast, "add_any": _cast, "sub": _sub, "neg": _neg, "mul": _scale,
+    "div": _scale, "transpose": _transpose, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
     "broadcast_in_dim": _broadcast, "slice": _slice, "concatenate": _concatenate, "rev": _rev, "dot_general": _product,
 }  # fmt: skip
