@@ -63,7 +63,9 @@ class Weighted(NamedTuple):
     matrix: Array
 
 
-Factor = Outer | Sparse | Full | Weighted
+Factor = Outer | Sparse | Full
+Passing = Factor | Weighted
+"""A factor on its way from a site to a parameter."""
 
 
 def weight_axis(outer: Outer, axis: int) -> tuple[bool, bool, int]:
@@ -109,7 +111,7 @@ def arrange(result: Array, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> Ar
     return jnp.transpose(grouped, (*range(lead), *(lead + i for i in inverse)))
 
 
-def full_gradient(factor: Factor, shape: tuple[int, ...]) -> Array:
+def full_gradient(factor: Passing, shape: tuple[int, ...]) -> Array:
     """The gradient of the weight, in float32 or wider: what the others stand for."""
     if isinstance(factor, Full):
         return factor.gradient

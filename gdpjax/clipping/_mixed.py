@@ -190,8 +190,10 @@ def square(rows: AnyRows, dtype: jnp.dtype) -> Square:
     if not isinstance(rows, Mixed):
         return _rows.square(rows, dtype)
     terms = [Term(t.coefficients.astype(dtype), t.exponent, t.shared.astype(dtype)) for t in rows.terms]
-    of_data, products, error = (_table_parts if isinstance(rows.data, TableRows) else _product_parts)(
-        rows.data, terms, dtype)  # fmt: skip
+    if isinstance(rows.data, TableRows):
+        of_data, products, error = _table_parts(rows.data, terms, dtype)
+    else:
+        of_data, products, error = _product_parts(rows.data, terms, dtype)
     count = len(terms)
     error = _rounding(error, count, dtype)
     inner = {(r, s): _shared_product(terms[r], terms[s]) for r in range(count) for s in range(r, count)}

@@ -21,6 +21,7 @@ from gdpjax.clipping._factors import (
     Factor,
     Full,
     Outer,
+    Passing,
     Sparse,
     Weighted,
     added,
@@ -107,16 +108,19 @@ def row_gradients(
         return [*factors[:count], *of_cuts], outputs
 
     factors, outputs = jax.vmap(one)(data)
-    rows = [_as_rows(f, param) for f, param in zip(factors, params, strict=False)]
-    for leaf, param in enumerate(params):
-        terms = [
-            (spread(factors[count + number].gradient, plan.cuts[number].leaves[leaf], param.ndim), shared[number][leaf])
-            for number in plan.cuts_of(leaf)
-        ]
-        terms = [(coefficients.astype(wide_dtype(param)), array) for coefficients, array in terms]
-        if terms:
-            rows[leaf] = mixed(rows[leaf], terms, budget)
+    of_cuts = [f.gradient for f in factors[count:] if isinstance(f, Full)]
+    rows = []
+    for leaf, (factor, param) in enumerate(zip(factors, params, strict=False)):
+        terms = [(_coefficients(plan, number, leaf, of_cuts[number], param), shared[number][leaf])
+                 for number in plan.cuts_of(leaf)]  # fmt: skip
+        plain = _as_rows(factor, param)
+        rows.append(mixed(plain, terms, budget) if terms else plain)
     return rows, outputs
+
+
+def _coefficients(plan: Plan, number: int, leaf: int, gradients: Array, param: Array) -> Array:
+    """The gradients of a cut, along the axes of a parameter."""
+    return spread(gradients, plan.cuts[number].leaves[leaf], param.ndim).astype(wide_dtype(param))
 
 
 def _other_values(plan: Plan, inputs: Sequence[Array]) -> dict[Any, Array]:
@@ -147,13 +151,13 @@ def _gradient(plan: Plan, uses: Sequence[Use], seen: Any, others: dict[Any, Arra
     """One example's gradient of a tapped parameter."""
     if not uses:
         return Full(jnp.zeros(param.shape, param.dtype))
-    factor = added([_pull(plan, use, seen, others) for use in uses], param.shape)
+    factor = added([_pull(plan, use, seen, others, param) for use in uses], param.shape)
     if isinstance(factor, Sparse) or is_rank_one(factor):
         return factor
     return Full(full_gradient(factor, param.shape))
 
 
-def _pull(plan: Plan, use: Use, seen: Any, others: dict[Any, Array]) -> Factor:
+def _pull(plan: Plan, use: Use, seen: Any, others: dict[Any, Array], param: Array) -> Factor:
     """The part of a parameter's gradient that comes through one use."""
     site = plan.uses.sites[use.place]
 
@@ -161,7 +165,7 @@ def _pull(plan: Plan, use: Use, seen: Any, others: dict[Any, Array]) -> Factor:
         return site.factor(decoded(site, seen))
 
     depth = len(site.lengths)
-    factor = _over(at_site, depth)(*seen[use.place])
+    factor: Passing = _over(at_site, depth)(*seen[use.place])
     for item in reversed(use.path):
         if isinstance(item, Enter):
             depth -= 1
@@ -174,7 +178,7 @@ def _pull(plan: Plan, use: Use, seen: Any, others: dict[Any, Array]) -> Factor:
             continue
         value = others.get(_key(item))
         factor = _over(lambda f, step=item, value=value: pulled_back(f, step.eqn, step.operand, value), depth)(factor)
-    return factor
+    return Full(full_gradient(factor, param.shape)) if isinstance(factor, Weighted) else factor
 
 
 def _over(function: Any, depth: int) -> Any:
@@ -186,7 +190,6 @@ def _over(function: Any, depth: int) -> Any:
 
 def _leave_scan(factor: Factor, scanned: bool) -> Factor:
     """Factors of all iterations (leading axis) as one: times of the same weight, or blocks of a scanned one."""
-    assert not isinstance(factor, Weighted)  # the values of other operands are not known in a scan
     if isinstance(factor, Full):
         return factor if scanned else Full(factor.gradient.sum(axis=0))
     if isinstance(factor, Sparse):

@@ -21,9 +21,9 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._factors import (
     Axis,
-    Factor,
     Full,
     Outer,
+    Passing,
     Weighted,
     full_gradient,
     in_order,
@@ -85,7 +85,7 @@ def other(eqn: Any, operand: int, values: Sequence[Array]) -> Array:
     return -above[0].astype(below.dtype) / below / below if above else 1 / below
 
 
-def pulled_back(factor: Factor, eqn: Any, operand: int, other: Array | None) -> Factor:
+def pulled_back(factor: Passing, eqn: Any, operand: int, other: Array | None) -> Passing:
     """The gradient of the operand, given that of the equation's output."""
     rule = _OUTER.get(eqn.primitive.name)
     if isinstance(factor, Outer) and rule is not None:
@@ -256,7 +256,7 @@ def _sub(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
     return outer if operand == 0 else _neg(outer, eqn, operand, other)
 
 
-def _scale(outer: Outer, eqn: Any, operand: int, other: Any) -> Factor:
+def _scale(outer: Outer, eqn: Any, operand: int, other: Any) -> Passing:
     """A product with ``other``, of which axes are left out (of length one) where its entries are all the same."""
     shape, own = eqn.outvars[0].aval.shape, eqn.invars[operand].aval.shape
     other = jnp.asarray(other)
@@ -307,7 +307,7 @@ def _product(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
     return Outer(left, right, tuple(axes))
 
 
-_OUTER: dict[str, Callable[[Outer, Any, int, Any], Factor | None]] = {
+_OUTER: dict[str, Callable[[Outer, Any, int, Any], Passing | None]] = {
     "convert_element_type": _cast, "copy": _cast, "copy_p": _cast, "reduce_precision": _cast,
     "sharding_constraint": _cast, "add": _cast, "add_any": _cast, "sub": _sub, "neg": _neg, "mul": _scale,
     "div": _scale, "transpose": _transpose, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
