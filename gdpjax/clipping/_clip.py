@@ -66,9 +66,10 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._mixed import AnyRows, Mixed, arrays, partial_sum, row_blocks, square, taken
+from gdpjax.clipping._mixed import partial_sum, square
 from gdpjax.clipping._rows import Square, Weights, formed, stacked, total
 from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
+from gdpjax.clipping._terms import AnyRows, Mixed, arrays, row_blocks, taken
 
 _MAX_SLACK = 0.01
 _PLAIN_ROWS = 128

@@ -13,9 +13,9 @@ from gdpjax.clipping._clip import Calls, Rounding, merge_leaves, rounded, roundi
 from gdpjax.clipping._engine import STRATEGIES, engine_of
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
 from gdpjax.clipping._mesh import spread_of, summed_over
-from gdpjax.clipping._mixed import Budget
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 from gdpjax.clipping._sum import clipped_sum
+from gdpjax.clipping._terms import Budget
 from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
 
 

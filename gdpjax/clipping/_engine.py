@@ -12,8 +12,8 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._choose import better_formed, chunk_rows, is_scaled, unrolls
 from gdpjax.clipping._ghost import Plan, frame_of, plan_of, row_gradients
 from gdpjax.clipping._loss import Call, traced
-from gdpjax.clipping._mixed import AnyRows, Budget
 from gdpjax.clipping._rows import Dense
+from gdpjax.clipping._terms import AnyRows, Budget
 from gdpjax.clipping._vmap import example_grads
 
 STRATEGIES = ("auto", "vmap", "microbatch", "ghost")

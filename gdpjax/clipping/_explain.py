@@ -12,8 +12,8 @@ from gdpjax._core.types import PyTree
 from gdpjax.clipping._clip import rounding
 from gdpjax.clipping._engine import STRATEGIES, abstract_rows, engine_of, plan_for
 from gdpjax.clipping._loss import Call, LossSpec, prepare
-from gdpjax.clipping._mixed import AnyRows, Budget, Mixed, arrays
 from gdpjax.clipping._rows import Dense, RankOne, TableRows
+from gdpjax.clipping._terms import AnyRows, Budget, Mixed, arrays
 
 _LARGE = 2**20
 """Bytes for one example from which a formed gradient is named."""

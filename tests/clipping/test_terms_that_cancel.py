@@ -9,6 +9,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import _mixed
+from gdpjax.clipping._terms import Budget
 
 SHAPE = (40, 30)
 ROWS = 160
@@ -99,14 +100,14 @@ def least_ratio():
 def test_terms_are_bounded_too():
     """128 rows are added plainly, with z = 66.5; 64 of these in four parts, with x = 13.7 for one term."""
     np.testing.assert_allclose(least_ratio(), 13.6875 / 66.4922, rtol=1e-3)
-    with mock.patch.object(_mixed.Budget, "least", return_value=0.0):
+    with mock.patch.object(Budget, "least", return_value=0.0):
         assert least_ratio() < 0.01
 
 
 @pytest.mark.parametrize("plain_rows", [1, 2, 3, 4, 5, 8, 13, 63, 64, 128])
 def test_the_budget_holds_what_adding_terms_up_costs(plain_rows):
     """The derivation in the module, part by part."""
-    budget = _mixed.Budget(plain_rows, 1.0)
+    budget = Budget(plain_rows, 1.0)
     assert (budget.most_terms > 0) == (plain_rows >= 5)
     for terms in range(1, budget.most_terms + 1):
         for is_table in (False, True):
@@ -151,7 +152,7 @@ def test_without_the_rounding_of_norms_the_search_would_find_a_row():
     w, rows = search(jnp.float32)
     with (
         mock.patch.object(_mixed, "_rounding", return_value=0.0),
-        mock.patch.object(_mixed.Budget, "least", return_value=0.0),
+        mock.patch.object(Budget, "least", return_value=0.0),
     ):
         assert alone(with_l2, w, gdpjax.Normalize(1.0), rows).max() > 2.0
         assert alone(with_l2, w, 1.0, rows).max() > 2.0

@@ -5,7 +5,7 @@ evaluates the loss with probes at the sites (`_replay`), takes one gradient for 
 saw into factors (`_sites`), and pulls them back to the parameters (`_steps`, `_factors`). No parameter gradient of a
 tapped leaf is formed unless its factors are more than one outer product per example and block: then it is one batched
 product of activations and cotangents, and no longer what reverse mode through a loop would have added up step by step.
-What a nonlinear function of parameters alone adds to that (`_cuts`) is a shared array times coefficients (`_mixed`).
+What a nonlinear function of parameters alone adds to that (`_cuts`) is a shared array times coefficients (`_terms`).
 """
 
 import math
@@ -34,8 +34,8 @@ from gdpjax.clipping._ghost._jaxpr import Frame, frame_of
 from gdpjax.clipping._ghost._replay import decoded, parameter_values, probes, replay
 from gdpjax.clipping._ghost._steps import SCALES, needs_other, other, pulled_back, wanted
 from gdpjax.clipping._ghost._uses import Enter, Step, Use, Uses, uses_of
-from gdpjax.clipping._mixed import AnyRows, Budget, mixed
 from gdpjax.clipping._rows import Dense, RankOne, Rows, distinct
+from gdpjax.clipping._terms import AnyRows, Budget, mixed
 
 __all__ = ["Plan", "frame_of", "plan_of", "row_gradients"]
 
