@@ -57,7 +57,7 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AnyRows]:
         rows.extend(gradients(batch, jnp.zeros(1, jnp.int32), trained)[0])
 
     batch = [call.args[number] for number in call.spec.batch_argnums]
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch)
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *jnp.shape(x)[1:]), jnp.result_type(x)), batch)
     jax.eval_shape(one_row, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.trained_leaves], one)
     return rows
 

@@ -32,8 +32,8 @@ def fast(function):
 def summed(loss, w, rule, num_rows):
     """A function of rows and padding."""
     grad_fn = gdpjax.clipped_grad(loss, rule, batch_argnums=(1, 2, 3), strategy="ghost", return_info=True)
-    found = gdpjax.explain(loss, w, (np.zeros((num_rows, w.shape[0])), np.zeros((num_rows, w.shape[1])), np.zeros(
-        num_rows)), batch_argnums=(1, 2, 3), strategy="ghost")  # fmt: skip
+    batch = [jax.ShapeDtypeStruct((num_rows, *shape), w.dtype) for shape in (w.shape[:1], w.shape[1:], ())]
+    found = gdpjax.explain(loss, w, tuple(batch), batch_argnums=(1, 2, 3), strategy="ghost")
     assert found.leaves[0].method == "outer product"
     return lambda a, s, c, padding: grad_fn(w, a, s, c, is_padding=padding)
 
