@@ -11,7 +11,7 @@ coordinates in n leaves, the parts are, relative to C:
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, for the two
   factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and
   the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing
-  cancels.
+  cancels; where a gradient is held as a sum of terms, `_mixed` rounds its norm up by what they can lose.
 * Terms. c_i g_i is rounded at most twice, once when it is scaled and once in the product of a contraction: 2 u B C.
 * Plain sums. At most b rows are added by one reduction or contraction, in whatever order the compiler likes: whatever
   the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at most
@@ -21,11 +21,14 @@ coordinates in n leaves, the parts are, relative to C:
 * Devices. Where the batch is spread over G devices, each has its own compensated sum of its rows, and one all-reduce of
   those adds at most u B C ((G + 1) / 2 - 1 / G).
 
+Rows that are held as a sum of terms stay within "Terms" and "Plain sums" of other rows (`_mixed`), in float64, in a model
+of more than 1,024 parameters, within 2^10 times as much.
+
 Neighbours differ by one row and by two such errors: rows are clipped to C / (1 + slack) with
 
     slack = min(1%, u (k + B (b + 1 - 2 / b + 6.1)))
 
-and b = 128, for which a contraction costs what it costs without privacy; in a model of up to 1,024 parameters b = 1,
+(there u (k + B (2^10 (b + 1 - 2 / b + 4) + 2.1))) and b = 128, for which a contraction costs what it costs without privacy; in a model of up to 1,024 parameters b = 1,
 where it costs little (with 4,810 parameters and 384 rows it would cost ten times the whole step on a CPU). Larger
 batches take the largest b that keeps the slack at 1%, and one for which even b = 1 would not (float32: 27,000 rows) is
 refused. Over G devices b is at least G + 2, of which a device adds b - G - 1 rows plainly. The sensitivity is then
