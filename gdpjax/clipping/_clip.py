@@ -21,18 +21,18 @@ coordinates in n leaves, the parts are, relative to C:
 * Devices. Where the batch is spread over G devices, each has its own compensated sum of its rows, and one all-reduce of
   those adds at most u B C ((G + 1) / 2 - 1 / G).
 
-Rows that are held as a sum of terms stay within "Terms" and "Plain sums" of other rows (`_mixed`), in float64, in a model
-of more than 1,024 parameters, within 2^10 times as much.
+Rows that are held as a sum of terms stay within "Terms" and "Plain sums" of other rows (`_mixed`), in float64, in a
+model of more than 1,024 parameters, within 2^10 times as much.
 
 Neighbours differ by one row and by two such errors: rows are clipped to C / (1 + slack) with
 
     slack = min(1%, u (k + B (b + 1 - 2 / b + 6.1)))
 
-(there u (k + B (2^10 (b + 1 - 2 / b + 4) + 2.1))) and b = 128, for which a contraction costs what it costs without privacy; in a model of up to 1,024 parameters b = 1,
-where it costs little (with 4,810 parameters and 384 rows it would cost ten times the whole step on a CPU). Larger
-batches take the largest b that keeps the slack at 1%, and one for which even b = 1 would not (float32: 27,000 rows) is
-refused. Over G devices b is at least G + 2, of which a device adds b - G - 1 rows plainly. The sensitivity is then
-exactly C.
+(there u (k + B (2^10 (b + 1 - 2 / b + 4) + 2.1))) and b = 128, for which a contraction costs what it costs without
+privacy; in a model of up to 1,024 parameters b = 1, where it costs little (with 4,810 parameters and 384 rows it would
+cost ten times the whole step on a CPU). Larger batches take the largest b that keeps the slack at 1%, and one for which
+even b = 1 would not (float32: 27,000 rows) is refused. Over G devices b is at least G + 2, of which a device adds b - G
+- 1 rows plainly. The sensitivity is then exactly C.
 
 The slack depends on shapes alone and is the same for every strategy. It must not follow the realised, private, batch
 size: where batches are padded to several sizes it must be that of the largest (`max_batch_size`). (slack / B does not
