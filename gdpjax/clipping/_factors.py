@@ -10,7 +10,6 @@ its axes, which needs no product to be formed. All are without a batch axis: the
 
 import functools
 import math
-import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 Axis = tuple[str, int]
 """("l" | "r" | "b", position among the axes of that kind)."""
@@ -130,9 +131,9 @@ def full_gradient(factor: Passing, shape: tuple[int, ...]) -> Array:
 def summed(factor: Weighted, kept: Sequence[int]) -> Array:
     """The gradient added up over all axes but those ``kept``, which stay in order; nothing larger is formed."""
     outer = factor.outer
-    names = {kind: [string.ascii_lowercase[axis] for axis in outer.of_kind(kind)] for kind in "blr"}
-    to = "".join(string.ascii_lowercase[axis] for axis in kept)
-    matrix = "".join(string.ascii_lowercase[axis] for axis in range(len(outer.axes)))
+    names = {kind: [_LETTERS[axis] for axis in outer.of_kind(kind)] for kind in "blr"}
+    to = "".join(_LETTERS[axis] for axis in kept)
+    matrix = "".join(_LETTERS[axis] for axis in range(len(outer.axes)))
     parts = [(outer.left, "l"), (outer.right, "r")]
     if any(outer.axes[axis][0] == "l" for axis in kept):
         parts.reverse()
