@@ -138,7 +138,8 @@ def search(dtype):
         np.broadcast_to(np.float64(a), (len(grid), SHAPE[0])), np.float64(s) / 100 * factor[:, None],
         np.float64(c) / 100 * factor * (1 + rest),
     )  # fmt: skip
-    return w.astype(dtype), [jnp.asarray(x, dtype) for x in rows]
+    with np.errstate(over="ignore"):  # some of them are infinite in half precision
+        return w.astype(dtype), [jnp.asarray(x, dtype) for x in rows]
 
 
 @pytest.mark.parametrize("rule", RULES[:2], ids=lambda rule: type(rule).__name__)
