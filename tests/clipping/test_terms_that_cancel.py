@@ -72,14 +72,15 @@ def test_norms_are_never_understated(loss, left):
 def each_sum(loss, w, rule, rows, padding):
     """The sums of the same rows for several paddings."""
     run = summed(loss, w, rule, rows[0].shape[0])
-    every = fast(lambda padding: jax.lax.map(lambda padding: run(*rows, padding)[0], padding))
+    a, s, c = rows
+    every = fast(lambda padding: jax.lax.map(lambda padding: run(a, s, c, padding)[0], padding))
     return np.float64(every(padding)).reshape(len(padding), -1)
 
 
 def largest_change(left):
     """How far the sum of rows in one direction moves when one of them is left out."""
     w, *rows = near_the_weight(1, ROWS, left)
-    without = np.eye(ROWS + 1, ROWS, k=0, dtype=bool)
+    without = np.eye(ROWS + 1, ROWS, dtype=bool)
     sums = each_sum(with_l2, w, 1.0, rows, without)
     return np.linalg.norm(sums[:-1] - sums[-1], axis=1).max()
 
@@ -130,7 +131,7 @@ RULES = [gdpjax.Flat(1.0), gdpjax.Normalize(1.0), gdpjax.AutoS(1.0), gdpjax.PerL
 def search(dtype):
     """Rows over the whole range of the dtype, of which the terms cancel exactly, nearly and not at all."""
     w, a, s, c = near_the_weight(2, 1, 0.0, jnp.float32)
-    sizes = np.float64([1e-4, 1.0, 1e4, float(jnp.finfo(dtype).max) / 1e4])
+    sizes = np.array([1e-4, 1.0, 1e4, float(jnp.finfo(dtype).max) / 1e4])
     left = [-1.0, 0.0, 1e-7, 1e-6, 1e-4, 1e-2, 0.5, 2.0, np.inf]
     grid = [(x, y) for x in sizes for y in left]
     factor, rest = (np.array(column) for column in zip(*grid, strict=True))
