@@ -18,7 +18,8 @@ import jax
 
 from gdpjax.clipping._ghost import Plan, _sites
 from gdpjax.clipping._ghost._jaxpr import Frame
-from gdpjax.clipping._ghost._uses import Enter, Site, Use
+from gdpjax.clipping._ghost._steps import SCALES
+from gdpjax.clipping._ghost._uses import Enter, Site, Step, Use
 
 _CACHE = {"cpu": 8 * 2**20}
 _CACHE_ELSEWHERE = 2 * 2**30
@@ -80,12 +81,34 @@ def _bytes(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ())) * size
 
 
-def row_bytes(plan: Plan, params: list[Any]) -> int:
-    """Bytes of one row: activations, and the gradients and tables that are formed."""
-    formed = sum(8 * math.prod(p.shape) for leaf, p in enumerate(params) if _is_formed(plan, leaf))
+def is_scaled(plan: Plan) -> bool:
+    """Whether parameters are scaled by more than a number, or a value of theirs is cut: not all factors can follow."""
+    steps = [item for uses in plan.uses.tapped.values() for use in uses for item in use.path if isinstance(item, Step)]
+    return bool(plan.cuts) or any(
+        step.rule is None and step.eqn.primitive.name in SCALES and all(v.aval.shape for v in step.eqn.invars)
+        for step in steps
+    )  # fmt: skip
+
+
+def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:
+    """Bytes of one row: activations, and the gradients (those that are ``known`` to be) and tables that are formed."""
+    formed = sum(8 * math.prod(p.shape) for i, p in enumerate(params) if i in known or _is_formed(plan, i))
     tables = sum(4 * p.shape[0] for leaf, p in enumerate(params) if _looks_up_several(plan, leaf))
     patches = sum(_patch_bytes(site.eqn) for site in plan.uses.sites.values())
-    return max(activation_bytes(plan.frame) + formed + tables + patches, 1)
+    own = sum(_shared_bytes(plan)) if plan.cuts else 0
+    return max(activation_bytes(plan.frame) - own + formed + tables + patches, 1)
+
+
+def _shared_bytes(plan: Plan) -> list[int]:
+    """What is computed once for all rows, where values of parameters alone are told apart anyway."""
+    data = set(plan.frame.jaxpr.invars[plan.num_params + len(plan.cuts) :])
+    shared = []
+    for index, eqn in enumerate(plan.frame.jaxpr.eqns):
+        if not data.isdisjoint(v for v in eqn.invars if not hasattr(v, "val")):
+            data.update(eqn.outvars)
+        elif index not in plan.frame.children:
+            shared.append(sum(_bytes(v.aval) for v in eqn.outvars))
+    return shared
 
 
 def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Site]:
@@ -117,9 +140,9 @@ def _patch_bytes(eqn: Any) -> int:
     )
 
 
-def chunk_rows(plan: Plan, params: list[Any], batch_size: int) -> int:
+def chunk_rows(plan: Plan, params: list[Any], batch_size: int, formed: Collection[int] = ()) -> int:
     """Rows to take at a time."""
-    each = row_bytes(plan, params)
+    each = row_bytes(plan, params, formed)
     cached = _CACHE.get(jax.default_backend(), _CACHE_ELSEWHERE) / each
     amortised = _SUM_BYTES * sum(math.prod(p.shape) for p in params) / (_SUM_SHARE * each)
     rows = max(cached, amortised, _FEWEST)

@@ -11,7 +11,7 @@ coordinates in n leaves, the parts are, relative to C:
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, for the two
   factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and
   the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing
-  cancels.
+  cancels; where a gradient is held as a sum of terms, `_mixed` rounds its norm up by what they can lose.
 * Terms. c_i g_i is rounded at most twice, once when it is scaled and once in the product of a contraction: 2 u B C.
 * Plain sums. At most b rows are added by one reduction or contraction, in whatever order the compiler likes: whatever
   the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at most
@@ -22,15 +22,18 @@ coordinates in n leaves, the parts are, relative to C:
 * Devices. Where the batch is spread over G devices, each has its own compensated sum of its rows, and one all-reduce of
   those adds at most u B C ((G + 1) / 2 - 1 / G).
 
+Rows that are held as a sum of terms stay within "Terms" and "Plain sums" of other rows (`_mixed`), in float64, in a
+model of more than 1,024 parameters, within 2^10 times as much.
+
 Neighbours differ by one row and by two such errors: rows are clipped to C / (1 + slack) with
 
     slack = min(1%, u (k + B (b + 1 - 2 / b + 6.1)))
 
-and b = 128, for which a contraction costs what it costs without privacy; in a model of up to 1,024 parameters b = 1,
-where it costs little (with 4,810 parameters and 384 rows it would cost ten times the whole step on a CPU). Larger
-batches take the largest b that keeps the slack at 1%, and one for which even b = 1 would not (float32: 27,000 rows) is
-refused. Over G devices b is at least G + 2, of which a device adds b - G - 1 rows plainly. The sensitivity is then
-exactly C.
+(there u (k + B (2^10 (b + 1 - 2 / b + 4) + 2.1))) and b = 128, for which a contraction costs what it costs without
+privacy; in a model of up to 1,024 parameters b = 1, where it costs little (with 4,810 parameters and 384 rows it would
+cost ten times the whole step on a CPU). Larger batches take the largest b that keeps the slack at 1%, and one for which
+even b = 1 would not (float32: 27,000 rows) is refused. Over G devices b is at least G + 2, of which a device adds b - G
+- 1 rows plainly. The sensitivity is then exactly C.
 
 The slack depends on shapes alone and is the same for every strategy. It must not follow the realised, private, batch
 size: where batches are padded to several sizes it must be that of the largest (`max_batch_size`). (slack / B does not
@@ -67,25 +70,23 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._mixed import partial_sum, square
 from gdpjax.clipping._rows import (
     Dense,
     RankOne,
-    Rows,
     Square,
     TableRows,
     Weights,
     entries,
     formed,
     in_blocks,
-    partial_sum,
-    square,
     stacked,
-    taken,
     total,
     weighted_values,
 )
 from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 from gdpjax.clipping._table_sum import is_exact, table_sum
+from gdpjax.clipping._terms import AnyRows, Mixed, arrays, row_blocks, taken
 
 _MAX_SLACK = 0.01
 _PLAIN_ROWS = 128
@@ -93,6 +94,9 @@ _TABLE_TERMS = most_sum_error_terms(2**31) / 2
 """An example may look up more rows of a small table than the table has, but not more entries than can be indexed."""
 _SMALL = 2**10
 """Parameters up to which every row is added with its rounding error kept."""
+_FINE = 2.0**-50
+_SPARE = 2.0**10
+"""With a unit roundoff below `_FINE` a gradient of terms that cancel (`_mixed`) may be rounded so much more."""
 
 
 _FEW_BLOCKS = 8
@@ -110,6 +114,7 @@ class Rounding(NamedTuple):
       norm: what is needed for the norm of one row, u k.
       per_row: what is needed for the sum, for each row.
       unit: u.
+      spare: allowance for terms and plain sums, in what rows of one gradient need.
     """
 
     slack: float
@@ -117,6 +122,7 @@ class Rounding(NamedTuple):
     norm: float
     per_row: float
     unit: float
+    spare: float
 
 
 Pair = tuple[Array, Array]
@@ -128,10 +134,12 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
     unit = max(float(np.finfo(wide_dtype(leaf)).eps) / 2 for leaf in leaves)
     sizes = [num_elements(leaf) for leaf in leaves]
     norm_terms = max(most_sum_error_terms(max(sizes)), _TABLE_TERMS) + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10
-    per_row = lambda b: unit * (b + 1 - 2 / b + 6.1)  # noqa: E731
+    large = sum(sizes) > _SMALL
+    spare = _SPARE if large and unit < _FINE else 1.0
+    per_row = lambda b: unit * (spare * (b + 1 - 2 / b + 4) + 2.1)  # noqa: E731
     slack_of = lambda b: unit * norm_terms + num_rows * per_row(b)  # noqa: E731
     least = 1 if devices == 1 else devices + 2
-    rows = max(1 if sum(sizes) <= _SMALL else _PLAIN_ROWS, least)
+    rows = max(_PLAIN_ROWS if large else 1, least)
     slack = min(slack_of(rows), _MAX_SLACK)
     while slack_of(rows) > _MAX_SLACK and rows > least:
         rows -= 1
@@ -141,7 +149,7 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
             f"(it could reach {slack_of(rows):.1%}); use smaller logical batches, or float64 gradients"
         )
     plain = rows if devices == 1 else rows - devices - 1
-    return Rounding(slack, plain, unit * norm_terms, per_row(rows), unit)
+    return Rounding(slack, plain, unit * norm_terms, per_row(rows), unit, spare)
 
 
 class Calls:
@@ -191,7 +199,7 @@ class Scaling(NamedTuple):
     bounds: list[Array]
 
 
-def scaling(rows: list[Rows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
+def scaling(rows: list[AnyRows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
     """Norms of the rows and what the rule makes of them."""
     dtype = functools.reduce(jnp.promote_types, [_dtype(r) for r in rows])
     squares = [square(r, dtype) for r in rows]
@@ -216,8 +224,8 @@ def _headroom(groups: Groups) -> float:
     return float(np.sqrt(len(groups.bounds)))
 
 
-def _dtype(rows: Rows) -> jnp.dtype:
-    return functools.reduce(jnp.promote_types, [wide_dtype(x) for x in rows if isinstance(x, jax.Array)])
+def _dtype(rows: AnyRows) -> jnp.dtype:
+    return functools.reduce(jnp.promote_types, [wide_dtype(x) for x in arrays(rows) if is_floating(x)])
 
 
 def _root(part: Square) -> Array:
@@ -225,35 +233,35 @@ def _root(part: Square) -> Array:
     return jnp.where(part.value > 0, jnp.sqrt(jnp.where(part.value > 0, part.value, 1)), 0)
 
 
-def add_clipped(carry: list[Pair], rows: list[Rows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
+def add_clipped(carry: list[Pair], rows: list[AnyRows], scale: Scaling, groups: Groups, how: Rounding) -> list[Pair]:
     """Add the clipped rows to the running sums."""
     members = zip(carry, rows, groups.of_leaf, strict=True)
     return [_added(pair, r, scale.weights[group], scale.bounds[group], how) for pair, r, group in members]
 
 
-def _added(carry: Pair, rows: Rows, weights: Weights, bound: Array, how: Rounding) -> Pair:
+def _added(carry: Pair, rows: AnyRows, weights: Weights, bound: Array, how: Rounding) -> Pair:
     """Add the clipped rows of one parameter, in the way that costs least for its shape."""
-    num_rows = weights.keep.shape[0]
+    start, num_rows, size = 0, weights.keep.shape[0], num_elements(carry[0])
     blocks = -(-num_rows // how.plain_rows)
-    size, touched = num_elements(carry[0]), entries(rows)
-    if isinstance(rows, TableRows) and blocks * size > _SCATTER * num_rows * touched:
+    if isinstance(rows, TableRows) and blocks * size > _SCATTER * num_rows * entries(rows):
         values = weighted_values(rows, weights)
-        if is_exact(num_rows, touched, values.dtype):
+        if is_exact(num_rows, entries(rows), values.dtype):
             return two_sum(*compensated_add(carry, table_sum(rows.index, values, bound, carry[0])))
-    if how.plain_rows == 1:
+    if how.plain_rows == 1 and not isinstance(rows, Mixed):  # for the others there is no budget then
         return two_sum(*compensated_add(carry, compensated_row_sum(formed(rows, weights))))
-    if blocks > _FEW_BLOCKS and not isinstance(rows, TableRows) and blocks * size <= num_rows * touched:
-        whole = num_rows // how.plain_rows * how.plain_rows
-        first = cast(Dense | RankOne, taken(rows, 0, whole))
-        split = in_blocks(first, weights[:whole], how.plain_rows)
-        carry = two_sum(*compensated_add(carry, compensated_row_sum(split)))
-        rows, weights, num_rows = taken(rows, whole, num_rows), weights[whole:], num_rows - whole
-    for start in range(0, num_rows, how.plain_rows):
-        stop = min(start + how.plain_rows, num_rows)
-        part = partial_sum(taken(rows, start, stop), weights[start:stop])
-        # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
-        carry = two_sum(*compensated_add(carry, (part, jnp.zeros_like(part))))
+    if blocks > _FEW_BLOCKS and isinstance(rows, Dense | RankOne) and blocks * size <= num_rows * entries(rows):
+        start = num_rows // how.plain_rows * how.plain_rows
+        sums = in_blocks(cast(Dense | RankOne, taken(rows, 0, start)), weights[:start], how.plain_rows)
+        carry = two_sum(*compensated_add(carry, compensated_row_sum(sums)))
+    for first in range(start, num_rows, how.plain_rows):
+        for block in row_blocks(rows, first, min(first + how.plain_rows, num_rows)):
+            carry = _plus(carry, partial_sum(taken(rows, *block), weights[slice(*block)]))
     return carry
+
+
+def _plus(pair: Pair, part: Array) -> Pair:
+    # Renormalising keeps lo a rounding error of hi, so its own rounding never builds up.
+    return two_sum(*compensated_add(pair, (part, jnp.zeros_like(part))))
 
 
 def zero_pairs(leaves: list[Array]) -> list[Pair]:

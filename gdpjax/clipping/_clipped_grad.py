@@ -15,6 +15,7 @@ from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare
 from gdpjax.clipping._mesh import spread_of, summed_over
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
 from gdpjax.clipping._sum import clipped_sum
+from gdpjax.clipping._terms import Budget
 from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
 
 
@@ -76,7 +77,7 @@ class ClippedGrad:
 
     def _local(self, call: Call, how: Rounding, positions: Array) -> tuple[list[Array], ClipInfo]:
         """The sum over the rows of this call, whose places in the whole batch are ``positions``."""
-        engine = engine_of(call, self.strategy, self.microbatch_size)
+        engine = engine_of(call, self.strategy, self.microbatch_size, Budget(how.plain_rows, how.spare))
         groups = trained_groups(self.rule, call.params, call.which)
         outcome = clipped_sum(
             engine, batch_rows(call), positions, call.trained_leaves, self.rule, groups, how, call.is_padding
@@ -94,7 +95,7 @@ class ClippedGrad:
 
     def _empty(self, call: Call) -> Any:
         """An empty batch adds nothing: zeros, whatever the loss."""
-        engine = engine_of(call, self.strategy, self.microbatch_size)
+        engine = engine_of(call, self.strategy, self.microbatch_size, Budget(1, 1.0))
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         merged = merge_leaves(call.params, call.which, zeros)
         if not self.return_info:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import PyTree
-from gdpjax.clipping._engine import STRATEGIES, engine_of, plan_for
+from gdpjax.clipping._clip import rounding
+from gdpjax.clipping._engine import STRATEGIES, abstract_rows, engine_of, plan_for
 from gdpjax.clipping._loss import Call, LossSpec, prepare
-from gdpjax.clipping._rows import Dense, RankOne, Rows, TableRows
+from gdpjax.clipping._rows import Dense, RankOne, TableRows
+from gdpjax.clipping._terms import AnyRows, Budget, Mixed, arrays
 
 _LARGE = 2**20
 """Bytes for one example from which a formed gradient is named."""
@@ -111,22 +112,16 @@ def explain(
     )  # fmt: skip
     several = len(spec.batch_argnums) > 1 and isinstance(batch, tuple)
     call = prepare(spec, (params, *(batch if several else (batch,)), *args), loss_kwargs, None)
-    plan, _ = plan_for(call, strategy)
-    engine = engine_of(call, strategy, microbatch_size)
+    how = rounding(call.trained_leaves, max(call.batch_size, 1))
+    budget = Budget(how.plain_rows, how.spare)
+    plan, _ = plan_for(call, strategy, budget)
+    engine = engine_of(call, strategy, microbatch_size, budget)
     reasons = [_reason(plan, leaf) for leaf in range(len(call.trained_leaves))]
     return Explanation(tuple(_leaves(call, engine.gradients, reasons)), strategy, engine.chunk, call.batch_size)
 
 
 def _leaves(call: Call, gradients: Callable[..., Any], reasons: list[str]) -> list[LeafPlan]:
-    rows: list[Rows] = []
-
-    def one_row(batch: Any) -> Any:
-        found, _ = gradients(batch, jnp.zeros(1, jnp.int32))
-        rows.extend(found)
-        return [x for r in found for x in r if hasattr(x, "dtype")]
-
-    batch = [call.args[number] for number in call.spec.batch_argnums]
-    jax.eval_shape(one_row, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch))
+    rows = abstract_rows(call, gradients)
     found = iter(zip(rows, reasons, strict=True))
     plans = []
     for (path, leaf), mark in zip(jax.tree_util.tree_flatten_with_path(call.params)[0], call.which, strict=True):
@@ -135,19 +130,24 @@ def _leaves(call: Call, gradients: Callable[..., Any], reasons: list[str]) -> li
             plans.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
             continue
         held, reason = next(found)
-        plans.append(LeafPlan(name, shape, _METHODS[type(held)], reason, _held_bytes(held)))
+        kind = type(held.data) if isinstance(held, Mixed) else type(held)
+        plans.append(LeafPlan(name, shape, _METHODS[kind], reason, _held_bytes(held)))
     return plans
 
 
 _METHODS = {Dense: "formed", RankOne: "outer product", TableRows: "table rows"}
 
 
-def _held_bytes(rows: Rows) -> int:
-    arrays: list[Any] = [x for x in rows if hasattr(x, "dtype")]
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+def _held_bytes(rows: AnyRows) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays(rows))
 
 
 def _reason(plan: Any, leaf: int) -> str:
+    shared = [plan.made_by(number) for number in plan.cuts_of(leaf)]
+    return ", ".join([_uses(plan, leaf), *(f"shared {name}" for name in dict.fromkeys(shared))])
+
+
+def _uses(plan: Any, leaf: int) -> str:
     if leaf in plan.uses.dense:
         return plan.uses.dense[leaf]
     sites = [plan.uses.sites[use.place] for use in plan.uses.tapped[leaf]]

@@ -4,16 +4,21 @@ For a weight W that meets data in a contraction, the gradient of one example is 
 times cotangents, summed over the positions t at which W is used. `Outer` keeps the two factors, and says for each axis
 of W whether it runs over the left factor ("l"), the right one ("r") or both ("b": blocks, such as the groups of a
 batched product or the layers of a scan over layers). `Sparse` is the gradient of a table of which rows were looked up.
-`Full` is the gradient itself. All are without a batch axis: the engine maps them over the examples.
+`Full` is the gradient itself. `Weighted` is an `Outer` times a matrix, entry by entry, on its way to a sum over some of
+its axes, which needs no product to be formed. All are without a batch axis: the engine maps them over the examples.
 """
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 Axis = tuple[str, int]
 """("l" | "r" | "b", position among the axes of that kind)."""
@@ -52,7 +57,16 @@ class Full(NamedTuple):
     gradient: Array
 
 
+class Weighted(NamedTuple):
+    """The entries of an outer product times those of a matrix."""
+
+    outer: Outer
+    matrix: Array
+
+
 Factor = Outer | Sparse | Full
+Passing = Factor | Weighted
+"""A factor on its way from a site to a parameter."""
 
 
 def weight_axis(outer: Outer, axis: int) -> tuple[bool, bool, int]:
@@ -98,10 +112,13 @@ def arrange(result: Array, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> Ar
     return jnp.transpose(grouped, (*range(lead), *(lead + i for i in inverse)))
 
 
-def full_gradient(factor: Factor, shape: tuple[int, ...]) -> Array:
-    """The gradient of the weight, in float32 or wider: what Outer and Sparse stand for."""
+def full_gradient(factor: Passing, shape: tuple[int, ...]) -> Array:
+    """The gradient of the weight, in float32 or wider: what the others stand for."""
     if isinstance(factor, Full):
         return factor.gradient
+    if isinstance(factor, Weighted):
+        outer = full_gradient(factor.outer, shape)
+        return outer * factor.matrix.astype(outer.dtype)
     if isinstance(factor, Sparse):
         dtype = jnp.promote_types(factor.values.dtype, jnp.float32)
         return jnp.zeros(shape, dtype).at[factor.rows].add(factor.values.astype(dtype), mode="drop")
@@ -109,6 +126,27 @@ def full_gradient(factor: Factor, shape: tuple[int, ...]) -> Array:
     dtype = jnp.promote_types(jnp.promote_types(left.dtype, right.dtype), jnp.float32)
     product = jnp.einsum("ktd,ktp->kdp", left, right, preferred_element_type=dtype)
     return arrange(product, factor.axes, shape)
+
+
+def summed(factor: Weighted, kept: Sequence[int]) -> Array:
+    """The gradient added up over all axes but those ``kept``, which stay in order; nothing larger is formed."""
+    outer = factor.outer
+    names = {kind: [_LETTERS[axis] for axis in outer.of_kind(kind)] for kind in "blr"}
+    to = "".join(_LETTERS[axis] for axis in kept)
+    matrix = "".join(_LETTERS[axis] for axis in range(len(outer.axes)))
+    parts = [(outer.left, "l"), (outer.right, "r")]
+    if any(outer.axes[axis][0] == "l" for axis in kept):
+        parts.reverse()
+    (first, gone), (second, stays) = parts
+    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in (first, second, factor.matrix)], jnp.float32)
+    first, second, values = (x.astype(dtype) for x in (first, second, factor.matrix))
+    blocks = "T" + "".join(names["b"])
+    # The matrix meets one factor first: all three at once might be multiplied in another order.
+    here, there = blocks + "".join(names[gone]), blocks + "".join(names[stays])
+    between = "T" + "".join(axis for axis in matrix if axis in there or axis in to)
+    highest = jax.lax.Precision.HIGHEST
+    product = jnp.einsum(f"{here},{matrix}->{between}", first, values, precision=highest)
+    return jnp.einsum(f"{between},{there}->{to}", product, second, precision=highest)
 
 
 def is_rank_one(factor: Factor) -> bool:

@@ -63,7 +63,7 @@ def per_row(values: Array, like: Array) -> Array:
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
 
 
-def _scale(x: Array) -> tuple[Array, Array]:
+def scale(x: Array) -> tuple[Array, Array]:
     """Over the last axis: e with max|x| in [2^(e-1), 2^e), limited so that 2^-e is normal; and max|x|."""
     largest = jnp.abs(x).max(axis=-1)
     _, exponent = jnp.frexp(jnp.where(jnp.isfinite(largest) & (largest > 0), largest, 1))
@@ -71,27 +71,21 @@ def _scale(x: Array) -> tuple[Array, Array]:
     return jnp.clip(exponent, -limit, limit), largest
 
 
-def _square(x: Array) -> Square:
+def scaled_square(x: Array) -> Square:
     """Scaled squared norms over the last axis."""
-    exponent, largest = _scale(x)
+    exponent, largest = scale(x)
     # Without the barrier the compiler works the power of two out again for every entry.
     down = jax.lax.optimization_barrier(power_of_two(-exponent, x.dtype))
     value = bounded_sum(x, lambda part: jnp.square(part * per_row(down, part)))
     return Square(jnp.where(jnp.isfinite(largest), value, jnp.nan), exponent)
 
 
-def _wide(x: Array) -> Array:
+def wide(x: Array) -> Array:
     """In float32 or wider. A compiler may leave out the rounding to half precision, and then the norm and the sum would
     be of two different gradients; this rounding it must keep."""
-    wide = x.astype(wide_dtype(x))
+    cast = x.astype(wide_dtype(x))
     info = jnp.finfo(x.dtype)
-    return jax.lax.reduce_precision(wide, info.nexp, info.nmant) if info.bits < 32 else wide
-
-
-def computed_once(rows: list[Rows]) -> list[Rows]:
-    """The same rows, for the norm and for the sum: the compiler is not to work them out anew for either."""
-    arrays = jax.lax.optimization_barrier([tuple(x for x in r if isinstance(x, jax.Array)) for r in rows])
-    return [type(r)(*parts, *r[len(parts) :]) for r, parts in zip(rows, arrays, strict=True)]
+    return jax.lax.reduce_precision(cast, info.nexp, info.nmant) if info.bits < 32 else cast
 
 
 def total(squares: Square) -> Square:
@@ -112,10 +106,10 @@ def stacked(squares: list[Square]) -> Square:
 def square(rows: Rows, dtype: jnp.dtype) -> Square:
     """Squared norms of the rows, in ``dtype``."""
     if isinstance(rows, RankOne):
-        left, right = _square(_wide(rows.left).astype(dtype)), _square(_wide(rows.right).astype(dtype))
+        left, right = scaled_square(wide(rows.left).astype(dtype)), scaled_square(wide(rows.right).astype(dtype))
         return total(Square(left.value * right.value, left.exponent + right.exponent))
     entries = rows.rows if isinstance(rows, Dense) else rows.values
-    return _square(_wide(entries).astype(dtype).reshape(entries.shape[0], -1))
+    return scaled_square(wide(entries).astype(dtype).reshape(entries.shape[0], -1))
 
 
 class Weights(NamedTuple):
@@ -129,7 +123,7 @@ class Weights(NamedTuple):
         return Weights(self.exponent[rows], self.coefficient[rows], self.keep[rows])
 
 
-def _halves(weights: Weights, dtype: Any) -> tuple[Array, Array]:
+def halves(weights: Weights, dtype: Any) -> tuple[Array, Array]:
     """A weight as the product of a power of two and a number, neither of which leaves the range of the dtype."""
     limit = -np.finfo(dtype).minexp
     first = jnp.clip(weights.exponent, -limit, limit)
@@ -137,15 +131,15 @@ def _halves(weights: Weights, dtype: Any) -> tuple[Array, Array]:
     return power_of_two(-first, dtype), jnp.where(weights.keep, rest, 0)
 
 
-def _kept(x: Array, weights: Weights, factor: Array) -> Array:
+def kept(x: Array, weights: Weights, factor: Array) -> Array:
     """Rows times factors; exact zeros where they are not kept, whatever they hold."""
     return jnp.where(per_row(weights.keep, x), x * per_row(factor, x), jnp.zeros((), x.dtype))
 
 
-def _times(x: Array, weights: Weights) -> Array:
+def times(x: Array, weights: Weights) -> Array:
     """Rows times weights, rounded once."""
-    down, rest = _halves(weights, x.dtype)
-    return _kept(x, weights, down) * per_row(rest, x)
+    down, rest = halves(weights, x.dtype)
+    return kept(x, weights, down) * per_row(rest, x)
 
 
 def _weighted_sum(x: Array, weights: Weights) -> Array:
@@ -154,15 +148,15 @@ def _weighted_sum(x: Array, weights: Weights) -> Array:
     A few large rows are added one after the other in one pass over memory; many small ones by a product. A reduction
     over rows would work the weights out again for every entry.
     """
-    x = _wide(x)
+    x = wide(x)
     if x.shape[0] <= _FEW:
-        return functools.reduce(jnp.add, [_times(x[i], weights[i]) for i in range(x.shape[0])])
-    down, rest = _halves(weights, x.dtype)
-    flat = _kept(x, weights, down).reshape(x.shape[0], -1)
+        return functools.reduce(jnp.add, [times(x[i], weights[i]) for i in range(x.shape[0])])
+    down, rest = halves(weights, x.dtype)
+    flat = kept(x, weights, down).reshape(x.shape[0], -1)
     return jnp.einsum("n,nd->d", rest, flat, precision=jax.lax.Precision.HIGHEST).reshape(x.shape[1:])
 
 
-def _contracted(left: Array, right: Array) -> Array:
+def contracted(left: Array, right: Array) -> Array:
     """[n, k, d] and [n, k, p] to [k, d, p], in full precision."""
     highest = jax.lax.Precision.HIGHEST
     if left.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
@@ -170,15 +164,15 @@ def _contracted(left: Array, right: Array) -> Array:
     return jnp.einsum("nkd,nkp->kdp", left, right, precision=highest)
 
 
-def _factors(rows: RankOne, weights: Weights) -> tuple[Array, Array]:
+def weighted_factors(rows: RankOne, weights: Weights) -> tuple[Array, Array]:
     """The two factors of weighted rows."""
-    left, right = _wide(rows.left), _wide(rows.right)
+    left, right = wide(rows.left), wide(rows.right)
     every = Weights(*(jnp.broadcast_to(part[:, None], left.shape[:2]) for part in weights))
     # Each block's left factor is scaled by itself, so that the right one meets a power of two that it can hold.
-    own, largest = _scale(left)
+    own, largest = scale(left)
     every = every._replace(keep=every.keep & (largest > 0))  # nothing bounds a right factor that meets zeros
-    left = _times(left, Weights(own, jnp.ones_like(left[..., 0]), every.keep))
-    return left, _times(right, every._replace(exponent=every.exponent - own))
+    left = times(left, Weights(own, jnp.ones_like(left[..., 0]), every.keep))
+    return left, times(right, every._replace(exponent=every.exponent - own))
 
 
 def partial_sum(rows: Rows, weights: Weights) -> Array:
@@ -188,24 +182,24 @@ def partial_sum(rows: Rows, weights: Weights) -> Array:
     if isinstance(rows, TableRows):
         values = weighted_values(rows, weights)
         return jnp.zeros(rows.shape, values.dtype).at[rows.index].add(values, mode="drop")
-    return arrange(_contracted(*_factors(rows, weights)), rows.axes, rows.shape)
+    return arrange(contracted(*weighted_factors(rows, weights)), rows.axes, rows.shape)
 
 
 def formed(rows: Rows, weights: Weights) -> Array:
     """Weighted rows as gradients [N, ...]."""
     if isinstance(rows, Dense):
-        return _times(_wide(rows.rows), weights)
+        return times(wide(rows.rows), weights)
     if isinstance(rows, TableRows):
         values = weighted_values(rows, weights)
         place = jnp.broadcast_to(jnp.arange(values.shape[0], dtype=jnp.int32)[:, None], rows.index.shape)
         return jnp.zeros((values.shape[0], *rows.shape), values.dtype).at[place, rows.index].add(values, mode="drop")
-    left, right = _factors(rows, weights)
+    left, right = weighted_factors(rows, weights)
     return arrange(left[..., None] * right[..., None, :], rows.axes, rows.shape)
 
 
 def weighted_values(rows: TableRows, weights: Weights) -> Array:
     """The values of weighted table rows."""
-    return _times(_wide(rows.values), weights)
+    return times(wide(rows.values), weights)
 
 
 def entries(rows: Rows) -> int:
@@ -225,19 +219,10 @@ def in_blocks(rows: Dense | RankOne, weights: Weights, size: int) -> Array:
     return jax.vmap(one)([split(x) for x in arrays], Weights(*(split(x) for x in weights)))
 
 
-def taken(rows: Rows, start: int, stop: int) -> Rows:
-    """Some of the rows."""
-    if isinstance(rows, Dense):
-        return Dense(rows.rows[start:stop])
-    if isinstance(rows, RankOne):
-        return rows._replace(left=rows.left[start:stop], right=rows.right[start:stop])
-    return rows._replace(index=rows.index[start:stop], values=rows.values[start:stop])
-
-
 def distinct(index: Array, values: Array, shape: tuple[int, ...]) -> TableRows:
     """Add the values of equal indices of each example; index [N, T] may be out of range, which drops the value."""
     num_rows, times = index.shape
-    values = _wide(values)
+    values = wide(values)
     inside = (index >= 0) & (index < shape[0])
     index = jnp.where(inside, index, shape[0]).astype(jnp.int32)
     values = jnp.where(per_row(inside, values), values, 0)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from gdpjax._core.types import Array
 from gdpjax.clipping._clip import Pair, Rounding, add_clipped, scaling, zero_pairs
 from gdpjax.clipping._engine import Engine
-from gdpjax.clipping._rows import computed_once
 from gdpjax.clipping._rules import Groups, Rule
+from gdpjax.clipping._terms import computed_once
 
 
 class Outcome(NamedTuple):

@@ -18,8 +18,9 @@ from gdpjax.clipping._clip import (
     trained_groups,
     zero_pairs,
 )
-from gdpjax.clipping._rows import Dense, computed_once
+from gdpjax.clipping._rows import Dense
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
+from gdpjax.clipping._terms import computed_once
 
 
 class ClipAndSum(optax.GradientTransformation):

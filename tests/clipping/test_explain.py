@@ -6,7 +6,7 @@ import pytest
 
 import gdpjax
 from tests.clipping.patterns import make
-from tests.clipping.patterns_custom import METHODS
+from tests.clipping.patterns_shared import METHODS
 
 
 def methods(name, **options):

@@ -8,7 +8,7 @@ import pytest
 import gdpjax
 from gdpjax.clipping._clip import rounding
 from tests.clipping.patterns import PATTERNS, B, make
-from tests.clipping.patterns_custom import METHODS
+from tests.clipping.patterns_shared import METHODS
 
 FAST = {"xla_backend_optimization_level": 0}
 """Compiling is nearly all the time that these tests take."""
@@ -85,7 +85,16 @@ def test_chunks_give_the_definition(name):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="auto", microbatch_size=2)
 
 
-LOW = ["dense_layers", "embedding", "convolution", "recurrent", "merged_lora", "rule_with_casts_and_scales"]
+CANCELLING = ["l2_over_the_tree", "embedding_with_l2", "linen_weight_norm", "weight_norm_and_l2"]
+LOW = [
+    *CANCELLING,
+    "dense_layers",
+    "embedding",
+    "convolution",
+    "recurrent",
+    "merged_lora",
+    "rule_with_casts_and_scales",
+]
 HALF = pytest.mark.slow
 PRECISIONS = [
     (jnp.float32, 1e-5),

@@ -2,13 +2,15 @@
 
 A parameter may be cast, transposed, reshaped, split, concatenated, scaled, added to something or multiplied by another
 parameter (merged LoRA, W + A B) before data meets it. Pulling the *factors* of the gradient back costs next to nothing
-and forms no gradient of the weight: a slice cuts a factor, a product with B multiplies the right factor by B^T. Where
-factors cannot follow (a reshape across them), the gradient is formed and JAX's transpose of the equation is used.
+and forms no gradient of the weight: a slice cuts a factor, a product with B multiplies the right factor by B^T, a
+scale for each column scales a factor. The gradient of such a scale itself is the outer product times the matrix that
+was scaled, entry by entry, added up over the columns: a product of the left factor with that matrix. Where factors
+cannot follow (a reshape across them), the gradient is formed and JAX's transpose of the equation is used.
 """
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +19,17 @@ from jax import lax
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._factors import Axis, Factor, Full, Outer, full_gradient, in_order, weight_axis
+from gdpjax.clipping._factors import (
+    Axis,
+    Full,
+    Outer,
+    Passing,
+    Weighted,
+    full_gradient,
+    in_order,
+    summed,
+    weight_axis,
+)
 from gdpjax.clipping._ghost._jaxpr import evaluate
 
 UNARY = frozenset(
@@ -27,30 +39,53 @@ UNARY = frozenset(
 )  # fmt: skip
 LINEAR = frozenset({"concatenate", "add", "sub", "add_any"})
 BILINEAR = frozenset({"mul", "dot_general"})
+SCALES = frozenset({"mul", "div"})
+"""Whose operands may be smaller than the output, along axes of length one."""
+ELEMENTWISE = LINEAR - {"concatenate"} | SCALES | frozenset(
+    {"neg", "copy", "copy_p", "convert_element_type", "reduce_precision", "sharding_constraint", "select_n", "clamp",
+    "max", "min", "abs", "sign", "sqrt", "rsqrt", "cbrt", "square", "integer_pow", "pow", "exp", "exp2", "log", "expm1",
+    "log1p", "tanh", "logistic", "erf", "sin", "cos"}
+)  # fmt: skip
+"""Of which an entry of the output depends on the same entry of the operands alone, those of length one spread out."""
 
 
 def passes(eqn: Any, operand: int) -> bool:
-    """Whether this equation is linear in the operand, for any fixed values of the others."""
+    """Whether factors can go back through this equation, given the values of its operands.
+
+    It is linear in the operand, for any fixed values of the others; or a quotient by it.
+    """
     name = eqn.primitive.name
     if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
         return False
-    if name in LINEAR or name in BILINEAR:
-        return len(eqn.outvars) == 1 and _same_shape(eqn, operand)
-    return (name in UNARY and operand == 0 and len(eqn.outvars) == 1) or (name == "div" and operand == 0)
+    if name in SCALES or name in ("concatenate", "dot_general"):
+        return len(eqn.outvars) == 1
+    if name in LINEAR:
+        return len(eqn.outvars) == 1 and eqn.invars[operand].aval.shape == eqn.outvars[0].aval.shape
+    return name in UNARY and operand == 0 and len(eqn.outvars) == 1
 
 
 def needs_other(eqn: Any) -> bool:
-    """Whether the step needs the value of the other operand."""
-    return eqn.primitive.name in BILINEAR or eqn.primitive.name == "div"
+    """Whether the step needs values: `wanted`, from which `other` makes what `pulled_back` takes."""
+    return eqn.primitive.name in BILINEAR or eqn.primitive.name in SCALES
 
 
-def _same_shape(eqn: Any, operand: int) -> bool:
-    if eqn.primitive.name in ("concatenate", "dot_general"):
-        return True
-    return eqn.invars[operand].aval.shape == eqn.outvars[0].aval.shape
+def wanted(eqn: Any, operand: int) -> list[Any]:
+    """The operands whose values the step needs: the other one, or both."""
+    if not needs_other(eqn):
+        return []
+    return list(eqn.invars) if eqn.primitive.name == "div" and operand == 1 else [eqn.invars[1 - operand]]
 
 
-def pulled_back(factor: Factor, eqn: Any, operand: int, other: Array | None) -> Factor:
+def other(eqn: Any, operand: int, values: Sequence[Array]) -> Array:
+    """What the cotangent is multiplied by, given the values of what is `wanted`."""
+    if eqn.primitive.name != "div":
+        return jnp.asarray(values[0])
+    *above, below = (jnp.asarray(value) for value in values)
+    below = below.astype(wide_dtype(below))
+    return -above[0].astype(below.dtype) / below / below if above else 1 / below
+
+
+def pulled_back(factor: Passing, eqn: Any, operand: int, other: Array | None) -> Passing:
     """The gradient of the operand, given that of the equation's output."""
     rule = _OUTER.get(eqn.primitive.name)
     if isinstance(factor, Outer) and rule is not None:
@@ -59,6 +94,11 @@ def pulled_back(factor: Factor, eqn: Any, operand: int, other: Array | None) -> 
             return moved
     if not isinstance(factor, Outer) and eqn.primitive.name == "convert_element_type":
         return factor
+    if isinstance(factor, Weighted) and eqn.primitive.name == "broadcast_in_dim":
+        return Full(_added_up(factor, eqn))
+    if eqn.primitive.name in SCALES:
+        assert other is not None
+        return Full(_scaled_full(full_gradient(factor, eqn.outvars[0].aval.shape), eqn.invars[operand].aval, other))
     return Full(_transposed(full_gradient(factor, eqn.outvars[0].aval.shape), eqn, operand, other))
 
 
@@ -79,6 +119,26 @@ def _transposed(gradient: Array, eqn: Any, operand: int, other: Array | None) ->
     out = eqn.outvars[0].aval
     (back,) = jax.linear_transpose(apply, jax.ShapeDtypeStruct(aval.shape, aval.dtype))(gradient.astype(out.dtype))
     return back
+
+
+def _scaled_full(gradient: Array, aval: Any, other: Array) -> Array:
+    """The gradient of an operand of a product, added up over the axes along which it was spread."""
+    wide = gradient.astype(wide_dtype(gradient))
+    return _unspread(wide * other.astype(wide.dtype), aval.shape)
+
+
+def _unspread(gradient: Array, shape: tuple[int, ...]) -> Array:
+    if not shape:
+        return gradient.sum()
+    axes = tuple(axis for axis, size in enumerate(shape) if size != gradient.shape[axis])
+    return gradient.sum(axis=axes, keepdims=True) if axes else gradient
+
+
+def _added_up(factor: Weighted, eqn: Any) -> Array:
+    """The gradient of what was spread to the shape of an outer product times a matrix."""
+    shape, to = eqn.invars[0].aval.shape, eqn.params["broadcast_dimensions"]
+    kept = [axis for axis, size in zip(to, shape, strict=True) if size > 1]
+    return summed(factor, kept).reshape(shape)
 
 
 def _follow(outer: Outer, axes: tuple[Axis, ...]) -> Outer:
@@ -196,12 +256,28 @@ def _sub(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer:
     return outer if operand == 0 else _neg(outer, eqn, operand, other)
 
 
-def _mul(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
-    return _scaled(outer, jnp.asarray(other)) if jnp.ndim(other) == 0 else None
+def _scale(outer: Outer, eqn: Any, operand: int, other: Any) -> Passing:
+    """A product with ``other``, of which axes are left out (of length one) where its entries are all the same."""
+    shape, own = eqn.outvars[0].aval.shape, eqn.invars[operand].aval.shape
+    other = jnp.asarray(other)
+    if own == shape and not other.ndim:
+        return _scaled(outer, other)
+    kinds = {outer.axes[axis][0] for axis, size in enumerate(other.shape) if size > 1}
+    if own == shape and ("l" not in kinds or "r" not in kinds):
+        return _scaled_by_axes(outer, other, "l" if "l" in kinds else "r")
+    weighted = Weighted(outer, jnp.broadcast_to(other, shape))
+    if own == shape:
+        return weighted
+    return Full(summed(weighted, [axis for axis, size in enumerate(own) if size > 1]).reshape(own))
 
 
-def _div(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
-    return _scaled(outer, 1 / jnp.asarray(other)) if jnp.ndim(other) == 0 else None
+def _scaled_by_axes(outer: Outer, scale: Array, kind: str) -> Outer:
+    """The factor of that kind times entries that lie along its axes alone."""
+    factor = outer.left if kind == "l" else outer.right
+    order = [*outer.of_kind("b"), *outer.of_kind(kind)]
+    along = jnp.transpose(scale, (*order, *(axis for axis in range(scale.ndim) if axis not in order)))
+    scaled = factor.astype(wide_dtype(factor)) * along.reshape(along.shape[: len(order)])
+    return Outer(scaled, outer.right, outer.axes) if kind == "l" else Outer(outer.left, scaled, outer.axes)
 
 
 def _product(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
@@ -231,9 +307,9 @@ def _product(outer: Outer, eqn: Any, operand: int, other: Any) -> Outer | None:
     return Outer(left, right, tuple(axes))
 
 
-_OUTER: dict[str, Callable[[Outer, Any, int, Any], Outer | None]] = {
+_OUTER: dict[str, Callable[[Outer, Any, int, Any], Passing | None]] = {
     "convert_element_type": _cast, "copy": _cast, "copy_p": _cast, "reduce_precision": _cast,
-    "sharding_constraint": _cast, "add": _cast, "add_any": _cast, "sub": _sub, "neg": _neg, "mul": _mul, "div": _div,
-    "transpose": _transpose, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
+    "sharding_constraint": _cast, "add": _cast, "add_any": _cast, "sub": _sub, "neg": _neg, "mul": _scale,
+    "div": _scale, "transpose": _transpose, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
     "broadcast_in_dim": _broadcast, "slice": _slice, "concatenate": _concatenate, "rev": _rev, "dot_general": _product,
 }  # fmt: skip

@@ -143,9 +143,9 @@ class _Walk:
         if len(linked) == 1 and others.data and _is_site(eqn, linked[0], inputs[linked[0]], lengths):
             self.site(place, Site(eqn, linked[0], lengths), inputs[linked[0]])
             return [_Value(data=True)] * len(eqn.outvars)
-        # The value of another operand that is not a literal is known outside loops only.
-        literal = sum(not isinstance(v, jex.Literal) for v in eqn.invars) == 1
-        known = (not lengths and len(place) == 1) or literal or not _steps.needs_other(eqn)
+        # The value of an operand that is not a literal is known outside loops only.
+        literal = all(isinstance(v, jex.Literal) for i in linked for v in _steps.wanted(eqn, i))
+        known = (not lengths and len(place) == 1) or not _steps.needs_other(eqn) or literal
         if not others.data and known and all(_steps.passes(eqn, i) for i in linked):
             links = tuple((leaf, (*path, Step(eqn, i))) for i in linked for leaf, path in inputs[i].links)
             return [_Value(links, False, _mixed(inputs).trained)]

@@ -1,0 +1,136 @@
+"""Patterns whose gradients hold a multiple of an array that all examples share; `METHODS` says how each is held.
+
+Parameters named w are large enough to be kept in factors; the others are formed.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tests.clipping.patterns import _flax, batch, normal, tokens
+from tests.clipping.patterns_custom import METHODS, held
+
+__all__ = ["METHODS"]
+
+FORMED, OUTER, ROWS = "formed", "outer product", "table rows"
+
+
+def network(w, p, x):
+    return jnp.sum(jnp.tanh(x @ w + p["b"]) @ p["c"]) ** 2
+
+
+def parameters(**more):
+    return {"w": normal(1, 40, 30), "b": normal(2, 30), "c": normal(3, 30, 2), **more}
+
+
+def squares(tree):
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
+
+
+def rows(*shape):
+    return batch(*shape) / 4
+
+
+@held(w=OUTER, b=FORMED, c=FORMED)
+def l2_over_the_kernels():
+    return lambda p, x: network(p["w"], p, x) + 0.1 * squares((p["w"], p["c"])), parameters(), (rows(40),)
+
+
+@held(w=OUTER, b=FORMED, c=FORMED)
+def l2_over_the_tree():
+    return lambda p, x: 3 * (network(p["w"], p, x) + 0.1 * squares(p)), parameters(), (rows(40),)
+
+
+@held(w=OUTER, b=FORMED, c=OUTER)
+def norm_scaled_by_the_example():
+    def loss(p, x):
+        return x[0] * (network(p["w"], p, x) + jnp.linalg.norm(p["w"])) - x[1] * jnp.sum(jnp.abs(p["w"]))
+
+    return loss, parameters(), (rows(40),)
+
+
+@held(w=OUTER, c=OUTER)
+def l2_after_loops_and_calls():
+    params = {"w": normal(1, 3, 20, 20), "c": normal(3, 20)}
+
+    def loss(p, x):
+        layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+        h = lax.scan(layer, x, p["w"])[0]
+        return jax.jit(lambda h, c: jnp.sin(h @ c))(h, p["c"]) + jax.checkpoint(squares)(p["w"]) / 10
+
+    return loss, params, (rows(20),)
+
+
+def normalised(v, axis=None, keepdims=False):
+    return v / jnp.linalg.norm(v, axis=axis, keepdims=keepdims)
+
+
+@held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
+def weight_norm_by_column():
+    def loss(p, x):
+        return network(p["g"] * p["w"] / jnp.linalg.norm(p["w"], axis=0), p, x)
+
+    return loss, parameters(g=normal(4, 30)), (rows(40),)
+
+
+@held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
+def weight_norm_by_row():
+    def loss(p, x):
+        return network((p["g"] * p["w"].T / jnp.linalg.norm(p["w"], axis=1)).T, p, x)
+
+    return loss, parameters(g=normal(4, 40)), (rows(40),)
+
+
+@held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
+def weight_norm_of_the_kernel():
+    return lambda p, x: network(p["g"] * normalised(p["w"]), p, x), parameters(g=jnp.ones(())), (rows(40),)
+
+
+@held(w=OUTER, b=FORMED, c=FORMED)
+def weight_norm_and_l2():
+    def loss(p, x):
+        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + jnp.sum(jnp.cos(p["w"])) * x[0] / 50
+
+    return loss, parameters(), (rows(40),)
+
+
+@held(**{"Dense_0']['bias": FORMED, "Dense_0']['kernel": OUTER, "Dense_1']['bias": FORMED, "Dense_1']['kernel": OUTER,
+         "WeightNorm_0']['Dense_1/kernel/scale": FORMED})  # fmt: skip
+def linen_weight_norm():
+    import flax.linen as nn
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(nn.tanh(nn.WeightNorm(nn.Dense(30))(x)))
+
+    return _flax(Network(), rows(40))
+
+
+@held(w=OUTER, c=OUTER)
+def layers_normalised_before_a_scan():
+    params = {"w": normal(1, 3, 20, 20), "c": normal(3, 20)}
+
+    def loss(p, x):
+        layers = normalised(p["w"], 1, True)
+        return jnp.sin(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, layers)[0] @ p["c"])
+
+    return loss, params, (rows(20),)
+
+
+@held(e=ROWS, c=FORMED)
+def embedding_with_l2():
+    params = {"e": normal(1, 90, 15), "c": normal(3, 15)}
+    return lambda p, t: jnp.sin(p["e"][t].sum(0) @ p["c"]) + 0.02 * squares(p), params, (tokens(6, 90),)
+
+
+@held(w=FORMED, b=FORMED, c=FORMED, k=FORMED)
+def several_products_and_l2():
+    params = parameters(k=normal(4, 3, 40, 12))
+
+    def loss(p, x):
+        kernel = normalised(p["k"], (0, 1))
+        y = lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        return network(p["w"], p, x) + jnp.sum(jnp.tanh(y)) + 0.1 * squares(p)
+
+    return loss, params, (rows(4, 40),)

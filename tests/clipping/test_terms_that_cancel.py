@@ -1,0 +1,169 @@
+"""Gradients that are a sum of terms keep the promise of the clip, by however many digits the terms cancel."""
+
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+from gdpjax.clipping import _mixed
+from gdpjax.clipping._terms import Budget
+
+SHAPE = (40, 30)
+ROWS = 160
+
+
+def with_l2(w, a, s, c):
+    """Its gradient at (a, s, c) is a s^T + c w."""
+    return jnp.sum((a @ w) * s) + c * jnp.sum(w**2) / 2
+
+
+def with_columns(w, a, s, c):
+    """Its gradient is that of the first term, less its part along each column of w, for c = 1."""
+    return jnp.sum((a @ (w / jnp.linalg.norm(w, axis=0))) * s) + 0 * c
+
+
+def fast(function):
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def summed(loss, w, rule, num_rows):
+    """A function of rows and padding."""
+    grad_fn = gdpjax.clipped_grad(loss, rule, batch_argnums=(1, 2, 3), strategy="ghost", return_info=True)
+    batch = [jax.ShapeDtypeStruct((num_rows, *shape), w.dtype) for shape in (w.shape[:1], w.shape[1:], ())]
+    found = gdpjax.explain(loss, w, tuple(batch), batch_argnums=(1, 2, 3), strategy="ghost")
+    assert found.leaves[0].method == "outer product"
+    return lambda a, s, c, padding: grad_fn(w, a, s, c, is_padding=padding)
+
+
+def near_the_weight(seed, num_rows, left, dtype=jnp.float32):
+    """w = u v^T, and rows of which L2 term and data cancel but for the part ``left``, all in one direction."""
+    rng = np.random.default_rng(seed)
+    u, v = np.abs(rng.normal(size=SHAPE[0])) + 0.5, np.abs(rng.normal(size=SHAPE[1])) + 0.5
+    size = 2.0 ** rng.uniform(-3, 3, size=num_rows)
+    a = u * size[:, None] * (1 + rng.uniform(0, 1e-3 * left, size=(num_rows, 1)))
+    s = np.broadcast_to(v, (num_rows, SHAPE[1])) * 100
+    c = -100 * size * (1 - left)
+    return jnp.asarray(np.outer(u, v), dtype), *(jnp.asarray(x, dtype) for x in (a, s, c))
+
+
+def exact_gradients(loss, w, a, s, c):
+    """Gradients of the arrays as they are, in float64."""
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (w, a, s, c)]
+        return np.asarray(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0))(*wide))
+
+
+@pytest.mark.parametrize("loss", [with_l2, with_columns])
+@pytest.mark.parametrize("left", [1.0, 1e-2, 1e-4, 1e-6, 0.0])
+def test_norms_are_never_understated(loss, left):
+    num_rows = 64
+    w, a, s, c = near_the_weight(0, num_rows, left)
+    run = fast(summed(loss, w, 1.0, num_rows))
+    exact = np.linalg.norm(exact_gradients(loss, w, a, s, c).reshape(num_rows, -1), axis=1)
+    _, info = run(a, s, c, np.zeros(num_rows, bool))
+    # w / ||w|| and the scales of its columns are computed in float32: what they are is what is clipped.
+    off = 0 if loss is with_l2 else 2e-6 * np.linalg.norm(a, axis=1) * np.linalg.norm(s, axis=1)
+    assert (np.float64(info.norms) >= exact * (1 - 1e-6) - off).all()
+
+
+def each_sum(loss, w, rule, rows, padding):
+    """The sums of the same rows for several paddings."""
+    run = summed(loss, w, rule, rows[0].shape[0])
+    a, s, c = rows
+    every = fast(lambda padding: jax.lax.map(lambda padding: run(a, s, c, padding)[0], padding))
+    return np.float64(every(padding)).reshape(len(padding), -1)
+
+
+def largest_change(left):
+    """How far the sum of rows in one direction moves when one of them is left out."""
+    w, *rows = near_the_weight(1, ROWS, left)
+    without = np.eye(ROWS + 1, ROWS, dtype=bool)
+    sums = each_sum(with_l2, w, 1.0, rows, without)
+    return np.linalg.norm(sums[:-1] - sums[-1], axis=1).max()
+
+
+@pytest.mark.parametrize("left", [1e-1, 1e-5])
+def test_no_row_moves_a_sum_by_more_than_the_sensitivity(left):
+    assert largest_change(left) <= 1.0
+
+
+def least_ratio():
+    """The norms of rows that cancel, in units of the norms of their terms."""
+    w, a, s, c = near_the_weight(3, ROWS, 1e-4)
+    _, info = fast(summed(with_l2, w, 1.0, ROWS))(a, s, c, np.zeros(ROWS, bool))
+    norm = lambda x: np.linalg.norm(np.float64(x), axis=-1)  # noqa: E731
+    return (info.norms / (norm(a) * norm(s) + np.abs(np.float64(c)) * norm(w.ravel()))).min()
+
+
+def test_terms_are_bounded_too():
+    """128 rows are added plainly, with z = 66.5; 64 of these in four parts, with x = 13.7 for one term."""
+    np.testing.assert_allclose(least_ratio(), 13.6875 / 66.4922, rtol=1e-3)
+    with mock.patch.object(Budget, "least", return_value=0.0):
+        assert least_ratio() < 0.01
+
+
+@pytest.mark.parametrize("plain_rows", [1, 2, 3, 4, 5, 8, 13, 63, 64, 128])
+def test_the_budget_holds_what_adding_terms_up_costs(plain_rows):
+    """The derivation in the module, part by part."""
+    budget = Budget(plain_rows, 1.0)
+    assert (budget.most_terms > 0) == (plain_rows >= 5)
+    for terms in range(1, budget.most_terms + 1):
+        for is_table in (False, True):
+            rows, parts = budget.at_a_time(is_table)
+            assert rows * parts <= plain_rows
+            cost = 2 + sum(range(2, rows + 1)) / rows + sum(range(2, parts + 1)) / parts + terms
+            allowed = 2 + sum(range(2, plain_rows + 1)) / plain_rows
+            np.testing.assert_allclose(budget.least(terms, is_table), cost / allowed)
+            assert budget.least(terms, is_table) < np.sqrt(0.5)
+
+
+def alone(loss, w, rule, rows):
+    """The norms of what each row contributes, all others left out."""
+    return np.linalg.norm(each_sum(loss, w, rule, rows, ~np.eye(rows[0].shape[0], dtype=bool)), axis=1)
+
+
+RULES = [gdpjax.Flat(1.0), gdpjax.Normalize(1.0), gdpjax.AutoS(1.0), gdpjax.PerLeaf(1.0)]
+
+
+def search(dtype):
+    """Rows over the whole range of the dtype, of which the terms cancel exactly, nearly and not at all."""
+    w, a, s, c = near_the_weight(2, 1, 0.0, jnp.float32)
+    sizes = np.array([1e-4, 1.0, 1e4, float(jnp.finfo(dtype).max) / 1e4])
+    left = [-1.0, 0.0, 1e-7, 1e-6, 1e-4, 1e-2, 0.5, 2.0, np.inf]
+    grid = [(x, y) for x in sizes for y in left]
+    factor, rest = (np.array(column) for column in zip(*grid, strict=True))
+    rows = (
+        np.broadcast_to(np.float64(a), (len(grid), SHAPE[0])), np.float64(s) / 100 * factor[:, None],
+        np.float64(c) / 100 * factor * (1 + rest),
+    )  # fmt: skip
+    with np.errstate(over="ignore"):  # some of them are infinite in half precision
+        return w.astype(dtype), [jnp.asarray(x, dtype) for x in rows]
+
+
+@pytest.mark.parametrize("rule", RULES[:2], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("loss", [with_l2, with_columns])
+def test_a_search_over_rows(rule, loss):
+    w, rows = search(jnp.float32)
+    assert alone(loss, w, rule, rows).max() <= 1.0
+
+
+def test_without_the_rounding_of_norms_the_search_would_find_a_row():
+    w, rows = search(jnp.float32)
+    with (
+        mock.patch.object(_mixed, "_rounding", return_value=0.0),
+        mock.patch.object(Budget, "least", return_value=0.0),
+    ):
+        assert alone(with_l2, w, gdpjax.Normalize(1.0), rows).max() > 2.0
+        assert alone(with_l2, w, 1.0, rows).max() > 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("loss", [with_l2, with_columns])
+def test_a_search_over_rows_rules_and_dtypes(rule, loss, dtype):
+    w, rows = search(dtype)
+    assert alone(loss, w, rule, rows).max() <= 1.0
