@@ -24,8 +24,7 @@ from gdpjax import accounting
 
 BLUE, ORANGE, RED, GREEN = "#0072B2", "#E69F00", "#D55E00", "#009E73"  # Okabe and Ito
 STYLE: Any = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none",
-    "svg.hashsalt": "gdpjax", "legend.frameon": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5,
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5,
 }  # fmt: skip
 CHOSEN_BY = {"certified": (BLUE, "-"), "CLT": (ORANGE, "--"), "MA": (RED, ":")}
 NOISE = {20: {"MA": 1.3, "CLT": 1.06}, 70: {"MA": 0.7, "CLT": 0.638}}
@@ -52,12 +51,9 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """An SVG file without its date, or a PNG file of few colours, which is a third of the size."""
-    if path.suffix == ".svg":
-        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
-        return
+    """A PNG file of few colours, which is a third of the size."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=80, bbox_inches="tight")
+    figure.savefig(buffer, dpi=90, bbox_inches="tight")
     Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
 
 
@@ -102,8 +98,8 @@ def _accuracy(
         axes.plot([across(e) for e in epochs], accuracy, style, color=color, label=name, linewidth=1.4)
         tops.append(max(accuracy))
         starts.append(accuracy[len(accuracy) // 5])
-    axes.set(xlabel=label, ylabel="test accuracy (%)", ylim=(min(starts) - 4, max(tops) + 0.7))
-    axes.legend(loc="lower right")
+    axes.set(xlabel=label, ylabel="test accuracy (%)", ylim=(min(starts) - 9, max(tops) + 0.7))
+    axes.legend(loc="lower right", fontsize=7.5)
 
 
 def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:
@@ -130,24 +126,24 @@ def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:
 
 
 def tradeoff(results: Path) -> Figure:
-    """Trade-off curves of the trained models: what the CLT says, and the certified band."""
+    """Trade-off curves of the trained models, as the power of the best test: what the CLT says, the certified band."""
     wanted = (("mnist", "sigma1.3", "MNIST"), ("adult", "adult", "Adult"), ("imdb", "imdb", "IMDb"),
               ("movielens", "movielens", "MovieLens"))  # fmt: skip
     figure, axes = plt.subplots(1, len(wanted), figsize=(2.7 * len(wanted), 2.9), layout="constrained")
     for each, (name, row, title) in zip(axes, wanted, strict=True):
         _curve(each, read(results, name)[row], title)
-    axes[0].legend(loc="upper right")
+    axes[0].legend(loc="lower right")
     return figure
 
 
 def _curve(axes: Axes, row: dict[str, Any], title: str) -> None:
     cost = row["runs"][0]["result"]["privacy"]
     run = (cost["noise_multiplier"], cost["sampling_prob"], cost["num_steps"])
-    alpha = np.concatenate([np.geomspace(1e-5, 0.05, 25), np.linspace(0.05, 1, 30)[1:]])
-    bounds = accounting.tradeoff_bounds(*run, alpha)
-    axes.plot([0, 1], [1, 0], color="0.75", linewidth=0.8)
-    axes.fill_between(alpha, *bounds, color=BLUE, alpha=0.5, linewidth=1.4, label="certified")
-    clt = accounting.gdp_tradeoff(alpha, cost["mu_clt"])
+    alpha = np.geomspace(1e-6, 1, 40)
+    lower, upper = (np.asarray(end) for end in accounting.tradeoff_bounds(*run, alpha))
+    axes.plot(alpha, alpha, color="0.75", linewidth=0.8)
+    axes.fill_between(alpha, 1 - upper, 1 - lower, color=BLUE, alpha=0.5, linewidth=1.4, label="certified")
+    clt = 1 - np.asarray(accounting.gdp_tradeoff(alpha, cost["mu_clt"]))
     axes.plot(alpha, clt, "--", color=ORANGE, label="CLT")
     found = row["found"]
     score = (
@@ -156,8 +152,8 @@ def _curve(axes: Axes, row: dict[str, Any], title: str) -> None:
         else f"{100 * found['test_accuracy']['mean']:.1f} %"
     )
     label = f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {cost['epsilon_upper']:.2f}"
-    axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$", xlim=(0, 1), ylim=(0, 1), title=label)
-    axes.set_aspect("equal")
+    axes.set(xlabel=r"type I error $\alpha$", ylabel=r"power $1 - f(\alpha)$", xscale="log", yscale="log", title=label)
+    axes.set(xlim=(1e-6, 1), ylim=(1e-6, 1.3), aspect="equal")
 
 
 def grid(results: Path) -> Figure:
@@ -166,9 +162,9 @@ def grid(results: Path) -> Figure:
 
 
 FIGURES: dict[str, Callable[[Path], Figure]] = {
-    "figure4.svg": figure4,
-    "trained_tradeoff.svg": tradeoff,
-    "accountants.png": grid,  # a file of 432 labelled cells is smaller as pixels
+    "figure4.png": figure4,
+    "trained_tradeoff.png": tradeoff,
+    "accountants.png": grid,
 }
 
 
