@@ -26,6 +26,7 @@ OPTIMIZED = (
     "tests/clipping/test_factors_sound.py",
     "tests/clipping/test_sum_bound.py",
     "tests/clipping/test_table_sum.py",
+    "tests/clipping/test_terms_that_cancel.py",
     "tests/mechanisms",
     "tests/sampling/test_poisson.py",
     "tests/tradeoff/test_compose.py",

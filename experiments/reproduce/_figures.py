@@ -24,7 +24,8 @@ from gdpjax import accounting
 
 BLUE, ORANGE, RED, GREEN = "#0072B2", "#E69F00", "#D55E00", "#009E73"  # Okabe and Ito
 STYLE: Any = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5,
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "axes.grid": True,
+    "grid.alpha": 0.25, "grid.linewidth": 0.5,
 }  # fmt: skip
 CHOSEN_BY = {"certified": (BLUE, "-"), "CLT": (ORANGE, "--"), "MA": (RED, ":")}
 NOISE = {20: {"MA": 1.3, "CLT": 1.06}, 70: {"MA": 0.7, "CLT": 0.638}}
