@@ -97,6 +97,7 @@ def explain(
     Raises:
       ValueError: as `clipped_grad`.
 
+    >>> import jax.numpy as jnp
     >>> loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]))
     >>> print(explain(loss, {"b": jnp.zeros(100), "w": jnp.zeros((200, 100))}, jnp.zeros((32, 200))))
     parameter  shape       per example  gradient       because
