@@ -21,7 +21,10 @@ INTRODUCTION = """What gdpjax takes, beside other libraries that do the same wor
 cores in turn. This page is made from the JSON files in [results/](results) by `python -m benchmarks.summary`; beside \
 each of them are its own tables, with quartiles, memory, failures and how everything was timed."""
 READING = """Times are of the machine named below and say little about yours; the ratios say more. Where a target was \
-missed it says so. A ratio above 1 is in favour of gdpjax throughout."""
+missed it says so. A ratio above 1 is in favour of gdpjax throughout.
+
+The CNN of `clipping_cpu` and `training_cpu` was measured before its max pool became two maxima of shifted images, which \
+XLA differentiates faster on a CPU, with privacy and without; `clipping_cpu_quiet` was measured after."""
 
 Row = tuple[Any, ...]
 Target = tuple[str, dict[str, Any]]
