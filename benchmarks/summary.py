@@ -23,8 +23,8 @@ each of them are its own tables, with quartiles, memory, failures and how everyt
 READING = """Times are of the machine named below and say little about yours; the ratios say more. Where a target was \
 missed it says so. A ratio above 1 is in favour of gdpjax throughout.
 
-The CNN of `clipping_cpu` and `training_cpu` was measured before its max pool became two maxima of shifted images, which \
-XLA differentiates faster on a CPU, with privacy and without; `clipping_cpu_quiet` was measured after."""
+The CNN of `clipping_cpu` and `training_cpu` was measured before its max pool became two maxima of shifted images, \
+which XLA differentiates faster on a CPU, with privacy and without; `clipping_cpu_quiet` was measured after."""
 
 Row = tuple[Any, ...]
 Target = tuple[str, dict[str, Any]]
