@@ -158,6 +158,8 @@ class ReproduceConfig:
     """Folder of the pictures."""
     seeds: int | None = None
     """Seeds of every setting. Default: one for the long MNIST trainings, three for the others."""
+    rows: tuple[str, ...] = ()
+    """Only these lines of one experiment's table, by their names; the others stay as the result file has them."""
     report: bool = False
     """Train nothing; write the tables of what is finished."""
 

@@ -7,13 +7,13 @@ of configurations that were tried, draw each one's settings at random, release t
 or inside the budget, which held-out private data are not; and every training is taken to cost what the winner does.
 """
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from experiments.errors import UserError
 from experiments.recipes._recipes import Recipe
 from experiments.sweeps import Row, Spec
+from experiments.tables import mean_and_stdev
 from gdpjax import accounting
 
 SETTINGS = ("learning_rate", "l2_clip_norm", "epsilon", "batch_size", "epochs")
@@ -33,12 +33,12 @@ def outcome(
             f"{', '.join(f'{name} = {best[name]:g}' for name in SETTINGS)}; write that there, or search again"
         )
     search, model = specs
-    tried = recipe.tried_before + len(searched)
+    tried, scores = recipe.tried_before + len(searched), [row[recipe.score] for row in found[1]]
     return {
         "dataset": model.dataset, "model": model.model, "optimizer": model.optimizer, "delta": model.delta,
         "settings": {name: winner[name] for name in (*SETTINGS, "noise_multiplier", "sampling_prob", "num_steps")},
         "score": recipe.score, "seeds": [row["seed"] for row in found[1]],
-        "test": _spread([row[recipe.score] for row in found[1]]),
+        "test": mean_and_stdev(scores) | {"values": scores},
         "cost": {name: winner[name] for name in COST},
         "published": {"score": recipe.published, "note": recipe.note} | _published(recipe, model.delta),
         "search": {
@@ -57,11 +57,6 @@ def good(rows: Sequence[Row], spec: Spec) -> list[Row]:
     if not kept:
         raise UserError(f"every trial of {spec.path} failed: {rows[0]['error'] if rows else 'there is none'}")
     return kept
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    stdev = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "stdev": stdev, "values": list(values)}
 
 
 def _published(recipe: Recipe, delta: float) -> dict[str, float]:

@@ -1,11 +1,11 @@
 """The result file of the recipes, and its table."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from experiments import records
+from experiments.tables import interval, markdown_table
 
 NAME = "recipes.json"
 HEAD = (
@@ -45,8 +45,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def markdown(result: dict[str, Any]) -> str:
     """One row for each recipe."""
-    rows = [HEAD, ["---"] * len(HEAD), *(_cells(name, each) for name, each in result["recipes"].items())]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table = markdown_table(HEAD, (_cells(name, each) for name, each in result["recipes"].items()))
     notes = [
         f"{name}: {each['published']['note']}." for name, each in result["recipes"].items() if each["published"]["note"]
     ]
@@ -69,14 +68,8 @@ def _cells(name: str, record: dict[str, Any]) -> list[str]:
     spread = "" if test["stdev"] is None else f" ± {scale * test['stdev']:.{digits}f}"
     seeds = f"{len(test['values'])} seed{'s' if len(test['values']) > 1 else ''}"
     return [
-        name, f"{scale * test['mean']:.{digits}f}{spread}{unit} ({seeds})", _interval(cost),
+        name, f"{scale * test['mean']:.{digits}f}{spread}{unit} ({seeds})", interval(cost),
         f"{cost['epsilon_clt']:.3f}", f"{cost['epsilon_moments_accountant']:.3f}", f"{cost['mu_clt']:.3f}",
-        f"{scale * published['score']:.{3 if rmse else 1}f}{unit}", _interval(published),
+        f"{scale * published['score']:.{3 if rmse else 1}f}{unit}", interval(published),
         f"{record['tuning']['mean_num_runs']}", f"{record['tuning']['epsilon']:.2f}",
     ]  # fmt: skip
-
-
-def _interval(cost: dict[str, float]) -> str:
-    """Rounded outwards, so that it stays true."""
-    lower, upper = math.floor(1000 * cost["epsilon_lower"]), math.ceil(1000 * cost["epsilon_upper"])
-    return f"[{lower / 1000:.3f}, {upper / 1000:.3f}]"

@@ -13,6 +13,7 @@ def run(config: ReproduceConfig) -> None:
     """Train what is missing, or only draw."""
     if config.seeds is not None and config.seeds < 1:
         raise UserError(f"seeds must be a whole number >= 1, got {config.seeds}")
+    _refuse_unknown(config)
     console = Console()
     if config.what == "figures":
         _figures.draw_all(config.results, config.figures, console)
@@ -24,12 +25,23 @@ def run(config: ReproduceConfig) -> None:
         _experiment(name, config, console)
 
 
+def _refuse_unknown(config: ReproduceConfig) -> None:
+    known = [row.name for row in EXPERIMENTS.get(config.what, ())]
+    if unknown := sorted(set(config.rows) - set(known)):
+        raise UserError(
+            f"reproduce {config.what} has no rows {', '.join(unknown)}; "
+            + (f"it has {', '.join(known)}" if known else "give --rows with one experiment")
+        )
+
+
 def _experiment(name: str, config: ReproduceConfig, console: Console) -> None:
-    planned = _runs.plan_runs(EXPERIMENTS[name], config.runs / name, config.seeds)
+    rows = [row for row in EXPERIMENTS[name] if row.name in config.rows or not config.rows]
+    others = [row for row in EXPERIMENTS[name] if row not in rows]
+    planned = _runs.plan_runs(rows, config.runs / name, config.seeds)
     _runs.refuse_others(planned)
     if not config.report:
         _runs.train_missing(planned, console)
-    result = _tables.result_of(name, planned)
+    result = _tables.result_of(name, _runs.done(planned) | _tables.recorded(config.results, name, others))
     path = _tables.write(config.results, name, result)
     console.print(Markdown(_tables.markdown(result)))
     console.print(f"Result: {path}", soft_wrap=True)

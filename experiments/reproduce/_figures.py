@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
             plt.close(figure)
             console.print(f"Figure: {output / name}", soft_wrap=True)
             drawn += 1
+    if (results / "reproduce_figure4.json").is_file():
+        print_sequel(results, console)
     if not drawn:
         raise UserError(f"no result file in {results}; run: python -m experiments reproduce all")
 
@@ -72,7 +74,7 @@ def figure4(results: Path) -> Figure:
         len(lengths), 3, figsize=(10.2, 3.0 * len(lengths)), layout="constrained", squeeze=False
     )
     for line, epochs in zip(axes, lengths, strict=True):
-        noise = {"certified": CERTIFIED_NOISE[epochs], **NOISE[epochs]}
+        noise = _noise(epochs)
         found = {by: rows.get(f"sigma{sigma:g}-epochs{epochs}") for by, sigma in noise.items()}
         _accuracy(line[0], found, noise, lambda e: e["epoch"], "epochs")
         _epsilons(line[1], noise, epochs)
@@ -82,6 +84,30 @@ def figure4(results: Path) -> Figure:
         line[1].set_title("what each accountant says")
         line[2].set_title("accuracy for what was spent")
     return figure
+
+
+def at_equal_cost(rows: dict[str, dict[str, Any]], epochs: int) -> dict[str, Any]:
+    """Each run's accuracy at its last epoch within what the cheapest one cost, certified; empty if one is absent."""
+    names = {by: f"sigma{sigma:g}-epochs{epochs}" for by, sigma in _noise(epochs).items()}
+    if not set(names.values()) <= set(rows):
+        return {}
+    histories = {by: rows[name]["runs"][0]["epochs"] for by, name in names.items()}
+    epsilon = min(history[-1]["epsilon_upper"] for history in histories.values())
+    last = {by: [e for e in history if e["epsilon_upper"] <= epsilon][-1] for by, history in histories.items()}
+    return {"epsilon": epsilon} | {by: each["test_accuracy"] for by, each in last.items()}
+
+
+def print_sequel(results: Path, console: Console) -> None:
+    """What each accountant's choice of noise buys for the same certified epsilon."""
+    rows = read(results, "figure4")
+    for epochs in NOISE:
+        if found := at_equal_cost(rows, epochs):
+            bought = ", ".join(f"{by} {100 * found[by]:.2f} %" for by in CHOSEN_BY)
+            console.print(f"Figure 4, {epochs} epochs, at certified epsilon {found['epsilon']:.3f}: noise by {bought}")
+
+
+def _noise(epochs: int) -> dict[str, float]:
+    return {"certified": CERTIFIED_NOISE[epochs], **NOISE[epochs]}
 
 
 def _accuracy(
@@ -167,9 +193,3 @@ FIGURES: dict[str, Callable[[Path], Figure]] = {
     "trained_tradeoff.png": tradeoff,
     "accountants.png": grid,
 }
-
-
-def at_equal_cost(rows: dict[str, dict[str, Any]], names: Sequence[str], epsilon: float) -> dict[str, float]:
-    """The accuracy of each run at its last epoch whose certified epsilon is at most ``epsilon``."""
-    kept = {name: [e for e in rows[name]["runs"][0]["epochs"] if e["epsilon_upper"] <= epsilon] for name in names}
-    return {name: epochs[-1]["test_accuracy"] for name, epochs in kept.items() if epochs}

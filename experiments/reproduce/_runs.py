@@ -63,6 +63,22 @@ def train_missing(planned: Sequence[Planned], console: Console) -> None:
             ) from stop
 
 
+class Done(NamedTuple):
+    """What is finished of a row, and how many runs it should have."""
+
+    runs: list[dict[str, Any]]
+    planned: int
+
+
+def done(planned: Sequence[Planned]) -> dict[str, Done]:
+    """What is finished, by the names of the rows."""
+    found = {run.row.name: Done([], 0) for run in planned}
+    for run in planned:
+        runs, wanted = found[run.row.name]
+        found[run.row.name] = Done([*runs, outcome(run)] if run.finished else runs, wanted + 1)
+    return found
+
+
 def outcome(run: Planned) -> dict[str, Any]:
     """The public figures of a finished run: its result, and every epoch's scores."""
     lines = [json.loads(line) for line in (run.folder / records.METRICS).read_text().splitlines()[1:]]

@@ -1,54 +1,57 @@
 """What was published beside what was found: a result file of one experiment, and its table."""
 
-import statistics
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import records
+from experiments.config import identity
 from experiments.reproduce._experiments import EXPERIMENTS, Row
-from experiments.reproduce._runs import Planned, outcome
+from experiments.reproduce._runs import Done
+from experiments.tables import interval, markdown_table, mean_and_stdev
 from gdpjax import accounting
 
 SOURCE = "arXiv:1911.11607"
 SCORES = ("test_accuracy", "test_rmse")
 
 
-def result_of(name: str, planned: Sequence[Planned]) -> dict[str, Any]:
+def result_of(name: str, done: Mapping[str, Done]) -> dict[str, Any]:
     """Everything public about the finished runs of an experiment."""
-    rows = [_row(row, [run for run in planned if run.row is row]) for row in EXPERIMENTS[name]]
-    finished = sum(run.finished for run in planned)
+    rows = [_row(row, done[row.name]) for row in EXPERIMENTS[name]]
+    finished, planned = (sum(row["seeds"][count] for row in rows) for count in ("finished", "planned"))
     return {
         "what": f"{SOURCE}, {name}: test data after the last epoch, mean and sample standard deviation over seeds",
         "command": f"python -m experiments reproduce {name}",
-        "partial": finished < len(planned),
-        "runs": {"finished": finished, "planned": len(planned)},
+        "partial": finished < planned,
+        "runs": {"finished": finished, "planned": planned},
         "rows": rows,
     }
 
 
-def _row(row: Row, planned: Sequence[Planned]) -> dict[str, Any]:
-    done = [outcome(run) for run in planned if run.finished]
-    found = {name: summary([run["result"][name] for run in done]) for name in SCORES if done and name in _names(done)}
+def recorded(folder: Path, name: str, rows: Sequence[Row]) -> dict[str, Done]:
+    """What the result file has of these rows, trained with the settings that they have now."""
+    path = folder / f"reproduce_{name}.json"
+    saved = {row["name"]: row["runs"] for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    found = {}
+    for row in rows:
+        runs = [run for run in saved.get(row.name, []) if run["result"]["config"] == identity(row.run(run["seed"]))]
+        found[row.name] = Done(runs, max(row.seeds, len(runs)))
+    return found
+
+
+def _row(row: Row, done: Done) -> dict[str, Any]:
+    runs, result = done.runs, done.runs[0]["result"] if done.runs else {}
     return {
         "name": row.name,
         "published": dict(row.published),
         "chosen": row.chosen,
-        "found": found,
-        "privacy": _privacy(done[0]["result"]["privacy"]) if done else {},
-        "seeds": {"finished": len(done), "planned": len(planned)},
-        "config": done[0]["result"]["config"] if done else {},
-        "runs": done,
+        "found": {name: mean_and_stdev([run["result"][name] for run in runs]) for name in SCORES if name in result},
+        "privacy": _privacy(result["privacy"]) if runs else {},
+        "seeds": {"finished": len(runs), "planned": done.planned},
+        "config": result.get("config", {}),
+        "runs": runs,
     }
-
-
-def _names(done: Sequence[dict[str, Any]]) -> set[str]:
-    return set(done[0]["result"])
-
-
-def summary(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and sample standard deviation, which one value does not have."""
-    return {"mean": statistics.mean(values), "stdev": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def _privacy(cost: dict[str, Any]) -> dict[str, float]:
@@ -65,14 +68,9 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [f"# {result['what']}", "", f"`{result['command']}`", ""]
     if result["partial"]:
         lines += ["**Partial: {finished} of {planned} runs are finished.**".format(**result["runs"]), ""]
-    lines += ["Published / ours.", "", _line(head), _line(["---"] * len(head))]
-    lines += [_line(_cells(row)) for row in result["rows"]]
+    lines += ["Published / ours.", "", markdown_table(head, map(_cells, result["rows"]))]
     notes = [f"{row['name']}: {row['chosen']}." for row in result["rows"] if row["chosen"]]
     return "\n".join([*lines, "", *notes]).rstrip() + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -81,11 +79,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
     def pair(name: str) -> str:
         return f"{_number(published.get(name))} / {_number(privacy.get(name))}"
 
-    certified = f"[{privacy['epsilon_lower']:.3f}, {privacy['epsilon_upper']:.3f}]" if privacy else "-"
     seeds = "{finished} of {planned}".format(**row["seeds"])
     return [
         row["name"], _score(row), pair("mu_clt"), pair("epsilon_clt"), pair("epsilon_classic"),
-        _number(privacy.get("epsilon_moments_accountant")), certified, seeds,
+        _number(privacy.get("epsilon_moments_accountant")), interval(privacy) if privacy else "-", seeds,
     ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from experiments import datasets, records
 from experiments.config import PRESETS
 from experiments.engine import build_model, initial_params, make_scores
 from experiments.plan import make_plan
-from experiments.reproduce._tables import summary
+from experiments.tables import mean_and_stdev
 from gdpjax.sampling import poisson_sample
 
 SEEDS = (0, 1, 2)
@@ -40,7 +40,7 @@ def write(results: Path, console: Console) -> None:
         "added first) and by the norm of the list of rows (not added), which breaks the stated sensitivity",
         "command": "python -m experiments reproduce imdb-clipping",
         "published": {"test_accuracy": 0.84},
-        "found": {name: summary(scores) | {"seeds": scores} for name, scores in found.items()},
+        "found": {name: mean_and_stdev(scores) | {"seeds": scores} for name, scores in found.items()},
         "fingerprint": records.fingerprint(),
     }
     results.mkdir(parents=True, exist_ok=True)

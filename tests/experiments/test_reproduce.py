@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 import gdpjax
-from experiments import cli, datasets, models, records
+from experiments import cli, datasets, models, records, tables
 from experiments.config import identity
 from experiments.datasets import Dataset
 from experiments.engine import make_scores
@@ -115,6 +116,33 @@ def test_interrupted_it_goes_on_and_the_table_says_it_is_partial(tiny, tmp_path,
     assert "long: all chosen by us." in text
 
 
+def test_rows_are_done_alone_and_the_others_stay_as_recorded(tiny, tmp_path, capsys, monkeypatch):
+    trainer = Trainer()
+    monkeypatch.setattr(_runs, "run_quietly", trainer)
+    path = tmp_path / "results" / "reproduce_adult.json"
+    assert reproduce(tmp_path, "--rows", "short") == 0
+    assert [name for name, _ in trainer.asked] == ["short-seed0", "short-seed1"]
+    short = json.loads(path.read_text())["rows"][0]
+    shutil.rmtree(tmp_path / "runs")  # as in a new clone, which has the result files only
+    assert reproduce(tmp_path, "--rows", "long") == 0
+    result = json.loads(path.read_text())
+    assert result["rows"][0] == short
+    assert [row["seeds"] for row in result["rows"]] == [{"finished": n, "planned": n} for n in (2, 1)]
+    # Without --rows, nothing that was not done in the folder of the runs is said to be done.
+    assert reproduce(tmp_path, "--report") == 0
+    assert [row["seeds"]["finished"] for row in json.loads(path.read_text())["rows"]] == [0, 1]
+    # What was recorded with other settings is not kept.
+    result["rows"][0]["runs"][1]["result"]["config"]["learning_rate"] = 9.0
+    path.write_text(json.dumps(result))
+    assert reproduce(tmp_path, "--rows", "long") == 0
+    assert json.loads(path.read_text())["rows"][0]["seeds"] == {"finished": 1, "planned": 2}
+    capsys.readouterr()
+    assert reproduce(tmp_path, "--rows", "wide") == 2
+    assert "has no rows wide; it has short, long" in capsys.readouterr().err
+    assert cli.main(["reproduce", "all", "--rows", "short"]) == 2
+    assert "give --rows with one experiment" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
     from experiments import training
@@ -200,11 +228,20 @@ def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch
     assert len(lines) == 1 + 2 * 2 * len(_grid.PROB)
 
 
-def test_equal_cost_takes_the_last_epoch_within_it():
+def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
     rows = {row["name"]: row for row in made_up("figure4")["rows"]}
-    found = _figures.at_equal_cost(rows, ["sigma1.3-epochs20", "sigma0.7-epochs70"], 1.05)
-    assert found == {"sigma1.3-epochs20": 0.97 - 0.03, "sigma0.7-epochs70": 0.97 - 0.03}
-    assert _figures.at_equal_cost(rows, ["sigma1.3-epochs20"], 0.05) == {}
+    for row in rows.values():  # the run of the moments accountant's noise costs half as much an epoch
+        for epoch in row["runs"][0]["epochs"]:
+            epoch["epsilon_upper"] *= 0.5 if row["name"] == "sigma1.3-epochs20" else 1.0
+    found = _figures.at_equal_cost(rows, 20)
+    assert found == {"epsilon": 1.0, "MA": 0.97 - 0.3 / 20, "CLT": 0.97 - 0.3 / 10, "certified": 0.97 - 0.3 / 10}
+    del rows["sigma1.06-epochs20"]
+    assert _figures.at_equal_cost(rows, 20) == {}
+
+
+def test_intervals_are_rounded_outwards():
+    """To the nearest, [5.637995, 5.641118] would become [5.638, 5.641], which is not true."""
+    assert tables.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
 
 
 def test_the_grid_tells_which_accountant_understates():
