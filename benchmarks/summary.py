@@ -9,7 +9,7 @@ test of this module fails as long as the committed page is not what the result f
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.tables import cell, table
 from benchmarks.writing import document
@@ -38,7 +38,7 @@ def read(name: str) -> dict[str, Any] | None:
 
 def page() -> str:
     """The whole page."""
-    areas = [_accounting, _clipping, _training, _sweeps]
+    areas = [_accounting, _clipping, _training, _sweeps, _experiments]
     found = [area() for area in areas]
     overview = table(
         ("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"),
@@ -238,31 +238,57 @@ def _sweeps() -> tuple[list[Row], tuple[str, str]]:
     return rows, (title, f"{body}\n\n{_missed(_targets(result))}")
 
 
+def _experiments() -> tuple[list[Row], tuple[str, str]]:
+    """The tables of the paper's experiments and of the recipes, as they are beside their result files."""
+    parts = [
+        "What was published beside what was found, and better settings; "
+        "[how to read them](../docs/reproducing.md), [and these](../docs/recipes.md)."
+    ]
+    for name in COMMANDS:
+        path = RESULTS / f"{name}.md"
+        if name.startswith(("reproduce_", "recipes")) and path.exists():
+            lines = path.read_text().splitlines()
+            partial = [line for line in lines if line.startswith("**Partial")]
+            rows = [line for line in lines if line.startswith("|")]
+            parts.append("\n\n".join([f"`{name}`", *partial, "\n".join(rows)]))
+    return [], ("Experiments", "\n\n".join(parts))
+
+
+class Command(NamedTuple):
+    """How a result file is made again: its make target, if there is one, and how long it takes on two cores."""
+
+    target: str | None
+    takes: str
+
+
 COMMANDS = {
-    "accounting_cpu": "make bench-accounting",
-    "clipping_cpu": "make bench-clipping",
-    "clipping_cpu_quiet": None,
-    "training_cpu": "make bench-training",
-    "sweeps_cpu": "make bench-sweeps",
-    "recipes": None,
-    "reproduce_mnist": None,
-    "reproduce_adult": None,
-    "reproduce_imdb": None,
-    "reproduce_movielens": None,
-    "reproduce_figure4": None,
-    "imdb_clipping": None,
+    "accounting_cpu": Command("make bench-accounting", "10 minutes"),
+    "clipping_cpu": Command("make bench-clipping", "half an hour"),
+    "clipping_cpu_quiet": Command(None, "10 minutes"),
+    "training_cpu": Command("make bench-training", "10 minutes"),
+    "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
+    "recipes": Command(None, "hours"),
+    "reproduce_mnist": Command(None, "2 hours"),
+    "reproduce_adult": Command(None, "a minute"),
+    "reproduce_imdb": Command(None, "3 minutes"),
+    "reproduce_movielens": Command(None, "10 minutes"),
+    "reproduce_figure4": Command(None, "2 hours"),
+    "imdb_clipping": Command(None, "10 minutes"),
 }
+COMMANDS_NOTE = """A command writes over its file; give make `RESULT=other.json`, and the others `--output` or \
+`--results`, to keep it. `recipes` and `reproduce` need the data (`GDPJAX_DATA`, or they are downloaded); what they \
+have finished is not done again. `accountants_grid.csv` is written by `python -m experiments reproduce figures`."""
 
 
 def _commands() -> str:
     rows = []
-    for name, target in COMMANDS.items():
+    for name, (target, takes) in COMMANDS.items():
         result = read(name)
         made_by = f"`{result['command']}`" if result else "not run yet"
-        rows.append(
-            (f"[`{name}`](results/{name}.json)" if result else f"`{name}`", f"`{target}`" if target else None, made_by)
-        )
-    return table(("results", "by make", "the command that made the file"), rows)
+        link = f"[`{name}`](results/{name}.json)" if result else f"`{name}`"
+        rows.append((link, f"`{target}`" if target else None, made_by, takes))
+    found = table(("results", "by make", "the command that made the file", "takes about"), rows)
+    return f"{COMMANDS_NOTE}\n\n{found}"
 
 
 def _machines() -> str:

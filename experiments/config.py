@@ -159,9 +159,9 @@ class ReproduceConfig:
     seeds: int | None = None
     """Seeds of every setting. Default: one for the long MNIST trainings, three for the others."""
     rows: tuple[str, ...] = ()
-    """Only these lines of one experiment's table, by their names; the others stay as the result file has them."""
+    """Train only these lines of one experiment's table, by their names."""
     report: bool = False
-    """Train nothing; write the tables of what is finished."""
+    """Train nothing; write the tables of what is finished, here or in the result files."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -187,7 +187,7 @@ def build(name: str, example: jax.ShapeDtypeStruct, num_classes: int) -> nn.Modu
     if not choice.fits(example):
         others = [other for other in MODELS if MODELS[other].fits(example)]
         got = f"{example.dtype} of shape {example.shape}"
-        raise UserError(f"model {name} is for {choice.expected}, got {got}; use --model {' or '.join(others)}")
+        raise UserError(f"model {name} is for {choice.expected}, got {got}; take {' or '.join(others)}")
     return choice.make(num_classes)
 
 

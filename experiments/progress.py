@@ -69,4 +69,6 @@ class ProgressObserver:
         self._progress.update(self._task, figures=describe(record))
         if not self._console.is_terminal:
             speed = f"{record['steps_per_second']:.1f} steps/s"
-            self._console.print(f"epoch {record['epoch']:>3}  step {record['step']:>6}  {speed}  {describe(record)}")
+            self._console.print(
+                f"epoch {record['epoch']:>3}  step {record['step']:>6}  {speed}  {describe(record)}", soft_wrap=True
+            )

@@ -35,12 +35,22 @@ def fingerprint() -> dict[str, Any]:
     return {**environment(), "flax": importlib.metadata.version("flax")}
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, or a UserError where it is absent or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing; restore it, or start anew with another --out") from error
+    except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
+        raise UserError(f"{path} is damaged ({error}); restore it, or start anew with another --out") from error
+
+
 def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
     """UserError unless the run in ``folder`` was begun with the configuration ``config``."""
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: there is no run in {folder}")
-    saved, now = json.loads(path.read_text())["config"], json.loads(json.dumps(_plain(config)))
+    saved, now = read_json(path)["config"], json.loads(json.dumps(_plain(config)))
     found = [
         f"{n}: {saved.get(n)!r} then, {now.get(n)!r} now" for n in sorted(saved | now) if saved.get(n) != now.get(n)
     ]

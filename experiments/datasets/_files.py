@@ -11,6 +11,7 @@ from pathlib import Path
 from experiments.errors import UserError
 
 ENVIRONMENT_VARIABLE = "GDPJAX_DATA"
+REPLACE = f"replace it by the original, or unset {ENVIRONMENT_VARIABLE}, so that it is downloaded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +29,15 @@ class Source:
         names = " and ".join(self.sha256) if len(self.sha256) <= 2 else f"the {len(self.sha256)} files"
         return (
             f"either set {ENVIRONMENT_VARIABLE} to a folder that holds {names} (in it or in its {self.subfolder} "
-            f"folder), or allow the download from {' or '.join(self.mirrors)}"
+            f"folder), or leave it unset and allow the download from {' or '.join(self.mirrors)}"
         )
 
 
 def fetch(source: Source) -> list[Path]:
     """The files of a source, checked, in the order of their names there; UserError where one is absent or damaged."""
     folder = os.environ.get(ENVIRONMENT_VARIABLE)
+    if folder and not Path(folder).is_dir():
+        raise UserError(f"{ENVIRONMENT_VARIABLE} is {folder}, which is no folder; correct it, or unset it to download")
     return [_local(source, Path(folder), name) for name in source.sha256] if folder else _download(source)
 
 
@@ -62,7 +65,7 @@ def read_gzip(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a readable gzip file: {error}") from error
+        raise UserError(f"{path} is not a readable gzip file ({error}); {REPLACE}") from error
 
 
 def _local(source: Source, folder: Path, name: str) -> Path:
@@ -75,7 +78,9 @@ def _local(source: Source, folder: Path, name: str) -> Path:
             content = found.read_bytes() if found == path else read_gzip(found)
             got = hashlib.sha256(content).hexdigest()
             if got != expected:
-                raise UserError(f"{found} is not the original file: its sha256 should be {expected} but is {got}")
+                raise UserError(
+                    f"{found} is not the original file: its sha256 should be {expected} but is {got}; {REPLACE}"
+                )
             return found
     places = f"{folder} or {folder / source.subfolder}"
     raise UserError(f"{source.title}: no {name} in {places} ({ENVIRONMENT_VARIABLE}): {source.both_ways}")

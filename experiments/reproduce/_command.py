@@ -36,12 +36,16 @@ def _refuse_unknown(config: ReproduceConfig) -> None:
 
 def _experiment(name: str, config: ReproduceConfig, console: Console) -> None:
     rows = [row for row in EXPERIMENTS[name] if row.name in config.rows or not config.rows]
-    others = [row for row in EXPERIMENTS[name] if row not in rows]
     planned = _runs.plan_runs(rows, config.runs / name, config.seeds)
     _runs.refuse_others(planned)
     if not config.report:
         _runs.train_missing(planned, console)
-    result = _tables.result_of(name, _runs.done(planned) | _tables.recorded(config.results, name, others))
-    path = _tables.write(config.results, name, result)
+    path = _tables.path_of(config.results, name)
+    ours = _runs.outcomes(planned)
+    before = _tables.recorded(path, EXPERIMENTS[name])
+    result = _tables.result_of(name, planned, before | ours)
+    _tables.write(path, result)
     console.print(Markdown(_tables.markdown(result)))
+    if kept := len(before.keys() - ours.keys()):
+        console.print(f"{kept} of the runs are as {path} had them, not from {config.runs}.", soft_wrap=True)
     console.print(f"Result: {path}", soft_wrap=True)

@@ -1,6 +1,5 @@
 """Pictures of the repeated experiments, drawn from the committed result files: nothing is trained here."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from rich.console import Console
 
 from experiments.errors import UserError
@@ -41,7 +39,9 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
             try:
                 figure = draw(results)
             except FileNotFoundError as error:
-                console.print(f"[yellow]{name} needs {error.filename}; train it first")
+                experiment = Path(error.filename).stem.removeprefix("reproduce_")
+                console.print(f"[yellow]{name} is left out: it needs {error.filename}", soft_wrap=True)
+                console.print(f"  which comes from: python -m experiments reproduce {experiment}", soft_wrap=True)
                 continue
             _save(figure, output / name)
             plt.close(figure)
@@ -54,10 +54,7 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """A PNG file of few colours, which is a third of the size."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=90, bbox_inches="tight")
-    Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
+    figure.savefig(path, dpi=90, bbox_inches="tight", pil_kwargs={"optimize": True})
 
 
 def read(results: Path, name: str) -> dict[str, dict[str, Any]]:
@@ -126,7 +123,7 @@ def _accuracy(
         tops.append(max(accuracy))
         starts.append(accuracy[len(accuracy) // 5])
     axes.set(xlabel=label, ylabel="test accuracy (%)", ylim=(min(starts) - 9, max(tops) + 0.7))
-    axes.legend(loc="lower right", fontsize=7.5)
+    axes.legend(loc="lower right", fontsize=7.5, frameon=True, framealpha=1, edgecolor="none")
 
 
 def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:

@@ -1,11 +1,12 @@
 """The central limit theorem and the moments accountant against the certified truth, over a wide grid.
 
-Every cell is one training: noise multiplier, batch as a part of the data, epochs; delta = 1e-5. The table is a CSV file
-beside the other results.
+Every cell is one setting of a training, accounted for and not trained: noise multiplier, batch as a part of the data,
+epochs; delta = 1e-5. The table is a CSV file beside the other results.
 """
 
 import csv
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ def compute() -> Table:
 def table(results: Path) -> Table:
     """Compute the table and write it."""
     found = compute()
+    results.mkdir(parents=True, exist_ok=True)
     with (results / FILE).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -63,6 +65,11 @@ def errors(found: Table) -> dict[str, np.ndarray]:
     return {label: found[name] / truth - 1 for label, name in names.items()}
 
 
+def _luminance(color: Sequence[float]) -> float:
+    """Of sRGB, by the usual weights: dark letters are read on what is light."""
+    return float(np.dot(color[:3], (0.299, 0.587, 0.114)))
+
+
 def draw(found: Table) -> Figure:
     """Two rows of heat maps, one for each sampling probability."""
     figure, axes = plt.subplots(2, len(PROB), figsize=(11, 6.4), layout="constrained", sharex=True, sharey=True)
@@ -73,7 +80,7 @@ def draw(found: Table) -> Figure:
             percent = 100 * error.reshape(shape)[:, column]
             image = each.imshow(percent, cmap="PuOr_r", norm=norm, aspect="auto", origin="lower")
             for (y, x), value in np.ndenumerate(percent):
-                color = "white" if abs(value) > 45 else "black"
+                color = "white" if _luminance(image.to_rgba(value)) < 0.5 else "black"
                 each.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=7.5, color=color)
             each.set(xticks=range(len(EPOCHS)), yticks=range(len(NOISE)))
             each.set_xticklabels([str(e) for e in EPOCHS])

@@ -63,20 +63,13 @@ def train_missing(planned: Sequence[Planned], console: Console) -> None:
             ) from stop
 
 
-class Done(NamedTuple):
-    """What is finished of a row, and how many runs it should have."""
-
-    runs: list[dict[str, Any]]
-    planned: int
+Outcomes = dict[tuple[str, int], dict[str, Any]]
+"""What is public of finished runs, by the name of the row and the seed."""
 
 
-def done(planned: Sequence[Planned]) -> dict[str, Done]:
-    """What is finished, by the names of the rows."""
-    found = {run.row.name: Done([], 0) for run in planned}
-    for run in planned:
-        runs, wanted = found[run.row.name]
-        found[run.row.name] = Done([*runs, outcome(run)] if run.finished else runs, wanted + 1)
-    return found
+def outcomes(planned: Sequence[Planned]) -> Outcomes:
+    """Of what is finished."""
+    return {(run.row.name, run.seed): outcome(run) for run in planned if run.finished}
 
 
 def outcome(run: Planned) -> dict[str, Any]:

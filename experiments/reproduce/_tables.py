@@ -1,14 +1,14 @@
 """What was published beside what was found: a result file of one experiment, and its table."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import records
 from experiments.config import identity
 from experiments.reproduce._experiments import EXPERIMENTS, Row
-from experiments.reproduce._runs import Done
+from experiments.reproduce._runs import Outcomes, Planned
 from experiments.tables import interval, markdown_table, mean_and_stdev
 from gdpjax import accounting
 
@@ -16,39 +16,45 @@ SOURCE = "arXiv:1911.11607"
 SCORES = ("test_accuracy", "test_rmse")
 
 
-def result_of(name: str, done: Mapping[str, Done]) -> dict[str, Any]:
+def result_of(name: str, planned: Sequence[Planned], finished: Outcomes) -> dict[str, Any]:
     """Everything public about the finished runs of an experiment."""
-    rows = [_row(row, done[row.name]) for row in EXPERIMENTS[name]]
-    finished, planned = (sum(row["seeds"][count] for row in rows) for count in ("finished", "planned"))
+    rows = [_row(row, sum(run.row is row for run in planned) or row.seeds, finished) for row in EXPERIMENTS[name]]
+    done, wanted = (sum(row["seeds"][count] for row in rows) for count in ("finished", "planned"))
     return {
         "what": f"{SOURCE}, {name}: test data after the last epoch, mean and sample standard deviation over seeds",
         "command": f"python -m experiments reproduce {name}",
-        "partial": finished < planned,
-        "runs": {"finished": finished, "planned": planned},
+        "partial": done < wanted,
+        "runs": {"finished": done, "planned": wanted},
         "rows": rows,
     }
 
 
-def recorded(folder: Path, name: str, rows: Sequence[Row]) -> dict[str, Done]:
-    """What the result file has of these rows, trained with the settings that they have now."""
-    path = folder / f"reproduce_{name}.json"
+def path_of(folder: Path, name: str) -> Path:
+    """The result file of an experiment; its table is beside it."""
+    return folder / f"reproduce_{name}.json"
+
+
+def recorded(path: Path, rows: Sequence[Row]) -> Outcomes:
+    """What an earlier result file has of runs with the settings that the rows have now; none where there is no file."""
     saved = {row["name"]: row["runs"] for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
-    found = {}
-    for row in rows:
-        runs = [run for run in saved.get(row.name, []) if run["result"]["config"] == identity(row.run(run["seed"]))]
-        found[row.name] = Done(runs, max(row.seeds, len(runs)))
-    return found
+    return {
+        (row.name, run["seed"]): run
+        for row in rows
+        for run in saved.get(row.name, [])
+        if run["result"]["config"] == identity(row.run(run["seed"]))
+    }
 
 
-def _row(row: Row, done: Done) -> dict[str, Any]:
-    runs, result = done.runs, done.runs[0]["result"] if done.runs else {}
+def _row(row: Row, planned: int, finished: Outcomes) -> dict[str, Any]:
+    runs = [run for (name, _), run in sorted(finished.items(), key=lambda item: item[0]) if name == row.name]
+    result = runs[0]["result"] if runs else {}
     return {
         "name": row.name,
         "published": dict(row.published),
         "chosen": row.chosen,
         "found": {name: mean_and_stdev([run["result"][name] for run in runs]) for name in SCORES if name in result},
         "privacy": _privacy(result["privacy"]) if runs else {},
-        "seeds": {"finished": len(runs), "planned": done.planned},
+        "seeds": {"finished": len(runs), "planned": max(planned, len(runs))},
         "config": result.get("config", {}),
         "runs": runs,
     }
@@ -101,10 +107,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def write(folder: Path, name: str, result: dict[str, Any]) -> Path:
+def write(path: Path, result: dict[str, Any]) -> None:
     """The JSON file, and the table beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"reproduce_{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     records.write_json(path, result)
     path.with_suffix(".md").write_text(markdown(result))
-    return path

@@ -1,7 +1,7 @@
 """``sweep`` and ``sweep-report``."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from experiments import datasets
 from experiments.config import SweepConfig, SweepReportConfig
+from experiments.engine import build_model
 from experiments.errors import RunInterrupted, UserError
 from experiments.keys import SEED_NOTICE
 from experiments.sweeps import _folder as folders
@@ -19,7 +20,7 @@ from experiments.sweeps._results import finish, read_rows
 from experiments.sweeps._run import Backend, Limits, LocalBackend, Observer, run_trials
 from experiments.sweeps._spec import Spec, read_spec
 from experiments.sweeps._summary import print_summary
-from experiments.sweeps._trials import list_trials, plan_trials
+from experiments.sweeps._trials import Trial, list_trials, plan_trials
 
 BackendFor = Callable[[datasets.Dataset, Observer], Backend]
 MOST_SLOTS = 8
@@ -35,8 +36,10 @@ def run(config: SweepConfig) -> None:
     run_sweep(spec, dataset_of(spec), out, config.resume, backend_for, console)
     rows = finish(out)
     page = write_report(out, rows)
-    print_summary(console, rows, folders.read_programs(out))
+    print_summary(console, rows, folders.read_programs(out), len(rows))
     console.print(f"Report: {page}", soft_wrap=True)
+    if all(row["error"] for row in rows):
+        raise UserError("every trial failed; the errors are above, and with their trials in the report")
 
 
 def dataset_of(spec: Spec) -> datasets.Dataset:
@@ -50,11 +53,12 @@ def run_sweep(
 ) -> None:
     """Every trial that is not yet on record in ``out``."""
     trials = list_trials(spec)
-    if not resume and (out / folders.SWEEP).exists():
-        raise UserError(f"{out} already holds a sweep: add --resume to continue it, or choose another --out")
+    if not resume:
+        folders.refuse_used(out)
     if isinstance(spec.seeds, tuple):
         console.print(f"[bold yellow]{SEED_NOTICE}")
     known = folders.resume(out, spec, dataset) if resume else None
+    _refuse_unfit(spec, trials, dataset)
     done = {row["trial"] for row in read_rows(out)} if resume else set()
     with ProgressObserver(console) as observer:
         observer.on_start(len(trials), len(done))
@@ -72,6 +76,13 @@ def run_sweep(
             backend.close()
 
 
+def _refuse_unfit(spec: Spec, trials: Sequence[Trial], dataset: datasets.Dataset) -> None:
+    try:
+        build_model(trials[0].config, dataset)
+    except UserError as error:
+        spec.fail(("model",), str(error))
+
+
 def report(config: SweepReportConfig) -> None:
     """The report of what there is, also while the sweep runs."""
     console = Console()
@@ -81,7 +92,8 @@ def report(config: SweepReportConfig) -> None:
     if not rows:
         raise UserError(f"no trial is finished in {config.folder}")
     page = write_report(config.folder, rows)
-    print_summary(console, rows, folders.read_programs(config.folder))
+    num_trials = folders.described(config.folder)["num_trials"]
+    print_summary(console, rows, folders.read_programs(config.folder), num_trials)
     console.print(f"Report: {page}", soft_wrap=True)
 
 

@@ -1,6 +1,5 @@
 """The folder of a sweep: which spec it belongs to, the key of its unseeded trials, the programs that were compiled.
 
-
 Not for release: ``keys.NOT_FOR_RELEASE.json``. An unseeded trial's keys come from one key drawn from the system's
 entropy when the sweep begins; kept, it makes a trial that a crash cut short the same run with the same noise when it is
 done again.
@@ -23,7 +22,7 @@ from experiments.datasets import Dataset
 from experiments.errors import UserError
 from experiments.keys import make_keys
 from experiments.sweeps._program import Keys
-from experiments.sweeps._results import RESULTS
+from experiments.sweeps._results import PARTS, RESULTS
 from experiments.sweeps._spec import Range, Spec
 from experiments.sweeps._trials import Trial
 
@@ -35,8 +34,7 @@ PROGRAMS = "programs.jsonl"
 
 def begin(folder: Path, spec: Spec, dataset: Dataset, num_trials: int) -> jax.Array:
     """Make the folder of a new sweep; returns the key of its unseeded trials."""
-    if (folder / SWEEP).exists():
-        raise UserError(f"{folder} already holds a sweep: add --resume to continue it, or choose another --out")
+    refuse_used(folder)
     key = gdpjax.fresh_key()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,17 +49,26 @@ def begin(folder: Path, spec: Spec, dataset: Dataset, num_trials: int) -> jax.Ar
     return key
 
 
+def refuse_used(folder: Path) -> None:
+    """UserError where there is a sweep, or what is left of one, which must not pass for another's results."""
+    for name in (SWEEP, PARTS, RESULTS):
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder} already holds a sweep ({name}): add --resume to continue it, or choose another --out"
+            )
+
+
 def resume(folder: Path, spec: Spec, dataset: Dataset) -> jax.Array:
     """The key of a sweep that was begun with this spec and these data; a UserError names what differs, and where."""
     if not (folder / SWEEP).is_file():
         raise UserError(f"nothing to resume: there is no sweep in {folder}")
-    saved, now = json.loads((folder / SWEEP).read_text())["sweep"], json.loads(json.dumps(described_spec(spec)))
+    saved, now = described(folder)["sweep"], json.loads(json.dumps(described_spec(spec)))
     for name in sorted(saved | now):
         if saved.get(name) != now.get(name):
             field = ("hyperparameters", name) if name in (*spec.choices, "seeds") else (name,)
             then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
             spec.fail(field, f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
-    secret = json.loads((folder / KEYS).read_text())
+    secret = records.read_json(folder / KEYS)
     if secret["data_sha256"] != dataset.digest():
         raise UserError(f"the data are not those that the sweep in {folder} was begun with; choose another --out")
     return jax.random.wrap_key_data(jnp.asarray(secret["key"], jnp.uint32))
@@ -71,7 +78,12 @@ def is_finished(folder: Path, spec: Spec) -> bool:
     """Whether a sweep of this spec was run in the folder to its end."""
     if not (folder / RESULTS).is_file() or not (folder / SWEEP).is_file():
         return False
-    return json.loads((folder / SWEEP).read_text())["sweep"] == json.loads(json.dumps(described_spec(spec)))
+    return described(folder)["sweep"] == json.loads(json.dumps(described_spec(spec)))
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """What a folder says of its sweep: ``sweep``, ``num_trials`` and ``fingerprint``."""
+    return records.read_json(folder / SWEEP)
 
 
 def described_spec(spec: Spec) -> dict[str, Any]:

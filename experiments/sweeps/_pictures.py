@@ -20,6 +20,8 @@ from experiments.sweeps._summary import CONFIGURATION, Configuration, configurat
 
 STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 PARETO, VARIED = "accuracy_against_epsilon.png", "accuracy_against_hyperparameters.png"
+MOST_DIGITS = 24
+"""Of the marks below an axis, where each value has its own: more would overlap."""
 LOGARITHMIC = 5.0
 """An axis whose ends are this factor apart is logarithmic."""
 
@@ -40,7 +42,7 @@ def save_pareto(rows: Sequence[Row], path: Path) -> None:
         # above the axes, where it can hide nothing
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, frameon=False)
         if below:
-            axes.annotate(below, (0.01, 0.02), xycoords="axes fraction", fontsize=8, color="0.4")
+            figure.suptitle(below, fontsize=8, color="0.4", x=0.01, ha="left")
         axes.grid(alpha=0.25, linewidth=0.5)
         figure.savefig(path, dpi=200)
         plt.close(figure)
@@ -81,7 +83,8 @@ def save_varied(rows: Sequence[Row], path: Path) -> bool:
             axes.remove()
         for axes in grid[:, 0]:
             axes.set(ylabel="test accuracy (%)")
-        _set_floor(grid[0, 0], accuracies)
+        if below := _set_floor(grid[0, 0], accuracies):
+            figure.suptitle(below, fontsize=8, color="0.4", x=0.01, ha="left")
         bar = figure.colorbar(dots, ax=list(grid.flat[: len(names)]), label=r"certified $\varepsilon$", aspect=25)
         _plain_numbers(bar.ax.yaxis)
         figure.savefig(path, dpi=200)
@@ -95,8 +98,9 @@ def _set_scale(axes: Axes, values: Sequence[float], ticks: bool = False) -> None
         axes.set_xscale("log")
         _plain_numbers(axes.xaxis)
     few = sorted(set(values))
-    if ticks and len(few) <= 6:
-        axes.set_xticks(few, [f"{value:g}" for value in few])
+    labels = [f"{value:.3g}" for value in few]
+    if ticks and len("  ".join(labels)) <= MOST_DIGITS:
+        axes.set_xticks(few, labels)
         axes.minorticks_off()
         axes.margins(x=0.15)
 

@@ -38,7 +38,7 @@ class ProgressObserver:
         """Say what is to run: its program is compiled first."""
         self._progress.update(self._steps, note=f"compiling: {description}")
         if not self._console.is_terminal:
-            self._console.print(description)
+            self._console.print(description, soft_wrap=True)
 
     def on_steps(self, done: int, total: int) -> None:
         """Advance within a chunk; where several run, whichever was last."""

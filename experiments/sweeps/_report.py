@@ -3,7 +3,6 @@
 import base64
 import html
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
         figures["pareto"] = _figure(target / PARETO, "Test accuracy against the certified epsilon of one training")
         if save_varied(rows, target / VARIED):
             figures["varied"] = _figure(target / VARIED, "Test accuracy against each hyperparameter that was varied")
-    described = json.loads((folder / folders.SWEEP).read_text())
+    described = folders.described(folder)
     programs = folders.read_programs(folder)
     best, front = _best(rows)
     fields = {"pareto": "", "varied": ""} | figures | {
@@ -100,7 +99,7 @@ def _best(rows: Sequence[Row]) -> tuple[str, str]:
     found = configurations(rows)
     names = [name for name in varied(rows) if name != "epsilon"]
     several = any(one.stdev is not None for one in found)
-    columns = ["certified epsilon", f"test accuracy (%){', mean and sd' if several else ''}", *names, "trials"]
+    columns = ["certified epsilon", f"test accuracy (%){', mean and sd' if several else ''}", *names, "trial"]
     best = ([f"{target:.4g}", *_cells(one, names)] for target, one in best_by_target(found))
     front = (_cells(one, names) for one in pareto_front(found))
     return _table(["epsilon at most", *columns], best), _table(columns, front)

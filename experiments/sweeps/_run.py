@@ -111,7 +111,8 @@ def run_trials(
         chunks = list(chunks_of(members, keys, backend.limits))
         steps, batch_size = chunks[0].shape
         observer.on_chunks(
-            f"{len(members)} trials of {steps} steps of {batch_size:g}: {len(chunks)} x {chunks[0].width} side by side"
+            f"{len(members)} trials of {steps} steps with batches of {batch_size:g}: {len(chunks)} chunks of up to "
+            f"{chunks[0].width} side by side, {min(len(chunks), backend.limits.slots)} at a time"
         )
         waiting |= {backend.submit(chunk): chunk for chunk in chunks}
     for future in concurrent.futures.as_completed(waiting):

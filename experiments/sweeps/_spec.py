@@ -15,6 +15,7 @@
 Everything is checked before anything is computed, and a complaint names the line.
 """
 
+import collections
 import dataclasses
 import difflib
 import math
@@ -130,6 +131,8 @@ class _Reader:
             if name not in known:
                 close = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+                if not section and name in (*HYPERPARAMETERS, "seeds"):
+                    hint = "it belongs under [hyperparameters]"
                 self.fail((*section, name), f"unknown field {name}: {hint}")
 
     def one_of(self, name: str, known: tuple[str, ...], default: str | None) -> str:
@@ -176,7 +179,7 @@ class _Reader:
         values = value if isinstance(value, list) else [value]
         if not values:
             self.fail(field, f"{name} = [] leaves nothing to search: give a value, or remove the field for the default")
-        return tuple(dict.fromkeys(map(one, values)))
+        return self.distinct(field, [one(v) for v in values])
 
     def range(self, field: tuple[str, ...], value: dict[str, Any], search: str, one: Callable[[Any], float]) -> Range:
         name, log = field[-1], value.get("log", False)
@@ -189,14 +192,22 @@ class _Reader:
         if ("count" in value) != (search == "grid"):
             what = "needs its count in a grid" if search == "grid" else "has no count in a random search: remove it"
             self.fail(field, f"the range of {name} {what}")
-        return Range(low, high, self.whole(field, value["count"], least=2) if search == "grid" else None, log)
+        return Range(
+            low, high, self.whole((*field, "count"), value["count"], least=2) if search == "grid" else None, log
+        )
 
     def seeds(self, field: tuple[str, ...], value: Any) -> int | tuple[int, ...]:
         if isinstance(value, list):
             if not value:
                 self.fail(field, "seeds = [] leaves nothing to train: give a number, or a list of seeds")
-            return tuple(dict.fromkeys(self.whole(field, seed, least=0, most=2**32 - 1) for seed in value))
+            return self.distinct(field, [self.whole(field, seed, least=0, most=2**32 - 1) for seed in value])
         return self.whole(field, value)
+
+    def distinct(self, field: tuple[str, ...], values: list[Any]) -> tuple[Any, ...]:
+        for value, times in collections.Counter(values).items():
+            if times > 1:
+                self.fail(field, f"{field[-1]} lists {value:g} {times} times; each is trained once, so list it once")
+        return tuple(values)
 
     def number(self, field: tuple[str, ...], value: Any, below: float = math.inf) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:

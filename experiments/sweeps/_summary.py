@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.sweeps._results import Row
@@ -21,6 +22,7 @@ from gdpjax import accounting
 CONFIGURATION = ("learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "batch_size", "epochs")
 BUDGETS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 MOST_TARGETS = 12
+MOST_ERRORS = 3
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 129)])
 
 
@@ -124,7 +126,7 @@ def price(rows: Sequence[Row]) -> Price | None:
     )
 
 
-def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict[str, Any]]) -> None:
+def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict[str, Any]], num_trials: int) -> None:
     """The best by target, what failed, and how much was compiled."""
     delta = next((row["delta"] for row in rows), None)
     table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta:g})")
@@ -137,10 +139,13 @@ def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict
         cells = [f"{target:.4g}", f"{one.epsilon_upper:.4g}", f"{100 * one.mean:.1f}{spread} %"]
         table.add_row(*cells, *(f"{one.settings[name]:.4g}" for name in names))
     console.print(table)
-    failed = sum(row["error"] is not None for row in rows)
+    errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
     compiled = sum(program["num_compiled"] for program in programs)
     shapes = len({(program["num_steps"], program["batch_size"]) for program in programs})
     console.print(
-        f"{count(len(rows), 'trial')}, {failed} failed; {count(compiled, 'compilation')} for {count(shapes, 'shape')}."
+        f"{len(rows)} of {count(num_trials, 'trial')} are over, {errors.total()} failed; "
+        f"{count(compiled, 'compilation')} for {count(shapes, 'shape')}."
     )
+    for error, times in errors.most_common(MOST_ERRORS):
+        console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
     console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")

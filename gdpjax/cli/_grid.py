@@ -104,8 +104,9 @@ def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Gri
         ]
         cells.append(text + [_format(name, values[name]) for name in derived])
         runs.append([values[name] for name in ("noise_multiplier", "sampling_prob", "num_steps", "delta")])
-    bad.sort(key=lambda row: int(row.place.split()[1]))
-    return Grid([*columns, *derived], cells, np.array(runs, np.float64).reshape(-1, 4), bad)
+    once = list(dict.fromkeys(bad))  # a bad line is bad with every combination of the options
+    once.sort(key=lambda row: int(row.place.split()[1]))
+    return Grid([*columns, *derived], cells, np.array(runs, np.float64).reshape(-1, 4), once)
 
 
 def _resolve(columns: Sequence[str], cells: Sequence[str]) -> dict[str, float]:

@@ -192,6 +192,13 @@ def traced(call: Call) -> Traced:
             f"loss_fn names an axis across examples ({error}); it sees one example only, and a statistic of the batch "
             "(such as BatchNorm's) would let one example reach every gradient: use GroupNorm or LayerNorm"
         ) from error
+    except (TypeError, ValueError, IndexError) as error:  # whatever the loss makes of what it was not written for
+        shapes = {n: jax.tree.map(jnp.shape, row) for n, row in zip(call.spec.batch_argnums, rows, strict=True)}
+        error.add_note(
+            f"gdpjax calls loss_fn with ONE example: by batch_argnums={call.spec.batch_argnums} these arguments come "
+            f"without their batch axis, with shapes {shapes}, and all others come whole"
+        )
+        raise
     if jaxpr.effects:
         raise ValueError(
             f"loss_fn has side effects ({', '.join(sorted(str(e) for e in jaxpr.effects))}), which would show private "

@@ -112,6 +112,32 @@ _ROLLING_BACK = (optax.MultiStepsState, optax.ApplyIfFiniteState, optax.Conditio
 """States of optax wrappers that do not call what they wrap exactly once per step."""
 
 
+def _stateful_before(tree: PyTree) -> str | None:
+    """The optax state that stands before the ledger's in a chain and holds numbers of its own, by name, or None."""
+    if isinstance(tree, LedgerState):
+        return None
+    children = _children(tree)
+    if type(tree) is tuple:  # a chain's
+        last = max((index for index, child in enumerate(children) if _ledgers(child)), default=0)
+        before = (_stateful(child) for child in children[:last] if not _ledgers(child))
+        if name := next(filter(None, before), None):
+            return name
+    return next(filter(None, map(_stateful_before, children)), None)
+
+
+def _stateful(tree: PyTree) -> str | None:
+    """The first optax state in a tree that holds arrays, by name, or None."""
+    if type(tree) is tuple:
+        return next(filter(None, map(_stateful, tree)), None)
+    is_optax = type(tree).__module__.partition(".")[0] == "optax"
+    return type(tree).__name__ if is_optax and jax.tree.leaves(tree) else None
+
+
+def _children(tree: PyTree) -> list[PyTree]:
+    level = jax.tree_util.default_registry.flatten_one_level(tree)
+    return [] if level is None else list(level[0])
+
+
 def _ledgers(tree: PyTree) -> list[LedgerState]:
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LedgerState))
     return [leaf for leaf in leaves if isinstance(leaf, LedgerState)]
@@ -128,7 +154,8 @@ def ledger_of(opt_state: PyTree) -> Ledger:
 
     Raises:
       ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside
-        optax.MultiSteps, apply_if_finite or conditionally_transform.
+        optax.MultiSteps, apply_if_finite or conditionally_transform, or an optax transform with a state of its own
+        (adam, momentum, a schedule) before it in the chain.
     """
     # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
     found = ledger_state_of(opt_state)
@@ -145,6 +172,11 @@ def ledger_state_of(opt_state: PyTree) -> LedgerState:
                 "its steps, so that noise and ledger no longer describe what was released; put such wrappers after "
                 "gdpjax.privatize in the chain, and add microbatches up with gdpjax.accumulate_clipped"
             )
+    if before := _stateful_before(opt_state):
+        raise ValueError(
+            f"{before.removesuffix('State')} comes before the private transform in the chain and changes the clipped "
+            "sums, so that their sensitivity is not the one that the noise is for; put it after gdpjax.privatize"
+        )
     if not found:
         raise ValueError("the optimizer state holds no ledger; was it made by a chain with gdpjax.privatize in it?")
     if len(found) > 1:

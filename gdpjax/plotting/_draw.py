@@ -1,6 +1,7 @@
 """The curves on paper: matplotlib figures one column wide, drawn without touching any global state."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -148,8 +149,14 @@ def save_figure(figure: "Figure", path: "str | os.PathLike[str]") -> None:
         ValueError: another suffix.
     """
     suffix = check_path(path)
-    with _matplotlib().rc_context(_STYLE):
-        figure.savefig(path, dpi=300, metadata=_METADATA[suffix])
+    fonts = logging.getLogger("fontTools")  # which warns of the date in matplotlib's own font
+    level = fonts.level
+    fonts.setLevel(logging.ERROR)
+    try:
+        with _matplotlib().rc_context(_STYLE):
+            figure.savefig(path, dpi=300, metadata=_METADATA[suffix])
+    finally:
+        fonts.setLevel(level)
 
 
 def check_path(path: "str | os.PathLike[str]") -> str:

@@ -1,5 +1,11 @@
-"""A sweep on a real Ray cluster of two nodes, one of which is removed in the middle: ``python on_ray.py FOLDER``."""
+"""Sweeps on real Ray clusters, each part a process of its own.
 
+``on_ray.py two-nodes FOLDER``: a cluster of two nodes and a sweep, in the middle of which one node is removed.
+``on_ray.py cluster``: a cluster of one node, until standard input ends.
+``on_ray.py begin FOLDER ADDRESS`` and ``resume``: a sweep on it, to be killed.
+"""
+
+import functools
 import io
 import json
 import sys
@@ -17,7 +23,30 @@ from experiments.sweeps._ray import RayBackend
 from tests.experiments.sweeps import SEVERAL, small, spec_of
 
 
-def main(folder):
+def sweep(folder, resume, backend_for):
+    spec, dataset = spec_of(SEVERAL), small(datasets.load("digits"))
+    _command.run_sweep(spec, dataset, folder, resume, backend_for, Console(file=io.StringIO()))
+
+
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    print(made.address, flush=True)
+    sys.stdin.read()
+    made.shutdown()
+
+
+def driver(folder, address, resume):
+    class Talking(_command.ProgressObserver):
+        def on_chunk(self, rows):
+            print("chunk", len(rows), flush=True)
+
+    _command.ProgressObserver = Talking
+    sweep(Path(folder), resume, lambda dataset, observer: RayBackend(dataset, 2, 10**9, address))
+
+
+def two_nodes(folder):
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -47,11 +76,15 @@ def main(folder):
 
     _command.ProgressObserver = Watching
     shutdown, RayBackend.close = RayBackend.close, close
-    spec, dataset = spec_of(SEVERAL), small(datasets.load("digits"))
-    _command.run_sweep(spec, dataset, folder, False, backend_for, Console(file=io.StringIO()))
+    sweep(Path(folder), False, backend_for)
     cluster.shutdown()
     print(json.dumps(story))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    what, *arguments = sys.argv[1:]
+    ways = {
+        "two-nodes": two_nodes, "cluster": cluster, "begin": functools.partial(driver, resume=False),
+        "resume": functools.partial(driver, resume=True),
+    }  # fmt: skip
+    ways[what](*arguments)

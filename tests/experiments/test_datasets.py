@@ -74,7 +74,7 @@ def test_mnist_wrong_checksum_names_the_file(tmp_path, monkeypatch, fake_files):
 
 def test_mnist_absent_says_both_ways(tmp_path, monkeypatch):
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or allow the download"):
+    with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or leave it unset and allow the download"):
         datasets.load("mnist")
 
 
@@ -127,7 +127,7 @@ def test_mnist_download_of_a_damaged_file_names_it(no_folder, monkeypatch, fake_
 
 def test_mnist_without_folder_or_network_says_both_ways(no_folder, monkeypatch):
     monkeypatch.setattr(_mnist, "MIRRORS", ("http://127.0.0.1:9/", "http://127.0.0.1:9/again/"))
-    with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or allow the download"):
+    with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or leave it unset and allow the download"):
         datasets.load("mnist")
 
 
@@ -161,9 +161,14 @@ def test_adult_is_read_packed_or_not(adult, name, pack):
 @pytest.mark.parametrize(
     ("name", "content", "honest", "message"),
     [
-        ("a9a", PEOPLE[:-3], PEOPLE, "a9a is not the original file"),
+        (
+            "a9a",
+            PEOPLE[:-3],
+            PEOPLE,
+            "a9a is not the original file.*; replace it by the original, or unset GDPJAX_DATA",
+        ),
         ("a9a.gz", gzip.compress(PEOPLE)[:-9], PEOPLE, r"a9a\.gz is not a readable gzip file"),
-        ("a9a.txt", PEOPLE, PEOPLE, r"Adult: no a9a in .*set GDPJAX_DATA.*or allow the download"),
+        ("a9a.txt", PEOPLE, PEOPLE, r"Adult: no a9a in .*set GDPJAX_DATA.*or leave it unset and allow the download"),
         ("a9a", b"+1 1:1\n-1 124:1\n", b"+1 1:1\n-1 124:1\n", r"a9a, line 2: expected -1 or \+1.* got '-1 124:1'"),
         ("a9a", b"2 1:1\n", b"2 1:1\n", r"a9a, line 1: expected"),
     ],

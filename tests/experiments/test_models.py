@@ -47,7 +47,7 @@ def test_one_example_equals_a_batch_of_one(name):
 
 
 def test_paper_cnn_refuses_other_images():
-    with pytest.raises(UserError, match=r"\(28, 28, 1\), got float32 of shape \(8, 8, 1\); use --model mlp"):
+    with pytest.raises(UserError, match=r"\(28, 28, 1\), got float32 of shape \(8, 8, 1\); take mlp"):
         models.build("paper_cnn", EXAMPLES["mlp"], 10)
 
 

@@ -116,27 +116,35 @@ def test_interrupted_it_goes_on_and_the_table_says_it_is_partial(tiny, tmp_path,
     assert "long: all chosen by us." in text
 
 
-def test_rows_are_done_alone_and_the_others_stay_as_recorded(tiny, tmp_path, capsys, monkeypatch):
+def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
+    """A new clone has the result files, but not the folders of the runs, which took hours."""
     trainer = Trainer()
     monkeypatch.setattr(_runs, "run_quietly", trainer)
-    path = tmp_path / "results" / "reproduce_adult.json"
+    path, runs = tmp_path / "results" / "reproduce_adult.json", tmp_path / "runs"
     assert reproduce(tmp_path, "--rows", "short") == 0
     assert [name for name, _ in trainer.asked] == ["short-seed0", "short-seed1"]
-    short = json.loads(path.read_text())["rows"][0]
-    shutil.rmtree(tmp_path / "runs")  # as in a new clone, which has the result files only
-    assert reproduce(tmp_path, "--rows", "long") == 0
-    result = json.loads(path.read_text())
-    assert result["rows"][0] == short
-    assert [row["seeds"] for row in result["rows"]] == [{"finished": n, "planned": n} for n in (2, 1)]
-    # Without --rows, nothing that was not done in the folder of the runs is said to be done.
-    assert reproduce(tmp_path, "--report") == 0
-    assert [row["seeds"]["finished"] for row in json.loads(path.read_text())["rows"]] == [0, 1]
-    # What was recorded with other settings is not kept.
-    result["rows"][0]["runs"][1]["result"]["config"]["learning_rate"] = 9.0
-    path.write_text(json.dumps(result))
-    assert reproduce(tmp_path, "--rows", "long") == 0
-    assert json.loads(path.read_text())["rows"][0]["seeds"] == {"finished": 1, "planned": 2}
+    before = path.read_bytes()
+    shutil.rmtree(runs)
     capsys.readouterr()
+    assert reproduce(tmp_path, "--report") == 0
+    assert f"2 of the runs are as {path} had them, not from {runs}" in capsys.readouterr().out
+    assert path.read_bytes() == before
+    assert reproduce(tmp_path, "--rows", "long") == 0
+    assert trainer.asked[2:] == [("long-seed0", False)], "what is recorded is no reason to train it"
+    result = json.loads(path.read_text())
+    assert result["rows"][0] == json.loads(before)["rows"][0]
+    assert [row["seeds"] for row in result["rows"]] == [{"finished": n, "planned": n} for n in (2, 1)]
+    # What was recorded with other settings is not kept, and what is done again takes the place of what was.
+    result["rows"][0]["runs"][1]["result"]["config"]["learning_rate"] = 9.0
+    result["rows"][1]["runs"][0]["steps_per_second"] = 9.0
+    path.write_text(json.dumps(result))
+    assert reproduce(tmp_path, "--report") == 0
+    short, long = json.loads(path.read_text())["rows"]
+    assert short["seeds"] == {"finished": 1, "planned": 2}
+    assert long["runs"][0]["steps_per_second"] == 5.0
+
+
+def test_rows_that_are_not_there_are_refused(tiny, tmp_path, capsys):
     assert reproduce(tmp_path, "--rows", "wide") == 2
     assert "has no rows wide; it has short, long" in capsys.readouterr().err
     assert cli.main(["reproduce", "all", "--rows", "short"]) == 2

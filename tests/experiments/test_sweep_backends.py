@@ -181,17 +181,23 @@ def test_local_places(monkeypatch):
     backend.close()
 
 
+def ray_process(*arguments):
+    """Ray's own warnings are its business: it runs in processes of its own."""
+    pytest.importorskip("ray", reason="needs the extra distributed")
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    command = [sys.executable, on_ray.__file__, *map(str, arguments)]
+    piped = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, env={**os.environ, **quiet}, text=True, **piped)
+
+
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_node_gives_the_same_rows(tmp_path, small_digits):
     """Two real nodes, one of which is removed while its chunk runs: as on this machine alone, row for row."""
-    pytest.importorskip("ray", reason="needs the extra distributed")
     run_small(SEVERAL, small_digits, tmp_path / "local")
-    # Ray's own warnings are its business: it runs in a process of its own.
-    command = [sys.executable, str(Path(on_ray.__file__)), str(tmp_path / "ray")]
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-    done = subprocess.run(command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=540)
-    assert done.returncode == 0, done.stderr[-4000:]
-    story = json.loads(done.stdout.splitlines()[-1])
+    with ray_process("two-nodes", tmp_path / "ray") as process:
+        said, complaints = process.communicate(timeout=540)
+    assert process.returncode == 0, complaints[-4000:]
+    story = json.loads(said.splitlines()[-1])
     assert story["nodes"] == 2
     assert story["removed_after"] < 7, "both nodes had a chunk when one was removed"
     assert story["left"] == 1
@@ -199,3 +205,24 @@ def test_a_cluster_that_loses_a_node_gives_the_same_rows(tmp_path, small_digits)
     assert [row | {"seconds": 0} for row in theirs] == [row | {"seconds": 0} for row in ours]
     parts = [row["trial"] for rows in story["chunks"] for row in rows]
     assert sorted(parts) == list(range(8)), "each trial on record once"
+
+
+@pytest.mark.slow
+def test_killed_on_a_cluster_and_resumed_loses_and_repeats_nothing(tmp_path, small_digits):
+    run_small(SEVERAL, small_digits, tmp_path / "local")
+    folder = tmp_path / "ray"
+    with ray_process("cluster") as cluster:
+        address = cluster.stdout.readline().strip()
+        with ray_process("begin", folder, address) as killed:
+            assert killed.stdout.readline() == "chunk 2\n"
+            killed.kill()
+            killed.communicate()
+        kept = [row["trial"] for row in read_rows(folder)]
+        assert 2 <= len(kept) < 8, "killed in the middle"
+        with ray_process("resume", folder, address) as resumed:
+            said, complaints = resumed.communicate(timeout=540)
+        assert resumed.returncode == 0, complaints[-4000:]
+        assert said == "chunk 2\n" * ((8 - len(kept)) // 2), "what was on record is not done again"
+        cluster.communicate(timeout=60)
+    ours, theirs = read_rows(tmp_path / "local"), read_rows(folder)
+    assert [row | {"seconds": 0} for row in theirs] == [row | {"seconds": 0} for row in ours]

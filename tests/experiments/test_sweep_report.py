@@ -99,7 +99,7 @@ def test_a_thousand_trials(large):
 def test_the_command(large, capsys):
     assert cli.main(["sweep-report", str(large)]) == 0
     said = capsys.readouterr().out
-    assert "1000 trials, 10 failed; 1 compilation for 1 shape" in said
+    assert "1000 of 1000 trials are over, 10 failed; 1 compilation for 1 shape" in said
     assert "costs privacy too" in said
 
 
@@ -159,4 +159,4 @@ def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
     write_part(tmp_path, [dict.fromkeys(COLUMNS) | {"trial": 0, "delta": 1e-5, "error": "refused: too little noise"}])
     page = _report.write_report(tmp_path, read_rows(tmp_path))
     assert "refused: too little noise" in page.read_text()
-    _summary.print_summary(Console(file=io.StringIO()), read_rows(tmp_path), [])
+    _summary.print_summary(Console(file=io.StringIO()), read_rows(tmp_path), [], 3)

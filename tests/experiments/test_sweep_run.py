@@ -1,6 +1,7 @@
 """Sweeps that run: one program for each shape, each trial as if alone, and nothing lost."""
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from experiments import datasets
+from experiments import cli, datasets
 from experiments.config import identity
 from experiments.engine import build_engine, build_model, build_training
 from experiments.errors import UserError
@@ -20,7 +21,7 @@ from experiments.keys import make_keys
 from experiments.plan import make_plan
 from experiments.sweeps import _folder, _program, _run, _worker
 from experiments.sweeps._program import lane, make_program
-from experiments.sweeps._results import PARTS, finish, read_rows, write_part
+from experiments.sweeps._results import PARTS, RESULTS, finish, read_rows, write_part
 from experiments.sweeps._run import run_trials
 from experiments.sweeps._trials import list_trials, plan_trials
 from experiments.sweeps._worker import arguments_of, compile_shape
@@ -262,7 +263,7 @@ def _parts(path):
 
 
 def test_a_folder_of_another_sweep_is_refused(several, small_digits):
-    with pytest.raises(UserError, match="already holds a sweep: add --resume"):
+    with pytest.raises(UserError, match=r"already holds a sweep \(sweep.json\): add --resume"):
         run_small(SEVERAL, small_digits, several)
     other = SEVERAL.replace("[2.0, 4.0]", "[2.0, 5.0]")
     message = r"sweep.toml, line 8: noise_multiplier is \[2.0, 5.0\] here, but \[2.0, 4.0\] in the sweep in .*; restore"
@@ -275,6 +276,49 @@ def test_a_folder_of_another_sweep_is_refused(several, small_digits):
         run_small(SEVERAL, changed, several, resume=True)
     with pytest.raises(UserError, match="nothing to resume"):
         run_small(SEVERAL, small_digits, several / "none", resume=True)
+
+
+def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_path, small_digits):
+    finish(several)
+    for name in (PARTS, RESULTS):
+        folder = tmp_path / name.split(".")[0]
+        folder.mkdir()
+        (shutil.copytree if (several / name).is_dir() else shutil.copy)(several / name, folder / name)
+        with pytest.raises(UserError, match=rf"already holds a sweep \({name}\): add --resume"):
+            run_small(SEVERAL.replace("epochs = 1", "epochs = 2"), small_digits, folder)
+        assert [path.name for path in folder.iterdir()] == [name], "nothing is written there"
+
+
+def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
+    finish(several)
+    folder = tmp_path / "sweep"
+    shutil.copytree(several, folder)
+    (folder / _folder.KEYS).unlink()
+    with pytest.raises(UserError, match=f"{_folder.KEYS} is missing; restore it"):
+        run_small(SEVERAL, small_digits, folder, resume=True)
+    (folder / _folder.SWEEP).write_text('{"sweep": ')
+    with pytest.raises(UserError, match=f"{_folder.SWEEP} is damaged .*; restore it"):
+        run_small(SEVERAL, small_digits, folder, resume=True)
+    assert cli.main(["sweep-report", str(folder)]) == 2
+
+
+def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, small_digits):
+    with pytest.raises(UserError, match=r"sweep.toml, line 1: model paper_cnn is for images of shape \(28, 28, 1\)"):
+        run_small('model = "paper_cnn"' + SMALL, small_digits, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_of_failures_says_why_and_fails(tmp_path, capsys, monkeypatch, small_digits):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(datasets.LOADERS, "digits", lambda: small_digits)
+    Path("sweep.toml").write_text(SMALL + "noise_multiplier = [0.04, 0.05]\n")
+    assert cli.main(["sweep", "sweep.toml"]) == 2
+    said = capsys.readouterr()
+    assert "2 of 2 trials are over, 2 failed" in said.out
+    assert "1 trial failed: refused: " in said.out
+    assert "too small for finite noise" in said.out
+    assert "every trial failed" in said.err
+    assert Path("runs/sweep-sweep/report/index.html").is_file()
 
 
 def test_a_damaged_part_is_named(several, tmp_path):

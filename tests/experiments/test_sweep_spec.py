@@ -30,6 +30,14 @@ BAD = {
     "a table that is none": (HEAD + "hyperparameters = 3\n", "line 2: hyperparameters must be a table"),
     "empty list": (TABLE + "learning_rate = []\n", "line 3: learning_rate = [] leaves nothing to search"),
     "empty seeds": (TABLE + "seeds = []\n", "line 3: seeds = [] leaves nothing"),
+    "twice": (TABLE + "learning_rate = [1, 0.5, 1.0]\n", "line 3: learning_rate lists 1 2 times"),
+    "a seed twice": (TABLE + "seeds = [3, 3]\n", "line 3: seeds lists 3 2 times"),
+    "one step of a range": (
+        TABLE + "epsilon = { min = 1, max = 2, count = 1 }\n", "line 3: count must be a whole number from 2",
+    ),
+    "outside its table": (
+        HEAD + "learning_rate = 1.0\n", "line 2: unknown field learning_rate: it belongs under [hyperparameters]",
+    ),
     "empty range": (TABLE + "epsilon = { min = 2, max = 1, count = 3 }\n", "line 3: the range of epsilon is empty"),
     "no trials": (HEAD + 'search = "random"\nnum_configurations = 0\n', "line 3: num_configurations must be a whole"),
     "random without a number": (HEAD + 'search = "random"\n', "line 2: search = "),
@@ -75,7 +83,7 @@ def test_one_program_may_vary_what_is_traced():
 
 
 def test_grid_is_every_combination_once():
-    trials = list_trials(spec_of(SMALL + "learning_rate = [0.1, 0.1, 0.2]\nepsilon = 2.0\nseeds = [7, 8]\n"))
+    trials = list_trials(spec_of(SMALL + "learning_rate = [0.1, 0.2]\nepsilon = 2.0\nseeds = [7, 8]\n"))
     assert [t.number for t in trials] == [0, 1, 2, 3]
     assert [(t.settings["learning_rate"], t.seed) for t in trials] == [(0.1, 7), (0.1, 8), (0.2, 7), (0.2, 8)]
     logarithmic = list_trials(spec_of(SMALL + "learning_rate = { min = 0.01, max = 1, count = 3, log = true }\n"))

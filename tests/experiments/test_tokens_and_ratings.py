@@ -99,7 +99,9 @@ def test_another_file_and_an_absent_one(tmp_path, monkeypatch, name, module):
     with pytest.raises(UserError, match=r"small\.npz is not the original file"):
         datasets.load(name)
     (tmp_path / "small.npz").unlink()
-    with pytest.raises(UserError, match=r"set GDPJAX_DATA to a folder that holds .*or allow the download"):
+    with pytest.raises(
+        UserError, match=r"set GDPJAX_DATA to a folder that holds .*or leave it unset and allow the download"
+    ):
         datasets.load(name)
 
 

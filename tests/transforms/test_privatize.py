@@ -424,6 +424,25 @@ def test_wrappers_that_skip_or_repeat_steps_have_no_ledger(name):
     assert len(gdpjax.ledger_of(outside.init(params))) == 0
 
 
+BEFORE = {
+    "ScaleByAdam": lambda: optax.adam(0.1),
+    "Trace": lambda: optax.trace(0.9),
+    "ScaleBySchedule": lambda: optax.scale_by_schedule(lambda count: 0.5),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_transforms_with_a_state_before_the_noise_have_no_ledger(name):
+    """Trap 28: the sums that adam or momentum returns have another sensitivity than the clipped ones."""
+    params = {"w": jnp.zeros(4)}
+    for chain in (lambda a, b: optax.chain(a, b), lambda a, b: optax.chain(optax.chain(optax.scale(1.0), a), b)):
+        with pytest.raises(ValueError, match=f"{name} comes before the private transform"):
+            gdpjax.ledger_of(chain(BEFORE[name](), make()).init(params))
+        assert len(gdpjax.ledger_of(chain(make(), BEFORE[name]()).init(params))) == 0
+    clipped_in_the_chain = optax.chain(gdpjax.clip_and_sum(1.0), make(), optax.adam(0.1))
+    assert len(gdpjax.ledger_of(clipped_in_the_chain.init(params))) == 0
+
+
 def test_complex_leaves_are_refused():
     with pytest.raises(ValueError, match="complex"):
         gdpjax.clip_and_sum(1.0).update({"a": jnp.ones((3, 2), complex)}, optax.EmptyState())
