@@ -71,7 +71,10 @@ def two_nodes(folder):
         cluster.remove_node(doomed, allow_graceful=False)
 
     def close(self):
-        story["left"] = sum(node["Alive"] for node in self._ray.nodes())
+        deadline = time.monotonic() + 60  # Ray may hear of the loss only after the last chunk
+        while (left := sum(node["Alive"] for node in self._ray.nodes())) > 1 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        story["left"] = left
         shutdown(self)
 
     _command.ProgressObserver = Watching

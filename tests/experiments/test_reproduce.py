@@ -227,7 +227,9 @@ def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(_grid, "EPOCHS", (1, 5))
     options = ["--results", str(tmp_path), "--figures", str(tmp_path / "figures")]
     assert cli.main(["reproduce", "figures", *options]) == 0  # the grid needs no training
-    assert "train it first" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "figure4.png is left out: it needs" in said
+    assert "which comes from: python -m experiments reproduce figure4" in said
     for name in EXPERIMENTS:
         (tmp_path / f"reproduce_{name}.json").write_text(json.dumps(made_up(name)))
     assert cli.main(["reproduce", "figures", *options]) == 0
