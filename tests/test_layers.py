@@ -86,6 +86,6 @@ EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}, "training": {"orbax"}}
 """Packages that are not required, by the part that may import them when they are needed."""
 STANDARD = {
     "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal", "enum",
-    "fractions", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers",
-    "os", "pathlib", "platform", "queue", "shutil", "sys", "time", "typing",
+    "fractions", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math",
+    "numbers", "os", "pathlib", "platform", "queue", "shutil", "sys", "time", "typing",
 }  # fmt: skip
