@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from gdpjax import Bounds
 from gdpjax.accounting import (
     clt_epsilon,
     clt_is_reliable,
     clt_mu_poisson,
     epsilon_bounds,
     moments_accountant_epsilon,
-    mu_bounds,
 )
 from gdpjax.cli import _sweep, main
 from gdpjax.cli._grid import make_grid, parse_values
@@ -130,10 +130,18 @@ def test_grid_is_the_product_and_the_numbers_are_the_accountants(tmp_path, capsy
     assert set(reliable.tolist()) == {True, False}
 
 
-def test_mu_is_added_on_request():
+def test_mu_is_added_on_request(monkeypatch):
+    """What is added is the upper end of the row's own `mu_bounds`, which are tested elsewhere and take long."""
+    asked = []
+
+    def bounds(*run):
+        asked.append([np.asarray(value).tolist() for value in run])
+        return Bounds(np.array([0.25]), np.array([0.5]))
+
+    monkeypatch.setattr(_sweep, "mu_bounds", bounds)
     ((*_, upper, failure),) = _sweep.evaluate(np.array([[2.0, 0.01, 10.0, 1e-5]]), with_mu=True)
-    assert float(upper) == mu_bounds(2.0, 0.01, 10, 1e-10).upper
-    assert failure == "1e-10"
+    assert asked == [[[2.0], [0.01], [10.0], 1e-10]]
+    assert (upper, failure) == ("0.5", "1e-10")
 
 
 FILE = """\

@@ -1,5 +1,6 @@
 """Pictures of the repeated experiments, drawn from the committed result files: nothing is trained here."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 from rich.console import Console
 
 from experiments.errors import UserError
@@ -54,7 +56,11 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=90, bbox_inches="tight", pil_kwargs={"optimize": True})
+    """A PNG file of 256 colours, which is a third of the size and looks the same."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=90, bbox_inches="tight")
+    image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
 
 
 def read(results: Path, name: str) -> dict[str, dict[str, Any]]:

@@ -56,7 +56,9 @@ def cancelling(seed, large):
     )
 
 
-@pytest.mark.parametrize("large", [1e2, 1e3, 1e4])
+@pytest.mark.parametrize(
+    "large", [1e2, pytest.param(1e3, marks=pytest.mark.slow), pytest.param(1e4, marks=pytest.mark.slow)]
+)
 def test_positions_that_cancel_do_not_hide_a_gradient(large):
     missed = 0
     for seed in range(20):

@@ -121,7 +121,12 @@ def test_mixed_kinds_against_exact_products():
 
 @pytest.mark.parametrize(
     ("sigma", "p", "steps"),
-    [(1.3, 0.01, 1000), pytest.param(0.7, 0.004, 100, marks=pytest.mark.slow), (2.0, 0.2, 10), (1.0, 0.3, 1)],
+    [
+        pytest.param(1.3, 0.01, 1000, marks=pytest.mark.slow),
+        pytest.param(0.7, 0.004, 100, marks=pytest.mark.slow),
+        (2.0, 0.2, 10),
+        (1.0, 0.3, 1),
+    ],
 )
 def test_subsampled_gaussians_against_the_certified_accountant(sigma, p, steps):
     bounds = compose(mixture(Gaussian(1 / sigma), p), Identity(), times=steps)
