@@ -20,11 +20,9 @@ PAGE = pathlib.Path(__file__).with_name("README.md")
 INTRODUCTION = """What gdpjax takes, beside other libraries that do the same work, in the same process or on the same \
 cores in turn. This page is made from the JSON files in [results/](results) by `python -m benchmarks.summary`; beside \
 each of them are its own tables, with quartiles, memory, failures and how everything was timed."""
-READING = """Times are of the machine named below and say little about yours; the ratios say more. Where a target was \
-missed it says so. A ratio above 1 is in favour of gdpjax throughout.
-
-The CNN of `clipping_cpu` and `training_cpu` was measured before its max pool became two maxima of shifted images, \
-which XLA differentiates faster on a CPU, with privacy and without; `clipping_cpu_quiet` was measured after."""
+READING = """Times are of the machines named below and say little about yours; the ratios say more, and differ between \
+processors, of which `clipping_cpu` and `clipping_cpu_quiet` have two. Where a target was missed it says so. A ratio \
+above 1 is in favour of gdpjax throughout."""
 
 Row = tuple[Any, ...]
 Target = tuple[str, dict[str, Any]]

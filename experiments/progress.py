@@ -4,9 +4,11 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 import gdpjax
+from experiments.tables import interval, upper
 
 
 class SpeedColumn(ProgressColumn):
@@ -18,11 +20,15 @@ class SpeedColumn(ProgressColumn):
         return Text(f"{speed:.1f} steps/s" if speed else "", style="progress.data.speed")
 
 
+def score(record: dict[str, Any]) -> str:
+    """What was found on the test data."""
+    return f"rmse {record['test_rmse']:.4f}" if "test_rmse" in record else f"acc {record['test_accuracy']:.3f}"
+
+
 def describe(record: dict[str, Any]) -> str:
     """Accuracy and the epsilons so far, each with its standing."""
-    score = f"rmse {record['test_rmse']:.4f}" if "test_rmse" in record else f"acc {record['test_accuracy']:.3f}"
-    text = f"test {score}  eps <= {record['epsilon_moments_accountant']:.2f} (MA)"
-    return f"{text}, certified [{record['epsilon_lower']:.3f}, {record['epsilon_upper']:.3f}]"
+    text = f"test {score(record)}  eps <= {upper(record['epsilon_moments_accountant'], 2)} (MA)"
+    return f"{text}, certified {interval(record)}"
 
 
 class ProgressObserver:
@@ -34,7 +40,7 @@ class ProgressObserver:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            SpeedColumn(),
+            SpeedColumn(Column(no_wrap=True)),
             TimeRemainingColumn(),
             TextColumn("{task.fields[figures]}"),
             console=console,
@@ -66,7 +72,9 @@ class ProgressObserver:
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Show the figures of the epoch."""
-        self._progress.update(self._task, figures=describe(record))
+        # beside the bar, on a line of 80 characters
+        brief = f"{score(record)}, eps <= {upper(record['epsilon_upper'], 2)} certified"
+        self._progress.update(self._task, figures=brief)
         if not self._console.is_terminal:
             speed = f"{record['steps_per_second']:.1f} steps/s"
             self._console.print(

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.keys import SEED_NOTICE
+from experiments.tables import interval, upper
 from experiments.training import Result
 
 
@@ -20,9 +21,9 @@ def result_table(result: Result) -> Table:
         table.add_row("test RMSE of the grade", f"{rmse:.4f}", "test data taken as public", end_section=True)
     table.add_row("mu, CLT", f"{cost.mu_clt:.4f}", "asymptotic estimate")
     table.add_row("epsilon, CLT", f"{cost.epsilon_clt:.4f}", "asymptotic, may understate")
-    table.add_row("epsilon, moments accountant", f"{cost.epsilon_moments_accountant:.4f}", "upper bound")
-    interval = f"[{cost.epsilon_lower:.4f}, {cost.epsilon_upper:.4f}]"
-    table.add_row("epsilon, certified", interval, "certified interval", end_section=True)
+    table.add_row("epsilon, moments accountant", upper(cost.epsilon_moments_accountant, 4), "upper bound")
+    certified = interval({"epsilon_lower": cost.epsilon_lower, "epsilon_upper": cost.epsilon_upper}, 4)
+    table.add_row("epsilon, certified", certified, "certified interval", end_section=True)
     table.add_row("noise_multiplier", f"{cost.noise_multiplier:g}", "noise stddev / sensitivity")
     table.add_row("sampling_prob", f"{cost.sampling_prob:.6f}", f"Poisson, N = {plan.max_examples} public")
     table.add_row("num_steps", f"{cost.num_steps}", f"{result.epochs} epochs, as planned")

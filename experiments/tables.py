@@ -1,5 +1,6 @@
-"""What the tables of results are made of: Markdown, means over seeds, certified intervals."""
+"""What the tables of results are made of: Markdown, means over seeds, bounds that stay true when they are rounded."""
 
+import decimal
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,25 @@ def mean_and_stdev(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": statistics.fmean(values), "stdev": statistics.stdev(values) if len(values) > 1 else None}
 
 
-def interval(cost: Mapping[str, float]) -> str:
+def interval(cost: Mapping[str, float], decimals: int = 3) -> str:
     """The certified interval, rounded outwards, so that it stays true."""
-    lower, upper = math.floor(1000 * cost["epsilon_lower"]), math.ceil(1000 * cost["epsilon_upper"])
-    return f"[{lower / 1000:.3f}, {upper / 1000:.3f}]"
+    lower, scale = cost["epsilon_lower"], 10**decimals
+    return f"[{math.floor(scale * lower) / scale:.{decimals}f}, {upper(cost['epsilon_upper'], decimals)}]"
+
+
+def upper(bound: float, decimals: int) -> str:
+    """An upper bound, rounded up.
+
+    >>> upper(2.4513, 2), upper(2.5, 2), upper(float("inf"), 2)
+    ('2.46', '2.50', 'inf')
+    """
+    return f"{math.ceil(10**decimals * bound) / 10**decimals:.{decimals}f}" if math.isfinite(bound) else "inf"
+
+
+def upper_digits(bound: float, digits: int) -> str:
+    """An upper bound in that many significant digits, rounded up.
+
+    >>> upper_digits(2.45128, 4), upper_digits(0.25, 4), upper_digits(123.41, 3)
+    ('2.452', '0.25', '124')
+    """
+    return str(decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING).create_decimal(bound))

@@ -21,6 +21,7 @@ from experiments.sweeps._summary import (
     price,
     varied,
 )
+from experiments.tables import upper_digits
 
 REPORT, PAGE = "report", "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -84,11 +85,12 @@ def _privacy(rows: Sequence[Row], hold_out: float | None) -> str:
     )
     if found is None:
         return text
+    everything, tuned = (upper_digits(bound, 3) for bound in (found.all_trials, found.best_of_random_number))
     return text + (
         f"<p>At delta = {found.delta:g}, upper bounds by the moments accountant: publishing <b>all</b> of these trials "
-        f"costs epsilon = {found.all_trials:.3g}. Releasing only the best of a <i>random</i> number of runs with mean "
+        f"costs epsilon = {everything}. Releasing only the best of a <i>random</i> number of runs with mean "
         f"{found.num_trials} (logarithmic distribution), each of a configuration drawn uniformly with replacement, "
-        f"would cost epsilon = {found.best_of_random_number:.3g} (Papernot and Steinke, arXiv:2110.03620); a search "
+        f"would cost epsilon = {tuned} (Papernot and Steinke, arXiv:2110.03620); a search "
         "that was run otherwise may not quote that number. See <code>gdpjax.accounting.tuning_epsilon</code> and "
         '"Sweeps" in the README.</p>'
     )
@@ -108,7 +110,12 @@ def _best(rows: Sequence[Row]) -> tuple[str, str]:
 def _cells(one: Configuration, names: Sequence[str]) -> list[Any]:
     spread = "" if one.stdev is None else f" \u00b1 {100 * one.stdev:.2f}"
     settings = [one.settings[name] for name in names]
-    return [f"{one.epsilon_upper:.4g}", f"{100 * one.mean:.2f}{spread}", *settings, ", ".join(map(str, one.trials))]
+    return [
+        upper_digits(one.epsilon_upper, 4),
+        f"{100 * one.mean:.2f}{spread}",
+        *settings,
+        ", ".join(map(str, one.trials)),
+    ]
 
 
 def _failed(rows: Sequence[Row]) -> str:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.sweeps._results import Row
+from experiments.tables import upper_digits
 from gdpjax import accounting
 
 CONFIGURATION = ("learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "batch_size", "epochs")
@@ -136,7 +137,7 @@ def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict
         table.add_column(name.replace("_", " "), justify="right")
     for target, one in best_by_target(found):
         spread = f" +- {100 * one.stdev:.1f}" if one.stdev is not None else ""
-        cells = [f"{target:.4g}", f"{one.epsilon_upper:.4g}", f"{100 * one.mean:.1f}{spread} %"]
+        cells = [f"{target:.4g}", upper_digits(one.epsilon_upper, 4), f"{100 * one.mean:.1f}{spread} %"]
         table.add_row(*cells, *(f"{one.settings[name]:.4g}" for name in names))
     console.print(table)
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
