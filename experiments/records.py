@@ -40,9 +40,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; restore it, or start anew with another --out") from error
+        raise UserError(f"{path} is missing; restore it, or start anew in another folder") from error
     except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
-        raise UserError(f"{path} is damaged ({error}); restore it, or start anew with another --out") from error
+        raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
 
 
 def refuse_differences(folder: Path, config: dict[str, Any]) -> None:

@@ -18,8 +18,8 @@ def mean_and_stdev(values: Sequence[float]) -> dict[str, float | None]:
 
 def interval(cost: Mapping[str, float], decimals: int = 3) -> str:
     """The certified interval, rounded outwards, so that it stays true."""
-    lower, scale = cost["epsilon_lower"], 10**decimals
-    return f"[{math.floor(scale * lower) / scale:.{decimals}f}, {upper(cost['epsilon_upper'], decimals)}]"
+    lower = _rounded(cost["epsilon_lower"], decimals, decimal.ROUND_FLOOR)
+    return f"[{lower}, {upper(cost['epsilon_upper'], decimals)}]"
 
 
 def upper(bound: float, decimals: int) -> str:
@@ -28,7 +28,14 @@ def upper(bound: float, decimals: int) -> str:
     >>> upper(2.4513, 2), upper(2.5, 2), upper(float("inf"), 2)
     ('2.46', '2.50', 'inf')
     """
-    return f"{math.ceil(10**decimals * bound) / 10**decimals:.{decimals}f}" if math.isfinite(bound) else "inf"
+    return _rounded(bound, decimals, decimal.ROUND_CEILING)
+
+
+def _rounded(bound: float, decimals: int, rounding: str) -> str:
+    # Decimals hold a float exactly: a product with a power of ten may itself be rounded to the wrong side.
+    if not math.isfinite(bound):
+        return str(bound)
+    return str(decimal.Decimal(bound).quantize(decimal.Decimal(1).scaleb(-decimals), rounding))
 
 
 def upper_digits(bound: float, digits: int) -> str:

@@ -38,9 +38,10 @@ def _experiment(name: str, config: ReproduceConfig, console: Console) -> None:
     rows = [row for row in EXPERIMENTS[name] if row.name in config.rows or not config.rows]
     planned = _runs.plan_runs(rows, config.runs / name, config.seeds)
     _runs.refuse_others(planned)
+    path = _tables.path_of(config.results, name)
+    _tables.recorded(path, EXPERIMENTS[name])  # a damaged file is refused before hours of training, not after
     if not config.report:
         _runs.train_missing(planned, console)
-    path = _tables.path_of(config.results, name)
     ours = _runs.outcomes(planned)
     before = _tables.recorded(path, EXPERIMENTS[name])
     result = _tables.result_of(name, planned, before | ours)

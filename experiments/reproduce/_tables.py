@@ -1,6 +1,5 @@
 """What was published beside what was found: a result file of one experiment, and its table."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def path_of(folder: Path, name: str) -> Path:
 
 def recorded(path: Path, rows: Sequence[Row]) -> Outcomes:
     """What an earlier result file has of runs with the settings that the rows have now; none where there is no file."""
-    saved = {row["name"]: row["runs"] for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    saved = {row["name"]: row["runs"] for row in records.read_json(path)["rows"]} if path.is_file() else {}
     return {
         (row.name, run["seed"]): run
         for row in rows

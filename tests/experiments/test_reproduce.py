@@ -78,7 +78,7 @@ class Trainer:
             raise RunInterrupted("interrupted")
         score = {"test_accuracy": 0.9 + 0.02 * config.run.seed}
         cost = {"noise_multiplier": 4.0, "sampling_prob": 0.1, "num_steps": 20, "delta": 1e-5, "mu_clt": 0.125}
-        cost |= {"epsilon_clt": 0.4, "epsilon_moments_accountant": 0.5, "epsilon_lower": 0.45, "epsilon_upper": 0.46}
+        cost |= {"epsilon_clt": 0.4, "epsilon_moments_accountant": 0.5, "epsilon_lower": 0.4504, "epsilon_upper": 0.4596}
         result = score | {"privacy": cost, "config": identity(config)}
         epochs = [{"step": e, "epoch": e, "steps_per_second": 5.0, "epsilon_upper": 0.1 * e} | score for e in (1, 2)]
         (folder / "metrics.jsonl").write_text("\n".join(json.dumps(line) for line in ({}, *epochs)))
@@ -142,6 +142,15 @@ def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
     short, long = json.loads(path.read_text())["rows"]
     assert short["seeds"] == {"finished": 1, "planned": 2}
     assert long["runs"][0]["steps_per_second"] == 5.0
+
+
+def test_a_damaged_result_file_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(_runs, "run_quietly", lambda *_: pytest.fail("trained"))
+    path = tmp_path / "results" / "reproduce_adult.json"
+    path.parent.mkdir()
+    path.write_text('{"rows": [')
+    assert reproduce(tmp_path) == 2
+    assert f"{path} is damaged" in capsys.readouterr().err
 
 
 def test_rows_that_are_not_there_are_refused(tiny, tmp_path, capsys):
@@ -252,6 +261,8 @@ def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
 def test_intervals_are_rounded_outwards():
     """To the nearest, [5.637995, 5.641118] would become [5.638, 5.641], which is not true."""
     assert tables.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
+    above = float(np.nextafter(2.5, 3))  # 1000 times it is 2500 in floats
+    assert tables.upper(above, 3) == "2.501"
 
 
 def test_the_grid_tells_which_accountant_understates():
