@@ -3,7 +3,8 @@
 XLA's CPU compiler spends most of its time making small programs fast that a test runs once. Without LLVM's optimisation
 and the newer code generator of fusions the tests take a third of the processor's time; which operations are fused stays
 the same. The modules in OPTIMIZED test rounding itself, so they are compiled as users compile; so is everything with
-``--optimized`` (``make test-slow``). Workers and subprocesses share a cache of compiled code, made anew each run.
+``--optimized`` (``make test-slow``). Workers and subprocesses share a cache of compiled code, made anew each run, or
+the one in GDPJAX_TEST_CACHE, which is kept: with it, running one file again and again is much quicker.
 """
 
 import os
@@ -52,9 +53,10 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
-    """A cache for this run's processes."""
+    """Share compiled programs among this run's processes."""
     base = tmp_path_factory.getbasetemp()
-    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    made_anew = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    directory = os.environ.get("GDPJAX_TEST_CACHE", made_anew)
     settings = {"jax_compilation_cache_dir": str(directory), "jax_persistent_cache_min_compile_time_secs": 0.3}
     for name, value in settings.items():
         jax.config.update(name, value)
