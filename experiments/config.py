@@ -117,7 +117,7 @@ class SweepConfig:
     """Train many configurations, those of one shape in one compiled program, and report."""
 
     spec: tyro.conf.Positional[Path]
-    """The sweep, as TOML; see "Sweeps of trainings" in the README."""
+    """The sweep, as TOML; see docs/sweeps.md."""
     out: Path | None = None
     """Folder of the sweep. Default: runs/sweep-<name of the spec>."""
     resume: bool = False

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+import gdpjax
+
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 RUN_AS_A_NOTEBOOK = "fdp.md"  # in tests/test_notebook.py
@@ -30,3 +32,14 @@ def test_every_page_is_in_the_sites_navigation():
 def test_figures_exist(page):
     for name in re.findall(r"!\[.*?\]\((.*?)\)", page.read_text()):
         assert (DOCS / name).stat().st_size < 60_000, name
+
+
+def test_every_public_name_is_in_the_api_reference():
+    headline = (DOCS / "api" / "gdpjax.md").read_text()
+    for name in gdpjax.__all__:
+        assert f"`gdpjax.{name}`" in headline, f"{name} is not in docs/api/gdpjax.md"
+    accounting = (DOCS / "api" / "accounting.md").read_text()
+    for name in gdpjax.accounting.__all__:
+        assert re.search(rf"`(accounting\.)?{name}`", accounting), (
+            f"gdpjax.accounting.{name} is not in docs/api/accounting.md"
+        )
