@@ -40,6 +40,4 @@ def test_every_public_name_is_in_the_api_reference():
         assert f"`gdpjax.{name}`" in headline, f"{name} is not in docs/api/gdpjax.md"
     accounting = (DOCS / "api" / "accounting.md").read_text()
     for name in gdpjax.accounting.__all__:
-        assert re.search(rf"`(accounting\.)?{name}`", accounting), (
-            f"gdpjax.accounting.{name} is not in docs/api/accounting.md"
-        )
+        assert re.search(rf"`(accounting\.)?{name}`", accounting), f"accounting.{name} is not in docs/api/accounting.md"

@@ -23,7 +23,7 @@ def test_code_runs_in_order_and_prints_what_is_shown(capsys):
     assert (bounds.upper < namespace["moments"]).all()
     assert (namespace["clt"] < bounds.lower).all()
     # The step by hand is shown, not run: run it once, on a batch whose last row is padding.
-    indices = list(range(63)) + [0]
+    indices = [*range(63), 0]
     is_padding = [False] * 63 + [True]
     batch = namespace["x"][indices], namespace["y"][indices], namespace["jnp"].asarray(is_padding)
     _, opt_state = namespace["step"](namespace["params"], namespace["opt_state"], *batch)
