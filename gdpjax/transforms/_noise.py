@@ -10,7 +10,8 @@ noise that is added.
 
 Keys. The state holds the key's data and the step count; step t uses fold_in(key, t) and each leaf folds in a 64-bit
 digest of its path, so no noise is used twice. Two configurations of a sweep must not share a key (subtracting their
-outputs would cancel the noise); a custom vmap rule sees a shared key under batched values and refuses it.
+outputs would cancel the noise). A custom vmap rule sees a shared key under batched values and refuses it; a key that is
+a constant of a loop (`jax.lax.map`, scan), or the same on devices whose configurations differ, is refused as well.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key, fold_in, refuse_key_of_a_loop, varying_axes
+from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -214,8 +215,8 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     key_data, impl = check_key(key)
 
     def init(params: PyTree) -> NoiseState:
-        refuse_key_of_a_loop(key)
         static = () if callable(stddev) else (stddev,)
+        refuse_constant_key(key, *static)
         return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
@@ -257,7 +258,8 @@ def privatize(
 
     Raises:
       ValueError: values out of range, a clip without ``sensitivity``, params=None, a leaf whose shape is not its
-        parameter's, masked leaves, a key shared under vmap, a pair of sampling and relation without a bound.
+        parameter's, masked leaves, a key shared under vmap or that is a constant of a loop (`jax.lax.map`, scan) or of
+        a shard_map over hyperparameters, a pair of sampling and relation without a bound.
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
 
@@ -282,7 +284,7 @@ def privatize(
         hyperparameters.append(noise_multiplier)
 
     def init(params: PyTree) -> PrivatizeState:
-        refuse_key_of_a_loop(key)
+        refuse_constant_key(key, *hyperparameters)
         ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 

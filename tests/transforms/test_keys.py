@@ -247,6 +247,9 @@ def test_configurations_over_a_mesh_that_share_a_key_are_refused():
         jax.jit(sharded(one, every, own))(KEY, multipliers)
     with pytest.raises(ValueError, match="share one noise key"):
         jax.jit(sharded(lambda s: one(KEY, s), own))(multipliers)
+    for unchecked in (one, lambda key, s: make_training(s[0]).init(jnp.zeros(3), key).status[None]):
+        with pytest.raises(ValueError, match="constant of a jax"):
+            jax.jit(sharded(lambda s, f=unchecked: f(KEY, s), own, check_vma=False))(multipliers)
     found = jax.jit(sharded(lambda keys, s: one(keys[0], s), own, own))(keys, multipliers)
     np.testing.assert_allclose(found, release(keys[0]), rtol=1e-5)
 
