@@ -79,11 +79,13 @@ NUMBER_KINDS = "iuf"
 
 def number_kind(dtype: Any) -> str:
     """NumPy's letter for what a dtype holds ("b", "i", "u", "f" or "c"), JAX's own small floats included; else "O"."""
+    if dtype is None:
+        return "O"
     try:
         kind = np.dtype(dtype).kind
     except TypeError:  # the dtypes of PRNG keys, and what is no dtype
         return "O"
-    if kind in "biufc" and dtype is not None:
+    if kind in "biufc":
         return kind
     parents = {"f": jnp.floating, "i": jnp.signedinteger, "u": jnp.unsignedinteger}
     own = kind == "V"  # bfloat16, float8, int4 and the like, to NumPy
