@@ -42,7 +42,7 @@ def _nothing() -> Any:
 
 def _takes_options(args: Any, kwargs: Any) -> bool:
     """Whether this call is outermost and will run on the CPU."""
-    # A new array is a tracer inside an outer jit, also where every argument is concrete; and it is on the default device.
+    # A new array is a tracer inside an outer jit, even if every argument is concrete; else it is on the default device.
     leaves = jax.tree.leaves((args, kwargs, _nothing()))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return False
