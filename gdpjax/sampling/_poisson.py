@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
+import scipy
 
 from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_scalar, is_traced
 from gdpjax._core.types import Array
@@ -160,7 +160,7 @@ def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int
     if capacity > num_examples:
         return 0.0
     # P(Bin(n, p) >= c) = I_p(c, n - c + 1), good to about 1e-13 relative; the factor keeps the result an upper bound.
-    tail = float(special.betainc(capacity, num_examples - capacity + 1, sampling_prob)) * (1 + 1e-9)
+    tail = float(scipy.special.betainc(capacity, num_examples - capacity + 1, sampling_prob)) * (1 + 1e-9)
     return min(1.0, num_steps * tail)
 
 

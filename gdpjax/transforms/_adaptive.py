@@ -55,6 +55,7 @@ from gdpjax.transforms._clip import clip_examples
 from gdpjax.transforms._noise import (
     check_clip,
     check_leaves,
+    check_origin,
     empty_ledger,
     noise_stddev,
     noisy,
@@ -145,6 +146,7 @@ def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> 
         )
     check_clip(clipped_by)
     check_leaves(updates, params)
+    check_origin(clipped_by, updates)
     if jnp.ndim(norms) != 1 or not jnp.issubdtype(jnp.result_type(norms), jnp.floating):
         raise ValueError(
             f"norms must be the per-example gradient norms before clipping, floating [B], got "

@@ -42,6 +42,7 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._calls import Calls, Charge, current_trace
 from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
 
 _STDDEV_MARGIN = 1 + 2.0**-21
@@ -174,16 +175,38 @@ def check_clip(clip: Any) -> None:
         )
 
 
+def check_origin(clip: Any, updates: PyTree) -> None:
+    """ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed."""
+    if isinstance(calls := getattr(clip, "calls", None), Calls):
+        calls.hand_over(updates, current_trace())
+
+
 class Accumulation:
-    """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums."""
+    """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums.
 
-    def __init__(self, num_microbatches: int) -> None:
-        self.num_microbatches, self.taken = num_microbatches, 0
+    Attributes:
+      charge: what the private transform's clip says of this microbatch's sum, once it was asked.
+      taken: how many private transforms took part.
+    """
 
-    def factor(self, clip: Any) -> float:
+    def __init__(self, num_microbatches: int, clipped_sum: PyTree, total: PyTree, factor: Array = 1.0) -> None:
+        self._num_microbatches, self._trace = num_microbatches, current_trace()
+        self._clipped_sum, self._total, self._factor = clipped_sum, total, factor
+        self.charge, self.taken = Charge(1.0, 0.0), 0
+
+    def sensitivity_factor(self, clip: Any, updates: PyTree) -> Array:
         """What the sensitivity of one of ``clip``'s sums is to be multiplied by. A `Sensitivity` is the whole sum's."""
         self.taken += 1
-        return clip.calls.accumulated(self.num_microbatches) if hasattr(clip, "calls") else 1.0
+        if not isinstance(calls := getattr(clip, "calls", None), Calls):
+            return 1.0
+        pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(self._total), strict=True)
+        if not all(given is made for given, made in pairs):
+            raise ValueError(
+                "something between accumulate_clipped and privatize changes the accumulated sum, and with it the "
+                "sensitivity; put it after gdpjax.privatize in the chain"
+            )
+        self.charge = calls.charge(self._clipped_sum, self._trace, self._num_microbatches)
+        return self._factor
 
 
 def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformation:
@@ -281,11 +304,14 @@ def privatize(
     ) -> tuple[PyTree, PrivatizeState]:  # fmt: skip
         del extra_args  # of other transformations in the chain
         check_leaves(updates, params)
+        if accumulation is None:
+            check_origin(clip, updates)
+            factor = 1.0
+        else:
+            factor = accumulation.sensitivity_factor(clip, updates)
         multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        stddev = noise_stddev(
-            multiplier, sensitivity * (1.0 if accumulation is None else accumulation.factor(clip)), valid
-        )
+        stddev = noise_stddev(multiplier, sensitivity * factor, valid)
         keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
