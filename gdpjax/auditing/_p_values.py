@@ -15,7 +15,7 @@ Several p-values become one by `bonferroni`, which does not ask how they depend 
 """
 
 import numpy as np
-from scipy import special
+import scipy
 
 
 def bonferroni(p_values: np.ndarray | list[float]) -> float:
@@ -35,8 +35,8 @@ def variance_p_value(sum_of_squares: np.ndarray, num_draws: int) -> np.ndarray:
     half = np.asarray(sum_of_squares, np.float64) / 2
     finite = np.isfinite(half)
     half = np.where(finite, half, 0.0)
-    lower = special.gammainc(num_draws / 2, half)
-    upper = special.gammaincc(num_draws / 2, half)
+    lower = scipy.special.gammainc(num_draws / 2, half)
+    upper = scipy.special.gammaincc(num_draws / 2, half)
     return np.where(finite, two_sided(lower, upper), 0.0)
 
 
@@ -48,7 +48,7 @@ def mean_p_value(mean: np.ndarray, stddev: float, num_draws: int, tolerance: flo
     """
     excess = max(0.0, float(np.linalg.norm(mean)) - tolerance) if np.isfinite(mean).all() else np.inf
     length = np.sqrt(num_draws) * excess / stddev
-    return float(special.gammaincc(mean.size / 2, length**2 / 2))
+    return float(scipy.special.gammaincc(mean.size / 2, length**2 / 2))
 
 
 def cdf_p_value(probabilities: np.ndarray) -> float:
@@ -73,7 +73,7 @@ def range_p_value(smallest: float, largest: float, num_draws: int) -> float:
     """
     if not (np.isfinite(smallest) and np.isfinite(largest)):
         return 0.0
-    beyond = special.ndtr([smallest, -largest, -max(largest, -smallest)])
+    beyond = scipy.special.ndtr([smallest, -largest, -max(largest, -smallest)])
     tails = np.minimum(beyond * [1, 1, 2], 1.0)
     with np.errstate(divide="ignore"):  # all draws on one side of zero
         all_within = num_draws * np.log1p(-tails)
@@ -84,8 +84,8 @@ def count_p_value(count: np.ndarray, num_trials: int, prob: np.ndarray | float) 
     """Test that independent trials of a known probability succeed this many times, which is binomial."""
     count, prob = np.broadcast_arrays(np.asarray(count, np.float64), np.asarray(prob, np.float64))
     # P(X <= k) and P(X >= k) as incomplete beta functions; their arguments must be positive.
-    lower = special.betainc(np.maximum(num_trials - count, 1), count + 1, 1 - prob)
-    upper = special.betainc(np.maximum(count, 1), num_trials - count + 1, prob)
+    lower = scipy.special.betainc(np.maximum(num_trials - count, 1), count + 1, 1 - prob)
+    upper = scipy.special.betainc(np.maximum(count, 1), num_trials - count + 1, prob)
     lower, upper = np.where(count >= num_trials, 1.0, lower), np.where(count <= 0, 1.0, upper)
     return two_sided(lower, upper)
 
@@ -99,4 +99,4 @@ def correlation_p_value(columns: np.ndarray) -> float:
     first, second = np.triu_indices(columns.shape[1], 1)
     with np.errstate(all="ignore"):  # a column of zeros, or of NaN, is caught by `bonferroni`
         scores = products[first, second] / np.sqrt(products[second, second])
-    return bonferroni(special.erfc(np.abs(scores) / np.sqrt(2)))
+    return bonferroni(scipy.special.erfc(np.abs(scores) / np.sqrt(2)))

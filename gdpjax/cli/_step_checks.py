@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
+import scipy
 
 from gdpjax._core.types import Array
 from gdpjax.auditing import _p_values
@@ -194,10 +194,10 @@ def noise_checks(z: np.ndarray) -> dict[str, StepCheck]:
         *_p_values.variance_p_value(squares.sum(axis=(0, 1)), num_runs * num_steps),
     ]
     shape = [
-        _p_values.cdf_p_value(special.ndtr(z)),
+        _p_values.cdf_p_value(scipy.special.ndtr(z)),
         # The squared length of a step, and of a run, is chi-square distributed.
-        _p_values.cdf_p_value(special.gammainc(num_coordinates / 2, squares.sum(axis=2) / 2)),
-        _p_values.cdf_p_value(special.gammainc(num_steps * num_coordinates / 2, squares.sum(axis=(1, 2)) / 2)),
+        _p_values.cdf_p_value(scipy.special.gammainc(num_coordinates / 2, squares.sum(axis=2) / 2)),
+        _p_values.cdf_p_value(scipy.special.gammainc(num_steps * num_coordinates / 2, squares.sum(axis=(1, 2)) / 2)),
     ]
     halves = z[: num_runs // 2 * 2].reshape(-1, 2, num_steps * num_coordinates)
     repeated = [
@@ -251,7 +251,7 @@ def _tail_check(key: Array, num_releases: int) -> tuple[float, str]:
     smallest, largest, beyond = map(np.asarray, _summaries(noise, jax.random.split(key, num_keys)))
     num_draws = num_keys * _LEAF
     counts = beyond.astype(np.int64).sum(axis=0).reshape(2, -1)
-    p_values = _p_values.count_p_value(counts, num_draws, special.ndtr(-_THRESHOLDS.astype(np.float64)))
+    p_values = _p_values.count_p_value(counts, num_draws, scipy.special.ndtr(-_THRESHOLDS.astype(np.float64)))
     in_range = _p_values.range_p_value(float(smallest.min()), float(largest.max()), num_draws)
     # Half of the error goes to the range, half to the counts.
     p_value = _p_values.bonferroni([in_range, _p_values.bonferroni(p_values)])
