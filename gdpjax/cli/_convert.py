@@ -39,7 +39,7 @@ def _convert(arguments: argparse.Namespace) -> list[Row]:
         Row("mu", implied, "exact for the Gaussian mechanism that is just (epsilon, delta)-DP; others may have no mu"),
         Row("epsilon", epsilon, "given"),
         Row("delta", delta, "given"),
-        Row("rho", implied**2 / 2, "exact for that Gaussian mechanism only"),
+        Row("rho", implied * implied / 2, "exact for that Gaussian mechanism only"),
     ]
 
 
@@ -54,7 +54,9 @@ def _from_mu(mu: float, epsilon: float | None, delta: float | None) -> list[Row]
     else:
         pair = Row("epsilon", None, "needs --delta"), Row("delta", None, "needs --epsilon")
     standing = "exact for the Gaussian mechanism, upper bound for any other mu-GDP one"
-    return [Row("mu", mu, "given"), *pair, Row("rho", mu**2 / 2, standing)]
+    rows = [*pair, Row("rho", mu * mu / 2, standing)]
+    too_large = [row._replace(standing="too large to be computed") if row.value == math.inf else row for row in rows]
+    return [Row("mu", mu, "given"), *too_large]
 
 
 def _from_rho(rho: float, epsilon: float | None, delta: float | None) -> list[Row]:
