@@ -1,8 +1,9 @@
 """The result file of the recipes, and its table."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from experiments import records
 from experiments.tables import interval, markdown_table
@@ -21,6 +22,14 @@ private, the last column is what releasing the best of a random number of traini
 searches for adult and movielens also had trainings of larger epsilons, so that theirs would cost more."""
 
 
+class Recipes(msgspec.Struct):
+    """What is read of the result file before a recipe is put into it."""
+
+    what: str
+    command: str
+    recipes: dict[str, dict[str, Any]]
+
+
 def write(folder: Path, name: str, record: dict[str, Any]) -> Path:
     """Put one recipe's record into the result file, and the table beside it; the others' records stay."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +44,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The result file, or an empty one."""
     path = folder / NAME
     if path.is_file():
-        return json.loads(path.read_text())
+        return records.read_json(path, Recipes)
     return {
         "what": "recipes found by sweeps on training data",
         "command": "python -m experiments recipes all",

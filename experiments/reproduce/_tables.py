@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from experiments import records
 from experiments.config import identity
 from experiments.reproduce._experiments import EXPERIMENTS, Row
@@ -33,9 +35,36 @@ def path_of(folder: Path, name: str) -> Path:
     return folder / f"reproduce_{name}.json"
 
 
+class RecordedRun(msgspec.Struct):
+    """A finished run in a result file."""
+
+    seed: records.Whole
+    result: records.ResultFile
+    epochs: list[records.Epoch]
+    steps_per_second: float | None
+
+
+class RecordedRow(msgspec.Struct):
+    """A row of a result file."""
+
+    name: str
+    runs: list[RecordedRun]
+
+
+class Recorded(msgspec.Struct):
+    """What is read of a result file."""
+
+    rows: list[RecordedRow]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a result file; UserError where it is absent or damaged."""
+    return records.read_json(path, Recorded)["rows"]
+
+
 def recorded(path: Path, rows: Sequence[Row]) -> Outcomes:
     """What an earlier result file has of runs with the settings that the rows have now; none where there is no file."""
-    saved = {row["name"]: row["runs"] for row in records.read_json(path)["rows"]} if path.is_file() else {}
+    saved = {row["name"]: row["runs"] for row in read_rows(path)} if path.is_file() else {}
     return {
         (row.name, run["seed"]): run
         for row in rows

@@ -30,7 +30,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import check_key, fold_in, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -42,6 +42,7 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._calls import Calls, Charge, current_trace
 from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
 
 _STDDEV_MARGIN = 1 + 2.0**-21
@@ -94,6 +95,15 @@ def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
 
     The factor is 1, or NaN where the sharing shows only in the values of the keys.
     """
+    refuse_key_of_a_loop(key_data)
+    own = varying_axes(key_data)
+    others = frozenset().union(*(varying_axes(leaf) for leaf in jax.tree.leaves(values)))
+    if others - own:
+        raise ValueError(
+            f"what varies over the mesh axes {sorted(others - own)} of a shard_map would share one noise key; "
+            "subtracting the results of two devices would cancel the noise. Add gradients up over the devices before "
+            "(jax.lax.psum), or give each configuration its own key: pass an array of keys over the same axes"
+        )
     witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(values)]
     return _unshared(jnp.asarray(key_data), witnesses)
 
@@ -174,16 +184,38 @@ def check_clip(clip: Any) -> None:
         )
 
 
+def check_origin(clip: Any, updates: PyTree) -> None:
+    """ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed."""
+    if isinstance(calls := getattr(clip, "calls", None), Calls):
+        calls.hand_over(updates, current_trace())
+
+
 class Accumulation:
-    """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums."""
+    """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums.
 
-    def __init__(self, num_microbatches: int) -> None:
-        self.num_microbatches, self.taken = num_microbatches, 0
+    Attributes:
+      charge: what the private transform's clip says of this microbatch's sum, once it was asked.
+      taken: how many private transforms took part.
+    """
 
-    def factor(self, clip: Any) -> float:
+    def __init__(self, num_microbatches: int, clipped_sum: PyTree, total: PyTree, factor: Array = 1.0) -> None:
+        self._num_microbatches, self._trace = num_microbatches, current_trace()
+        self._clipped_sum, self._total, self._factor = clipped_sum, total, factor
+        self.charge, self.taken = Charge(1.0, 0.0), 0
+
+    def sensitivity_factor(self, clip: Any, updates: PyTree) -> Array:
         """What the sensitivity of one of ``clip``'s sums is to be multiplied by. A `Sensitivity` is the whole sum's."""
         self.taken += 1
-        return clip.calls.accumulated(self.num_microbatches) if hasattr(clip, "calls") else 1.0
+        if not isinstance(calls := getattr(clip, "calls", None), Calls):
+            return 1.0
+        pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(self._total), strict=True)
+        if not all(given is made for given, made in pairs):
+            raise ValueError(
+                "something between accumulate_clipped and privatize changes the accumulated sum, and with it the "
+                "sensitivity; put it after gdpjax.privatize in the chain"
+            )
+        self.charge = calls.charge(self._clipped_sum, self._trace, self._num_microbatches)
+        return self._factor
 
 
 def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformation:
@@ -205,6 +237,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     key_data, impl = check_key(key)
 
     def init(params: PyTree) -> NoiseState:
+        refuse_key_of_a_loop(key)
         static = () if callable(stddev) else (stddev,)
         return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
 
@@ -214,7 +247,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
         value = scheduled("stddev", stddev, state.count, NONNEGATIVE)
         data, valid = unshared(state.key_data, updates, value)
         value = value * valid
-        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         noised = jax.tree.map(lambda leaf, k: noisy(leaf, k, value) if is_floating(leaf) else leaf, updates, keys)
         return noised, NoiseState(optax.safe_increment(state.count), state.key_data)
 
@@ -272,6 +305,7 @@ def privatize(
         hyperparameters.append(noise_multiplier)
 
     def init(params: PyTree) -> PrivatizeState:
+        refuse_key_of_a_loop(key)
         ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
@@ -281,12 +315,15 @@ def privatize(
     ) -> tuple[PyTree, PrivatizeState]:  # fmt: skip
         del extra_args  # of other transformations in the chain
         check_leaves(updates, params)
+        if accumulation is None:
+            check_origin(clip, updates)
+            factor = 1.0
+        else:
+            factor = accumulation.sensitivity_factor(clip, updates)
         multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        stddev = noise_stddev(
-            multiplier, sensitivity * (1.0 if accumulation is None else accumulation.factor(clip)), valid
-        )
-        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        stddev = noise_stddev(multiplier, sensitivity * factor, valid)
+        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)

@@ -105,7 +105,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(whole, interrupted, tmp_pa
     out = tmp_path / "resumed"
     shutil.copytree(interrupted, out)
     # a crash can also leave records after the checkpoint, and half a line
-    records.append(out, records.METRICS, [{"step": 16, "epoch": 2}])
+    records.append(out, records.METRICS, [{"step": 16, "epoch": 2, "test_accuracy": 0.5}])
     with (out / records.METRICS).open("a") as file:
         file.write('{"step": 24, "ep')
     observer = Silent()

@@ -99,6 +99,7 @@ def test_frozen_and_integer_leaves_leave_as_exact_zeros():
     )
     params = {"w": jnp.zeros(3), "frozen": jnp.zeros(3), "n": jnp.arange(2)}
     tx = make(clip=grad_fn)
+    jax.eval_shape(grad_fn, params, jnp.ones((4, 3)))
     # Even a sum that something wrote into a frozen leaf must not get out without noise.
     released, _ = run(tx, params, total={"w": jnp.ones(3), "frozen": jnp.ones(3), "n": jnp.arange(2)})
     assert released["w"].all()
