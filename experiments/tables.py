@@ -45,3 +45,12 @@ def upper_digits(bound: float, digits: int) -> str:
     ('2.452', '0.25', '124')
     """
     return str(decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING).create_decimal(bound))
+
+
+def lower_digits(bound: float, digits: int) -> str:
+    """A lower bound in that many significant digits, rounded down.
+
+    >>> lower_digits(2.45178, 4), lower_digits(0.25, 4)
+    ('2.451', '0.25')
+    """
+    return str(decimal.Context(prec=digits, rounding=decimal.ROUND_FLOOR).create_decimal(bound))
