@@ -87,8 +87,8 @@ def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
 EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}, "training": {"orbax"}}
 """Packages that are not required, by the part that may import them when they are needed."""
 STANDARD = {
-    "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal", "difflib",
-    "enum", "errno", "fractions", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging",
-    "math", "numbers", "os", "pathlib", "platform", "queue", "re", "shutil", "stat", "sys", "threading", "time", "types",
-    "typing", "warnings",
+    "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal",
+    "difflib", "enum", "errno", "fcntl", "fractions", "functools", "gc", "hashlib", "importlib", "inspect", "io",
+    "itertools", "json", "logging", "math", "msvcrt", "numbers", "os", "pathlib", "platform", "queue", "re", "shutil",
+    "socket", "stat", "sys", "threading", "time", "types", "typing", "warnings", "weakref",
 }  # fmt: skip
