@@ -23,7 +23,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, check, check_scalar, is_traced
 from gdpjax._core.types import Bounds, NeighboringRelation
@@ -108,7 +108,7 @@ class Plan:
 
     def _check_tail(self) -> None:
         reach = LARGEST_NOISE - self.group_size / self.noise_multiplier
-        beyond = self.sampling_prob * self.max_steps * float(special.ndtr(-reach))
+        beyond = self.sampling_prob * self.max_steps * float(scipy.special.ndtr(-reach))
         if not beyond < self.delta / 100:
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier:.4g} is too small for finite noise: its largest value, "
