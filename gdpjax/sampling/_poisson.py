@@ -24,6 +24,7 @@ import numpy as np
 import scipy
 
 from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_scalar, is_traced
+from gdpjax._core.keys import bits
 from gdpjax._core.types import Array
 
 _WORD = 32
@@ -112,11 +113,11 @@ def _up_to(num_examples: int) -> Domain:
 
 def _included(key: Array, num_examples: int, sampling_prob: Array) -> Array:
     """bool[num_examples]: which rows the key includes."""
-    bits = jax.random.bits(key, (num_examples,), jnp.uint32)
+    words = bits(key, (num_examples,))
     # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
     threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
     everything = threshold >= 2.0**32
-    return everything | (bits < jnp.where(everything, 0, threshold).astype(jnp.uint32))
+    return everything | (words < jnp.where(everything, 0, threshold).astype(jnp.uint32))
 
 
 def _first_positions(included: Array, size: int) -> Array:

@@ -46,7 +46,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import check_key, fold_in, refuse_key_of_a_loop
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import check_static_size
@@ -186,6 +186,7 @@ class _Adaptive:
     numbers: dict[str, Array]
     noise_multiplier: Any
     norm_range: tuple[Array, Array]
+    key: Array
     key_data: Array
     key_impl: str
     trainable: PyTree | None
@@ -199,6 +200,7 @@ class _Adaptive:
         return [*self.numbers.values(), *(() if callable(self.noise_multiplier) else (self.noise_multiplier,))]
 
     def init(self, params: PyTree) -> AdaptiveState:
+        refuse_key_of_a_loop(self.key)
         check_params(params)
         first = jnp.clip(jnp.asarray(self.numbers["initial_l2_clip_norm"], jnp.float32), *self.norm_range)
         ledger = empty_ledger(self.ledger_capacity, self.sampling, self.relation)
@@ -240,7 +242,7 @@ class _Adaptive:
         data, valid = unshared(state.key_data, total, norms, state.l2_clip_norm, self.shared(), multiplier)
         valid = valid * same
         count = _bit_sum(norms, state.l2_clip_norm)
-        step_key = jax.random.fold_in(jax.random.wrap_key_data(data, impl=self.key_impl), state.count)
+        step_key = fold_in(jax.random.wrap_key_data(data, impl=self.key_impl), state.count)
         keys = leaf_keys(step_key, {"sum": total, "count": count})
         stddev = noise_stddev(multiplier, state.l2_clip_norm * self.relation.sensitivity_factor, valid)
         released = noisy_mean(total, keys["sum"], stddev, self.numbers["expected_batch_size"], trained)
@@ -325,7 +327,7 @@ def privatize_adaptive(
     }
     relation = resolve_relation(sampling, neighboring_relation)
     adaptive = _Adaptive(
-        numbers, noise_multiplier, norm_range, *check_key(key), trainable, max_batch_size, sampling, relation,
+        numbers, noise_multiplier, norm_range, key, *check_key(key), trainable, max_batch_size, sampling, relation,
         ledger_capacity,
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(adaptive.init, adaptive.update)

@@ -31,7 +31,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import check_key, fold_in, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -99,6 +99,15 @@ def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
 
     The factor is 1, or NaN where the sharing shows only in the values of the keys.
     """
+    refuse_key_of_a_loop(key_data)
+    own = varying_axes(key_data)
+    others = frozenset().union(*(varying_axes(leaf) for leaf in jax.tree.leaves(values)))
+    if others - own:
+        raise ValueError(
+            f"what varies over the mesh axes {sorted(others - own)} of a shard_map would share one noise key; "
+            "subtracting the results of two devices would cancel the noise. Add gradients up over the devices before "
+            "(jax.lax.psum), or give each configuration its own key: pass an array of keys over the same axes"
+        )
     witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(values)]
     return _unshared(jnp.asarray(key_data), witnesses)
 
@@ -247,6 +256,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     key_data, impl = check_key(key)
 
     def init(params: PyTree) -> NoiseState:
+        refuse_key_of_a_loop(key)
         static = () if callable(stddev) else (stddev,)
         return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
 
@@ -256,7 +266,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
         value = scheduled("stddev", stddev, state.count, NONNEGATIVE)
         data, valid = unshared(state.key_data, updates, value)
         value = value * valid
-        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         noised = jax.tree.map(lambda leaf, k: noisy(leaf, k, value) if is_floating(leaf) else leaf, updates, keys)
         return noised, NoiseState(optax.safe_increment(state.count), state.key_data)
 
@@ -316,6 +326,7 @@ def privatize(
         hyperparameters.append(noise_multiplier)
 
     def init(params: PyTree) -> PrivatizeState:
+        refuse_key_of_a_loop(key)
         check_params(params)
         ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
@@ -334,7 +345,7 @@ def privatize(
         multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
         stddev = noise_stddev(multiplier, sensitivity * factor, valid)
-        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)
