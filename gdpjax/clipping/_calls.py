@@ -202,8 +202,8 @@ class Calls:
         return (
             "the updates are not a sum that the clip of privatize returned. Something changed it before the noise (an "
             "optax transformation in front of privatize, a mean, a cast), another clip made it, or it is a gradient "
-            f"that was never clipped (jax.grad of a mean loss); {right}. A change that keeps the sensitivity must be "
-            "stated: gdpjax.Sensitivity(value) in the place of the clip"
+            f"that was never clipped (jax.grad of a mean loss); {right}. A change that keeps the sensitivity, such as "
+            "jax.lax.psum over devices, must be stated: gdpjax.Sensitivity(value) in the place of the clip"
         )
 
 
