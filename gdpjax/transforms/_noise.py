@@ -14,6 +14,7 @@ outputs would cancel the noise). A custom vmap rule sees a shared key under batc
 a constant of a loop (`jax.lax.map`, scan), or the same on devices whose configurations differ, is refused as well.
 """
 
+import reprlib
 from typing import Any, NamedTuple
 
 import jax
@@ -197,9 +198,9 @@ def check_clip(clip: Any) -> None:
     """ValueError unless ``clip`` knows the sensitivity of the sum it made."""
     if not callable(getattr(clip, "sensitivity", None)):
         raise ValueError(
-            "clip must be what bounded the sum: a gdpjax.clipped_grad function, a gdpjax.clip_and_sum transform or "
-            f"gdpjax.Sensitivity(value); got {clip!r}, which has no .sensitivity (jax.jit(grad_fn) loses it: "
-            "pass grad_fn itself)"
+            "clip must be what bounded the sum: a gdpjax.clipped_grad function itself (jax.jit(grad_fn) has lost its "
+            ".sensitivity), a gdpjax.clip_and_sum transform or gdpjax.Sensitivity(value); got "
+            f"{reprlib.repr(clip)}, which has no .sensitivity"
         )
 
 

@@ -288,6 +288,12 @@ def test_bad_input_is_refused(case):
         make(**options)
 
 
+def test_the_message_for_a_jitted_clip_begins_with_what_to_do():
+    with pytest.raises(ValueError, match=r"^clip must be .* itself \(jax\.jit\(grad_fn\) has lost") as refused:
+        make(clip=jax.jit(gdpjax.clipped_grad(lambda w, x: w @ x, 1.0)))
+    assert len(str(refused.value)) < 320
+
+
 BAD_PARAMS = {
     "nothing": (None, "needs the parameters"),
     "a word": ({"w": "weights"}, r"parameter \['w'\] is not an array but str"),
