@@ -8,6 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "gdpjax"
 LAYERS = {
     "_core": set(),
+    "_compilation_cache": set(),
     "tradeoff": {"_core"},
     "ledger": {"_core"},
     "clipping": {"_core"},
@@ -20,7 +21,8 @@ LAYERS = {
     "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "ledger", "transforms"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
     "cli": {
-        "_core", "accounting", "tradeoff", "ledger", "plotting", "auditing", "clipping", "sampling", "transforms",
+        "_core", "_compilation_cache", "accounting", "tradeoff", "ledger", "plotting", "auditing", "clipping", "sampling",
+        "transforms",
     },
 }  # fmt: skip
 PUBLIC_ONLY = ("experiments", "benchmarks")

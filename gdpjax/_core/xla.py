@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 import numpy as np
+from jax.core import Tracer
 
 OPTIONS = {"xla_cpu_use_fusion_emitters": False}
-_KNOWN = tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < (0, 11)
+_KNOWN = jaxlib.version.__version_info__ < (0, 11)
 
 
 def jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
@@ -44,7 +45,7 @@ def _takes_options(args: Any, kwargs: Any) -> bool:
     """Whether this call is outermost and will run on the CPU."""
     # A new array is a tracer inside an outer jit, even if every argument is concrete; else it is on the default device.
     leaves = jax.tree.leaves((args, kwargs, _nothing()))
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         return False
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     return all(device.platform == "cpu" for array in arrays for device in array.devices())

@@ -12,7 +12,8 @@ arithmetic makes new ones.
 At the boundary of a compiled function arrays are replaced by others, and no identity is left to compare: gradients made
 in one `jax.jit` and noised outside of it, or the other way round. Such updates are accepted only where the clip made a
 sum in another trace that was not handed over there. That is the weakest point: once a clip has such a sum, what crosses
-a boundary is believed. Nothing is asked of programs that are compiled already, as they were checked when traced.
+a boundary is believed. Nothing is asked of programs that are compiled already, as they were checked when traced. A sum
+that was computed at once counts only while it exists.
 
 The records also say of how many rows a sum is, which decides what adding several of them up costs (the last section of
 `_clip`'s docstring).
@@ -94,7 +95,6 @@ class Calls:
         self._made = 0
         self._alive: dict[int, Sum] = {}  # by the id of the first leaf, while that leaf exists
         self._waiting: collections.deque[_Waiting] = collections.deque()
-        self._waiting_eagerly = 0
         self._waited_long_ago = False
         self._roundings: set[Rounding] = set()
 
@@ -129,7 +129,9 @@ class Calls:
         here = any(waiting.trace == trace for waiting in self._waiting)
         elsewhere = self._waited_long_ago or any(waiting.trace != trace for waiting in self._waiting)
         if trace != _EAGER:
-            elsewhere |= self._waiting_eagerly > 0
+            # What was computed at once is still there while it is handed to a function that is compiled for it.
+            alive = list(self._alive.values())
+            elsewhere |= any(made.trace == _EAGER and not made.handed_over for made in alive)
         if elsewhere and not here:
             return None
         # A program that is refused while it is traced never runs, and what it made is not waited for any longer.
@@ -168,10 +170,8 @@ class Calls:
         return Charge(row, rounding)
 
     def _wait(self, trace: Any) -> None:
-        """One more sum of this trace is not handed over yet."""
+        """One more sum of a trace is not handed over yet."""
         if trace == _EAGER:
-            # Computed at once, a sum keeps its identity until it is handed over; it is enough to count these.
-            self._waiting_eagerly += 1
             return
         for waiting in self._waiting:
             if waiting.trace == trace:
@@ -187,9 +187,6 @@ class Calls:
         if made.handed_over:
             return
         made.handed_over = True
-        if made.trace == _EAGER:
-            self._waiting_eagerly -= 1
-            return
         for waiting in self._waiting:
             if waiting.trace == made.trace:
                 waiting.count -= 1
