@@ -3,6 +3,7 @@
 import gdpjax
 from experiments.config import TrainConfig
 from experiments.errors import UserError
+from gdpjax import accounting
 
 
 def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = None) -> gdpjax.Plan:
@@ -32,4 +33,4 @@ def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = No
 
 def epoch_end(config: TrainConfig, num_examples: int, epoch: int) -> int:
     """Number of steps done after ``epoch`` epochs."""
-    return max(1, round(epoch * num_examples / config.optimizer.batch_size))
+    return accounting.steps_of_epochs(epoch, num_examples, config.optimizer.batch_size)

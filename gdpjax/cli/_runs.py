@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 
+from gdpjax.accounting import steps_of_epochs
 from gdpjax.cli._report import require
 
 MU_FAILURE = 1e-10
@@ -45,8 +46,8 @@ def resolve_run(values: Mapping[str, float | None], spell: Callable[[str], str] 
             raise ValueError(f"give either {spell('epochs')} or {spell('num_steps')}")
         require(0 <= epochs < math.inf, spell("epochs"), "a finite number >= 0", epochs)
         require(prob > 0, spell("sampling_prob"), f"above 0 when {spell('epochs')} is given", prob)
-        steps = epochs * examples / batch
-        steps = round(steps) if steps < math.inf else steps
+        require(epochs > 0, "number of steps", "a whole number >= 1", 0)
+        steps = steps_of_epochs(epochs, examples, batch)
     require(1 <= steps < 2**53 and steps == steps // 1, "number of steps", "a whole number >= 1", steps)
     return prob, int(steps)
 

@@ -13,7 +13,8 @@ import scipy
 
 from gdpjax._core.checks import POSITIVE, check
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.training._plan import Plan, whole_steps
+from gdpjax.accounting import steps_of_epochs
+from gdpjax.training._plan import Plan
 
 _LEAST, _MOST = 1e-2, 1e6
 _TOLERANCE = 1e-6
@@ -69,7 +70,7 @@ def make_plan(
         check("epochs", epochs, POSITIVE)
         check("max_examples", max_examples, POSITIVE)
         check("expected_batch_size", expected_batch_size, POSITIVE)
-        num_steps = whole_steps(epochs, max_examples, expected_batch_size)
+        num_steps = steps_of_epochs(epochs, max_examples, expected_batch_size)
     plan = Plan(
         noise_multiplier=_MOST if noise_multiplier is None else noise_multiplier, clip=clip, max_examples=max_examples,
         expected_batch_size=expected_batch_size, max_steps=num_steps, delta=delta, sampling=sampling,  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ others, so that nothing can be set against them. What follows from what:
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ import scipy
 
 from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, check, check_scalar, is_traced
 from gdpjax._core.types import Bounds, NeighboringRelation
-from gdpjax.accounting import epsilon_bounds, mu_bounds
+from gdpjax.accounting import delta_after_overflow, epsilon_bounds, epsilon_with_overflow, mu_bounds
 from gdpjax.clipping import as_rule
 from gdpjax.ledger import Event, resolve_relation
 from gdpjax.sampling import choose_capacity, dyadic_probability, overflow_probability, uniform_sampling_error
@@ -165,12 +164,10 @@ class Plan:
         """Certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``."""
         if self.group_size == 1:
             return epsilon_bounds(self.event, delta=self.delta)
-        ideal, tau = dataclasses.replace(self.event, overflow=0.0), self.overflow
-        left = (self.delta - tau) / (1 - tau) * (1 - 1e-15)
-        upper = epsilon_bounds(ideal, delta=left, group_size=self.group_size).upper
-        more = min(self.delta + tau * (1 + math.exp(min(float(upper), 700.0))), 1.0)
-        lower = epsilon_bounds(ideal, delta=more, group_size=self.group_size).lower if more < 1 else 0.0
-        return Bounds(lower, upper)
+        ideal = dataclasses.replace(self.event, overflow=0.0)
+        return epsilon_with_overflow(
+            lambda delta: epsilon_bounds(ideal, delta=delta, group_size=self.group_size), self.delta, self.overflow
+        )
 
     def mu_bounds(self, failure: float = FAILURE) -> Bounds:
         """Certified bracket on mu for all ``max_steps`` steps: mu-GDP but for probability ``failure``."""
@@ -178,7 +175,7 @@ class Plan:
             return mu_bounds(self.event, failure=failure)
         if not self.overflow < failure:
             raise ValueError(f"failure must exceed the overflow probability {self.overflow:.2g}, got {failure}")
-        left = (failure - self.overflow) / (1 - self.overflow) * (1 - 1e-15)
+        left = delta_after_overflow(failure, self.overflow)
         ideal = dataclasses.replace(self.event, overflow=0.0)
         return Bounds(0.0, mu_bounds(ideal, failure=left, group_size=self.group_size).upper)
 
@@ -204,11 +201,3 @@ class Plan:
 def _check_static(name: str, value: Any) -> None:
     if is_traced(value) or np.ndim(value) != 0 or isinstance(value, str | bool):
         raise ValueError(f"{name} must be one number known before compiling, got {value!r}")
-
-
-def whole_steps(epochs: float, max_examples: int, expected_batch_size: float) -> int:
-    """round(epochs * N / B), at least 1."""
-    steps = epochs * max_examples / expected_batch_size
-    if not 0 < steps < 2**31 - 1:
-        raise ValueError(f"epochs must be > 0 and give fewer than 2^31 steps, got {epochs}")
-    return max(1, math.floor(steps + 0.5))
