@@ -10,7 +10,7 @@ the steps that were made.
 
 * ``noise size``: the sum of squares of z, over everything, for each step of a run and for each coordinate.
 * ``noise shape``: the distribution of z, and of its length in each step.
-* ``noise range``: the largest z: a tail that is cut off.
+* ``noise range``: the largest z, and the shortest and the longest step: a tail that is cut off, a step without noise.
 * ``noise tail``: the same, with counts of large values, for 2^16 draws a run in a large leaf, so that a cut far
   out shows, too.
 * ``noise repeated``: correlations between steps, between coordinates and between runs.
@@ -193,11 +193,19 @@ def noise_checks(z: np.ndarray) -> dict[str, StepCheck]:
         *_p_values.variance_p_value(squares.sum(axis=(0, 2)), num_runs * num_coordinates),
         *_p_values.variance_p_value(squares.sum(axis=(0, 1)), num_runs * num_steps),
     ]
+    # The squared length of a step, and of a run, is chi-square distributed.
+    step_probabilities = scipy.special.gammainc(num_coordinates / 2, squares.sum(axis=2) / 2)
+    run_probabilities = scipy.special.gammainc(num_steps * num_coordinates / 2, squares.sum(axis=(1, 2)) / 2)
     shape = [
         _p_values.cdf_p_value(scipy.special.ndtr(z)),
-        # The squared length of a step, and of a run, is chi-square distributed.
-        _p_values.cdf_p_value(scipy.special.gammainc(num_coordinates / 2, squares.sum(axis=2) / 2)),
-        _p_values.cdf_p_value(scipy.special.gammainc(num_steps * num_coordinates / 2, squares.sum(axis=(1, 2)) / 2)),
+        _p_values.cdf_p_value(step_probabilities),
+        _p_values.cdf_p_value(run_probabilities),
+    ]
+    # As normal scores, lengths have the same test of their range as the draws.
+    step_scores = scipy.special.ndtri(step_probabilities)
+    in_range = [
+        _p_values.range_p_value(z.min(), z.max(), z.size),
+        _p_values.range_p_value(step_scores.min(), step_scores.max(), step_scores.size),
     ]
     halves = z[: num_runs // 2 * 2].reshape(-1, 2, num_steps * num_coordinates)
     repeated = [
@@ -212,9 +220,7 @@ def noise_checks(z: np.ndarray) -> dict[str, StepCheck]:
             f"standard deviation {stddev:.4f} of what it should be, over {z.size} draws",
         ),
         "noise shape": StepCheck(_p_values.bonferroni(shape), "normal, by the empirical distribution function"),
-        "noise range": StepCheck(
-            _p_values.range_p_value(z.min(), z.max(), z.size), f"values from {z.min():.2f} to {z.max():.2f}"
-        ),
+        "noise range": StepCheck(_p_values.bonferroni(in_range), f"values from {z.min():.2f} to {z.max():.2f}"),
         "noise repeated": StepCheck(_p_values.bonferroni(repeated), "steps, coordinates and runs are independent"),
     }
 

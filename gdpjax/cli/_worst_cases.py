@@ -55,7 +55,8 @@ class WorstCase(NamedTuple):
         """The trade-off curve: exact, steps being all of the data or a single one."""
         if self.sampling_prob < 1 and self.num_steps > 1:
             raise ValueError("no closed form of several sampled steps; use gdpjax.accounting.tradeoff_bounds")
-        return subsample(Gaussian(math.sqrt(self.num_steps) / self.noise_multiplier), self.sampling_prob)
+        mu = math.sqrt(self.num_steps) / self.noise_multiplier if self.noise_multiplier else math.inf
+        return subsample(Gaussian(mu), self.sampling_prob)
 
 
 def worst_cases() -> dict[str, WorstCase]:

@@ -94,6 +94,11 @@ def outlier(z):
     return z
 
 
+def one_step_without_noise(z):
+    z[17, 3] = 1e-6
+    return z
+
+
 def one_coordinate_negated(z):
     z[:, :, 11] = -z[:, :, 0]
     return z
@@ -105,6 +110,7 @@ DEPARTURES = {
     "half of one run in ten": (halved_in_one_run, "noise size"),
     "cut at 3": (lambda z: np.clip(z, -3, 3), "noise range"),
     "outlier": (outlier, "noise range"),
+    "one step without noise": (one_step_without_noise, "noise range"),
     "uniform": (lambda z: np.sqrt(3) * (2 * special.ndtr(z) - 1), "noise shape"),
     "signs": (np.sign, "noise shape"),
     "shifted": (lambda z: z + 0.05, "noise shape"),
