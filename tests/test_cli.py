@@ -110,6 +110,11 @@ def test_calibrate_to_mu(capsys):
     assert result["epsilon_clt"] is None  # no delta was given
 
 
+def test_convert_of_a_mu_whose_square_overflows(capsys):
+    assert main(["convert", "--mu", "1e160", "--delta", "1e-5"]) == 0
+    assert capsys.readouterr().out.count("too large to be computed") == 2
+
+
 def test_convert(capsys):
     result = json.loads(run(capsys, "convert", "--mu", "1", "--delta", "1e-5", "--json"))
     assert result["epsilon"] == gdp_epsilon(1e-5, 1.0)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from experiments import records
-from experiments.tables import interval, markdown_table
+from experiments.tables import interval, markdown_table, upper
 
 NAME = "recipes.json"
 HEAD = (
@@ -78,7 +78,7 @@ def _cells(name: str, record: dict[str, Any]) -> list[str]:
     seeds = f"{len(test['values'])} seed{'s' if len(test['values']) > 1 else ''}"
     return [
         name, f"{scale * test['mean']:.{digits}f}{spread}{unit} ({seeds})", interval(cost),
-        f"{cost['epsilon_clt']:.3f}", f"{cost['epsilon_moments_accountant']:.3f}", f"{cost['mu_clt']:.3f}",
+        *(upper(cost[each], 3) for each in ("epsilon_clt", "epsilon_moments_accountant", "mu_clt")),
         f"{scale * published['score']:.{3 if rmse else 1}f}{unit}", interval(published),
-        f"{record['tuning']['mean_num_runs']}", f"{record['tuning']['epsilon']:.2f}",
+        f"{record['tuning']['mean_num_runs']}", upper(record["tuning"]["epsilon"], 2),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from experiments import records
 from experiments.config import identity
 from experiments.reproduce._experiments import EXPERIMENTS, Row
 from experiments.reproduce._runs import Outcomes, Planned
-from experiments.tables import interval, markdown_table, mean_and_stdev
+from experiments.tables import interval, markdown_table, mean_and_stdev, upper
 from gdpjax import accounting
 
 SOURCE = "arXiv:1911.11607"
@@ -111,12 +111,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
     published, privacy = row["published"], row["privacy"]
 
     def pair(name: str) -> str:
+        # Both to the nearest digit, as the paper has them: here they are compared.
         return f"{_number(published.get(name))} / {_number(privacy.get(name))}"
 
     seeds = "{finished} of {planned}".format(**row["seeds"])
     return [
         row["name"], _score(row), pair("mu_clt"), pair("epsilon_clt"), pair("epsilon_classic"),
-        _number(privacy.get("epsilon_moments_accountant")), interval(privacy) if privacy else "-", seeds,
+        _cost(privacy.get("epsilon_moments_accountant")), interval(privacy) if privacy else "-", seeds,
     ]  # fmt: skip
 
 
@@ -133,6 +134,11 @@ def _score(row: dict[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _cost(value: float | None) -> str:
+    """An upper bound, rounded up: it may be copied."""
+    return "-" if value is None else upper(value, 2)
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

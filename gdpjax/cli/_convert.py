@@ -45,7 +45,7 @@ def _convert(arguments: argparse.Namespace) -> list[Row]:
         ),
         Row("epsilon", epsilon, "given", "exact"),
         Row("delta", delta, "given", "exact"),
-        Row("rho", implied**2 / 2, "exact for that Gaussian mechanism only", "down"),
+        Row("rho", implied * implied / 2, "exact for that Gaussian mechanism only", "down"),
     ]
 
 
@@ -60,7 +60,9 @@ def _from_mu(mu: float, epsilon: float | None, delta: float | None) -> list[Row]
     else:
         pair = Row("epsilon", None, "needs --delta"), Row("delta", None, "needs --epsilon")
     standing = "exact for the Gaussian mechanism, upper bound for any other mu-GDP one"
-    return [Row("mu", mu, "given", "exact"), *pair, Row("rho", mu**2 / 2, standing, "up")]
+    rows = [*pair, Row("rho", mu * mu / 2, standing, "up")]
+    too_large = [row._replace(standing="too large to be computed") if row.value == math.inf else row for row in rows]
+    return [Row("mu", mu, "given", "exact"), *too_large]
 
 
 def _from_rho(rho: float, epsilon: float | None, delta: float | None) -> list[Row]:

@@ -161,6 +161,7 @@ class Scaling(NamedTuple):
     weights: list[Weights]
     norms: Array
     bounds: list[Array]
+    is_dropped: Array  # rows that are not padding, and not finite
 
 
 def scaling(rows: list[AnyRows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
@@ -169,8 +170,9 @@ def scaling(rows: list[AnyRows], rule: Rule, groups: Groups, slack: float, is_pa
     squares = [square(r, dtype) for r in rows]
     whole = total(stacked(squares))
     keep = jnp.isfinite(whole.value)
+    is_dropped = ~keep
     if is_padding is not None:
-        keep = keep & ~is_padding
+        keep, is_dropped = keep & ~is_padding, is_dropped & ~is_padding
     weights, bounds = [], []
     for number, bound in enumerate(groups.bounds):
         members = [s for s, group in zip(squares, groups.of_leaf, strict=True) if group == number]
@@ -180,7 +182,7 @@ def scaling(rows: list[AnyRows], rule: Rule, groups: Groups, slack: float, is_pa
         bounds.append(checked)
         weights.append(Weights(part.exponent, rule.coefficient(_root(part), part.exponent, checked), keep))
     norms = _root(whole) * power_of_two(whole.exponent, dtype)
-    return Scaling(weights, jnp.where(keep, norms, 0), bounds)
+    return Scaling(weights, jnp.where(keep, norms, 0), bounds, is_dropped)
 
 
 def _headroom(groups: Groups) -> float:

@@ -27,11 +27,18 @@ class ClipInfo(NamedTuple):
       values: per-example losses ``[B]``, padding rows zero.
       norms: per-example gradient norms before clipping ``[B]``; padding and non-finite rows zero.
       aux: what ``loss_fn`` returned beside the loss, with a leading batch axis; padding rows zero.
+      is_dropped: bool ``[B]``, rows that add zeros because their gradient holds a NaN or an infinity; padding False.
     """
 
     values: Array
     norms: Array
     aux: Any
+    is_dropped: Array
+
+    @property
+    def num_dropped(self) -> Array:
+        """How many rows were dropped: a bug in the data or the loss, if it is not 0."""
+        return self.is_dropped.sum(axis=-1, dtype=jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,6 +52,17 @@ class ClippedGrad:
     max_batch_size: int | None
     return_info: bool
     calls: Calls
+
+    def __repr__(self) -> str:
+        name = getattr(self.spec.loss_fn, "__name__", type(self.spec.loss_fn).__name__)
+        return f"clipped_grad({name}, {self.rule!r})"
+
+    def drawn_from(self, num_examples: int) -> "ClippedGrad":
+        """The same function where the library draws the batches, from a data set of up to ``num_examples``.
+
+        A loss that closes over an array as long as that is refused, in place of one as long as the batch.
+        """
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, num_examples=num_examples))
 
     @property
     def trainable(self) -> PyTree | None:
@@ -86,7 +104,8 @@ class ClippedGrad:
         )
         zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
         values, aux = outcome.extra
-        return rounded(outcome.pairs), ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux))
+        info = ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux), outcome.is_dropped)
+        return rounded(outcome.pairs), info
 
     def _slack_rows(self, call: Call) -> int:
         if self.max_batch_size is None:
@@ -105,7 +124,7 @@ class ClippedGrad:
             return merged
         values, aux = jax.eval_shape(lambda: engine.gradients(batch_rows(call), jnp.zeros(0, jnp.int32))[1])
         empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (values, aux))
-        return merged, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1])
+        return merged, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1], jnp.zeros(0, bool))
 
 
 def clipped_grad(
@@ -113,6 +132,7 @@ def clipped_grad(
     batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
     has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
     microbatch_size: int | None = None, max_batch_size: int | None = None, return_info: bool = False,
+    shared_argnums: int | tuple[int, ...] = (), shared_argnames: str | tuple[str, ...] = (),
 ) -> ClippedGrad:  # fmt: skip
     """Transform a loss of one example into the sum of clipped per-example gradients of a batch.
 
@@ -138,6 +158,9 @@ def clipped_grad(
         added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
         holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.
       return_info: return (clipped sum, `ClipInfo`).
+      shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
+        them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each
+        example, and then every example would see all rows.
 
     Returns:
       ``grad_fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters in float32 or wider.
@@ -147,7 +170,9 @@ def clipped_grad(
 
     Raises:
       ValueError: a loss that is not a real scalar, unequal batch axes, no trainable floating leaf, a clip norm that is
-        not positive, aux without return_info, a batch whose rounding could pass 1% of C.
+        not positive, aux without return_info, a batch whose rounding could pass 1% of C; a loss in which one example
+        could reach the gradient of another (callbacks, ``custom_vmap``, collectives, BatchNorm, an array as long as the
+        batch that is neither batched nor named as shared).
 
     Reference: Abadi et al., arXiv:1607.00133, section 3.1.
 
@@ -168,7 +193,8 @@ def clipped_grad(
         raise ValueError("has_aux=True needs return_info=True, which is how aux is returned")
     spec = LossSpec.create(
         loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
-        keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable,
+        keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable, shared_argnums=shared_argnums,
+        shared_argnames=shared_argnames,
     )  # fmt: skip
     calls = Calls(max_batch_size)
     return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info, calls)
@@ -177,11 +203,13 @@ def clipped_grad(
 def per_example_grad(
     loss_fn: Callable[..., Any], *, argnums: int | tuple[int, ...] = 0, batch_argnums: int | tuple[int, ...] = 1,
     key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False, trainable: PyTree | None = None,
+    shared_argnums: int | tuple[int, ...] = (), shared_argnames: str | tuple[str, ...] = (),
 ) -> Callable[..., PyTree]:  # fmt: skip
     """Per-example gradients by vmap: the input of `gdpjax.clip_and_sum`.
 
     Args:
-      loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable: as in `clipped_grad`.
+      loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable, shared_argnums, shared_argnames: as in
+        `clipped_grad`.
 
     Returns:
       ``fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters, each leaf with a leading batch axis;
@@ -196,7 +224,8 @@ def per_example_grad(
     """
     spec = LossSpec.create(
         loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
-        keep_batch_dim=keep_batch_dim, has_aux=False, trainable=trainable,
+        keep_batch_dim=keep_batch_dim, has_aux=False, trainable=trainable, shared_argnums=shared_argnums,
+        shared_argnames=shared_argnames,
     )  # fmt: skip
 
     def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:

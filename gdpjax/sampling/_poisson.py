@@ -33,7 +33,8 @@ _WORD = 32
 class PoissonSample(NamedTuple):
     """One batch: which rows, which of them are padding, and how many examples were drawn (private).
 
-    ``count > indices.shape[0]`` means that the batch did not fit: it must not be trained on.
+    ``count > indices.shape[0]`` means that the batch did not fit. Then every row is padding, so that a step on it adds
+    noise to nothing; that is the failure whose probability `overflow_probability` bounds and a ledger must hold.
     """
 
     indices: Array  # int32[capacity], padding rows 0
@@ -75,7 +76,8 @@ def poisson_sample(
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` with ascending indices; if more than ``capacity`` examples were drawn its ``count`` says so.
+      A `PoissonSample` with ascending indices. If more than ``capacity`` examples were drawn its ``count`` says so, and
+      all rows are padding: a part of the batch is never returned.
 
     Raises:
       ValueError: values out of range. Traced ones give a ``count`` that never fits.
@@ -98,7 +100,10 @@ def poisson_sample(
         valid &= rows.contains(num_valid)
     # A count has no NaN: an invalid traced number shows as a batch that never fits.
     count = jnp.where(valid, included.sum(dtype=jnp.int32), jnp.iinfo(jnp.int32).max)
-    return PoissonSample(_first_positions(included, capacity), jnp.arange(capacity) >= count, count)
+    # A batch that does not fit is padding throughout: the part that would fit is not the batch that is accounted for.
+    is_padding = (jnp.arange(capacity) >= count) | (count > capacity)
+    indices = jnp.where(is_padding, 0, _first_positions(included, capacity))
+    return PoissonSample(indices, is_padding, count)
 
 
 def _up_to(num_examples: int) -> Domain:

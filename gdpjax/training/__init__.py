@@ -24,7 +24,7 @@ from gdpjax.training._loop import (
 )
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
-from gdpjax.training._run import Run, resume_run, start_run
+from gdpjax.training._run import Run, has_run, resume_run, start_run
 
 __all__ = [
     "FINISHED",
@@ -43,6 +43,7 @@ __all__ = [
     "convert_document",
     "environment",
     "group_by_user",
+    "has_run",
     "make_plan",
     "num_steps_done",
     "parse_document",

@@ -21,10 +21,10 @@ import optax
 from gdpjax._core.keys import as_key, fold_in, split
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
+from gdpjax.clipping._statistics import refuse_statistics
 from gdpjax.ledger import ledger_state_of
 from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
 from gdpjax.training._data import Data, place, rows_of
-from gdpjax.training._models import refuse_statistics
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.transforms import privatize
@@ -113,7 +113,7 @@ def private_training(
         loss_fn, plan.clip, batch_argnums=tuple(range(1, num_arrays + 1)),
         key_argnums=num_arrays + 1 if example_key else (), keep_batch_dim=keep_batch_dim, trainable=trainable,
         strategy=strategy, microbatch_size=microbatch_size, return_info=True,
-    )  # fmt: skip
+    ).drawn_from(plan.max_examples)  # fmt: skip
 
     def transformation(key: Array) -> optax.GradientTransformation:
         private = privatize(

@@ -393,8 +393,20 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
     return locks[0] if locks else None
 
 
+def has_run(folder: str | Path) -> bool:
+    """Return whether ``folder`` holds a run: `start_run` would refuse it, and `resume_run` is what continues it.
+
+    A process that is killed inside `start_run` may leave a folder without a run; nothing was spent, so start again.
+
+    >>> has_run("a folder that is not there")
+    False
+    """
+    folder = _folder(folder)
+    return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
+
+
 def _refuse_a_second_run(folder: Path) -> None:
-    if _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists():
+    if has_run(folder):
         raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
 
 

@@ -25,7 +25,7 @@ from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
     POSITIVE,
-    UNIT,
+    Domain,
     check_scalar,
     checked_scalar,
     is_traced,
@@ -45,6 +45,9 @@ from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import Calls, Charge, current_trace
 from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
 
+SAMPLING_PROB = Domain(
+    "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
+)
 _STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
 
@@ -148,21 +151,36 @@ def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
     return checked_scalar(name, value(count) if callable(value) else value, domain)
 
 
+def check_params(params: PyTree) -> None:
+    """ValueError unless ``params`` are arrays, real and unmasked, as `check_leaves` will want them."""
+    if params is None:
+        raise ValueError("the private transform needs the parameters: call init(params)")
+    _refuse_masks(params)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise ValueError(
+                f"parameter {leaf_name(path)} is not an array but {type(leaf).__name__}; give the array part of the "
+                "model only (flax.nnx.split, equinox.partition)"
+            )
+    refuse_complex(params, "parameter")
+
+
+def _refuse_masks(tree: PyTree) -> None:
+    """ValueError if leaves are masked, and would go around the noise."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+    if any(isinstance(node, optax.MaskedNode) for node in nodes):
+        raise ValueError(
+            "a mask (optax.masked, multi_transform, partition) around the private transform would let the masked "
+            "leaves' gradients out without noise; freeze with trainable= instead, and put masks after privatize"
+        )
+
+
 def check_leaves(updates: PyTree, params: PyTree) -> None:
     """ValueError unless ``updates`` is one whole sum: a tree like the parameters, unmasked, not per-example."""
     if params is None:
         raise ValueError("the private transform needs the parameters: call update(updates, state, params)")
     refuse_complex(params, "parameter")
-    masked = [
-        node
-        for node in jax.tree.leaves((updates, params), is_leaf=lambda node: isinstance(node, optax.MaskedNode))
-        if isinstance(node, optax.MaskedNode)
-    ]
-    if masked:
-        raise ValueError(
-            "a mask (optax.masked, multi_transform, partition) around the private transform would let the masked "
-            "leaves' gradients out without noise; freeze with trainable= instead, and put masks after privatize"
-        )
+    _refuse_masks((updates, params))
     if jax.tree.structure(updates) != jax.tree.structure(params):
         raise ValueError("the clipped sum and the parameters must be trees of the same structure")
     pairs = zip(jax.tree_util.tree_flatten_with_path(updates)[0], jax.tree.leaves(params), strict=True)
@@ -266,21 +284,23 @@ def privatize(
     Args:
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
       noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count.
-      sampling_prob: probability in [0, 1] that an example is in a batch; use the one really sampled with.
+      sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
       key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
       sampling, neighboring_relation: as in `Event`; the relation decides the sensitivity.
       ledger_capacity: how many distinct (noise_multiplier, sampling_prob) rows the ledger holds.
       overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
-        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta.
+        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. 0 states that every
+        batch fits: that its capacity is above the number of examples, or that all of them are in it.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
       Frozen leaves (``trainable`` of clip) and integer leaves leave as exact zeros.
 
     Raises:
-      ValueError: values out of range, a clip without ``sensitivity``, params=None, a leaf whose shape is not its
-        parameter's, masked leaves, a key shared under vmap, a pair of sampling and relation without a bound.
+      ValueError: values out of range, a clip without ``sensitivity``, updates that are no sum of this clip or were
+        changed since, params=None, a leaf whose shape is not its parameter's, masked leaves, a key shared under vmap,
+        a pair of sampling and relation without a bound.
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
 
@@ -294,7 +314,7 @@ def privatize(
     check_clip(clip)
     if not callable(noise_multiplier):
         check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
-    sampling_prob = checked_scalar("sampling_prob", sampling_prob, UNIT)
+    sampling_prob = checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)
     expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
     relation = resolve_relation(sampling, neighboring_relation)
@@ -306,6 +326,7 @@ def privatize(
 
     def init(params: PyTree) -> PrivatizeState:
         refuse_key_of_a_loop(key)
+        check_params(params)
         ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
