@@ -85,7 +85,8 @@ def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
 EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}, "training": {"orbax"}}
 """Packages that are not required, by the part that may import them when they are needed."""
 STANDARD = {
-    "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal", "difflib",
-    "enum", "fractions", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math",
-    "numbers", "os", "pathlib", "platform", "queue", "shutil", "sys", "time", "types", "typing",
+    "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal",
+    "difflib", "enum", "fractions", "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json",
+    "logging", "math", "numbers", "operator", "os", "pathlib", "platform", "queue", "shutil", "sys", "time", "types",
+    "typing",
 }  # fmt: skip
