@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from gdpjax._core import xla
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
 
@@ -203,7 +204,7 @@ def float64_function(
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(body)
         statics = tuple(name for name in signature.parameters if name not in domains)
-        compiled = jax.jit(body, static_argnames=statics)
+        compiled = xla.jit(body, static_argnames=statics)
 
         @functools.wraps(body)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import Calls, Rounding, merge_leaves, rounded, rounding, trained_groups
+from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
+from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding, trained_groups
 from gdpjax.clipping._engine import STRATEGIES, engine_of
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
 from gdpjax.clipping._mesh import spread_of, summed_over
@@ -26,11 +27,18 @@ class ClipInfo(NamedTuple):
       values: per-example losses ``[B]``, padding rows zero.
       norms: per-example gradient norms before clipping ``[B]``; padding and non-finite rows zero.
       aux: what ``loss_fn`` returned beside the loss, with a leading batch axis; padding rows zero.
+      is_dropped: bool ``[B]``, rows that add zeros because their gradient holds a NaN or an infinity; padding False.
     """
 
     values: Array
     norms: Array
     aux: Any
+    is_dropped: Array
+
+    @property
+    def num_dropped(self) -> Array:
+        """How many rows were dropped: a bug in the data or the loss, if it is not 0."""
+        return self.is_dropped.sum(axis=-1, dtype=jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +52,17 @@ class ClippedGrad:
     max_batch_size: int | None
     return_info: bool
     calls: Calls
+
+    def __repr__(self) -> str:
+        name = getattr(self.spec.loss_fn, "__name__", type(self.spec.loss_fn).__name__)
+        return f"clipped_grad({name}, {self.rule!r})"
+
+    def drawn_from(self, num_examples: int) -> "ClippedGrad":
+        """The same function where the library draws the batches, from a data set of up to ``num_examples``.
+
+        A loss that closes over an array as long as that is refused, in place of one as long as the batch.
+        """
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, num_examples=num_examples))
 
     @property
     def trainable(self) -> PyTree | None:
@@ -60,12 +79,12 @@ class ClippedGrad:
 
     def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
+        refuse_call_as_schedule(args, loss_kwargs)
         call = prepare(self.spec, args, loss_kwargs, is_padding)
         if call.batch_size == 0:
             return self._empty(call)
         spread = spread_of(batch_rows(call), call.batch_size)
         how = rounding(call.trained_leaves, self._slack_rows(call), 1 if spread is None else spread.devices)
-        self.calls.note(how, call.batch_size)
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
         if spread is None:
             sums, info = self._local(call, how, positions)
@@ -73,6 +92,7 @@ class ClippedGrad:
             arrays, is_batched, rebuild = flat_call(call, positions)
             sums, info = summed_over(spread, lambda *a: self._local(rebuild(a[:-1]), how, a[-1]), arrays, is_batched)
         merged = merge_leaves(call.params, call.which, sums)
+        self.calls.note(merged, how, call.batch_size)
         return (merged, info) if self.return_info else merged
 
     def _local(self, call: Call, how: Rounding, positions: Array) -> tuple[list[Array], ClipInfo]:
@@ -84,7 +104,8 @@ class ClippedGrad:
         )
         zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
         values, aux = outcome.extra
-        return rounded(outcome.pairs), ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux))
+        info = ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux), outcome.is_dropped)
+        return rounded(outcome.pairs), info
 
     def _slack_rows(self, call: Call) -> int:
         if self.max_batch_size is None:
@@ -98,11 +119,12 @@ class ClippedGrad:
         engine = engine_of(call, self.strategy, self.microbatch_size, Budget(1, 1.0))
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         merged = merge_leaves(call.params, call.which, zeros)
+        self.calls.note(merged, None, 0)
         if not self.return_info:
             return merged
         values, aux = jax.eval_shape(lambda: engine.gradients(batch_rows(call), jnp.zeros(0, jnp.int32))[1])
         empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (values, aux))
-        return merged, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1])
+        return merged, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1], jnp.zeros(0, bool))
 
 
 def clipped_grad(
@@ -110,6 +132,7 @@ def clipped_grad(
     batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
     has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
     microbatch_size: int | None = None, max_batch_size: int | None = None, return_info: bool = False,
+    shared_argnums: int | tuple[int, ...] = (), shared_argnames: str | tuple[str, ...] = (),
 ) -> ClippedGrad:  # fmt: skip
     """Transform a loss of one example into the sum of clipped per-example gradients of a batch.
 
@@ -135,6 +158,9 @@ def clipped_grad(
         added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
         holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.
       return_info: return (clipped sum, `ClipInfo`).
+      shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
+        them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each
+        example, and then every example would see all rows.
 
     Returns:
       ``grad_fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters in float32 or wider.
@@ -144,7 +170,9 @@ def clipped_grad(
 
     Raises:
       ValueError: a loss that is not a real scalar, unequal batch axes, no trainable floating leaf, a clip norm that is
-        not positive, aux without return_info, a batch whose rounding could pass 1% of C.
+        not positive, aux without return_info, a batch whose rounding could pass 1% of C; a loss in which one example
+        could reach the gradient of another (callbacks, ``custom_vmap``, collectives, BatchNorm, an array as long as the
+        batch that is neither batched nor named as shared).
 
     Reference: Abadi et al., arXiv:1607.00133, section 3.1.
 
@@ -157,16 +185,16 @@ def clipped_grad(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {STRATEGIES}, got {strategy!r}")
-    for name, size in (("microbatch_size", microbatch_size), ("max_batch_size", max_batch_size)):
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name} must be a whole number >= 1, got {size!r}")
+    check_static_size("microbatch_size", microbatch_size)
+    check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
     if has_aux and not return_info:
         raise ValueError("has_aux=True needs return_info=True, which is how aux is returned")
     spec = LossSpec.create(
         loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
-        keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable,
+        keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable, shared_argnums=shared_argnums,
+        shared_argnames=shared_argnames,
     )  # fmt: skip
     calls = Calls(max_batch_size)
     return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info, calls)
@@ -175,11 +203,13 @@ def clipped_grad(
 def per_example_grad(
     loss_fn: Callable[..., Any], *, argnums: int | tuple[int, ...] = 0, batch_argnums: int | tuple[int, ...] = 1,
     key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False, trainable: PyTree | None = None,
+    shared_argnums: int | tuple[int, ...] = (), shared_argnames: str | tuple[str, ...] = (),
 ) -> Callable[..., PyTree]:  # fmt: skip
     """Per-example gradients by vmap: the input of `gdpjax.clip_and_sum`.
 
     Args:
-      loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable: as in `clipped_grad`.
+      loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable, shared_argnums, shared_argnames: as in
+        `clipped_grad`.
 
     Returns:
       ``fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters, each leaf with a leading batch axis;
@@ -194,7 +224,8 @@ def per_example_grad(
     """
     spec = LossSpec.create(
         loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
-        keep_batch_dim=keep_batch_dim, has_aux=False, trainable=trainable,
+        keep_batch_dim=keep_batch_dim, has_aux=False, trainable=trainable, shared_argnums=shared_argnums,
+        shared_argnames=shared_argnames,
     )  # fmt: skip
 
     def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:

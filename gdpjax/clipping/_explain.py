@@ -78,13 +78,14 @@ def explain(
     loss_fn: Callable[..., Any], params: PyTree, batch: Any, *args: Any,
     batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
     has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
-    microbatch_size: int | None = None, **loss_kwargs: Any,
+    microbatch_size: int | None = None, shared_argnums: int | tuple[int, ...] = (),
+    shared_argnames: str | tuple[str, ...] = (), **loss_kwargs: Any,
 ) -> Explanation:  # fmt: skip
     """How `clipped_grad` would treat each parameter of a loss; computes nothing.
 
     Args:
-      loss_fn, batch_argnums, key_argnums, keep_batch_dim, has_aux, trainable, strategy, microbatch_size: as in
-        `clipped_grad`, with the parameters at argument 0.
+      loss_fn, batch_argnums, key_argnums, keep_batch_dim, has_aux, trainable, strategy, microbatch_size,
+        shared_argnums, shared_argnames: as in `clipped_grad`, with the parameters at argument 0.
       params: the parameters; those that are trained may be `jax.ShapeDtypeStruct`.
       batch: argument 1: with a leading batch axis where 1 is in batch_argnums; with several batch_argnums that start at
         1, a tuple of those arguments.
@@ -109,8 +110,23 @@ def explain(
         raise ValueError(f"strategy must be one of {STRATEGIES}, got {strategy!r}")
     spec = LossSpec.create(
         loss_fn, argnums=0, batch_argnums=batch_argnums, key_argnums=key_argnums, keep_batch_dim=keep_batch_dim,
-        has_aux=has_aux, trainable=trainable,
+        has_aux=has_aux, trainable=trainable, shared_argnums=shared_argnums, shared_argnames=shared_argnames,
     )  # fmt: skip
+    try:
+        return _explanation(spec, params, batch, args, loss_kwargs, strategy, microbatch_size)
+    except Exception as error:
+        if len(spec.batch_argnums) == 1 and isinstance(batch, tuple) and len(batch) == 1:
+            error.add_note(
+                "batch is a tuple of one, and so is the argument that loss_fn was given; where one argument is batched "
+                "give that itself: explain(loss_fn, params, rows)"
+            )
+        raise
+
+
+def _explanation(
+    spec: LossSpec, params: PyTree, batch: Any, args: tuple[Any, ...], loss_kwargs: dict[str, Any], strategy: str,
+    microbatch_size: int | None,
+) -> Explanation:  # fmt: skip
     several = len(spec.batch_argnums) > 1 and isinstance(batch, tuple)
     call = prepare(spec, (params, *(batch if several else (batch,)), *args), loss_kwargs, None)
     how = rounding(call.trained_leaves, max(call.batch_size, 1))

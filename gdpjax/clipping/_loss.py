@@ -14,6 +14,8 @@ import numpy as np
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._rowwise import described, read_program, refuse_own_mean, refuse_rows
+from gdpjax.clipping._statistics import refuse_statistics
 
 
 def _as_tuple(value: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -31,17 +33,24 @@ class LossSpec:
     keep_batch_dim: bool
     has_aux: bool
     trainable: PyTree | None
+    shared_argnums: tuple[int, ...] = ()
+    shared_argnames: tuple[str, ...] = ()
+    num_examples: int | None = None  # of the data set, where batches are drawn from it by the library
+    checked: set[Any] = dataclasses.field(default_factory=set)  # calls of which the derivative rules have been read
 
     @classmethod
     def create(
         cls, loss_fn: Any, *, argnums: Any, batch_argnums: Any, key_argnums: Any, keep_batch_dim: bool,
-        has_aux: bool, trainable: Any,
+        has_aux: bool, trainable: Any, shared_argnums: Any = (), shared_argnames: Any = (),
     ) -> "LossSpec":  # fmt: skip
         """Check the static arguments and normalise them."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn must be a function of one example, got {loss_fn!r}")
         roles = {"argnums": _as_tuple(argnums), "batch_argnums": _as_tuple(batch_argnums)}
-        roles["key_argnums"] = _as_tuple(key_argnums)
+        roles["key_argnums"], roles["shared_argnums"] = _as_tuple(key_argnums), _as_tuple(shared_argnums)
+        names = (shared_argnames,) if isinstance(shared_argnames, str) else tuple(shared_argnames)
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(f"shared_argnames must be names of keyword arguments, got {shared_argnames!r}")
         if not roles["argnums"] or not roles["batch_argnums"]:
             raise ValueError("argnums and batch_argnums must each name at least one argument")
         every = [number for numbers in roles.values() for number in numbers]
@@ -49,7 +58,7 @@ class LossSpec:
             raise ValueError(f"argument numbers must be distinct and not negative, got {roles}")
         return cls(
             loss_fn, argnums if isinstance(argnums, int) else roles["argnums"], roles["batch_argnums"],
-            roles["key_argnums"], keep_batch_dim, has_aux, trainable,
+            roles["key_argnums"], keep_batch_dim, has_aux, trainable, roles["shared_argnums"], names,
         )  # fmt: skip
 
     def params(self, args: tuple[Any, ...]) -> PyTree:
@@ -74,6 +83,7 @@ class Call(NamedTuple):
     which: tuple[bool, ...]  # for each parameter leaf, whether it is differentiated
     batch_size: int
     is_padding: Array | None
+    whole_batch: int  # rows of the batch on all devices
 
     @property
     def params(self) -> PyTree:
@@ -89,7 +99,10 @@ def _trained_leaves(params: PyTree, trainable: PyTree | None) -> tuple[bool, ...
     which = []
     for (path, leaf), mark in zip(jax.tree_util.tree_flatten_with_path(params)[0], marks, strict=True):
         if isinstance(leaf, float):
-            raise ValueError(f"parameter {leaf_name(path)} is a Python float; make it a jax.numpy array")
+            raise ValueError(
+                f"parameter {leaf_name(path)} is a Python float; make it a jax.numpy array, or split the arrays off "
+                "the model (equinox.partition(model, equinox.is_inexact_array)) and combine them inside the loss"
+            )
         if not hasattr(leaf, "dtype"):
             raise ValueError(
                 f"parameter {leaf_name(path)} is not an array but {type(leaf).__name__}; differentiate the array part "
@@ -109,6 +122,7 @@ def _trained_leaves(params: PyTree, trainable: PyTree | None) -> tuple[bool, ...
             "the parameters have no trainable floating-point leaf, so there is nothing to differentiate; check argnums "
             f"and trainable (got leaves of {[str(leaf.dtype) for leaf in jax.tree.leaves(params)]})"
         )
+    refuse_statistics(params, which)
     return tuple(which)
 
 
@@ -183,28 +197,109 @@ def traced(call: Call) -> Traced:
         _check_value(result[0])
         return result
 
+    specs = (trained, rows, jax.ShapeDtypeStruct((), jnp.int32))
     try:
-        jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(trained, rows, jax.ShapeDtypeStruct((), jnp.int32))
-    except NameError as error:
-        if "axis name" not in str(error):
-            raise
-        raise ValueError(
-            f"loss_fn names an axis across examples ({error}); it sees one example only, and a statistic of the batch "
-            "(such as BatchNorm's) would let one example reach every gradient: use GroupNorm or LayerNorm"
-        ) from error
-    except (TypeError, ValueError, IndexError) as error:  # whatever the loss makes of what it was not written for
+        jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*specs)
+    except Exception as error:  # whatever the loss makes of what it was not written for
+        if isinstance(error, NameError) and "axis name" in str(error):
+            raise ValueError(
+                f"loss_fn names an axis across examples ({error}); it sees one example only, and a statistic of the "
+                "batch (such as BatchNorm's) would let one example reach every gradient: use GroupNorm or LayerNorm"
+            ) from error
+        if "BatchStat" in str(error):
+            raise ValueError(
+                f"the model in loss_fn has a BatchNorm that updates its statistics ({error}); statistics of the batch "
+                "would let one example reach every gradient: use GroupNorm or LayerNorm, or call model.eval() to use "
+                "the frozen statistics of a public data set"
+            ) from error
         shapes = {n: jax.tree.map(jnp.shape, row) for n, row in zip(call.spec.batch_argnums, rows, strict=True)}
         error.add_note(
             f"gdpjax calls loss_fn with ONE example: by batch_argnums={call.spec.batch_argnums} these arguments come "
             f"without their batch axis, with shapes {shapes}, and all others come whole"
         )
         raise
+    _check_traced(call, jaxpr, specs, flat)
+    return Traced(jaxpr, jax.tree.structure(out[1]))
+
+
+def _check_traced(call: Call, jaxpr: Any, specs: Any, flat: Callable[..., Any]) -> None:
+    """Refuse a loss in which one example could reach the gradient of another."""
+    trained, rows, index = specs
+    from_rows = [False] * len(trained) + [True] * len(jax.tree.leaves(rows)) + [False]
+    program = read_program(jaxpr, from_rows)
     if jaxpr.effects:
         raise ValueError(
             f"loss_fn has side effects ({', '.join(sorted(str(e) for e in jaxpr.effects))}), which would show private "
             "examples and cannot be mapped over them; remove prints and callbacks, and return what you need as aux"
         )
-    return Traced(jaxpr, jax.tree.structure(out[1]))
+    refuse_own_mean(jaxpr, call.spec.keep_batch_dim)
+    _check_constants(call, program.constants, rows)
+    kind = _kind_of(call, program.primitives)
+    if program.has_rules and (kind is None or kind not in call.spec.checked):
+        # What a derivative rule does shows only where it is used. Once for each kind of call, as it takes time.
+        gradient = jax.make_jaxpr(jax.grad(flat, has_aux=True))(trained, rows, index)
+        in_rules = read_program(gradient, from_rows, "a derivative rule that loss_fn uses")
+        _check_constants(call, in_rules.constants, rows)
+        if kind is not None:
+            call.spec.checked.add(kind)
+
+
+def _kind_of(call: Call, primitives: set[str]) -> Any:
+    """What decides which program a loss is traced to: shapes and types of arrays, values of all else; None: unknown."""
+    leaves, structure = jax.tree.flatten((call.args, call.kwargs))
+    arrays = [(jnp.shape(x), str(x.dtype)) if hasattr(x, "dtype") else (type(x), repr(x)) for x in leaves]
+    kind = (structure, tuple(arrays), call.whole_batch, frozenset(primitives))
+    try:
+        hash(kind)
+    except TypeError:  # a model that holds an array where JAX expects something static
+        return None
+    return kind
+
+
+def _check_constants(call: Call, constants: list[Any], rows: list[Any]) -> None:
+    """Refuse a loss that closes over an array that looks like the data."""
+    num_rows = call.whole_batch if call.spec.num_examples is None else call.spec.num_examples
+    if num_rows < 2:
+        return
+    row_leaves = jax.tree.leaves(rows)
+    # The batch itself is no constant of the program, unless the loss closes over it besides.
+    shared = jax.tree.leaves((call.params, _shared(call.spec, call.args, call.kwargs)))
+    lengths = {length for leaf in (*shared, *row_leaves) for length in jnp.shape(leaf)}
+    refuse_rows(constants, shared, num_rows, row_leaves, lengths)
+
+
+def _shared(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that every example sees whole, parameters and keys aside, by what a message calls them."""
+    others = {*_as_tuple(spec.argnums), *spec.batch_argnums, *spec.key_argnums}
+    by_number = {f"argument {n}": arg for n, arg in enumerate(args) if n not in others}
+    return by_number | {f"keyword argument {name}": arg for name, arg in kwargs.items()}
+
+
+def _all_numbers(values: Any) -> bool:
+    return all(isinstance(value, (int, float, complex)) or getattr(value, "shape", None) == () for value in values)
+
+
+def _refuse_unbatched(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int) -> None:
+    """ValueError if an array that was not named as batched, nor as shared, has the batch's length."""
+    named = {f"argument {n}" for n in spec.shared_argnums} | {f"keyword argument {n}" for n in spec.shared_argnames}
+    is_column = lambda tree: isinstance(tree, (list, tuple)) and len(tree) == batch_size and _all_numbers(tree)  # noqa: E731
+    for name, arg in _shared(spec, args, kwargs).items():
+        for path, leaf in jax.tree_util.tree_flatten_with_path(arg, is_leaf=is_column)[0]:
+            is_array = hasattr(leaf, "shape") and jnp.shape(leaf)[:1] == (batch_size,)
+            if name in named or not (is_array or is_column(leaf)):
+                continue
+            kind = f"an array {described(leaf)}" if is_array else f"a {type(leaf).__name__} of numbers"
+            last = name.split()[-1]
+            if name.startswith("keyword"):
+                batched, shared = "pass it by position and name that in batch_argnums", f"shared_argnames={last!r}"
+            else:
+                batched = f"say batch_argnums={(*spec.batch_argnums, int(last))}"
+                shared = f"shared_argnums={last}"
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} is {kind}, as long as the batch "
+                f"({batch_size} rows), but it is not in batch_argnums={spec.batch_argnums}: every example would see "
+                f"all of it. If it has a row for each example, {batched}; if all examples share it, say {shared}"
+            )
 
 
 def _check_value(value: Any) -> None:
@@ -267,7 +362,9 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     which = _trained_leaves(spec.params(args), spec.trainable)
     batch_size = _batch_size(spec, args)
     _refuse_varying(args)
-    return Call(spec, args, kwargs, which, batch_size, _check_padding(is_padding, batch_size))
+    if batch_size > 1:
+        _refuse_unbatched(spec, args, kwargs, batch_size)
+    return Call(spec, args, kwargs, which, batch_size, _check_padding(is_padding, batch_size), batch_size)
 
 
 def flat_call(call: Call, positions: Array) -> tuple[list[Any], list[bool], Callable[[Any], Call]]:
@@ -284,7 +381,8 @@ def flat_call(call: Call, positions: Array) -> tuple[list[Any], list[bool], Call
         values = iter(arrays)
         merged = [next(values) if d else leaf for leaf, d in zip(leaves, dynamic, strict=True)]
         args, kwargs, is_padding = jax.tree.unflatten(structure, merged)
-        return Call(call.spec, args, kwargs, call.which, _batch_size(call.spec, args), is_padding)
+        rows = _batch_size(call.spec, args)
+        return Call(call.spec, args, kwargs, call.which, rows, is_padding, call.whole_batch)
 
     arrays = [leaf for leaf, d in zip(leaves, dynamic, strict=True) if d]
     return [*arrays, positions], [*(m for m, d in zip(marks, dynamic, strict=True) if d), True], rebuild

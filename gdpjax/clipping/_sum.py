@@ -19,10 +19,11 @@ from gdpjax.clipping._terms import computed_once
 
 
 class Outcome(NamedTuple):
-    """Running sums, and per-row norms and whatever else the gradients came with."""
+    """Running sums; per row the norm, whether it was dropped, and whatever else the gradients came with."""
 
     pairs: list[Pair]
     norms: Array
+    is_dropped: Array
     extra: Any
 
 
@@ -46,19 +47,18 @@ def clipped_sum(
         found, extra = engine.gradients(rows, positions)
         found = computed_once(found)
         scale = scaling(found, rule, groups, how.slack, padding)
-        return add_clipped(carry, found, scale, groups, how), (scale.norms, extra)
+        return add_clipped(carry, found, scale, groups, how), (scale.norms, scale.is_dropped, extra)
 
     if num_chunks == 1:
-        pairs, (norms, extra) = step(zero_pairs(leaves), (batch, positions, is_padding))
-        return Outcome(pairs, norms, extra)
+        pairs, info = step(zero_pairs(leaves), (batch, positions, is_padding))
+        return Outcome(pairs, *info)
     split = functools.partial(_split, num_chunks=num_chunks, size=size)
     beyond = jnp.arange(num_chunks * size).reshape(num_chunks, size) >= total
     padding = beyond if is_padding is None else beyond | split(is_padding)
     chunks = (jax.tree.map(split, batch), split(positions), padding)
     loop = _written_out if engine.unrolls(num_chunks) else jax.lax.scan
     pairs, info = loop(step, zero_pairs(leaves), chunks)
-    norms, extra = jax.tree.map(lambda x: x.reshape(num_chunks * size, *x.shape[2:])[:total], info)
-    return Outcome(pairs, norms, extra)
+    return Outcome(pairs, *jax.tree.map(lambda x: x.reshape(num_chunks * size, *x.shape[2:])[:total], info))
 
 
 def _written_out(step: Any, carry: list[Pair], chunks: Any) -> tuple[list[Pair], Any]:

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from gdpjax._core.checks import COUNT, WHOLE, at_once, check, check_scalar, is_traced
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.sampling._poisson import (
@@ -256,11 +256,11 @@ def _where_bits_are_drawn(impl: str) -> contextlib.AbstractContextManager[Any]:
 def _poisson_at(
     key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, sampling_prob: float, capacity: int
 ) -> PoissonSample:
-    key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
+    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
     return poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _uniform_at(key_data: Array, step: Array, impl: str, num_examples: int, batch_size: int) -> Array:
-    key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
+    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
     return uniform_sample(key, num_examples, batch_size)

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import as_key, fold_in, split
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
+from gdpjax.clipping._statistics import refuse_statistics
 from gdpjax.ledger import ledger_state_of
 from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
 from gdpjax.training._data import Data, place, rows_of
-from gdpjax.training._models import refuse_statistics
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.transforms import privatize
@@ -113,7 +113,7 @@ def private_training(
         loss_fn, plan.clip, batch_argnums=tuple(range(1, num_arrays + 1)),
         key_argnums=num_arrays + 1 if example_key else (), keep_batch_dim=keep_batch_dim, trainable=trainable,
         strategy=strategy, microbatch_size=microbatch_size, return_info=True,
-    )  # fmt: skip
+    ).drawn_from(plan.max_examples)  # fmt: skip
 
     def transformation(key: Array) -> optax.GradientTransformation:
         private = privatize(
@@ -126,8 +126,7 @@ def private_training(
 
     def init(params: PyTree, key: Array) -> State:
         refuse_statistics(params)
-        data, impl = check_key(one_key_for_all(key))
-        sampling_key, noise_key = jax.random.split(jax.random.wrap_key_data(jnp.asarray(data), impl=impl))
+        sampling_key, noise_key = split(one_key_for_all(as_key(key)))
         opt_state = transformation(noise_key).init(params)
         _ = ledger_state_of(opt_state)  # refuses an optimizer that is private itself
         return beside(params, State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32)))
@@ -138,7 +137,7 @@ def private_training(
         tx = transformation(jax.random.key(0, impl=impl))
         done = num_steps_done(state)
         running = (state.status == RUNNING) & (done < plan.max_steps)
-        keys = (jax.random.fold_in(jax.random.fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
+        keys = (fold_in(fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
         total, info = grad_fn(state.params, *batch, *keys, is_padding=is_padding | ~fits)
         updates, opt_state = tx.update(total, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -194,7 +193,7 @@ def num_steps_done(state: State) -> Array:
 
 def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
     """The batch of one step: row numbers, which of them are padding, and whether it fits the capacity."""
-    key = jax.random.fold_in(sampling_key, step)
+    key = fold_in(sampling_key, step)
     if plan.sampling == "uniform":
         indices = uniform_sample(key, plan.max_examples, plan.capacity)
         return indices, jnp.zeros(plan.capacity, bool), jnp.asarray(True)

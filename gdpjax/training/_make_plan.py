@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy import optimize
+import scipy
 
 from gdpjax._core.arguments import check_count, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
@@ -122,7 +122,7 @@ def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], fl
                 f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it"
             )
     finite = lambda x: min(excess(x), 1e3)  # noqa: E731
-    edge = float(optimize.root_scalar(finite, bracket=(low, high), xtol=_TOLERANCE, rtol=_TOLERANCE).root)
+    edge = float(scipy.optimize.root_scalar(finite, bracket=(low, high), xtol=_TOLERANCE, rtol=_TOLERANCE).root)
     while excess(edge) > 0:
         edge += _TOLERANCE
     return plan.replace(noise_multiplier=math.exp(edge))

@@ -23,7 +23,7 @@ import functools
 import math
 from typing import Any
 
-from scipy import special
+import scipy
 
 from gdpjax._core.arguments import check_count, check_number, check_text
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, is_traced
@@ -115,7 +115,7 @@ class Plan:
 
     def _beyond(self, shift: float) -> float:
         """p T P(Z > z_max - shift) of the module docstring."""
-        return self.sampling_prob * self.max_steps * float(special.ndtr(shift - LARGEST_NOISE))
+        return self.sampling_prob * self.max_steps * float(scipy.special.ndtr(shift - LARGEST_NOISE))
 
     def without_privacy(self) -> str | None:
         """Why this plan guarantees nothing, as the end of a sentence; None where it does."""

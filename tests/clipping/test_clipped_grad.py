@@ -279,8 +279,9 @@ def test_bad_input_is_refused_with_advice(case):
 
 
 def test_a_loss_that_gets_too_much_says_what_it_gets():
-    """The labels are not named in batch_argnums, so they come whole; JAX's own message says nothing of that."""
-    grad_fn = gdpjax.clipped_grad(lambda p, x, y: (x @ p)[jnp.newaxis].at[y].get().reshape(()), 1.0)
+    """The labels are said to be shared, so they come whole; JAX's own message says nothing of that."""
+    indexed = lambda p, x, y: (x @ p)[jnp.newaxis].at[y].get().reshape(())  # noqa: E731
+    grad_fn = gdpjax.clipped_grad(indexed, 1.0, shared_argnums=2)
     with pytest.raises(TypeError) as caught:
         grad_fn(jnp.zeros((5, 3)), jnp.ones((4, 5)), jnp.arange(4))
     assert any("batch_argnums=(1,)" in note and "{1: (5,)}" in note for note in caught.value.__notes__)

@@ -93,8 +93,10 @@ def test_pieces_that_disagree_are_refused(mnist, name, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("not json", "not JSON"),
-        ("[]", "other JSON"),
+        ("not json", "expected JSON, got other text"),
+        ("[]", "expected `object`, got `array`"),
+        ("{}", "other JSON"),
+        ("[" * 100_000, "levels of nesting"),
         ('{"gdpjax_plan": 99}', "version 1"),
         ('{"gdpjax_plan": 1, "delta": 1e-5}', "missing or unknown"),
     ],
@@ -102,6 +104,18 @@ def test_pieces_that_disagree_are_refused(mnist, name, value):
 def test_text_that_is_no_plan(text, message):
     with pytest.raises(ValueError, match=message):
         Plan.from_json(text)
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 10**19, "7", [], {}, [[1]], {"rule": {}}, {"rule": "Flat", "x": 1}])
+def test_a_plan_with_a_value_of_another_shape(mnist, value):
+    """Whatever the field, it is a ValueError; some values of some fields make a plan."""
+    content = json.loads(mnist.to_json())
+    for name in content:
+        try:
+            plan = Plan.from_json(json.dumps(content | {name: value}))
+        except ValueError:
+            continue
+        assert isinstance(plan, Plan), name
 
 
 def test_statement_has_every_item(mnist):

@@ -1,0 +1,357 @@
+"""A loss in which one example could reach another's gradient is refused, whatever it does that with."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
+
+import gdpjax
+from gdpjax.training import make_plan, private_training
+
+B, D = 6, 3
+W, X, Y = jnp.ones(D), jax.random.normal(jax.random.key(0), (B, D)), jnp.arange(B) % 2
+STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
+
+
+def traced(loss_fn, *args, params=W, strategy="auto", batch=X, **options):
+    """All that can be refused is refused while the sum is traced; nothing is compiled."""
+    grad_fn = gdpjax.clipped_grad(loss_fn, 1.0, strategy=strategy, **options)
+    return jax.eval_shape(grad_fn, params, batch, *args)
+
+
+def of_the_batch(values):
+    """On the host: every row gets the sum over all rows."""
+    return np.broadcast_to(values.sum(axis=tuple(range(values.ndim - 1)), keepdims=True), values.shape)
+
+
+def by_callback(x, method="expand_dims"):
+    return jax.pure_callback(of_the_batch, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method=method)
+
+
+@jax.custom_batching.custom_vmap
+def by_custom_vmap(x):
+    return x
+
+
+@by_custom_vmap.def_vmap
+def _(axis_size, in_batched, x):
+    return jnp.broadcast_to(x.sum(0), x.shape), True
+
+
+def by_foreign_call(x, method="broadcast_all"):
+    return jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct(x.shape, x.dtype), vmap_method=method)(x)
+
+
+def in_backward_rule(of_data, w, x):
+    """Nothing shows in the loss itself, only in its gradient."""
+    layer = jax.custom_vjp(lambda w, x: w @ x)
+    layer.defvjp(lambda w, x: (w @ x, (w, x)), lambda saved, g: (g * of_data(saved[1]), g * saved[0]))
+    return layer(w, x)
+
+
+def in_forward_rule(of_data, w, x):
+    layer = jax.custom_vjp(lambda w, x: w @ x)
+    layer.defvjp(lambda w, x: (w @ x, of_data(x)), lambda saved, g: (g * saved, g * saved))
+    return layer(w, x)
+
+
+def in_jvp_rule(of_data, w, x):
+    layer = jax.custom_jvp(lambda w, x: w @ x)
+    layer.defjvp(lambda primals, tangents: (primals[0] @ primals[1], tangents[0] @ of_data(primals[1])))
+    return layer(w, x)
+
+
+PLACES = {
+    "loss": lambda f, w, x: w @ f(x),
+    "jit": lambda f, w, x: jax.jit(lambda w, x: w @ f(x))(w, x),
+    "checkpoint": lambda f, w, x: jax.checkpoint(lambda w, x: w @ f(x))(w, x),
+    "scan": lambda f, w, x: jax.lax.scan(lambda total, _: (total + w @ f(x), None), 0.0, length=2)[0],
+    "cond": lambda f, w, x: jax.lax.cond(x[0] > 0, lambda: w @ f(x), lambda: w @ x),
+    "while": lambda f, w, x: w @ jax.lax.while_loop(lambda x: x.sum() < 3, f, jax.lax.stop_gradient(x)),
+    "backward rule": in_backward_rule,
+    "forward rule": in_forward_rule,
+    "jvp rule": in_jvp_rule,
+    "augmentations": lambda f, w, x: gdpjax.average_augmentations(
+        lambda w, x, key: w @ f(x), 2, key_argnums=2
+    )(w, x, jax.random.key(0)),
+}  # fmt: skip
+REACHING = {
+    "pure_callback": by_callback,
+    "custom_vmap_call": by_custom_vmap,
+    "ffi_call": by_foreign_call,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", REACHING)
+def test_a_primitive_that_sees_all_rows_is_refused_by_name(name, place):
+    loss = functools.partial(PLACES[place], REACHING[name])
+    with pytest.raises(ValueError, match=rf"\({name}\)"):
+        traced(loss)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_and_entry_point_refuses(strategy):
+    for place in ("loss", "backward rule"):
+        loss = functools.partial(PLACES[place], by_custom_vmap)
+        with pytest.raises(ValueError, match="custom_vmap"):
+            traced(loss, strategy=strategy)
+        with pytest.raises(ValueError, match="custom_vmap"):
+            gdpjax.explain(loss, W, X, strategy=strategy)
+        with pytest.raises(ValueError, match="custom_vmap"):
+            gdpjax.per_example_grad(loss)(W, X)
+
+
+def test_the_attack_that_the_refusal_is_for():
+    """One row moves the gradients of all others, each of norm 1: JAX maps the callback over all rows at once."""
+
+    def loss(w, x):
+        return jnp.tanh(w @ by_callback(x))
+
+    grads = jax.vmap(jax.grad(lambda w, x: w @ by_custom_vmap(x)), (None, 0))
+    moved = grads(W, X.at[0].add(1.0)) - grads(W, X)
+    assert jnp.all(jnp.abs(moved[1:]) > 0.5)
+    with pytest.raises(ValueError, match="pure_callback"):
+        traced(loss)
+
+
+COLLECTIVES = {
+    "ppermute": lambda x: jax.lax.ppermute(x, "d", [(0, 0)]),
+    "pshuffle": lambda x: jax.lax.pshuffle(x, "d", [0]),
+    "psum": lambda x: jax.lax.psum(x, "d"),
+    "pmean": lambda x: jax.lax.pmean(x, "d"),
+    "all_gather": lambda x: jax.lax.all_gather(x, "d")[0],
+    "all_to_all": lambda x: jax.lax.all_to_all(x[None], "d", 0, 0)[0],
+    "axis_index": lambda x: x * jax.lax.axis_index("d"),
+}
+MESH = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+
+
+def in_shard_map(function):
+    specs = (PartitionSpec(), PartitionSpec("d"))
+    return jax.shard_map(function, mesh=MESH, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("place", ["loss", "backward rule"])
+def test_a_collective_over_the_users_shard_map_is_refused(name, place):
+    grad_fn = gdpjax.clipped_grad(functools.partial(PLACES[place], COLLECTIVES[name]), 1.0)
+    with pytest.raises(ValueError, match="names an axis across examples"):
+        jax.eval_shape(in_shard_map(grad_fn), W, X)
+
+
+def test_an_axis_of_the_losss_own_is_no_ones_elses():
+    def own_shard_map(w, x):
+        return in_shard_map(lambda w, x: jax.lax.psum(w @ x, "d"))(w, x)
+
+    def own_vmap(w, x):
+        return jax.vmap(lambda x: jax.lax.psum(w @ x, "copies"), axis_name="copies")(jnp.stack([x, x])).sum()
+
+    for loss in (own_shard_map, own_vmap):
+        assert traced(loss).shape == W.shape
+
+
+def test_an_unknown_primitive_is_refused_and_a_sequential_foreign_call_is_not():
+    unknown = jax.extend.core.Primitive("no_ones_primitive")
+    unknown.def_abstract_eval(lambda x: x)
+    with pytest.raises(ValueError, match="primitive no_ones_primitive, which is not known"):
+        traced(lambda w, x: w @ jax.lax.stop_gradient(unknown.bind(x)))
+    fixed = lambda x: jax.lax.stop_gradient(by_foreign_call(x, "sequential"))  # noqa: E731
+    assert traced(lambda w, x: w @ fixed(x)).shape == W.shape
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_a_key_made_from_an_example_whose_bits_depend_on_row_zero(impl):
+    """vmap draws the bits of all rows from the key of row 0; keys of positions hold nothing of an example."""
+
+    def from_data(w, x):
+        key = jax.random.key(jax.lax.bitcast_convert_type(x[0], jnp.uint32), impl=impl)
+        return w @ (x * jax.random.normal(key, (D,)))
+
+    def dropout(w, x, key):
+        layer = jax.jit(lambda x, key: x * jax.random.bernoulli(key, shape=(D,)))
+        carry = lambda c, row: ((layer(c[0], jax.random.fold_in(c[1], 1)), c[1]), None)  # noqa: E731
+        (x, _), _ = jax.lax.scan(carry, (x, key), x)
+        return w @ x
+
+    with pytest.raises(ValueError, match=f"makes a {impl} key from an example"):
+        traced(from_data)
+    assert traced(dropout, jax.random.key(0, impl=impl), key_argnums=2).shape == W.shape
+
+
+def squared(w, x, y):
+    return jnp.mean(jnp.square(w @ x - y))
+
+
+def test_an_argument_that_should_have_been_batched():
+    """One label would move the sum by more than the sensitivity: the labels come whole and broadcast."""
+    for options in [{}, {"strategy": "vmap"}, {"keep_batch_dim": True}]:
+        with pytest.raises(ValueError, match=r"argument 2 is an array .*\[6\], as long as the batch") as caught:
+            traced(squared, Y, **options)
+        assert "say batch_argnums=(1, 2); if all examples share it, say shared_argnums=2" in str(caught.value)
+    with pytest.raises(ValueError, match=r"argument 2\['label'\]\[0\]"):
+        traced(lambda w, x, y: squared(w, x, y["label"][0]), {"label": [Y]})
+    with pytest.raises(ValueError, match=r"keyword argument y is .* shared_argnames='y'"):
+        gdpjax.clipped_grad(squared, 1.0)(W, X, y=Y)
+    with pytest.raises(ValueError, match="argument 2 is a list of numbers, as long as the batch"):
+        gdpjax.clipped_grad(squared, 1.0)(W, X, Y.tolist())
+    with pytest.raises(ValueError, match=r"argument 2 is an array key<fry>\[6\]"):
+        traced(lambda w, x, keys: w @ x, jax.random.split(jax.random.key(0), B))
+    with pytest.raises(ValueError, match="argument 2 is an array"):
+        gdpjax.per_example_grad(squared)(W, X, Y)
+    with pytest.raises(ValueError, match="argument 2 is an array"):
+        gdpjax.explain(squared, W, X, Y)
+    with pytest.raises(ValueError, match="argument 2 is an array") as caught:
+        gdpjax.clipped_grad(squared, 1.0)(W, X, np.array([17.25] * B))
+    assert "17" not in str(caught.value)
+
+
+def test_what_is_shared_is_named():
+    centers = jnp.ones((B, D))
+    loss = lambda w, x, centers: jnp.sum(centers @ (w * x))  # noqa: E731
+    assert traced(loss, centers, shared_argnums=2).shape == W.shape
+    gdpjax.per_example_grad(loss, shared_argnums=(2,))(W, X, centers)
+    assert gdpjax.explain(loss, W, X, centers, shared_argnums=2).batch_size == B
+    by_name = gdpjax.clipped_grad(loss, 1.0, shared_argnames="centers")
+    assert jax.eval_shape(lambda: by_name(W, X, centers=centers)).shape == W.shape
+    # No row reaches another where there is one row, and no array is as long as an empty batch.
+    assert traced(loss, centers[:1], batch=X[:1]).shape == W.shape
+    for wrong in ({"shared_argnums": 1}, {"shared_argnums": 0}, {"shared_argnames": 3}):
+        with pytest.raises((ValueError, TypeError)):
+            traced(loss, centers, **wrong)
+
+
+def test_parameters_may_be_as_long_as_the_batch():
+    params = {"frozen": jnp.ones((B, D)), "w": W}
+    loss = lambda p, x: jnp.sum(p["frozen"] @ (p["w"] * x))  # noqa: E731
+    assert traced(loss, params=params, trainable={"frozen": False, "w": True})["w"].shape == W.shape
+
+
+CLOSED = {
+    "rows": lambda w, x: w @ x + jnp.sum(X),
+    "labels": lambda w, x: jnp.mean(jnp.square(w @ x - Y)),
+    "numpy": lambda w, x: jnp.mean(jnp.square(w @ x - np.asarray(Y, np.float64))),
+    "one-hot": lambda w, x: jnp.sum((w @ x) * jax.nn.one_hot(Y, 2)),
+    "in jit": lambda w, x: jax.jit(lambda w, x: jnp.mean(jnp.square(w @ x - Y)))(w, x),
+    "in scan": lambda w, x: jax.lax.scan(lambda c, _: (c + w @ x - Y.sum(), None), 0.0, length=2)[0],
+    "in a rule": functools.partial(in_backward_rule, lambda x: x + Y.sum()),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_loss_that_closes_over_the_batch(name):
+    with pytest.raises(ValueError, match="closes over an array") as caught:
+        traced(CLOSED[name])
+    assert "batch_argnums" in str(caught.value)
+    with pytest.raises(ValueError, match="closes over an array"):
+        gdpjax.per_example_grad(CLOSED[name])(W, X)
+
+
+def test_a_closure_inside_a_compiled_step():
+    """There the array is a tracer: its shape is all that is known."""
+
+    def step(w, x, y):
+        return gdpjax.clipped_grad(lambda w, x: jnp.mean(jnp.square(w @ x - y)), 1.0)(w, x)
+
+    with pytest.raises(ValueError, match=r"int32\[6\]"):
+        jax.eval_shape(step, W, X, Y)
+
+
+def test_what_a_loss_may_close_over():
+    """Positions, and arrays of a model that happens to be as wide as the batch."""
+    positions, wide = jnp.arange(B), {"kernel": jnp.ones((D, B)), "bias": jnp.zeros(B)}
+    assert traced(lambda w, x: w @ x * jnp.sum(positions)).shape == W.shape
+    assert traced(lambda w, x: jnp.sum((w * x) @ wide["kernel"] + wide["bias"])).shape == W.shape
+    frozen = {"w": W, "frozen": jnp.ones((D, B))}
+    loss = lambda p, x: jnp.sum((p["w"] * x) @ p["frozen"])  # noqa: E731
+    assert traced(loss, params=frozen, trainable={"w": True, "frozen": False})["w"].shape == W.shape
+    shared = lambda w, x, table: jnp.sum(table @ (w * x))  # noqa: E731
+    for table in (jnp.ones((B, D)), np.ones((B, D))):
+        grad_fn = gdpjax.clipped_grad(shared, 1.0, shared_argnums=2)
+        assert jax.eval_shape(lambda t=table, f=grad_fn: f(W, X, t)).shape == W.shape
+
+
+def test_private_training_refuses_a_loss_that_closes_over_the_data_set():
+    plan = make_plan(clip=1.0, max_examples=40, expected_batch_size=4, num_steps=2, delta=1e-5, noise_multiplier=2.0)
+    x, y = np.ones((40, D), np.float32), np.zeros(40, np.float32)
+
+    def step(loss, *arrays):
+        training = private_training(plan, loss, optax.sgd(0.1), num_arrays=len(arrays))
+        state = training.init(W, jax.random.key(0))
+        return jax.eval_shape(training.step, state, training.place(*arrays))
+
+    with pytest.raises(ValueError, match=r"closes over an array float32\[40\].* \(40\)"):
+        step(lambda w, x: jnp.mean(jnp.square(w @ x - y)), x)
+    table = jnp.ones(plan.capacity)  # as long as a batch, which the library draws: no row of it
+    step(lambda w, x, y: jnp.square(w @ x - y) * table.sum(), x, y)
+
+
+def test_statistics_among_the_parameters():
+    stats = {"params": {"w": W}, "batch_stats": {"mean": jnp.zeros(D)}}
+    loss = lambda p, x: p["params"]["w"] @ (x - p["batch_stats"]["mean"])  # noqa: E731
+    with pytest.raises(ValueError, match=r"batch_stats.*GroupNorm"):
+        traced(loss, params=stats)
+    assert traced(loss, params=stats, trainable={"params": True, "batch_stats": False})
+    model = nnx.BatchNorm(D, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"BatchStat.*GroupNorm"):
+        traced(lambda p, x: jnp.sum(x), params=nnx.state(model))
+
+
+def test_batch_norm_of_nnx_is_named():
+    graph, params, rest = nnx.split(nnx.BatchNorm(D, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    with pytest.raises(ValueError, match=r"BatchNorm .*BatchStat.* use GroupNorm or LayerNorm"):
+        traced(lambda p, x: jnp.sum(nnx.merge(graph, p, rest)(x)), params=params)
+
+
+@pytest.mark.parametrize("keep_batch_dim", [False, True])
+def test_batch_norm_of_linen_takes_the_mean_of_one(keep_batch_dim):
+    """All gradients before it are exactly zero, which is private and useless."""
+    model = nn.BatchNorm(use_running_average=False)
+    variables = model.init(jax.random.key(0), X)
+
+    def loss(params, x, model=model):
+        rest = {"batch_stats": variables["batch_stats"]}
+        return jnp.sum(jnp.sin(model.apply({"params": params, **rest}, x, mutable=["batch_stats"])[0]))
+
+    with pytest.raises(ValueError, match=r"mean over the batch.*BatchNorm.*GroupNorm"):
+        traced(loss, params=variables["params"], keep_batch_dim=keep_batch_dim)
+    with_averages = functools.partial(loss, model=nn.BatchNorm(use_running_average=True))
+    for fine in (with_averages, lambda p, x: jnp.sum(nn.LayerNorm(use_scale=False, use_bias=False).apply({}, x))):
+        traced(fine, params=variables["params"], keep_batch_dim=keep_batch_dim)
+
+
+def test_explain_says_that_a_batch_of_one_argument_is_no_tuple():
+    with pytest.raises(TypeError, match="tuple") as caught:
+        gdpjax.explain(lambda w, x: w @ x, W, (X,))
+    assert any("explain(loss_fn, params, rows)" in note for note in caught.value.__notes__)
+
+
+def test_messages_name_the_function_in_few_words():
+    grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2))
+    assert len(repr(jax.jit(grad_fn))) < 100
+    with pytest.raises(ValueError, match=r"got <PjitFunction of clipped_grad\(squared"):
+        gdpjax.privatize(
+            jax.jit(grad_fn), noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=1.0, key=jax.random.key(0)
+        )
+
+
+def test_a_model_of_equinox_is_to_be_partitioned():
+    with pytest.raises(ValueError, match=r"Python float.*equinox\.partition"):
+        gdpjax.clipped_grad(lambda p, x: jnp.sum(x), 1.0)({"w": W, "rate": 0.5}, X)
+
+
+@pytest.mark.parametrize("options", [{"strategy": "vmap"}, {"microbatch_size": 4}], ids=str)
+def test_info_says_which_rows_are_not_finite(options):
+    grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2), return_info=True, **options)
+    x, padding = X.at[2].set(jnp.nan).at[4].set(jnp.inf).at[5].set(jnp.nan), jnp.arange(B) == 5
+    _, info = jax.jit(grad_fn)(W, x, Y, is_padding=padding)
+    assert info.is_dropped.tolist() == [False, False, True, False, True, False]
+    assert int(info.num_dropped) == 2
+    _, empty = grad_fn(W, X[:0], Y[:0])
+    assert int(empty.num_dropped) == 0
