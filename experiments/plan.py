@@ -17,7 +17,7 @@ def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = No
             f"batch_size must be at most the number of examples, {num_examples}, got {optimizer.batch_size}"
         )
     try:
-        return gdpjax.make_plan(
+        plan = gdpjax.make_plan(
             clip=privacy.l2_clip_norm,
             max_examples=num_examples,
             expected_batch_size=optimizer.batch_size,
@@ -29,6 +29,9 @@ def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = No
         )
     except ValueError as error:
         raise UserError(str(error)) from error
+    if (reason := plan.without_privacy()) is not None:
+        raise UserError(f"{reason}; take more noise")
+    return plan
 
 
 def epoch_end(config: TrainConfig, num_examples: int, epoch: int) -> int:

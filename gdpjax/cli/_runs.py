@@ -17,6 +17,9 @@ RUN_OPTIONS = {
     "num_steps": "number of steps, instead of epochs",
 }
 
+PLAN_NAMES = {"num_examples": "max_examples", "batch_size": "expected_batch_size"}
+"""What `gdpjax.make_plan` calls the same quantities, as these options may be called too."""
+
 
 def as_option(name: str) -> str:
     """num_steps as it is spelled on the command line."""
@@ -28,7 +31,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group(required=True)
     for name, text in RUN_OPTIONS.items():
         group = length if name in ("epochs", "num_steps") else parser
-        group.add_argument(as_option(name), type=float, help=text)
+        # A plan's names come first, those of the columns of a sweep are kept; one number has both.
+        spellings = [as_option(spelling) for spelling in (PLAN_NAMES.get(name, name), name)]
+        group.add_argument(*dict.fromkeys(spellings), dest=name, type=float, help=text)
 
 
 def run_of_options(arguments: argparse.Namespace) -> tuple[float, int]:

@@ -168,7 +168,7 @@ def rotations(angle: Array, count: int, inner: int) -> tuple[Array, Array]:
         cos1, sin1 = row
         return None, (cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0)
 
-    # A loop takes its inputs ready-made. Outside of one XLA computes each cosine and sine anew for every product that it
-    # is in, several times the cost of all the rest; an optimization_barrier does not keep it from that.
+    # A loop takes its inputs ready-made. Outside of one XLA computes each cosine and sine anew for every product that
+    # it is in, several times the cost of all the rest; an optimization_barrier does not keep it from that.
     _, (cos, sin) = jax.lax.scan(rotated, None, (jnp.cos(coarse), jnp.sin(coarse)))
     return cos.reshape(count, -1), sin.reshape(count, -1)
