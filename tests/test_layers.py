@@ -21,8 +21,8 @@ LAYERS = {
     "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "ledger", "transforms"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
     "cli": {
-        "_core", "_compilation_cache", "accounting", "tradeoff", "ledger", "plotting", "auditing", "clipping", "sampling",
-        "transforms",
+        "_core", "_compilation_cache", "accounting", "tradeoff", "ledger", "plotting", "auditing", "clipping",
+        "sampling", "transforms",
     },
 }  # fmt: skip
 PUBLIC_ONLY = ("experiments", "benchmarks")
