@@ -58,6 +58,8 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
         rows = array
         if missing:
             rows = np.pad(np.asarray(array), [(0, missing)] + [(0, 0)] * (np.ndim(array) - 1))
+        if jax.process_count() > 1:
+            rows = np.asarray(rows)  # each process has its own copy, and puts its part
         return jnp.asarray(rows) if sharding is None else jax.device_put(rows, sharding)
 
     return Data(tuple(padded(array) for array in arrays), jnp.asarray(count, jnp.int32))

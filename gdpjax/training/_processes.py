@@ -81,13 +81,12 @@ def whole(leaf: Any) -> np.ndarray:
 
 
 def parameters_for_all(params: PyTree, data: PyTree) -> PyTree:
-    """With several processes: parameters that lie on one device, put on the mesh of ``data`` as the first process has
-    them. Those that are on a mesh already, and everything in a single process, stay where they are."""
-    if jax.process_count() == 1:
-        return params
+    """Parameters on the mesh of ``data``, as the first process has them; those that are on a mesh stay as they are."""
 
     def shared(leaf: Any) -> Any:
-        return leaf if _on_mesh(leaf) else np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(leaf)))
+        if jax.process_count() == 1 or _on_mesh(leaf):
+            return leaf
+        return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(leaf)))
 
     return beside(data, jax.tree.map(shared, params))
 
@@ -102,7 +101,7 @@ def beside(params: PyTree, tree: PyTree) -> PyTree:
     def placed(leaf: Any) -> Any:
         if _on_mesh(leaf):
             return leaf
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             return jax.random.wrap_key_data(placed(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         return jax.device_put(np.asarray(leaf), everywhere)
 

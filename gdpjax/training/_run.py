@@ -125,13 +125,30 @@ class Run:
           ValueError: num_steps < 1.
           BatchOverflowError: a batch did not fit; what was done before is the checkpoint.
           CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``. Or the
-            folder was resumed by another `Run` since.
+            folder was resumed by another `Run` since; or, of several processes, one has ended.
         """
         if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
             raise ValueError(f"num_steps must be a whole number >= 1, got {num_steps!r}")
         check_status(self.state)
         if self.finished:
             return []
+        try:
+            return self._advance(num_steps, on_step, before_checkpoint)
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            raise CheckpointError(
+                f"the steps failed on process {jax.process_index()} of {jax.process_count()}: {str(error)[:300]}. If "
+                "another process has ended, end all of them and start them again with resume_run: what was spent is "
+                "on record"
+            ) from None
+
+    def _advance(
+        self,
+        num_steps: int,
+        on_step: Callable[[int], None] | None,
+        before_checkpoint: Callable[[list[Info]], None] | None,
+    ) -> list[Info]:
         self._check_lock()
         if self._pending and self._records.chunks[-len(self._pending)].state != state_digest(self.state):
             # The state was changed since: another gradient under the same noise, had the keys stayed.
