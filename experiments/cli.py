@@ -18,7 +18,14 @@ from experiments.config import (
     SweepReportConfig,
 )
 from experiments.errors import RunInterrupted, UserError
+from gdpjax import use_compilation_cache
 from gdpjax.sampling import BatchOverflowError
+
+NO_CACHE = "--no-compilation-cache"
+_DESCRIPTION = (
+    "Compiled programs are kept in your cache folder, so that the next start takes seconds; "
+    f"{NO_CACHE}, or GDPJAX_COMPILATION_CACHE=off, keeps none."
+)
 
 
 class Command(NamedTuple):
@@ -105,14 +112,19 @@ def parse(args: Sequence[str]) -> tuple[Command, Any]:
     defaults = {name: command.default(chosen.dataset) for name, command in COMMANDS.items()}
     helps = {name: command.help for name, command in COMMANDS.items()}
     union = tyro.extras.subcommand_type_from_defaults(defaults, helps, prefix_names=False)
-    config: Any = tyro.cli(union, args=args, prog="python -m experiments", config=(tyro.conf.OmitArgPrefixes,))
+    config: Any = tyro.cli(
+        union, args=args, prog="python -m experiments", description=_DESCRIPTION, config=(tyro.conf.OmitArgPrefixes,)
+    )
     command = next(COMMANDS[name] for name, default in defaults.items() if type(default) is type(config))
     return command, config
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a subcommand. Exit codes: 0 done, 1 stopped by an overflowing batch, 2 user's mistake, 130 interrupted."""
-    command, config = parse(sys.argv[1:] if args is None else args)
+    given = sys.argv[1:] if args is None else args
+    command, config = parse([word for word in given if word != NO_CACHE])
+    if NO_CACHE not in given:
+        use_compilation_cache()
     try:
         command.run(config)
     except UserError as error:
@@ -124,6 +136,10 @@ def main(args: Sequence[str] | None = None) -> int:
     except RunInterrupted as stop:
         print(str(stop), file=sys.stderr)
         return 130
+    except OSError as error:  # a full disk, a folder that may not be read
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

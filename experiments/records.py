@@ -10,13 +10,14 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
+import msgspec
 import numpy as np
 
 from experiments.errors import UserError
-from gdpjax.training import environment
+from gdpjax.training import DocumentError, convert_document, environment, parse_document, read_document
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -28,6 +29,63 @@ NOTICES = {
     "Poisson batches, which epsilon does not cover.",
     DIAGNOSTICS: "NOT FOR RELEASE: losses, gradient norms and batch sizes of private data, outside epsilon.",
 }
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ConfigFile(msgspec.Struct):
+    """What is read of ``config.json``; every field of a configuration is compared, whatever it is."""
+
+    config: dict[str, Any]
+
+
+class Epoch(msgspec.Struct):
+    """What is read of an epoch's public figures. Infinite epsilons are written as texts."""
+
+    step: Whole
+    epoch: Whole
+    test_accuracy: float
+    test_rmse: float | msgspec.UnsetType = msgspec.UNSET
+    epsilon_lower: float | str | msgspec.UnsetType = msgspec.UNSET
+    epsilon_upper: float | str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Metrics(Epoch):
+    """What is read of a line of ``metrics.jsonl``."""
+
+    steps_per_second: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class Privacy(msgspec.Struct):
+    """What is read of ``privacy`` in ``result.json``. Infinite epsilons are written as texts."""
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: Whole
+    delta: float
+    mu_clt: float | str
+    epsilon_clt: float | str
+    epsilon_moments_accountant: float | str
+    epsilon_lower: float | str
+    epsilon_upper: float | str
+
+
+class ResultFile(msgspec.Struct):
+    """What is read of ``result.json``."""
+
+    test_accuracy: float
+    privacy: Privacy
+    config: dict[str, Any]
+    test_rmse: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class Diagnostics(msgspec.Struct):
+    """What is read of a line of the private diagnostics."""
+
+    step: Whole
+
+
+DETAILS: dict[str, type] = {METRICS: Metrics, DIAGNOSTICS: Diagnostics}
+"""What a line of each log holds, after the notice."""
 
 
 def fingerprint() -> dict[str, Any]:
@@ -35,14 +93,39 @@ def fingerprint() -> dict[str, Any]:
     return {**environment(), "flax": importlib.metadata.version("flax")}
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds, or a UserError where it is absent or damaged."""
+def read_json(path: Path, kind: type) -> dict[str, Any]:
+    """Return the JSON object in a file, or raise a UserError where it is absent, damaged or not of this ``kind``.
+
+    ``kind`` is a msgspec.Struct of the fields that are used; the others are returned unread.
+    """
+    if not path.exists():
+        raise UserError(f"{path} is missing; restore it, or start anew in another folder")
     try:
-        return json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; restore it, or start anew in another folder") from error
-    except ValueError as error:  # JSON's and Unicode's errors are ValueErrors
+        value = read_document(path, dict[str, Any])
+        convert_document(value, kind, str(path))
+    except DocumentError as error:
         raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
+    return value
+
+
+def read_lines(path: Path, kind: type, header: int = 0) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file of lines, as `read_json`, without its first ``header`` lines.
+
+    A last line without its end was cut off by a crash; its epoch or program is done again, so it is dropped.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing; restore it, or start anew in another folder")
+    *lines, _torn = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines[header:], start=header + 1):
+        source = f"{path}, line {number}"
+        try:
+            record = parse_document(line, dict[str, Any], source)
+            convert_document(record, kind, source)
+        except DocumentError as error:
+            raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
+        found.append(record)
+    return found
 
 
 def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
@@ -50,7 +133,7 @@ def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: there is no run in {folder}")
-    saved, now = read_json(path)["config"], json.loads(json.dumps(_plain(config)))
+    saved, now = read_json(path, ConfigFile)["config"], json.loads(json.dumps(_plain(config)))
     found = [
         f"{n}: {saved.get(n)!r} then, {now.get(n)!r} now" for n in sorted(saved | now) if saved.get(n) != now.get(n)
     ]
@@ -72,10 +155,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` in one step that survives a crash: it holds the old content or the new, never a part."""
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace ``path`` in one step that survives a crash: it holds the old content or the new, never a part.
+
+    What is not for release has ``mode`` 0o600, so that nobody else on the machine reads it.
+    """
     temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -89,7 +176,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def start_log(folder: Path, name: str) -> None:
     """Begin a JSONL file with its notice."""
-    write_atomically(folder / name, (json.dumps({"notice": NOTICES[name]}) + "\n").encode())
+    mode = 0o600 if name == DIAGNOSTICS else 0o666
+    write_atomically(folder / name, (json.dumps({"notice": NOTICES[name]}) + "\n").encode(), mode)
 
 
 def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
@@ -100,16 +188,8 @@ def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
 
 def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
     """Drop the records after ``step``, and a line cut off by a crash; returns what stays, without the notice."""
-    if not (folder / name).is_file():
-        raise UserError(f"{folder / name} is missing; start a new run with another --out")
-    kept = []
-    for line in (folder / name).read_text().splitlines()[1:]:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            break  # only the last line can be incomplete, and its epoch is done again
-        if record["step"] <= step:
-            kept.append(record)
+    kind = DETAILS[name]
+    kept = [record for record in read_lines(folder / name, kind, header=1) if record["step"] <= step]
     start_log(folder, name)
     append(folder, name, kept)
     return kept

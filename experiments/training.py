@@ -18,7 +18,7 @@ from experiments.errors import RunInterrupted, UserError
 from experiments.keys import SEED_NOTICE, make_keys
 from experiments.plan import epoch_end, make_plan
 from experiments.privacy import Cost, cost_of
-from gdpjax.training import CheckpointError, Info, Run, State, resume_run, start_run
+from gdpjax.training import CheckpointError, Info, Run, State, has_run, resume_run, start_run
 
 NORM_QUANTILES = (0.1, 0.5, 0.9)
 
@@ -68,7 +68,7 @@ def train(config: TrainConfig, dataset: Dataset, out: Path, observer: Observer) 
     engine = build_engine(config, dataset, plan, keys.init)
     recorder = _Recorder(config, dataset, engine, out)
     try:
-        run, history = recorder.resume() if config.run.resume else recorder.begin(keys.training)
+        run, history = (recorder.resume if config.run.resume else recorder.begin)(keys.training)
         observer.on_start(plan, run.step)
         if run.num_lost:
             observer.on_lost(run.num_lost)
@@ -101,24 +101,33 @@ class _Recorder:
         self.logs = (records.METRICS, records.DIAGNOSTICS) if config.run.diagnostics else (records.METRICS,)
 
     def begin(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
-        """Start the records, then the run: a folder with a checkpoint holds one."""
-        if (self.out / records.CONFIG).exists():
+        """Write the configuration, then start the run; killed between them, ``resume`` starts it."""
+        if (self.out / records.CONFIG).exists() or has_run(self.out):
             raise UserError(f"{self.out} already holds a run: add --resume to continue it, or choose another --out")
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from error
-        for name in self.logs:
-            records.start_log(self.out, name)
-        run = start_run(self.out, self.engine.training, self.engine.params, self.data, key=key, scan=False)
         described = {"config": identity(self.config), "fingerprint": records.fingerprint()} | self._seed_notice()
         described["plan"] = json.loads(self.engine.training.plan.to_json())
         records.write_json(self.out / records.CONFIG, described)
+        return self.start(key)
+
+    def start(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
+        """Start the logs, then the run: once a folder holds one, its logs are only added to."""
+        for name in self.logs:
+            records.start_log(self.out, name)
+        run = start_run(self.out, self.engine.training, self.engine.params, self.data, key=key, scan=False)
         return run, []
 
-    def resume(self) -> tuple[Run, list[dict[str, Any]]]:
-        """Back to the last checkpoint; records after it are dropped and will be written again, the same."""
+    def resume(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
+        """Back to the last checkpoint; records after it are dropped and will be written again, the same.
+
+        A run that was killed before it had a checkpoint has spent nothing: it is started with ``key``.
+        """
         records.refuse_differences(self.out, identity(self.config))
+        if not has_run(self.out):
+            return self.start(key)
         run = resume_run(self.out, self.engine.training, self.engine.params, self.data, scan=False)
         history, *_ = [records.rewind(self.out, name, run.step) for name in self.logs]
         kept = [record["step"] for record in history]

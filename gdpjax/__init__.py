@@ -6,6 +6,7 @@ run.
 """
 
 from gdpjax import accounting, auditing, ledger, mechanisms, plotting, sampling, tradeoff, training
+from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax._core.version import VERSION
@@ -74,4 +75,5 @@ __all__ = [
     "sampling",
     "tradeoff",
     "training",
+    "use_compilation_cache",
 ]

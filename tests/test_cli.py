@@ -1,13 +1,18 @@
 """The command line: keys, figures, standings, caveats and errors."""
 
+import io
 import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from gdpjax.accounting import clt_epsilon, clt_mu_poisson, epsilon_bounds, gdp_epsilon, moments_accountant_epsilon
 from gdpjax.cli import CLT_CAVEAT, main
+from gdpjax.cli._progress import Elapsed
+from gdpjax.cli._report import rounded
 
 KEYS = [
     "num_steps", "sampling_prob", "mu_clt", "epsilon_clt", "clt_reliable", "mu_upper", "mu_failure", "epsilon_lower",
@@ -57,6 +62,21 @@ def test_infinite_figures_are_valid_json(capsys):
     assert json.loads(out, parse_constant=pytest.fail)["epsilon_clt"] == "inf"
 
 
+def test_a_run_without_noise_is_said_not_to_be_private(capsys):
+    arguments = ["account", "--noise-multiplier", "0", *MNIST, "--delta", "1e-5"]
+    lines = run(capsys, *arguments).splitlines()
+    assert all("inf" in line and "NOT PRIVATE" in line for line in lines if line.startswith(("epsilon", "mu_clt")))
+    result = json.loads(run(capsys, *arguments, "--json"), parse_constant=pytest.fail)
+    assert list(result) == KEYS
+    assert result["epsilon_lower"] == result["epsilon_upper"] == result["mu_upper"] == "inf"
+
+
+def test_the_names_of_a_plan_are_options_too(capsys):
+    arguments = ["account", "--noise-multiplier", "0", "--delta", "1e-5", "--epochs", "15", "--json"]
+    plans = run(capsys, *arguments, "--max-examples", "60000", "--expected-batch-size", "256")
+    assert plans == run(capsys, *arguments, "--num-examples", "60000", "--batch-size", "256")
+
+
 @pytest.mark.parametrize("accountant", ["numeric", "rdp", "clt"])
 def test_calibrate(capsys, accountant):
     arguments = ["--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]
@@ -64,14 +84,50 @@ def test_calibrate(capsys, accountant):
     assert list(result) == ["noise_multiplier", *KEYS]
     key = {"numeric": "epsilon_upper", "rdp": "epsilon_moments_accountant", "clt": "epsilon_clt"}[accountant]
     assert result[key] == pytest.approx(2.0, rel=1e-5)
+    assert result["mu_upper"] is None, "it takes half a minute to compile, and nobody asked"
     line = run(capsys, "calibrate", *arguments).splitlines()[1]
     assert (CLT_CAVEAT if accountant == "clt" else "safe") in line
+    assert float(line.split()[1]) == result["noise_multiplier"]
+
+
+@pytest.mark.parametrize(("epsilon", "sampling_prob", "num_steps"), [(2, 0.01, 1000), (0.7, 0.02, 300), (5, 0.004, 9)])
+def test_the_printed_noise_meets_the_target(capsys, epsilon, sampling_prob, num_steps):
+    """A person copies the number that is printed, with its rounding."""
+    arguments = ["--epsilon", epsilon, "--delta", 1e-5, "--sampling-prob", sampling_prob, "--num-steps", num_steps]
+    line = run(capsys, "calibrate", *map(str, arguments)).splitlines()[1]
+    noise = float(line.split()[1])
+    assert epsilon_bounds(noise, sampling_prob, num_steps, 1e-5).upper <= epsilon
+    assert epsilon_bounds(noise * (1 - 1e-5), sampling_prob, num_steps, 1e-5).upper > epsilon
+
+
+def test_what_a_person_may_copy_is_rounded_to_the_safe_side(capsys):
+    arguments = ["--noise-multiplier", "1.1", "--sampling-prob", "0.0123456789", "--num-steps", "77", "--delta", "1e-5"]
+    exact = json.loads(run(capsys, "account", *arguments, "--json"))
+    lines = {line.split()[0]: line.split()[1] for line in run(capsys, "account", *arguments).splitlines()[1:]}
+    for key in ("mu_clt", "epsilon_clt", "mu_upper", "epsilon_upper", "epsilon_moments_accountant"):
+        assert exact[key] <= float(lines[key]) < exact[key] * (1 + 1e-5), key
+    assert exact["epsilon_lower"] * (1 - 1e-5) < float(lines["epsilon_lower"]) <= exact["epsilon_lower"]
+    assert float(lines["sampling_prob"]) == 0.0123456789
+
+
+@pytest.mark.parametrize("digits", [1, 3, 8])
+def test_rounded(digits):
+    for value in (1.2345641, 9.9999999999, 0.1, 1e-300, 123456789.123, 5e-324, 2.0):
+        up, down = (float(rounded(value, digits, side)) for side in ("up", "down"))
+        assert down <= value <= up <= value * (1 + 1.01 * 10 ** (1 - digits)) + 5e-324
+        assert float(rounded(value, digits, "exact")) == value
+    assert rounded(float("inf"), 3, "up") == "inf"
 
 
 def test_calibrate_to_mu(capsys):
     result = json.loads(run(capsys, "calibrate", "--mu", "0.5", *MNIST, "--accountant", "clt", "--json"))
     assert result["mu_clt"] == pytest.approx(0.5)
     assert result["epsilon_clt"] is None  # no delta was given
+
+
+def test_convert_of_a_mu_whose_square_overflows(capsys):
+    assert main(["convert", "--mu", "1e160", "--delta", "1e-5"]) == 0
+    assert capsys.readouterr().out.count("too large to be computed") == 2
 
 
 def test_convert(capsys):
@@ -108,7 +164,12 @@ RUN = ["--sampling-prob", ".1", "--num-steps", "10", "--delta", "1e-5"]
         ),
         (["account", "--noise-multiplier", "1", *RUN[2:]], "give either --num-examples and --batch-size"),
         (["account", "--noise-multiplier", "1", *RUN, "--num-examples", "5"], "give either --num-examples"),
-        (["account", "--noise-multiplier", "x", *RUN], "invalid float value"),
+        (["account", "--noise-multiplier", "x", *RUN], "expected one number, got 'x'"),
+        (["account", "--noise-multiplier", "0.5:2", *RUN], "expected one number, got '0.5:2'; lists and ranges"),
+        (["account", "--noise-multiplier", "1", *RUN[:-1], "-1e-5"], "delta must be a number in"),
+        (["account", "--noise-multiplier", "-inf", *RUN], "noise_multiplier must be a finite number > 0, got -inf"),
+        (["convert", "--mu", "-.5"], "--mu must be a finite number >= 0, got -0.5"),
+        (["audit", "scores.csv", "--seed", "1.5"], "expected one whole number, got '1.5'"),
         (["calibrate", "--epsilon", "2", "--mu", "1", *RUN], "either --mu or --epsilon"),
         (["calibrate", *RUN, "--accountant", "rdp"], "complete target"),
         (["convert", "--mu", "-1"], "--mu must be a finite number >= 0, got -1"),
@@ -136,3 +197,32 @@ def test_runs_as_a_module():
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_long_command_counts_its_seconds_on_a_terminal():
+    terminal, silent = Terminal(), io.StringIO()
+    with Elapsed(terminal, "gdpjax calibrate"), Elapsed(silent, "gdpjax calibrate"):
+        waited = [terminal.getvalue()]
+        while "computing, " not in waited[-1]:
+            time.sleep(0.05)
+            waited.append(terminal.getvalue())
+    assert waited[0] == "", "nothing for a quick command"
+    assert "gdpjax calibrate: computing, 1 s" in terminal.getvalue()
+    assert terminal.getvalue().endswith(" \r"), "wiped out"
+    assert silent.getvalue() == ""
+
+
+def test_a_full_disk_behind_the_standard_output_is_one_line():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "gdpjax", "convert", "--mu", "1"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    assert "No space left on device" in result.stderr

@@ -10,7 +10,8 @@ import pytest
 from gdpjax import Bounds
 from gdpjax.accounting import epsilon_bounds, gdp_epsilon, tradeoff_bounds
 from gdpjax.auditing import audit_many_runs, audit_one_run
-from gdpjax.cli import _audit, main
+from gdpjax.cli import _audit, _step_checks, main
+from gdpjax.cli._step_checks import StepCheck
 from gdpjax.cli._worst_cases import WorstCase, worst_cases
 
 
@@ -110,14 +111,17 @@ def without_sampling(noise_multiplier, sampling_prob, num_steps, delta):
 
 @pytest.mark.parametrize("certified", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_step_of_this_installation(capsys, monkeypatch, certified):
-    names = ["steady", "turning", "huge", "overflowing", "missing", "silent", "sampled", "mislabeled"]
+    names = ["steady", "opposed", "turning", "huge", "overflowing", "missing", "silent", "sampled", "mislabeled"]
     if not certified:  # one program, and no accountant to compile
         names = ["steady", "silent"]
+        monkeypatch.setattr(_step_checks, "_LEAF", 2**14)
+        monkeypatch.setattr(_step_checks, "_DRAWS_PER_RELEASE", 2**6)
         monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
         cases = worst_cases()
         monkeypatch.setattr(_audit, "worst_cases", lambda: {name: cases[name] for name in names})
     report = json.loads(run(capsys, "--step", "--num-releases", 1024, "--json"))
     assert report["sound"] is True
+    assert report["confidence"] == 0.9999
     assert list(report["cases"]) == names
     for case in report["cases"].values():
         run_of_case = case["noise_multiplier"], case["sampling_prob"], case["num_steps"]
@@ -126,7 +130,11 @@ def test_the_step_of_this_installation(capsys, monkeypatch, certified):
         if certified:
             assert case["epsilon_upper"] == pytest.approx(float(epsilon_bounds(*run_of_case, 1e-5).upper), rel=1e-3)
         assert 0 <= case["claimed_beta"] <= 1
-    assert report["cases"]["steady"]["mu_lower"] > 0.8
+    assert report["cases"]["steady"]["mu_lower"] > 0.6
+    assert len(report["checks"]) == 14
+    for check in report["checks"].values():
+        assert check["verdict"] == "consistent"
+        assert 5e-5 / 14 < check["p_value"] <= 1
 
 
 @pytest.mark.slow
@@ -143,10 +151,31 @@ def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
         "half": WorstCase(lambda key, included: jnp.float32(2) * included + jax.random.normal(key), 1.0, 1.0, 1),
         "open": WorstCase(lambda key, included: included, 4.0, 1.0, 1),
     }
+    checks = {"ledger": StepCheck(0.0, "wrong"), "sampling": StepCheck(0.5, "right")}
     monkeypatch.setattr(_audit, "worst_cases", lambda: cases)
+    monkeypatch.setattr(_audit, "step_checks", lambda key, num_releases: checks)
     monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
     table = run(capsys, "--step", "--num-releases", 2048, status=1)
     lines = {line.split()[0]: line for line in table.splitlines()}
     assert "REFUTED: trade-off" in lines["half"]
     assert "REFUTED: epsilon" in lines["open"]
-    assert json.loads(run(capsys, "--step", "--num-releases", 2048, "--json", status=1))["sound"] is False
+    assert "FAILED" in lines["ledger"]
+    assert "FAILED" not in lines["sampling"]
+    assert table.strip().endswith("2 worst cases refuted, 1 checks failed: half, open, ledger")
+    assert json.loads(run(capsys, "--step", "--releases", 2048, "--json", status=1))["sound"] is False
+
+
+def test_one_failed_check_is_status_1(capsys, monkeypatch):
+    cases = {"sound": WorstCase(lambda key, included: included + jax.random.normal(key), 1.0, 1.0, 1)}
+    failed = {"noise tail": StepCheck(1e-7, "values from -5.4 to 5.4")}
+    monkeypatch.setattr(_audit, "worst_cases", lambda: cases)
+    monkeypatch.setattr(_audit, "step_checks", lambda key, num_releases: failed)
+    monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
+    report = json.loads(run(capsys, "--step", "--num-releases", 256, "--json", status=1))
+    assert report["cases"]["sound"]["verdict"] == "consistent"
+    assert report["checks"]["noise tail"] == {
+        "verdict": "FAILED", "p_value": 1e-7, "statement": "values from -5.4 to 5.4",
+    }  # fmt: skip
+    assert run(capsys, "--step", "--num-releases", 256, "--confidence", 1, status=2)
+    # A stricter confidence asks for smaller p-values.
+    run(capsys, "--step", "--num-releases", 256, "--confidence", 1 - 1e-9)

@@ -83,7 +83,12 @@ def test_values(name, text, expected):
         ("--noise-multiplier", "1:inf:4", "finite"),
         ("--noise-multiplier", "0:2:3", "noise_multiplier must be a finite number > 0, got 0.0"),
         ("--noise-multiplier", "nan", "noise_multiplier must be a finite number > 0, got nan"),
-        ("--noise-multiplier", "1,,2", "could not convert"),
+        ("--noise-multiplier", "1,,2", "'' is not a number"),
+        ("--noise-multiplier", "1:2:3:4", "a range is start:stop:count"),
+        ("--noise-multiplier", "1:2:x", "'x' is not a count"),
+        ("--noise-multiplier", "-1e-3,2", "must be a finite number > 0, got -0.001"),
+        ("--noise-multiplier", "1:2:" + "9" * 5000, "a range has 2 to"),
+        ("--noise-multiplier", "1:2:900000,2:3:900000", "1800000 values"),
         ("--num-steps", "1000.5", "num_steps must be a whole number >= 1, got 1000.5"),
         ("--delta", "1", "delta must be a number in"),
         ("--sampling-prob", "1.5", "sampling_prob must be a number in [0, 1], got 1.5"),
@@ -196,6 +201,31 @@ def test_bad_bytes_spoil_one_line_and_a_mark_of_order_none(tmp_path):
     assert table.columns == ["a", "b"]
     assert [row.place for row in table.rows] == ["line 2", "line 4"]
     assert [(row.place, row.reason) for row in table.bad] == [("line 3", "is not UTF-8")]
+
+
+@pytest.mark.parametrize("command", ["sweep", "audit"])
+@pytest.mark.parametrize("data", [b"\x7fELF\x00\x01", b"\xff\xfe\x01,", b"a,b\n1,\x00\n"])
+def test_a_binary_file_is_refused_in_one_printable_line(tmp_path, capsys, command, data):
+    path = tmp_path / "grid.csv"
+    path.write_bytes(data)
+    given = ["sweep", "--input", path, "--output", tmp_path / "out.csv"] if command == "sweep" else ["audit", path]
+    assert main([str(word) for word in given]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.strip().isprintable()
+    assert "expected" in error
+
+
+def test_a_full_disk_is_one_sentence_that_says_how_to_go_on(tmp_path, capsys, monkeypatch, fake_accountant):
+    def full(output, rows):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_sweep, "append", full)
+    assert sweep(*BIG, "--output", tmp_path / "out.csv") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "No space left on device" in error
+    assert "--resume" in error
 
 
 def test_bad_rows_in_json(tmp_path, capsys, fake_accountant):

@@ -1,11 +1,12 @@
 """The result file of the recipes, and its table."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from experiments import records
-from experiments.tables import interval, markdown_table
+from experiments.tables import interval, markdown_table, upper
 
 NAME = "recipes.json"
 HEAD = (
@@ -19,6 +20,14 @@ chosen by held-out training data, never by the test data; `tried` counts everyth
 private, the last column is what releasing the best of a random number of trainings, that many on average, would cost
 (arXiv:2110.03620): an upper bound if each of them costs no more than the winner and is scored on public data. The
 searches for adult and movielens also had trainings of larger epsilons, so that theirs would cost more."""
+
+
+class Recipes(msgspec.Struct):
+    """What is read of the result file before a recipe is put into it."""
+
+    what: str
+    command: str
+    recipes: dict[str, dict[str, Any]]
 
 
 def write(folder: Path, name: str, record: dict[str, Any]) -> Path:
@@ -35,7 +44,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The result file, or an empty one."""
     path = folder / NAME
     if path.is_file():
-        return json.loads(path.read_text())
+        return records.read_json(path, Recipes)
     return {
         "what": "recipes found by sweeps on training data",
         "command": "python -m experiments recipes all",
@@ -69,7 +78,7 @@ def _cells(name: str, record: dict[str, Any]) -> list[str]:
     seeds = f"{len(test['values'])} seed{'s' if len(test['values']) > 1 else ''}"
     return [
         name, f"{scale * test['mean']:.{digits}f}{spread}{unit} ({seeds})", interval(cost),
-        f"{cost['epsilon_clt']:.3f}", f"{cost['epsilon_moments_accountant']:.3f}", f"{cost['mu_clt']:.3f}",
+        *(upper(cost[each], 3) for each in ("epsilon_clt", "epsilon_moments_accountant", "mu_clt")),
         f"{scale * published['score']:.{3 if rmse else 1}f}{unit}", interval(published),
-        f"{record['tuning']['mean_num_runs']}", f"{record['tuning']['epsilon']:.2f}",
+        f"{record['tuning']['mean_num_runs']}", upper(record["tuning"]["epsilon"], 2),
     ]  # fmt: skip

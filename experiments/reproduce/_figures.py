@@ -1,7 +1,7 @@
 """Pictures of the repeated experiments, drawn from the committed result files: nothing is trained here."""
 
+import errno
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from experiments import tables
 from experiments.errors import UserError
 from experiments.reproduce import _grid
 from experiments.reproduce._experiments import CERTIFIED_NOISE, FIGURE4_EPSILON
+from experiments.reproduce._tables import path_of, read_rows
 from gdpjax import accounting
 
 BLUE, ORANGE, RED, GREEN = "#0072B2", "#E69F00", "#D55E00", "#009E73"  # Okabe and Ito
@@ -65,8 +66,11 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def read(results: Path, name: str) -> dict[str, dict[str, Any]]:
-    """The rows of a result file by name, those without a finished run left out."""
-    rows = json.loads((results / f"reproduce_{name}.json").read_text())["rows"]
+    """The rows of a result file by name, those without a finished run left out; FileNotFoundError without a file."""
+    path = path_of(results, name)
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "no result file", str(path))
+    rows = read_rows(path)
     return {row["name"]: row for row in rows if row["runs"]}
 
 

@@ -1,7 +1,6 @@
 """The runs of an experiment: each in its own folder, done once, continued where it was interrupted."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from rich.console import Console
 
 from experiments import records
 from experiments.config import TrainConfig, identity
-from experiments.errors import RunInterrupted
+from experiments.errors import RunInterrupted, UserError
 from experiments.reproduce._experiments import Row
 from experiments.train import run_quietly
 
@@ -74,12 +73,16 @@ def outcomes(planned: Sequence[Planned]) -> Outcomes:
 
 def outcome(run: Planned) -> dict[str, Any]:
     """The public figures of a finished run: its result, and every epoch's scores."""
-    lines = [json.loads(line) for line in (run.folder / records.METRICS).read_text().splitlines()[1:]]
+    lines = records.read_lines(run.folder / records.METRICS, records.Metrics, header=1)
+    if not lines:
+        path = run.folder / records.METRICS
+        raise UserError(f"{path} is damaged: it has no epochs; remove the folder to train again")
+    speeds = sorted(line["steps_per_second"] for line in lines if "steps_per_second" in line)
     kept = ("step", "epoch", "test_accuracy", "test_rmse", "epsilon_lower", "epsilon_upper")
     epochs = [{name: line[name] for name in kept if name in line} for line in lines]
     return {
         "seed": run.seed,
-        "result": json.loads((run.folder / records.RESULT).read_text()),
+        "result": records.read_json(run.folder / records.RESULT, records.ResultFile),
         "epochs": epochs,
-        "steps_per_second": sorted(line["steps_per_second"] for line in lines)[len(lines) // 2],
+        "steps_per_second": speeds[len(speeds) // 2] if speeds else None,
     }

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from experiments import records
 from experiments.config import identity
 from experiments.reproduce._experiments import EXPERIMENTS, Row
 from experiments.reproduce._runs import Outcomes, Planned
-from experiments.tables import interval, markdown_table, mean_and_stdev
+from experiments.tables import interval, markdown_table, mean_and_stdev, upper
 from gdpjax import accounting
 
 SOURCE = "arXiv:1911.11607"
@@ -33,9 +35,36 @@ def path_of(folder: Path, name: str) -> Path:
     return folder / f"reproduce_{name}.json"
 
 
+class RecordedRun(msgspec.Struct):
+    """A finished run in a result file."""
+
+    seed: records.Whole
+    result: records.ResultFile
+    epochs: list[records.Epoch]
+    steps_per_second: float | None
+
+
+class RecordedRow(msgspec.Struct):
+    """A row of a result file."""
+
+    name: str
+    runs: list[RecordedRun]
+
+
+class Recorded(msgspec.Struct):
+    """What is read of a result file."""
+
+    rows: list[RecordedRow]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a result file; UserError where it is absent or damaged."""
+    return records.read_json(path, Recorded)["rows"]
+
+
 def recorded(path: Path, rows: Sequence[Row]) -> Outcomes:
     """What an earlier result file has of runs with the settings that the rows have now; none where there is no file."""
-    saved = {row["name"]: row["runs"] for row in records.read_json(path)["rows"]} if path.is_file() else {}
+    saved = {row["name"]: row["runs"] for row in read_rows(path)} if path.is_file() else {}
     return {
         (row.name, run["seed"]): run
         for row in rows
@@ -82,12 +111,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
     published, privacy = row["published"], row["privacy"]
 
     def pair(name: str) -> str:
+        # Both to the nearest digit, as the paper has them: here they are compared.
         return f"{_number(published.get(name))} / {_number(privacy.get(name))}"
 
     seeds = "{finished} of {planned}".format(**row["seeds"])
     return [
         row["name"], _score(row), pair("mu_clt"), pair("epsilon_clt"), pair("epsilon_classic"),
-        _number(privacy.get("epsilon_moments_accountant")), interval(privacy) if privacy else "-", seeds,
+        _cost(privacy.get("epsilon_moments_accountant")), interval(privacy) if privacy else "-", seeds,
     ]  # fmt: skip
 
 
@@ -104,6 +134,11 @@ def _score(row: dict[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _cost(value: float | None) -> str:
+    """An upper bound, rounded up: it may be copied."""
+    return "-" if value is None else upper(value, 2)
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -9,10 +9,11 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 import gdpjax
@@ -30,6 +31,40 @@ SPEC = "spec.toml"
 SWEEP = "sweep.json"
 KEYS = "keys.NOT_FOR_RELEASE.json"
 PROGRAMS = "programs.jsonl"
+Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class Secret(msgspec.Struct):
+    """``keys.NOT_FOR_RELEASE.json``."""
+
+    key: tuple[Word, Word]
+    data_sha256: str
+
+
+class Searched(msgspec.Struct):
+    """What the report says of a sweep; the other fields are only compared."""
+
+    dataset: str
+    model: str
+    optimizer: str
+    search: str
+    seeds: int | list[int]
+    hold_out: float | None = None
+
+
+class Described(msgspec.Struct):
+    """``sweep.json``."""
+
+    sweep: Searched
+    num_trials: records.Whole
+
+
+class Program(msgspec.Struct):
+    """A line of ``programs.jsonl``."""
+
+    num_steps: records.Whole
+    batch_size: records.Whole
+    num_compiled: records.Whole
 
 
 def begin(folder: Path, spec: Spec, dataset: Dataset, num_trials: int) -> jax.Array:
@@ -68,7 +103,7 @@ def resume(folder: Path, spec: Spec, dataset: Dataset) -> jax.Array:
             field = ("hyperparameters", name) if name in (*spec.choices, "seeds") else (name,)
             then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
             spec.fail(field, f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
-    secret = records.read_json(folder / KEYS)
+    secret = records.read_json(folder / KEYS, Secret)
     if secret["data_sha256"] != dataset.digest():
         raise UserError(f"the data are not those that the sweep in {folder} was begun with; choose another --out")
     return jax.random.wrap_key_data(jnp.asarray(secret["key"], jnp.uint32))
@@ -83,7 +118,7 @@ def is_finished(folder: Path, spec: Spec) -> bool:
 
 def described(folder: Path) -> dict[str, Any]:
     """What a folder says of its sweep: ``sweep``, ``num_trials`` and ``fingerprint``."""
-    return records.read_json(folder / SWEEP)
+    return records.read_json(folder / SWEEP, Described)
 
 
 def described_spec(spec: Spec) -> dict[str, Any]:
@@ -102,11 +137,12 @@ def keys_of(trial: Trial, root: jax.Array) -> Keys:
 
 def record_program(folder: Path, program: dict[str, Any]) -> None:
     """One more compiled program."""
-    with (folder / PROGRAMS).open("a") as file:
-        file.write(json.dumps(program) + "\n")
+    recorded = [*read_programs(folder), program]
+    lines = "".join(json.dumps(each) + "\n" for each in recorded)
+    records.write_atomically(folder / PROGRAMS, lines.encode())
 
 
 def read_programs(folder: Path) -> list[dict[str, Any]]:
     """The programs that were compiled for a sweep, over all its resumptions."""
     path = folder / PROGRAMS
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.is_file() else []
+    return records.read_lines(path, Program) if path.is_file() else []

@@ -3,6 +3,7 @@
 import base64
 import html
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from experiments.keys import SEED_NOTICE
 from experiments.sweeps import _folder as folders
 from experiments.sweeps._pictures import PARETO, VARIED, save_pareto, save_varied
 from experiments.sweeps._results import COLUMNS, Row
+from experiments.sweeps._spec import HYPERPARAMETERS
 from experiments.sweeps._summary import (
     Configuration,
     best_by_target,
@@ -21,9 +23,10 @@ from experiments.sweeps._summary import (
     price,
     varied,
 )
-from experiments.tables import upper_digits
+from experiments.tables import lower_digits, upper_digits
 
 REPORT, PAGE = "report", "index.html"
+_COSTS = ("sampling_prob", "overflow", "mu_clt", "epsilon_clt", "epsilon_moments_accountant", "epsilon_upper")
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -41,7 +44,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     programs = folders.read_programs(folder)
     best, front = _best(rows)
     fields = {"pareto": "", "varied": ""} | figures | {
-        "title": f"Sweep of {described['sweep']['dataset']}",
+        "title": html.escape(f"Sweep of {described['sweep']['dataset']}"),
         "summary": _summary(described, rows, programs),
         "privacy": _privacy(rows, described["sweep"].get("hold_out")),
         "best": best,
@@ -87,7 +90,7 @@ def _privacy(rows: Sequence[Row], hold_out: float | None) -> str:
         return text
     everything, tuned = (upper_digits(bound, 3) for bound in (found.all_trials, found.best_of_random_number))
     return text + (
-        f"<p>At delta = {found.delta:g}, upper bounds by the moments accountant: publishing <b>all</b> of these trials "
+        f"<p>At delta = {found.delta!r}, upper bounds by the moments accountant: publishing <b>all</b> of these trials "
         f"costs epsilon = {everything}. Releasing only the best of a <i>random</i> number of runs with mean "
         f"{found.num_trials} (logarithmic distribution), each of a configuration drawn uniformly with replacement, "
         f"would cost epsilon = {tuned} (Papernot and Steinke, arXiv:2110.03620); a search "
@@ -102,7 +105,7 @@ def _best(rows: Sequence[Row]) -> tuple[str, str]:
     names = [name for name in varied(rows) if name != "epsilon"]
     several = any(one.stdev is not None for one in found)
     columns = ["certified epsilon", f"test accuracy (%){', mean and sd' if several else ''}", *names, "trial"]
-    best = ([f"{target:.4g}", *_cells(one, names)] for target, one in best_by_target(found))
+    best = ([f"{target!r}", *_cells(one, names)] for target, one in best_by_target(found))
     front = (_cells(one, names) for one in pareto_front(found))
     return _table(["epsilon at most", *columns], best), _table(columns, front)
 
@@ -129,7 +132,7 @@ def _trials(rows: Sequence[Row]) -> str:
     order = ["trial", "test_accuracy", "epsilon_upper", *varied(rows)]
     order += [name for name in COLUMNS if name not in order]
     alike = [name for name in order[3:] if len(rows) > 1 and len({row[name] for row in rows}) == 1]
-    common = ", ".join(f"{_words(name)} {_text(rows[0][name])}" for name in alike if rows[0][name] is not None)
+    common = ", ".join(f"{_words(name)} {_text(rows[0][name], name)}" for name in alike if rows[0][name] is not None)
     columns = [name for name in order if name not in alike]
     front = {number for one in pareto_front(configurations(rows)) for number in one.trials}
     marked = ["front" if row["trial"] in front else "" for row in rows]
@@ -143,7 +146,7 @@ def _table(
     head = "".join(f"<th>{_words(name)}</th>" for name in columns)
     kinds = [f" class={kind}" if kind else "" for kind in classes]
     body = "\n".join(
-        f"<tr{kind}>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+        f"<tr{kind}>" + "".join(f"<td>{_text(*pair)}</td>" for pair in zip(row, columns, strict=True)) + "</tr>"
         for row, kind in itertools.zip_longest(rows, kinds, fillvalue="")
     )
     kind = " class=sortable" if sortable else ""
@@ -155,10 +158,15 @@ def _words(name: str) -> str:
     return html.escape(name.replace("_", " "))
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.5g}" if isinstance(value, float) else html.escape(str(value))
+def _text(value: Any, name: str) -> str:
+    """A cell of the column ``name``: what privacy costs is rounded up, what was chosen is written in full."""
+    if not isinstance(value, float):
+        return "" if value is None else html.escape(str(value))
+    if name in HYPERPARAMETERS or name == "delta":
+        return f"{value!r}"
+    if name in _COSTS and math.isfinite(value):
+        return upper_digits(value, 5)
+    return lower_digits(value, 5) if name == "epsilon_lower" else f"{value:.5g}"
 
 
 def _figure(path: Path, text: str) -> str:

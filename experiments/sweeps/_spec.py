@@ -153,7 +153,7 @@ class _Reader:
             )
         if not given:
             return None
-        return self.whole(("num_configurations",), self.content["num_configurations"], least=1)
+        return self.whole(("num_configurations",), self.content["num_configurations"], most=MOST_TRIALS)
 
     def hold_out(self) -> float | None:
         return self.number(("hold_out",), self.content["hold_out"], below=1.0) if "hold_out" in self.content else None
@@ -193,7 +193,10 @@ class _Reader:
             what = "needs its count in a grid" if search == "grid" else "has no count in a random search: remove it"
             self.fail(field, f"the range of {name} {what}")
         return Range(
-            low, high, self.whole((*field, "count"), value["count"], least=2) if search == "grid" else None, log
+            low,
+            high,
+            self.whole((*field, "count"), value["count"], least=2, most=MOST_TRIALS) if search == "grid" else None,
+            log,
         )
 
     def seeds(self, field: tuple[str, ...], value: Any) -> int | tuple[int, ...]:
@@ -201,7 +204,7 @@ class _Reader:
             if not value:
                 self.fail(field, "seeds = [] leaves nothing to train: give a number, or a list of seeds")
             return self.distinct(field, [self.whole(field, seed, least=0, most=2**32 - 1) for seed in value])
-        return self.whole(field, value)
+        return self.whole(field, value, most=MOST_TRIALS)
 
     def distinct(self, field: tuple[str, ...], values: list[Any]) -> tuple[Any, ...]:
         for value, times in collections.Counter(values).items():

@@ -130,15 +130,15 @@ def price(rows: Sequence[Row]) -> Price | None:
 def print_summary(console: Console, rows: Sequence[Row], programs: Sequence[dict[str, Any]], num_trials: int) -> None:
     """The best by target, what failed, and how much was compiled."""
     delta = next((row["delta"] for row in rows), None)
-    table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta:g})")
+    table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta!r})")
     found = configurations(rows)
     names = [name for name in varied(rows) if name != "epsilon"]
     for name in ("epsilon <=", "certified", "accuracy", *names):
         table.add_column(name.replace("_", " "), justify="right")
     for target, one in best_by_target(found):
         spread = f" +- {100 * one.stdev:.1f}" if one.stdev is not None else ""
-        cells = [f"{target:.4g}", upper_digits(one.epsilon_upper, 4), f"{100 * one.mean:.1f}{spread} %"]
-        table.add_row(*cells, *(f"{one.settings[name]:.4g}" for name in names))
+        cells = [f"{target!r}", upper_digits(one.epsilon_upper, 4), f"{100 * one.mean:.1f}{spread} %"]
+        table.add_row(*cells, *(f"{one.settings[name]!r}" for name in names))
     console.print(table)
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
     compiled = sum(program["num_compiled"] for program in programs)

@@ -37,11 +37,14 @@ class Trial:
 
 def list_trials(spec: Spec) -> list[Trial]:
     """Every trial of a spec in a fixed order: each configuration once for each seed, none twice."""
+    # Before anything takes memory: more trials than that are refused, also where some would turn out to be equal.
+    num_seeds = len(spec.seeds) if isinstance(spec.seeds, tuple) else spec.seeds
+    num_trials = num_seeds * _num_configurations(spec)
+    if num_trials > MOST_TRIALS:
+        raise UserError(f"{spec.path}: {num_trials} trials; at most {MOST_TRIALS} are run in one sweep")
     configurations = list(_grid(spec) if spec.search == "grid" else _random(spec))
     unique = list(dict.fromkeys(tuple(settings.items()) for settings in configurations))
     seeds = list(enumerate(spec.seeds if isinstance(spec.seeds, tuple) else [None] * spec.seeds))
-    if len(unique) * len(seeds) > MOST_TRIALS:
-        raise UserError(f"{spec.path}: {len(unique) * len(seeds)} trials; at most {MOST_TRIALS} are run in one sweep")
     pairs = itertools.product(unique, seeds)
     return [
         Trial(number, dict(settings), seed, replicate, _config(spec, dict(settings), seed))
@@ -49,13 +52,18 @@ def list_trials(spec: Spec) -> list[Trial]:
     ]
 
 
+def _num_configurations(spec: Spec) -> int:
+    """How many combinations or draws a spec asks for, repetitions included."""
+    if spec.num_configurations is not None:
+        return spec.num_configurations
+    counts = [choice.count if isinstance(choice, Range) else len(choice) for choice in spec.choices.values()]
+    return math.prod(count for count in counts if count is not None)
+
+
 def _grid(spec: Spec) -> Iterator[dict[str, float]]:
     """All combinations, the first hyperparameter slowest."""
     names = [name for name in HYPERPARAMETERS if name in spec.choices]
     values = [_values(name, spec.choices[name]) for name in names]
-    size = math.prod(map(len, values))
-    if size > MOST_TRIALS:
-        raise UserError(f"{spec.path}: the grid has {size} configurations; at most {MOST_TRIALS} are run in one sweep")
     return (dict(zip(names, combination, strict=True)) for combination in itertools.product(*values))
 
 

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from gdpjax._core import xla
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
 
 P = ParamSpec("P")
@@ -36,6 +38,8 @@ class Domain:
 
     text: str
     contains: Callable[[Any], Any]
+    most: float = np.inf
+    """The largest number that can be told from its neighbours; said in messages about larger ones."""
 
 
 REAL = Domain("a number", lambda x: abs(x) < np.inf)
@@ -45,14 +49,21 @@ POSITIVE = Domain("a finite number > 0", lambda x: (x > 0) & (x < np.inf))
 UNIT = Domain("a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 OPEN_UNIT = Domain("a number strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 HALF_OPEN_UNIT = Domain("a number in [0, 1)", lambda x: (x >= 0) & (x < 1))
-COUNT = Domain("a whole number >= 1", lambda x: (x >= 1) & (x < np.inf) & (x == x // 1))
-WHOLE = Domain("a whole number >= 0", lambda x: (x >= 0) & (x < np.inf) & (x == x // 1))
+# From 2^53 on float64 does not tell a whole number from the next one.
+_MOST_COUNT = 2.0**53 - 1
+COUNT = Domain("a whole number >= 1", lambda x: (x >= 1) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
+WHOLE = Domain("a whole number >= 0", lambda x: (x >= 0) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
 RENYI_ORDER = Domain("a Renyi order > 1", lambda x: (x > 1) & (x < np.inf))
 
 
 def is_traced(value: Any) -> bool:
     """Whether any leaf of ``value`` is a tracer, so that its numbers cannot be looked at."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+    if isinstance(value, Tracer):
+        return True
+    try:
+        return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+    except Exception:  # no pytree, such as a dict whose keys have no order
+        return False
 
 
 def at_once() -> contextlib.AbstractContextManager[None]:
@@ -63,30 +74,64 @@ def at_once() -> contextlib.AbstractContextManager[None]:
     return jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext()
 
 
-def check(name: str, value: Any, domain: Domain) -> None:
-    """Raise ValueError unless every element of a concrete real ``value`` lies in ``domain``; tracers pass."""
-    if is_traced(value):
-        return
-    if value is None or isinstance(value, str | bytes | bool):
-        raise ValueError(f"{name} must be {domain.text}, got {value!r}")
+NUMBER_KINDS = "iuf"
+"""What `number_kind` says of whole and real numbers."""
+
+
+def number_kind(dtype: Any) -> str:
+    """NumPy's letter for what a dtype holds ("b", "i", "u", "f" or "c"), JAX's own small floats included; else "O"."""
+    if dtype is None:
+        return "O"
     try:
-        numbers = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} must be {domain.text}, got {value!r}") from error
+        kind = np.dtype(dtype).kind
+    except TypeError:  # the dtypes of PRNG keys, and what is no dtype
+        return "O"
+    if kind in "biufc":
+        return kind
+    parents = {"f": jnp.floating, "i": jnp.signedinteger, "u": jnp.unsignedinteger}
+    own = kind == "V"  # bfloat16, float8, int4 and the like, to NumPy
+    return next((letter for letter, parent in parents.items() if own and jnp.issubdtype(dtype, parent)), "O")
+
+
+def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
+    """The real numbers in ``value``, which texts, times, truth values and complex numbers are not."""
+    try:
+        array = np.asarray(value)
+        real = number_kind(array.dtype) in NUMBER_KINDS
+        if array.dtype == object:  # Python integers beyond 64 bits
+            real = all(type(item) in (int, float) for item in array.flat)
+        if not real:
+            raise TypeError(f"not real numbers: {array.dtype}")
+        return array.astype(np.float64)
+    except Exception as error:
+        raise ValueError(f"{name} must be {text}, got {shown(value)}") from error
+
+
+def check(name: str, value: Any, domain: Domain) -> None:
+    """Raise ValueError unless every element of a concrete real ``value`` lies in ``domain``; tracers pass.
+
+    A tracer's dtype must be that of real numbers all the same. Messages print the number that is outside, so ``value``
+    is to be public.
+    """
+    if is_traced(value):
+        dtypes = [getattr(leaf, "dtype", type(leaf)) for leaf in jax.tree.leaves(value)]
+        if isinstance(value, dict) or any(number_kind(dtype) not in NUMBER_KINDS for dtype in dtypes):
+            raise ValueError(f"{name} must be {domain.text}, got {shown(value)}")
+        return
+    numbers = _as_float64(name, value, domain.text)
     inside = np.asarray(domain.contains(numbers))
     if not inside.all():
         at = np.argwhere(~inside)[0]
         where = f" at index {tuple(int(i) for i in at)}" if numbers.ndim else ""
-        raise ValueError(f"{name} must be {domain.text}, got {numbers[tuple(at)]!s}{where}")
+        text = f"{domain.text}, at most {domain.most:.0f}" if numbers[tuple(at)] > domain.most else domain.text
+        raise ValueError(f"{name} must be {text}, got {numbers[tuple(at)]!s}{where}")
 
 
 def check_scalar(name: str, value: Any, domain: Domain) -> None:
     """`check`, and ValueError for arrays and for floating types in which a public number would be rounded away."""
     check(name, value, domain)
     if np.ndim(value) != 0:
-        raise ValueError(
-            f"{name} must be one number, got shape {np.shape(value)}; map over configurations with jax.vmap"
-        )
+        raise ValueError(f"{name} must be one number, got {shown(value)}; map over configurations with jax.vmap")
     dtype = getattr(value, "dtype", np.dtype(np.float64))
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
@@ -135,6 +180,11 @@ def _narrow_jvp(rounding: str, primals: Any, tangents: Any) -> Any:
     return narrow(primals[0], rounding), tangents[0].astype(jnp.float32)
 
 
+def _wide(value: Any) -> Any:
+    """A checked argument as a float64 JAX array; Python integers may be wider than JAX's."""
+    return jnp.asarray(value if is_traced(value) else np.asarray(value).astype(np.float64), jnp.float64)
+
+
 def _narrow_result(result: Any, rounding: str) -> Any:
     if isinstance(result, Bounds):
         return Bounds(narrow(result.lower, "down"), narrow(result.upper, "up"))
@@ -154,7 +204,7 @@ def float64_function(
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(body)
         statics = tuple(name for name in signature.parameters if name not in domains)
-        compiled = jax.jit(body, static_argnames=statics)
+        compiled = xla.jit(body, static_argnames=statics)
 
         @functools.wraps(body)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -167,7 +217,7 @@ def float64_function(
                 check_broadcast(**numbers)
             wide_outside = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
             with jax.enable_x64(True):
-                wide = {name: jnp.asarray(value, jnp.float64) for name, value in numbers.items()}
+                wide = {name: _wide(value) for name, value in numbers.items()}
                 result = compiled(**{**bound.arguments, **wide})
                 if not is_traced(result):
                     return jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)

@@ -19,6 +19,14 @@ x <= -Phi^-1(delta), and delta <= mu phi(x) (x >= 0) gives x^2 <= 2 log(mu phi(0
 concave and increasing in log mu, and Newton from a lower bound on mu increases monotonically to the root. The lower
 bounds are delta <= Phi(-x), i.e. mu >= sqrt(z^2 + 2 epsilon) - z with z = -Phi^-1(delta), and delta <= mu phi(0).
 
+*A subsampled step.* With probability p the step is a Gaussian mechanism, otherwise nothing happens, and
+
+    delta(epsilon) = p delta_mu(e'),    e^epsilon = 1 + p (e^{e'} - 1).
+
+To invert it, e' is taken at delta_mu = delta / p. Where that is close to 1, e' depends on 1 - delta / p alone, which
+the rounded quotient has lost. So the inversion also takes 1 - delta, as (p - delta) / p: the difference of two close
+numbers is exact (Sterbenz).
+
 Derivatives of the inverses follow from the implicit function theorem: d epsilon / d mu = 1 / M(y),
 d epsilon / d delta = -1 / (phi(x) M(y)), d mu / d epsilon = M(y), d mu / d delta = 1 / phi(x).
 """
@@ -28,7 +36,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtri
+from jax.scipy.special import ndtr, ndtri
 
 from gdpjax._core.normal import LOG_SQRT_TWO_PI, exact_quotient, exact_sum, log_and_density, mills_difference
 from gdpjax._core.types import Array
@@ -114,10 +122,27 @@ def _log_slopes(parts: _Parts) -> tuple[Array, Array]:
     return -parts.mills_upper / ratio, 1 / ratio
 
 
-@jax.custom_jvp
 def gdp_epsilon(delta: Array, mu: Array) -> Array:
     """The smallest epsilon >= 0 with delta(epsilon) <= delta; mu = inf gives inf."""
-    target = jnp.log(delta)
+    return epsilon_of_share(delta, 1.0 - delta, mu)
+
+
+def subsampled_epsilon(delta: Array, sampling_prob: Array, mu: Array) -> Array:
+    """The smallest epsilon >= 0 of a mu-GDP Gaussian mechanism on a Poisson sample, for 0 < delta."""
+    p = sampling_prob
+    covered = delta >= p  # the mechanism does nothing with probability 1 - p
+    share = jnp.where(covered, 0.5, delta / p)
+    rest = jnp.where(covered, 0.5, (p - delta) / p)
+    inner = epsilon_of_share(share, rest, mu)
+    moderate = jnp.log1p(p * jnp.expm1(jnp.minimum(inner, 300.0)))
+    value = jnp.where(inner < 300.0, moderate, inner + jnp.log(p))
+    return jnp.where(covered, 0.0, value)
+
+
+@jax.custom_jvp
+def epsilon_of_share(delta: Array, rest: Array, mu: Array) -> Array:
+    """`gdp_epsilon` where ``rest`` = 1 - delta is known better than delta says."""
+    target = jnp.where(rest < 0.25, jnp.log1p(-jnp.minimum(rest, 0.25)), jnp.log(delta))
     capped = jnp.clip(mu, _SMALLEST_LOG_ARGUMENT, _LARGEST)
     x_bound = jnp.sqrt(2 * jnp.maximum(jnp.log(capped) - LOG_SQRT_TWO_PI - target, 0.0))
     start = jnp.maximum(capped * (jnp.minimum(-ndtri(delta), x_bound) + 0.5 * capped), 0.0)
@@ -129,19 +154,22 @@ def gdp_epsilon(delta: Array, mu: Array) -> Array:
         return jnp.maximum(epsilon - jnp.where(slope < 0, move, 0.0), 0.0)
 
     epsilon = jax.lax.fori_loop(0, _NUM_NEWTON_STEPS, step, start)
-    epsilon = jnp.where(delta >= gdp_delta(jnp.zeros_like(start), mu), 0.0, epsilon)
+    # delta(0) = 2 Phi(mu / 2) - 1, compared where it is far from 1, and otherwise what it lacks of 1.
+    close = rest <= 2 * ndtr(-0.5 * mu)
+    nothing = jnp.where(rest < 0.25, close, delta >= gdp_delta(jnp.zeros_like(start), mu))
+    epsilon = jnp.where(nothing, 0.0, epsilon)
     return jnp.where(mu < _LARGEST, epsilon, jnp.inf)
 
 
-@gdp_epsilon.defjvp
-def _gdp_epsilon_jvp(primals: tuple, tangents: tuple) -> tuple:
-    delta, mu = primals
-    epsilon = gdp_epsilon(delta, mu)
+@epsilon_of_share.defjvp
+def _epsilon_of_share_jvp(primals: tuple, tangents: tuple) -> tuple:
+    delta, rest, mu = primals
+    epsilon = epsilon_of_share(delta, rest, mu)
     parts = _parts(epsilon, mu)
     in_mu = 1 / parts.mills_upper
     in_delta = -jnp.exp(-parts.log_density) * in_mu
     moves = (epsilon > 0) & (epsilon < jnp.inf)
-    return epsilon, jnp.where(moves, in_delta, 0.0) * tangents[0] + jnp.where(moves, in_mu, 0.0) * tangents[1]
+    return epsilon, jnp.where(moves, in_delta, 0.0) * tangents[0] + jnp.where(moves, in_mu, 0.0) * tangents[2]
 
 
 @jax.custom_jvp

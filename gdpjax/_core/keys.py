@@ -1,14 +1,43 @@
-"""PRNG keys: fresh ones from the system's entropy, and a check of those that are given."""
+"""PRNG keys: fresh ones, a check of those that are given, and draws that stay each configuration's own.
 
+    key = as_key(key)
+    words = bits(fold_in(key, step), (100,))
+
+All random numbers of the package are drawn through this module, because `jax.random` has two properties that are
+harmless elsewhere and fatal here.
+
+*Keys under vmap.* With the "rbg" and "unsafe_rbg" implementations, `jax.vmap` draws the bits of all configurations from
+the key of the first one. When the first has finished and its key stands still, all others repeat one noise and one
+batch in every step. `one_key_at_a_time` draws for one configuration after the other instead, so that each gets the bits
+that its key gives outside vmap. (Bits of threefry keys are each key's own under vmap: those are still drawn together.)
+
+*Keys that are constants.* A key that a compiled loop only closes over is the same one in every iteration, and one that
+a `jax.shard_map` closes over is the same on every device. `refuse_key_of_a_loop` and `refuse_constant_key` see both.
+"""
+
+import functools
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_THREEFRY = "threefry2x32"
+
+_DERIVE_SOUNDLY = frozenset({_THREEFRY, "rbg"})
+"""The implementations whose `jax.random.split` and `fold_in` are each key's own under vmap ("rbg" uses threefry)."""
+
+_LOOPS = {"scan", "fori_loop", "while_loop", "while_body", "while_cond"}
+"""What JAX calls the programs that run once an iteration; `jax.lax.map` is a scan."""
 
 
 def fresh_key(impl: str | None = None) -> Array:
@@ -18,26 +47,152 @@ def fresh_key(impl: str | None = None) -> Array:
     protects nobody. The default (threefry) key holds 64 bits.
 
     Args:
-      impl: a key implementation of jax, such as "rbg"; default: jax's own default.
+      impl: a key implementation of jax, such as "rbg"; default: jax's own default. Sweeps by vmap are faster with the
+        default: keys of other implementations are drawn from one configuration after the other.
+
+    Raises:
+      ValueError: called while a function is traced (in jit, scan, lax.map, ...), where the key would be drawn once and
+        be a constant of the compiled program, the same in every call.
 
     >>> fresh_key().shape
     ()
     """
+    if is_traced(jnp.zeros(())):
+        raise ValueError(
+            "fresh_key() was called while a function is traced (jax.jit, scan, lax.map, ...): the key would be a "
+            "constant of the compiled program, and every call and iteration would repeat its noise. Call fresh_key() "
+            "outside and pass the key as an argument"
+        )
     shape = jax.random.key_data(jax.random.key(0, impl=impl)).shape
     words = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
     return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
 
-def check_key(key: Any) -> tuple[Array, str]:
-    """The data and the implementation of one PRNG key (typed, or a legacy uint32 pair); ValueError otherwise."""
+def _refuse_no_key(key: Any) -> None:
+    """ValueError unless ``key`` is one PRNG key: typed, or a legacy uint32 pair."""
     if not isinstance(key, jax.Array | np.ndarray):
         raise ValueError(f"key must be a PRNG key such as gdpjax.fresh_key() or jax.random.key(0), got {key!r}")
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape != ():
             raise ValueError(f"key must be one PRNG key, got an array of keys of shape {key.shape}")
-        data, impl = jax.random.key_data(key), str(jax.random.key_impl(key))
-        # A host copy: a donated optimizer state must not delete the buffer of the user's key.
-        return (data if is_traced(data) else np.asarray(data)), impl
-    if key.dtype == jnp.uint32 and key.shape == (2,):
-        return (key if is_traced(key) else np.asarray(key)), "threefry2x32"
-    raise ValueError(f"key must be a PRNG key, got an array of {key.dtype}{list(key.shape)}")
+    elif key.dtype != jnp.uint32 or key.shape != (2,):
+        raise ValueError(
+            f"key must be a PRNG key, got an array of {key.dtype}{list(key.shape)}; raw key data of another "
+            "implementation than threefry2x32 must say so: jax.random.wrap_key_data(data, impl=...)"
+        )
+
+
+def as_key(key: Any) -> Array:
+    """``key`` as one typed key; ValueError unless it is one PRNG key (typed, or a legacy uint32 pair)."""
+    _refuse_no_key(key)
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(jnp.asarray(key), impl=_THREEFRY)
+
+
+def check_key(key: Any) -> tuple[Array, str]:
+    """The data and the implementation of one PRNG key (typed, or a legacy uint32 pair); ValueError otherwise."""
+    key = as_key(key)
+    data, impl = jax.random.key_data(key), str(jax.random.key_impl(key))
+    # A host copy: a donated optimizer state must not delete the buffer of the user's key.
+    return (data if is_traced(data) else np.asarray(data)), impl
+
+
+def _traces_of(value: Any) -> list[Any]:
+    """The traces that a value takes part in, from the inside out; empty for a concrete one."""
+    traces = []
+    # The tracers of vmap and of grad wrap the value of the program around them.
+    while isinstance(value, Tracer):
+        traces.append(getattr(value, "_trace", None))
+        value = getattr(value, "val", getattr(value, "primal", None))
+    return traces
+
+
+def programs_around(value: Any) -> list[str]:
+    """The programs being traced in which ``value`` is a constant, innermost first: "jit", "scan", "shard_map", ...
+
+    JAX has no public way to ask, so this reads attributes of its tracers. Where a version of JAX has other ones, the
+    list is empty and nothing is refused; ``tests/transforms/test_keys.py`` shows it.
+    """
+    trace, own, names = getattr(jnp.zeros(()), "_trace", None), _traces_of(value), []
+    while trace is not None and not any(trace is other for other in own):
+        debug_info = getattr(getattr(trace, "frame", None), "debug_info", None)
+        names.append("shard_map" if hasattr(trace, "mesh") else str(getattr(debug_info, "traced_for", "")))
+        trace = getattr(trace, "parent_trace", None)
+    return names
+
+
+def varying_axes(value: Any) -> frozenset[str]:
+    """The mesh axes of a `jax.shard_map` over which ``value`` differs; empty where the shard_map does not check it."""
+    kind = jax.typeof(value)
+    # JAX 0.10 has both spellings or one of them, according to its minor version.
+    return frozenset(getattr(kind, "vma", None) or getattr(getattr(kind, "mat", None), "varying", ()))
+
+
+def refuse_key_of_a_loop(key: Any) -> None:
+    """ValueError if ``key`` (or its data) is a constant of a compiled loop, and so the same in every iteration."""
+    found = _LOOPS.intersection(programs_around(key))
+    if found:
+        raise ValueError(
+            f"the key is a constant of a compiled loop ({', '.join(sorted(found))}; jax.lax.map is a scan), so that "
+            "all iterations would share one noise or one batch; subtracting their results would cancel the noise. Loop "
+            "over keys as well (jax.random.split(key, n)), fold in the iteration's number, or carry the optimizer's "
+            "state through the loop"
+        )
+
+
+def refuse_constant_key(key: Any, *hyperparameters: Any) -> None:
+    """`refuse_key_of_a_loop`, and ValueError for a constant of a `jax.shard_map` over ``hyperparameters``."""
+    refuse_key_of_a_loop(key)
+    if "shard_map" not in programs_around(key):
+        return
+    traced = [leaf for leaf in jax.tree.leaves(hyperparameters) if is_traced(leaf)]
+    if any("shard_map" not in programs_around(leaf) for leaf in traced):
+        raise ValueError(
+            "the key is a constant of a jax.shard_map (or jax.pmap) whose arguments are hyperparameters, so that all "
+            "devices would share one noise key; subtracting their results would cancel the noise. Pass an array of "
+            "keys over the same axes as the hyperparameters"
+        )
+
+
+def is_threefry(key: Array) -> bool:
+    """Whether a typed key is of JAX's default implementation, whose bits are each key's own under vmap."""
+    return str(jax.random.key_impl(key)) == _THREEFRY
+
+
+def one_key_at_a_time(draw: Callable[P, R], *, sound: frozenset[str] = frozenset({_THREEFRY})) -> Callable[P, R]:
+    """``draw(key, ...)`` whose result under vmap is, configuration by configuration, the one outside vmap.
+
+    Args:
+      draw: a function of one typed key and of arrays, all by position, which closes over nothing that is traced.
+      sound: the implementations whose keys JAX may draw from together under vmap.
+    """
+    in_turn = jax.custom_batching.sequential_vmap(draw)
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        key: Any = args[0]
+        together = str(jax.random.key_impl(key)) in sound
+        return draw(*args, **kwargs) if together else in_turn(*args, **kwargs)
+
+    return drawn
+
+
+def bits(key: Any, shape: tuple[int, ...]) -> Array:
+    """Random words, uint32 of this shape; ValueError for what is no key, or a key that a loop uses again and again."""
+    key = as_key(key)
+    refuse_key_of_a_loop(key)
+    return one_key_at_a_time(lambda key: jax.random.bits(key, shape, jnp.uint32))(key)
+
+
+def split(key: Any, num: int = 2) -> Array:
+    """`jax.random.split` of one key into an array of ``num`` keys; ValueError as for `bits`."""
+    key = as_key(key)
+    refuse_key_of_a_loop(key)
+    return one_key_at_a_time(lambda key: jax.random.split(key, num), sound=_DERIVE_SOUNDLY)(key)
+
+
+def fold_in(key: Any, data: Any) -> Array:
+    """`jax.random.fold_in` of one key and a whole number below 2^32, traced or not."""
+    data = data if isinstance(data, jax.Array) else np.uint32(data)
+    return one_key_at_a_time(jax.random.fold_in, sound=_DERIVE_SOUNDLY)(as_key(key), data)

@@ -11,7 +11,8 @@ w <= 7.75 and in sqrt(w) above; two polynomials (Chebyshev fits to 40-digit valu
 evaluate it. Words with k < 2^19 (t < 2^-12) are extended: t = (k 2^32 + k' + 1/2) / 2^63 with a second word k'.
 Drawing a second word for all would double the cost, so coordinates lie in rows of 64 and only rows that hold an
 extreme word (one in 64) draw theirs, keyed by the row's number. A loop treats a static number of such rows at a
-time until none is left; nearly always once. The result is a function of (key, shape, dtype) alone.
+time until none is left; nearly always once. Keys of other implementations than threefry draw two words for all. The
+result is a function of (key, shape, dtype) alone, under vmap too.
 
 float64 draws two words for every coordinate and inverts in float64: coarse noise under a fine sum would leave the
 sum's low bits uncovered. Both are approximations of a real normal variable: finite precision itself leaks through the
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
+from gdpjax._core.keys import bits, fold_in, is_threefry, split
 from gdpjax._core.types import Array
 
 _ROW = 64
@@ -72,16 +74,24 @@ def _from_two_words(words: Array, more: Array) -> Array:
     return sign * (1 - tail) * _polynomial(_TAIL, (s - 4.7) * np.float32(0.5))
 
 
+def _refined(words: Array, more: Array, values: Array) -> Array:
+    """``values``, with those of extreme words replaced by what a second word makes of them."""
+    extreme = (words & jnp.uint32(0x7FFFFFFF)) < _EXTREME
+    return jnp.where(extreme, _from_two_words(words, more), values)
+
+
 def _normal_rows(key: Array, num_rows: int) -> Array:
-    first, second = jax.random.split(key)
-    words = jax.random.bits(first, (num_rows, _ROW), jnp.uint32)
+    first, second = split(key)
+    words = bits(first, (num_rows, _ROW))
+    values = _from_one_word(words)
+    if not is_threefry(key):
+        # Row by row keys are only cheap where vmap draws them together; these generators are made for long draws.
+        return _refined(words, bits(second, (num_rows, _ROW)), values)
 
     def refined(rows: Array, words: Array, values: Array) -> Array:
-        draw = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(second, row), (_ROW,), jnp.uint32))
-        extreme = (words & jnp.uint32(0x7FFFFFFF)) < _EXTREME
-        return jnp.where(extreme, _from_two_words(words, draw(rows)), values)
+        draw = jax.vmap(lambda row: bits(fold_in(second, row), (_ROW,)))
+        return _refined(words, draw(rows), values)
 
-    values = _from_one_word(words)
     if num_rows <= _REFINE_ALL_ROWS:
         return refined(jnp.arange(num_rows, dtype=jnp.uint32), words, values)
     flagged = jnp.any((words & jnp.uint32(0x7FFFFFFF)) < _EXTREME, axis=1)
@@ -98,9 +108,8 @@ def _normal_rows(key: Array, num_rows: int) -> Array:
 
 
 def _normal_float64(key: Array, shape: tuple[int, ...]) -> Array:
-    first, second = jax.random.split(key)
-    words = jax.random.bits(first, shape, jnp.uint32)
-    more = jax.random.bits(second, shape, jnp.uint32)
+    first, second = split(key)
+    words, more = bits(first, shape), bits(second, shape)
     k = (words & jnp.uint32(0x7FFFFFFF)).astype(jnp.float64)
     tail = (k + (more.astype(jnp.float64) + 0.5) * 2.0**-32) * 2.0**-31
     return jnp.where(words >> 31, 1.0, -1.0) * ndtri(tail / 2)

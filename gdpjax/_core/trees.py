@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.keys import as_key, fold_in, refuse_key_of_a_loop
 from gdpjax._core.types import Array, PyTree
 
 _RADIX = 8
@@ -53,12 +54,14 @@ def _digest_words(name: str) -> tuple[int, int]:
 
 def leaf_keys(key: Array, tree: PyTree) -> PyTree:
     """One key per leaf, from a 64-bit digest of its path: adding a leaf elsewhere does not change the others' noise."""
+    key = as_key(key)
+    refuse_key_of_a_loop(key)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [leaf_name(path) for path, _ in paths]
     if len(set(names)) != len(names):
         raise ValueError(f"two leaves of the tree have the same path, so they would get the same noise: {names}")
     words = [_digest_words(name) for name in names]
-    keys = [jax.random.fold_in(jax.random.fold_in(key, first), second) for first, second in words]
+    keys = [fold_in(fold_in(key, first), second) for first, second in words]
     return jax.tree.unflatten(structure, keys)
 
 

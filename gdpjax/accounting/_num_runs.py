@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import OPEN_UNIT, WHOLE, Domain, check, float64_function, is_traced
+from gdpjax._core.keys import bits
 from gdpjax._core.roots import bisect, geometric_midpoint
 from gdpjax._core.types import Array
 
@@ -142,7 +143,7 @@ def sample_num_runs(
     shape = inferred if shape is None else tuple(shape)
     if np.broadcast_shapes(shape, inferred) != shape:
         raise ValueError(f"shape must hold the parameters' shape {inferred}, got {shape}")
-    words = jax.random.bits(key, (2, *shape), jnp.uint32)
+    words = bits(key, (2, *shape))
     sample = _poisson_from_bits if distribution == "poisson" else _negative_binomial_from_bits
     runs = sample(words[0], words[1], *parameters)
     if not is_traced(runs) and np.isnan(runs).any():

@@ -52,6 +52,7 @@ _CUT = 9.0
 _CUT_MASS = 1.1286e-19  # Phi(-9), rounded up
 _CUT_DENSITY = 1.0281e-18  # phi(9), rounded up
 _LARGEST_EXPONENT = 600.0
+_LARGEST_INVERSE_NOISE = 1e145
 
 
 def log_moments(noise_multiplier: Array, sampling_prob: Array, orders: np.ndarray | Array) -> Array:
@@ -65,7 +66,9 @@ def log_moments(noise_multiplier: Array, sampling_prob: Array, orders: np.ndarra
         result = _of_traced_orders(h, inner, orders)
     full = 0.5 * orders * (orders - 1) * h * h
     # A grows with p, so the closed form at p = 1 caps every bound.
-    return jnp.where(p == 1, full, jnp.where(p == 0, 0.0, jnp.minimum(result, full))) * _ROUNDING
+    result = jnp.where(p == 1, full, jnp.where(p == 0, 0.0, jnp.minimum(result, full))) * _ROUNDING
+    # Where h^2 overflows, so do the moments.
+    return jnp.where((h < _LARGEST_INVERSE_NOISE) | (p == 0), result, jnp.inf)
 
 
 def _of_concrete_orders(h: Array, p: Array, orders: np.ndarray) -> Array:

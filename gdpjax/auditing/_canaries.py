@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.checks import COUNT, POSITIVE, REAL, check, check_scalar
+from gdpjax._core.keys import as_key, bits, one_key_at_a_time, split
 from gdpjax._core.trees import num_elements, wide_dtype
 from gdpjax._core.types import Array, PyTree
 
@@ -34,7 +35,7 @@ def flip_coins(key: Array, num_canaries: int) -> Array:
     (5,)
     """
     check("num_canaries", num_canaries, COUNT)
-    return jax.random.bits(key, (num_canaries,), jnp.uint32) >> 31 == 1
+    return bits(key, (num_canaries,)) >> 31 == 1
 
 
 def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array) -> PyTree:
@@ -64,15 +65,16 @@ def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array
     check("num_canaries", num_canaries, COUNT)
     check_scalar("norm", norm, POSITIVE)
     leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(key, len(leaves))
-    drawn = [
-        jax.random.normal(k, (num_canaries, *leaf.shape), wide_dtype(leaf))
-        for k, leaf in zip(keys, leaves, strict=True)
-    ]
+    keys = split(key, len(leaves))
+    drawn = [_normal(k, (num_canaries, *leaf.shape), wide_dtype(leaf)) for k, leaf in zip(keys, leaves, strict=True)]
     squares = sum(jnp.sum(g.reshape(num_canaries, -1) ** 2, axis=1) for g in drawn)
     scale = norm / jnp.sqrt(squares)
     scaled = [(g * scale.reshape(-1, *[1] * (g.ndim - 1))).astype(g.dtype) for g in drawn]
     return jax.tree.unflatten(structure, scaled)
+
+
+def _normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    return one_key_at_a_time(lambda key: jax.random.normal(key, shape, dtype))(key)
 
 
 def coordinate_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array) -> PyTree:
@@ -102,7 +104,7 @@ def coordinate_canaries(key: Array, num_canaries: int, params: PyTree, norm: Arr
     sizes = [num_elements(leaf) for leaf in leaves]
     if num_canaries > sum(sizes):
         raise ValueError(f"num_canaries must be at most the {sum(sizes)} parameters, got {num_canaries}")
-    places = jax.random.permutation(key, sum(sizes))[:num_canaries]
+    places = one_key_at_a_time(lambda key: jax.random.permutation(key, sum(sizes)))(as_key(key))[:num_canaries]
     found, start = [], 0
     for leaf, size in zip(leaves, sizes, strict=True):
         # A place outside this leaf has no one-hot row: zeros.
@@ -161,7 +163,8 @@ def mislabel(key: Array, labels: Array, num_classes: int) -> Array:
     if num_classes < 2 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"expected integer labels and num_classes >= 2, got {labels.dtype} and {num_classes}")
     # In int32: a sum of two labels need not fit their own type.
-    moved = labels.astype(jnp.int32) + jax.random.randint(key, labels.shape, 1, num_classes)
+    shift = one_key_at_a_time(lambda key: jax.random.randint(key, labels.shape, 1, num_classes))(as_key(key))
+    moved = labels.astype(jnp.int32) + shift
     return (moved % num_classes).astype(labels.dtype)
 
 
@@ -190,7 +193,8 @@ def out_of_distribution(
     check_scalar("high", high, REAL)
     if not low < high:
         raise ValueError(f"expected low < high, got {low} and {high}")
-    return jax.random.uniform(key, (num_canaries, *shape), minval=low, maxval=high)
+    shape = (num_canaries, *shape)
+    return one_key_at_a_time(lambda key: jax.random.uniform(key, shape, minval=low, maxval=high))(as_key(key))
 
 
 def white_box_scores(released: PyTree, canaries: PyTree) -> Array:

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from scipy import special
+import scipy
 
 from gdpjax._core.checks import REAL, UNIT, check, check_scalar
 from gdpjax._core.types import Array
@@ -108,7 +108,7 @@ def error_rate_upper(num_errors: Array, num_trials: Array, *, confidence: float)
 
 def _upper(errors: np.ndarray, trials: np.ndarray, tail: np.ndarray | float) -> np.ndarray:
     """sup {x : P(Bin(trials, x) <= errors) >= tail}, for 0 < tail < 1."""
-    bound = special.betainccinv(errors + 1, np.maximum(trials - errors, 1), tail) * _ROUNDING
+    bound = scipy.special.betainccinv(errors + 1, np.maximum(trials - errors, 1), tail) * _ROUNDING
     return np.where(trials > errors, np.minimum(bound, 1.0), 1.0)
 
 
@@ -156,7 +156,7 @@ def error_region(
 
 def _fisher(confidence: float) -> float:
     """The k with k (1 - log k) = 1 - confidence: with t = log k - 1, t e^t = -(1 - confidence) / e."""
-    return float(np.exp(1 + special.lambertw(-(1 - confidence) / np.e, -1).real)) / _ROUNDING
+    return float(np.exp(1 + scipy.special.lambertw(-(1 - confidence) / np.e, -1).real)) / _ROUNDING
 
 
 def mu_from_errors(alpha: Array, beta: Array) -> Array:
@@ -182,7 +182,7 @@ def mu_from_errors(alpha: Array, beta: Array) -> Array:
     check("beta", beta, UNIT)
     alpha, beta = np.broadcast_arrays(np.asarray(alpha, np.float64), np.asarray(beta, np.float64))
     possible = alpha + beta < 1
-    z = special.ndtri(np.where(possible, alpha, 0.5)) + special.ndtri(np.where(possible, beta, 0.5))
+    z = scipy.special.ndtri(np.where(possible, alpha, 0.5)) + scipy.special.ndtri(np.where(possible, beta, 0.5))
     return np.maximum(-z, 0.0)[()]
 
 
@@ -227,7 +227,7 @@ def best_test(scores: np.ndarray, included: np.ndarray) -> tuple[float, float, b
         cuts = np.unique(signed)
         alpha = _upper(out.size - np.searchsorted(out, cuts), np.asarray(out.size), _CHOOSING_TAIL)
         beta = _upper(np.searchsorted(inside, cuts), np.asarray(inside.size), _CHOOSING_TAIL)
-        mu = -(special.ndtri(alpha) + special.ndtri(beta))  # below 0, too, where there is nothing better
+        mu = -(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta))  # below 0, too, where there is nothing better
         at = int(np.argmax(mu))
         best = max(best, (float(mu[at]), float(-cuts[at] if low_means_in else cuts[at]), low_means_in))
     return best

@@ -42,7 +42,7 @@ of them. So the bound exceeds the truth with probability at most 1 - confidence,
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from gdpjax._core.types import Array
 from gdpjax.auditing._check import check_confidence, check_counts, check_delta
@@ -69,9 +69,9 @@ def check_guesses(num_correct: Any, num_guesses: Any, num_canaries: Any) -> tupl
 def _mean_highest_mass(r: int, epsilon: float) -> float:
     """A_r(q) of the module docstring: the largest probability of Bin(k, q), averaged over k = 0, ..., r - 1."""
     k = np.arange(r)
-    mode = np.minimum(np.floor((k + 1) * special.expit(epsilon)), k)
-    log_choose = special.gammaln(k + 1) - special.gammaln(mode + 1) - special.gammaln(k - mode + 1)
-    log_mass = log_choose + mode * special.log_expit(epsilon) + (k - mode) * special.log_expit(-epsilon)
+    mode = np.minimum(np.floor((k + 1) * scipy.special.expit(epsilon)), k)
+    log_choose = scipy.special.gammaln(k + 1) - scipy.special.gammaln(mode + 1) - scipy.special.gammaln(k - mode + 1)
+    log_mass = log_choose + mode * scipy.special.log_expit(epsilon) + (k - mode) * scipy.special.log_expit(-epsilon)
     return float(np.minimum(np.exp(log_mass) * _ROUNDING, 1.0).mean())
 
 
@@ -107,9 +107,9 @@ def one_run_p_value(num_correct: Array, num_guesses: int, num_canaries: int, *, 
 
 def _p_value(correct: np.ndarray, guesses: int, canaries: int, epsilon: float, delta: float) -> np.ndarray:
     at_least_one = np.maximum(correct, 1)
-    tail = special.betainc(at_least_one, guesses - at_least_one + 1, special.expit(epsilon))
+    tail = scipy.special.betainc(at_least_one, guesses - at_least_one + 1, scipy.special.expit(epsilon))
     tail = np.where(correct > 0, tail, 1.0)
-    extra = canaries * delta * special.expit(-epsilon) * _mean_highest_mass(guesses, epsilon) if delta else 0.0
+    extra = canaries * delta * scipy.special.expit(-epsilon) * _mean_highest_mass(guesses, epsilon) if delta else 0.0
     return np.minimum(tail * _ROUNDING + extra, 1.0)
 
 

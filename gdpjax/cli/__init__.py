@@ -7,32 +7,36 @@ JSON has no number for them. Bad input ends with status 2 and one line on the st
 bad rows ends with status 1, so does an audit that refutes the certified bound, and an interrupted one with 130.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax.cli import _account, _audit, _convert, _plot, _sweep
+from gdpjax.cli._options import Parser, join_negative_numbers
+from gdpjax.cli._progress import Elapsed
 from gdpjax.cli._report import CLT_CAVEAT
 
 __all__ = ["CLT_CAVEAT", "main"]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 on success, 2 (by SystemExit or returned) on bad input."""
-    parser = _Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
+    parser = Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for module in (_account, _convert, _sweep, _plot, _audit):
         module.add_parser(commands)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(join_negative_numbers(sys.argv[1:] if argv is None else argv))
+    if not arguments.no_compilation_cache:
+        use_compilation_cache()
     try:
-        return arguments.run(arguments)
-    except (ValueError, OSError) as error:
-        message = " ".join(str(error).split())
-        print(f"gdpjax {arguments.command}: error: {message}", file=sys.stderr)
-        return 2
+        with Elapsed(sys.stderr, f"gdpjax {arguments.command}", shown=arguments.command != "sweep"):
+            status = arguments.run(arguments)
+        sys.stdout.flush()  # so that a full disk is noticed here
+        return status
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        message = f"{where}{error.strerror or error}"
+    except ValueError as error:
+        message = str(error)
+    print(f"gdpjax {arguments.command}: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,6 +1,7 @@
 """``gdpjax account``, what a run costs, and ``gdpjax calibrate``, the noise that meets a target."""
 
 import argparse
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,8 +14,11 @@ from gdpjax.accounting import (
     mu_bounds,
 )
 from gdpjax.accounting._reliability import proves_reliable
-from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed
+from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed, rounded
 from gdpjax.cli._runs import MU_FAILURE, add_run_options, run_of_options
+
+_DIGITS = 8
+"""Of a calibrated noise multiplier."""
 
 
 def add_parser(commands: Any) -> None:
@@ -31,6 +35,9 @@ def add_parser(commands: Any) -> None:
     calibrate.add_argument("--mu", type=float, help="target mu instead of epsilon; --delta is then only for the report")
     calibrate.add_argument("--delta", type=float)
     calibrate.add_argument("--failure", type=float, help="failure probability of a certified mu")
+    calibrate.add_argument(
+        "--with-mu", action="store_true", help="report the certified mu, too: half a minute at first"
+    )
     calibrate.add_argument("--accountant", choices=("numeric", "rdp", "clt"), default="numeric")
     add_run_options(calibrate)
     add_json_option(calibrate)
@@ -39,31 +46,62 @@ def add_parser(commands: Any) -> None:
 
 def _account(arguments: argparse.Namespace) -> list[Row]:
     prob, steps = run_of_options(arguments)
-    return _run_report(arguments.noise_multiplier, prob, steps, arguments.delta)
+    return _run_report(arguments.noise_multiplier, prob, steps, arguments.delta, with_mu=True)
 
 
-def _run_report(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float | None) -> list[Row]:
+def _run_report(
+    noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float | None, with_mu: bool
+) -> list[Row]:
     run = (noise_multiplier, sampling_prob, num_steps)
-    # The time is compilation: mu's beside the others'.
+    if noise_multiplier == 0:
+        return _report_without_noise(sampling_prob, num_steps, delta)
+    # The time is compilation: mu's, the longest, beside the others'.
     with ThreadPoolExecutor(1) as beside:
-        mu = beside.submit(mu_bounds, *run, MU_FAILURE)
+        mu = beside.submit(mu_bounds, *run, MU_FAILURE) if with_mu else None
         epsilon = None if delta is None else float(clt_epsilon(*run, delta))
         bounds = None if delta is None else epsilon_bounds(*run, delta)
         moments = None if delta is None else float(moments_accountant_epsilon(*run, delta))
+    mu_upper = None if mu is None else float(mu.result().upper)
     needs_delta = "needs --delta"
     reliable = None if bounds is None else bool(proves_reliable(bounds, epsilon))
     lower, upper = (None, None) if bounds is None else (float(end) for end in bounds)
+    # The standing of each figure; what privacy costs is rounded up.
+    of_mu = "certified: the run is mu-GDP except with probability mu_failure" if mu else "add --with-mu"
+    of_clt = CLT_CAVEAT if delta else needs_delta
+    of_lower = "certified: the true epsilon is at least this" if delta else needs_delta
+    of_upper = "certified: the true epsilon is at most this" if delta else needs_delta
+    of_moments = "upper bound: a guarantee, not tight" if delta else needs_delta
+    return [
+        Row("num_steps", num_steps, "given"),
+        Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours", "exact"),
+        Row("mu_clt", float(clt_mu_poisson(*run)), CLT_CAVEAT, "up"),
+        Row("epsilon_clt", epsilon, of_clt, "up"),
+        Row("clt_reliable", reliable, "whether epsilon_clt is proved to be within 5% of the truth"),
+        Row("mu_upper", mu_upper, of_mu, "up"),
+        Row("mu_failure", MU_FAILURE, "given", "exact"),
+        Row("epsilon_lower", lower, of_lower, "down"),
+        Row("epsilon_upper", upper, of_upper, "up"),
+        Row("epsilon_moments_accountant", moments, of_moments, "up"),
+    ]
+
+
+def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | None) -> list[Row]:
+    """The rows of `_run_report` for a run that is not private."""
+    warning = "NOT PRIVATE: without noise every example that is in a batch shows"
+    lower, upper = (None, None)
+    if delta is not None:
+        lower, upper = (float(end) for end in epsilon_bounds(0.0, sampling_prob, num_steps, delta))
     return [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
-        Row("mu_clt", float(clt_mu_poisson(*run)), CLT_CAVEAT),
-        Row("epsilon_clt", epsilon, CLT_CAVEAT if delta else needs_delta),
-        Row("clt_reliable", reliable, "whether epsilon_clt is proved to be within 5% of the truth"),
-        Row("mu_upper", float(mu.result().upper), "certified: the run is mu-GDP except with probability mu_failure"),
+        Row("mu_clt", math.inf, warning),
+        Row("epsilon_clt", math.inf, warning),
+        Row("clt_reliable", False, warning),
+        Row("mu_upper", math.inf, warning),
         Row("mu_failure", MU_FAILURE, "given"),
-        Row("epsilon_lower", lower, "certified: the true epsilon is at least this" if delta else needs_delta),
-        Row("epsilon_upper", upper, "certified: the true epsilon is at most this" if delta else needs_delta),
-        Row("epsilon_moments_accountant", moments, "upper bound: a guarantee, not tight" if delta else needs_delta),
+        Row("epsilon_lower", lower, warning),
+        Row("epsilon_upper", upper, warning),
+        Row("epsilon_moments_accountant", math.inf, warning),
     ]
 
 
@@ -76,6 +114,30 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
         target = {"mu": arguments.mu, "failure": arguments.failure}
     elif arguments.failure is not None:
         raise ValueError("--failure belongs to a target --mu with --accountant numeric; leave it out")
-    noise = calibrate_noise_multiplier(**target, sampling_prob=prob, num_steps=steps, accountant=arguments.accountant)
-    standing = CLT_CAVEAT if arguments.accountant == "clt" else "safe: the true epsilon is at most the target"
-    return [Row("noise_multiplier", float(noise), standing), *_run_report(float(noise), prob, steps, arguments.delta)]
+    accountant = arguments.accountant
+    found = calibrate_noise_multiplier(**target, sampling_prob=prob, num_steps=steps, accountant=accountant)
+    noise = _short(float(found), (prob, steps), target, accountant)
+    standing = CLT_CAVEAT if accountant == "clt" else "safe: the true epsilon is at most the target"
+    with_mu = arguments.with_mu or (arguments.mu is not None and accountant == "numeric")
+    report = _run_report(noise, prob, steps, arguments.delta, with_mu)
+    return [Row("noise_multiplier", noise, standing, "exact"), *report]
+
+
+def _short(noise_multiplier: float, run: tuple[float, int], target: dict[str, Any], accountant: str) -> float:
+    """The noise multiplier in 8 digits, rounded up until it meets the target itself: it will be copied."""
+
+    def meets(candidate: float) -> bool:
+        if accountant == "clt":
+            return True  # a closed form that falls with the noise
+        if accountant == "rdp":
+            return bool(moments_accountant_epsilon(candidate, *run, target["delta"]) <= target["epsilon"])
+        if "mu" in target:
+            failure = MU_FAILURE if target["failure"] is None else target["failure"]
+            return bool(mu_bounds(candidate, *run, failure).upper <= target["mu"])
+        return bool(epsilon_bounds(candidate, *run, target["delta"]).upper <= target["epsilon"])
+
+    candidate, more = float(rounded(noise_multiplier, _DIGITS, "up")), 10.0**-_DIGITS
+    while not meets(candidate):
+        candidate = float(rounded(candidate * (1 + more), _DIGITS, "up"))
+        more *= 2
+    return candidate

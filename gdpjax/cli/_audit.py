@@ -8,19 +8,25 @@ from typing import Any
 import jax
 import numpy as np
 
+from gdpjax._core.checks import OPEN_UNIT, check_scalar
 from gdpjax.accounting import epsilon_bounds
 from gdpjax.auditing import StepAudit, audit_many_runs, audit_one_run, audit_step
 from gdpjax.cli._report import Row, add_json_option, plain, printed
+from gdpjax.cli._step_checks import StepCheck, step_checks
 from gdpjax.cli._tables import read_table
 from gdpjax.cli._worst_cases import WorstCase, worst_cases
 
 _COINS = {"1": True, "0": False, "1.0": True, "0.0": False, "true": True, "false": False}
+_CONFIDENCE = 0.95
+_STEP_CONFIDENCE = 0.9999
+_CONSISTENT = "consistent"
 _EPILOG = """The file (.csv or .parquet) has a column score, higher where membership is likelier, and a column included
 (1 or 0, true or false). By default its rows are the canaries of ONE training run, each included by a fair coin
 (arXiv:2305.08846, arXiv:2410.22235); with --many-runs each row is an independent run (arXiv:2302.07956), and a random
 half of them chooses the threshold. Fix --num-guesses, --threshold and --seed before you look at the scores. --step
-attacks the step of this installation, ends with status 1 if that refutes its certified bound, and is right about a
-sound step with probability at least the confidence."""
+attacks the step of this installation and checks what it releases. It ends with status 1 if the certified bound is
+refuted or a check fails; a sound step passes with probability at least the confidence. More releases see smaller
+faults."""
 
 
 def add_parser(commands: Any) -> None:
@@ -33,9 +39,18 @@ def add_parser(commands: Any) -> None:
         "--num-guesses", type=int, nargs="+", help="one run: how many to guess (a tenth of the canaries)"
     )
     parser.add_argument("--threshold", type=float, help="many runs: 'in' from this score on")
-    parser.add_argument("--num-releases", type=int, help="step: runs with and runs without the example (4096 each)")
+    parser.add_argument(
+        "--num-releases",
+        "--releases",
+        type=int,
+        help="step: runs with and runs without the example, and runs that are checked (4096 each)",
+    )
     parser.add_argument("--delta", type=float, default=1e-5, help="of the epsilons (1e-5)")
-    parser.add_argument("--confidence", type=float, default=0.95, help="of all that is printed, together (0.95)")
+    parser.add_argument(
+        "--confidence",
+        type=float,
+        help="of all that is printed, together (0.95; with --step 0.9999, verdicts included)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of ties, halves and runs (0)")
     add_json_option(parser)
     parser.set_defaults(run=_audit)
@@ -75,7 +90,8 @@ def _read_scores(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
 def _audit_scores(arguments: argparse.Namespace) -> list[Row]:
     scores, coins = _read_scores(arguments.scores)
     key = jax.random.key(arguments.seed)
-    shared: dict[str, Any] = {"delta": arguments.delta, "confidence": arguments.confidence}
+    confidence = _CONFIDENCE if arguments.confidence is None else arguments.confidence
+    shared: dict[str, Any] = {"delta": arguments.delta, "confidence": confidence}
     lower = "empirical lower: the truth is at least this, at the confidence"
     if arguments.many_runs:
         fixed: dict[str, Any] = {"key": key} if arguments.threshold is None else {"threshold": arguments.threshold}
@@ -106,10 +122,14 @@ def _audit_scores(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _audit_step(arguments: argparse.Namespace) -> int:
-    cases = worst_cases()
-    keys = jax.random.split(jax.random.key(arguments.seed), len(cases))
-    share = 1 - (1 - arguments.confidence) / len(cases)
+    confidence = _STEP_CONFIDENCE if arguments.confidence is None else arguments.confidence
+    check_scalar("confidence", confidence, OPEN_UNIT)
     num_releases = 4096 if arguments.num_releases is None else arguments.num_releases
+    cases = worst_cases()
+    check_key, *case_keys = jax.random.split(jax.random.key(arguments.seed), 1 + len(cases))
+
+    # Half of what may go wrong by chance goes to the worst cases, in equal parts, and half to the checks.
+    case_error = (1 - confidence) / 2 / len(cases)
     found = {
         name: audit_step(
             case.release,
@@ -117,46 +137,67 @@ def _audit_step(arguments: argparse.Namespace) -> int:
             delta=arguments.delta,
             claimed=case.claimed(),
             num_releases=num_releases,
-            confidence=share,
+            confidence=1 - case_error,
         )
-        for key, (name, case) in zip(keys, cases.items(), strict=True)
+        for key, (name, case) in zip(case_keys, cases.items(), strict=True)
     }
     noise_multiplier, sampling_prob, num_steps = np.transpose([case.run for case in cases.values()])
     bounds = epsilon_bounds(noise_multiplier, sampling_prob, num_steps, arguments.delta)
     uppers = dict(zip(cases, bounds.upper.tolist(), strict=True))
     verdicts = {name: _verdict(audit, uppers[name]) for name, audit in found.items()}
-    sound = all(verdict == "consistent" for verdict in verdicts.values())
+
+    checks = step_checks(check_key, num_releases)
+    check_error = (1 - confidence) / 2 / len(checks)
+    failed = {name: check.p_value <= check_error for name, check in checks.items()}
+    sound = all(verdict == _CONSISTENT for verdict in verdicts.values()) and not any(failed.values())
     if arguments.json:
         report = {
-            "sound": sound, "confidence": arguments.confidence, "delta": arguments.delta,
+            "sound": sound,
+            "confidence": confidence,
+            "delta": arguments.delta,
             "cases": {name: _as_json(cases[name], found[name], uppers[name], verdicts[name]) for name in cases},
-        }  # fmt: skip
+            "checks": {
+                name: {"verdict": _check_verdict(failed[name]), **check._asdict()} for name, check in checks.items()
+            },
+        }
         print(json.dumps(report, allow_nan=False))
     else:
-        print(_as_table(found, uppers, verdicts, arguments.confidence))
+        print(_as_table(found, uppers, verdicts))
+        print(_checks_as_table(checks, failed))
+        print(_summary(verdicts, failed, confidence))
     return 0 if sound else 1
 
 
 def _verdict(audit: StepAudit, epsilon_upper: float) -> str:
     if audit.epsilon > epsilon_upper:
         return "REFUTED: epsilon"
-    return "REFUTED: trade-off" if audit.refuted else "consistent"
+    return "REFUTED: trade-off" if audit.refuted else _CONSISTENT
+
+
+def _check_verdict(failed: bool) -> str:
+    return "FAILED" if failed else _CONSISTENT
 
 
 def _as_json(case: WorstCase, audit: StepAudit, epsilon_upper: float, verdict: str) -> dict[str, Any]:
     noise_multiplier, sampling_prob, num_steps = case.run
     values = {
-        "noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps,
-        "epsilon_lower": audit.epsilon, "epsilon_upper": epsilon_upper, "mu_lower": audit.mu,
-        "alpha": audit.alpha, "beta": audit.beta, "claimed_beta": audit.claimed_beta,
-        "statistic": audit.statistic, "num_releases": audit.num_releases, "verdict": verdict,
-    }  # fmt: skip
+        "noise_multiplier": noise_multiplier,
+        "sampling_prob": sampling_prob,
+        "num_steps": num_steps,
+        "epsilon_lower": audit.epsilon,
+        "epsilon_upper": epsilon_upper,
+        "mu_lower": audit.mu,
+        "alpha": audit.alpha,
+        "beta": audit.beta,
+        "claimed_beta": audit.claimed_beta,
+        "statistic": audit.statistic,
+        "num_releases": audit.num_releases,
+        "verdict": verdict,
+    }
     return {name: plain(value) for name, value in values.items()}
 
 
-def _as_table(
-    found: dict[str, StepAudit], uppers: dict[str, float], verdicts: dict[str, str], confidence: float
-) -> str:
+def _as_table(found: dict[str, StepAudit], uppers: dict[str, float], verdicts: dict[str, str]) -> str:
     lines = [f"{'case':<12}  {'epsilon':>18}  {'mu':>7}  {'errors':>13}  {'claimed':>7}  {'attack':<9}  verdict"]
     for name, audit in found.items():
         epsilon, errors = f"{audit.epsilon:.3f} <= {uppers[name]:.3f}", f"{audit.alpha:.3f}, {audit.beta:.3f}"
@@ -164,9 +205,26 @@ def _as_table(
             f"{name:<12}  {epsilon:>18}  {audit.mu:>7.3f}  {errors:>13}  {audit.claimed_beta:>7.3f}  "
             f"{audit.statistic:<9}  {verdicts[name]}"
         )
-    lines += [
-        f"epsilon, mu: empirical lower bounds, all together at confidence {confidence:g}; epsilon beside the certified",
-        "upper bound. errors: observed type I and II error rates of the attack; claimed: the least type II error that",
-        "the claimed trade-off curve allows at that type I error. A verdict allows for chance, these rates do not.",
+    return "\n".join(lines)
+
+
+def _checks_as_table(checks: dict[str, StepCheck], failed: dict[str, bool]) -> str:
+    lines = [f"{'check':<20}  {'p-value':>8}  {'verdict':<10}  seen"]
+    for name, check in checks.items():
+        lines.append(f"{name:<20}  {check.p_value:>8.2g}  {_check_verdict(failed[name]):<10}  {check.statement}")
+    return "\n".join(lines)
+
+
+def _summary(verdicts: dict[str, str], failed: dict[str, bool], confidence: float) -> str:
+    refuted = [name for name, verdict in verdicts.items() if verdict != _CONSISTENT]
+    wrong = [name for name, has_failed in failed.items() if has_failed]
+    lines = [
+        "epsilon, mu: empirical lower bounds; epsilon beside the certified upper bound. errors: observed type I and II",
+        "error rates of the attack; claimed: the least type II error that the claimed trade-off curve allows at that",
+        "type I error. p-value: the probability that a sound step looks at least as wrong. All bounds and verdicts",
+        f"together are right about a sound step with probability at least {confidence:g}; passing proves nothing.",
     ]
+    if refuted or wrong:
+        names = ", ".join(refuted + wrong)
+        lines.append(f"NOT SOUND: {len(refuted)} worst cases refuted, {len(wrong)} checks failed: {names}")
     return "\n".join(lines)

@@ -10,9 +10,10 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT, check
+from gdpjax._core.shown import shown
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.cli._runs import RUN_OPTIONS, resolve_run
-from gdpjax.cli._tables import BadRow, Cells, Table, read_table
+from gdpjax.cli._tables import BadRow, Cells, Table, listed, read_table
 
 QUANTITIES = ("noise_multiplier", *RUN_OPTIONS, "delta")
 """The columns that a grid may have, apart from labels that are carried along."""
@@ -52,10 +53,14 @@ def parse_values(name: str, text: str) -> list[float]:
     [0.5, 1.0, 1.5, 2.0, 10.0, 100.0]
     """
     try:
-        values = [value for piece in text.split(",") for value in _parse_piece(piece.strip(), name in WHOLE)]
+        ranges = [_parse_piece(piece.strip()) for piece in text.split(",")]
+        size = sum(one.count for one in ranges)
+        if size > MOST_ROWS:  # before they take any memory
+            raise ValueError(f"{size} values; a range has 2 to {MOST_ROWS} values, and so have all of them together")
     except ValueError as error:
         expected = "numbers, start:stop:count or start:stop:logcount, separated by commas"
-        raise argparse.ArgumentTypeError(f"expected {expected}; got {text!r} ({error})") from None
+        raise argparse.ArgumentTypeError(f"expected {expected}; got {shown(text)} ({error})") from None
+    values = [value for one in ranges for value in one.values(name in WHOLE)]
     try:
         check(name, values, DOMAINS[name])
     except ValueError as error:
@@ -63,21 +68,49 @@ def parse_values(name: str, text: str) -> list[float]:
     return list(dict.fromkeys(values))
 
 
-def _parse_piece(piece: str, whole: bool) -> list[float]:
-    if ":" not in piece:
-        return [float(piece)]
-    start, stop, count = piece.split(":")
-    logarithmic = count.startswith("log")
-    number, low, high = int(count.removeprefix("log")), float(start), float(stop)
+class _Range(NamedTuple):
+    """``count`` numbers from ``low`` to ``high``, evenly spaced or evenly in the logarithm."""
+
+    low: float
+    high: float
+    count: int
+    logarithmic: bool
+
+    def values(self, whole: bool) -> list[float]:
+        if self.count == 1:
+            return [self.low]
+        spaced = (np.geomspace if self.logarithmic else np.linspace)(self.low, self.high, self.count)
+        # 12 digits are more than anybody means, and 0.3 reads better than 0.30000000000000004
+        return [float(round(value)) if whole else float(f"{value:.12g}") for value in spaced]
+
+
+def _parse_piece(piece: str) -> _Range:
+    parts = piece.split(":")
+    if len(parts) == 1:
+        value = _number(piece)
+        return _Range(value, value, 1, False)
+    if len(parts) != 3:
+        raise ValueError("a range is start:stop:count")
+    low, high, count = _number(parts[0]), _number(parts[1]), parts[2].removeprefix("log")
+    logarithmic = parts[2].startswith("log")
+    if not count.isdecimal():
+        raise ValueError(f"{shown(parts[2])} is not a count: a whole number, or log and a whole number")
+    # More digits than that are too many values, and int() has a limit of its own.
+    number = int(count) if len(count) < 20 else MOST_ROWS + 1
     if not 2 <= number <= MOST_ROWS:
         raise ValueError(f"a range has 2 to {MOST_ROWS} values")
     if not (abs(low) < math.inf and abs(high) < math.inf):
         raise ValueError("a range has finite ends")
     if logarithmic and not (low > 0 and high > 0):
         raise ValueError("a log range has ends above 0")
-    values = (np.geomspace if logarithmic else np.linspace)(low, high, number)
-    # 12 digits are more than anybody means, and 0.3 reads better than 0.30000000000000004
-    return [float(round(value)) if whole else float(f"{value:.12g}") for value in values]
+    return _Range(low, high, number, logarithmic)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{shown(text)} is not a number") from None
 
 
 def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Grid:
@@ -127,7 +160,7 @@ def _resolve(columns: Sequence[str], cells: Sequence[str]) -> dict[str, float]:
 def _check_columns(columns: Sequence[str], path: str | None) -> None:
     def fail(problem: str) -> NoReturn:
         where = f"the columns of {path} and the options" if path else "the options"
-        raise ValueError(f"{where} {problem}; got {', '.join(columns) or 'none'}")
+        raise ValueError(f"{where} {problem}; got {listed(columns)}")
 
     given = set(columns)
     for name in columns:

@@ -1,5 +1,9 @@
-"""A progress bar on one line of the standard error, shown only to people: on a terminal."""
+"""Progress on one line of the standard error, shown only to people: on a terminal.
 
+`Progress` is the bar of a sweep; `Elapsed` counts the seconds of any other command that takes long.
+"""
+
+import threading
 import time
 from typing import TextIO
 
@@ -41,4 +45,34 @@ class Progress:
             bar = "#" * filled + "-" * (WIDTH - filled)
             # the blanks wipe out what was longer before
             self._stream.write(f"\r[{bar}] {self._done}/{self._total} rows  {note:<40}")
+            self._stream.flush()
+
+
+class Elapsed:
+    """The seconds that a command has taken, from the second on; wiped out at the end. Use it as a context."""
+
+    def __init__(self, stream: TextIO, command: str, shown: bool = True) -> None:
+        self._stream, self._command = stream, command
+        self._done = threading.Event()
+        self._clock = threading.Thread(target=self._count, daemon=True) if shown and stream.isatty() else None
+
+    def __enter__(self) -> "Elapsed":
+        if self._clock is not None:
+            self._clock.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+        if self._clock is not None:
+            self._clock.join()
+
+    def _count(self) -> None:
+        start, text = time.monotonic(), ""
+        while not self._done.wait(1.0):
+            seconds = round(time.monotonic() - start)
+            text = f"{self._command}: computing, {seconds} s (Ctrl-C stops it)"
+            self._stream.write(f"\r{text}")
+            self._stream.flush()
+        if text:
+            self._stream.write(f"\r{' ' * len(text)}\r")
             self._stream.flush()

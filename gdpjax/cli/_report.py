@@ -1,6 +1,7 @@
 """Reports: rows of quantity, value and standing, as a table for people or JSON for machines."""
 
 import argparse
+import decimal
 import json
 import math
 from collections.abc import Callable
@@ -10,11 +11,20 @@ CLT_CAVEAT = "asymptotic estimate: may understate the true epsilon; not a guaran
 
 
 class Row(NamedTuple):
-    """One line of a report: machine key, value (None where not available), and standing in words."""
+    """One line of a report.
+
+    Fields:
+        key: its name in the table and in JSON.
+        value: None where not available.
+        standing: what kind of number it is, in words.
+        rounding: to which side the table rounds it: "up" for what privacy costs, "down" for a lower bound, "exact" (all
+            digits) for what was given, "nearest" for an estimate that nobody relies on.
+    """
 
     key: str
     value: Any
     standing: str
+    rounding: str = "nearest"
 
 
 def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argparse.Namespace], int]:
@@ -29,8 +39,13 @@ def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argp
 
 
 def add_json_option(parser: argparse.ArgumentParser, instead_of: str = "a table") -> None:
-    """``--json``, which every command has."""
+    """``--json`` and ``--no-compilation-cache``, which every command has."""
     parser.add_argument("--json", action="store_true", help=f"one JSON object instead of {instead_of}")
+    parser.add_argument(
+        "--no-compilation-cache",
+        action="store_true",
+        help="keep no compiled programs in the user's cache folder for the next start (GDPJAX_COMPILATION_CACHE=off)",
+    )
 
 
 def plain(value: Any) -> Any:
@@ -54,7 +69,31 @@ def _as_json(rows: list[Row], command: str) -> str:
 def _as_table(rows: list[Row]) -> str:
     shown = [("quantity", "value", "standing")]
     for row in rows:
-        value = "-" if row.value is None else f"{row.value:.6g}" if isinstance(row.value, float) else str(row.value)
-        shown.append((row.key, value, row.standing))
+        shown.append((row.key, _as_text(row.value, row.rounding), row.standing))
     widths = [max(len(line[column]) for line in shown) for column in range(2)]
     return "\n".join(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {standing}" for name, value, standing in shown)
+
+
+def _as_text(value: Any, rounding: str) -> str:
+    if value is None:
+        return "-"
+    return rounded(value, 6, rounding) if isinstance(value, float) else str(value)
+
+
+def rounded(value: float, digits: int, rounding: str) -> str:
+    """``value`` in so many significant digits, rounded "up", "down" or to "nearest"; "exact" writes all that it has.
+
+    What is read back is never below ``value`` if that was rounded up, never above if down.
+
+    >>> rounded(1.2345641, 6, "up"), rounded(1.2345699, 6, "down"), rounded(0.1, 6, "up"), rounded(1 / 3, 6, "exact")
+    ('1.23457', '1.23456', '0.1', '0.3333333333333333')
+    """
+    if rounding == "exact" or not math.isfinite(value):
+        return repr(value)
+    nearest = f"{value:.{digits}g}"
+    neighbour, grid = decimal.Decimal(nearest), decimal.Context(prec=digits)
+    if rounding == "up" and float(nearest) < value:
+        neighbour = neighbour.next_plus(grid)
+    if rounding == "down" and float(nearest) > value:
+        neighbour = neighbour.next_minus(grid)
+    return f"{float(neighbour):.{digits}g}"

@@ -108,6 +108,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"gdpjax sweep: interrupted; {output.work} keeps what is done: add --resume to go on", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:
+        kept_rows = f"{output.work} keeps what is done: make room, then add --resume to go on"
+        raise OSError(error.errno, f"{error.strerror or error}; {kept_rows}") from error
     finish(output)
     _print_summary(arguments, grid, kept)
     return 1 if grid.bad else 0

@@ -11,6 +11,10 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gdpjax._core.shown import shown
+
+_MOST_NAMES = 20
+
 
 class Cells(NamedTuple):
     """The text of one row and where it stands, such as "line 7"."""
@@ -51,6 +55,8 @@ def read_table(path: pathlib.Path) -> Table:
 
 def parse_csv(data: bytes, name: str) -> Table:
     """The table in the bytes of a CSV file, called ``name`` in messages. Blank lines are skipped."""
+    if b"\0" in data:
+        raise ValueError(f"{name} is not a table: expected CSV, which is text in UTF-8, got binary data")
     rows, bad = [], []
     columns = None
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").splitlines(), start=1):
@@ -59,9 +65,11 @@ def parse_csv(data: bytes, name: str) -> Table:
         try:
             (cells,) = csv.reader([line.decode()], strict=True)
         except (csv.Error, UnicodeDecodeError) as error:
-            reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"is not CSV: {error}"
+            reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else _reason(line)
             if columns is None:
-                raise ValueError(f"the header of {name} {reason}") from error
+                raise ValueError(
+                    f"the header of {name} {reason}; expected CSV, with the names of the columns"
+                ) from error
             bad.append(BadRow(f"line {number}", reason))
             continue
         cells = [cell.strip() for cell in cells]
@@ -74,6 +82,13 @@ def parse_csv(data: bytes, name: str) -> Table:
     if columns is None:
         raise ValueError(f"{name} is empty; expected a header line with the names of the columns")
     return Table(columns, rows, bad)
+
+
+def _reason(line: bytes) -> str:
+    """Why a line of text is not CSV."""
+    if len(line) > csv.field_size_limit():
+        return f"is not CSV: a cell has at most {csv.field_size_limit()} characters"
+    return 'is not CSV: a cell that begins with " must end with it, and a " inside is written twice'
 
 
 def format_csv(rows: Iterable[Sequence[str]]) -> str:
@@ -121,8 +136,15 @@ def _as_text(value: Any) -> str:
 def _checked_columns(names: list[str], where: str) -> list[str]:
     for name in names:
         if not name or names.count(name) > 1:
-            raise ValueError(f"every column of {where} needs a name of its own, got {', '.join(map(repr, names))}")
+            raise ValueError(f"every column of {where} needs a name of its own, got {listed(names)}")
     return names
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of columns for a message, a few of them at most."""
+    shortened = [shown(name) if not name or len(name) > 60 or not name.isprintable() else name for name in names]
+    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return (", ".join(shortened[:_MOST_NAMES]) or "none") + more
 
 
 def _pyarrow() -> Any:

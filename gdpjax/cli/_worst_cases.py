@@ -5,6 +5,7 @@ which is there or not. The loss is linear, its gradient is the example, so the a
 canary:
 
 * ``steady``: norm C in one direction, the worst case of the accounting itself: noise too small, drawn too coarsely.
+* ``opposed``: 20 C, against an ordinary example of -10 C: a sum that is clipped, in place of each example.
 * ``turning``: another direction in the second step: noise that is used twice cancels.
 * ``huge``: 10^4 C in every leaf: clipping that is off, or skips a leaf.
 * ``overflowing``: 10^30, whose square is infinite in float32: a norm that comes out as inf or NaN.
@@ -29,10 +30,12 @@ from gdpjax.sampling import poisson_sample
 from gdpjax.tradeoff import Curve, Gaussian, subsample
 from gdpjax.transforms import privatize
 
-_CLIP_NORM = 1.0
+CLIP_NORM = 1.0
+NUM_COORDINATES = 12
 _NUM_STEPS = 2
 _NUM_EXAMPLES = 2
 _CANARY = 1
+_PADDING_SLOTS = 2
 
 
 class WorstCase(NamedTuple):
@@ -52,7 +55,8 @@ class WorstCase(NamedTuple):
         """The trade-off curve: exact, steps being all of the data or a single one."""
         if self.sampling_prob < 1 and self.num_steps > 1:
             raise ValueError("no closed form of several sampled steps; use gdpjax.accounting.tradeoff_bounds")
-        return subsample(Gaussian(math.sqrt(self.num_steps) / self.noise_multiplier), self.sampling_prob)
+        mu = math.sqrt(self.num_steps) / self.noise_multiplier if self.noise_multiplier else math.inf
+        return subsample(Gaussian(mu), self.sampling_prob)
 
 
 def worst_cases() -> dict[str, WorstCase]:
@@ -60,61 +64,93 @@ def worst_cases() -> dict[str, WorstCase]:
     release = _linear_release()
 
     def case(
-        first: PyTree, second: PyTree, noise_multiplier: float = 1.0, sampling_prob: float = 1.0,
+        first_step: np.ndarray,
+        second_step: np.ndarray,
+        ordinary: np.ndarray,
+        noise_multiplier: float = 1.0,
+        sampling_prob: float = 1.0,
         num_steps: int = _NUM_STEPS,
-    ) -> WorstCase:  # fmt: skip
-        canary = jax.tree.map(lambda a, b: np.stack([a, b]).astype(np.float32), first, second)
-        arrays = (canary, np.float32(noise_multiplier), np.float32(sampling_prob))
+    ) -> WorstCase:
+        # gradients[t, i] is the gradient of example i in step t.
+        steps = [np.stack([ordinary, canary]) for canary in (first_step, second_step)]
+        gradients = np.stack(steps).astype(np.float32)
+        arrays = (gradients, np.float32(noise_multiplier), np.float32(sampling_prob))
         return WorstCase(jax.tree_util.Partial(release, *arrays), noise_multiplier, sampling_prob, num_steps)
 
-    ones = {"first": np.ones(4), "second": np.ones((2, 4))}
-    unit = _times(ones, _CLIP_NORM / math.sqrt(12))
-    turned = {"first": unit["first"] * [1, -1, 1, -1], "second": unit["second"] * [[-1], [1]]}
+    ones = np.ones(NUM_COORDINATES)
+    unit = ones * (CLIP_NORM / np.linalg.norm(ones))
+    turned = unit * [1, -1, 1, -1, -1, -1, -1, -1, 1, 1, 1, 1]
+    # At right angles to both directions, so that the coming and going of this example hides nothing.
+    small = 0.1 * np.tile([1, 1, -1, -1], 3)
     return {
-        "steady": case(unit, unit),
-        "turning": case(unit, turned),
-        "huge": case(_times(ones, 1e4), _times(ones, 1e4)),
-        "overflowing": case(_times(ones, 1e30), _times(ones, 1e30)),
-        "missing": case(_times(ones, math.nan), _times(ones, math.nan)),
-        "silent": case(_times(ones, 0.0), _times(ones, 0.0)),
-        "sampled": case(unit, _times(ones, 0.0), noise_multiplier=0.25, sampling_prob=0.25, num_steps=1),
+        "steady": case(unit, unit, small),
+        "opposed": case(20 * unit, 20 * unit, -10 * unit),
+        "turning": case(unit, turned, small),
+        "huge": case(1e4 * ones, 1e4 * ones, small),
+        "overflowing": case(1e30 * ones, 1e30 * ones, small),
+        "missing": case(math.nan * ones, math.nan * ones, small),
+        "silent": case(0 * ones, 0 * ones, small),
+        "sampled": case(unit, 0 * ones, small, noise_multiplier=0.25, sampling_prob=0.25, num_steps=1),
         "mislabeled": WorstCase(_network_release(), 1.0, 1.0, 1),
     }
 
 
-def _times(tree: PyTree, factor: float) -> PyTree:
-    return jax.tree.map(lambda leaf: factor * leaf, tree)
+def as_params(vector: Array) -> PyTree:
+    """Return a vector of `NUM_COORDINATES` numbers as the two leaves of the linear model."""
+    return {"first": vector[:4], "second": vector[4:].reshape(2, 4)}
 
 
-def _linear_release() -> Callable[..., list[PyTree]]:
+def linear_steps() -> Callable[..., tuple[PyTree, Any]]:
+    """Return a function that makes private steps of a linear loss, whose gradients are data.
+
+    The function takes ``(gradients, is_absent, noise_multiplier, sampling_prob, key)``: float32[steps, examples,
+    coordinates], bool[examples] for the examples that are masked out of every batch, the two numbers of the mechanism
+    and a key. It returns what the steps release, a tree with a leading axis of steps, and the final optimizer state.
+    """
+
     def loss(params: PyTree, gradient: PyTree) -> Array:
-        return sum(jax.tree.leaves(jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient)))  # pyright: ignore
+        products = jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient)
+        return products["first"] + products["second"]
 
-    grad_fn = clipped_grad(loss, _CLIP_NORM)
-    params = {"first": np.zeros(4, np.float32), "second": np.zeros((2, 4), np.float32)}
-    # At right angles to the canary, so that the coming and going of this example hides nothing.
-    signs = np.array([0.1, -0.1, 0.1, -0.1], np.float32)
-    ordinary = jax.tree.map(lambda leaf: np.broadcast_to(signs, leaf.shape), params)
+    grad_fn = clipped_grad(loss, CLIP_NORM)
+    params = as_params(np.zeros(NUM_COORDINATES, np.float32))
 
-    def release(
-        canary: PyTree, noise_multiplier: Array, sampling_prob: Array, key: Array, included: Array
-    ) -> list[PyTree]:
+    def run(
+        gradients: Array, is_absent: Array, noise_multiplier: Array, sampling_prob: Array, key: Array
+    ) -> tuple[PyTree, Any]:
+        num_steps, num_examples, _ = gradients.shape
         sample_key, noise_key = jax.random.split(key)
         tx = privatize(
-            grad_fn, noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
-            expected_batch_size=sampling_prob * _NUM_EXAMPLES, key=noise_key,
-        )  # fmt: skip
+            grad_fn,
+            noise_multiplier=noise_multiplier,
+            sampling_prob=sampling_prob,
+            expected_batch_size=sampling_prob * num_examples,
+            key=noise_key,
+            overflow_per_step=0.0,
+        )
 
-        def step(state: Any, gradient: tuple[Array, PyTree]) -> tuple[Any, PyTree]:
-            rows = jax.tree.map(lambda a, b: jnp.stack([a, b]), ordinary, gradient[1])
-            step_key = jax.random.fold_in(sample_key, gradient[0])
-            batch = poisson_sample(step_key, _NUM_EXAMPLES, sampling_prob, _NUM_EXAMPLES + 1)
-            is_padding = batch.is_padding | ((batch.indices == _CANARY) & ~included)
-            picked = jax.tree.map(lambda leaf: leaf[batch.indices], rows)
+        def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, PyTree]:
+            index, rows = inputs
+            # Every batch fits, with some slots to spare; those hold example 0 and must be masked.
+            step_key = jax.random.fold_in(sample_key, index)
+            batch = poisson_sample(step_key, num_examples, sampling_prob, num_examples + _PADDING_SLOTS)
+            is_padding = batch.is_padding | is_absent[batch.indices]
+            picked = jax.vmap(as_params)(rows[batch.indices])
             update, state = tx.update(grad_fn(params, picked, is_padding=is_padding), state, params)
             return state, update
 
-        return jax.lax.scan(step, tx.init(params), (jnp.arange(_NUM_STEPS), canary))[1]
+        state, updates = jax.lax.scan(step, tx.init(params), (jnp.arange(num_steps), gradients))
+        return updates, state
+
+    return run
+
+
+def _linear_release() -> Callable[..., PyTree]:
+    steps = linear_steps()
+
+    def release(gradients: Array, noise_multiplier: Array, sampling_prob: Array, key: Array, included: Array) -> PyTree:
+        is_absent = (jnp.arange(_NUM_EXAMPLES) == _CANARY) & ~included
+        return steps(gradients, is_absent, noise_multiplier, sampling_prob, key)[0]
 
     return release
 
@@ -133,10 +169,17 @@ def _network_release() -> Callable[..., PyTree]:
         hidden = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
         return -jax.nn.log_softmax(hidden @ params["output"]["kernel"] + params["output"]["bias"])[y]
 
-    grad_fn = clipped_grad(loss, _CLIP_NORM, batch_argnums=(1, 2))
+    grad_fn = clipped_grad(loss, CLIP_NORM, batch_argnums=(1, 2))
 
     def release(key: Array, included: Array) -> PyTree:
-        tx = privatize(grad_fn, noise_multiplier=1.0, sampling_prob=1.0, expected_batch_size=_NUM_EXAMPLES, key=key)
+        tx = privatize(
+            grad_fn,
+            noise_multiplier=1.0,
+            sampling_prob=1.0,
+            expected_batch_size=_NUM_EXAMPLES,
+            key=key,
+            overflow_per_step=0.0,
+        )
         is_padding = (jnp.arange(_NUM_EXAMPLES) == _CANARY) & ~included
         return tx.update(grad_fn(params, inputs, labels, is_padding=is_padding), tx.init(params), params)[0]
 

@@ -39,15 +39,18 @@ The slack depends on shapes alone and is the same for every strategy. It must no
 size: where batches are padded to several sizes it must be that of the largest (`max_batch_size`). (slack / B does not
 grow with B, so that even batches of B and B + 1 rows, not padded, differ by at most C in exact arithmetic.)
 
-Sums of several calls. Where sums of R rows together are added up (`gdpjax.accumulate_clipped`, compensated), an added
-row moves others from one call to the next, so the errors of all of them count: with the same b as much as one call of R
-rows needs. The rounding of the total, u R C for either neighbour, comes on top (with 5% for what the compensation loses
-and for the total's own error). The total moves by at most C times
+Sums of several calls. Where K sums are added up (`gdpjax.accumulate_clipped`, compensated), an added row moves others
+from one call to the next, so the errors of all of them count, those of call t being R_t (b + 1 - 2 / b + 6.1) u for its
+R_t rows, and u R_t for either neighbour, with 5% for what the compensation loses, where the total is rounded. All are
+in units of what call t clips to, C / (1 + slack_t). The total moves by at most C times
 
-    accumulated = (1 + u (k + R (b + 1 - 2 / b + 6.1 + 2.1))) / (1 + slack),
+    (1 + u k) / (1 + slack) + sum_t u R_t (b + 1 - 2 / b + 6.1 + 2.1) / (1 + slack_t),
 
-by which the noise is then enlarged. K calls of at most m rows have R = K m. ``max_batch_size``, where it is given, is
-what the user states R to be at most; the slack is then that of R rows, and holds all but the last term.
+where the slack is that of the last call. Calls of other sizes may clip to other thresholds, and a row that moves from
+one call to the next then changes by the difference of (1 + u k) / (1 + slack_t): the difference of any two calls that
+follow each other is added twice, once for what the moved row changes by and once to bound the largest of them by the
+last. By that number, if it is above 1, the noise is enlarged. ``max_batch_size``, where it is given as the rows of all
+calls together, makes slack_t hold nearly all of it.
 
 A row with a NaN or an infinity contributes exact zeros, as does padding.
 """
@@ -88,7 +91,7 @@ from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
 from gdpjax.clipping._table_sum import is_exact, table_sum
 from gdpjax.clipping._terms import AnyRows, Mixed, arrays, row_blocks, taken
 
-_MAX_SLACK = 0.01
+MAX_SLACK = 0.01
 _PLAIN_ROWS = 128
 _TABLE_TERMS = most_sum_error_terms(2**31) / 2
 """An example may look up more rows of a small table than the table has, but not more entries than can be indexed."""
@@ -140,55 +143,16 @@ def rounding(leaves: list[Array], num_rows: int, devices: int = 1) -> Rounding:
     slack_of = lambda b: unit * norm_terms + num_rows * per_row(b)  # noqa: E731
     least = 1 if devices == 1 else devices + 2
     rows = max(_PLAIN_ROWS if large else 1, least)
-    slack = min(slack_of(rows), _MAX_SLACK)
-    while slack_of(rows) > _MAX_SLACK and rows > least:
+    slack = min(slack_of(rows), MAX_SLACK)
+    while slack_of(rows) > MAX_SLACK and rows > least:
         rows -= 1
-    if slack_of(rows) > _MAX_SLACK:
+    if slack_of(rows) > MAX_SLACK:
         raise ValueError(
             f"a batch of {num_rows} rows is too large for the rounding of its sum to stay within 1% of the clip norm "
             f"(it could reach {slack_of(rows):.1%}); use smaller logical batches, or float64 gradients"
         )
     plain = rows if devices == 1 else rows - devices - 1
     return Rounding(slack, plain, unit * norm_terms, per_row(rows), unit, spare)
-
-
-class Calls:
-    """The static sizes that a clip was called with, from which follows what adding its sums up costs."""
-
-    def __init__(self, max_batch_size: int | None) -> None:
-        self.max_batch_size = max_batch_size
-        self._sizes: set[tuple[Rounding, int]] = set()
-
-    def note(self, how: Rounding, num_rows: int) -> None:
-        """One call was traced."""
-        self._sizes.add((how, num_rows))
-
-    def accumulated(self, num_microbatches: int) -> float:
-        """What the sensitivity is to be multiplied by where ``num_microbatches`` sums are added; see the module."""
-        if num_microbatches == 1:
-            return 1.0
-        if not self._sizes:
-            raise ValueError(
-                "of how many rows the accumulated sums are is not known before one is made: call the clip that was "
-                "given to gdpjax.privatize first, in the same program or an earlier one"
-            )
-        rows = num_microbatches * max(num_rows for _, num_rows in self._sizes)
-        if self.max_batch_size is not None:
-            least = num_microbatches * min(num_rows for _, num_rows in self._sizes)
-            if least > self.max_batch_size:
-                raise ValueError(
-                    f"{num_microbatches} sums of {least // num_microbatches} rows are added up, and max_batch_size="
-                    f"{self.max_batch_size}; give the rows of the logical batch, max_batch_size={least}, to what clips"
-                )
-            rows = min(rows, self.max_batch_size)
-        factor = max((1 + how.norm + rows * (how.per_row + 2.1 * how.unit)) / (1 + how.slack) for how, _ in self._sizes)
-        if factor > 1 + _MAX_SLACK:
-            raise ValueError(
-                f"the rounding of {num_microbatches} sums of {rows} rows together could reach {factor - 1:.1%} of the "
-                f"clip norm, more than 1%; give the rows of the logical batch, such as max_batch_size={rows}, to what "
-                "clips, so that it adds them up more carefully"
-            )
-        return max(1.0, factor)
 
 
 class Scaling(NamedTuple):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import Calls, Rounding, merge_leaves, rounded, rounding, trained_groups
+from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
+from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding, trained_groups
 from gdpjax.clipping._engine import STRATEGIES, engine_of
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
 from gdpjax.clipping._mesh import spread_of, summed_over
@@ -78,12 +79,12 @@ class ClippedGrad:
 
     def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
+        refuse_call_as_schedule(args, loss_kwargs)
         call = prepare(self.spec, args, loss_kwargs, is_padding)
         if call.batch_size == 0:
             return self._empty(call)
         spread = spread_of(batch_rows(call), call.batch_size)
         how = rounding(call.trained_leaves, self._slack_rows(call), 1 if spread is None else spread.devices)
-        self.calls.note(how, call.batch_size)
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
         if spread is None:
             sums, info = self._local(call, how, positions)
@@ -91,6 +92,7 @@ class ClippedGrad:
             arrays, is_batched, rebuild = flat_call(call, positions)
             sums, info = summed_over(spread, lambda *a: self._local(rebuild(a[:-1]), how, a[-1]), arrays, is_batched)
         merged = merge_leaves(call.params, call.which, sums)
+        self.calls.note(merged, how, call.batch_size)
         return (merged, info) if self.return_info else merged
 
     def _local(self, call: Call, how: Rounding, positions: Array) -> tuple[list[Array], ClipInfo]:
@@ -117,6 +119,7 @@ class ClippedGrad:
         engine = engine_of(call, self.strategy, self.microbatch_size, Budget(1, 1.0))
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         merged = merge_leaves(call.params, call.which, zeros)
+        self.calls.note(merged, None, 0)
         if not self.return_info:
             return merged
         values, aux = jax.eval_shape(lambda: engine.gradients(batch_rows(call), jnp.zeros(0, jnp.int32))[1])
@@ -182,9 +185,8 @@ def clipped_grad(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {STRATEGIES}, got {strategy!r}")
-    for name, size in (("microbatch_size", microbatch_size), ("max_batch_size", max_batch_size)):
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name} must be a whole number >= 1, got {size!r}")
+    check_static_size("microbatch_size", microbatch_size)
+    check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
     if has_aux and not return_info:

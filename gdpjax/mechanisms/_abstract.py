@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import NONNEGATIVE, Domain, check, is_traced
+from gdpjax._core.keys import bits
 from gdpjax._core.types import Array
 from gdpjax.tradeoff import Curve
 from gdpjax.tradeoff import delta as delta_of
@@ -85,4 +86,4 @@ def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:
         threshold = jnp.floor(jnp.clip(wide, 0.0, 1.0) * 2.0**32)
         always = threshold >= 2.0**32
         threshold = jnp.where(always, 0.0, threshold).astype(jnp.uint32)
-    return always | (jax.random.bits(key, shape, jnp.uint32) < threshold)
+    return always | (bits(key, shape) < threshold)

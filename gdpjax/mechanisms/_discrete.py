@@ -22,11 +22,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar, float64_function, is_traced
+from gdpjax._core.keys import bits as random_bits
+from gdpjax._core.keys import fold_in
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Mechanism
 from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
@@ -43,7 +44,7 @@ def _uniform_from(key: Array) -> Uniform:
     def word() -> int:
         nonlocal block
         if not words:
-            drawn = jax.random.bits(jax.random.fold_in(key, block), (4096,), np.uint32)
+            drawn = random_bits(fold_in(key, block), (4096,))
             words.extend(np.asarray(drawn).tolist())
             block += 1
         return words.pop()

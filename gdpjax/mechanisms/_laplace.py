@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import POSITIVE, check
+from gdpjax._core.keys import bits
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array
@@ -73,7 +74,7 @@ class LaplaceMechanism(Additive):
 
 def standard_laplace(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """Laplace noise of scale 1, from 64 random bits a coordinate."""
-    first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
+    first, second = bits(key, (2, *shape))
     sign = jnp.where(first >> 31, -1, 1).astype(dtype)
     k, most = first & jnp.uint32(0x7FFFFFFF), jnp.uint32(0x7FFFFFFF)
     low = (second.astype(dtype) + np.asarray(0.5, dtype)) * np.asarray(2.0**-32, dtype)

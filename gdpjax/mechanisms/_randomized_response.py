@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, check_scalar, float64_function, is_traced
+from gdpjax._core.keys import one_key_at_a_time, split
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Mechanism, coin
@@ -111,9 +112,9 @@ class RandomizedResponse(Mechanism):
             and not (0 <= int(answers.min()) <= int(answers.max()) < self.num_categories)
         ):
             raise ValueError(f"value must hold categories from 0 to {self.num_categories - 1}")
-        first, second = jax.random.split(key)
+        first, second = split(key)
         truthful = coin(first, self.truth_probability, answers.shape)
-        shift = jax.random.randint(second, answers.shape, 1, self.num_categories)
+        shift = one_key_at_a_time(lambda key: jax.random.randint(key, answers.shape, 1, self.num_categories))(second)
         return jnp.mod(answers.astype(jnp.int32) + jnp.where(truthful, 0, shift), self.num_categories)
 
     def estimate(self, counts: Array) -> FrequencyEstimate:

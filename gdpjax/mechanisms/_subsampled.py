@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import UNIT, check, is_traced
+from gdpjax._core.keys import split
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Additive, check_sensitivity, coin, floating, one_number
@@ -81,7 +82,7 @@ class PoissonSubsampled(Additive):
         if len(sizes) != 1 or () in sizes:
             raise ValueError(f"per-example values must share a leading axis of examples, got {sorted(sizes)}")
         ((num_examples,),) = sizes
-        first, second = jax.random.split(key)
+        first, second = split(key)
         sampling_prob = one_number("sampling_prob", self.sampling_prob, UNIT)
         if is_traced(sampling_prob):  # a NaN must reach the result
             sensitivity = jnp.where(sampling_prob >= 0, check_sensitivity(sensitivity), jnp.nan)

@@ -8,7 +8,7 @@ failure probability d: f >= G_mu (x) f_{0,d}, which is (1 - d) G_mu(alpha / (1 -
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy
 
 from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, Domain, check, check_scalar
 from gdpjax._core.types import Bounds
@@ -207,6 +207,6 @@ def _alphas(num_points: int, epsilon: float, delta: float) -> np.ndarray:
     Gaussian trade-off curves are straight lines in these, so that every part of them is resolved alike.
     """
     lowest = min(1e-6, delta / 100)
-    spaced = ndtr(np.linspace(ndtri(lowest), -ndtri(lowest), num_points))
+    spaced = scipy.special.ndtr(np.linspace(scipy.special.ndtri(lowest), -scipy.special.ndtri(lowest), num_points))
     kink = (1.0 - delta) * np.exp(-np.logaddexp(0.0, epsilon))
     return np.unique(np.concatenate([[0.0, kink, 1.0 - delta, 1.0], spaced]))

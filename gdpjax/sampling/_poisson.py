@@ -21,9 +21,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
+import scipy
 
 from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_scalar, is_traced
+from gdpjax._core.keys import bits
 from gdpjax._core.types import Array
 
 _WORD = 32
@@ -32,7 +33,8 @@ _WORD = 32
 class PoissonSample(NamedTuple):
     """One batch: which rows, which of them are padding, and how many examples were drawn (private).
 
-    ``count > indices.shape[0]`` means that the batch did not fit: it must not be trained on.
+    ``count > indices.shape[0]`` means that the batch did not fit. Then every row is padding, so that a step on it adds
+    noise to nothing; that is the failure whose probability `overflow_probability` bounds and a ledger must hold.
     """
 
     indices: Array  # int32[capacity], padding rows 0
@@ -74,7 +76,8 @@ def poisson_sample(
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` with ascending indices; if more than ``capacity`` examples were drawn its ``count`` says so.
+      A `PoissonSample` with ascending indices. If more than ``capacity`` examples were drawn its ``count`` says so, and
+      all rows are padding: a part of the batch is never returned.
 
     Raises:
       ValueError: values out of range. Traced ones give a ``count`` that never fits.
@@ -97,7 +100,10 @@ def poisson_sample(
         valid &= rows.contains(num_valid)
     # A count has no NaN: an invalid traced number shows as a batch that never fits.
     count = jnp.where(valid, included.sum(dtype=jnp.int32), jnp.iinfo(jnp.int32).max)
-    return PoissonSample(_first_positions(included, capacity), jnp.arange(capacity) >= count, count)
+    # A batch that does not fit is padding throughout: the part that would fit is not the batch that is accounted for.
+    is_padding = (jnp.arange(capacity) >= count) | (count > capacity)
+    indices = jnp.where(is_padding, 0, _first_positions(included, capacity))
+    return PoissonSample(indices, is_padding, count)
 
 
 def _up_to(num_examples: int) -> Domain:
@@ -107,11 +113,11 @@ def _up_to(num_examples: int) -> Domain:
 
 def _included(key: Array, num_examples: int, sampling_prob: Array) -> Array:
     """bool[num_examples]: which rows the key includes."""
-    bits = jax.random.bits(key, (num_examples,), jnp.uint32)
+    words = bits(key, (num_examples,))
     # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
     threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
     everything = threshold >= 2.0**32
-    return everything | (bits < jnp.where(everything, 0, threshold).astype(jnp.uint32))
+    return everything | (words < jnp.where(everything, 0, threshold).astype(jnp.uint32))
 
 
 def _first_positions(included: Array, size: int) -> Array:
@@ -160,7 +166,7 @@ def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int
     if capacity > num_examples:
         return 0.0
     # P(Bin(n, p) >= c) = I_p(c, n - c + 1), good to about 1e-13 relative; the factor keeps the result an upper bound.
-    tail = float(special.betainc(capacity, num_examples - capacity + 1, sampling_prob)) * (1 + 1e-9)
+    tail = float(scipy.special.betainc(capacity, num_examples - capacity + 1, sampling_prob)) * (1 + 1e-9)
     return min(1.0, num_steps * tail)
 
 

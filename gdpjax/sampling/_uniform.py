@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.checks import COUNT, check
+from gdpjax._core.keys import as_key, bits, refuse_key_of_a_loop
 from gdpjax._core.types import Array
 
 
@@ -56,6 +57,8 @@ def uniform_sample(key: Array, num_examples: int, batch_size: int) -> Array:
         raise ValueError(
             f"batch_size must be at most num_examples={num_examples} without replacement, got {batch_size}"
         )
+    key = as_key(key)
+    refuse_key_of_a_loop(key)  # here, as in the compiled function below every key is an argument
     return _smallest(key, int(num_examples), int(batch_size))
 
 
@@ -73,7 +76,7 @@ def uniform_sampling_error(num_examples: int, num_steps: int) -> float:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _smallest(key: Array, num_examples: int, batch_size: int) -> Array:
     """The rows with the ``batch_size`` smallest words."""
-    words = jax.random.bits(key, (2, num_examples), jnp.uint32)
+    words = bits(key, (2, num_examples))
     everywhere = jnp.ones(num_examples, bool)
     high, before = _order_statistic(words[0], everywhere, jnp.int32(batch_size - 1))
     same = words[0] == high

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core import xla
 from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced, narrow
 from gdpjax._core.types import Array
 
@@ -41,7 +42,7 @@ def curve_function(**domains: Domain) -> Callable[[Callable[..., Any]], Callable
     def decorate(body: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(body)
         first = next(iter(signature.parameters))
-        compiled = jax.jit(body)
+        compiled = xla.jit(body)
 
         @functools.wraps(body)
         def wrapper(*args: Any, **kwargs: Any) -> Any:

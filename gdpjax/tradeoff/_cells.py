@@ -22,7 +22,7 @@ RELATIVE_ERROR bounds the relative error of every mass and LOSS_ERROR the absolu
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+import scipy
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
@@ -159,7 +159,7 @@ def _gaussian(mu: float, edges: np.ndarray) -> Cells:
     masses = []
     for mean in (0.0, mu):
         body = 0.5 * width * (np.exp(-0.5 * (nodes - mean) ** 2) @ _WEIGHTS) / np.sqrt(2.0 * np.pi)
-        masses.append(np.concatenate([[ndtr(mean - x[0])], body, [ndtr(x[-1] - mean)]]))
+        masses.append(np.concatenate([[scipy.special.ndtr(mean - x[0])], body, [scipy.special.ndtr(x[-1] - mean)]]))
     loss = mu * (x - 0.5 * mu)
     return Cells(masses[0], masses[1], np.append(loss, -np.inf), np.append(np.inf, loss), 0.0, 0.0)
 
@@ -234,7 +234,7 @@ def _mirrored(left: Cells, mirrored: Cells) -> Cells:
 
 
 def _sampled(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    alpha = ndtr(np.linspace(-6.5, 6.5, 4097))
+    alpha = scipy.special.ndtr(np.linspace(-6.5, 6.5, 4097))
     return alpha, np.asarray(curve(alpha), np.float64)
 
 

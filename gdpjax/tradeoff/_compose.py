@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import gammaln
+import scipy
 
 from gdpjax._core.checks import COUNT, Domain, check_scalar, is_traced
 from gdpjax.tradeoff._abstract import Curve, check_curve
@@ -129,7 +129,7 @@ def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> C
         return ApproximateDP(epsilon if survives else 0.0, -math.expm1(log_survives))
     n = len(curves) * times
     j = np.arange(n + 1)
-    log_choose = gammaln(n + 1) - gammaln(j + 1) - gammaln(n - j + 1)
+    log_choose = scipy.special.gammaln(n + 1) - scipy.special.gammaln(j + 1) - scipy.special.gammaln(n - j + 1)
     log_p, log_q = -np.log1p(np.exp(-epsilon)), -np.logaddexp(0.0, epsilon)
     alternative = np.exp(log_choose + j * log_p + (n - j) * log_q)
     alternative /= np.sum(alternative)

@@ -34,7 +34,7 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, bisect, check_curve, curve_function
-from gdpjax.tradeoff._derived import Grouped, Subsampled
+from gdpjax.tradeoff._derived import Grouped, Inverse, Mixture, Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
@@ -113,6 +113,12 @@ def epsilon(f: Curve, delta: Array) -> Array:
         positive = jnp.where(delta > 0, delta, 0.5)
         value = gdp.gdp_epsilon(*jnp.broadcast_arrays(positive, f.mu))
         return jnp.where((delta > 0) | (f.mu == 0), value, jnp.inf)
+    step = f.curve if isinstance(f, Inverse) else f
+    if isinstance(step, Mixture | Subsampled) and isinstance(step.curve, Gaussian):
+        # Both directions have the delta of the mixture, and a profile rounds away how close delta is to p.
+        positive, p, mu = jnp.broadcast_arrays(jnp.where(delta > 0, delta, 0.5), step.sampling_prob, step.curve.mu)
+        value = gdp.subsampled_epsilon(positive, p, mu)
+        return jnp.where((delta > 0) | (p == 0) | (mu == 0), value, jnp.inf)
     frozen, target = jax.lax.stop_gradient((f, delta))
     shape = jnp.broadcast_shapes(target.shape, _both(frozen, jnp.zeros(())).shape)
 

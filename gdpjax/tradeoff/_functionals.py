@@ -16,7 +16,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+import scipy
 
 from gdpjax._core.checks import is_traced
 from gdpjax.tradeoff._abstract import Curve, check_symmetric
@@ -86,7 +86,7 @@ def loss_law(curve: Curve) -> LossLaw:
         case PiecewiseLinear():
             return _of_polygon(np.asarray(curve.alpha), np.asarray(curve.beta))
     t = np.linspace(-9.0, 9.0, 8193)
-    alpha = np.concatenate([[0.0], ndtr(t), [1.0]])
+    alpha = np.concatenate([[0.0], scipy.special.ndtr(t), [1.0]])
     return _of_polygon(alpha, np.append(np.asarray(curve(alpha[:-1])), 0.0))
 
 

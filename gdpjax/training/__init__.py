@@ -1,5 +1,12 @@
 """Private training that can only do what its plan says."""
 
+from gdpjax._core.documents import (
+    DocumentError,
+    convert_document,
+    parse_document,
+    read_document,
+    read_document_lines,
+)
 from gdpjax.training._batches import batch_source
 from gdpjax.training._data import Data, group_by_user
 from gdpjax.training._files import CheckpointError
@@ -17,7 +24,7 @@ from gdpjax.training._loop import (
 )
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
-from gdpjax.training._run import Run, resume_run, start_run
+from gdpjax.training._run import Run, has_run, resume_run, start_run
 
 __all__ = [
     "FINISHED",
@@ -25,6 +32,7 @@ __all__ = [
     "RUNNING",
     "CheckpointError",
     "Data",
+    "DocumentError",
     "Info",
     "Plan",
     "Run",
@@ -32,11 +40,16 @@ __all__ = [
     "Training",
     "batch_source",
     "check_status",
+    "convert_document",
     "environment",
     "group_by_user",
+    "has_run",
     "make_plan",
     "num_steps_done",
+    "parse_document",
     "private_training",
+    "read_document",
+    "read_document_lines",
     "resume_run",
     "start_run",
 ]

@@ -1,60 +1,100 @@
-"""Files that survive a crash: replaced in one step, or appended a line at a time."""
+"""Files that survive a crash and are read by nobody else: replaced in one step, or appended a line at a time.
+
+What is not for release holds keys or private statistics. It lives in a folder of mode 0700, in files of mode 0600,
+whatever the umask says.
+"""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+PUBLIC_FILE = 0o666
+"""Modes; the umask applies to the public one."""
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. What was computed is still in memory, what was spent is on record."""
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming inside ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def make_private_folder(folder: Path) -> None:
+    """Make ``folder``, or take what is there, so that only its owner can enter it."""
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    os.chmod(folder, PRIVATE_FOLDER)
+    sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold what a file contains, or which names a folder contains, before this returns."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders, and writes their entries with the files
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
+def sync_private_tree(folder: Path) -> None:
+    """Make everything below ``folder`` private and durable, and ``folder`` itself in its parent."""
+    for path in folder.rglob("*"):
+        os.chmod(path, PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
+        sync(path)
+    os.chmod(folder, PRIVATE_FOLDER)
+    sync(folder)
+    sync(folder.parent)
+
+
+def write_atomically(path: Path, content: str, mode: int) -> None:
     """Replace ``path`` in one step: it holds the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".partial")
-    with temporary.open("w") as file:
-        file.write(json.dumps(value, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.unlink(missing_ok=True)  # a crash left it, perhaps with another mode
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        _write_all(descriptor, content.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
-def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line, on disk before this returns."""
-    length = path.stat().st_size if path.exists() else 0
+def write_json(path: Path, value: Any, mode: int = PRIVATE_FILE) -> None:
+    """Replace ``path`` by a JSON document, as `write_atomically`."""
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
+
+
+def append_line(path: Path, line: str, expected_size: int) -> int:
+    """Append one line to a private file, on disk before this returns the new size.
+
+    Raises:
+      CheckpointError: the file is not ``expected_size`` bytes long, so somebody else has written it.
+      OSError: the disk refuses; the file is as it was.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
     try:
-        with path.open("a") as file:
-            file.write(json.dumps(value) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        os.truncate(path, length)  # a part of a line would spoil the next one
-        raise
-    _sync_folder(path.parent)
+        size = os.fstat(descriptor).st_size
+        if size != expected_size:
+            raise CheckpointError(
+                f"{path} has {size} bytes where this run left {expected_size}: another process has gone on with the "
+                "run, or the file was changed. Nothing was run; end the other process, then call resume_run"
+            )
+        try:
+            written = _write_all(descriptor, line.encode() + b"\n")
+            os.fsync(descriptor)
+            sync(path.parent)
+        except OSError:
+            os.ftruncate(descriptor, size)  # a part of a line would spoil the next one
+            raise
+    finally:
+        os.close(descriptor)
+    return size + written
 
 
-def read_lines(path: Path) -> list[Any]:
-    """The JSON lines of a file; a last line cut off by a crash was never promised, and is dropped."""
-    if not path.is_file():
-        return []
-    *whole, last = path.read_text().split("\n")
-    try:
-        lines = [json.loads(line) for line in whole]
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if last:
-        temporary = path.with_name(path.name + ".partial")
-        temporary.write_text("".join(line + "\n" for line in whole))
-        temporary.replace(path)
-    return lines
+def _write_all(descriptor: int, content: bytes) -> int:
+    """Write all of it: a disk that fills up takes a part at first, and only then refuses."""
+    written = 0
+    while written < len(content):
+        written += os.write(descriptor, content[written:])
+    return written

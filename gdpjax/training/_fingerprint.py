@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.types import PyTree
 from gdpjax._core.version import VERSION
+from gdpjax.training._processes import whole
 
 _PACKAGES = ("jax", "jaxlib", "optax", "numpy")
 _SETTINGS = (
@@ -73,6 +76,18 @@ def digest_of(*arrays: Any) -> str:
             rows = np.ascontiguousarray(np.asarray(part))
             digest.update(f"{rows.dtype.str}{rows.shape}".encode())
             digest.update(rows.tobytes())
+    return digest.hexdigest()
+
+
+def state_digest(state: PyTree) -> str:
+    """SHA-256 of every value that a step depends on besides data and program: parameters, frozen ones included,
+    optimizer state with its injected hyperparameters, keys. Equal on all processes, whatever the sharding."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(state):
+        is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
+        values = np.ascontiguousarray(whole(jax.random.key_data(leaf) if is_key else leaf))
+        digest.update(f"{values.dtype}{values.shape}".encode())
+        digest.update(values.tobytes())
     return digest.hexdigest()
 
 

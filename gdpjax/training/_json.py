@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.documents import DocumentError, convert_document, parse_document
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.clipping import AutoS, Flat, Normalize, PerGroup, PerLeaf
 
@@ -57,10 +58,10 @@ def plan_to_json(plan: Any) -> str:
 def plan_from_json(cls: Any, text: str) -> Any:
     """See `Plan.from_json`."""
     try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"expected the JSON text of a Plan, got text that is not JSON: {error}") from error
-    if not isinstance(data, dict) or "gdpjax_plan" not in data:
+        data = parse_document(text, dict[str, Any], "the JSON text of a Plan")
+    except DocumentError as error:
+        raise ValueError(f"{error}; give what Plan.to_json made") from error
+    if "gdpjax_plan" not in data:
         raise ValueError("expected the JSON text of a Plan (made by Plan.to_json), got other JSON")
     if data.pop("gdpjax_plan") != FORMAT_VERSION:
         raise ValueError(f"expected a Plan of version {FORMAT_VERSION}; read it with the gdpjax that wrote it")
@@ -68,15 +69,12 @@ def plan_from_json(cls: Any, text: str) -> Any:
     names = {field.name for field in dataclasses.fields(cls)}
     if data.keys() != names:
         raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
-    rule = dict(data["clip"])
-    kind = rule.pop("rule", None)
-    if kind not in _RULES:
-        raise ValueError(f"the clipping rule must be one of {', '.join(_RULES)}, got {kind!r}")
+    data["clip"] = _rule_of(data["clip"])
     try:
-        relation = NeighboringRelation(data["neighboring_relation"])
-        plan = cls(**data | {"clip": _RULES[kind](**rule), "neighboring_relation": relation})
-    except TypeError as error:
-        raise ValueError(f"a Plan could not be read: {error}") from error
+        data["neighboring_relation"] = NeighboringRelation(data["neighboring_relation"])
+        plan = cls(**data)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the JSON text of a Plan is damaged: {error}") from error
     for name, value in stated.items():
         if value != getattr(plan, name):
             raise ValueError(
@@ -84,3 +82,15 @@ def plan_from_json(cls: Any, text: str) -> Any:
                 f"{getattr(plan, name)!r}"
             )
     return plan
+
+
+def _rule_of(stated: Any) -> Any:
+    """The clipping rule that `rule_to_dict` wrote."""
+    try:
+        fields = convert_document(stated, dict[str, Any], "the JSON text of a Plan: field clip")
+        kind = fields.pop("rule", None)
+        if not isinstance(kind, str) or kind not in _RULES:
+            raise ValueError(f"the clipping rule must be one of {', '.join(_RULES)}, got {kind!r}")
+        return _RULES[kind](**fields)
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"the JSON text of a Plan: field clip: {error}") from error

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.clipping._statistics import refuse_statistics
@@ -126,8 +126,12 @@ def private_training(
 
     def init(params: PyTree, key: Array) -> State:
         refuse_statistics(params)
-        data, impl = check_key(one_key_for_all(key))
-        sampling_key, noise_key = jax.random.split(jax.random.wrap_key_data(jnp.asarray(data), impl=impl))
+        key = as_key(key)
+        # Here, because the keys that are made of this one belong to the loop or the shard_map.
+        assert plan.neighboring_relation is not None
+        sensitivity = grad_fn.sensitivity(plan.neighboring_relation)
+        refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
+        sampling_key, noise_key = split(one_key_for_all(key))
         opt_state = transformation(noise_key).init(params)
         _ = ledger_state_of(opt_state)  # refuses an optimizer that is private itself
         return beside(params, State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32)))
@@ -138,7 +142,7 @@ def private_training(
         tx = transformation(jax.random.key(0, impl=impl))
         done = num_steps_done(state)
         running = (state.status == RUNNING) & (done < plan.max_steps)
-        keys = (jax.random.fold_in(jax.random.fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
+        keys = (fold_in(fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
         total, info = grad_fn(state.params, *batch, *keys, is_padding=is_padding | ~fits)
         updates, opt_state = tx.update(total, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -194,7 +198,7 @@ def num_steps_done(state: State) -> Array:
 
 def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
     """The batch of one step: row numbers, which of them are padding, and whether it fits the capacity."""
-    key = jax.random.fold_in(sampling_key, step)
+    key = fold_in(sampling_key, step)
     if plan.sampling == "uniform":
         indices = uniform_sample(key, plan.max_examples, plan.capacity)
         return indices, jnp.zeros(plan.capacity, bool), jnp.asarray(True)

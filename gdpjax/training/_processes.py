@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array, PyTree
+from gdpjax.training._files import CheckpointError
 
 
 def is_first_process() -> bool:
@@ -23,6 +25,34 @@ def barrier(name: str) -> None:
     """Wait for all processes."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
+
+
+def together(action: Callable[[], None]) -> None:
+    """Do ``action`` on every process and wait for all; where it fails on one, an error on each, so that none hangs."""
+    if jax.process_count() == 1:
+        action()
+        return
+    failure: Exception | None = None
+    try:
+        action()
+    except (OSError, ValueError, RuntimeError) as error:
+        failure = error
+    # Every process tells every other one what went wrong, in a text of one length.
+    text = str(failure).encode()[:_MESSAGE] if failure else b""
+    own = np.frombuffer(text.ljust(_MESSAGE, b"\0"), np.uint8)
+    messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in _gathered(own)]
+    if failure is not None:
+        raise failure
+    for index, message in enumerate(messages):
+        if message:
+            raise CheckpointError(f"process {index}: {message}")
+
+
+_MESSAGE = 2048
+
+
+def _gathered(own: np.ndarray) -> np.ndarray:
+    return np.asarray(multihost_utils.process_allgather(own)).reshape(jax.process_count(), -1)
 
 
 def one_key_for_all(key: Array) -> Array:
@@ -38,8 +68,27 @@ def described_by_all(description: dict[str, Any]) -> dict[str, Any]:
     if jax.process_count() == 1:
         return description
     own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).digest()
-    found = multihost_utils.process_allgather(np.frombuffer(own, np.uint8))
-    return {"processes": [bytes(row).hex() for row in np.asarray(found)]}
+    return {"processes": [bytes(row).hex() for row in _gathered(np.frombuffer(own, np.uint8))]}
+
+
+def whole(leaf: Any) -> np.ndarray:
+    """All of an array, on every process."""
+    if jax.process_count() == 1 or not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    if leaf.is_fully_replicated:
+        return np.asarray(leaf.addressable_data(0))
+    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+
+def parameters_for_all(params: PyTree, data: PyTree) -> PyTree:
+    """Parameters on the mesh of ``data``, as the first process has them; those that are on a mesh stay as they are."""
+
+    def shared(leaf: Any) -> Any:
+        if jax.process_count() == 1 or _on_mesh(leaf):
+            return leaf
+        return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(leaf)))
+
+    return beside(data, jax.tree.map(shared, params))
 
 
 def beside(params: PyTree, tree: PyTree) -> PyTree:
@@ -52,7 +101,7 @@ def beside(params: PyTree, tree: PyTree) -> PyTree:
     def placed(leaf: Any) -> Any:
         if _on_mesh(leaf):
             return leaf
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             return jax.random.wrap_key_data(placed(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         return jax.device_put(np.asarray(leaf), everywhere)
 

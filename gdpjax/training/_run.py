@@ -8,11 +8,17 @@ may have been computed, and the lines beyond the checkpoint are the chunks whose
 **Resumed.** With the same fingerprint, on a platform that repeats its bits, the lost chunk is repeated with the same
 keys and the same length: the same bits, one release, charged once. Otherwise its outcome would be the same noise on a
 different gradient; so the lost steps are charged to the ledger as if they had been seen, sampling and noise get new
-keys, and training goes on with what is left of the budget. A checkpoint of another plan is refused.
+keys, and training goes on with what is left of the budget. The keys are new even if nothing is known to be lost: a
+folder that was restored from a backup does not know which steps were taken since. A checkpoint of another plan is
+refused.
+
+**One at a time.** A lock on the folder keeps a second process out, and the journal is appended to only where this run
+left it.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +26,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
+from gdpjax.training._checkpoint import Index
 from gdpjax.training._data import Data
-from gdpjax.training._files import CheckpointError, append_line, read_lines
-from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits
+from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder, write_atomically
+from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits, state_digest
+from gdpjax.training._journal import JOURNAL, Journal
 from gdpjax.training._json import plan_to_dict
+from gdpjax.training._lock import FolderLock, lock_folder
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
-from gdpjax.training._processes import barrier, beside, described_by_all, is_first_process, one_key_for_all
+from gdpjax.training._processes import (
+    beside,
+    described_by_all,
+    is_first_process,
+    one_key_for_all,
+    parameters_for_all,
+    together,
+)
 from gdpjax.transforms import PrivatizeState
 
-JOURNAL = "journal.jsonl"
 PLAN = "plan.json"
 
 
@@ -41,23 +57,29 @@ class Run:
 
     Attributes:
       state: the `State` after the steps done so far.
-      fingerprint: what decides the bits of a step: data, program, versions, devices. Private: it holds a digest of the
-        data.
+      fingerprint: what decides the bits of a step: data, program, initial state (parameters, frozen ones included,
+        injected hyperparameters), versions, devices. Private: it holds a digest of the data.
     """
 
-    def __init__(self, folder: Path, training: Training, data: Data, state: State, *, scan: bool) -> None:
+    def __init__(
+        self, folder: Path, training: Training, data: Data, state: State, lock: FolderLock | None, initial: str, *,
+        scan: bool,
+    ) -> None:  # fmt: skip
         self.folder, self.training, self.data, self.state = folder, training, data, state
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
         self.journal = folder / _checkpoint.FOLDER / JOURNAL
-        self._scan = scan
-        self._plan = plan_to_dict(training.plan) | {"scan": scan}
+        self._scan, self._lock, self._initial = scan, lock, initial
+        self._plan = _as_json(plan_to_dict(training.plan) | {"scan": scan})
         own = {
             "data": digest_of(*data.arrays, data.num_examples),
             "program": program_digest(training.step, state, data),
+            "initial state": initial,
         }
-        self.fingerprint = described_by_all(environment() | own)
+        self.fingerprint = described_by_all(_as_json(environment()) | own)
+        self._records = Journal(self.journal)
         self._pending: list[int] = []  # lengths of chunks that are on record and whose outcome is not
-        self._journal_lines = 0
+        self._saves = 0
+        self._take_over(lock)
 
     @property
     def step(self) -> int:
@@ -102,13 +124,37 @@ class Run:
         Raises:
           ValueError: num_steps < 1.
           BatchOverflowError: a batch did not fit; what was done before is the checkpoint.
-          CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``.
+          CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``. Or the
+            folder was resumed by another `Run` since; or, of several processes, one has ended.
         """
-        if not isinstance(num_steps, int) or num_steps < 1:
+        if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
             raise ValueError(f"num_steps must be a whole number >= 1, got {num_steps!r}")
         check_status(self.state)
         if self.finished:
             return []
+        try:
+            return self._advance(num_steps, on_step, before_checkpoint)
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            raise CheckpointError(
+                f"the steps failed on process {jax.process_index()} of {jax.process_count()}: {str(error)[:300]}. If "
+                "another process has ended, end all of them and start them again with resume_run: what was spent is "
+                "on record"
+            ) from None
+
+    def _advance(
+        self,
+        num_steps: int,
+        on_step: Callable[[int], None] | None,
+        before_checkpoint: Callable[[list[Info]], None] | None,
+    ) -> list[Info]:
+        self._check_lock()
+        if self._pending and self._records.chunks[-len(self._pending)].state != state_digest(self.state):
+            # The state was changed since: another gradient under the same noise, had the keys stayed.
+            self._pay_for_lost()
+            if self.finished:
+                return []
         if not self._pending:
             self._write_ahead(min(num_steps, self.training.plan.max_steps - self.step))
         # Interrupted in here, the chunk stays pending and is repeated: same keys, same length, same bits.
@@ -136,55 +182,81 @@ class Run:
         return infos
 
     def _write_ahead(self, num_steps: int) -> None:
-        line = {"first": self.step, "num_steps": num_steps, "fingerprint": self.fingerprint}
+        digest = state_digest(self.state)
         try:
-            if is_first_process():
-                append_line(self.journal, line)
+            together(lambda: self._records.append(num_steps, digest, self.fingerprint))
         except OSError as error:
             raise CheckpointError(
                 f"the budget of the next {num_steps} steps could not be written to {self.journal}: {error}. "
                 "They were not run; make room and go on"
             ) from error
-        self._journal_lines += 1
         self._pending = [num_steps]
-        barrier("gdpjax: written ahead")
+
+    def _take_over(self, lock: FolderLock | None) -> None:
+        """From now on this run writes in the folder, and no earlier one of this process."""
+        self._lock = lock
+        if lock is not None:
+            lock.give_to(self)
+
+    def _check_lock(self) -> None:
+        together(lambda: self._lock.check(self) if self._lock else None)
 
     def save(self) -> None:
         """Make the present state the checkpoint; `advance` does this by itself."""
+        self._check_lock()
+        covered = len(self._records.chunks) - len(self._pending)
         about = {
+            "step": self.step,
+            "saves": self._saves + 1,
             "plan": self._plan,
             "fingerprint": self.fingerprint,
             "key_impl": str(jax.random.key_impl(self.state.sampling_key)),
-            "journal": self._journal_lines,
+            "journal": covered,
+            "journal_sha256": self._records.checksum(covered),
+            "initial": self._initial,
         }
-        _checkpoint.save(self.folder, self.step, self.state, about)
+        _checkpoint.save(self.folder, self.state, about)
+        self._saves += 1
 
-    def _go_on_from(self, index: dict[str, Any]) -> None:
-        """Repeat what was lost, or charge for it and change the keys."""
-        lines = read_lines(self.journal)
-        self._journal_lines = len(lines)
-        if len(lines) < index["journal"]:
+    def _go_on_from(self, index: Index) -> None:
+        """Repeat what was lost, or charge for it; with new keys, unless the same bits are certain."""
+        self._saves = index.saves
+        with _disk(self.folder, "resume a run"):
+            together(lambda: self._records.read(self.training.plan.max_steps))
+        chunks, covered = self._records.chunks, index.journal
+        if len(chunks) < covered:
             raise CheckpointError(f"{self.journal} is damaged: it lacks lines that the checkpoint covers")
-        lost = lines[index["journal"] :]
-        if not lost:
-            return
-        starts = [self.step, *(line["first"] + line["num_steps"] for line in lost)]
-        if [line["first"] for line in lost] != starts[:-1]:
-            raise CheckpointError(f"{self.journal} is damaged: its chunks do not follow one another")
-        same = all(line["fingerprint"] == json.loads(json.dumps(self.fingerprint)) for line in lost)
+        if self._records.checksum(covered) != index.journal_sha256 or self._paid(covered) != index.step:
+            raise CheckpointError(f"{self.journal} is damaged: it is not the journal that the checkpoint belongs to")
+        lost = chunks[covered:]
+        fingerprints = [index.fingerprint, *(chunk.fingerprint for chunk in lost)]
+        same = all(fingerprint == self.fingerprint for fingerprint in fingerprints)
+        same = same and (not lost or lost[0].state == state_digest(self.state))
         if same and repeats_bits(environment()):
-            self._pending = [line["num_steps"] for line in lost]
+            self._pending = [chunk.num_steps for chunk in lost]
             return
-        num_lost = starts[-1] - self.step
-        self.state = _recharged(self.training, self.state, num_lost)
+        self._pay_for_lost()
+
+    def _pay_for_lost(self) -> None:
+        """Charge all that is on record, and go on from there with new keys."""
+        state = _with_new_keys(self.training, self.state, self._records.end - self.step)
+        self.state, self._pending = state, []
         self.save()
+
+    def _paid(self, num_lines: int) -> int:
+        return self._records.chunks[num_lines - 1].end if num_lines else 0
+
+
+def _as_json(value: dict[str, Any]) -> dict[str, Any]:
+    """``value`` as it comes back from a file."""
+    return json.loads(json.dumps(value))
 
 
 def _private_states(state: State) -> list[Any]:
     return jax.tree.leaves(state.opt_state, is_leaf=lambda node: isinstance(node, PrivatizeState))
 
 
-def _recharged(training: Training, state: State, num_lost: int) -> State:
+def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     """``state`` with ``num_lost`` steps charged and new keys for sampling and noise."""
     plan, impl = training.plan, jax.random.key_impl(state.sampling_key)
     sampling_key, noise_key = jax.random.split(one_key_for_all(fresh_key(str(impl))))
@@ -192,7 +264,10 @@ def _recharged(training: Training, state: State, num_lost: int) -> State:
     def renewed(node: Any) -> Any:
         if not isinstance(node, PrivatizeState):
             return node
-        ledger = record_steps(node.ledger, num_lost, plan.noise_multiplier, plan.sampling_prob, plan.overflow_per_step)
+        ledger = node.ledger
+        if num_lost:
+            each = (plan.noise_multiplier, plan.sampling_prob, plan.overflow_per_step)
+            ledger = record_steps(ledger, num_lost, *each)
         return node._replace(key_data=beside(state.params, jax.random.key_data(noise_key)), ledger=ledger)
 
     opt_state = jax.tree.map(renewed, state.opt_state, is_leaf=lambda node: isinstance(node, PrivatizeState))
@@ -232,27 +307,32 @@ def start_run(
     Args:
       folder: for the plan, the journal and the checkpoint, which holds secret keys; shared by all processes.
       training: from `private_training`.
-      params: initial parameters.
+      params: initial parameters; with several processes the first one's, unless they lie on a mesh.
       data: ``training.place(...)``.
       key: one PRNG key, used for nothing else: `gdpjax.fresh_key()`.
       scan: take the steps of a chunk in one compiled scan, or one by one (convolutions in a scan are slow on a CPU).
 
     Raises:
-      ValueError: the folder holds a run already; the key was used in this process for other data or another program.
-      CheckpointError: the folder cannot be written.
+      ValueError: the folder holds a run already, or its path has signs that checkpoints cannot have; the key was used
+        in this process for other data, another program or other initial values.
+      CheckpointError: the folder cannot be written, or another process has it open.
     """
-    folder = Path(folder)
-    if _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists():
-        raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
-    barrier("gdpjax: looked")
-    run = Run(folder, training, data, training.init(params, key), scan=scan)
+    folder = _folder(folder)
+    if not folder.parts:
+        raise ValueError("name a folder of its own for the run, got an empty name or the present folder")
+    _checkpoint.check_path(folder)
+    lock = _locked(folder, begin=True)
+    params = parameters_for_all(params, data.arrays)
+    state = training.init(params, key)
+    run = Run(folder, training, data, state, lock, state_digest(state), scan=scan)
     _refuse_used_key(key, run)
-    try:
+
+    def write_plan() -> None:
         if is_first_process():
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / PLAN).write_text(training.plan.to_json())
-    except OSError as error:
-        raise CheckpointError(f"cannot begin a run in {folder}: {error}; choose another folder") from error
+            write_atomically(folder / PLAN, training.plan.to_json(), PUBLIC_FILE)
+
+    with _disk(folder, "begin a run"):
+        together(write_plan)
     run.save()
     return run
 
@@ -260,24 +340,99 @@ def start_run(
 def resume_run(folder: str | Path, training: Training, params: PyTree, data: Data, *, scan: bool = True) -> Run:
     """Go on with the run in ``folder``, after its last checkpoint; the arguments are those of `start_run`.
 
+    The values of ``params`` do not matter: parameters, frozen ones included, and injected hyperparameters are the
+    checkpoint's.
+
     Raises:
       ValueError: the checkpoint is of another plan; the differences are named.
-      CheckpointError: there is no checkpoint, or it is damaged, or its version or its arrays are not this training's.
+      CheckpointError: there is no checkpoint, or it is damaged, or its version or its arrays are not this training's;
+        another process has the folder open.
     """
-    folder = Path(folder)
+    folder = _folder(folder)
+    lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)
-    template = training.init(params, fresh_key(index["key_impl"]))
-    run = Run(folder, training, data, template, scan=scan)
-    found = _differences(index["plan"], json.loads(json.dumps(run._plan)))
+    template = training.init(parameters_for_all(params, data.arrays), fresh_key(index.key_impl))
+    run = Run(folder, training, data, template, None, index.initial, scan=scan)
+    found = _differences(index.plan, run._plan)
     if found:
         raise ValueError(
             f"the checkpoint in {folder} belongs to another plan ({'; '.join(found)}); restore those, or start a new "
             "run in another folder"
         )
+    _check_plan_file(folder / PLAN, training)
     run.state = _checkpoint.restore(folder, index, template)
-    if int(run.step) != index["step"]:
+    if int(run.step) != index.step:
         raise CheckpointError(
-            f"the checkpoint in {folder} is damaged: its ledger has {run.step} steps, its index {index['step']}"
+            f"the checkpoint in {folder} is damaged: its ledger has {run.step} steps, its index {index.step}"
         )
+    run._take_over(lock)
     run._go_on_from(index)
     return run
+
+
+def _folder(folder: str | Path) -> Path:
+    if not isinstance(folder, str | Path):
+        raise ValueError(f"folder must be a path or its text, got {type(folder).__name__}")
+    if "\0" in str(folder):
+        raise ValueError(f"folder must be a path without a zero byte, got {str(folder)!r}")
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def _disk(folder: Path, what: str) -> Iterator[None]:
+    """One sentence for whatever the operating system has against the folder: its name, its length, its permissions."""
+    try:
+        yield
+    except OSError as error:
+        name = str(folder) if len(str(folder)) < 300 else f"{str(folder)[:300]}..."
+        raise CheckpointError(f"cannot {what} in {name}: {error.strerror or error}; choose another folder") from None
+
+
+def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
+    """The lock of the run's private folder, on the first process; a new run must not find one there."""
+    locks: list[FolderLock] = []
+
+    def lock() -> None:
+        if not is_first_process():
+            return
+        private = folder / _checkpoint.FOLDER
+        if begin:
+            _refuse_a_second_run(folder)
+            make_private_folder(private)
+        elif not _checkpoint.exists(folder):
+            raise CheckpointError(f"nothing to resume: there is no checkpoint in {folder}")
+        locks.append(lock_folder(private))
+        if begin:  # another process may have begun one before the lock was ours
+            _refuse_a_second_run(folder)
+
+    with _disk(folder, "begin a run" if begin else "resume a run"):
+        together(lock)
+    return locks[0] if locks else None
+
+
+def has_run(folder: str | Path) -> bool:
+    """Return whether ``folder`` holds a run: `start_run` would refuse it, and `resume_run` is what continues it.
+
+    A process that is killed inside `start_run` may leave a folder without a run; nothing was spent, so start again.
+
+    >>> has_run("a folder that is not there")
+    False
+    """
+    folder = _folder(folder)
+    return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
+
+
+def _refuse_a_second_run(folder: Path) -> None:
+    if has_run(folder):
+        raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
+
+
+def _check_plan_file(path: Path, training: Training) -> None:
+    """CheckpointError unless the file beside the checkpoint is the training's plan, which readers will take it for."""
+    try:
+        stated = read_document(path, dict[str, Any])
+    except DocumentError as error:
+        raise CheckpointError(f"the plan is missing or damaged: {error}; restore it from a copy") from error
+    found = _differences(stated, json.loads(training.plan.to_json()))
+    if found:
+        raise CheckpointError(f"{path} is damaged: it is not the plan of the checkpoint beside it ({'; '.join(found)})")

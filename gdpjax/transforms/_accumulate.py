@@ -9,12 +9,15 @@ What remains is rounding. It is not enough that each sum's own sensitivity cover
 moves the others up one slot, as in a batch that `poisson_sample` draws, every later microbatch hands one example on to
 the next, and all K sums are of other rows than before and rounded differently. So all their errors count, and that of
 adding them up: in float32 or wider, as an unevaluated sum hi + lo in which the error of each addition is kept, rounded
-once at the end. `clipping/_clip.py` derives the factor ``accumulated`` >= 1 by which the logical sum can then move
-further than a microbatch's. It follows from the static shapes that the clip was called with, the largest so far, and
-`privatize` multiplies its noise by it: 1.00001 for 4 microbatches of 8 rows in a small model. With ``max_batch_size``
-of the logical batch's rows given to what clips, the clip's slack holds nearly all of it, and the result is that of one
-big batch up to rounding and 2.1 u per row. A factor above 1.01 is refused. A `Sensitivity` stated by hand is taken as
-that of the accumulated sum, rounding included.
+once at the end. `clipping/_clip.py` derives the factor >= 1 by which the logical sum can then move further than a
+microbatch's: 1.00001 for 4 microbatches of 8 rows in a small model. The state adds up what each sum contributes to it,
+from the rows of that very sum, and `privatize` multiplies its noise by it. With ``max_batch_size`` of the logical
+batch's rows given to what clips, the clip's slack holds nearly all of it, and the result is that of one big batch up to
+rounding and 2.1 u per row. A factor above 1.01 is refused. A `Sensitivity` stated by hand is taken as that of the
+accumulated sum, rounding included.
+
+How many rows a sum has is known where the clip is called under the same `jax.jit` as ``update``. A sum from elsewhere
+is taken to have ``max_batch_size`` rows, the most that it can have, and refused without that.
 
 Between releases the state holds a clipped sum without noise. It is private: release no checkpoint of it but one taken
 after a whole logical batch. An unfinished batch at the end of a run is never released, and never recorded.
@@ -30,6 +33,8 @@ import optax
 from gdpjax._core.checks import Domain, check, is_traced
 from gdpjax._core.trees import compensated_add, is_floating, leaf_name, two_sum, wide_dtype
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._calls import Charge
+from gdpjax.ledger._state import round_toward
 from gdpjax.transforms._noise import Accumulation, check_leaves
 
 _MICROBATCHES = Domain("a whole number from 1 to 65536", lambda n: (n >= 1) & (n <= 2**16) & (n == n // 1))
@@ -42,6 +47,8 @@ class AccumulateState(NamedTuple):
     microstep: Array  # int32, sums added since the last release
     total: PyTree
     error: PyTree
+    row: Array  # float, the largest norm of a row of the last sum, in clip norms
+    rounding: Array  # float, what all roundings since the last release can move the total by, in clip norms
     inner_state: PyTree
 
 
@@ -92,7 +99,8 @@ def accumulate_clipped(
     def init(params: PyTree) -> AccumulateState:
         # Two trees of zeros that share no buffer: a donated one must not take the other with it.
         total, error = (jax.tree.map(_zeros, params) for _ in range(2))
-        return AccumulateState(jnp.zeros((), jnp.int32), total, error, tx.init(params))
+        row, rounding = (jnp.zeros((), float) for _ in range(2))
+        return AccumulateState(jnp.zeros((), jnp.int32), total, error, row, rounding, tx.init(params))
 
     def update(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
@@ -100,21 +108,27 @@ def accumulate_clipped(
         check_leaves(updates, params)
         total, error = _added(state.total, state.error, updates)
 
-        def release(inner_state: PyTree) -> tuple[PyTree, PyTree]:
-            accumulation = Accumulation(size)
+        def release(inner_state: PyTree, accumulation: Accumulation) -> tuple[PyTree, PyTree]:
             # ``total`` is rounded from the unevaluated sum already: two_sum leaves less than half a unit in ``error``.
             result = inner.update(total, inner_state, params, accumulation=accumulation, **extra_args)
             _check_taken(accumulation)
             return result
 
-        shapes, inner_shapes = jax.eval_shape(release, state.inner_state)
+        # The first evaluation, of shapes alone, asks the clip what this sum costs; the second one releases.
+        question = Accumulation(size, updates, total)
+        shapes, inner_shapes = jax.eval_shape(lambda inner_state: release(inner_state, question), state.inner_state)
+        row, rounding = _charged(state, question.charge)
+        answer = Accumulation(size, updates, total, factor=jnp.maximum(1, _up(row + rounding)))
         inner_state = jax.tree.map(_as_dtype, state.inner_state, inner_shapes)
         wait = lambda inner_state: (jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), inner_state)  # noqa: E731
         full = state.microstep + 1 >= size
-        released, inner_state = jax.lax.cond(full, release, wait, inner_state)
+        released, inner_state = jax.lax.cond(full, lambda inner_state: release(inner_state, answer), wait, inner_state)
+
+        # After a release the sums start at zero again.
         emptied = lambda tree: jax.tree.map(lambda leaf: jnp.where(full, jnp.zeros_like(leaf), leaf), tree)  # noqa: E731
         microstep = jnp.where(full, 0, state.microstep + 1)
-        return released, AccumulateState(microstep, emptied(total), emptied(error), inner_state)
+        after = AccumulateState(microstep, emptied(total), emptied(error), row, emptied(rounding), inner_state)
+        return released, after
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -149,6 +163,23 @@ def _add_leaf(name: str, hi: Array, lo: Array, update: Array) -> tuple[Array, Ar
         )
     update = update.astype(hi.dtype)
     return two_sum(*compensated_add((hi, lo), (update, jnp.zeros_like(update))))
+
+
+def _charged(state: AccumulateState, charge: Charge) -> tuple[Array, Array]:
+    """``row`` and ``rounding`` of the state with one more sum, rounded up."""
+    row, rounding = jnp.asarray(state.row), jnp.asarray(state.rounding)
+    last = row
+    if charge.row > 0:  # an empty sum has no row
+        row = round_toward(charge.row, np.inf, row.dtype)
+    # Rows that move between sums of different sizes are clipped to different thresholds.
+    moved = jnp.where((state.microstep > 0) & (last > 0), 2 * jnp.abs(row - last), 0)
+    added = _up(round_toward(charge.rounding, np.inf, rounding.dtype) + moved)
+    return row, _up(rounding + added)
+
+
+def _up(value: Array) -> Array:
+    """The next larger number, above what the last operation rounded."""
+    return jnp.where(value > 0, jnp.nextafter(value, jnp.asarray(jnp.inf, value.dtype)), value)
 
 
 def _check_taken(accumulation: Accumulation) -> None:

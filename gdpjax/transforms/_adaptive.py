@@ -46,15 +46,19 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import check_key, fold_in, refuse_constant_key
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._calls import check_static_size
 from gdpjax.clipping._rules import CLIP_NORM, Flat
 from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
 from gdpjax.transforms._clip import clip_examples
 from gdpjax.transforms._noise import (
+    SAMPLING_PROB,
     check_clip,
     check_leaves,
+    check_origin,
+    check_params,
     empty_ledger,
     noise_stddev,
     noisy,
@@ -145,6 +149,7 @@ def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> 
         )
     check_clip(clipped_by)
     check_leaves(updates, params)
+    check_origin(clipped_by, updates)
     if jnp.ndim(norms) != 1 or not jnp.issubdtype(jnp.result_type(norms), jnp.floating):
         raise ValueError(
             f"norms must be the per-example gradient norms before clipping, floating [B], got "
@@ -181,6 +186,7 @@ class _Adaptive:
     numbers: dict[str, Array]
     noise_multiplier: Any
     norm_range: tuple[Array, Array]
+    key: Array
     key_data: Array
     key_impl: str
     trainable: PyTree | None
@@ -194,6 +200,8 @@ class _Adaptive:
         return [*self.numbers.values(), *(() if callable(self.noise_multiplier) else (self.noise_multiplier,))]
 
     def init(self, params: PyTree) -> AdaptiveState:
+        refuse_constant_key(self.key, *self.shared())
+        check_params(params)
         first = jnp.clip(jnp.asarray(self.numbers["initial_l2_clip_norm"], jnp.float32), *self.norm_range)
         ledger = empty_ledger(self.ledger_capacity, self.sampling, self.relation)
         return AdaptiveState(jnp.zeros((), jnp.int32), unshared(self.key_data, self.shared(), params)[0], first, ledger)
@@ -234,7 +242,7 @@ class _Adaptive:
         data, valid = unshared(state.key_data, total, norms, state.l2_clip_norm, self.shared(), multiplier)
         valid = valid * same
         count = _bit_sum(norms, state.l2_clip_norm)
-        step_key = jax.random.fold_in(jax.random.wrap_key_data(data, impl=self.key_impl), state.count)
+        step_key = fold_in(jax.random.wrap_key_data(data, impl=self.key_impl), state.count)
         keys = leaf_keys(step_key, {"sum": total, "count": count})
         stddev = noise_stddev(multiplier, state.l2_clip_norm * self.relation.sensitivity_factor, valid)
         released = noisy_mean(total, keys["sum"], stddev, self.numbers["expected_batch_size"], trained)
@@ -269,8 +277,8 @@ def privatize_adaptive(
     * ``update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)`` takes the sum and the norms of
       ``grad_fn = clipped_grad(loss_fn, clip_norm_of(opt_state), return_info=True)``, made anew in each step (inside
       the compiled step: a traced clip norm does not recompile). A function of another sensitivity is refused, or
-      gives NaN where it is traced. What cannot be detected: a sum that ``clipped_by`` did not make, norms of other
-      rows or after clipping, a norm that depends on other rows. Each of them voids what the ledger says.
+      gives NaN where it is traced, and so is a sum that it did not make, as in `privatize`. What cannot be detected:
+      norms of other rows or after clipping, a norm that depends on other rows. Each of them voids what the ledger says.
 
     Args:
       initial_l2_clip_norm: the first clip norm, within l2_clip_norm_range.
@@ -302,6 +310,7 @@ def privatize_adaptive(
     >>> noisy_mean.shape, round(float(state.ledger.noise_multiplier[0]), 4)
     ((2,), 0.9701)
     """
+    check_static_size("max_batch_size", max_batch_size)
     norm_range = _float32_range(l2_clip_norm_range)
     low, high = l2_clip_norm_range
     inside = Domain(f"within l2_clip_norm_range [{low}, {high}]", lambda x: (x >= low) & (x <= high))
@@ -310,7 +319,7 @@ def privatize_adaptive(
     numbers = {
         "initial_l2_clip_norm": checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, inside),
         "count_stddev": checked_scalar("count_stddev", count_stddev, POSITIVE),
-        "sampling_prob": checked_scalar("sampling_prob", sampling_prob, UNIT),
+        "sampling_prob": checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB),
         "expected_batch_size": checked_scalar("expected_batch_size", expected_batch_size, POSITIVE),
         "target_quantile": checked_scalar("target_quantile", target_quantile, UNIT),
         "learning_rate": checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
@@ -318,7 +327,7 @@ def privatize_adaptive(
     }
     relation = resolve_relation(sampling, neighboring_relation)
     adaptive = _Adaptive(
-        numbers, noise_multiplier, norm_range, *check_key(key), trainable, max_batch_size, sampling, relation,
+        numbers, noise_multiplier, norm_range, key, *check_key(key), trainable, max_batch_size, sampling, relation,
         ledger_capacity,
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(adaptive.init, adaptive.update)

@@ -8,8 +8,8 @@ import optax
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._calls import Calls, check_static_size
 from gdpjax.clipping._clip import (
-    Calls,
     add_clipped,
     merge_leaves,
     rounded,
@@ -82,17 +82,18 @@ def clip_examples(
     like = jax.tree.unflatten(structure, single)
     if num_rows == 0:
         sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
-        norms = jnp.zeros(0, jnp.float32)
+        norms, how = jnp.zeros(0, jnp.float32), None
     else:
         if max_batch_size is not None and num_rows > max_batch_size:
             raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
         how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
-        if calls is not None:
-            calls.note(how, num_rows)
         dense = computed_once([Dense(leaf) for leaf in rows])
         scale = scaling(dense, rule, groups, how.slack, None)
         sums, norms = rounded(add_clipped(zero_pairs(shapes), dense, scale, groups, how)), scale.norms
-    return merge_leaves(like, which, sums), norms
+    total = merge_leaves(like, which, sums)
+    if calls is not None:
+        calls.note(total, how, num_rows)
+    return total, norms
 
 
 def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: int | None = None) -> ClipAndSum:
@@ -117,6 +118,7 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     >>> [round(float(v), 3) for v in summed]
     [0.6, 1.3]
     """
+    check_static_size("max_batch_size", max_batch_size)
     rule, calls = as_rule(clip), Calls(max_batch_size)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:

@@ -10,9 +10,11 @@ noise that is added.
 
 Keys. The state holds the key's data and the step count; step t uses fold_in(key, t) and each leaf folds in a 64-bit
 digest of its path, so no noise is used twice. Two configurations of a sweep must not share a key (subtracting their
-outputs would cancel the noise); a custom vmap rule sees a shared key under batched values and refuses it.
+outputs would cancel the noise). A custom vmap rule sees a shared key under batched values and refuses it; a key that is
+a constant of a loop (`jax.lax.map`, scan), or the same on devices whose configurations differ, is refused as well.
 """
 
+import reprlib
 from typing import Any, NamedTuple
 
 import jax
@@ -25,12 +27,12 @@ from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
     POSITIVE,
-    UNIT,
+    Domain,
     check_scalar,
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key
+from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -42,8 +44,12 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.clipping._calls import Calls, Charge, current_trace
 from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
 
+SAMPLING_PROB = Domain(
+    "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
+)
 _STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
 
@@ -94,6 +100,15 @@ def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
 
     The factor is 1, or NaN where the sharing shows only in the values of the keys.
     """
+    refuse_key_of_a_loop(key_data)
+    own = varying_axes(key_data)
+    others = frozenset().union(*(varying_axes(leaf) for leaf in jax.tree.leaves(values)))
+    if others - own:
+        raise ValueError(
+            f"what varies over the mesh axes {sorted(others - own)} of a shard_map would share one noise key; "
+            "subtracting the results of two devices would cancel the noise. Add gradients up over the devices before "
+            "(jax.lax.psum), or give each configuration its own key: pass an array of keys over the same axes"
+        )
     witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(values)]
     return _unshared(jnp.asarray(key_data), witnesses)
 
@@ -106,10 +121,20 @@ def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
 
 
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
-    """noise_multiplier * sensitivity with the margin of this module, times ``valid``: the factor of `unshared`."""
+    """noise_multiplier * sensitivity with the margin of this module, times ``valid``: the factor of `unshared`.
+
+    A concrete noise multiplier of 0 asks for a step without privacy; one that vanishes on the way does not.
+    """
+    if asks_for_no_noise(noise_multiplier):
+        return 0.0 * valid
     stddev = jnp.asarray(noise_multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
     # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
     return jnp.where((stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf), stddev, jnp.nan)
+
+
+def asks_for_no_noise(noise_multiplier: Any) -> bool:
+    """Whether this is a number, known before compiling, that is exactly 0."""
+    return not is_traced(noise_multiplier) and not callable(noise_multiplier) and float(noise_multiplier) == 0.0
 
 
 def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: Array, trainable: PyTree) -> PyTree:
@@ -138,21 +163,36 @@ def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
     return checked_scalar(name, value(count) if callable(value) else value, domain)
 
 
+def check_params(params: PyTree) -> None:
+    """ValueError unless ``params`` are arrays, real and unmasked, as `check_leaves` will want them."""
+    if params is None:
+        raise ValueError("the private transform needs the parameters: call init(params)")
+    _refuse_masks(params)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise ValueError(
+                f"parameter {leaf_name(path)} is not an array but {type(leaf).__name__}; give the array part of the "
+                "model only (flax.nnx.split, equinox.partition)"
+            )
+    refuse_complex(params, "parameter")
+
+
+def _refuse_masks(tree: PyTree) -> None:
+    """ValueError if leaves are masked, and would go around the noise."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+    if any(isinstance(node, optax.MaskedNode) for node in nodes):
+        raise ValueError(
+            "a mask (optax.masked, multi_transform, partition) around the private transform would let the masked "
+            "leaves' gradients out without noise; freeze with trainable= instead, and put masks after privatize"
+        )
+
+
 def check_leaves(updates: PyTree, params: PyTree) -> None:
     """ValueError unless ``updates`` is one whole sum: a tree like the parameters, unmasked, not per-example."""
     if params is None:
         raise ValueError("the private transform needs the parameters: call update(updates, state, params)")
     refuse_complex(params, "parameter")
-    masked = [
-        node
-        for node in jax.tree.leaves((updates, params), is_leaf=lambda node: isinstance(node, optax.MaskedNode))
-        if isinstance(node, optax.MaskedNode)
-    ]
-    if masked:
-        raise ValueError(
-            "a mask (optax.masked, multi_transform, partition) around the private transform would let the masked "
-            "leaves' gradients out without noise; freeze with trainable= instead, and put masks after privatize"
-        )
+    _refuse_masks((updates, params))
     if jax.tree.structure(updates) != jax.tree.structure(params):
         raise ValueError("the clipped sum and the parameters must be trees of the same structure")
     pairs = zip(jax.tree_util.tree_flatten_with_path(updates)[0], jax.tree.leaves(params), strict=True)
@@ -168,22 +208,44 @@ def check_clip(clip: Any) -> None:
     """ValueError unless ``clip`` knows the sensitivity of the sum it made."""
     if not callable(getattr(clip, "sensitivity", None)):
         raise ValueError(
-            "clip must be what bounded the sum: a gdpjax.clipped_grad function, a gdpjax.clip_and_sum transform or "
-            f"gdpjax.Sensitivity(value); got {clip!r}, which has no .sensitivity (jax.jit(grad_fn) loses it: "
-            "pass grad_fn itself)"
+            "clip must be what bounded the sum: a gdpjax.clipped_grad function itself (jax.jit(grad_fn) has lost its "
+            ".sensitivity), a gdpjax.clip_and_sum transform or gdpjax.Sensitivity(value); got "
+            f"{reprlib.repr(clip)}, which has no .sensitivity"
         )
 
 
+def check_origin(clip: Any, updates: PyTree) -> None:
+    """ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed."""
+    if isinstance(calls := getattr(clip, "calls", None), Calls):
+        calls.hand_over(updates, current_trace())
+
+
 class Accumulation:
-    """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums."""
+    """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums.
 
-    def __init__(self, num_microbatches: int) -> None:
-        self.num_microbatches, self.taken = num_microbatches, 0
+    Attributes:
+      charge: what the private transform's clip says of this microbatch's sum, once it was asked.
+      taken: how many private transforms took part.
+    """
 
-    def factor(self, clip: Any) -> float:
+    def __init__(self, num_microbatches: int, clipped_sum: PyTree, total: PyTree, factor: Array = 1.0) -> None:
+        self._num_microbatches, self._trace = num_microbatches, current_trace()
+        self._clipped_sum, self._total, self._factor = clipped_sum, total, factor
+        self.charge, self.taken = Charge(1.0, 0.0), 0
+
+    def sensitivity_factor(self, clip: Any, updates: PyTree) -> Array:
         """What the sensitivity of one of ``clip``'s sums is to be multiplied by. A `Sensitivity` is the whole sum's."""
         self.taken += 1
-        return clip.calls.accumulated(self.num_microbatches) if hasattr(clip, "calls") else 1.0
+        if not isinstance(calls := getattr(clip, "calls", None), Calls):
+            return 1.0
+        pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(self._total), strict=True)
+        if not all(given is made for given, made in pairs):
+            raise ValueError(
+                "something between accumulate_clipped and privatize changes the accumulated sum, and with it the "
+                "sensitivity; put it after gdpjax.privatize in the chain"
+            )
+        self.charge = calls.charge(self._clipped_sum, self._trace, self._num_microbatches)
+        return self._factor
 
 
 def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformation:
@@ -206,6 +268,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
 
     def init(params: PyTree) -> NoiseState:
         static = () if callable(stddev) else (stddev,)
+        refuse_constant_key(key, *static)
         return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
@@ -214,7 +277,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
         value = scheduled("stddev", stddev, state.count, NONNEGATIVE)
         data, valid = unshared(state.key_data, updates, value)
         value = value * valid
-        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         noised = jax.tree.map(lambda leaf, k: noisy(leaf, k, value) if is_floating(leaf) else leaf, updates, keys)
         return noised, NoiseState(optax.safe_increment(state.count), state.key_data)
 
@@ -232,22 +295,26 @@ def privatize(
 
     Args:
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
-      noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count.
-      sampling_prob: probability in [0, 1] that an example is in a batch; use the one really sampled with.
+      noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count. The number
+        0 makes steps without privacy, and the ledger's epsilon infinite.
+      sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
       key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
       sampling, neighboring_relation: as in `Event`; the relation decides the sensitivity.
       ledger_capacity: how many distinct (noise_multiplier, sampling_prob) rows the ledger holds.
       overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
-        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta.
+        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. 0 states that every
+        batch fits: that its capacity is above the number of examples, or that all of them are in it.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
       Frozen leaves (``trainable`` of clip) and integer leaves leave as exact zeros.
 
     Raises:
-      ValueError: values out of range, a clip without ``sensitivity``, params=None, a leaf whose shape is not its
-        parameter's, masked leaves, a key shared under vmap, a pair of sampling and relation without a bound.
+      ValueError: values out of range, a clip without ``sensitivity``, updates that are no sum of this clip or were
+        changed since, params=None, a leaf whose shape is not its parameter's, masked leaves, a key shared under vmap or
+        that is a constant of a loop (`jax.lax.map`, scan) or of a shard_map over hyperparameters, a pair of sampling
+        and relation without a bound.
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
 
@@ -260,8 +327,8 @@ def privatize(
     """
     check_clip(clip)
     if not callable(noise_multiplier):
-        check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
-    sampling_prob = checked_scalar("sampling_prob", sampling_prob, UNIT)
+        check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
+    sampling_prob = checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)
     expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
     relation = resolve_relation(sampling, neighboring_relation)
@@ -272,6 +339,8 @@ def privatize(
         hyperparameters.append(noise_multiplier)
 
     def init(params: PyTree) -> PrivatizeState:
+        refuse_constant_key(key, *hyperparameters)
+        check_params(params)
         ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
@@ -281,12 +350,18 @@ def privatize(
     ) -> tuple[PyTree, PrivatizeState]:  # fmt: skip
         del extra_args  # of other transformations in the chain
         check_leaves(updates, params)
-        multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
+        if accumulation is None:
+            check_origin(clip, updates)
+            factor = 1.0
+        else:
+            factor = accumulation.sensitivity_factor(clip, updates)
+        if asks_for_no_noise(noise_multiplier):
+            multiplier = 0.0
+        else:
+            multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        stddev = noise_stddev(
-            multiplier, sensitivity * (1.0 if accumulation is None else accumulation.factor(clip)), valid
-        )
-        keys = leaf_keys(jax.random.fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        stddev = noise_stddev(multiplier, sensitivity * factor, valid)
+        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)

@@ -257,3 +257,9 @@ def test_conversions():
     assert rdp_epsilon(np.full(3, np.inf), orders, 1e-5) == np.inf
     assert rdp_epsilon(np.ones((4, 3)), orders, np.full(4, 1e-5)).shape == (4,)
     assert moments_accountant_epsilon(1.0, 0.0, 100, 1e-5) == 0
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "uniform"])
+def test_noise_whose_inverse_square_overflows_gives_infinity_not_nan(sampling):
+    epsilon = moments_accountant_epsilon([1e-160, 1e-310, 1e-160], [0.01, 0.01, 0.0], 100, 1e-5, sampling=sampling)
+    np.testing.assert_array_equal(epsilon, [np.inf, np.inf, 0.0])

@@ -8,7 +8,7 @@ import pytest
 from gdpjax.auditing import audit_step
 from gdpjax.auditing._statistics import STATISTICS
 from gdpjax.auditing._step import _CHUNK, _rows
-from gdpjax.tradeoff import ApproximateDP, Gaussian, Identity
+from gdpjax.tradeoff import ApproximateDP, Gaussian, Identity, subsample
 
 
 def shifted(shift, key, included):
@@ -119,6 +119,21 @@ def test_a_certain_leak_and_a_constant():
     nothing = audit_step(lambda key, included: jnp.zeros(3), jax.random.key(0), delta=1e-5, claimed=Identity())
     assert not nothing.refuted
     assert nothing.mu == nothing.epsilon == 0
+
+
+@pytest.mark.parametrize("prob", [1.0, 0.25])
+def test_a_step_without_noise_is_shown_to_leak(prob):
+    """The clipping ablation: the claim is no privacy at all, and the attack finds as much as its runs can show."""
+
+    def release(key, included):
+        is_drawn = jax.random.uniform(key) < prob
+        return jnp.full(3, 0.5) + (included & is_drawn)
+
+    claim = subsample(Gaussian(np.inf), prob)
+    audit = audit_step(release, jax.random.key(0), delta=1e-5, claimed=claim)
+    assert not audit.refuted
+    assert audit.epsilon > 4.5
+    assert audit_step(release, jax.random.key(0), delta=1e-5, claimed=Gaussian(2.0)).refuted
 
 
 @pytest.mark.parametrize(

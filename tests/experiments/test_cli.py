@@ -90,3 +90,30 @@ def test_unknown_dataset_names_the_choices(capsys):
     assert stop.value.code == 2
     message = capsys.readouterr()
     assert "'digits', 'mnist'" in " ".join((message.out + message.err).split())
+
+
+@pytest.fixture
+def train_that_fails(monkeypatch):
+    """``train`` meets a full disk."""
+
+    def run(config):
+        raise OSError(28, "No space left on device", "runs/x/metrics.jsonl")
+
+    monkeypatch.setitem(cli.COMMANDS, "train", cli.COMMANDS["train"]._replace(run=run))
+
+
+def test_a_full_disk_is_one_sentence(train_that_fails, capsys):
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == "error: runs/x/metrics.jsonl: No space left on device\n"
+
+
+def test_compiled_programs_are_kept_unless_told_otherwise(train_that_fails, monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr(cli, "use_compilation_cache", lambda: called.append(True))
+    cli.main(["train", "--no-compilation-cache"])
+    assert not called
+    cli.main(["train"])
+    assert called
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "--no-compilation-cache" in capsys.readouterr().out.replace("\n", "")

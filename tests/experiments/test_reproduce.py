@@ -78,10 +78,15 @@ class Trainer:
             raise RunInterrupted("interrupted")
         score = {"test_accuracy": 0.9 + 0.02 * config.run.seed}
         cost = {"noise_multiplier": 4.0, "sampling_prob": 0.1, "num_steps": 20, "delta": 1e-5, "mu_clt": 0.125}
-        cost |= {"epsilon_clt": 0.4, "epsilon_moments_accountant": 0.5, "epsilon_lower": 0.4504, "epsilon_upper": 0.4596}
+        cost |= {
+            "epsilon_clt": 0.4,
+            "epsilon_moments_accountant": 0.5,
+            "epsilon_lower": 0.4504,
+            "epsilon_upper": 0.4596,
+        }
         result = score | {"privacy": cost, "config": identity(config)}
         epochs = [{"step": e, "epoch": e, "steps_per_second": 5.0, "epsilon_upper": 0.1 * e} | score for e in (1, 2)]
-        (folder / "metrics.jsonl").write_text("\n".join(json.dumps(line) for line in ({}, *epochs)))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ({}, *epochs)))
         records.write_json(folder / "result.json", result)
 
 

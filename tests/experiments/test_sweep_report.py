@@ -160,3 +160,24 @@ def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
     page = _report.write_report(tmp_path, read_rows(tmp_path))
     assert "refused: too little noise" in page.read_text()
     _summary.print_summary(Console(file=io.StringIO()), read_rows(tmp_path), [], 3)
+
+
+def test_what_the_folder_says_is_escaped_everywhere(tmp_path, small_digits):
+    """The folder may come from somebody else."""
+    spec = spec_of(GRID)
+    _folder.begin(tmp_path, spec, small_digits, 2)
+    path = tmp_path / _folder.SWEEP
+    evil = "<script>alert(1)</script>"
+    path.write_text(path.read_text().replace('"digits"', f'"{evil}"'))
+    trials = list_trials(spec)[:2]
+    page = _report.write_report(tmp_path, [made_up(trial) for trial in trials]).read_text()
+    assert evil not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3, "title, heading and summary"
+
+
+def test_cells_are_rounded_to_the_safe_side():
+    value = 2.0000049
+    assert _report._text(value, "epsilon_upper") == "2.0001"
+    assert _report._text(value, "epsilon_lower") == "2.0000"
+    assert _report._text(value, "noise_multiplier") == "2.0000049"
+    assert _report._text(float("inf"), "epsilon_upper") == "inf"

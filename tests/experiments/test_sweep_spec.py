@@ -6,6 +6,7 @@ import pytest
 
 from experiments import cli
 from experiments.errors import UserError
+from experiments.sweeps import _trials
 from experiments.sweeps._spec import read_spec
 from experiments.sweeps._trials import float32_above, list_trials, plan_trials
 from tests.experiments.sweeps import SEVERAL, SMALL, spec_of
@@ -65,8 +66,17 @@ BAD = {
     "a promise that is none": (HEAD + "one_program = 1\n", "line 2: one_program must be true or false"),
     "too many": (
         TABLE + "learning_rate = { min = 1, max = 2, count = 1000 }\nepsilon = { min = 1, max = 2, count = 1000 }\n",
-        "the grid has 1000000 configurations",
+        "1000000 trials; at most 100000 are run in one sweep",
     ),
+    "too many in one range": (
+        TABLE + "learning_rate = { min = 1, max = 2, count = 20000000 }\n",
+        "line 3: count must be a whole number from 2 to 100000, got 20000000",
+    ),
+    "too many draws": (
+        HEAD + 'search = "random"\nnum_configurations = 2000000000\n',
+        "num_configurations must be a whole number from 1 to 100000, got 2000000000",
+    ),
+    "too many seeds": (TABLE + "seeds = 2000000000\n", "seeds must be a whole number from 1 to 100000"),
 }  # fmt: skip
 
 
@@ -75,6 +85,14 @@ def test_mistakes_name_the_line(case):
     text, message = BAD[case]
     with pytest.raises(UserError, match=re.escape(message)):
         list_trials(spec_of(text))
+
+
+def test_sizes_are_checked_before_anything_is_made(monkeypatch):
+    """The product of three ranges would take gigabytes."""
+    monkeypatch.setattr(_trials, "_values", lambda name, choice: pytest.fail("the values were made"))
+    ranges = "".join(f"{n} = {{ min = 1, max = 2, count = 90000 }}\n" for n in ("learning_rate", "epsilon"))
+    with pytest.raises(UserError, match="8100000000 trials"):
+        list_trials(spec_of(TABLE + ranges))
 
 
 def test_one_program_may_vary_what_is_traced():

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import shutil
+import sys
 
 import jax
 import numpy as np
 import pytest
 
 import gdpjax
-from experiments import records
+from experiments import records, training
 from experiments.config import RunConfig
 from experiments.errors import RunInterrupted, UserError
 from experiments.keys import make_keys
@@ -105,7 +106,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(whole, interrupted, tmp_pa
     out = tmp_path / "resumed"
     shutil.copytree(interrupted, out)
     # a crash can also leave records after the checkpoint, and half a line
-    records.append(out, records.METRICS, [{"step": 16, "epoch": 2}])
+    records.append(out, records.METRICS, [{"step": 16, "epoch": 2, "test_accuracy": 0.5}])
     with (out / records.METRICS).open("a") as file:
         file.write('{"step": 24, "ep')
     observer = Silent()
@@ -116,6 +117,18 @@ def test_interrupted_and_resumed_equals_uninterrupted(whole, interrupted, tmp_pa
     assert timeless[0] == timeless[1]
     assert lines(out, records.DIAGNOSTICS) == lines(uninterrupted.out, records.DIAGNOSTICS)
     assert resumed.cost == uninterrupted.cost
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_resumed(whole, tmp_path, small_config, small_digits, monkeypatch):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "start_run", lambda *args, **kwargs: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            train(small_config, small_digits, out, Silent())
+    with pytest.raises(UserError, match="already holds a run: add --resume"):
+        train(small_config, small_digits, out, Silent())
+    resumed = train(with_run(small_config, resume=True), small_digits, out, Silent())
+    assert bits(resumed.state) == bits(whole[0].state)
 
 
 def test_resuming_something_else_is_refused(interrupted, small_config, small_digits):

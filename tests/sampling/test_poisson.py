@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+import gdpjax
 from gdpjax import sampling
 from tests.sampling.frequencies import check_distribution, check_frequencies, included
 
@@ -129,10 +130,17 @@ def test_ends(p, count):
     assert int((~sample.is_padding).sum()) == count
 
 
-def test_overflow_shows_in_the_count():
-    sample = sampling.poisson_sample(jax.random.key(0), 100, 1.0, 10)
-    assert int(sample.count) == 100 > sample.indices.shape[0]
-    assert not sample.is_padding.any()
+@pytest.mark.parametrize("capacity", [10, 99, 100])
+def test_a_batch_above_the_capacity_is_never_truncated(capacity):
+    """Trap 15: whoever looks at is_padding alone, in a loop of their own, trains on nothing rather than on a part."""
+    draw = lambda p: sampling.poisson_sample(jax.random.key(0), 100, p, capacity)  # noqa: E731
+    for sample in (draw(1.0), jax.jit(draw)(1.0)):
+        assert int(sample.count) == 100
+        assert sample.indices.shape == (capacity,)
+        assert sample.is_padding.all() == sample.is_padding.any() == (capacity < 100)
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    total = grad_fn(jnp.ones(()), jnp.ones(100)[sample.indices], is_padding=sample.is_padding)
+    assert float(total) == pytest.approx(100 if capacity == 100 else 0, rel=1e-3)
 
 
 def test_traced_probability_and_x64():

@@ -137,6 +137,17 @@ def test_operational_risk():
     assert jax.grad(lambda mu: attack_advantage(Gaussian(mu)))(1.0) == pytest.approx(norm.pdf(0.5), rel=1e-6)
 
 
+@pytest.mark.parametrize("direction", [subsample, mixture])
+def test_epsilon_of_a_subsampled_gaussian_at_a_delta_next_to_the_sampling_probability(direction):
+    mu, p, delta = 1 / 0.06550539077477337, 0.004881538677046087, 0.004881538677045111
+    curve = direction(Gaussian(mu), p)
+    truth = 0.3342401669091329  # at 60 digits
+    assert epsilon(curve, delta) == pytest.approx(truth, rel=1e-12)
+    assert epsilon(inverse(curve), delta) == pytest.approx(truth, rel=1e-12)
+    assert epsilon(curve, p) == 0
+    assert epsilon(curve, 0.0) == np.inf
+
+
 def test_gradients_of_epsilon_and_bayes_error():
     for make, point in ((Laplace, 1.0), (Gaussian, 1.0), (lambda mu: subsample(Gaussian(mu), 0.3), 1.5)):
         step = 1e-6

@@ -22,7 +22,8 @@ def main(port: str, count: int, index: int, folder: Path, die: bool) -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 16)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)
-    params = {"a": draw.normal(size=(16, 8)).astype(np.float32) / 4, "b": np.zeros((8, 2), np.float32)}
+    # JAX arrays on one device of this process; the first process's are taken.
+    params = {"a": jnp.asarray(draw.normal(size=(16, 8)), jnp.float32) / 4 + index, "b": jnp.zeros((8, 2))}
 
     def loss(params, x, y):
         return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ params["a"]) @ params["b"], y)
@@ -31,7 +32,6 @@ def main(port: str, count: int, index: int, folder: Path, die: bool) -> None:
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     everywhere = NamedSharding(mesh, PartitionSpec())
     data = training.place(x, y, sharding=everywhere)
-    params = jax.device_put(params, everywhere)
     if (folder / "checkpoints.NOT_FOR_RELEASE").exists():
         run = resume_run(folder, training, params, data, scan=False)
     else:
@@ -55,6 +55,7 @@ if __name__ == "__main__":
     port, count, index, folder, *rest = sys.argv[1:]
     if int(count) > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_enable_recoverability", True)
         jax.distributed.initialize(
             f"localhost:{port}", num_processes=int(count), process_id=int(index), heartbeat_timeout_seconds=10
         )

@@ -34,6 +34,10 @@ def launch(count, folder, *options):
     try:
         if options:
             assert processes[-1].wait(timeout=300) == 9
+            for survivor in processes[:-1]:  # an ordinary error, where JAX alone aborts the process after a while
+                _, errors = survivor.communicate(timeout=100)
+                assert survivor.returncode == 1, errors
+                assert "If another process has ended, end all of them" in errors
             return None
         out, errors = processes[0].communicate(timeout=300)
         assert processes[0].returncode == 0, errors
@@ -61,6 +65,55 @@ def test_several_processes_make_the_run_of_one_and_survive_a_kill(count, alone, 
     began, lost, charged, resumed = launch(count, tmp_path / "killed")
     assert (began, lost, charged) == (5, 0, 12)
     np.testing.assert_array_equal(resumed, values)
+
+
+PRELUDE = """
+import os, sys
+import jax, jax.numpy as jnp, numpy as np, optax, gdpjax
+from gdpjax.training import private_training, start_run
+
+sys.argv = ["train.py", "--process", os.environ["PROCESS"], "--of", "2"]
+plan = gdpjax.make_plan(
+    clip=1.0, max_examples=96, expected_batch_size=24, num_steps=3, delta=1e-5, noise_multiplier=2.0
+)
+x, folder = np.random.default_rng(0).normal(size=(90, 16)).astype(np.float32), os.environ["FOLDER"]
+y = (x[:, 0] > 0).astype(np.int32)
+loss_fn = lambda w, x, y: optax.softmax_cross_entropy_with_integer_labels(x @ w["w"] + w["b"], y)
+training = private_training(plan, loss_fn, optax.adam(1e-2))
+"""
+RESULT = """
+params = {"w": jnp.zeros((16, 2)), "b": jnp.zeros(2)}
+MESH
+run.advance(3)
+print("RESULT", run.step, float(run.state.params["w"].addressable_data(0).sum()), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_recipe_for_two_processes_runs_as_it_is_written(tmp_path):
+    """The two blocks of docs/training.md, with parameters as `jnp.zeros` makes them: one run, one key, on both."""
+    section = (ROOT / "docs/training.md").read_text().split("## Many devices, many hosts")[1]
+    mesh, begin = section.split("```py\n")[1].split("```")[0], section.split("```py\n")[2].split("```")[0]
+    port = str(free_port())
+    assert "9911" in begin
+    program = begin.replace("9911", port)
+    # The program's own arguments come first, then JAX, then whatever makes an array.
+    body = PRELUDE.replace("plan =", program + "\nplan =", 1) + RESULT.replace("MESH", mesh)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "FOLDER": str(tmp_path / "run")}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", body],
+            cwd=ROOT, env=environment | {"PROCESS": index}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for index in "01"
+    ]  # fmt: skip
+    found = []
+    for process in processes:
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        found.append(next(line for line in out.splitlines() if line.startswith("RESULT")))
+    assert found[0] == found[1]
+    assert found[0].split()[1] == "3"
 
 
 @pytest.mark.slow

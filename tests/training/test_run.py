@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.training import CheckpointError, _checkpoint, _files, _run, resume_run, start_run
+from gdpjax.training import CheckpointError, _checkpoint, _files, _journal, _run, resume_run, start_run
 from tests.training import killed
 
 KEY = jax.random.key(11)
@@ -146,13 +146,14 @@ def test_charged_once_however_often_it_moves(small, tmp_path, monkeypatch):
     assert resume_run(folder, *small, scan=False).step == 14, "back again: nothing was lost since"
 
 
-def test_a_move_between_chunks_costs_nothing(small, tmp_path, monkeypatch):
+def test_a_move_between_chunks_costs_nothing_but_new_keys(small, tmp_path, monkeypatch):
+    """The folder may be a backup, restored where later steps have been taken: they must not meet their noise again."""
     run = start_run(tmp_path / "run", *small, key=KEY, scan=False)
     run.advance(7)
     moved(monkeypatch)
     again = resume_run(tmp_path / "run", *small, scan=False)
     assert (again.step, again.num_lost) == (7, 0)
-    assert np.array_equal(again.state.opt_state[0].key_data, run.state.opt_state[0].key_data)
+    assert not np.array_equal(again.state.opt_state[0].key_data, run.state.opt_state[0].key_data)
 
 
 @pytest.mark.parametrize("change", ["data", "rate"])
@@ -219,9 +220,9 @@ def test_every_damaged_file_is_detected(small, seven):
     ("edit", "message"),
     [
         (lambda text: text[: len(text) // 2], "is damaged"),
-        (lambda text: text.replace('"version": 1', '"version": 9'), "version 9, and this gdpjax reads version 1"),
+        (lambda text: text.replace('"version": 2', '"version": 9'), "version 9, and this gdpjax reads version 2"),
         (lambda text: text.replace('"step": 7', '"step": 6'), "its ledger has 7 steps, its index 6"),
-        (lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "journal"}), "lacks"),
+        (lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "journal"}), "field `journal`"),
     ],
 )
 def test_a_damaged_index_is_detected(small, seven, edit, message):
@@ -265,7 +266,7 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert same(finished(resume_run(copy, *small, scan=False)).state, whole.state), "had it been killed then"
     run.save()
-    monkeypatch.setattr(_run, "append_line", full)
+    monkeypatch.setattr(_journal, "append_line", full)
     with pytest.raises(CheckpointError, match="They were not run"):
         run.advance(7)
     assert run.step == 14
@@ -275,17 +276,17 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
 
 def test_part_of_a_line_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
     path = tmp_path / "journal.jsonl"
-    _files.append_line(path, {"first": 0})
+    size = _files.append_line(path, "first", 0)
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        _files.append_line(path, {"first": 7})
+        _files.append_line(path, "second", size)
     monkeypatch.undo()
-    _files.append_line(path, {"first": 7})
-    assert _files.read_lines(path) == [{"first": 0}, {"first": 7}]
+    _files.append_line(path, "second", size)
+    assert path.read_text() == "first\nsecond\n"
 
 
 def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole, tmp_path):
@@ -303,13 +304,6 @@ def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole
     assert run.step == 14
     assert len((tmp_path / "run" / CHECKPOINTS / "journal.jsonl").read_text().splitlines()) == 2
     assert same(finished(run).state, whole.state)
-
-
-def test_a_journal_with_a_gap_is_damaged(small, tmp_path):
-    folder = interrupted(small, tmp_path / "run", 3)
-    _files.append_line(folder / CHECKPOINTS / "journal.jsonl", {"first": 14, "num_steps": 7, "fingerprint": {}})
-    with pytest.raises(CheckpointError, match="do not follow one another"):
-        resume_run(folder, *small, scan=False)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import gdpjax
+from gdpjax.clipping._calls import current_trace
 from gdpjax.clipping._clip import rounding
 
 PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 24.0, "key": jax.random.key(0)}
@@ -91,8 +92,15 @@ def test_the_sum_of_many_is_rounded_once():
 def factor_of(rows, parts, size, **options):
     """What the sensitivity is multiplied by where ``parts`` sums of ``rows`` rows are added."""
     grad_fn = gdpjax.clipped_grad(lambda w, row: jnp.vdot(w, row), 1.0, **options)
-    jax.eval_shape(grad_fn, jnp.zeros(size), jnp.zeros((rows, size)))  # a trace is a call
-    return grad_fn.calls.accumulated(parts)
+    charges = []
+
+    def one(w, batch):
+        total = grad_fn(w, batch)
+        charges.append(grad_fn.calls.charge(total, current_trace(), parts))
+        return total
+
+    jax.eval_shape(one, jnp.zeros(size), jnp.zeros((rows, size)))
+    return max(1.0, charges[0].row + parts * charges[0].rounding)
 
 
 @pytest.mark.parametrize(("rows", "parts", "size"), [(8, 4, 3), (256, 16, 3), (64, 8, 20_000)])
@@ -108,18 +116,69 @@ def test_the_factor_covers_the_rounding_of_all_the_sums(rows, parts, size):
     assert factor_of(rows, 1, size) == 1
 
 
+def added_up(grad_fn, sizes):
+    """What is released, relative to the same noise on one sum, where sums of these numbers of rows are added up."""
+    params = jnp.zeros(3)
+    private = gdpjax.privatize(grad_fn, **PRIVATE)
+    tx = gdpjax.accumulate_clipped(private, len(sizes))
+    step = jax.jit(lambda rows, state: tx.update(grad_fn(params, rows), state, params))
+    state = tx.init(params)
+    for size in sizes:
+        released, state = step(jnp.zeros((size, 3)), state)
+    plain, _ = private.update(grad_fn(params, jnp.zeros((8, 3))), private.init(params), params)
+    return np.asarray(released, np.float64) / np.asarray(plain, np.float64)
+
+
 def test_the_noise_is_enlarged_by_the_factor():
     """The same key and step give the same noise, with and without accumulation."""
     grad_fn = gdpjax.clipped_grad(lambda w, row: 0 * jnp.vdot(w, row), 1.0)
-    jax.eval_shape(grad_fn, jnp.zeros(3), jnp.zeros((256, 3)))
-    private, params = gdpjax.privatize(grad_fn, **PRIVATE), jnp.zeros(3)
-    tx = gdpjax.accumulate_clipped(private, 16)
-    state = tx.init(params)._replace(microstep=jnp.int32(15))
-    released, _ = jax.jit(tx.update)(params, state, params)
-    plain, _ = jax.jit(private.update)(params, private.init(params), params)
-    ratio = np.asarray(released, np.float64) / np.asarray(plain, np.float64)
-    np.testing.assert_allclose(ratio, grad_fn.calls.accumulated(16), rtol=3e-7)
+    ratio = added_up(grad_fn, [256] * 16)
+    np.testing.assert_allclose(ratio, factor_of(256, 16, 3), rtol=1e-6)
     assert ratio.min() > 1.001
+
+
+def test_the_factor_is_that_of_the_sums_that_were_added():
+    """Sums of few rows before, or in other programs, say nothing about those of many rows that follow."""
+    grad_fn = gdpjax.clipped_grad(lambda w, row: 0 * jnp.vdot(w, row), 1.0)
+    small = added_up(grad_fn, [8] * 4)
+    large = added_up(grad_fn, [1024] * 4)
+    np.testing.assert_allclose(small, factor_of(8, 4, 3), rtol=1e-6)
+    np.testing.assert_allclose(large, factor_of(1024, 4, 3), rtol=1e-6)
+    np.testing.assert_allclose(added_up(grad_fn, [8] * 4), small, rtol=1e-6)
+    # A row that moves between sums of 8 and of 1024 rows is clipped to other thresholds.
+    slack = [rounding([jnp.zeros(3)], rows).slack for rows in (8, 1024)]
+    assert (added_up(grad_fn, [8, 1024, 8, 1024]) > 1 + 3 * (slack[1] - slack[0])).all()
+
+
+def test_a_compiled_update_does_not_guess_how_many_rows_it_will_be_given():
+    """Compiled after sums of 8 rows, and then given one of 64, it used the factor of 8."""
+    grad_fn = gdpjax.clipped_grad(lambda w, row: jnp.vdot(w, row), 1.0)
+    params = jnp.zeros(3)
+    tx = gdpjax.accumulate_clipped(gdpjax.privatize(grad_fn, **PRIVATE), 4)
+    update = jax.jit(tx.update)
+    with pytest.raises(ValueError, match="of how many rows the accumulated sum is cannot be seen"):
+        update(grad_fn(params, jnp.zeros((8, 3))), tx.init(params), params)
+
+    # Told how many there can be at most, it counts so many.
+    told = gdpjax.clipped_grad(lambda w, row: 0 * jnp.vdot(w, row), 1.0, max_batch_size=1024)
+    private = gdpjax.privatize(told, **PRIVATE)
+    tx = gdpjax.accumulate_clipped(private, 2)
+    update, state = jax.jit(tx.update), tx.init(params)
+    for size in (8, 64):
+        released, state = update(told(params, jnp.zeros((size, 3))), state, params)
+    plain, _ = private.update(told(params, jnp.zeros((8, 3))), private.init(params), params)
+    ratio = np.asarray(released, np.float64) / np.asarray(plain, np.float64)
+    np.testing.assert_allclose(ratio, factor_of(1024, 2, 3, max_batch_size=1024), rtol=1e-6)
+
+
+def test_a_change_of_the_accumulated_sum_is_refused():
+    grad_fn = clipped()
+    for before, inside in [(optax.identity(), optax.scale(2.0)), (optax.scale(2.0), optax.identity())]:
+        private = optax.chain(inside, gdpjax.privatize(grad_fn, **PRIVATE))
+        tx = optax.chain(before, gdpjax.accumulate_clipped(private, 2))
+        step = jax.jit(lambda rows, state, tx=tx: tx.update(grad_fn(PARAMS, rows), state, PARAMS))
+        with pytest.raises(ValueError, match=r"changes the accumulated sum|Something changed it before the noise"):
+            step(ROWS, tx.init(PARAMS))
 
 
 @pytest.mark.parametrize("options", [{}, {"max_batch_size": 4096}], ids=["own slack", "logical slack"])
@@ -144,7 +203,7 @@ def test_an_added_row_that_moves_all_others_keeps_the_bound(options):
     for removed in (0, 100, 4095):
         fewer = jnp.concatenate([jnp.delete(rows, removed, axis=0), rows[:1]])  # the others move up; a row of padding
         smaller = np.asarray(total(fewer, padding), np.float64)
-        assert np.linalg.norm(larger - smaller) <= grad_fn.calls.accumulated(64)
+        assert np.linalg.norm(larger - smaller) <= factor_of(64, 64, 3, **options)
 
 
 def test_mapped_is_a_loop_and_a_shared_key_is_refused():
@@ -216,13 +275,10 @@ REFUSALS = {
         "and 2 took part",
     ),
     "adaptive": (lambda: update_once(gdpjax.privatize_adaptive(**ADAPTIVE, **PRIVATE)), "accumulate_clipped"),
-    "no sum yet": (lambda: update_once(gdpjax.privatize(clipped(), **PRIVATE)), "call the clip"),
-    "size of a call": (
-        lambda: update_once(gdpjax.privatize(called(max_batch_size=8), **PRIVATE)),
-        "give the rows of the logical batch, max_batch_size=32",
-    ),
+    "no sum yet": (lambda: update_once(gdpjax.privatize(clipped(), **PRIVATE)), "has made none"),
+    "unknown rows": (lambda: update_once(gdpjax.privatize(called(), **PRIVATE)), "give max_batch_size to the clip"),
     "rounding above 1%": (
-        lambda: update_once(gdpjax.privatize(called(rows=8192), **PRIVATE)),
+        lambda: update_once(gdpjax.privatize(called(max_batch_size=8192), **PRIVATE)),
         "more than 1%; give the rows of the logical batch, such as max_batch_size=32768",
     ),
     "per-example gradients": (

@@ -42,7 +42,12 @@ def test_an_optax_schedule_scales_what_is_released():
     params = jnp.ones(4)
     private, tx = gdpjax.privatize(grad_fn, **PRIVATE), gdpjax.dpsgd(schedule, clipped_by=grad_fn, **PRIVATE)
     alone, state = private.init(params), tx.init(params)
-    step = jax.jit(lambda a, s: (private.update(X[0], a, params), tx.update(X[0], s, params)))
+
+    @jax.jit
+    def step(alone, state):
+        total = grad_fn(params, X)
+        return private.update(total, alone, params), tx.update(total, state, params)
+
     for t in range(6):
         (released, alone), (updates, state) = step(alone, state)
         np.testing.assert_allclose(updates, -schedule(t) * released, rtol=1e-5)

@@ -35,6 +35,34 @@ def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
     assert update._cache_size() == 1
 
 
+NAIVE = {
+    "dpsgd": (gdpjax.dpsgd, {"clipped_by": True}, 'static_args=\\("clipped_by"'),
+    "privatize": (gdpjax.privatize, {"clip": True}, 'for gdpjax.privatize: "clip"'),
+    "rows": (gdpjax.dpsgd, {"l2_clip_norm": 1.0, "max_batch_size": 8}, "list max_batch_size in static_args"),
+}
+
+
+@pytest.mark.parametrize("case", NAIVE)
+def test_inject_hyperparams_without_static_args_says_what_to_list(case):
+    factory, options, message = NAIVE[case]
+    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
+    options = {name: grad_fn if value is True else value for name, value in options.items()}
+    rate = {} if factory is gdpjax.privatize else {"learning_rate": 0.1}
+    tx = optax.inject_hyperparams(factory)(**rate, **options, **PRIVATE)
+    with pytest.raises(ValueError, match=message):
+        tx.init(jnp.ones(4))
+
+
+def test_sizes_must_be_static():
+    for make in (gdpjax.clip_and_sum, lambda clip, **sizes: gdpjax.clipped_grad(jnp.vdot, clip, **sizes)):
+        for size in (jnp.int32(8), jnp.ones(2, int)):
+            with pytest.raises(ValueError, match="list max_batch_size in static_args"):
+                make(1.0, max_batch_size=size)
+        for size in (0, -1, 2.5, True, "8"):
+            with pytest.raises(ValueError, match="max_batch_size must be a whole number >= 1"):
+                make(1.0, max_batch_size=size)
+
+
 def test_flax_train_state_and_its_serialization():
     model = nn.Dense(3)
     params = model.init(jax.random.key(0), X[0])

@@ -99,6 +99,7 @@ def test_frozen_and_integer_leaves_leave_as_exact_zeros():
     )
     params = {"w": jnp.zeros(3), "frozen": jnp.zeros(3), "n": jnp.arange(2)}
     tx = make(clip=grad_fn)
+    jax.eval_shape(grad_fn, params, jnp.ones((4, 3)))
     # Even a sum that something wrote into a frozen leaf must not get out without noise.
     released, _ = run(tx, params, total={"w": jnp.ones(3), "frozen": jnp.ones(3), "n": jnp.arange(2)})
     assert released["w"].all()
@@ -254,10 +255,11 @@ def test_two_ledgers_in_one_state_are_refused():
 
 
 REFUSALS = {
-    "zero noise": (dict(noise_multiplier=0.0), "noise_multiplier must be a finite number > 0"),
+    "hardly negative noise": (dict(noise_multiplier=-1e-9), "noise_multiplier must be a finite number >= 0"),
     "negative noise": (dict(noise_multiplier=-1.0), "noise_multiplier must be"),
     "NaN noise": (dict(noise_multiplier=float("nan")), "noise_multiplier must be"),
-    "probability": (dict(sampling_prob=1.5), r"sampling_prob must be a number in \[0, 1\]"),
+    "probability": (dict(sampling_prob=1.5), "sampling_prob must be a probability > 0 and at most 1"),
+    "no probability": (dict(sampling_prob=64 // 1000), r"64 // 1000 is 0, 64 / 1000 is not"),
     "NaN probability": (dict(sampling_prob=float("nan")), "sampling_prob must be"),
     "batch size": (dict(expected_batch_size=0), "expected_batch_size must be"),
     "no key": (dict(key=None), "key must be a PRNG key"),
@@ -284,6 +286,30 @@ def test_bad_input_is_refused(case):
     options, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+def test_the_message_for_a_jitted_clip_begins_with_what_to_do():
+    with pytest.raises(ValueError, match=r"^clip must be .* itself \(jax\.jit\(grad_fn\) has lost") as refused:
+        make(clip=jax.jit(gdpjax.clipped_grad(lambda w, x: w @ x, 1.0)))
+    assert len(str(refused.value)) < 320
+
+
+BAD_PARAMS = {
+    "nothing": (None, "needs the parameters"),
+    "a word": ({"w": "weights"}, r"parameter \['w'\] is not an array but str"),
+    "a function": ([jnp.ones(3), jnp.tanh], "the array part of the model"),
+    "complex": ({"w": jnp.ones(3, complex)}, "is complex"),
+    "masked": ({"w": optax.MaskedNode()}, "trainable="),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PARAMS)
+def test_init_checks_the_parameters(case):
+    params, message = BAD_PARAMS[case]
+    adaptive = gdpjax.privatize_adaptive(initial_l2_clip_norm=1.0, count_stddev=1.0, **PRIVATE)
+    for tx in (make(), adaptive, gdpjax.dpsgd(0.1, clipped_by=SUM, **PRIVATE)):
+        with pytest.raises(ValueError, match=message):
+            tx.init(params)
 
 
 def test_ledger_capacity_must_be_static_and_positive():
@@ -471,3 +497,16 @@ def test_turning_x64_on_later_keeps_one_row():
     (event,) = gdpjax.ledger_of(state).events
     assert event.num_steps == 2
     assert event.noise_multiplier <= 1.3
+
+
+def test_a_concrete_noise_multiplier_of_zero_adds_nothing_and_is_recorded():
+    """Only the number 0 asks for that: noise that vanishes on the way, or a traced 0, still shows as NaN."""
+    params, total = {"w": jnp.zeros(4)}, {"w": jnp.arange(4.0)}
+    for zero in (0, 0.0, np.float32(0)):
+        tx = make(noise_multiplier=zero, expected_batch_size=2.0)
+        mean, state = jax.jit(tx.update)(total, tx.init(params), params)
+        np.testing.assert_array_equal(mean["w"], total["w"] / 2)
+        assert gdpjax.ledger_of(state)[0].noise_multiplier == 0.0
+    for vanishing in (1e-40, lambda step: 0.0 * step):
+        tx = make(noise_multiplier=vanishing)
+        assert np.isnan(jax.jit(tx.update)(total, tx.init(params), params)[0]["w"]).all()

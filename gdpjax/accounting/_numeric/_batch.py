@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core import xla
 from gdpjax._core.checks import Domain, at_once, check, check_broadcast, float64_function, is_traced
 from gdpjax._core.types import Array
 
@@ -39,13 +40,15 @@ def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **d
     named = _with_names(mapped, tuple(domains))
     traced = float64_function(broadcast=not phase_groups, **domains)(named)  # pyright: ignore[reportArgumentType]
 
-    @jax.jit
+    traced_once = jax.jit(core)  # the shapes and the loop share one trace of it
+
+    @xla.jit
     def chunk(count: Array, *rows: Array) -> Any:
-        shapes = jax.eval_shape(core, *(row[0] for row in rows))
+        shapes = jax.eval_shape(traced_once, *(row[0] for row in rows))
         out = jax.tree.map(lambda leaf: jnp.zeros(CHUNK, leaf.dtype), shapes)
 
         def body(i: Array, out: Any) -> Any:
-            return jax.tree.map(lambda old, new: old.at[i].set(new), out, core(*(row[i] for row in rows)))
+            return jax.tree.map(lambda old, new: old.at[i].set(new), out, traced_once(*(row[i] for row in rows)))
 
         return jax.lax.fori_loop(np.int32(0), count, body, out)
 

@@ -25,6 +25,7 @@ _PHASES = {**_RUN, "num_steps": checks.WHOLE}
 _FINITE = {"count": checks.WHOLE, "bound": checks.NONNEGATIVE, "categories": checks.NONNEGATIVE}
 _GROUP = {"group_size": checks.COUNT}
 _TINY = 2.3e-308
+_SMALLEST_PROB = 1e-30
 _SMALLEST_ALPHA = 1e-300
 _SMALLEST_NOISE_SEARCHED = 0.2
 
@@ -43,8 +44,8 @@ class Family(NamedTuple):
 POISSON = Family()
 
 
-def _prepare(family: Family, values: tuple[Array, ...]) -> tuple[Run, Array]:
-    """The run, and whether anything is revealed; p = 0 is computed at a larger p and masked."""
+def _prepare(family: Family, values: tuple[Array, ...]) -> tuple[Run, Array, Array]:
+    """The run, whether anything is revealed, and whether its p was raised to the smallest that is computed with."""
     sigma, prob, steps, *others = (jnp.atleast_1d(value) for value in values)
     size = jnp.broadcast_to(others.pop(0), steps.shape) if family.largest_group > 1 else jnp.ones_like(steps)
     finite = Finite(*others) if family.finite else None
@@ -52,17 +53,18 @@ def _prepare(family: Family, values: tuple[Array, ...]) -> tuple[Run, Array]:
     if finite is not None:
         active = active | jnp.any((finite.num_steps > 0) & (finite.bound > 0))
     steps = jnp.where(prob > 0, steps, 0.0)
-    prob = jnp.maximum(prob, 1e-30)
+    raised = jnp.any((steps > 0) & (prob < _SMALLEST_PROB))
+    prob = jnp.maximum(prob, _SMALLEST_PROB)
     steps = jnp.where(active, steps, 1.0)
     made = Step(sigma, prob, steps, jnp.ones_like(steps), size, family.largest_group, family.symmetric)
-    return Run(made, finite), active
+    return Run(made, finite), active, raised
 
 
 def _epsilon_core(run: Run, delta: Array) -> Bounds:
     answer = _driver.epsilon_of_run(run, jnp.log(delta))
     form = _closed.closed_form(run)
     exact = _closed.epsilon(form, delta)
-    applies = form.applies & (delta <= 0.9) & (exact.upper < jnp.inf)
+    applies = form.applies & (exact.upper < jnp.inf)
     lower = jnp.where(applies, jnp.fmax(answer.lower, exact.lower), answer.lower)
     # With sampling the steps reveal less than without.
     # Near zero delta fixes epsilon only absolutely.
@@ -126,9 +128,13 @@ _QUESTIONS = {
 
 def _core(question: _Question, family: Family) -> Callable[..., Any]:
     def core(*values: Array) -> Any:
-        run, active = _prepare(family, values[:-1])
+        run, active, raised = _prepare(family, values[:-1])
         answer = question.core(run, values[-1])
-        return jax.tree.map(lambda leaf: jnp.where(active, leaf, question.nothing(values[-1])), answer)
+        nothing = question.nothing(values[-1])
+        if isinstance(answer, Bounds):  # of a run with a larger p, so nothing at all is the other end
+            lower, upper = jnp.minimum(answer.lower, nothing), jnp.maximum(answer.upper, nothing)
+            answer = Bounds(jnp.where(raised, lower, answer.lower), jnp.where(raised, upper, answer.upper))
+        return jax.tree.map(lambda leaf: jnp.where(active, leaf, nothing), answer)
 
     return core
 

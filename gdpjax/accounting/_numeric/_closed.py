@@ -10,15 +10,15 @@ the one-step curve f_p lies below its inverse where its slope is below -1 (Dong,
 4). The symmetric step has the same delta. Without sampling e' = e, so one formula serves both.
 
 A computed value is off by a few ulp of e' and mu, which log delta_mu feels up to x^2 < 1400 times where delta is above
-1e-300 (x = e' / mu - mu / 2): far below the 1e-9 by which values are moved to the safe side. epsilon is asked at
-delta <= 0.9 only, where delta_mu is well away from 1 and so fixes it.
+1e-300 (x = e' / mu - mu / 2): far below the 1e-9 by which values are moved to the safe side. The inverse is taken at
+delta_mu = delta / p, which may be as close to 1 as delta is to p; `gdpjax._core.gdp` works from 1 - delta / p there.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from gdpjax._core.gdp import gdp_delta, gdp_epsilon
+from gdpjax._core.gdp import gdp_delta, subsampled_epsilon
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric._run import Run, gaussian_mu
 
@@ -46,11 +46,7 @@ def closed_form(run: Run) -> Closed:
 
 def epsilon(form: Closed, delta: Array) -> Bounds:
     """The smallest epsilon at delta."""
-    share = delta / form.sampling_prob
-    inner = gdp_epsilon(jnp.where(share < 1.0, share, 0.5), form.mu)
-    moderate = jnp.log1p(form.sampling_prob * jnp.expm1(jnp.minimum(inner, 300.0)))
-    value = jnp.where(inner < 300.0, moderate, inner + jnp.log(form.sampling_prob))
-    value = jnp.where(share < 1.0, value, 0.0)
+    value = subsampled_epsilon(delta, form.sampling_prob, form.mu)
     # Where epsilon is close to zero delta fixes it absolutely.
     return Bounds(jnp.maximum(value * (1.0 - _SLACK) - 1e-12, 0.0), value * (1.0 + _SLACK) + 1e-12)
 

@@ -95,7 +95,7 @@ def _test(run: Run, epsilon: Array, log_delta: Array, alpha: Array, kind: Array)
     a, b = errors(shift)
     straight = jnp.where(a <= alpha, b, 1.0)
     mirrored = jnp.where(b <= alpha, a, 1.0)
-    chord = jnp.where((a <= alpha) & (alpha <= b), a + b - alpha, 1.0)
+    chord = jnp.where((a <= alpha) & (alpha <= b), a + (b - alpha), 1.0)  # b - alpha is exact where it is small
     return jnp.minimum(jnp.minimum(straight, mirrored), chord), epsilon + shift
 
 

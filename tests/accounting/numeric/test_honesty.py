@@ -1,5 +1,6 @@
 """The brackets contain the truth. Tightness is tested elsewhere."""
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -45,6 +46,43 @@ def test_one_step_is_the_closed_form_in_both_directions(rows):
     assert np.all((bounds.lower <= largest) & (largest <= bounds.upper))
     inverse = epsilon_bounds(sigma, p, 1, largest)
     assert np.all((inverse.lower <= epsilon * (1 + 1e-9)) & (epsilon * (1 - 1e-9) <= inverse.upper))
+
+
+def one_step_epsilon(noise_multiplier, sampling_prob, delta):
+    """The epsilon of a single step by bisection on p delta_mu(e'), at 60 digits, for 0 < epsilon < 2^14."""
+    with mpmath.workdps(60):
+        mu, p, goal = 1 / mpmath.mpf(noise_multiplier), mpmath.mpf(sampling_prob), mpmath.mpf(delta)
+
+        def delta_of(epsilon):
+            inner = mpmath.log1p(mpmath.expm1(epsilon) / p)
+            return p * (mpmath.ncdf(mu / 2 - inner / mu) - mpmath.exp(inner) * mpmath.ncdf(-mu / 2 - inner / mu))
+
+        low, high = mpmath.mpf(0), mpmath.mpf(2**14)
+        for _ in range(90):
+            middle = (low + high) / 2
+            low, high = (middle, high) if delta_of(middle) > goal else (low, middle)
+        return high
+
+
+NEAR_P = [(0.06550539077477337, 0.004881538677046087, 0.004881538677045111)] + [
+    (noise, p, float(min(p * (1 - gap), np.nextafter(p, 0))))
+    for noise, p, gap in ((0.06, 0.26, 1e-16), (0.1, 0.95, 1e-12), (0.08, 1e-5, 1e-13), (0.06, 1.0, 1e-14))
+]
+
+
+def test_one_step_at_a_delta_next_to_its_sampling_probability():
+    bounds = epsilon_bounds(*np.transpose(NEAR_P)[:2], 1, np.transpose(NEAR_P)[2])
+    for row, lower, upper in zip(NEAR_P, *bounds, strict=True):
+        truth = one_step_epsilon(*row)
+        assert mpmath.mpf(lower) <= truth <= mpmath.mpf(upper), row
+        assert upper - lower <= 1e-8 * truth + 4e-12, row
+
+
+def test_a_sampling_probability_too_small_to_compute_with_still_gives_true_brackets():
+    run = 1.0, [1e-40, 1e-200], 3
+    truth = 3 * np.array(run[1]) * 0.38292492254802624  # delta(0) is p (2 Phi(1 / 2) - 1) for each step, nearly
+    epsilon, delta = epsilon_bounds(*run, 0.5 * truth), delta_bounds(*run, 0.0)
+    assert np.all((epsilon.lower == 0) & (delta.lower <= 0.999 * truth) & (truth <= delta.upper))
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)

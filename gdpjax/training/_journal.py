@@ -1,0 +1,99 @@
+"""The journal of a run: which steps were paid for, written before they are taken.
+
+A line is a chunk of steps. Its checksum is over the line and the checksum of the line before, so that a number that
+was changed, and a line that was lost, doubled or moved, are seen; the checkpoint names the checksum it ends with.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from gdpjax._core.documents import DocumentError, parse_document, read_bytes
+from gdpjax.training._files import CheckpointError, append_line
+from gdpjax.training._processes import is_first_process
+
+JOURNAL = "journal.jsonl"
+
+
+class Chunk(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Steps ``first`` to ``first + num_steps - 1``."""
+
+    first: Annotated[int, msgspec.Meta(ge=0)]
+    num_steps: Annotated[int, msgspec.Meta(ge=1)]
+    state: str  # digest of the state before them: parameters, optimizer state, keys
+    fingerprint: dict[str, Any]
+    sha256: str
+
+    @property
+    def end(self) -> int:
+        """The step after the last one."""
+        return self.first + self.num_steps
+
+
+def _checksum(before: str, content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([before, content], sort_keys=True).encode()).hexdigest()
+
+
+class Journal:
+    """The lines of a journal, in memory and on disk.
+
+    Attributes:
+      chunks: the lines so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.chunks: list[Chunk] = []
+        self._size = 0
+
+    @property
+    def end(self) -> int:
+        """How many steps are paid for."""
+        return self.chunks[-1].end if self.chunks else 0
+
+    def checksum(self, count: int) -> str:
+        """The checksum that the first ``count`` lines end with."""
+        return self.chunks[count - 1].sha256 if count else ""
+
+    def append(self, num_steps: int, state: str, fingerprint: dict[str, Any]) -> None:
+        """Put the next ``num_steps`` steps on record; OSError or CheckpointError, and nothing is, if that fails."""
+        content = {"first": self.end, "num_steps": num_steps, "state": state, "fingerprint": fingerprint}
+        checksum = _checksum(self.checksum(len(self.chunks)), content)
+        if is_first_process():
+            self._size = append_line(self.path, json.dumps(content | {"sha256": checksum}), self._size)
+        self.chunks.append(Chunk(**content, sha256=checksum))
+
+    def read(self, max_steps: int) -> None:
+        """Read the file; a last line that a crash cut off was never promised, and is removed.
+
+        Raises:
+          CheckpointError: the file is damaged, or goes beyond ``max_steps``.
+        """
+        if not self.path.exists():
+            return
+        try:
+            content = read_bytes(self.path)
+            *lines, torn = content.split(b"\n")
+            for number, line in enumerate(lines, start=1):
+                self._take(line, f"{self.path}, line {number}", max_steps)
+        except DocumentError as error:
+            raise CheckpointError(f"the journal is damaged: {error}; restore the folder from a copy") from error
+        self._size = len(content) - len(torn)
+        if torn and is_first_process():
+            os.truncate(self.path, self._size)
+
+    def _take(self, line: bytes, source: str, max_steps: int) -> None:
+        chunk = parse_document(line, Chunk, source)
+        if chunk.first != self.end:
+            raise DocumentError(source, f"expected {self.end}, where the line before ends, got {chunk.first}", "first")
+        if chunk.end > max_steps:
+            raise DocumentError(source, f"expected an end within the plan's {max_steps} steps", "num_steps")
+        content = {"first": chunk.first, "num_steps": chunk.num_steps}
+        content |= {"state": chunk.state, "fingerprint": chunk.fingerprint}
+        if chunk.sha256 != _checksum(self.checksum(len(self.chunks)), content):
+            raise DocumentError(source, "the checksum is not that of this line after the one before", "sha256")
+        self.chunks.append(chunk)

@@ -1,0 +1,118 @@
+"""The layer that checks what callers pass: it refuses, names the argument, and shows no data."""
+
+import datetime
+import decimal
+import enum
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gdpjax._core import arguments, checks
+from gdpjax._core.shown import shown
+
+
+class _Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    __str__ = __repr__
+
+    @property
+    def dtype(self) -> str:
+        raise RuntimeError("no dtype")
+
+
+class _Name(enum.Enum):
+    A = 1
+
+
+NO_NUMBERS = [
+    None, True, np.True_, "1", b"1", ["1"], 1j, np.ones(2, complex), object(), _Broken(), {"a": 1}, {1: 2, "b": 3},
+    np.datetime64("2026-01-01"), np.timedelta64(3, "s"), datetime.datetime(2026, 1, 1), decimal.Decimal("0.1"),
+    10**400, [[1.0], [1.0, 2.0]], [True], [None], jax.random.key(0), lambda: 1, int, np.array(["x"]), _Name.A,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: type(value).__name__)
+def test_what_is_no_real_number_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^epsilon must be a finite number >= 0, got "):
+        checks.check("epsilon", value, checks.NONNEGATIVE)
+
+
+def test_numbers_of_every_kind_pass() -> None:
+    for value in (1, 1.5, np.float32(2), np.uint8(3), jnp.bfloat16(1), jnp.arange(3), [1, 2.0], 2**70, np.int64(4)):
+        checks.check("x", value, checks.NONNEGATIVE)
+
+
+def test_traced_values_must_have_the_dtype_of_numbers() -> None:
+    with pytest.raises(ValueError, match="x must be a finite number > 0, got a traced array of bool"):
+        jax.jit(lambda x: checks.check("x", x, checks.POSITIVE))(True)
+    with pytest.raises(ValueError, match="x must be"):
+        jax.jit(lambda x: checks.check("x", {"a": x}, checks.POSITIVE))(1.0)
+
+
+@pytest.mark.parametrize("value", [1.5, 0, -5, 2**31, 2**63, float("nan"), float("inf"), "3", True, np.ones(1)])
+def test_counts_are_whole_and_fit_an_index(value: object) -> None:
+    with pytest.raises(ValueError, match="num_steps must be"):
+        arguments.check_count("num_steps", value)
+
+
+def test_counts_in_accounting_end_where_float64_is_no_longer_exact() -> None:
+    for value in (2**53, 2**63, 1e300):
+        with pytest.raises(ValueError, match="at most 9007199254740991, got"):
+            checks.check("num_steps", value, checks.COUNT)
+
+
+def test_choices_flags_functions_instances() -> None:
+    with pytest.raises(ValueError, match="did you mean 'poisson'"):
+        arguments.check_choice("sampling", "poison", ("poisson", "uniform"))
+    with pytest.raises(ValueError, match="sampling must be one of"):
+        arguments.check_choice("sampling", np.array(["poisson"]), ("poisson", "uniform"))
+    with pytest.raises(ValueError, match="has_aux must be True or False, got 1"):
+        arguments.check_flag("has_aux", 1)
+    with pytest.raises(ValueError, match="loss_fn must be a function, got 3"):
+        arguments.check_callable("loss_fn", 3)
+    with pytest.raises(ValueError, match="key must be a dict, made elsewhere; got "):
+        arguments.check_instance("key", _Broken(), dict, "made elsewhere")
+
+
+def test_trees_name_the_leaf_that_is_no_array() -> None:
+    arguments.check_tree("params", {"w": jnp.ones(2), "b": [1.0, None, jax.ShapeDtypeStruct((2,), np.float32)]})
+    with pytest.raises(ValueError, match=r"params must be a pytree of arrays, got 'x' at \['w'\]\[1\]"):
+        arguments.check_tree("params", {"w": [1.0, "x"]})
+    with pytest.raises(ValueError, match=r"params must be a pytree that JAX can flatten, got \{1: float, 'b': float\}"):
+        arguments.check_tree("params", {1: 1.0, "b": 2.0})
+
+
+def test_unknown_keywords_are_guessed() -> None:
+    @arguments.keyword_checked(steps_total="num_steps")
+    def made(*, clip: float, num_steps: int = 1) -> float:
+        return clip * num_steps
+
+    assert made(clip=2.0) == 2.0
+    with pytest.raises(ValueError, match="no argument 'clipp'; did you mean 'clip'"):
+        made(clipp=1.0)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="did you mean 'num_steps'"):
+        made(clip=1.0, steps_total=2)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="made: missing a required"):
+        made()  # type: ignore[call-arg]
+
+
+def test_shown_never_raises_is_short_and_prints_no_data() -> None:
+    secret = np.full(3, 0.123456789)
+    nested: list = []
+    for _ in range(200):
+        nested = [nested]
+    values = [
+        *NO_NUMBERS, secret, jnp.asarray(secret), [secret, 0.123456789], {"x": (secret, "0.123456789")}, nested,
+        {_Broken(): _Broken()}, "0" * 10_000, 10**5000, checks, shown, {1: 1, "a": secret}, set("ab"), _Broken,
+        np.float32(2), list(range(10**5)), jax.random.split(jax.random.key(0)),
+    ]  # fmt: skip
+    for value in values:
+        text = shown(value)
+        assert "1234567" not in text
+        assert len(text) < 200, text
+    assert shown([secret, 1.0]) == "[float64[3], float]"
+    assert shown(jax.random.key(0)) == "an array of key<fry>[]"

@@ -1,0 +1,71 @@
+"""Damaged JSON files: a value of the right type, or one error that names file and field."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from gdpjax._core.documents import DocumentError, parse_document, read_document, read_document_lines
+
+
+class Chunk(msgspec.Struct, forbid_unknown_fields=True):
+    first: Annotated[int, msgspec.Meta(ge=0)]
+    num_steps: Annotated[int, msgspec.Meta(ge=1)]
+    sums: dict[str, str] = {}
+
+
+def test_a_document_of_the_right_shape():
+    assert parse_document(b'{"first": 0, "num_steps": 7}', Chunk, "f") == Chunk(0, 7)
+    assert parse_document("[1, 2.5, null]", Any, "f") == [1, 2.5, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "f.json: expected JSON, got other text"),
+        ("{", r"expected JSON, got other text.*\(line 1, column 2\)"),
+        ("null", "f.json: expected `object`, got `null`"),
+        ("[1]", "expected `object`, got `array`"),
+        ('{"first": 0}', "missing required field `num_steps`"),
+        ('{"first": 0, "num_steps": 1, "x": 1}', "unknown field `x`"),
+        ('{"first": 0, "num_steps": "1"}', "f.json: field num_steps: expected `int`, got `str`"),
+        ('{"first": 0, "num_steps": true}', "field num_steps: expected `int`, got `bool`"),
+        ('{"first": 0, "num_steps": 1.0}', "field num_steps: expected `int`, got `float`"),
+        ('{"first": 0, "num_steps": 0}', "field num_steps: expected `int` >= 1"),
+        ('{"first": 0, "num_steps": 1, "sums": {"a": 1}}', r"field sums\[...\]: expected `str`, got `int`"),
+        ('{"first": 0, "first": 7, "num_steps": 1}', "got 'first' twice"),
+        ('{"first": NaN, "num_steps": 1}', "finite numbers, got NaN"),
+        ('{"first": -Infinity, "num_steps": 1}', "finite numbers, got -Infinity"),
+        ('{"first": 1e999, "num_steps": 1}', "finite numbers"),
+        ('{"first": 18446744073709551616, "num_steps": 1}', "at most 64 bits"),
+        ('{"first": ' + "9" * 5000 + ', "num_steps": 1}', "at most 64 bits, got one of 5000 digits"),
+        ("[" * 100_000, "64 levels of nesting"),
+        ("[" * 65 + "]" * 65, "64 levels of nesting"),
+        ('{"a":' * 70 + "1" + "}" * 70, "64 levels of nesting"),
+        (b"\xff\xfe{}", "UTF-8"),
+        ("\ufeff{}", "BOM"),
+        ('{"\\ud800": 1}', "surrogate"),
+        (None, "expected JSON text, got NoneType"),
+    ],
+)
+def test_every_fault_names_file_and_field(text, message):
+    with pytest.raises(DocumentError, match=message) as caught:
+        parse_document(text, Chunk, "f.json")
+    assert caught.value.source == "f.json"
+    assert len(str(caught.value)) < 200
+
+
+def test_files_that_are_no_files(tmp_path):
+    for path in (tmp_path, tmp_path / "missing", tmp_path / ("x" * 5000), Path("a\0b"), Path("/dev/zero")):
+        with pytest.raises(DocumentError):
+            read_document(path, Any)
+
+
+def test_the_line_of_a_fault_is_named_and_a_torn_line_is_not_read(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"first": 0, "num_steps": 7}\n{"first": 7, "num_steps": 7}\n{"first": 14, "num')
+    assert read_document_lines(path, Chunk) == [Chunk(0, 7), Chunk(7, 7)]
+    path.write_text('{"first": 0, "num_steps": 7}\n{"first": 7, "num_steps": -5}\n')
+    with pytest.raises(DocumentError, match=r"lines.jsonl, line 2: field num_steps: expected `int` >= 1"):
+        read_document_lines(path, Chunk)

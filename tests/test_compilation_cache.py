@@ -1,0 +1,139 @@
+"""The cache of compiled programs: whose folder, when it is used, and that nothing about it can fail."""
+
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import gdpjax
+from gdpjax import _compilation_cache
+
+NAMES = ("JAX_COMPILATION_CACHE_DIR", "GDPJAX_COMPILATION_CACHE", "XDG_CACHE_HOME", "JAX_ENABLE_COMPILATION_CACHE")
+PROGRAM = """
+import sys, jax, gdpjax
+from gdpjax.cli import main
+assert jax.config.jax_compilation_cache_dir is None, "import gdpjax alone turns nothing on"
+folder = gdpjax.use_compilation_cache()
+jax.jit(lambda x: x * 3 + 1)(2.0).block_until_ready()
+print(folder)
+"""
+
+
+@pytest.fixture
+def unset(monkeypatch, tmp_path):
+    """A user's process: JAX has no folder yet, and the home is an empty one. What is set is taken back."""
+    before = {name: getattr(jax.config, name) for name in (
+        "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")}  # fmt: skip
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "home"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    _compilation_cache.compilation_cache.reset_cache()
+
+
+def in_a_process(program, home, **variables):
+    environment = {name: value for name, value in os.environ.items() if name not in NAMES}
+    command = [sys.executable, "-W", "error", "-c", program]
+    result = subprocess.run(
+        command, env={**environment, "HOME": str(home), **variables}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip().splitlines()[-1]
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the folder is that of Linux")
+def test_programs_are_kept_in_the_users_own_folder_and_a_damaged_one_costs_only_time(tmp_path):
+    folder = pathlib.Path(in_a_process(PROGRAM, tmp_path))
+    assert folder.parent == tmp_path / ".cache" / "gdpjax"
+    assert mode(folder) == mode(folder.parent) == 0o700
+    files = [path for path in folder.iterdir() if path.name.endswith("-cache")]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[:10])
+    assert in_a_process(PROGRAM, tmp_path) == str(folder)
+
+
+def test_the_folder_follows_the_platform(unset, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert _compilation_cache._user_cache_folder() == unset / "Library" / "Caches" / "gdpjax"
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert _compilation_cache._user_cache_folder() == unset / ".cache" / "gdpjax"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says to ignore it
+    assert _compilation_cache._user_cache_folder() == unset / ".cache" / "gdpjax"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    found = gdpjax.use_compilation_cache()
+    assert found is not None
+    assert found.parent == tmp_path / "x" / "gdpjax"
+    assert jax.config.jax_compilation_cache_dir == str(found)
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
+def test_a_word_turns_it_off(unset, monkeypatch, word):
+    monkeypatch.setenv("GDPJAX_COMPILATION_CACHE", word)
+    assert gdpjax.use_compilation_cache() is None
+    assert jax.config.jax_compilation_cache_dir is None
+    assert not list(unset.iterdir())
+
+
+def test_jax_own_setting_stays(unset, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    assert gdpjax.use_compilation_cache(tmp_path / "other") == tmp_path / "mine"
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_chosen_folder_is_used(unset, monkeypatch, tmp_path):
+    monkeypatch.setenv("GDPJAX_COMPILATION_CACHE", str(tmp_path / "chosen" / "deep"))
+    found = gdpjax.use_compilation_cache()
+    assert found is not None
+    assert found.parent == tmp_path / "chosen" / "deep"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_folder_that_others_can_write_to_is_not_used(unset, tmp_path):
+    """Whoever can write there can run code here."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.warns(UserWarning, match="nobody else"):
+        assert gdpjax.use_compilation_cache(shared) is None
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(unset, tmp_path):
+    (unset / ".cache").write_text("a file")
+    assert gdpjax.use_compilation_cache() is None
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_the_oldest_programs_are_removed(unset, monkeypatch, tmp_path):
+    folder = gdpjax.use_compilation_cache(tmp_path / "kept")
+    assert folder is not None
+    for age in range(4):
+        (folder / str(age)).write_bytes(bytes(100))
+        os.utime(folder / str(age), (1000 - age, 1000 - age))
+    monkeypatch.setattr(_compilation_cache, "LARGEST", 250)
+    _compilation_cache._remove_oldest(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["0"]
+
+
+def test_the_command_line_has_an_option_against_it(monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr("gdpjax.cli.use_compilation_cache", lambda: called.append(True))
+    from gdpjax.cli import main
+
+    assert main(["convert", "--mu", "1", "--no-compilation-cache"]) == 0
+    assert not called
+    assert main(["convert", "--mu", "1"]) == 0
+    assert called

@@ -1,0 +1,422 @@
+"""The folder of a run: locked, private, durable and checked; and no noise on two gradients, whoever changed it."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from gdpjax.training import CheckpointError, _checkpoint, _run, private_training, resume_run, start_run
+from gdpjax.training._journal import Journal
+from tests.training import killed
+
+fcntl = pytest.importorskip("fcntl")
+KEY = jax.random.key(11)
+CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
+
+
+class Killed(BaseException):
+    """Stands for kill -9 where a process of its own would be too slow."""
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Training, parameters and data of the small run."""
+    return killed.build()
+
+
+def begun(small, folder):
+    """A run with a checkpoint after seven steps."""
+    run = start_run(folder, *small, key=KEY, scan=False)
+    run.advance(7)
+    return run
+
+
+@pytest.fixture(scope="module")
+def seven(small, tmp_path_factory):
+    """A folder with a checkpoint after seven steps, to be copied."""
+    return begun(small, tmp_path_factory.mktemp("seven") / "run").folder
+
+
+@pytest.fixture(scope="module")
+def lost(small, tmp_path_factory):
+    """A folder whose second chunk of seven was lost, to be copied."""
+
+    def stop(done):
+        if done == 9:
+            raise Killed
+
+    run = begun(small, tmp_path_factory.mktemp("lost") / "run")
+    with pytest.raises(Killed):
+        run.advance(7, on_step=stop)
+    return run.folder
+
+
+def keys_of(run):
+    noise_key = run.state.opt_state[0].key_data
+    return [np.asarray(noise_key).tolist(), jax.random.key_data(run.state.sampling_key).tolist()]
+
+
+def other_values(small, what):
+    """Two trainings that differ in values only: their programs are the same."""
+    training, params, data = small
+    if what == "parameters":
+        return [(training, changed, data) for changed in (params, params | {"w": params["w"] + 1})]
+    if what == "frozen":
+        trainable = {"w": True, "b": False, "v": True}
+        frozen = private_training(training.plan, killed.loss, optax.sgd(0.5), trainable=trainable)
+        return [(frozen, changed, data) for changed in (params, params | {"b": params["b"] + 1})]
+    rates = [optax.inject_hyperparams(optax.sgd)(learning_rate=rate) for rate in (0.5, 0.25)]
+    return [(private_training(training.plan, killed.loss, rate), params, data) for rate in rates]
+
+
+@pytest.mark.parametrize("what", ["parameters", "frozen", "hyperparameters"])
+def test_a_key_used_for_other_values(small, tmp_path, what, monkeypatch):
+    """Trap 10: the program is the same, the noise too, the gradients are not: their difference shows them."""
+    monkeypatch.setattr(_run, "_KEYS_USED", {})
+    first, second = other_values(small, what)
+    start_run(tmp_path / "a", *first, key=KEY, scan=False)
+    start_run(tmp_path / "again", *first, key=KEY, scan=False)
+    with pytest.raises(ValueError, match=r"already used in this process for another run \(other initial state\)"):
+        start_run(tmp_path / "b", *second, key=KEY, scan=False)
+
+
+def test_other_initial_values_on_resuming_change_nothing(small, seven, tmp_path):
+    """They are the checkpoint's: a model may be initialised anew for its shapes."""
+    folder = shutil.copytree(seven, tmp_path / "run")
+    training, params, data = small
+    before = keys_of(resume_run(folder, training, params, data, scan=False))
+    run = resume_run(folder, training, jax.tree.map(lambda leaf: leaf + 1, params), data, scan=False)
+    assert keys_of(run) == before
+
+
+def test_a_restored_backup_with_a_changed_row_gets_new_keys(small, tmp_path):
+    """Trap 12: steps 7 to 14 were taken once already, with this noise, on the row as it was."""
+    run = begun(small, tmp_path / "run")
+    backup = shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    run.advance(7)
+    training, params, data = small
+    same = resume_run(shutil.copytree(backup, tmp_path / "same"), *small, scan=False)
+    assert keys_of(same) == keys_of(run), "the same data: the same steps again, bit for bit"
+    data = data._replace(arrays=(data.arrays[0].at[3, 0].add(1.0), data.arrays[1]))
+    changed = resume_run(backup, training, params, data, scan=False)
+    assert (changed.step, changed.num_lost) == (7, 0)
+    assert all(a != b for a, b in zip(keys_of(changed), keys_of(run), strict=True))
+    again = resume_run(backup, training, params, data, scan=False)
+    assert keys_of(again) == keys_of(changed), "they were on disk before they were used"
+
+
+def test_a_state_changed_by_hand_is_not_repeated_with_the_same_noise(small, tmp_path):
+    """Trap 12: what the lost chunk began with is on record; the checkpoint holds something else."""
+    run = begun(small, tmp_path / "run")
+    old = keys_of(run)
+    run.state = run.state._replace(params=jax.tree.map(lambda leaf: leaf * 2, run.state.params))
+
+    def stop(done):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run.advance(7, on_step=stop)
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    again = resume_run(copy, *small, scan=False)
+    assert (again.step, again.num_lost) == (14, 7)
+    assert keys_of(again) != old
+    # The same in one process: the chunk is pending, and its state changes before it is repeated.
+    run.state = run.state._replace(params=jax.tree.map(lambda leaf: leaf * 2, run.state.params))
+    run.advance(1)
+    assert (run.step, run.num_lost) == (15, 7)
+    assert keys_of(run) != old
+
+
+def test_saving_in_the_middle_of_a_chunk_leaves_the_chunk_lost(small, tmp_path):
+    run = begun(small, tmp_path / "run")
+
+    def stop(done):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run.advance(7, on_step=stop)
+    run.save()
+    again = resume_run(tmp_path / "run", *small, scan=False)
+    again.advance(2)
+    assert again.step == 14, "repeated in its own length"
+
+
+def test_a_folder_that_another_process_has_open(small, seven, tmp_path):
+    """A lock belongs to an open file, so a second one in this process stands for another process."""
+    folder = shutil.copytree(seven, tmp_path / "run")
+    with (folder / CHECKPOINTS / "lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError, match=r"another process .* open.*same noise: wait for it, or end it"):
+            resume_run(folder, *small, scan=False)
+    run = resume_run(folder, *small, scan=False)
+    with (folder / CHECKPOINTS / "lock").open("r+") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        del run
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_run_that_was_resumed_last_has_the_folder(small, tmp_path):
+    """Two objects of one process take no step twice; a resumption that was refused takes nothing away."""
+    run = begun(small, tmp_path / "run")
+    with pytest.raises(ValueError, match="another plan"):
+        resume_run(tmp_path / "run", *small, scan=True)
+    run.advance(3)
+    later = resume_run(tmp_path / "run", *small, scan=False)
+    with pytest.raises(CheckpointError, match="was resumed in this process since"):
+        run.advance(3)
+    with pytest.raises(CheckpointError, match="was resumed in this process since"):
+        run.save()
+    later.advance(3)
+    assert later.step == 13
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="deleted or replaced"):
+        later.advance(3)
+
+
+def test_a_journal_that_somebody_else_has_written(small, tmp_path):
+    """Where locks do not work, the length of the journal shows the other process before a step is taken."""
+    run = begun(small, tmp_path / "run")
+    journal = tmp_path / "run" / CHECKPOINTS / "journal.jsonl"
+    with journal.open("a") as file:
+        file.write(json.dumps({"first": 7}) + "\n")
+    with pytest.raises(CheckpointError, match="another process has gone on with the run"):
+        run.advance(7)
+    assert run.step == 7
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_what_is_not_for_release_is_private_whatever_the_umask(small, tmp_path, umask):
+    """Keys and private statistics are for their owner alone."""
+    before = os.umask(umask)
+    try:
+        begun(small, tmp_path / "run")
+    finally:
+        os.umask(before)
+    private = tmp_path / "run" / CHECKPOINTS
+    for path in (private, *private.rglob("*")):
+        expected = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == expected, path
+    assert stat.S_IMODE((tmp_path / "run" / "plan.json").stat().st_mode) == 0o666 & ~umask
+
+
+def test_all_that_the_checksum_reads_is_on_disk_before_the_last_checkpoint_goes(small, tmp_path, monkeypatch):
+    """A power cut in between must leave one or the other."""
+    durable, order = set(), []
+    fsync, rmtree = os.fsync, shutil.rmtree
+
+    def identity(status):
+        return status.st_dev, status.st_ino
+
+    def synced(descriptor):
+        fsync(descriptor)
+        durable.add(identity(os.fstat(descriptor)))
+
+    def deleted(path, **options):
+        index = json.loads((path.parent / "index.json").read_text())
+        arrays = path.parent / index["arrays"]
+        kept = [arrays, *arrays.rglob("*"), path.parent, path.parent / "index.json"]
+        order.append([other.name for other in kept if identity(other.stat()) not in durable])
+        rmtree(path, **options)
+
+    run = begun(small, tmp_path / "run")
+    durable.clear()
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(shutil, "rmtree", deleted)
+    run.advance(7)
+    assert order == [[]]
+
+
+def test_saving_twice_at_one_step_keeps_a_checkpoint_at_every_moment(small, tmp_path, monkeypatch):
+    run = begun(small, tmp_path / "run")
+    monkeypatch.setattr(_checkpoint, "_write_arrays", lambda *args: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(CheckpointError, match="full"):
+        run.save()
+    monkeypatch.undo()
+    assert resume_run(tmp_path / "run", *small, scan=False).step == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("a\\b", ValueError, "in a folder with .* in its path"),
+        ("a[1]", ValueError, "in a folder with .* in its path"),
+        ("gs:", ValueError, "in a folder with ':/' in its path"),
+        ("\udcff", ValueError, "whose path is text"),
+        ("a\0b", ValueError, "zero byte"),
+        ("x" * 300, CheckpointError, r"cannot begin a run in .*File name too long; choose another"),
+        ("file/run", CheckpointError, r"cannot begin a run in .*Not a directory; choose another"),
+    ],
+)
+def test_folders_that_cannot_hold_a_run(small, tmp_path, name, error, message):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(error, match=message):
+        start_run(tmp_path / name, *small, key=KEY, scan=False)
+    with pytest.raises((CheckpointError, ValueError)):
+        resume_run(tmp_path / name, *small, scan=False)
+
+
+@pytest.mark.parametrize("folder", ["", Path(), 3, None])
+def test_a_folder_needs_a_name(small, folder):
+    with pytest.raises(ValueError, match="folder"):
+        start_run(folder, *small, key=KEY, scan=False)
+
+
+@pytest.mark.parametrize("place", ["write_atomically", "make_private_folder", "lock_folder"])
+def test_killed_while_it_starts_it_can_start_again(small, tmp_path, monkeypatch, place):
+    def kill(*args):
+        raise Killed
+
+    monkeypatch.setattr(_run, place, kill)
+    with pytest.raises(Killed):
+        start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    monkeypatch.undo()
+    monkeypatch.setattr(_checkpoint, "_write_arrays", kill)
+    with pytest.raises(Killed):
+        start_run(tmp_path / "run", *small, key=KEY, scan=False)
+    monkeypatch.undo()
+    assert start_run(tmp_path / "run", *small, key=KEY, scan=False).step == 0
+    assert resume_run(tmp_path / "run", *small, scan=False).step == 0
+
+
+def test_a_full_disk_in_one_sentence(small, tmp_path, monkeypatch):
+    run = begun(small, tmp_path / "run")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(
+        CheckpointError, match=r"after step 14 could not be written.*no space left.*1,000 are free"
+    ) as caught:
+        run.advance(7)
+    assert caught.value.__context__ is None
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    run.save()
+    assert resume_run(tmp_path / "run", *small, scan=False).step == 14
+
+
+def edited(line, **changes):
+    return json.dumps(json.loads(line) | changes)
+
+
+@pytest.mark.parametrize("line", [0, 1])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(lambda text, n=n: edited(text, num_steps=n) for n in (0, -5, 100_000, 6, 2**70, 7.0, True, "7", None)),
+        *(lambda text, n=n: edited(text, first=n) for n in (-1, 6, 14, [0])),
+        lambda text: edited(text, fingerprint={}),
+        lambda text: edited(text, fingerprint="other"),
+        lambda text: edited(text, state="other"),
+        lambda text: edited(text, more=1),
+        lambda text: text[:-1],
+        lambda text: "",
+        lambda text: "null",
+        lambda text: "[" * 100_000,
+        lambda text: text + "\n" + text,
+        lambda text: "\ud800",
+        lambda text: text.replace("7", "NaN", 1),
+    ],
+)
+def test_every_changed_line_of_the_journal_is_refused(lost, tmp_path, line, edit):
+    path = tmp_path / "journal.jsonl"
+    lines = (lost / CHECKPOINTS / "journal.jsonl").read_text().splitlines()
+    path.write_text("\n".join(lines) + "\n")
+    journal = Journal(path)
+    journal.read(40)
+    assert (journal.end, len(journal.chunks)) == (14, 2)
+    lines[line] = edit(lines[line])
+    path.write_bytes(("\n".join(lines) + "\n").encode(errors="surrogatepass"))
+    with pytest.raises(CheckpointError, match=r"the journal is damaged: .*journal.jsonl, line [123]"):
+        Journal(path).read(40)
+
+
+def test_a_journal_with_lines_taken_out_doubled_or_of_another_run(small, lost, tmp_path):
+    original = (lost / CHECKPOINTS / "journal.jsonl").read_text()
+    first, second = original.splitlines(keepends=True)
+    for damaged in (second, first + first, second + first, first + second + second):
+        folder = shutil.copytree(lost, tmp_path / "run", dirs_exist_ok=True)
+        (folder / CHECKPOINTS / "journal.jsonl").write_text(damaged)
+        with pytest.raises(CheckpointError, match="journal"):
+            resume_run(folder, *small, scan=False)
+    other = start_run(tmp_path / "other", *small, key=jax.random.key(12), scan=False)
+    other.advance(7)
+    shutil.copy(other.journal, folder / CHECKPOINTS / "journal.jsonl")
+    with pytest.raises(CheckpointError, match="not the journal that the checkpoint belongs to"):
+        resume_run(folder, *small, scan=False)
+
+
+INDEX_EDITS = [
+    *({name: value} for name in ("step", "journal", "saves") for value in (-1, 1.5, "7", None, [7], 2**70)),
+    *({name: value} for name in ("leaves", "sha256", "plan", "fingerprint") for value in (3, "x", None, [[[]]])),
+    *({"arrays": value} for value in ("../elsewhere", "/", "", 7, None)),
+    *({"key_impl": value} for value in ("nonsense", 7, "")),
+    {"sha256": {"a": 1}},
+    {"version": "2"},
+    {"more": 1},
+]
+
+
+@pytest.mark.parametrize("change", INDEX_EDITS, ids=str)
+def test_every_wrong_shape_of_the_index_is_one_error(seven, tmp_path, change):
+    folder = tmp_path / "run"
+    (folder / CHECKPOINTS).mkdir(parents=True)
+    content = json.loads((seven / CHECKPOINTS / "index.json").read_text())
+    (folder / CHECKPOINTS / "index.json").write_text(json.dumps(content | change))
+    with pytest.raises(CheckpointError, match=r"index|version"):
+        _checkpoint.read_index(folder)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"gdpjax_plan": 1}', "[" * 100_000])
+def test_a_plan_file_that_is_not_the_plan(small, seven, tmp_path, text):
+    """Whoever reads the folder believes it."""
+    folder = shutil.copytree(seven, tmp_path / "run")
+    (folder / "plan.json").unlink()
+    if text is not None:
+        (folder / "plan.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"plan"):
+        resume_run(folder, *small, scan=False)
+
+
+def test_a_plan_file_with_another_number(small, seven, tmp_path):
+    folder = shutil.copytree(seven, tmp_path / "run")
+    plan = folder / "plan.json"
+    plan.write_text(plan.read_text().replace('"noise_multiplier": 2.0', '"noise_multiplier": 4.0'))
+    with pytest.raises(CheckpointError, match=r"not the plan of the checkpoint.*noise_multiplier: 4.0 then, 2.0 now"):
+        resume_run(folder, *small, scan=False)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "index.json", "lock"])
+def test_a_folder_in_place_of_a_file(small, seven, tmp_path, name):
+    folder = shutil.copytree(seven, tmp_path / "run")
+    (folder / CHECKPOINTS / name).unlink()
+    (folder / CHECKPOINTS / name).mkdir()
+    with pytest.raises(CheckpointError):
+        resume_run(folder, *small, scan=False)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_one_folder(tmp_path):
+    """One goes on and the other is told why not; when the first is killed, the folder is free."""
+    folder = tmp_path / "run"
+    command = [sys.executable, str(Path(killed.__file__)), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        lines = iter(first.stdout)
+        assert next(lines).startswith("begin 0")
+        first.send_signal(signal.SIGSTOP)  # it lives, and holds the lock
+        second = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert second.returncode == 1
+        assert f"another process ({first.pid} on " in second.stderr
+        first.kill()
+    time.sleep(0.1)
+    third = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert third.stdout.splitlines()[-1] == "end", third.stderr

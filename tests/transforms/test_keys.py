@@ -1,0 +1,326 @@
+"""Keys: each configuration's noise and batches are its own, and a key that several would share is refused."""
+
+import ast
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import gdpjax
+from gdpjax._core.keys import bits, check_key, fold_in, split
+from gdpjax._core.noise import standard_normal
+from gdpjax.mechanisms import LaplaceMechanism, RandomizedResponse
+from gdpjax.sampling import PoissonBatches, poisson_sample, uniform_sample
+from gdpjax.training import make_plan, private_training
+
+KEY = jax.random.key(0)
+PARAMS = {"w": jnp.zeros(50)}
+CLIP = gdpjax.Sensitivity(1.0)
+SHAPE = (4, 50)
+
+
+def make(key=KEY, noise_multiplier=1.0):
+    return gdpjax.privatize(
+        CLIP, noise_multiplier=noise_multiplier, sampling_prob=0.1, expected_batch_size=1.0, key=key
+    )
+
+
+def make_adaptive(key=KEY, noise_multiplier=1.0):
+    return gdpjax.privatize_adaptive(
+        initial_l2_clip_norm=1.0, noise_multiplier=noise_multiplier, count_stddev=1.0, sampling_prob=0.1,
+        expected_batch_size=1.0, key=key,
+    )  # fmt: skip
+
+
+def make_training(noise_multiplier=2.0):
+    plan = make_plan(clip=1.0, max_examples=100, expected_batch_size=10, num_steps=3, delta=1e-5, noise_multiplier=2.0)
+    plan = plan.replace(noise_multiplier=noise_multiplier)
+    return private_training(plan, lambda w, x, y: jnp.dot(w, x) * y, optax.sgd(0.1))
+
+
+def release(key, noise_multiplier=1.0):
+    tx = make(key, noise_multiplier)
+    return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["w"]
+
+
+def release_adaptive(key):
+    tx = make_adaptive(key)
+    return tx.update({"w": jnp.ones((3, 50))}, tx.init(PARAMS), PARAMS)[0]["w"]
+
+
+def release_accumulated(key):
+    tx = gdpjax.accumulate_clipped(make(key), 1)
+    return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["w"]
+
+
+def release_bare(key):
+    tx = gdpjax.add_gaussian_noise(1.0, key)
+    return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["w"]
+
+
+def keys_of_a_run(key):
+    state = make_training().init(jnp.zeros(3), key)
+    return jax.random.key_data(state.sampling_key), state.opt_state[0].key_data
+
+
+DRAWS = {
+    "bits": lambda key: bits(key, SHAPE),
+    "split": lambda key: jax.random.key_data(split(key, 3)),
+    "fold_in": lambda key: jax.random.key_data(fold_in(key, 7)),
+    "noise": lambda key: standard_normal(key, SHAPE, jnp.float32),
+    "much noise": lambda key: standard_normal(key, (64 * 300,), jnp.float32),
+    "privatize": release,
+    "privatize_adaptive": release_adaptive,
+    "accumulate_clipped": release_accumulated,
+    "add_gaussian_noise": release_bare,
+    "poisson_sample": lambda key: poisson_sample(key, 1000, 0.1, 160).indices,
+    "uniform_sample": lambda key: uniform_sample(key, 1000, 100),
+    "init of a training": keys_of_a_run,
+    "laplace": lambda key: LaplaceMechanism(1.0).sample(key, jnp.zeros(SHAPE), 1.0),
+    "randomized response": lambda key: RandomizedResponse(1.0, 5).sample(key, jnp.zeros(SHAPE, int)),
+    "coins": lambda key: gdpjax.auditing.flip_coins(key, 200),
+    "gradient canaries": lambda key: gdpjax.auditing.gradient_canaries(key, 3, PARAMS, 1.0)["w"],
+    "coordinate canaries": lambda key: gdpjax.auditing.coordinate_canaries(key, 40, PARAMS, 1.0)["w"],
+    "labels": lambda key: gdpjax.auditing.mislabel(key, jnp.zeros(SHAPE, int), 10),
+    "out of distribution": lambda key: gdpjax.auditing.out_of_distribution(key, 4, (50,)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_under_vmap_every_configuration_draws_what_its_key_draws_alone(name):
+    """JAX draws the bits of "rbg" keys under vmap from the first key: rows after a finished one repeat their noise."""
+    for impl in ("rbg", "unsafe_rbg"):
+        keys = jax.random.split(jax.random.key(1, impl=impl), 3)
+        together = jax.vmap(jax.jit(DRAWS[name]))(keys)
+        for row, key in enumerate(keys):
+            alone = DRAWS[name](key)
+            jax.tree.map(
+                lambda a, b, row=row: np.testing.assert_allclose(np.asarray(a)[row], b, rtol=3e-5, atol=1e-6),
+                together, alone,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry2x32"])
+def test_a_configuration_that_stands_still_does_not_stop_the_noise_of_the_others(impl):
+    """With the first row's state unchanged, as a finished run's, step after step must still be new noise."""
+    keys = jax.random.split(jax.random.key(1, impl=impl), 3)
+
+    def steps(key, stands):
+        tx = make(key)
+
+        def step(state, _):
+            update, after = tx.update(PARAMS, state, PARAMS)
+            batch = poisson_sample(fold_in(key, jnp.where(stands, 0, state.count)), 500, 0.5, 400)
+            after = jax.tree.map(lambda old, new: jnp.where(stands, old, new), state, after)
+            return after, (update["w"], batch.count)
+
+        return jax.lax.scan(step, tx.init(PARAMS), length=4)[1]
+
+    noise, counts = jax.jit(jax.vmap(steps))(keys, jnp.array([True, False, False]))
+    moving = np.asarray(noise[1:]).reshape(8, -1)
+    assert np.abs(np.corrcoef(moving) - np.eye(8)).max() < 0.7  # 50 draws each: 5 standard deviations
+    assert len(set(np.asarray(counts[1]).tolist())) > 1
+
+
+def test_nested_vmap_and_raw_key_data_keep_the_implementation():
+    data = jax.random.key_data(jax.random.split(jax.random.key(1, impl="rbg"), 4)).reshape(2, 2, 4)
+
+    def draw(words):
+        return release(jax.random.wrap_key_data(words, impl="rbg"))
+
+    together = jax.jit(jax.vmap(jax.vmap(draw)))(data)
+    np.testing.assert_allclose(together[1, 0], draw(data[1, 0]), rtol=3e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.vmap(release, in_axes=(None, 0))(jax.random.key(0, impl="rbg"), jnp.ones(2))
+
+
+_DRAWING = "bits bernoulli fold_in normal permutation randint split uniform"
+_ELSEWHERE = {
+    "clipping/_augment.py": "keys of the loss's own randomness",
+    "clipping/_loss.py": "keys of the loss's own randomness",
+    "auditing/_step.py": "keys of independent releases, eagerly",
+    "auditing/_many_runs.py": "an order, on the host",
+    "auditing/_one_run.py": "an order, on the host",
+    "training/_run.py": "a fresh key, on the host",
+}
+
+
+def test_nothing_else_draws_with_jax_random():
+    """A new draw must go through `gdpjax._core.keys`, or stand in the list above with its reason.
+
+    The command line makes its own keys, which are threefry keys.
+    """
+    root = pathlib.Path(gdpjax.__file__).parent
+    found = set()
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root).as_posix()
+        tree = ast.parse(path.read_text())
+        wrapped = {
+            id(node)
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "one_key_at_a_time"
+            for node in ast.walk(call)
+        }
+        for node in ast.walk(tree):
+            direct = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jax.random"
+            if direct and node.attr in _DRAWING.split() and id(node) not in wrapped:
+                found.add(name)
+    found = {name for name in found if name != "_core/keys.py" and not name.startswith("cli/")}
+    assert found <= set(_ELSEWHERE)
+
+
+LOOPS = {
+    "lax.map": lambda f: jax.lax.map(f, jnp.ones(2)),
+    "jit in lax.map": lambda f: jax.lax.map(jax.jit(f), jnp.ones(2)),
+    "vmap in lax.map": lambda f: jax.lax.map(lambda s: jax.vmap(lambda _: f(s))(jnp.arange(2)), jnp.ones(2)),
+    "scan": lambda f: jax.jit(lambda s: jax.lax.scan(lambda c, x: (c, f(x)), 0, s))(jnp.ones(2)),
+    "fori_loop": lambda f: jax.lax.fori_loop(0, 2, lambda i, c: jax.tree.map(jnp.add, c, f(c)), 1.0),
+    "while_loop": lambda f: jax.lax.while_loop(lambda c: c < 3, lambda c: c + f(c).sum(), 1.0),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_one_key_for_the_configurations_of_a_loop_is_refused(loop):
+    """Trap 38, where no vmap shows it: the key is a constant of the loop's body."""
+    with pytest.raises(ValueError, match="constant of a compiled loop"):
+        LOOPS[loop](lambda s: release(KEY, s))
+
+
+STATE = make().init(PARAMS)
+SHARED = {
+    "noise": lambda s: release_bare(KEY),
+    "adaptive": lambda s: release_adaptive(KEY),
+    "state": lambda s: make().update({"w": PARAMS["w"] + s}, STATE, PARAMS)[0]["w"],
+    "batch": lambda s: poisson_sample(KEY, 100, 0.1, 30).count,
+    "uniform batch": lambda s: uniform_sample(KEY, 100, 10),
+    "laplace": lambda s: LaplaceMechanism(1.0).sample(KEY, s, 1.0),
+    "training": lambda s: make_training(s).init(jnp.zeros(3), KEY).status,
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_whatever_draws_refuses_a_key_that_is_a_constant_of_a_loop(name):
+    with pytest.raises(ValueError, match="constant of a compiled loop"):
+        jax.lax.map(SHARED[name], jnp.ones(2))
+
+
+def test_a_constant_key_of_a_loop_in_a_jitted_sweep_is_refused():
+    """The key is an argument of the outer program, and still a constant of the loop in it."""
+    with pytest.raises(ValueError, match="constant of a compiled loop"):
+        jax.jit(lambda key, s: jax.lax.map(lambda one: release(key, one), s))(KEY, jnp.ones(2))
+    with pytest.raises(ValueError, match="constant of a compiled loop"):
+        jax.vmap(lambda key: jax.lax.map(lambda one: release(key, one), jnp.ones(2)))(jax.random.split(KEY, 2))
+
+
+def test_loops_over_keys_and_loops_that_carry_the_state_are_accepted():
+    multipliers, keys = jnp.array([1.0, 2.0]), jax.random.split(KEY, 2)
+    mapped = jax.lax.map(lambda pair: release(*pair), (keys, multipliers))
+    np.testing.assert_allclose(mapped[1], release(keys[1], 2.0), rtol=1e-5)
+    jax.lax.map(lambda i: release(jax.random.fold_in(KEY, i)), jnp.arange(2))
+    jax.lax.map(lambda k: jax.vmap(release)(jax.random.split(k, 2)), keys)
+    jax.jit(jax.vmap(release))(keys, multipliers)
+    jax.jit(release)(KEY, 1.0)
+    jax.jit(lambda s: release(KEY, s))(1.0)
+    jax.grad(lambda s: release(KEY, s).sum())(1.0)
+    tx = make()
+    state = jax.jit(tx.init)(PARAMS)
+    step = jax.jit(lambda state: tx.update(PARAMS, state, PARAMS)[::-1])
+    for _ in range(2):
+        state, _ = step(state)
+    state, updates = jax.lax.scan(lambda state, _: step(state), state, length=3)
+    assert int(state.count) == 5
+    assert len(np.unique(updates["w"])) == updates["w"].size
+
+
+def sharded(function, *specs, check_vma=True):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=check_vma)
+
+
+def test_configurations_over_a_mesh_that_share_a_key_are_refused():
+    every, own = PartitionSpec(), PartitionSpec("d")
+    multipliers, keys = jnp.ones(1), jax.random.split(KEY, 1)
+    one = lambda key, s: release(key, s[0])  # noqa: E731
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.jit(sharded(one, every, own))(KEY, multipliers)
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.jit(sharded(lambda s: one(KEY, s), own))(multipliers)
+    for unchecked in (one, lambda key, s: make_training(s[0]).init(jnp.zeros(3), key).status[None]):
+        with pytest.raises(ValueError, match="constant of a jax"):
+            jax.jit(sharded(lambda s, f=unchecked: f(KEY, s), own, check_vma=False))(multipliers)
+    found = jax.jit(sharded(lambda keys, s: one(keys[0], s), own, own))(keys, multipliers)
+    np.testing.assert_allclose(found, release(keys[0]), rtol=1e-5)
+
+
+def test_gradients_that_are_added_up_over_a_mesh_before_the_noise_are_accepted():
+    """Data parallel: the state and its key on every device, one noise."""
+    every, own, tx = PartitionSpec(), PartitionSpec("d"), make()
+
+    def step(total, state):
+        total = jax.tree.map(lambda leaf: jax.lax.psum(leaf[0], "d"), total)
+        return jax.lax.pcast(tx.update(total, state, PARAMS)[0]["w"], "d", to="varying")
+
+    total, state = jax.tree.map(lambda leaf: leaf[None], PARAMS), tx.init(PARAMS)
+    np.testing.assert_allclose(jax.jit(sharded(step, own, every))(total, state), release(KEY), rtol=1e-5)
+    with pytest.raises(ValueError, match="share one noise key"):
+        sharded(lambda t, s: tx.update({"w": t["w"][0]}, s, PARAMS)[0]["w"], own, every)(total, state)
+
+
+TRACED = {
+    "jit": lambda f: jax.jit(f)(),
+    "eval_shape": lambda f: jax.eval_shape(f),
+    "jaxpr": lambda f: jax.make_jaxpr(f)(),
+    "lax.map": lambda f: jax.lax.map(lambda _: f(), jnp.ones(2)),
+    "vmap of jit": lambda f: jax.vmap(jax.jit(lambda _: f()))(jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("trace", TRACED)
+def test_a_fresh_key_in_a_traced_function_is_refused(trace):
+    """Trap 10: it would be a constant of the program, and every call would repeat its noise."""
+    with pytest.raises(ValueError, match=r"fresh_key\(\) was called while a function is traced"):
+        TRACED[trace](lambda: jax.random.key_data(gdpjax.fresh_key()))
+    assert jax.grad(lambda x: x * jax.random.uniform(gdpjax.fresh_key()))(1.0) > 0  # not compiled: a new key each time
+
+
+NO_KEYS = {
+    "seed": 0,
+    "none": None,
+    "array of keys": jax.random.split(KEY, 2),
+    "array of legacy keys": np.zeros((3, 2), np.uint32),
+    "signed": np.zeros(2, np.int32),
+    "float": np.zeros(2, np.float32),
+    "raw data of an rbg key": jax.random.key_data(jax.random.key(0, impl="rbg")),
+}
+
+
+@pytest.mark.parametrize("name", NO_KEYS)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda key: gdpjax.add_gaussian_noise(1.0, key),
+        lambda key: poisson_sample(key, 10, 0.5, 10),
+        lambda key: uniform_sample(key, 10, 5),
+        lambda key: PoissonBatches(key, 10, 0.5, num_steps=2),
+        lambda key: make_training().init(jnp.zeros(3), key),
+        lambda key: LaplaceMechanism(1.0).sample(key, 0.0, 1.0),
+        lambda key: gdpjax.auditing.flip_coins(key, 5),
+    ],
+    ids=["noise", "poisson", "uniform", "batches", "training", "laplace", "coins"],
+)
+def test_what_is_no_key_is_refused_wherever_something_is_drawn(function, name):
+    with pytest.raises(ValueError, match="key must be"):
+        function(NO_KEYS[name])
+
+
+def test_a_legacy_pair_is_a_threefry_key_and_a_typed_key_keeps_its_implementation():
+    data, impl = check_key(np.array([1, 2], np.uint32))
+    assert (data.tolist(), impl) == ([1, 2], "threefry2x32")
+    assert check_key(jax.random.key(0, impl="rbg"))[1] == "rbg"
+    np.testing.assert_array_equal(
+        uniform_sample(jax.random.PRNGKey(3), 100, 10), uniform_sample(jax.random.key(3), 100, 10)
+    )

@@ -1,0 +1,242 @@
+"""`privatize` noises the sums of its own clip: what is anything else, or was changed on the way, is refused."""
+
+import copy
+import gc
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax
+
+PRIVATE = {"noise_multiplier": 1.0, "sampling_prob": 0.25, "expected_batch_size": 8.0, "key": jax.random.key(0)}
+PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+ROWS = jax.random.normal(jax.random.key(1), (8, 3))
+
+
+def loss(params, row):
+    return jnp.sum((row @ params["w"] + params["b"]) ** 2)
+
+
+def mean_gradient(params, rows):
+    return jax.grad(lambda params: jax.vmap(loss, (None, 0))(params, rows).mean())(params)
+
+
+def clipped(**options):
+    return gdpjax.clipped_grad(loss, 1.0, **options)
+
+
+def private(clip, **changes):
+    return gdpjax.privatize(clip, **{**PRIVATE, **changes})
+
+
+def refused(what="Something changed it before the noise"):
+    return pytest.raises(ValueError, match=what)
+
+
+BETWEEN = {
+    "scale": lambda: optax.scale(2.0),
+    "sgd": lambda: optax.sgd(2.0),
+    "adam": lambda: optax.adam(0.1),
+    "trace": lambda: optax.trace(0.9),
+    "centralize": lambda: optax.centralize(),
+    "scale_by_sign": lambda: optax.scale_by_sign(),
+    "scale_by_schedule": lambda: optax.scale_by_schedule(lambda count: 2.0),
+    "add_decayed_weights": lambda: optax.add_decayed_weights(0.1),
+    "clip_by_global_norm": lambda: optax.clip_by_global_norm(1.0),
+    "normalize_by_update_norm": lambda: optax.normalize_by_update_norm(),
+    "flatten": lambda: optax.flatten(optax.scale(2.0)),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_transformation_between_clip_and_noise_is_refused(name, compiled):
+    """Each of them was seen to pass, with the ledger of an unchanged sum."""
+    grad_fn = clipped()
+    tx = optax.chain(BETWEEN[name](), private(grad_fn), optax.sgd(0.1))
+    step = lambda state: tx.update(grad_fn(PARAMS, ROWS), state, PARAMS)  # noqa: E731
+    step = jax.jit(step).trace if compiled else step
+    for _ in range(2):  # what the refused program made must not let it in
+        with refused():
+            step(tx.init(PARAMS))
+
+
+@pytest.mark.parametrize("name", ["scale", "centralize"])
+def test_between_clip_and_sum_and_noise_it_is_refused_too(name):
+    clip = gdpjax.clip_and_sum(1.0)
+    tx = optax.chain(clip, BETWEEN[name](), private(clip))
+    rows = jax.tree.map(lambda leaf: jnp.ones((4, *leaf.shape)), PARAMS)
+    with refused():
+        jax.jit(tx.update).trace(rows, tx.init(PARAMS), PARAMS)
+
+
+def test_the_gradient_of_a_mean_loss_is_refused():
+    grad_fn = clipped()
+    tx = private(grad_fn)
+    with refused("has made none; jax.grad of a mean loss is not clipped"):
+        tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)
+    with refused("has made none"):
+        jax.jit(lambda state: tx.update(mean_gradient(PARAMS, ROWS), state, PARAMS)).trace(tx.init(PARAMS))
+    # That the clip is called beside it, or was called before, changes nothing.
+    grad_fn(PARAMS, ROWS)
+    with refused():
+        tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)
+
+    def both(state):
+        grad_fn(PARAMS, ROWS)
+        return tx.update(mean_gradient(PARAMS, ROWS), state, PARAMS)
+
+    with refused():
+        jax.jit(both).trace(tx.init(PARAMS))
+
+
+def test_the_sum_of_another_clip_is_refused():
+    mine, other = clipped(), gdpjax.clipped_grad(loss, 5.0)
+    tx = private(mine)
+    with refused("has made none"):
+        tx.update(other(PARAMS, ROWS), tx.init(PARAMS), PARAMS)
+
+    def step(state):
+        mine(PARAMS, ROWS)
+        return tx.update(other(PARAMS, ROWS), state, PARAMS)
+
+    with refused("another clip made it"):
+        jax.jit(step).trace(tx.init(PARAMS))
+
+
+def test_leaves_of_several_sums_are_no_sum():
+    grad_fn = clipped()
+    tx = private(grad_fn)
+    one, other = grad_fn(PARAMS, ROWS), grad_fn(PARAMS, ROWS)
+    with refused():
+        tx.update({"w": one["w"], "b": other["b"]}, tx.init(PARAMS), PARAMS)
+    tx.update(one, tx.init(PARAMS), PARAMS)
+    two = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    linear = gdpjax.clipped_grad(lambda p, x: p["a"] @ x + 2 * p["b"] @ x, 1.0)
+    tx, total = private(linear), linear(two, ROWS)
+    with refused():
+        tx.update({"a": total["b"], "b": total["a"]}, tx.init(two), two)
+
+
+def test_one_correct_jitted_step_does_not_open_the_door():
+    grad_fn = clipped()
+    tx = private(grad_fn)
+    step = jax.jit(lambda rows, state: tx.update(grad_fn(PARAMS, rows), state, PARAMS))
+    _, state = step(ROWS, tx.init(PARAMS))
+    _, state = step(ROWS, state)  # compiled: nothing is traced again
+    with refused():
+        tx.update(mean_gradient(PARAMS, ROWS), state, PARAMS)
+    with refused():
+        tx.update(jax.tree.map(lambda leaf: 2 * leaf, grad_fn(PARAMS, ROWS)), state, PARAMS)
+    with refused():
+        jax.jit(lambda state: tx.update(mean_gradient(PARAMS, ROWS), state, PARAMS)).trace(state)
+    assert gdpjax.ledger_of(state).num_steps == 2
+
+
+def test_sums_that_cross_the_boundary_of_a_compiled_function_are_taken():
+    grad_fn = clipped()
+    tx = private(grad_fn)
+    state = tx.init(PARAMS)
+    expected, _ = tx.update(grad_fn(PARAMS, ROWS), state, PARAMS)
+    gradients = jax.jit(lambda rows: grad_fn(PARAMS, rows))
+    outside, _ = tx.update(gradients(ROWS), state, PARAMS)
+    again, _ = tx.update(gradients(ROWS), state, PARAMS)
+    inside, _ = jax.jit(tx.update)(grad_fn(PARAMS, ROWS), state, PARAMS)
+    nested, _ = jax.jit(lambda state: tx.update(gradients(ROWS), state, PARAMS))(state)
+    for found in (outside, again, inside, nested):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
+def test_chains_that_leave_the_sum_alone_pass():
+    grad_fn = clipped()
+    tx = optax.chain(optax.identity(), optax.chain(optax.identity(), private(grad_fn)), optax.sgd(0.1))
+    total = grad_fn(PARAMS, ROWS)
+    tx.update(total, tx.init(PARAMS), PARAMS)
+    tx.update(total, tx.init(PARAMS), PARAMS)  # in two chains, for comparison
+    adapted = gdpjax.privatize_adaptive(initial_l2_clip_norm=1.0, count_stddev=1.0, **PRIVATE)
+    with_norms = clipped(return_info=True)
+    total, info = with_norms(PARAMS, ROWS)
+    state = adapted.init(PARAMS)
+    adapted.update(total, state, PARAMS, clipped_by=with_norms, norms=info.norms)
+    with refused():
+        halved = jax.tree.map(lambda leaf: leaf / 2, total)
+        adapted.update(halved, state, PARAMS, clipped_by=with_norms, norms=info.norms)
+
+
+def test_what_is_stated_is_believed():
+    tx = optax.chain(optax.scale(2.0), private(gdpjax.Sensitivity(2.0)))
+    tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)
+
+
+WAYS = {"clipped_grad": clipped, "clip_and_sum": lambda: gdpjax.clip_and_sum(1.0)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_whole_step_works_under_every_transformation(way):
+    """jit, scan, checkpoint, cond, and vmap over configurations, of step and of gradient alone."""
+    clip = WAYS[way]()
+    rows_of = gdpjax.per_example_grad(loss)
+
+    def step(key, noise_multiplier, params):
+        noised = private(clip, key=key, noise_multiplier=noise_multiplier)
+        tx = noised if way == "clipped_grad" else optax.chain(clip, noised)
+
+        def one(carry, rows):
+            params, state = carry
+            gradient = clip(params, rows) if way == "clipped_grad" else rows_of(params, rows)
+            updates, state = tx.update(gradient, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(jax.checkpoint(one), (params, tx.init(params)), ROWS.reshape(2, 4, 3))[0]
+
+    keys, multipliers = jax.random.split(jax.random.key(2), 2), jnp.array([1.0, 2.0])
+    params, states = jax.jit(jax.vmap(step, (0, 0, None)))(keys, multipliers, PARAMS)
+    alone, _ = jax.jit(step)(keys[1], multipliers[1], PARAMS)
+    np.testing.assert_allclose(params["w"][1], alone["w"], rtol=1e-5)
+    assert gdpjax.ledger_of(jax.tree.map(lambda leaf: leaf[1], states)).num_steps == 2
+
+
+def test_sums_that_leave_an_inner_trace_are_taken():
+    grad_fn = clipped()
+    tx = private(grad_fn)
+
+    def mapped(state):
+        totals = jax.vmap(grad_fn, (None, 0))(PARAMS, ROWS.reshape(2, 4, 3))
+        first = jax.tree.map(lambda leaf: leaf[0], totals)
+        return jax.lax.cond(state.count > 3, lambda t: tx.update(t, state, PARAMS)[0], lambda t: PARAMS, first)
+
+    jax.jit(mapped).trace(tx.init(PARAMS))
+
+    def branched(state):
+        total = grad_fn(PARAMS, ROWS)
+        return jax.lax.cond(state.count > 3, lambda t: tx.update(t, state, PARAMS)[0], lambda t: PARAMS, total)
+
+    jax.jit(branched).trace(tx.init(PARAMS))
+
+
+def test_nothing_is_kept_alive():
+    grad_fn = clipped()
+    tx = private(grad_fn)
+    with jax.checking_leaks():
+        jax.jit(lambda state: tx.update(grad_fn(PARAMS, ROWS), state, PARAMS)).trace(tx.init(PARAMS))
+        for _ in range(3):
+            jax.jit(lambda rows: grad_fn(PARAMS, rows)).trace(ROWS)
+    totals = [grad_fn(PARAMS, ROWS) for _ in range(3)]
+    assert len(grad_fn.calls._alive) == 3
+    del totals
+    gc.collect()
+    assert not grad_fn.calls._alive
+    for _ in range(100):
+        jax.eval_shape(grad_fn, PARAMS, ROWS)
+    assert len(grad_fn.calls._waiting) <= 64
+    tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)  # what cannot be told apart is taken
+
+
+def test_a_copy_of_a_clip_has_made_nothing():
+    calls = clipped(max_batch_size=9).calls
+    for copied in (copy.deepcopy(calls), pickle.loads(pickle.dumps(calls))):
+        assert copied.max_batch_size == 9
