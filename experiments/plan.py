@@ -3,6 +3,7 @@
 import gdpjax
 from experiments.config import TrainConfig
 from experiments.errors import UserError
+from gdpjax import accounting
 
 
 def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = None) -> gdpjax.Plan:
@@ -16,7 +17,7 @@ def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = No
             f"batch_size must be at most the number of examples, {num_examples}, got {optimizer.batch_size}"
         )
     try:
-        return gdpjax.make_plan(
+        plan = gdpjax.make_plan(
             clip=privacy.l2_clip_norm,
             max_examples=num_examples,
             expected_batch_size=optimizer.batch_size,
@@ -28,8 +29,11 @@ def make_plan(config: TrainConfig, num_examples: int, epsilon: float | None = No
         )
     except ValueError as error:
         raise UserError(str(error)) from error
+    if (reason := plan.without_privacy()) is not None:
+        raise UserError(f"{reason}; take more noise")
+    return plan
 
 
 def epoch_end(config: TrainConfig, num_examples: int, epoch: int) -> int:
     """Number of steps done after ``epoch`` epochs."""
-    return max(1, round(epoch * num_examples / config.optimizer.batch_size))
+    return accounting.steps_of_epochs(epoch, num_examples, config.optimizer.batch_size)

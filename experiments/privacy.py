@@ -43,9 +43,12 @@ class Cost:
 
 def effective_delta(delta: float, overflow: float) -> float:
     """(delta - tau) / (1 - tau): the delta left for the ideal run once the overflow has been paid."""
-    if not overflow < delta:
-        raise UserError(f"delta must exceed the overflow probability {overflow:.2g} of the batches, got {delta}")
-    return (delta - overflow) / (1 - overflow)
+    try:
+        return float(accounting.delta_after_overflow(delta, overflow))
+    except ValueError:
+        raise UserError(
+            f"delta must exceed the overflow probability {overflow:.2g} of the batches, got {delta}"
+        ) from None
 
 
 def cost_of(opt_state: Any, delta: float) -> Cost:
@@ -79,10 +82,7 @@ def costs_of_plans(plans: Sequence[gdpjax.Plan]) -> list[Cost]:
     noise, prob, steps, delta, overflow = (np.array(column, np.float64) for column in zip(*unique, strict=True))
     run = (noise, prob, steps)
     left = np.array([effective_delta(*pair) for pair in zip(delta, overflow, strict=True)])
-    upper = np.asarray(accounting.epsilon_bounds(*run, left).upper)
-    # Below: whatever happens on an overflow adds at most tau (1 + e^epsilon) to the delta that is needed.
-    more = delta + overflow * (1 + np.exp(np.minimum(upper, 700.0)))
-    lower = np.where(more < 1, np.asarray(accounting.epsilon_bounds(*run, np.minimum(more, 1 - 1e-12)).lower), 0.0)
+    lower, upper = accounting.epsilon_with_overflow(lambda left: accounting.epsilon_bounds(*run, left), delta, overflow)
     columns = (
         _in_pieces(accounting.clt_mu_poisson, *run),
         _in_pieces(accounting.clt_epsilon, *run, delta),

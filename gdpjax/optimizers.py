@@ -14,8 +14,8 @@ def _private_front(
     if (l2_clip_norm is None) == (clipped_by is None):
         raise ValueError(
             "give exactly one of l2_clip_norm (the chain takes per-example gradients and clips them) and clipped_by "
-            f"(a gdpjax.clipped_grad function; the chain takes its sum); got l2_clip_norm={l2_clip_norm!r}, "
-            f"clipped_by={clipped_by!r}"
+            "(a gdpjax.clipped_grad function; the chain takes its sum); got "
+            f"{'neither' if clipped_by is None else 'both'}"
         )
     if clipped_by is not None:
         if trainable is not None or max_batch_size is not None:

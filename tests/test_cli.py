@@ -62,6 +62,21 @@ def test_infinite_figures_are_valid_json(capsys):
     assert json.loads(out, parse_constant=pytest.fail)["epsilon_clt"] == "inf"
 
 
+def test_a_run_without_noise_is_said_not_to_be_private(capsys):
+    arguments = ["account", "--noise-multiplier", "0", *MNIST, "--delta", "1e-5"]
+    lines = run(capsys, *arguments).splitlines()
+    assert all("inf" in line and "NOT PRIVATE" in line for line in lines if line.startswith(("epsilon", "mu_clt")))
+    result = json.loads(run(capsys, *arguments, "--json"), parse_constant=pytest.fail)
+    assert list(result) == KEYS
+    assert result["epsilon_lower"] == result["epsilon_upper"] == result["mu_upper"] == "inf"
+
+
+def test_the_names_of_a_plan_are_options_too(capsys):
+    arguments = ["account", "--noise-multiplier", "0", "--delta", "1e-5", "--epochs", "15", "--json"]
+    plans = run(capsys, *arguments, "--max-examples", "60000", "--expected-batch-size", "256")
+    assert plans == run(capsys, *arguments, "--num-examples", "60000", "--batch-size", "256")
+
+
 @pytest.mark.parametrize("accountant", ["numeric", "rdp", "clt"])
 def test_calibrate(capsys, accountant):
     arguments = ["--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]

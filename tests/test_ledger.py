@@ -34,7 +34,7 @@ def test_defaults_of_the_relation():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ((0.0, 0.1, 1), "noise_multiplier"),
+        ((-0.5, 0.1, 1), "noise_multiplier"),
         ((float("nan"), 0.1, 1), "noise_multiplier"),
         ((1.0, 1.1, 1), "sampling_prob"),
         ((1.0, 0.1, 0), "num_steps"),
@@ -97,3 +97,17 @@ def test_ledger_cannot_be_read_while_traced():
     )
     with pytest.raises(ValueError, match="outside compiled code"):
         jax.jit(lambda p: len(gdpjax.ledger_of(tx.init(p))))(jnp.zeros(2))
+
+
+def test_a_run_without_noise_is_an_event_that_says_so():
+    event = Event(0.0, 0.1, 3)
+    assert Ledger.from_json(Ledger([event]).to_json()).events == (event,)
+    for noise in (-1.0, float("nan"), float("inf"), -1e-300):
+        with pytest.raises(ValueError, match="noise_multiplier must be a finite number >= 0"):
+            Event(noise, 0.1, 3)
+
+
+def test_joint_events_of_tiny_noise_do_not_vanish():
+    joint = Event.joint(1e-200, 1e-200, sampling_prob=0.1, num_steps=1).noise_multiplier
+    assert joint == pytest.approx(1e-200 / 2**0.5, rel=1e-12)
+    assert Event.joint(0.0, 1.0, sampling_prob=0.1, num_steps=1).noise_multiplier == 0.0

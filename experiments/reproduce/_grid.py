@@ -32,7 +32,7 @@ Table = dict[str, np.ndarray]
 def compute() -> Table:
     """All cells, each accountant in one batch."""
     noise, prob, epochs = map(np.array, zip(*itertools.product(NOISE, PROB, EPOCHS), strict=True))
-    steps = np.maximum(1, np.round(epochs / prob)).astype(int)
+    steps = np.array([accounting.steps_of_epochs(e, 1, p) for e, p in zip(epochs, prob, strict=True)])
     run = (noise, prob, steps)
     lower, upper = accounting.epsilon_bounds(*run, DELTA)
     columns = (

@@ -22,6 +22,7 @@ import numpy as np
 
 from gdpjax._core.checks import NUMBER_KINDS, REAL, Domain, check, is_traced, number_kind
 from gdpjax._core.shown import shown
+from gdpjax._core.types import NeighboringRelation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,8 +59,8 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     choices = tuple(choices)
     if (value is None or isinstance(value, str)) and value in choices:
         return value
-    listing = ", ".join(repr(choice) for choice in choices)
-    raise ValueError(f"{name} must be one of {listing}; got {shown(value)}{did_you_mean(value, choices)}")
+    listing = ", ".join(str(choice) for choice in choices)
+    raise ValueError(f"{name} must be one of {listing}, got {shown(value)}{did_you_mean(value, choices)}")
 
 
 def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
@@ -67,6 +68,17 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
     texts = [choice for choice in choices if isinstance(choice, str)]
     close = difflib.get_close_matches(value, texts, n=1) if isinstance(value, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_relation(value: Any) -> NeighboringRelation:
+    """``value``, a relation or its name, as a relation."""
+    if isinstance(value, NeighboringRelation):
+        return value
+    for relation in NeighboringRelation:
+        if isinstance(value, str) and value in (relation.value, relation.name):
+            return relation
+    names = ", ".join(relation.name for relation in NeighboringRelation)
+    raise ValueError(f"neighboring_relation must be one of {names}, got {shown(value)}")
 
 
 def check_text(name: str, value: Any, what: str = "a text") -> str:
@@ -130,26 +142,29 @@ def leaves_of(name: str, tree: Any) -> list[tuple[Any, Any]]:
         raise ValueError(f"{name} must be a pytree that JAX can flatten, got {shown(tree)}: {error}") from error
 
 
-def keyword_checked(function: Callable[P, R], **renamed: str) -> Callable[P, R]:
-    """``function`` with a ValueError that says "did you mean" for keywords it does not know or that are missing.
+def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
 
     ``renamed`` are names from elsewhere, each with the one that is meant, for which no spelling is close.
     """
-    signature = inspect.signature(function)
-    names = tuple(signature.parameters)
 
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name in names:
-                continue
-            meant = renamed.get(name)
-            guess = f"; did you mean {meant!r}?" if meant else did_you_mean(name, names)
-            raise ValueError(f"{function.__name__} has no argument {name!r}{guess or '; it takes ' + ', '.join(names)}")
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ValueError(f"{function.__name__}: {error}") from error
-        return function(*args, **kwargs)
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        names, title = tuple(signature.parameters), getattr(function, "__name__", "the function")
 
-    return wrapper
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in names:
+                    meant = renamed.get(name)
+                    guess = f"; did you mean {meant!r}?" if meant else did_you_mean(name, names)
+                    raise ValueError(f"{title} has no argument {name!r}{guess or '; it takes ' + ', '.join(names)}")
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ValueError(f"{title}: {error}") from error
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate

@@ -11,8 +11,8 @@ the key of the first one. When the first has finished and its key stands still, 
 batch in every step. `one_key_at_a_time` draws for one configuration after the other instead, so that each gets the bits
 that its key gives outside vmap. (Bits of threefry keys are each key's own under vmap: those are still drawn together.)
 
-*Keys that are constants.* A key that a compiled loop only closes over is the same one in every iteration.
-`refuse_key_of_a_loop` finds the loop and refuses the key.
+*Keys that are constants.* A key that a compiled loop only closes over is the same one in every iteration, and one that
+a `jax.shard_map` closes over is the same on every device. `refuse_key_of_a_loop` and `refuse_constant_key` see both.
 """
 
 import functools
@@ -138,6 +138,20 @@ def refuse_key_of_a_loop(key: Any) -> None:
             "all iterations would share one noise or one batch; subtracting their results would cancel the noise. Loop "
             "over keys as well (jax.random.split(key, n)), fold in the iteration's number, or carry the optimizer's "
             "state through the loop"
+        )
+
+
+def refuse_constant_key(key: Any, *hyperparameters: Any) -> None:
+    """`refuse_key_of_a_loop`, and ValueError for a constant of a `jax.shard_map` over ``hyperparameters``."""
+    refuse_key_of_a_loop(key)
+    if "shard_map" not in programs_around(key):
+        return
+    traced = [leaf for leaf in jax.tree.leaves(hyperparameters) if is_traced(leaf)]
+    if any("shard_map" not in programs_around(leaf) for leaf in traced):
+        raise ValueError(
+            "the key is a constant of a jax.shard_map (or jax.pmap) whose arguments are hyperparameters, so that all "
+            "devices would share one noise key; subtracting their results would cancel the noise. Pass an array of "
+            "keys over the same axes as the hyperparameters"
         )
 
 

@@ -19,6 +19,8 @@ from gdpjax.accounting._gdp import (
     gdp_mu,
     gdp_tradeoff,
 )
+from gdpjax.accounting._length import steps_of_epochs
+from gdpjax.accounting._lost_mass import delta_after_overflow, epsilon_with_overflow
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
 from gdpjax.accounting._rdp import moments_accountant_epsilon, rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
 from gdpjax.accounting._reliability import clt_is_reliable
@@ -35,11 +37,13 @@ __all__ = [
     "clt_is_reliable",
     "clt_mu_poisson",
     "clt_mu_uniform",
+    "delta_after_overflow",
     "delta_bounds",
     "edgeworth_delta",
     "edgeworth_epsilon",
     "epsilon_bounds",
     "epsilon_estimate",
+    "epsilon_with_overflow",
     "gamma_for_mean_num_runs",
     "gdp_clt",
     "gdp_compose",
@@ -58,6 +62,7 @@ __all__ = [
     "rdp_epsilon",
     "rdp_subsampled_gaussian",
     "sample_num_runs",
+    "steps_of_epochs",
     "tradeoff_bounds",
     "tuning_epsilon",
     "tuning_rdp",

@@ -15,11 +15,14 @@ The traced functions return NaN where no value meets the target.
 
 from typing import Any
 
-from gdpjax._core.checks import POSITIVE, check, is_traced
+import numpy as np
+
+from gdpjax._core.checks import COUNT, UNIT, Domain, check, is_traced
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import gdp_mu
 from gdpjax.accounting._search import AXES, BISECTIONS, CLOSED_FORMS, SECANTS
 
+_TARGET = Domain("a number > 0", lambda x: x > 0)
 ACCOUNTANTS = ("numeric", "rdp", "clt")
 
 
@@ -39,7 +42,7 @@ def calibrate_noise_multiplier(
     s = log(1 + (mu / (sampling_prob sqrt(num_steps)))^2)^{-1/2}.
 
     Args:
-        epsilon: target epsilon > 0 in nats, with delta; instead of mu.
+        epsilon: target epsilon > 0 in nats, with delta; instead of mu. ``inf`` asks for no noise, 0.
         delta: probability strictly between 0 and 1.
         mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
         failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
@@ -65,6 +68,10 @@ def calibrate_noise_multiplier(
     1.0223
     """
     target = _target(accountant, epsilon, delta, mu, failure)
+    if _asks_for_nothing(target):
+        for name, value in (("sampling_prob", sampling_prob), ("num_steps", num_steps)):
+            check(name, value, UNIT if name == "sampling_prob" else COUNT)
+        return np.zeros(np.broadcast_shapes(*map(np.shape, (*target.values(), sampling_prob, num_steps))))[()]
     return _calibrate("noise_multiplier", target, accountant, sampling_prob=sampling_prob, num_steps=num_steps)
 
 
@@ -156,6 +163,12 @@ def calibrate_sampling_prob(
     return _calibrate("sampling_prob", target, accountant, noise_multiplier=noise_multiplier, num_steps=num_steps)
 
 
+def _asks_for_nothing(target: dict[str, Any]) -> bool:
+    """Whether every target is infinite, so that no noise at all meets it."""
+    wanted = target.get("epsilon", target.get("mu"))
+    return not is_traced(wanted) and bool(np.all(np.asarray(wanted) == np.inf))
+
+
 def _target(
     accountant: str, epsilon: Array | None, delta: Array | None, mu: Array | None, failure: Array | None
 ) -> dict[str, Any]:
@@ -173,8 +186,9 @@ def _target(
             'accountant "rdp" bounds epsilon, not mu: give epsilon and delta, or choose "clt" (an estimate)'
         )
     if mu is not None:
+        check("mu", mu, _TARGET)
         return {"mu": mu} if accountant == "clt" else {"mu": mu, "failure": 1e-10 if failure is None else failure}
-    check("epsilon", epsilon, POSITIVE)
+    check("epsilon", epsilon, _TARGET)
     return {"epsilon": epsilon, "delta": delta}
 
 

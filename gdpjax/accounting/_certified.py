@@ -27,7 +27,7 @@ from gdpjax._core.types import Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric
 from gdpjax.accounting._ledgers import describe, largest_group
 from gdpjax.accounting._numeric import Family
-from gdpjax.ledger import AnyEvent, Ledger, resolve_relation
+from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
 
 _LARGEST_GROUP = 64
 
@@ -98,7 +98,11 @@ def _answer(
 ) -> Bounds:  # fmt: skip
     name, domain, with_lost_mass = _QUESTIONS[question]
     group_size = _checked_group_size(group_size)
-    if not _is_ledger(run, sampling_prob, num_steps, at, name, (sampling, neighboring_relation)):
+    options = sampling, neighboring_relation
+    if not _is_ledger(run, sampling_prob, num_steps, at, name, options):
+        if _is_zero(run):  # the events of a Ledger may be without noise
+            event = Event(0.0, sampling_prob, num_steps, *options)  # pyright: ignore[reportArgumentType]
+            return _answer(question, event, None, None, at, "poisson", None, group_size)
         family = _family(sampling, neighboring_relation, group_size)
         size = (group_size,) if group_size > 1 else ()
         return _bracket(_numeric.of_runs, question, family, (run, sampling_prob, num_steps, *size), at)
@@ -110,7 +114,20 @@ def _answer(
     if not any(described.lost[:2]):
         return ideal(at)
     _check_concrete(name, at, domain)
+    if not described.releases:
+        ideal = functools.partial(_of_nothing, question)
     return with_lost_mass(ideal, np.asarray(at, np.float64), described.lost)
+
+
+def _of_nothing(question: str, at: np.ndarray) -> Bounds:
+    """The answer for a run that releases nothing."""
+    answer = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
+    return Bounds(answer, answer)
+
+
+def _is_zero(noise_multiplier: Any) -> bool:
+    """Whether this is the one number 0, known before compiling."""
+    return isinstance(noise_multiplier, int | float | np.number) and float(noise_multiplier) == 0.0
 
 
 def _check_concrete(name: str, value: Any, domain: Domain) -> None:
@@ -139,8 +156,8 @@ def epsilon_bounds(
     Q = N(0, s^2)^T, s = noise_multiplier, p = sampling_prob, T = num_steps.
 
     Args:
-        noise_multiplier: stddev of the noise / sensitivity, > 0; or a `Ledger` or one of its events, then only
-            ``delta=`` follows.
+        noise_multiplier: stddev of the noise / sensitivity, > 0, or the one number 0 for a run without privacy; or a
+            `Ledger` or one of its events, then only ``delta=`` follows.
         sampling_prob: probability in [0, 1] that an example takes part in a step.
         num_steps: number of steps, a whole number >= 1.
         delta: strictly between 0 and 1. All arguments broadcast.

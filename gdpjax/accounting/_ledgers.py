@@ -5,6 +5,9 @@ with sampling_prob 1, events of bounded loss rows (num_steps, bound, categories)
 delta)-DP is at worst a binary randomized response that fails with probability delta, so f = f_rest (x) f_{0, failure}
 with failure = 1 - prod (1 - delta): the failures are taken out here and put back, exactly, by `_lost_mass`.
 
+A step without noise (noise_multiplier 0) shows an example that is in its batch and nothing of one that is not. Its
+curve is f_{0, p}, a failure of probability p, attained where the gradients of all others are zero.
+
 A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components (`_numeric._ratio`),
 and the sensitivity of a whole-data release is k times as large.
 """
@@ -34,6 +37,7 @@ class Described(NamedTuple):
     family: Family
     columns: tuple[np.ndarray, ...]
     lost: Lost
+    releases: bool = True  # whether there is anything but what is lost
 
 
 def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
@@ -45,7 +49,8 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
         raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
     if group_size > 1:
         _check_groups(events)
-    phases = [_phase(event) for event in events if isinstance(event, Event | GaussianEvent)]
+    steps = [_phase(event) for event in events if isinstance(event, Event | GaussianEvent)]
+    phases = [step for step in steps if step[0] > 0]
     others = [_bounded(event, group_size) for event in events if not isinstance(event, Event | GaussianEvent)]
     uniform = any(isinstance(e, Event) and e.sampling == "uniform" and e.sampling_prob < 1 for e in events)
     family = Family(uniform, largest_group(group_size), bool(others))
@@ -53,17 +58,22 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     columns += _padded(others, (0.0, 1.0, 2.0)) if others else ()
     overflow = min(1.0, math.fsum(event.overflow for event in events if isinstance(event, Event)))
     largest = math.inf if any(prob > 0 for _, prob, _ in phases) else math.fsum(n * bound for n, bound, _ in others)
-    failure, exact = _failure([e for e in events if isinstance(e, ApproximateDPEvent) and e.delta > 0])
-    return Described(family, columns, Lost(failure, overflow, exact, largest * (1.0 + 1e-12)))
+    bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
+    failure, exact = _failure([e for e in events if isinstance(e, ApproximateDPEvent) and e.delta > 0], bare)
+    lost = Lost(failure, overflow, exact, largest * (1.0 + 1e-12))
+    return Described(family, columns, lost, bool(phases or others))
 
 
-def _failure(events: list[ApproximateDPEvent]) -> tuple[float, bool]:
-    """The probability that one of the guarantees fails, and whether it is free of rounding."""
-    if not events:
+def _failure(events: list[ApproximateDPEvent], bare: list[tuple[float, float]]) -> tuple[float, bool]:
+    """The probability that one of the guarantees fails or a step without noise shows, and whether it is not rounded."""
+    if not bare and not events:
         return 0.0, True
-    if len(events) == 1 and events[0].num_steps == 1:
+    if not bare and len(events) == 1 and events[0].num_steps == 1:
         return events[0].delta, True
-    return float(-np.expm1(math.fsum(event.num_steps * np.log1p(-event.delta) for event in events))), False
+    with np.errstate(divide="ignore"):
+        kept = [event.num_steps * np.log1p(-event.delta) for event in events]
+        kept += [num_steps * np.log1p(-prob) for prob, num_steps in bare]
+    return float(-np.expm1(sum(kept) if -np.inf in kept else math.fsum(kept))), False
 
 
 def largest_group(group_size: int) -> int:

@@ -25,11 +25,12 @@ epsilon is at most their sum as soon as delta reaches d. Every function here is 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.types import Bounds
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, check, is_traced
+from gdpjax._core.types import Array, Bounds
 
 Ideal = Callable[[np.ndarray], Bounds]
 _ULPS = 1e-15
@@ -40,20 +41,81 @@ class Lost(NamedTuple):
     """d and tau of the module docstring, whether d is free of rounding, and the largest loss if nothing is lost."""
 
     failure: float
-    overflow: float
+    overflow: Any
     exact: bool = True
     largest_loss: float = np.inf
 
 
-def _without(share: np.ndarray, lost: float, side: float) -> np.ndarray:
-    """(share - lost) / (1 - lost), moved to the given side; at most 0 where lost takes all."""
+def delta_after_overflow(delta: Array, overflow: Array) -> Array:
+    """The delta that is left for a run without overflow, once the overflow of its padded batches is paid for.
+
+    An upper bound on the ideal run's epsilon at this delta is one on the real run's epsilon at ``delta``.
+
+    Formula: (delta - overflow) / (1 - overflow), rounded down.
+
+    Args:
+        delta: probability strictly between 0 and 1.
+        overflow: probability in [0, 1), below delta, that some batch of the run does not fit.
+
+    Returns:
+        delta in (0, 1), of the broadcast shape; a lower bound, by some 1e-15 of delta and of overflow.
+
+    Raises:
+        ValueError: an argument outside its range, or an overflow that is not below delta.
+
+    >>> print(f"{delta_after_overflow(1e-5, 1e-6):.6e}")
+    9.000009e-06
+    """
+    _check_overflow(delta, overflow)
+    left = _without(np.asarray(delta, np.float64), np.asarray(overflow, np.float64), -1.0)
+    if not np.all(left > 0):
+        raise ValueError(f"delta must exceed the overflow probability {overflow}, got delta = {delta}")
+    return left[()]
+
+
+def epsilon_with_overflow(ideal: Ideal, delta: Array, overflow: Array) -> Bounds:
+    """The bracket on the epsilon of a run whose padded batches may overflow, from that of the run without overflow.
+
+    Formula: upper is that of the ideal run at `delta_after_overflow`, inf where nothing is left; lower is the ideal
+    one at delta + overflow (1 + e^upper). A `Ledger` with overflow in its events needs no such call.
+
+    Args:
+        ideal: a function of delta that gives the bracket of the run without overflow, as `epsilon_bounds` does.
+        delta: probability strictly between 0 and 1.
+        overflow: probability in [0, 1) that some batch of the run does not fit. Broadcasts with delta.
+
+    Returns:
+        ``Bounds(lower, upper)``; certified if ``ideal`` is.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    >>> from gdpjax.accounting import epsilon_bounds
+    >>> bounds = epsilon_with_overflow(lambda delta: epsilon_bounds(1.0, 0.01, 1000, delta), 1e-5, 1e-8)
+    >>> bool(bounds.upper > epsilon_bounds(1.0, 0.01, 1000, 1e-5).lower > bounds.lower)
+    True
+    """
+    _check_overflow(delta, overflow)
+    columns = np.broadcast_arrays(np.asarray(delta, np.float64), np.asarray(overflow, np.float64))
+    return epsilon(ideal, columns[0], Lost(0.0, columns[1]))
+
+
+def _check_overflow(delta: Array, overflow: Array) -> None:
+    if is_traced((delta, overflow)):
+        raise ValueError("overflow is paid for outside compiled code: give delta and overflow as numbers")
+    check("delta", delta, OPEN_UNIT)
+    check("overflow", overflow, HALF_OPEN_UNIT)
+
+
+def _without(share: np.ndarray, lost: Any, side: float) -> np.ndarray:
+    """(share - lost) / (1 - lost), moved to the given side; 0 where lost takes all."""
     lost = _moved(lost, -side)
-    if lost >= 1.0:
-        return np.zeros_like(share)
-    return (share - lost) / (1.0 - lost) * (1.0 + side * _ULPS)
+    keep = 1.0 - np.minimum(lost, 1.0)
+    left = (share - lost) / np.where(keep > 0, keep, 1.0) * (1.0 + side * _ULPS)
+    return np.where(keep > 0, left, 0.0)
 
 
-def _moved(lost: float, side: float) -> float:
+def _moved(lost: Any, side: float) -> Any:
     """A lost mass, moved to the given side by its rounding."""
     return lost * (1.0 + side * _LOST_ERROR)
 
@@ -69,11 +131,11 @@ def epsilon(ideal: Ideal, delta: np.ndarray, lost: Lost) -> Bounds:
     room = _without(_without(delta, lost.overflow, -1.0), lost.failure, -1.0)
     upper = _where(ideal, 1, room, np.inf)
     worse = delta
-    if lost.overflow:
+    if np.any(lost.overflow):
         worse = delta + lost.overflow * (1.0 + np.exp(np.minimum(upper, 700.0))) * (1.0 + 1e-12)
     room = _without(worse, lost.failure, 1.0)
     lower = _where(ideal, 0, np.maximum(room, 1e-300), 0.0)
-    if not lost.overflow:
+    if not np.any(lost.overflow):
         covered = delta >= (lost.failure if lost.exact else _moved(lost.failure, 1.0))
         upper = np.where(covered, np.minimum(upper, lost.largest_loss), upper)
         lower = np.minimum(lower, upper)

@@ -1,6 +1,7 @@
 """``gdpjax account``, what a run costs, and ``gdpjax calibrate``, the noise that meets a target."""
 
 import argparse
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,6 +53,8 @@ def _run_report(
     noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float | None, with_mu: bool
 ) -> list[Row]:
     run = (noise_multiplier, sampling_prob, num_steps)
+    if noise_multiplier == 0:
+        return _report_without_noise(sampling_prob, num_steps, delta)
     # The time is compilation: mu's, the longest, beside the others'.
     with ThreadPoolExecutor(1) as beside:
         mu = beside.submit(mu_bounds, *run, MU_FAILURE) if with_mu else None
@@ -79,6 +82,26 @@ def _run_report(
         Row("epsilon_lower", lower, of_lower, "down"),
         Row("epsilon_upper", upper, of_upper, "up"),
         Row("epsilon_moments_accountant", moments, of_moments, "up"),
+    ]
+
+
+def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | None) -> list[Row]:
+    """The rows of `_run_report` for a run that is not private."""
+    warning = "NOT PRIVATE: without noise every example that is in a batch shows"
+    lower, upper = (None, None)
+    if delta is not None:
+        lower, upper = (float(end) for end in epsilon_bounds(0.0, sampling_prob, num_steps, delta))
+    return [
+        Row("num_steps", num_steps, "given"),
+        Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
+        Row("mu_clt", math.inf, warning),
+        Row("epsilon_clt", math.inf, warning),
+        Row("clt_reliable", False, warning),
+        Row("mu_upper", math.inf, warning),
+        Row("mu_failure", MU_FAILURE, "given"),
+        Row("epsilon_lower", lower, warning),
+        Row("epsilon_upper", upper, warning),
+        Row("epsilon_moments_accountant", math.inf, warning),
     ]
 
 

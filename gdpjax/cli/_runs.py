@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 
+from gdpjax.accounting import steps_of_epochs
 from gdpjax.cli._report import require
 
 MU_FAILURE = 1e-10
@@ -16,6 +17,9 @@ RUN_OPTIONS = {
     "num_steps": "number of steps, instead of epochs",
 }
 
+PLAN_NAMES = {"num_examples": "max_examples", "batch_size": "expected_batch_size"}
+"""What `gdpjax.make_plan` calls the same quantities, as these options may be called too."""
+
 
 def as_option(name: str) -> str:
     """num_steps as it is spelled on the command line."""
@@ -27,7 +31,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group(required=True)
     for name, text in RUN_OPTIONS.items():
         group = length if name in ("epochs", "num_steps") else parser
-        group.add_argument(as_option(name), type=float, help=text)
+        # A plan's names come first, those of the columns of a sweep are kept; one number has both.
+        spellings = [as_option(spelling) for spelling in (PLAN_NAMES.get(name, name), name)]
+        group.add_argument(*dict.fromkeys(spellings), dest=name, type=float, help=text)
 
 
 def run_of_options(arguments: argparse.Namespace) -> tuple[float, int]:
@@ -45,8 +51,8 @@ def resolve_run(values: Mapping[str, float | None], spell: Callable[[str], str] 
             raise ValueError(f"give either {spell('epochs')} or {spell('num_steps')}")
         require(0 <= epochs < math.inf, spell("epochs"), "a finite number >= 0", epochs)
         require(prob > 0, spell("sampling_prob"), f"above 0 when {spell('epochs')} is given", prob)
-        steps = epochs * examples / batch
-        steps = round(steps) if steps < math.inf else steps
+        require(epochs > 0, "number of steps", "a whole number >= 1", 0)
+        steps = steps_of_epochs(epochs, examples, batch)
     require(1 <= steps < 2**53 and steps == steps // 1, "number of steps", "a whole number >= 1", steps)
     return prob, int(steps)
 

@@ -148,7 +148,7 @@ class Calls:
         if num_sums == 1:
             return Charge(1.0, 0.0)
         if made is not None:
-            num_rows, roundings = made.num_rows, {made.rounding} - {None}
+            num_rows, roundings = made.num_rows, {made.rounding}
         elif self.max_batch_size is not None:
             num_rows, roundings = self.max_batch_size, self._roundings
         else:
@@ -156,7 +156,7 @@ class Calls:
                 "of how many rows the accumulated sum is cannot be seen, as it was made outside this compiled function "
                 "(or inside another); call the clip and update in the same jax.jit, or give max_batch_size to the clip"
             )
-        charges = [_charge(rounding, num_rows) for rounding in roundings]
+        charges = [_charge(rounding, num_rows) for rounding in roundings if rounding is not None]
         row = max((charge.row for charge in charges), default=0.0)
         rounding = max((charge.rounding for charge in charges), default=0.0)
         total = row + num_sums * rounding
@@ -202,8 +202,8 @@ class Calls:
         return (
             "the updates are not a sum that the clip of privatize returned. Something changed it before the noise (an "
             "optax transformation in front of privatize, a mean, a cast), another clip made it, or it is a gradient "
-            f"that was never clipped (jax.grad of a mean loss); {right}. A change that keeps the sensitivity must be "
-            "stated: gdpjax.Sensitivity(value) in the place of the clip"
+            f"that was never clipped (jax.grad of a mean loss); {right}. A change that keeps the sensitivity, such as "
+            "jax.lax.psum over devices, must be stated: gdpjax.Sensitivity(value) in the place of the clip"
         )
 
 

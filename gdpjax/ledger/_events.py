@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gdpjax._core.arguments import check_choice, check_number, check_relation
 from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check, is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
 _CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < np.inf) & (x == x // 1))
@@ -23,11 +25,7 @@ KINDS = tuple((sampling, relation) for sampling, relations in _RELATIONS.items()
 
 def as_relation(value: Any) -> NeighboringRelation:
     """The relation of this name; ValueError for anything else."""
-    try:
-        return NeighboringRelation(value)
-    except ValueError as error:
-        names = ", ".join(relation.name for relation in NeighboringRelation)
-        raise ValueError(f"neighboring_relation must be one of {names}, got {value!r}") from error
+    return check_relation(value)
 
 
 def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
@@ -36,8 +34,7 @@ def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | 
     Raises:
       ValueError: unknown sampling, or a pair without a proved bound.
     """
-    if sampling not in _RELATIONS:
-        raise ValueError(f"sampling must be one of {tuple(_RELATIONS)}, got {sampling!r}")
+    check_choice("sampling", sampling, _RELATIONS)
     if neighboring_relation is None:
         return _RELATIONS[sampling][0]
     relation = as_relation(neighboring_relation)
@@ -52,10 +49,10 @@ def _set_numbers(event: Any, **domains: Domain) -> None:
     for name, domain in domains.items():
         value = getattr(event, name)
         if is_traced(value):
-            raise ValueError(f"an event is made outside compiled code: {name} must be a number, got {value!r}")
-        if np.ndim(value) != 0:
-            raise ValueError(f"an event describes one configuration: {name} must be a number, got {value!r}")
+            raise ValueError(f"an event is made outside compiled code: {name} must be a number, got {shown(value)}")
         check(name, value, domain)
+        if np.ndim(value) != 0:
+            raise ValueError(f"an event describes one configuration: {name} must be a number, got {shown(value)}")
         object.__setattr__(event, name, int(value) if domain in (COUNT, _CATEGORIES) else float(value))
 
 
@@ -64,7 +61,8 @@ class Event:
     """``num_steps`` releases of a noisy sum over a random batch, with the same public parameters.
 
     Args:
-      noise_multiplier: stddev of the noise over the sum's sensitivity under ``neighboring_relation``, > 0.
+      noise_multiplier: stddev of the noise over the sum's sensitivity under ``neighboring_relation``, >= 0; 0 is a run
+        without privacy, whose epsilon is infinite.
       sampling_prob: probability in [0, 1] that a given example is in a batch.
       num_steps: how many such releases, a whole number >= 1.
       sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
@@ -87,7 +85,7 @@ class Event:
     overflow: float = 0.0
 
     def __post_init__(self) -> None:
-        _set_numbers(self, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
+        _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
         relation = resolve_relation(self.sampling, self.neighboring_relation)
         object.__setattr__(self, "neighboring_relation", relation)
 
@@ -103,8 +101,11 @@ class Event:
         if not noise_multipliers:
             raise ValueError("Event.joint needs at least one noise multiplier")
         for value in noise_multipliers:
-            check("noise_multiplier", value, POSITIVE)
-        combined = float(np.sum(np.asarray(noise_multipliers, np.float64) ** -2.0) ** -0.5)
+            check_number("noise_multiplier", value, NONNEGATIVE)
+        noise = np.asarray(noise_multipliers, np.float64)
+        least = noise.min()
+        # Relative to the least one, so that no square overflows; a release without noise leaves the joint one without.
+        combined = float(least * np.sum((least / noise) ** 2) ** -0.5) if least > 0 else 0.0
         return cls(combined, sampling_prob, num_steps, **fields)
 
     @classmethod
@@ -122,7 +123,7 @@ class Event:
         0.995
         """
         relation = resolve_relation(fields.get("sampling", "poisson"), fields.get("neighboring_relation"))
-        check("count_stddev", count_stddev, POSITIVE)
+        count_stddev = check_number("count_stddev", count_stddev, POSITIVE)
         count = count_stddev if relation is NeighboringRelation.REPLACE_ONE else 2.0 * count_stddev
         return cls.joint(noise_multiplier, count, sampling_prob=sampling_prob, num_steps=num_steps, **fields)
 
@@ -143,7 +144,7 @@ class GaussianEvent(_WholeDataEvent):
     """``num_steps`` releases of a statistic of all the data with Gaussian noise.
 
     Args:
-      noise_multiplier: stddev of the noise / l2 sensitivity under ``neighboring_relation``, > 0.
+      noise_multiplier: stddev of the noise / l2 sensitivity under ``neighboring_relation``, >= 0.
       num_steps: how many of them, a whole number >= 1.
       neighboring_relation: the relation of that sensitivity.
 
@@ -157,7 +158,7 @@ class GaussianEvent(_WholeDataEvent):
     noise_multiplier: float
     num_steps: int = 1
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    _domains: ClassVar = {"noise_multiplier": POSITIVE, "num_steps": COUNT}
+    _domains: ClassVar = {"noise_multiplier": NONNEGATIVE, "num_steps": COUNT}
 
 
 @dataclasses.dataclass(frozen=True)

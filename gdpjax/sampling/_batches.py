@@ -17,14 +17,16 @@ processes that must not touch the accelerator need JAX_PLATFORMS=cpu in their en
 import abc
 import contextlib
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from gdpjax._core.checks import COUNT, WHOLE, at_once, check, check_scalar
+from gdpjax._core.checks import COUNT, WHOLE, at_once, check, check_scalar, is_traced
 from gdpjax._core.keys import check_key, fold_in
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.sampling._poisson import (
     PoissonSample,
@@ -86,6 +88,8 @@ def poisson_batches(
 class _Batches(abc.ABC):
     """Random access to the batches of a run by step."""
 
+    _on_device: str  # the function that draws the same batches in compiled code
+
     def __init__(self, key: Array, num_examples: int, sampling_prob: float, num_steps: int):
         check_scalar("num_examples", num_examples, COUNT)
         check_scalar("num_steps", num_steps, COUNT)
@@ -97,10 +101,19 @@ class _Batches(abc.ABC):
         return self.num_steps
 
     def __getitem__(self, step: Any) -> IndexBatch:
-        if not 0 <= step < self.num_steps:
-            raise IndexError(f"step must be from 0 to {self.num_steps - 1}, got {step}")
+        if is_traced(step):
+            raise ValueError(
+                f"{type(self).__name__} draws batches on the host, where the step is a number, got {shown(step)}: in "
+                f"compiled code call gdpjax.sampling.{self._on_device} with jax.random.fold_in(key, step)"
+            )
+        try:
+            number = operator.index(step)
+        except TypeError as error:
+            raise ValueError(f"step must be a whole number, got {shown(step)}") from error
+        if not 0 <= number < self.num_steps:
+            raise IndexError(f"step must be from 0 to {self.num_steps - 1}, got {shown(step)}")
         with at_once(), _where_bits_are_drawn(self._impl):
-            return self._batch(range(self.num_steps)[step])
+            return self._batch(number)
 
     def __iter__(self) -> Iterator[IndexBatch]:
         return (self[step] for step in range(self.num_steps))
@@ -135,6 +148,8 @@ class PoissonBatches(_Batches):
     >>> len(batches), batches[49].indices.shape == (batches.capacity,), batches.overflow <= 1e-12
     (50, True, True)
     """
+
+    _on_device = "poisson_sample"
 
     def __init__(
         self, key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int | None = None,
@@ -196,6 +211,8 @@ class UniformBatches(_Batches):
     >>> batches[3].indices.shape, batches[3].is_padding.any(), batches.sampling_prob
     ((8,), np.False_, 0.008)
     """
+
+    _on_device = "uniform_sample"
 
     def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
         check_scalar("batch_size", batch_size, COUNT)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
+from gdpjax._core.keys import check_key
 from gdpjax._core.types import Array
 from gdpjax.training._plan import Plan
 
@@ -110,7 +111,7 @@ def group_by_user(
       order of their ids; the loss of a user is usually the mean over the rows that are not padding.
 
     Raises:
-      ValueError: unequal lengths, max_per_user < 1.
+      ValueError: unequal lengths, max_per_user < 1, what is no key.
 
     >>> (x,), is_padding = group_by_user([7, 9, 7], np.array([1.0, 2.0, 3.0]), max_per_user=2, key=jax.random.key(0))
     >>> x.shape, is_padding.tolist()
@@ -125,7 +126,7 @@ def group_by_user(
         raise ValueError(f"max_per_user must be a whole number >= 1, got {max_per_user!r}")
     _, users = np.unique(ids, return_inverse=True)
     # A random order within each user; how one user's rows fall must not depend on the others' data.
-    words = np.asarray(jax.random.key_data(key)).ravel().tolist()
+    words = np.asarray(check_key(key)[0]).ravel().tolist()
     order = np.argsort(users, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(users[order]) > 0]) if len(ids) else np.zeros(0, int)
     shape = (len(starts), max_per_user)

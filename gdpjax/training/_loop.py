@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.keys import as_key, fold_in, split
+from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.clipping._statistics import refuse_statistics
@@ -126,7 +126,12 @@ def private_training(
 
     def init(params: PyTree, key: Array) -> State:
         refuse_statistics(params)
-        sampling_key, noise_key = split(one_key_for_all(as_key(key)))
+        key = as_key(key)
+        # Here, because the keys that are made of this one belong to the loop or the shard_map.
+        assert plan.neighboring_relation is not None
+        sensitivity = grad_fn.sensitivity(plan.neighboring_relation)
+        refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
+        sampling_key, noise_key = split(one_key_for_all(key))
         opt_state = transformation(noise_key).init(params)
         _ = ledger_state_of(opt_state)  # refuses an optimizer that is private itself
         return beside(params, State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32)))

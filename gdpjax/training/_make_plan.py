@@ -11,14 +11,25 @@ from typing import Any
 
 import scipy
 
-from gdpjax._core.checks import POSITIVE, check
+from gdpjax._core.arguments import check_count, check_number, keyword_checked
+from gdpjax._core.checks import POSITIVE, Domain
+from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.training._plan import Plan, whole_steps
+from gdpjax.accounting import steps_of_epochs
+from gdpjax.training._plan import Plan
 
 _LEAST, _MOST = 1e-2, 1e6
 _TOLERANCE = 1e-6
+_TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
+_ELSEWHERE = {
+    "l2_clip": "clip", "l2_clip_norm": "clip", "max_grad_norm": "clip", "num_examples": "max_examples",
+    "batch_size": "expected_batch_size", "max_steps": "num_steps", "target_epsilon": "epsilon",
+    "target_delta": "delta", "sigma": "noise_multiplier",
+}  # fmt: skip
+"""What other functions, the command line and other libraries call the arguments of `make_plan`."""
 
 
+@keyword_checked(**_ELSEWHERE)
 def make_plan(
     *, clip: Any, max_examples: int, expected_batch_size: float, delta: float, num_steps: int | None = None,
     epochs: float | None = None, noise_multiplier: float | None = None, epsilon: float | None = None,
@@ -35,8 +46,9 @@ def make_plan(
         is expected_batch_size / max_examples, rounded down to a multiple of 2^-32. Uniform: the batch size.
       delta: strictly between 0 and 1.
       num_steps: the planned maximum; or ``epochs``: round(epochs * max_examples / expected_batch_size) steps.
-      noise_multiplier: stddev / sensitivity > 0; or a target instead:
-      epsilon: the upper end of the certified bracket is at most this, at delta; or
+      noise_multiplier: stddev / sensitivity >= 0, where 0 (or too little for the finite range of noise) makes a plan
+        without privacy, which says so; or a target instead:
+      epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
       mu: the same for mu, but for a failure probability of 1e-10.
       sampling: "poisson" or "uniform".
       neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, uniform
@@ -49,8 +61,8 @@ def make_plan(
       A frozen `Plan`: ``.event``, ``.capacity``, ``.statement()``, ``.to_json()``. Standing: certified.
 
     Raises:
-      ValueError: values out of range, both or neither of two alternatives, a target that no noise meets, noise whose
-        finite range would show an example, a pair of sampling and relation without a proved bound.
+      ValueError: values out of range, both or neither of two alternatives, a target that no noise meets, a pair of
+        sampling and relation without a proved bound, an argument that it does not have.
 
     Reference: Abadi et al., arXiv:1607.00133; Bu et al., arXiv:1911.11607, section 2.
 
@@ -60,25 +72,29 @@ def make_plan(
     (3516, 400)
     """
     if (num_steps is None) == (epochs is None):
-        raise ValueError(f"give exactly one of num_steps and epochs, got num_steps={num_steps}, epochs={epochs}")
+        got = f"num_steps={shown(num_steps)}, epochs={shown(epochs)}"
+        raise ValueError(f"give exactly one of num_steps and epochs, got {got}")
     targets = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "mu": mu}
     given = {name: value for name, value in targets.items() if value is not None}
     if len(given) != 1:
-        raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {given or 'none of them'}")
+        got = " and ".join(given) or "none of them"
+        raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {got}")
     if epochs is not None:
-        check("epochs", epochs, POSITIVE)
-        check("max_examples", max_examples, POSITIVE)
-        check("expected_batch_size", expected_batch_size, POSITIVE)
-        num_steps = whole_steps(epochs, max_examples, expected_batch_size)
+        epochs = check_number("epochs", epochs, POSITIVE)
+        max_examples = check_count("max_examples", max_examples)
+        expected_batch_size = check_number("expected_batch_size", expected_batch_size, POSITIVE)
+        num_steps = steps_of_epochs(epochs, max_examples, expected_batch_size)
+    ((name, target),) = given.items()
+    if name != "noise_multiplier":
+        target = check_number(name, target, _TARGET)
+        noise_multiplier = 0.0 if target == math.inf else _MOST
     plan = Plan(
-        noise_multiplier=_MOST if noise_multiplier is None else noise_multiplier, clip=clip, max_examples=max_examples,
+        noise_multiplier=noise_multiplier, clip=clip, max_examples=max_examples,
         expected_batch_size=expected_batch_size, max_steps=num_steps, delta=delta, sampling=sampling,  # type: ignore[arg-type]
         neighboring_relation=neighboring_relation, group_size=group_size, unit=unit, tuned=tuned, released=released,
     )  # fmt: skip
-    if noise_multiplier is not None:
+    if name == "noise_multiplier" or target == math.inf:
         return plan
-    ((name, target),) = given.items()
-    check(name, target, POSITIVE)
     measure = Plan.epsilon_bounds if name == "epsilon" else Plan.mu_bounds
     return _calibrated(plan, name, target, lambda candidate: float(measure(candidate).upper))
 

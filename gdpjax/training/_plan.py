@@ -14,7 +14,8 @@ others, so that nothing can be set against them. What follows from what:
   (`accounting._lost_mass`).
 * Noise has a largest value z_max = 9.1 standard deviations (63-bit tails). An output beyond z_max under one data set
   and not under its neighbour has probability at most p T P(Z > z_max - k / s) (groups of k, noise multiplier s), which
-  must be below a hundredth of delta; otherwise there is no plan.
+  must be below a hundredth of delta. A plan with less noise, or none, trains (as a baseline without privacy, or for an
+  audit that is to succeed), but is not private: its upper bounds are infinite and its statement says so in capitals.
 """
 
 import dataclasses
@@ -22,12 +23,12 @@ import functools
 import math
 from typing import Any
 
-import numpy as np
 import scipy
 
-from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, check, check_scalar, is_traced
+from gdpjax._core.arguments import check_count, check_number, check_text
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, is_traced
 from gdpjax._core.types import Bounds, NeighboringRelation
-from gdpjax.accounting import epsilon_bounds, mu_bounds
+from gdpjax.accounting import delta_after_overflow, epsilon_bounds, epsilon_with_overflow, mu_bounds
 from gdpjax.clipping import as_rule
 from gdpjax.ledger import Event, resolve_relation
 from gdpjax.sampling import choose_capacity, dyadic_probability, overflow_probability, uniform_sampling_error
@@ -70,27 +71,24 @@ class Plan:
     released: str = "the final parameters"
 
     def __post_init__(self) -> None:
-        check_scalar("noise_multiplier", self.noise_multiplier, POSITIVE)
+        check_scalar("noise_multiplier", self.noise_multiplier, NONNEGATIVE)
         for name in ("max_examples", "max_steps", "group_size"):
-            value = getattr(self, name)
-            _check_static(name, value)
-            check(name, value, COUNT)
-            _set(self, name, int(value))
+            _set(self, name, check_count(name, getattr(self, name)))
         for name, domain in (("expected_batch_size", POSITIVE), ("delta", OPEN_UNIT)):
-            value = getattr(self, name)
-            _check_static(name, value)
-            check(name, value, domain)
-            _set(self, name, float(value))
+            _set(self, name, check_number(name, getattr(self, name), domain))
         for name in ("unit", "tuned", "released"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"{name} must be words for the statement, got {value!r}")
+            check_text(name, getattr(self, name), "words for the statement")
         _set(self, "clip", as_rule(self.clip))
         _set(self, "neighboring_relation", resolve_relation(self.sampling, self.neighboring_relation))
         self._check_sizes()
         if not is_traced(self.noise_multiplier):
             _set(self, "noise_multiplier", float(self.noise_multiplier))
-            self._check_tail()
+        least = 100 * self._beyond(0.0)
+        if not least < self.delta and (is_traced(self.noise_multiplier) or self.noise_multiplier > 0):
+            raise ValueError(
+                f"delta must exceed {least:.2g}, got {self.delta}: noise has a largest value, {LARGEST_NOISE} standard "
+                "deviations, and no amount of it is private for a smaller delta"
+            )
         if not self.overflow < self.delta:
             raise ValueError(f"delta must exceed the overflow probability {self.overflow:.2g}, got {self.delta}")
 
@@ -106,15 +104,34 @@ class Plan:
             if self.group_size > 1:
                 raise ValueError("group_size > 1 has a proved bound for Poisson sampling; give the unit's own rows")
 
-    def _check_tail(self) -> None:
-        reach = LARGEST_NOISE - self.group_size / self.noise_multiplier
-        beyond = self.sampling_prob * self.max_steps * float(scipy.special.ndtr(-reach))
-        if not beyond < self.delta / 100:
-            raise ValueError(
-                f"noise_multiplier={self.noise_multiplier:.4g} is too small for finite noise: its largest value, "
-                f"{LARGEST_NOISE} standard deviations, would show one {self.unit} with probability {beyond:.2g}, above "
-                f"delta / 100 = {self.delta / 100:.2g}; take more noise"
-            )
+    @property
+    def is_private(self) -> bool:
+        """Whether there is enough noise for a guarantee: enough, in particular, for its finite range.
+
+        >>> Plan(0.0, 1.0, max_examples=1000, expected_batch_size=50, max_steps=100, delta=1e-5).is_private
+        False
+        """
+        return self.without_privacy() is None
+
+    def _beyond(self, shift: float) -> float:
+        """p T P(Z > z_max - shift) of the module docstring."""
+        return self.sampling_prob * self.max_steps * float(scipy.special.ndtr(shift - LARGEST_NOISE))
+
+    def without_privacy(self) -> str | None:
+        """Why this plan guarantees nothing, as the end of a sentence; None where it does."""
+        if is_traced(self.noise_multiplier):
+            raise ValueError("whether a plan is private is asked of one with a concrete noise_multiplier")
+        if self.noise_multiplier == 0:
+            return "noise_multiplier = 0 adds no noise at all"
+        beyond = self._beyond(self.group_size / self.noise_multiplier)
+        if beyond < self.delta / 100:
+            return None
+        chance = f"up to {beyond:.2g}" if beyond < 1 else "that may be 1"
+        return (
+            f"noise_multiplier = {self.noise_multiplier:.4g} is too small for finite noise: its largest value, "
+            f"{LARGEST_NOISE} standard deviations, would show one {self.unit} with a probability {chance}, above "
+            f"delta / 100 = {self.delta / 100:.2g}"
+        )
 
     @property
     def sampling_prob(self) -> float:
@@ -162,23 +179,32 @@ class Plan:
         )  # fmt: skip
 
     def epsilon_bounds(self) -> Bounds:
-        """Certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``."""
+        """Certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``.
+
+        Its upper end is infinite where the plan is not private.
+        """
+        if not self.is_private:
+            return Bounds(0.0, math.inf)
         if self.group_size == 1:
             return epsilon_bounds(self.event, delta=self.delta)
-        ideal, tau = dataclasses.replace(self.event, overflow=0.0), self.overflow
-        left = (self.delta - tau) / (1 - tau) * (1 - 1e-15)
-        upper = epsilon_bounds(ideal, delta=left, group_size=self.group_size).upper
-        more = min(self.delta + tau * (1 + math.exp(min(float(upper), 700.0))), 1.0)
-        lower = epsilon_bounds(ideal, delta=more, group_size=self.group_size).lower if more < 1 else 0.0
-        return Bounds(lower, upper)
+        ideal = dataclasses.replace(self.event, overflow=0.0)
+        return epsilon_with_overflow(
+            lambda delta: epsilon_bounds(ideal, delta=delta, group_size=self.group_size), self.delta, self.overflow
+        )
 
     def mu_bounds(self, failure: float = FAILURE) -> Bounds:
-        """Certified bracket on mu for all ``max_steps`` steps: mu-GDP but for probability ``failure``."""
+        """Certified bracket on mu for all ``max_steps`` steps: mu-GDP but for probability ``failure``.
+
+        Its upper end is infinite where the plan is not private.
+        """
+        failure = check_number("failure", failure, OPEN_UNIT)
+        if not self.is_private:
+            return Bounds(0.0, math.inf)
         if self.group_size == 1:
             return mu_bounds(self.event, failure=failure)
         if not self.overflow < failure:
             raise ValueError(f"failure must exceed the overflow probability {self.overflow:.2g}, got {failure}")
-        left = (failure - self.overflow) / (1 - self.overflow) * (1 - 1e-15)
+        left = delta_after_overflow(failure, self.overflow)
         ideal = dataclasses.replace(self.event, overflow=0.0)
         return Bounds(0.0, mu_bounds(ideal, failure=left, group_size=self.group_size).upper)
 
@@ -198,17 +224,5 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """The inverse of `to_json`; ValueError where the pieces disagree."""
+        check_text("text", text, "the JSON text of a Plan")
         return plan_from_json(cls, text)
-
-
-def _check_static(name: str, value: Any) -> None:
-    if is_traced(value) or np.ndim(value) != 0 or isinstance(value, str | bool):
-        raise ValueError(f"{name} must be one number known before compiling, got {value!r}")
-
-
-def whole_steps(epochs: float, max_examples: int, expected_batch_size: float) -> int:
-    """round(epochs * N / B), at least 1."""
-    steps = epochs * max_examples / expected_batch_size
-    if not 0 < steps < 2**31 - 1:
-        raise ValueError(f"epochs must be > 0 and give fewer than 2^31 steps, got {epochs}")
-    return max(1, math.floor(steps + 0.5))

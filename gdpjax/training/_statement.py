@@ -66,6 +66,11 @@ def _outward(bounds: Any) -> tuple[str, str]:
 
 
 def _guarantee(plan: Any) -> str:
+    if (reason := plan.without_privacy()) is not None:
+        return (
+            "Guarantee: NONE. THIS RUN IS NOT PRIVATE: no epsilon is claimed, and what is released may show every "
+            f"{plan.unit} exactly, because {reason}."
+        )
     lower, upper = _outward(plan.epsilon_bounds())
     mu_lower, mu_upper = _outward(plan.mu_bounds())
     lost = ""
@@ -88,5 +93,7 @@ def statement_of(plan: Any) -> str:
         "the guarantee is for real arithmetic and for keys that stay secret, and does not cover the low bits of "
         "floating-point noise."
     )
+    if not plan.is_private:
+        rounding = "Accountant: none; THE RUN IS NOT PRIVATE, whatever an accountant of real numbers says."
     ends = f"Tuned: {plan.tuned}. Released: {plan.released}; training losses and gradient norms are not covered."
     return "\n".join([_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends])

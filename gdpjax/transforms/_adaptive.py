@@ -46,7 +46,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key, fold_in, refuse_key_of_a_loop
+from gdpjax._core.keys import check_key, fold_in, refuse_constant_key
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import check_static_size
@@ -200,7 +200,7 @@ class _Adaptive:
         return [*self.numbers.values(), *(() if callable(self.noise_multiplier) else (self.noise_multiplier,))]
 
     def init(self, params: PyTree) -> AdaptiveState:
-        refuse_key_of_a_loop(self.key)
+        refuse_constant_key(self.key, *self.shared())
         check_params(params)
         first = jnp.clip(jnp.asarray(self.numbers["initial_l2_clip_norm"], jnp.float32), *self.norm_range)
         ledger = empty_ledger(self.ledger_capacity, self.sampling, self.relation)

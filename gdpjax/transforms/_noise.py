@@ -10,9 +10,11 @@ noise that is added.
 
 Keys. The state holds the key's data and the step count; step t uses fold_in(key, t) and each leaf folds in a 64-bit
 digest of its path, so no noise is used twice. Two configurations of a sweep must not share a key (subtracting their
-outputs would cancel the noise); a custom vmap rule sees a shared key under batched values and refuses it.
+outputs would cancel the noise). A custom vmap rule sees a shared key under batched values and refuses it; a key that is
+a constant of a loop (`jax.lax.map`, scan), or the same on devices whose configurations differ, is refused as well.
 """
 
+import reprlib
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +32,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key, fold_in, refuse_key_of_a_loop, varying_axes
+from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -119,10 +121,20 @@ def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
 
 
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
-    """noise_multiplier * sensitivity with the margin of this module, times ``valid``: the factor of `unshared`."""
+    """noise_multiplier * sensitivity with the margin of this module, times ``valid``: the factor of `unshared`.
+
+    A concrete noise multiplier of 0 asks for a step without privacy; one that vanishes on the way does not.
+    """
+    if asks_for_no_noise(noise_multiplier):
+        return 0.0 * valid
     stddev = jnp.asarray(noise_multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
     # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
     return jnp.where((stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf), stddev, jnp.nan)
+
+
+def asks_for_no_noise(noise_multiplier: Any) -> bool:
+    """Whether this is a number, known before compiling, that is exactly 0."""
+    return not is_traced(noise_multiplier) and not callable(noise_multiplier) and float(noise_multiplier) == 0.0
 
 
 def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: Array, trainable: PyTree) -> PyTree:
@@ -196,9 +208,9 @@ def check_clip(clip: Any) -> None:
     """ValueError unless ``clip`` knows the sensitivity of the sum it made."""
     if not callable(getattr(clip, "sensitivity", None)):
         raise ValueError(
-            "clip must be what bounded the sum: a gdpjax.clipped_grad function, a gdpjax.clip_and_sum transform or "
-            f"gdpjax.Sensitivity(value); got {clip!r}, which has no .sensitivity (jax.jit(grad_fn) loses it: "
-            "pass grad_fn itself)"
+            "clip must be what bounded the sum: a gdpjax.clipped_grad function itself (jax.jit(grad_fn) has lost its "
+            ".sensitivity), a gdpjax.clip_and_sum transform or gdpjax.Sensitivity(value); got "
+            f"{reprlib.repr(clip)}, which has no .sensitivity"
         )
 
 
@@ -255,8 +267,8 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     key_data, impl = check_key(key)
 
     def init(params: PyTree) -> NoiseState:
-        refuse_key_of_a_loop(key)
         static = () if callable(stddev) else (stddev,)
+        refuse_constant_key(key, *static)
         return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
@@ -283,7 +295,8 @@ def privatize(
 
     Args:
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
-      noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count.
+      noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count. The number
+        0 makes steps without privacy, and the ledger's epsilon infinite.
       sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
       key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
@@ -299,8 +312,9 @@ def privatize(
 
     Raises:
       ValueError: values out of range, a clip without ``sensitivity``, updates that are no sum of this clip or were
-        changed since, params=None, a leaf whose shape is not its parameter's, masked leaves, a key shared under vmap,
-        a pair of sampling and relation without a bound.
+        changed since, params=None, a leaf whose shape is not its parameter's, masked leaves, a key shared under vmap or
+        that is a constant of a loop (`jax.lax.map`, scan) or of a shard_map over hyperparameters, a pair of sampling
+        and relation without a bound.
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
 
@@ -313,7 +327,7 @@ def privatize(
     """
     check_clip(clip)
     if not callable(noise_multiplier):
-        check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
+        check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
     sampling_prob = checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)
     expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
@@ -325,7 +339,7 @@ def privatize(
         hyperparameters.append(noise_multiplier)
 
     def init(params: PyTree) -> PrivatizeState:
-        refuse_key_of_a_loop(key)
+        refuse_constant_key(key, *hyperparameters)
         check_params(params)
         ledger = empty_ledger(ledger_capacity, sampling, relation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
@@ -341,7 +355,10 @@ def privatize(
             factor = 1.0
         else:
             factor = accumulation.sensitivity_factor(clip, updates)
-        multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
+        if asks_for_no_noise(noise_multiplier):
+            multiplier = 0.0
+        else:
+            multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
         stddev = noise_stddev(multiplier, sensitivity * factor, valid)
         keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)

@@ -1,6 +1,7 @@
 """Ledgers of all kinds of events against closed forms and quadrature."""
 
 import math
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -11,9 +12,11 @@ from scipy.stats import binom
 
 from gdpjax import Event, Ledger, NeighboringRelation
 from gdpjax.accounting import (
+    delta_after_overflow,
     delta_bounds,
     epsilon_bounds,
     epsilon_estimate,
+    epsilon_with_overflow,
     gdp_delta,
     gdp_epsilon,
     mu_bounds,
@@ -250,3 +253,17 @@ def test_events_refuse_what_is_no_number():
             LaplaceEvent(1.0, neighboring_relation=relation)
     with pytest.raises(ValueError, match="add-or-remove-one neighbours, got REPLACE_ONE"):
         Ledger([GaussianEvent(1.0, neighboring_relation=REPLACE_ONE)]).to_dp_event()
+
+
+def test_overflow_is_paid_for_on_the_safe_side_everywhere():
+    run, delta, overflow = (1.0, 0.01, 100), 1e-5, np.array([0.0, 1e-12, 1e-6, 1e-5 * (1 - 1e-9), 2e-5])
+    bounds = epsilon_with_overflow(lambda left: epsilon_bounds(*run, left), delta, overflow)
+    event = epsilon_bounds(Event(*run, overflow=1e-6), delta=delta)
+    np.testing.assert_allclose((bounds.lower[2], bounds.upper[2]), event, rtol=1e-9)
+    np.testing.assert_allclose((bounds.lower[0], bounds.upper[0]), epsilon_bounds(*run, delta), rtol=1e-9)
+    assert bounds.upper[-1] == np.inf
+    for tau in overflow[:-1]:
+        exact = (Fraction(delta) - Fraction(tau)) / (1 - Fraction(tau))
+        assert 0 < exact - Fraction(float(delta_after_overflow(delta, tau))) < 3e-14 * Fraction(delta)
+    with pytest.raises(ValueError, match="delta must exceed"):
+        delta_after_overflow(delta, overflow)

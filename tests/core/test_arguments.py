@@ -87,17 +87,17 @@ def test_trees_name_the_leaf_that_is_no_array() -> None:
 
 
 def test_unknown_keywords_are_guessed() -> None:
+    @arguments.keyword_checked(steps_total="num_steps")
     def made(*, clip: float, num_steps: int = 1) -> float:
         return clip * num_steps
 
-    checked = arguments.keyword_checked(made, steps_total="num_steps")
-    assert checked(clip=2.0) == 2.0
+    assert made(clip=2.0) == 2.0
     with pytest.raises(ValueError, match="no argument 'clipp'; did you mean 'clip'"):
-        checked(clipp=1.0)  # type: ignore[call-arg]
+        made(clipp=1.0)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="did you mean 'num_steps'"):
-        checked(clip=1.0, steps_total=2)  # type: ignore[call-arg]
+        made(clip=1.0, steps_total=2)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="made: missing a required"):
-        checked()  # type: ignore[call-arg]
+        made()  # type: ignore[call-arg]
 
 
 def test_shown_never_raises_is_short_and_prints_no_data() -> None:

@@ -140,7 +140,7 @@ def test_steps_outside_the_run_do_not_exist(step):
 def test_steps_are_whole_numbers():
     source = sampling.PoissonBatches(KEY, 100, 0.3, num_steps=3)
     assert_same([source[np.int64(2)]], [source[2]])
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="step must be a whole number"):
         source[1.0]
 
 
@@ -182,3 +182,14 @@ def test_a_uniform_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match="at most num_examples=5"):
         sampling.UniformBatches(KEY, 5, 6, num_steps=1)
     assert jnp.ones(()).dtype == jnp.float32  # nothing above changed the precision
+
+
+def test_a_traced_step_is_sent_to_the_function_for_compiled_code():
+    poisson = sampling.PoissonBatches(jax.random.key(0), 20, 0.1, num_steps=3)
+    uniform = sampling.UniformBatches(jax.random.key(0), 20, 4, num_steps=3)
+    for batches, name in ((poisson, "poisson_sample"), (uniform, "uniform_sample")):
+        with pytest.raises(ValueError, match=f"call gdpjax.sampling.{name} with"):
+            jax.jit(lambda t, batches=batches: batches[t].indices)(1)
+        with pytest.raises(ValueError, match=r"step must be a whole number, got 1\.5"):
+            batches[1.5]
+        assert batches[np.int64(1)].indices.tolist() == batches[1].indices.tolist()

@@ -5,13 +5,15 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
 import gdpjax
 from gdpjax import NeighboringRelation, accounting
-from gdpjax.training import Plan, make_plan
+from gdpjax.training import Plan, make_plan, private_training
 
 BASE = dict(clip=1.0, max_examples=60_000, expected_batch_size=256, delta=1e-5)
 
@@ -161,13 +163,54 @@ def test_a_traced_plan_trains_but_states_nothing(mnist):
     jax.make_jaxpr(inside)(1.0)
 
 
-def test_noise_whose_range_would_show_an_example():
-    """Trap 31: the finite range of the noise is part of the plan."""
-    with pytest.raises(ValueError, match=r"9\.1 standard deviations"):
-        make_plan(**BASE, num_steps=100, noise_multiplier=0.15)
-    make_plan(**BASE, num_steps=100, noise_multiplier=0.5)
-    with pytest.raises(ValueError, match=r"9\.1 standard deviations"):
-        make_plan(**BASE, num_steps=100, noise_multiplier=0.5, group_size=3)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (dict(noise_multiplier=0), "adds no noise at all"),
+        (dict(epsilon=float("inf")), "adds no noise at all"),
+        (dict(mu=float("inf")), "adds no noise at all"),
+        (dict(noise_multiplier=0.15), r"9\.1 standard deviations, .* with a probability up to 0\.\d+, above"),
+        (dict(noise_multiplier=0.05, num_steps=10**5), "with a probability that may be 1, above"),
+        (dict(noise_multiplier=0.5, group_size=3), r"9\.1 standard deviations"),
+    ],
+)
+def test_a_plan_without_enough_noise_says_that_it_is_not_private(options, reason):
+    """Trap 31: the finite range of the noise is part of the plan, and of what it claims."""
+    plan = make_plan(**BASE | dict(num_steps=100) | options)
+    assert not plan.is_private
+    assert plan.epsilon_bounds().upper == plan.mu_bounds().upper == np.inf
+    statement = plan.statement()
+    assert re.search(reason, statement)
+    assert "THIS RUN IS NOT PRIVATE" in statement
+    assert "-DP" not in statement, "no guarantee is worded"
+    again = Plan.from_json(plan.to_json())
+    assert (again, again.event) == (plan.replace(clip=again.clip), plan.event)
+    assert make_plan(**BASE, num_steps=100, noise_multiplier=0.5).is_private
+
+
+def test_a_plan_without_noise_trains_as_if_there_were_none():
+    def trained(noise_multiplier):
+        plan = make_plan(
+            clip=1e6, max_examples=8, expected_batch_size=8, num_steps=1, delta=1e-3, noise_multiplier=noise_multiplier
+        )
+        training = private_training(plan, lambda w, x: jnp.sum(w * x), optax.sgd(1.0), num_arrays=1)
+        data = training.place(jnp.arange(8.0)[:, None])
+        return training.step(training.init(jnp.zeros(1), jax.random.key(0)), data)[0]
+
+    state = trained(0.0)
+    np.testing.assert_allclose(state.params, -28.0 / 8, rtol=1e-6)
+    assert gdpjax.ledger_of(state.opt_state)[0].noise_multiplier == 0.0
+    assert accounting.epsilon_bounds(gdpjax.ledger_of(state.opt_state), delta=1e-5).lower == np.inf
+    assert abs(trained(1.0).params[0] + 28.0 / 8) > 1e3, "and with noise it does not"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("l2_clip", "clip"), ("num_examples", "max_examples"), ("batch_size", "expected_batch_size"), ("epoch", "epochs")],
+)
+def test_names_from_elsewhere_are_answered(name, meant):
+    with pytest.raises(ValueError, match=f"no argument '{name}'; did you mean '{meant}'"):
+        make_plan(**BASE, num_steps=10, noise_multiplier=1.0, **{name: 1.0})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +222,7 @@ def test_noise_whose_range_would_show_an_example():
         (dict(epochs=3), "exactly one of num_steps and epochs"),
         (dict(noise_multiplier=np.nan), "noise_multiplier"),
         (dict(delta=0.0), "delta"),
-        (dict(delta=1e-320), "delta must exceed|too small"),
+        (dict(delta=1e-320), "delta must exceed"),
         (dict(clip=-1.0), "l2_clip_norm"),
         (dict(expected_batch_size=70_000), "at most max_examples"),
         (dict(max_examples=0), "max_examples"),

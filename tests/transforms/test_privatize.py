@@ -255,7 +255,7 @@ def test_two_ledgers_in_one_state_are_refused():
 
 
 REFUSALS = {
-    "zero noise": (dict(noise_multiplier=0.0), "noise_multiplier must be a finite number > 0"),
+    "hardly negative noise": (dict(noise_multiplier=-1e-9), "noise_multiplier must be a finite number >= 0"),
     "negative noise": (dict(noise_multiplier=-1.0), "noise_multiplier must be"),
     "NaN noise": (dict(noise_multiplier=float("nan")), "noise_multiplier must be"),
     "probability": (dict(sampling_prob=1.5), "sampling_prob must be a probability > 0 and at most 1"),
@@ -286,6 +286,12 @@ def test_bad_input_is_refused(case):
     options, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+def test_the_message_for_a_jitted_clip_begins_with_what_to_do():
+    with pytest.raises(ValueError, match=r"^clip must be .* itself \(jax\.jit\(grad_fn\) has lost") as refused:
+        make(clip=jax.jit(gdpjax.clipped_grad(lambda w, x: w @ x, 1.0)))
+    assert len(str(refused.value)) < 320
 
 
 BAD_PARAMS = {
@@ -491,3 +497,16 @@ def test_turning_x64_on_later_keeps_one_row():
     (event,) = gdpjax.ledger_of(state).events
     assert event.num_steps == 2
     assert event.noise_multiplier <= 1.3
+
+
+def test_a_concrete_noise_multiplier_of_zero_adds_nothing_and_is_recorded():
+    """Only the number 0 asks for that: noise that vanishes on the way, or a traced 0, still shows as NaN."""
+    params, total = {"w": jnp.zeros(4)}, {"w": jnp.arange(4.0)}
+    for zero in (0, 0.0, np.float32(0)):
+        tx = make(noise_multiplier=zero, expected_batch_size=2.0)
+        mean, state = jax.jit(tx.update)(total, tx.init(params), params)
+        np.testing.assert_array_equal(mean["w"], total["w"] / 2)
+        assert gdpjax.ledger_of(state)[0].noise_multiplier == 0.0
+    for vanishing in (1e-40, lambda step: 0.0 * step):
+        tx = make(noise_multiplier=vanishing)
+        assert np.isnan(jax.jit(tx.update)(total, tx.init(params), params)[0]["w"]).all()

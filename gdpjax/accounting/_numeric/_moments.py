@@ -40,6 +40,7 @@ mass, against A >= 1.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
@@ -161,6 +162,13 @@ def rotations(angle: Array, count: int, inner: int) -> tuple[Array, Array]:
     """cos and sin of k * angle for k < count, on a new leading axis, from inner + count / inner of each."""
     fine = np.arange(inner)[:, None] * angle
     coarse = np.arange(count // inner)[:, None] * (inner * angle)
-    cos0, sin0, cos1, sin1 = jnp.cos(fine), jnp.sin(fine), jnp.cos(coarse)[:, None], jnp.sin(coarse)[:, None]
-    cos, sin = cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0
+    cos0, sin0 = jnp.cos(fine), jnp.sin(fine)
+
+    def rotated(_: None, row: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        cos1, sin1 = row
+        return None, (cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0)
+
+    # A loop takes its inputs ready-made. Outside of one XLA computes each cosine and sine anew for every product that
+    # it is in, several times the cost of all the rest; an optimization_barrier does not keep it from that.
+    _, (cos, sin) = jax.lax.scan(rotated, None, (jnp.cos(coarse), jnp.sin(coarse)))
     return cos.reshape(count, -1), sin.reshape(count, -1)
