@@ -1,5 +1,6 @@
 """The folder of a run: locked, private, durable and checked; and no noise on two gradients, whoever changed it."""
 
+import errno
 import json
 import os
 import shutil
@@ -164,6 +165,17 @@ def test_a_folder_that_another_process_has_open(small, seven, tmp_path):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         del run
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_file_system_without_locks_says_so(small, seven, tmp_path, monkeypatch):
+    folder = shutil.copytree(seven, tmp_path / "run")
+
+    def no_locks(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match="has no locks .* nothing keeps a second process from resuming"):
+        resume_run(folder, *small, scan=False)
 
 
 def test_the_run_that_was_resumed_last_has_the_folder(small, tmp_path):
