@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -97,24 +99,32 @@ def _audit_scores(arguments: argparse.Namespace) -> list[Row]:
         fixed: dict[str, Any] = {"key": key} if arguments.threshold is None else {"threshold": arguments.threshold}
         many = audit_many_runs(scores, coins, **fixed, **shared)
         return [
-            Row("epsilon_lower", many.epsilon, lower),
-            Row("mu_lower", many.mu, lower),
-            Row("epsilon_lower_if_gaussian", many.epsilon_if_gaussian, f"{lower}, if the trade-off curve is Gaussian"),
-            Row("delta", many.delta, "given"),
-            Row("confidence", many.confidence, "given; of all bounds together"),
+            Row("epsilon_lower", many.epsilon, lower, "down"),
+            Row("mu_lower", many.mu, lower, "down"),
+            Row(
+                "epsilon_lower_if_gaussian",
+                many.epsilon_if_gaussian,
+                f"{lower}, if the trade-off curve is Gaussian",
+                "down",
+            ),
+            Row("delta", many.delta, "given", "exact"),
+            Row("confidence", many.confidence, "given; of all bounds together", "exact"),
             Row("alpha", many.alpha, "estimate: observed type I error rate of the attack"),
             Row("beta", many.beta, "estimate: observed type II error rate of the attack"),
             Row(
-                "threshold", many.threshold, "given" if arguments.threshold is not None else "chosen on the other half"
+                "threshold",
+                many.threshold,
+                "chosen on the other half" if arguments.threshold is None else "given",
+                "exact",
             ),
             Row("num_runs", many.num_runs, "runs in which errors were counted"),
         ]
     one = audit_one_run(scores, coins, key=key, num_guesses=arguments.num_guesses, **shared)
     return [
-        Row("epsilon_lower", one.epsilon, lower),
-        Row("mu_lower", one.mu, lower),
-        Row("delta", one.delta, "given"),
-        Row("confidence", one.confidence, "given; of both bounds together"),
+        Row("epsilon_lower", one.epsilon, lower, "down"),
+        Row("mu_lower", one.mu, lower, "down"),
+        Row("delta", one.delta, "given", "exact"),
+        Row("confidence", one.confidence, "given; of both bounds together", "exact"),
         Row("num_canaries", one.num_canaries, "rows; taken to be included by independent fair coins"),
         Row("num_guesses", one.num_guesses, "of the larger mu" if len(arguments.num_guesses or ()) > 1 else "fixed"),
         Row("num_correct", one.num_correct, "of those"),
@@ -197,10 +207,17 @@ def _as_json(case: WorstCase, audit: StepAudit, epsilon_upper: float, verdict: s
     return {name: plain(value) for name, value in values.items()}
 
 
+def _thousandths(bound: float, to_safe_side: Callable[[float], int]) -> str:
+    return f"{to_safe_side(1000 * bound) / 1000:.3f}" if math.isfinite(bound) else str(bound)
+
+
 def _as_table(found: dict[str, StepAudit], uppers: dict[str, float], verdicts: dict[str, str]) -> str:
     lines = [f"{'case':<12}  {'epsilon':>18}  {'mu':>7}  {'errors':>13}  {'claimed':>7}  {'attack':<9}  verdict"]
     for name, audit in found.items():
-        epsilon, errors = f"{audit.epsilon:.3f} <= {uppers[name]:.3f}", f"{audit.alpha:.3f}, {audit.beta:.3f}"
+        epsilon, errors = (
+            f"{_thousandths(audit.epsilon, math.floor)} <= {_thousandths(uppers[name], math.ceil)}",
+            f"{audit.alpha:.3f}, {audit.beta:.3f}",
+        )
         lines.append(
             f"{name:<12}  {epsilon:>18}  {audit.mu:>7.3f}  {errors:>13}  {audit.claimed_beta:>7.3f}  "
             f"{audit.statistic:<9}  {verdicts[name]}"
