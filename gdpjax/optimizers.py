@@ -4,6 +4,8 @@ from typing import Any
 
 import optax
 
+from gdpjax._core.arguments import check_flag
+from gdpjax._core.checks import NONNEGATIVE, REAL, UNIT, check_scalar
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.transforms import clip_and_sum, privatize
 
@@ -25,6 +27,11 @@ def _private_front(
         return [privatize(clipped_by, **private)]
     clip = clip_and_sum(l2_clip_norm, trainable=trainable, max_batch_size=max_batch_size)
     return [clip, privatize(clip, **private)]
+
+
+def _check_learning_rate(learning_rate: Any) -> None:
+    if not callable(learning_rate):
+        check_scalar("learning_rate", learning_rate, REAL)
 
 
 def dpsgd(
@@ -64,7 +71,10 @@ def dpsgd(
         neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
         overflow_per_step=overflow_per_step,
     )  # fmt: skip
-    return optax.chain(*front, optax.sgd(learning_rate, momentum, nesterov))
+    _check_learning_rate(learning_rate)
+    if momentum is not None:
+        check_scalar("momentum", momentum, NONNEGATIVE)
+    return optax.chain(*front, optax.sgd(learning_rate, momentum, check_flag("nesterov", nesterov)))
 
 
 def dpadam(
@@ -101,4 +111,8 @@ def dpadam(
         neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
         overflow_per_step=overflow_per_step,
     )  # fmt: skip
+    _check_learning_rate(learning_rate)
+    check_scalar("b1", b1, UNIT)
+    check_scalar("b2", b2, UNIT)
+    check_scalar("eps", eps, NONNEGATIVE)
     return optax.chain(*front, optax.adam(learning_rate, b1=b1, b2=b2, eps=eps))

@@ -200,7 +200,6 @@ def cases() -> dict[str, Case]:
         "Ledger.add": (gdpjax.Ledger().add, (event,), {}),
         "Ledger.from_json": (gdpjax.Ledger.from_json, (gdpjax.Ledger([event]).to_json(),), {}),
         "Ledger.from_opacus_history": (gdpjax.Ledger.from_opacus_history, ([(1.0, 0.1, 3)],), {}),
-        "NeighboringRelation": (gdpjax.NeighboringRelation, ("replace_one",), {}),
         "init_ledger": (ledger.init_ledger, (2, "poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}),
         "ledger_from_state": (ledger.ledger_from_state, (private_state().ledger,), {}),
         "ledger_of": (gdpjax.ledger_of, (private_state(),), {}),
@@ -426,7 +425,7 @@ RECORDS = {
     "ClipInfo", "ClippedGrad", "Curve", "CurveBounds", "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate",
     "Identity", "IndexBatch", "Info", "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation",
     "OneRunAudit", "Phases", "PoissonSample", "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves",
-    "Training", "environment", "AnyEvent",
+    "Training", "environment", "AnyEvent", "NeighboringRelation",
 }  # fmt: skip
 MODULES = (
     gdpjax,

@@ -47,6 +47,16 @@ def check_count(name: str, value: Any, *, least: int = 1, most: int = MOST_INDEX
     return int(check_number(name, value, Domain(f"a whole number >= {least}", inside, most)))
 
 
+def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
+    """``value``, an argument's number or several, as a tuple of ints."""
+    numbers = value if isinstance(value, tuple | list | range) else (value,)
+    if not all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers):
+        raise ValueError(f"{name} must be argument numbers, a whole number or a tuple of them, got {shown(value)}")
+    if any(number < least for number in numbers):
+        raise ValueError(f"{name} must be argument numbers >= {least}, got {', '.join(map(str, numbers[:8]))}")
+    return tuple(int(number) for number in numbers)
+
+
 def check_flag(name: str, value: Any) -> bool:
     """``value`` as a bool; ValueError for anything but True and False."""
     if not isinstance(value, bool | np.bool_):
@@ -125,13 +135,21 @@ def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = 
 def check_tree(name: str, tree: Any, *, kinds: str = "biufc") -> Any:
     """``tree`` if JAX can walk it and every leaf is an array or a number; ValueError with the leaf's path otherwise."""
     for path, leaf in leaves_of(name, tree):
-        if number_kind(getattr(leaf, "dtype", None)) in kinds or isinstance(leaf, jax.ShapeDtypeStruct):
+        if number_kind(getattr(leaf, "dtype", None)) in kinds or _is_special(leaf):
             continue
         if isinstance(leaf, bool | int | float | complex) and number_kind(np.asarray(leaf).dtype) in kinds:
             continue
         where = jax.tree_util.keystr(path)
         raise ValueError(f"{name} must be a pytree of arrays, got {shown(leaf)}{' at ' + where if where else ''}")
     return tree
+
+
+def _is_special(leaf: Any) -> bool:
+    """Whether a leaf stands for an array, is a PRNG key, or the empty gradient of a whole number."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return True
+    dtype = getattr(leaf, "dtype", None) if isinstance(leaf, jax.Array | np.ndarray) else None
+    return dtype is not None and (dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def leaves_of(name: str, tree: Any) -> list[tuple[Any, Any]]:

@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gdpjax._core.shown import shown
+
 T = TypeVar("T")
 
 DEEPEST = 64
@@ -127,7 +129,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"expected every name once in an object, got {twice!r} twice")
+        raise ValueError(f"expected every name once in an object, got {shown(twice)} twice")
     return found
 
 

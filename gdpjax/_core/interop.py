@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from gdpjax._core.shown import shown
+
 Row = tuple[float, float, int]
 """(noise_multiplier, sampling_prob, num_steps)"""
 
@@ -65,13 +67,19 @@ def _repeated(dp_event: Any, event: Mapping[str, Any]) -> Any:
 def rows_of_history(history: Iterable[Any]) -> Sequence[Row]:
     """The rows of an Opacus accountant's history; ValueError where it is something else."""
     rows = []
-    for index, entry in enumerate(history):
+    try:
+        entries = list(history)
+    except Exception as error:
+        raise ValueError(
+            f"history must be a list of (noise_multiplier, sampling_prob, num_steps), got {shown(history)}"
+        ) from error
+    for index, entry in enumerate(entries):
         try:
             noise_multiplier, sampling_prob, num_steps = entry
         except (TypeError, ValueError) as error:
             raise ValueError(
                 "history must be a list of (noise_multiplier, sampling_prob, num_steps), "
-                f"got {entry!r} at index {index}"
+                f"got {shown(entry)} at index {index}"
             ) from error
         rows.append((noise_multiplier, sampling_prob, num_steps))
     return rows

@@ -26,6 +26,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
 P = ParamSpec("P")
@@ -63,7 +64,12 @@ def fresh_key(impl: str | None = None) -> Array:
             "constant of the compiled program, and every call and iteration would repeat its noise. Call fresh_key() "
             "outside and pass the key as an argument"
         )
-    shape = jax.random.key_data(jax.random.key(0, impl=impl)).shape
+    try:
+        shape = jax.random.key_data(jax.random.key(0, impl=impl)).shape
+    except Exception as error:
+        raise ValueError(
+            f'impl must be a key implementation of JAX such as "threefry2x32" or "rbg", got {shown(impl)}'
+        ) from error
     words = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
     return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
@@ -71,7 +77,7 @@ def fresh_key(impl: str | None = None) -> Array:
 def _refuse_no_key(key: Any) -> None:
     """ValueError unless ``key`` is one PRNG key: typed, or a legacy uint32 pair."""
     if not isinstance(key, jax.Array | np.ndarray):
-        raise ValueError(f"key must be a PRNG key such as gdpjax.fresh_key() or jax.random.key(0), got {key!r}")
+        raise ValueError(f"key must be a PRNG key such as gdpjax.fresh_key() or jax.random.key(0), got {shown(key)}")
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape != ():
             raise ValueError(f"key must be one PRNG key, got an array of keys of shape {key.shape}")

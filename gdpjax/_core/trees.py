@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.keys import as_key, fold_in, refuse_key_of_a_loop
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 
 _RADIX = 8
@@ -75,7 +76,7 @@ def broadcast_trainable(trainable: PyTree | None, params: PyTree) -> PyTree:
         raise ValueError(f"trainable must be a pytree of bools that matches the parameters: {error}") from error
     for mark in jax.tree.leaves(full):
         if not isinstance(mark, (bool, np.bool_)):
-            raise ValueError(f"trainable must hold Python bools, got {mark!r}")
+            raise ValueError(f"trainable must hold Python bools, got {shown(mark)}")
     return full
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.checks import COUNT, UNIT, Domain, check, is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import gdp_mu
 from gdpjax.accounting._search import AXES, BISECTIONS, CLOSED_FORMS, SECANTS
@@ -174,7 +175,7 @@ def _target(
 ) -> dict[str, Any]:
     """The target as keyword arguments of the kernels, after the checks that need no numbers."""
     if accountant not in ACCOUNTANTS:
-        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
+        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {shown(accountant)}")
     if mu is not None and (epsilon is not None or delta is not None):
         raise ValueError("give either mu or both epsilon and delta as the target, not mu together with them")
     if mu is None and (epsilon is None or delta is None):

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from gdpjax._core.arguments import check_relation
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, UNIT, Domain, check, is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric
 from gdpjax.accounting._ledgers import describe, largest_group
@@ -35,7 +37,7 @@ _LARGEST_GROUP = 64
 def _checked_group_size(group_size: int) -> int:
     check("group_size", group_size, COUNT)
     if np.ndim(group_size) != 0 or group_size > _LARGEST_GROUP:
-        raise ValueError(f"group_size must be one whole number between 1 and {_LARGEST_GROUP}, got {group_size!r}")
+        raise ValueError(f"group_size must be one whole number between 1 and {_LARGEST_GROUP}, got {shown(group_size)}")
     return int(group_size)  # 2.0 is a whole number, too
 
 
@@ -66,10 +68,10 @@ def _is_ledger(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: s
 def _check_options(ledger: Ledger | AnyEvent, sampling: str, relation: NeighboringRelation | None) -> None:
     """The events of a Ledger say these themselves, so keywords can only agree or be wrong."""
     for event in ledger.events if isinstance(ledger, Ledger) else [ledger]:
-        if relation is not None and NeighboringRelation(relation) is not event.neighboring_relation:
+        if relation is not None and check_relation(relation) is not event.neighboring_relation:
             raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
         if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
-            raise ValueError(f"expected sampling to be that of the events, got {sampling!r}: leave it out")
+            raise ValueError(f"expected sampling to be that of the events, got {shown(sampling)}: leave it out")
 
 
 def _bracket(lift: Callable[..., Any], question: str, family: Family, arrays: tuple[Any, ...], at: Any) -> Bounds:

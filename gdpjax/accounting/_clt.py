@@ -29,6 +29,7 @@ from jax.scipy.special import erf, ndtr
 
 from gdpjax._core import gdp
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT, float64_function
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 
@@ -119,7 +120,7 @@ def clt_epsilon(
     0.835
     """
     if sampling not in SAMPLING:
-        raise ValueError(f"sampling must be one of {', '.join(SAMPLING)}, got {sampling!r}")
+        raise ValueError(f"sampling must be one of {', '.join(SAMPLING)}, got {shown(sampling)}")
     factor = poisson_factor if sampling == "poisson" else _uniform_factor
     return gdp.gdp_epsilon(delta, _scaled(factor(1 / noise_multiplier), sampling_prob, num_steps))
 

@@ -35,6 +35,7 @@ from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT, float64_func
 from gdpjax._core.chunks import map_chunks
 from gdpjax._core.normal import LOG_SQRT_TWO_PI, mills_difference, mills_ratio
 from gdpjax._core.roots import bisect
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 
@@ -127,7 +128,7 @@ def edgeworth_delta(
 
 def _check_order(order: int) -> None:
     if order not in (1, 2):
-        raise ValueError(f"order must be 1 or 2, got {order!r}")
+        raise ValueError(f"order must be 1 or 2, got {shown(order)}")
 
 
 def _cumulants(noise_multiplier: Array, sampling_prob: Array) -> tuple[Array, tuple[Array, ...]]:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
 from gdpjax._core import gdp
+from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT, Domain, float64_function
 from gdpjax._core.types import Array
 
@@ -173,6 +174,7 @@ def gdp_compose(mu: Array, axis: int = -1) -> Array:
     >>> print(gdp_compose([3.0, 4.0]))
     5.0
     """
+    axis = check_count("axis", axis, least=-mu.ndim)
     if not -mu.ndim <= axis < mu.ndim:
         raise ValueError(f"mu must have axis {axis} to compose along, got shape {mu.shape}")
     largest = jnp.max(mu, axis=axis, keepdims=True, initial=0.0)

@@ -24,6 +24,7 @@ import numpy as np
 from gdpjax._core.checks import OPEN_UNIT, WHOLE, Domain, check, float64_function, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.roots import bisect, geometric_midpoint
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
 DISTRIBUTIONS = ("negative_binomial", "poisson")
@@ -158,7 +159,7 @@ def check_parameters(
 ) -> None:
     """Raise ValueError unless exactly the parameters of the distribution are given."""
     if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {distribution!r}")
+        raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {shown(distribution)}")
     needed = {"mean"} if distribution == "poisson" else {"eta", "gamma"}
     given = {name for name, value in (("eta", eta), ("gamma", gamma), ("mean", mean)) if value is not None}
     if given != needed:

@@ -27,12 +27,14 @@ from gdpjax._core.checks import (
     POSITIVE,
     RENYI_ORDER,
     UNIT,
+    Domain,
     check,
     check_broadcast,
     float64_function,
     is_traced,
 )
 from gdpjax._core.chunks import map_chunks
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._renyi import log_moments
@@ -258,7 +260,13 @@ def _rdp_at_traced_orders(noise_multiplier: Array, sampling_prob: Array, orders:
 
 def column(value: Array) -> Array:
     """value[..., None], in float64 where the value is concrete."""
-    return value[..., None] if is_traced(value) else np.asarray(value, np.float64)[..., None]
+    if is_traced(value):
+        return jnp.asarray(value)[..., None]
+    try:
+        check("value", value, Domain("a number", lambda x: x == x))
+        return np.asarray(value, np.float64)[..., None]
+    except ValueError:  # the kernels, which know the argument's name, refuse it
+        return value
 
 
 def check_orders(rdp: Array, orders: Array) -> None:
@@ -272,4 +280,4 @@ def check_orders(rdp: Array, orders: Array) -> None:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")

@@ -15,8 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.checks import COUNT, POSITIVE, REAL, check, check_scalar
+from gdpjax._core.arguments import check_array, check_callable, check_count, check_positions, check_tree
+from gdpjax._core.checks import POSITIVE, REAL, check_scalar
 from gdpjax._core.keys import as_key, bits, one_key_at_a_time, split
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import num_elements, wide_dtype
 from gdpjax._core.types import Array, PyTree
 
@@ -34,7 +36,7 @@ def flip_coins(key: Array, num_canaries: int) -> Array:
     >>> flip_coins(jax.random.key(0), 5).shape
     (5,)
     """
-    check("num_canaries", num_canaries, COUNT)
+    num_canaries = check_count("num_canaries", num_canaries)
     return bits(key, (num_canaries,)) >> 31 == 1
 
 
@@ -62,9 +64,10 @@ def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array
     >>> [round(float(jnp.linalg.norm(row)), 5) for row in canaries["w"]]
     [1.0, 1.0, 1.0]
     """
-    check("num_canaries", num_canaries, COUNT)
+    num_canaries = check_count("num_canaries", num_canaries)
     check_scalar("norm", norm, POSITIVE)
-    leaves, structure = jax.tree.flatten(params)
+    check_tree("params", params)
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
     keys = split(key, len(leaves))
     drawn = [_normal(k, (num_canaries, *leaf.shape), wide_dtype(leaf)) for k, leaf in zip(keys, leaves, strict=True)]
     squares = sum(jnp.sum(g.reshape(num_canaries, -1) ** 2, axis=1) for g in drawn)
@@ -98,9 +101,10 @@ def coordinate_canaries(key: Array, num_canaries: int, params: PyTree, norm: Arr
     >>> canaries["w"].sum(axis=0).tolist()
     [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
-    check("num_canaries", num_canaries, COUNT)
+    num_canaries = check_count("num_canaries", num_canaries)
     check_scalar("norm", norm, POSITIVE)
-    leaves, structure = jax.tree.flatten(params)
+    check_tree("params", params)
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
     sizes = [num_elements(leaf) for leaf in leaves]
     if num_canaries > sum(sizes):
         raise ValueError(f"num_canaries must be at most the {sum(sizes)} parameters, got {num_canaries}")
@@ -132,6 +136,8 @@ def with_gradient_canaries(loss_fn: Callable[..., Array]) -> Callable[..., Array
     [0.6000000238418579, 0.800000011920929]
     """
 
+    check_callable("loss_fn", loss_fn)
+
     def loss(params: PyTree, canary: PyTree, is_canary: Array, *example: Any) -> Array:
         products = jax.tree.map(lambda p, g: jnp.sum(p * g), params, canary)
         return jnp.where(is_canary, sum(jax.tree.leaves(products)), loss_fn(params, *example))
@@ -158,8 +164,8 @@ def mislabel(key: Array, labels: Array, num_classes: int) -> Array:
     >>> bool((mislabel(jax.random.key(0), jnp.arange(10), 10) != jnp.arange(10)).all())
     True
     """
-    check("num_classes", num_classes, COUNT)
-    labels = jnp.asarray(labels)
+    num_classes = check_count("num_classes", num_classes)
+    labels = jnp.asarray(check_array("labels", labels))
     if num_classes < 2 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"expected integer labels and num_classes >= 2, got {labels.dtype} and {num_classes}")
     # In int32: a sum of two labels need not fit their own type.
@@ -188,12 +194,12 @@ def out_of_distribution(
     >>> out_of_distribution(jax.random.key(0), 4, (28, 28)).shape
     (4, 28, 28)
     """
-    check("num_canaries", num_canaries, COUNT)
+    num_canaries = check_count("num_canaries", num_canaries)
     check_scalar("low", low, REAL)
     check_scalar("high", high, REAL)
     if not low < high:
         raise ValueError(f"expected low < high, got {low} and {high}")
-    shape = (num_canaries, *shape)
+    shape = (int(num_canaries), *(check_count("shape", size, least=0) for size in check_positions("shape", shape)))
     return one_key_at_a_time(lambda key: jax.random.uniform(key, shape, minval=low, maxval=high))(as_key(key))
 
 
@@ -218,6 +224,11 @@ def white_box_scores(released: PyTree, canaries: PyTree) -> Array:
     >>> white_box_scores(jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.eye(2)).tolist()
     [1.0, 3.0]
     """
+
+    check_tree("released", released)
+    check_tree("canaries", canaries)
+    if jax.tree.structure(released) != jax.tree.structure(canaries):
+        raise ValueError(f"expected two trees of one structure, got {shown(released)} and {shown(canaries)}")
 
     def of_leaf(value: Array, rows: Array) -> Array:
         value, rows = jnp.asarray(value), jnp.asarray(rows)
@@ -250,7 +261,8 @@ def black_box_scores(losses: Array, reference_losses: Array) -> Array:
     >>> black_box_scores(jnp.array([0.5, 2.0]), 1.0).tolist()
     [0.5, -1.0]
     """
-    losses, reference = jnp.asarray(losses), jnp.asarray(reference_losses)
+    losses = jnp.asarray(check_array("losses", losses))
+    reference = jnp.asarray(check_array("reference_losses", reference_losses))
     if losses.ndim != 1 or reference.shape not in ((), losses.shape):
         raise ValueError(f"expected two vectors of one loss a canary, got shapes {losses.shape}, {reference.shape}")
     return reference - losses

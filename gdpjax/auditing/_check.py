@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, WHOLE, check, check_scalar, is_traced
 
 STANDING = "empirical lower"
@@ -40,7 +41,8 @@ def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
     if is_traced((scores, included)):
         raise ValueError("scores and included are traced, but audits are computed outside compiled code")
     try:
-        numbers, coins = np.asarray(scores, np.float64), np.asarray(included)
+        numbers = np.asarray(check_array("scores", scores)).astype(np.float64)
+        coins = np.asarray(check_array("included", included, kinds="biuf"))
         is_coin = bool(np.isin(coins.astype(np.float64), (0.0, 1.0)).all())
     except (TypeError, ValueError) as error:
         raise ValueError(f"scores and included must be arrays of numbers: {error}") from error

@@ -17,6 +17,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from gdpjax._core.checks import COUNT, check
+from gdpjax._core.keys import as_key
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta, check_fair, check_scores
 from gdpjax.auditing._one_run_epsilon import check_guesses, one_run_epsilon
@@ -67,6 +70,7 @@ def count_correct(scores: Array, included: Array, num_guesses: int, key: Array) 
     """
     numbers, coins = check_scores(scores, included)
     check_guesses(0, num_guesses, numbers.size)
+    key = as_key(key)
     order = np.lexsort((np.asarray(jax.random.permutation(key, numbers.size)), numbers))
     high = (int(num_guesses) + 1) // 2
     right = int(coins[order[numbers.size - high :]].sum())
@@ -107,11 +111,14 @@ def audit_one_run(
     """
     numbers, coins = check_scores(scores, included)
     check_fair(coins)
+    key = as_key(key)
     delta, level = check_delta(delta), 1 - check_confidence(confidence)
     size = numbers.size
+    if num_guesses is not None:
+        check("num_guesses", num_guesses, COUNT)
     several = np.atleast_1d(-(-size // 10) if num_guesses is None else np.asarray(num_guesses))
     if several.ndim != 1 or not several.size or len(set(several.tolist())) < several.size:
-        raise ValueError(f"num_guesses must be a number or different numbers, got {num_guesses!r}")
+        raise ValueError(f"num_guesses must be a number or different numbers, got {shown(num_guesses)}")
     shared = 1 - level / several.size
     found = []
     for guesses in several.tolist():

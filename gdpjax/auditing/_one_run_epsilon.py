@@ -44,6 +44,8 @@ from typing import Any
 import numpy as np
 import scipy
 
+from gdpjax._core.arguments import check_number
+from gdpjax._core.checks import NONNEGATIVE
 from gdpjax._core.types import Array
 from gdpjax.auditing._check import check_confidence, check_counts, check_delta
 
@@ -100,8 +102,7 @@ def one_run_p_value(num_correct: Array, num_guesses: int, num_canaries: int, *, 
     """
     correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
     delta = check_delta(delta)
-    if not 0 <= epsilon < np.inf:
-        raise ValueError(f"epsilon must be a finite number >= 0, got {epsilon}")
+    epsilon = check_number("epsilon", epsilon, NONNEGATIVE)
     return _p_value(correct, guesses, canaries, float(epsilon), delta)[()]
 
 

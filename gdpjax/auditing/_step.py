@@ -22,7 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import COUNT, check, check_scalar
+from gdpjax._core.arguments import check_callable, check_count
+from gdpjax._core.keys import as_key
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta
 from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
@@ -148,12 +150,12 @@ def audit_step(
     >>> audit.refuted, 1.0 < audit.mu < 2.0
     (True, True)
     """
-    check("num_releases", num_releases, COUNT)
-    check_scalar("num_releases", num_releases, COUNT)
+    num_releases = check_count("num_releases", num_releases)
+    check_callable("release", release)
+    key = as_key(key)
     delta, confidence = check_delta(delta), check_confidence(confidence)
     if claimed is not None and not callable(claimed):
-        raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {claimed!r}")
-    num_releases = int(num_releases)
+        raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {shown(claimed)}")
     rows = _rows(release, key, num_releases)
     name, score, test = _choose(rows)
     rest = rows[:, 2 * (num_releases // 4) :]

@@ -17,15 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.arguments import check_positions
 from gdpjax._core.checks import COUNT, check_scalar, is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 
 
 def _as_numbers(name: str, value: int | tuple[int, ...]) -> tuple[int, ...]:
-    numbers = (value,) if isinstance(value, int) else tuple(value)
-    if any(not isinstance(number, int) or number < 0 for number in numbers):
-        raise ValueError(f"{name} must be argument numbers >= 0, got {value!r}")
-    return numbers
+    return check_positions(name, value)
 
 
 def _check_copies(number: int, argument: PyTree, multiplicity: int) -> None:
@@ -44,7 +43,7 @@ def _check_copies(number: int, argument: PyTree, multiplicity: int) -> None:
 def _copy_keys(number: int, key: Any, multiplicity: int) -> Array:
     typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or key.shape != ():
-        raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {key!r}")
+        raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {shown(key)}")
     return jax.vmap(lambda copy: jax.random.fold_in(key, copy))(jnp.arange(multiplicity, dtype=jnp.int32))
 
 
@@ -105,7 +104,7 @@ def average_augmentations(
     [0.6, 1.3]
     """
     if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function of one example, got {loss_fn!r}")
+        raise ValueError(f"loss_fn must be a function of one example, got {shown(loss_fn)}")
     if is_traced(multiplicity):
         raise ValueError("multiplicity must be a static whole number >= 1, got a traced value")
     check_scalar("multiplicity", multiplicity, COUNT)

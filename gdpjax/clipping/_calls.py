@@ -28,6 +28,7 @@ import jax
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
+from gdpjax._core.shown import shown
 from gdpjax._core.types import PyTree
 from gdpjax.clipping._clip import MAX_SLACK, Rounding
 
@@ -221,7 +222,7 @@ def check_static_size(name: str, size: Any) -> None:
     advice = ""
     if isinstance(size, jax.Array):
         advice = f"; it decides shapes and rounding, so under optax.inject_hyperparams list {name} in static_args"
-    raise ValueError(f"{name} must be a whole number >= 1, got {size!r}{advice}")
+    raise ValueError(f"{name} must be a whole number >= 1, got {shown(size)}{advice}")
 
 
 def refuse_call_as_schedule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
@@ -184,7 +185,7 @@ def clipped_grad(
     2.0
     """
     if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {STRATEGIES}, got {strategy!r}")
+        raise ValueError(f"strategy must be one of {STRATEGIES}, got {shown(strategy)}")
     check_static_size("microbatch_size", microbatch_size)
     check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import PyTree
 from gdpjax.clipping._clip import rounding
@@ -107,7 +108,7 @@ def explain(
     32 of 32 rows at a time
     """
     if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {STRATEGIES}, got {strategy!r}")
+        raise ValueError(f"strategy must be one of {STRATEGIES}, got {shown(strategy)}")
     spec = LossSpec.create(
         loss_fn, argnums=0, batch_argnums=batch_argnums, key_argnums=key_argnums, keep_batch_dim=keep_batch_dim,
         has_aux=has_aux, trainable=trainable, shared_argnums=shared_argnums, shared_argnames=shared_argnames,

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_flag, check_positions
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._rowwise import described, read_program, refuse_own_mean, refuse_rows
@@ -45,19 +47,25 @@ class LossSpec:
     ) -> "LossSpec":  # fmt: skip
         """Check the static arguments and normalise them."""
         if not callable(loss_fn):
-            raise ValueError(f"loss_fn must be a function of one example, got {loss_fn!r}")
-        roles = {"argnums": _as_tuple(argnums), "batch_argnums": _as_tuple(batch_argnums)}
-        roles["key_argnums"], roles["shared_argnums"] = _as_tuple(key_argnums), _as_tuple(shared_argnums)
-        names = (shared_argnames,) if isinstance(shared_argnames, str) else tuple(shared_argnames)
+            raise ValueError(f"loss_fn must be a function of one example, got {shown(loss_fn)}")
+        given = dict(
+            argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums, shared_argnums=shared_argnums
+        )
+        roles = {name: check_positions(name, value, least=-(2**31)) for name, value in given.items()}
+        keep_batch_dim = check_flag("keep_batch_dim", keep_batch_dim)
+        has_aux = check_flag("has_aux", has_aux)
+        listed = isinstance(shared_argnames, tuple | list | set | frozenset)
+        names = tuple(shared_argnames) if listed else (shared_argnames,)
         if not all(isinstance(name, str) for name in names):
-            raise ValueError(f"shared_argnames must be names of keyword arguments, got {shared_argnames!r}")
+            raise ValueError(f"shared_argnames must be names of keyword arguments, got {shown(shared_argnames)}")
         if not roles["argnums"] or not roles["batch_argnums"]:
             raise ValueError("argnums and batch_argnums must each name at least one argument")
         every = [number for numbers in roles.values() for number in numbers]
         if any(number < 0 for number in every) or len(set(every)) != len(every):
             raise ValueError(f"argument numbers must be distinct and not negative, got {roles}")
+        several = isinstance(argnums, tuple | list | range)
         return cls(
-            loss_fn, argnums if isinstance(argnums, int) else roles["argnums"], roles["batch_argnums"],
+            loss_fn, roles["argnums"] if several else roles["argnums"][0], roles["batch_argnums"],
             roles["key_argnums"], keep_batch_dim, has_aux, trainable, roles["shared_argnums"], names,
         )  # fmt: skip
 
@@ -291,7 +299,7 @@ def _refuse_unbatched(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, A
             kind = f"an array {described(leaf)}" if is_array else f"a {type(leaf).__name__} of numbers"
             last = name.split()[-1]
             if name.startswith("keyword"):
-                batched, shared = "pass it by position and name that in batch_argnums", f"shared_argnames={last!r}"
+                batched, shared = "pass it by position and name that in batch_argnums", f"shared_argnames={shown(last)}"
             else:
                 batched = f"say batch_argnums={(*spec.batch_argnums, int(last))}"
                 shared = f"shared_argnums={last}"
@@ -331,7 +339,7 @@ def _key_data_ok(spec: LossSpec, args: tuple[Any, ...]) -> None:
         key = args[number]
         typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         if not typed or key.shape != ():
-            raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {key!r}")
+            raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {shown(key)}")
 
 
 def _varying_axes(leaf: Array) -> Any:

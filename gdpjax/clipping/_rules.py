@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.arguments import check_flag, check_relation, leaves_of
 from gdpjax._core.checks import Domain, check_scalar, is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name, power_of_two
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 
@@ -165,7 +167,7 @@ class PerGroup:
 
     def __post_init__(self) -> None:
         if not isinstance(self.l2_clip_norms, Mapping) or not self.l2_clip_norms:
-            raise ValueError(f"l2_clip_norms must map group names to bounds, got {self.l2_clip_norms!r}")
+            raise ValueError(f"l2_clip_norms must map group names to bounds, got {shown(self.l2_clip_norms)}")
         for name, bound in self.l2_clip_norms.items():
             check_scalar(f"l2_clip_norms[{name!r}]", bound, CLIP_NORM)
         for name in jax.tree.leaves(self.groups_of):
@@ -213,13 +215,13 @@ def as_rule(clip: Any) -> Rule:
     if isinstance(clip, Rule):
         return clip
     if clip is None or isinstance(clip, (str, bytes, dict, list, tuple)) or callable(clip):
-        raise ValueError(f"clip must be a positive l2 clip norm or a rule such as Flat(1.0), got {clip!r}")
+        raise ValueError(f"clip must be a positive l2 clip norm or a rule such as Flat(1.0), got {shown(clip)}")
     return Flat(clip)
 
 
 def rule_sensitivity(rule: Rule, neighboring_relation: NeighboringRelation) -> Array:
     """Largest l2 change of the clipped sum between neighbours: the rule's bound, doubled for REPLACE_ONE."""
-    relation = NeighboringRelation(neighboring_relation)
+    relation = check_relation(neighboring_relation)
     bound = rule.l2_norm_bound
     if not is_traced(bound):
         bound = float(bound)
@@ -243,6 +245,8 @@ class Sensitivity:
 
     def __post_init__(self) -> None:
         check_scalar("Sensitivity value", self.value, CLIP_NORM)
+        for _, mark in leaves_of("trainable", self.trainable):
+            check_flag("every leaf of trainable", mark)
 
     def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
         """``value``, doubled for REPLACE_ONE."""

@@ -15,7 +15,7 @@ from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UN
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
-_CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < np.inf) & (x == x // 1))
+_CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < 2.0**53) & (x == x // 1), 2.0**53 - 1)
 _RELATIONS = {
     "poisson": (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
     "uniform": (NeighboringRelation.REPLACE_ONE,),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gdpjax._core import interop
+from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.ledger._events import EVENT_TYPES, AnyEvent, Event, GaussianEvent, LaplaceEvent
 
@@ -22,7 +23,7 @@ def _event_to_dict(event: AnyEvent) -> dict[str, Any]:
 def _event_from_dict(fields: dict[str, Any]) -> AnyEvent:
     kind = fields.get("type", "subsampled_gaussian")
     if kind not in EVENT_TYPES:
-        raise ValueError(f"the type of an event must be one of {', '.join(EVENT_TYPES)}, got {kind!r}")
+        raise ValueError(f"the type of an event must be one of {', '.join(EVENT_TYPES)}, got {shown(kind)}")
     return EVENT_TYPES[kind](**{name: value for name, value in fields.items() if name != "type"})
 
 
@@ -60,7 +61,10 @@ class Ledger(Sequence[AnyEvent]):
     """
 
     def __init__(self, events: Iterable[AnyEvent] = ()) -> None:
-        self._events = tuple(events)
+        try:
+            self._events = tuple(events)
+        except Exception as error:
+            raise ValueError(f"a Ledger holds a sequence of events, got {shown(events)}") from error
         for event in self._events:
             if not isinstance(event, AnyEvent):
                 raise ValueError(f"a Ledger holds events such as gdpjax.Event, got {type(event).__name__}")

@@ -14,10 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.checks import is_traced
+from gdpjax._core.arguments import (
+    check_choice,
+    check_count,
+    check_instance,
+    check_number,
+    check_relation,
+    check_tree,
+    leaves_of,
+)
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger._events import KINDS, Event
 from gdpjax.ledger._ledger import Ledger
+
+_ANY = Domain("a number", lambda x: x == x)
+_INFINITE = Domain("-inf or inf", lambda x: abs(x) == np.inf)
 
 
 class LedgerState(NamedTuple):
@@ -32,8 +45,15 @@ class LedgerState(NamedTuple):
     kind: Array  # int32, index of (sampling, relation)
 
 
+_MOST_ROWS = 2**20
+_KIND_NAMES = tuple(f"{sampling!r}, {relation.name}" for sampling, relation in KINDS)
+
+
 def init_ledger(capacity: int, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
     """An empty ledger of ``capacity`` rows."""
+    capacity = check_count("capacity", capacity, most=_MOST_ROWS)
+    relation = check_relation(neighboring_relation)
+    check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -42,12 +62,16 @@ def init_ledger(capacity: int, sampling: str, neighboring_relation: NeighboringR
         used=jnp.zeros((), jnp.int32),
         overflow=jnp.zeros((), bool),
         extra_delta=jnp.zeros((), real),
-        kind=jnp.asarray(KINDS.index((sampling, neighboring_relation)), jnp.int32),
+        kind=jnp.asarray(KINDS.index((sampling, relation)), jnp.int32),
     )
 
 
 def round_toward(value: Array, direction: float, real: Any) -> Array:
     """``value`` as a float of dtype ``real``, rounded down (direction -inf) or up (inf)."""
+    check("value", value, _ANY)
+    check_number("direction", direction, _INFINITE)
+    if number_kind(real) != "f":
+        raise ValueError(f"real must be a floating dtype, got {shown(real)}")
     if is_traced(value):
         return value.astype(real)
     exact = np.float64(value)
@@ -58,6 +82,11 @@ def round_toward(value: Array, direction: float, real: Any) -> Array:
 
 def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array) -> LedgerState:
     """The ledger after one more step; jit, scan and vmap."""
+    check_instance("state", state, LedgerState, "such as init_ledger gives")
+    check_tree("state", state)
+    check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
+    check_scalar("sampling_prob", sampling_prob, UNIT)
+    check_scalar("extra_delta", extra_delta, HALF_OPEN_UNIT)
     state = jax.tree.map(jnp.asarray, state)  # a restored state may hold NumPy arrays
     capacity, real = state.noise_multiplier.shape[0], state.noise_multiplier.dtype
     noise = round_toward(noise_multiplier, -np.inf, real)
@@ -85,6 +114,14 @@ def record_steps(
     state: LedgerState, num_steps: Array, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array
 ) -> LedgerState:
     """The ledger after ``num_steps`` more equal steps."""
+    if not is_traced(num_steps):
+        num_steps = check_count("num_steps", num_steps, least=0)
+    check_instance("state", state, LedgerState, "such as init_ledger gives")
+    check_tree("state", state)
+    # Concrete numbers are looked at here; in the loop they are traced.
+    check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
+    check_scalar("sampling_prob", sampling_prob, UNIT)
+    check_scalar("extra_delta", extra_delta, HALF_OPEN_UNIT)
     return jax.lax.fori_loop(
         0, num_steps, lambda _, after: record_step(after, noise_multiplier, sampling_prob, extra_delta), state
     )
@@ -92,6 +129,8 @@ def record_steps(
 
 def ledger_from_state(state: LedgerState) -> Ledger:
     """The host-side `Ledger` of one configuration's state; rows without steps are dropped."""
+    check_instance("state", state, LedgerState, "the ledger of an optimizer's state (see ledger_of)")
+    check_tree("state", state)
     if is_traced(state):
         raise ValueError("a Ledger is read outside compiled code; return the optimizer state and read it there")
     if np.ndim(state.used) != 0:
@@ -164,6 +203,7 @@ def ledger_of(opt_state: PyTree) -> Ledger:
 
 def ledger_state_of(opt_state: PyTree) -> LedgerState:
     """The one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
+    leaves_of("opt_state", opt_state)
     found = _ledgers(opt_state)
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, _ROLLING_BACK)):
         if isinstance(node, _ROLLING_BACK) and _ledgers(list(node)):

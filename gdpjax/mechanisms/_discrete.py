@@ -25,9 +25,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar, float64_function, is_traced
 from gdpjax._core.keys import bits as random_bits
 from gdpjax._core.keys import fold_in
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Mechanism
 from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
@@ -105,9 +107,9 @@ class _Discrete(Mechanism):
     sensitivity: int
 
     def __init__(self, sensitivity: int) -> None:
-        if isinstance(sensitivity, bool) or not isinstance(sensitivity, numbers.Integral) or sensitivity < 1:
-            raise ValueError(f"sensitivity must be a whole number >= 1, got {sensitivity!r}")
-        self.sensitivity = int(sensitivity)
+        if not isinstance(sensitivity, numbers.Integral):
+            raise ValueError(f"sensitivity must be a whole number >= 1, got {shown(sensitivity)}")
+        self.sensitivity = check_count("sensitivity", sensitivity)
 
     def _draw(self, uniform: Uniform) -> int:
         raise NotImplementedError
@@ -145,7 +147,7 @@ class _Discrete(Mechanism):
         """
         if is_traced((key, value)):
             raise ValueError("exact integer sampling runs on the host: call it outside compiled code")
-        integers = np.asarray(value)
+        integers = np.asarray(check_array("value", value))
         if not np.issubdtype(integers.dtype, np.integer):
             raise ValueError(f"value must hold integers, got {integers.dtype}; round the query, not the answer")
         uniform = _uniform_from(key)

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, check_scalar, float64_function, is_traced
+from gdpjax._core.arguments import check_array, check_count, check_number
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, float64_function, is_traced
 from gdpjax._core.keys import one_key_at_a_time, split
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
@@ -55,11 +56,9 @@ class RandomizedResponse(Mechanism):
 
     def __init__(self, epsilon: Array, num_categories: int = 2) -> None:
         check("epsilon", epsilon, POSITIVE)
-        check_scalar("num_categories", num_categories, POSITIVE)
-        if int(num_categories) != num_categories or num_categories < 2:
-            raise ValueError(f"num_categories must be a whole number >= 2, got {num_categories}")
+        num_categories = check_count("num_categories", num_categories, least=2)
         object.__setattr__(self, "privacy_loss", epsilon)
-        object.__setattr__(self, "num_categories", int(num_categories))
+        object.__setattr__(self, "num_categories", num_categories)
 
     @classmethod
     def two_coins(cls) -> Self:
@@ -69,7 +68,8 @@ class RandomizedResponse(Mechanism):
     @classmethod
     def with_truth_probability(cls, truth_probability: float, num_categories: int = 2) -> Self:
         """The mechanism that tells the truth with a given probability, above 1 / k and below 1."""
-        check_scalar("truth_probability", truth_probability, OPEN_UNIT)
+        truth_probability = check_number("truth_probability", truth_probability, OPEN_UNIT)
+        num_categories = check_count("num_categories", num_categories, least=2)
         odds = truth_probability * (num_categories - 1) / (1.0 - truth_probability)
         if not odds > 1:
             raise ValueError(f"truth_probability must exceed 1 / {num_categories}, got {truth_probability}")
@@ -103,7 +103,7 @@ class RandomizedResponse(Mechanism):
         Raises:
             ValueError: not integers, or concrete ones outside [0, k). Traced ones are taken modulo k.
         """
-        answers = jnp.asarray(value)
+        answers = jnp.asarray(check_array("value", value, kinds="biuf"))
         if not (jnp.issubdtype(answers.dtype, jnp.integer) or answers.dtype == jnp.bool_):
             raise ValueError(f"value must hold categories as integers, got {answers.dtype}")
         if (
@@ -138,6 +138,7 @@ class RandomizedResponse(Mechanism):
         >>> print(frequencies, errors.round(4))
         [0.3 0.7] [0.031 0.031]
         """
+        counts = check_array("counts", counts)
         if np.ndim(counts) < 1 or np.shape(counts)[-1] != self.num_categories:
             raise ValueError(
                 f"counts must have {self.num_categories} entries in its last axis, got shape {np.shape(counts)}"

@@ -10,6 +10,7 @@ import numpy as np
 from gdpjax._core.checks import UNIT, check, is_traced
 from gdpjax._core.keys import split
 from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Additive, check_sensitivity, coin, floating, one_number
 from gdpjax.tradeoff import Curve, inverse, mixture, subsample
@@ -42,7 +43,7 @@ class PoissonSubsampled(Additive):
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Additive):
             raise ValueError(
-                f"mechanism must add noise to a sum, such as GaussianMechanism(1.0); got {self.mechanism!r}"
+                f"mechanism must add noise to a sum, such as GaussianMechanism(1.0); got {shown(self.mechanism)}"
             )
         check("sampling_prob", self.sampling_prob, UNIT)
 
@@ -58,7 +59,7 @@ class PoissonSubsampled(Additive):
         if direction is None:
             return subsample(curve, self.sampling_prob)
         if direction not in ("remove", "add"):
-            raise ValueError(f'direction must be None, "remove" or "add", got {direction!r}')
+            raise ValueError(f'direction must be None, "remove" or "add", got {shown(direction)}')
         one = mixture(curve, self.sampling_prob)
         return one if direction == "remove" else inverse(one)
 

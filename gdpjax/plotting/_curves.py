@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, Domain, check, check_scalar
+from gdpjax._core.arguments import check_count, check_flag, check_number
+from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, check, check_scalar
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import (
     clt_epsilon,
@@ -150,6 +151,7 @@ def epsilon_curves(
     True
     """
     _check_run(noise_multiplier, sampling_prob, num_steps, delta, num_points)
+    log = check_flag("log", log)
     # epsilon grows like a square root, so that without logarithms squares are spaced evenly to the eye
     spaced = np.geomspace(1, num_steps, num_points) if log else num_steps * np.linspace(0, 1, num_points) ** 2
     steps = np.unique(np.maximum(np.round(spaced), 1.0))
@@ -186,8 +188,8 @@ def approximate_dp_tradeoff(alpha: Any, epsilon: float, delta: float) -> np.ndar
     [0.5  0.25 0.  ]
     """
     check("alpha", alpha, UNIT)
-    check("epsilon", epsilon, EXTENDED_NONNEGATIVE)
-    check("delta", delta, UNIT)
+    epsilon = check_number("epsilon", epsilon, EXTENDED_NONNEGATIVE)
+    delta = check_number("delta", delta, UNIT)
     alpha = np.asarray(alpha, np.float64)
     steep = 1.0 - delta - np.exp(min(epsilon, 700.0)) * alpha
     return np.maximum(np.maximum(steep, np.exp(-epsilon) * (1.0 - delta - alpha)), 0.0)
@@ -198,7 +200,7 @@ def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any, delta:
     check_scalar("sampling_prob", sampling_prob, UNIT)
     check_scalar("num_steps", num_steps, COUNT)
     check_scalar("delta", delta, DELTA)
-    check_scalar("num_points", num_points, Domain("a whole number >= 8", lambda x: (x >= 8) & (x == x // 1)))
+    check_count("num_points", num_points, least=8, most=100_000)
 
 
 def _alphas(num_points: int, epsilon: float, delta: float) -> np.ndarray:

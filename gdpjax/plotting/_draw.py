@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gdpjax._core.arguments import check_flag, check_instance
 from gdpjax.plotting._curves import MU_FAILURE, EpsilonCurves, TradeoffCurves
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     >>> len(plot_tradeoff(private).axes[0].lines)
     6
     """
+    check_instance("curves", curves, TradeoffCurves, "made by tradeoff_curves")
+    log = check_flag("log", log)
     with _figure(3.75) as (figure, axes):
         shown = (curves.alpha > 0) & (curves.alpha < 1) if log else slice(None)
         alpha = curves.alpha[shown]
@@ -115,6 +118,8 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     >>> plot_epsilon(EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x)).axes[0].get_xlabel()
     'number of steps'
     """
+    check_instance("curves", curves, EpsilonCurves, "made by epsilon_curves")
+    log = check_flag("log", log)
     with _figure(3.0) as (figure, axes):
         steps = curves.num_steps
         (classic,) = axes.plot(steps, _finite(curves.moments_accountant_classic), **_DASH_DOTTED)

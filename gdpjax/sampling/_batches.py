@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gdpjax._core.checks import COUNT, WHOLE, at_once, check, check_scalar, is_traced
+from gdpjax._core.arguments import check_count, check_number
+from gdpjax._core.checks import OPEN_UNIT, WHOLE, at_once, check_scalar, is_traced
 from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
@@ -79,7 +80,7 @@ def poisson_batches(
         key, num_examples, sampling_prob, num_steps=num_steps, capacity=capacity, overflow=overflow, sizes=sizes,
         num_valid=num_valid,
     )  # fmt: skip
-    check_scalar("start", start, WHOLE)
+    start = check_count("start", start, least=0)
     if start > num_steps:
         raise ValueError(f"start must be at most num_steps={num_steps}, got {start}")
     return (batches[step] for step in range(int(start), len(batches)))
@@ -91,8 +92,7 @@ class _Batches(abc.ABC):
     _on_device: str  # the function that draws the same batches in compiled code
 
     def __init__(self, key: Array, num_examples: int, sampling_prob: float, num_steps: int):
-        check_scalar("num_examples", num_examples, COUNT)
-        check_scalar("num_steps", num_steps, COUNT)
+        num_examples, num_steps = check_count("num_examples", num_examples), check_count("num_steps", num_steps)
         self._key_data, self._impl = check_key(key)
         self.num_examples, self.num_steps = int(num_examples), int(num_steps)
         self.sampling_prob = sampling_prob
@@ -107,6 +107,8 @@ class _Batches(abc.ABC):
                 f"compiled code call gdpjax.sampling.{self._on_device} with jax.random.fold_in(key, step)"
             )
         try:
+            if isinstance(step, bool | np.bool_):
+                raise TypeError("a truth value is no step")
             number = operator.index(step)
         except TypeError as error:
             raise ValueError(f"step must be a whole number, got {shown(step)}") from error
@@ -161,8 +163,8 @@ class PoissonBatches(_Batches):
             capacity = sizes[-1]
         elif capacity is None:
             capacity = choose_capacity(self.num_examples, self.sampling_prob, self.num_steps, overflow)
-        check_scalar("capacity", capacity, COUNT)
-        self.capacity = int(capacity)
+        self.capacity = check_count("capacity", capacity)
+        check_number("overflow", overflow, OPEN_UNIT)
         self.sizes = sizes or (self.capacity,)
         self.overflow = overflow_probability(self.num_examples, self.sampling_prob, self.num_steps, self.capacity)
         check_scalar("num_valid", self.num_examples if num_valid is None else num_valid, WHOLE)
@@ -215,7 +217,7 @@ class UniformBatches(_Batches):
     _on_device = "uniform_sample"
 
     def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
-        check_scalar("batch_size", batch_size, COUNT)
+        batch_size, num_examples = check_count("batch_size", batch_size), check_count("num_examples", num_examples)
         super().__init__(key, num_examples, batch_size / num_examples, num_steps)
         if batch_size > num_examples:
             raise ValueError(f"batch_size must be at most num_examples={num_examples}, got {batch_size}")
@@ -234,10 +236,11 @@ class UniformBatches(_Batches):
 
 
 def _ascending(sizes: Sequence[int], capacity: int | None) -> tuple[int, ...]:
-    check("sizes", list(sizes), COUNT)
-    whole = tuple(int(size) for size in sizes)
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
+        raise ValueError(f"sizes must be a few whole numbers, got {shown(sizes)}")
+    whole = tuple(check_count("sizes", size) for size in sizes)
     if not whole or list(whole) != sorted(set(whole)):
-        raise ValueError(f"sizes must be ascending whole numbers, got {sizes!r}")
+        raise ValueError(f"sizes must be ascending whole numbers, got {shown(sizes)}")
     if capacity is not None and capacity != whole[-1]:
         raise ValueError(f"the last of sizes is the capacity; got sizes={sizes!r} and capacity={capacity!r}")
     return whole

@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_scalar, is_traced
+from gdpjax._core.arguments import check_count, check_number
+from gdpjax._core.checks import OPEN_UNIT, UNIT, Domain, check_scalar, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.types import Array
 
 _WORD = 32
+_MOST = 2**53 - 1
 
 
 class PoissonSample(NamedTuple):
@@ -86,8 +88,7 @@ def poisson_sample(
     >>> int(sample.count) == int((~sample.is_padding).sum())
     True
     """
-    check("num_examples", num_examples, COUNT)
-    check("capacity", capacity, COUNT)
+    num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
     check_scalar("sampling_prob", sampling_prob, UNIT)
     rows = _up_to(num_examples)
     if num_valid is not None:
@@ -159,10 +160,10 @@ def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int
     >>> overflow_probability(1000, 0.1, 100, 1001)
     0.0
     """
-    check("num_examples", num_examples, COUNT)
-    check("sampling_prob", sampling_prob, UNIT)
-    check("num_steps", num_steps, COUNT)
-    check("capacity", capacity, COUNT)
+    num_examples = check_count("num_examples", num_examples, most=_MOST)
+    sampling_prob = check_number("sampling_prob", sampling_prob, UNIT)
+    num_steps = check_count("num_steps", num_steps, most=_MOST)
+    capacity = check_count("capacity", capacity, most=_MOST)
     if capacity > num_examples:
         return 0.0
     # P(Bin(n, p) >= c) = I_p(c, n - c + 1), good to about 1e-13 relative; the factor keeps the result an upper bound.
@@ -177,7 +178,10 @@ def choose_capacity(num_examples: int, sampling_prob: float, num_steps: int, ove
     >>> overflow_probability(60_000, 256 / 60_000, 3516, capacity) <= 1e-12
     True
     """
-    check("overflow", overflow, OPEN_UNIT)
+    overflow = check_number("overflow", overflow, OPEN_UNIT)
+    num_examples = check_count("num_examples", num_examples, most=_MOST)
+    sampling_prob = check_number("sampling_prob", sampling_prob, UNIT)
+    num_steps = check_count("num_steps", num_steps, most=_MOST)
     low, high = 1, num_examples + 1
     while low < high:
         middle = (low + high) // 2

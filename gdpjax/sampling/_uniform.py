@@ -26,7 +26,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.checks import COUNT, check
+from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import as_key, bits, refuse_key_of_a_loop
 from gdpjax._core.types import Array
 
@@ -51,8 +51,7 @@ def uniform_sample(key: Array, num_examples: int, batch_size: int) -> Array:
     >>> uniform_sample(jax.random.key(0), 1000, 4).shape
     (4,)
     """
-    check("num_examples", num_examples, COUNT)
-    check("batch_size", batch_size, COUNT)
+    num_examples, batch_size = check_count("num_examples", num_examples), check_count("batch_size", batch_size)
     if batch_size > num_examples:
         raise ValueError(
             f"batch_size must be at most num_examples={num_examples} without replacement, got {batch_size}"
@@ -68,8 +67,8 @@ def uniform_sampling_error(num_examples: int, num_steps: int) -> float:
     >>> uniform_sampling_error(60_000, 3516) < 1.2e-11
     True
     """
-    check("num_examples", num_examples, COUNT)
-    check("num_steps", num_steps, COUNT)
+    num_examples = check_count("num_examples", num_examples, most=2**53 - 1)
+    num_steps = check_count("num_steps", num_steps, most=2**53 - 1)
     return min(1.0, float(num_examples) * float(num_steps) * 2.0**-64 * (1 + 1e-15))
 
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from gdpjax._core import xla
 from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced, narrow
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
 _NUM_BISECTIONS = 64
@@ -155,7 +156,7 @@ class Curve:
 def check_curve(name: str, value: Any) -> Curve:
     """``value`` if it is a curve, else ValueError."""
     if not isinstance(value, Curve):
-        raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {value!r}")
+        raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {shown(value)}")
     return value
 
 

@@ -8,6 +8,7 @@ import numbers
 import numpy as np
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, check_curve, check_symmetric
 from gdpjax.tradeoff._derived import Grouped, Hull, Mixture, Subsampled
@@ -180,7 +181,7 @@ def group(f: Curve, k: int) -> Curve:
     """
     check_symmetric("f", f, "group privacy")
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
-        raise ValueError(f"k must be a whole number >= 1, got {k!r}")
+        raise ValueError(f"k must be a whole number >= 1, got {shown(k)}")
     if isinstance(f, Gaussian):
         return f.replaced(mu=k * f.mu if is_traced(f) else k * np.asarray(f.mu, np.float64)[()])
     if isinstance(f, Laplace):

@@ -12,6 +12,7 @@ import numpy as np
 
 from gdpjax._core.checks import UNIT, check, is_traced
 from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve
 
@@ -47,7 +48,7 @@ class PiecewiseLinear(Curve):
 
     def check(self) -> None:
         if self.rounding not in ("nearest", "down", "up"):
-            raise ValueError(f"rounding must be 'nearest', 'down' or 'up', got {self.rounding!r}")
+            raise ValueError(f"rounding must be 'nearest', 'down' or 'up', got {shown(self.rounding)}")
         if is_traced((self.alpha, self.beta)):
             return
         check("alpha", self.alpha, UNIT)

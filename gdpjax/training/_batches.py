@@ -1,5 +1,6 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
+from gdpjax._core.arguments import check_instance
 from gdpjax.sampling import PoissonBatches, UniformBatches
 from gdpjax.training._data import check_count
 from gdpjax.training._loop import State
@@ -38,6 +39,7 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> PoissonBatches 
     3
     """
     check_count(plan, num_examples)
+    check_instance("state", state, State, "of the run")
     if plan.sampling == "uniform":
         return UniformBatches(state.sampling_key, plan.max_examples, plan.capacity, num_steps=plan.max_steps)
     return PoissonBatches(

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import msgspec
 
 from gdpjax._core.documents import DocumentError, convert_document, read_document
+from gdpjax._core.shown import shown
 from gdpjax._core.types import PyTree
 from gdpjax.training._files import CheckpointError, make_private_folder, sync_private_tree, write_json
 from gdpjax.training._processes import is_first_process, together
@@ -112,7 +113,7 @@ def check_path(folder: Path) -> None:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"expected a folder whose path is text, got {path!r}; choose another folder") from None
+        raise ValueError(f"expected a folder whose path is text, got {shown(path)}; choose another folder") from None
 
 
 def _check_room(folder: Path, tree: PyTree) -> None:
@@ -220,7 +221,9 @@ def _check_key_impl(name: str, source: str) -> None:
     try:
         jax.random.key(0, impl=name)
     except ValueError as error:
-        raise DocumentError(source, f"expected the name of a key's implementation, got {name!r}", "key_impl") from error
+        raise DocumentError(
+            source, f"expected the name of a key's implementation, got {shown(name)}", "key_impl"
+        ) from error
 
 
 def restore(folder: Path, index: Index, template: PyTree) -> PyTree:

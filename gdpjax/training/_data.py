@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
+from gdpjax._core import arguments
+from gdpjax._core.arguments import check_array, check_instance
 from gdpjax._core.keys import check_key
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.training._plan import Plan
 
@@ -45,6 +48,7 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
     """
     if not arrays:
         raise ValueError("place needs at least one array of examples")
+    arrays = tuple(check_array("every array of the data", array, kinds="biufc") for array in arrays)
     lengths = [np.shape(array)[:1] for array in arrays]
     if () in lengths or len(set(lengths)) != 1:
         raise ValueError(
@@ -80,6 +84,8 @@ def rows_of(array: Array, indices: Array) -> Array:
 
 def check_count(plan: Plan, count: int) -> None:
     """ValueError unless a data set of ``count`` rows is one that the plan covers."""
+    check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
+    count = arguments.check_count("num_examples", count, least=0)
     if count > plan.max_examples:
         raise ValueError(
             f"the data have {count} {plan.unit}s, more than the plan's public max_examples = {plan.max_examples}: the "
@@ -118,15 +124,17 @@ def group_by_user(
     ((2, 2), [[False, False], [False, True]])
     """
     ids = np.asarray(user_ids)
+    if ids.dtype.kind not in "biuUS":
+        raise ValueError(f"user_ids must be whole numbers or texts, got {shown(user_ids)}")
+    arrays = tuple(check_array("every array", array, kinds="biufc") for array in arrays)
+    words = np.asarray(check_key(key)[0]).ravel().tolist()
     if ids.ndim != 1 or any(np.shape(array)[:1] != ids.shape for array in arrays):
         raise ValueError(
             f"user_ids and every array must have one row per example, got {[np.shape(a) for a in (ids, *arrays)]}"
         )
-    if not isinstance(max_per_user, int) or max_per_user < 1:
-        raise ValueError(f"max_per_user must be a whole number >= 1, got {max_per_user!r}")
+    max_per_user = arguments.check_count("max_per_user", max_per_user)
     _, users = np.unique(ids, return_inverse=True)
     # A random order within each user; how one user's rows fall must not depend on the others' data.
-    words = np.asarray(check_key(key)[0]).ravel().tolist()
     order = np.argsort(users, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(users[order]) > 0]) if len(ids) else np.zeros(0, int)
     shape = (len(starts), max_per_user)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.documents import DocumentError, convert_document, parse_document
+from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.clipping import AutoS, Flat, Normalize, PerGroup, PerLeaf
 
@@ -90,7 +91,7 @@ def _rule_of(stated: Any) -> Any:
         fields = convert_document(stated, dict[str, Any], "the JSON text of a Plan: field clip")
         kind = fields.pop("rule", None)
         if not isinstance(kind, str) or kind not in _RULES:
-            raise ValueError(f"the clipping rule must be one of {', '.join(_RULES)}, got {kind!r}")
+            raise ValueError(f"the clipping rule must be one of {', '.join(_RULES)}, got {shown(kind)}")
         return _RULES[kind](**fields)
     except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"the JSON text of a Plan: field clip: {error}") from error

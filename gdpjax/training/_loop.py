@@ -11,6 +11,7 @@ Everything works under jit, scan and vmap. Under vmap over hyperparameters (``pl
 and keys, every configuration has its own key, or is refused.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gdpjax._core.arguments import check_array, check_count, check_instance, check_tree
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.clipping._statistics import refuse_statistics
@@ -174,17 +177,44 @@ def private_training(
         return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))
 
     def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
+        num_steps = check_count("num_steps", num_steps)
         return jax.lax.scan(lambda carry, _: step(carry, data), state, None, length=num_steps)
 
     return Training(
         plan=plan,
         init=init,
-        step=jax.jit(step),
-        step_on=jax.jit(step_on),
-        run_steps=jax.jit(run_steps, static_argnums=2),
+        step=_Compiled(step),
+        step_on=_Compiled(step_on),
+        run_steps=_Compiled(run_steps, static_argnums=2),
         place=lambda *arrays, sharding=None: place(plan, *arrays, sharding=sharding),
         grad_fn=grad_fn,
     )
+
+
+class _Compiled:
+    """A jitted function of a `State` whose complaints about other arguments are for the caller to read."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        functools.update_wrapper(self, function)
+        self._compiled = jax.jit(function, **options)
+
+    def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        check_instance("state", state, State, "made by training.init")
+        try:
+            return self._compiled(state, *args, **kwargs)
+        except (TypeError, ValueError) as error:
+            self._explain(state, args, kwargs)
+            raise error
+
+    def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """ValueError if an argument could not have been compiled for."""
+        for name, value in {"state": state, **{f"argument {i + 1}": x for i, x in enumerate(args)}, **kwargs}.items():
+            check_tree(name, value)
+        if any(isinstance(value, bool | float | complex) for value in args):
+            raise ValueError(f"the number of steps must be a whole number, got {', '.join(map(shown, args))}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_compiled"), name)
 
 
 _DROPOUT = 0x64726F70
@@ -193,6 +223,7 @@ _DROPOUT = 0x64726F70
 
 def num_steps_done(state: State) -> Array:
     """How many steps the ledger in the state has been charged for, int32; works in compiled code."""
+    check_instance("state", state, State, "of the run")
     return ledger_state_of(state.opt_state).num_steps.sum(dtype=jnp.int32)
 
 
@@ -211,7 +242,8 @@ def check_status(state: State) -> None:
 
     >>> check_status(State(None, None, None, jnp.asarray(RUNNING)))
     """
-    if int(state.status) == OVERFLOWED:
+    check_instance("state", state, State, "of the run")
+    if int(check_array("state.status", state.status)) == OVERFLOWED:
         raise BatchOverflowError(
             "a Poisson batch exceeded the planned capacity, so the run stopped before training on it. The plan's "
             "epsilon accounts for this event, and the parameters before it may be released; start a new run to go on"
@@ -230,4 +262,4 @@ def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
 
 def _check_optimizer(optimizer: Any) -> None:
     if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
-        raise ValueError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")
+        raise ValueError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {shown(optimizer)}")

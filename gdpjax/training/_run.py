@@ -28,6 +28,7 @@ import numpy as np
 
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.keys import check_key, fresh_key
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
@@ -128,7 +129,7 @@ class Run:
             folder was resumed by another `Run` since; or, of several processes, one has ended.
         """
         if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
-            raise ValueError(f"num_steps must be a whole number >= 1, got {num_steps!r}")
+            raise ValueError(f"num_steps must be a whole number >= 1, got {shown(num_steps)}")
         check_status(self.state)
         if self.finished:
             return []

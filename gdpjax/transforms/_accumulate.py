@@ -31,6 +31,7 @@ import numpy as np
 import optax
 
 from gdpjax._core.checks import Domain, check, is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import compensated_add, is_floating, leaf_name, two_sum, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._calls import Charge
@@ -90,10 +91,12 @@ def accumulate_clipped(
     """
     if is_traced(num_microbatches) or np.ndim(num_microbatches):
         raise ValueError(
-            f"num_microbatches must be a static whole number, got {num_microbatches!r}; under "
+            f"num_microbatches must be a static whole number, got {shown(num_microbatches)}; under "
             "optax.inject_hyperparams list it in static_args"
         )
     check("num_microbatches", num_microbatches, _MICROBATCHES)
+    if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+        raise ValueError(f"tx must be an optax transformation such as gdpjax.dpsgd(...), got {shown(tx)}")
     size, inner = int(num_microbatches), optax.with_extra_args_support(tx)
 
     def init(params: PyTree) -> AccumulateState:

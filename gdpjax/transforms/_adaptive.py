@@ -47,6 +47,7 @@ from gdpjax._core.checks import (
     is_traced,
 )
 from gdpjax._core.keys import check_key, fold_in, refuse_constant_key
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import check_static_size
@@ -111,14 +112,14 @@ def clip_norm_of(opt_state: PyTree) -> Array:
 def _float32_range(bounds: Any) -> tuple[Array, Array]:
     """The ends of the public range of clip norms, rounded inward."""
     if is_traced(bounds) or np.shape(bounds) != (2,):
-        raise ValueError(f"l2_clip_norm_range must be two static numbers (smallest, largest), got {bounds!r}")
+        raise ValueError(f"l2_clip_norm_range must be two static numbers (smallest, largest), got {shown(bounds)}")
     check("l2_clip_norm_range", bounds, CLIP_NORM)
     ends = np.asarray(bounds, np.float64)
     low, high = ends.astype(np.float32)
     low = np.nextafter(low, np.float32(np.inf)) if low < ends[0] else low
     high = np.nextafter(high, np.float32(0)) if high > ends[1] else high
     if not low <= high:
-        raise ValueError(f"l2_clip_norm_range must be (smallest, largest), got {bounds!r}")
+        raise ValueError(f"l2_clip_norm_range must be (smallest, largest), got {shown(bounds)}")
     return low, high
 
 

@@ -14,16 +14,14 @@ outputs would cancel the noise). A custom vmap rule sees a shared key under batc
 a constant of a loop (`jax.lax.map`, scan), or the same on devices whose configurations differ, is refused as well.
 """
 
-import reprlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
+from gdpjax._core.arguments import check_count, check_instance, check_tree
 from gdpjax._core.checks import (
-    COUNT,
     HALF_OPEN_UNIT,
     NONNEGATIVE,
     POSITIVE,
@@ -34,6 +32,7 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normal
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import (
     broadcast_trainable,
     is_floating,
@@ -150,12 +149,14 @@ def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: 
 
 def empty_ledger(capacity: Any, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
     """`init_ledger` after a check of the user's ledger_capacity."""
-    if is_traced(capacity) or not COUNT.contains(np.asarray(capacity, np.float64)):
+    try:
+        rows = check_count("ledger_capacity", capacity)
+    except ValueError as error:
         raise ValueError(
-            f"ledger_capacity must be a static whole number >= 1, got {capacity!r}; under "
+            f"ledger_capacity must be a static whole number >= 1, got {shown(capacity)}; under "
             "optax.inject_hyperparams list it in static_args"
-        )
-    return init_ledger(int(capacity), sampling, neighboring_relation)
+        ) from error
+    return init_ledger(rows, sampling, neighboring_relation)
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
@@ -191,6 +192,8 @@ def check_leaves(updates: PyTree, params: PyTree) -> None:
     """ValueError unless ``updates`` is one whole sum: a tree like the parameters, unmasked, not per-example."""
     if params is None:
         raise ValueError("the private transform needs the parameters: call update(updates, state, params)")
+    check_tree("updates", updates)
+    check_tree("params", params)
     refuse_complex(params, "parameter")
     _refuse_masks((updates, params))
     if jax.tree.structure(updates) != jax.tree.structure(params):
@@ -210,7 +213,7 @@ def check_clip(clip: Any) -> None:
         raise ValueError(
             "clip must be what bounded the sum: a gdpjax.clipped_grad function itself (jax.jit(grad_fn) has lost its "
             ".sensitivity), a gdpjax.clip_and_sum transform or gdpjax.Sensitivity(value); got "
-            f"{reprlib.repr(clip)}, which has no .sensitivity"
+            f"{shown(clip)}, which has no .sensitivity"
         )
 
 
@@ -349,6 +352,7 @@ def privatize(
         **extra_args: Any,
     ) -> tuple[PyTree, PrivatizeState]:  # fmt: skip
         del extra_args  # of other transformations in the chain
+        check_instance("state", state, PrivatizeState, "made by this transformation's init")
         check_leaves(updates, params)
         if accumulation is None:
             check_origin(clip, updates)
