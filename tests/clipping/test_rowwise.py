@@ -377,7 +377,7 @@ def test_explain_says_that_a_batch_of_one_argument_is_no_tuple():
 def test_messages_name_the_function_in_few_words():
     grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2))
     assert len(repr(jax.jit(grad_fn))) < 100
-    with pytest.raises(ValueError, match=r"got <PjitFunction"):
+    with pytest.raises(ValueError, match=r"got an object of class PjitFunction"):
         gdpjax.privatize(
             jax.jit(grad_fn), noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=1.0, key=jax.random.key(0)
         )
