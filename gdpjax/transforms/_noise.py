@@ -13,7 +13,6 @@ digest of its path, so no noise is used twice. Two configurations of a sweep mus
 outputs would cancel the noise); a custom vmap rule sees a shared key under batched values and refuses it.
 """
 
-import reprlib
 from typing import Any, NamedTuple
 
 import jax
@@ -199,7 +198,7 @@ def check_clip(clip: Any) -> None:
         raise ValueError(
             "clip must be what bounded the sum: a gdpjax.clipped_grad function itself (jax.jit(grad_fn) has lost its "
             ".sensitivity), a gdpjax.clip_and_sum transform or gdpjax.Sensitivity(value); got "
-            f"{reprlib.repr(clip)}, which has no .sensitivity"
+            f"{clip!r:.40}, which has no .sensitivity"
         )
 
 
