@@ -27,8 +27,9 @@ is trusted:
 
 On an axis of whole numbers t is at most 1 / point, and the search ends at two neighbours. The ends of the axis are
 evaluated only if the search gets there. An ``Axis`` has values that float32 can hold, so that the answer survives a way
-into float32 unchanged; whole numbers on the host are float64 and exact. The functions take ``xp``, NumPy or jax.numpy, and all elements
-advance independently: a loop on the host needs no compilation of its own and may evaluate the unfinished ones only.
+into float32 unchanged; whole numbers on the host are float64 and exact. The functions take ``xp``, NumPy or jax.numpy,
+and all elements advance independently: a loop on the host needs no compilation of its own and may evaluate the
+unfinished ones only.
 """
 
 from collections.abc import Callable

@@ -102,8 +102,8 @@ def calibrate_num_steps(
     Returns:
         num_steps, whole numbers in floating point, of the broadcast shape. With "numeric" certified: the upper end of
         `epsilon_bounds` (or `mu_bounds`) is at most the target, and exceeds it 1 step further on (traced: at the next
-        float32, above 2^24). With "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may exceed
-        the target. NaN where traced and infeasible.
+        float32, above 2^24). With "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may
+        exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target

@@ -75,7 +75,11 @@ def _epsilon_core(run: Run, delta: Array) -> Bounds:
 
 
 def _estimate_core(run: Run, delta: Array) -> Array:
-    return _driver.estimate_of_run(run, jnp.log(delta))
+    estimate = _driver.estimate_of_run(run, jnp.log(delta))
+    form = _closed.closed_form(run)
+    exact = _closed.epsilon(form, delta).upper
+    estimate = jnp.where(form.applies & (exact < jnp.inf), exact, estimate)
+    return jnp.where(delta >= _run.chance_of_leaking(run), 0.0, estimate)
 
 
 def _delta_core(run: Run, epsilon: Array) -> Bounds:

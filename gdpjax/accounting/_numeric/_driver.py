@@ -15,7 +15,8 @@ ESTIMATE_WIDTH = 3e-2
 DELTA_WIDTH = 1e-2
 FLOOR = 1e-6
 TRIES = 5
-_CLEARLY_BELOW = 0.9
+_CLEARLY_BELOW = 0.5
+_CONFIRMED = 0.2
 
 
 class Answer(NamedTuple):
@@ -45,17 +46,22 @@ def epsilon_of_run(run: Run, log_delta: Array) -> Answer:
 
 
 def estimate_of_run(run: Run, log_delta: Array) -> Array:
-    """An estimate of epsilon; a direction whose rough guess is far below that of another is left out."""
+    """An estimate of epsilon; a direction whose rough guess is far below that of another is left out.
+
+    The search of a direction brackets what it estimates. Where that bracket stays wide the estimate is inf.
+    """
 
     def direction(best: tuple[Array, Array], sign: Array) -> tuple[tuple[Array, Array], None]:
         directed = run.towards(sign)
         guess = _plan.first_guess(directed, _plan.windows(directed, log_delta), log_delta)
         needed = guess > _CLEARLY_BELOW * best[0]
-        estimate = jax.lax.cond(
-            needed,
-            lambda: direction_epsilon(directed, log_delta, best[1], ESTIMATE_WIDTH).estimate,
-            lambda: jnp.zeros_like(guess),
-        )
+
+        def confirmed() -> Array:
+            answer = direction_epsilon(directed, log_delta, best[1], ESTIMATE_WIDTH)
+            narrow = answer.upper - answer.lower <= _CONFIRMED * answer.upper + FLOOR
+            return jnp.where(narrow | (answer.upper <= best[1]), answer.estimate, jnp.inf)
+
+        estimate = jax.lax.cond(needed, confirmed, lambda: jnp.zeros_like(guess))
         return (jnp.maximum(best[0], guess), jnp.maximum(best[1], estimate)), None
 
     zero = jnp.full_like(log_delta, -1.0), jnp.zeros_like(log_delta)

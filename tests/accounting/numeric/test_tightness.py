@@ -65,3 +65,15 @@ def test_phases_lie_between_their_extremes():
     assert low[0] < mixed.lower < mixed.upper < high[1]
     swapped = of_phases("epsilon")([2.0, 1.0, *NONE[0]], [0.02, 0.01, *NONE[1]], [700, 300, *NONE[2]], 1e-6)
     np.testing.assert_allclose(mixed, swapped, rtol=1e-9)
+
+
+def test_an_estimate_is_confirmed_by_a_bracket_or_infinite():
+    runs = [
+        (2.0, 0.005, 65052, 0.25),
+        (4.642889533243997, 0.5732924902471512, 10, 0.14335113228106316),
+        (0.001, 0.001, 100, 1e-5),
+        (0.06550539077477337, 0.004881538677046087, 1, 0.004881538677045111),
+    ]
+    estimate = epsilon_estimate(*np.transpose(runs))
+    np.testing.assert_allclose(estimate[[0, 1, 3]], [0.043342, 0.027695, 0.334240], rtol=2e-3)
+    assert estimate[2] == np.inf  # the truth is about 5e5, and no bracket says so
