@@ -90,5 +90,5 @@ STANDARD = {
     "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal",
     "difflib", "enum", "errno", "fcntl", "fractions", "functools", "gc", "hashlib", "importlib", "inspect", "io",
     "itertools", "json", "logging", "math", "msvcrt", "numbers", "operator", "os", "pathlib", "platform", "queue", "re",
-    "shutil", "socket", "stat", "sys", "threading", "time", "types", "typing", "warnings", "weakref",
+    "reprlib", "shutil", "socket", "stat", "sys", "threading", "time", "types", "typing", "warnings", "weakref",
 }  # fmt: skip
