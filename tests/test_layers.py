@@ -89,6 +89,6 @@ EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}, "training": {"orbax"}}
 STANDARD = {
     "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal",
     "difflib", "enum", "errno", "fcntl", "fractions", "functools", "gc", "hashlib", "importlib", "inspect", "io",
-    "itertools", "json", "logging", "math", "msvcrt", "numbers", "operator", "os", "pathlib", "platform", "queue", "re",
-    "reprlib", "shutil", "socket", "stat", "sys", "threading", "time", "types", "typing", "warnings", "weakref",
+    "itertools", "json", "logging", "math", "msvcrt", "numbers", "operator", "os", "pathlib", "platform", "queue",
+    "re", "reprlib", "shutil", "socket", "stat", "sys", "threading", "time", "types", "typing", "warnings", "weakref",
 }  # fmt: skip

@@ -25,8 +25,9 @@ is trusted:
 * a step stays 0.9 t short of an end that was evaluated, or halves what is left;
 * after 12 evaluations every step between two evaluated ends bisects.
 
-The ends of the axis are evaluated only if the search gets there. An ``Axis`` has values that float32 can hold, so that
-the answer survives a way into float32 unchanged. The functions take ``xp``, NumPy or jax.numpy, and all elements
+On an axis of whole numbers t is at most 1 / point, and the search ends at two neighbours. The ends of the axis are
+evaluated only if the search gets there. An ``Axis`` has values that float32 can hold, so that the answer survives a way
+into float32 unchanged; whole numbers on the host are float64 and exact. The functions take ``xp``, NumPy or jax.numpy, and all elements
 advance independently: a loop on the host needs no compilation of its own and may evaluate the unfinished ones only.
 """
 
@@ -40,8 +41,8 @@ import numpy as np
 from gdpjax._core.types import Array
 
 TOLERANCE = 2e-6
-"""Relative width at which a secant search ends."""
-_ALMOST = 0.9 * TOLERANCE
+"""Relative width at which a secant search ends, but for whole numbers."""
+_ALMOST = 0.9  # of the tolerance
 _PATIENCE = 12
 _MOST_EVALUATIONS = 60
 
@@ -147,10 +148,12 @@ def advance(xp: Any, axis: Axis, state: Search, excess: Array, good: Array) -> S
 
     gap = axis.sign * xp.log(fails / holds)
     evaluated = xp.logical_and(held, failed)
-    step = toward * -excess / slope - toward * TOLERANCE / 4
-    shortest = _ALMOST * 4.0 ** xp.maximum(streak - 3, 0.0)
+    # Whole numbers are told apart, however many they are.
+    finest = xp.where(evaluated, xp.minimum(TOLERANCE, 1 / state.point), TOLERANCE) if axis.whole else TOLERANCE
+    step = toward * -excess / slope - toward * finest / 4
+    shortest = _ALMOST * finest * 4.0 ** xp.maximum(streak - 3, 0.0)
     step = xp.clip(xp.where(xp.isnan(step), xp.inf, step), shortest, 2.0**streak)
-    room = gap - _ALMOST
+    room = gap - _ALMOST * finest
     inside = xp.where(step <= room, step, xp.where(room >= shortest, room, gap / 2))
     inside = xp.where(state.rounds >= _PATIENCE, gap / 2, inside)
     step = xp.where(evaluated, inside, step)
@@ -158,8 +161,10 @@ def advance(xp: Any, axis: Axis, state: Search, excess: Array, good: Array) -> S
     point = xp.where(~evaluated & (step >= gap), xp.where(good, fails, holds), point)
     if axis.whole:
         point = xp.clip(point, xp.where(held, holds + 1, axis.safest), xp.where(failed, fails - 1, axis.riskiest))
-
-    narrow = evaluated & ((gap <= TOLERANCE) | (fails - holds <= 1 if axis.whole else False))
+        middle = _on_axis(xp, axis, 0.5 * (holds + fails))
+        narrow = evaluated & ((middle <= holds) | (middle >= fails))
+    else:
+        narrow = evaluated & (gap <= TOLERANCE)
     at_an_end = (good & (state.point == axis.riskiest)) | (~good & (state.point == axis.safest))
     done = narrow | at_an_end | (state.rounds + 1 >= _MOST_EVALUATIONS)
     point = xp.where(done, state.point, point)
@@ -170,5 +175,5 @@ def advance(xp: Any, axis: Axis, state: Search, excess: Array, good: Array) -> S
 def _on_axis(xp: Any, axis: Axis, value: Array) -> Array:
     value = xp.floor(value * (1 + 1e-12)) if axis.whole else value
     if xp is np:
-        return value.astype(np.float32).astype(np.float64)
+        return value if axis.whole else value.astype(np.float32).astype(np.float64)
     return jax.lax.reduce_precision(value, exponent_bits=8, mantissa_bits=23)

@@ -4,8 +4,8 @@ epsilon decreases in the noise multiplier and increases in num_steps and samplin
 the target" is the edge of a monotone condition. `_search` finds it, for each accountant by its own method:
 
 * ``accountant="numeric"``, the default: secant steps on the upper end of the certified bracket, for epsilon or for mu.
-  The end is at most the target at the value that is returned, and above it 2e-6 further on (one step further on, if
-  that is more), so as tight as the bracket itself.
+  The end is at most the target at the value that is returned, and above it 2e-6 further on (for num_steps, one step
+  further on), so as tight as the bracket itself.
 * ``accountant="rdp"``: bisection on the moments accountant's upper bound; safe, and tight up to rounding.
 * ``accountant="clt"``: the target (epsilon, delta) is one number, mu = gdp_mu(epsilon, delta), and
   mu = p sqrt(T (e^{1/s^2} - 1)) inverts in closed form. An asymptotic estimate: the true epsilon may exceed the target.
@@ -100,8 +100,8 @@ def calibrate_num_steps(
 
     Returns:
         num_steps, whole numbers in floating point, of the broadcast shape. With "numeric" certified: the upper end of
-        `epsilon_bounds` (or `mu_bounds`) is at most the target, and exceeds it 1 step (2e-6 of them, if that is
-        more) further on. With "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may exceed
+        `epsilon_bounds` (or `mu_bounds`) is at most the target, and exceeds it 1 step further on (traced: at the next
+        float32, above 2^24). With "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may exceed
         the target. NaN where traced and infeasible.
 
     Raises:

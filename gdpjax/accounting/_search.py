@@ -7,8 +7,8 @@ the safe side of the edge.
 * *closed form* ("clt"): mu = p sqrt(T (e^{1/s^2} - 1)), solved for the unknown in logarithms.
 * *bisection* ("rdp"): `gdpjax._core.roots.bisect` on the moments accountant, all elements side by side, to rounding.
 * *secant steps* ("numeric"): an evaluation of the certified bracket costs milliseconds (epsilon) to a second (mu), so
-  few may be spent: `gdpjax._core.roots.advance`, to 2e-6 of the unknown. The search starts at the clt's closed form and
-  works in the coordinates in which that formula is a straight line. With z = Phi^{-1}(1 - d),
+  few may be spent: `gdpjax._core.roots.advance`, to 2e-6 of the unknown, or to one step. The search
+  starts at the clt's closed form and works in the coordinates in which that formula is a straight line. With z = Phi^{-1}(1 - d),
 
       y = log mu,    or    y = log(sqrt(z^2 + 2 epsilon) - z + d sqrt(2 pi))
 

@@ -83,7 +83,11 @@ _COLLECTIVES = _names("""
     pmin ppermute precv preduced psend pshuffle psum psum2 psum_invariant ragged_all_to_all reduce_scatter
     unreduced_pmax unreduced_pmin unreduced_psum unreduced_reduce_scatter
     """)
+# A class with rules of its own for vmap: searchsorted and nonzero of newer versions of JAX, or anybody's.
+_OF_CLASSES = frozenset({"call_hi_primitive", "call_hi_primitive_linearized"})
 _OPAQUE = frozenset({"pallas_call"})  # a kernel's body is not a program over the rows
+_MOST_COEFFICIENTS = 16
+"""NumPy vectors of up to so many entries are coefficients in JAX's own functions (of polynomials, say)."""
 _KEYS_TOGETHER = {"key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """Types of keys of which vmap draws the bits of all rows from the key of row 0, and their generators."""
 
@@ -215,6 +219,11 @@ def _check_equation(eqn: Any, private: bool, own_axes: frozenset[Any], where: st
                 "clipping, and use GroupNorm or LayerNorm in place of BatchNorm"
             )
         return
+    if name in _OF_CLASSES:
+        kinds = [type(value) for value in eqn.params.values()]
+        if all(kind.__module__.partition(".")[0] in ("jax", "builtins") for kind in kinds):
+            return
+        name = next(kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] not in ("jax", "builtins"))
     if name not in ONE_EXAMPLE:
         raise ValueError(
             f"{where} uses the primitive {name}, which is not known to act on one example alone under jax.vmap, so "
@@ -262,6 +271,8 @@ def refuse_rows(
     for array in arrays:
         shape, kind = np.shape(array), _kind(array.dtype)
         if shape[0] != num_rows or _is_count(array):
+            continue
+        if len(shape) == 1 and num_rows <= _MOST_COEFFICIENTS and not isinstance(array, jax.Array):
             continue
         others = {length for leaf in arrays if leaf is not array for length in np.shape(leaf)}
         is_known_length = num_rows in lengths or num_rows in others or num_rows in shape[1:]

@@ -43,11 +43,13 @@ class Journal:
 
     Attributes:
       chunks: the lines so far.
+      was_torn: whether the file ends in a line that was cut off.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.chunks: list[Chunk] = []
+        self.was_torn = False
         self._size = 0
 
     @property
@@ -68,7 +70,9 @@ class Journal:
         self.chunks.append(Chunk(**content, sha256=checksum))
 
     def read(self, max_steps: int) -> None:
-        """Read the file; a last line that a crash cut off was never promised, and is removed.
+        """Read the file, without a last line that is cut off.
+
+        A power cut leaves one, before any of its steps is taken. Whoever shortened the file by hand leaves one, too.
 
         Raises:
           CheckpointError: the file is damaged, or goes beyond ``max_steps``.
@@ -83,7 +87,11 @@ class Journal:
         except DocumentError as error:
             raise CheckpointError(f"the journal is damaged: {error}; restore the folder from a copy") from error
         self._size = len(content) - len(torn)
-        if torn and is_first_process():
+        self.was_torn = bool(torn)
+
+    def remove_torn_line(self) -> None:
+        """Let the file end where the last whole line does; when all processes have read it."""
+        if self.was_torn and is_first_process():
             os.truncate(self.path, self._size)
 
     def _take(self, line: bytes, source: str, max_steps: int) -> None:

@@ -21,12 +21,6 @@ def is_first_process() -> bool:
     return jax.process_index() == 0
 
 
-def barrier(name: str) -> None:
-    """Wait for all processes."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
 def together(action: Callable[[], None]) -> None:
     """Do ``action`` on every process and wait for all; where it fails on one, an error on each, so that none hangs."""
     if jax.process_count() == 1:

@@ -223,6 +223,7 @@ class Run:
         self._saves = index.saves
         with _disk(self.folder, "resume a run"):
             together(lambda: self._records.read(self.training.plan.max_steps))
+            together(self._records.remove_torn_line)
         chunks, covered = self._records.chunks, index.journal
         if len(chunks) < covered:
             raise CheckpointError(f"{self.journal} is damaged: it lacks lines that the checkpoint covers")
@@ -232,6 +233,7 @@ class Run:
         fingerprints = [index.fingerprint, *(chunk.fingerprint for chunk in lost)]
         same = all(fingerprint == self.fingerprint for fingerprint in fingerprints)
         same = same and (not lost or lost[0].state == state_digest(self.state))
+        same = same and not self._records.was_torn  # whether its steps were taken is not certain
         if same and repeats_bits(environment()):
             self._pending = [chunk.num_steps for chunk in lost]
             return
@@ -419,7 +421,8 @@ def has_run(folder: str | Path) -> bool:
     False
     """
     folder = _folder(folder)
-    return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
+    with _disk(folder, "look for a run"):
+        return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
 
 
 def _refuse_a_second_run(folder: Path) -> None:

@@ -149,6 +149,14 @@ def test_numeric_is_safe_and_tight():
     assert prob[3] == 1
 
 
+def test_numeric_finds_the_last_step_of_millions():
+    run = {"noise_multiplier": [1.5, 30.0], "sampling_prob": [5e-4, 0.003]}
+    steps = calibrate_num_steps(epsilon=2.0, delta=1e-6, **run)
+    assert (steps > 1e6).all()
+    assert (epsilon_bounds(*run.values(), steps, 1e-6).upper <= 2.0).all()
+    assert (epsilon_bounds(*run.values(), steps + 1, 1e-6).upper > 2.0).all()
+
+
 def test_numeric_costs_few_evaluations(monkeypatch):
     """Bisection to the same accuracy takes 21 evaluations from a bracket of a factor of 50."""
     calls = []

@@ -235,9 +235,14 @@ def test_a_damaged_index_is_detected(small, seven, edit, message):
 def test_a_journal_that_lost_lines_is_detected_and_a_torn_line_is_not_a_chunk(small, seven):
     journal = seven / CHECKPOINTS / "journal.jsonl"
     original = journal.read_text()
+    before = resume_run(shutil.copytree(seven, seven.parent / "copy"), *small, scan=False)
     journal.write_text(original + '{"first": 7, "num')
-    assert resume_run(seven, *small, scan=False).num_lost == 0
+    run = resume_run(seven, *small, scan=False)
+    assert run.num_lost == 0
     assert journal.read_text() == original
+    assert not np.array_equal(run.state.opt_state[0].key_data, before.state.opt_state[0].key_data), (
+        "to be on the safe side"
+    )
     journal.write_text("")
     with pytest.raises(CheckpointError, match="lacks lines"):
         resume_run(seven, *small, scan=False)

@@ -1,5 +1,6 @@
 """The folder of a run: locked, private, durable and checked; and no noise on two gradients, whoever changed it."""
 
+import errno
 import json
 import os
 import shutil
@@ -166,6 +167,17 @@ def test_a_folder_that_another_process_has_open(small, seven, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_a_file_system_without_locks_says_so(small, seven, tmp_path, monkeypatch):
+    folder = shutil.copytree(seven, tmp_path / "run")
+
+    def no_locks(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match="has no locks .* nothing keeps a second process from resuming"):
+        resume_run(folder, *small, scan=False)
+
+
 def test_the_run_that_was_resumed_last_has_the_folder(small, tmp_path):
     """Two objects of one process take no step twice; a resumption that was refused takes nothing away."""
     run = begun(small, tmp_path / "run")
@@ -254,8 +266,8 @@ def test_saving_twice_at_one_step_keeps_a_checkpoint_at_every_moment(small, tmp_
         ("gs:", ValueError, "in a folder with ':/' in its path"),
         ("\udcff", ValueError, "whose path is text"),
         ("a\0b", ValueError, "zero byte"),
-        ("x" * 300, CheckpointError, r"cannot begin a run in .*File name too long; choose another"),
-        ("file/run", CheckpointError, r"cannot begin a run in .*Not a directory; choose another"),
+        ("x" * 300, CheckpointError, r"cannot look for a run in .*File name too long; choose another"),
+        ("file/run", CheckpointError, r"cannot (look for|begin) a run in .*Not a directory; choose another"),
     ],
 )
 def test_folders_that_cannot_hold_a_run(small, tmp_path, name, error, message):
