@@ -137,11 +137,16 @@ def check_tree(name: str, tree: Any, *, kinds: str = "biufc") -> Any:
     for path, leaf in leaves_of(name, tree):
         if number_kind(getattr(leaf, "dtype", None)) in kinds or _is_special(leaf):
             continue
-        if isinstance(leaf, bool | int | float | complex) and number_kind(np.asarray(leaf).dtype) in kinds:
+        if isinstance(leaf, bool | int | float | complex) and _is_small(leaf):
             continue
         where = jax.tree_util.keystr(path)
         raise ValueError(f"{name} must be a pytree of arrays, got {shown(leaf)}{' at ' + where if where else ''}")
     return tree
+
+
+def _is_small(number: Any) -> bool:
+    """Whether a Python number is one that an array can hold."""
+    return number_kind(np.asarray(number).dtype) != "O"
 
 
 def _is_special(leaf: Any) -> bool:

@@ -146,6 +146,14 @@ def checked_scalar(name: str, value: Any, domain: Domain) -> Any:
     return jnp.where(domain.contains(value), value, jnp.nan) if is_traced(value) else value
 
 
+def check_static(name: str, value: Any) -> None:
+    """ValueError for what cannot decide which program is compiled: it must be hashable and known."""
+    try:
+        hash(value)
+    except Exception as error:
+        raise ValueError(f"{name} must be known before compiling, and hashable; got {shown(value)}") from error
+
+
 def check_broadcast(**arrays: Any) -> None:
     """Raise ValueError unless the shapes of the named arrays broadcast together."""
     shapes = {name: np.shape(value) for name, value in arrays.items()}
@@ -210,6 +218,8 @@ def float64_function(
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
+            for name in statics:
+                check_static(name, bound.arguments[name])
             numbers = {name: bound.arguments[name] for name in domains}
             for name, value in numbers.items():
                 check(name, value, domains[name])

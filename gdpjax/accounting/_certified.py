@@ -129,7 +129,12 @@ def _of_nothing(question: str, at: np.ndarray) -> Bounds:
 
 def _is_zero(noise_multiplier: Any) -> bool:
     """Whether this is the one number 0, known before compiling."""
-    return isinstance(noise_multiplier, int | float | np.number) and float(noise_multiplier) == 0.0
+    numbers = int | float | np.floating | np.integer
+    return (
+        isinstance(noise_multiplier, numbers)
+        and not isinstance(noise_multiplier, bool | np.timedelta64)
+        and float(noise_multiplier) == 0.0
+    )
 
 
 def _check_concrete(name: str, value: Any, domain: Domain) -> None:

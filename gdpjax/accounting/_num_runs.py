@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_positions
 from gdpjax._core.checks import OPEN_UNIT, WHOLE, Domain, check, float64_function, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.roots import bisect, geometric_midpoint
@@ -141,7 +142,7 @@ def sample_num_runs(
         check("gamma", gamma, OPEN_UNIT)
         parameters = (eta, gamma)
     inferred = np.broadcast_shapes(*(np.shape(parameter) for parameter in parameters))
-    shape = inferred if shape is None else tuple(shape)
+    shape = inferred if shape is None else check_positions("shape", shape)
     if np.broadcast_shapes(shape, inferred) != shape:
         raise ValueError(f"shape must hold the parameters' shape {inferred}, got {shape}")
     words = bits(key, (2, *shape))

@@ -20,6 +20,7 @@ a fixed size in `gdpjax.accounting._renyi_uniform`.
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import (
     COUNT,
     EXTENDED_NONNEGATIVE,
@@ -271,6 +272,7 @@ def column(value: Array) -> Array:
 
 def check_orders(rdp: Array, orders: Array) -> None:
     """Raise ValueError unless the last axis of rdp is the one axis of orders."""
+    rdp, orders = check_array("rdp", rdp), check_array("orders", orders)
     if np.ndim(rdp) < 1 or np.ndim(orders) != 1 or np.shape(rdp)[-1] != np.shape(orders)[0] or not np.shape(orders)[0]:
         raise ValueError(
             f"the last axis of rdp must be that of orders and not empty, got rdp {np.shape(rdp)}, "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.arguments import check_array, check_flag, leaves_of
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
@@ -81,6 +82,7 @@ class ClippedGrad:
     def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
         refuse_call_as_schedule(args, loss_kwargs)
+        _check_call(is_padding, loss_kwargs)
         call = prepare(self.spec, args, loss_kwargs, is_padding)
         if call.batch_size == 0:
             return self._empty(call)
@@ -190,6 +192,7 @@ def clipped_grad(
     check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
+    has_aux, return_info = check_flag("has_aux", has_aux), check_flag("return_info", return_info)
     if has_aux and not return_info:
         raise ValueError("has_aux=True needs return_info=True, which is how aux is returned")
     spec = LossSpec.create(
@@ -199,6 +202,13 @@ def clipped_grad(
     )  # fmt: skip
     calls = Calls(max_batch_size)
     return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info, calls)
+
+
+def _check_call(is_padding: Any, loss_kwargs: dict[str, Any]) -> None:
+    """ValueError unless is_padding is an array and the keyword arguments are trees."""
+    if is_padding is not None:
+        check_array("is_padding", is_padding, kinds="biuf")
+    leaves_of("the keyword arguments of the loss", loss_kwargs)
 
 
 def per_example_grad(
@@ -230,6 +240,7 @@ def per_example_grad(
     )  # fmt: skip
 
     def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
+        _check_call(is_padding, loss_kwargs)
         call = prepare(spec, args, loss_kwargs, is_padding)
         traced(call)
         grads = example_grads(call, batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))

@@ -170,9 +170,11 @@ class PerGroup:
             raise ValueError(f"l2_clip_norms must map group names to bounds, got {shown(self.l2_clip_norms)}")
         for name, bound in self.l2_clip_norms.items():
             check_scalar(f"l2_clip_norms[{name!r}]", bound, CLIP_NORM)
-        for name in jax.tree.leaves(self.groups_of):
-            if name not in self.l2_clip_norms:
-                raise ValueError(f"group {name!r} has no bound in l2_clip_norms, which has {list(self.l2_clip_norms)}")
+        for _, name in leaves_of("groups_of", self.groups_of):
+            if not isinstance(name, str | int) or name not in self.l2_clip_norms:
+                raise ValueError(
+                    f"group {shown(name)} has no bound in l2_clip_norms, which has {list(self.l2_clip_norms)}"
+                )
 
     @property
     def l2_norm_bound(self) -> Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_tree
 from gdpjax._core.checks import POSITIVE, check, is_traced
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.pytrees import pytree_dataclass
@@ -65,6 +66,8 @@ class GaussianMechanism(Additive):
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
         scale = one_number("noise_multiplier", self.noise_multiplier, POSITIVE) * check_sensitivity(sensitivity)
+
+        check_tree("value", value)
 
         def noisy(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)

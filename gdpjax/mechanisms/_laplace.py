@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_tree
 from gdpjax._core.checks import POSITIVE, check
 from gdpjax._core.keys import bits
 from gdpjax._core.pytrees import pytree_dataclass
@@ -64,6 +65,8 @@ class LaplaceMechanism(Additive):
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
         scale = check_sensitivity(sensitivity) / one_number("epsilon", self.privacy_loss, POSITIVE)
+
+        check_tree("value", value)
 
         def noisy(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)

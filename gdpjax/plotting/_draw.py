@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_instance
+from gdpjax._core.shown import shown as shown_value
 from gdpjax.plotting._curves import MU_FAILURE, EpsilonCurves, TradeoffCurves
 
 if TYPE_CHECKING:
@@ -153,6 +154,9 @@ def save_figure(figure: "Figure", path: "str | os.PathLike[str]") -> None:
     Raises:
         ValueError: another suffix.
     """
+    check_instance("path", path, (str, os.PathLike))
+    if not callable(getattr(figure, "savefig", None)):
+        raise ValueError(f"figure must be a matplotlib figure, got {shown_value(figure)}")
     suffix = check_path(path)
     fonts = logging.getLogger("fontTools")  # which warns of the date in matplotlib's own font
     level = fonts.level

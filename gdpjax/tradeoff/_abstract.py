@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import xla
+from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced, narrow
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
@@ -139,7 +140,8 @@ class Curve:
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value = getattr(self, field.name)
             if isinstance(value, list) and not is_traced(value):
-                object.__setattr__(self, field.name, np.asarray(value, np.float64))
+                numbers = np.asarray(check_array(field.name, value), np.float64)
+                object.__setattr__(self, field.name, numbers)
         self.check()
 
     def check(self) -> None:

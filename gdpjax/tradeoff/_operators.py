@@ -180,8 +180,8 @@ def group(f: Curve, k: int) -> Curve:
     1.5
     """
     check_symmetric("f", f, "group privacy")
-    if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
-        raise ValueError(f"k must be a whole number >= 1, got {shown(k)}")
+    if isinstance(k, bool) or not isinstance(k, numbers.Integral) or not 1 <= k < 2**53:
+        raise ValueError(f"k must be a whole number >= 1, below 2^53, got {shown(k)}")
     if isinstance(f, Gaussian):
         return f.replaced(mu=k * f.mu if is_traced(f) else k * np.asarray(f.mu, np.float64)[()])
     if isinstance(f, Laplace):

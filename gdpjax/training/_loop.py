@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.arguments import check_array, check_count, check_instance, check_tree
+from gdpjax._core.arguments import check_array, check_callable, check_count, check_flag, check_instance, check_tree
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
@@ -111,7 +111,10 @@ def private_training(
     >>> int(state.status) == FINISHED, int(ledger_state_of(state.opt_state).num_steps.sum())
     (True, 3)
     """
+    check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
+    check_callable("loss_fn", loss_fn)
     _check_optimizer(optimizer)
+    num_arrays, example_key = check_count("num_arrays", num_arrays), check_flag("example_key", example_key)
     grad_fn = clipped_grad(
         loss_fn, plan.clip, batch_argnums=tuple(range(1, num_arrays + 1)),
         key_argnums=num_arrays + 1 if example_key else (), keep_batch_dim=keep_batch_dim, trainable=trainable,
@@ -128,7 +131,7 @@ def private_training(
         return optax.chain(private, optimizer)
 
     def init(params: PyTree, key: Array) -> State:
-        refuse_statistics(params)
+        refuse_statistics(check_tree("params", params))
         key = as_key(key)
         # Here, because the keys that are made of this one belong to the loop or the shard_map.
         assert plan.neighboring_relation is not None
@@ -167,6 +170,7 @@ def private_training(
         return take(state, tuple(rows_of(array, indices) for array in data.arrays), is_padding, fits)
 
     def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
+        check_array("is_padding", is_padding, kinds="biuf")
         rows = [jnp.shape(array)[:1] for array in (*batch, is_padding)]
         if len(batch) != num_arrays or any(shape != (plan.capacity,) for shape in rows):
             raise ValueError(
@@ -202,9 +206,9 @@ class _Compiled:
         check_instance("state", state, State, "made by training.init")
         try:
             return self._compiled(state, *args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
             self._explain(state, args, kwargs)
-            raise error
+            raise
 
     def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """ValueError if an argument could not have been compiled for."""
