@@ -90,7 +90,7 @@ def test_calibrate(capsys, accountant):
     assert float(line.split()[1]) == result["noise_multiplier"]
 
 
-@pytest.mark.parametrize(("epsilon", "sampling_prob", "num_steps"), [(2, 0.01, 1000), (0.7, 0.02, 300), (5, 0.004, 9)])
+@pytest.mark.parametrize(("epsilon", "sampling_prob", "num_steps"), [(4, 0.01, 1000), (1.5, 0.05, 50), (3, 0.004, 9)])
 def test_the_printed_noise_meets_the_target(capsys, epsilon, sampling_prob, num_steps):
     """A person copies the number that is printed, with its rounding."""
     arguments = ["--epsilon", epsilon, "--delta", 1e-5, "--sampling-prob", sampling_prob, "--num-steps", num_steps]
