@@ -70,7 +70,7 @@ def _plain_vmap(loss: Callable[..., Any], clip_norm: float, size: int | None) ->
 def _gdpjax(strategy: str) -> Callable[[Callable[..., Any], float, int | None], Step]:
     def build(loss: Callable[..., Any], clip_norm: float, size: int | None) -> Step:
         return clipped_grad(
-            loss, clip_norm, batch_argnums=BATCH_ARGNUMS, strategy=strategy, microbatch_size=size
+            loss, clip_norm, batch_argnums=BATCH_ARGNUMS, strategy=strategy, microbatch_size=size, shared_argnums=3
         ).__call__
 
     return build
