@@ -428,7 +428,14 @@ RECORDS = {
     "Training", "environment", "AnyEvent", "NeighboringRelation",
 }  # fmt: skip
 # Readers of files and switches of the process, which have tests of their own.
-OF_FILES = {"convert_document", "parse_document", "read_document", "has_run", "use_compilation_cache"}
+OF_FILES = {
+    "convert_document",
+    "parse_document",
+    "read_document",
+    "read_document_lines",
+    "has_run",
+    "use_compilation_cache",
+}
 MODULES = (
     gdpjax,
     accounting,
