@@ -209,8 +209,8 @@ def epsilon_estimate(
 
     Returns:
         epsilon >= 0 of the broadcast shape. An estimate: usually good to 1e-3, on either side of the truth; inf where
-        no bracket within 20% confirms it, as at tiny noise. Of a Ledger with overflow it estimates what can be
-        guaranteed.
+        no certified upper end within 20% confirms it, as at tiny noise. Of a Ledger with overflow it estimates what can
+        be guaranteed.
 
     Raises:
         ValueError: as `epsilon_bounds`; uniform sampling.

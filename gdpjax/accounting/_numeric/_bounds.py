@@ -77,8 +77,9 @@ def _epsilon_core(run: Run, delta: Array) -> Bounds:
 def _estimate_core(run: Run, delta: Array) -> Array:
     estimate = _driver.estimate_of_run(run, jnp.log(delta))
     form = _closed.closed_form(run)
-    exact = _closed.epsilon(form, delta).upper
-    estimate = jnp.where(form.applies & (exact < jnp.inf), exact, estimate)
+    exact = _closed.epsilon(form, delta)
+    middle = jnp.where(exact.lower > 0, 0.5 * (exact.lower + exact.upper), 0.0)
+    estimate = jnp.where(form.applies & (exact.upper < jnp.inf), middle, estimate)
     return jnp.where(delta >= _run.chance_of_leaking(run), 0.0, estimate)
 
 

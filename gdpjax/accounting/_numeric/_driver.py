@@ -48,7 +48,7 @@ def epsilon_of_run(run: Run, log_delta: Array) -> Answer:
 def estimate_of_run(run: Run, log_delta: Array) -> Array:
     """An estimate of epsilon; a direction whose rough guess is far below that of another is left out.
 
-    The search of a direction brackets what it estimates. Where that bracket stays wide the estimate is inf.
+    The search of a direction brackets what it estimates. Where the upper end stays far above, the estimate is inf.
     """
 
     def direction(best: tuple[Array, Array], sign: Array) -> tuple[tuple[Array, Array], None]:
@@ -58,7 +58,7 @@ def estimate_of_run(run: Run, log_delta: Array) -> Array:
 
         def confirmed() -> Array:
             answer = direction_epsilon(directed, log_delta, best[1], ESTIMATE_WIDTH)
-            narrow = answer.upper - answer.lower <= _CONFIRMED * answer.upper + FLOOR
+            narrow = answer.upper - answer.estimate <= _CONFIRMED * answer.upper + FLOOR
             return jnp.where(narrow | (answer.upper <= best[1]), answer.estimate, jnp.inf)
 
         estimate = jax.lax.cond(needed, confirmed, lambda: jnp.zeros_like(guess))
