@@ -133,7 +133,7 @@ def _is_zero(noise_multiplier: Any) -> bool:
     return (
         isinstance(noise_multiplier, numbers)
         and not isinstance(noise_multiplier, bool | np.timedelta64)
-        and float(noise_multiplier) == 0.0
+        and bool(noise_multiplier == 0)
     )
 
 
