@@ -29,7 +29,7 @@ def state_after_three_steps(overflow_per_step: float):
     params = jnp.zeros(3)
     state = tx.init(params)
     for _ in range(RUN[2]):
-        _, state = tx.update(jnp.ones(3), state, params)
+        _, state = tx.update(grad_fn(params, jnp.ones((2, 3)), jnp.ones(2)), state, params)
     return state
 
 
