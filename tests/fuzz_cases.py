@@ -230,6 +230,11 @@ def cases() -> dict[str, Case]:
         "delta_bounds": (accounting.delta_bounds, (*run, 1.0), {"sampling": "poisson"}),
         "epsilon_bounds": (accounting.epsilon_bounds, (*run, 1e-3), {"sampling": "poisson"}),
         "epsilon_bounds(ledger)": (accounting.epsilon_bounds, (gdpjax.Ledger([event]),), {"delta": 1e-3}),
+        "epsilon_with_overflow": (
+            accounting.epsilon_with_overflow, (lambda delta: accounting.epsilon_bounds(*run, delta), 1e-3, 1e-9), {},
+        ),
+        "delta_after_overflow": (accounting.delta_after_overflow, (1e-3, 1e-9), {}),
+        "steps_of_epochs": (accounting.steps_of_epochs, (1.0, 1000, 16), {}),
         "epsilon_estimate": (accounting.epsilon_estimate, (*run, 1e-3), {}),
         "mu_bounds": (accounting.mu_bounds, run, {"failure": 1e-3}),
         "tradeoff_bounds": (accounting.tradeoff_bounds, (*run, 0.1), {}),

@@ -2,7 +2,8 @@
 
 import math
 
-from gdpjax._core.checks import POSITIVE, check
+from gdpjax._core.arguments import check_number
+from gdpjax._core.checks import POSITIVE
 
 
 def steps_of_epochs(epochs: float, num_examples: float, batch_size: float) -> int:
@@ -25,10 +26,10 @@ def steps_of_epochs(epochs: float, num_examples: float, batch_size: float) -> in
     >>> steps_of_epochs(15, 60_000, 256), steps_of_epochs(1, 1000, 16)
     (3516, 63)
     """
-    check("epochs", epochs, POSITIVE)
-    check("num_examples", num_examples, POSITIVE)
-    check("batch_size", batch_size, POSITIVE)
-    steps = float(epochs) * float(num_examples) / float(batch_size)
+    epochs = check_number("epochs", epochs, POSITIVE)
+    num_examples = check_number("num_examples", num_examples, POSITIVE)
+    batch_size = check_number("batch_size", batch_size, POSITIVE)
+    steps = epochs * num_examples / batch_size
     if not steps < 2**31 - 1:
         raise ValueError(f"epochs must give fewer than 2^31 steps, got {epochs}, which is {steps:.4g} steps")
     return max(1, math.floor(steps + 0.5))

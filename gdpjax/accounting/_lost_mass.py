@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, check, is_traced
+from gdpjax._core.arguments import check_callable
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, check, check_broadcast, is_traced
 from gdpjax._core.types import Array, Bounds
 
 Ideal = Callable[[np.ndarray], Bounds]
@@ -95,6 +96,7 @@ def epsilon_with_overflow(ideal: Ideal, delta: Array, overflow: Array) -> Bounds
     >>> bool(bounds.upper > epsilon_bounds(1.0, 0.01, 1000, 1e-5).lower > bounds.lower)
     True
     """
+    check_callable("ideal", ideal, "a function of delta that gives a bracket")
     _check_overflow(delta, overflow)
     columns = np.broadcast_arrays(np.asarray(delta, np.float64), np.asarray(overflow, np.float64))
     return epsilon(ideal, columns[0], Lost(0.0, columns[1]))
@@ -105,6 +107,7 @@ def _check_overflow(delta: Array, overflow: Array) -> None:
         raise ValueError("overflow is paid for outside compiled code: give delta and overflow as numbers")
     check("delta", delta, OPEN_UNIT)
     check("overflow", overflow, HALF_OPEN_UNIT)
+    check_broadcast(delta=delta, overflow=overflow)
 
 
 def _without(share: np.ndarray, lost: Any, side: float) -> np.ndarray:

@@ -168,7 +168,7 @@ def test_quantile_clipping_is_a_joint_event():
         (lambda: RandomizedResponseEvent(1.0, num_categories=1), "num_categories must be a whole number >= 2"),
         (lambda: LaplaceEvent(-1.0), "epsilon must be"),
         (lambda: ApproximateDPEvent(1.0, 1.0), "delta must be"),
-        (lambda: GaussianEvent(0.0), "noise_multiplier must be"),
+        (lambda: GaussianEvent(-1.0), "noise_multiplier must be"),
         (lambda: GaussianEvent(1.0, 1.5), "num_steps must be"),
         (lambda: epsilon_bounds(RandomizedResponseEvent(1.0), delta=1e-5, group_size=2), "group_size > 1 is available"),
         (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "not available with overflow"),

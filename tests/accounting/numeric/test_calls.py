@@ -69,7 +69,8 @@ def test_jitted_vmap_without_x64_is_rounded_outward():
 @pytest.mark.parametrize(
     "bad",
     [
-        (0.0, 0.1, 1, 1e-5),
+        (np.zeros(1), 0.1, 1, 1e-5),
+        (-1.0, 0.1, 1, 1e-5),
         (np.nan, 0.1, 1, 1e-5),
         (1.0, 1.1, 1, 1e-5),
         (1.0, -0.1, 1, 1e-5),

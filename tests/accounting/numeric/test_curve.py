@@ -99,4 +99,4 @@ def test_bad_input_is_refused(function):
         with pytest.raises(ValueError, match="must be"):
             function(1.0, 0.1, 10, bad)
     with pytest.raises(ValueError, match="noise_multiplier must be"):
-        function(0.0, 0.1, 10, 0.5)
+        function(-1.0, 0.1, 10, 0.5)
