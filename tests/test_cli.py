@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from gdpjax import Bounds
 from gdpjax.accounting import clt_epsilon, clt_mu_poisson, epsilon_bounds, gdp_epsilon, moments_accountant_epsilon
-from gdpjax.cli import CLT_CAVEAT, main
+from gdpjax.cli import CLT_CAVEAT, _account, main
 from gdpjax.cli._progress import Elapsed
 from gdpjax.cli._report import rounded
 
@@ -125,6 +126,16 @@ def test_calibrate_to_mu(capsys):
     assert result["epsilon_clt"] is None  # no delta was given
 
 
+def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys, monkeypatch):
+    """At another failure probability than the target's, the certified mu would be above the target."""
+    asked = []
+    monkeypatch.setattr(_account, "mu_bounds", lambda *run: asked.append(run[3]) or Bounds(0.0, 0.5))
+    monkeypatch.setattr(_account, "calibrate_noise_multiplier", lambda **target: asked.append(target["failure"]) or 1.0)
+    result = json.loads(run(capsys, "calibrate", "--mu", "0.5", "--failure", "1e-6", *MNIST, "--json"))
+    assert set(asked) == {1e-6}
+    assert result["mu_failure"] == 1e-6
+
+
 def test_convert_of_a_mu_whose_square_overflows(capsys):
     assert main(["convert", "--mu", "1e160", "--delta", "1e-5"]) == 0
     assert capsys.readouterr().out.count("too large to be computed") == 2
@@ -160,10 +171,10 @@ RUN = ["--sampling-prob", ".1", "--num-steps", "10", "--delta", "1e-5"]
         (["account", "--noise-multiplier", "1", "--sampling-prob", "2", *RUN[2:]], r"--sampling-prob must be"),
         (
             ["account", "--noise-multiplier", "1", "--num-examples", "0", "--batch-size", "1", *RUN[2:]],
-            "--num-examples",
+            "--max-examples",
         ),
-        (["account", "--noise-multiplier", "1", *RUN[2:]], "give either --num-examples and --batch-size"),
-        (["account", "--noise-multiplier", "1", *RUN, "--num-examples", "5"], "give either --num-examples"),
+        (["account", "--noise-multiplier", "1", *RUN[2:]], "give either --max-examples and --expected-batch-size"),
+        (["account", "--noise-multiplier", "1", *RUN, "--num-examples", "5"], "give either --max-examples"),
         (["account", "--noise-multiplier", "x", *RUN], "expected one number, got 'x'"),
         (["account", "--noise-multiplier", "0.5:2", *RUN], "expected one number, got '0.5:2'; lists and ranges"),
         (["account", "--noise-multiplier", "1", *RUN[:-1], "-1e-5"], "delta must be a number in"),

@@ -185,6 +185,8 @@ def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
+                if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in signature.parameters.values()):
+                    raise ValueError(f"{title} takes its arguments by name: {', '.join(names)}") from error
                 raise ValueError(f"{title}: {error}") from error
             return function(*args, **kwargs)
 

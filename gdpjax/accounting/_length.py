@@ -18,7 +18,7 @@ def steps_of_epochs(epochs: float, num_examples: float, batch_size: float) -> in
         batch_size: expected batch size, a finite number > 0.
 
     Returns:
-        the number of steps, >= 1; exact.
+        the number of steps, >= 1, of the quotient in double precision.
 
     Raises:
         ValueError: an argument outside its range, or 2^31 steps and more.

@@ -46,18 +46,18 @@ def add_parser(commands: Any) -> None:
 
 def _account(arguments: argparse.Namespace) -> list[Row]:
     prob, steps = run_of_options(arguments)
-    return _run_report(arguments.noise_multiplier, prob, steps, arguments.delta, with_mu=True)
+    return _run_report(arguments.noise_multiplier, prob, steps, arguments.delta, MU_FAILURE, with_mu=True)
 
 
 def _run_report(
-    noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float | None, with_mu: bool
+    noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float | None, failure: float, with_mu: bool
 ) -> list[Row]:
     run = (noise_multiplier, sampling_prob, num_steps)
     if noise_multiplier == 0:
-        return _report_without_noise(sampling_prob, num_steps, delta)
+        return _report_without_noise(sampling_prob, num_steps, delta, failure)
     # The time is compilation: mu's, the longest, beside the others'.
     with ThreadPoolExecutor(1) as beside:
-        mu = beside.submit(mu_bounds, *run, MU_FAILURE) if with_mu else None
+        mu = beside.submit(mu_bounds, *run, failure) if with_mu else None
         epsilon = None if delta is None else float(clt_epsilon(*run, delta))
         bounds = None if delta is None else epsilon_bounds(*run, delta)
         moments = None if delta is None else float(moments_accountant_epsilon(*run, delta))
@@ -78,14 +78,14 @@ def _run_report(
         Row("epsilon_clt", epsilon, of_clt, "up"),
         Row("clt_reliable", reliable, "whether epsilon_clt is proved to be within 5% of the truth"),
         Row("mu_upper", mu_upper, of_mu, "up"),
-        Row("mu_failure", MU_FAILURE, "given", "exact"),
+        Row("mu_failure", failure, "given", "exact"),
         Row("epsilon_lower", lower, of_lower, "down"),
         Row("epsilon_upper", upper, of_upper, "up"),
         Row("epsilon_moments_accountant", moments, of_moments, "up"),
     ]
 
 
-def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | None) -> list[Row]:
+def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | None, failure: float) -> list[Row]:
     """The rows of `_run_report` for a run that is not private."""
     warning = "NOT PRIVATE: without noise every example that is in a batch shows"
     lower, upper = (None, None)
@@ -98,7 +98,7 @@ def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | N
         Row("epsilon_clt", math.inf, warning),
         Row("clt_reliable", False, warning),
         Row("mu_upper", math.inf, warning),
-        Row("mu_failure", MU_FAILURE, "given"),
+        Row("mu_failure", failure, "given"),
         Row("epsilon_lower", lower, warning),
         Row("epsilon_upper", upper, warning),
         Row("epsilon_moments_accountant", math.inf, warning),
@@ -117,9 +117,13 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
     accountant = arguments.accountant
     found = calibrate_noise_multiplier(**target, sampling_prob=prob, num_steps=steps, accountant=accountant)
     noise = _short(float(found), (prob, steps), target, accountant)
-    standing = CLT_CAVEAT if accountant == "clt" else "safe: the true epsilon is at most the target"
+    quantity = "epsilon" if arguments.mu is None else "mu"
+    standing = CLT_CAVEAT if accountant == "clt" else f"safe: the true {quantity} is at most the target"
+    if found == 0:
+        standing = "NOT PRIVATE: the target asks for no noise"
+    failure = MU_FAILURE if arguments.failure is None else arguments.failure
     with_mu = arguments.with_mu or (arguments.mu is not None and accountant == "numeric")
-    report = _run_report(noise, prob, steps, arguments.delta, with_mu)
+    report = _run_report(noise, prob, steps, arguments.delta, failure, with_mu)
     return [Row("noise_multiplier", noise, standing, "exact"), *report]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT, check
 from gdpjax._core.shown import shown
 from gdpjax.accounting._gdp import DELTA
-from gdpjax.cli._runs import RUN_OPTIONS, resolve_run
+from gdpjax.cli._runs import PLAN_NAMES, RUN_OPTIONS, resolve_run
 from gdpjax.cli._tables import BadRow, Cells, Table, listed, read_table
 
 QUANTITIES = ("noise_multiplier", *RUN_OPTIONS, "delta")
@@ -116,7 +116,8 @@ def _number(text: str) -> float:
 def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Grid:
     """Every row of the file (one empty row without a file) with every combination of ``options``."""
     table = read_table(path) if path else Table([], [Cells("", [])], [])
-    columns = [*table.columns, *options]
+    of_plans = {plan: name for name, plan in PLAN_NAMES.items()}
+    columns = [*(of_plans.get(column, column) for column in table.columns), *options]
     _check_columns(columns, str(path) if path else None)
     size = len(table.rows) * math.prod(len(values) for values in options.values())
     if size > MOST_ROWS:

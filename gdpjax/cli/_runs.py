@@ -31,14 +31,17 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group(required=True)
     for name, text in RUN_OPTIONS.items():
         group = length if name in ("epochs", "num_steps") else parser
-        # A plan's names come first, those of the columns of a sweep are kept; one number has both.
-        spellings = [as_option(spelling) for spelling in (PLAN_NAMES.get(name, name), name)]
-        group.add_argument(*dict.fromkeys(spellings), dest=name, type=float, help=text)
+        group.add_argument(*spellings(name), dest=name, type=float, help=text)
+
+
+def spellings(name: str) -> list[str]:
+    """The options for a quantity: the plan's name first, then the one of the columns of a sweep."""
+    return list(dict.fromkeys(as_option(spelling) for spelling in (PLAN_NAMES.get(name, name), name)))
 
 
 def run_of_options(arguments: argparse.Namespace) -> tuple[float, int]:
     """(sampling_prob, num_steps) of the run that the options of `add_run_options` describe."""
-    return resolve_run(vars(arguments), as_option)
+    return resolve_run(vars(arguments), lambda name: spellings(name)[0])
 
 
 def resolve_run(values: Mapping[str, float | None], spell: Callable[[str], str] = str) -> tuple[float, int]:

@@ -22,7 +22,7 @@ from gdpjax.cli._grid import QUANTITIES, WHOLE, Grid, make_grid, parse_values
 from gdpjax.cli._output import Output, append, finish, make_output, start
 from gdpjax.cli._progress import Progress
 from gdpjax.cli._report import add_json_option
-from gdpjax.cli._runs import MU_FAILURE, RUN_OPTIONS, as_option
+from gdpjax.cli._runs import MU_FAILURE, RUN_OPTIONS, spellings
 from gdpjax.cli._tables import is_parquet
 
 PIECE = 64
@@ -45,8 +45,9 @@ logarithm, both with their ends: --noise-multiplier 0.5:2:16 --num-steps 1000:10
 quantities are rounded. The grid is every combination of the values given.
 
 --input: a CSV or Parquet file with a header, any of the quantities above (underscores for dashes) as columns, and one
-run a row; options add the quantities that it lacks, in every combination. Other columns are labels and are carried
-along. A bad row is reported with its line, left out, and makes the exit status 1; the others are computed.
+run a row; options add the quantities that it lacks, in every combination. The plan's names of columns, max_examples and
+expected_batch_size, are written as num_examples and batch_size. Other columns are labels and are carried along. A bad
+row is reported with its line, left out, and makes the exit status 1; the others are computed.
 
 output: the input columns, sampling_prob, num_steps, and
   mu_clt, epsilon_clt            asymptotic estimates: may understate; not a guarantee
@@ -60,8 +61,8 @@ devices, all of them work.
 choosing among the runs of a sweep costs privacy, too: each row is the cost of ONE run. To release the best of several
 runs on the same data, draw their number at random (gdpjax.accounting.sample_num_runs), run that many rows chosen
 uniformly with replacement, release the best and nothing else, and state
-gdpjax.accounting.tuning_epsilon (or tuning_rdp, for rows that differ), not the epsilon of the chosen row. See "Sweeps"
-in the README; Papernot and Steinke, arXiv:2110.03620.
+gdpjax.accounting.tuning_epsilon (or tuning_rdp, for rows that differ), not the epsilon of the chosen row. See
+docs/sweeps.md; Papernot and Steinke, arXiv:2110.03620.
 """
 
 
@@ -81,7 +82,7 @@ def add_parser(commands: Any) -> None:
     }
     for name in QUANTITIES:
         values = functools.partial(parse_values, name)
-        parser.add_argument(as_option(name), type=values, metavar="VALUES", help=helps[name])
+        parser.add_argument(*spellings(name), dest=name, type=values, metavar="VALUES", help=helps[name])
     parser.add_argument("--input", type=pathlib.Path, metavar="FILE", help="rows, .csv or .parquet")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", required=True, help=".csv or .parquet")
     parser.add_argument("--mu", action="store_true", help="also the certified mu, a tenth of a second a row and more")

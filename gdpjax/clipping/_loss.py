@@ -298,6 +298,11 @@ def _refuse_unbatched(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, A
                 continue
             kind = f"an array {described(leaf)}" if is_array else f"a {type(leaf).__name__} of numbers"
             last = name.split()[-1]
+            if is_array and leaf.dtype == bool and jnp.ndim(leaf) == 1:
+                raise ValueError(
+                    f"{name}{jax.tree_util.keystr(path)} is {kind}, as long as the batch: a mask of padding is given "
+                    f"by name, is_padding=...; if it is data, add its number to batch_argnums={spec.batch_argnums}"
+                )
             if name.startswith("keyword"):
                 batched, shared = "pass it by position and name that in batch_argnums", f"shared_argnames={shown(last)}"
             else:
@@ -365,7 +370,12 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     """Check a call and describe it; raises ValueError for everything that can be seen without computing."""
     needed = max(_as_tuple(spec.argnums) + spec.batch_argnums + spec.key_argnums)
     if len(args) <= needed:
-        raise ValueError(f"expected at least {needed + 1} positional arguments, got {len(args)}")
+        by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
+        raise ValueError(
+            f"expected at least {needed + 1} positional arguments, got {len(args)}{by_name}: parameters, batches and "
+            f"keys are given by position, as argnums={spec.argnums}, batch_argnums={spec.batch_argnums} and "
+            f"key_argnums={spec.key_argnums} count them"
+        )
     _key_data_ok(spec, args)
     which = _trained_leaves(spec.params(args), spec.trainable)
     batch_size = _batch_size(spec, args)

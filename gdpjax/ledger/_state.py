@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from gdpjax._core.arguments import (
     check_choice,
@@ -147,8 +146,26 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     return Ledger(events)
 
 
-_ROLLING_BACK = (optax.MultiStepsState, optax.ApplyIfFiniteState, optax.ConditionallyTransformState)
-"""States of optax wrappers that do not call what they wrap exactly once per step."""
+_CALLING_ONCE = {
+    "InjectHyperparamsState", "InjectStatefulHyperparamsState", "LookaheadState", "MaskedState", "PartitionState",
+    "ScheduleFreeState",
+}  # fmt: skip
+"""States of the optax wrappers that give what they wrap every sum once, unchanged, and use nothing but its answer.
+
+Others do not: MultiSteps, apply_if_finite and conditionally_transform skip steps or roll them back; sam and mechanize
+use the sum itself.
+"""
+
+
+def _wrapper_around(tree: PyTree) -> str | None:
+    """The first optax wrapper around the ledger's transform that is not known to call it once per step, by name."""
+    if isinstance(tree, LedgerState) or not _ledgers(tree):
+        return None
+    name = type(tree).__name__
+    is_optax = type(tree).__module__.partition(".")[0] == "optax"
+    if is_optax and name not in _CALLING_ONCE:
+        return name
+    return next(filter(None, map(_wrapper_around, _children(tree))), None)
 
 
 def _stateful_before(tree: PyTree) -> str | None:
@@ -192,9 +209,9 @@ def ledger_of(opt_state: PyTree) -> Ledger:
       A `Ledger`; its noise multipliers are rounded down and its probabilities up to the precision they are stored in.
 
     Raises:
-      ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside
-        optax.MultiSteps, apply_if_finite or conditionally_transform, or an optax transform with a state of its own
-        (adam, momentum, a schedule) before it in the chain.
+      ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside a
+        wrapper that is not known to call it once per step (optax.MultiSteps, apply_if_finite, sam, ...), or an optax
+        transform with a state of its own (adam, momentum, a schedule) before it in the chain.
     """
     # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
     found = ledger_state_of(opt_state)
@@ -205,13 +222,12 @@ def ledger_state_of(opt_state: PyTree) -> LedgerState:
     """The one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
     leaves_of("opt_state", opt_state)
     found = _ledgers(opt_state)
-    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, _ROLLING_BACK)):
-        if isinstance(node, _ROLLING_BACK) and _ledgers(list(node)):
-            raise ValueError(
-                f"{type(node).__name__.removesuffix('State')} around the private transform skips, repeats or averages "
-                "its steps, so that noise and ledger no longer describe what was released; put such wrappers after "
-                "gdpjax.privatize in the chain, and add microbatches up with gdpjax.accumulate_clipped"
-            )
+    if wrapper := _wrapper_around(opt_state):
+        raise ValueError(
+            f"{wrapper.removesuffix('State')} around the private transform skips, repeats or averages its steps, or "
+            "uses the sums without noise, so that noise and ledger no longer describe what was released; put such "
+            "wrappers after gdpjax.privatize in the chain, and add microbatches up with gdpjax.accumulate_clipped"
+        )
     if before := _stateful_before(opt_state):
         raise ValueError(
             f"{before.removesuffix('State')} comes before the private transform in the chain and changes the clipped "

@@ -156,7 +156,7 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
     The previous checkpoint is deleted when everything that the new one's checksum reads is on the disk.
     """
     step = about["step"]
-    arrays = folder / FOLDER / f"step_{step:08d}_{about['saves']:06d}"
+    arrays = folder / FOLDER / _name_of(step, about["saves"])
 
     def prepare() -> None:
         if is_first_process():
@@ -193,6 +193,11 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
         )
 
 
+def _name_of(step: int, saves: int) -> str:
+    """The folder of the arrays; no two checkpoints of a run have the same ``saves``."""
+    return f"step_{step:08d}_{saves:06d}"
+
+
 def exists(folder: Path) -> bool:
     """Whether the folder holds a checkpoint."""
     return (folder / FOLDER / INDEX).exists()
@@ -212,6 +217,8 @@ def read_index(folder: Path) -> Index:
             )
         index = convert_document(content, Index, str(path))
         _check_key_impl(index.key_impl, str(path))
+        if index.arrays != _name_of(index.step, index.saves):
+            raise DocumentError(str(path), "expected the folder of its own step and saves, got another", "arrays")
     except DocumentError as error:
         raise CheckpointError(f"the checkpoint's index is damaged: {error}; restore it from a copy") from error
     return index
@@ -226,9 +233,8 @@ def _check_key_impl(name: str, source: str) -> None:
         ) from error
 
 
-def restore(folder: Path, index: Index, template: PyTree) -> PyTree:
-    """The tree of the checkpoint, checked byte by byte."""
-    ocp = _orbax()
+def refuse_other_arrays(folder: Path, index: Index, template: PyTree) -> None:
+    """CheckpointError unless the checkpoint holds arrays of the template's names, shapes and types."""
     shapes = _shapes(template)
     if index.leaves != shapes:
         pairs = zip_longest(index.leaves, shapes)
@@ -237,6 +243,12 @@ def restore(folder: Path, index: Index, template: PyTree) -> PyTree:
             f"the checkpoint in {folder} holds other arrays than this training's state: leaf {number} was {then} and "
             f"is {now} now; model and optimizer must be those of the run"
         )
+
+
+def restore(folder: Path, index: Index, template: PyTree) -> PyTree:
+    """The tree of the checkpoint, checked byte by byte."""
+    ocp = _orbax()
+    refuse_other_arrays(folder, index, template)
     arrays = folder / FOLDER / index.arrays
     try:
         found, expected = _checksums(arrays), index.sha256

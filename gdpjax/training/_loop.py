@@ -12,6 +12,7 @@ and keys, every configuration has its own key, or is refused.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.clipping._statistics import refuse_statistics
-from gdpjax.ledger import ledger_state_of
+from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
 from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._plan import Plan
@@ -138,8 +139,8 @@ def private_training(
         sensitivity = grad_fn.sensitivity(plan.neighboring_relation)
         refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
         sampling_key, noise_key = split(one_key_for_all(key))
+        _refuse_private(optimizer, params)
         opt_state = transformation(noise_key).init(params)
-        _ = ledger_state_of(opt_state)  # refuses an optimizer that is private itself
         return beside(params, State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32)))
 
     def take(state: State, batch: tuple[Array, ...], is_padding: Array, fits: Array) -> tuple[State, Info]:
@@ -184,26 +185,46 @@ def private_training(
         num_steps = check_count("num_steps", num_steps)
         return jax.lax.scan(lambda carry, _: step(carry, data), state, None, length=num_steps)
 
+    def check_step(data: Data) -> tuple[tuple, dict[str, Any]]:
+        _check_data(plan, data, num_arrays)
+        return (data,), {}
+
+    def check_steps(data: Data, num_steps: int) -> tuple[tuple, dict[str, Any]]:
+        _check_data(plan, data, num_arrays)
+        return (data, check_count("num_steps", num_steps)), {}
+
     return Training(
         plan=plan,
         init=init,
-        step=_Compiled(step),
-        step_on=_Compiled(step_on),
-        run_steps=_Compiled(run_steps, static_argnums=2),
+        step=_Compiled(step, check_step),
+        step_on=_Compiled(step_on, lambda *batch, is_padding: (batch, {"is_padding": is_padding})),
+        run_steps=_Compiled(run_steps, check_steps, static_argnums=2),
         place=lambda *arrays, sharding=None: place(plan, *arrays, sharding=sharding),
         grad_fn=grad_fn,
     )
 
 
 class _Compiled:
-    """A jitted function of a `State` whose complaints about other arguments are for the caller to read."""
+    """A jitted function of a `State` whose complaints about other arguments are for the caller to read.
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    ``check`` takes the arguments behind the state and returns them, by position and by name, as they are passed on.
+    """
+
+    def __init__(self, function: Callable[..., Any], check: Callable[..., tuple[tuple, dict]], **options: Any) -> None:
         functools.update_wrapper(self, function)
+        self._check, self._signature = check, inspect.signature(check)
         self._compiled = jax.jit(function, **options)
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
         check_instance("state", state, State, "made by training.init")
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            arguments = ", ".join(["state", *map(str, self._signature.parameters.values())])
+            name = getattr(self, "__name__", "step")
+            advice = "; data are what training.place(...) returned" if "data" in self._signature.parameters else ""
+            raise ValueError(f"expected training.{name}({arguments}), got other arguments ({error}){advice}") from None
+        args, kwargs = self._check(*args, **kwargs)
         try:
             return self._compiled(state, *args, **kwargs)
         except (TypeError, ValueError):
@@ -262,6 +283,15 @@ def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
     if any(array.shape[0] != plan.max_examples for array in data.arrays):
         rows = [array.shape[0] for array in data.arrays]
         raise ValueError(f"data of {rows} rows were placed for another plan than max_examples={plan.max_examples}")
+
+
+def _refuse_private(optimizer: optax.GradientTransformation, params: PyTree) -> None:
+    states = jax.tree.leaves(jax.eval_shape(optimizer.init, params), is_leaf=lambda node: isinstance(node, LedgerState))
+    if any(isinstance(state, LedgerState) for state in states):
+        raise ValueError(
+            "the optimizer is private itself (dpsgd, dpadam, privatize), and private_training adds clipping and noise: "
+            "give it the plain optimizer, such as optax.adam(1e-3)"
+        )
 
 
 def _check_optimizer(optimizer: Any) -> None:

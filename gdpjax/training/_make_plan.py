@@ -24,7 +24,8 @@ _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
 _ELSEWHERE = {
     "l2_clip": "clip", "l2_clip_norm": "clip", "max_grad_norm": "clip", "num_examples": "max_examples",
     "batch_size": "expected_batch_size", "max_steps": "num_steps", "target_epsilon": "epsilon",
-    "target_delta": "delta", "sigma": "noise_multiplier",
+    "target_delta": "delta", "eps": "epsilon", "sigma": "noise_multiplier", "noise": "noise_multiplier",
+    "sampling_prob": "expected_batch_size", "sample_rate": "expected_batch_size",
 }  # fmt: skip
 """What other functions, the command line and other libraries call the arguments of `make_plan`."""
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_instance
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.shown import shown
@@ -151,6 +152,9 @@ class Run:
         before_checkpoint: Callable[[list[Info]], None] | None,
     ) -> list[Info]:
         self._check_lock()
+        self._charge_a_state_put_back()
+        if self.finished:
+            return []
         if self._pending and self._records.chunks[-len(self._pending)].state != state_digest(self.state):
             # The state was changed since: another gradient under the same noise, had the keys stayed.
             self._pay_for_lost()
@@ -205,6 +209,7 @@ class Run:
     def save(self) -> None:
         """Make the present state the checkpoint; `advance` does this by itself."""
         self._check_lock()
+        self._charge_a_state_put_back()
         covered = len(self._records.chunks) - len(self._pending)
         about = {
             "step": self.step,
@@ -239,6 +244,20 @@ class Run:
             self._pending = [chunk.num_steps for chunk in lost]
             return
         self._pay_for_lost()
+
+    def _charge_a_state_put_back(self) -> None:
+        """Where ``state`` was set to an earlier one, charge the steps made since, and go on with new keys.
+
+        With the old keys they would be made again, on other parameters, with the same noise.
+        """
+        if self._pending or self.step == self._records.end:
+            return
+        if self.step > self._records.end:
+            raise ValueError(
+                f"run.state is charged for {self.step} steps, but this run has {self._records.end} on record: it is "
+                "the state of another run"
+            )
+        self.state = _with_new_keys(self.training, self.state, self._records.end - self.step)
 
     def _pay_for_lost(self) -> None:
         """Charge all that is on record, and go on from there with new keys."""
@@ -321,6 +340,7 @@ def start_run(
       CheckpointError: the folder cannot be written, or another process has it open.
     """
     folder = _folder(folder)
+    check_instance("data", data, Data, "which training.place(...) returned")
     if not folder.parts:
         raise ValueError("name a folder of its own for the run, got an empty name or the present folder")
     _checkpoint.check_path(folder)
@@ -352,9 +372,11 @@ def resume_run(folder: str | Path, training: Training, params: PyTree, data: Dat
         another process has the folder open.
     """
     folder = _folder(folder)
+    check_instance("data", data, Data, "which training.place(...) returned")
     lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)
     template = training.init(parameters_for_all(params, data.arrays), fresh_key(index.key_impl))
+    _checkpoint.refuse_other_arrays(folder, index, template)
     run = Run(folder, training, data, template, None, index.initial, scan=scan)
     found = _differences(index.plan, run._plan)
     if found:
@@ -378,7 +400,10 @@ def _folder(folder: str | Path) -> Path:
         raise ValueError(f"folder must be a path or its text, got {type(folder).__name__}")
     if "\0" in str(folder):
         raise ValueError(f"folder must be a path without a zero byte, got {str(folder)!r}")
-    return Path(folder)
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"folder begins with the home of a user who is not known: {str(folder)!r}") from error
 
 
 @contextlib.contextmanager

@@ -221,7 +221,7 @@ def test_every_damaged_file_is_detected(small, seven):
     [
         (lambda text: text[: len(text) // 2], "is damaged"),
         (lambda text: text.replace('"version": 2', '"version": 9'), "version 9, and this gdpjax reads version 2"),
-        (lambda text: text.replace('"step": 7', '"step": 6'), "its ledger has 7 steps, its index 6"),
+        (lambda text: text.replace('"step": 7', '"step": 6'), "the folder of its own step and saves"),
         (lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "journal"}), "field `journal`"),
     ],
 )

@@ -138,6 +138,37 @@ def test_a_state_changed_by_hand_is_not_repeated_with_the_same_noise(small, tmp_
     assert keys_of(run) != old
 
 
+def test_a_state_that_is_put_back_is_charged_and_gets_new_keys(small, tmp_path):
+    """Going back after a divergence would make the same steps on other parameters, with the same noise."""
+    run = begun(small, tmp_path / "run")
+    earlier = run.state
+    old = keys_of(run)
+    run.advance(1)
+    run.state = earlier._replace(params=jax.tree.map(lambda leaf: leaf * 2, earlier.params))
+    run.advance(1)
+    assert (run.step, run.num_lost) == (9, 1)
+    assert all(a != b for a, b in zip(keys_of(run), old, strict=True))
+    run.state = earlier
+    run.save()
+    assert (run.step, run.num_lost) == (9, 2)
+    again = resume_run(run.folder, *small, scan=False)
+    assert (again.step, keys_of(again)) == (9, keys_of(run))
+    other = start_run(tmp_path / "other", *small, key=jax.random.key(12), scan=False)
+    other.state = earlier
+    with pytest.raises(ValueError, match="the state of another run"):
+        other.advance(1)
+
+
+def test_an_index_whose_count_of_saves_was_changed(seven, small, tmp_path):
+    """The next checkpoint would have the name of this one, and this one would be deleted first."""
+    folder = shutil.copytree(seven, tmp_path / "run")
+    path = folder / CHECKPOINTS / "index.json"
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps(index | {"saves": index["saves"] - 1}))
+    with pytest.raises(CheckpointError, match="the folder of its own step and saves"):
+        resume_run(folder, *small, scan=False)
+
+
 def test_saving_in_the_middle_of_a_chunk_leaves_the_chunk_lost(small, tmp_path):
     run = begun(small, tmp_path / "run")
 

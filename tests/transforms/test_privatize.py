@@ -437,6 +437,8 @@ WRAPPERS = {
     "MultiSteps": lambda tx: optax.MultiSteps(tx, 2),
     "ApplyIfFinite": lambda tx: optax.apply_if_finite(tx, 3),
     "ConditionallyTransform": lambda tx: optax.conditionally_transform(tx, lambda step: step % 2 == 0),
+    "SAM": lambda tx: optax.contrib.sam(tx, optax.sgd(1.0)),
+    "Mechanic": lambda tx: optax.contrib.mechanize(tx),
 }
 
 

@@ -17,6 +17,7 @@ FLOOR = 1e-6
 TRIES = 5
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
+_NEGLIGIBLE = 2e-5
 
 
 class Answer(NamedTuple):
@@ -58,7 +59,7 @@ def estimate_of_run(run: Run, log_delta: Array) -> Array:
 
         def confirmed() -> Array:
             answer = direction_epsilon(directed, log_delta, best[1], ESTIMATE_WIDTH)
-            narrow = answer.upper - answer.estimate <= _CONFIRMED * answer.upper + FLOOR
+            narrow = answer.upper - answer.estimate <= _CONFIRMED * answer.upper + _NEGLIGIBLE
             return jnp.where(narrow | (answer.upper <= best[1]), answer.estimate, jnp.inf)
 
         estimate = jax.lax.cond(needed, confirmed, lambda: jnp.zeros_like(guess))
