@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_positions
+from gdpjax._core.keys import varying_axes
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements
 from gdpjax._core.types import Array, PyTree
@@ -347,22 +348,17 @@ def _key_data_ok(spec: LossSpec, args: tuple[Any, ...]) -> None:
             raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {shown(key)}")
 
 
-def _varying_axes(leaf: Array) -> Any:
-    kind = jax.typeof(leaf)
-    return getattr(kind, "vma", None) or getattr(getattr(kind, "mat", None), "varying", ())
-
-
 def _refuse_varying(args: tuple[Any, ...]) -> None:
     """Inside a checked shard_map JAX adds gradients of shared parameters up over the devices, before any clipping."""
     for number, arg in enumerate(args):
         for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
-            varying = _varying_axes(leaf) if isinstance(leaf, jax.Array) else ()
+            varying = varying_axes(leaf) if isinstance(leaf, jax.Array) else ()
             if varying:
                 raise ValueError(
                     f"argument {number}{jax.tree_util.keystr(path)} varies over the mesh axes "
                     f"{sorted(varying)} of a shard_map that checks this, where gradients are added up "
-                    "over devices before they could be clipped; use jax.shard_map(..., check_vma=False), or no "
-                    "shard_map: a batch on a mesh is spread over it anyway"
+                    "over devices before they could be clipped; use no shard_map, as a batch on a mesh is spread over "
+                    "it anyway, or jax.shard_map(..., check_vma=False) for the sums alone, with the noise outside of it"
                 )
 
 
