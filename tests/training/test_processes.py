@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +37,8 @@ def launch(count, folder, *options):
             assert processes[-1].wait(timeout=300) == 9
             for survivor in processes[:-1]:  # an ordinary error, where JAX alone aborts the process after a while
                 _, errors = survivor.communicate(timeout=100)
-                assert survivor.returncode == 1, errors
+                # 1, or that of an abort where JAX cannot take leave of the process that has gone.
+                assert survivor.returncode in (1, -signal.SIGABRT), errors
                 assert "If another process has ended, end all of them" in errors
             return None
         out, errors = processes[0].communicate(timeout=300)
@@ -68,7 +70,7 @@ def test_several_processes_make_the_run_of_one_and_survive_a_kill(count, alone, 
 
 
 PRELUDE = """
-import os, sys
+import atexit, os, sys, time
 import jax, jax.numpy as jnp, numpy as np, optax, gdpjax
 from gdpjax.training import private_training, start_run
 
