@@ -39,7 +39,9 @@ def launch(count, folder, *options):
                 _, errors = survivor.communicate(timeout=100)
                 # 1, or that of an abort where JAX cannot take leave of the process that has gone.
                 assert survivor.returncode in (1, -signal.SIGABRT), errors
-                assert "If another process has ended, end all of them" in errors
+                # Of more than two processes JAX aborts one now and then before it can say so.
+                told = "If another process has ended, end all of them" in errors
+                assert told or (count > 2 and survivor.returncode != 1), errors
             return None
         out, errors = processes[0].communicate(timeout=300)
         assert processes[0].returncode == 0, errors
