@@ -116,18 +116,20 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
         raise ValueError("--failure belongs to a target --mu with --accountant numeric; leave it out")
     accountant = arguments.accountant
     found = calibrate_noise_multiplier(**target, sampling_prob=prob, num_steps=steps, accountant=accountant)
-    noise = _short(float(found), (prob, steps), target, accountant)
+    failure = MU_FAILURE if arguments.failure is None else arguments.failure
+    noise = _short(float(found), (prob, steps), target, failure, accountant)
     quantity = "epsilon" if arguments.mu is None else "mu"
     standing = CLT_CAVEAT if accountant == "clt" else f"safe: the true {quantity} is at most the target"
     if found == 0:
         standing = "NOT PRIVATE: the target asks for no noise"
-    failure = MU_FAILURE if arguments.failure is None else arguments.failure
     with_mu = arguments.with_mu or (arguments.mu is not None and accountant == "numeric")
     report = _run_report(noise, prob, steps, arguments.delta, failure, with_mu)
     return [Row("noise_multiplier", noise, standing, "exact"), *report]
 
 
-def _short(noise_multiplier: float, run: tuple[float, int], target: dict[str, Any], accountant: str) -> float:
+def _short(
+    noise_multiplier: float, run: tuple[float, int], target: dict[str, Any], failure: float, accountant: str
+) -> float:
     """The noise multiplier in 8 digits, rounded up until it meets the target itself: it will be copied."""
 
     def meets(candidate: float) -> bool:
@@ -136,7 +138,6 @@ def _short(noise_multiplier: float, run: tuple[float, int], target: dict[str, An
         if accountant == "rdp":
             return bool(moments_accountant_epsilon(candidate, *run, target["delta"]) <= target["epsilon"])
         if "mu" in target:
-            failure = MU_FAILURE if target["failure"] is None else target["failure"]
             return bool(mu_bounds(candidate, *run, failure).upper <= target["mu"])
         return bool(epsilon_bounds(candidate, *run, target["delta"]).upper <= target["epsilon"])
 

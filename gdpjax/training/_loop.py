@@ -235,8 +235,6 @@ class _Compiled:
         """ValueError if an argument could not have been compiled for."""
         for name, value in {"state": state, **{f"argument {i + 1}": x for i, x in enumerate(args)}, **kwargs}.items():
             check_tree(name, value)
-        if any(isinstance(value, bool | float | complex) for value in args):
-            raise ValueError(f"the number of steps must be a whole number, got {', '.join(map(shown, args))}")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)

@@ -17,7 +17,9 @@ FLOOR = 1e-6
 TRIES = 5
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
+"""An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
 _NEGLIGIBLE = 2e-5
+"""... or by this much, since brackets next to epsilon 0 are that wide."""
 
 
 class Answer(NamedTuple):
