@@ -89,9 +89,7 @@ def norm_dtype(gradients: list[AbstractRowGradients]) -> Any:
     return functools.reduce(jnp.promote_types, dtypes)
 
 
-def _group_norm(
-    squares: list[ScaledSquares], whole: ScaledSquares, groups: Groups, number: int
-) -> ScaledSquares:
+def _group_norm(squares: list[ScaledSquares], whole: ScaledSquares, groups: Groups, number: int) -> ScaledSquares:
     """Return the squared norm of one group of parameters."""
     members = [square for square, group in zip(squares, groups.of_leaf, strict=True) if group == number]
     if len(groups.bounds) == 1 or not members:

@@ -130,7 +130,7 @@ def _explanation(
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
     plan = plan_for(call, traced(call), strategy, budget)
     engine = engine_of(call, strategy, microbatch_size, budget, constant_work=False)
-    reasons = [_reason(plan, leaf) for leaf in range(len(call.trained_leaves))]
+    reasons = [plan.reason(leaf) for leaf in range(len(call.trained_leaves))]
     return Explanation(tuple(_leaves(call, engine.gradients, reasons)), strategy, engine.chunk, call.batch_size)
 
 
@@ -146,19 +146,3 @@ def _leaves(call: Call, gradients: Callable[..., Any], reasons: list[str]) -> li
         held, reason = next(found)
         plans.append(LeafPlan(name, shape, held.method, reason, held.num_bytes))
     return plans
-
-
-def _reason(plan: Any, leaf: int) -> str:
-    shared = [plan.made_by(number) for number in plan.cuts_of(leaf)]
-    return ", ".join([_uses(plan, leaf), *(f"shared {name}" for name in dict.fromkeys(shared))])
-
-
-def _uses(plan: Any, leaf: int) -> str:
-    if leaf in plan.uses.dense:
-        return plan.uses.dense[leaf]
-    sites = [plan.uses.sites[use.place] for use in plan.uses.tapped[leaf]]
-    names = [s.kind if s.rule is None else f"{s.kind} in {s.eqn.primitive.name}" for s in sites]
-    if not names:
-        return "not used"
-    counted = [f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
-    return ", ".join(counted)

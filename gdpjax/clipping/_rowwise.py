@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import is_traced
-from gdpjax.clipping._ghost._jaxpr import CALLS, CUSTOM, REMAT, Scan, opened, scan_of
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Scan, opened, scan_of
 
 
 def _names(text: str) -> frozenset[str]:

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.trees import wide_dtype
+from gdpjax._core.trees import is_floating, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax._core.trees import is_floating
 from gdpjax.clipping._loss import Call, example_loss
 
 

@@ -50,7 +50,7 @@ large nor small ones are lost. A row with a NaN or an infinity anywhere has a no
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,6 @@ import numpy as np
 
 from gdpjax._core.trees import bounded_sum, most_sum_error_terms, power_of_two, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._factors import arrange
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._formed import FormedGradients
 from gdpjax.clipping._gradients._outer_products import OuterProducts, contracted
@@ -72,6 +71,7 @@ from gdpjax.clipping._gradients._scaled import (
 )
 from gdpjax.clipping._gradients._table_rows import TableRows
 from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._weight_axes import arrange
 
 _MOST_PIECES = 16
 _PIECE = 128
