@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.trees import is_floating, wide_dtype
+from gdpjax._core.trees import is_floating, wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._gradients import AbstractRowGradients, RowWeights, RunningSum, ScaledSquares, stacked
 from gdpjax.clipping._planner import Engine
@@ -204,11 +204,6 @@ def _split(rows: Array, num_chunks: int, size: int) -> Array:
         copies = jnp.broadcast_to(rows[:1], (missing, *rows.shape[1:]))
         rows = jnp.concatenate([rows, copies])
     return rows.reshape(num_chunks, size, *rows.shape[1:])
-
-
-def zeros_like_sum(leaf: Array) -> Array:
-    """Return what a leaf without a gradient contributes: zeros, in the dtype of a sum where it is floating."""
-    return jnp.zeros(jnp.shape(leaf), wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf))
 
 
 def merge_leaves(params: PyTree, which: tuple[bool, ...], values: list[Array]) -> PyTree:

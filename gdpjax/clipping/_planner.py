@@ -20,14 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.trees import is_floating, wide_dtype
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._ghost import Plan, _sites, frame_of, plan_of, row_gradients
 from gdpjax.clipping._ghost._jaxpr import Frame
 from gdpjax.clipping._ghost._steps import SCALES
 from gdpjax.clipping._ghost._uses import Enter, Site, Step, Use
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
-from gdpjax.clipping._loss import Call, Traced, traced
+from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._vmap import example_grads
 
@@ -78,7 +78,7 @@ def engine_of(
     call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
 ) -> Engine:
     """Return the engine of a call; traces and checks its loss."""
-    trace = traced(call)
+    trace = trace_loss(call)
     plan = plan_for(call, trace, strategy, budget)
     if strategy == "vmap":
         gradients, size = functools.partial(_by_vmap, call), call.batch_size
@@ -96,7 +96,7 @@ def engine_of(
     return Engine(gradients, chunk, constant_work, frozenset(compensated), _outputs(trace))
 
 
-def _outputs(trace: Traced) -> Any:
+def _outputs(trace: TracedLoss) -> Any:
     """Shapes and dtypes of (loss, aux) of one example."""
     loss, *aux = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.jaxpr.out_avals]
     loss = jax.ShapeDtypeStruct(loss.shape, wide_dtype(loss))
@@ -113,25 +113,14 @@ def _by_vmap(
 
 
 def _by_factors(
-    call: Call, trace: Traced, plan: Plan, budget: RoundingBudget, rows: Any, positions: Array,
+    call: Call, trace: TracedLoss, plan: Plan, budget: RoundingBudget, rows: Any, positions: Array,
     trained: list[Array] | None = None,
 ) -> tuple[list[AbstractRowGradients], Any]:  # fmt: skip
     """Gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     gradients, outputs = row_gradients(plan, leaves, [*jax.tree.leaves(rows), positions], budget)
-    gradients = [_no_wider(each, leaf) for each, leaf in zip(gradients, leaves, strict=True)]
     losses = outputs[0].astype(wide_dtype(outputs[0]))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, outputs[1:]))
-
-
-def _no_wider(gradients: AbstractRowGradients, leaf: Any) -> AbstractRowGradients:
-    """Cast factors that are wider than the sum of their parameter, as data may be."""
-    widest = wide_dtype(leaf)
-
-    def cast(x: Array) -> Array:
-        return x.astype(widest) if is_floating(x) and x.dtype.itemsize > widest.itemsize else x
-
-    return jax.tree.map(cast, gradients)
 
 
 def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRowGradients]:
@@ -147,7 +136,7 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRow
     return rows
 
 
-def plan_for(call: Call, trace: Traced, strategy: str, budget: RoundingBudget) -> Plan:
+def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
     """Return the plan of a strategy."""
     count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
     if strategy in ("vmap", "microbatch"):

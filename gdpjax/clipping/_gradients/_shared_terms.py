@@ -50,7 +50,7 @@ large nor small ones are lost. A row with a NaN or an infinity anywhere has a no
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
