@@ -62,6 +62,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.checks import CLIP_NORM
 from gdpjax._core.trees import (
     compensated_add,
     compensated_row_sum,
@@ -87,7 +88,7 @@ from gdpjax.clipping._rows import (
     total,
     weighted_values,
 )
-from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
+from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
 from gdpjax.clipping._table_sum import is_exact, table_sum
 from gdpjax.clipping._terms import AnyRows, Mixed, arrays, row_blocks, taken
 
@@ -164,7 +165,9 @@ class Scaling(NamedTuple):
     is_dropped: Array  # rows that are not padding, and not finite
 
 
-def scaling(rows: list[AnyRows], rule: Rule, groups: Groups, slack: float, is_padding: Array | None) -> Scaling:
+def scaling(
+    rows: list[AnyRows], rule: AbstractClipRule, groups: Groups, slack: float, is_padding: Array | None
+) -> Scaling:
     """Norms of the rows and what the rule makes of them."""
     dtype = functools.reduce(jnp.promote_types, [_dtype(r) for r in rows])
     squares = [square(r, dtype) for r in rows]
@@ -180,7 +183,7 @@ def scaling(rows: list[AnyRows], rule: Rule, groups: Groups, slack: float, is_pa
         checked = jnp.asarray(bound, dtype)
         checked = jnp.where(CLIP_NORM.contains(checked * _headroom(groups)), checked, jnp.nan) / (1 + slack)
         bounds.append(checked)
-        weights.append(Weights(part.exponent, rule.coefficient(_root(part), part.exponent, checked), keep))
+        weights.append(Weights(part.exponent, bounded_coefficients(rule, _root(part), part.exponent, checked), keep))
     norms = _root(whole) * power_of_two(whole.exponent, dtype)
     return Scaling(weights, jnp.where(keep, norms, 0), bounds, is_dropped)
 
@@ -252,10 +255,3 @@ def merge_leaves(params: PyTree, which: tuple[bool, ...], values: list[Array]) -
     remaining = iter(values)
     merged = [next(remaining) if mark else zeros_like_sum(leaf) for leaf, mark in zip(leaves, which, strict=True)]
     return jax.tree.unflatten(structure, merged)
-
-
-def trained_groups(rule: Rule, params: PyTree, which: tuple[bool, ...]) -> Groups:
-    """The rule's groups, of the trained leaves alone."""
-    structure = jax.tree.structure(params)
-    every = rule.groups(jax.tree.unflatten(structure, list(which)))
-    return Groups(tuple(g for g, mark in zip(every.of_leaf, which, strict=True) if mark), every.bounds)

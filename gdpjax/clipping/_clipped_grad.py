@@ -12,11 +12,12 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
-from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding, trained_groups
+from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding
 from gdpjax.clipping._engine import STRATEGIES, engine_of
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
 from gdpjax.clipping._mesh import spread_of, summed_over
-from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
+from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
+from gdpjax.clipping._sensitivity import rule_sensitivity
 from gdpjax.clipping._sum import clipped_sum
 from gdpjax.clipping._terms import Budget
 from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
@@ -48,7 +49,7 @@ class ClippedGrad:
     """The function that `clipped_grad` returns: a sum of clipped per-example gradients that knows its sensitivity."""
 
     spec: LossSpec
-    rule: Rule
+    rule: AbstractClipRule
     strategy: str
     microbatch_size: int | None
     max_batch_size: int | None

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from gdpjax._core.types import Array
 from gdpjax.clipping._clip import Pair, Rounding, add_clipped, scaling, zero_pairs
 from gdpjax.clipping._engine import Engine
-from gdpjax.clipping._rules import Groups, Rule
+from gdpjax.clipping._rules import AbstractClipRule, Groups
 from gdpjax.clipping._terms import computed_once
 
 
@@ -34,8 +34,8 @@ def _split(rows: Array, num_chunks: int, size: int) -> Array:
 
 
 def clipped_sum(
-    engine: Engine, batch: Any, positions: Array, leaves: list[Array], rule: Rule, groups: Groups, how: Rounding,
-    is_padding: Array | None,
+    engine: Engine, batch: Any, positions: Array, leaves: list[Array], rule: AbstractClipRule, groups: Groups,
+    how: Rounding, is_padding: Array | None,
 ) -> Outcome:  # fmt: skip
     """Clip the rows of a batch, whose positions decide their keys, and add them up."""
     total = positions.shape[0]

@@ -15,23 +15,23 @@ from gdpjax.clipping._clip import (
     rounded,
     rounding,
     scaling,
-    trained_groups,
     zero_pairs,
 )
 from gdpjax.clipping._rows import Dense
-from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
+from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
+from gdpjax.clipping._sensitivity import rule_sensitivity
 from gdpjax.clipping._terms import computed_once
 
 
 class ClipAndSum(optax.GradientTransformation):
     """An optax transformation that knows the sensitivity of the sum it returns."""
 
-    rule: Rule
+    rule: AbstractClipRule
     trainable: PyTree | None
     calls: Calls
 
     @classmethod
-    def create(cls, update: Any, rule: Rule, trainable: PyTree | None, calls: Calls) -> "ClipAndSum":
+    def create(cls, update: Any, rule: AbstractClipRule, trainable: PyTree | None, calls: Calls) -> "ClipAndSum":
         transform = cls(lambda params: optax.EmptyState(), update)
         transform.rule, transform.trainable, transform.calls = rule, trainable, calls
         return transform
@@ -63,8 +63,8 @@ def _num_rows(updates: PyTree, params: PyTree | None) -> int:
 
 
 def clip_examples(
-    updates: PyTree, params: PyTree | None, rule: Rule, trainable: PyTree | None, max_batch_size: int | None,
-    calls: Calls | None = None,
+    updates: PyTree, params: PyTree | None, rule: AbstractClipRule, trainable: PyTree | None,
+    max_batch_size: int | None, calls: Calls | None = None,
 ) -> tuple[PyTree, Array]:  # fmt: skip
     """The sum of clipped per-example gradients, and their norms before clipping ``[B]``."""
     refuse_complex(updates, "leaf")
