@@ -11,7 +11,7 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._choose import better_formed, chunk_rows, is_scaled, unrolls
 from gdpjax.clipping._ghost import Plan, frame_of, plan_of, row_gradients
-from gdpjax.clipping._loss import Call, traced
+from gdpjax.clipping._loss import Call, trace_loss
 from gdpjax.clipping._rows import Dense
 from gdpjax.clipping._terms import AnyRows, Budget
 from gdpjax.clipping._vmap import example_grads
@@ -64,7 +64,7 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AnyRows]:
 
 def plan_for(call: Call, strategy: str, budget: Budget) -> tuple[Plan, Any]:
     """The plan of a strategy, and the structure of the loss's aux."""
-    trace = traced(call)
+    trace = trace_loss(call)
     count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
     if strategy in ("vmap", "microbatch"):
         return plan_of(frame, count, dict.fromkeys(range(count), "strategy")), trace.aux_structure

@@ -181,6 +181,18 @@ def test_half_precision_parameters_give_float32_sums():
     assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_data_wider_than_the_parameters_gives_sums_of_the_parameters_type(options):
+    """A promotion of the parameters belongs to the loss: their gradient has their type, in chunks too."""
+    with jax.enable_x64(True):
+        params, x, y = make_problem(jnp.float32)
+        x, y = x.astype(jnp.float64), y.astype(jnp.float64)
+        grad_fn = by_strategy(loss, 0.5, batch_argnums=(1, 2), **options)
+        clipped = grad_fn(params, x, y)
+        assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
+        assert_trees_close(clipped, by_hand(params, x, y, 0.5), rtol=2e-5, atol=1e-6)
+
+
 def test_per_example_grad_then_clip_and_sum_is_clipped_grad():
     params, x, y = make_problem()
     padding = jnp.arange(13) == 3
