@@ -6,9 +6,9 @@ up step by step). Where an example's gradient is a sum of many outer products it
 norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as good.
 
 Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
-once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold
-only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are measured
-(benchmarks/results/clipping_cpu.md).
+once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that
+hold only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are
+measured (benchmarks/results/clipping_cpu.md).
 """
 
 import dataclasses
@@ -145,6 +145,8 @@ def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudge
     if strategy == "auto" and (formed := better_formed(plan)):
         plan = plan_of(frame, count, plan.uses.dense | formed, budget.most_shared_terms)
     return plan
+
+
 def better_formed(plan: Plan) -> dict[int, str]:
     """The tapped parameters whose factors are not worth having, and why."""
     return {
