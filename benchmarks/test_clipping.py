@@ -90,34 +90,12 @@ def _measure(case: "Case", present: Sequence[str], repetitions: int) -> dict[str
 
 
 def merge(previous: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Return ``result`` with the models of ``previous`` that it has not measured itself.
-
-    A ratio needs its parts from one machine: ValueError if the parts were made on different ones, with other versions
-    or with other settings.
-    """
+    """Return ``result`` with the models that only ``previous`` has; ValueError if they do not belong together."""
     from benchmarks.clipping import cases, compare
 
-    same_settings = ("preset", "threads", "repetitions")
-    for what, before, now in (
-        ("machine", previous["machine"], result["machine"]),
-        *((name, previous["settings"][name], result["settings"][name]) for name in same_settings),
-    ):
-        if before != now:
-            raise ValueError(f"cannot merge: the earlier part was made with {what} {before!r}, this one with {now!r}")
-
-    # The models keep the preset's order, whichever part measured them.
-    measured = previous["models"] | result["models"]
     preset = cases.PRESETS[result["settings"]["preset"]]
-    models = {case.name: measured[case.name] for case in preset if case.name in measured}
-    return result | {
-        "models": models,
-        "targets": compare.targets(preset, models),
-        "missing": previous["missing"] | result["missing"],
-        "settings": result["settings"] | {"models": list(models)},
-        "load_average_before": previous["load_average_before"],
-        "total_seconds": previous["total_seconds"] + result["total_seconds"],
-        "command": f"{previous['command']}; {result['command']}",
-    }
+    merged = writing.merge(previous, result, "models", [case.name for case in preset])
+    return merged | {"targets": compare.targets(preset, merged["models"])}
 
 
 def main(arguments: list[str] | None = None) -> None:
