@@ -27,13 +27,14 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
-from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves, trained_groups
+from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
 from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
-from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
+from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
+from gdpjax.clipping._sensitivity import rule_sensitivity
 
 
 def clipped_grad(
@@ -177,7 +178,7 @@ class ClippedGrad:
     """
 
     spec: LossSpec
-    rule: Rule
+    rule: AbstractClipRule
     strategy: str
     microbatch_size: int | None
     max_batch_size: int | None

@@ -6,9 +6,9 @@ up step by step). Where an example's gradient is a sum of many outer products it
 norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as good.
 
 Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
-once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold
-only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are measured
-(benchmarks/results/clipping_cpu.md).
+once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that
+hold only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are
+measured (benchmarks/results/clipping_cpu.md).
 """
 
 import dataclasses
@@ -113,9 +113,14 @@ def _by_vmap(
 
 
 def _by_factors(
-    call: Call, trace: TracedLoss, plan: Plan, budget: RoundingBudget, rows: Any, positions: Array,
+    call: Call,
+    trace: TracedLoss,
+    plan: Plan,
+    budget: RoundingBudget,
+    rows: Any,
+    positions: Array,
     trained: list[Array] | None = None,
-) -> tuple[list[AbstractRowGradients], Any]:  # fmt: skip
+) -> tuple[list[AbstractRowGradients], Any]:
     """Gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     gradients, outputs = row_gradients(plan, leaves, [*jax.tree.leaves(rows), positions], budget)
@@ -145,6 +150,8 @@ def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudge
     if strategy == "auto" and (formed := better_formed(plan)):
         plan = plan_of(frame, count, plan.uses.dense | formed, budget.most_shared_terms)
     return plan
+
+
 def better_formed(plan: Plan) -> dict[int, str]:
     """The tapped parameters whose factors are not worth having, and why."""
     return {
@@ -202,7 +209,7 @@ def is_scaled(plan: Plan) -> bool:
     return bool(plan.cuts) or any(
         step.rule is None and step.eqn.primitive.name in SCALES and all(v.aval.shape for v in step.eqn.invars)
         for step in steps
-    )  # fmt: skip
+    )
 
 
 def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:
