@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gdpjax._core.arguments import check_static_size
 from gdpjax._core.checks import (
     CLIP_NORM,
     HALF_OPEN_UNIT,
@@ -51,10 +52,8 @@ from gdpjax._core.keys import check_key, fold_in, refuse_constant_key
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._calls import check_static_size
-from gdpjax.clipping._rules import Flat
+from gdpjax.clipping import Flat, clip_rows
 from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
-from gdpjax.transforms._clip import clip_examples
 from gdpjax.transforms._noise import (
     SAMPLING_PROB,
     check_clip,
@@ -213,7 +212,7 @@ class _Adaptive:
         if clipped_by is None and norms is None:
             _refuse_a_sum(updates, params)
             rule = Flat(state.l2_clip_norm)
-            total, norms = clip_examples(updates, params, rule, self.trainable, self.max_batch_size)
+            total, norms, _ = clip_rows(updates, params, rule, self.trainable, self.max_batch_size)
             check_leaves(total, params)
             return total, norms, broadcast_trainable(self.trainable, params), jnp.ones(())
         _check_sum(updates, params, clipped_by, norms)
