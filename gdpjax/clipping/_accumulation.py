@@ -3,8 +3,8 @@
     accumulation_charge(budget, microbatch_rows=64, num_microbatches=16)
 
 Each sum's own slack covers its rounding. But where an added example moves the others from one microbatch to the next,
-all the sums are of other rows than before, and all their rounding errors count together. The last section of the
-docstring of the rounding budget derives by how much the total can then move, in units of the clip norm C:
+all the sums are of other rows than before, and all their rounding errors count together. The last section of
+`_rounding_budget` derives by how much the total can then move, in units of the clip norm C:
 
     (1 + u k) / (1 + slack) + sum_t R_t (per_row + 2.1 u) / (1 + slack)
 
@@ -20,7 +20,7 @@ import jax
 from gdpjax._core.provenance import RecordedSum
 from gdpjax._core.trees import broadcast_trainable, is_floating, num_elements
 from gdpjax._core.types import PyTree
-from gdpjax.clipping._clip import MAX_SLACK, Rounding, rounding
+from gdpjax.clipping._rounding_budget import MAX_SLACK, RoundingBudget, rounding_budget
 
 
 class AccumulationCharge(NamedTuple):
@@ -35,7 +35,7 @@ class AccumulationCharge(NamedTuple):
     rounding: float
 
 
-def accumulation_charge(budget: Rounding, microbatch_rows: int, num_microbatches: int) -> AccumulationCharge:
+def accumulation_charge(budget: RoundingBudget, microbatch_rows: int, num_microbatches: int) -> AccumulationCharge:
     """Return the charge for one of ``num_microbatches`` sums, from static arguments alone.
 
     Args:
@@ -51,11 +51,7 @@ def accumulation_charge(budget: Rounding, microbatch_rows: int, num_microbatches
     if microbatch_rows == 0:
         return AccumulationCharge(0.0, 0.0)
 
-    # Adding the sum to the total, and rounding the total once, costs another 2.1 u for each row.
-    clipped_to = 1 / (1 + budget.slack)
-    row = (1 + budget.norm) * clipped_to
-    of_sum = microbatch_rows * (budget.per_row + 2.1 * budget.unit) * clipped_to
-
+    row, of_sum = budget.accumulated(microbatch_rows)
     total = row + num_microbatches * of_sum
     if total > 1 + MAX_SLACK:
         rows = num_microbatches * microbatch_rows
@@ -124,14 +120,14 @@ def _possible_devices(recorded: RecordedSum | None) -> range:
     return range(recorded.num_devices, recorded.num_devices + 1)
 
 
-def _budget_or_none(clip: Any, clipped_sum: PyTree, num_rows: int, num_devices: int) -> Rounding | None:
+def _budget_or_none(clip: Any, clipped_sum: PyTree, num_rows: int, num_devices: int) -> RoundingBudget | None:
     """Return the budget of a sum of the clip, or None where the clip refuses so many rows on so many devices."""
     leaves = jax.tree.leaves(clipped_sum)
     marks = jax.tree.leaves(broadcast_trainable(clip.trainable, clipped_sum))
     pairs = zip(leaves, marks, strict=True)
     trained = [leaf for leaf, mark in pairs if mark and is_floating(leaf) and num_elements(leaf)]
     try:
-        return rounding(trained, num_rows, num_devices)
+        return rounding_budget(trained, num_rows, num_devices)
     except ValueError:
         if num_devices == 1:
             raise

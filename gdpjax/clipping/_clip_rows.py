@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex, wide_dtype
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._clip import add_clipped, merge_leaves, rounded, rounding, scaling, zero_pairs
-from gdpjax.clipping._rows import Dense
+from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
+from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
+from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._rules import AbstractClipRule, trained_groups
-from gdpjax.clipping._terms import computed_once
 
 
 class ClippedRows(NamedTuple):
@@ -75,12 +75,10 @@ def clip_rows(
         sums = [jnp.zeros(shape.shape, wide_dtype(shape)) for shape in trained_shapes]
         return ClippedRows(merge_leaves(one_gradient, is_trained, sums), jnp.zeros(0, jnp.float32), 0)
 
-    # The norms and the sum must be of the same gradients, so those are computed once.
-    budget = rounding(trained_shapes, max_batch_size or num_rows)
+    budget = rounding_budget(trained_shapes, max_batch_size or num_rows)
     groups = trained_groups(rule, one_gradient, is_trained)
-    gradients = computed_once([Dense(leaf) for leaf in rows])
-    scales = scaling(gradients, rule, groups, budget.slack, None)
-    sums = rounded(add_clipped(zero_pairs(trained_shapes), gradients, scales, groups, budget))
+    gradients: list[AbstractRowGradients] = [FormedGradients(leaf) for leaf in rows]
+    sums, scales = sum_of_rows(gradients, trained_shapes, rule, groups, budget, is_padding=None)
     return ClippedRows(merge_leaves(one_gradient, is_trained, sums), scales.norms, num_rows)
 
 

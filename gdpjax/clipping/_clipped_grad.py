@@ -8,9 +8,9 @@ Adding or removing one row moves the sum by at most C, because the clipped gradi
 no other row depends on it. `ClippedGrad.__call__` takes these steps, and each has its part in that sentence:
 
 1. check the arguments and trace the loss of one example, so that no row can depend on another (`_loss`);
-2. lower the clip norm a little, so that the bound holds for the sum as it is rounded (`_clip`);
-3. choose how the gradients of a chunk of rows are computed and held (`_engine`);
-4. clip the rows and add them up, chunk by chunk (`_sum`);
+2. lower the clip norm a little, so that the bound holds for the sum as it is rounded (`_rounding_budget`);
+3. choose how the gradients of a chunk of rows are computed and held (`_planner`);
+4. clip the rows and add them up, chunk by chunk (`_clipped_sum`);
 5. add the sums of several devices, where the batch is on a mesh (`_devices`);
 6. record the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_core.provenance`).
 """
@@ -27,16 +27,15 @@ from gdpjax._core.provenance import Provenance
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding
+from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
-from gdpjax.clipping._engine import STRATEGIES, engine_of
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
 from gdpjax.clipping._loss_checks import refuse_call_as_schedule
 from gdpjax.clipping._per_example_grad import zero_padding_rows
+from gdpjax.clipping._planner import STRATEGIES, engine_of
+from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
 from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
 from gdpjax.clipping._sensitivity import rule_sensitivity
-from gdpjax.clipping._sum import clipped_sum
-from gdpjax.clipping._terms import Budget
 
 
 def clipped_grad(
@@ -55,6 +54,7 @@ def clipped_grad(
     return_info: bool = False,
     shared_argnums: int | tuple[int, ...] = (),
     shared_argnames: str | tuple[str, ...] = (),
+    constant_work: bool = False,
 ) -> "ClippedGrad":
     """Transform a loss of one example into the sum of clipped per-example gradients of a batch.
 
@@ -83,6 +83,10 @@ def clipped_grad(
       shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
         them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each
         example, and then every example would see all rows.
+
+      constant_work: compute chunks of rows that hold only padding too. By default they are skipped, so that the time of
+        a call tells how many chunks of its batch held an example. The number of examples of a Poisson batch is private:
+        set this where somebody outside can observe how long a step takes.
 
     Returns:
       ``grad_fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters in float32 or wider.
@@ -133,6 +137,7 @@ def clipped_grad(
         microbatch_size=microbatch_size,
         max_batch_size=max_batch_size,
         return_info=return_info,
+        constant_work=check_flag("constant_work", constant_work),
         provenance=Provenance(),
     )
 
@@ -169,6 +174,7 @@ class ClippedGrad:
       microbatch_size: rows per chunk, or None.
       max_batch_size: the largest number of rows of any call, or None.
       return_info: whether a call returns `ClipInfo` too.
+      constant_work: whether chunks of rows that hold only padding are computed.
       provenance: the sums that were made, for `gdpjax.privatize`.
     """
 
@@ -178,6 +184,7 @@ class ClippedGrad:
     microbatch_size: int | None
     max_batch_size: int | None
     return_info: bool
+    constant_work: bool
     provenance: Provenance
 
     def __repr__(self) -> str:
@@ -214,7 +221,7 @@ class ClippedGrad:
         # The rounding slack follows from shapes alone, and counts the rows and partial sums of all devices.
         placement = placement_of(batch_rows(call), call.batch_size)
         num_devices = 1 if placement is None else placement.num_devices
-        budget = rounding(call.trained_leaves, self._rows_of_slack(call), num_devices)
+        budget = rounding_budget(call.trained_leaves, self._rows_of_slack(call), num_devices)
 
         # Positions are those in the whole batch, as they decide the keys of the rows.
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
@@ -234,7 +241,7 @@ class ClippedGrad:
         self.provenance.record(total, call.batch_size, num_devices)
         return (total, info) if self.return_info else total
 
-    def _sum_rows(self, call: Call, budget: Rounding, positions: Array) -> tuple[list[Array], ClipInfo]:
+    def _sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
         """Clip and add up the rows of one device.
 
         Args:
@@ -245,7 +252,7 @@ class ClippedGrad:
         Returns:
           The sum for each trained leaf, and the diagnostics of these rows.
         """
-        engine = engine_of(call, self.strategy, self.microbatch_size, Budget(budget.plain_rows, budget.spare))
+        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
         groups = trained_groups(self.rule, call.params, call.is_trained)
         outcome = clipped_sum(
             engine,
@@ -264,7 +271,7 @@ class ClippedGrad:
             aux=jax.tree.map(lambda rows: zero_padding_rows(rows, call.is_padding), aux),
             is_dropped=outcome.is_dropped,
         )
-        return rounded(outcome.pairs), info
+        return outcome.sums, info
 
     def _rows_of_slack(self, call: Call) -> int:
         """Return the number of rows that the slack counts, which must not follow the realised batch size."""
@@ -276,7 +283,8 @@ class ClippedGrad:
 
     def _sum_of_no_rows(self, call: Call) -> Any:
         """Return the zeros that an empty batch adds up to; the loss is traced and checked all the same."""
-        engine = engine_of(call, self.strategy, self.microbatch_size, Budget(1, 1.0))
+        budget = rounding_budget(call.trained_leaves, 1)
+        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         total = merge_leaves(call.params, call.is_trained, zeros)
         self.provenance.record(total, num_rows=0)

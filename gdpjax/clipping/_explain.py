@@ -6,7 +6,6 @@ The loss is traced and planned exactly as `clipped_grad` does it, with shapes in
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +14,12 @@ import jax
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import PyTree
-from gdpjax.clipping._clip import rounding
-from gdpjax.clipping._engine import STRATEGIES, abstract_rows, engine_of, plan_for
-from gdpjax.clipping._loss import LossSpec, prepare
-from gdpjax.clipping._rows import Dense, RankOne, TableRows
-from gdpjax.clipping._terms import AnyRows, Budget, Mixed, arrays
+from gdpjax.clipping._loss import LossSpec, prepare, trace_loss
+from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of, plan_for
+from gdpjax.clipping._rounding_budget import rounding_budget
 
 _LARGE_GRADIENT = 2**20
 """Bytes for one example from which a formed gradient is named below the table."""
-
-_METHODS = {Dense: "formed", RankOne: "outer product", TableRows: "table rows"}
 
 
 def explain(
@@ -165,10 +160,9 @@ def _explain(
 ) -> Explanation:
     """Plan one call as `clipped_grad` does, and describe the plan."""
     call = prepare(spec, args, loss_kwargs, None)
-    slack = rounding(call.trained_leaves, max(call.batch_size, 1))
-    budget = Budget(slack.plain_rows, slack.spare)
-    plan, _ = plan_for(call, strategy, budget)
-    engine = engine_of(call, strategy, microbatch_size, budget)
+    budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
+    plan = plan_for(call, trace_loss(call), strategy, budget)
+    engine = engine_of(call, strategy, microbatch_size, budget, constant_work=False)
 
     # The gradients of the trained leaves, as abstract arrays of one row.
     rows = iter(enumerate(abstract_rows(call, engine.gradients)))
@@ -180,17 +174,8 @@ def _explain(
             leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
             continue
         number, gradient = next(rows)
-        leaves.append(LeafPlan(name, shape, _method(gradient), _reason(plan, number), _num_bytes(gradient)))
+        leaves.append(LeafPlan(name, shape, gradient.method, _reason(plan, number), gradient.num_bytes))
     return Explanation(tuple(leaves), strategy, engine.chunk, call.batch_size)
-
-
-def _method(rows: AnyRows) -> str:
-    held = rows.data if isinstance(rows, Mixed) else rows
-    return _METHODS[type(held)]
-
-
-def _num_bytes(rows: AnyRows) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays(rows))
 
 
 def _reason(plan: Any, leaf: int) -> str:

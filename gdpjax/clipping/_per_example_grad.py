@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.trees import zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._clip import zeros_like_sum
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, prepare, trace_loss
 from gdpjax.clipping._vmap import example_grads
 

@@ -79,6 +79,7 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     Raises:
       ValueError: no common leading axis, shapes that are not the parameters', no trainable floating leaf.
 
+    >>> import jax.numpy as jnp
     >>> clip = clip_and_sum(1.0)
     >>> summed, _ = clip.update(jnp.array([[3.0, 4.0], [0.0, 0.5]]), clip.init(jnp.zeros(2)))
     >>> [round(float(v), 3) for v in summed]
