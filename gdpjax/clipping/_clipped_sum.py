@@ -111,9 +111,12 @@ def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
 
 
 def add_rows(
-    totals: list[RunningSum], gradients: list[AbstractRowGradients], scales: RowScales, groups: Groups,
+    totals: list[RunningSum],
+    gradients: list[AbstractRowGradients],
+    scales: RowScales,
+    groups: Groups,
     budget: RoundingBudget,
-) -> list[RunningSum]:  # fmt: skip
+) -> list[RunningSum]:
     """Add the clipped rows to the running sums."""
     added = []
     for total, each, group in zip(totals, gradients, groups.of_leaf, strict=True):
@@ -127,9 +130,13 @@ def computed_once(gradients: list[AbstractRowGradients]) -> list[AbstractRowGrad
 
 
 def sum_of_rows(
-    gradients: list[AbstractRowGradients], leaves: list[Any], rule: AbstractClipRule, groups: Groups, budget: RoundingBudget,
+    gradients: list[AbstractRowGradients],
+    leaves: list[Any],
+    rule: AbstractClipRule,
+    groups: Groups,
+    budget: RoundingBudget,
     is_padding: Array | None,
-) -> tuple[list[Array], RowScales]:  # fmt: skip
+) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
     gradients = computed_once(gradients)
     scales = row_scales(gradients, rule, groups, budget.slack, is_padding)
@@ -141,9 +148,15 @@ def sum_of_rows(
 
 
 def clipped_sum(
-    engine: Engine, batch: Any, positions: Array, leaves: list[Array], rule: AbstractClipRule, groups: Groups,
-    budget: RoundingBudget, is_padding: Array | None,
-) -> ClippedSum:  # fmt: skip
+    engine: Engine,
+    batch: Any,
+    positions: Array,
+    leaves: list[Array],
+    rule: AbstractClipRule,
+    groups: Groups,
+    budget: RoundingBudget,
+    is_padding: Array | None,
+) -> ClippedSum:
     """Clip the rows of a batch and add them up.
 
     Args:

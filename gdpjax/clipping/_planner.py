@@ -113,9 +113,14 @@ def _by_vmap(
 
 
 def _by_factors(
-    call: Call, trace: TracedLoss, plan: Plan, budget: RoundingBudget, rows: Any, positions: Array,
+    call: Call,
+    trace: TracedLoss,
+    plan: Plan,
+    budget: RoundingBudget,
+    rows: Any,
+    positions: Array,
     trained: list[Array] | None = None,
-) -> tuple[list[AbstractRowGradients], Any]:  # fmt: skip
+) -> tuple[list[AbstractRowGradients], Any]:
     """Gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     gradients, outputs = row_gradients(plan, leaves, [*jax.tree.leaves(rows), positions], budget)
@@ -204,7 +209,7 @@ def is_scaled(plan: Plan) -> bool:
     return bool(plan.cuts) or any(
         step.rule is None and step.eqn.primitive.name in SCALES and all(v.aval.shape for v in step.eqn.invars)
         for step in steps
-    )  # fmt: skip
+    )
 
 
 def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:

@@ -18,9 +18,9 @@ leaves, the parts are, relative to C:
   u C (2 + ... + b), that is u B C t(b) for all of them, where t(b) = (b + 1) / 2 - 1 / b.
 * Sums of parts. If at most m rows are added at a time, in J parts, adding these plainly takes a row through at most
   J - 1 more additions, each off by u times a partial sum: u B C (J - 1) for all of them. So they are added plainly
-  where t(m) + J - 1 <= t(b). Elsewhere they are added with the error of each addition kept (`two_sum`), off by less than
-  2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once: u B C.
-  Tables whose rows few examples touch are added in whole numbers instead, exactly (`_exact_table_sum`).
+  where t(m) + J - 1 <= t(b). Elsewhere they are added with the error of each addition kept (`two_sum`), off by less
+  than 2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once:
+  u B C. Tables whose rows few examples touch are added in whole numbers instead, exactly (`_exact_table_sum`).
 * Devices. Where the batch is spread over G devices, each adds up its own rows, and one all-reduce of those sums adds at
   most u B C t(G).
 
