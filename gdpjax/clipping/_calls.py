@@ -30,7 +30,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from gdpjax._core.shown import shown
 from gdpjax._core.types import PyTree
-from gdpjax.clipping._clip import MAX_SLACK, Rounding
+from gdpjax.clipping._rounding_budget import MAX_SLACK, RoundingBudget
 
 with jax.ensure_compile_time_eval():
     _EAGER = get_opaque_trace_state()
@@ -59,7 +59,7 @@ class Sum:
 
     leaves: list[weakref.ref]
     trace: Any
-    rounding: Rounding | None
+    rounding: RoundingBudget | None
     num_rows: int
     handed_over: bool = False
 
@@ -97,13 +97,13 @@ class Calls:
         self._alive: dict[int, Sum] = {}  # by the id of the first leaf, while that leaf exists
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._waited_long_ago = False
-        self._roundings: set[Rounding] = set()
+        self._roundings: set[RoundingBudget] = set()
 
     def __reduce__(self) -> Any:
         # A copy in another process, or a deep copy, has made nothing.
         return Calls, (self.max_batch_size,)
 
-    def note(self, total: PyTree, rounding: Rounding | None, num_rows: int) -> None:
+    def note(self, total: PyTree, rounding: RoundingBudget | None, num_rows: int) -> None:
         """Remember the sum ``total`` of ``num_rows`` rows."""
         self._made += 1
         if rounding is not None:
@@ -208,7 +208,7 @@ class Calls:
         )
 
 
-def _charge(how: Rounding, num_rows: int) -> Charge:
+def _charge(how: RoundingBudget, num_rows: int) -> Charge:
     """The terms of `_clip`'s formula for several calls that belong to one of them."""
     clipped_to = 1 / (1 + how.slack)
     # Adding the sum to the total, and rounding the total once, costs another 2.1 u for each row.

@@ -12,13 +12,12 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
-from gdpjax.clipping._clip import Rounding, merge_leaves, rounded, rounding, trained_groups
-from gdpjax.clipping._engine import STRATEGIES, engine_of
+from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves, trained_groups
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
 from gdpjax.clipping._mesh import spread_of, summed_over
+from gdpjax.clipping._planner import STRATEGIES, engine_of
+from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
-from gdpjax.clipping._sum import clipped_sum
-from gdpjax.clipping._terms import Budget
 from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
 
 
@@ -53,6 +52,7 @@ class ClippedGrad:
     microbatch_size: int | None
     max_batch_size: int | None
     return_info: bool
+    constant_work: bool
     calls: Calls
 
     def __repr__(self) -> str:
@@ -87,28 +87,28 @@ class ClippedGrad:
         if call.batch_size == 0:
             return self._empty(call)
         spread = spread_of(batch_rows(call), call.batch_size)
-        how = rounding(call.trained_leaves, self._slack_rows(call), 1 if spread is None else spread.devices)
+        budget = rounding_budget(call.trained_leaves, self._slack_rows(call), 1 if spread is None else spread.devices)
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
         if spread is None:
-            sums, info = self._local(call, how, positions)
+            sums, info = self._local(call, budget, positions)
         else:
             arrays, is_batched, rebuild = flat_call(call, positions)
-            sums, info = summed_over(spread, lambda *a: self._local(rebuild(a[:-1]), how, a[-1]), arrays, is_batched)
+            sums, info = summed_over(spread, lambda *a: self._local(rebuild(a[:-1]), budget, a[-1]), arrays, is_batched)
         merged = merge_leaves(call.params, call.which, sums)
-        self.calls.note(merged, how, call.batch_size)
+        self.calls.note(merged, budget, call.batch_size)
         return (merged, info) if self.return_info else merged
 
-    def _local(self, call: Call, how: Rounding, positions: Array) -> tuple[list[Array], ClipInfo]:
+    def _local(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
         """The sum over the rows of this call, whose places in the whole batch are ``positions``."""
-        engine = engine_of(call, self.strategy, self.microbatch_size, Budget(how.plain_rows, how.spare))
+        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
         groups = trained_groups(self.rule, call.params, call.which)
         outcome = clipped_sum(
-            engine, batch_rows(call), positions, call.trained_leaves, self.rule, groups, how, call.is_padding
+            engine, batch_rows(call), positions, call.trained_leaves, self.rule, groups, budget, call.is_padding
         )
         zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
         values, aux = outcome.extra
         info = ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux), outcome.is_dropped)
-        return rounded(outcome.pairs), info
+        return outcome.sums, info
 
     def _slack_rows(self, call: Call) -> int:
         if self.max_batch_size is None:
@@ -119,7 +119,8 @@ class ClippedGrad:
 
     def _empty(self, call: Call) -> Any:
         """An empty batch adds nothing: zeros, whatever the loss."""
-        engine = engine_of(call, self.strategy, self.microbatch_size, Budget(1, 1.0))
+        budget = rounding_budget(call.trained_leaves, 1)
+        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         merged = merge_leaves(call.params, call.which, zeros)
         self.calls.note(merged, None, 0)
@@ -136,6 +137,7 @@ def clipped_grad(
     has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
     microbatch_size: int | None = None, max_batch_size: int | None = None, return_info: bool = False,
     shared_argnums: int | tuple[int, ...] = (), shared_argnames: str | tuple[str, ...] = (),
+    constant_work: bool = False,
 ) -> ClippedGrad:  # fmt: skip
     """Transform a loss of one example into the sum of clipped per-example gradients of a batch.
 
@@ -164,6 +166,10 @@ def clipped_grad(
       shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
         them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each
         example, and then every example would see all rows.
+
+      constant_work: compute chunks of rows that hold only padding too. By default they are skipped, so that the time of a
+        call tells how many chunks of its batch held an example. The number of examples of a Poisson batch is private:
+        set this where somebody outside can observe how long a step takes.
 
     Returns:
       ``grad_fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters in float32 or wider.
@@ -201,7 +207,9 @@ def clipped_grad(
         shared_argnames=shared_argnames,
     )  # fmt: skip
     calls = Calls(max_batch_size)
-    return ClippedGrad(spec, as_rule(clip), strategy, microbatch_size, max_batch_size, return_info, calls)
+    constant_work = check_flag("constant_work", constant_work)
+    rule = as_rule(clip)
+    return ClippedGrad(spec, rule, strategy, microbatch_size, max_batch_size, return_info, constant_work, calls)
 
 
 def _check_call(is_padding: Any, loss_kwargs: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """What the engine does with each parameter, and what that costs: the table that `explain` returns."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,9 @@ import jax
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import PyTree
-from gdpjax.clipping._clip import rounding
-from gdpjax.clipping._engine import STRATEGIES, abstract_rows, engine_of, plan_for
-from gdpjax.clipping._loss import Call, LossSpec, prepare
-from gdpjax.clipping._rows import Dense, RankOne, TableRows
-from gdpjax.clipping._terms import AnyRows, Budget, Mixed, arrays
+from gdpjax.clipping._loss import Call, LossSpec, prepare, traced
+from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of, plan_for
+from gdpjax.clipping._rounding_budget import rounding_budget
 
 _LARGE = 2**20
 """Bytes for one example from which a formed gradient is named."""
@@ -130,10 +127,9 @@ def _explanation(
 ) -> Explanation:  # fmt: skip
     several = len(spec.batch_argnums) > 1 and isinstance(batch, tuple)
     call = prepare(spec, (params, *(batch if several else (batch,)), *args), loss_kwargs, None)
-    how = rounding(call.trained_leaves, max(call.batch_size, 1))
-    budget = Budget(how.plain_rows, how.spare)
-    plan, _ = plan_for(call, strategy, budget)
-    engine = engine_of(call, strategy, microbatch_size, budget)
+    budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
+    plan = plan_for(call, traced(call), strategy, budget)
+    engine = engine_of(call, strategy, microbatch_size, budget, constant_work=False)
     reasons = [_reason(plan, leaf) for leaf in range(len(call.trained_leaves))]
     return Explanation(tuple(_leaves(call, engine.gradients, reasons)), strategy, engine.chunk, call.batch_size)
 
@@ -148,16 +144,8 @@ def _leaves(call: Call, gradients: Callable[..., Any], reasons: list[str]) -> li
             plans.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
             continue
         held, reason = next(found)
-        kind = type(held.data) if isinstance(held, Mixed) else type(held)
-        plans.append(LeafPlan(name, shape, _METHODS[kind], reason, _held_bytes(held)))
+        plans.append(LeafPlan(name, shape, held.method, reason, held.num_bytes))
     return plans
-
-
-_METHODS = {Dense: "formed", RankOne: "outer product", TableRows: "table rows"}
-
-
-def _held_bytes(rows: AnyRows) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays(rows))
 
 
 def _reason(plan: Any, leaf: int) -> str:

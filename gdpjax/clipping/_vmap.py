@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._clip import zeros_like_sum
+from gdpjax._core.trees import is_floating
 from gdpjax.clipping._loss import Call, example_loss
 
 
@@ -45,7 +45,7 @@ def per_example_tree(call: Call, gradients: list[Array]) -> Any:
     merged = [
         zero_rows(next(remaining), call.is_padding)
         if mark
-        else jnp.broadcast_to(zeros_like_sum(leaf), (call.batch_size, *leaf.shape))
+        else jnp.zeros((call.batch_size, *leaf.shape), wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf))
         for leaf, mark in zip(leaves, call.which, strict=True)
     ]
     return jax.tree.unflatten(structure, merged)

@@ -9,18 +9,10 @@ import optax
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import Calls, check_static_size
-from gdpjax.clipping._clip import (
-    add_clipped,
-    merge_leaves,
-    rounded,
-    rounding,
-    scaling,
-    trained_groups,
-    zero_pairs,
-)
-from gdpjax.clipping._rows import Dense
+from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows, trained_groups
+from gdpjax.clipping._gradients import FormedGradients
+from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
-from gdpjax.clipping._terms import computed_once
 
 
 class ClipAndSum(optax.GradientTransformation):
@@ -86,10 +78,10 @@ def clip_examples(
     else:
         if max_batch_size is not None and num_rows > max_batch_size:
             raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
-        how, groups = rounding(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
-        dense = computed_once([Dense(leaf) for leaf in rows])
-        scale = scaling(dense, rule, groups, how.slack, None)
-        sums, norms = rounded(add_clipped(zero_pairs(shapes), dense, scale, groups, how)), scale.norms
+        how, groups = rounding_budget(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
+        formed = [FormedGradients(leaf) for leaf in rows]
+        sums, scales = sum_of_rows(formed, shapes, rule, groups, how, None)
+        norms = scales.norms
     total = merge_leaves(like, which, sums)
     if calls is not None:
         calls.note(total, how, num_rows)

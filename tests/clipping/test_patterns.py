@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.clipping._clip import rounding
+from gdpjax.clipping._rounding_budget import rounding_budget
 from tests.clipping.patterns import PATTERNS, B, make
 from tests.clipping.patterns_shared import METHODS
 
@@ -54,7 +54,7 @@ def assert_is_definition(name, dtype, tolerance, **options):
     rows, leaves = gradients(name, dtype)
     norms = np.sqrt(sum((g.reshape(B, -1) ** 2).sum(1) for g in rows)) * ~PADDING
     np.testing.assert_allclose(info.norms, norms, rtol=tolerance)
-    bound = 1 / (1 + rounding([leaf for leaf in leaves if leaf.size], B).slack)
+    bound = 1 / (1 + rounding_budget([leaf for leaf in leaves if leaf.size], B).slack)
     factor = np.minimum(1, bound / np.where(norms > 0, norms, 1)) * ~PADDING
     got = [leaf for leaf in jax.tree.leaves(found) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     for left, gradient in zip(got, rows, strict=True):

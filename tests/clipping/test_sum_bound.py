@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import gdpjax
 from gdpjax._core import trees
-from gdpjax.clipping._clip import add_clipped, rounded, rounding, scaling, zero_pairs
-from gdpjax.clipping._rows import Dense
+from gdpjax.clipping._clipped_sum import sum_of_rows
+from gdpjax.clipping._gradients import FormedGradients
+from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._rules import Flat, Groups
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -58,7 +59,7 @@ def test_large_batch_in_float32_keeps_the_bound(chunk):
     assert np.linalg.norm(union - before) <= 1.0
     assert np.linalg.norm(union - after) <= 1.0
     # Rows are clipped to C / (1 + slack), and the sum is off by less than its half of the slack.
-    slack = rounding([jnp.zeros(3)], num_rows).slack
+    slack = rounding_budget([jnp.zeros(3)], num_rows).slack
     assert np.linalg.norm(union - exact_sum(rows, 1 / (1 + slack))) <= slack / 2
 
 
@@ -91,7 +92,7 @@ def test_the_slack_covers_what_is_added_plainly(devices, size):
     """The derivation in the module, part by part; and that slack / B does not grow."""
     steepest = np.inf
     for num_rows in [*range(1, 70), 255, 256, 1000, 2048, 2300, 2400, 4096, 8192]:
-        how = rounding([jnp.zeros(size)], num_rows, devices)
+        how = rounding_budget([jnp.zeros(size)], num_rows, devices)
         b = how.plain_rows
         plain = num_rows * ((b + 1) / 2 - 1 / b)
         across = num_rows * ((devices + 1) / 2 - 1 / devices) if devices > 1 else 0
@@ -162,9 +163,10 @@ def test_a_non_finite_row_equals_that_row_removed(bad):
 def add_up(rows, bound=1.0):
     """The clipped sum of formed gradients and their norms, without slack."""
     groups = Groups((0,) * len(rows), (bound,))
-    dense, how = [Dense(leaf) for leaf in rows], rounding([leaf[0] for leaf in rows], len(rows[0]))
-    scale = scaling(dense, Flat(bound), groups, 0.0, None)
-    return rounded(add_clipped(zero_pairs([leaf[0] for leaf in rows]), dense, scale, groups, how)), scale.norms
+    budget = rounding_budget([leaf[0] for leaf in rows], len(rows[0]))._replace(slack=0.0)
+    formed = [FormedGradients(leaf) for leaf in rows]
+    sums, scales = sum_of_rows(formed, [leaf[0] for leaf in rows], Flat(bound), groups, budget, None)
+    return sums, scales.norms
 
 
 def test_norm_is_over_all_leaves_together():
@@ -193,8 +195,8 @@ def test_float64_gradients_stay_float64():
 
 def test_a_batch_too_large_for_the_bound_is_refused():
     with pytest.raises(ValueError, match="too large for the rounding"):
-        rounding([jnp.zeros(3)], 40_000)
-    assert rounding([jnp.zeros(3)], 16_384).slack < 0.01
+        rounding_budget([jnp.zeros(3)], 40_000)
+    assert rounding_budget([jnp.zeros(3)], 16_384).slack < 0.01
 
 
 def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():

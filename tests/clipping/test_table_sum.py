@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.clipping import _clip
-from gdpjax.clipping._table_sum import is_exact, table_sum
+from gdpjax.clipping._gradients import _table_rows
+from gdpjax.clipping._gradients._exact_table_sum import is_exact, table_sum
 
 ROWS, TIMES, WIDTH, TABLE = 300, 3, 4, 50
 
@@ -91,7 +91,7 @@ def in_whole_numbers(monkeypatch):
         calls.append(args)
         return table_sum(*args)
 
-    monkeypatch.setattr(_clip, "table_sum", counting)
+    monkeypatch.setattr(_table_rows, "table_sum", counting)
     yield
     assert calls
 
@@ -127,7 +127,7 @@ def test_many_blocks_equal_the_oracle(in_whole_numbers):
 def test_whole_numbers_equal_floating_point(in_whole_numbers, monkeypatch):
     params, pairs, labels = problem(300, 40)
     whole = jax.jit(clipped())(params, pairs, labels)
-    monkeypatch.setattr(_clip, "is_exact", lambda *args: False)
+    monkeypatch.setattr(_table_rows, "is_exact", lambda *args: False)
     for found, expected in zip(whole, jax.jit(clipped())(params, pairs, labels), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 

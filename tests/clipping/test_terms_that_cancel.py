@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.clipping import _mixed
-from gdpjax.clipping._terms import Budget
+from gdpjax.clipping._gradients import _shared_terms
+from gdpjax.clipping._rounding_budget import RoundingBudget
 
 SHAPE = (40, 30)
 ROWS = 160
@@ -99,25 +99,25 @@ def least_ratio():
 
 
 def test_terms_are_bounded_too():
-    """128 rows are added plainly, with z = 66.5; 64 of these in four parts, with x = 13.7 for one term."""
-    np.testing.assert_allclose(least_ratio(), 13.6875 / 66.4922, rtol=1e-3)
-    with mock.patch.object(Budget, "least", return_value=0.0):
+    """256 rows may be added plainly, z = 130.5; four parts of 32 rows are, with x = 21.7 for one term."""
+    np.testing.assert_allclose(least_ratio(), 21.71875 / 130.49609, rtol=1e-3)
+    with mock.patch.object(RoundingBudget, "least_share", return_value=0.0):
         assert least_ratio() < 0.01
 
 
 @pytest.mark.parametrize("plain_rows", [1, 2, 3, 4, 5, 8, 13, 63, 64, 128])
 def test_the_budget_holds_what_adding_terms_up_costs(plain_rows):
     """The derivation in the module, part by part."""
-    budget = Budget(plain_rows, 1.0)
-    assert (budget.most_terms > 0) == (plain_rows >= 5)
-    for terms in range(1, budget.most_terms + 1):
+    budget = RoundingBudget(0.0, plain_rows, 0.0, 0.0, 2.0**-24, 1.0)
+    assert (budget.most_shared_terms > 0) == (plain_rows >= 5)
+    for terms in range(1, budget.most_shared_terms + 1):
         for is_table in (False, True):
-            rows, parts = budget.at_a_time(is_table)
+            rows, parts = budget.rows_with_terms(is_table)
             assert rows * parts <= plain_rows
             cost = 2 + sum(range(2, rows + 1)) / rows + sum(range(2, parts + 1)) / parts + terms
             allowed = 2 + sum(range(2, plain_rows + 1)) / plain_rows
-            np.testing.assert_allclose(budget.least(terms, is_table), cost / allowed)
-            assert budget.least(terms, is_table) < np.sqrt(0.5)
+            np.testing.assert_allclose(budget.least_share(terms, is_table), cost / allowed)
+            assert budget.least_share(terms, is_table) < np.sqrt(0.5)
 
 
 def alone(loss, w, rule, rows):
@@ -153,8 +153,8 @@ def test_a_search_over_rows(rule, loss):
 def test_without_the_rounding_of_norms_the_search_would_find_a_row():
     w, rows = search(jnp.float32)
     with (
-        mock.patch.object(_mixed, "_rounding", return_value=0.0),
-        mock.patch.object(Budget, "least", return_value=0.0),
+        mock.patch.object(_shared_terms, "_lost", return_value=0.0),
+        mock.patch.object(RoundingBudget, "least_share", return_value=0.0),
     ):
         assert alone(with_l2, w, gdpjax.Normalize(1.0), rows).max() > 2.0
         assert alone(with_l2, w, 1.0, rows).max() > 2.0

@@ -8,7 +8,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping._calls import current_trace
-from gdpjax.clipping._clip import rounding
+from gdpjax.clipping._rounding_budget import rounding_budget
 
 PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 24.0, "key": jax.random.key(0)}
 ROWS = jax.random.normal(jax.random.key(1), (24, 3)) * 2
@@ -106,7 +106,7 @@ def factor_of(rows, parts, size, **options):
 @pytest.mark.parametrize(("rows", "parts", "size"), [(8, 4, 3), (256, 16, 3), (64, 8, 20_000)])
 def test_the_factor_covers_the_rounding_of_all_the_sums(rows, parts, size):
     """The derivation, part by part, from the roundings of one call and of the total."""
-    how, unit, total = rounding([jnp.zeros(size)], rows), 2.0**-24, rows * parts
+    how, unit, total = rounding_budget([jnp.zeros(size)], rows), 2.0**-24, rows * parts
     b = how.plain_rows
     needed = how.norm + 2 * unit * (total * ((b + 1) / 2 - 1 / b) + 3 * total) + 2 * unit * total
     factor = factor_of(rows, parts, size)
@@ -146,7 +146,7 @@ def test_the_factor_is_that_of_the_sums_that_were_added():
     np.testing.assert_allclose(large, factor_of(1024, 4, 3), rtol=1e-6)
     np.testing.assert_allclose(added_up(grad_fn, [8] * 4), small, rtol=1e-6)
     # A row that moves between sums of 8 and of 1024 rows is clipped to other thresholds.
-    slack = [rounding([jnp.zeros(3)], rows).slack for rows in (8, 1024)]
+    slack = [rounding_budget([jnp.zeros(3)], rows).slack for rows in (8, 1024)]
     assert (added_up(grad_fn, [8, 1024, 8, 1024]) > 1 + 3 * (slack[1] - slack[0])).all()
 
 

@@ -34,8 +34,14 @@ from gdpjax.clipping._ghost._jaxpr import Frame, frame_of
 from gdpjax.clipping._ghost._replay import decoded, parameter_values, probes, replay
 from gdpjax.clipping._ghost._steps import SCALES, needs_other, other, pulled_back, wanted
 from gdpjax.clipping._ghost._uses import Enter, Step, Use, Uses, uses_of
-from gdpjax.clipping._rows import Dense, RankOne, Rows, distinct
-from gdpjax.clipping._terms import AnyRows, Budget, mixed
+from gdpjax.clipping._gradients import (
+    AbstractRowGradients,
+    FormedGradients,
+    OuterProducts,
+    TableRows,
+    with_shared_terms,
+)
+from gdpjax.clipping._rounding_budget import RoundingBudget
 
 __all__ = ["Plan", "frame_of", "plan_of", "row_gradients"]
 
@@ -79,8 +85,8 @@ def _is_large(frame: Frame, leaf: int) -> bool:
 
 
 def row_gradients(
-    plan: Plan, params: Sequence[Array], data: Sequence[Array], budget: Budget
-) -> tuple[list[AnyRows], list[Array]]:
+    plan: Plan, params: Sequence[Array], data: Sequence[Array], budget: RoundingBudget
+) -> tuple[list[AbstractRowGradients], list[Array]]:
     """Gradients of the first output, one kind of rows for each parameter, and all outputs; data has a batch axis."""
     uses, count = plan.uses, len(params)
     cut_values, shared = evaluated(plan.whole, params, plan.cuts)
@@ -114,7 +120,7 @@ def row_gradients(
         terms = [(_coefficients(plan, number, leaf, of_cuts[number], param), shared[number][leaf])
                  for number in plan.cuts_of(leaf)]  # fmt: skip
         plain = _as_rows(factor, param)
-        rows.append(mixed(plain, terms, budget) if terms else plain)
+        rows.append(with_shared_terms(plain, terms, budget) if terms else plain)
     return rows, outputs
 
 
@@ -204,10 +210,10 @@ def _leave_scan(factor: Factor, scanned: bool) -> Factor:
     return Outer(swap(factor.left), swap(factor.right), axes)
 
 
-def _as_rows(factor: Factor, param: Array) -> Rows:
+def _as_rows(factor: Factor, param: Array) -> AbstractRowGradients:
     if isinstance(factor, Full):
-        return Dense(factor.gradient)
+        return FormedGradients(factor.gradient)
     if isinstance(factor, Sparse):
-        return distinct(factor.rows, factor.values, param.shape)
+        return TableRows.of_lookups(factor.rows, factor.values, param.shape)
     left, right = jax.vmap(as_matrices)(factor)
-    return RankOne(left[:, :, 0], right[:, :, 0], factor.axes, param.shape)
+    return OuterProducts(left[:, :, 0], right[:, :, 0], factor.axes, param.shape)

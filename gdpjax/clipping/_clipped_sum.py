@@ -1,0 +1,227 @@
+"""Clip the gradients of a batch of examples and add them up: sum_i min(1, C / ||g_i||) g_i.
+
+The rows are taken all at once or in chunks, by `lax.scan`, so that memory is that of one chunk. Three things happen to
+a chunk:
+
+    gradients = engine.gradients(rows)                     # in whatever form they are held (`_gradients`)
+    weights   = what the rule makes of their norms
+    sums     += sum_i weights_i gradients_i                # within the budget of `_rounding_budget`
+
+A batch that is not a multiple of the chunk is filled up with copies of its first row, marked as padding, so that the
+loss never sees data that was not in the batch. A chunk that holds only padding is skipped: the program is the same for
+every batch, but its time tells how many chunks held an example.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.trees import is_floating, wide_dtype
+from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._gradients import AbstractRowGradients, RowWeights, RunningSum, ScaledSquares, stacked
+from gdpjax.clipping._planner import Engine
+from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
+
+
+class ClippedSum(NamedTuple):
+    """The clipped sum of a batch, and what is known of its rows.
+
+    Attributes:
+      sums: one array for each trained parameter, in float32 or wider.
+      norms: [N], norms before clipping; zero for padding and for rows that are dropped.
+      is_dropped: bool [N], rows that are not padding and whose gradient is not finite.
+      extra: whatever else the gradients came with, each with a leading axis of rows.
+    """
+
+    sums: list[Array]
+    norms: Array
+    is_dropped: Array
+    extra: Any
+
+
+class RowScales(NamedTuple):
+    """What the rows of a chunk are multiplied by.
+
+    Attributes:
+      weights: for each group of parameters the weights of the rows.
+      bounds: for each group the largest norm of a weighted row.
+      norms: [N], norms of the rows before.
+      is_dropped: bool [N].
+    """
+
+    weights: list[RowWeights]
+    bounds: list[Array]
+    norms: Array
+    is_dropped: Array
+
+
+def row_scales(
+    gradients: list[AbstractRowGradients], rule: Rule, groups: Groups, slack: float, is_padding: Array | None
+) -> RowScales:
+    """Return what a rule makes of the norms of the rows."""
+    dtype = norm_dtype(gradients)
+    squares = [each.squared_norms(dtype) for each in gradients]
+    whole = stacked(squares).total()
+
+    # A row with a NaN or an infinity anywhere has a norm of NaN, and adds nothing.
+    keep = jnp.isfinite(whole.value)
+    is_dropped = ~keep
+    if is_padding is not None:
+        keep, is_dropped = keep & ~is_padding, is_dropped & ~is_padding
+
+    weights, bounds = [], []
+    for number, bound in enumerate(groups.bounds):
+        norm = _group_norm(squares, whole, groups, number)
+        checked = _checked_bound(bound, groups, dtype) / (1 + slack)
+        coefficient = rule.coefficient(norm.root(), norm.exponent, checked)
+        weights.append(RowWeights(norm.exponent, coefficient, keep))
+        bounds.append(checked)
+    return RowScales(weights, bounds, jnp.where(keep, whole.norm(), 0), is_dropped)
+
+
+def norm_dtype(gradients: list[AbstractRowGradients]) -> Any:
+    """Return the dtype of the norms: the widest of the gradients', at least float32."""
+    dtypes = [wide_dtype(x) for each in gradients for x in each.row_arrays() if is_floating(x)]
+    return functools.reduce(jnp.promote_types, dtypes)
+
+
+def _group_norm(
+    squares: list[ScaledSquares], whole: ScaledSquares, groups: Groups, number: int
+) -> ScaledSquares:
+    """Return the squared norm of one group of parameters."""
+    members = [square for square, group in zip(squares, groups.of_leaf, strict=True) if group == number]
+    if len(groups.bounds) == 1 or not members:
+        return whole
+    return stacked(members).total()
+
+
+def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
+    """Return the bound of a group, or NaN where it is no clip norm."""
+    bound = jnp.asarray(bound, dtype)
+    # A bound that is split over many leaves may lie below the range of a whole one.
+    split = float(np.sqrt(len(groups.bounds)))
+    return jnp.where(CLIP_NORM.contains(bound * split), bound, jnp.nan)
+
+
+def add_rows(
+    totals: list[RunningSum], gradients: list[AbstractRowGradients], scales: RowScales, groups: Groups,
+    budget: RoundingBudget,
+) -> list[RunningSum]:  # fmt: skip
+    """Add the clipped rows to the running sums."""
+    added = []
+    for total, each, group in zip(totals, gradients, groups.of_leaf, strict=True):
+        added.append(each.add_to(total, scales.weights[group], scales.bounds[group], budget))
+    return added
+
+
+def computed_once(gradients: list[AbstractRowGradients]) -> list[AbstractRowGradients]:
+    """Return the same gradients, behind a barrier: the compiler is not to compute them anew for the norm or the sum."""
+    return jax.lax.optimization_barrier(gradients)
+
+
+def sum_of_rows(
+    gradients: list[AbstractRowGradients], leaves: list[Any], rule: Rule, groups: Groups, budget: RoundingBudget,
+    is_padding: Array | None,
+) -> tuple[list[Array], RowScales]:  # fmt: skip
+    """Return the clipped sum of gradients that are all there."""
+    gradients = computed_once(gradients)
+    scales = row_scales(gradients, rule, groups, budget.slack, is_padding)
+    totals = []
+    for leaf, each in zip(leaves, gradients, strict=True):
+        totals.append(RunningSum.zero(leaf, each.needs_compensation(budget, 1)))
+    totals = add_rows(totals, gradients, scales, groups, budget)
+    return [total.rounded() for total in totals], scales
+
+
+def clipped_sum(
+    engine: Engine, batch: Any, positions: Array, leaves: list[Array], rule: Rule, groups: Groups,
+    budget: RoundingBudget, is_padding: Array | None,
+) -> ClippedSum:  # fmt: skip
+    """Clip the rows of a batch and add them up.
+
+    Args:
+      engine: how the gradients of some rows are computed, and how many rows to take at a time.
+      batch: tree of arrays with a leading axis of N rows.
+      positions: int32 [N], the place of each row in the whole batch, which decides its keys.
+      leaves: the trained parameters.
+      rule: the clip rule.
+      groups: its groups of the trained parameters.
+      budget: the rounding budget of the whole batch.
+      is_padding: bool [N], rows to ignore, or None.
+    """
+    num_rows = positions.shape[0]
+    size = min(engine.chunk, num_rows)
+    num_chunks = -(-num_rows // size)
+    if num_chunks == 1:
+        gradients, extra = engine.gradients(batch, positions)
+        sums, scales = sum_of_rows(gradients, leaves, rule, groups, budget, is_padding)
+        return ClippedSum(sums, scales.norms, scales.is_dropped, extra)
+
+    def add_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
+        rows, positions, padding = chunk
+        gradients, extra = engine.gradients(rows, positions)
+        gradients = computed_once(gradients)
+        scales = row_scales(gradients, rule, groups, budget.slack, padding)
+        totals = add_rows(totals, gradients, scales, groups, budget)
+        return totals, (scales.norms, scales.is_dropped, extra)
+
+    def skip_padding(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
+        def skip(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
+            nothing = (jnp.zeros(size, norm_dtype_of(leaves)), jnp.zeros(size, bool), engine.no_outputs(size))
+            return totals, nothing
+
+        return jax.lax.cond(chunk[2].all(), skip, add_chunk, totals, chunk)
+
+    # Split the rows into chunks, the last one filled up with copies of the first row.
+    split = functools.partial(_split, num_chunks=num_chunks, size=size)
+    padding = jnp.arange(num_chunks * size).reshape(num_chunks, size) >= num_rows
+    if is_padding is not None:
+        padding = padding | split(is_padding)
+    chunks = (jax.tree.map(split, batch), split(positions), padding)
+
+    # Add up the chunks. Without padding of the caller's every chunk has rows.
+    totals = []
+    for number, leaf in enumerate(leaves):
+        totals.append(RunningSum.zero(leaf, engine.needs_compensation(number, budget, num_chunks)))
+    skips = is_padding is not None and not engine.constant_work
+    totals, outputs = jax.lax.scan(skip_padding if skips else add_chunk, totals, chunks)
+    norms, is_dropped, extra = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_rows], outputs)
+    return ClippedSum([total.rounded() for total in totals], norms, is_dropped, extra)
+
+
+def norm_dtype_of(leaves: list[Any]) -> Any:
+    """Return the dtype of the norms of gradients of these parameters."""
+    return functools.reduce(jnp.promote_types, [wide_dtype(leaf) for leaf in leaves])
+
+
+def _split(rows: Array, num_chunks: int, size: int) -> Array:
+    missing = num_chunks * size - rows.shape[0]
+    if missing:
+        copies = jnp.broadcast_to(rows[:1], (missing, *rows.shape[1:]))
+        rows = jnp.concatenate([rows, copies])
+    return rows.reshape(num_chunks, size, *rows.shape[1:])
+
+
+def zeros_like_sum(leaf: Array) -> Array:
+    """Return what a leaf without a gradient contributes: zeros, in the dtype of a sum where it is floating."""
+    return jnp.zeros(jnp.shape(leaf), wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf))
+
+
+def merge_leaves(params: PyTree, which: tuple[bool, ...], values: list[Array]) -> PyTree:
+    """Return a tree like ``params`` with ``values`` at the marked leaves and zeros at the others."""
+    leaves, structure = jax.tree.flatten(params)
+    remaining = iter(values)
+    merged = [next(remaining) if mark else zeros_like_sum(leaf) for leaf, mark in zip(leaves, which, strict=True)]
+    return jax.tree.unflatten(structure, merged)
+
+
+def trained_groups(rule: Rule, params: PyTree, which: tuple[bool, ...]) -> Groups:
+    """Return the rule's groups, of the trained leaves alone."""
+    structure = jax.tree.structure(params)
+    every = rule.groups(jax.tree.unflatten(structure, list(which)))
+    of_trained = [group for group, mark in zip(every.of_leaf, which, strict=True) if mark]
+    return Groups(tuple(of_trained), every.bounds)

@@ -1,0 +1,22 @@
+"""The gradients of one parameter for a batch of examples: a final class for each form in which they are held."""
+
+from gdpjax.clipping._gradients._abstract import AbstractRowGradients
+from gdpjax.clipping._gradients._formed import FormedGradients
+from gdpjax.clipping._gradients._outer_products import OuterProducts
+from gdpjax.clipping._gradients._running_sum import RunningSum
+from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, stacked
+from gdpjax.clipping._gradients._shared_terms import WithSharedTerms, with_shared_terms
+from gdpjax.clipping._gradients._table_rows import TableRows
+
+__all__ = [
+    "AbstractRowGradients",
+    "FormedGradients",
+    "OuterProducts",
+    "RowWeights",
+    "RunningSum",
+    "ScaledSquares",
+    "TableRows",
+    "WithSharedTerms",
+    "stacked",
+    "with_shared_terms",
+]

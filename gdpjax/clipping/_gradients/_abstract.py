@@ -1,0 +1,131 @@
+"""The gradients of one parameter for N examples ("rows"), in whatever form they are held.
+
+Clipping needs two things of an example's gradient g_i: its norm, and its part in the weighted sum. Neither needs g_i
+to be formed. A final class for each form knows how to compute both:
+
+    gradients.squared_norms(dtype)      ||g_i||^2, for every row
+    gradients.weighted_sum(weights)     sum_i w_i g_i
+
+Two promises bind every class, and the sensitivity rests on them.
+
+* Row by row. What is computed for a row is a function of that row alone, and its norm is never below that of what is
+  added for it, but for the roundings that `_rounding_budget` counts.
+* Roundings. In ``weighted_sum`` each w_i g_i is rounded at most twice, and the rows are then added plainly, in any
+  order. How many rows may be added so is what the budget limits.
+"""
+
+import abc
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.trees import compensated_row_sum
+from gdpjax._core.types import Array
+from gdpjax.clipping._gradients._running_sum import RunningSum
+from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares
+from gdpjax.clipping._rounding_budget import RoundingBudget
+
+MOST_WRITTEN_OUT = 8
+"""Blocks of rows that are added one after the other in a program; more are added by a loop."""
+
+
+class AbstractRowGradients(abc.ABC):
+    """The gradients of one parameter for N examples. Subclasses are pytrees of arrays with a leading axis of rows."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameter."""
+
+    @property
+    @abc.abstractmethod
+    def method(self) -> str:
+        """What `gdpjax.explain` calls this form."""
+
+    @abc.abstractmethod
+    def squared_norms(self, dtype: Any) -> ScaledSquares:
+        """Return the squared norm of each row, never below the norm of what `weighted_sum` adds for it."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights: RowWeights) -> Array:
+        """Return sum_i w_i g_i, the rows added plainly."""
+
+    @abc.abstractmethod
+    def formed(self) -> Array:
+        """Return the gradients [N, *shape], formed."""
+
+    @abc.abstractmethod
+    def weighted_rows(self, weights: RowWeights) -> Array:
+        """Return the weighted rows [N, *shape], formed."""
+
+    def row_arrays(self) -> list[Array]:
+        """Return the arrays with a leading axis of rows."""
+        return [leaf for leaf in jax.tree.leaves(self) if hasattr(leaf, "dtype")]
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Return the gradients of some of the rows."""
+        return jax.tree.map(lambda x: x[rows], self)
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.row_arrays()[0].shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of one row."""
+        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in self.row_arrays())
+
+    def rows_per_part(self, budget: RoundingBudget) -> int:
+        """Return how many rows ``weighted_sum`` may add up at once."""
+        return max(min(budget.plain_rows, self.num_rows), 1)
+
+    def num_parts(self, budget: RoundingBudget) -> int:
+        """Return how many parts `add_to` adds to a running sum."""
+        return -(-self.num_rows // self.rows_per_part(budget))
+
+    def needs_compensation(self, budget: RoundingBudget, num_calls: int) -> bool:
+        """Return whether the errors of adding up the parts of ``num_calls`` calls of `add_to` have to be kept."""
+        rows = self.rows_per_part(budget)
+        return not budget.covers_plain_sum(rows, num_calls * self.num_parts(budget))
+
+    def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:
+        """Add the weighted rows, each of norm at most ``bound``, to a running sum."""
+        if budget.plain_rows == 1:
+            return total.plus_pair(compensated_row_sum(self.weighted_rows(weights)))
+
+        # Whole blocks of rows first, in a loop if there are many of them.
+        size = self.rows_per_part(budget)
+        num_blocks = self.num_rows // size
+        whole = num_blocks * size
+        if num_blocks <= MOST_WRITTEN_OUT:
+            for start in range(0, whole, size):
+                rows = slice(start, start + size)
+                total = total.plus(self[rows].weighted_sum(weights[rows]))
+        else:
+            total = self._add_blocks(total, weights, num_blocks, size)
+
+        # Then the rows that are left over.
+        if whole < self.num_rows:
+            rows = slice(whole, None)
+            total = total.plus(self[rows].weighted_sum(weights[rows]))
+        return total
+
+    def _add_blocks(self, total: RunningSum, weights: RowWeights, num_blocks: int, size: int) -> RunningSum:
+        """Add the first ``num_blocks * size`` rows by a loop over blocks."""
+
+        def block(number: Array, x: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, number * size, size)
+
+        def add_block(total: RunningSum, number: Array) -> tuple[RunningSum, None]:
+            rows = self.map_rows(lambda x: block(number, x))
+            own = RowWeights(*(block(number, x) for x in weights))
+            return total.plus(rows.weighted_sum(own)), None
+
+        return jax.lax.scan(add_block, total, jnp.arange(num_blocks, dtype=jnp.int32))[0]
+
+    def map_rows(self, function: Any) -> Any:
+        """Return the same gradients with ``function`` applied to every array that has an axis of rows."""
+        return jax.tree.map(function, self)

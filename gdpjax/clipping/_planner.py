@@ -1,0 +1,287 @@
+"""Which gradients are formed, and how many rows are taken at a time: decided from static shapes alone.
+
+Keeping the factors of a gradient (`_ghost`) pays where it saves forming the gradient (one outer product for an example;
+rows of a table; a merged product) or where JAX forms it slowly (a convolution under vmap, a loop that adds a gradient
+up step by step). Where an example's gradient is a sum of many outer products it has to be formed anyway, because only a
+norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as good.
+
+Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
+once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold
+only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are measured
+(benchmarks/results/clipping_cpu.md).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.trees import is_floating, wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping._ghost import Plan, _sites, frame_of, plan_of, row_gradients
+from gdpjax.clipping._ghost._jaxpr import Frame
+from gdpjax.clipping._ghost._steps import SCALES
+from gdpjax.clipping._ghost._uses import Enter, Site, Step, Use
+from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
+from gdpjax.clipping._loss import Call, Traced, traced
+from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._vmap import example_grads
+
+STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
+_MICROBATCH = 64
+
+_CPU_CACHE = 8 * 2**20
+_ACCELERATOR_MEMORY = 2 * 2**30
+_SUM_BYTES = 20
+"""Memory traffic of one compensated addition: one term read, two parts of a sum read and written."""
+_SUM_SHARE = 0.4
+_FEWEST = 4
+_CHUNKS_TO_SKIP = 8
+"""Chunks into which a batch with padding is cut, if that costs little."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """How the gradients of some rows of a call are computed.
+
+    Attributes:
+      gradients: (rows, positions) to the gradients, and (losses, aux).
+      chunk: rows to take at a time.
+      constant_work: whether chunks that hold only padding are computed too.
+      always_compensated: trained parameters whose sums may need the errors of additions, whatever their number.
+      outputs: shapes and dtypes of (loss, aux) of one example.
+    """
+
+    gradients: Callable[..., tuple[list[AbstractRowGradients], Any]]
+    chunk: int
+    constant_work: bool
+    always_compensated: frozenset[int]
+    outputs: Any
+
+    def no_outputs(self, num_rows: int) -> Any:
+        """Return zeros in place of the (losses, aux) of rows that are not computed."""
+        return jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), self.outputs)
+
+    def needs_compensation(self, leaf: int, budget: RoundingBudget, num_chunks: int) -> bool:
+        """Return whether the errors of adding up the chunks of a parameter's sum have to be kept."""
+        if leaf in self.always_compensated:
+            return True
+        rows = min(self.chunk, budget.plain_rows)
+        return not budget.covers_plain_sum(rows, num_chunks * -(-self.chunk // rows))
+
+
+def engine_of(
+    call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
+) -> Engine:
+    """Return the engine of a call; traces and checks its loss."""
+    trace = traced(call)
+    plan = plan_for(call, trace, strategy, budget)
+    if strategy == "vmap":
+        gradients, size = functools.partial(_by_vmap, call), call.batch_size
+    elif strategy == "microbatch":
+        gradients, size = functools.partial(_by_vmap, call), _MICROBATCH
+    else:
+        gradients = functools.partial(_by_factors, call, trace, plan, budget)
+        skips = call.is_padding is not None and not constant_work
+        # Not all factors can follow what is scaled, and then the plan alone does not say what is formed.
+        known = abstract_rows(call, gradients) if is_scaled(plan) else []
+        formed = [leaf for leaf, each in enumerate(known) if isinstance(each, FormedGradients)]
+        size = chunk_rows(plan, call.trained_leaves, call.batch_size, skips, formed)
+    chunk = max(min(microbatch_size or size, call.batch_size), 1)
+    compensated = [leaf for leaf in range(len(call.trained_leaves)) if plan.cuts_of(leaf) or _is_looked_up(plan, leaf)]
+    return Engine(gradients, chunk, constant_work, frozenset(compensated), _outputs(trace))
+
+
+def _outputs(trace: Traced) -> Any:
+    """Shapes and dtypes of (loss, aux) of one example."""
+    loss, *aux = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.jaxpr.out_avals]
+    loss = jax.ShapeDtypeStruct(loss.shape, wide_dtype(loss))
+    return loss, jax.tree.unflatten(trace.aux_structure, aux)
+
+
+def _by_vmap(
+    call: Call, rows: Any, positions: Array, trained: list[Array] | None = None
+) -> tuple[list[AbstractRowGradients], Any]:
+    """Per-example gradients by `jax.vmap` of `jax.grad`."""
+    del trained  # the leaves of the call
+    grads = example_grads(call, rows, positions)
+    return [FormedGradients(jnp.asarray(leaf)) for leaf in grads.leaves], (grads.values, grads.aux)
+
+
+def _by_factors(
+    call: Call, trace: Traced, plan: Plan, budget: RoundingBudget, rows: Any, positions: Array,
+    trained: list[Array] | None = None,
+) -> tuple[list[AbstractRowGradients], Any]:  # fmt: skip
+    """Gradients in factors, where the plan keeps them."""
+    leaves = call.trained_leaves if trained is None else trained
+    gradients, outputs = row_gradients(plan, leaves, [*jax.tree.leaves(rows), positions], budget)
+    gradients = [_no_wider(each, leaf) for each, leaf in zip(gradients, leaves, strict=True)]
+    losses = outputs[0].astype(wide_dtype(outputs[0]))
+    return gradients, (losses, jax.tree.unflatten(trace.aux_structure, outputs[1:]))
+
+
+def _no_wider(gradients: AbstractRowGradients, leaf: Any) -> AbstractRowGradients:
+    """Cast factors that are wider than the sum of their parameter, as data may be."""
+    widest = wide_dtype(leaf)
+
+    def cast(x: Array) -> Array:
+        return x.astype(widest) if is_floating(x) and x.dtype.itemsize > widest.itemsize else x
+
+    return jax.tree.map(cast, gradients)
+
+
+def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRowGradients]:
+    """Return the gradients of one row, without values."""
+    rows: list[AbstractRowGradients] = []
+
+    def one_row(trained: list[Array], batch: Any) -> None:
+        rows.extend(gradients(batch, jnp.zeros(1, jnp.int32), trained)[0])
+
+    batch = [call.args[number] for number in call.spec.batch_argnums]
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *jnp.shape(x)[1:]), jnp.result_type(x)), batch)
+    jax.eval_shape(one_row, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.trained_leaves], one)
+    return rows
+
+
+def plan_for(call: Call, trace: Traced, strategy: str, budget: RoundingBudget) -> Plan:
+    """Return the plan of a strategy."""
+    count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
+    if strategy in ("vmap", "microbatch"):
+        return plan_of(frame, count, dict.fromkeys(range(count), "strategy"))
+    plan = plan_of(frame, count, {}, budget.most_shared_terms)
+    if strategy == "auto" and (formed := better_formed(plan)):
+        plan = plan_of(frame, count, plan.uses.dense | formed, budget.most_shared_terms)
+    return plan
+def better_formed(plan: Plan) -> dict[int, str]:
+    """The tapped parameters whose factors are not worth having, and why."""
+    return {
+        leaf: f"a sum of {sum(_times_of(plan, use) for use in uses)} outer products"
+        for leaf, uses in plan.uses.tapped.items()
+        if uses and not any(_use_pays(plan, use) for use in uses)
+    }
+
+
+def _times_of(plan: Plan, use: Use) -> int:
+    return _times(plan.uses.sites[use.place])
+
+
+def _use_pays(plan: Plan, use: Use) -> bool:
+    site = plan.uses.sites[use.place]
+    if site.kind != "dot_general":
+        return True
+    if any(not isinstance(item, Enter) and item.eqn.primitive.name == "dot_general" for item in use.path):
+        return True
+    if any(isinstance(item, Enter) and not item.scanned for item in use.path):
+        return True
+    return _times(site) == 1
+
+
+def _times(site: Site) -> int:
+    """Outer products of one evaluation of the site."""
+    if site.rule is not None:
+        return site.rule.times()
+    shape = site.eqn.invars[1 - site.operand].aval.shape
+    contract, batch = site.eqn.params["dimension_numbers"]
+    used = (*contract[1 - site.operand], *batch[1 - site.operand])
+    return math.prod(size for axis, size in enumerate(shape) if axis not in used)
+
+
+def activation_bytes(frame: Frame) -> int:
+    """Bytes of everything computed for one example: an upper guess of what backpropagation keeps."""
+    own = 0
+    for index, eqn in enumerate(frame.jaxpr.eqns):
+        children = frame.children.get(index)
+        if children:
+            times = eqn.params.get("length", 1)
+            own += times * sum(activation_bytes(child) for child in children)
+        own += sum(_bytes(v.aval) for v in eqn.outvars)
+    return own
+
+
+def _bytes(aval: Any) -> int:
+    size = getattr(aval.dtype, "itemsize", 8)
+    return math.prod(getattr(aval, "shape", ())) * size
+
+
+def is_scaled(plan: Plan) -> bool:
+    """Whether parameters are scaled by more than a number, or a value of theirs is cut: not all factors can follow."""
+    steps = [item for uses in plan.uses.tapped.values() for use in uses for item in use.path if isinstance(item, Step)]
+    return bool(plan.cuts) or any(
+        step.rule is None and step.eqn.primitive.name in SCALES and all(v.aval.shape for v in step.eqn.invars)
+        for step in steps
+    )  # fmt: skip
+
+
+def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:
+    """Bytes of one row: activations, and the gradients (those that are ``known`` to be) and tables that are formed."""
+    formed = sum(8 * math.prod(p.shape) for i, p in enumerate(params) if i in known or _is_formed(plan, i))
+    tables = sum(4 * p.shape[0] for leaf, p in enumerate(params) if _looks_up_several(plan, leaf))
+    patches = sum(_patch_bytes(site.eqn) for site in plan.uses.sites.values())
+    own = sum(_shared_bytes(plan)) if plan.cuts else 0
+    return max(activation_bytes(plan.frame) - own + formed + tables + patches, 1)
+
+
+def _shared_bytes(plan: Plan) -> list[int]:
+    """What is computed once for all rows, where values of parameters alone are told apart anyway."""
+    data = set(plan.frame.jaxpr.invars[plan.num_params + len(plan.cuts) :])
+    shared = []
+    for index, eqn in enumerate(plan.frame.jaxpr.eqns):
+        if not data.isdisjoint(v for v in eqn.invars if not hasattr(v, "val")):
+            data.update(eqn.outvars)
+        elif index not in plan.frame.children:
+            shared.append(sum(_bytes(v.aval) for v in eqn.outvars))
+    return shared
+
+
+def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Site]:
+    sites = [plan.uses.sites[use.place] for use in plan.uses.tapped.get(leaf, ())]
+    return [site for site in sites if site.kind in names]
+
+
+def _looks_up_several(plan: Plan, leaf: int) -> bool:
+    """Whether equal rows have to be found, for which `_rows.distinct` needs an array as long as the table."""
+    sites = _sites_of(plan, leaf, _sites.TABLES)
+    index = [math.prod(site.lengths) * math.prod(site.carried[0].shape) if site.rule is None else 2 for site in sites]
+    return sum(index) > 1
+
+
+def _is_formed(plan: Plan, leaf: int) -> bool:
+    if leaf not in plan.uses.tapped or _sites_of(plan, leaf, ["conv_general_dilated"]):
+        return True
+    dots = _sites_of(plan, leaf, ["dot_general", "mul"])
+    return sum(_times(site) * math.prod(site.lengths) for site in dots) > 1
+
+
+def _patch_bytes(eqn: Any) -> int:
+    if eqn.primitive.name != "conv_general_dilated":
+        return 0
+    numbers = eqn.params["dimension_numbers"]
+    out, weight = eqn.outvars[0].aval, eqn.invars[1].aval
+    return (
+        _bytes(out) // max(out.shape[numbers.out_spec[1]], 1) * math.prod(weight.shape[a] for a in numbers.rhs_spec[1:])
+    )
+
+
+def chunk_rows(
+    plan: Plan, params: list[Any], batch_size: int, skips_padding: bool, formed: Collection[int] = ()
+) -> int:
+    """Return how many rows to take at a time."""
+    each = row_bytes(plan, params, formed)
+    on_cpu = jax.default_backend() == "cpu"
+
+    # What a chunk keeps fits into a cache, and adding up its sum costs little beside its rows.
+    cached = (_CPU_CACHE if on_cpu else _ACCELERATOR_MEMORY) / each
+    amortised = _SUM_BYTES * sum(math.prod(p.shape) for p in params) / (_SUM_SHARE * each)
+    rows = max(cached, amortised, _FEWEST)
+    if skips_padding and on_cpu:
+        rows = min(rows, max(2 * batch_size / _CHUNKS_TO_SKIP, amortised))
+    return batch_size if rows >= batch_size else 1 << (int(rows).bit_length() - 1)
+
+
+def _is_looked_up(plan: Plan, leaf: int) -> bool:
+    """Return whether rows of the parameter are looked up."""
+    return bool(_sites_of(plan, leaf, _sites.TABLES))
