@@ -22,7 +22,7 @@ from gdpjax._core.trees import bounded_sum, most_sum_error_terms, power_of_two, 
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients._scaled import LOWEST_EXPONENT, ScaledSquares, squared_norms, wide
 
-_PIECE = 504
+_PIECE = 248
 """Entries over which one contraction runs, at least; longer ones are taken in pieces to keep their rounding small."""
 _SECOND_ORDER = 1.05
 """Covers products of roundings, which a first-order count of them leaves out."""
