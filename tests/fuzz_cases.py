@@ -426,11 +426,11 @@ def _figure() -> Any:
 
 # Records of results: they hold what they are given.
 RECORDS = {
-    "Accountant", "AccumulateState", "AdaptiveState", "BatchOverflowError", "Bounds", "CheckpointError", "ClipAndSum",
-    "ClipInfo", "ClippedGrad", "Curve", "CurveBounds", "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate",
-    "Identity", "IndexBatch", "Info", "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation",
-    "OneRunAudit", "Phases", "PoissonSample", "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves",
-    "Training", "environment", "AnyEvent", "NeighboringRelation",
+    "AbstractClipRule", "Accountant", "AccumulateState", "AdaptiveState", "BatchOverflowError", "Bounds",
+    "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad", "Curve", "CurveBounds", "Data", "EpsilonCurves",
+    "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info", "LedgerState", "ManyRunsAudit",
+    "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample", "PrivatizeState", "Run", "State",
+    "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent", "NeighboringRelation",
 }  # fmt: skip
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {

@@ -6,9 +6,9 @@ up step by step). Where an example's gradient is a sum of many outer products it
 norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as good.
 
 Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
-once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold
-only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are measured
-(benchmarks/results/clipping_cpu.md).
+once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that
+hold only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are
+measured (benchmarks/results/clipping_cpu.md).
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.trees import is_floating, wide_dtype
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._ghost import Plan, _sites, frame_of, plan_of, row_gradients
 from gdpjax.clipping._ghost._jaxpr import Frame
 from gdpjax.clipping._ghost._steps import SCALES
 from gdpjax.clipping._ghost._uses import Enter, Site, Step, Use
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
-from gdpjax.clipping._loss import Call, Traced, traced
+from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._vmap import example_grads
 
@@ -78,7 +78,7 @@ def engine_of(
     call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
 ) -> Engine:
     """Return the engine of a call; traces and checks its loss."""
-    trace = traced(call)
+    trace = trace_loss(call)
     plan = plan_for(call, trace, strategy, budget)
     if strategy == "vmap":
         gradients, size = functools.partial(_by_vmap, call), call.batch_size
@@ -96,7 +96,7 @@ def engine_of(
     return Engine(gradients, chunk, constant_work, frozenset(compensated), _outputs(trace))
 
 
-def _outputs(trace: Traced) -> Any:
+def _outputs(trace: TracedLoss) -> Any:
     """Shapes and dtypes of (loss, aux) of one example."""
     loss, *aux = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.jaxpr.out_avals]
     loss = jax.ShapeDtypeStruct(loss.shape, wide_dtype(loss))
@@ -113,25 +113,19 @@ def _by_vmap(
 
 
 def _by_factors(
-    call: Call, trace: Traced, plan: Plan, budget: RoundingBudget, rows: Any, positions: Array,
+    call: Call,
+    trace: TracedLoss,
+    plan: Plan,
+    budget: RoundingBudget,
+    rows: Any,
+    positions: Array,
     trained: list[Array] | None = None,
-) -> tuple[list[AbstractRowGradients], Any]:  # fmt: skip
+) -> tuple[list[AbstractRowGradients], Any]:
     """Gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     gradients, outputs = row_gradients(plan, leaves, [*jax.tree.leaves(rows), positions], budget)
-    gradients = [_no_wider(each, leaf) for each, leaf in zip(gradients, leaves, strict=True)]
     losses = outputs[0].astype(wide_dtype(outputs[0]))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, outputs[1:]))
-
-
-def _no_wider(gradients: AbstractRowGradients, leaf: Any) -> AbstractRowGradients:
-    """Cast factors that are wider than the sum of their parameter, as data may be."""
-    widest = wide_dtype(leaf)
-
-    def cast(x: Array) -> Array:
-        return x.astype(widest) if is_floating(x) and x.dtype.itemsize > widest.itemsize else x
-
-    return jax.tree.map(cast, gradients)
 
 
 def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRowGradients]:
@@ -147,7 +141,7 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRow
     return rows
 
 
-def plan_for(call: Call, trace: Traced, strategy: str, budget: RoundingBudget) -> Plan:
+def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
     """Return the plan of a strategy."""
     count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
     if strategy in ("vmap", "microbatch"):
@@ -156,6 +150,8 @@ def plan_for(call: Call, trace: Traced, strategy: str, budget: RoundingBudget) -
     if strategy == "auto" and (formed := better_formed(plan)):
         plan = plan_of(frame, count, plan.uses.dense | formed, budget.most_shared_terms)
     return plan
+
+
 def better_formed(plan: Plan) -> dict[int, str]:
     """The tapped parameters whose factors are not worth having, and why."""
     return {
@@ -213,7 +209,7 @@ def is_scaled(plan: Plan) -> bool:
     return bool(plan.cuts) or any(
         step.rule is None and step.eqn.primitive.name in SCALES and all(v.aval.shape for v in step.eqn.invars)
         for step in steps
-    )  # fmt: skip
+    )
 
 
 def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:

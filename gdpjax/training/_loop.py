@@ -25,7 +25,7 @@ from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
-from gdpjax.clipping._statistics import refuse_statistics
+from gdpjax.clipping._batch_statistics import refuse_statistics
 from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
 from gdpjax.training._data import Data, place, rows_of

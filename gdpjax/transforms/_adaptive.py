@@ -36,6 +36,7 @@ import numpy as np
 import optax
 
 from gdpjax._core.checks import (
+    CLIP_NORM,
     HALF_OPEN_UNIT,
     NONNEGATIVE,
     POSITIVE,
@@ -51,7 +52,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import check_static_size
-from gdpjax.clipping._rules import CLIP_NORM, Flat
+from gdpjax.clipping._rules import Flat
 from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
 from gdpjax.transforms._clip import clip_examples
 from gdpjax.transforms._noise import (

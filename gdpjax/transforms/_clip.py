@@ -9,21 +9,22 @@ import optax
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._calls import Calls, check_static_size
-from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows, trained_groups
+from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
 from gdpjax.clipping._gradients import FormedGradients
 from gdpjax.clipping._rounding_budget import rounding_budget
-from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
+from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
+from gdpjax.clipping._sensitivity import rule_sensitivity
 
 
 class ClipAndSum(optax.GradientTransformation):
     """An optax transformation that knows the sensitivity of the sum it returns."""
 
-    rule: Rule
+    rule: AbstractClipRule
     trainable: PyTree | None
     calls: Calls
 
     @classmethod
-    def create(cls, update: Any, rule: Rule, trainable: PyTree | None, calls: Calls) -> "ClipAndSum":
+    def create(cls, update: Any, rule: AbstractClipRule, trainable: PyTree | None, calls: Calls) -> "ClipAndSum":
         transform = cls(lambda params: optax.EmptyState(), update)
         transform.rule, transform.trainable, transform.calls = rule, trainable, calls
         return transform
@@ -55,8 +56,8 @@ def _num_rows(updates: PyTree, params: PyTree | None) -> int:
 
 
 def clip_examples(
-    updates: PyTree, params: PyTree | None, rule: Rule, trainable: PyTree | None, max_batch_size: int | None,
-    calls: Calls | None = None,
+    updates: PyTree, params: PyTree | None, rule: AbstractClipRule, trainable: PyTree | None,
+    max_batch_size: int | None, calls: Calls | None = None,
 ) -> tuple[PyTree, Array]:  # fmt: skip
     """The sum of clipped per-example gradients, and their norms before clipping ``[B]``."""
     refuse_complex(updates, "leaf")

@@ -211,9 +211,16 @@ def _leave_scan(factor: Factor, scanned: bool) -> Factor:
 
 
 def _as_rows(factor: Factor, param: Array) -> AbstractRowGradients:
+    factor = jax.tree.map(lambda x: _no_wider(x, wide_dtype(param)), factor)
     if isinstance(factor, Full):
         return FormedGradients(factor.gradient)
     if isinstance(factor, Sparse):
         return TableRows.of_lookups(factor.rows, factor.values, param.shape)
     left, right = jax.vmap(as_matrices)(factor)
     return OuterProducts(left[:, :, 0], right[:, :, 0], factor.axes, param.shape)
+
+
+def _no_wider(x: Array, dtype: Any) -> Array:
+    """Floating numbers in at most this dtype: data may be wider than the parameter, and its gradient is not."""
+    is_wider = jnp.issubdtype(x.dtype, jnp.floating) and jnp.promote_types(x.dtype, dtype) != dtype
+    return x.astype(dtype) if is_wider else x

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._ghost import _sites
+from gdpjax.clipping._ghost import _convolution, _sites
 from gdpjax.clipping._ghost._custom import halves
 from gdpjax.clipping._ghost._jaxpr import CUSTOM, REMAT, Env, Frame, evaluate, leading_to, scan_of
 from gdpjax.clipping._ghost._uses import Place, Site
@@ -58,7 +58,7 @@ def _tapped(site: Site, values: Sequence[Any], probe: Probe) -> list[Array]:
 
     # Everything is an argument: a function of custom derivative must not close over values of a trace.
     def primal(x: Array, others: tuple[Any, ...]) -> Array:
-        return evaluate(site.eqn, [*others[:place], x, *others[place:]])[0]
+        return _plainly(site.eqn, [*others[:place], x, *others[place:]])[0]
 
     def forward(x: Array, others: tuple[Any, ...], probe: Probe) -> tuple[Array, Any]:
         return primal(x, others), (x, others)
@@ -67,6 +67,9 @@ def _tapped(site: Site, values: Sequence[Any], probe: Probe) -> list[Array]:
         x, others = saved
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return None, None, (_encoded(x, max(site.eqn.invars[site.operand].aval.shape)), s)
+        if _convolution.is_rewritten(site.eqn):
+            layout = _convolution.layout_of(site.eqn)
+            return _convolution.input_gradient(layout, x, others[0], s), None, (x, s)
         _, pull = jax.vjp(lambda x: primal(x, others), x)
         return (*pull(s), None, (x, s))
 
@@ -75,15 +78,28 @@ def _tapped(site: Site, values: Sequence[Any], probe: Probe) -> list[Array]:
     return [function(values[place], tuple(v for i, v in enumerate(values) if i != place), probe)]
 
 
+def _plainly(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    if _convolution.is_rewritten(eqn):
+        return [_convolution.forward(_convolution.layout_of(eqn), *values)]
+    return evaluate(eqn, values)
+
+
+def _has_rewritten(frame: Frame) -> bool:
+    own = any(_convolution.is_rewritten(eqn) for eqn in frame.jaxpr.eqns)
+    return own or any(_has_rewritten(child) for children in frame.children.values() for child in children)
+
+
 def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], given: dict[Place, Probe], place: Place = ()):
-    """The outputs of the frame, with every site in it (all of ``given`` lie in this frame) replaced."""
+    """Evaluate the frame with every site (all of ``given`` lie in this frame) and every convolution replaced."""
     env = Env(frame.jaxpr, frame.consts, args)
     run: list[Any] = []
     inside: dict[int, dict[Place, Probe]] = {}
     for site, probe in given.items():
         inside.setdefault(site[len(place)], {})[site] = probe
     for index, eqn in enumerate(frame.jaxpr.eqns):
-        if index not in inside:
+        bodies = frame.children.get(index, ())
+        rewritten = _convolution.is_rewritten(eqn)
+        if index not in inside and not rewritten and not any(_has_rewritten(body) for body in bodies):
             run.append(eqn)
             continue
         env.run(run)
@@ -91,9 +107,10 @@ def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], given: d
         here, values = (*place, index), env.read_all(eqn.invars)
         if here in sites:
             outputs = _tapped(sites[here], values, given[here])
+        elif rewritten:
+            outputs = [_convolution.convolve(eqn, *values)]
         else:
-            bodies = frame.children.get(index, ())
-            outputs = _NESTED[eqn.primitive.name](eqn, bodies, values, sites, inside[index], here)
+            outputs = _NESTED[eqn.primitive.name](eqn, bodies, values, sites, inside.get(index, {}), here)
         env.write(eqn.outvars, outputs)
     env.run(run)
     return env.read_all(frame.jaxpr.outvars)

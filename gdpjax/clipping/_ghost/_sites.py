@@ -6,7 +6,6 @@ use of a parameter is differentiated by JAX, one example at a time. To add a rul
 them into `RULES`; docs/gradients.md has a skeleton.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,9 +15,7 @@ from jax import lax
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._factors import Axis, Factor, Full, Outer, Sparse
-
-_MAX_WINDOW = 128
-"""Largest number of kernel positions for which patches are cut out one by one."""
+from gdpjax.clipping._ghost._convolution import MAX_WINDOW, layout_of, patches_of, patches_times
 
 
 class Rule(NamedTuple):
@@ -75,49 +72,22 @@ def _dot_factor(eqn: Any, operand: int, x: Array, s: Array) -> Outer:
 
 def _conv_matches(eqn: Any, operand: int) -> bool:
     window = [eqn.invars[1].aval.shape[axis] for axis in eqn.params["dimension_numbers"].rhs_spec[2:]]
-    return operand == 1 and eqn.params["batch_group_count"] == 1 and math.prod(window) <= _MAX_WINDOW
-
-
-def _patches(eqn: Any, x: Array) -> Array:
-    """[n, *out, window positions, channels]: what every output position of the convolution sees."""
-    params = eqn.params
-    numbers = params["dimension_numbers"]
-    window = [eqn.invars[1].aval.shape[axis] for axis in numbers.rhs_spec[2:]]
-    out = [eqn.outvars[0].aval.shape[axis] for axis in numbers.out_spec[2:]]
-    strides, dilation = params["window_strides"], params["rhs_dilation"]
-    x = jnp.transpose(x, (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]))
-    borders = [(lo, hi, holes - 1) for (lo, hi), holes in zip(params["padding"], params["lhs_dilation"], strict=True)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
-    cut = []
-    for offset in itertools.product(*(range(size) for size in window)):
-        start = [o * d for o, d in zip(offset, dilation, strict=True)]
-        stop = [a + (n - 1) * step + 1 for a, n, step in zip(start, out, strides, strict=True)]
-        cut.append(lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1)))
-    return jnp.stack(cut, axis=-2)
+    return operand == 1 and eqn.params["batch_group_count"] == 1 and math.prod(window) <= MAX_WINDOW
 
 
 def _conv_factor(eqn: Any, operand: int, x: Array, s: Array) -> Factor:
-    numbers, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
-    weight_shape = eqn.invars[operand].aval.shape
-    window = [weight_shape[axis] for axis in numbers.rhs_spec[2:]]
-    patches = _patches(eqn, x)
-    times = math.prod(patches.shape[:-2])
-    channels = patches.shape[-1] // groups
-    s = jnp.transpose(s, (numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]))
-    if groups == 1:
-        axes: list[Axis] = [("r", 0)] * len(weight_shape)
-        axes[numbers.rhs_spec[1]] = ("l", len(window))
-        for position, axis in enumerate(numbers.rhs_spec[2:]):
-            axes[axis] = ("l", position)
-        return Outer(patches.reshape(times, *window, channels), s.reshape(times, -1), tuple(axes))
-    left = patches.reshape(times, -1, groups, channels)
-    right = s.reshape(times, groups, -1)
-    dtype = jnp.promote_types(jnp.promote_types(left.dtype, right.dtype), jnp.float32)
-    gradient = jnp.einsum("twgi,tgo->gowi", left, right, preferred_element_type=dtype)
-    gradient = gradient.reshape(-1, *window, channels)  # output, window, input
-    order = (0, *range(2, 2 + len(window)), 1)  # where each of those is in (output, input, window)
-    spec = [numbers.rhs_spec[i] for i in order]
-    return Full(jnp.transpose(gradient, sorted(range(len(spec)), key=spec.__getitem__)))
+    layout, weight = layout_of(eqn), eqn.invars[operand].aval
+    numbers = eqn.params["dimension_numbers"]
+    window = tuple(weight.shape[axis] for axis in layout.to_kernel[:-2])
+    s_moved = jnp.transpose(s, layout.to_output)
+    if math.prod(s_moved.shape[:-1]) > 1 or layout.groups > 1:
+        return Full(patches_times(layout, window, x, s))
+    axes: list[Axis] = [("r", 0)] * len(weight.shape)
+    axes[numbers.rhs_spec[1]] = ("l", len(window))
+    for position, axis in enumerate(numbers.rhs_spec[2:]):
+        axes[axis] = ("l", position)
+    patches = patches_of(layout, window, s_moved.shape[1:-1], x)
+    return Outer(patches.reshape(1, *window, -1), s_moved.reshape(1, -1), tuple(axes))
 
 
 def _gather_matches(eqn: Any, operand: int) -> bool:

@@ -1,0 +1,255 @@
+"""Convolutions in the one layout that XLA's CPU backend computes fast everywhere.
+
+On a CPU, XLA brings convolutions into the layout of its fast kernel (batch, space, channels, with a kernel of space,
+input, output) in the entry computation of a program only. Within a scan, a branch or a while loop every other layout
+is computed by a naive loop, 5 to 100 times slower. Two of them appear in every model: the gradients that JAX takes of
+the input and of the kernel. Here a convolution is written with explicit transposes around that layout, and so is its
+derivative:
+
+* the gradient of the input is a convolution of the dilated cotangent with the reversed kernel; with strides, where most
+  of what that multiplies by is zero, it is the cotangent times the kernel, with the products added up where their
+  patches lie;
+* the gradient of the kernel is one product of patches and cotangents.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gdpjax._core.types import Array
+
+MAX_WINDOW = 128
+"""Largest number of kernel positions for which patches are cut out one by one."""
+
+
+class Layout(NamedTuple):
+    """A convolution's options, and the permutations that bring its operands into the fast layout."""
+
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    input_dilation: tuple[int, ...]
+    kernel_dilation: tuple[int, ...]
+    groups: int
+    precision: Any
+    dtype: Any
+    to_input: tuple[int, ...]
+    to_kernel: tuple[int, ...]
+    to_output: tuple[int, ...]
+
+    @property
+    def from_input(self) -> tuple[int, ...]:
+        """The permutation from the fast layout back to the equation's own."""
+        return _inverse(self.to_input)
+
+    @property
+    def from_kernel(self) -> tuple[int, ...]:
+        """The permutation of a kernel [*window, input, output] back to the equation's own layout."""
+        return _inverse(self.to_kernel)
+
+    @property
+    def from_output(self) -> tuple[int, ...]:
+        """The permutation of an output back to the equation's own layout."""
+        return _inverse(self.to_output)
+
+
+def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
+
+
+def layout_of(eqn: Any) -> Layout:
+    """Read the options of a ``conv_general_dilated`` equation."""
+    params = eqn.params
+    numbers = params["dimension_numbers"]
+    return Layout(
+        strides=tuple(params["window_strides"]),
+        padding=tuple((low, high) for low, high in params["padding"]),
+        input_dilation=tuple(params["lhs_dilation"]),
+        kernel_dilation=tuple(params["rhs_dilation"]),
+        groups=params["feature_group_count"],
+        precision=params["precision"],
+        dtype=eqn.outvars[0].aval.dtype,
+        to_input=(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]),
+        to_kernel=(*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]),
+        to_output=(numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]),
+    )
+
+
+def is_rewritten(eqn: Any) -> bool:
+    """Whether an equation is a convolution that is computed here rather than by JAX."""
+    if eqn.primitive.name != "conv_general_dilated" or jax.default_backend() != "cpu":
+        return False
+    variables = (*eqn.invars, *eqn.outvars)
+    is_real = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in variables)
+    is_empty = any(0 in v.aval.shape for v in variables)
+    return is_real and not is_empty and eqn.params["batch_group_count"] == 1
+
+
+def convolve(eqn: Any, x: Array, kernel: Array) -> Array:
+    """Evaluate a convolution; JAX differentiates it by the rules of this module."""
+    return _convolution(layout_of(eqn), x, kernel)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _convolution(layout: Layout, x: Array, kernel: Array) -> Array:
+    return forward(layout, x, kernel)
+
+
+def _forward_rule(layout: Layout, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return forward(layout, x, kernel), (x, kernel)
+
+
+def _backward_rule(layout: Layout, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    return input_gradient(layout, x, kernel, cotangent), kernel_gradient(layout, x, kernel, cotangent)
+
+
+_convolution.defvjp(_forward_rule, _backward_rule)
+
+
+def forward(layout: Layout, x: Array, kernel: Array) -> Array:
+    """The convolution itself, without a derivative rule."""
+    result = _in_fast_layout(
+        jnp.transpose(x, layout.to_input),
+        jnp.transpose(kernel, layout.to_kernel),
+        layout,
+        strides=layout.strides,
+        padding=layout.padding,
+        input_dilation=layout.input_dilation,
+        dtype=layout.dtype,
+    )
+    return jnp.transpose(result, layout.from_output)
+
+
+def _in_fast_layout(
+    x: Array,
+    kernel: Array,
+    layout: Layout,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    input_dilation: Sequence[int],
+    dtype: Any,
+) -> Array:
+    """Convolve x [n, *space, channels] with a kernel [*window, channels of a group, outputs]."""
+    last = x.ndim - 1
+    space = tuple(range(1, last))
+    window = tuple(range(last - 1))
+    numbers = lax.ConvDimensionNumbers((0, last, *space), (last, last - 1, *window), (0, last, *space))
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        strides,
+        padding,
+        lhs_dilation=input_dilation,
+        rhs_dilation=layout.kernel_dilation,
+        dimension_numbers=numbers,
+        feature_group_count=layout.groups,
+        precision=layout.precision,
+        preferred_element_type=dtype,
+    )
+
+
+def _dilated(size: int, dilation: int) -> int:
+    return 0 if size == 0 else 1 + dilation * (size - 1)
+
+
+def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
+    """The gradient of x (of which only the shape and the type are used)."""
+    shape = tuple(x.shape[axis] for axis in layout.to_input)
+    dtype = jnp.promote_types(kernel.dtype, cotangent.dtype)
+    kernel = jnp.transpose(kernel, layout.to_kernel).astype(dtype)
+    cotangent = jnp.transpose(cotangent, layout.to_output).astype(dtype)
+    window = kernel.shape[:-2]
+
+    is_strided = math.prod(layout.strides) > 1 and max(layout.input_dilation) == 1
+    if is_strided and layout.groups == 1 and math.prod(window) <= MAX_WINDOW:
+        # What each output position gives to each entry of its patch, added up where the patches lie.
+        parts = jnp.einsum(
+            "wio,...o->wi...",
+            kernel.reshape(-1, *kernel.shape[-2:]),
+            cotangent,
+            precision=layout.precision,
+            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+        )
+        cut = functools.partial(_cut_patches, layout, window, cotangent.shape[1:-1])
+        (gradient,) = jax.linear_transpose(cut, jax.ShapeDtypeStruct(shape, parts.dtype))(parts)
+    else:
+        # Exchange inputs and outputs within each group, and turn the kernel around.
+        groups = layout.groups
+        grouped = kernel.reshape(*window, kernel.shape[-2], groups, -1)
+        turned = jnp.swapaxes(grouped, -1, -3).reshape(*window, grouped.shape[-1], -1)
+        turned = lax.rev(turned, tuple(range(len(window))))
+        padding = []
+        for axis, (low, _) in enumerate(layout.padding):
+            inputs = _dilated(shape[1 + axis], layout.input_dilation[axis])
+            reach = _dilated(window[axis], layout.kernel_dilation[axis])
+            outputs = _dilated(cotangent.shape[1 + axis], layout.strides[axis])
+            before = reach - low - 1
+            padding.append((before, inputs + reach - 1 - outputs - before))
+        gradient = _in_fast_layout(
+            cotangent,
+            turned,
+            layout,
+            strides=layout.input_dilation,
+            padding=padding,
+            input_dilation=layout.strides,
+            dtype=dtype,
+        )
+    return jnp.transpose(gradient, layout.from_input).astype(x.dtype)
+
+
+def kernel_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
+    """The gradient of the kernel (of which only the shape and the type are used)."""
+    window = tuple(kernel.shape[axis] for axis in layout.to_kernel[:-2])
+    if math.prod(window) > MAX_WINDOW:
+        (gradient,) = jax.linear_transpose(lambda k: forward(layout, x, k), kernel)(cotangent)
+        return gradient
+    return patches_times(layout, window, x, cotangent).astype(kernel.dtype)
+
+
+def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: Array) -> Array:
+    """The gradient of a kernel with this window, in its own layout and in float32 or wider.
+
+    The positions are the last axis of the patches and the first one of the cotangents: of all orders the fastest.
+    """
+    x = jnp.transpose(x, layout.to_input)
+    cotangent = jnp.transpose(cotangent, layout.to_output)
+    dtype = jnp.promote_types(jnp.promote_types(x.dtype, cotangent.dtype), jnp.float32)
+    patches = _cut_patches(layout, window, cotangent.shape[1:-1], x)
+    groups = layout.groups
+    channels = x.shape[-1] // groups
+    if groups == 1:
+        left = patches.reshape(math.prod(window) * channels, -1)
+        right = cotangent.reshape(-1, cotangent.shape[-1])
+        gradient = jnp.einsum("it,to->io", left, right, precision=layout.precision, preferred_element_type=dtype)
+    else:
+        left = patches.reshape(-1, groups, channels, math.prod(cotangent.shape[:-1]))
+        right = cotangent.reshape(-1, groups, cotangent.shape[-1] // groups)
+        gradient = jnp.einsum("wgit,tgo->wigo", left, right, precision=layout.precision, preferred_element_type=dtype)
+    gradient = gradient.reshape(*window, channels, cotangent.shape[-1])
+    return jnp.transpose(gradient, layout.from_kernel)
+
+
+def patches_of(layout: Layout, window: tuple[int, ...], out: tuple[int, ...], x: Array) -> Array:
+    """What every output position sees: [window positions, channels, n, *out]."""
+    return _cut_patches(layout, window, out, jnp.transpose(x, layout.to_input))
+
+
+def _cut_patches(layout: Layout, window: tuple[int, ...], out: Sequence[int], x: Array) -> Array:
+    """Patches [window positions, channels, n, *out] of x [n, *space, channels]."""
+    x = jnp.moveaxis(x, -1, 0)
+    borders = [
+        (low, high, dilation - 1) for (low, high), dilation in zip(layout.padding, layout.input_dilation, strict=True)
+    ]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *borders])
+    cut = []
+    for offset in itertools.product(*(range(size) for size in window)):
+        start = [place * step for place, step in zip(offset, layout.kernel_dilation, strict=True)]
+        stop = [first + (n - 1) * step + 1 for first, n, step in zip(start, out, layout.strides, strict=True)]
+        cut.append(lax.slice(x, (0, 0, *start), (*x.shape[:2], *stop), (1, 1, *layout.strides)))
+    return jnp.stack(cut)
