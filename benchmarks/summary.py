@@ -164,11 +164,17 @@ def _peers(model: dict[str, Any]) -> Iterator[tuple[str, float]]:
 def _clipped_row(name: str, about: str, model: dict[str, Any], targets: list[Target]) -> Row:
     ours = _median(model["contenders"]["gdpjax auto"])
     assert ours is not None
-    peer, theirs = min(_peers(model), key=lambda pair: pair[1])
+    peers = list(_peers(model))
+    peer, theirs = min(peers, key=lambda pair: pair[1]) if peers else ("", None)
     return (
-        "Clipping", f"clipped step, {model['title']} ({about})", _milliseconds(ours),
-        f"{_milliseconds(theirs)} ({peer})", theirs / ours, _met(targets), _link(name),
-    )  # fmt: skip
+        "Clipping",
+        f"clipped step, {model['title']} ({about})",
+        _milliseconds(ours),
+        f"{_milliseconds(theirs)} ({peer})" if theirs else None,
+        theirs / ours if theirs else None,
+        _met(targets),
+        _link(name),
+    )
 
 
 def _milliseconds(seconds: float) -> str:

@@ -24,6 +24,33 @@ def command(module: str, arguments: list[str] | None) -> str:
     return shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
 
 
+def merge(previous: dict[str, Any], result: dict[str, Any], key: str, order: Sequence[str]) -> dict[str, Any]:
+    """Return ``result`` with those entries at ``key`` that only ``previous`` has, in ``order``.
+
+    Ratios are of times from one machine: ValueError if the two were made on different ones, with other versions or
+    with other settings.
+    """
+    if previous["machine"] != result["machine"]:
+        raise ValueError(
+            f"cannot merge results of different machines: {previous['machine']!r} and {result['machine']!r}"
+        )
+    for name in ("preset", "threads", "repetitions"):
+        before, now = previous["settings"][name], result["settings"][name]
+        if before != now:
+            raise ValueError(f"cannot merge: the earlier part was made with {name} {before!r}, this one with {now!r}")
+
+    measured = previous[key] | result[key]
+    entries = {name: measured[name] for name in order if name in measured}
+    return result | {
+        key: entries,
+        "settings": result["settings"] | {key: list(entries)},
+        "missing": previous["missing"] | result["missing"],
+        "load_average_before": previous["load_average_before"],
+        "total_seconds": previous["total_seconds"] + result["total_seconds"],
+        "command": f"{previous['command']}; {result['command']}",
+    }
+
+
 def write_json(result: dict[str, Any], path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

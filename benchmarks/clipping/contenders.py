@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.clipping.cases import AUTO, NO_PRIVACY
 from gdpjax import clipped_grad
 
 MICROBATCH_SIZES = (1, 4, 16, 64, 256)
@@ -95,7 +96,7 @@ def _optax(loss: Callable[..., Any], clip_norm: float, size: int | None) -> Step
     return step
 
 
-NO_PRIVACY, PLAIN_VMAP, AUTO = "no privacy", "plain vmap", "gdpjax auto"
+PLAIN_VMAP = "plain vmap"
 
 JAX_CONTENDERS = (
     Contender(NO_PRIVACY, _no_privacy),

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from benchmarks.clipping import layers as nn
+from benchmarks.clipping.flax_models import FlaxTransformer
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -65,7 +66,10 @@ class CNN:
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-    """Decoder, layer norm first, fused qkv, a head of its own. With ``rank``: LoRA on qkv and out, the rest frozen."""
+    """Decoder, layer norm first, fused qkv, a head of its own.
+
+    With ``rank``: LoRA on qkv and out, the rest frozen. With ``tied``: the tokens' embedding is the head too, no bias.
+    """
 
     depth: int = 4
     width: int = 256
@@ -73,6 +77,7 @@ class Transformer:
     length: int = 64
     vocabulary: int = 5000
     rank: int = 0
+    tied: bool = False
     dtype: str = "float32"
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
@@ -81,8 +86,9 @@ class Transformer:
             "positions": nn.embedding_params(rng, self.length, self.width),
             "blocks": [block_params(rng, self.width) for _ in range(self.depth)],
             "norm": nn.norm_params(self.width),
-            "head": nn.dense_params(rng, self.width, self.vocabulary),
         }
+        if not self.tied:
+            base["head"] = nn.dense_params(rng, self.width, self.vocabulary)
         if not self.rank:
             return base, ()
         return {"blocks": [lora_params(rng, self.width, self.rank) for _ in range(self.depth)]}, (base,)
@@ -93,7 +99,9 @@ class Transformer:
         x = base["tokens"]["embedding"][x] + base["positions"]["embedding"]
         for layer, lora in zip(base["blocks"], loras, strict=True):
             x = block(layer, x, self.heads, causal=True, lora=lora)
-        return nn.cross_entropy(nn.dense(base["head"], nn.layer_norm(base["norm"], x)), y)
+        x = nn.layer_norm(base["norm"], x)
+        logits = x @ base["tokens"]["embedding"].T if self.tied else nn.dense(base["head"], x)
+        return nn.cross_entropy(logits, y)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
         text = _labels(rng, (size, self.length + 1), self.vocabulary)
@@ -215,7 +223,7 @@ class ViT:
         return _floats(rng, (size, self.size, self.size, 3)), _labels(rng, size, self.classes)
 
 
-Model = MLP | CNN | Transformer | TextAverage | ResNet | ViT
+Model = MLP | CNN | Transformer | FlaxTransformer | TextAverage | ResNet | ViT
 
 
 def block(params: Any, x: jax.Array, heads: int, causal: bool, lora: Any = None) -> jax.Array:

@@ -11,6 +11,7 @@ from torch import nn  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from benchmarks.clipping import models
+from benchmarks.clipping.flax_models import FlaxTransformer as FlaxSizes
 
 
 class MLP(nn.Module):
@@ -91,6 +92,52 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
+class Attention(nn.Module):
+    """Causal attention with separate queries, keys and values, named as flax names them."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        split = (*x.shape[:2], self.heads, -1)
+        q, k, v = (project(x).reshape(split).transpose(1, 2) for project in (self.query, self.key, self.value))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class FlaxBlock(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        # flax's norms add 1e-6 to the variance where torch's add 1e-5.
+        self.norm0, self.norm1 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attention = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm0(x))
+        return x + self.down(functional.gelu(self.up(self.norm1(x)), approximate="tanh"))
+
+
+class FlaxTransformer(nn.Module):
+    def __init__(self, model: FlaxSizes):
+        super().__init__()
+        width = model.width
+        self.tokens, self.positions = nn.Embedding(model.vocabulary, width), nn.Embedding(model.length, width)
+        self.names = [f"block_{i}" for i in range(model.depth)]
+        for name in self.names:
+            self.add_module(name, FlaxBlock(width, model.heads))
+        self.norm, self.head = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, model.vocabulary)
+
+    def forward(self, x):
+        x = self.tokens(x) + self.positions(places(x))
+        for name in self.names:
+            x = getattr(self, name)(x)
+        return self.head(self.norm(x))
+
+
 class TextAverage(nn.Module):
     def __init__(self, model: models.TextAverage):
         super().__init__()
@@ -148,6 +195,8 @@ class ViT(nn.Module):
 
 def build(model: models.Model) -> Any:
     """The module of the same class name, trainable where the JAX model is."""
+    if isinstance(model, models.Transformer) and model.tied:
+        raise NotImplementedError("there is no torch module with a tied head")
     module = globals()[type(model).__name__](model)
     if isinstance(model, models.Transformer) and model.rank:
         for name, parameter in module.named_parameters():
@@ -174,12 +223,19 @@ def counterpart(params: Any, frozen: tuple[Any, ...], name: str) -> np.ndarray:
     for part in path:
         node = node[int(part)] if isinstance(node, list) else node[part]
     if kind == "bias":
-        return np.asarray(node["bias"])
+        return np.asarray(node["bias"]).reshape(-1)
     key = next(key for key in ("kernel", "embedding", "scale") if key in node)
     leaf = np.asarray(node[key])
-    if key == "kernel":
-        return leaf.T if leaf.ndim == 2 else leaf.transpose(3, 2, 0, 1)
-    return leaf
+    if key != "kernel":
+        return leaf
+    match leaf.ndim:
+        case 2:
+            return leaf.T
+        case 3:  # flax's attention keeps an axis of heads: the last but one, of the output projection the first
+            rows = leaf.shape[0] * leaf.shape[1] if path[-1] == "out" else leaf.shape[0]
+            return leaf.reshape(rows, -1).T
+        case _:
+            return leaf.transpose(3, 2, 0, 1)
 
 
 def load(module: Any, params: Any, frozen: tuple[Any, ...]) -> None:

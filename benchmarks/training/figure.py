@@ -10,14 +10,21 @@ COLOURS = {"gdpjax": "#0b6e4f", "jax_privacy": "#e0a458", "Opacus": "#4a5a8a"}
 
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Write the picture; ImportError without matplotlib."""
+    """Draw a row for each case and write the picture; ImportError without matplotlib."""
     cases = list(result["cases"].values())
     size = (8.4, 0.5 + 2.3 * len(cases))
     with picture(path, len(cases), 2, figsize=size, squeeze=False, width_ratios=(1, 1)) as (_, panels):
         for row, case in zip(panels, cases, strict=True):
-            _draw_parts(row[0], case["parts"])
+            # Where the parts were not measured the speeds stand alone, and the title over them.
+            if case["parts"]:
+                _draw_parts(row[0], case["parts"])
+            else:
+                row[0].set_axis_off()
             _draw_trainers(row[1], case["trainers"])
-            row[0].set_title(case["title"].partition(",")[0], loc="left", fontsize=9, weight="bold")
+            words = case["title"].split(", ")
+            title = ", ".join(dict.fromkeys((words[0], words[-1])))
+            place = row[0] if case["parts"] else row[1]
+            place.set_title(title, loc="left", fontsize=9, weight="bold")
 
 
 def _draw_parts(axes: Any, parts: dict[str, Any]) -> None:

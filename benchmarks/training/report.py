@@ -51,14 +51,19 @@ def _noise(result: dict[str, Any]) -> str:
 
 
 def _case(at: dict[str, Any]) -> str:
-    plan, private = at["plan"], at["parts"][PRIVATE]["over"]
+    plan = at["plan"]
     task = (
         f"{at['num_parameters']:,} parameters; noise multiplier {plan['noise_multiplier']:g}, clip norm "
         f"{plan['clip_norm']:g}, {plan['max_steps']:,} planned steps, delta {plan['delta']:g}, batches padded to "
-        f"{plan['capacity']} rows. Bookkeeping: {percent(private['time'])} of the clipped step by the clock (round by "
-        f"round {percent(private['by_round']['q1'])} to {percent(private['by_round']['q3'])}), "
-        f"{percent(private['processor'])} by processor time."
+        f"{plan['capacity']} rows."
     )
+    if at["parts"]:
+        over = at["parts"][PRIVATE]["over"]
+        task += (
+            f" Bookkeeping: {percent(over['time'])} of the clipped step by the clock (round by round "
+            f"{percent(over['by_round']['q1'])} to {percent(over['by_round']['q3'])}), {percent(over['processor'])} "
+            "by processor time."
+        )
     race = f"{at['steps_per_turn']} steps a turn, from a loss of {at['first_loss']:.3f}:"
     refused = {
         f"{name}, microbatch {size}" if size != "None" else name: reason
@@ -66,7 +71,8 @@ def _case(at: dict[str, Any]) -> str:
         for size, reason in trainer["refused"].items()
     }
     notes = ["Not available:\n\n" + bullets(refused)] if refused else []
-    return "\n\n".join([task, _parts(at["parts"], CLIPPED), race, _trainers(at), *notes])
+    measured_parts = [_parts(at["parts"], CLIPPED)] if at["parts"] else []
+    return "\n\n".join([task, *measured_parts, race, _trainers(at), *notes])
 
 
 def _parts(parts: dict[str, Any], base: str) -> str:

@@ -151,9 +151,10 @@ def _opacus(mode: str) -> Callable[[Case, int | None], Trainer]:
 
 
 TORCH = ("torch", "opacus")
+SCAN, LOOP = OWN = ("gdpjax run_steps", "gdpjax step")
 CONTENDERS = (
-    Contender("gdpjax run_steps", gdpjax_scan),
-    Contender("gdpjax step", gdpjax_step),
+    Contender(SCAN, gdpjax_scan),
+    Contender(LOOP, gdpjax_step),
     Contender("jax_privacy", jax_privacy, ("jax_privacy", "dp_accounting"), (None, 4, 16)),
     Contender("Opacus hooks", _opacus("hooks"), TORCH),
     Contender("Opacus ghost", _opacus("ghost"), TORCH),

@@ -53,6 +53,8 @@ HALF_OPEN_UNIT = Domain("a number in [0, 1)", lambda x: (x >= 0) & (x < 1))
 _MOST_COUNT = 2.0**53 - 1
 COUNT = Domain("a whole number >= 1", lambda x: (x >= 1) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
 WHOLE = Domain("a whole number >= 0", lambda x: (x >= 0) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
+CLIP_NORM = Domain("a number > 0, from 1e-30 to 1e30", lambda x: (x >= 1e-30) & (x <= 1e30))
+"""Far from the ends of float32, so that neither a bound nor a noise in proportion to it vanishes or overflows."""
 RENYI_ORDER = Domain("a Renyi order > 1", lambda x: (x > 1) & (x < np.inf))
 
 

@@ -48,6 +48,11 @@ def wide_dtype(leaf: Any) -> Any:
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
+def zeros_like_sum(leaf: Array) -> Array:
+    """Return what a leaf without a gradient contributes: zeros, in the dtype of a sum where it is floating."""
+    return jnp.zeros(jnp.shape(leaf), wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf))
+
+
 def _digest_words(name: str) -> tuple[int, int]:
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")

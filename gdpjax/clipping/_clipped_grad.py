@@ -1,4 +1,19 @@
-"""Public entry points of the gradient engine: `clipped_grad` and `per_example_grad`."""
+"""The sum of clipped per-example gradients: the transformation `clipped_grad`.
+
+    grad_fn = clipped_grad(loss_fn, 1.0)        # loss_fn(params, x) is the loss of ONE example
+    total = grad_fn(params, batch)              # sum_i g_i min(1, C / ||g_i||), a tree like the parameters
+    grad_fn.sensitivity(relation)               # how far one row can move that sum, rounding included
+
+Adding or removing one row moves the sum by at most C, because the clipped gradient of that row is no longer than C and
+no other row depends on it. `ClippedGrad.__call__` takes these steps, and each has its part in that sentence:
+
+1. check the arguments and trace the loss of one example, so that no row can depend on another (`_loss`);
+2. lower the clip norm a little, so that the bound holds for the sum as it is rounded (`_rounding_budget`);
+3. choose how the gradients of a chunk of rows are computed and held (`_planner`);
+4. clip the rows and add them up, chunk by chunk (`_clipped_sum`);
+5. add the sums of several devices, where the batch is on a mesh (`_devices`);
+6. record the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_core.provenance`).
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,138 +22,40 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_array, check_flag, leaves_of
+from gdpjax._core.arguments import check_flag, check_static_size
+from gdpjax._core.provenance import Provenance
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
-from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves, trained_groups
-from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flat_call, prepare, traced
-from gdpjax.clipping._mesh import spread_of, summed_over
+from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
+from gdpjax.clipping._devices import placement_of, sum_over_devices
+from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
+from gdpjax.clipping._loss_checks import refuse_call_as_schedule
+from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
-from gdpjax.clipping._rules import Rule, as_rule, rule_sensitivity
-from gdpjax.clipping._vmap import example_grads, per_example_tree, zero_rows
-
-
-class ClipInfo(NamedTuple):
-    """Private diagnostics of one batch: outside every epsilon, not for release.
-
-    Attributes:
-      values: per-example losses ``[B]``, padding rows zero.
-      norms: per-example gradient norms before clipping ``[B]``; padding and non-finite rows zero.
-      aux: what ``loss_fn`` returned beside the loss, with a leading batch axis; padding rows zero.
-      is_dropped: bool ``[B]``, rows that add zeros because their gradient holds a NaN or an infinity; padding False.
-    """
-
-    values: Array
-    norms: Array
-    aux: Any
-    is_dropped: Array
-
-    @property
-    def num_dropped(self) -> Array:
-        """How many rows were dropped: a bug in the data or the loss, if it is not 0."""
-        return self.is_dropped.sum(axis=-1, dtype=jnp.int32)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ClippedGrad:
-    """The function that `clipped_grad` returns: a sum of clipped per-example gradients that knows its sensitivity."""
-
-    spec: LossSpec
-    rule: Rule
-    strategy: str
-    microbatch_size: int | None
-    max_batch_size: int | None
-    return_info: bool
-    constant_work: bool
-    calls: Calls
-
-    def __repr__(self) -> str:
-        name = getattr(self.spec.loss_fn, "__name__", type(self.spec.loss_fn).__name__)
-        return f"clipped_grad({name}, {self.rule!r})"
-
-    def drawn_from(self, num_examples: int) -> "ClippedGrad":
-        """The same function where the library draws the batches, from a data set of up to ``num_examples``.
-
-        A loss that closes over an array as long as that is refused, in place of one as long as the batch.
-        """
-        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, num_examples=num_examples))
-
-    @property
-    def trainable(self) -> PyTree | None:
-        """The pytree of bools given as ``trainable``, or None."""
-        return self.spec.trainable
-
-    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
-        """Largest l2 distance between the sums of neighbouring batches: C, or 2C for REPLACE_ONE.
-
-        The rounding of clipping and summation is included. The gradient of each row is taken as computed, a function
-        of the row in a program of one batch size: pad neighbouring batches to the same one.
-        """
-        return rule_sensitivity(self.rule, neighboring_relation)
-
-    def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
-        """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
-        refuse_call_as_schedule(args, loss_kwargs)
-        _check_call(is_padding, loss_kwargs)
-        call = prepare(self.spec, args, loss_kwargs, is_padding)
-        if call.batch_size == 0:
-            return self._empty(call)
-        spread = spread_of(batch_rows(call), call.batch_size)
-        budget = rounding_budget(call.trained_leaves, self._slack_rows(call), 1 if spread is None else spread.devices)
-        positions = jnp.arange(call.batch_size, dtype=jnp.int32)
-        if spread is None:
-            sums, info = self._local(call, budget, positions)
-        else:
-            arrays, is_batched, rebuild = flat_call(call, positions)
-            sums, info = summed_over(spread, lambda *a: self._local(rebuild(a[:-1]), budget, a[-1]), arrays, is_batched)
-        merged = merge_leaves(call.params, call.which, sums)
-        self.calls.note(merged, budget, call.batch_size)
-        return (merged, info) if self.return_info else merged
-
-    def _local(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
-        """The sum over the rows of this call, whose places in the whole batch are ``positions``."""
-        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
-        groups = trained_groups(self.rule, call.params, call.which)
-        outcome = clipped_sum(
-            engine, batch_rows(call), positions, call.trained_leaves, self.rule, groups, budget, call.is_padding
-        )
-        zero = lambda rows: zero_rows(rows, call.is_padding)  # noqa: E731
-        values, aux = outcome.extra
-        info = ClipInfo(zero(values), outcome.norms, jax.tree.map(zero, aux), outcome.is_dropped)
-        return outcome.sums, info
-
-    def _slack_rows(self, call: Call) -> int:
-        if self.max_batch_size is None:
-            return call.batch_size
-        if call.batch_size > self.max_batch_size:
-            raise ValueError(f"a batch of {call.batch_size} rows is larger than max_batch_size={self.max_batch_size}")
-        return self.max_batch_size
-
-    def _empty(self, call: Call) -> Any:
-        """An empty batch adds nothing: zeros, whatever the loss."""
-        budget = rounding_budget(call.trained_leaves, 1)
-        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
-        zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
-        merged = merge_leaves(call.params, call.which, zeros)
-        self.calls.note(merged, None, 0)
-        if not self.return_info:
-            return merged
-        values, aux = jax.eval_shape(lambda: engine.gradients(batch_rows(call), jnp.zeros(0, jnp.int32))[1])
-        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (values, aux))
-        return merged, ClipInfo(empty[0], jnp.zeros(0, empty[0].dtype), empty[1], jnp.zeros(0, bool))
+from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
+from gdpjax.clipping._sensitivity import rule_sensitivity
 
 
 def clipped_grad(
-    loss_fn: Callable[..., Any], clip: Any, *, argnums: int | tuple[int, ...] = 0,
-    batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
-    has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
-    microbatch_size: int | None = None, max_batch_size: int | None = None, return_info: bool = False,
-    shared_argnums: int | tuple[int, ...] = (), shared_argnames: str | tuple[str, ...] = (),
+    loss_fn: Callable[..., Any],
+    clip: Any,
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    batch_argnums: int | tuple[int, ...] = 1,
+    key_argnums: int | tuple[int, ...] = (),
+    keep_batch_dim: bool = False,
+    has_aux: bool = False,
+    trainable: PyTree | None = None,
+    strategy: str = "auto",
+    microbatch_size: int | None = None,
+    max_batch_size: int | None = None,
+    return_info: bool = False,
+    shared_argnums: int | tuple[int, ...] = (),
+    shared_argnames: str | tuple[str, ...] = (),
     constant_work: bool = False,
-) -> ClippedGrad:  # fmt: skip
+) -> "ClippedGrad":
     """Transform a loss of one example into the sum of clipped per-example gradients of a batch.
 
     sum_i g_i min(1, C / ||g_i||), where g_i is the gradient at example i.
@@ -154,11 +71,12 @@ def clipped_grad(
       has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
         the norm. Integer leaves are never differentiated.
-      strategy: how gradients are computed; all give the same sum. "vmap": per-example gradients, all at once.
-        "microbatch": those, in a scan over chunks. "ghost": activations and cotangents read off the loss wherever
-        they meet a parameter, and no per-example gradient where those are one outer product or rows of a table.
-        "auto" (default): taps where that pays, per leaf, and chunks, both from static shapes. See `explain`.
-      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" what fits.
+      strategy: how gradients are computed; all strategies give the same sum. "vmap" forms the gradient of every example
+        at once, "microbatch" those of a chunk of rows at a time. "ghost" reads the activations and cotangents off the
+        loss wherever they meet a parameter, and forms no per-example gradient where these are one outer product or rows
+        of a table. "auto" (default) does so for each parameter for which it pays, judged by shapes. See `explain`.
+      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" as many
+        as fit.
       max_batch_size: largest number of rows (padding included) of any call, or of the logical batch where sums are
         added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
         holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.
@@ -166,9 +84,8 @@ def clipped_grad(
       shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
         them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each
         example, and then every example would see all rows.
-
-      constant_work: compute chunks of rows that hold only padding too. By default they are skipped, so that the time of a
-        call tells how many chunks of its batch held an example. The number of examples of a Poisson batch is private:
+      constant_work: compute chunks of rows that hold only padding too. By default they are skipped, so that the time of
+        a call tells how many chunks of its batch held an example. The number of examples of a Poisson batch is private:
         set this where somebody outside can observe how long a step takes.
 
     Returns:
@@ -198,60 +115,181 @@ def clipped_grad(
     check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
-    has_aux, return_info = check_flag("has_aux", has_aux), check_flag("return_info", return_info)
+    has_aux = check_flag("has_aux", has_aux)
+    return_info = check_flag("return_info", return_info)
     if has_aux and not return_info:
         raise ValueError("has_aux=True needs return_info=True, which is how aux is returned")
     spec = LossSpec.create(
-        loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
-        keep_batch_dim=keep_batch_dim, has_aux=has_aux, trainable=trainable, shared_argnums=shared_argnums,
+        loss_fn,
+        argnums=argnums,
+        batch_argnums=batch_argnums,
+        key_argnums=key_argnums,
+        keep_batch_dim=keep_batch_dim,
+        has_aux=has_aux,
+        trainable=trainable,
+        shared_argnums=shared_argnums,
         shared_argnames=shared_argnames,
-    )  # fmt: skip
-    calls = Calls(max_batch_size)
-    constant_work = check_flag("constant_work", constant_work)
-    rule = as_rule(clip)
-    return ClippedGrad(spec, rule, strategy, microbatch_size, max_batch_size, return_info, constant_work, calls)
+    )
+    return ClippedGrad(
+        spec,
+        rule=as_rule(clip),
+        strategy=strategy,
+        microbatch_size=microbatch_size,
+        max_batch_size=max_batch_size,
+        return_info=return_info,
+        constant_work=check_flag("constant_work", constant_work),
+        provenance=Provenance(),
+    )
 
 
-def _check_call(is_padding: Any, loss_kwargs: dict[str, Any]) -> None:
-    """ValueError unless is_padding is an array and the keyword arguments are trees."""
-    if is_padding is not None:
-        check_array("is_padding", is_padding, kinds="biuf")
-    leaves_of("the keyword arguments of the loss", loss_kwargs)
+class ClipInfo(NamedTuple):
+    """Private diagnostics of one batch: outside every epsilon, not for release.
 
-
-def per_example_grad(
-    loss_fn: Callable[..., Any], *, argnums: int | tuple[int, ...] = 0, batch_argnums: int | tuple[int, ...] = 1,
-    key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False, trainable: PyTree | None = None,
-    shared_argnums: int | tuple[int, ...] = (), shared_argnames: str | tuple[str, ...] = (),
-) -> Callable[..., PyTree]:  # fmt: skip
-    """Per-example gradients by vmap: the input of `gdpjax.clip_and_sum`.
-
-    Args:
-      loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable, shared_argnums, shared_argnames: as in
-        `clipped_grad`.
-
-    Returns:
-      ``fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters, each leaf with a leading batch axis;
-      padding rows and frozen leaves are zeros. Memory is B times that of the parameters.
-
-    Raises:
-      ValueError: as `clipped_grad`.
-
-    >>> grads = per_example_grad(lambda w, x: jnp.dot(w, x))(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
-    >>> grads.shape
-    (2, 2)
+    Attributes:
+      values: per-example losses ``[B]``, padding rows zero.
+      norms: per-example gradient norms before clipping ``[B]``; padding and non-finite rows zero.
+      aux: what ``loss_fn`` returned beside the loss, with a leading batch axis; padding rows zero.
+      is_dropped: bool ``[B]``, rows that add zeros because their gradient holds a NaN or an infinity; padding False.
     """
-    spec = LossSpec.create(
-        loss_fn, argnums=argnums, batch_argnums=batch_argnums, key_argnums=key_argnums,
-        keep_batch_dim=keep_batch_dim, has_aux=False, trainable=trainable, shared_argnums=shared_argnums,
-        shared_argnames=shared_argnames,
-    )  # fmt: skip
 
-    def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
-        _check_call(is_padding, loss_kwargs)
-        call = prepare(spec, args, loss_kwargs, is_padding)
-        traced(call)
-        grads = example_grads(call, batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
-        return per_example_tree(call, grads.leaves)
+    values: Array
+    norms: Array
+    aux: Any
+    is_dropped: Array
 
-    return grads_fn
+    @property
+    def num_dropped(self) -> Array:
+        """How many rows were dropped: a bug in the data or the loss, if it is not 0."""
+        return self.is_dropped.sum(axis=-1, dtype=jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClippedGrad:
+    """The function that `clipped_grad` returns: a sum of clipped per-example gradients that knows its sensitivity.
+
+    Attributes:
+      spec: the loss of one example and the roles of its arguments.
+      rule: how an example's gradient is bounded.
+      strategy: how gradients are computed.
+      microbatch_size: rows per chunk, or None.
+      max_batch_size: the largest number of rows of any call, or None.
+      return_info: whether a call returns `ClipInfo` too.
+      constant_work: whether chunks of rows that hold only padding are computed.
+      provenance: the sums that were made, for `gdpjax.privatize`.
+    """
+
+    spec: LossSpec
+    rule: AbstractClipRule
+    strategy: str
+    microbatch_size: int | None
+    max_batch_size: int | None
+    return_info: bool
+    constant_work: bool
+    provenance: Provenance
+
+    def __repr__(self) -> str:
+        name = getattr(self.spec.loss_fn, "__name__", type(self.spec.loss_fn).__name__)
+        return f"clipped_grad({name}, {self.rule!r})"
+
+    @property
+    def trainable(self) -> PyTree | None:
+        """The pytree of bools given as ``trainable``, or None."""
+        return self.spec.trainable
+
+    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
+        """Largest l2 distance between the sums of neighbouring batches: C, or 2C for REPLACE_ONE.
+
+        The rounding of clipping and summation is included. The gradient of each row is taken as computed, a function
+        of the row in a program of one batch size: pad neighbouring batches to the same one.
+        """
+        return rule_sensitivity(self.rule, neighboring_relation)
+
+    def drawn_from(self, num_examples: int) -> "ClippedGrad":
+        """Return the same function for batches that the library draws from a data set of up to ``num_examples``.
+
+        A loss that closes over an array as long as the data set is refused, in place of one as long as the batch.
+        """
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, num_examples=num_examples))
+
+    def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
+        """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
+        refuse_call_as_schedule(args, loss_kwargs)
+        call = prepare(self.spec, args, loss_kwargs, is_padding)
+        if call.batch_size == 0:
+            return self._sum_of_no_rows(call)
+
+        # The rounding slack follows from shapes alone, and counts the rows and partial sums of all devices.
+        placement = placement_of(batch_rows(call), call.batch_size)
+        num_devices = 1 if placement is None else placement.num_devices
+        budget = rounding_budget(call.trained_leaves, self._rows_of_slack(call), num_devices)
+
+        # Positions are those in the whole batch, as they decide the keys of the rows.
+        positions = jnp.arange(call.batch_size, dtype=jnp.int32)
+        if placement is None:
+            sums, info = self._sum_rows(call, budget, positions)
+        else:
+            flat = flatten_call(call, positions)
+
+            def sum_local_rows(*arrays: Array) -> tuple[list[Array], ClipInfo]:
+                local_call, local_positions = flat.rebuild(arrays)
+                return self._sum_rows(local_call, budget, local_positions)
+
+            sums, info = sum_over_devices(placement, sum_local_rows, flat.arrays, flat.is_batched)
+
+        # Leaves that are not trained get exact zeros.
+        total = merge_leaves(call.params, call.is_trained, sums)
+        self.provenance.record(total, call.batch_size, num_devices)
+        return (total, info) if self.return_info else total
+
+    def _sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
+        """Clip and add up the rows of one device.
+
+        Args:
+          call: the call, with these rows.
+          budget: the rounding of the whole batch.
+          positions: int32 [batch_size], the places of these rows in the whole batch.
+
+        Returns:
+          The sum for each trained leaf, and the diagnostics of these rows.
+        """
+        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
+        groups = trained_groups(self.rule, call.params, call.is_trained)
+        outcome = clipped_sum(
+            engine,
+            batch_rows(call),
+            positions,
+            call.trained_leaves,
+            self.rule,
+            groups,
+            budget,
+            call.is_padding,
+        )
+        values, aux = outcome.extra
+        info = ClipInfo(
+            values=zero_padding_rows(values, call.is_padding),
+            norms=outcome.norms,
+            aux=jax.tree.map(lambda rows: zero_padding_rows(rows, call.is_padding), aux),
+            is_dropped=outcome.is_dropped,
+        )
+        return outcome.sums, info
+
+    def _rows_of_slack(self, call: Call) -> int:
+        """Return the number of rows that the slack counts, which must not follow the realised batch size."""
+        if self.max_batch_size is None:
+            return call.batch_size
+        if call.batch_size > self.max_batch_size:
+            raise ValueError(f"a batch of {call.batch_size} rows is larger than max_batch_size={self.max_batch_size}")
+        return self.max_batch_size
+
+    def _sum_of_no_rows(self, call: Call) -> Any:
+        """Return the zeros that an empty batch adds up to; the loss is traced and checked all the same."""
+        budget = rounding_budget(call.trained_leaves, 1)
+        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
+        zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
+        total = merge_leaves(call.params, call.is_trained, zeros)
+        self.provenance.record(total, num_rows=0)
+        if not self.return_info:
+            return total
+
+        values, aux = engine.no_outputs(0)
+        return total, ClipInfo(values, jnp.zeros(0, values.dtype), aux, jnp.zeros(0, bool))

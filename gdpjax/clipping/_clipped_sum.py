@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.trees import is_floating, wide_dtype
+from gdpjax._core.checks import CLIP_NORM
+from gdpjax._core.trees import is_floating, wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._gradients import AbstractRowGradients, RowWeights, RunningSum, ScaledSquares, stacked
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._rules import CLIP_NORM, Groups, Rule
+from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
 
 
 class ClippedSum(NamedTuple):
@@ -60,7 +61,11 @@ class RowScales(NamedTuple):
 
 
 def row_scales(
-    gradients: list[AbstractRowGradients], rule: Rule, groups: Groups, slack: float, is_padding: Array | None
+    gradients: list[AbstractRowGradients],
+    rule: AbstractClipRule,
+    groups: Groups,
+    slack: float,
+    is_padding: Array | None,
 ) -> RowScales:
     """Return what a rule makes of the norms of the rows."""
     dtype = norm_dtype(gradients)
@@ -77,7 +82,7 @@ def row_scales(
     for number, bound in enumerate(groups.bounds):
         norm = _group_norm(squares, whole, groups, number)
         checked = _checked_bound(bound, groups, dtype) / (1 + slack)
-        coefficient = rule.coefficient(norm.root(), norm.exponent, checked)
+        coefficient = bounded_coefficients(rule, norm.root(), norm.exponent, checked)
         weights.append(RowWeights(norm.exponent, coefficient, keep))
         bounds.append(checked)
     return RowScales(weights, bounds, jnp.where(keep, whole.norm(), 0), is_dropped)
@@ -106,9 +111,12 @@ def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
 
 
 def add_rows(
-    totals: list[RunningSum], gradients: list[AbstractRowGradients], scales: RowScales, groups: Groups,
+    totals: list[RunningSum],
+    gradients: list[AbstractRowGradients],
+    scales: RowScales,
+    groups: Groups,
     budget: RoundingBudget,
-) -> list[RunningSum]:  # fmt: skip
+) -> list[RunningSum]:
     """Add the clipped rows to the running sums."""
     added = []
     for total, each, group in zip(totals, gradients, groups.of_leaf, strict=True):
@@ -122,9 +130,13 @@ def computed_once(gradients: list[AbstractRowGradients]) -> list[AbstractRowGrad
 
 
 def sum_of_rows(
-    gradients: list[AbstractRowGradients], leaves: list[Any], rule: Rule, groups: Groups, budget: RoundingBudget,
+    gradients: list[AbstractRowGradients],
+    leaves: list[Any],
+    rule: AbstractClipRule,
+    groups: Groups,
+    budget: RoundingBudget,
     is_padding: Array | None,
-) -> tuple[list[Array], RowScales]:  # fmt: skip
+) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
     gradients = computed_once(gradients)
     scales = row_scales(gradients, rule, groups, budget.slack, is_padding)
@@ -136,9 +148,15 @@ def sum_of_rows(
 
 
 def clipped_sum(
-    engine: Engine, batch: Any, positions: Array, leaves: list[Array], rule: Rule, groups: Groups,
-    budget: RoundingBudget, is_padding: Array | None,
-) -> ClippedSum:  # fmt: skip
+    engine: Engine,
+    batch: Any,
+    positions: Array,
+    leaves: list[Array],
+    rule: AbstractClipRule,
+    groups: Groups,
+    budget: RoundingBudget,
+    is_padding: Array | None,
+) -> ClippedSum:
     """Clip the rows of a batch and add them up.
 
     Args:
@@ -204,22 +222,9 @@ def _split(rows: Array, num_chunks: int, size: int) -> Array:
     return rows.reshape(num_chunks, size, *rows.shape[1:])
 
 
-def zeros_like_sum(leaf: Array) -> Array:
-    """Return what a leaf without a gradient contributes: zeros, in the dtype of a sum where it is floating."""
-    return jnp.zeros(jnp.shape(leaf), wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf))
-
-
 def merge_leaves(params: PyTree, which: tuple[bool, ...], values: list[Array]) -> PyTree:
     """Return a tree like ``params`` with ``values`` at the marked leaves and zeros at the others."""
     leaves, structure = jax.tree.flatten(params)
     remaining = iter(values)
     merged = [next(remaining) if mark else zeros_like_sum(leaf) for leaf, mark in zip(leaves, which, strict=True)]
     return jax.tree.unflatten(structure, merged)
-
-
-def trained_groups(rule: Rule, params: PyTree, which: tuple[bool, ...]) -> Groups:
-    """Return the rule's groups, of the trained leaves alone."""
-    structure = jax.tree.structure(params)
-    every = rule.groups(jax.tree.unflatten(structure, list(which)))
-    of_trained = [group for group, mark in zip(every.of_leaf, which, strict=True) if mark]
-    return Groups(tuple(of_trained), every.bounds)

@@ -1,4 +1,9 @@
-"""What the engine does with each parameter, and what that costs: the table that `explain` returns."""
+"""The table that `explain` returns: how each parameter's gradients are held, why, and what that costs.
+
+    print(explain(loss_fn, params, batch))
+
+The loss is traced and planned exactly as `clipped_grad` does it, with shapes in place of values.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,76 +14,30 @@ import jax
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import PyTree
-from gdpjax.clipping._loss import Call, LossSpec, prepare, traced
+from gdpjax.clipping._loss import LossSpec, prepare, trace_loss
 from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of, plan_for
 from gdpjax.clipping._rounding_budget import rounding_budget
 
-_LARGE = 2**20
-"""Bytes for one example from which a formed gradient is named."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LeafPlan:
-    """How the gradient of one parameter is held for each example.
-
-    Attributes:
-      name: the parameter's path.
-      shape: its shape.
-      method: "outer product", "table rows", "formed", or "not trained".
-      why: where its factors were read off, or why JAX differentiates it.
-      num_bytes: memory for one example.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    method: str
-    why: str
-    num_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What `explain` found; ``print`` it for a table.
-
-    Attributes:
-      leaves: one `LeafPlan` for each parameter.
-      strategy: the strategy that was explained.
-      chunk: rows taken at a time.
-      batch_size: rows of the batch.
-    """
-
-    leaves: tuple[LeafPlan, ...]
-    strategy: str
-    chunk: int
-    batch_size: int
-
-    def __str__(self) -> str:
-        rows = [("parameter", "shape", "per example", "gradient", "because")]
-        rows += [(p.name, str(list(p.shape)), _size(p.num_bytes), p.method, p.why) for p in self.leaves]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
-        lines.append(f"{self.chunk} of {self.batch_size} rows at a time")
-        large = [p.name for p in self.leaves if p.method == "formed" and p.num_bytes >= _LARGE]
-        if large:
-            lines.append(f"large gradients formed for each example: {', '.join(large)}")
-        return "\n".join(lines)
-
-
-def _size(num_bytes: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes = num_bytes / 1024  # type: ignore[assignment]
-    return f"{num_bytes:.1f} GiB"
+_LARGE_GRADIENT = 2**20
+"""Bytes for one example from which a formed gradient is named below the table."""
 
 
 def explain(
-    loss_fn: Callable[..., Any], params: PyTree, batch: Any, *args: Any,
-    batch_argnums: int | tuple[int, ...] = 1, key_argnums: int | tuple[int, ...] = (), keep_batch_dim: bool = False,
-    has_aux: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
-    microbatch_size: int | None = None, shared_argnums: int | tuple[int, ...] = (),
-    shared_argnames: str | tuple[str, ...] = (), **loss_kwargs: Any,
-) -> Explanation:  # fmt: skip
+    loss_fn: Callable[..., Any],
+    params: PyTree,
+    batch: Any,
+    *args: Any,
+    batch_argnums: int | tuple[int, ...] = 1,
+    key_argnums: int | tuple[int, ...] = (),
+    keep_batch_dim: bool = False,
+    has_aux: bool = False,
+    trainable: PyTree | None = None,
+    strategy: str = "auto",
+    microbatch_size: int | None = None,
+    shared_argnums: int | tuple[int, ...] = (),
+    shared_argnames: str | tuple[str, ...] = (),
+    **loss_kwargs: Any,
+) -> "Explanation":
     """How `clipped_grad` would treat each parameter of a loss; computes nothing.
 
     Args:
@@ -107,11 +66,19 @@ def explain(
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {STRATEGIES}, got {shown(strategy)}")
     spec = LossSpec.create(
-        loss_fn, argnums=0, batch_argnums=batch_argnums, key_argnums=key_argnums, keep_batch_dim=keep_batch_dim,
-        has_aux=has_aux, trainable=trainable, shared_argnums=shared_argnums, shared_argnames=shared_argnames,
-    )  # fmt: skip
+        loss_fn,
+        argnums=0,
+        batch_argnums=batch_argnums,
+        key_argnums=key_argnums,
+        keep_batch_dim=keep_batch_dim,
+        has_aux=has_aux,
+        trainable=trainable,
+        shared_argnums=shared_argnums,
+        shared_argnames=shared_argnames,
+    )
+    batches = batch if len(spec.batch_argnums) > 1 and isinstance(batch, tuple) else (batch,)
     try:
-        return _explanation(spec, params, batch, args, loss_kwargs, strategy, microbatch_size)
+        return _explain(spec, (params, *batches, *args), loss_kwargs, strategy, microbatch_size)
     except Exception as error:
         if len(spec.batch_argnums) == 1 and isinstance(batch, tuple) and len(batch) == 1:
             error.add_note(
@@ -121,28 +88,91 @@ def explain(
         raise
 
 
-def _explanation(
-    spec: LossSpec, params: PyTree, batch: Any, args: tuple[Any, ...], loss_kwargs: dict[str, Any], strategy: str,
+@dataclasses.dataclass(frozen=True)
+class LeafPlan:
+    """How the gradient of one parameter is held for each example.
+
+    Attributes:
+      name: the parameter's path.
+      shape: its shape.
+      method: "outer product", "table rows", "formed", or "not trained".
+      why: where its factors were read off, or why JAX differentiates it.
+      num_bytes: memory for one example.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    method: str
+    why: str
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The answer of `explain`; ``print`` it for a table.
+
+    Attributes:
+      leaves: one `LeafPlan` for each parameter.
+      strategy: the strategy that was explained.
+      chunk: rows taken at a time.
+      batch_size: rows of the batch.
+    """
+
+    leaves: tuple[LeafPlan, ...]
+    strategy: str
+    chunk: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        table = [("parameter", "shape", "per example", "gradient", "because")]
+        for leaf in self.leaves:
+            table.append((leaf.name, str(list(leaf.shape)), _in_bytes(leaf.num_bytes), leaf.method, leaf.why))
+
+        # All columns but the last one are padded to their widest cell.
+        columns = list(zip(*table, strict=True))
+        widths = [max(map(len, column)) for column in columns[:-1]]
+        lines = []
+        for *cells, last in table:
+            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            lines.append("  ".join([*padded, last]))
+
+        lines.append(f"{self.chunk} of {self.batch_size} rows at a time")
+        large = [leaf.name for leaf in self.leaves if leaf.method == "formed" and leaf.num_bytes >= _LARGE_GRADIENT]
+        if large:
+            lines.append(f"large gradients formed for each example: {', '.join(large)}")
+        return "\n".join(lines)
+
+
+def _in_bytes(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes = num_bytes / 1024
+    return f"{num_bytes:.1f} GiB"
+
+
+def _explain(
+    spec: LossSpec,
+    args: tuple[Any, ...],
+    loss_kwargs: dict[str, Any],
+    strategy: str,
     microbatch_size: int | None,
-) -> Explanation:  # fmt: skip
-    several = len(spec.batch_argnums) > 1 and isinstance(batch, tuple)
-    call = prepare(spec, (params, *(batch if several else (batch,)), *args), loss_kwargs, None)
+) -> Explanation:
+    """Plan one call as `clipped_grad` does, and describe the plan."""
+    call = prepare(spec, args, loss_kwargs, None)
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
-    plan = plan_for(call, traced(call), strategy, budget)
+    plan = plan_for(call, trace_loss(call), strategy, budget)
     engine = engine_of(call, strategy, microbatch_size, budget, constant_work=False)
-    reasons = [plan.reason(leaf) for leaf in range(len(call.trained_leaves))]
-    return Explanation(tuple(_leaves(call, engine.gradients, reasons)), strategy, engine.chunk, call.batch_size)
 
-
-def _leaves(call: Call, gradients: Callable[..., Any], reasons: list[str]) -> list[LeafPlan]:
-    rows = abstract_rows(call, gradients)
-    found = iter(zip(rows, reasons, strict=True))
-    plans = []
-    for (path, leaf), mark in zip(jax.tree_util.tree_flatten_with_path(call.params)[0], call.which, strict=True):
-        name, shape = leaf_name(path), tuple(leaf.shape)
-        if not mark:
-            plans.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
+    # The gradients of the trained leaves, as abstract arrays of one row.
+    rows = iter(enumerate(abstract_rows(call, engine.gradients)))
+    leaves = []
+    paths_and_leaves = jax.tree_util.tree_flatten_with_path(call.params)[0]
+    for (path, param), is_trained in zip(paths_and_leaves, call.is_trained, strict=True):
+        name, shape = leaf_name(path), tuple(param.shape)
+        if not is_trained:
+            leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
             continue
-        held, reason = next(found)
-        plans.append(LeafPlan(name, shape, held.method, reason, held.num_bytes))
-    return plans
+        number, gradient = next(rows)
+        leaves.append(LeafPlan(name, shape, gradient.method, plan.reason(number), gradient.num_bytes))
+    return Explanation(tuple(leaves), strategy, engine.chunk, call.batch_size)

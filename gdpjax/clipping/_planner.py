@@ -1,14 +1,15 @@
 """Which gradients are formed, and how many rows are taken at a time: decided from static shapes alone.
 
-Keeping the factors of a gradient (`_tracing`) pays where it saves forming the gradient (one outer product for an example;
-rows of a table; a merged product) or where JAX forms it slowly (a convolution under vmap, a loop that adds a gradient
-up step by step). Where an example's gradient is a sum of many outer products it has to be formed anyway, because only a
-norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as good.
+Keeping the factors of a gradient (`_tracing`) pays where it saves forming the gradient (one outer product for an
+example; rows of a table; a merged product) or where JAX forms it slowly (a convolution under vmap, a loop that adds a
+gradient up step by step). Where an example's gradient is a sum of many outer products it has to be formed anyway,
+because only a norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as
+good.
 
 Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
-once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold
-only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are measured
-(benchmarks/results/clipping_cpu.md).
+once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that
+hold only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are
+measured (benchmarks/results/clipping_cpu.md).
 """
 
 import dataclasses
@@ -20,10 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.trees import is_floating, wide_dtype
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
-from gdpjax.clipping._loss import Call, Traced, traced
+from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._tracing import AbstractSite, Plan, Use, frame_of, plan_of, row_gradients
 from gdpjax.clipping._vmap import example_grads
@@ -75,7 +76,7 @@ def engine_of(
     call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
 ) -> Engine:
     """Return the engine of a call; traces and checks its loss."""
-    trace = traced(call)
+    trace = trace_loss(call)
     plan = plan_for(call, trace, strategy, budget)
     if strategy == "vmap":
         gradients, size = functools.partial(_by_vmap, call), call.batch_size
@@ -93,7 +94,7 @@ def engine_of(
     return Engine(gradients, chunk, constant_work, frozenset(compensated), _outputs(trace))
 
 
-def _outputs(trace: Traced) -> Any:
+def _outputs(trace: TracedLoss) -> Any:
     """Shapes and dtypes of (loss, aux) of one example."""
     loss, *aux = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.jaxpr.out_avals]
     loss = jax.ShapeDtypeStruct(loss.shape, wide_dtype(loss))
@@ -110,25 +111,19 @@ def _by_vmap(
 
 
 def _by_factors(
-    call: Call, trace: Traced, plan: Plan, budget: RoundingBudget, rows: Any, positions: Array,
+    call: Call,
+    trace: TracedLoss,
+    plan: Plan,
+    budget: RoundingBudget,
+    rows: Any,
+    positions: Array,
     trained: list[Array] | None = None,
-) -> tuple[list[AbstractRowGradients], Any]:  # fmt: skip
+) -> tuple[list[AbstractRowGradients], Any]:
     """Gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     gradients, outputs = row_gradients(plan, leaves, [*jax.tree.leaves(rows), positions], budget)
-    gradients = [_no_wider(each, leaf) for each, leaf in zip(gradients, leaves, strict=True)]
     losses = outputs[0].astype(wide_dtype(outputs[0]))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, outputs[1:]))
-
-
-def _no_wider(gradients: AbstractRowGradients, leaf: Any) -> AbstractRowGradients:
-    """Cast factors that are wider than the sum of their parameter, as data may be."""
-    widest = wide_dtype(leaf)
-
-    def cast(x: Array) -> Array:
-        return x.astype(widest) if is_floating(x) and x.dtype.itemsize > widest.itemsize else x
-
-    return jax.tree.map(cast, gradients)
 
 
 def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRowGradients]:
@@ -144,7 +139,7 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRow
     return rows
 
 
-def plan_for(call: Call, trace: Traced, strategy: str, budget: RoundingBudget) -> Plan:
+def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
     """Return the plan of a strategy."""
     count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
     if strategy in ("vmap", "microbatch"):

@@ -17,10 +17,10 @@ leaves, the parts are, relative to C:
   the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at most
   u C (2 + ... + b), that is u B C t(b) for all of them, where t(b) = (b + 1) / 2 - 1 / b.
 * Sums of parts. If at most m rows are added at a time, in J parts, adding these plainly takes a row through at most
-  J - 1 more additions, each off by u times a partial sum: u B C (J - 1) for all of them. So they are added plainly where
-  t(m) + J - 1 <= t(b). Elsewhere they are added with the error of each addition kept (`two_sum`), off by less than
-  2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once: u B C.
-  Tables whose rows few examples touch are added in whole numbers instead, exactly (`_exact_table_sum`).
+  J - 1 more additions, each off by u times a partial sum: u B C (J - 1) for all of them. So they are added plainly
+  where t(m) + J - 1 <= t(b). Elsewhere they are added with the error of each addition kept (`two_sum`), off by less
+  than 2 u^2 (B + 9) B C, which is below u B C / 100 up to the largest B that is accepted; the result is rounded once:
+  u B C. Tables whose rows few examples touch are added in whole numbers instead, exactly (`_exact_table_sum`).
 * Devices. Where the batch is spread over G devices, each adds up its own rows, and one all-reduce of those sums adds at
   most u B C t(G).
 
@@ -33,8 +33,8 @@ Neighbours differ by one row and by two such errors: rows are clipped to C / (1 
 
 (there u (k + B (2^10 (2 t(b) + 4) + 2.1))). The sensitivity is then exactly C. A larger b is faster, and costs as much
 more noise as it makes the slack larger. So b = 256, for which a contraction costs what it costs without privacy, where
-the slack is then at most 0.5 % (float32: 318 rows), else the largest b up to 128 that keeps it at 1 %. A batch for which
-even b = 1 would not (float32: 27,000 rows) is refused. In a model of up to 1,024 parameters b = 1, where it costs
+the slack is then at most 0.5 % (float32: 318 rows), else the largest b up to 128 that keeps it at 1 %. A batch for
+which even b = 1 would not (float32: 27,000 rows) is refused. In a model of up to 1,024 parameters b = 1, where it costs
 little. Over G devices b is at least G + 2, of which a device adds b - G - 1 rows plainly.
 
 The slack depends on shapes alone and is the same for every strategy. It must not follow the realised, private, batch

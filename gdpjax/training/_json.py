@@ -10,35 +10,13 @@ from typing import Any
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.documents import DocumentError, convert_document, parse_document
-from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.clipping import AutoS, Flat, Normalize, PerGroup, PerLeaf
+from gdpjax.clipping import AbstractClipRule
 
 FORMAT_VERSION = 1
 """Version of the JSON form; another one is refused."""
 FOLLOWS = ("sampling_prob", "capacity", "overflow")
 """Properties of a plan that are written and checked."""
-_RULES = {rule.__name__: rule for rule in (Flat, PerLeaf, PerGroup, Normalize, AutoS)}
-
-
-def rule_to_dict(rule: Any) -> dict[str, Any]:
-    """A clipping rule as its name and its fields."""
-    fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
-    if is_traced(fields):
-        raise ValueError("a plan with a traced clip norm has no JSON form; write the plan of one configuration")
-    plain = {name: _plain(value) for name, value in fields.items()}
-    return {"rule": type(rule).__name__, **plain}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, str | int) or value is None:
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"a clipping rule with {value!r} has no JSON form; use numbers, names and dicts") from error
 
 
 def plan_to_dict(plan: Any) -> dict[str, Any]:
@@ -46,7 +24,7 @@ def plan_to_dict(plan: Any) -> dict[str, Any]:
     if is_traced(plan.noise_multiplier):
         raise ValueError("a plan with a traced noise_multiplier has no JSON form; write the plan of one configuration")
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    fields["clip"] = rule_to_dict(plan.clip)
+    fields["clip"] = plan.clip.to_dict()
     fields["neighboring_relation"] = plan.neighboring_relation.value
     return fields | {name: getattr(plan, name) for name in FOLLOWS}
 
@@ -85,13 +63,10 @@ def plan_from_json(cls: Any, text: str) -> Any:
     return plan
 
 
-def _rule_of(stated: Any) -> Any:
-    """The clipping rule that `rule_to_dict` wrote."""
+def _rule_of(saved: Any) -> AbstractClipRule:
+    """Return the clipping rule that was saved in the field clip of a plan."""
+    fields = convert_document(saved, dict[str, Any], "the JSON text of a Plan: field clip")
     try:
-        fields = convert_document(stated, dict[str, Any], "the JSON text of a Plan: field clip")
-        kind = fields.pop("rule", None)
-        if not isinstance(kind, str) or kind not in _RULES:
-            raise ValueError(f"the clipping rule must be one of {', '.join(_RULES)}, got {shown(kind)}")
-        return _RULES[kind](**fields)
-    except (TypeError, AttributeError, OverflowError) as error:
+        return AbstractClipRule.from_dict(fields)
+    except ValueError as error:
         raise ValueError(f"the JSON text of a Plan: field clip: {error}") from error

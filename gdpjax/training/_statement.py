@@ -11,22 +11,13 @@ from typing import Any
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import NeighboringRelation
 
-_CLIPPED = {
-    "Flat": "clipped to l2 norm {bound:.6g}",
-    "PerLeaf": "clipped leaf by leaf, to l2 norm {bound:.6g} in total",
-    "PerGroup": "clipped group by group, to l2 norm {bound:.6g} in total",
-    "Normalize": "rescaled to l2 norm {bound:.6g}",
-    "AutoS": "scaled automatically (AUTO-S) below l2 norm {bound:.6g}",
-}
-
 
 def _mechanism(plan: Any) -> str:
-    clipped = _CLIPPED[type(plan.clip).__name__].format(bound=float(plan.clip.l2_norm_bound))
     doubled = " (twice that norm)" if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE else ""
     return (
-        f"Mechanism: the Gaussian mechanism on sums of per-{plan.unit} gradients {clipped}, with noise of standard "
-        f"deviation {plan.noise_multiplier:.6g} times the sensitivity{doubled}, divided by the public constant "
-        f"{plan.expected_batch_size:.6g}."
+        f"Mechanism: the Gaussian mechanism on sums of per-{plan.unit} gradients {plan.clip.describe()}, with noise of "
+        f"standard deviation {plan.noise_multiplier:.6g} times the sensitivity{doubled}, divided by the public "
+        f"constant {plan.expected_batch_size:.6g}."
     )
 
 

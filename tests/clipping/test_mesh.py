@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.clipping._mesh import spread_of
+from gdpjax.clipping._devices import placement_of
 from tests.eight_devices import report_of
 
 
@@ -39,7 +39,7 @@ def test_a_shard_map_that_adds_gradients_up_is_refused(report):
 
 
 def test_one_device_is_not_a_mesh():
-    assert spread_of([jnp.zeros((4, 2))], 4) is None
+    assert placement_of([jnp.zeros((4, 2))], 4) is None
 
 
 def test_inside_a_sweep_and_a_donating_step():

@@ -397,3 +397,12 @@ def test_info_says_which_rows_are_not_finite(options):
     assert int(info.num_dropped) == 2
     _, empty = grad_fn(W, X[:0], Y[:0])
     assert int(empty.num_dropped) == 0
+
+
+def test_a_rule_that_closes_over_the_data_set_is_seen_after_a_call_on_one_batch():
+    """A batch and the data set have other lengths, so what was checked for one is not known of the other."""
+    labels = jnp.zeros(40)
+    grad_fn = gdpjax.clipped_grad(functools.partial(in_backward_rule, lambda x: x + labels.sum()), 1.0)
+    jax.eval_shape(grad_fn, W, X)
+    with pytest.raises(ValueError, match=r"closes over an array float32\[40\]"):
+        jax.eval_shape(grad_fn.drawn_from(40), W, X)

@@ -25,8 +25,8 @@ same way. Its rounding is (in units of u, to first order, for each row) at most
 
     x f T,   x = 2 + (m + 1) / 2 - 1 / m + (J + 1) / 2 - 1 / J + R,
 
-where the 2 are those of "Terms" in `_rounding_budget` (of coefficients and products), the next parts are what adding m rows and J
-results up costs, and R additions join the R + 1 parts. A row of any other gradient, clipped to C, is allowed
+where the 2 are those of "Terms" in `_rounding_budget` (of coefficients and products), the next parts are what adding up
+m rows and J results costs, and R additions join the R + 1 parts. A row of any other gradient, clipped to C, is allowed
 
     z C,   z = 2 + (b + 1) / 2 - 1 / b,
 
@@ -35,11 +35,12 @@ least,
 
     norm = max(n, T x / z),     f norm <= C,
 
-the rounding of these rows is within what the slack in `_rounding_budget` holds for any row, whatever cancels: the sensitivity is
-C, with the same slack for every strategy. What comes after (compensated sums of the parts, the result, the devices) is
-relative to what is left after cancellation, as there, but for terms of second order, which are z / x times as large and
-remain far below what `_rounding_budget` has to spare. In float32 z / x is 4.9 or more for R = 1, and no less than 1.6 for batches of
-thousands: a row of which less than 20% (63%) of T is left is clipped to less than the definition says, never to more;
+the rounding of these rows is within what the slack in `_rounding_budget` holds for any row, whatever cancels: the
+sensitivity is C, with the same slack for every strategy. What comes after (compensated sums of the parts, the result,
+the devices) is relative to what is left after cancellation, as there, but for terms of second order, which are z / x
+times as large and remain far below what the slack has to spare. In float32 z / x is 4.9 or more for R = 1, and no less
+than 1.6 for batches of thousands: a row of which less than 20% (63%) of T is left is clipped to less than the
+definition says, never to more;
 where the terms are orthogonal, 70% are left. In float64 the slack allows 2^10 times as much rounding, and this
 happens below 0.02% of T only. Rules that divide by the norm divide by this one.
 

@@ -197,7 +197,7 @@ def row_gradients(
 
     gradients = []
     for leaf, (factor, param) in enumerate(zip(factors, params, strict=False)):
-        rows = factor.row_gradients(param.shape)
+        rows = jax.tree.map(functools.partial(_no_wider, param), factor).row_gradients(param.shape)
         terms = []
         for number in plan.shared_by(leaf):
             axes = plan.shared[number].leaves[leaf]
@@ -205,6 +205,13 @@ def row_gradients(
             terms.append((coefficients, row_sums[number][leaf]))
         gradients.append(with_shared_terms(rows, terms, budget) if terms else rows)
     return gradients, outputs
+
+
+def _no_wider(param: Array, x: Array) -> Array:
+    """Cast what is wider than the sum of a parameter: data may be, and its gradient is not."""
+    dtype = wide_dtype(param)
+    is_wider = jnp.issubdtype(x.dtype, jnp.floating) and jnp.promote_types(x.dtype, dtype) != dtype
+    return x.astype(dtype) if is_wider else x
 
 
 def _one_example(

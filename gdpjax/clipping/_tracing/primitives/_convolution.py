@@ -35,7 +35,7 @@ class Convolution(AbstractPrimitive):
         axes[numbers.rhs_spec[1]] = ("l", len(window))
         for position, axis in enumerate(numbers.rhs_spec[2:]):
             axes[axis] = ("l", position)
-        patches = _fast_convolution.patches_of(layout, window, (1,) * len(window), x)
+        patches = _fast_convolution.patches_of(layout, window, x)
         return Outer(patches.reshape(1, *window, -1), s.reshape(1, -1), tuple(axes))
 
     def working_bytes(self, eqn: Any, operand: int) -> int:

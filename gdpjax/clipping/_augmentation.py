@@ -1,0 +1,151 @@
+"""Augmentation multiplicity: several augmented copies of an example are ONE example.
+
+    loss_fn = average_augmentations(loss_fn, 16, augmented_argnums=1)    # x of one example: [16, ...]
+    grad_fn = clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))
+
+An example x_i with K augmented copies x_i1, ..., x_iK has the gradient
+
+    g_i = (1/K) sum_k grad loss(params, x_ik),
+
+and it is g_i that is clipped, so the example moves the clipped sum by at most C whatever K is. Copies that were rows of
+the batch would be clipped one by one and move it by K C.
+
+Averaging and differentiating commute, so the gradient of the mean of the K losses is g_i. The averaging is therefore a
+transformation of the loss of one example, made before `clipped_grad`, and every strategy, rule and key policy of
+`clipped_grad` applies unchanged.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.arguments import check_positions
+from gdpjax._core.checks import COUNT, check_scalar, is_traced
+from gdpjax._core.shown import shown
+from gdpjax._core.types import Array, PyTree
+
+
+def average_augmentations(
+    loss_fn: Callable[..., Any],
+    multiplicity: int,
+    *,
+    augmented_argnums: int | tuple[int, ...] = (),
+    key_argnums: int | tuple[int, ...] = (),
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Turn a loss of one example into the mean of its losses over K augmented copies of that example.
+
+    loss(params, x_1, ..., x_K) = (1/K) sum_k loss_fn(params, x_k)
+
+    Its gradient is averaged over the copies BEFORE `clipped_grad` clips it: the sensitivity does not depend on K. The
+    copies come in one of two ways, or both:
+
+    * made outside: the arguments ``augmented_argnums`` of one example carry a leading axis of K copies (``[B, K, ...]``
+      in the batch); arguments such as the label, not listed, are shared by the copies.
+    * made inside, from a key: ``loss_fn`` augments with the key it is given, as in
+      ``lambda params, x, y, key: loss(params, augment(key, x), y)``, and copy k gets ``fold_in(key, k)`` in place of
+      each of ``key_argnums``. Name the same ``key_argnums`` to `clipped_grad`, which first folds in the example.
+
+    Args:
+      loss_fn: scalar loss of ONE copy of one example.
+      multiplicity: K, a static whole number >= 1.
+      augmented_argnums: arguments with a leading axis of K copies.
+      key_argnums: arguments that are one typed PRNG key each.
+      has_aux: ``loss_fn`` returns (loss, aux); aux gets a leading axis of K.
+
+    Returns:
+      A function of the same arguments, the loss of one example for `clipped_grad` or `per_example_grad`. The K copies
+      are a vmap: K times the time and memory of one.
+
+    Raises:
+      ValueError: neither augmented_argnums nor key_argnums, the same argument in both, a K that is not such a number;
+        when it is called, an augmented argument without an axis of K copies, or a key that is not one.
+
+    Reference: De et al., arXiv:2204.13650, Section 3.2 (augmentation multiplicity).
+
+    >>> from gdpjax.clipping import clipped_grad
+    >>> loss_fn = average_augmentations(lambda w, x, y: y * jnp.dot(w, x), 2, augmented_argnums=1)
+    >>> x = jnp.array([[[3.0, 4.0], [0.0, 0.0]], [[0.0, 0.4], [0.0, 0.6]]])  # two examples with two copies each
+    >>> total = clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(jnp.zeros(2), x, jnp.ones(2))
+    >>> [round(float(v), 3) for v in total]
+    [0.6, 1.3]
+    """
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn must be a function of one example, got {shown(loss_fn)}")
+    if is_traced(multiplicity):
+        raise ValueError("multiplicity must be a static whole number >= 1, got a traced value")
+    check_scalar("multiplicity", multiplicity, COUNT)
+    multiplicity = int(multiplicity)
+
+    augmented_argnums = check_positions("augmented_argnums", augmented_argnums)
+    key_argnums = check_positions("key_argnums", key_argnums)
+    mapped_argnums = augmented_argnums + key_argnums
+    if not mapped_argnums or len(set(mapped_argnums)) != len(mapped_argnums):
+        raise ValueError(
+            "name the arguments in which copies differ, each once: augmented_argnums (an axis of copies) or "
+            f"key_argnums (one key per copy); got augmented_argnums={augmented_argnums}, key_argnums={key_argnums}"
+        )
+
+    def mean_loss(*args: Any, **loss_kwargs: Any) -> Any:
+        if len(args) <= max(mapped_argnums):
+            raise ValueError(f"expected at least {max(mapped_argnums) + 1} positional arguments, got {len(args)}")
+
+        # Augmented arguments have an axis of copies, and a key gives one key to each copy.
+        copies = list(args)
+        axes: list[int | None] = [None] * len(args)
+        for number in augmented_argnums:
+            _check_copies(number, args[number], multiplicity)
+            axes[number] = 0
+        for number in key_argnums:
+            copies[number] = _keys_of_copies(number, args[number], multiplicity)
+            axes[number] = 0
+
+        # The loss of each copy, and their mean.
+        loss_of_copy = functools.partial(loss_fn, **loss_kwargs)
+        result = jax.vmap(loss_of_copy, in_axes=tuple(axes))(*copies)
+        losses, aux = _split_result(result, has_aux, multiplicity)
+        mean = jnp.mean(losses)
+        return (mean, aux) if has_aux else mean
+
+    return mean_loss
+
+
+def _check_copies(number: int, argument: PyTree, multiplicity: int) -> None:
+    """Refuse an augmented argument without a leading axis of copies."""
+    leaves = jax.tree_util.tree_flatten_with_path(argument)[0]
+    if not leaves:
+        raise ValueError(f"argument {number} is augmented but holds no arrays")
+    for path, leaf in leaves:
+        if jnp.shape(leaf)[:1] != (multiplicity,):
+            raise ValueError(
+                f"argument {number}{jax.tree_util.keystr(path)} of one example must have a leading axis of "
+                f"{multiplicity} augmented copies, got shape {jnp.shape(leaf)}; in a batch it is the axis after the "
+                "batch axis, and keep_batch_dim does not go with it (give the loss x[None] inside loss_fn)"
+            )
+
+
+def _keys_of_copies(number: int, key: Any, multiplicity: int) -> Array:
+    """Fold the number of each copy into a key."""
+    is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed or key.shape != ():
+        raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {shown(key)}")
+    copies = jnp.arange(multiplicity, dtype=jnp.int32)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, copies)
+
+
+def _split_result(result: Any, has_aux: bool, multiplicity: int) -> tuple[Array, Any]:
+    """Split what the mapped loss returned into the losses of the copies and aux."""
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise ValueError(f"with has_aux=True loss_fn must return (loss, aux), got {type(result).__name__}")
+    losses, aux = result if has_aux else (result, None)
+    if isinstance(losses, tuple):
+        raise ValueError("loss_fn returned a tuple; if it is (loss, aux), set has_aux=True")
+    if jnp.shape(losses) != (multiplicity,) or not jnp.issubdtype(jnp.result_type(losses), jnp.floating):
+        raise ValueError(
+            "loss_fn must return a real floating-point scalar for ONE copy of one example, got "
+            f"{jnp.result_type(losses)}{list(jnp.shape(losses)[1:])}"
+        )
+    return losses, aux

@@ -1,0 +1,89 @@
+"""Per-example gradients as arrays: the transformation `per_example_grad`.
+
+    grads = per_example_grad(loss_fn)(params, batch)             # each leaf [B, ...]
+    total, state = clip_and_sum(1.0).update(grads, state, params)
+
+This is the definition that `gdpjax.clipped_grad` computes without holding all gradients at once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.trees import zeros_like_sum
+from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._loss import Call, LossSpec, batch_rows, prepare, trace_loss
+from gdpjax.clipping._vmap import example_grads
+
+
+def per_example_grad(
+    loss_fn: Callable[..., Any],
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    batch_argnums: int | tuple[int, ...] = 1,
+    key_argnums: int | tuple[int, ...] = (),
+    keep_batch_dim: bool = False,
+    trainable: PyTree | None = None,
+    shared_argnums: int | tuple[int, ...] = (),
+    shared_argnames: str | tuple[str, ...] = (),
+) -> Callable[..., PyTree]:
+    """Per-example gradients by vmap: the input of `gdpjax.clip_and_sum`.
+
+    Args:
+      loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable, shared_argnums, shared_argnames: as in
+        `clipped_grad`.
+
+    Returns:
+      ``fn(*args, is_padding=None, **loss_kwargs)``: a tree like the parameters, each leaf with a leading batch axis;
+      padding rows and frozen leaves are zeros. Memory is B times that of the parameters.
+
+    Raises:
+      ValueError: as `clipped_grad`.
+
+    >>> grads = per_example_grad(lambda w, x: jnp.dot(w, x))(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
+    >>> grads.shape
+    (2, 2)
+    """
+    spec = LossSpec.create(
+        loss_fn,
+        argnums=argnums,
+        batch_argnums=batch_argnums,
+        key_argnums=key_argnums,
+        keep_batch_dim=keep_batch_dim,
+        has_aux=False,
+        trainable=trainable,
+        shared_argnums=shared_argnums,
+        shared_argnames=shared_argnames,
+    )
+
+    def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
+        call = prepare(spec, args, loss_kwargs, is_padding)
+        trace_loss(call)
+        positions = jnp.arange(call.batch_size, dtype=jnp.int32)
+        grads = example_grads(call, batch_rows(call), positions)
+        return _as_params(call, grads.leaves)
+
+    return grads_fn
+
+
+def zero_padding_rows(rows: Array, is_padding: Array | None) -> Array:
+    """Replace the rows [B, ...] that are padding by zeros."""
+    if is_padding is None:
+        return rows
+    mask = is_padding.reshape(is_padding.shape + (1,) * (rows.ndim - 1))
+    return jnp.where(mask, jnp.zeros((), rows.dtype), rows)
+
+
+def _as_params(call: Call, gradients: list[Array]) -> PyTree:
+    """Put gradients [B, ...] of the trained leaves into a tree like the parameters, with zeros at the others."""
+    leaves, structure = jax.tree.flatten(call.params)
+    remaining = iter(gradients)
+    merged = []
+    for leaf, mark in zip(leaves, call.is_trained, strict=True):
+        if mark:
+            merged.append(zero_padding_rows(next(remaining), call.is_padding))
+        else:
+            merged.append(jnp.broadcast_to(zeros_like_sum(leaf), (call.batch_size, *leaf.shape)))
+    return jax.tree.unflatten(structure, merged)

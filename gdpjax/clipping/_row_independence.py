@@ -1,0 +1,268 @@
+"""The check that no example can reach the gradient of another.
+
+    program = read_program(jaxpr, depends_on_rows)   # ValueError, or what the program is made of
+
+The loss is traced for ONE example, and `jax.vmap` maps the traced program over the rows of a batch. Nearly every
+primitive then does to each row what it does to one example. A few see all rows at once: a callback with a vectorised
+vmap method, a `custom_vmap` rule, a collective over the axis of a shard_map. One row could then move the gradients of
+all others, and clipping each of them would bound nothing.
+
+So the program is read equation by equation, with its calls, loops and branches. A layer with a derivative rule of its
+own may call anything in that rule, so `_loss` has the gradient program of such a loss read too. A primitive that is not
+known to act on one example (`_known_primitives`) is refused by name.
+
+The reader also follows which variables depend on the example's rows. This matters for random numbers only: vmap draws
+the bits of all rows from the key of row 0 for some generators, which is harmless unless the key was made from a row.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+
+from gdpjax.clipping._known_primitives import CALLBACKS, CLASS_PRIMITIVES, COLLECTIVES, ONE_EXAMPLE, OPAQUE, RANDOM
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Scan, opened, scan_of
+
+_GENERATORS_FOR_ALL_ROWS = {"key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""Dtypes of keys from which vmap draws the bits of all rows by the key of row 0, and the names of their generators."""
+
+
+class Program(NamedTuple):
+    """The contents of a traced loss, inner programs included.
+
+    Attributes:
+      primitives: the names of its primitives.
+      constants: the arrays that it closes over.
+    """
+
+    primitives: set[str]
+    constants: list[Any]
+
+    @property
+    def has_derivative_rules(self) -> bool:
+        """Whether it uses a derivative rule written by hand, whose equations only the gradient program shows."""
+        return not self.primitives.isdisjoint(CUSTOM)
+
+
+def read_program(closed: Any, depends_on_rows: Sequence[bool], where: str = "loss_fn") -> Program:
+    """Read a traced program of one example and refuse primitives that could see several.
+
+    Args:
+      closed: the traced program.
+      depends_on_rows: for each of its inputs, whether it comes from the example's rows.
+      where: the name of the program in messages.
+
+    Raises:
+      ValueError: at a primitive that is not known to act on one example alone.
+    """
+    reader = _Reader(where)
+    reader.read(closed, list(depends_on_rows), frozenset())
+    return reader.program
+
+
+def inner_programs(eqn: Any) -> list[Any]:
+    """Return every program among the parameters of an equation."""
+
+    def is_program(value: Any) -> bool:
+        return isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr))
+
+    values = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program)
+    return [value for value in values if is_program(value)]
+
+
+class _Reader:
+    """Reads a program and its inner programs, and follows which variables depend on the rows."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.program = Program(set(), [])
+        # A program that is called twice with the same dependences is read once.
+        self._already_read: dict[Any, list[bool]] = {}
+
+    def read(self, closed: Any, depends_on_rows: list[bool], own_axes: frozenset[Any]) -> list[bool]:
+        """Check every equation of a program.
+
+        Args:
+          closed: the program.
+          depends_on_rows: for each input, whether it depends on the rows.
+          own_axes: the axes of the shard_maps inside the loss that the program runs in.
+
+        Returns:
+          For each output, whether it depends on the rows.
+        """
+        jaxpr, constants = opened(closed)
+        identity = (id(jaxpr), tuple(depends_on_rows), own_axes)
+        if identity in self._already_read:
+            return self._already_read[identity]
+        self.program.constants.extend(constants)
+
+        private = set()
+        for variable, depends in zip(jaxpr.invars, depends_on_rows, strict=True):
+            if depends:
+                private.add(variable)
+
+        def is_private(atom: Any) -> bool:
+            return not isinstance(atom, jex.Literal) and atom in private
+
+        for eqn in jaxpr.eqns:
+            inputs = [is_private(atom) for atom in eqn.invars]
+            _check_equation(eqn, any(inputs), own_axes, self.where)
+            self.program.primitives.add(eqn.primitive.name)
+            outputs = self._read_inside(eqn, inputs, own_axes)
+            for variable, depends in zip(eqn.outvars, outputs, strict=True):
+                if depends:
+                    private.add(variable)
+
+        result = [is_private(atom) for atom in jaxpr.outvars]
+        self._already_read[identity] = result
+        return result
+
+    def _read_inside(self, eqn: Any, inputs: list[bool], own_axes: frozenset[Any]) -> list[bool]:
+        """Read the programs inside an equation; return for each of its outputs whether it depends on the rows."""
+        name = eqn.primitive.name
+        anywhere = any(inputs)
+        if name in OPAQUE:
+            return [anywhere] * len(eqn.outvars)
+
+        # Calls and scans say which of their inputs is which input of the program inside.
+        bodies = inner_programs(eqn)
+        if len(bodies) == 1:
+            body = bodies[0]
+            num_inputs = len(opened(body)[0].invars)
+            if name in CALLS | REMAT | CUSTOM and num_inputs == len(inputs):
+                return self.read(body, inputs, own_axes)
+            if name == "scan":
+                scan = scan_of(eqn)
+                if scan is not None:
+                    return self._read_scan(body, scan, inputs, own_axes)
+
+        # Elsewhere every input may reach every output.
+        axes = own_axes
+        if name == "shard_map":
+            axes = own_axes | _shard_map_axes(eqn)
+        for body in bodies:
+            num_inputs = len(opened(body)[0].invars)
+            self.read(body, [anywhere] * num_inputs, axes)
+        return [anywhere] * len(eqn.outvars)
+
+    def _read_scan(self, body: Any, scan: Scan, inputs: list[bool], own_axes: frozenset[Any]) -> list[bool]:
+        """Read the body of a scan until the dependences of its carry no longer grow."""
+        start = scan.num_consts
+        end = start + scan.num_carry
+        while True:
+            outputs = self.read(body, inputs, own_axes)
+            before = inputs[start:end]
+            after = [old or new for old, new in zip(before, outputs[: scan.num_carry], strict=True)]
+            if after == before:
+                return outputs
+            inputs = [*inputs[:start], *after, *inputs[end:]]
+
+
+def _shard_map_axes(eqn: Any) -> frozenset[Any]:
+    """Return the mesh axes of a shard_map; versions of JAX name the parameter differently."""
+    for name in ("newly_manual_axes", "manual_axes", "axis_names"):
+        if name in eqn.params:
+            return frozenset(eqn.params[name])
+    return frozenset()
+
+
+def _collective_axes(eqn: Any) -> frozenset[Any]:
+    """Return the axes that a collective names; a number is an axis of the array itself and does not count."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    if not isinstance(axes, (tuple, list)):
+        axes = (axes,)
+    return frozenset(axis for axis in axes if not isinstance(axis, int))
+
+
+def _check_equation(eqn: Any, is_private: bool, own_axes: frozenset[Any], where: str) -> None:
+    """Refuse an equation whose primitive is not known to act on one example alone.
+
+    Args:
+      eqn: the equation.
+      is_private: whether one of its inputs depends on the rows.
+      own_axes: the axes that collectives may name.
+      where: the name of the program in messages.
+    """
+    name = eqn.primitive.name
+    if name in CALLBACKS:
+        raise ValueError(
+            f"{where} has side effects ({name}): a callback would show private examples, and may be given all of them "
+            "at once; remove prints and callbacks, write the computation in jax.numpy, and return what you need as aux"
+        )
+    if name == "custom_vmap_call":
+        raise ValueError(
+            f"{where} uses jax.custom_batching.custom_vmap ({name}), whose rule is given all examples at once, so that "
+            "one could reach every gradient; write it for one example and leave the batching to JAX (jax.lax.map in "
+            "place of sequential_vmap)"
+        )
+    if name == "ffi_call":
+        _check_foreign_call(eqn, where)
+        return
+    if name in COLLECTIVES:
+        _check_collective(eqn, own_axes, where)
+        return
+
+    # Operations that JAX itself defines as a class are built for one example; a library's are refused by their class.
+    if name in CLASS_PRIMITIVES:
+        foreign = _foreign_classes(eqn)
+        if not foreign:
+            return
+        name = foreign[0]
+
+    if name not in ONE_EXAMPLE:
+        raise ValueError(
+            f"{where} uses the primitive {name}, which is not known to act on one example alone under jax.vmap, so "
+            "that one example could reach every gradient; write it in jax.numpy or jax.lax, or as a foreign call "
+            'with vmap_method="sequential" (jax.ffi.ffi_call)'
+        )
+    if is_private:
+        _check_generator(eqn, where)
+
+
+def _check_foreign_call(eqn: Any, where: str) -> None:
+    """Refuse a foreign call that is given several examples at once."""
+    method = eqn.params.get("vmap_method")
+    if method not in ("sequential", "sequential_unrolled"):
+        raise ValueError(
+            f"{where} makes a foreign call ({eqn.primitive.name}) with vmap_method={method!r}, which gives it all "
+            'examples at once, so that one could reach every gradient; use vmap_method="sequential"'
+        )
+
+
+def _check_collective(eqn: Any, own_axes: frozenset[Any], where: str) -> None:
+    """Refuse a collective over an axis that the loss did not make itself."""
+    outside = _collective_axes(eqn) - own_axes
+    if outside:
+        axes = sorted(map(str, outside))
+        raise ValueError(
+            f"{where} names an axis across examples ({eqn.primitive.name} over {axes}); it sees one example only, and "
+            "what comes from another device is of other examples: sum over devices after clipping, and use GroupNorm "
+            "or LayerNorm in place of BatchNorm"
+        )
+
+
+def _foreign_classes(eqn: Any) -> list[str]:
+    """Return the names of classes among the parameters that neither JAX nor Python defines."""
+    names = []
+    for value in eqn.params.values():
+        package = type(value).__module__.partition(".")[0]
+        if package not in ("jax", "builtins"):
+            names.append(type(value).__name__)
+    return names
+
+
+def _check_generator(eqn: Any, where: str) -> None:
+    """Refuse random bits whose key was made from a row, by a generator that draws for all rows at once."""
+    name = eqn.primitive.name
+    if name not in RANDOM or not eqn.invars:
+        return
+    generator = "rbg"
+    if name != "rng_bit_generator":
+        key_dtype = str(getattr(eqn.invars[0].aval, "dtype", ""))
+        generator = _GENERATORS_FOR_ALL_ROWS.get(key_dtype)
+    if generator is not None:
+        raise ValueError(
+            f"{where} makes a {generator} key from an example ({name}): jax.vmap draws the bits of all examples from "
+            "the key of the first, which would reach every gradient; use a threefry key, or keys by key_argnums"
+        )

@@ -1,0 +1,170 @@
+"""The abstract clipping rule, which every rule subclasses, and the names under which rules are saved.
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Smooth(AbstractClipRule):
+        l2_clip_norm: float
+
+        @property
+        def l2_norm_bound(self):
+            return self.l2_clip_norm
+
+        def coefficient(self, norm, unit, bound):
+            return bound / jnp.hypot(norm, bound / unit)
+
+A rule divides the parameters into groups and gives each group g a bound C_g on the l2 norm of one example's
+contribution. Its coefficient says what a gradient of a given norm is multiplied by. The total bound sqrt(sum_g C_g^2)
+is the sensitivity of the clipped sum under add-or-remove.
+
+A rule sees the norm of one gradient and nothing else, so what it returns is a function of that example. The engine
+does not trust the coefficient to keep the bound: see `_enforcement`.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.checks import is_traced
+from gdpjax._core.shown import shown
+from gdpjax._core.trees import bounded_sum
+from gdpjax._core.types import Array, PyTree
+
+
+class Groups(NamedTuple):
+    """The groups of parameters that a rule clips by themselves.
+
+    Attributes:
+      of_leaf: the number of each parameter's group, in the order of the leaves.
+      bounds: the bound C_g on the l2 norm of each group.
+    """
+
+    of_leaf: tuple[int, ...]
+    bounds: tuple[Array, ...]
+
+
+class AbstractClipRule(abc.ABC):
+    """How one example's gradient is bounded, and by how much.
+
+    A rule is a frozen dataclass. A subclass gives `l2_norm_bound` and `coefficient`; one that clips parts of the
+    gradient by themselves gives `groups` too. Its fields are numbers, names, and dicts of those, so that it can be
+    saved with a plan. Numbers may be traced: a sweep over them compiles once.
+
+    A rule is saved under `rule_name`, the name of its class unless the class sets another. Two classes of one name
+    could not both be loaded, so the second is refused when it is defined.
+
+    Raises:
+      ValueError: another class has the name already.
+    """
+
+    rule_name: ClassVar[str]
+    """The name under which rules of this class are saved."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.rule_name = cls.__dict__.get("rule_name", cls.__name__)
+        registered = _CLASSES.get(cls.rule_name, cls)
+        # A notebook cell that is run again defines the same class again.
+        if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"the clipping rule {registered.__module__}.{registered.__qualname__} is saved under the name "
+                f'{cls.rule_name!r} already; give {cls.__qualname__} another one: rule_name = "mylab.{cls.__name__}"'
+            )
+        _CLASSES[cls.rule_name] = cls
+
+    @property
+    @abc.abstractmethod
+    def l2_norm_bound(self) -> Array:
+        """The largest l2 norm that one example can contribute to the sum, over all groups."""
+
+    @abc.abstractmethod
+    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
+        """Return what one example's gradient in one group is multiplied by.
+
+        The gradient g is held as h = g / unit, where the power of two ``unit`` keeps the norm of h near 1, so that
+        norms neither overflow nor vanish. A rule that contributes f(||g||) g returns unit * f(unit * norm), which the
+        engine multiplies h by.
+
+        Args:
+          norm: ||h||, a scalar >= 0; 0 for a gradient that is zero.
+          unit: the power of two.
+          bound: the bound of the group, lowered by what rounding can add.
+        """
+
+    def groups(self, is_trained: PyTree) -> Groups:
+        """Return the groups of the parameters: here one, with the bound `l2_norm_bound`.
+
+        Args:
+          is_trained: a tree like the parameters that holds True for each one that is trained.
+        """
+        return Groups((0,) * len(jax.tree.leaves(is_trained)), (self.l2_norm_bound,))
+
+    def describe(self) -> str:
+        """Return what the rule does to gradients, as a plan's statement says it after "sums of gradients"."""
+        return f"scaled by the rule {self.rule_name}, to l2 norm at most {float(self.l2_norm_bound):.6g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rule's name and fields as JSON values.
+
+        Raises:
+          ValueError: a field is traced, or has no JSON form.
+        """
+        if not dataclasses.is_dataclass(self):
+            raise ValueError(f"the clipping rule {self.rule_name} has no fields to save; make its class a dataclass")
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if is_traced(fields):
+            raise ValueError("a plan with a traced clip norm has no JSON form; write the plan of one configuration")
+        return {"rule": self.rule_name} | {name: _json_value(value) for name, value in fields.items()}
+
+    @staticmethod
+    def from_dict(saved: dict[str, Any]) -> "AbstractClipRule":
+        """Return the rule that `to_dict` made ``saved`` of.
+
+        Raises:
+          ValueError: no class of that name is defined, or its fields are others.
+        """
+        fields = dict(saved)
+        name = fields.pop("rule", None)
+        if not isinstance(name, str) or name not in _CLASSES:
+            raise ValueError(
+                f"the clipping rule must be one of {', '.join(_CLASSES)}, got {shown(name)}; import the module that "
+                "defines it before loading"
+            )
+        try:
+            return _CLASSES[name](**fields)
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"the fields of the clipping rule {name} do not fit: {error}") from error
+
+
+_CLASSES: dict[str, type[AbstractClipRule]] = {}
+"""The rules that can be loaded, by name."""
+
+
+def clip_coefficient(norm: Array, unit: Array, bound: Array) -> Array:
+    """Return unit * min(1, bound / (unit * norm)), the coefficient of a gradient that is clipped to ``bound``."""
+    # For a NaN bound the comparison is False, so a wrong traced clip norm gives NaN and not a free pass.
+    return jnp.where(norm * unit <= bound, unit, bound / jnp.where(norm > 0, norm, 1))
+
+
+def l2_norm_of_bounds(bounds: tuple[Array, ...]) -> Array:
+    """Return sqrt(sum_g C_g^2), a float where all bounds are known numbers."""
+    if not is_traced(bounds):
+        return math.hypot(*(float(bound) for bound in bounds))
+    # The bounds are divided by the largest, so that the squares of a small float type neither overflow nor vanish.
+    stacked = jnp.stack([jnp.asarray(bound) for bound in bounds])
+    largest = jnp.max(stacked)
+    return largest * jnp.sqrt(bounded_sum(jnp.square(stacked / largest)))
+
+
+def _json_value(value: Any) -> Any:
+    """Return a field as JSON has it: texts and whole numbers as they are, other numbers as floats, dicts of those."""
+    if isinstance(value, dict):
+        return {str(name): _json_value(item) for name, item in value.items()}
+    if isinstance(value, str | int) or value is None:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a clipping rule with {value!r} has no JSON form; use numbers, names and dicts") from error

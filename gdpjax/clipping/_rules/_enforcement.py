@@ -1,0 +1,97 @@
+"""Ask a rule for its groups and coefficients, and hold it to the bound that it states.
+
+The noise follows ``rule.l2_norm_bound``, so no mistake in a rule may let an example contribute more. The engine asks
+rules through the two functions below alone, and they keep this whatever the rule returns:
+
+* The coefficient of each row is limited to bound / norm in size, so no row's contribution passes the bound.
+* The coefficient is computed for one row at a time, inside `jax.vmap`, so it cannot depend on the other rows.
+* A row whose coefficient is NaN adds nothing: otherwise the NaN in the sum would show that such a row is there. If the
+  coefficient of a gradient of norm 1 is NaN too, a number of the rule is wrong, and then the whole sum is NaN.
+* The bounds of the groups together are at most ``l2_norm_bound``.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.checks import is_traced
+from gdpjax._core.shown import shown
+from gdpjax._core.trees import power_of_two
+from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, l2_norm_of_bounds
+
+_ROUNDING = 2.0**-22
+_TRACED_ROUNDING = 2.0**-20
+"""What bounds of groups that are rounded to float32, and traced ones, may be off by together."""
+
+
+def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, bound: Array) -> Array:
+    """Return what each row in one group of parameters is multiplied by, at most bound / norm in size.
+
+    Args:
+      rule: the rule that is asked.
+      norm: Float[Array, "rows"], the norms of the rows in units of 2^exponent.
+      exponent: Int[Array, "rows"].
+      bound: the bound of the group; NaN gives NaN.
+
+    Returns:
+      Float[Array, "rows"], the coefficients of the rows divided by 2^exponent.
+    """
+
+    def of_one_row(norm: Array, unit: Array) -> Array:
+        coefficient = jnp.asarray(rule.coefficient(norm, unit, bound), norm.dtype)
+        if coefficient.shape != ():
+            raise ValueError(
+                f"the coefficient of the clipping rule {rule.rule_name} must be one number for one gradient, got the "
+                f"shape {coefficient.shape}"
+            )
+        return coefficient
+
+    units = power_of_two(exponent, norm.dtype)
+    coefficients = jax.vmap(of_one_row)(norm, units)
+
+    # A number of the rule that is out of range shows at every norm, and in the sum.
+    one = jnp.ones((), norm.dtype)
+    is_wrong = jnp.isnan(of_one_row(one, one))
+    coefficients = jnp.where(jnp.isnan(coefficients) & ~is_wrong, 0, coefficients)
+
+    # Both ends of the clip are NaN where the bound is, and then so is the result.
+    largest = bound / jnp.where(norm > 0, norm, 1)
+    return jnp.clip(coefficients, -largest, largest)
+
+
+def trained_groups(rule: AbstractClipRule, params: PyTree, is_trained: tuple[bool, ...]) -> Groups:
+    """Return the rule's groups with the trained parameters alone.
+
+    Raises:
+      ValueError: the groups are not those of the parameters, or their bounds are together above ``l2_norm_bound``.
+    """
+    structure = jax.tree.structure(params)
+    groups = rule.groups(jax.tree.unflatten(structure, list(is_trained)))
+    numbers = range(len(groups.bounds))
+    if len(groups.of_leaf) != len(is_trained) or any(group not in numbers for group in groups.of_leaf):
+        raise ValueError(
+            f"groups of the clipping rule {rule.rule_name} must give each of the {len(is_trained)} parameters the "
+            f"number of one of its {len(groups.bounds)} bounds, got {shown(groups.of_leaf)}"
+        )
+
+    bounds = _within_stated_bound(rule, tuple(groups.bounds))
+    pairs = zip(groups.of_leaf, is_trained, strict=True)
+    return Groups(tuple(group for group, trained in pairs if trained), bounds)
+
+
+def _within_stated_bound(rule: AbstractClipRule, bounds: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return the bounds of the groups; a ValueError, or NaN where they are traced, if they pass the rule's own."""
+    stated = rule.l2_norm_bound
+    if len(bounds) == 1 and bounds[0] is stated:
+        return bounds
+
+    together = l2_norm_of_bounds(bounds)
+    if is_traced((stated, together)):
+        factor = jnp.where(together <= stated * (1 + _TRACED_ROUNDING), 1.0, jnp.nan)
+        return tuple(bound * factor for bound in bounds)
+    if not together <= float(stated) * (1 + _ROUNDING):
+        raise ValueError(
+            f"the groups of the clipping rule {rule.rule_name} have bounds of {together:.6g} together, "
+            f"sqrt(sum_g C_g^2), above its l2_norm_bound of {float(stated):.6g}"
+        )
+    return bounds

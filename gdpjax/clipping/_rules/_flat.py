@@ -1,0 +1,54 @@
+"""Clip the whole gradient to one norm, which is what a number in the place of a rule means."""
+
+import dataclasses
+from typing import Any
+
+from gdpjax._core.checks import CLIP_NORM, POSITIVE, check_scalar
+from gdpjax._core.shown import shown
+from gdpjax._core.types import Array
+from gdpjax.clipping._rules._abstract import AbstractClipRule, clip_coefficient
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flat(AbstractClipRule):
+    """Scale each example's gradient to l2 norm at most ``l2_clip_norm``: g min(1, C / ||g||).
+
+    Args:
+      l2_clip_norm: the bound C > 0 (1e-30 to 1e30), a number or a traced scalar.
+
+    Raises:
+      ValueError: the bound is not such a scalar.
+
+    Reference: Abadi et al., arXiv:1607.00133, algorithm 1.
+
+    >>> Flat(1.5).l2_norm_bound
+    1.5
+    """
+
+    l2_clip_norm: Array
+
+    def __post_init__(self) -> None:
+        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
+
+    @property
+    def l2_norm_bound(self) -> Array:
+        """The largest l2 norm that one example can contribute: C."""
+        return self.l2_clip_norm
+
+    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
+        """Return min(1, bound / ||g||), in the units of `AbstractClipRule.coefficient`."""
+        return clip_coefficient(norm, unit, bound)
+
+    def describe(self) -> str:
+        """Return "clipped to l2 norm C"."""
+        return f"clipped to l2 norm {float(self.l2_norm_bound):.6g}"
+
+
+def as_rule(clip: Any) -> AbstractClipRule:
+    """Return ``clip`` if it is a rule, and `Flat` of it if it is a number; anything else is a ValueError."""
+    if isinstance(clip, AbstractClipRule):
+        check_scalar(f"the l2_norm_bound of the clipping rule {clip.rule_name}", clip.l2_norm_bound, POSITIVE)
+        return clip
+    if clip is None or isinstance(clip, (str, bytes, dict, list, tuple)) or callable(clip):
+        raise ValueError(f"clip must be a positive l2 clip norm or a rule such as Flat(1.0), got {shown(clip)}")
+    return Flat(clip)

@@ -1,0 +1,79 @@
+"""Clip groups of parameters by themselves, each to its own norm."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+
+from gdpjax._core.arguments import leaves_of
+from gdpjax._core.checks import CLIP_NORM, check_scalar
+from gdpjax._core.shown import shown
+from gdpjax._core.trees import leaf_name
+from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._rules._abstract import (
+    AbstractClipRule,
+    Groups,
+    clip_coefficient,
+    l2_norm_of_bounds,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PerGroup(AbstractClipRule):
+    """Clip groups of parameters by themselves, each to its own bound: total bound sqrt(sum_g C_g^2).
+
+    Args:
+      groups_of: pytree prefix of the parameters with the name of each one's group, such as ``{"embed": "a",
+        "layers": "b"}``.
+      l2_clip_norms: group name to its bound C_g > 0 (1e-30 to 1e30), numbers or traced scalars.
+
+    Raises:
+      ValueError: a bound is not such a scalar, a group has no bound, or ``groups_of`` does not match the parameters.
+
+    Reference: McMahan, Ramage, Talwar and Zhang, arXiv:1710.06963, section 3.1.
+
+    >>> float(PerGroup({"w": "a", "b": "a", "head": "b"}, {"a": 3.0, "b": 4.0}).l2_norm_bound)
+    5.0
+    """
+
+    groups_of: PyTree
+    l2_clip_norms: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.l2_clip_norms, Mapping) or not self.l2_clip_norms:
+            raise ValueError(f"l2_clip_norms must map group names to bounds, got {shown(self.l2_clip_norms)}")
+        for name, bound in self.l2_clip_norms.items():
+            check_scalar(f"l2_clip_norms[{name!r}]", bound, CLIP_NORM)
+        for _, name in leaves_of("groups_of", self.groups_of):
+            if not isinstance(name, str | int) or name not in self.l2_clip_norms:
+                raise ValueError(
+                    f"group {shown(name)} has no bound in l2_clip_norms, which has {list(self.l2_clip_norms)}"
+                )
+
+    @property
+    def l2_norm_bound(self) -> Array:
+        """The largest l2 norm that one example can contribute: sqrt(sum_g C_g^2)."""
+        return l2_norm_of_bounds(tuple(self.l2_clip_norms.values()))
+
+    def groups(self, is_trained: PyTree) -> Groups:
+        """Return the groups by name, in the order of ``l2_clip_norms``."""
+        # Give every parameter the name that its place in groups_of has.
+        try:
+            named = jax.tree.map(lambda name, part: jax.tree.map(lambda _: name, part), self.groups_of, is_trained)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"groups_of must be a pytree prefix of the parameters: {error}") from error
+        found = jax.tree_util.tree_flatten_with_path(named)[0]
+        if len(found) != len(jax.tree.leaves(is_trained)):
+            raise ValueError(f"groups_of names {[leaf_name(path) for path, _ in found]}, not all the parameters")
+
+        names = list(self.l2_clip_norms)
+        of_leaf = tuple(names.index(name) for _, name in found)
+        return Groups(of_leaf, tuple(self.l2_clip_norms.values()))
+
+    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
+        """Return min(1, bound / ||g||) in each group, in the units of `AbstractClipRule.coefficient`."""
+        return clip_coefficient(norm, unit, bound)
+
+    def describe(self) -> str:
+        """Return "clipped group by group, to l2 norm C in total"."""
+        return f"clipped group by group, to l2 norm {float(self.l2_norm_bound):.6g} in total"

@@ -1,0 +1,57 @@
+"""Clip each parameter's gradient by itself."""
+
+import dataclasses
+import math
+
+import jax
+
+from gdpjax._core.checks import CLIP_NORM, check_scalar
+from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, clip_coefficient
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PerLeaf(AbstractClipRule):
+    """Clip each of the n trained leaves by itself, to C / sqrt(n), so that one example contributes at most C.
+
+    Args:
+      l2_clip_norm: the TOTAL bound C > 0 (1e-30 to 1e30), a number or a traced scalar.
+
+    Raises:
+      ValueError: the bound is not such a scalar.
+
+    Reference: McMahan, Ramage, Talwar and Zhang, arXiv:1710.06963, section 3.1.
+
+    >>> PerLeaf(1.5).l2_norm_bound
+    1.5
+    """
+
+    l2_clip_norm: Array
+
+    def __post_init__(self) -> None:
+        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
+
+    @property
+    def l2_norm_bound(self) -> Array:
+        """The largest l2 norm that one example can contribute: C."""
+        return self.l2_clip_norm
+
+    def groups(self, is_trained: PyTree) -> Groups:
+        """Return a group for each trained leaf; the others, which have no gradient, are put into the first."""
+        of_leaf = []
+        num_groups = 0
+        for trained in jax.tree.leaves(is_trained):
+            of_leaf.append(num_groups if trained else 0)
+            num_groups += bool(trained)
+
+        num_groups = max(num_groups, 1)
+        bound = self.l2_clip_norm / math.sqrt(num_groups)
+        return Groups(tuple(of_leaf), (bound,) * num_groups)
+
+    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
+        """Return min(1, bound / ||g||), in the units of `AbstractClipRule.coefficient`."""
+        return clip_coefficient(norm, unit, bound)
+
+    def describe(self) -> str:
+        """Return "clipped leaf by leaf, to l2 norm C in total"."""
+        return f"clipped leaf by leaf, to l2 norm {float(self.l2_norm_bound):.6g} in total"

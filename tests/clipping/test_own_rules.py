@@ -1,0 +1,218 @@
+"""A clipping rule of a user's own: one class, used everywhere, and held to the bound that it states."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+from gdpjax.clipping import AbstractClipRule, Groups
+
+ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Smooth(AbstractClipRule):
+    """g C / sqrt(C^2 + ||g||^2)."""
+
+    l2_clip_norm: Any
+
+    @property
+    def l2_norm_bound(self):
+        return self.l2_clip_norm
+
+    def coefficient(self, norm, unit, bound):
+        return bound / jnp.hypot(norm, bound / unit)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lying(Smooth):
+    """Contributes whatever ``factor`` says, not what the bound says."""
+
+    factor: Any = 1.0
+
+    def coefficient(self, norm, unit, bound):
+        return self.factor * bound / norm
+
+
+def fast(function):
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def loss(w, x):
+    """Its gradient at example x is x itself."""
+    return jnp.vdot(w["a"], x[:2]) + jnp.vdot(w["b"], x[2:])
+
+
+PARAMS = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)], axis=-1)
+
+
+def total_of(rule, rows):
+    return flat(fast(gdpjax.clipped_grad(loss, rule))(PARAMS, jnp.asarray(rows)))
+
+
+def rows_of_all_sizes(count=12):
+    rng = np.random.default_rng(0)
+    size = 10.0 ** rng.uniform(-4, 4, (count, 1))
+    return (rng.normal(size=(count, 5)) * size).astype(np.float32)
+
+
+def test_a_rule_is_its_definition_in_both_clips():
+    rows = rows_of_all_sizes()
+    exact = rows.astype(np.float64)
+    factors = 0.5 / np.sqrt(0.25 + np.sum(exact**2, axis=1, keepdims=True))
+    expected = np.sum(factors * exact, axis=0)
+    np.testing.assert_allclose(total_of(Smooth(0.5), rows), expected, rtol=1e-5, atol=1e-6)
+
+    clip = gdpjax.clip_and_sum(Smooth(0.5))
+    grads = {"a": jnp.asarray(rows[:, :2]), "b": jnp.asarray(rows[:, 2:])}
+    summed, _ = clip.update(grads, clip.init(PARAMS), PARAMS)
+    np.testing.assert_allclose(flat(summed), expected, rtol=1e-5, atol=1e-6)
+    assert clip.sensitivity(ADD) == gdpjax.clipped_grad(loss, Smooth(0.5)).sensitivity(ADD) == 0.5
+
+
+def test_no_row_beats_the_bound():
+    """Brute force: a row of every size, with and against the others, added to the batch."""
+    others = rows_of_all_sizes(6)
+    grad_fn = gdpjax.clipped_grad(loss, Smooth(0.5))
+    run = fast(lambda rows, is_padding: grad_fn(PARAMS, rows, is_padding=is_padding))
+    for scale in [0.0, 1e-38, 1e-20, 1e-3, 0.3, 1.0, 1e5, 1e30, 3e38, np.inf, np.nan]:
+        for direction in [np.ones(5), -others.sum(axis=0) / np.abs(others.sum(axis=0)).max()]:
+            rows = np.concatenate([others, (scale * direction)[None]]).astype(np.float32)
+            without, added = (flat(run(rows, jnp.arange(7) >= count)) for count in (6, 7))
+            assert np.linalg.norm(added - without) <= 0.5, scale
+
+
+def test_a_sweep_over_a_traced_clip_norm_compiles_once():
+    rows, traces = rows_of_all_sizes(), []
+
+    @fast
+    @jax.vmap
+    def each(clip_norm):
+        traces.append(1)
+        return gdpjax.clipped_grad(loss, Smooth(clip_norm))(PARAMS, rows)
+
+    norms = [0.1, 2.0, np.nan, -1.0]
+    swept = flat(each(jnp.array(norms)))
+    each(jnp.array(norms) + 1)
+    assert len(traces) == 1
+    for clip_norm, found in zip(norms[:2], swept[:2], strict=True):
+        np.testing.assert_allclose(found, total_of(Smooth(clip_norm), rows), rtol=1e-5, atol=1e-6)
+    assert np.isnan(swept[2:]).all()
+
+
+def plan_with(rule):
+    return gdpjax.make_plan(
+        clip=rule, max_examples=1000, expected_batch_size=50, num_steps=10, delta=1e-5, noise_multiplier=1.0
+    )
+
+
+def test_a_plan_is_saved_and_loaded_with_it():
+    plan = plan_with(Smooth(0.5))
+    text = plan.to_json()
+    assert json.loads(text)["clip"] == {"rule": "Smooth", "l2_clip_norm": 0.5}
+    again = gdpjax.Plan.from_json(text)
+    assert isinstance(again.clip, Smooth)
+    assert again.to_json() == text
+    assert "gradients scaled by the rule Smooth, to l2 norm at most 0.5, with" in plan.statement()
+    with pytest.raises(ValueError, match=r"must be one of .*Flat.*Smooth.*, got 'Other'; import the module that defi"):
+        gdpjax.Plan.from_json(text.replace("Smooth", "Other"))
+    with pytest.raises(ValueError, match="fields of the clipping rule Smooth do not fit"):
+        gdpjax.Plan.from_json(text.replace("l2_clip_norm", "l2"))
+
+
+def test_the_five_rules_are_saved_as_ever():
+    """Files written before rules could be a user's own."""
+    saved = [
+        {"rule": "Flat", "l2_clip_norm": 1.5},
+        {"rule": "PerLeaf", "l2_clip_norm": 1.5},
+        {"rule": "PerGroup", "groups_of": {"a": "x", "b": "y"}, "l2_clip_norms": {"x": 1.0, "y": 2.0}},
+        {"rule": "Normalize", "l2_clip_norm": 1.5},
+        {"rule": "AutoS", "l2_clip_norm": 1.5, "gamma": 0.25},
+    ]
+    for fields in saved:
+        rule = AbstractClipRule.from_dict(fields)
+        assert rule.to_dict() == fields
+        assert type(rule).__name__ == fields["rule"]
+        assert rule.describe() in plan_with(rule).statement()
+
+
+@pytest.mark.parametrize("factor", [1.001, 1e30, -7.0, np.inf])
+def test_a_coefficient_that_is_too_large_is_limited(factor):
+    row = np.array([[3.0, 0.0, 0.0, 4.0, 0.0]], np.float32)
+    for rows in [row, 1e-30 * row, 1e37 * row, 0 * row]:
+        assert np.linalg.norm(total_of(Lying(0.5, factor=factor), rows)) <= 0.5
+
+
+def test_a_coefficient_of_one_row_does_not_depend_on_the_others():
+    class OfTheBatch(Smooth):
+        def coefficient(self, norm, unit, bound):
+            assert norm.shape == unit.shape == ()
+            return bound / jnp.max(norm)
+
+    rows = rows_of_all_sizes(2)
+    alone = [total_of(OfTheBatch(0.5), row[None]) for row in rows]
+    np.testing.assert_allclose(total_of(OfTheBatch(0.5), rows), sum(alone), rtol=1e-5)
+
+
+def test_nan_for_some_rows_drops_them_and_a_wrong_number_is_seen():
+    class Picky(Smooth):
+        def coefficient(self, norm, unit, bound):
+            return jnp.where(norm * unit > 100, jnp.nan, super().coefficient(norm, unit, bound))
+
+    rows = np.array([[1.0, 0, 0, 0, 0], [1000.0, 0, 0, 0, 0]], np.float32)
+    np.testing.assert_allclose(total_of(Picky(0.5), rows), total_of(Smooth(0.5), rows[:1]), rtol=1e-6)
+    assert np.isnan(total_of(Lying(0.5, factor=np.nan), rows_of_all_sizes())).all()
+
+
+def lying_groups(of_leaf, bounds):
+    class LyingGroups(Smooth):
+        rule_name = f"lying {of_leaf} {len(bounds)}"
+
+        def groups(self, is_trained):
+            return Groups(of_leaf, tuple(bound * self.l2_clip_norm for bound in bounds))
+
+    return LyingGroups
+
+
+@pytest.mark.parametrize(
+    ("of_leaf", "bounds", "message"),
+    [
+        ((0, 1), (1.0, 0.1), "have bounds of 0.502494 together.*above its l2_norm_bound of 0.5"),
+        ((0,), (1.0,), "each of the 2 parameters"),
+        ((0, 1), (1.0,), "each of the 2 parameters the number of one of its 1 bounds"),
+        ((0, -1), (1.0,), "each of the 2 parameters"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(of_leaf, bounds, message):
+    with pytest.raises(ValueError, match=message):
+        total_of(lying_groups(of_leaf, bounds)(0.5), rows_of_all_sizes(2))
+
+
+def test_groups_with_traced_bounds_that_do_not_fit_give_nan():
+    run = fast(
+        lambda clip_norm, second: gdpjax.clipped_grad(loss, lying_groups((0, 1), (0.6, second))(clip_norm))(
+            PARAMS, jnp.asarray(rows_of_all_sizes(2))
+        )
+    )
+    assert np.isnan(flat(run(0.5, 0.81))).all()
+    assert np.isfinite(flat(run(0.5, 0.8))).all()
+
+
+def test_bad_rules_are_refused():
+    with pytest.raises(ValueError, match="l2_norm_bound of the clipping rule Smooth must be a finite number > 0"):
+        gdpjax.clipped_grad(loss, Smooth(-1.0))
+    with pytest.raises(ValueError, match=r"coefficient of the clipping rule Lying must be one number .* shape"):
+        total_of(Lying(0.5, factor=np.ones(2)), rows_of_all_sizes(2))
+    with pytest.raises(ValueError, match="saved under the name 'Flat' already"):
+        type("Flat", (Smooth,), {})
+    with pytest.raises(ValueError, match="traced clip norm has no JSON form"):
+        jax.jit(lambda c: Smooth(c).to_dict())(1.0)
