@@ -209,7 +209,7 @@ def _output_map(eqn: Any, inputs: dict[int, AxisMap]) -> AxisMap:
 
 def varying(made_by: dict[Any, Any], v: Any) -> tuple[bool, ...]:
     """Return for each axis of a value whether its entries may differ along it."""
-    eqn = None if isinstance(v, jex.Literal) else made_by.get(v)
-    if eqn is None:
+    maker = made_by.get(v) if not hasattr(v, "val") else None
+    if maker is None:
         return tuple(size > 1 for size in v.aval.shape)
-    return family_of(eqn).varying_axes(eqn, lambda operand: varying(made_by, eqn.invars[operand]))
+    return family_of(maker).varying_axes(maker, lambda operand: varying(made_by, maker.invars[operand]))

@@ -50,15 +50,18 @@ class Convolution(AbstractPrimitive):
     def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
         if not self.is_rewritten(eqn):
             return super().evaluate(eqn, values)
-        return [_fast_convolution.forward(_fast_convolution.layout_of(eqn), *values)]
+        x, kernel = values
+        return [_fast_convolution.forward(_fast_convolution.layout_of(eqn), x, kernel)]
 
     def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        return [_fast_convolution.convolve(eqn, *values)]
+        x, kernel = values
+        return [_fast_convolution.convolve(eqn, x, kernel)]
 
     def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
         if not self.is_rewritten(eqn):
             return super().data_gradient(eqn, operand, values, s)
-        return _fast_convolution.input_gradient(_fast_convolution.layout_of(eqn), *values, s)
+        x, kernel = values
+        return _fast_convolution.input_gradient(_fast_convolution.layout_of(eqn), x, kernel, s)
 
 
 def _window(eqn: Any) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class ScatterAdd(AbstractPrimitive):
             return None
         is_whole_row = tuple(rows.aval.shape[axis] for axis in numbers.update_window_dims) == tuple(shape[1:])
         is_first_axis = tuple(numbers.inserted_window_dims) == tuple(numbers.scatter_dims_to_operand_dims) == (0,)
-        is_constant = isinstance(index, jex.Literal) or isinstance(rows, jex.Literal)
+        is_constant = any(isinstance(v, jex.Literal) for v in (index, rows))
         if is_constant or numbers.operand_batching_dims or not (is_whole_row and is_first_axis):
             return None
         dtype = rows.aval.dtype

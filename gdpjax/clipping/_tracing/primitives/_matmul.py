@@ -98,7 +98,8 @@ class Matmul(AbstractPrimitive):
             times = math.prod(moved.shape[:num_contracted])
             factors.append(moved.reshape(times, *moved.shape[num_contracted:]))
             axes += [(kind, position) for position in range(len(free))]
-        return Outer(*factors, tuple(axes))
+        left, right = factors
+        return Outer(left, right, tuple(axes))
 
 
 def _through_product(outer: Outer, eqn: Any, operand: int, other: Array) -> Outer | None:
