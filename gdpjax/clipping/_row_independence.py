@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 
-from gdpjax.clipping._ghost._jaxpr import CALLS, CUSTOM, REMAT, Scan, opened, scan_of
 from gdpjax.clipping._known_primitives import CALLBACKS, CLASS_PRIMITIVES, COLLECTIVES, ONE_EXAMPLE, OPAQUE, RANDOM
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Scan, opened, scan_of
 
 _GENERATORS_FOR_ALL_ROWS = {"key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """Dtypes of keys from which vmap draws the bits of all rows by the key of row 0, and the names of their generators."""

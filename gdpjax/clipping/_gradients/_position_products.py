@@ -26,12 +26,12 @@ import numpy as np
 
 from gdpjax._core.trees import power_of_two, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._factors import Axis, arrange
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._gram_norms import gram_squared_norms
 from gdpjax.clipping._gradients._running_sum import RunningSum
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, largest_exponent, wide
 from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._weight_axes import Axis, arrange
 
 _PIECE = 2**19
 """Entries of one row's product that are computed and added at a time: they should stay in a cache."""
