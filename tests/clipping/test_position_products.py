@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gdpjax
 from gdpjax.clipping._clipped_sum import sum_of_rows
 from gdpjax.clipping._gradients import PositionProducts, RowWeights, TiedTable, _gram_norms, _position_products
 from gdpjax.clipping._gradients._gram_norms import gram_squared_norms
@@ -331,3 +332,38 @@ def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
         least, checked = min(least, (seen / np.maximum(exact, 1e-300)).min()), checked + rows
     assert checked >= 100_000
     assert least < 1.001  # the bound is not a loose one everywhere
+
+
+# From the loss to the sum.
+
+
+def head_loss(params, tokens):
+    hidden = jnp.tanh(params["table"][tokens] @ params["mix"])
+    logits = hidden @ params["head"]
+    return -jnp.sum(jax.nn.log_softmax(logits)[jnp.arange(len(tokens)), tokens])
+
+
+def tied_loss(params, tokens):
+    hidden = jnp.tanh(params["table"][tokens] @ params["mix"])
+    logits = hidden @ params["table"].T
+    return -jnp.sum(jax.nn.log_softmax(logits)[jnp.arange(len(tokens)), tokens])
+
+
+@pytest.mark.parametrize(("loss", "name"), [(head_loss, "head"), (tied_loss, "table")])
+@pytest.mark.parametrize("strategy", ["auto", "ghost"])
+def test_a_large_head_is_kept_as_products_at_positions(loss, name, strategy):
+    rng = np.random.default_rng(13)
+    shapes = {"table": (90, 40), "mix": (40, 40), "head": (40, 90)}
+    used = {key: shape for key, shape in shapes.items() if loss is head_loss or key != "head"}
+    params = {key: jnp.asarray(rng.normal(size=shape) / 6, jnp.float32) for key, shape in used.items()}
+    tokens = rng.integers(0, 90, size=(6, 3))
+    by_rows = gdpjax.clipped_grad(loss, 0.5, strategy="vmap")
+    with mock.patch.object(_position_products, "_LEAST_ENTRIES", 2000):
+        leaves = {leaf.name: leaf for leaf in gdpjax.explain(loss, params, tokens, strategy=strategy).leaves}
+        assert leaves[f"['{name}']"].method.startswith("outer products at 3 positions")
+        assert leaves["['mix']"].method == "formed"
+        found = jax.jit(gdpjax.clipped_grad(loss, 0.5, strategy=strategy, microbatch_size=4))(params, tokens)
+    expected = jax.jit(by_rows)(params, tokens)
+    for key in params:
+        np.testing.assert_allclose(found[key], expected[key], rtol=2e-3, atol=1e-5)
+    assert gdpjax.explain(loss, params, tokens).leaves[0].method != leaves[f"['{name}']"].method
