@@ -156,7 +156,7 @@ def better_formed(plan: Plan) -> dict[int, str]:
     for leaf in plan.flow.tapped:
         sites = plan.sites_of(leaf)
         pays = [_pays(site, use) for site, use in zip(sites, plan.uses_of(leaf), strict=True)]
-        if sites and not any(pays):
+        if sites and not any(pays) and not plan.keeps_positions(leaf):
             found[leaf] = f"a sum of {sum(site.num_products for site in sites)} outer products"
     return found
 

@@ -5,6 +5,7 @@ times cotangents, added up over the positions t at which W is used. There is a f
 
 * `Outer` keeps the two factors of such a sum;
 * `Sparse` is the gradient of a table: the rows that were looked up, and what each of them gets;
+* `Tied` is the sum of both, for a table that is looked up and multiplied with;
 * `Full` is the gradient itself;
 * `Weighted` is an `Outer` times a matrix, entry by entry, on its way to a sum over some of its axes, for which no
   product has to be formed.
@@ -24,7 +25,15 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients, OuterProducts, TableRows
+from gdpjax.clipping._gradients import (
+    AbstractRowGradients,
+    FormedGradients,
+    OuterProducts,
+    PositionProducts,
+    TableRows,
+    TiedTable,
+    positions_pay,
+)
 from gdpjax.clipping._weight_axes import Axis, arrange, axes_of_kind
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -182,7 +191,9 @@ class Outer(AbstractFactor):
 
     def compact(self, shape: tuple[int, ...]) -> AbstractFactor:
         # The norm of one product is the product of two norms; only a sum of several can cancel.
-        return self if self.num_products == 1 else Full(self.formed(shape))
+        left, right = self.matrices()
+        is_kept = self.num_products == 1 or positions_pay(self.num_products, left.shape[-1], right.shape[-1])
+        return self if is_kept else Full(self.formed(shape))
 
     def joined(self, others: Sequence[AbstractFactor]) -> "Outer | None":
         every = [self, *(other for other in others if isinstance(other, Outer) and other.axes == self.axes)]
@@ -202,9 +213,11 @@ class Outer(AbstractFactor):
             axes.append((kind, position + 1 if kind == "b" else position))
         return Outer(jnp.swapaxes(self.left, 0, 1), jnp.swapaxes(self.right, 0, 1), tuple(axes))
 
-    def row_gradients(self, shape: tuple[int, ...]) -> OuterProducts:
-        left, right = jax.vmap(Outer.matrices)(self)  # [N, K, T, d] and [N, K, T, p], with T = 1
-        return OuterProducts(left[:, :, 0], right[:, :, 0], self.axes, shape)
+    def row_gradients(self, shape: tuple[int, ...]) -> AbstractRowGradients:
+        left, right = jax.vmap(Outer.matrices)(self)  # [N, K, T, d] and [N, K, T, p]
+        if left.shape[2] == 1:
+            return OuterProducts(left[:, :, 0], right[:, :, 0], self.axes, shape)
+        return PositionProducts(jnp.swapaxes(left, 1, 2), jnp.swapaxes(right, 1, 2), self.axes, shape)
 
     def with_axes(self, axes: Sequence[Axis]) -> "Outer":
         """Return the same factors for a weight whose axes are in another order."""
@@ -275,6 +288,47 @@ class Outer(AbstractFactor):
 @final
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Tied(AbstractFactor):
+    """The gradient of a table that is multiplied with and of which rows are looked up.
+
+    Attributes:
+      outer: the gradient of the multiplications.
+      sparse: that of the look-ups.
+    """
+
+    outer: Outer
+    sparse: Sparse
+
+    def formed(self, shape: tuple[int, ...]) -> Array:
+        return self.outer.formed(shape) + self.sparse.formed(shape)
+
+    def scaled(self, scale: Array) -> "Tied":
+        return Tied(self.outer.scaled(scale), self.sparse.scaled(scale))
+
+    def compact(self, shape: tuple[int, ...]) -> AbstractFactor:
+        num_positions = self.outer.num_products + self.sparse.rows.shape[0]
+        is_kept = self._has_rows_apart and positions_pay(num_positions, shape[0], math.prod(shape[1:]))
+        return self if is_kept else Full(self.formed(shape))
+
+    @property
+    def _has_rows_apart(self) -> bool:
+        """Whether one of the factors runs over the rows of the table, and the other one over all other axes."""
+        kinds = [kind for kind, _ in self.outer.axes]
+        return "b" not in kinds and kinds[0] not in kinds[1:]
+
+    def row_gradients(self, shape: tuple[int, ...]) -> TiedTable:
+        outer = jax.vmap(Outer.in_order)(self.outer)
+        along_rows, others = outer.left, outer.right
+        if outer.axes[0][0] == "r":
+            along_rows, others = others, along_rows
+        others = others.reshape(*others.shape[:2], -1)
+        values = self.sparse.values.reshape(*self.sparse.values.shape[:2], -1)
+        return TiedTable(along_rows, others, self.sparse.rows, values, shape)
+
+
+@final
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Weighted(AbstractFactor):
     """The entries of an outer product times those of a matrix.
 
@@ -324,6 +378,15 @@ def added(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> Abstract
     joined = first.joined(others)
     if joined is not None:
         return joined
+
+    # A table that is looked up and multiplied with.
+    products = [factor for factor in factors if isinstance(factor, Outer)]
+    lookups = [factor for factor in factors if isinstance(factor, Sparse)]
+    if products and lookups and len(products) + len(lookups) == len(factors):
+        outer, sparse = added(products, shape), added(lookups, shape)
+        if isinstance(outer, Outer) and isinstance(sparse, Sparse):
+            return Tied(outer, sparse)
+
     total = first.formed(shape)
     for factor in others:
         total = total + factor.formed(shape)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._custom_derivatives import DerivativeRule, RuleGradient, derivative_rule, rule_gradient
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Sparse, Weighted
+from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse, Weighted
 from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Frame, needed, scan_of
 from gdpjax.clipping._tracing.primitives import family_of
 
@@ -83,6 +83,18 @@ class AbstractSite(abc.ABC):
     @abc.abstractmethod
     def num_lookups(self) -> int:
         """How many rows are looked up for an example."""
+
+    @property
+    def factor_sizes(self) -> tuple[int, int] | None:
+        """Numbers of entries of the two factors of an outer product, or None where the gradient is no sum of these."""
+        if self.is_formed:
+            return None
+        values = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self.carried]
+        factor = jax.eval_shape(self.factor, values)
+        if not isinstance(factor, Outer):
+            return None
+        left, right = jax.eval_shape(Outer.matrices, factor)
+        return left.shape[-1], right.shape[-1]
 
     @property
     def is_matmul(self) -> bool:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._gradients import AbstractRowGradients, with_shared_terms
+from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, with_shared_terms
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, added
 from gdpjax.clipping._tracing._jaxprs import Frame
@@ -95,7 +95,17 @@ class Plan(NamedTuple):
         """Return whether the gradient of a parameter is formed, as far as the plan alone can say."""
         if not self.is_tapped(leaf) or any(site.is_formed for site in self.sites_of(leaf)):
             return True
-        return self.num_positions(leaf) > 1
+        return self.num_positions(leaf) > 1 and not self.keeps_positions(leaf)
+
+    def keeps_positions(self, leaf: int) -> bool:
+        """Return whether a gradient that is a sum of outer products stays one, as far as the plan alone can say."""
+        sites = self.sites_of(leaf)
+        sizes = {site.factor_sizes for site in sites if not site.is_lookup}
+        if len(sizes) != 1 or None in sizes:
+            return False
+        ((left, right),) = sizes
+        num_lookups = sum(site.num_lookups for site in sites)
+        return positions_pay(self.num_positions(leaf) + num_lookups, left, right)
 
     @property
     def is_scaled(self) -> bool:
