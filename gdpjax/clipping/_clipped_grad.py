@@ -12,7 +12,7 @@ no other row depends on it. `ClippedGrad.__call__` takes these steps, and each h
 3. choose how the gradients of a chunk of rows are computed and held (`_planner`);
 4. clip the rows and add them up, chunk by chunk (`_clipped_sum`);
 5. add the sums of several devices, where the batch is on a mesh (`_devices`);
-6. note the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_calls`).
+6. record the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_core.provenance`).
 """
 
 import dataclasses
@@ -22,14 +22,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_flag
+from gdpjax._core.arguments import check_flag, check_static_size
+from gdpjax._core.provenance import Provenance
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
 from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
+from gdpjax.clipping._loss_checks import refuse_call_as_schedule
 from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
@@ -137,7 +138,7 @@ def clipped_grad(
         max_batch_size=max_batch_size,
         return_info=return_info,
         constant_work=check_flag("constant_work", constant_work),
-        calls=Calls(max_batch_size),
+        provenance=Provenance(),
     )
 
 
@@ -174,7 +175,7 @@ class ClippedGrad:
       max_batch_size: the largest number of rows of any call, or None.
       return_info: whether a call returns `ClipInfo` too.
       constant_work: whether chunks of rows that hold only padding are computed.
-      calls: the sums that were made, for `gdpjax.privatize`.
+      provenance: the sums that were made, for `gdpjax.privatize`.
     """
 
     spec: LossSpec
@@ -184,7 +185,7 @@ class ClippedGrad:
     max_batch_size: int | None
     return_info: bool
     constant_work: bool
-    calls: Calls
+    provenance: Provenance
 
     def __repr__(self) -> str:
         name = getattr(self.spec.loss_fn, "__name__", type(self.spec.loss_fn).__name__)
@@ -237,7 +238,7 @@ class ClippedGrad:
 
         # Leaves that are not trained get exact zeros.
         total = merge_leaves(call.params, call.is_trained, sums)
-        self.calls.note(total, budget, call.batch_size)
+        self.provenance.record(total, call.batch_size, num_devices)
         return (total, info) if self.return_info else total
 
     def _sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
@@ -286,7 +287,7 @@ class ClippedGrad:
         engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         total = merge_leaves(call.params, call.is_trained, zeros)
-        self.calls.note(total, None, 0)
+        self.provenance.record(total, num_rows=0)
         if not self.return_info:
             return total
 
