@@ -71,11 +71,12 @@ def clipped_grad(
       has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
         the norm. Integer leaves are never differentiated.
-      strategy: how gradients are computed; all give the same sum. "vmap": per-example gradients, all at once.
-        "microbatch": those, in a scan over chunks. "ghost": activations and cotangents read off the loss wherever
-        they meet a parameter, and no per-example gradient where those are one outer product or rows of a table.
-        "auto" (default): taps where that pays, per leaf, and chunks, both from static shapes. See `explain`.
-      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" what fits.
+      strategy: how gradients are computed; all strategies give the same sum. "vmap" forms the gradient of every example
+        at once, "microbatch" those of a chunk of rows at a time. "ghost" reads the activations and cotangents off the
+        loss wherever they meet a parameter, and forms no per-example gradient where these are one outer product or rows
+        of a table. "auto" (default) does so for each parameter for which it pays, judged by shapes. See `explain`.
+      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" as many
+        as fit.
       max_batch_size: largest number of rows (padding included) of any call, or of the logical batch where sums are
         added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
         holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.
@@ -83,7 +84,6 @@ def clipped_grad(
       shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
         them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each
         example, and then every example would see all rows.
-
       constant_work: compute chunks of rows that hold only padding too. By default they are skipped, so that the time of
         a call tells how many chunks of its batch held an example. The number of examples of a Poisson batch is private:
         set this where somebody outside can observe how long a step takes.
@@ -291,11 +291,5 @@ class ClippedGrad:
         if not self.return_info:
             return total
 
-        # The diagnostics have the shapes of those of a batch, with no rows.
-        def losses_and_aux() -> Any:
-            _, extra = engine.gradients(batch_rows(call), jnp.zeros(0, jnp.int32))
-            return extra
-
-        shapes = jax.eval_shape(losses_and_aux)
-        values, aux = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        values, aux = engine.no_outputs(0)
         return total, ClipInfo(values, jnp.zeros(0, values.dtype), aux, jnp.zeros(0, bool))
