@@ -47,6 +47,16 @@ def check_count(name: str, value: Any, *, least: int = 1, most: int = MOST_INDEX
     return int(check_number(name, value, Domain(f"a whole number >= {least}", inside, most)))
 
 
+def check_static_size(name: str, size: Any) -> None:
+    """ValueError unless ``size`` is None or a whole number >= 1 that is known before compiling."""
+    if size is None or (isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1):
+        return
+    advice = ""
+    if isinstance(size, jax.Array):
+        advice = f"; it decides shapes and rounding, so under optax.inject_hyperparams list {name} in static_args"
+    raise ValueError(f"{name} must be a whole number >= 1, got {shown(size)}{advice}")
+
+
 def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
     """``value``, an argument's number or several, as a tuple of ints."""
     numbers = value if isinstance(value, tuple | list | range) else (value,)

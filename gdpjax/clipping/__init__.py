@@ -1,26 +1,34 @@
 """Bounding each example's gradient: transformations of a loss function."""
 
+from gdpjax.clipping._accumulation import AccumulationCharge, accumulation_charge, charge_of_sum
 from gdpjax.clipping._augmentation import average_augmentations
+from gdpjax.clipping._clip_rows import ClippedRows, clip_rows
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad
 from gdpjax.clipping._explain import explain
 from gdpjax.clipping._per_example_grad import per_example_grad
 from gdpjax.clipping._rules import AbstractClipRule, AutoS, Flat, Groups, Normalize, PerGroup, PerLeaf, as_rule
-from gdpjax.clipping._sensitivity import Sensitivity
+from gdpjax.clipping._sensitivity import Sensitivity, rule_sensitivity
 
 __all__ = [
     "AbstractClipRule",
+    "AccumulationCharge",
     "AutoS",
     "ClipInfo",
     "ClippedGrad",
+    "ClippedRows",
     "Flat",
     "Groups",
     "Normalize",
     "PerGroup",
     "PerLeaf",
     "Sensitivity",
+    "accumulation_charge",
     "as_rule",
     "average_augmentations",
+    "charge_of_sum",
+    "clip_rows",
     "clipped_grad",
     "explain",
     "per_example_grad",
+    "rule_sensitivity",
 ]

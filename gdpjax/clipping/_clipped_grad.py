@@ -12,7 +12,7 @@ no other row depends on it. `ClippedGrad.__call__` takes these steps, and each h
 3. choose how the gradients of a chunk of rows are computed and held (`_planner`);
 4. clip the rows and add them up, chunk by chunk (`_clipped_sum`);
 5. add the sums of several devices, where the batch is on a mesh (`_devices`);
-6. note the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_calls`).
+6. record the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_core.provenance`).
 """
 
 import dataclasses
@@ -22,14 +22,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_flag
+from gdpjax._core.arguments import check_flag, check_static_size
+from gdpjax._core.provenance import Provenance
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._calls import Calls, check_static_size, refuse_call_as_schedule
 from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
+from gdpjax.clipping._loss_checks import refuse_call_as_schedule
 from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
@@ -70,11 +71,12 @@ def clipped_grad(
       has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
         the norm. Integer leaves are never differentiated.
-      strategy: how gradients are computed; all give the same sum. "vmap": per-example gradients, all at once.
-        "microbatch": those, in a scan over chunks. "ghost": activations and cotangents read off the loss wherever
-        they meet a parameter, and no per-example gradient where those are one outer product or rows of a table.
-        "auto" (default): taps where that pays, per leaf, and chunks, both from static shapes. See `explain`.
-      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" what fits.
+      strategy: how gradients are computed; all strategies give the same sum. "vmap" forms the gradient of every example
+        at once, "microbatch" those of a chunk of rows at a time. "ghost" reads the activations and cotangents off the
+        loss wherever they meet a parameter, and forms no per-example gradient where these are one outer product or rows
+        of a table. "auto" (default) does so for each parameter for which it pays, judged by shapes. See `explain`.
+      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" as many
+        as fit.
       max_batch_size: largest number of rows (padding included) of any call, or of the logical batch where sums are
         added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
         holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.
@@ -82,7 +84,6 @@ def clipped_grad(
       shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
         them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each
         example, and then every example would see all rows.
-
       constant_work: compute chunks of rows that hold only padding too. By default they are skipped, so that the time of
         a call tells how many chunks of its batch held an example. The number of examples of a Poisson batch is private:
         set this where somebody outside can observe how long a step takes.
@@ -137,7 +138,7 @@ def clipped_grad(
         max_batch_size=max_batch_size,
         return_info=return_info,
         constant_work=check_flag("constant_work", constant_work),
-        calls=Calls(max_batch_size),
+        provenance=Provenance(),
     )
 
 
@@ -174,7 +175,7 @@ class ClippedGrad:
       max_batch_size: the largest number of rows of any call, or None.
       return_info: whether a call returns `ClipInfo` too.
       constant_work: whether chunks of rows that hold only padding are computed.
-      calls: the sums that were made, for `gdpjax.privatize`.
+      provenance: the sums that were made, for `gdpjax.privatize`.
     """
 
     spec: LossSpec
@@ -184,7 +185,7 @@ class ClippedGrad:
     max_batch_size: int | None
     return_info: bool
     constant_work: bool
-    calls: Calls
+    provenance: Provenance
 
     def __repr__(self) -> str:
         name = getattr(self.spec.loss_fn, "__name__", type(self.spec.loss_fn).__name__)
@@ -237,7 +238,7 @@ class ClippedGrad:
 
         # Leaves that are not trained get exact zeros.
         total = merge_leaves(call.params, call.is_trained, sums)
-        self.calls.note(total, budget, call.batch_size)
+        self.provenance.record(total, call.batch_size, num_devices)
         return (total, info) if self.return_info else total
 
     def _sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
@@ -286,15 +287,9 @@ class ClippedGrad:
         engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         total = merge_leaves(call.params, call.is_trained, zeros)
-        self.calls.note(total, None, 0)
+        self.provenance.record(total, num_rows=0)
         if not self.return_info:
             return total
 
-        # The diagnostics have the shapes of those of a batch, with no rows.
-        def losses_and_aux() -> Any:
-            _, extra = engine.gradients(batch_rows(call), jnp.zeros(0, jnp.int32))
-            return extra
-
-        shapes = jax.eval_shape(losses_and_aux)
-        values, aux = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        values, aux = engine.no_outputs(0)
         return total, ClipInfo(values, jnp.zeros(0, values.dtype), aux, jnp.zeros(0, bool))

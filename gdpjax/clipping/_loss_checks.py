@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.arguments import check_array
 from gdpjax._core.keys import varying_axes
 from gdpjax._core.shown import shown
+from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._batch_statistics import refuse_statistics
 
 
 def check_parameters(params: PyTree, trainable: PyTree | None) -> tuple[bool, ...]:
@@ -156,3 +157,13 @@ def refuse_batch_norm_error(error: Exception) -> None:
             "would let one example reach every gradient: use GroupNorm or LayerNorm, or call model.eval() to use "
             "the frozen statistics of a public data set"
         ) from error
+
+
+def refuse_call_as_schedule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse one number as the only argument, which is how optax.inject_hyperparams calls every function."""
+    if len(args) == 1 and not kwargs and np.ndim(args[0]) == 0 and hasattr(args[0], "dtype"):
+        raise ValueError(
+            "the clipped_grad function was called with one number, as a schedule is: under optax.inject_hyperparams "
+            'name it in static_args, such as optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", '
+            '"key", "ledger_capacity", "nesterov")) (for gdpjax.privatize: "clip")'
+        )

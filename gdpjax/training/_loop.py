@@ -33,9 +33,9 @@ import optax
 from gdpjax._core.arguments import check_array, check_callable, check_count, check_flag, check_instance, check_tree
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.shown import shown
+from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
-from gdpjax.clipping._batch_statistics import refuse_statistics
 from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
 from gdpjax.training._data import Data, place, rows_of

@@ -1,23 +1,30 @@
-"""Gradient accumulation: clipped sums of microbatches are added up, and the private step is taken once.
+"""Gradient accumulation: add up the clipped sums of microbatches, and take the private step once.
+
+    tx = accumulate_clipped(gdpjax.dpsgd(0.1, clipped_by=grad_fn, ...), num_microbatches=4)
+    for rows in microbatches:                                        # 4 of them make a logical batch
+        updates, state = tx.update(grad_fn(params, rows), state, params)   # zeros, zeros, zeros, the private update
 
 A logical batch of K microbatches is one release. Its clipped sum is the sum of the microbatches' clipped sums, whatever
 examples are in which, so one example changes it by what it changes the sum of one big batch by. Noise, division by the
 expected size and the ledger's event all belong to the *logical* batch. (Noise for each microbatch would be K events; a
 mean over microbatches, as optax.MultiSteps takes, would divide a sum that is to be divided once.)
 
-What remains is rounding. It is not enough that each sum's own sensitivity covers its rounding: where an added example
-moves the others up one slot, as in a batch that `poisson_sample` draws, every later microbatch hands one example on to
+What remains is rounding. It is not enough that each sum's own sensitivity covers its rounding. Where an added example
+moves the others up one slot, as in a batch that `poisson_sample` draws, every later microbatch passes one example on to
 the next, and all K sums are of other rows than before and rounded differently. So all their errors count, and that of
-adding them up: in float32 or wider, as an unevaluated sum hi + lo in which the error of each addition is kept, rounded
-once at the end. `clipping/_clip.py` derives the factor >= 1 by which the logical sum can then move further than a
-microbatch's: 1.00001 for 4 microbatches of 8 rows in a small model. The state adds up what each sum contributes to it,
-from the rows of that very sum, and `privatize` multiplies its noise by it. With ``max_batch_size`` of the logical
-batch's rows given to what clips, the clip's slack holds nearly all of it, and the result is that of one big batch up to
-rounding and 2.1 u per row. A factor above 1.01 is refused. A `Sensitivity` stated by hand is taken as that of the
-accumulated sum, rounding included.
+adding them up. They are added in float32 or wider, as an unevaluated sum hi + lo in which the error of each addition is
+kept, and rounded once at the end. The logical sum can then move further than a microbatch's by a factor of 1 or more:
+1.00001 for 4 microbatches of 8 rows in a small model. `gdpjax.clipping.accumulation_charge` computes what each sum
+contributes to it from static arguments, the state adds the contributions up, and `privatize` multiplies its noise by
+the factor. A factor above 1.01 is refused.
 
-How many rows a sum has is known where the clip is called under the same `jax.jit` as ``update``. A sum from elsewhere
-is taken to have ``max_batch_size`` rows, the most that it can have, and refused without that.
+With ``max_batch_size`` of the logical batch's rows given to what clips, the clip's slack holds nearly all of the
+factor, and the result is that of one big batch up to rounding and 2.1 u per row. A `Sensitivity` stated by hand is
+taken as that of the accumulated sum, rounding included.
+
+The rows of a microbatch are told by ``microbatch_rows``. Without it they are those of the very sum, where the clip is
+called under the same `jax.jit` as ``update``; a sum from elsewhere is taken to have ``max_batch_size`` rows, the most
+that it can have, and refused without that.
 
 Between releases the state holds a clipped sum without noise. It is private: release no checkpoint of it but one taken
 after a whole logical batch. An unfinished batch at the end of a run is never released, and never recorded.
@@ -30,12 +37,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gdpjax._core.arguments import check_static_size
 from gdpjax._core.checks import Domain, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import compensated_add, is_floating, leaf_name, two_sum, wide_dtype
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._calls import Charge
-from gdpjax.ledger._state import round_toward
+from gdpjax.clipping import AccumulationCharge
+from gdpjax.ledger import round_toward
 from gdpjax.transforms._noise import Accumulation, check_leaves
 
 _MICROBATCHES = Domain("a whole number from 1 to 65536", lambda n: (n >= 1) & (n <= 2**16) & (n == n // 1))
@@ -43,18 +51,30 @@ _MICROBATCHES = Domain("a whole number from 1 to 65536", lambda n: (n >= 1) & (n
 
 
 class AccumulateState(NamedTuple):
-    """State of `accumulate_clipped`. ``total`` and ``error`` are private: sums without noise."""
+    """State of `accumulate_clipped`.
 
-    microstep: Array  # int32, sums added since the last release
+    Attributes:
+      microstep: int32, the sums added since the last release.
+      total: the clipped sum so far, without noise: private.
+      error: what the additions lost, so that ``total + error`` is exact; private too.
+      row: the largest norm of a row of the last sum, in clip norms.
+      rounding: what all roundings since the last release can move the total by, in clip norms.
+      inner_state: the state of the private transformation.
+    """
+
+    microstep: Array
     total: PyTree
     error: PyTree
-    row: Array  # float, the largest norm of a row of the last sum, in clip norms
-    rounding: Array  # float, what all roundings since the last release can move the total by, in clip norms
+    row: Array
+    rounding: Array
     inner_state: PyTree
 
 
 def accumulate_clipped(
-    tx: optax.GradientTransformation, num_microbatches: int
+    tx: optax.GradientTransformation,
+    num_microbatches: int,
+    *,
+    microbatch_rows: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Add up the clipped sums of microbatches and call ``tx`` once for each logical batch.
 
@@ -64,14 +84,18 @@ def accumulate_clipped(
       tx: a chain that begins with `privatize` (`gdpjax.dpsgd` with clipped_by is one), with sampling_prob and
         expected_batch_size of the LOGICAL batch.
       num_microbatches: K, static, from 1 to 65536: the calls of ``update`` that make a logical batch.
+      microbatch_rows: rows of each microbatch, padding included, static; it decides how much rounding is allowed for.
+        A sum of more rows is refused where that can be seen; where it cannot, as the sum was made outside the compiled
+        function that calls ``update``, this number is believed, so it must be exact. None: the rows of the very sum
+        where they can be seen, else the ``max_batch_size`` of what clipped.
 
     Returns:
       An optax transformation whose ``update(clipped_sum, state, params)`` gives exact zeros K - 1 times of K. It works
       under jit, scan, vmap and donation. `ledger_of` reads its state: one event step for each logical batch.
 
     Raises:
-      ValueError: num_microbatches is not such a number, no single `privatize` in tx, leaves that are not the
-        parameters', a sum wider than float32 for float32 parameters, a rounding allowance above 1%.
+      ValueError: num_microbatches or microbatch_rows is not such a number, no single `privatize` in tx, leaves that are
+        not the parameters', a sum wider than float32 for float32 parameters, a rounding allowance above 1%.
 
     Reference: Abadi et al., arXiv:1607.00133, section 3.1 (lots made of batches).
 
@@ -95,99 +119,132 @@ def accumulate_clipped(
             "optax.inject_hyperparams list it in static_args"
         )
     check("num_microbatches", num_microbatches, _MICROBATCHES)
+    check_static_size("microbatch_rows", microbatch_rows)
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
         raise ValueError(f"tx must be an optax transformation such as gdpjax.dpsgd(...), got {shown(tx)}")
-    size, inner = int(num_microbatches), optax.with_extra_args_support(tx)
+    num_sums = int(num_microbatches)
+    private = optax.with_extra_args_support(tx)
 
     def init(params: PyTree) -> AccumulateState:
-        # Two trees of zeros that share no buffer: a donated one must not take the other with it.
-        total, error = (jax.tree.map(_zeros, params) for _ in range(2))
-        row, rounding = (jnp.zeros((), float) for _ in range(2))
-        return AccumulateState(jnp.zeros((), jnp.int32), total, error, row, rounding, tx.init(params))
+        # The trees of zeros share no buffer: a donated one must not take the other with it.
+        return AccumulateState(
+            microstep=jnp.zeros((), jnp.int32),
+            total=jax.tree.map(_zeros, params),
+            error=jax.tree.map(_zeros, params),
+            row=jnp.zeros((), float),
+            rounding=jnp.zeros((), float),
+            inner_state=tx.init(params),
+        )
 
     def update(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
     ) -> tuple[PyTree, AccumulateState]:
         check_leaves(updates, params)
-        total, error = _added(state.total, state.error, updates)
+        total, error = _add(state.total, state.error, updates)
 
         def release(inner_state: PyTree, accumulation: Accumulation) -> tuple[PyTree, PyTree]:
-            # ``total`` is rounded from the unevaluated sum already: two_sum leaves less than half a unit in ``error``.
-            result = inner.update(total, inner_state, params, accumulation=accumulation, **extra_args)
-            _check_taken(accumulation)
-            return result
+            # ``total`` is the sum rounded once: two_sum leaves less than half a unit in ``error``.
+            released = private.update(total, inner_state, params, accumulation=accumulation, **extra_args)
+            _check_one_private(accumulation)
+            return released
 
-        # The first evaluation, of shapes alone, asks the clip what this sum costs; the second one releases.
-        question = Accumulation(size, updates, total)
+        def wait(inner_state: PyTree) -> tuple[PyTree, PyTree]:
+            zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+            return zeros, inner_state
+
+        # Evaluate the release in shapes alone, so that the private transform says what this sum costs.
+        question = Accumulation(num_sums, microbatch_rows, updates, total)
         shapes, inner_shapes = jax.eval_shape(lambda inner_state: release(inner_state, question), state.inner_state)
-        row, rounding = _charged(state, question.charge)
-        answer = Accumulation(size, updates, total, factor=jnp.maximum(1, _up(row + rounding)))
-        inner_state = jax.tree.map(_as_dtype, state.inner_state, inner_shapes)
-        wait = lambda inner_state: (jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), inner_state)  # noqa: E731
-        full = state.microstep + 1 >= size
-        released, inner_state = jax.lax.cond(full, lambda inner_state: release(inner_state, answer), wait, inner_state)
+        row, rounding = _add_charge(state, question.charge)
+
+        # Release the total if it is complete, with the sensitivity that the charges add up to.
+        factor = jnp.maximum(1, _next_larger(row + rounding))
+        answer = Accumulation(num_sums, microbatch_rows, updates, total, factor)
+        is_complete = state.microstep + 1 >= num_sums
+        released, inner_state = jax.lax.cond(
+            is_complete,
+            lambda inner_state: release(inner_state, answer),
+            wait,
+            jax.tree.map(_as_dtype, state.inner_state, inner_shapes),
+        )
 
         # After a release the sums start at zero again.
-        emptied = lambda tree: jax.tree.map(lambda leaf: jnp.where(full, jnp.zeros_like(leaf), leaf), tree)  # noqa: E731
-        microstep = jnp.where(full, 0, state.microstep + 1)
-        after = AccumulateState(microstep, emptied(total), emptied(error), row, emptied(rounding), inner_state)
-        return released, after
+        def emptied(tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda leaf: jnp.where(is_complete, jnp.zeros_like(leaf), leaf), tree)
+
+        return released, AccumulateState(
+            microstep=jnp.where(is_complete, 0, state.microstep + 1),
+            total=emptied(total),
+            error=emptied(error),
+            row=row,
+            rounding=emptied(rounding),
+            inner_state=inner_state,
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _zeros(leaf: Array) -> Array:
+    """Return zeros shaped like a parameter, in the dtype of its sums."""
     return jnp.zeros(jnp.shape(leaf), wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf))
 
 
 def _as_dtype(leaf: Array, like: Any) -> Array:
-    """A restored state may hold other types than the step gives, and both branches of a cond must agree."""
+    """Return ``leaf`` in the dtype of ``like``: a restored state may hold other types than both branches agree on."""
     return leaf if jnp.result_type(leaf) == like.dtype else jnp.asarray(leaf, like.dtype)
 
 
-def _added(total: PyTree, error: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
-    """The unevaluated sum total + error, with ``updates`` added."""
+def _add(total: PyTree, error: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the unevaluated sum total + error with ``updates`` added."""
     paths, structure = jax.tree_util.tree_flatten_with_path(total)
-    pairs = [
-        _add_leaf(leaf_name(path), hi, lo, update)
-        for (path, hi), lo, update in zip(paths, jax.tree.leaves(error), jax.tree.leaves(updates), strict=True)
-    ]
-    totals, errors = zip(*pairs, strict=True)
-    return jax.tree.unflatten(structure, totals), jax.tree.unflatten(structure, errors)
+    errors, added = jax.tree.leaves(error), jax.tree.leaves(updates)
+    new_totals, new_errors = [], []
+    for (path, high), low, update in zip(paths, errors, added, strict=True):
+        new_high, new_low = _add_leaf(leaf_name(path), high, low, update)
+        new_totals.append(new_high)
+        new_errors.append(new_low)
+    return jax.tree.unflatten(structure, new_totals), jax.tree.unflatten(structure, new_errors)
 
 
-def _add_leaf(name: str, hi: Array, lo: Array, update: Array) -> tuple[Array, Array]:
-    if not is_floating(hi):
-        return hi, lo
-    if jnp.promote_types(update.dtype, hi.dtype) != hi.dtype:
+def _add_leaf(name: str, high: Array, low: Array, update: Array) -> tuple[Array, Array]:
+    """Return the unevaluated sum high + low of one leaf with ``update`` added."""
+    if not is_floating(high):
+        return high, low
+    if jnp.promote_types(update.dtype, high.dtype) != high.dtype:
         raise ValueError(
-            f"leaf {name} of the clipped sum is {update.dtype} and would be rounded to {hi.dtype}, the type in which "
+            f"leaf {name} of the clipped sum is {update.dtype} and would be rounded to {high.dtype}, the type in which "
             "its parameter's sums are added; give sums and parameters of one precision"
         )
-    update = update.astype(hi.dtype)
-    return two_sum(*compensated_add((hi, lo), (update, jnp.zeros_like(update))))
+    update = update.astype(high.dtype)
+    # two_sum renormalises the pair, so that ``low`` stays a rounding error of ``high``.
+    return two_sum(*compensated_add((high, low), (update, jnp.zeros_like(update))))
 
 
-def _charged(state: AccumulateState, charge: Charge) -> tuple[Array, Array]:
-    """``row`` and ``rounding`` of the state with one more sum, rounded up."""
-    row, rounding = jnp.asarray(state.row), jnp.asarray(state.rounding)
-    last = row
-    if charge.row > 0:  # an empty sum has no row
-        row = round_toward(charge.row, np.inf, row.dtype)
-    # Rows that move between sums of different sizes are clipped to different thresholds.
-    moved = jnp.where((state.microstep > 0) & (last > 0), 2 * jnp.abs(row - last), 0)
-    added = _up(round_toward(charge.rounding, np.inf, rounding.dtype) + moved)
-    return row, _up(rounding + added)
+def _add_charge(state: AccumulateState, charge: AccumulationCharge) -> tuple[Array, Array]:
+    """Return ``row`` and ``rounding`` of the state with one more sum, rounded up."""
+    last_row = jnp.asarray(state.row)
+    rounding = jnp.asarray(state.rounding)
+
+    # A sum of no rows leaves the largest row as it was.
+    row = round_toward(charge.row, np.inf, last_row.dtype) if charge.row > 0 else last_row
+
+    # A row that moves between sums of different sizes is clipped to different thresholds.
+    has_moved = (state.microstep > 0) & (last_row > 0)
+    moved = jnp.where(has_moved, 2 * jnp.abs(row - last_row), 0)
+    added = _next_larger(round_toward(charge.rounding, np.inf, rounding.dtype) + moved)
+    return row, _next_larger(rounding + added)
 
 
-def _up(value: Array) -> Array:
-    """The next larger number, above what the last operation rounded."""
+def _next_larger(value: Array) -> Array:
+    """Return the next larger number, which is above what the last operation rounded; 0 stays 0."""
     return jnp.where(value > 0, jnp.nextafter(value, jnp.asarray(jnp.inf, value.dtype)), value)
 
 
-def _check_taken(accumulation: Accumulation) -> None:
-    if accumulation.taken != 1:
+def _check_one_private(accumulation: Accumulation) -> None:
+    """Refuse a chain without exactly one private transform."""
+    if accumulation.num_private != 1:
         raise ValueError(
-            f"accumulate_clipped needs a chain with exactly one gdpjax.privatize in it, and {accumulation.taken} took "
-            "part; without privacy use optax.MultiSteps, and put wrappers that pass no extra arguments on inside"
+            "accumulate_clipped needs a chain with exactly one gdpjax.privatize in it, and "
+            f"{accumulation.num_private} took part; without privacy use optax.MultiSteps, and put wrappers that pass "
+            "no extra arguments on inside"
         )

@@ -1,5 +1,10 @@
 """Adaptive clipping: the clip norm follows a quantile of the gradient norms, and that is paid for.
 
+    tx = gdpjax.privatize_adaptive(initial_l2_clip_norm=1.0, count_stddev=12.0, noise_multiplier=1.0, ...)
+    grad_fn = gdpjax.clipped_grad(loss_fn, gdpjax.clip_norm_of(state), return_info=True)     # in each step
+    clipped_sum, info = grad_fn(params, batch)
+    updates, state = tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
+
 Step t clips at C_t, a public number held in the state, and releases two things about the same batch, with Delta = 1
 (2 for REPLACE_ONE):
 
@@ -35,6 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gdpjax._core.arguments import check_static_size
 from gdpjax._core.checks import (
     CLIP_NORM,
     HALF_OPEN_UNIT,
@@ -51,10 +57,8 @@ from gdpjax._core.keys import check_key, fold_in, refuse_constant_key
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._calls import check_static_size
-from gdpjax.clipping._rules import Flat
+from gdpjax.clipping import Flat, clip_rows
 from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
-from gdpjax.transforms._clip import clip_examples
 from gdpjax.transforms._noise import (
     SAMPLING_PROB,
     check_clip,
@@ -71,203 +75,39 @@ from gdpjax.transforms._noise import (
 
 
 class AdaptiveState(NamedTuple):
-    """State of `privatize_adaptive`: as `PrivatizeState`, and the norm at which the next batch is clipped."""
+    """State of `privatize_adaptive`.
 
-    count: Array  # int32, steps done
+    Attributes:
+      count: int32, the steps done.
+      key_data: the data of the noise key.
+      l2_clip_norm: float32, the norm at which the next batch is clipped.
+      ledger: the ledger of the steps done.
+    """
+
+    count: Array
     key_data: Array
-    l2_clip_norm: Array  # float32
+    l2_clip_norm: Array
     ledger: LedgerState
 
 
-def clip_norm_of(opt_state: PyTree) -> Array:
-    """The l2 clip norm that the next batch is to be clipped at, from the state of a chain with `privatize_adaptive`.
-
-    Args:
-      opt_state: that state, traced or not; of a vmapped sweep it gives the clip norms of all configurations.
-
-    Returns:
-      A float32 scalar. It is a function of noisy counts, which the ledger's events cover.
-
-    Raises:
-      ValueError: no `privatize_adaptive` in the state, or several.
-
-    >>> import gdpjax
-    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, sampling_prob=0.1,
-    ...                         expected_batch_size=10, key=jax.random.key(0))
-    >>> params, batch = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
-    >>> state = tx.init(params)
-    >>> grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)
-    >>> clipped_sum, info = grad_fn(params, batch)
-    >>> noisy_mean, state = tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
-    >>> noisy_mean.shape, clip_norm_of(state).shape
-    ((2,), ())
-    """
-    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AdaptiveState))
-    found = [node for node in nodes if isinstance(node, AdaptiveState)]
-    if len(found) != 1:
-        raise ValueError(f"expected the state of one gdpjax.privatize_adaptive, got a state with {len(found)} of them")
-    # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
-    return jax.tree.leaves(found[0].l2_clip_norm)[0]
-
-
-def _float32_range(bounds: Any) -> tuple[Array, Array]:
-    """The ends of the public range of clip norms, rounded inward."""
-    if is_traced(bounds) or np.shape(bounds) != (2,):
-        raise ValueError(f"l2_clip_norm_range must be two static numbers (smallest, largest), got {shown(bounds)}")
-    check("l2_clip_norm_range", bounds, CLIP_NORM)
-    ends = np.asarray(bounds, np.float64)
-    low, high = ends.astype(np.float32)
-    low = np.nextafter(low, np.float32(np.inf)) if low < ends[0] else low
-    high = np.nextafter(high, np.float32(0)) if high > ends[1] else high
-    if not low <= high:
-        raise ValueError(f"l2_clip_norm_range must be (smallest, largest), got {shown(bounds)}")
-    return low, high
-
-
-def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, sampling: str, relation: Any) -> Array:
-    """The noise multiplier of `Event.quantile_clipping`; a lower bound of it where one of the two is traced."""
-    if not is_traced((noise_multiplier, count_stddev)):
-        event = Event.quantile_clipping(
-            float(noise_multiplier), float(count_stddev), sampling_prob=1.0, num_steps=1, sampling=sampling,
-            neighboring_relation=relation,
-        )  # fmt: skip
-        return event.noise_multiplier
-    ratio = jnp.asarray(noise_multiplier, float) * (relation.sensitivity_factor / 2) / count_stddev
-    return noise_multiplier / jnp.sqrt(1 + ratio * ratio) * (1 - 2.0**-19)
-
-
-def _bit_sum(norms: Array, l2_clip_norm: Array) -> Array:
-    """sum_i b_i: halves of ones below and above the clip norm, zeros for zero norms (and for NaN)."""
-    twice = jnp.where(norms > 0, jnp.where(norms <= l2_clip_norm, 1, -1), 0)
-    return jnp.sum(twice, dtype=jnp.int32).astype(jnp.float32) / 2
-
-
-def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> None:
-    """ValueError unless the arguments describe one clipped sum with the norms of its examples."""
-    if clipped_by is None or norms is None:
-        raise ValueError(
-            "give clipped_by= and norms= together (a clipped sum, what clipped it, and its info.norms), or neither "
-            "of them (per-example gradients)"
-        )
-    check_clip(clipped_by)
-    check_leaves(updates, params)
-    check_origin(clipped_by, updates)
-    if jnp.ndim(norms) != 1 or not jnp.issubdtype(jnp.result_type(norms), jnp.floating):
-        raise ValueError(
-            f"norms must be the per-example gradient norms before clipping, floating [B], got "
-            f"{jnp.result_type(norms)}{list(jnp.shape(norms))}"
-        )
-
-
-def _same_norm(clipped_by: Any, l2_clip_norm: Array, relation: NeighboringRelation) -> Array:
-    """1 if the sum was clipped at this state's clip norm; else a ValueError, or NaN where it is traced."""
-    stated, needed = clipped_by.sensitivity(relation), l2_clip_norm * relation.sensitivity_factor
-    if is_traced((stated, needed)):
-        return jnp.where(stated == needed, 1.0, jnp.nan)
-    if not float(stated) == float(needed):
-        raise ValueError(
-            f"the sum was clipped by something of sensitivity {float(stated)}, but the optimizer state's clip norm "
-            f"asks for {float(needed)}: build the clipped_grad function from gdpjax.clip_norm_of(opt_state) each step"
-        )
-    return jnp.ones(())
-
-
-def _refuse_a_sum(updates: PyTree, params: PyTree) -> None:
-    """ValueError for a clipped sum given without what a sum needs."""
-    if [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)] == [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]:
-        raise ValueError(
-            "the updates have the shapes of the parameters, without a batch axis; give per-example gradients, or with "
-            "a clipped sum also clipped_by=grad_fn and norms=info.norms (clipped_grad with return_info=True)"
-        )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Adaptive:
-    """The checked arguments of `privatize_adaptive`, and its two functions."""
-
-    numbers: dict[str, Array]
-    noise_multiplier: Any
-    norm_range: tuple[Array, Array]
-    key: Array
-    key_data: Array
-    key_impl: str
-    trainable: PyTree | None
-    max_batch_size: int | None
-    sampling: str
-    relation: NeighboringRelation
-    ledger_capacity: int
-
-    def shared(self) -> list[Array]:
-        """What must not differ between configurations that share a key."""
-        return [*self.numbers.values(), *(() if callable(self.noise_multiplier) else (self.noise_multiplier,))]
-
-    def init(self, params: PyTree) -> AdaptiveState:
-        refuse_constant_key(self.key, *self.shared())
-        check_params(params)
-        first = jnp.clip(jnp.asarray(self.numbers["initial_l2_clip_norm"], jnp.float32), *self.norm_range)
-        ledger = empty_ledger(self.ledger_capacity, self.sampling, self.relation)
-        return AdaptiveState(jnp.zeros((), jnp.int32), unshared(self.key_data, self.shared(), params)[0], first, ledger)
-
-    def bounded(self, updates: PyTree, state: AdaptiveState, params: PyTree, clipped_by: Any, norms: Any):
-        """(clipped sum, norms, which leaves are trained, 1 or NaN) of either way of calling update."""
-        if clipped_by is None and norms is None:
-            _refuse_a_sum(updates, params)
-            rule = Flat(state.l2_clip_norm)
-            total, norms = clip_examples(updates, params, rule, self.trainable, self.max_batch_size)
-            check_leaves(total, params)
-            return total, norms, broadcast_trainable(self.trainable, params), jnp.ones(())
-        _check_sum(updates, params, clipped_by, norms)
-        if self.trainable is not None or self.max_batch_size is not None:
-            raise ValueError(
-                "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
-            )
-        trained = broadcast_trainable(getattr(clipped_by, "trainable", None), params)
-        return updates, norms, trained, _same_norm(clipped_by, state.l2_clip_norm, self.relation)
-
-    def next_norm(self, l2_clip_norm: Array, noisy_count: Array) -> Array:
-        """The geometric step."""
-        fraction = noisy_count / self.numbers["expected_batch_size"] + 0.5
-        factor = jnp.exp(-self.numbers["learning_rate"] * (fraction - self.numbers["target_quantile"]))
-        return jnp.clip(l2_clip_norm * factor, *self.norm_range).astype(jnp.float32)
-
-    def update(
-        self, updates: PyTree, state: Any, params: PyTree | None = None, *, clipped_by: Any = None, norms: Any = None,
-        **extra_args: Any,
-    ) -> tuple[PyTree, AdaptiveState]:  # fmt: skip
-        if "accumulation" in extra_args:
-            raise ValueError(
-                "gdpjax.privatize_adaptive does not work inside gdpjax.accumulate_clipped: the clip norm would follow "
-                "the norms of the last microbatch alone. Use gdpjax.privatize with a fixed clip norm"
-            )
-        total, norms, trained, same = self.bounded(updates, state, params, clipped_by, norms)
-        multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE)
-        data, valid = unshared(state.key_data, total, norms, state.l2_clip_norm, self.shared(), multiplier)
-        valid = valid * same
-        count = _bit_sum(norms, state.l2_clip_norm)
-        step_key = fold_in(jax.random.wrap_key_data(data, impl=self.key_impl), state.count)
-        keys = leaf_keys(step_key, {"sum": total, "count": count})
-        stddev = noise_stddev(multiplier, state.l2_clip_norm * self.relation.sensitivity_factor, valid)
-        released = noisy_mean(total, keys["sum"], stddev, self.numbers["expected_batch_size"], trained)
-        count_stddev = self.numbers["count_stddev"]
-        noisy_count = noisy(count, keys["count"], noise_stddev(count_stddev, 1.0, valid))
-        joint = _joint_noise_multiplier(multiplier, count_stddev, self.sampling, self.relation)
-        overflow = self.numbers["overflow_per_step"]
-        return released, AdaptiveState(
-            optax.safe_increment(state.count),
-            state.key_data,
-            self.next_norm(state.l2_clip_norm, noisy_count),
-            record_step(state.ledger, joint, self.numbers["sampling_prob"], overflow),
-        )
-
-
 def privatize_adaptive(
-    *, initial_l2_clip_norm: Array, noise_multiplier: Any, count_stddev: Array, sampling_prob: Array,
-    expected_batch_size: Array, key: Array, target_quantile: Array = 0.5, learning_rate: Array = 0.2,
-    l2_clip_norm_range: tuple[float, float] = (1e-6, 1e6), trainable: PyTree | None = None,
-    max_batch_size: int | None = None, sampling: str = "poisson",
-    neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
+    *,
+    initial_l2_clip_norm: Array,
+    noise_multiplier: Any,
+    count_stddev: Array,
+    sampling_prob: Array,
+    expected_batch_size: Array,
+    key: Array,
+    target_quantile: Array = 0.5,
+    learning_rate: Array = 0.2,
+    l2_clip_norm_range: tuple[float, float] = (1e-6, 1e6),
+    trainable: PyTree | None = None,
+    max_batch_size: int | None = None,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
-) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+) -> optax.GradientTransformationExtraArgs:
     """`privatize` with a clip norm that follows a quantile of the gradient norms, at a cost that is recorded.
 
     C <- C exp(-learning_rate (noisy fraction of norms <= C - target_quantile)); see the module's docstring.
@@ -315,21 +155,272 @@ def privatize_adaptive(
     check_static_size("max_batch_size", max_batch_size)
     norm_range = _float32_range(l2_clip_norm_range)
     low, high = l2_clip_norm_range
-    inside = Domain(f"within l2_clip_norm_range [{low}, {high}]", lambda x: (x >= low) & (x <= high))
+    within_range = Domain(f"within l2_clip_norm_range [{low}, {high}]", lambda x: (x >= low) & (x <= high))
     if not callable(noise_multiplier):
         check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
-    numbers = {
-        "initial_l2_clip_norm": checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, inside),
-        "count_stddev": checked_scalar("count_stddev", count_stddev, POSITIVE),
-        "sampling_prob": checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB),
-        "expected_batch_size": checked_scalar("expected_batch_size", expected_batch_size, POSITIVE),
-        "target_quantile": checked_scalar("target_quantile", target_quantile, UNIT),
-        "learning_rate": checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
-        "overflow_per_step": checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT),
-    }
-    relation = resolve_relation(sampling, neighboring_relation)
-    adaptive = _Adaptive(
-        numbers, noise_multiplier, norm_range, key, *check_key(key), trainable, max_batch_size, sampling, relation,
-        ledger_capacity,
-    )  # fmt: skip
-    return optax.GradientTransformationExtraArgs(adaptive.init, adaptive.update)
+    initial_l2_clip_norm = checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, within_range)
+    key_data, key_impl = check_key(key)
+    transform = _AdaptiveTransform(
+        initial_l2_clip_norm=initial_l2_clip_norm,
+        norm_range=norm_range,
+        noise_multiplier=noise_multiplier,
+        count_stddev=checked_scalar("count_stddev", count_stddev, POSITIVE),
+        sampling_prob=checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB),
+        expected_batch_size=checked_scalar("expected_batch_size", expected_batch_size, POSITIVE),
+        target_quantile=checked_scalar("target_quantile", target_quantile, UNIT),
+        learning_rate=checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
+        overflow_per_step=checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT),
+        key=key,
+        key_data=key_data,
+        key_impl=key_impl,
+        trainable=trainable,
+        max_batch_size=max_batch_size,
+        sampling=sampling,
+        relation=resolve_relation(sampling, neighboring_relation),
+        ledger_capacity=ledger_capacity,
+    )
+    return optax.GradientTransformationExtraArgs(transform.init, transform.update)
+
+
+def clip_norm_of(opt_state: PyTree) -> Array:
+    """Return the l2 clip norm for the next batch, from the state of a chain with `privatize_adaptive`.
+
+    Args:
+      opt_state: that state, traced or not; of a vmapped sweep it gives the clip norms of all configurations.
+
+    Returns:
+      A float32 scalar. It is a function of noisy counts, which the ledger's events cover.
+
+    Raises:
+      ValueError: no `privatize_adaptive` in the state, or several.
+
+    >>> import gdpjax
+    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, sampling_prob=0.1,
+    ...                         expected_batch_size=10, key=jax.random.key(0))
+    >>> params, batch = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
+    >>> state = tx.init(params)
+    >>> grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)
+    >>> clipped_sum, info = grad_fn(params, batch)
+    >>> noisy_mean, state = tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
+    >>> noisy_mean.shape, clip_norm_of(state).shape
+    ((2,), ())
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AdaptiveState))
+    states = [node for node in nodes if isinstance(node, AdaptiveState)]
+    if len(states) != 1:
+        raise ValueError(f"expected the state of one gdpjax.privatize_adaptive, got a state with {len(states)} of them")
+    # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
+    return jax.tree.leaves(states[0].l2_clip_norm)[0]
+
+
+class _BoundedSum(NamedTuple):
+    """A clipped sum, from either way of calling ``update``.
+
+    Attributes:
+      total: the sum.
+      norms: Float[Array, "batch"], the norms before clipping.
+      is_trained: a tree of bools like the parameters.
+      valid: 1, or NaN where the sum was clipped at another norm than the state's, both traced.
+    """
+
+    total: PyTree
+    norms: Array
+    is_trained: PyTree
+    valid: Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _AdaptiveTransform:
+    """The checked arguments of `privatize_adaptive`, and its two functions."""
+
+    initial_l2_clip_norm: Array
+    norm_range: tuple[Array, Array]
+    noise_multiplier: Any
+    count_stddev: Array
+    sampling_prob: Array
+    expected_batch_size: Array
+    target_quantile: Array
+    learning_rate: Array
+    overflow_per_step: Array
+    key: Array
+    key_data: Array
+    key_impl: str
+    trainable: PyTree | None
+    max_batch_size: int | None
+    sampling: str
+    relation: NeighboringRelation
+    ledger_capacity: int
+
+    def init(self, params: PyTree) -> AdaptiveState:
+        """Return the state before the first step."""
+        refuse_constant_key(self.key, *self._hyperparameters())
+        check_params(params)
+        key_data, _ = unshared(self.key_data, self._hyperparameters(), params)
+        first_norm = jnp.asarray(self.initial_l2_clip_norm, jnp.float32)
+        return AdaptiveState(
+            count=jnp.zeros((), jnp.int32),
+            key_data=key_data,
+            l2_clip_norm=jnp.clip(first_norm, *self.norm_range),
+            ledger=empty_ledger(self.ledger_capacity, self.sampling, self.relation),
+        )
+
+    def update(
+        self,
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        clipped_by: Any = None,
+        norms: Any = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, AdaptiveState]:
+        """Return the noisy mean of one batch, and the state with the next clip norm."""
+        if "accumulation" in extra_args:
+            raise ValueError(
+                "gdpjax.privatize_adaptive does not work inside gdpjax.accumulate_clipped: the clip norm would follow "
+                "the norms of the last microbatch alone. Use gdpjax.privatize with a fixed clip norm"
+            )
+        bounded = self._bounded_sum(updates, state, params, clipped_by, norms)
+        count = _bit_sum(bounded.norms, state.l2_clip_norm)
+
+        # One key for the sum and one for the count, of this step and this configuration alone.
+        multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE)
+        values = (bounded.total, bounded.norms, state.l2_clip_norm, self._hyperparameters(), multiplier)
+        key_data, is_own_key = unshared(state.key_data, *values)
+        valid = is_own_key * bounded.valid
+        step_key = fold_in(jax.random.wrap_key_data(key_data, impl=self.key_impl), state.count)
+        keys = leaf_keys(step_key, {"sum": bounded.total, "count": count})
+
+        # Release the sum and the count, each with its noise.
+        sensitivity = state.l2_clip_norm * self.relation.sensitivity_factor
+        stddev = noise_stddev(multiplier, sensitivity, valid)
+        mean = noisy_mean(bounded.total, keys["sum"], stddev, self.expected_batch_size, bounded.is_trained)
+        noisy_count = noisy(count, keys["count"], noise_stddev(self.count_stddev, 1.0, valid))
+
+        # Both together are one Gaussian release.
+        joint = _joint_noise_multiplier(multiplier, self.count_stddev, self.sampling, self.relation)
+        return mean, AdaptiveState(
+            count=optax.safe_increment(state.count),
+            key_data=state.key_data,
+            l2_clip_norm=self._next_norm(state.l2_clip_norm, noisy_count),
+            ledger=record_step(state.ledger, joint, self.sampling_prob, self.overflow_per_step),
+        )
+
+    def _hyperparameters(self) -> list[Array]:
+        """Return the numbers that must not differ between configurations that share a key."""
+        numbers = [
+            self.initial_l2_clip_norm,
+            self.count_stddev,
+            self.sampling_prob,
+            self.expected_batch_size,
+            self.target_quantile,
+            self.learning_rate,
+            self.overflow_per_step,
+        ]
+        if not callable(self.noise_multiplier):
+            numbers.append(self.noise_multiplier)
+        return numbers
+
+    def _bounded_sum(
+        self, updates: PyTree, state: AdaptiveState, params: PyTree, clipped_by: Any, norms: Any
+    ) -> _BoundedSum:
+        """Return the clipped sum: of per-example gradients, or the one that ``clipped_by`` made."""
+        if clipped_by is None and norms is None:
+            _refuse_a_sum(updates, params)
+            clipped = clip_rows(updates, params, Flat(state.l2_clip_norm), self.trainable, self.max_batch_size)
+            check_leaves(clipped.total, params)
+            is_trained = broadcast_trainable(self.trainable, params)
+            return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
+
+        _check_sum(updates, params, clipped_by, norms)
+        if self.trainable is not None or self.max_batch_size is not None:
+            raise ValueError(
+                "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
+            )
+        is_trained = broadcast_trainable(getattr(clipped_by, "trainable", None), params)
+        return _BoundedSum(updates, norms, is_trained, _same_norm(clipped_by, state.l2_clip_norm, self.relation))
+
+    def _next_norm(self, l2_clip_norm: Array, noisy_count: Array) -> Array:
+        """Return the next clip norm: a geometric step towards the quantile."""
+        fraction = noisy_count / self.expected_batch_size + 0.5
+        factor = jnp.exp(-self.learning_rate * (fraction - self.target_quantile))
+        return jnp.clip(l2_clip_norm * factor, *self.norm_range).astype(jnp.float32)
+
+
+def _bit_sum(norms: Array, l2_clip_norm: Array) -> Array:
+    """Return sum_i b_i: halves of ones below and above the clip norm, zeros for zero norms (and for NaN)."""
+    doubled_bits = jnp.where(norms > 0, jnp.where(norms <= l2_clip_norm, 1, -1), 0)
+    return jnp.sum(doubled_bits, dtype=jnp.int32).astype(jnp.float32) / 2
+
+
+def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, sampling: str, relation: Any) -> Array:
+    """Return the noise multiplier of `Event.quantile_clipping`, or a lower bound of it where it is traced."""
+    if not is_traced((noise_multiplier, count_stddev)):
+        event = Event.quantile_clipping(
+            float(noise_multiplier),
+            float(count_stddev),
+            sampling_prob=1.0,
+            num_steps=1,
+            sampling=sampling,
+            neighboring_relation=relation,
+        )
+        return event.noise_multiplier
+    # (s^-2 + (2 t / Delta)^-2)^-1/2 for the multiplier s and the stddev t, lowered to cover the rounding.
+    ratio = jnp.asarray(noise_multiplier, float) * (relation.sensitivity_factor / 2) / count_stddev
+    return noise_multiplier / jnp.sqrt(1 + ratio * ratio) * (1 - 2.0**-19)
+
+
+def _float32_range(bounds: Any) -> tuple[Array, Array]:
+    """Return the ends of the public range of clip norms, rounded inward."""
+    if is_traced(bounds) or np.shape(bounds) != (2,):
+        raise ValueError(f"l2_clip_norm_range must be two static numbers (smallest, largest), got {shown(bounds)}")
+    check("l2_clip_norm_range", bounds, CLIP_NORM)
+    ends = np.asarray(bounds, np.float64)
+    low, high = ends.astype(np.float32)
+    low = np.nextafter(low, np.float32(np.inf)) if low < ends[0] else low
+    high = np.nextafter(high, np.float32(0)) if high > ends[1] else high
+    if not low <= high:
+        raise ValueError(f"l2_clip_norm_range must be (smallest, largest), got {shown(bounds)}")
+    return low, high
+
+
+def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> None:
+    """ValueError unless the arguments describe one clipped sum with the norms of its examples."""
+    if clipped_by is None or norms is None:
+        raise ValueError(
+            "give clipped_by= and norms= together (a clipped sum, what clipped it, and its info.norms), or neither "
+            "of them (per-example gradients)"
+        )
+    check_clip(clipped_by)
+    check_leaves(updates, params)
+    check_origin(clipped_by, updates)
+    if jnp.ndim(norms) != 1 or not jnp.issubdtype(jnp.result_type(norms), jnp.floating):
+        raise ValueError(
+            f"norms must be the per-example gradient norms before clipping, floating [B], got "
+            f"{jnp.result_type(norms)}{list(jnp.shape(norms))}"
+        )
+
+
+def _same_norm(clipped_by: Any, l2_clip_norm: Array, relation: NeighboringRelation) -> Array:
+    """Return 1 if the sum was clipped at this state's clip norm; else a ValueError, or NaN where it is traced."""
+    stated = clipped_by.sensitivity(relation)
+    needed = l2_clip_norm * relation.sensitivity_factor
+    if is_traced((stated, needed)):
+        return jnp.where(stated == needed, 1.0, jnp.nan)
+    if not float(stated) == float(needed):
+        raise ValueError(
+            f"the sum was clipped by something of sensitivity {float(stated)}, but the optimizer state's clip norm "
+            f"asks for {float(needed)}: build the clipped_grad function from gdpjax.clip_norm_of(opt_state) each step"
+        )
+    return jnp.ones(())
+
+
+def _refuse_a_sum(updates: PyTree, params: PyTree) -> None:
+    """ValueError for a clipped sum given without what a sum needs."""
+    update_shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]
+    param_shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if update_shapes == param_shapes:
+        raise ValueError(
+            "the updates have the shapes of the parameters, without a batch axis; give per-example gradients, or with "
+            "a clipped sum also clipped_by=grad_fn and norms=info.norms (clipped_grad with return_info=True)"
+        )

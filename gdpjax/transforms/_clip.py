@@ -1,92 +1,65 @@
-"""Clip explicit per-example gradients and add them up, as an optax transformation."""
+"""Clip explicit per-example gradients and add them up, as an optax transformation.
+
+    clip = gdpjax.clip_and_sum(1.0)
+    tx = optax.chain(clip, gdpjax.privatize(clip, noise_multiplier=1.0, ...))
+    updates, state = tx.update(per_example_grads, state, params)
+
+This is for gradients that are there already. `gdpjax.clipped_grad` makes the same sum from a loss, mostly without
+forming the gradient of each example.
+"""
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex
+from gdpjax._core.arguments import check_static_size
+from gdpjax._core.provenance import Provenance
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._calls import Calls, check_static_size
-from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
-from gdpjax.clipping._gradients import FormedGradients
-from gdpjax.clipping._rounding_budget import rounding_budget
-from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
-from gdpjax.clipping._sensitivity import rule_sensitivity
+from gdpjax.clipping import AbstractClipRule, as_rule, clip_rows, rule_sensitivity
 
 
 class ClipAndSum(optax.GradientTransformation):
-    """An optax transformation that knows the sensitivity of the sum it returns."""
+    """An optax transformation that knows the sensitivity of the sum it returns.
+
+    Attributes:
+      rule: how an example's gradient is bounded.
+      trainable: the pytree of bools given as ``trainable``, or None.
+      max_batch_size: the largest number of rows of any call, or None.
+      provenance: the sums that were made, for `gdpjax.privatize`.
+    """
 
     rule: AbstractClipRule
     trainable: PyTree | None
-    calls: Calls
+    max_batch_size: int | None
+    provenance: Provenance
 
     @classmethod
-    def create(cls, update: Any, rule: AbstractClipRule, trainable: PyTree | None, calls: Calls) -> "ClipAndSum":
-        transform = cls(lambda params: optax.EmptyState(), update)
-        transform.rule, transform.trainable, transform.calls = rule, trainable, calls
+    def create(cls, rule: AbstractClipRule, trainable: PyTree | None, max_batch_size: int | None) -> "ClipAndSum":
+        """Return the transformation; an optax one is a pair of functions, so the rest is set after it is made."""
+        provenance = Provenance()
+
+        def init(params: PyTree) -> optax.EmptyState:
+            del params
+            return optax.EmptyState()
+
+        def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+            clipped = clip_rows(updates, params, rule, trainable, max_batch_size)
+            provenance.record(clipped.total, clipped.num_rows)
+            return clipped.total, state
+
+        transform = cls(init, update)
+        transform.rule = rule
+        transform.trainable = trainable
+        transform.max_batch_size = max_batch_size
+        transform.provenance = provenance
         return transform
 
     def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
-        """Largest l2 distance between the sums of neighbouring batches of one size, rounding included: C, or 2C."""
+        """Return the largest l2 distance between the sums of neighbouring batches of one size: C, or 2C.
+
+        The rounding of clipping and summation is included.
+        """
         return rule_sensitivity(self.rule, neighboring_relation)
-
-
-def _num_rows(updates: PyTree, params: PyTree | None) -> int:
-    leaves = jax.tree_util.tree_flatten_with_path(updates)[0]
-    if not leaves:
-        raise ValueError("clip_and_sum got a tree without leaves")
-    sizes = {leaf_name(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
-    if len(set(sizes.values())) != 1 or next(iter(sizes.values())) == ():
-        raise ValueError(
-            f"clip_and_sum takes per-example gradients: every leaf needs the same leading batch axis, got {sizes}"
-        )
-    if params is not None:
-        if jax.tree.structure(updates) != jax.tree.structure(params):
-            raise ValueError("the per-example gradients and the parameters must be trees of the same structure")
-        for (path, leaf), param in zip(leaves, jax.tree.leaves(params), strict=True):
-            if jnp.shape(leaf)[1:] != jnp.shape(param):
-                raise ValueError(
-                    f"leaf {leaf_name(path)} of the per-example gradients has shape {jnp.shape(leaf)}; expected a "
-                    f"batch axis followed by its parameter's shape {jnp.shape(param)}"
-                )
-    return next(iter(sizes.values()))[0]
-
-
-def clip_examples(
-    updates: PyTree, params: PyTree | None, rule: AbstractClipRule, trainable: PyTree | None,
-    max_batch_size: int | None, calls: Calls | None = None,
-) -> tuple[PyTree, Array]:  # fmt: skip
-    """The sum of clipped per-example gradients, and their norms before clipping ``[B]``."""
-    refuse_complex(updates, "leaf")
-    num_rows = _num_rows(updates, params)
-    marks = jax.tree.leaves(broadcast_trainable(trainable, updates))
-    leaves, structure = jax.tree.flatten(updates)
-    single = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-    which = tuple(
-        mark and is_floating(leaf) and num_elements(leaf) > 0 for mark, leaf in zip(marks, single, strict=True)
-    )
-    rows = [leaf for leaf, mark in zip(leaves, which, strict=True) if mark]
-    shapes = [leaf for leaf, mark in zip(single, which, strict=True) if mark]
-    if not rows:
-        raise ValueError("the per-example gradients have no trainable floating-point leaf")
-    like = jax.tree.unflatten(structure, single)
-    if num_rows == 0:
-        sums = [leaf.sum(axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in rows]
-        norms, how = jnp.zeros(0, jnp.float32), None
-    else:
-        if max_batch_size is not None and num_rows > max_batch_size:
-            raise ValueError(f"a batch of {num_rows} rows is larger than max_batch_size={max_batch_size}")
-        how, groups = rounding_budget(shapes, max_batch_size or num_rows), trained_groups(rule, like, which)
-        formed = [FormedGradients(leaf) for leaf in rows]
-        sums, scales = sum_of_rows(formed, shapes, rule, groups, how, None)
-        norms = scales.norms
-    total = merge_leaves(like, which, sums)
-    if calls is not None:
-        calls.note(total, how, num_rows)
-    return total, norms
 
 
 def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: int | None = None) -> ClipAndSum:
@@ -106,15 +79,11 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     Raises:
       ValueError: no common leading axis, shapes that are not the parameters', no trainable floating leaf.
 
+    >>> import jax.numpy as jnp
     >>> clip = clip_and_sum(1.0)
     >>> summed, _ = clip.update(jnp.array([[3.0, 4.0], [0.0, 0.5]]), clip.init(jnp.zeros(2)))
     >>> [round(float(v), 3) for v in summed]
     [0.6, 1.3]
     """
     check_static_size("max_batch_size", max_batch_size)
-    rule, calls = as_rule(clip), Calls(max_batch_size)
-
-    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
-        return clip_examples(updates, params, rule, trainable, max_batch_size, calls)[0], state
-
-    return ClipAndSum.create(update, rule, trainable, calls)
+    return ClipAndSum.create(as_rule(clip), trainable, max_batch_size)

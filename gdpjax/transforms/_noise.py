@@ -32,6 +32,7 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normal
+from gdpjax._core.provenance import Provenance, current_trace
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -43,7 +44,7 @@ from gdpjax._core.trees import (
     wide_dtype,
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.clipping._calls import Calls, Charge, current_trace
+from gdpjax.clipping import AccumulationCharge, charge_of_sum
 from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
 
 SAMPLING_PROB = Domain(
@@ -219,27 +220,44 @@ def check_clip(clip: Any) -> None:
 
 def check_origin(clip: Any, updates: PyTree) -> None:
     """ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed."""
-    if isinstance(calls := getattr(clip, "calls", None), Calls):
-        calls.hand_over(updates, current_trace())
+    provenance = getattr(clip, "provenance", None)
+    if isinstance(provenance, Provenance):
+        provenance.take(updates, current_trace())
 
 
 class Accumulation:
     """Passed by `accumulate_clipped` to the private transform: that its sum is one of several clipped sums.
 
     Attributes:
-      charge: what the private transform's clip says of this microbatch's sum, once it was asked.
-      taken: how many private transforms took part.
+      charge: what this microbatch's sum adds to the sensitivity of the total, once the private transform has asked.
+      num_private: how many private transforms took part.
     """
 
-    def __init__(self, num_microbatches: int, clipped_sum: PyTree, total: PyTree, factor: Array = 1.0) -> None:
-        self._num_microbatches, self._trace = num_microbatches, current_trace()
-        self._clipped_sum, self._total, self._factor = clipped_sum, total, factor
-        self.charge, self.taken = Charge(1.0, 0.0), 0
+    def __init__(
+        self,
+        num_microbatches: int,
+        microbatch_rows: int | None,
+        clipped_sum: PyTree,
+        total: PyTree,
+        factor: Array = 1.0,
+    ) -> None:
+        self._num_microbatches = num_microbatches
+        self._microbatch_rows = microbatch_rows
+        self._clipped_sum = clipped_sum
+        self._total = total
+        self._factor = factor
+        self._trace = current_trace()
+        self.charge = AccumulationCharge(1.0, 0.0)
+        self.num_private = 0
 
     def sensitivity_factor(self, clip: Any, updates: PyTree) -> Array:
-        """What the sensitivity of one of ``clip``'s sums is to be multiplied by. A `Sensitivity` is the whole sum's."""
-        self.taken += 1
-        if not isinstance(calls := getattr(clip, "calls", None), Calls):
+        """Return what the sensitivity of one of ``clip``'s sums is to be multiplied by for the sum of all of them.
+
+        A `Sensitivity` that is stated by hand is that of the whole sum already.
+        """
+        self.num_private += 1
+        provenance = getattr(clip, "provenance", None)
+        if not isinstance(provenance, Provenance):
             return 1.0
         pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(self._total), strict=True)
         if not all(given is made for given, made in pairs):
@@ -247,7 +265,8 @@ class Accumulation:
                 "something between accumulate_clipped and privatize changes the accumulated sum, and with it the "
                 "sensitivity; put it after gdpjax.privatize in the chain"
             )
-        self.charge = calls.charge(self._clipped_sum, self._trace, self._num_microbatches)
+        recorded = provenance.take(self._clipped_sum, self._trace)
+        self.charge = charge_of_sum(clip, self._clipped_sum, recorded, self._microbatch_rows, self._num_microbatches)
         return self._factor
 
 

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import gdpjax
-from gdpjax.clipping._calls import current_trace
+from gdpjax._core.provenance import current_trace
+from gdpjax.clipping import accumulation_charge, charge_of_sum
 from gdpjax.clipping._rounding_budget import rounding_budget
 
 PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 24.0, "key": jax.random.key(0)}
@@ -96,7 +97,8 @@ def factor_of(rows, parts, size, **options):
 
     def one(w, batch):
         total = grad_fn(w, batch)
-        charges.append(grad_fn.calls.charge(total, current_trace(), parts))
+        recorded = grad_fn.provenance.take(total, current_trace())
+        charges.append(charge_of_sum(grad_fn, total, recorded, None, parts))
         return total
 
     jax.eval_shape(one, jnp.zeros(size), jnp.zeros((rows, size)))
@@ -169,6 +171,36 @@ def test_a_compiled_update_does_not_guess_how_many_rows_it_will_be_given():
     plain, _ = private.update(told(params, jnp.zeros((8, 3))), private.init(params), params)
     ratio = np.asarray(released, np.float64) / np.asarray(plain, np.float64)
     np.testing.assert_allclose(ratio, factor_of(1024, 2, 3, max_batch_size=1024), rtol=1e-6)
+
+
+def test_the_charge_is_a_function_of_static_arguments():
+    """What is told decides, also where nothing was traced, and where the sum was made in another program."""
+    budget = rounding_budget([jnp.zeros(3)], 64)
+    charge = accumulation_charge(budget, microbatch_rows=64, num_microbatches=4)
+    assert charge.row + 4 * charge.rounding == factor_of(64, 4, 3)
+    assert accumulation_charge(budget, microbatch_rows=64, num_microbatches=1) == (1.0, 0.0)
+    assert accumulation_charge(budget, microbatch_rows=0, num_microbatches=4) == (0.0, 0.0)
+
+    grad_fn = gdpjax.clipped_grad(lambda w, row: 0 * jnp.vdot(w, row), 1.0)
+    params = jnp.zeros(3)
+    private = gdpjax.privatize(grad_fn, **PRIVATE)
+    tx = gdpjax.accumulate_clipped(private, 2, microbatch_rows=1024)
+    update, state = jax.jit(tx.update), tx.init(params)
+    for _ in range(2):
+        released, state = update(grad_fn(params, jnp.zeros((1024, 3))), state, params)
+    plain, _ = private.update(grad_fn(params, jnp.zeros((8, 3))), private.init(params), params)
+    ratio = np.asarray(released, np.float64) / np.asarray(plain, np.float64)
+    np.testing.assert_allclose(ratio, factor_of(1024, 2, 3), rtol=1e-6)
+
+
+def test_a_sum_of_more_rows_than_were_told_is_refused():
+    grad_fn = clipped()
+    tx = gdpjax.accumulate_clipped(gdpjax.privatize(grad_fn, **PRIVATE), 2, microbatch_rows=8)
+    step = jax.jit(lambda rows, state: tx.update(grad_fn(PARAMS, rows), state, PARAMS))
+    with pytest.raises(ValueError, match="a sum of 24 rows, more than microbatch_rows=8"):
+        step(ROWS, tx.init(PARAMS))
+    step(ROWS[:6], tx.init(PARAMS))
+    step(ROWS[:0], tx.init(PARAMS))
 
 
 def test_a_change_of_the_accumulated_sum_is_refused():
@@ -290,6 +322,10 @@ REFUSALS = {
     "no parameters": (lambda: update_once(gdpjax.privatize(called(), **PRIVATE), params=None), "needs the parameters"),
     "traced": (lambda: jax.jit(lambda n: gdpjax.accumulate_clipped(optax.sgd(0.1), n).init(PARAMS))(3), "static_args"),
     "none": (lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 0), "num_microbatches must be a whole number from 1"),
+    "rows": (
+        lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 4, microbatch_rows=0),
+        "microbatch_rows must be a whole number >= 1",
+    ),
     "half": (lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 1.5), "num_microbatches must be a whole number"),
 }
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import gdpjax
+from gdpjax._core.provenance import current_trace
 
 PRIVATE = {"noise_multiplier": 1.0, "sampling_prob": 0.25, "expected_batch_size": 8.0, "key": jax.random.key(0)}
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
@@ -226,17 +227,20 @@ def test_nothing_is_kept_alive():
         for _ in range(3):
             jax.jit(lambda rows: grad_fn(PARAMS, rows)).trace(ROWS)
     totals = [grad_fn(PARAMS, ROWS) for _ in range(3)]
-    assert len(grad_fn.calls._alive) == 3
+    assert len(grad_fn.provenance._alive) == 3
     del totals
     gc.collect()
-    assert not grad_fn.calls._alive
+    assert not grad_fn.provenance._alive
     for _ in range(100):
         jax.eval_shape(grad_fn, PARAMS, ROWS)
-    assert len(grad_fn.calls._waiting) <= 64
+    assert len(grad_fn.provenance._waiting) <= 64
     tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)  # what cannot be told apart is taken
 
 
 def test_a_copy_of_a_clip_has_made_nothing():
-    calls = clipped(max_batch_size=9).calls
-    for copied in (copy.deepcopy(calls), pickle.loads(pickle.dumps(calls))):
-        assert copied.max_batch_size == 9
+    provenance = clipped().provenance
+    provenance.record(PARAMS, num_rows=8)
+    for copied in (copy.deepcopy(provenance), pickle.loads(pickle.dumps(provenance))):
+        assert not copied._alive
+        with refused("has made none"):
+            copied.take(PARAMS, current_trace())

@@ -9,7 +9,13 @@ derivative:
 * the gradient of the input is a convolution of the dilated cotangent with the reversed kernel; with strides, where most
   of what that multiplies by is zero, it is the cotangent times the kernel, with the products added up where their
   patches lie;
-* the gradient of the kernel is one product of patches and cotangents.
+* the gradient of the kernel is one product of cotangents and patches.
+
+A convolution of few channels, as the first one of a network is, is a product of patches and kernel too: the fast kernel
+works on many channels at a time.
+
+Patches are cut one axis after the other. The windows along the last axis hold rows of pixels that lie side by side, so
+that the windows along the others copy long stretches of memory.
 """
 
 import functools
@@ -25,7 +31,10 @@ from jax import lax
 from gdpjax._core.types import Array
 
 MAX_WINDOW = 128
-"""Largest number of kernel positions for which patches are cut out one by one."""
+"""Largest number of kernel positions for which patches are cut."""
+
+_FEW_CHANNELS = 4
+"""Largest number of channels of a convolution that is a product with patches."""
 
 
 class Layout(NamedTuple):
@@ -114,9 +123,22 @@ _convolution.defvjp(_forward_rule, _backward_rule)
 
 def forward(layout: Layout, x: Array, kernel: Array) -> Array:
     """The convolution itself, without a derivative rule."""
+    x = jnp.transpose(x, layout.to_input)
+    kernel = jnp.transpose(kernel, layout.to_kernel)
+    window = kernel.shape[:-2]
+    if layout.groups == 1 and x.shape[-1] <= _FEW_CHANNELS and 1 < math.prod(window) <= MAX_WINDOW:
+        patches = _cut_patches(layout, window, x)
+        result = jnp.einsum(
+            "...k,ko->...o",
+            patches.reshape(*patches.shape[: x.ndim - 1], -1),
+            kernel.reshape(-1, kernel.shape[-1]),
+            precision=layout.precision,
+            preferred_element_type=layout.dtype,
+        )
+        return jnp.transpose(result, layout.from_output)
     result = _in_fast_layout(
-        jnp.transpose(x, layout.to_input),
-        jnp.transpose(kernel, layout.to_kernel),
+        x,
+        kernel,
         layout,
         strides=layout.strides,
         padding=layout.padding,
@@ -170,13 +192,13 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
     if is_strided and layout.groups == 1 and math.prod(window) <= MAX_WINDOW:
         # What each output position gives to each entry of its patch, added up where the patches lie.
         parts = jnp.einsum(
-            "wio,...o->wi...",
-            kernel.reshape(-1, *kernel.shape[-2:]),
+            "...o,wio->...wi",
             cotangent,
+            kernel.reshape(-1, *kernel.shape[-2:]),
             precision=layout.precision,
             preferred_element_type=jnp.promote_types(dtype, jnp.float32),
         )
-        cut = functools.partial(_cut_patches, layout, window, cotangent.shape[1:-1])
+        cut = functools.partial(_cut_each_window, layout, window, cotangent.shape[1:-1])
         (gradient,) = jax.linear_transpose(cut, jax.ShapeDtypeStruct(shape, parts.dtype))(parts)
     else:
         # Exchange inputs and outputs within each group, and turn the kernel around.
@@ -213,43 +235,72 @@ def kernel_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -
 
 
 def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: Array) -> Array:
-    """The gradient of a kernel with this window, in its own layout and in float32 or wider.
+    """Return the gradient of a kernel with this window, in its own layout and in float32 or wider.
 
-    The positions are the last axis of the patches and the first one of the cotangents: of all orders the fastest.
+    The positions are the last axis of the cotangents and the first one of the patches: of all orders the fastest.
     """
     x = jnp.transpose(x, layout.to_input)
     cotangent = jnp.transpose(cotangent, layout.to_output)
     dtype = jnp.promote_types(jnp.promote_types(x.dtype, cotangent.dtype), jnp.float32)
-    patches = _cut_patches(layout, window, cotangent.shape[1:-1], x)
-    groups = layout.groups
+    patches = _cut_patches(layout, window, x)
+    outputs, groups = cotangent.shape[-1], layout.groups
     channels = x.shape[-1] // groups
+    by_output = jnp.swapaxes(cotangent.reshape(-1, outputs), 0, 1)
     if groups == 1:
-        left = patches.reshape(math.prod(window) * channels, -1)
-        right = cotangent.reshape(-1, cotangent.shape[-1])
-        gradient = jnp.einsum("it,to->io", left, right, precision=layout.precision, preferred_element_type=dtype)
+        flat = patches.reshape(by_output.shape[1], -1)
+        gradient = jnp.einsum(
+            "ot,tk->ok", by_output, flat, precision=layout.precision, preferred_element_type=dtype
+        ).reshape(outputs, *window, channels)
     else:
-        left = patches.reshape(-1, groups, channels, math.prod(cotangent.shape[:-1]))
-        right = cotangent.reshape(-1, groups, cotangent.shape[-1] // groups)
-        gradient = jnp.einsum("wgit,tgo->wigo", left, right, precision=layout.precision, preferred_element_type=dtype)
-    gradient = gradient.reshape(*window, channels, cotangent.shape[-1])
-    return jnp.transpose(gradient, layout.from_kernel)
+        flat = patches.reshape(by_output.shape[1], math.prod(window), groups, channels)
+        gradient = jnp.einsum(
+            "got,twgi->gowi",
+            by_output.reshape(groups, outputs // groups, -1),
+            flat,
+            precision=layout.precision,
+            preferred_element_type=dtype,
+        ).reshape(outputs, *window, channels)
+    return jnp.transpose(jnp.moveaxis(gradient, 0, -1), layout.from_kernel)
 
 
-def patches_of(layout: Layout, window: tuple[int, ...], out: tuple[int, ...], x: Array) -> Array:
-    """What every output position sees: [window positions, channels, n, *out]."""
-    return _cut_patches(layout, window, out, jnp.transpose(x, layout.to_input))
+def patches_of(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
+    """Return what every output position sees: [n, *out, *window, channels]."""
+    return _cut_patches(layout, window, jnp.transpose(x, layout.to_input))
 
 
-def _cut_patches(layout: Layout, window: tuple[int, ...], out: Sequence[int], x: Array) -> Array:
-    """Patches [window positions, channels, n, *out] of x [n, *space, channels]."""
-    x = jnp.moveaxis(x, -1, 0)
-    borders = [
-        (low, high, dilation - 1) for (low, high), dilation in zip(layout.padding, layout.input_dilation, strict=True)
-    ]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *borders])
+def _padded(layout: Layout, x: Array) -> Array:
+    """Pad and dilate x [n, *space, channels]."""
+    borders = []
+    for (low, high), dilation in zip(layout.padding, layout.input_dilation, strict=True):
+        borders.append((low, high, dilation - 1))
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
+
+
+def _cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
+    """Cut patches [n, *out, *window, channels] of x [n, *space, channels], axis by axis from the last one."""
+    x = _padded(layout, x)
+    for axis in reversed(range(len(window))):
+        place, step, dilation = 1 + axis, layout.strides[axis], layout.kernel_dilation[axis]
+        num_outputs = (x.shape[place] - 1 - dilation * (window[axis] - 1)) // step + 1
+        cut = []
+        for offset in range(window[axis]):
+            start = offset * dilation
+            stop = start + (num_outputs - 1) * step + 1
+            cut.append(lax.slice_in_dim(x, start, stop, step, axis=place))
+        # The new axis of the window goes before those of the axes that were cut already.
+        x = jnp.stack(cut, axis=1 + len(window))
+    return x
+
+
+def _cut_each_window(layout: Layout, window: tuple[int, ...], out: Sequence[int], x: Array) -> Array:
+    """Cut patches [n, *out, window positions, channels], one window position after the other.
+
+    Its transpose adds up as many arrays of the size of x, which is faster than the transpose of `_cut_patches`.
+    """
+    x = _padded(layout, x)
     cut = []
     for offset in itertools.product(*(range(size) for size in window)):
         start = [place * step for place, step in zip(offset, layout.kernel_dilation, strict=True)]
         stop = [first + (n - 1) * step + 1 for first, n, step in zip(start, out, layout.strides, strict=True)]
-        cut.append(lax.slice(x, (0, 0, *start), (*x.shape[:2], *stop), (1, 1, *layout.strides)))
-    return jnp.stack(cut)
+        cut.append(lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *layout.strides, 1)))
+    return jnp.stack(cut, axis=-2)

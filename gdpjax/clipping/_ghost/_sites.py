@@ -86,7 +86,7 @@ def _conv_factor(eqn: Any, operand: int, x: Array, s: Array) -> Factor:
     axes[numbers.rhs_spec[1]] = ("l", len(window))
     for position, axis in enumerate(numbers.rhs_spec[2:]):
         axes[axis] = ("l", position)
-    patches = patches_of(layout, window, s_moved.shape[1:-1], x)
+    patches = patches_of(layout, window, x)
     return Outer(patches.reshape(1, *window, -1), s_moved.reshape(1, -1), tuple(axes))
 
 

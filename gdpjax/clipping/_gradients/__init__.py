@@ -3,19 +3,23 @@
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._formed import FormedGradients
 from gdpjax.clipping._gradients._outer_products import OuterProducts
+from gdpjax.clipping._gradients._position_products import PositionProducts
 from gdpjax.clipping._gradients._running_sum import RunningSum
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, stacked
 from gdpjax.clipping._gradients._shared_terms import WithSharedTerms, with_shared_terms
 from gdpjax.clipping._gradients._table_rows import TableRows
+from gdpjax.clipping._gradients._tied_table import TiedTable
 
 __all__ = [
     "AbstractRowGradients",
     "FormedGradients",
     "OuterProducts",
+    "PositionProducts",
     "RowWeights",
     "RunningSum",
     "ScaledSquares",
     "TableRows",
+    "TiedTable",
     "WithSharedTerms",
     "stacked",
     "with_shared_terms",

@@ -1,0 +1,169 @@
+"""Norms of sums of outer products, sum_t left_t right_t^T, from two Gram matrices over the positions t.
+
+    |G|^2 = sum_{t,s} (left_t . left_s) (right_t . right_s)
+
+needs nothing of the size of G, but its terms may cancel, by as many digits as somebody likes who chooses the data. Let
+S = sum_t |left_t| |right_t|. Rounding moves the computed sum by at most kappa S^2, and moves the product of one row,
+computed in whatever order, by at most gamma S. The norm that a clip rule is to see is therefore
+
+    sqrt(max(0, computed) + kappa S^2) + gamma S,
+
+at least the norm of G and of what the row adds to a weighted sum. `docs/theory/positions.md` derives kappa and gamma,
+and says what the bound costs: where positions do not agree, some 0.1 %.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.trees import bounded_sum, most_sum_error_terms, power_of_two, wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping._gradients._scaled import LOWEST_EXPONENT, ScaledSquares, squared_norms, wide
+
+_PIECE = 248
+"""Entries over which one contraction runs, at least; longer ones are taken in pieces to keep their rounding small."""
+_SECOND_ORDER = 1.05
+"""Covers products of roundings, which a first-order count of them leaves out."""
+_FEW_ROUNDINGS = 12
+"""Scaling, square roots, and the last additions and multiplications."""
+_MOST_RELATIVE_ERROR = 0.01
+
+
+def gram_squared_norms(left: Array, right: Array, dtype: Any = None) -> ScaledSquares:
+    """Return the squared norms of sum_t left[n, t, k] (x) right[n, t, k] over all blocks k, rounded up.
+
+    Args:
+      left: [N, T, K, d].
+      right: [N, T, K, p].
+      dtype: of the norms; at least that of the weighted sum, which is the default.
+    """
+    sum_dtype = jnp.promote_types(wide_dtype(left), wide_dtype(right))
+    dtype = sum_dtype if dtype is None else dtype
+
+    def of_one_row(factors: tuple[Array, Array]) -> ScaledSquares:
+        left, right = (wide(x).astype(dtype) for x in factors)
+        lengths = (left.shape[-1], right.shape[-1])
+
+        # Every factor is scaled by itself, and then the right ones to the largest position of their block.
+        of_left, of_right = squared_norms(left), squared_norms(right)
+        positions = relative_positions(of_left, of_right)
+        left = scaled_down(left, of_left)
+        right = scaled_down(right, of_right) * positions.scale[..., None]
+        return rounded_up(gram(left) * gram(right), positions, lengths, sum_dtype)
+
+    # A loop, so that every row is computed by the same code.
+    return jax.lax.map(of_one_row, (left, right))
+
+
+class RelativePositions(NamedTuple):
+    """How large the positions of one example are, beside the largest of their block.
+
+    Attributes:
+      scale: [T, K], powers of two for the products of scaled factors, at most one.
+      sizes: [T, K], |left_t| |right_t| on that scale.
+      exponent: int32 [K], of the largest position.
+    """
+
+    scale: Array
+    sizes: Array
+    exponent: Array
+
+
+def relative_positions(of_left: ScaledSquares, of_right: ScaledSquares) -> RelativePositions:
+    """Compare positions, given the squared norms [T, K] of their factors."""
+    sizes = of_left.root() * of_right.root()
+    sizes = jnp.where(jnp.isfinite(of_left.value + of_right.value), sizes, jnp.nan)
+    # A position whose product is zero must not decide the scale of the others.
+    exponents = jnp.where(sizes == 0, LOWEST_EXPONENT, of_left.exponent + of_right.exponent)
+    largest = exponents.max(axis=0)
+    largest = jnp.where(largest == LOWEST_EXPONENT, 0, largest)
+    scale = power_of_two(exponents - largest, sizes.dtype)
+    return RelativePositions(scale, sizes * scale, largest)
+
+
+def scaled_down(x: Array, squares: ScaledSquares) -> Array:
+    """Divide vectors by the powers of two that their squared norms were scaled by."""
+    return x * power_of_two(-squares.exponent, x.dtype)[..., None]
+
+
+def gram(x: Array) -> Array:
+    """Return the products of all pairs of positions [K, T, T] of x [T, K, d].
+
+    Each is off by at most `_dot_roundings` of d roundings, in units of the product of its two norms.
+    """
+    size = x.shape[-1]
+    length = _piece_length(size)
+    num_pieces = size // length
+    if num_pieces < 2:
+        return _products_of_pairs(x)
+
+    def add_piece(number: Array, sums: Array) -> Array:
+        piece = jax.lax.dynamic_slice_in_dim(x, number * length, length, axis=-1)
+        # A contraction that went on adding to the others would be one long sum.
+        return sums + jax.lax.optimization_barrier(_products_of_pairs(piece))
+
+    sums = jnp.zeros((x.shape[1], x.shape[0], x.shape[0]), x.dtype)
+    sums = jax.lax.fori_loop(0, num_pieces, add_piece, sums)
+    if num_pieces * length < size:
+        rest = x[..., num_pieces * length :]
+        sums = sums + jax.lax.optimization_barrier(_products_of_pairs(rest))
+    return sums
+
+
+def _products_of_pairs(x: Array) -> Array:
+    highest = jax.lax.Precision.HIGHEST
+    if x.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
+        return jnp.einsum("td,sd->ts", x[:, 0], x[:, 0], precision=highest)[None]
+    return jnp.einsum("tkd,skd->kts", x, x, precision=highest)
+
+
+def _piece_length(size: int) -> int:
+    return max(_PIECE, math.isqrt(size))
+
+
+def _dot_roundings(size: int) -> int:
+    """Roundings of a dot product in `gram`: those of a piece in any order, and those of adding up the pieces."""
+    length = _piece_length(size)
+    return size if size < 2 * length else length + size // length
+
+
+def rounded_up(
+    products: Array, positions: RelativePositions, lengths: tuple[int, int], sum_dtype: Any
+) -> ScaledSquares:
+    """Add up the products of pairs, and round up by what they, and the row in a weighted sum, can be off by.
+
+    Args:
+      products: (left_t . left_s) (right_t . right_s), [K, T, T].
+      positions: the sizes of the positions.
+      lengths: over how many entries the dot products of left and of right factors run.
+      sum_dtype: dtype of the weighted sum.
+    """
+    num_blocks, num_positions, _ = products.shape
+    computed = bounded_sum(products.reshape(num_blocks, -1))
+    size = bounded_sum(jnp.swapaxes(positions.sizes, 0, 1))
+
+    unit = _unit_roundoff(products.dtype)
+    kappa = allowance(_gram_roundings(num_positions, lengths), unit)
+    gamma = allowance(num_positions + _FEW_ROUNDINGS, max(unit, _unit_roundoff(sum_dtype)))
+    squares = ScaledSquares(jnp.maximum(computed, 0) + kappa * jnp.square(size), positions.exponent)
+    norm = squares.root() + gamma * size  # NaN where the size is
+    return ScaledSquares(jnp.square(norm), positions.exponent).total()
+
+
+def _gram_roundings(num_positions: int, lengths: tuple[int, int]) -> int:
+    """Roundings of the sum over pairs of positions, in units of S^2."""
+    of_dot_products = _dot_roundings(lengths[0]) + _dot_roundings(lengths[1])
+    return of_dot_products + most_sum_error_terms(num_positions**2) + _FEW_ROUNDINGS
+
+
+def _unit_roundoff(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps) / 2
+
+
+def allowance(roundings: int, unit: float) -> float:
+    """Return what so many roundings can amount to, relative to what is rounded."""
+    if roundings * unit > _MOST_RELATIVE_ERROR:
+        raise ValueError(f"{roundings} roundings of {unit:.1g} each are too many to bound the norm of a gradient")
+    return _SECOND_ORDER * roundings * unit

@@ -1,0 +1,208 @@
+"""Gradients of a weight that an example uses at many positions: sum_t left_t right_t^T, never formed for all rows.
+
+A weight W [d, p] that is used at T positions of a sequence has such a gradient; for the head of a language model it has
+the size of a vocabulary times a width. `_gram_norms` has its norm, from (d + p) T^2 multiplications, rounded up by what
+rounding can do.
+
+The weighted sum over rows must not be one contraction over rows and positions. Its error would be in proportion to
+sum_i c_i S_i, S_i = sum_t |left_t| |right_t|, which clipping does not bound: where positions cancel, S_i is as much
+larger than the gradient as somebody likes who chooses the data. So each row's product F_i is computed by itself, always
+by the same code, and the F_i are added up. Then
+
+* F_i is a function of row i alone, as a formed gradient is, and its error is its own, and no error of the sum;
+* |F_i| <= c_i (|G_i| + gamma S_i), and the norm that the rule sees holds gamma S_i.
+
+The rows F_i are added within the budget of any other rows. Only a piece of one F_i is held at a time.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.trees import power_of_two, wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping._factors import Axis, arrange
+from gdpjax.clipping._gradients._abstract import AbstractRowGradients
+from gdpjax.clipping._gradients._gram_norms import gram_squared_norms
+from gdpjax.clipping._gradients._running_sum import RunningSum
+from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, largest_exponent, wide
+from gdpjax.clipping._rounding_budget import RoundingBudget
+
+_PIECE = 2**19
+"""Entries of one row's product that are computed and added at a time: they should stay in a cache."""
+
+
+class AbstractPositionProducts(AbstractRowGradients):
+    """Gradients that are sums of outer products, and whose `weighted_sum` computes each row by itself."""
+
+    def formed(self) -> Array:
+        """Return the gradients, formed."""
+        keep = jnp.ones(self.num_rows, bool)
+        return self.weighted_rows(RowWeights(jnp.zeros(self.num_rows, jnp.int32), keep.astype(jnp.float32), keep))
+
+    def weighted_rows(self, weights: RowWeights) -> Array:
+        """Return the weighted rows, formed."""
+
+        def of_one_row(row: tuple[Any, RowWeights]) -> Array:
+            gradients, weights = jax.tree.map(lambda x: x[None], row)
+            return gradients.weighted_sum(weights)
+
+        return jax.lax.map(of_one_row, (self, weights))
+
+    def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:
+        """Add the weighted rows to a running sum, in parts of one size.
+
+        A smaller last part would be other code, which might round a row's product differently.
+        """
+        size = self.rows_per_part(budget)
+        missing = -self.num_rows % size
+        if not missing:
+            return super().add_to(total, weights, bound, budget)
+
+        def filled(x: Array) -> Array:
+            return jnp.concatenate([x, jnp.broadcast_to(x[:1], (missing, *x.shape[1:]))])
+
+        weights = RowWeights(*(filled(x) for x in weights))
+        keep = weights.keep & (jnp.arange(self.num_rows + missing) < self.num_rows)
+        return self.map_rows(filled).add_to(total, weights._replace(keep=keep), bound, budget)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PositionProducts(AbstractPositionProducts):
+    """Sums over positions of outer products left (x) right, in K blocks.
+
+    Attributes:
+      left: [N, T, K, d].
+      right: [N, T, K, p].
+      axes: for each axis of the weight, which factor has it; see `_factors`.
+      weight_shape: shape of the weight.
+    """
+
+    left: Array
+    right: Array
+    axes: tuple[Axis, ...] = dataclasses.field(metadata=dict(static=True))
+    weight_shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight_shape
+
+    @property
+    def method(self) -> str:
+        return f"outer products at {self.left.shape[1]} positions"
+
+    def squared_norms(self, dtype: Any) -> ScaledSquares:
+        """Return the squared norms from Gram matrices, rounded up."""
+        return gram_squared_norms(self.left, self.right, dtype)
+
+    def weighted_sum(self, weights: RowWeights) -> Array:
+        """Return the weighted sum, the product of each row computed by itself."""
+        dtype = jnp.promote_types(wide_dtype(self.left), wide_dtype(self.right))
+        if self.left.shape[-1] <= self.right.shape[-1]:
+            sums = sum_of_products(self.left, self.right, weights, dtype, long_first=False)
+        else:
+            sums = sum_of_products(self.right, self.left, weights, dtype, long_first=True)
+        return arrange(sums, self.axes, self.weight_shape)
+
+
+def sum_of_products(
+    short: Array,
+    long: Array,
+    weights: RowWeights,
+    dtype: Any,
+    long_first: bool,
+    finish: Callable[[Array, Array, Any], Array] | None = None,
+) -> Array:
+    """Return sum_n weights[n] sum_t short[n, t] (x) long[n, t], one row after the other.
+
+    Args:
+      short: [N, T, K, d].
+      long: [N, T, K, p], along which the entries are taken some at a time.
+      weights: of the rows.
+      dtype: of the sum.
+      long_first: whether to return [K, p, d] in place of [K, d, p].
+      finish: (piece of a row's product, row, where the piece starts along the long factor) to the piece of that row.
+    """
+    num_rows, num_positions, num_blocks, num_short = short.shape
+    num_long = long.shape[-1]
+    short, long_weights = _scaled_factor(wide(short).astype(dtype), weights)
+
+    def zeros(width: int) -> Array:
+        shape = (width, num_short) if long_first else (num_short, width)
+        return jnp.zeros((num_blocks, *shape), dtype)
+
+    def sum_of_piece(start: Any, width: int) -> Array:
+        def add_row(row: Array, sums: Array) -> Array:
+            piece = jax.lax.dynamic_slice(long, (row, 0, 0, start), (1, num_positions, num_blocks, width))
+            weighted = multiplied(wide(piece[0]).astype(dtype), long_weights[row])
+            product = _product(short[row], weighted, long_first)
+            product = product if finish is None else finish(product, row, start)
+            # A product that went on adding to the sums would be rounded by what they hold, and not by its own row.
+            return sums + jax.lax.optimization_barrier(product)
+
+        return jax.lax.fori_loop(0, num_rows, add_row, zeros(width))
+
+    width = _piece_length(num_long, num_blocks * num_short)
+    if width == num_long:
+        return sum_of_piece(0, num_long)
+
+    def fill(start: Any, width: int, sums: Array) -> Array:
+        axis = 1 if long_first else 2
+        return jax.lax.dynamic_update_slice_in_dim(sums, sum_of_piece(start, width), start, axis=axis)
+
+    num_pieces = num_long // width
+    sums = jax.lax.fori_loop(0, num_pieces, lambda number, sums: fill(number * width, width, sums), zeros(num_long))
+    start = num_pieces * width
+    return fill(start, num_long - start, sums) if start < num_long else sums
+
+
+def _piece_length(num_long: int, num_short: int) -> int:
+    """Entries of the long factor that are taken at a time."""
+    width = max(_PIECE // num_short, 1)
+    if width >= num_long:
+        return num_long
+    # With lines a power of two apart, a product would use few places of a cache.
+    return width - width % 16 - 8 if width >= 24 else width
+
+
+def _scaled_factor(factor: Array, weights: RowWeights) -> tuple[Array, RowWeights]:
+    """Scale a factor [N, T, K, d] by powers of two, position by position, and return the weights of the other one."""
+    own, largest = largest_exponent(factor)
+    weights = weights.broadcast_to(own.shape)
+    # Nothing bounds a factor that meets zeros.
+    weights = weights._replace(keep=weights.keep & (largest > 0))
+    factor = weights.scaled(factor, power_of_two(-own, factor.dtype))
+    return factor, weights._replace(exponent=weights.exponent - own)
+
+
+def multiplied(x: Array, weights: RowWeights) -> Array:
+    """Multiply the vectors along the last axis of x by their weights, with one rounding."""
+    power, rest = weights.factors(x.dtype)
+    # Where x is zero nothing bounds what it is multiplied by.
+    rest = jnp.minimum(rest, np.finfo(x.dtype).max)
+    return weights.scaled(x, power) * rest[..., None]
+
+
+def _product(short: Array, long: Array, long_first: bool) -> Array:
+    """Contract [T, K, d] and [T, K, p] over the positions, in full precision."""
+    highest = jax.lax.Precision.HIGHEST
+    first, second = (long, short) if long_first else (short, long)
+    if short.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
+        return jnp.einsum("td,tp->dp", first[:, 0], second[:, 0], precision=highest)[None]
+    return jnp.einsum("tkd,tkp->kdp", first, second, precision=highest)
+
+
+def multiplications(num_positions: int, left: int, right: int) -> tuple[int, int]:
+    """Return how many multiplications a row's norm takes: of the Gram matrices, and by forming the gradient."""
+    return num_positions**2 * (left + right), num_positions * left * right
+
+
+def transient_entries(shape: tuple[int, ...]) -> int:
+    """Return how many numbers a weighted sum holds beside the factors, whatever the number of rows."""
+    return math.prod(shape) + 2 * min(_PIECE, math.prod(shape))

@@ -1,0 +1,319 @@
+"""Weights used at many positions: norms are never understated, and what is added for a row keeps to its norm."""
+
+import fractions
+import itertools
+import re
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gdpjax.clipping._clipped_sum import sum_of_rows
+from gdpjax.clipping._gradients import PositionProducts, RowWeights, TiedTable, _gram_norms, _position_products
+from gdpjax.clipping._gradients._gram_norms import gram_squared_norms
+from gdpjax.clipping._rounding_budget import rounding_budget
+from gdpjax.clipping._rules import Flat, Groups
+
+MATRIX = (("l", 0), ("r", 0))
+
+
+def fast(function):
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def products(left, right, axes=MATRIX):
+    """Position products of one block: left [N, T, d], right [N, T, p]."""
+    left, right = jnp.asarray(left), jnp.asarray(right)
+    shape = (left.shape[-1], right.shape[-1])
+    return PositionProducts(left[:, :, None], right[:, :, None], axes, shape)
+
+
+def seen_norms(gradients):
+    """The norms that a clip rule sees, in float64."""
+    squares = fast(lambda rows: rows.squared_norms(jnp.float32))(gradients)
+    return np.sqrt(np.float64(squares.value)) * 2.0 ** np.float64(squares.exponent)
+
+
+def exact_gradients(left, right):
+    """In float64, in which products of float32 are exact."""
+    return np.einsum("ntd,ntp->ndp", np.asarray(left, np.float64), np.asarray(right, np.float64))
+
+
+def norms_of(gradients):
+    gradients = np.float64(gradients)
+    return np.linalg.norm(gradients.reshape(len(gradients), -1), axis=1)
+
+
+def weights_of(squares, bound=1.0):
+    """What flat clipping multiplies the rows by."""
+    root = jnp.sqrt(squares.value)
+    unclipped = jnp.ldexp(jnp.ones_like(root), squares.exponent)
+    return RowWeights(squares.exponent, jnp.minimum(unclipped, bound / root), jnp.isfinite(squares.value))
+
+
+def clipped_rows(gradients, bound=1.0):
+    """What each row adds to the clipped sum."""
+    return fast(lambda rows: rows.weighted_rows(weights_of(rows.squared_norms(jnp.float32), bound)))(gradients)
+
+
+def incoherent(rng, rows, positions, d=24, p=40):
+    return rng.normal(size=(rows, positions, d)), rng.normal(size=(rows, positions, p))
+
+
+def cancelling(rng, rows, positions, d=24, p=40):
+    """Pairs of positions that cancel to one part in 2^24."""
+    half = (positions + 1) // 2
+    left, right = np.abs(rng.normal(size=(rows, half, d))), np.abs(rng.normal(size=(rows, half, p)))
+    left = np.concatenate([left, -left], axis=1)[:, :positions]
+    right = np.concatenate([right, right * (1 + 2.0**-24 * rng.integers(0, 9, size=right.shape))], axis=1)
+    return left, right[:, :positions]
+
+
+def coherent(rng, rows, positions, d=24, p=40):
+    """Positions in one direction, of alternating sign."""
+    left, right = rng.normal(size=(rows, 1, d)), rng.normal(size=(rows, 1, p))
+    signs = (-1.0) ** np.arange(positions)[:, None] * (1 + 1e-6 * rng.normal(size=(rows, positions, 1)))
+    return np.broadcast_to(left, (rows, positions, d)) * signs, np.broadcast_to(right, (rows, positions, p))
+
+
+def over_orders(rng, rows, positions, d=24, p=40):
+    """Entries over 30 orders of magnitude, and positions of which one factor is large and the other small."""
+    left, right = cancelling(rng, rows, positions, d, p)
+    size = 10.0 ** rng.uniform(-15, 15, size=(rows, positions, 1))
+    spread = 10.0 ** rng.uniform(-15, 0, size=left.shape)
+    return left * size * spread, right * 10.0 ** rng.uniform(-4, 4, size=(rows, positions, 1)) / size
+
+
+KINDS = [incoherent, cancelling, coherent, over_orders]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("positions", [2, 17, 1024])
+def test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added(positions, kind, dtype):
+    rng = np.random.default_rng(positions)
+    left, right = (jnp.asarray(x, dtype) for x in kind(rng, 6, positions))
+    gradients = products(left, right)
+    seen, exact = seen_norms(gradients), norms_of(exact_gradients(left, right))
+    assert (seen >= exact).all()
+    assert (norms_of(clipped_rows(gradients)) <= 1 + 1e-6).all()
+    assert (norms_of(clipped_rows(gradients, 1e-3)) <= 1e-3 * (1 + 1e-6)).all()
+    if kind is incoherent:
+        assert (seen <= exact * 1.01).all()
+
+
+@pytest.mark.parametrize(("d", "p"), [(3, 5000), (5000, 3), (300, 700)])
+def test_long_factors_are_taken_in_pieces(d, p):
+    """And the sum is that of the definition, along whichever factor it is taken."""
+    rng = np.random.default_rng(0)
+    left, right = (x.astype(np.float32) for x in incoherent(rng, 3, 5, d, p))
+    gradients, exact = products(left, right), exact_gradients(left, right)
+    with mock.patch.object(_position_products, "_PIECE", 2**14):
+        added = clipped_rows(gradients)
+    np.testing.assert_allclose(seen_norms(gradients), norms_of(exact), rtol=1e-3)
+    np.testing.assert_allclose(added, exact / norms_of(exact)[:, None, None], rtol=1e-3, atol=1e-6)
+
+
+def test_blocks_and_axes():
+    rng = np.random.default_rng(1)
+    left, right = rng.normal(size=(4, 6, 3, 5)), rng.normal(size=(4, 6, 3, 8))
+    axes = (("r", 0), ("b", 0), ("l", 0), ("r", 1))
+    gradients = PositionProducts(*(jnp.asarray(x, jnp.float32) for x in (left, right)), axes, (2, 3, 5, 4))
+    exact = np.einsum("ntbl,ntbrq->nrblq", left, right.reshape(4, 6, 3, 2, 4))
+    np.testing.assert_allclose(seen_norms(gradients), norms_of(exact), rtol=1e-4)
+    np.testing.assert_allclose(gradients.formed(), exact, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gradients[1:3].formed(), exact[1:3], rtol=1e-4, atol=1e-4)
+
+
+def test_whole_numbers_in_rational_arithmetic():
+    rng = np.random.default_rng(2)
+    left, right = rng.integers(-9, 10, size=(50, 4, 3)), rng.integers(-(2**20), 2**20, size=(50, 4, 2))
+    left[:, 2:], right[:, 2:] = -left[:, :2], right[:, :2] + rng.integers(-1, 2, size=(50, 2, 2))
+    squares = fast(gram_squared_norms)(*(jnp.asarray(x, jnp.float32)[:, :, None] for x in (left, right)))
+    for row in range(50):
+        exact = 0
+        for i, j in itertools.product(range(3), range(2)):
+            exact += sum(int(left[row, t, i]) * int(right[row, t, j]) for t in range(4)) ** 2
+        found = fractions.Fraction(float(squares.value[row])) * fractions.Fraction(4) ** int(squares.exponent[row])
+        assert found >= exact
+
+
+def test_zero_rows_are_zero_and_rows_that_are_not_finite_are_dropped():
+    left, right = (x.astype(np.float32) for x in incoherent(np.random.default_rng(3), 6, 4))
+    left[0], right[1] = 0, 0
+    left[2, 1, 3], right[3, 0, 0], left[4, 2, 2] = np.nan, np.inf, -np.inf
+    gradients = products(left, right)
+    norms = seen_norms(gradients)
+    assert (norms[:2] == 0).all()
+    assert np.isnan(norms[2:5]).all()
+    assert norms[5] > 0
+    assert not np.asarray(clipped_rows(gradients))[:5].any()
+    total = fast(lambda rows: rows.weighted_sum(weights_of(rows.squared_norms(jnp.float32))))(gradients)
+    np.testing.assert_array_equal(total, clipped_rows(gradients)[5])
+
+
+def test_weights_pass_where_factors_are_far_from_one():
+    """1e-20 times 1e25, beside a zero factor; what flat clipping leaves as it is stays so."""
+    left, right = (x.astype(np.float32) for x in incoherent(np.random.default_rng(4), 2, 3))
+    left[0] *= 1e-30
+    right[0] *= 1e28
+    left[1, 0] *= 1e30
+    right[1, 0] = 0
+    exact = exact_gradients(left, right)
+    np.testing.assert_allclose(clipped_rows(products(left, right), 1e6), exact, rtol=1e-3, atol=1e-6)
+
+
+# What keeps these tests honest: the norms that other libraries use fail them.
+
+
+def least_ratio():
+    """Norms that a rule sees, over those of the gradients, where positions cancel."""
+    left, right = (x.astype(np.float32) for x in cancelling(np.random.default_rng(5), 200, 2, 3, 4))
+    exact = norms_of(exact_gradients(left, right))
+    return (seen_norms(products(left, right))[exact > 0] / exact[exact > 0]).min()
+
+
+def test_without_the_allowance_norms_would_be_understated():
+    with mock.patch.object(_gram_norms, "allowance", return_value=0.0):
+        assert least_ratio() < 0.1
+    assert least_ratio() >= 1
+
+
+def largest_change(gradients):
+    """How far the clipped sum moves when one of the rows is left out."""
+    num_rows = gradients.num_rows
+    budget = rounding_budget([jax.ShapeDtypeStruct(gradients.shape, jnp.float32)], num_rows)._replace(plain_rows=17)
+
+    def run(rows, padding):
+        leaf = jnp.zeros(gradients.shape)
+        return sum_of_rows([rows], [leaf], Flat(1.0), Groups((0,), (1.0,)), budget, padding)[0][0]
+
+    without = np.eye(num_rows + 1, num_rows, dtype=bool)
+    sums = np.float64(
+        fast(lambda rows, paddings: jax.lax.map(lambda one: run(rows, one), paddings))(gradients, without)
+    )
+    return norms_of(sums[:-1] - sums[-1]).max()
+
+
+@pytest.mark.parametrize("kind", [cancelling, coherent])
+def test_no_row_moves_a_sum_by_more_than_the_sensitivity(kind):
+    left, right = (x.astype(np.float32) for x in kind(np.random.default_rng(6), 1, 64, 36, 30))
+    # Rows that agree, of each of which a hundredth of what its positions hold is left.
+    size = 2.0 ** np.random.default_rng(7).uniform(-3, 3, size=(96, 1, 1)).astype(np.float32)
+    right = np.broadcast_to(right, (96, 64, 30)) * (1 + 0.6 * (np.arange(64) == 63)[:, None])
+    assert 0.9 <= largest_change(products(left * size * 100, right.astype(np.float32))) <= 1.0
+
+
+def test_a_row_adds_the_same_whatever_is_beside_it():
+    left, right = (x.astype(np.float32) for x in incoherent(np.random.default_rng(7), 5, 9, 40, 60))
+    run = jax.jit(lambda rows: rows.weighted_rows(weights_of(rows.squared_norms(jnp.float32))))
+    forward = np.asarray(run(products(left, right)))
+    backward = np.asarray(run(products(left[::-1], right[::-1])))
+    np.testing.assert_array_equal(forward, backward[::-1])
+    total = jax.jit(lambda rows: rows.weighted_sum(weights_of(rows.squared_norms(jnp.float32))))
+    added = np.zeros_like(forward[0])
+    for row in forward:
+        added = added + row
+    np.testing.assert_array_equal(total(products(left, right)), added)
+
+
+def test_half_precision_is_contracted_in_float32_and_no_product_is_merged_with_the_sum():
+    left, right = (jnp.asarray(x, jnp.bfloat16) for x in incoherent(np.random.default_rng(8), 3, 32, 64, 600))
+    run = jax.jit(lambda rows: rows.weighted_sum(weights_of(rows.squared_norms(jnp.float32))))
+    program = run.lower(products(left, right)).compile().as_text()
+    contractions = re.findall(r"= (\w+)\[.*? (?:dot|custom-call)\(", program)
+    assert contractions
+    assert "bf16" not in contractions
+    bodies = re.split(r"\n\n", program)
+    fused = [body for body in bodies if " dot(" in body and " add(" in body and "fused_computation" in body[:60]]
+    assert not fused
+
+
+def test_slopes_are_those_of_the_definition():
+    left, right = (x.astype(np.float32) for x in incoherent(np.random.default_rng(9), 2, 3, 4, 5))
+
+    def by_products(scale):
+        rows = products(scale * left, right)
+        return rows.weighted_sum(weights_of(rows.squared_norms(jnp.float32)))[0, 0]
+
+    def formed(scale):
+        rows = jnp.einsum("ntd,ntp->ndp", scale * left, right)
+        norms = jnp.sqrt(jnp.sum(jnp.square(rows), axis=(1, 2)))
+        return jnp.einsum("n,ndp->dp", jnp.minimum(1, 1 / norms), rows)[0, 0]
+
+    scales = np.array([[[0.5]], [[0.01]]], np.float32)
+    np.testing.assert_allclose(
+        fast(jax.grad(by_products))(scales), fast(jax.grad(formed))(scales), rtol=1e-3, atol=1e-5
+    )
+
+
+def tied(rng, rows, positions, lookups, words=30, p=8):
+    """A tied embedding, of which the looked-up rows cancel what the head does to the first word."""
+    left, right = rng.normal(size=(rows, positions, words)), rng.normal(size=(rows, positions, p))
+    left[:, :, 1:] *= 1e-6 * (rng.random((rows, 1, 1)) < 0.5)
+    index = np.zeros((rows, lookups), np.int32)
+    index[:, lookups // 2 :] = rng.integers(-2, words + 2, size=(rows, lookups - lookups // 2))
+    values = 1e-6 * rng.normal(size=(rows, lookups, p))
+    values[:, 0] = -np.einsum("nt,ntp->np", left[:, :, 0], right)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (left, right)]
+    return TiedTable(*arrays, jnp.asarray(index), jnp.asarray(values, jnp.float32), (words, p))
+
+
+def exact_tied(gradients):
+    found = exact_gradients(gradients.left, gradients.right)
+    index, values = np.asarray(gradients.index), np.float64(gradients.values)
+    for row, lookup in np.ndindex(*index.shape):
+        if 0 <= index[row, lookup] < found.shape[1]:
+            found[row, index[row, lookup]] += values[row, lookup]
+    return found
+
+
+@pytest.mark.parametrize("pieces", [2**19, 64])
+def test_a_tied_embedding_is_clipped_by_the_norm_of_both_parts(pieces):
+    gradients = tied(np.random.default_rng(10), 20, 7, 5)
+    exact = exact_tied(gradients)
+    assert (seen_norms(gradients) >= norms_of(exact)).all()
+    with mock.patch.object(_position_products, "_PIECE", pieces):
+        np.testing.assert_allclose(gradients.formed(), exact, atol=1e-5)
+        assert (norms_of(clipped_rows(gradients, 1e-6)) <= 1e-6 * (1 + 1e-6)).all()
+    with mock.patch.object(_gram_norms, "allowance", return_value=0.0):
+        assert (seen_norms(gradients) < norms_of(exact)).any()
+
+
+def test_a_tied_embedding_of_ordinary_size_is_hardly_overstated():
+    rng = np.random.default_rng(11)
+    left, right = (jnp.asarray(x, jnp.float32) for x in incoherent(rng, 4, 16))
+    values = jnp.asarray(rng.normal(size=(4, 9, 40)), jnp.float32).at[0, 0].set(jnp.nan)
+    index = jnp.asarray(rng.integers(0, 24, size=(4, 9)), jnp.int32)
+    gradients = TiedTable(left, right, index, values, (24, 5, 8))
+    assert np.isnan(seen_norms(gradients)[0])
+    found = gradients[1:]
+    exact = exact_tied(found)
+    np.testing.assert_allclose(seen_norms(found), norms_of(exact), rtol=1e-3)
+    np.testing.assert_allclose(np.asarray(found.formed()).reshape(exact.shape), exact, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
+    rng = np.random.default_rng(12)
+    shapes = [(2, 3, 4), (2, 1, 1), (3, 2, 7), (5, 4, 4), (8, 3, 3), (16, 5, 2), (17, 8, 8), (33, 2, 2)]
+    rows = 100_000 // (len(shapes) * len(KINDS)) + 1
+    least, checked = np.inf, 0
+    for (positions, d, p), kind in itertools.product(shapes, KINDS):
+        left, right = (np.array(x) for x in kind(rng, rows, positions, d, p))
+        keep = 2.0 ** -rng.integers(0, 30, size=(rows, 1, 1))  # what is left of the sum, from all to nothing
+        half = positions // 2
+        left[:, half : 2 * half] = -left[:, :half] * np.where(rng.random((rows, 1, 1)) < 0.8, 1, 0.7)
+        right[:, half : 2 * half] = right[:, :half] * (1 + keep * rng.normal(size=(rows, half, p)))
+        left, right = (jnp.asarray(x, dtype) for x in (left, right))
+        gradients = products(left, right)
+        seen, exact = seen_norms(gradients), norms_of(exact_gradients(left, right))
+        assert (seen >= exact).all(), (positions, d, p, kind.__name__)
+        added = norms_of(clipped_rows(gradients, 1e-2))
+        assert (added <= 1e-2 * (1 + 4e-6)).all(), (positions, d, p, kind.__name__)
+        least, checked = min(least, (seen / np.maximum(exact, 1e-300)).min()), checked + rows
+    assert checked >= 100_000
+    assert least < 1.001  # the bound is not a loose one everywhere
