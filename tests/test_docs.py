@@ -38,6 +38,9 @@ def test_every_public_name_is_in_the_api_reference():
     headline = (DOCS / "api" / "gdpjax.md").read_text()
     for name in gdpjax.__all__:
         assert f"`gdpjax.{name}`" in headline, f"{name} is not in docs/api/gdpjax.md"
+    clipping = (DOCS / "api" / "clipping.md").read_text()
+    for name in gdpjax.clipping.__all__:
+        assert f"`{name}`" in clipping, f"clipping.{name} is not in docs/api/clipping.md"
     accounting = (DOCS / "api" / "accounting.md").read_text()
     for name in gdpjax.accounting.__all__:
         assert re.search(rf"`(accounting\.)?{name}`", accounting), f"accounting.{name} is not in docs/api/accounting.md"

@@ -8,24 +8,34 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 B = 5
 
 
+# The numbers come from NumPy: JAX would compile a program for each shape.
+
+
 def normal(seed, *shape, scale=None):
-    x = jax.random.normal(jax.random.key(seed), shape)
+    x = jnp.asarray(np.random.default_rng(seed).normal(size=shape))
     return x * (scale if scale is not None else 1 / math.sqrt(max(shape[0], 1)) if shape else 1)
 
 
 def batch(*shape, seed=100):
     # Rows of very different sizes: some are clipped and some are not.
-    x = jax.random.normal(jax.random.key(seed), (B, *shape))
-    return x * jnp.exp2(jnp.arange(B) - 2.0).reshape(B, *(1,) * len(shape))
+    x = np.random.default_rng(seed).normal(size=(B, *shape))
+    return jnp.asarray(x * np.exp2(np.arange(B) - 2.0).reshape(B, *(1,) * len(shape)))
 
 
 def tokens(length, vocabulary, seed=200):
-    return jax.random.randint(jax.random.key(seed), (B, length) if length else (B,), 0, vocabulary)
+    shape = (B, length) if length else (B,)
+    return jnp.asarray(np.random.default_rng(seed).integers(0, vocabulary, shape))
+
+
+def initialized(init, *args):
+    """The parameters of a model, made by one compiled program."""
+    return jax.jit(init, compiler_options={"xla_backend_optimization_level": 0})(*args)
 
 
 PATTERNS = {}
@@ -566,7 +576,7 @@ def gradient_penalty():
 
 
 def _flax(module, *rows):
-    params = module.init(jax.random.key(0), *(row[0] for row in rows))["params"]
+    params = initialized(module.init, jax.random.key(0), *(row[0] for row in rows))["params"]
     return lambda p, *rows: jnp.sum(module.apply({"params": p}, *rows) ** 2), params, rows
 
 
@@ -646,7 +656,11 @@ def haiku_network():
 
     transformed = haiku.without_apply_rng(haiku.transform(network))
     x = batch(5, 5, 3)
-    return lambda p, x: jnp.sum(transformed.apply(p, x) ** 2), transformed.init(jax.random.key(0), x[0]), (x,)
+    return (
+        lambda p, x: jnp.sum(transformed.apply(p, x) ** 2),
+        initialized(transformed.init, jax.random.key(0), x[0]),
+        (x,),
+    )
 
 
 def make(name, dtype):

@@ -128,6 +128,24 @@ def test_padding_content_never_matters():
             assert_trees_close(grad_fn(params, spoilt, y, is_padding=padding)[0], clean, rtol=0)
 
 
+@pytest.mark.parametrize("strategy", ["auto", "microbatch"])
+def test_chunks_of_padding_are_skipped_unless_the_work_is_constant(strategy):
+    params, x, y = make_problem()
+    padding = np.arange(13) >= 5  # the second and third chunk of five hold no example
+    options = {"strategy": strategy, "microbatch_size": 5}
+    for constant_work in (False, True):
+        grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), constant_work=constant_work, **options)
+        program = jax.make_jaxpr(lambda params, x, y, f=grad_fn: f(params, x, y, is_padding=padding))(params, x, y)
+        assert ("cond[" in str(program)) is not constant_work
+    constant = by_strategy(loss, 0.5, batch_argnums=(1, 2), constant_work=True, **options)
+    skipping, info = by_strategy(loss, 0.5, batch_argnums=(1, 2), return_info=True, **options)(
+        params, x, y, is_padding=padding
+    )
+    assert_trees_close(skipping, constant(params, x, y, is_padding=padding), rtol=1e-6)
+    assert info.norms[:5].all()
+    assert not info.norms[5:].any()
+
+
 @pytest.mark.parametrize("options", STRATEGIES, ids=str)
 def test_all_padding_and_empty_batches_give_zeros(options):
     params, x, y = make_problem()
@@ -302,6 +320,7 @@ REFUSALS = {
     "trainable structure": (dict(trainable={"no": True}), "trainable must be"),
     "trainable values": (dict(trainable=jnp.ones(())), "Python bools"),
     "unknown strategy": (dict(strategy="fast"), "strategy must be one of"),
+    "work that is no flag": (dict(constant_work=1), "constant_work must be True or False"),
     "chunk zero": (dict(microbatch_size=0), "microbatch_size"),
     "largest batch": (dict(max_batch_size=1.5), "max_batch_size must be a whole number"),
     "chunk with vmap": (dict(microbatch_size=2, strategy="vmap"), "whole batch"),

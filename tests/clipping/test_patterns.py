@@ -1,5 +1,7 @@
 """The strategies agree on every pattern: the same sums and norms as one gradient after the other."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ FAST = {"xla_backend_optimization_level": 0}
 """Compiling is nearly all the time that these tests take."""
 
 
+@functools.cache
 def gradients(name, dtype):
     """Per-example gradients by JAX alone, as float64 matrices [B, d] in one array, and the parts of the leaves."""
     loss, params, rows = make(name, dtype)

@@ -156,8 +156,8 @@ def test_a_non_finite_row_equals_that_row_removed(bad):
     poisoned = rows.at[2, 1].set(bad)
     # The slack depends on the number of rows, so the row is removed by the padding mask.
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0)
-    removed = grad_fn(jnp.zeros(4), rows, is_padding=jnp.arange(6) == 2)
-    np.testing.assert_array_equal(grad_fn(jnp.zeros(4), poisoned), removed)
+    run = jax.jit(lambda rows, padding: grad_fn(jnp.zeros(4), rows, is_padding=padding))
+    np.testing.assert_array_equal(run(poisoned, np.zeros(6, bool)), run(rows, np.arange(6) == 2))
 
 
 def add_up(rows, bound=1.0):
@@ -188,7 +188,7 @@ def test_float64_gradients_stay_float64():
     with jax.enable_x64(True):
         rows = jax.random.normal(jax.random.key(0), (10, 5), jnp.float64) * 3
         grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0)
-        total = grad_fn(jnp.zeros(5, jnp.float64), rows)
+        total = jax.jit(grad_fn)(jnp.zeros(5, jnp.float64), rows)
         assert total.dtype == jnp.float64
         np.testing.assert_allclose(total, exact_sum(rows, 1.0), rtol=1e-13)
 
@@ -218,7 +218,9 @@ def test_padding_to_several_sizes_needs_one_slack():
 
     def change(**options):
         grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0, **options)
-        return float(abs(grad_fn(jnp.zeros(1), rows) - grad_fn(jnp.zeros(1), padded, is_padding=is_padding))[0])
+        alone = jax.jit(lambda rows: grad_fn(jnp.zeros(1), rows))(rows)
+        with_padding = jax.jit(lambda rows: grad_fn(jnp.zeros(1), rows, is_padding=is_padding))(padded)
+        return float(abs(alone - with_padding)[0])
 
     assert change() > 0.02  # the same rows: two hundredths of a sensitivity from the padding alone
     assert change(max_batch_size=512) == 0.0

@@ -1,5 +1,6 @@
 """Gradients that are a sum of terms keep the promise of the clip, by however many digits the terms cancel."""
 
+import functools
 from unittest import mock
 
 import jax
@@ -29,13 +30,20 @@ def fast(function):
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def summed(loss, w, rule, num_rows):
-    """A function of rows and padding."""
+def summed(loss, rule, num_rows, dtype=jnp.float32):
+    """A function of the weight, rows and padding."""
     grad_fn = gdpjax.clipped_grad(loss, rule, batch_argnums=(1, 2, 3), strategy="ghost", return_info=True)
-    batch = [jax.ShapeDtypeStruct((num_rows, *shape), w.dtype) for shape in (w.shape[:1], w.shape[1:], ())]
+    w = jax.ShapeDtypeStruct(SHAPE, dtype)
+    batch = [jax.ShapeDtypeStruct((num_rows, *shape), dtype) for shape in (SHAPE[:1], SHAPE[1:], ())]
     found = gdpjax.explain(loss, w, tuple(batch), batch_argnums=(1, 2, 3), strategy="ghost")
     assert found.leaves[0].method == "outer product"
-    return lambda a, s, c, padding: grad_fn(w, a, s, c, is_padding=padding)
+    return lambda w, a, s, c, padding: grad_fn(w, a, s, c, is_padding=padding)
+
+
+@functools.cache
+def measured(loss, num_rows):
+    """`summed` with one clip norm, compiled; not for what is patched."""
+    return fast(summed(loss, 1.0, num_rows))
 
 
 def near_the_weight(seed, num_rows, left, dtype=jnp.float32):
@@ -49,11 +57,16 @@ def near_the_weight(seed, num_rows, left, dtype=jnp.float32):
     return jnp.asarray(np.outer(u, v), dtype), *(jnp.asarray(x, dtype) for x in (a, s, c))
 
 
+@functools.cache
+def gradients_of(loss):
+    return fast(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0)))
+
+
 def exact_gradients(loss, w, a, s, c):
     """Gradients of the arrays as they are, in float64."""
     with jax.enable_x64(True):
-        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (w, a, s, c)]
-        return np.asarray(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0))(*wide))
+        wide = [np.asarray(x, np.float64) for x in (w, a, s, c)]
+        return np.asarray(gradients_of(loss)(*wide))
 
 
 @pytest.mark.parametrize("loss", [with_l2, with_columns])
@@ -61,27 +74,30 @@ def exact_gradients(loss, w, a, s, c):
 def test_norms_are_never_understated(loss, left):
     num_rows = 64
     w, a, s, c = near_the_weight(0, num_rows, left)
-    run = fast(summed(loss, w, 1.0, num_rows))
     exact = np.linalg.norm(exact_gradients(loss, w, a, s, c).reshape(num_rows, -1), axis=1)
-    _, info = run(a, s, c, np.zeros(num_rows, bool))
+    _, info = measured(loss, num_rows)(w, a, s, c, np.zeros(num_rows, bool))
     # w / ||w|| and the scales of its columns are computed in float32: what they are is what is clipped.
     off = 0 if loss is with_l2 else 2e-6 * np.linalg.norm(a, axis=1) * np.linalg.norm(s, axis=1)
     assert (np.float64(info.norms) >= exact * (1 - 1e-6) - off).all()
 
 
-def each_sum(loss, w, rule, rows, padding):
-    """The sums of the same rows for several paddings."""
-    run = summed(loss, w, rule, rows[0].shape[0])
-    a, s, c = rows
-    every = fast(lambda padding: jax.lax.map(lambda padding: run(a, s, c, padding)[0], padding))
-    return np.float64(every(padding)).reshape(len(padding), -1)
+def each_sum(loss, rule, num_rows, dtype=jnp.float32):
+    """A compiled function: the sums of the same rows for several paddings."""
+    run = summed(loss, rule, num_rows, dtype)
+    every = fast(lambda w, rows, padding: jax.lax.map(lambda padding: run(w, *rows, padding)[0], padding))
+    return lambda w, rows, padding: np.float64(every(w, rows, padding)).reshape(len(padding), -1)
+
+
+@functools.cache
+def each_sum_with_l2():
+    return each_sum(with_l2, 1.0, ROWS)
 
 
 def largest_change(left):
     """How far the sum of rows in one direction moves when one of them is left out."""
     w, *rows = near_the_weight(1, ROWS, left)
     without = np.eye(ROWS + 1, ROWS, dtype=bool)
-    sums = each_sum(with_l2, w, 1.0, rows, without)
+    sums = each_sum_with_l2()(w, rows, without)
     return np.linalg.norm(sums[:-1] - sums[-1], axis=1).max()
 
 
@@ -93,7 +109,7 @@ def test_no_row_moves_a_sum_by_more_than_the_sensitivity(left):
 def least_ratio():
     """The norms of rows that cancel, in units of the norms of their terms."""
     w, a, s, c = near_the_weight(3, ROWS, 1e-4)
-    _, info = fast(summed(with_l2, w, 1.0, ROWS))(a, s, c, np.zeros(ROWS, bool))
+    _, info = fast(summed(with_l2, 1.0, ROWS))(w, a, s, c, np.zeros(ROWS, bool))
     norm = lambda x: np.linalg.norm(np.float64(x), axis=-1)  # noqa: E731
     return (info.norms / (norm(a) * norm(s) + np.abs(np.float64(c)) * norm(w.ravel()))).min()
 
@@ -122,7 +138,9 @@ def test_the_budget_holds_what_adding_terms_up_costs(plain_rows):
 
 def alone(loss, w, rule, rows):
     """The norms of what each row contributes, all others left out."""
-    return np.linalg.norm(each_sum(loss, w, rule, rows, ~np.eye(rows[0].shape[0], dtype=bool)), axis=1)
+    num_rows = rows[0].shape[0]
+    sums = each_sum(loss, rule, num_rows, w.dtype)(w, rows, ~np.eye(num_rows, dtype=bool))
+    return np.linalg.norm(sums, axis=1)
 
 
 RULES = [gdpjax.Flat(1.0), gdpjax.Normalize(1.0), gdpjax.AutoS(1.0), gdpjax.PerLeaf(1.0)]
