@@ -159,7 +159,7 @@ def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) 
     sizes = [num_elements(leaf) for leaf in leaves]
 
     # The norm: its sums of squares over entries and leaves, and ten more roundings.
-    entries = max(most_sum_error_terms(max(sizes)), _TABLE_TERMS)
+    entries = max(most_sum_error_terms(sum(sizes)), _TABLE_TERMS)
     norm = unit * (entries + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10)
 
     # The sum, for each row.
