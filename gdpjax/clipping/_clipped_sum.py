@@ -28,7 +28,6 @@ from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
 
-
 _SMALL_PARAMETER = 2**14
 """Entries up to which the formed gradients of a parameter are put together with those of others."""
 
@@ -82,8 +81,8 @@ class RowScales(NamedTuple):
 def packs_of(gradients: list[AbstractRowGradients], totals: list[RunningSum], groups: Groups) -> list[Pack]:
     """Put the formed gradients of small parameters of one group together.
 
-    A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum, where
-    each by itself would need its own small programs, which take long to compile.
+    A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum,
+    where each by itself would need its own small programs, which take long to compile.
     """
     packs = []
     small: dict[Any, list[int]] = {}
