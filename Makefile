@@ -55,11 +55,11 @@ bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libra
 	$(BIN)/python -m benchmarks.test_accounting --output $(RESULT)
 
 bench-clipping: RESULT ?= benchmarks/results/clipping_cpu.json
-bench-clipping: $(VENV)/.benchmarks-clipping ## time clipped gradients beside other libraries, half an hour on idle cores
+bench-clipping: $(VENV)/.benchmarks-clipping ## time clipped gradients beside other libraries, an hour on idle cores
 	$(BIN)/python -m benchmarks.test_clipping --threads $(THREADS) --output $(RESULT)
 
 bench-training: RESULT ?= benchmarks/results/training_cpu.json
-bench-training: $(VENV)/.benchmarks-clipping ## time private training beside other libraries, ten minutes on idle cores
+bench-training: $(VENV)/.benchmarks-clipping ## time private training beside other libraries, half an hour on idle cores
 	$(BIN)/python -m benchmarks.test_training --threads $(THREADS) --output $(RESULT)
 
 bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json

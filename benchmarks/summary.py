@@ -267,9 +267,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "accounting_cpu": Command("make bench-accounting", "10 minutes"),
-    "clipping_cpu": Command("make bench-clipping", "half an hour"),
+    "clipping_cpu": Command("make bench-clipping", "an hour"),
     "clipping_cpu_quiet": Command(None, "10 minutes"),
-    "training_cpu": Command("make bench-training", "10 minutes"),
+    "training_cpu": Command("make bench-training", "half an hour"),
     "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
     "recipes": Command(None, "hours"),
     "reproduce_mnist": Command(None, "2 hours"),

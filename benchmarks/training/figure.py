@@ -10,21 +10,23 @@ COLOURS = {"gdpjax": "#0b6e4f", "jax_privacy": "#e0a458", "Opacus": "#4a5a8a"}
 
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Draw a row for each case and write the picture; ImportError without matplotlib."""
-    cases = list(result["cases"].values())
-    size = (8.4, 0.5 + 2.3 * len(cases))
-    with picture(path, len(cases), 2, figsize=size, squeeze=False, width_ratios=(1, 1)) as (_, panels):
-        for row, case in zip(panels, cases, strict=True):
-            # Where the parts were not measured the speeds stand alone, and the title over them.
-            if case["parts"]:
-                _draw_parts(row[0], case["parts"])
-            else:
-                row[0].set_axis_off()
-            _draw_trainers(row[1], case["trainers"])
-            words = case["title"].split(", ")
-            title = ", ".join(dict.fromkeys((words[0], words[-1])))
-            place = row[0] if case["parts"] else row[1]
-            place.set_title(title, loc="left", fontsize=9, weight="bold")
+    """Draw each case's parts and speeds and write the picture; ImportError without matplotlib."""
+    # A case whose parts were measured has a row of its own; of the others two share a row.
+    panels = []
+    for case in result["cases"].values():
+        if case["parts"]:
+            panels.append((_draw_parts, case["parts"], case["title"]))
+        panels.append((_draw_trainers, case["trainers"], None if case["parts"] else case["title"]))
+    num_rows = -(-len(panels) // 2)
+    with picture(path, num_rows, 2, figsize=(8.4, 0.5 + 2.3 * num_rows), squeeze=False) as (_, grid):
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes, (draw_panel, values, title) in zip(grid.flat, panels, strict=False):
+            draw_panel(axes, values)
+            if title is not None:
+                words = title.split(", ")
+                short = ",\n".join(dict.fromkeys((words[0], words[-1])))
+                axes.set_title(short, loc="left", fontsize=9, weight="bold")
 
 
 def _draw_parts(axes: Any, parts: dict[str, Any]) -> None:

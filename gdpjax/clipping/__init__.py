@@ -8,20 +8,26 @@ from gdpjax.clipping._explain import explain
 from gdpjax.clipping._per_example_grad import per_example_grad
 from gdpjax.clipping._rules import AbstractClipRule, AutoS, Flat, Groups, Normalize, PerGroup, PerLeaf, as_rule
 from gdpjax.clipping._sensitivity import Sensitivity, rule_sensitivity
+from gdpjax.clipping._tracing import AbstractFactor, AbstractPrimitive, Full, Outer, Sparse, register_primitive
 
 __all__ = [
     "AbstractClipRule",
+    "AbstractFactor",
+    "AbstractPrimitive",
     "AccumulationCharge",
     "AutoS",
     "ClipInfo",
     "ClippedGrad",
     "ClippedRows",
     "Flat",
+    "Full",
     "Groups",
     "Normalize",
+    "Outer",
     "PerGroup",
     "PerLeaf",
     "Sensitivity",
+    "Sparse",
     "accumulation_charge",
     "as_rule",
     "average_augmentations",
@@ -30,5 +36,6 @@ __all__ = [
     "clipped_grad",
     "explain",
     "per_example_grad",
+    "register_primitive",
     "rule_sensitivity",
 ]

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex
 import numpy as np
 
-from gdpjax.clipping._ghost._jaxpr import CALLS, opened
 from gdpjax.clipping._known_primitives import OPAQUE
 from gdpjax.clipping._row_independence import inner_programs
+from gdpjax.clipping._tracing import CALLS, opened
 
 
 class _Entries(NamedTuple):

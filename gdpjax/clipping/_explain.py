@@ -174,29 +174,5 @@ def _explain(
             leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
             continue
         number, gradient = next(rows)
-        leaves.append(LeafPlan(name, shape, gradient.method, _reason(plan, number), gradient.num_bytes))
+        leaves.append(LeafPlan(name, shape, gradient.method, plan.reason(number), gradient.num_bytes))
     return Explanation(tuple(leaves), strategy, engine.chunk, call.batch_size)
-
-
-def _reason(plan: Any, leaf: int) -> str:
-    """Say where the factors of a parameter's gradient were read off, or why it is formed."""
-    parts = [_where_used(plan, leaf)]
-    for number in plan.cuts_of(leaf):
-        shared = f"shared {plan.made_by(number)}"
-        if shared not in parts:
-            parts.append(shared)
-    return ", ".join(parts)
-
-
-def _where_used(plan: Any, leaf: int) -> str:
-    """Name the primitives at which a parameter meets data, with their number, or the reason that it is formed."""
-    if leaf in plan.uses.dense:
-        return plan.uses.dense[leaf]
-    counts: dict[str, int] = {}
-    for use in plan.uses.tapped[leaf]:
-        site = plan.uses.sites[use.place]
-        name = site.kind if site.rule is None else f"{site.kind} in {site.eqn.primitive.name}"
-        counts[name] = counts.get(name, 0) + 1
-    if not counts:
-        return "not used"
-    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())

@@ -4,7 +4,7 @@
 that acts on one example alone, add its name to the family that it belongs to.
 """
 
-from gdpjax.clipping._ghost._jaxpr import CALLS, CUSTOM, REMAT
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT
 
 
 def _names(text: str) -> frozenset[str]:

@@ -1,9 +1,10 @@
 """Which gradients are formed, and how many rows are taken at a time: decided from static shapes alone.
 
-Keeping the factors of a gradient (`_ghost`) pays where it saves forming the gradient (one outer product for an example;
-rows of a table; a merged product) or where JAX forms it slowly (a convolution under vmap, a loop that adds a gradient
-up step by step). Where an example's gradient is a sum of many outer products it has to be formed anyway, because only a
-norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as good.
+Keeping the factors of a gradient (`_tracing`) pays where it saves forming the gradient (one outer product for an
+example; rows of a table; a merged product) or where JAX forms it slowly (a convolution under vmap, a loop that adds a
+gradient up step by step). Where an example's gradient is a sum of many outer products it has to be formed anyway,
+because only a norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as
+good.
 
 Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
 once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that
@@ -22,13 +23,10 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._ghost import Plan, _sites, frame_of, plan_of, row_gradients
-from gdpjax.clipping._ghost._jaxpr import Frame
-from gdpjax.clipping._ghost._steps import SCALES
-from gdpjax.clipping._ghost._uses import Enter, Site, Step, Use
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._tracing import AbstractSite, Plan, Use, frame_of, plan_of, row_gradients
 from gdpjax.clipping._vmap import example_grads
 
 STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
@@ -88,11 +86,11 @@ def engine_of(
         gradients = functools.partial(_by_factors, call, trace, plan, budget)
         skips = call.is_padding is not None and not constant_work
         # Not all factors can follow what is scaled, and then the plan alone does not say what is formed.
-        known = abstract_rows(call, gradients) if is_scaled(plan) else []
+        known = abstract_rows(call, gradients) if plan.is_scaled else []
         formed = [leaf for leaf, each in enumerate(known) if isinstance(each, FormedGradients)]
         size = chunk_rows(plan, call.trained_leaves, call.batch_size, skips, formed)
     chunk = max(min(microbatch_size or size, call.batch_size), 1)
-    compensated = [leaf for leaf in range(len(call.trained_leaves)) if plan.cuts_of(leaf) or _is_looked_up(plan, leaf)]
+    compensated = [leaf for leaf in range(len(call.trained_leaves)) if plan.shared_by(leaf) or plan.is_looked_up(leaf)]
     return Engine(gradients, chunk, constant_work, frozenset(compensated), _outputs(trace))
 
 
@@ -148,118 +146,36 @@ def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudge
         return plan_of(frame, count, dict.fromkeys(range(count), "strategy"))
     plan = plan_of(frame, count, {}, budget.most_shared_terms)
     if strategy == "auto" and (formed := better_formed(plan)):
-        plan = plan_of(frame, count, plan.uses.dense | formed, budget.most_shared_terms)
+        plan = plan_of(frame, count, plan.flow.formed | formed, budget.most_shared_terms)
     return plan
 
 
 def better_formed(plan: Plan) -> dict[int, str]:
-    """The tapped parameters whose factors are not worth having, and why."""
-    return {
-        leaf: f"a sum of {sum(_times_of(plan, use) for use in uses)} outer products"
-        for leaf, uses in plan.uses.tapped.items()
-        if uses and not any(_use_pays(plan, use) for use in uses)
-    }
+    """Return the tapped parameters whose factors are not worth having, and why."""
+    found = {}
+    for leaf in plan.flow.tapped:
+        sites = plan.sites_of(leaf)
+        pays = [_pays(site, use) for site, use in zip(sites, plan.uses_of(leaf), strict=True)]
+        if sites and not any(pays) and not plan.keeps_positions(leaf):
+            found[leaf] = f"a sum of {sum(site.num_products for site in sites)} outer products"
+    return found
 
 
-def _times_of(plan: Plan, use: Use) -> int:
-    return _times(plan.uses.sites[use.place])
-
-
-def _use_pays(plan: Plan, use: Use) -> bool:
-    site = plan.uses.sites[use.place]
-    if site.kind != "dot_general":
-        return True
-    if any(not isinstance(item, Enter) and item.eqn.primitive.name == "dot_general" for item in use.path):
-        return True
-    if any(isinstance(item, Enter) and not item.scanned for item in use.path):
-        return True
-    return _times(site) == 1
-
-
-def _times(site: Site) -> int:
-    """Outer products of one evaluation of the site."""
-    if site.rule is not None:
-        return site.rule.times()
-    shape = site.eqn.invars[1 - site.operand].aval.shape
-    contract, batch = site.eqn.params["dimension_numbers"]
-    used = (*contract[1 - site.operand], *batch[1 - site.operand])
-    return math.prod(size for axis, size in enumerate(shape) if axis not in used)
-
-
-def activation_bytes(frame: Frame) -> int:
-    """Bytes of everything computed for one example: an upper guess of what backpropagation keeps."""
-    own = 0
-    for index, eqn in enumerate(frame.jaxpr.eqns):
-        children = frame.children.get(index)
-        if children:
-            times = eqn.params.get("length", 1)
-            own += times * sum(activation_bytes(child) for child in children)
-        own += sum(_bytes(v.aval) for v in eqn.outvars)
-    return own
-
-
-def _bytes(aval: Any) -> int:
-    size = getattr(aval.dtype, "itemsize", 8)
-    return math.prod(getattr(aval, "shape", ())) * size
-
-
-def is_scaled(plan: Plan) -> bool:
-    """Whether parameters are scaled by more than a number, or a value of theirs is cut: not all factors can follow."""
-    steps = [item for uses in plan.uses.tapped.values() for use in uses for item in use.path if isinstance(item, Step)]
-    return bool(plan.cuts) or any(
-        step.rule is None and step.eqn.primitive.name in SCALES and all(v.aval.shape for v in step.eqn.invars)
-        for step in steps
-    )
+def _pays(site: AbstractSite, use: Use) -> bool:
+    """Return whether the factors of one use of a parameter save more than JAX's own product would cost."""
+    return not site.is_matmul or use.is_multiplied or use.is_repeated or site.num_products == 1
 
 
 def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:
-    """Bytes of one row: activations, and the gradients (those that are ``known`` to be) and tables that are formed."""
-    formed = sum(8 * math.prod(p.shape) for i, p in enumerate(params) if i in known or _is_formed(plan, i))
-    tables = sum(4 * p.shape[0] for leaf, p in enumerate(params) if _looks_up_several(plan, leaf))
-    patches = sum(_patch_bytes(site.eqn) for site in plan.uses.sites.values())
-    own = sum(_shared_bytes(plan)) if plan.cuts else 0
-    return max(activation_bytes(plan.frame) - own + formed + tables + patches, 1)
-
-
-def _shared_bytes(plan: Plan) -> list[int]:
-    """What is computed once for all rows, where values of parameters alone are told apart anyway."""
-    data = set(plan.frame.jaxpr.invars[plan.num_params + len(plan.cuts) :])
-    shared = []
-    for index, eqn in enumerate(plan.frame.jaxpr.eqns):
-        if not data.isdisjoint(v for v in eqn.invars if not hasattr(v, "val")):
-            data.update(eqn.outvars)
-        elif index not in plan.frame.children:
-            shared.append(sum(_bytes(v.aval) for v in eqn.outvars))
-    return shared
-
-
-def _sites_of(plan: Plan, leaf: int, names: Collection[str]) -> list[Site]:
-    sites = [plan.uses.sites[use.place] for use in plan.uses.tapped.get(leaf, ())]
-    return [site for site in sites if site.kind in names]
-
-
-def _looks_up_several(plan: Plan, leaf: int) -> bool:
-    """Whether equal rows have to be found, for which `_rows.distinct` needs an array as long as the table."""
-    sites = _sites_of(plan, leaf, _sites.TABLES)
-    index = [math.prod(site.lengths) * math.prod(site.carried[0].shape) if site.rule is None else 2 for site in sites]
-    return sum(index) > 1
-
-
-def _is_formed(plan: Plan, leaf: int) -> bool:
-    if leaf not in plan.uses.tapped or _sites_of(plan, leaf, ["conv_general_dilated"]):
-        return True
-    dots = _sites_of(plan, leaf, ["dot_general", "mul"])
-    return sum(_times(site) * math.prod(site.lengths) for site in dots) > 1
-
-
-def _patch_bytes(eqn: Any) -> int:
-    if eqn.primitive.name != "conv_general_dilated":
-        return 0
-    numbers = eqn.params["dimension_numbers"]
-    out, weight = eqn.outvars[0].aval, eqn.invars[1].aval
-    return (
-        _bytes(out) // max(out.shape[numbers.out_spec[1]], 1) * math.prod(weight.shape[a] for a in numbers.rhs_spec[1:])
-    )
+    """Return the bytes of one row: activations, tables, and gradients that are formed (or ``known`` to be)."""
+    formed = tables = 0
+    for leaf, param in enumerate(params):
+        if leaf in known or plan.is_formed(leaf):
+            formed += 8 * math.prod(param.shape)
+        if plan.num_lookups(leaf) > 1:
+            # Equal rows have to be found, in an array as long as the table.
+            tables += 4 * param.shape[0]
+    return max(plan.activation_bytes() + plan.working_bytes() + formed + tables, 1)
 
 
 def chunk_rows(
@@ -276,8 +192,3 @@ def chunk_rows(
     if skips_padding and on_cpu:
         rows = min(rows, max(2 * batch_size / _CHUNKS_TO_SKIP, amortised))
     return batch_size if rows >= batch_size else 1 << (int(rows).bit_length() - 1)
-
-
-def _is_looked_up(plan: Plan, leaf: int) -> bool:
-    """Return whether rows of the parameter are looked up."""
-    return bool(_sites_of(plan, leaf, _sites.TABLES))

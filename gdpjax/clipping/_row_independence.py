@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 
-from gdpjax.clipping._ghost._jaxpr import CALLS, CUSTOM, REMAT, Scan, opened, scan_of
 from gdpjax.clipping._known_primitives import CALLBACKS, CLASS_PRIMITIVES, COLLECTIVES, ONE_EXAMPLE, OPAQUE, RANDOM
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Scan, is_vouched_for, opened, scan_of
 
 _GENERATORS_FOR_ALL_ROWS = {"key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """Dtypes of keys from which vmap draws the bits of all rows by the key of row 0, and the names of their generators."""
@@ -210,7 +210,7 @@ def _check_equation(eqn: Any, is_private: bool, own_axes: frozenset[Any], where:
             return
         name = foreign[0]
 
-    if name not in ONE_EXAMPLE:
+    if name not in ONE_EXAMPLE and not is_vouched_for(name):
         raise ValueError(
             f"{where} uses the primitive {name}, which is not known to act on one example alone under jax.vmap, so "
             "that one example could reach every gradient; write it in jax.numpy or jax.lax, or as a foreign call "

@@ -1,11 +1,21 @@
 """A private training loop as two pure functions, (init, step), that can only do what its plan says.
 
-    params_{t+1} = params_t + optimizer((sum_{i in B_t} clip(g_i) + N(0, (s Delta)^2 I)) / expected batch size)
+    training = private_training(plan, loss_fn, optax.adam(1e-3))
+    data = training.place(x, y)
+    state = training.init(params, gdpjax.fresh_key())
+    state, info = training.run_steps(state, data, 100)
+
+A step is
+
+    params_{t+1} = params_t + optimizer((sum_{i in B_t} clip(g_i) + N(0, (s Delta)^2 I)) / expected batch size).
 
 `private_training` builds clipping, sampling, noise and optimizer from ONE plan. The step draws its own batch (on the
 device), counts itself in the ledger that lives in the optimizer's state, and compares that count with the planned
 maximum, two integers: at the maximum the state no longer changes. A batch above the capacity is never truncated: it
 is not trained on, the run stops, and the probability of that is in the Event.
+
+A batch is padded to the plan's capacity. Chunks of rows that hold only padding are skipped, so a step takes about as
+long as its batch is large, and the clock shows roughly how large that was; ``constant_work`` computes all of them.
 
 Everything works under jit, scan and vmap. Under vmap over hyperparameters (``plan.replace(noise_multiplier=traced)``)
 and keys, every configuration has its own key, or is refused.
@@ -67,11 +77,20 @@ class Training(NamedTuple):
 
 
 def private_training(
-    plan: Plan, loss_fn: Callable[..., Any], optimizer: optax.GradientTransformation, *, num_arrays: int = 2,
-    example_key: bool = False, keep_batch_dim: bool = False, trainable: PyTree | None = None, strategy: str = "auto",
-    microbatch_size: int | None = None, ledger_capacity: int = 16,
-) -> Training:  # fmt: skip
-    """The private training loop of a plan.
+    plan: Plan,
+    loss_fn: Callable[..., Any],
+    optimizer: optax.GradientTransformation,
+    *,
+    num_arrays: int = 2,
+    example_key: bool = False,
+    keep_batch_dim: bool = False,
+    trainable: PyTree | None = None,
+    strategy: str = "auto",
+    microbatch_size: int | None = None,
+    constant_work: bool = False,
+    ledger_capacity: int = 16,
+) -> Training:
+    """Return the private training loop of a plan.
 
     Args:
       plan: what `make_plan` returned. ``plan.replace(noise_multiplier=...)`` with a traced number, and a traced clip
@@ -82,6 +101,9 @@ def private_training(
       num_arrays: how many arrays an example consists of.
       example_key: the loss takes a PRNG key of its own for each example (dropout).
       keep_batch_dim, trainable, strategy, microbatch_size: as in `gdpjax.clipped_grad`.
+      constant_work: compute the rows that are padding like all others. Otherwise chunks that hold only padding are
+        skipped, and the time of a step tells, in units of a chunk, how many examples its private batch had. Set this
+        where others can see how long single steps take.
       ledger_capacity: as in `gdpjax.privatize`.
 
     Returns:
@@ -91,8 +113,6 @@ def private_training(
         ``step_on(state, *batch, is_padding=...)`` takes a batch of ``plan.capacity`` rows drawn elsewhere, with
         `gdpjax.training.batch_source` (the same batches as ``step`` draws).
         ``run_steps(state, data, num_steps)`` is that many steps as one compiled scan; its Info has a leading axis.
-        XLA compiles some convolutions in loops badly for CPUs (github.com/jax-ml/jax/issues/12868); ``step`` by step is
-        then faster.
         ``place(*arrays, sharding=None)`` pads a data set to the plan's maximum. With a ``NamedSharding`` over a mesh
         the batch's rows are spread over its devices; the parameters may be replicated or sharded. The noise is a
         function of its key alone, drawn once, whatever the devices.
@@ -115,20 +135,36 @@ def private_training(
     check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
     check_callable("loss_fn", loss_fn)
     _check_optimizer(optimizer)
-    num_arrays, example_key = check_count("num_arrays", num_arrays), check_flag("example_key", example_key)
+    num_arrays = check_count("num_arrays", num_arrays)
+    example_key = check_flag("example_key", example_key)
+
+    # The loss takes the parameters, an example's arrays, and the key of its dropout.
     grad_fn = clipped_grad(
-        loss_fn, plan.clip, batch_argnums=tuple(range(1, num_arrays + 1)),
-        key_argnums=num_arrays + 1 if example_key else (), keep_batch_dim=keep_batch_dim, trainable=trainable,
-        strategy=strategy, microbatch_size=microbatch_size, return_info=True,
-    ).drawn_from(plan.max_examples)  # fmt: skip
+        loss_fn,
+        plan.clip,
+        batch_argnums=tuple(range(1, num_arrays + 1)),
+        key_argnums=num_arrays + 1 if example_key else (),
+        keep_batch_dim=keep_batch_dim,
+        trainable=trainable,
+        strategy=strategy,
+        microbatch_size=microbatch_size,
+        return_info=True,
+        constant_work=check_flag("constant_work", constant_work),
+    ).drawn_from(plan.max_examples)
 
     def transformation(key: Array) -> optax.GradientTransformation:
+        """Chain the noise and the ledger with the optimizer."""
         private = privatize(
-            grad_fn, noise_multiplier=plan.noise_multiplier, sampling_prob=plan.sampling_prob,
-            expected_batch_size=plan.expected_batch_size, key=key, sampling=plan.sampling,
-            neighboring_relation=plan.neighboring_relation, ledger_capacity=ledger_capacity,
+            grad_fn,
+            noise_multiplier=plan.noise_multiplier,
+            sampling_prob=plan.sampling_prob,
+            expected_batch_size=plan.expected_batch_size,
+            key=key,
+            sampling=plan.sampling,
+            neighboring_relation=plan.neighboring_relation,
+            ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
-        )  # fmt: skip
+        )
         return optax.chain(private, optimizer)
 
     def init(params: PyTree, key: Array) -> State:
@@ -141,25 +177,30 @@ def private_training(
         sampling_key, noise_key = split(one_key_for_all(key))
         _refuse_private(optimizer, params)
         opt_state = transformation(noise_key).init(params)
-        return beside(params, State(params, opt_state, sampling_key, jnp.asarray(RUNNING, jnp.int32)))
+        status = jnp.asarray(RUNNING, jnp.int32)
+        return beside(params, State(params, opt_state, sampling_key, status))
 
     def take(state: State, batch: tuple[Array, ...], is_padding: Array, fits: Array) -> tuple[State, Info]:
-        # The state holds the noise key's data; here only the key's implementation matters.
-        impl = jax.random.key_impl(state.sampling_key)
-        tx = transformation(jax.random.key(0, impl=impl))
+        """Take one step on a batch; one that does not ``fits`` the capacity is charged for and trains nothing."""
         done = num_steps_done(state)
         running = (state.status == RUNNING) & (done < plan.max_steps)
+
+        # Clip and sum. A batch that does not fit is all padding, so that its sum is zero.
         keys = (fold_in(fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
         total, info = grad_fn(state.params, *batch, *keys, is_padding=is_padding | ~fits)
+
+        # Add noise and update. The state holds the noise key's data; here only the implementation of the key matters.
+        impl = jax.random.key_impl(state.sampling_key)
+        tx = transformation(jax.random.key(0, impl=impl))
         updates, opt_state = tx.update(total, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        select = lambda yes, new, old: jax.tree.map(lambda a, b: jnp.where(yes, a, b), new, old)  # noqa: E731
-        # A batch that does not fit is charged for, and trains nothing.
+
+        # Keep what a run that is not running, or a batch that does not fit, must not change.
         finished = running & (done + 1 >= plan.max_steps)
         status = jnp.where(running & ~fits, OVERFLOWED, jnp.where(finished, FINISHED, state.status))
         after = State(
-            select(running & fits, params, state.params),
-            select(running, opt_state, state.opt_state),
+            _where(running & fits, params, state.params),
+            _where(running, opt_state, state.opt_state),
             state.sampling_key,
             status.astype(jnp.int32),
         )
@@ -168,7 +209,8 @@ def private_training(
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)
         indices, is_padding, fits = draw(plan, state.sampling_key, num_steps_done(state), data.num_examples)
-        return take(state, tuple(rows_of(array, indices) for array in data.arrays), is_padding, fits)
+        batch = tuple(rows_of(array, indices) for array in data.arrays)
+        return take(state, batch, is_padding, fits)
 
     def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
         check_array("is_padding", is_padding, kinds="biuf")
@@ -189,6 +231,9 @@ def private_training(
         _check_data(plan, data, num_arrays)
         return (data,), {}
 
+    def check_step_on(*batch: Any, is_padding: Any) -> tuple[tuple, dict[str, Any]]:
+        return batch, {"is_padding": is_padding}
+
     def check_steps(data: Data, num_steps: int) -> tuple[tuple, dict[str, Any]]:
         _check_data(plan, data, num_arrays)
         return (data, check_count("num_steps", num_steps)), {}
@@ -197,15 +242,20 @@ def private_training(
         plan=plan,
         init=init,
         step=_Compiled(step, check_step),
-        step_on=_Compiled(step_on, lambda *batch, is_padding: (batch, {"is_padding": is_padding})),
+        step_on=_Compiled(step_on, check_step_on),
         run_steps=_Compiled(run_steps, check_steps, static_argnums=2),
-        place=lambda *arrays, sharding=None: place(plan, *arrays, sharding=sharding),
+        place=functools.partial(place, plan),
         grad_fn=grad_fn,
     )
 
 
+def _where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
+    """Return the tree ``new`` where the condition holds, else ``old``."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
 class _Compiled:
-    """A jitted function of a `State` whose complaints about other arguments are for the caller to read.
+    """Jit a function of a `State`, and complain about its other arguments in words for the caller.
 
     ``check`` takes the arguments behind the state and returns them, by position and by name, as they are passed on.
     """
@@ -232,8 +282,11 @@ class _Compiled:
             raise
 
     def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """ValueError if an argument could not have been compiled for."""
-        for name, value in {"state": state, **{f"argument {i + 1}": x for i, x in enumerate(args)}, **kwargs}.items():
+        """Raise ValueError if an argument could not have been compiled for."""
+        check_tree("state", state)
+        for position, value in enumerate(args):
+            check_tree(f"argument {position + 1}", value)
+        for name, value in kwargs.items():
             check_tree(name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -245,13 +298,13 @@ _DROPOUT = 0x64726F70
 
 
 def num_steps_done(state: State) -> Array:
-    """How many steps the ledger in the state has been charged for, int32; works in compiled code."""
+    """Return how many steps the ledger in the state was charged for, int32; works in compiled code."""
     check_instance("state", state, State, "of the run")
     return ledger_state_of(state.opt_state).num_steps.sum(dtype=jnp.int32)
 
 
 def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
-    """The batch of one step: row numbers, which of them are padding, and whether it fits the capacity."""
+    """Draw the batch of one step: its row numbers, which of them are padding, and whether it fits the capacity."""
     key = fold_in(sampling_key, step)
     if plan.sampling == "uniform":
         indices = uniform_sample(key, plan.max_examples, plan.capacity)

@@ -332,7 +332,7 @@ def start_run(
       params: initial parameters; with several processes the first one's, unless they lie on a mesh.
       data: ``training.place(...)``.
       key: one PRNG key, used for nothing else: `gdpjax.fresh_key()`.
-      scan: take the steps of a chunk in one compiled scan, or one by one (convolutions in a scan are slow on a CPU).
+      scan: take the steps of a chunk in one compiled scan, or one by one, so that ``on_step`` is called after each.
 
     Raises:
       ValueError: the folder holds a run already, or its path has signs that checkpoints cannot have; the key was used

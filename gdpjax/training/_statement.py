@@ -86,5 +86,8 @@ def statement_of(plan: Any) -> str:
     )
     if not plan.is_private:
         rounding = "Accountant: none; THE RUN IS NOT PRIVATE, whatever an accountant of real numbers says."
-    ends = f"Tuned: {plan.tuned}. Released: {plan.released}; training losses and gradient norms are not covered."
+    ends = (
+        f"Tuned: {plan.tuned}. Released: {plan.released}; training losses, gradient norms and the times of single "
+        "steps are not covered."
+    )
     return "\n".join([_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends])

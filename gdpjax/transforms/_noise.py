@@ -1,6 +1,11 @@
 """Noise, division by the expected batch size, and the ledger: the private step as an optax transformation.
 
-What enters `privatize` is the SUM of clipped per-example gradients, of sensitivity Delta; what leaves is
+    grad_fn = gdpjax.clipped_grad(loss_fn, 1.0)
+    tx = optax.chain(gdpjax.privatize(grad_fn, noise_multiplier=1.0, ...), optax.adam(1e-3))
+    updates, state = tx.update(grad_fn(params, batch), state, params)
+    gdpjax.ledger_of(state)                                          # what was released so far
+
+`privatize` takes the SUM of clipped per-example gradients, of sensitivity Delta, and returns
 
     (sum + N(0, (noise_multiplier Delta)^2 I)) / expected_batch_size,
 
@@ -55,23 +60,34 @@ _SMALLEST_STDDEV = 1e-36
 
 
 class NoiseState(NamedTuple):
-    """State of `add_gaussian_noise`."""
+    """State of `add_gaussian_noise`.
 
-    count: Array  # int32, steps done
+    Attributes:
+      count: int32, the steps done.
+      key_data: the data of the noise key.
+    """
+
+    count: Array
     key_data: Array
 
 
 class PrivatizeState(NamedTuple):
-    """State of `privatize`: how many steps were noised, with which key, and the ledger of them."""
+    """State of `privatize`.
 
-    count: Array  # int32, steps done
+    Attributes:
+      count: int32, the steps done.
+      key_data: the data of the noise key.
+      ledger: the ledger of the steps done.
+    """
+
+    count: Array
     key_data: Array
     ledger: LedgerState
 
 
 @jax.custom_batching.custom_vmap
 def _unshared(key_data: Array, witnesses: list[Array]) -> tuple[Array, Array]:
-    """``key_data``, and 1, or NaN where vmap shows that several configurations share it."""
+    """Return ``key_data``, and 1, or NaN where vmap shows that several configurations share it."""
     del witnesses
     return key_data, jnp.ones((), jnp.float32)
 
@@ -96,9 +112,10 @@ def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witness
 
 
 def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
-    """``key_data``, refused under vmap if it is shared while any of ``values`` is not, and a factor for the noise.
+    """Return ``key_data`` and a factor for the noise; refuse a key that configurations under vmap share.
 
-    The factor is 1, or NaN where the sharing shows only in the values of the keys.
+    A key is shared if it is the same for configurations that differ in any of ``values``. The factor is 1, or NaN where
+    the sharing shows only in the values of the keys.
     """
     refuse_key_of_a_loop(key_data)
     own = varying_axes(key_data)
@@ -114,14 +131,14 @@ def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
 
 
 def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
-    """leaf + N(0, stddev^2) in float32 or wider."""
+    """Return leaf + N(0, stddev^2) in float32 or wider."""
     dtype = wide_dtype(leaf)
     noise = standard_normal(key, leaf.shape, dtype)
     return leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise
 
 
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
-    """noise_multiplier * sensitivity with the margin of this module, times ``valid``: the factor of `unshared`.
+    """Return noise_multiplier * sensitivity with the margin of this module, times ``valid``, the factor of `unshared`.
 
     A concrete noise multiplier of 0 asks for a step without privacy; one that vanishes on the way does not.
     """
@@ -133,12 +150,12 @@ def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> A
 
 
 def asks_for_no_noise(noise_multiplier: Any) -> bool:
-    """Whether this is a number, known before compiling, that is exactly 0."""
+    """Return whether this is a number, known before compiling, that is exactly 0."""
     return not is_traced(noise_multiplier) and not callable(noise_multiplier) and float(noise_multiplier) == 0.0
 
 
 def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: Array, trainable: PyTree) -> PyTree:
-    """(total + N(0, stddev^2)) / expected_batch_size on the trainable floating leaves; exact zeros on the others."""
+    """Return (total + N(0, stddev^2)) / expected_batch_size at trained floating leaves, exact zeros at the others."""
 
     def release(leaf: Array, key: Array, trained: bool) -> Array:
         if not (trained and is_floating(leaf)) or not num_elements(leaf):
@@ -149,7 +166,7 @@ def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: 
 
 
 def empty_ledger(capacity: Any, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
-    """`init_ledger` after a check of the user's ledger_capacity."""
+    """Return `init_ledger` of a ledger_capacity that is checked first."""
     try:
         rows = check_count("ledger_capacity", capacity)
     except ValueError as error:
@@ -161,7 +178,7 @@ def empty_ledger(capacity: Any, sampling: str, neighboring_relation: Neighboring
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
-    """``value``, or what it gives at step ``count`` where it is a schedule, after `checked_scalar`."""
+    """Return ``value``, or what it gives at step ``count`` where it is a schedule, after `checked_scalar`."""
     return checked_scalar(name, value(count) if callable(value) else value, domain)
 
 
@@ -180,7 +197,7 @@ def check_params(params: PyTree) -> None:
 
 
 def _refuse_masks(tree: PyTree) -> None:
-    """ValueError if leaves are masked, and would go around the noise."""
+    """ValueError if leaves are masked, and so would get no noise."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     if any(isinstance(node, optax.MaskedNode) for node in nodes):
         raise ValueError(
@@ -307,10 +324,17 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
 
 
 def privatize(
-    clip: Any, *, noise_multiplier: Any, sampling_prob: Array, expected_batch_size: Array, key: Array,
-    sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
+    clip: Any,
+    *,
+    noise_multiplier: Any,
+    sampling_prob: Array,
+    expected_batch_size: Array,
+    key: Array,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
-) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
     (sum + N(0, (noise_multiplier * sensitivity)^2 I)) / expected_batch_size
@@ -367,12 +391,18 @@ def privatize(
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
     def update(
-        updates: PyTree, state: Any, params: PyTree | None = None, *, accumulation: Accumulation | None = None,
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        accumulation: Accumulation | None = None,
         **extra_args: Any,
-    ) -> tuple[PyTree, PrivatizeState]:  # fmt: skip
+    ) -> tuple[PyTree, PrivatizeState]:
         del extra_args  # of other transformations in the chain
         check_instance("state", state, PrivatizeState, "made by this transformation's init")
         check_leaves(updates, params)
+
+        # The sensitivity is that of the clip's sum; of several sums that are added up, a little more.
         if accumulation is None:
             check_origin(clip, updates)
             factor = 1.0
@@ -382,9 +412,13 @@ def privatize(
             multiplier = 0.0
         else:
             multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
+
+        # Each step and each leaf has a key of its own.
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
         stddev = noise_stddev(multiplier, sensitivity * factor, valid)
         keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+
+        # Release the noisy mean, and record the step.
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import gdpjax
-from gdpjax.clipping._ghost import _convolution
+from gdpjax.clipping._tracing.primitives import _fast_convolution as _convolution
 
 IMAGES = ("NHWC", "HWIO", "NHWC")
 CHANNELS_FIRST = ("NCHW", "OIHW", "NCHW")

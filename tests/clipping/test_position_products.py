@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gdpjax
 from gdpjax.clipping._clipped_sum import sum_of_rows
 from gdpjax.clipping._gradients import PositionProducts, RowWeights, TiedTable, _gram_norms, _position_products
 from gdpjax.clipping._gradients._gram_norms import gram_squared_norms
@@ -30,10 +31,36 @@ def products(left, right, axes=MATRIX):
     return PositionProducts(left[:, :, None], right[:, :, None], axes, shape)
 
 
-def seen_norms(gradients):
-    """The norms that a clip rule sees, in float64."""
-    squares = fast(lambda rows: rows.squared_norms(jnp.float32))(gradients)
+def weights_of(squares, bound=1.0):
+    """What flat clipping multiplies the rows by."""
+    root = jnp.sqrt(squares.value)
+    unclipped = jnp.ldexp(jnp.ones_like(root), squares.exponent)
+    return RowWeights(squares.exponent, jnp.minimum(unclipped, bound / root), jnp.isfinite(squares.value))
+
+
+def clip(gradients, bound):
+    """The norms that a rule sees, and what each row adds to the clipped sum."""
+    squares = gradients.squared_norms(jnp.float32)
+    return squares, gradients.weighted_rows(weights_of(squares, bound))
+
+
+clip_compiled = fast(clip)
+
+
+def clip_anew():
+    """Compiled again, for when a constant of the module is another."""
+    return fast(lambda gradients, bound: clip(gradients, bound))
+
+
+def seen_norms(gradients, run=clip_compiled):
+    """The norms that a rule sees, in float64."""
+    squares, _ = run(gradients, 1.0)
     return np.sqrt(np.float64(squares.value)) * 2.0 ** np.float64(squares.exponent)
+
+
+def clipped_rows(gradients, bound=1.0, run=clip_compiled):
+    """What each row adds to the clipped sum."""
+    return run(gradients, bound)[1]
 
 
 def exact_gradients(left, right):
@@ -44,18 +71,6 @@ def exact_gradients(left, right):
 def norms_of(gradients):
     gradients = np.float64(gradients)
     return np.linalg.norm(gradients.reshape(len(gradients), -1), axis=1)
-
-
-def weights_of(squares, bound=1.0):
-    """What flat clipping multiplies the rows by."""
-    root = jnp.sqrt(squares.value)
-    unclipped = jnp.ldexp(jnp.ones_like(root), squares.exponent)
-    return RowWeights(squares.exponent, jnp.minimum(unclipped, bound / root), jnp.isfinite(squares.value))
-
-
-def clipped_rows(gradients, bound=1.0):
-    """What each row adds to the clipped sum."""
-    return fast(lambda rows: rows.weighted_rows(weights_of(rows.squared_norms(jnp.float32), bound)))(gradients)
 
 
 def incoherent(rng, rows, positions, d=24, p=40):
@@ -89,8 +104,8 @@ def over_orders(rng, rows, positions, d=24, p=40):
 KINDS = [incoherent, cancelling, coherent, over_orders]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("positions", [2, 17, 1024])
 def test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added(positions, kind, dtype):
     rng = np.random.default_rng(positions)
@@ -111,7 +126,7 @@ def test_long_factors_are_taken_in_pieces(d, p):
     left, right = (x.astype(np.float32) for x in incoherent(rng, 3, 5, d, p))
     gradients, exact = products(left, right), exact_gradients(left, right)
     with mock.patch.object(_position_products, "_PIECE", 2**14):
-        added = clipped_rows(gradients)
+        added = clipped_rows(gradients, run=clip_anew())
     np.testing.assert_allclose(seen_norms(gradients), norms_of(exact), rtol=1e-3)
     np.testing.assert_allclose(added, exact / norms_of(exact)[:, None, None], rtol=1e-3, atol=1e-6)
 
@@ -172,7 +187,7 @@ def least_ratio():
     """Norms that a rule sees, over those of the gradients, where positions cancel."""
     left, right = (x.astype(np.float32) for x in cancelling(np.random.default_rng(5), 200, 2, 3, 4))
     exact = norms_of(exact_gradients(left, right))
-    return (seen_norms(products(left, right))[exact > 0] / exact[exact > 0]).min()
+    return (seen_norms(products(left, right), clip_anew())[exact > 0] / exact[exact > 0]).min()
 
 
 def test_without_the_allowance_norms_would_be_understated():
@@ -277,9 +292,9 @@ def test_a_tied_embedding_is_clipped_by_the_norm_of_both_parts(pieces):
     assert (seen_norms(gradients) >= norms_of(exact)).all()
     with mock.patch.object(_position_products, "_PIECE", pieces):
         np.testing.assert_allclose(gradients.formed(), exact, atol=1e-5)
-        assert (norms_of(clipped_rows(gradients, 1e-6)) <= 1e-6 * (1 + 1e-6)).all()
+        assert (norms_of(clipped_rows(gradients, 1e-6, clip_anew())) <= 1e-6 * (1 + 1e-6)).all()
     with mock.patch.object(_gram_norms, "allowance", return_value=0.0):
-        assert (seen_norms(gradients) < norms_of(exact)).any()
+        assert (seen_norms(gradients, clip_anew()) < norms_of(exact)).any()
 
 
 def test_a_tied_embedding_of_ordinary_size_is_hardly_overstated():
@@ -317,3 +332,38 @@ def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
         least, checked = min(least, (seen / np.maximum(exact, 1e-300)).min()), checked + rows
     assert checked >= 100_000
     assert least < 1.001  # the bound is not a loose one everywhere
+
+
+# From the loss to the sum.
+
+
+def head_loss(params, tokens):
+    hidden = jnp.tanh(params["table"][tokens] @ params["mix"])
+    logits = hidden @ params["head"]
+    return -jnp.sum(jax.nn.log_softmax(logits)[jnp.arange(len(tokens)), tokens])
+
+
+def tied_loss(params, tokens):
+    hidden = jnp.tanh(params["table"][tokens] @ params["mix"])
+    logits = hidden @ params["table"].T
+    return -jnp.sum(jax.nn.log_softmax(logits)[jnp.arange(len(tokens)), tokens])
+
+
+@pytest.mark.parametrize(("loss", "name"), [(head_loss, "head"), (tied_loss, "table")])
+@pytest.mark.parametrize("strategy", ["auto", "ghost"])
+def test_a_large_head_is_kept_as_products_at_positions(loss, name, strategy):
+    rng = np.random.default_rng(13)
+    shapes = {"table": (90, 40), "mix": (40, 40), "head": (40, 90)}
+    used = {key: shape for key, shape in shapes.items() if loss is head_loss or key != "head"}
+    params = {key: jnp.asarray(rng.normal(size=shape) / 6, jnp.float32) for key, shape in used.items()}
+    tokens = rng.integers(0, 90, size=(6, 3))
+    by_rows = gdpjax.clipped_grad(loss, 0.5, strategy="vmap")
+    with mock.patch.object(_position_products, "_LEAST_ENTRIES", 2000):
+        leaves = {leaf.name: leaf for leaf in gdpjax.explain(loss, params, tokens, strategy=strategy).leaves}
+        assert leaves[f"['{name}']"].method.startswith("outer products at 3 positions")
+        assert leaves["['mix']"].method == "formed"
+        found = jax.jit(gdpjax.clipped_grad(loss, 0.5, strategy=strategy, microbatch_size=4))(params, tokens)
+    expected = jax.jit(by_rows)(params, tokens)
+    for key in params:
+        np.testing.assert_allclose(found[key], expected[key], rtol=2e-3, atol=1e-5)
+    assert gdpjax.explain(loss, params, tokens).leaves[0].method != leaves[f"['{name}']"].method

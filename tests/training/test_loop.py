@@ -101,6 +101,20 @@ def test_scan_equals_steps_equals_a_loader(training, whole):
     assert info.norms.shape == (training.plan.capacity,)
 
 
+def test_constant_work_trains_the_same(training, whole):
+    """The rows that are computed or skipped beyond the batch change nothing that is released."""
+    other = private_training(training.plan, loss, optax.sgd(0.1, momentum=0.9), microbatch_size=4, constant_work=True)
+    skipping = private_training(training.plan, loss, optax.sgd(0.1, momentum=0.9), microbatch_size=4)
+    assert (other.grad_fn.constant_work, skipping.grad_fn.constant_work) == (True, False)
+    states = []
+    for each in (other, skipping):
+        state = each.init(PARAMS, jax.random.key(1))
+        states.append(each.run_steps(state, each.place(*rows()), 6))
+    np.testing.assert_array_equal(states[0][0].params["w"], states[1][0].params["w"])
+    np.testing.assert_array_equal(states[0][1].norms, states[1][1].norms)
+    np.testing.assert_allclose(states[0][0].params["w"], whole[0].params["w"], rtol=1e-5, atol=1e-6)
+
+
 def test_it_stops_at_the_planned_maximum(training, whole):
     """The budget is compared as integers; more steps change nothing, also in the middle of a scan (trap 35)."""
     data = training.place(*rows())
@@ -279,6 +293,7 @@ def test_a_users_rows_do_not_depend_on_the_others():
         (lambda t: t.init(PARAMS, 0), "PRNG key"),
         (lambda t: t.init({"params": PARAMS, "batch_stats": {"mean": jnp.zeros(3)}}, jax.random.key(0)), "GroupNorm"),
         (lambda t: private_training(t.plan, loss, 0.1), "optax transformation"),
+        (lambda t: private_training(t.plan, loss, optax.sgd(0.1), constant_work="yes"), "constant_work"),
         (lambda t: batch_source(t.plan, t.init(PARAMS, jax.random.key(0)), 61), "max_examples = 60"),
         (lambda t: group_by_user([1, 2], np.zeros(3), max_per_user=1, key=jax.random.key(0)), "one row per example"),
         (lambda t: group_by_user([1, 2], np.zeros(2), max_per_user=0, key=jax.random.key(0)), "max_per_user"),

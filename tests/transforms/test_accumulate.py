@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import gdpjax
-from gdpjax._core.provenance import current_trace
+from gdpjax._core.provenance import RecordedSum, current_trace
 from gdpjax.clipping import accumulation_charge, charge_of_sum
 from gdpjax.clipping._rounding_budget import rounding_budget
 
@@ -191,6 +191,17 @@ def test_the_charge_is_a_function_of_static_arguments():
     plain, _ = private.update(grad_fn(params, jnp.zeros((8, 3))), private.init(params), params)
     ratio = np.asarray(released, np.float64) / np.asarray(plain, np.float64)
     np.testing.assert_allclose(ratio, factor_of(1024, 2, 3), rtol=1e-6)
+
+
+def test_a_sum_from_elsewhere_is_charged_for_any_number_of_devices(monkeypatch):
+    """Nothing says over how many of them its rows were spread, and their sums are rounded differently."""
+    grad_fn = gdpjax.clipped_grad(lambda w, row: jnp.vdot(w, row), 1.0)
+    total = jnp.zeros(3)
+    known = [charge_of_sum(grad_fn, total, RecordedSum([], None, 64, num_devices), None, 4) for num_devices in (1, 8)]
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    unknown = charge_of_sum(grad_fn, total, None, 64, 4)
+    assert known[0].rounding < known[1].rounding <= unknown.rounding
+    assert max(charge.row for charge in known) <= unknown.row
 
 
 def test_a_sum_of_more_rows_than_were_told_is_refused():

@@ -3,7 +3,7 @@
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._formed import FormedGradients
 from gdpjax.clipping._gradients._outer_products import OuterProducts
-from gdpjax.clipping._gradients._position_products import PositionProducts
+from gdpjax.clipping._gradients._position_products import PositionProducts, positions_pay
 from gdpjax.clipping._gradients._running_sum import RunningSum
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, stacked
 from gdpjax.clipping._gradients._shared_terms import WithSharedTerms, with_shared_terms
@@ -21,6 +21,7 @@ __all__ = [
     "TableRows",
     "TiedTable",
     "WithSharedTerms",
+    "positions_pay",
     "stacked",
     "with_shared_terms",
 ]

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._factors import Axis, arrange
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, largest_exponent, squared_norms, wide
+from gdpjax.clipping._weight_axes import Axis, arrange
 
 
 @jax.tree_util.register_dataclass
@@ -25,7 +25,7 @@ class OuterProducts(AbstractRowGradients):
     Attributes:
       left: [N, K, d].
       right: [N, K, p].
-      axes: for each axis of the weight, which factor has it; see `_factors`.
+      axes: for each axis of the weight, which factor has it; see `_weight_axes`.
       weight_shape: shape of the weight.
     """
 

@@ -16,7 +16,6 @@ The rows F_i are added within the budget of any other rows. Only a piece of one 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,15 +25,20 @@ import numpy as np
 
 from gdpjax._core.trees import power_of_two, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._factors import Axis, arrange
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._gram_norms import gram_squared_norms
 from gdpjax.clipping._gradients._running_sum import RunningSum
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, largest_exponent, wide
 from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._weight_axes import Axis, arrange
 
 _PIECE = 2**19
 """Entries of one row's product that are computed and added at a time: they should stay in a cache."""
+
+_LEAST_ENTRIES = 2**22
+"""Entries of a gradient from which on it is not to be formed for several examples."""
+_GRAM_COST = 2
+"""The Gram matrices may take up to one part in so many of the multiplications of the sum."""
 
 
 class AbstractPositionProducts(AbstractRowGradients):
@@ -80,7 +84,7 @@ class PositionProducts(AbstractPositionProducts):
     Attributes:
       left: [N, T, K, d].
       right: [N, T, K, p].
-      axes: for each axis of the weight, which factor has it; see `_factors`.
+      axes: for each axis of the weight, which factor has it; see `_weight_axes`.
       weight_shape: shape of the weight.
     """
 
@@ -198,11 +202,11 @@ def _product(short: Array, long: Array, long_first: bool) -> Array:
     return jnp.einsum("tkd,tkp->kdp", first, second, precision=highest)
 
 
-def multiplications(num_positions: int, left: int, right: int) -> tuple[int, int]:
-    """Return how many multiplications a row's norm takes: of the Gram matrices, and by forming the gradient."""
-    return num_positions**2 * (left + right), num_positions * left * right
+def positions_pay(num_positions: int, left: int, right: int) -> bool:
+    """Return whether gradients of ``left`` by ``right`` entries should be kept as factors at so many positions.
 
-
-def transient_entries(shape: tuple[int, ...]) -> int:
-    """Return how many numbers a weighted sum holds beside the factors, whatever the number of rows."""
-    return math.prod(shape) + 2 * min(_PIECE, math.prod(shape))
+    The Gram matrices add to the multiplications of the sum, and forming the gradients of a chunk takes memory, and
+    passes over it. Both are worth while for large gradients and few positions only (`docs/theory/positions.md`).
+    """
+    entries = left * right
+    return entries >= _LEAST_ENTRIES and _GRAM_COST * num_positions * (left + right) <= entries

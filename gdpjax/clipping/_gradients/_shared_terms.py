@@ -59,7 +59,6 @@ import numpy as np
 
 from gdpjax._core.trees import bounded_sum, most_sum_error_terms, power_of_two, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._factors import arrange
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._formed import FormedGradients
 from gdpjax.clipping._gradients._outer_products import OuterProducts, contracted
@@ -73,6 +72,7 @@ from gdpjax.clipping._gradients._scaled import (
 )
 from gdpjax.clipping._gradients._table_rows import TableRows
 from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._weight_axes import arrange
 
 _MOST_PIECES = 16
 _PIECE = 128

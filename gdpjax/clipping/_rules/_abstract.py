@@ -46,7 +46,7 @@ class Groups(NamedTuple):
 
 
 class AbstractClipRule(abc.ABC):
-    """How one example's gradient is bounded, and by how much.
+    """Bound one example's gradient: say what it is multiplied by, and the largest norm that is left.
 
     A rule is a frozen dataclass. A subclass gives `l2_norm_bound` and `coefficient`; one that clips parts of the
     gradient by themselves gives `groups` too. Its fields are numbers, names, and dicts of those, so that it can be

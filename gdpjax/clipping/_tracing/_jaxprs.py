@@ -27,7 +27,7 @@ class Frame(NamedTuple):
     children: dict[int, tuple["Frame", ...]]
 
 
-class Env:
+class Environment:
     """Values of variables while a jaxpr is evaluated."""
 
     def __init__(self, frame_jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]):
@@ -137,18 +137,18 @@ def _call_body(eqn: Any) -> Any:
 
 
 def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    env = Env(jaxpr, consts, args)
+    environment = Environment(jaxpr, consts, args)
     run: list[Any] = []
     for eqn in jaxpr.eqns:
         body = _call_body(eqn)
         if body is None:
             run.append(eqn)
             continue
-        env.run(run)
+        environment.run(run)
         run = []
-        env.write(eqn.outvars, _evaluate_inlined(*opened(body), env.read_all(eqn.invars)))
-    env.run(run)
-    return env.read_all(jaxpr.outvars)
+        environment.write(eqn.outvars, _evaluate_inlined(*opened(body), environment.read_all(eqn.invars)))
+    environment.run(run)
+    return environment.read_all(jaxpr.outvars)
 
 
 def frame_of(closed: Any) -> Frame:

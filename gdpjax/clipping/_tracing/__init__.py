@@ -1,0 +1,30 @@
+"""The trace of a loss of one example: where its parameters meet data, and its gradients in factors."""
+
+from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse
+from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, frame_of, opened, scan_of
+from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Use
+from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
+from gdpjax.clipping._tracing.primitives import AbstractPrimitive, is_vouched_for, register_primitive
+
+__all__ = [
+    "CALLS",
+    "CUSTOM",
+    "REMAT",
+    "AbstractFactor",
+    "AbstractPrimitive",
+    "AbstractSite",
+    "Frame",
+    "Full",
+    "Outer",
+    "Plan",
+    "Scan",
+    "Sparse",
+    "Use",
+    "frame_of",
+    "is_vouched_for",
+    "opened",
+    "plan_of",
+    "register_primitive",
+    "row_gradients",
+    "scan_of",
+]

@@ -1,0 +1,108 @@
+"""The registry of primitives: a user's own family is used, and what is wrong is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+from gdpjax.clipping import AbstractPrimitive, Full, Outer, register_primitive
+from gdpjax.clipping._tracing.primitives import registered
+
+
+class CumulativeSum(AbstractPrimitive):
+    """w is added up along its first axis: so are its outer products, from the other end."""
+
+    def is_linear(self, eqn, operand):
+        return True
+
+    def pull_back(self, factor, eqn, operand, multiplier):
+        if not isinstance(factor, Outer) or eqn.params["axis"] != 0:
+            return super().pull_back(factor, eqn, operand, multiplier)
+        return factor.along(0, lambda x, place: jnp.flip(jnp.cumsum(jnp.flip(x, place), place), place))
+
+
+class Sine(AbstractPrimitive):
+    """A family that is wrong on purpose, to see that it is asked."""
+
+    def is_linear(self, eqn, operand):
+        return True
+
+    def pull_back(self, factor, eqn, operand, multiplier):
+        return Full(jnp.zeros(eqn.invars[0].aval.shape))
+
+
+def loss(params, x):
+    hidden = jnp.tanh(x @ jnp.cumsum(params["w"], axis=0))
+    return jnp.sum(hidden @ jnp.cumsum(params["v"], axis=1))
+
+
+def norms(strategy):
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"w": jax.random.normal(keys[0], (5, 4)), "v": jax.random.normal(keys[1], (4, 3))}
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, strategy=strategy, return_info=True)
+    clipped, info = jax.jit(grad_fn)(params, jax.random.normal(keys[2], (6, 5)))
+    return info.norms, clipped
+
+
+def methods():
+    params = {"w": jnp.ones((5, 4)), "v": jnp.ones((4, 3))}
+    found = gdpjax.explain(loss, params, jnp.ones((6, 5)), strategy="ghost")
+    return {leaf.name: (leaf.method, leaf.why) for leaf in found.leaves}
+
+
+def test_a_registered_primitive_is_used_and_agrees_with_vmap():
+    before = methods()
+    assert before["['w']"] == ("formed", "cumsum")
+    expected = norms("vmap")
+    with registered("cumsum", CumulativeSum()):
+        assert methods() == {"['w']": ("outer product", "dot_general"), "['v']": ("formed", "dot_general")}
+        for left, right in zip(jax.tree.leaves(norms("ghost")), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+    assert methods() == before
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(ValueError, match="registered already"):
+        register_primitive("dot_general", CumulativeSum())
+    with registered("sin", Sine(), replace=True), pytest.raises(ValueError, match="registered already"):
+        register_primitive("sin", Sine())
+
+
+@pytest.mark.parametrize("family", [CumulativeSum, None, "dot_general"])
+def test_only_instances_are_families(family):
+    with pytest.raises(ValueError, match="AbstractPrimitive"):
+        register_primitive("cumsum", family)
+
+
+def test_replaced_families_are_asked_and_put_back():
+    def slopes():
+        shift = gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ jnp.sin(w))), 1.0, strategy="ghost")
+        return shift(jnp.ones((4, 3)), 0.1 * jnp.ones((2, 4)))
+
+    with registered("sin", Sine(), replace=True):
+        assert not np.any(slopes())
+    assert np.any(slopes())
+
+
+def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
+    from jax.extend.core import Primitive
+    from jax.interpreters import batching
+
+    doubled = Primitive("doubled_by_a_user")
+    doubled.def_impl(lambda x: 2 * x)
+    doubled.def_abstract_eval(lambda x: x)
+    batching.defvectorized(doubled)
+
+    class Silent(AbstractPrimitive):
+        acts_on_one_example = False
+
+    def explained():
+        return gdpjax.explain(lambda w, x: jnp.sum(w * doubled.bind(x)), jnp.ones(3), jnp.ones((4, 3)))
+
+    with pytest.raises(ValueError, match="not known to act on one example"):
+        explained()
+    with registered("doubled_by_a_user", Silent()), pytest.raises(ValueError, match="not known to act"):
+        explained()
+    with registered("doubled_by_a_user", AbstractPrimitive()):
+        assert explained().leaves
