@@ -2,9 +2,9 @@
 
 Keeping the factors of a gradient (`_tracing`) pays where it saves forming the gradient (one outer product for an
 example; rows of a table; a merged product) or where JAX forms it slowly (a convolution under vmap, a loop that adds a
-gradient up step by step). Where an example's gradient is a sum of many outer products it has to be formed anyway,
-because only a norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as
-good.
+gradient up step by step). Where an example's gradient is a sum of many outer products, their norm may cancel (see
+docs/gradients.md): it is formed, and JAX's own product is as good, except where a large gradient has few positions
+(docs/theory/positions.md).
 
 Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
 once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that

@@ -11,7 +11,8 @@ leaves, the parts are, relative to C:
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, for the two
   factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and
   the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing
-  cancels; a gradient that is held as a sum of terms has its norm rounded up by what they can lose (`_shared_terms`).
+  cancels; a gradient that is held as a sum of terms has its norm rounded up by what they can lose (`_shared_terms`,
+  `_gram_norms`).
 * Terms. c_i g_i is rounded at most twice, once when it is scaled and once in the product of a contraction: 2 u B C.
 * Plain sums. At most b rows are added by one reduction or contraction, in whatever order the compiler likes: whatever
   the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at most
