@@ -1,5 +1,7 @@
 """The registry of primitives: a user's own family is used, and what is wrong is refused."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,15 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import AbstractPrimitive, Full, Outer, register_primitive
-from gdpjax.clipping._tracing.primitives import registered
+from gdpjax.clipping._tracing.primitives import _registry, registered
+
+
+@pytest.fixture(autouse=True)
+def _defaults():
+    """The documentation registers primitives too, in this process maybe."""
+    with mock.patch.dict(_registry._FAMILIES):
+        _registry._FAMILIES.pop("cumsum", None)
+        yield
 
 
 class CumulativeSum(AbstractPrimitive):
