@@ -71,12 +71,11 @@ def clipped_grad(
       has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
         the norm. Integer leaves are never differentiated.
-      strategy: how gradients are computed; all strategies give the same sum. "vmap" forms the gradient of every example
-        at once, "microbatch" those of a chunk of rows at a time. "ghost" reads the activations and cotangents off the
-        loss wherever they meet a parameter, and forms no per-example gradient where these are one outer product or rows
-        of a table. "auto" (default) does so for each parameter for which it pays, judged by shapes. See `explain`.
-      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "ghost" and "auto" as many
-        as fit.
+      strategy: how gradients are computed; all strategies give the same sum. "auto" (default, also named "ghost") reads
+        the activations and cotangents off the loss wherever they meet a parameter, and forms no per-example gradient
+        where these are one outer product or rows of a table; it takes a chunk of rows at a time, as shapes suggest.
+        "vmap" forms the gradient of every example at once, "microbatch" those of a chunk of rows. See `explain`.
+      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "auto" as many as fit.
       max_batch_size: largest number of rows (padding included) of any call, or of the logical batch where sums are
         added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
         holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.

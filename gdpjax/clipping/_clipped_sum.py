@@ -13,6 +13,7 @@ every batch, but its time tells how many chunks held an example.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -22,10 +23,13 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM
 from gdpjax._core.trees import is_floating, wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._gradients import AbstractRowGradients, RowWeights, RunningSum, ScaledSquares, stacked
+from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients, RowWeights, RunningSum, stacked
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
+
+_SMALL_PARAMETER = 2**14
+"""Entries up to which the formed gradients of a parameter are put together with those of others."""
 
 
 class ClippedSum(NamedTuple):
@@ -44,6 +48,20 @@ class ClippedSum(NamedTuple):
     extra: Any
 
 
+class Pack(NamedTuple):
+    """Gradients of one or several parameters that are clipped and added up together.
+
+    Attributes:
+      leaves: the numbers of the parameters.
+      gradients: their gradients; of several parameters one after the other in one formed row.
+      group: the clip rule's group of these parameters.
+    """
+
+    leaves: tuple[int, ...]
+    gradients: AbstractRowGradients
+    group: int
+
+
 class RowScales(NamedTuple):
     """What the rows of a chunk are multiplied by.
 
@@ -60,16 +78,48 @@ class RowScales(NamedTuple):
     is_dropped: Array
 
 
+def packs_of(gradients: list[AbstractRowGradients], totals: list[RunningSum], groups: Groups) -> list[Pack]:
+    """Put the formed gradients of small parameters of one group together.
+
+    A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum,
+    where each by itself would need its own small programs, which take long to compile.
+    """
+    packs = []
+    small: dict[Any, list[int]] = {}
+    for leaf, (each, total) in enumerate(zip(gradients, totals, strict=True)):
+        group = groups.of_leaf[leaf]
+        if isinstance(each, FormedGradients) and math.prod(each.shape) <= _SMALL_PARAMETER:
+            kind = (group, each.rows.dtype, total.low is None)
+            small.setdefault(kind, []).append(leaf)
+        else:
+            packs.append(Pack((leaf,), each, group))
+
+    for (group, _, _), leaves in small.items():
+        if len(leaves) == 1:
+            packs.append(Pack(tuple(leaves), gradients[leaves[0]], group))
+            continue
+        flat = [gradients[leaf].formed() for leaf in leaves]
+        rows = jnp.concatenate([x.reshape(x.shape[0], -1) for x in flat], axis=1)
+        packs.append(Pack(tuple(leaves), FormedGradients(rows), group))
+    return packs
+
+
+def computed_once(packs: list[Pack]) -> list[Pack]:
+    """Return the same gradients, behind a barrier: the compiler is not to compute them anew for the norm or the sum."""
+    gradients = jax.lax.optimization_barrier([pack.gradients for pack in packs])
+    return [pack._replace(gradients=each) for pack, each in zip(packs, gradients, strict=True)]
+
+
 def row_scales(
-    gradients: list[AbstractRowGradients],
+    packs: list[Pack],
     rule: AbstractClipRule,
     groups: Groups,
     slack: float,
     is_padding: Array | None,
 ) -> RowScales:
     """Return what a rule makes of the norms of the rows."""
-    dtype = norm_dtype(gradients)
-    squares = [each.squared_norms(dtype) for each in gradients]
+    dtype = norm_dtype(packs)
+    squares = [pack.gradients.squared_norms(dtype) for pack in packs]
     whole = stacked(squares).total()
 
     # A row with a NaN or an infinity anywhere has a norm of NaN, and adds nothing.
@@ -80,7 +130,8 @@ def row_scales(
 
     weights, bounds = [], []
     for number, bound in enumerate(groups.bounds):
-        norm = _group_norm(squares, whole, groups, number)
+        members = [square for square, pack in zip(squares, packs, strict=True) if pack.group == number]
+        norm = whole if len(groups.bounds) == 1 or not members else stacked(members).total()
         checked = _checked_bound(bound, groups, dtype) / (1 + slack)
         coefficient = bounded_coefficients(rule, norm.root(), norm.exponent, checked)
         weights.append(RowWeights(norm.exponent, coefficient, keep))
@@ -88,18 +139,10 @@ def row_scales(
     return RowScales(weights, bounds, jnp.where(keep, whole.norm(), 0), is_dropped)
 
 
-def norm_dtype(gradients: list[AbstractRowGradients]) -> Any:
+def norm_dtype(packs: list[Pack]) -> Any:
     """Return the dtype of the norms: the widest of the gradients', at least float32."""
-    dtypes = [wide_dtype(x) for each in gradients for x in each.row_arrays() if is_floating(x)]
+    dtypes = [wide_dtype(x) for pack in packs for x in pack.gradients.row_arrays() if is_floating(x)]
     return functools.reduce(jnp.promote_types, dtypes)
-
-
-def _group_norm(squares: list[ScaledSquares], whole: ScaledSquares, groups: Groups, number: int) -> ScaledSquares:
-    """Return the squared norm of one group of parameters."""
-    members = [square for square, group in zip(squares, groups.of_leaf, strict=True) if group == number]
-    if len(groups.bounds) == 1 or not members:
-        return whole
-    return stacked(members).total()
 
 
 def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
@@ -110,23 +153,26 @@ def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
     return jnp.where(CLIP_NORM.contains(bound * split), bound, jnp.nan)
 
 
-def add_rows(
+def add_clipped(
     totals: list[RunningSum],
     gradients: list[AbstractRowGradients],
-    scales: RowScales,
+    rule: AbstractClipRule,
     groups: Groups,
     budget: RoundingBudget,
-) -> list[RunningSum]:
-    """Add the clipped rows to the running sums."""
-    added = []
-    for total, each, group in zip(totals, gradients, groups.of_leaf, strict=True):
-        added.append(each.add_to(total, scales.weights[group], scales.bounds[group], budget))
-    return added
-
-
-def computed_once(gradients: list[AbstractRowGradients]) -> list[AbstractRowGradients]:
-    """Return the same gradients, behind a barrier: the compiler is not to compute them anew for the norm or the sum."""
-    return jax.lax.optimization_barrier(gradients)
+    is_padding: Array | None,
+) -> tuple[list[RunningSum], RowScales]:
+    """Clip rows and add them to the running sums of the parameters."""
+    packs = computed_once(packs_of(gradients, totals, groups))
+    scales = row_scales(packs, rule, groups, budget.slack, is_padding)
+    added = list(totals)
+    for pack in packs:
+        weights, bound = scales.weights[pack.group], scales.bounds[pack.group]
+        together = RunningSum.concatenated([totals[leaf] for leaf in pack.leaves])
+        together = pack.gradients.add_to(together, weights, bound, budget)
+        parts = together.split([totals[leaf].high.shape for leaf in pack.leaves])
+        for leaf, part in zip(pack.leaves, parts, strict=True):
+            added[leaf] = part
+    return added, scales
 
 
 def sum_of_rows(
@@ -138,12 +184,10 @@ def sum_of_rows(
     is_padding: Array | None,
 ) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
-    gradients = computed_once(gradients)
-    scales = row_scales(gradients, rule, groups, budget.slack, is_padding)
     totals = []
     for leaf, each in zip(leaves, gradients, strict=True):
         totals.append(RunningSum.zero(leaf, each.needs_compensation(budget, 1)))
-    totals = add_rows(totals, gradients, scales, groups, budget)
+    totals, scales = add_clipped(totals, gradients, rule, groups, budget, is_padding)
     return [total.rounded() for total in totals], scales
 
 
@@ -180,9 +224,7 @@ def clipped_sum(
     def add_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         rows, positions, padding = chunk
         gradients, extra = engine.gradients(rows, positions)
-        gradients = computed_once(gradients)
-        scales = row_scales(gradients, rule, groups, budget.slack, padding)
-        totals = add_rows(totals, gradients, scales, groups, budget)
+        totals, scales = add_clipped(totals, gradients, rule, groups, budget, padding)
         return totals, (scales.norms, scales.is_dropped, extra)
 
     def skip_padding(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:

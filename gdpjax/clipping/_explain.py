@@ -50,7 +50,8 @@ def explain(
 
     Returns:
       An `Explanation`: for each parameter whether its gradients are kept as outer products or table rows, or formed,
-      and why; and how many rows are taken at a time. Printing it names large formed gradients.
+      and why; and how many rows are taken at a time, in a batch without padding. Printing it names large formed
+      gradients.
 
     Raises:
       ValueError: as `clipped_grad`.

@@ -1,15 +1,13 @@
-"""Which gradients are formed, and how many rows are taken at a time: decided from static shapes alone.
+"""How the gradients of a chunk of rows are computed, and how many rows a chunk has: decided from static shapes alone.
 
-Keeping the factors of a gradient (`_tracing`) pays where it saves forming the gradient (one outer product for an
-example; rows of a table; a merged product) or where JAX forms it slowly (a convolution under vmap, a loop that adds a
-gradient up step by step). Where an example's gradient is a sum of many outer products it has to be formed anyway,
-because only a norm of what was formed is safe from cancellation (see docs/gradients.md), and JAX's own product is as
-good.
+Gradients are read off the loss in factors (`_tracing`). One outer product for an example, or a few rows of a table, stay
+factors. A sum of many outer products could cancel, and its norm with it (see docs/gradients.md), so it is formed, except
+where a large gradient has few positions (docs/theory/positions.md).
 
-Rows are taken in chunks: what a chunk keeps should stay in a cache, but every chunk reads and writes the running sums
-once, which should not cost more than its rows do. The larger of the two numbers of rows is taken. Where chunks that
-hold only padding are skipped, a batch is cut into several chunks as long as that costs little. The constants are
-measured (benchmarks/results/clipping_cpu.md).
+What a chunk keeps should stay in a cache, but every chunk reads and writes the running sums once, which should not cost
+more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold only padding are skipped, a
+batch is cut into several chunks as long as that costs little. The constants are measured
+(benchmarks/results/clipping_cpu.md).
 """
 
 import dataclasses
@@ -26,10 +24,12 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._tracing import AbstractSite, Plan, Use, frame_of, plan_of, row_gradients
+from gdpjax.clipping._tracing import Plan, frame_of, plan_of, row_gradients
 from gdpjax.clipping._vmap import example_grads
 
 STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
+"""``ghost`` is the older name of ``auto``."""
+
 _MICROBATCH = 64
 
 _CPU_CACHE = 8 * 2**20
@@ -144,26 +144,7 @@ def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudge
     count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
     if strategy in ("vmap", "microbatch"):
         return plan_of(frame, count, dict.fromkeys(range(count), "strategy"))
-    plan = plan_of(frame, count, {}, budget.most_shared_terms)
-    if strategy == "auto" and (formed := better_formed(plan)):
-        plan = plan_of(frame, count, plan.flow.formed | formed, budget.most_shared_terms)
-    return plan
-
-
-def better_formed(plan: Plan) -> dict[int, str]:
-    """Return the tapped parameters whose factors are not worth having, and why."""
-    found = {}
-    for leaf in plan.flow.tapped:
-        sites = plan.sites_of(leaf)
-        pays = [_pays(site, use) for site, use in zip(sites, plan.uses_of(leaf), strict=True)]
-        if sites and not any(pays) and not plan.keeps_positions(leaf):
-            found[leaf] = f"a sum of {sum(site.num_products for site in sites)} outer products"
-    return found
-
-
-def _pays(site: AbstractSite, use: Use) -> bool:
-    """Return whether the factors of one use of a parameter save more than JAX's own product would cost."""
-    return not site.is_matmul or use.is_multiplied or use.is_repeated or site.num_products == 1
+    return plan_of(frame, count, {}, budget.most_shared_terms)
 
 
 def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:

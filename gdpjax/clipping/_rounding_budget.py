@@ -11,7 +11,8 @@ leaves, the parts are, relative to C:
 * Norm. Squares and their sum are off by at most sum_error_terms(d) + sum_error_terms(n) + 1 roundings, for the two
   factors of an outer product by twice that, halved by the square root; group bounds, the square root, the quotient and
   the product cost 10 more. A row may thus be scaled to C (1 + k u). No difference is taken anywhere, so nothing
-  cancels; a gradient that is held as a sum of terms has its norm rounded up by what they can lose (`_shared_terms`).
+  cancels; a gradient that is held as a sum of terms has its norm rounded up by what they can lose (`_shared_terms`,
+  `_gram_norms`).
 * Terms. c_i g_i is rounded at most twice, once when it is scaled and once in the product of a contraction: 2 u B C.
 * Plain sums. At most b rows are added by one reduction or contraction, in whatever order the compiler likes: whatever
   the tree, its inner nodes hold partial sums of at most m rows, m = 2..b, so it is off by at most
@@ -159,7 +160,7 @@ def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) 
     sizes = [num_elements(leaf) for leaf in leaves]
 
     # The norm: its sums of squares over entries and leaves, and ten more roundings.
-    entries = max(most_sum_error_terms(max(sizes)), _TABLE_TERMS)
+    entries = max(most_sum_error_terms(sum(sizes)), _TABLE_TERMS)
     norm = unit * (entries + (most_sum_error_terms(len(leaves)) + 1) / 2 + 10)
 
     # The sum, for each row.

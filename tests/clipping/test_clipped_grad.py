@@ -206,7 +206,7 @@ def test_frozen_and_integer_leaves_are_zeros_outside_the_norm():
     assert clipped["steps"].dtype == params["steps"].dtype
     assert not clipped["steps"].any()
     head = gdpjax.clipped_grad(lambda out, x, y: loss({**params, "out": out}, x, y), 0.5, batch_argnums=(1, 2))
-    np.testing.assert_allclose(clipped["out"], fast(head)(params["out"], x, y), rtol=1e-6)
+    np.testing.assert_allclose(clipped["out"], fast(head)(params["out"], x, y), rtol=3e-6)
 
 
 def test_tied_parameters_are_clipped_once_with_their_true_norm():

@@ -51,12 +51,14 @@ def test_inside_a_sweep_and_a_donating_step():
         return w - rate * gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), bound)(w, x)
 
     x = jax.random.normal(jax.random.key(0), (6, 3))
-    donating = jax.jit(step, donate_argnums=0)
+    fast = {"xla_backend_optimization_level": 0}
+    plain, donating = jax.jit(step, compiler_options=fast), jax.jit(step, donate_argnums=0, compiler_options=fast)
     w = jnp.ones((3, 2))
     for rate, bound in [(0.1, 1.0), (0.2, 0.5), (0.3, 2.0)]:
-        expected = step(w, x, rate, bound)
+        expected = plain(w, x, rate, bound)
         w = donating(w, x, rate, bound)
         np.testing.assert_allclose(w, expected, rtol=1e-5)
-    assert len(traces) == 1 + 3  # one trace for the compiled step, one for each eager one
-    many = jax.vmap(step, (None, None, 0, 0))(w, x, jnp.array([0.1, 0.2]), jnp.array([1.0, 0.5]))
-    np.testing.assert_allclose(many[1], step(w, x, 0.2, 0.5), rtol=1e-5)
+    assert len(traces) <= 2  # one trace for each compiled step, which JAX may share
+    sweep = jax.jit(jax.vmap(step, (None, None, 0, 0)), compiler_options=fast)
+    many = sweep(w, x, jnp.array([0.1, 0.2]), jnp.array([1.0, 0.5]))
+    np.testing.assert_allclose(many[1], plain(w, x, 0.2, 0.5), rtol=1e-5)

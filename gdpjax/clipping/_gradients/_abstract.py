@@ -10,8 +10,9 @@ Two promises bind every class, and the sensitivity rests on them.
 
 * Row by row. What is computed for a row is a function of that row alone, and its norm is never below that of what is
   added for it, but for the roundings that `_rounding_budget` counts.
-* Roundings. In ``weighted_sum`` each w_i g_i is rounded at most twice, and the rows are then added plainly, in any
-  order. How many rows may be added so is what the budget limits.
+* Roundings. In ``weighted_sum`` each w_i g_i is rounded at most twice, or it is computed by itself and its norm counts
+  what that may add (`_position_products`). The rows are then added plainly, in any order. How many rows may be added so
+  is what the budget limits.
 """
 
 import abc

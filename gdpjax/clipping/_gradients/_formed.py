@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
-from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, per_row, squared_norms, wide
+from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, squared_norms, weighted, wide
 
 _ROWS_AT_ONCE = 8
 
@@ -54,14 +54,12 @@ class FormedGradients(AbstractRowGradients):
         first have to write down the rows that are kept.
         """
         rows = wide(self.rows)
-        power, rest = jax.lax.optimization_barrier(weights.factors(rows.dtype))
+        power, rest = weights.factors(rows.dtype)
 
-        def weighted(group: slice) -> Array:
-            kept = per_row(weights.keep[group], rows)
-            scaled = jnp.where(kept, rows[group] * per_row(power[group], rows), 0)
-            return scaled * per_row(rest[group], rows)
+        def weighted_group(group: slice) -> Array:
+            return weighted(rows[group], power[group], rest[group])
 
-        total = _add_groups(weighted, rows.shape[0])
+        total = _add_groups(weighted_group, rows.shape[0])
         while total.shape[0] > 1:
             parts = total
             total = _add_groups(lambda group: parts[group], parts.shape[0])  # noqa: B023

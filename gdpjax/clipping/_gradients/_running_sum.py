@@ -5,6 +5,8 @@ high + low, in which the error of each addition is kept (Knuth's `two_sum`), so 
 matter. Keeping it costs three times the memory traffic.
 """
 
+import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -29,6 +31,28 @@ class RunningSum(NamedTuple):
         """Return the empty sum of arrays shaped like ``like``."""
         zeros = jnp.zeros(like.shape, wide_dtype(like))
         return cls(zeros, zeros if compensated else None)
+
+    @classmethod
+    def concatenated(cls, sums: "list[RunningSum]") -> "RunningSum":
+        """Return several sums one after the other, as one flat sum; one sum stays as it is."""
+        if len(sums) == 1:
+            return sums[0]
+        high = jnp.concatenate([each.high.ravel() for each in sums])
+        if sums[0].low is None:
+            return cls(high, None)
+        return cls(high, jnp.concatenate([each.low.ravel() for each in sums]))
+
+    def split(self, shapes: list[tuple[int, ...]]) -> "list[RunningSum]":
+        """Undo `concatenated`."""
+        if len(shapes) == 1:
+            return [self]
+        ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+        highs = jnp.split(self.high, ends[:-1])
+        lows = [None] * len(shapes) if self.low is None else jnp.split(self.low, ends[:-1])
+        parts = []
+        for high, low, shape in zip(highs, lows, shapes, strict=True):
+            parts.append(RunningSum(high.reshape(shape), None if low is None else low.reshape(shape)))
+        return parts
 
     def plus(self, part: Array) -> "RunningSum":
         """Add one part."""

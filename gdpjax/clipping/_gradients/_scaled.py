@@ -65,17 +65,18 @@ def largest_exponent(x: Array) -> tuple[Array, Array]:
     The exponent is limited so that 2^-e is a normal number.
     """
     largest = jnp.abs(x).max(axis=-1)
-    is_normal = jnp.isfinite(largest) & (largest > 0)
-    _, exponent = jnp.frexp(jnp.where(is_normal, largest, 1))
-    limit = -np.finfo(x.dtype).minexp
-    return jnp.clip(exponent, -limit, limit), largest
+    # The bits of a positive number begin with its exponent.
+    info = np.finfo(x.dtype)
+    bits = jax.lax.bitcast_convert_type(largest, jnp.int64 if info.bits == 64 else jnp.int32)
+    exponent = (bits >> info.nmant).astype(jnp.int32) - (info.maxexp - 2)
+    return jnp.clip(exponent, info.minexp, -info.minexp), largest
 
 
 def squared_norms(x: Array) -> ScaledSquares:
     """Return the squared norms of the vectors along the last axis."""
     exponent, largest = largest_exponent(x)
-    # Without the barrier the compiler computes the power of two again for every entry.
-    scale = jax.lax.optimization_barrier(power_of_two(-exponent, x.dtype))
+    # A division is computed once for a row, where other arithmetic might be repeated for every entry.
+    scale = 1 / power_of_two(exponent, x.dtype)
     value = bounded_sum(x, lambda part: jnp.square(part * per_row(scale, part)))
     return ScaledSquares(jnp.where(jnp.isfinite(largest), value, jnp.nan), exponent)
 
@@ -123,11 +124,16 @@ class RowWeights(NamedTuple):
         return RowWeights(*parts)
 
     def factors(self, dtype: Any) -> tuple[Array, Array]:
-        """Return a power of two and a number, both in range, whose product is the weight."""
+        """Return a power of two and a number, both in range, whose product is the weight; zero if it is not kept.
+
+        Both end with a division, exact as it is by a power of two. Compilers take it for costly and compute it once for
+        a row, where they would repeat other arithmetic for every entry of the row.
+        """
         limit = -np.finfo(dtype).minexp
         first = jnp.clip(self.exponent, -limit, limit)
-        rest = self.coefficient.astype(dtype) * power_of_two(first - self.exponent, dtype)
-        return power_of_two(-first, dtype), jnp.where(self.keep, rest, 0)
+        kept = jnp.where(self.keep, self.coefficient.astype(dtype), 0)
+        rest = kept / power_of_two(self.exponent - first, dtype)
+        return 1 / power_of_two(first, dtype), rest
 
     def scaled(self, x: Array, scale: Array) -> Array:
         """Multiply rows by ``scale``; rows that are not kept become exact zeros, whatever they hold."""
@@ -135,5 +141,10 @@ class RowWeights(NamedTuple):
 
     def multiplied(self, x: Array) -> Array:
         """Multiply rows by their weights, with one rounding."""
-        power, rest = self.factors(x.dtype)
-        return self.scaled(x, power) * per_row(rest, x)
+        return weighted(x, *self.factors(x.dtype))
+
+
+def weighted(x: Array, power: Array, rest: Array) -> Array:
+    """Multiply rows by a power of two and a number of each; rows with a zero become exact zeros, whatever they hold."""
+    scaled = jnp.where(per_row(rest, x) != 0, x * per_row(power, x), jnp.zeros((), x.dtype))
+    return scaled * per_row(rest, x)

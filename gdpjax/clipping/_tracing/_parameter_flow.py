@@ -97,11 +97,6 @@ class AbstractSite(abc.ABC):
         return left.shape[-1], right.shape[-1]
 
     @property
-    def is_matmul(self) -> bool:
-        """Whether the site is a plain product, whose gradient JAX forms as well as anybody."""
-        return self.kind == "dot_general"
-
-    @property
     def is_formed(self) -> bool:
         """Whether the gradient is formed at the site."""
         return False
@@ -263,16 +258,6 @@ class Use(NamedTuple):
 
     place: Place
     path: tuple[AbstractLink, ...]
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether all iterations of a scan use the same parameter."""
-        return any(isinstance(link, EnterScan) and not link.is_scanned for link in self.path)
-
-    @property
-    def is_multiplied(self) -> bool:
-        """Whether the parameter is multiplied by another one, in a matrix product, before it meets data."""
-        return any(isinstance(link, LinearMap) and link.eqn.primitive.name == "dot_general" for link in self.path)
 
     @property
     def is_scaled(self) -> bool:

@@ -3,9 +3,10 @@
 `plan_of` reads off the jaxpr of the loss of one example which parameters can be tapped (`_parameter_flow`);
 `row_gradients` evaluates the loss with probes at the sites (`_probes`), takes one gradient for the batch by vmap, turns
 what the sites saw into factors, and pulls them back to the parameters (`primitives`). No gradient of a tapped parameter
-is formed, unless its factors are more than one outer product for each example and block. Then it is one batched product
-of activations and cotangents, and no longer what reverse mode through a loop would have added up step by step. What a
-nonlinear function of parameters alone adds to that (`_shared_values`) is a shared array times coefficients.
+is formed, unless its factors are more than one outer product for each example and block. Then, except for a large
+gradient at few positions, it is one batched product of activations and cotangents, and no longer what reverse mode
+through a loop would have added up step by step. What a nonlinear function of parameters alone adds to that
+(`_shared_values`) is a shared array times coefficients.
 """
 
 import functools
@@ -100,12 +101,12 @@ class Plan(NamedTuple):
     def keeps_positions(self, leaf: int) -> bool:
         """Return whether a gradient that is a sum of outer products stays one, as far as the plan alone can say."""
         sites = self.sites_of(leaf)
-        sizes = {site.factor_sizes for site in sites if not site.is_lookup}
-        if len(sizes) != 1 or None in sizes:
+        sizes = [site.factor_sizes for site in sites if not site.is_lookup]
+        first = sizes[0] if sizes else None
+        if first is None or any(size != first for size in sizes):
             return False
-        ((left, right),) = sizes
         num_lookups = sum(site.num_lookups for site in sites)
-        return positions_pay(self.num_positions(leaf) + num_lookups, left, right)
+        return positions_pay(self.num_positions(leaf) + num_lookups, *first)
 
     @property
     def is_scaled(self) -> bool:
