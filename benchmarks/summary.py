@@ -88,28 +88,44 @@ def _accounting() -> tuple[list[Row], tuple[str, str]]:
     best = max(tight, key=peers.__getitem__)
     rows = [
         (
-            title, measured, f"{cell(speed)} a second", f"{cell(peers[best])} a second ({best})",
-            speed / peers[best], _met(_targets(result)), _link("accounting_cpu"),
+            title,
+            measured,
+            f"{cell(speed)} a second",
+            f"{cell(peers[best])} a second ({best})",
+            speed / peers[best],
+            _met(_targets(result)),
+            _link("accounting_cpu"),
         )
         for measured, speed in (
             ("certified epsilon, both ends, one run a call", alone),
             (f"the same, {result['grid']['size']:,} runs in a call", batched),
         )
-    ]  # fmt: skip
+    ]
     body = table(
         (
-            "library", "standing", "runs a second", "ours is faster by: one a call", "many in a call",
-            "relative error: median", "largest", "ends on the wrong side",
+            "library",
+            "standing",
+            "runs a second",
+            "ours is faster by: one a call",
+            "many in a call",
+            "relative error: median",
+            "largest",
+            "ends on the wrong side",
         ),
         [
             (
-                name, at["standing"], at["per_second"], alone / at["per_second"], batched / at["per_second"],
-                at["relative_error"]["median_size"], at["relative_error"]["max_size"],
+                name,
+                at["standing"],
+                at["per_second"],
+                alone / at["per_second"],
+                batched / at["per_second"],
+                at["relative_error"]["median_size"],
+                at["relative_error"]["max_size"],
                 f"{len(at['wrong_side'])} of {at['configurations']}",
             )
             for name, at in libraries.items()
         ],
-    )  # fmt: skip
+    )
     broken = [name for name, at in result["comparison"]["libraries"].items() if _failed(at)]
     parts = [
         f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
@@ -139,8 +155,9 @@ def _clipping() -> tuple[list[Row], tuple[str, str]]:
         parts += [
             f"`{name}` ({about}; load average {_load(result)}):",
             _picture(name, "step time and temporary memory over those without privacy, by model and contender"),
-            _clipped_table(result), _missed(_targets(result)),
-        ]  # fmt: skip
+            _clipped_table(result),
+            _missed(_targets(result)),
+        ]
     if not rows:
         return _absent("Clipping", "clipped gradient steps", "Clipping")
     return rows, ("Clipping", "\n\n".join(filter(None, parts)))
@@ -202,19 +219,31 @@ def _training() -> tuple[list[Row], tuple[str, str]]:
         speeds = {name: at["steps_per_second"]["median"] for name, at in case["trainers"].items()}
         ours = max((name for name in speeds if name.startswith("gdpjax")), key=speeds.__getitem__)
         best = max((name for name in speeds if not name.startswith("gdpjax")), key=speeds.__getitem__)
-        rows.append((
-            title, f"private steps, {case['title']}", f"{cell(speeds[ours])} a second (`{ours.split()[-1]}`)",
-            f"{cell(speeds[best])} a second ({best})", speeds[ours] / speeds[best], _met(_targets(result, f"{key}: ")),
-            _link("training_cpu"),
-        ))  # fmt: skip
+        rows.append(
+            (
+                title,
+                f"private steps, {case['title']}",
+                f"{cell(speeds[ours])} a second (`{ours.split()[-1]}`)",
+                f"{cell(speeds[best])} a second ({best})",
+                speeds[ours] / speeds[best],
+                _met(_targets(result, f"{key}: ")),
+                _link("training_cpu"),
+            )
+        )
         lines.append([case["title"], *(speeds.get(name) for name in names)])
     noise = {name: at["seconds"]["median"] for name, at in result["noise"]["contenders"].items()}
     ours, theirs = noise["gdpjax.add_gaussian_noise"], noise["jax.random.normal"]
-    rows.append((
-        title, f"noise of {result['noise']['num_coordinates']:,} coordinates", _milliseconds(ours),
-        f"{_milliseconds(theirs)} (jax.random.normal)", theirs / ours, _met(_targets(result, "noise")),
-        _link("training_cpu"),
-    ))  # fmt: skip
+    rows.append(
+        (
+            title,
+            f"noise of {result['noise']['num_coordinates']:,} coordinates",
+            _milliseconds(ours),
+            f"{_milliseconds(theirs)} (jax.random.normal)",
+            theirs / ours,
+            _met(_targets(result, "noise")),
+            _link("training_cpu"),
+        )
+    )
     body = table(["steps a second", *names], lines)
     return rows, (title, "\n\n".join([body, _missed(_targets(result))]))
 
@@ -228,13 +257,17 @@ def _sweeps() -> tuple[list[Row], tuple[str, str]]:
     speed = {name: way["steps_per_second"]["median"] for name, way in ways.items()}
     rows = [
         (
-            title, f"{about['configurations']} configurations of {about['dataset']} in one program",
-            f"{speed['one program']:,.0f} steps a second", f"{speed[other]:,.0f} ({other})", at["measured"],
-            _met([(name, at)]), _link("sweeps_cpu"),
+            title,
+            f"{about['configurations']} configurations of {about['dataset']} in one program",
+            f"{speed['one program']:,.0f} steps a second",
+            f"{speed[other]:,.0f} ({other})",
+            at["measured"],
+            _met([(name, at)]),
+            _link("sweeps_cpu"),
         )
         for name, at in result["targets"].items()
         for other in (name.partition(" / ")[2],)
-    ]  # fmt: skip
+    ]
     body = table(
         ("way", "steps a second", "with compilation", "programs"),
         [(name, f"{speed[name]:,.0f}", f"{at['with_compilation']:,.0f}", at["programs"]) for name, at in ways.items()],

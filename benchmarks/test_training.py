@@ -83,15 +83,20 @@ def _measure(case: "Case", present: Sequence[Any], repetitions: int) -> dict[str
         "title": case.title,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(case.params())),
         "plan": {
-            "noise_multiplier": plan.noise_multiplier, "clip_norm": case.clip_norm, "max_steps": plan.max_steps,
-            "expected_batch_size": case.expected_batch_size, "capacity": plan.capacity, "delta": plan.delta,
-            "max_examples": plan.max_examples, "learning_rate": case.learning_rate,
+            "noise_multiplier": plan.noise_multiplier,
+            "clip_norm": case.clip_norm,
+            "max_steps": plan.max_steps,
+            "expected_batch_size": case.expected_batch_size,
+            "capacity": plan.capacity,
+            "delta": plan.delta,
+            "max_examples": plan.max_examples,
+            "learning_rate": case.learning_rate,
         },
         "steps_per_turn": case.steps_per_turn,
         "first_loss": race.first_loss(case),
         "parts": measured,
         "trainers": raced,
-    }  # fmt: skip
+    }
 
 
 def merge(previous: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -220,17 +225,26 @@ def _made_up() -> dict[str, Any]:
     }
     return {
         "machine": {"cpu": "some", "cpu_cores_used": 1, "device": "cpu", "versions": {"jax": "1"}},
-        "settings": {"threads": 1, "repetitions": 3}, "missing": {"Opacus hooks": "ImportError: no"},
-        "load_average_before": 1.0, "load_average_after": 1.0, "total_seconds": 10.0, "command": "pytest",
+        "settings": {"threads": 1, "repetitions": 3},
+        "missing": {"Opacus hooks": "ImportError: no"},
+        "load_average_before": 1.0,
+        "load_average_after": 1.0,
+        "total_seconds": 10.0,
+        "command": "pytest",
         "memory_kept": True,
         "noise": {"num_coordinates": 10, "contenders": noise},
         "cases": {
             "mnist_cnn": {
-                "title": "CNN", "num_parameters": 26_010, "plan": plan, "steps_per_turn": 20, "first_loss": 2.3,
-                "parts": {parts.CLIPPED: took(1.0), parts.PRIVATE: took(1.04)}, "trainers": trainers,
+                "title": "CNN",
+                "num_parameters": 26_010,
+                "plan": plan,
+                "steps_per_turn": 20,
+                "first_loss": 2.3,
+                "parts": {parts.CLIPPED: took(1.0), parts.PRIVATE: took(1.04)},
+                "trainers": trainers,
             }
         },
-    }  # fmt: skip
+    }
 
 
 def test_a_missed_target_and_a_missing_contender_are_reported(tmp_path, capsys):

@@ -110,11 +110,14 @@ def targets_table(targets: dict[str, dict[str, Any]], heading: str) -> str:
     """What was aimed at beside what was measured; "" without targets."""
     rows = [
         (
-            name, f"{'>=' if at['at_least'] else '<='} {at['target']:g}", at["measured"], at.get("beside"),
+            name,
+            f"{'>=' if at['at_least'] else '<='} {at['target']:g}",
+            at["measured"],
+            at.get("beside"),
             "met" if at["met"] else "MISSED",
         )
         for name, at in targets.items()
-    ]  # fmt: skip
+    ]
     return table((heading, "wanted", "measured", "beside", "met"), rows) if rows else ""
 
 

@@ -581,6 +581,54 @@ TRAPS = {
         ),
         "not tried: the tests were written with the statement",
     ),
+    60: Trap(
+        "A user's clip rule contributes more than the bound it states, looks at the norms of other rows, or is NaN for some rows.",
+        (
+            "tests/clipping/test_own_rules.py::test_a_rule_is_its_definition_in_both_clips",
+            "tests/clipping/test_own_rules.py::test_no_row_beats_the_bound",
+            "tests/clipping/test_own_rules.py::test_a_sweep_over_a_traced_clip_norm_compiles_once",
+            "tests/clipping/test_own_rules.py::test_a_plan_is_saved_and_loaded_with_it",
+        ),
+        "the limit in `bounded_coefficients` removed; `rule.coefficient` on the whole vector; without the NaN drop",
+    ),
+    61: Trap(
+        "A user's primitive whose vmap rule mixes rows is accepted in silence.",
+        (
+            "tests/clipping/test_primitives.py::test_an_unknown_primitive_is_refused_until_it_is_vouched_for",
+            "tests/clipping/test_primitives.py::test_a_name_is_taken_once",
+        ),
+        "`is_vouched_for` returned True for every name; the check of taken names removed",
+    ),
+    62: Trap(
+        "Positions that cancel pass unclipped, because the norm from Gram matrices is clamped at zero; or one half of a tied embedding is left out.",
+        (
+            "tests/clipping/test_position_products.py::test_without_the_allowance_norms_would_be_understated",
+            "tests/clipping/test_position_products.py::test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added",
+            "tests/clipping/test_position_products.py::test_a_tied_embedding_is_clipped_by_the_norm_of_both_parts",
+        ),
+        "kappa = gamma = 0, the clamped norm: asserted in the first of these",
+    ),
+    63: Trap(
+        "A convolution's gradient, written by hand for speed, is off by one in its padding, or its kernel is not reversed; or derivatives of the clipped sum break.",
+        (
+            "tests/clipping/test_convolution.py::test_values_and_gradients_are_those_of_jax",
+            "tests/clipping/test_convolution.py::test_convolutions_in_loops_have_derivatives_of_every_order",
+        ),
+        "`before = reach - low`; the reversal left out; a kernel gradient one per cent too large",
+    ),
+    64: Trap(
+        "The time of a step tells the size of its private batch, and nobody is told; or the option for constant work does nothing.",
+        (
+            "tests/clipping/test_clipped_grad.py::test_chunks_of_padding_are_skipped_unless_the_work_is_constant",
+            "tests/training/test_loop.py::test_constant_work_trains_the_same",
+        ),
+        "`skips` without `constant_work`; `constant_work` not passed to `clipped_grad`",
+    ),
+    65: Trap(
+        "An accumulated sum has more rows than it was charged for.",
+        ("tests/transforms/test_accumulate.py::test_a_sum_of_more_rows_than_were_told_is_refused",),
+        "not tried",
+    ),
 }
 
 

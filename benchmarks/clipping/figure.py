@@ -10,12 +10,19 @@ STYLES = dict(
     zip(
         (*OWN, *PEERS),
         (
-            ("D", "#0b6e4f"), ("o", "#2fa57c"), ("s", "#7cc7a8"), ("^", "#a9dcc6"),
-            ("v", "#8a8a8a"), ("P", "#b5482f"), ("X", "#e0a458"), ("<", "#4a5a8a"), (">", "#8fa3d6"),
+            ("D", "#0b6e4f"),
+            ("o", "#2fa57c"),
+            ("s", "#7cc7a8"),
+            ("^", "#a9dcc6"),
+            ("v", "#8a8a8a"),
+            ("P", "#b5482f"),
+            ("X", "#e0a458"),
+            ("<", "#4a5a8a"),
+            (">", "#8fa3d6"),
         ),
         strict=True,
     )
-)  # fmt: skip
+)
 PANELS = (("time", "step time / no privacy"), ("temp_bytes", "temporary memory / no privacy"))
 
 
@@ -36,8 +43,14 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
                     axes.scatter(x, y, marker=marker, color=colour, s=30, label=name, zorder=5 - number / 10)
             for row, case in enumerate(models.values()):
                 if (aim := case["target"][what]) is not None:
-                    axes.plot([aim, aim], [row - 0.36, row + 0.36], color="black", lw=1.2, zorder=6,
-                              label="target" if row == 0 else None)  # fmt: skip
+                    axes.plot(
+                        [aim, aim],
+                        [row - 0.36, row + 0.36],
+                        color="black",
+                        lw=1.2,
+                        zorder=6,
+                        label="target" if row == 0 else None,
+                    )
             axes.axvline(1, color="0.6", lw=0.8, zorder=1)
             axes.set(xscale="log", xlabel=label, yticks=range(len(models)), yticklabels=list(models))
             axes.xaxis.set_major_formatter("{x:g}")
@@ -48,5 +61,6 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
             axes.tick_params(axis="y", length=0)
         handles, labels = panels[0].get_legend_handles_labels()
         order = sorted(range(len(labels)), key=lambda i: [*STYLES, "target"].index(labels[i]))
-        figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside upper center", ncols=5,
-                      frameon=False)  # fmt: skip
+        figure.legend(
+            [handles[i] for i in order], [labels[i] for i in order], loc="outside upper center", ncols=5, frameon=False
+        )

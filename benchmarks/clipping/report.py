@@ -28,9 +28,18 @@ def markdown(result: dict[str, Any]) -> str:
 def _contenders(model: dict[str, Any]) -> str:
     rows = [_row(name, at) for name, at in model["contenders"].items() if "seconds" in at]
     columns = (
-        "contender", "microbatch", "step, ms", "quartiles", "/ no privacy", "/ torch", "compile, s",
-        "temporaries, MiB", "/ no privacy", "GFLOP", "relative error",
-    )  # fmt: skip
+        "contender",
+        "microbatch",
+        "step, ms",
+        "quartiles",
+        "/ no privacy",
+        "/ torch",
+        "compile, s",
+        "temporaries, MiB",
+        "/ no privacy",
+        "GFLOP",
+        "relative error",
+    )
     parameters = f"{model['num_parameters']:,} trained parameters, clip norm {model['clip_norm']:g}."
     refused = {
         f"{name}, microbatch {size}" if size != "None" else name: reason
@@ -45,9 +54,15 @@ def _row(name: str, at: dict[str, Any]) -> tuple[Any, ...]:
     seconds, over = at["seconds"], at["over_no_privacy"]
     error = at["relative_error"]
     return (
-        name, at["microbatch_size"], milliseconds(seconds["median"]), quartiles(seconds),
-        over["time"], over["time_over_torch"], at["compile_seconds"],
-        None if at["temp_bytes"] is None else at["temp_bytes"] / MIB, over["temp_bytes"],
+        name,
+        at["microbatch_size"],
+        milliseconds(seconds["median"]),
+        quartiles(seconds),
+        over["time"],
+        over["time_over_torch"],
+        at["compile_seconds"],
+        None if at["temp_bytes"] is None else at["temp_bytes"] / MIB,
+        over["temp_bytes"],
         None if at["flops"] is None else at["flops"] / 1e9,
         None if error is None or "no privacy" in name else f"{error:.0e}",
-    )  # fmt: skip
+    )

@@ -90,9 +90,12 @@ def _no_privacy(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], st
 def _hooks(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
     wrapped, losses = GradSampleModule(module, loss_reduction="sum"), PerExampleLoss()
     optimizer = DPOptimizer(
-        _sgd(module), noise_multiplier=0.0, max_grad_norm=case.clip_norm, expected_batch_size=None,
+        _sgd(module),
+        noise_multiplier=0.0,
+        max_grad_norm=case.clip_norm,
+        expected_batch_size=None,
         loss_reduction="sum",
-    )  # fmt: skip
+    )
 
     def run(x: Any, y: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -111,9 +114,12 @@ def _ghost(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
         module, loss_reduction="sum", max_grad_norm=clip_norm, use_ghost_clipping=True
     )
     optimizer = DPOptimizerFastGradientClipping(
-        _sgd(module), noise_multiplier=0.0, max_grad_norm=case.clip_norm, expected_batch_size=None,
+        _sgd(module),
+        noise_multiplier=0.0,
+        max_grad_norm=case.clip_norm,
+        expected_batch_size=None,
         loss_reduction="sum",
-    )  # fmt: skip
+    )
     losses = DPLossFastGradientClipping(wrapped, optimizer, PerExampleLoss(), loss_reduction="sum")
 
     def run(x: Any, y: Any) -> None:

@@ -78,18 +78,29 @@ def _case(at: dict[str, Any]) -> str:
 def _parts(parts: dict[str, Any], base: str) -> str:
     rows = [
         (
-            name, milliseconds(at["seconds"]["median"]), quartiles(at["seconds"]), f"{at['over']['time']:.3f}",
+            name,
+            milliseconds(at["seconds"]["median"]),
+            quartiles(at["seconds"]),
+            f"{at['over']['time']:.3f}",
             f"{at['over']['by_round']['q1']:.3f} to {at['over']['by_round']['q3']:.3f}",
-            f"{at['over']['processor']:.3f}", at["compile_seconds"],
+            f"{at['over']['processor']:.3f}",
+            at["compile_seconds"],
             None if at["temp_bytes"] is None else at["temp_bytes"] / MIB,
             None if at["flops"] is None else at["flops"] / 1e6,
         )
         for name, at in parts.items()
-    ]  # fmt: skip
+    ]
     columns = (
-        "", "ms", "quartiles", f"/ {base}", "round by round", "by processor time", "compile, s", "temporaries, MiB",
+        "",
+        "ms",
+        "quartiles",
+        f"/ {base}",
+        "round by round",
+        "by processor time",
+        "compile, s",
+        "temporaries, MiB",
         "MFLOP",
-    )  # fmt: skip
+    )
     return table(columns, rows)
 
 
@@ -103,14 +114,28 @@ def _trainers(case: dict[str, Any]) -> str:
         epsilon = None if stated["epsilon"] is None else f"{stated['epsilon']:.4f}"
         rows.append(
             (
-                name, at["microbatch_size"], rate["median"], f"{cell(rate['q1'])} to {cell(rate['q3'])}",
-                ours and ours / rate["median"], f"{at['sampling_prob']:.6f}",
-                f"[{lower:.4f}, {epsilon}]" if lower is not None else epsilon, stated["by"], f"{at['loss']:.3f}",
+                name,
+                at["microbatch_size"],
+                rate["median"],
+                f"{cell(rate['q1'])} to {cell(rate['q3'])}",
+                ours and ours / rate["median"],
+                f"{at['sampling_prob']:.6f}",
+                f"[{lower:.4f}, {epsilon}]" if lower is not None else epsilon,
+                stated["by"],
+                f"{at['loss']:.3f}",
                 at["ready_seconds"],
             )
-        )  # fmt: skip
+        )
     columns = (
-        "training", "microbatch", "steps/s", "quartiles", "the first is faster by", "sampling probability", "epsilon",
-        "stated by", "loss", "ready, s",
-    )  # fmt: skip
+        "training",
+        "microbatch",
+        "steps/s",
+        "quartiles",
+        "the first is faster by",
+        "sampling probability",
+        "epsilon",
+        "stated by",
+        "loss",
+        "ready, s",
+    )
     return table(columns, rows)

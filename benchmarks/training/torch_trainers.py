@@ -28,10 +28,14 @@ def opacus(case: Case, mode: str) -> Trainer:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that its generator is not a secure one
         made: tuple[Any, ...] = engine.make_private(
-            module=module, optimizer=optimizer, criterion=CrossEntropyLoss(),
+            module=module,
+            optimizer=optimizer,
+            criterion=CrossEntropyLoss(),
             data_loader=DataLoader(examples, batch_size=case.expected_batch_size),
-            noise_multiplier=case.noise_multiplier, max_grad_norm=case.clip_norm, grad_sample_mode=mode,
-        )  # fmt: skip
+            noise_multiplier=case.noise_multiplier,
+            max_grad_norm=case.clip_norm,
+            grad_sample_mode=mode,
+        )
     private, private_optimizer, *rest, loader = made
     criterion = rest[0] if rest else CrossEntropyLoss()
     first, batches = case.params(), forever(lambda: loader)

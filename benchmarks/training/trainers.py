@@ -92,11 +92,19 @@ def jax_privacy(case: Case, size: int | None) -> Trainer:
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     probability, num_steps = case.expected_batch_size / case.num_examples, case.plan().max_steps
     plan = execution_plan.BandMFExecutionPlanConfig(
-        iterations=num_steps, strategy=np.ones(1), epsilon=None, delta=None, noise_multiplier=case.noise_multiplier,
-        l2_clip_norm=case.clip_norm, rescale_to_unit_norm=False, normalize_by=float(case.expected_batch_size),
-        sampling_prob=probability, partition_type=batch_selection.PartitionType.INDEPENDENT,
-        accountant=dp_accounting.pld.PLDAccountant(relation), noise_seed=0,
-    ).plan  # fmt: skip
+        iterations=num_steps,
+        strategy=np.ones(1),
+        epsilon=None,
+        delta=None,
+        noise_multiplier=case.noise_multiplier,
+        l2_clip_norm=case.clip_norm,
+        rescale_to_unit_norm=False,
+        normalize_by=float(case.expected_batch_size),
+        sampling_prob=probability,
+        partition_type=batch_selection.PartitionType.INDEPENDENT,
+        accountant=dp_accounting.pld.PLDAccountant(relation),
+        noise_seed=0,
+    ).plan
     grad_fn = plan.clipped_grad(case.model.loss, batch_argnums=(1, 2), keep_batch_dim=False, microbatch_size=size)
     optimizer, noise = optax.sgd(case.learning_rate), plan.noise_addition_transform
     data, first = jax.device_put(case.data()), jax.device_put(case.params())

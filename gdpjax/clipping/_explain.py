@@ -175,5 +175,8 @@ def _explain(
             leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
             continue
         number, gradient = next(rows)
-        leaves.append(LeafPlan(name, shape, gradient.method, plan.reason(number), gradient.num_bytes))
+        reason = plan.reason(number)
+        if gradient.method == "formed" and plan.is_tapped(number) and plan.num_positions(number) > 1:
+            reason = f"{reason}, a sum of {plan.num_positions(number)} outer products"
+        leaves.append(LeafPlan(name, shape, gradient.method, reason, gradient.num_bytes))
     return Explanation(tuple(leaves), strategy, engine.chunk, call.batch_size)

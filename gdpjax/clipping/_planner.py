@@ -1,12 +1,12 @@
 """How the gradients of a chunk of rows are computed, and how many rows a chunk has: decided from static shapes alone.
 
-Gradients are read off the loss in factors (`_tracing`). One outer product for an example, or a few rows of a table, stay
-factors. A sum of many outer products could cancel, and its norm with it (see docs/gradients.md), so it is formed, except
-where a large gradient has few positions (docs/theory/positions.md).
+Gradients are read off the loss in factors (`_tracing`). One outer product for an example, or a few rows of a table,
+stay factors. A sum of many outer products could cancel, and its norm with it (see docs/gradients.md), so it is formed,
+except where a large gradient has few positions (docs/theory/positions.md).
 
 What a chunk keeps should stay in a cache, but every chunk reads and writes the running sums once, which should not cost
-more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold only padding are skipped, a
-batch is cut into several chunks as long as that costs little. The constants are measured
+more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold only padding are skipped,
+a batch is cut into several chunks as long as that costs little. The constants are measured
 (benchmarks/results/clipping_cpu.md).
 """
 

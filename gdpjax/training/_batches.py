@@ -43,6 +43,10 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> PoissonBatches 
     if plan.sampling == "uniform":
         return UniformBatches(state.sampling_key, plan.max_examples, plan.capacity, num_steps=plan.max_steps)
     return PoissonBatches(
-        state.sampling_key, plan.max_examples, plan.sampling_prob, num_steps=plan.max_steps, capacity=plan.capacity,
+        state.sampling_key,
+        plan.max_examples,
+        plan.sampling_prob,
+        num_steps=plan.max_steps,
+        capacity=plan.capacity,
         num_valid=num_examples,
-    )  # fmt: skip
+    )

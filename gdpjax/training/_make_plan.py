@@ -22,21 +22,42 @@ _LEAST, _MOST = 1e-2, 1e6
 _TOLERANCE = 1e-6
 _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
 _ELSEWHERE = {
-    "l2_clip": "clip", "l2_clip_norm": "clip", "max_grad_norm": "clip", "num_examples": "max_examples",
-    "batch_size": "expected_batch_size", "max_steps": "num_steps", "target_epsilon": "epsilon",
-    "target_delta": "delta", "eps": "epsilon", "sigma": "noise_multiplier", "noise": "noise_multiplier",
-    "sampling_prob": "expected_batch_size", "sample_rate": "expected_batch_size",
-}  # fmt: skip
+    "l2_clip": "clip",
+    "l2_clip_norm": "clip",
+    "max_grad_norm": "clip",
+    "num_examples": "max_examples",
+    "batch_size": "expected_batch_size",
+    "max_steps": "num_steps",
+    "target_epsilon": "epsilon",
+    "target_delta": "delta",
+    "eps": "epsilon",
+    "sigma": "noise_multiplier",
+    "noise": "noise_multiplier",
+    "sampling_prob": "expected_batch_size",
+    "sample_rate": "expected_batch_size",
+}
 """What other functions, the command line and other libraries call the arguments of `make_plan`."""
 
 
 @keyword_checked(**_ELSEWHERE)
 def make_plan(
-    *, clip: Any, max_examples: int, expected_batch_size: float, delta: float, num_steps: int | None = None,
-    epochs: float | None = None, noise_multiplier: float | None = None, epsilon: float | None = None,
-    mu: float | None = None, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
-    group_size: int = 1, unit: str = "example", tuned: str = "not stated", released: str = "the final parameters",
-) -> Plan:  # fmt: skip
+    *,
+    clip: Any,
+    max_examples: int,
+    expected_batch_size: float,
+    delta: float,
+    num_steps: int | None = None,
+    epochs: float | None = None,
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
+    mu: float | None = None,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
+    unit: str = "example",
+    tuned: str = "not stated",
+    released: str = "the final parameters",
+) -> Plan:
     """Fix every public constant of a private run, before the data are looked at.
 
     Args:
@@ -90,10 +111,19 @@ def make_plan(
         target = check_number(name, target, _TARGET)
         noise_multiplier = 0.0 if target == math.inf else _MOST
     plan = Plan(
-        noise_multiplier=noise_multiplier, clip=clip, max_examples=max_examples,
-        expected_batch_size=expected_batch_size, max_steps=num_steps, delta=delta, sampling=sampling,  # type: ignore[arg-type]
-        neighboring_relation=neighboring_relation, group_size=group_size, unit=unit, tuned=tuned, released=released,
-    )  # fmt: skip
+        noise_multiplier=noise_multiplier,
+        clip=clip,
+        max_examples=max_examples,
+        expected_batch_size=expected_batch_size,
+        max_steps=num_steps,  # type: ignore[arg-type]
+        delta=delta,
+        sampling=sampling,
+        neighboring_relation=neighboring_relation,
+        group_size=group_size,
+        unit=unit,
+        tuned=tuned,
+        released=released,
+    )
     if name == "noise_multiplier" or target == math.inf:
         return plan
     measure = Plan.epsilon_bounds if name == "epsilon" else Plan.mu_bounds

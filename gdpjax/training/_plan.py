@@ -174,9 +174,13 @@ class Plan:
                 "a plan whose noise_multiplier is traced has no event; use plan.event outside compiled code"
             )
         return Event(
-            self.noise_multiplier, self.sampling_prob, self.max_steps, self.sampling, self.neighboring_relation,
+            self.noise_multiplier,
+            self.sampling_prob,
+            self.max_steps,
+            self.sampling,
+            self.neighboring_relation,
             self.overflow,
-        )  # fmt: skip
+        )
 
     def epsilon_bounds(self) -> Bounds:
         """Certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``.

@@ -64,9 +64,16 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, training: Training, data: Data, state: State, lock: FolderLock | None, initial: str, *,
+        self,
+        folder: Path,
+        training: Training,
+        data: Data,
+        state: State,
+        lock: FolderLock | None,
+        initial: str,
+        *,
         scan: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.training, self.data, self.state = folder, training, data, state
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
         self.journal = folder / _checkpoint.FOLDER / JOURNAL

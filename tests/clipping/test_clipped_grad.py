@@ -105,7 +105,8 @@ def test_info_reports_losses_norms_and_aux_with_padding_zero(options):
     padding = np.arange(13) >= 10
     clipped, info = with_info(options)(params, x, y, is_padding=padding)
     plain = by_strategy(loss, 0.5, batch_argnums=(1, 2), **options)
-    assert_trees_close(clipped, plain(params, x, y, is_padding=padding), rtol=0)
+    # Two programs, which may round a product before it is added or not.
+    assert_trees_close(clipped, plain(params, x, y, is_padding=padding), rtol=1e-6)
     # A loss near zero is the square of a difference that cancels: absolute, not relative, accuracy.
     np.testing.assert_allclose(info.values[:10], losses_of(params, x, y)[:10], rtol=1e-5, atol=1e-6)
     assert not info.values[10:].any()

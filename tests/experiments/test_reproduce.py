@@ -229,8 +229,10 @@ def made_up(name):
             for e in range(1, num_epochs + 1)
         ]
         cost = {"noise_multiplier": privacy.noise_multiplier, "sampling_prob": 0.01, "num_steps": 100, "mu_clt": 1.0}
+        cost |= {"delta": 1e-5, "epsilon_clt": 1.0, "epsilon_moments_accountant": 1.0, "epsilon_lower": 1.0}
         found = {"test_accuracy": {"mean": 0.9, "stdev": None}}
-        run = {"epochs": epochs, "result": {"privacy": cost | {"epsilon_upper": 1.0}}}
+        result = {"test_accuracy": 0.9, "config": {}, "privacy": cost | {"epsilon_upper": 1.0}}
+        run = {"seed": 0, "result": result, "epochs": epochs, "steps_per_second": None}
         rows.append({"name": row.name, "found": found, "runs": [run]})
     return {"rows": rows}
 

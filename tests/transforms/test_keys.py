@@ -141,7 +141,7 @@ def test_nested_vmap_and_raw_key_data_keep_the_implementation():
 
 _DRAWING = "bits bernoulli fold_in normal permutation randint split uniform"
 _ELSEWHERE = {
-    "clipping/_augment.py": "keys of the loss's own randomness",
+    "clipping/_augmentation.py": "keys of the loss's own randomness",
     "clipping/_loss.py": "keys of the loss's own randomness",
     "auditing/_step.py": "keys of independent releases, eagerly",
     "auditing/_many_runs.py": "an order, on the host",

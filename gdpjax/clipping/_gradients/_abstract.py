@@ -28,7 +28,7 @@ from gdpjax.clipping._gradients._running_sum import RunningSum
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares
 from gdpjax.clipping._rounding_budget import RoundingBudget
 
-MOST_WRITTEN_OUT = 8
+MOST_WRITTEN_OUT = 4
 """Blocks of rows that are added one after the other in a program; more are added by a loop."""
 
 

@@ -38,9 +38,8 @@ class RunningSum(NamedTuple):
         if len(sums) == 1:
             return sums[0]
         high = jnp.concatenate([each.high.ravel() for each in sums])
-        if sums[0].low is None:
-            return cls(high, None)
-        return cls(high, jnp.concatenate([each.low.ravel() for each in sums]))
+        lows = [each.low.ravel() for each in sums if each.low is not None]
+        return cls(high, jnp.concatenate(lows) if lows else None)
 
     def split(self, shapes: list[tuple[int, ...]]) -> "list[RunningSum]":
         """Undo `concatenated`."""
