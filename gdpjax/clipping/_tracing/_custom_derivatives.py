@@ -1,24 +1,41 @@
-"""Layers with a derivative rule of their own (custom_vjp, custom_jvp): factors read off what the rule computes.
+"""Layers with a derivative rule of their own (custom_vjp, custom_jvp): gradients in factors, read off their rules.
+
+    rule = derivative_rule(eqn)             # the rule of the layer, traced
+    gradient = rule_gradient(rule, 0)       # how it makes the gradient of input 0
+    gradient.product                        # the equation that multiplies two values: these are the factors
 
 Such a layer is never looked into: its rule may answer with anything, as a straight-through estimator does. Instead the
 rule is traced, to a jaxpr from the layer's inputs and the cotangents of its outputs to the cotangents of its inputs (a
-`DerivativeRule`), and the cotangent that it gives a parameter is followed backwards through casts, transposes, reshapes
-and scales. Where it comes from a product of two values, or from rows added to a table of zeros, those two values are
-the factors of the gradient, whatever they are (`RuleGradient`). Where it is the cotangent of the output itself, as in a
-quantiser of weights that passes gradients straight through, the layer is a linear map that factors can go back through.
-A rule that computes anything else, or cannot be traced, leaves the parameter to JAX.
+`DerivativeRule`). The cotangent that it gives a parameter is followed backwards through casts, transposes, reshapes and
+scales. There are three cases:
+
+* It comes from a product of two values, or from rows added to a table of zeros. Those two values are the factors of the
+  gradient, whatever they are (`RuleGradient`).
+* It is the cotangent of the output itself, as in a quantiser of weights that passes gradients straight through. The
+  layer is then a linear map that factors can go back through.
+* The rule computes anything else, or cannot be traced. The parameter is then left to JAX.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full
-from gdpjax.clipping._tracing._jaxprs import Environment, Frame, evaluate, frame_of, leading_to, needed
+from gdpjax.clipping._tracing._jaxprs import (
+    Environment,
+    Frame,
+    dependencies,
+    equations_for,
+    evaluate_equation,
+    frame_of,
+    is_literal,
+    makers_of,
+    shape_of,
+    variables_of,
+)
 from gdpjax.clipping._tracing.primitives import family_of
 
 
@@ -37,46 +54,54 @@ class DerivativeRule(NamedTuple):
 
     def outputs(self) -> list[Any]:
         """Return the variables of the outputs."""
-        return list(self.frame.jaxpr.outvars[: len(self.eqn.outvars)])
+        num_outputs = len(self.eqn.outvars)
+        return list(self.frame.jaxpr.outvars[:num_outputs])
 
     def arriving(self) -> list[Any]:
         """Return the variables of the cotangents of the outputs."""
-        return list(self.frame.jaxpr.invars[len(self.eqn.invars) :])
+        num_inputs = len(self.eqn.invars)
+        return list(self.frame.jaxpr.invars[num_inputs:])
 
     def cotangent(self, operand: int) -> Any:
         """Return the variable (or literal) of the cotangent of an input."""
-        return self.frame.jaxpr.outvars[len(self.eqn.outvars) + self.operands.index(operand)]
+        num_outputs = len(self.eqn.outvars)
+        return self.frame.jaxpr.outvars[num_outputs + self.operands.index(operand)]
 
 
 def derivative_rule(eqn: Any) -> DerivativeRule | None:
     """Trace the rule of a custom_vjp or custom_jvp equation; None where it has to be left to JAX."""
-    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    is_empty = any(0 in aval.shape for aval in avals)
+    variables = (*eqn.invars, *eqn.outvars)
+    is_empty = any(0 in variable.aval.shape for variable in variables)
     if eqn.params.get("symbolic_zeros") or is_empty or not all(_is_precise(v) for v in eqn.outvars):
         return None
 
     # There is no rule for what a layer closes over.
     num_closed_over = eqn.params.get("num_consts", 0)
     operands = []
-    for operand, variable in enumerate(eqn.invars):
-        is_inexact = jnp.issubdtype(variable.aval.dtype, jnp.inexact)
-        if operand >= num_closed_over and is_inexact and not isinstance(variable, jex.Literal):
+    for operand, atom in enumerate(eqn.invars):
+        is_inexact = jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+        if operand >= num_closed_over and is_inexact and not is_literal(atom):
             operands.append(operand)
 
-    def both(inputs: list[Any], cotangents: list[Any]) -> Any:
-        def outputs(*values: Any) -> list[Any]:
-            given = dict(zip(operands, values, strict=True))
-            return evaluate(eqn, [given.get(operand, value) for operand, value in enumerate(inputs)])
+    def outputs_and_cotangents(inputs: list[Any], cotangents: list[Any]) -> Any:
+        def outputs_of(*differentiated: Any) -> list[Any]:
+            values = list(inputs)
+            for operand, value in zip(operands, differentiated, strict=True):
+                values[operand] = value
+            return evaluate_equation(eqn, values)
 
-        found, pull = jax.vjp(outputs, *(inputs[operand] for operand in operands))
-        return found, pull(cotangents)
+        outputs, pull_back = jax.vjp(outputs_of, *(inputs[operand] for operand in operands))
+        return outputs, pull_back(cotangents)
 
-    specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    inputs = [shape_of(variable) for variable in eqn.invars]
+    cotangents = [shape_of(variable) for variable in eqn.outvars]
     try:
-        traced = jax.make_jaxpr(both)(specs[: len(eqn.invars)], specs[len(eqn.invars) :])
+        traced = jax.make_jaxpr(outputs_and_cotangents)(inputs, cotangents)
     except Exception:  # user code: JAX may need less of the rule than this, and will say what is wrong with it
         return None
-    return None if traced.effects else DerivativeRule(frame_of(traced), eqn, tuple(operands))
+    if traced.effects:
+        return None
+    return DerivativeRule(frame_of(traced), eqn, tuple(operands))
 
 
 def forward_and_backward(rule: DerivativeRule, results: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -90,35 +115,53 @@ def forward_and_backward(rule: DerivativeRule, results: Sequence[Any]) -> tuple[
       (inputs, constants) to (outputs, saved values), and (saved values, cotangents) to the results.
     """
     jaxpr = rule.frame.jaxpr
+    inputs = rule.eqn.invars
+    arriving = rule.arriving()
 
-    # The second half starts from the cotangents.
-    after = set(rule.arriving())
+    # The second half is what depends on the cotangents, and what the results need.
+    late_variables = set(arriving)
+    useful = dependencies(jaxpr, results)
     late = []
     for eqn in jaxpr.eqns:
-        if any(not isinstance(v, jex.Literal) and v in after for v in eqn.invars):
-            after.update(eqn.outvars)
-            late.append(eqn)
-    useful = needed(jaxpr, results)
-    late = [eqn for eqn in late if not useful.isdisjoint(eqn.outvars)]
+        if not late_variables.isdisjoint(variables_of(eqn.invars)):
+            late_variables.update(eqn.outvars)
+            if not useful.isdisjoint(eqn.outvars):
+                late.append(eqn)
 
-    # It reads what the first half saves.
-    read = [*results, *(v for eqn in late for v in eqn.invars)]
-    saved = list(dict.fromkeys(v for v in read if not isinstance(v, jex.Literal) and v not in after))
-    early = leading_to(jaxpr, [*rule.outputs(), *saved])
-    nothing = [None] * len(jaxpr.constvars)
+    # The first half makes the outputs, and saves what the second half reads.
+    read = variables_of(results)
+    for eqn in late:
+        read += variables_of(eqn.invars)
+    saved = list(dict.fromkeys(variable for variable in read if variable not in late_variables))
+    early = equations_for(jaxpr, [*rule.outputs(), *saved])
 
-    def forward(inputs: Sequence[Any], consts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        environment = Environment(jaxpr, consts, [*inputs, *(None for _ in rule.arriving())])
+    def forward(values: Sequence[Any], consts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        unknown = [None] * len(arriving)
+        environment = Environment(jaxpr, consts, [*values, *unknown])
         environment.run(early)
         return environment.read_all(rule.outputs()), environment.read_all(saved)
 
-    def backward(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        environment = Environment(jaxpr, nothing, [*(None for _ in rule.eqn.invars), *cotangents])
-        environment.write(saved, values)
+    def backward(saved_values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        unknown_consts = [None] * len(jaxpr.constvars)
+        unknown = [None] * len(inputs)
+        environment = Environment(jaxpr, unknown_consts, [*unknown, *cotangents])
+        environment.write(saved, saved_values)
         environment.run(late)
         return environment.read_all(results)
 
     return forward, backward
+
+
+class Move(NamedTuple):
+    """An equation that casts, moves or scales a gradient.
+
+    Attributes:
+      eqn: the equation.
+      scale: the variable or literal that it multiplies or divides by, or None.
+    """
+
+    eqn: Any
+    scale: Any
 
 
 class RuleGradient(NamedTuple):
@@ -127,77 +170,92 @@ class RuleGradient(NamedTuple):
     Attributes:
       rule: the rule.
       product: the equation that multiplies or scatters; None where it is the cotangent of the output itself.
-      moves: the equations after that, each with its scale (a variable, a literal, or None).
+      moves: the equations after that.
       variables: all values of the rule that are needed, those of the product first.
     """
 
     rule: DerivativeRule
     product: Any
-    moves: tuple[tuple[Any, Any], ...]
+    moves: tuple[Move, ...]
     variables: tuple[Any, ...]
 
     def factor(self, values: Sequence[Array]) -> AbstractFactor:
         """Return the gradient, given the values of the variables."""
-        known = dict(zip(self.variables, values, strict=True))
         first, second = values[:2]
-        return self.moved(family_of(self.product).product(self.product, first, second), known)
+        product = family_of(self.product).product(self.product, first, second)
+        return self.moved(product, dict(zip(self.variables, values, strict=True)))
 
-    def moved(self, factor: AbstractFactor, known: dict[Any, Array] | None = None) -> AbstractFactor:
-        """Return the gradient after the moves."""
-        for eqn, scale in self.moves:
-            if scale is None:
-                value = None
-            elif isinstance(scale, jex.Literal):
-                value = scale.val
+    def moved(self, factor: AbstractFactor, known: dict[Any, Array]) -> AbstractFactor:
+        """Return the gradient after the moves, given the values of the scales that are variables."""
+        for move in self.moves:
+            if move.scale is None:
+                scale = None
+            elif is_literal(move.scale):
+                scale = move.scale.val
             else:
-                value = (known or {})[scale]
-            factor = family_of(eqn).follow(factor, eqn, value)
+                scale = known[move.scale]
+            factor = family_of(move.eqn).follow(factor, move.eqn, scale)
         return factor
 
-    def abstract(self) -> AbstractFactor:
-        """Return the factor, without values."""
-        return jax.eval_shape(self.factor, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.variables])
+    def abstract_factor(self) -> AbstractFactor:
+        """Return the gradient, without values."""
+        return jax.eval_shape(self.factor, [shape_of(variable) for variable in self.variables])
 
 
 def rule_gradient(rule: DerivativeRule, operand: int) -> RuleGradient | None:
     """Read how the rule makes the cotangent of an input; None where that is nothing that factors can follow."""
     if operand not in rule.operands:
         return None
-    made_by = {v: eqn for eqn in rule.frame.jaxpr.eqns for v in eqn.outvars}
-    atom, moves, scales = rule.cotangent(operand), [], []
-    while not isinstance(atom, jex.Literal) and (eqn := made_by.get(atom)) is not None:
-        family = family_of(eqn)
-        moved = family.moved_operand(eqn)
+    made_by = makers_of(rule.frame.jaxpr)
+
+    # Follow the cotangent back through what moves it, to what makes it.
+    atom = rule.cotangent(operand)
+    moves: list[Move] = []
+    while not is_literal(atom) and atom in made_by:
+        eqn = made_by[atom]
+        moved = family_of(eqn).moved_operand(eqn)
         if moved is None:
-            return _of_product(rule, eqn, made_by, moves, scales)
-        is_precise = all(_is_precise(v) for v in (*eqn.invars, *eqn.outvars))
+            return _gradient_of_product(rule, eqn, made_by, tuple(reversed(moves)))
+        is_precise = all(_is_precise(variable) for variable in (*eqn.invars, *eqn.outvars))
         if not is_precise or _is_narrower(eqn.outvars[0], rule.eqn.invars[operand]):
             return None
         source, scale = moved
-        moves.append((eqn, scale))
-        if scale is not None and not isinstance(scale, jex.Literal):
-            scales.append(scale)
+        moves.append(Move(eqn, scale))
         atom = eqn.invars[source]
 
-    # The cotangent of the output itself, moved.
-    is_passed_on = not isinstance(atom, jex.Literal) and rule.arriving() == [atom] and not scales
-    return RuleGradient(rule, None, tuple(reversed(moves)), ()) if is_passed_on else None
+    # It is the cotangent of the only output, moved.
+    scales = _variable_scales(moves)
+    if is_literal(atom) or rule.arriving() != [atom] or scales:
+        return None
+    return RuleGradient(rule, None, tuple(reversed(moves)), ())
 
 
-def _of_product(
-    rule: DerivativeRule, eqn: Any, made_by: dict[Any, Any], moves: list[Any], scales: list[Any]
+def _gradient_of_product(
+    rule: DerivativeRule, product: Any, made_by: dict[Any, Any], moves: tuple[Move, ...]
 ) -> RuleGradient | None:
-    family = family_of(eqn)
-    multiplied = family.multiplied(eqn, made_by)
+    """Return the gradient that is a product of two values, moved; None where it is no such product."""
+    family = family_of(product)
+    multiplied = family.multiplied(product, made_by)
     if multiplied is None or len(set(multiplied)) < len(multiplied):
         return None
-    real = multiplied[1:] if family.is_lookup else multiplied  # the first are indices of a table
-    if not all(_is_precise(v) for v in (*real, *eqn.outvars)):
+
+    # Rounding to fewer bits than the factors have is part of the rule, and may not be left out.
+    floating = multiplied[1:] if family.is_lookup else multiplied  # the first are indices of a table
+    output = product.outvars[0]
+    if not all(_is_precise(variable) for variable in (*floating, output)):
         return None
-    if any(_is_narrower(eqn.outvars[0], v) for v in real):
+    if any(_is_narrower(output, variable) for variable in floating):
         return None
-    found = RuleGradient(rule, eqn, tuple(reversed(moves)), tuple(dict.fromkeys((*multiplied, *scales))))
-    return None if isinstance(found.abstract(), Full) else found
+
+    variables = dict.fromkeys((*multiplied, *_variable_scales(moves)))
+    gradient = RuleGradient(rule, product, moves, tuple(variables))
+    is_formed = isinstance(gradient.abstract_factor(), Full)
+    return None if is_formed else gradient
+
+
+def _variable_scales(moves: Sequence[Move]) -> list[Any]:
+    """Return the scales of the moves that are variables."""
+    return [move.scale for move in moves if move.scale is not None and not is_literal(move.scale)]
 
 
 def _is_precise(variable: Any) -> bool:
@@ -207,6 +265,6 @@ def _is_precise(variable: Any) -> bool:
 
 
 def _is_narrower(variable: Any, than: Any) -> bool:
-    """Return whether it has less than the precision of another one: such rounding is part of a rule."""
+    """Return whether it has less than the precision of another one."""
     dtype = variable.aval.dtype
     return jnp.promote_types(dtype, than.aval.dtype) != dtype

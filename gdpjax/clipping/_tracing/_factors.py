@@ -1,14 +1,18 @@
 """One example's gradient of one weight, before it is formed.
 
-For a weight W that meets data in a contraction, the gradient of one example is sum_t left_t right_t^T: activations
-times cotangents, added up over the positions t at which W is used. There is a final class for each form:
+A dense layer y = x W has the gradient x^T s, where s is the cotangent of y. It is kept as its two factors:
 
-* `Outer` keeps the two factors of such a sum;
-* `Sparse` is the gradient of a table: the rows that were looked up, and what each of them gets;
-* `Tied` is the sum of both, for a table that is looked up and multiplied with;
-* `Full` is the gradient itself;
-* `Weighted` is an `Outer` times a matrix, entry by entry, on its way to a sum over some of its axes, for which no
-  product has to be formed.
+    factor = Outer(x[None], s[None], axes=(("l", 0), ("r", 0)))   # W's axis 0 in the left factor, axis 1 in the right
+    factor.formed(W.shape)                                        # the gradient as an array
+
+In general a weight is used at several positions t, and its gradient is sum_t left_t right_t^T. There is a final class
+for each form:
+
+* `Outer` keeps the two factors of such a sum.
+* `Sparse` is the gradient of a table: the rows that were looked up, and what each of them gets.
+* `Tied` is the sum of both, for a table that is looked up and multiplied with.
+* `Full` is the gradient itself.
+* `Weighted` is an `Outer` times a matrix, entry by entry. It is added up over some of its axes without being formed.
 
 None of them has a batch axis: `row_gradients` maps them over the examples.
 """
@@ -37,6 +41,7 @@ from gdpjax.clipping._gradients import (
 from gdpjax.clipping._weight_axes import Axis, arrange, axes_of_kind
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+"""Names of the axes of a weight in an einsum."""
 
 
 class AbstractFactor(abc.ABC):
@@ -62,7 +67,7 @@ class AbstractFactor(abc.ABC):
         """Merge the gradients of all iterations of a scan, which are stacked along a new first axis.
 
         Args:
-          is_scanned: each iteration has a slice of the weight; otherwise all iterations have the same weight.
+          is_scanned: whether each iteration has a slice of the weight; otherwise all have the same weight.
         """
         raise NotImplementedError(f"{type(self).__name__} does not pass through a scan")  # pragma: no cover
 
@@ -129,17 +134,21 @@ class Sparse(AbstractFactor):
         return self
 
     def joined(self, others: Sequence[AbstractFactor]) -> "Sparse | None":
-        every = [self, *(other for other in others if isinstance(other, Sparse))]
-        if len(every) <= len(others):
-            return None
-        return Sparse(
-            jnp.concatenate([factor.rows for factor in every]), jnp.concatenate([factor.values for factor in every])
-        )
+        rows = [self.rows]
+        values = [self.values]
+        for other in others:
+            if not isinstance(other, Sparse):
+                return None
+            rows.append(other.rows)
+            values.append(other.values)
+        return Sparse(jnp.concatenate(rows), jnp.concatenate(values))
 
     def leave_scan(self, is_scanned: bool) -> "Sparse":
         if is_scanned:
             raise NotImplementedError("a table that is scanned over is not tapped")  # pragma: no cover
-        return Sparse(self.rows.reshape(-1), self.values.reshape(-1, *self.values.shape[2:]))
+        rows = self.rows.reshape(-1)
+        values = self.values.reshape(-1, *self.values.shape[2:])
+        return Sparse(rows, values)
 
     def row_gradients(self, shape: tuple[int, ...]) -> TableRows:
         return TableRows.of_lookups(self.rows, self.values, shape)
@@ -154,7 +163,7 @@ class Outer(AbstractFactor):
     Attributes:
       left: [T, *blocks, *axes of the left factor].
       right: [T, *blocks, *axes of the right factor].
-      axes: for each axis of the weight, the factor that has it ("l", "r", or "b" for blocks, which both have), and its
+      axes: for each axis of the weight the factor that has it ("l", "r", or "b" for blocks, which both have), and its
         place among the axes of that kind.
     """
 
@@ -176,7 +185,8 @@ class Outer(AbstractFactor):
 
         def by_block(factor: Array) -> Array:
             blocks = math.prod(factor.shape[1 : 1 + num_blocks])
-            return jnp.swapaxes(factor.reshape(factor.shape[0], blocks, -1), 0, 1)
+            by_position = factor.reshape(factor.shape[0], blocks, -1)
+            return jnp.swapaxes(by_position, 0, 1)
 
         return by_block(self.left), by_block(self.right)
 
@@ -191,33 +201,48 @@ class Outer(AbstractFactor):
 
     def compact(self, shape: tuple[int, ...]) -> AbstractFactor:
         # The norm of one product is the product of two norms; only a sum of several can cancel.
-        left, right = self.matrices()
-        is_kept = self.num_products == 1 or positions_pay(self.num_products, left.shape[-1], right.shape[-1])
-        return self if is_kept else Full(self.formed(shape))
+        if self.num_products == 1 or positions_pay(self.num_products, *self.sizes):
+            return self
+        return Full(self.formed(shape))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The numbers of entries of the two factors of one product in one block."""
+        first_own = 1 + len(self.of_kind("b"))
+        return math.prod(self.left.shape[first_own:]), math.prod(self.right.shape[first_own:])
 
     def joined(self, others: Sequence[AbstractFactor]) -> "Outer | None":
-        every = [self, *(other for other in others if isinstance(other, Outer) and other.axes == self.axes)]
-        if len(every) <= len(others):
-            return None
-        left = jnp.concatenate([factor.left for factor in every])
-        return Outer(left, jnp.concatenate([factor.right for factor in every]), self.axes)
+        left = [self.left]
+        right = [self.right]
+        for other in others:
+            if not isinstance(other, Outer) or other.axes != self.axes:
+                return None
+            left.append(other.left)
+            right.append(other.right)
+        return Outer(jnp.concatenate(left), jnp.concatenate(right), self.axes)
 
     def leave_scan(self, is_scanned: bool) -> "Outer":
         if not is_scanned:
             # All iterations have the same weight: their outer products are added up.
             left = self.left.reshape(-1, *self.left.shape[2:])
-            return Outer(left, self.right.reshape(-1, *self.right.shape[2:]), self.axes)
+            right = self.right.reshape(-1, *self.right.shape[2:])
+            return Outer(left, right, self.axes)
+
         # Each iteration has a block of its own, along a new first axis of the weight.
         axes = [("b", 0)]
         for kind, position in self.axes:
             axes.append((kind, position + 1 if kind == "b" else position))
-        return Outer(jnp.swapaxes(self.left, 0, 1), jnp.swapaxes(self.right, 0, 1), tuple(axes))
+        left = jnp.swapaxes(self.left, 0, 1)
+        right = jnp.swapaxes(self.right, 0, 1)
+        return Outer(left, right, tuple(axes))
 
     def row_gradients(self, shape: tuple[int, ...]) -> AbstractRowGradients:
         left, right = jax.vmap(Outer.matrices)(self)  # [N, K, T, d] and [N, K, T, p]
         if left.shape[2] == 1:
             return OuterProducts(left[:, :, 0], right[:, :, 0], self.axes, shape)
-        return PositionProducts(jnp.swapaxes(left, 1, 2), jnp.swapaxes(right, 1, 2), self.axes, shape)
+        left = jnp.swapaxes(left, 1, 2)
+        right = jnp.swapaxes(right, 1, 2)
+        return PositionProducts(left, right, self.axes, shape)
 
     def with_axes(self, axes: Sequence[Axis]) -> "Outer":
         """Return the same factors for a weight whose axes are in another order."""
@@ -225,20 +250,19 @@ class Outer(AbstractFactor):
 
     def in_order(self) -> "Outer":
         """Return the same, with the axes of each factor in the order in which the weight has them."""
-        orders = {}
-        for kind in "blr":
-            axes = self.of_kind(kind)
-            orders[kind] = sorted(range(len(axes)), key=axes.__getitem__)
-        blocks = [1 + place for place in orders["b"]]
-        start = 1 + len(blocks)
-        left = jnp.transpose(self.left, (0, *blocks, *(start + place for place in orders["l"])))
-        right = jnp.transpose(self.right, (0, *blocks, *(start + place for place in orders["r"])))
-
-        counts = {"b": 0, "l": 0, "r": 0}
+        # For each kind, the places of its axes in the factor, in the order of the weight.
+        places: dict[str, list[int]] = {"b": [], "l": [], "r": []}
         axes = []
-        for kind, _ in self.axes:
-            axes.append((kind, counts[kind]))
-            counts[kind] += 1
+        for kind, position in self.axes:
+            axes.append((kind, len(places[kind])))
+            places[kind].append(position)
+
+        first_own = 1 + len(places["b"])
+        blocks = [1 + position for position in places["b"]]
+        left_axes = [first_own + position for position in places["l"]]
+        right_axes = [first_own + position for position in places["r"]]
+        left = jnp.transpose(self.left, (0, *blocks, *left_axes))
+        right = jnp.transpose(self.right, (0, *blocks, *right_axes))
         return Outer(left, right, tuple(axes))
 
     def along(self, axis: int, change: Callable[[Array, int], Array]) -> "Outer":
@@ -252,19 +276,33 @@ class Outer(AbstractFactor):
         return Outer(left, right, self.axes)
 
     def scaled_along(self, scale: Array, kind: str) -> "Outer":
-        """Scale the factor of that kind by entries that lie along its axes alone (``scale`` is like the weight)."""
-        factor = self.left if kind == "l" else self.right
+        """Scale one factor.
+
+        Args:
+          scale: has the axes of the weight, and length one along those that the factor does not have.
+          kind: the factor, "l" or "r".
+        """
+        # Bring the axes of the scale into the order of the factor, and drop those of length one.
         order = [*self.of_kind("b"), *self.of_kind(kind)]
         others = [axis for axis in range(scale.ndim) if axis not in order]
         moved = jnp.transpose(scale, (*order, *others))
         moved = moved.reshape(moved.shape[: len(order)])
+
+        factor = self.left if kind == "l" else self.right
         scaled = factor.astype(wide_dtype(factor)) * moved
-        return Outer(scaled, self.right, self.axes) if kind == "l" else Outer(self.left, scaled, self.axes)
+        if kind == "l":
+            return Outer(scaled, self.right, self.axes)
+        return Outer(self.left, scaled, self.axes)
 
     def reshaped(self, old: tuple[int, ...], new: tuple[int, ...]) -> "Outer | None":
-        """Return the gradient of a weight of shape ``old``, of which this is that of its reshape to ``new``.
+        """Undo a reshape of the weight.
 
-        None where a group of axes that are reshaped together mixes the factors.
+        Args:
+          old: the shape of the weight before.
+          new: its shape after, to which this gradient belongs.
+
+        Returns:
+          The gradient of the weight before, or None where axes of both factors are reshaped together.
         """
         groups = _common_groups(new, old)
         if groups is None:
@@ -272,12 +310,12 @@ class Outer(AbstractFactor):
         ordered = self.in_order()
         axes: list[Axis] = []
         shapes: dict[str, list[int]] = {"b": [], "l": [], "r": []}
-        for own, theirs in groups:
-            kinds = {ordered.axes[axis][0] for axis in own} or {"r"}
+        for new_axes, old_axes in groups:
+            kinds = {ordered.axes[axis][0] for axis in new_axes}
             if len(kinds) > 1:
                 return None
-            (kind,) = kinds
-            for axis in theirs:
+            kind = kinds.pop() if kinds else "r"  # axes of length one may come from nowhere
+            for axis in old_axes:
                 axes.append((kind, len(shapes[kind])))
                 shapes[kind].append(old[axis])
         left = ordered.left.reshape(self.num_products, *shapes["b"], *shapes["l"])
@@ -307,8 +345,10 @@ class Tied(AbstractFactor):
 
     def compact(self, shape: tuple[int, ...]) -> AbstractFactor:
         num_positions = self.outer.num_products + self.sparse.rows.shape[0]
-        is_kept = self._has_rows_apart and positions_pay(num_positions, shape[0], math.prod(shape[1:]))
-        return self if is_kept else Full(self.formed(shape))
+        row_size = math.prod(shape[1:])
+        if self._has_rows_apart and positions_pay(num_positions, shape[0], row_size):
+            return self
+        return Full(self.formed(shape))
 
     @property
     def _has_rows_apart(self) -> bool:
@@ -317,10 +357,13 @@ class Tied(AbstractFactor):
         return "b" not in kinds and kinds[0] not in kinds[1:]
 
     def row_gradients(self, shape: tuple[int, ...]) -> TiedTable:
+        # One factor runs over the rows of the table, the other one over the entries of a row.
         outer = jax.vmap(Outer.in_order)(self.outer)
-        along_rows, others = outer.left, outer.right
-        if outer.axes[0][0] == "r":
-            along_rows, others = others, along_rows
+        first_kind, _ = outer.axes[0]
+        if first_kind == "l":
+            along_rows, others = outer.left, outer.right
+        else:
+            along_rows, others = outer.right, outer.left
         others = others.reshape(*others.shape[:2], -1)
         values = self.sparse.values.reshape(*self.sparse.values.shape[:2], -1)
         return TiedTable(along_rows, others, self.sparse.rows, values, shape)
@@ -350,27 +393,33 @@ class Weighted(AbstractFactor):
     def summed(self, kept: Sequence[int]) -> Array:
         """Add the gradient up over all axes but those ``kept``, which stay in order; nothing larger is formed."""
         outer = self.outer
-        names = {kind: "".join(_LETTERS[axis] for axis in outer.of_kind(kind)) for kind in "blr"}
-        to = "".join(_LETTERS[axis] for axis in kept)
+        names = {}
+        for kind in "blr":
+            names[kind] = "".join(_LETTERS[axis] for axis in outer.of_kind(kind))
         matrix = _LETTERS[: len(outer.axes)]
+        result = "".join(_LETTERS[axis] for axis in kept)
 
-        # The factor that keeps its axes comes second; the matrix meets the other one first, as an order of the three
-        # that is left to einsum might form the outer product.
-        first, second, gone, stays = outer.left, outer.right, names["l"], names["r"]
-        if any(outer.axes[axis][0] == "l" for axis in kept):
-            first, second, gone, stays = second, first, stays, gone
-        dtype = functools.reduce(jnp.promote_types, [x.dtype for x in (first, second, self.matrix)], jnp.float32)
-        here = "T" + names["b"] + gone
-        there = "T" + names["b"] + stays
-        between = "T" + "".join(axis for axis in matrix if axis in there or axis in to)
+        # The matrix first meets the factor all of whose axes are summed over, and the other factor comes second: an
+        # order of the three that is left to einsum might form the outer product.
+        keeps_left = any(outer.axes[axis][0] == "l" for axis in kept)
+        if keeps_left:
+            first, second = outer.right, outer.left
+            first_names = "T" + names["b"] + names["r"]
+            second_names = "T" + names["b"] + names["l"]
+        else:
+            first, second = outer.left, outer.right
+            first_names = "T" + names["b"] + names["l"]
+            second_names = "T" + names["b"] + names["r"]
+        between = "T" + "".join(axis for axis in matrix if axis in second_names or axis in result)
 
-        highest = jax.lax.Precision.HIGHEST
+        dtype = functools.reduce(jnp.promote_types, [first.dtype, second.dtype, self.matrix.dtype], jnp.float32)
         values = self.matrix.astype(dtype)
-        product = jnp.einsum(f"{here},{matrix}->{between}", first.astype(dtype), values, precision=highest)
-        return jnp.einsum(f"{between},{there}->{to}", product, second.astype(dtype), precision=highest)
+        highest = jax.lax.Precision.HIGHEST
+        product = jnp.einsum(f"{first_names},{matrix}->{between}", first.astype(dtype), values, precision=highest)
+        return jnp.einsum(f"{between},{second_names}->{result}", product, second.astype(dtype), precision=highest)
 
 
-def added(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> AbstractFactor:
+def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> AbstractFactor:
     """Add up the gradients of a weight that is used several times."""
     first, *others = factors
     if not others:
@@ -379,11 +428,12 @@ def added(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> Abstract
     if joined is not None:
         return joined
 
-    # A table that is looked up and multiplied with.
+    # A table may be looked up and multiplied with.
     products = [factor for factor in factors if isinstance(factor, Outer)]
     lookups = [factor for factor in factors if isinstance(factor, Sparse)]
     if products and lookups and len(products) + len(lookups) == len(factors):
-        outer, sparse = added(products, shape), added(lookups, shape)
+        outer = total_of(products, shape)
+        sparse = total_of(lookups, shape)
         if isinstance(outer, Outer) and isinstance(sparse, Sparse):
             return Tied(outer, sparse)
 
@@ -399,23 +449,40 @@ def _times(x: Array, scale: Array) -> Array:
     return x * scale.astype(wide_dtype(scale)).astype(x.dtype)
 
 
-def _common_groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
-    """Cut two shapes of equal size into the shortest groups of consecutive axes of equal size."""
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(a) or j < len(b):
-        first = list(range(i, min(i + 1, len(a))))
-        second = list(range(j, min(j + 1, len(b))))
-        i, j = i + len(first), j + len(second)
-        # Lengthen whichever group is smaller, until both have the same size.
-        while (ours := math.prod(a[axis] for axis in first)) != (theirs := math.prod(b[axis] for axis in second)):
-            if (ours < theirs and i == len(a)) or (theirs < ours and j == len(b)):
-                return None
-            if ours < theirs:
-                first.append(i)
-                i += 1
+def _common_groups(first: tuple[int, ...], second: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
+    """Cut two shapes of equal size into the shortest groups of consecutive axes of equal size.
+
+    [6, 5] and [2, 3, 5] have the groups ([0], [0, 1]) and ([1], [2]). None where there is no such cut.
+    """
+    groups = []
+    first_next = second_next = 0
+    while first_next < len(first) or second_next < len(second):
+        # A group starts with one axis of each shape, if there is one.
+        first_axes: list[int] = []
+        second_axes: list[int] = []
+        first_size = second_size = 1
+        if first_next < len(first):
+            first_axes.append(first_next)
+            first_size = first[first_next]
+            first_next += 1
+        if second_next < len(second):
+            second_axes.append(second_next)
+            second_size = second[second_next]
+            second_next += 1
+
+        # Lengthen whichever side is smaller, until both have the same size.
+        while first_size != second_size:
+            if first_size < second_size:
+                if first_next == len(first):
+                    return None
+                first_axes.append(first_next)
+                first_size *= first[first_next]
+                first_next += 1
             else:
-                second.append(j)
-                j += 1
-        groups.append((first, second))
+                if second_next == len(second):
+                    return None
+                second_axes.append(second_next)
+                second_size *= second[second_next]
+                second_next += 1
+        groups.append((first_axes, second_axes))
     return groups

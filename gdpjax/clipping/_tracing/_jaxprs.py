@@ -1,18 +1,23 @@
-"""Jaxprs, and all that differs between versions of JAX about them, in one place.
+"""Jaxprs: reading them, evaluating parts of them, and all that differs about them between versions of JAX.
 
-Everything goes through `jax.extend.core`: an equation is evaluated by making a jaxpr of it and calling that, so that
-primitives with functions inside (custom_jvp, custom_vjp, scan) are rebound by JAX itself. A `Frame` is a jaxpr whose
-calls (jit) have been inlined, together with the frames of the loops, branches and checkpoints in it.
+    frame = frame_of(jax.make_jaxpr(loss)(params, x))          # calls (jit) are inlined
+    environment = Environment(frame.jaxpr, frame.consts, args)
+    environment.run(frame.jaxpr.eqns)                          # or some of the equations, and others by other means
+    outputs = environment.read_all(frame.jaxpr.outvars)
+
+A `Frame` is a jaxpr whose calls have been inlined, together with the frames of the loops, branches and checkpoints in
+it.
+
+Everything goes through `jax.extend.core`. Equations are evaluated by making a jaxpr of them and calling that, so that
+JAX itself rebinds the primitives with functions inside (custom_jvp, custom_vjp, scan).
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
-
-from gdpjax._core.types import Array
 
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
@@ -20,7 +25,13 @@ CUSTOM = frozenset({"custom_vjp_call", "custom_jvp_call"})
 
 
 class Frame(NamedTuple):
-    """A jaxpr without calls: ``children`` maps the index of a scan, cond or checkpoint equation to its bodies."""
+    """A jaxpr without calls.
+
+    Attributes:
+      jaxpr: the jaxpr.
+      consts: the values of its constants.
+      children: for the index of each scan, cond or checkpoint equation the frames of its bodies.
+    """
 
     jaxpr: Any
     consts: Sequence[Any]
@@ -30,76 +41,136 @@ class Frame(NamedTuple):
 class Environment:
     """Values of variables while a jaxpr is evaluated."""
 
-    def __init__(self, frame_jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]):
-        self._values = dict(zip(frame_jaxpr.constvars, consts, strict=True))
-        self._values.update(zip(frame_jaxpr.invars, args, strict=True))
+    def __init__(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]):
+        self._values = dict(zip(jaxpr.constvars, consts, strict=True))
+        self._values.update(zip(jaxpr.invars, args, strict=True))
 
     def read(self, atom: Any) -> Any:
-        """The value of a variable or literal."""
-        return atom.val if isinstance(atom, jex.Literal) else self._values[atom]
+        """Return the value of a variable or literal."""
+        return atom.val if is_literal(atom) else self._values[atom]
 
     def read_all(self, atoms: Sequence[Any]) -> list[Any]:
-        """Values of several."""
+        """Return the values of several variables or literals."""
         return [self.read(atom) for atom in atoms]
 
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Set the outputs of an equation."""
-        self._values.update(
-            (v, value) for v, value in zip(variables, values, strict=True) if not isinstance(v, jex.DropVar)
-        )
+        for variable, value in zip(variables, values, strict=True):
+            if not isinstance(variable, jex.DropVar):
+                self._values[variable] = value
 
-    def run(self, eqns: list[Any]) -> None:
-        """Evaluate a run of consecutive equations."""
+    def run(self, eqns: Sequence[Any]) -> None:
+        """Evaluate consecutive equations, and write their outputs."""
         if not eqns:
             return
-        made = {v for eqn in eqns for v in eqn.outvars}
-        needed = dict.fromkeys(
-            v for eqn in eqns for v in eqn.invars if not isinstance(v, jex.Literal) and v not in made
-        )
-        outputs = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, jex.DropVar)]
-        effects = frozenset().union(*(eqn.effects for eqn in eqns))
-        jaxpr = jex.Jaxpr((), list(needed), outputs, list(eqns), effects, _debug_info())
-        self.write(outputs, jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))(*self.read_all(list(needed))))
+
+        # The inputs are all variables that the equations read and do not make.
+        made: set[Any] = set()
+        inputs: dict[Any, None] = {}
+        outputs = []
+        effects: set[Any] = set()
+        for eqn in eqns:
+            for variable in variables_of(eqn.invars):
+                if variable not in made:
+                    inputs[variable] = None
+            for variable in eqn.outvars:
+                made.add(variable)
+                if not isinstance(variable, jex.DropVar):
+                    outputs.append(variable)
+            effects |= eqn.effects
+
+        function = _function_of(list(inputs), outputs, list(eqns), frozenset(effects))
+        self.write(outputs, function(*self.read_all(list(inputs))))
+
+
+def is_literal(atom: Any) -> bool:
+    """Return whether an input of an equation is a number in the program, and no variable."""
+    return isinstance(atom, jex.Literal)
+
+
+def variables_of(atoms: Iterable[Any]) -> list[Any]:
+    """Return those of some inputs that are no literals."""
+    return [atom for atom in atoms if not is_literal(atom)]
+
+
+def shape_of(variable: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a variable, as tracing takes it for a value."""
+    return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+
+
+def makers_of(jaxpr: Any) -> dict[Any, Any]:
+    """Return for each variable the equation that makes it."""
+    makers = {}
+    for eqn in jaxpr.eqns:
+        for variable in eqn.outvars:
+            makers[variable] = eqn
+    return makers
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """(jaxpr, its constants), for a ClosedJaxpr (0.10) and for a Jaxpr that holds its constants (0.11 on)."""
+    """Return (jaxpr, its constants), for a ClosedJaxpr (0.10) and for a Jaxpr that holds its constants (0.11 on)."""
     consts = getattr(jaxpr, "consts", None) or ()
     return getattr(jaxpr, "jaxpr", jaxpr), consts
 
 
-@functools.cache
-def _debug_info() -> Any:
-    """JAX wants one with every jaxpr, and gives one with every trace."""
-    return opened(jax.make_jaxpr(lambda: 0)())[0].debug_info
+def dependencies(jaxpr: Any, targets: Sequence[Any], stop: frozenset[str] = frozenset()) -> set[Any]:
+    """Return the variables on which the targets depend, and the targets themselves.
 
-
-def needed(jaxpr: Any, wanted: Sequence[Any], stop: frozenset[str] = frozenset()) -> set[Any]:
-    """The variables on which those in ``wanted`` depend, themselves included; not through primitives in ``stop``."""
-    found = {v for v in wanted if not isinstance(v, jex.Literal)}
+    Args:
+      jaxpr: the jaxpr.
+      targets: some of its variables; literals are left out.
+      stop: names of primitives that are not followed back to their inputs.
+    """
+    found = set(variables_of(targets))
     for eqn in reversed(jaxpr.eqns):
         if eqn.primitive.name not in stop and not found.isdisjoint(eqn.outvars):
-            found.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
+            found.update(variables_of(eqn.invars))
     return found
 
 
-def leading_to(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
-    """The equations that these variables need."""
-    variables = needed(jaxpr, wanted)
+def equations_for(jaxpr: Any, targets: Sequence[Any]) -> list[Any]:
+    """Return the equations on which the targets depend."""
+    variables = dependencies(jaxpr, targets)
     return [eqn for eqn in jaxpr.eqns if not variables.isdisjoint(eqn.outvars)]
 
 
-def evaluate(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The outputs of one equation for these inputs (one for each of ``eqn.invars``, literals included)."""
-    variables = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
-    given = [value for v, value in zip(eqn.invars, values, strict=True) if not isinstance(v, jex.Literal)]
-    unique = dict(zip(variables, given, strict=True))
-    jaxpr = jex.Jaxpr((), list(unique), list(eqn.outvars), [eqn], eqn.effects, _debug_info())
-    return jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))(*unique.values())
+def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """Return the outputs of one equation.
+
+    Args:
+      eqn: the equation.
+      values: one for each of ``eqn.invars``, literals included.
+    """
+    given = {}
+    for atom, value in zip(eqn.invars, values, strict=True):
+        if not is_literal(atom):
+            given[atom] = value
+    return _function_of(list(given), list(eqn.outvars), [eqn], eqn.effects)(*given.values())
+
+
+def _function_of(inputs: list[Any], outputs: list[Any], eqns: list[Any], effects: Any) -> Any:
+    """Return the function that these equations compute."""
+    jaxpr = jex.Jaxpr((), inputs, outputs, eqns, effects, _debug_info())
+    return jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))
+
+
+@functools.cache
+def _debug_info() -> Any:
+    """Return the debug information of some trace: JAX asks for one with every jaxpr."""
+    jaxpr, _ = opened(jax.make_jaxpr(lambda: 0)())
+    return jaxpr.debug_info
 
 
 class Scan(NamedTuple):
-    """The parts of a scan equation."""
+    """The parts of a scan equation.
+
+    Attributes:
+      num_consts: how many inputs all iterations share.
+      num_carry: how many inputs are carried from one iteration to the next.
+      length: the number of iterations.
+      reverse: whether the last slice comes first.
+      unroll: how many iterations JAX writes out.
+    """
 
     num_consts: int
     num_carry: int
@@ -107,9 +178,16 @@ class Scan(NamedTuple):
     reverse: bool
     unroll: Any
 
+    def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return the inputs of the equation as (constants, carried, scanned over)."""
+        num_before = self.num_consts + self.num_carry
+        consts = list(inputs[: self.num_consts])
+        carried = list(inputs[self.num_consts : num_before])
+        return consts, carried, list(inputs[num_before:])
+
 
 def scan_of(eqn: Any) -> Scan | None:
-    """The parts of a scan, or None where this version's form of it is not understood."""
+    """Return the parts of a scan, or None where this version's form of it is not understood."""
     params = eqn.params
     try:
         if "ft_in" in params:  # 0.11.2 on
@@ -121,46 +199,65 @@ def scan_of(eqn: Any) -> Scan | None:
         return None
 
 
+def frame_of(closed: Any) -> Frame:
+    """Return the frame of a (closed) jaxpr: calls inlined, with the bodies of loops, branches and checkpoints."""
+    jaxpr, consts = opened(closed)
+    if any(_call_body(eqn) is not None for eqn in jaxpr.eqns):
+        jaxpr, consts = _inlined(jaxpr, consts)
+
+    children = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+        bodies = _bodies(eqn)
+        if bodies:
+            children[index] = tuple(frame_of(body) for body in bodies)
+    return Frame(jaxpr, consts, children)
+
+
 def _bodies(eqn: Any) -> Sequence[Any]:
+    """Return the jaxprs inside a scan, cond or checkpoint."""
     name = eqn.primitive.name
     if name == "scan" and scan_of(eqn) is not None:
         return [eqn.params["jaxpr"]]
     if name == "cond":
         return eqn.params.get("branches", ())
-    return [eqn.params["jaxpr"]] if name in REMAT else ()
+    if name in REMAT:
+        return [eqn.params["jaxpr"]]
+    return ()
 
 
 def _call_body(eqn: Any) -> Any:
+    """Return the jaxpr that a call applies, or None."""
     if eqn.primitive.name not in CALLS:
         return None
-    return next((eqn.params[name] for name in ("jaxpr", "call_jaxpr") if name in eqn.params), None)
+    for name in ("jaxpr", "call_jaxpr"):
+        if name in eqn.params:
+            return eqn.params[name]
+    return None
+
+
+def _inlined(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return the same jaxpr without calls, and its constants."""
+
+    def without_calls(*args: Any) -> list[Any]:
+        return _evaluate_inlined(jaxpr, consts, args)
+
+    specs = [shape_of(variable) for variable in jaxpr.invars]
+    return opened(jax.make_jaxpr(without_calls)(*specs))
 
 
 def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate a jaxpr; of a call, evaluate the body."""
     environment = Environment(jaxpr, consts, args)
-    run: list[Any] = []
+    waiting: list[Any] = []
     for eqn in jaxpr.eqns:
         body = _call_body(eqn)
         if body is None:
-            run.append(eqn)
+            waiting.append(eqn)
             continue
-        environment.run(run)
-        run = []
-        environment.write(eqn.outvars, _evaluate_inlined(*opened(body), environment.read_all(eqn.invars)))
-    environment.run(run)
+        environment.run(waiting)
+        waiting = []
+        inner, inner_consts = opened(body)
+        outputs = _evaluate_inlined(inner, inner_consts, environment.read_all(eqn.invars))
+        environment.write(eqn.outvars, outputs)
+    environment.run(waiting)
     return environment.read_all(jaxpr.outvars)
-
-
-def frame_of(closed: Any) -> Frame:
-    """The frame of a (closed) jaxpr: calls inlined, bodies of loops, branches and checkpoints beside it."""
-    jaxpr, consts = opened(closed)
-    if any(_call_body(eqn) is not None for eqn in jaxpr.eqns):
-        specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-        inlined: Callable[..., list[Array]] = lambda *args: _evaluate_inlined(jaxpr, consts, args)  # noqa: E731
-        jaxpr, consts = opened(jax.make_jaxpr(inlined)(*specs))
-    children = {
-        index: tuple(frame_of(body) for body in bodies)
-        for index, eqn in enumerate(jaxpr.eqns)
-        if (bodies := _bodies(eqn))
-    }
-    return Frame(jaxpr, consts, children)

@@ -1,11 +1,15 @@
 """Where the trained parameters of a loss meet data, read off its jaxpr.
 
+    flow = parameter_flow(frame, num_params, formed={})
+    flow.tapped[0]      # the uses of parameter 0, whose gradient is read off where it meets data
+    flow.formed         # {1: "tanh"}: JAX has to differentiate parameter 1, which goes through a tanh first
+
 Every value in the loss of one example is followed from the parameters. As long as it is a linear image of parameters
-alone, it carries `Use`s: the linear maps that led to it. Where such a value meets data in an equation whose primitive
-knows the gradient of a weight, that equation is a *site*. A parameter all of whose uses end in sites is *tapped*: its
-gradient is read off at the sites, and it need not be differentiated. Any other use (a nonlinear function of it, a loop
-that carries it, a derivative rule that cannot be read) makes it *formed*: JAX differentiates it, one example at a time,
-and the reason is kept for `explain`.
+alone, the linear maps that led to it are kept. Where such a value meets data in an equation whose primitive knows the
+gradient of a weight, that equation is a *site*. A parameter all of whose uses end in sites is *tapped*: its gradient is
+read off at the sites, and it need not be differentiated. Any other use (a nonlinear function of it, a loop that carries
+it, a derivative rule that cannot be read) makes it *formed*: JAX differentiates it, one example at a time, and the
+reason is kept for `explain`.
 
 Bodies of scan, cond and checkpoint are followed too. A parameter that enters a scan as a constant is used once for each
 iteration; one that is scanned over gives each iteration a block of its own.
@@ -13,23 +17,35 @@ iteration; one that is scanned over gives each iteration a block of its own.
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._custom_derivatives import DerivativeRule, RuleGradient, derivative_rule, rule_gradient
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse, Weighted
-from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Frame, needed, scan_of
+from gdpjax.clipping._tracing._jaxprs import (
+    CUSTOM,
+    REMAT,
+    Frame,
+    dependencies,
+    is_literal,
+    scan_of,
+    shape_of,
+    variables_of,
+)
 from gdpjax.clipping._tracing.primitives import family_of
 
 Place = tuple[int, ...]
-"""Where an equation is: its index in the outermost frame, then alternately the child and the index in that; the operand
-of a custom derivative is added as a last number."""
+"""Where an equation is: its index in the outermost frame, then alternately the child and the index in that. For a
+derivative rule the operand follows as a last number."""
+
+
+# Sites: where a weight meets data.
 
 
 class AbstractSite(abc.ABC):
@@ -57,22 +73,22 @@ class AbstractSite(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def carried(self) -> list[Any]:
-        """Types of the values of which the factors are made."""
+    def carried(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the values of which the factors are made."""
 
     @abc.abstractmethod
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
         """Return the gradient of the weight in one evaluation, given the values of what is `carried`."""
 
-    @property
-    @abc.abstractmethod
-    def num_products(self) -> int:
-        """How many outer products are added up in one evaluation."""
-
-    @property
-    def num_positions(self) -> int:
-        """How many outer products are added up for an example, in all iterations of the scans around the site."""
-        return self.num_products * math.prod(self.lengths)
+    @functools.cached_property
+    def abstract_factor(self) -> AbstractFactor:
+        """The gradient of the weight in one evaluation, without values."""
+        values = []
+        for carried in self.carried:
+            is_floating = jnp.issubdtype(carried.dtype, jnp.floating)
+            dtype = carried.dtype if is_floating else jnp.int32  # a probe answers with int32 for all indices
+            values.append(jax.ShapeDtypeStruct(carried.shape, dtype))
+        return jax.eval_shape(self.factor, values)
 
     @property
     @abc.abstractmethod
@@ -85,21 +101,20 @@ class AbstractSite(abc.ABC):
         """How many rows are looked up for an example."""
 
     @property
+    def num_positions(self) -> int:
+        """How many outer products are added up for an example, in all iterations of the scans around the site."""
+        return self.abstract_factor.num_products * math.prod(self.lengths)
+
+    @property
     def factor_sizes(self) -> tuple[int, int] | None:
         """Numbers of entries of the two factors of an outer product, or None where the gradient is no sum of these."""
-        if self.is_formed:
-            return None
-        values = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self.carried]
-        factor = jax.eval_shape(self.factor, values)
-        if not isinstance(factor, Outer):
-            return None
-        left, right = jax.eval_shape(Outer.matrices, factor)
-        return left.shape[-1], right.shape[-1]
+        factor = self.abstract_factor
+        return factor.sizes if isinstance(factor, Outer) else None
 
     @property
     def is_formed(self) -> bool:
         """Whether the gradient is formed at the site."""
-        return False
+        return isinstance(self.abstract_factor, Full)
 
     @property
     def working_bytes(self) -> int:
@@ -121,16 +136,13 @@ class PrimitiveSite(AbstractSite):
         return self.eqn.primitive.name
 
     @property
-    def carried(self) -> list[Any]:
+    def carried(self) -> list[jax.ShapeDtypeStruct]:
         data = family_of(self.eqn).data_operand(self.eqn, self.operand)
-        return [self.eqn.invars[data].aval, self.eqn.outvars[0].aval]
+        return [shape_of(self.eqn.invars[data]), shape_of(self.eqn.outvars[0])]
 
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
-        return family_of(self.eqn).factor(self.eqn, self.operand, *values)
-
-    @property
-    def num_products(self) -> int:
-        return family_of(self.eqn).num_products(self.eqn, self.operand)
+        x, cotangent = values
+        return family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
 
     @property
     def is_lookup(self) -> bool:
@@ -138,11 +150,10 @@ class PrimitiveSite(AbstractSite):
 
     @property
     def num_lookups(self) -> int:
-        return math.prod(self.lengths) * math.prod(self.carried[0].shape) if self.is_lookup else 0
-
-    @property
-    def is_formed(self) -> bool:
-        return family_of(self.eqn).is_formed(self.eqn, self.operand)
+        if not self.is_lookup:
+            return 0
+        indices, _ = self.carried
+        return math.prod(self.lengths) * math.prod(indices.shape)
 
     @property
     def working_bytes(self) -> int:
@@ -172,15 +183,11 @@ class RuleSite(AbstractSite):
         return f"{self.kind} in {self.eqn.primitive.name}"
 
     @property
-    def carried(self) -> list[Any]:
-        return [v.aval for v in self.gradient.variables]
+    def carried(self) -> list[jax.ShapeDtypeStruct]:
+        return [shape_of(variable) for variable in self.gradient.variables]
 
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
         return self.gradient.factor(values)
-
-    @property
-    def num_products(self) -> int:
-        return self.gradient.abstract().num_products
 
     @property
     def is_lookup(self) -> bool:
@@ -189,6 +196,9 @@ class RuleSite(AbstractSite):
     @property
     def num_lookups(self) -> int:
         return 2 if self.is_lookup else 0  # several, for all that is known
+
+
+# Links: the linear maps that a parameter passes on its way to a site.
 
 
 class AbstractLink(abc.ABC):
@@ -234,7 +244,7 @@ class RuleMap(AbstractLink):
     def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
         if isinstance(factor, Weighted):
             factor = Full(factor.formed(self.eqn.outvars[0].aval.shape))
-        return self.gradient.moved(factor)
+        return self.gradient.moved(factor, {})
 
 
 @final
@@ -253,18 +263,73 @@ class EnterScan(AbstractLink):
         return factor.leave_scan(self.is_scanned)
 
 
+Path = tuple[AbstractLink, ...]
+"""The links from a parameter to some value, in the order in which it passes them."""
+
+
 class Use(NamedTuple):
-    """A site, and how a parameter gets there."""
+    """A site, and how a parameter gets there.
+
+    Attributes:
+      place: the place of the site.
+      path: the links from the parameter to the site.
+    """
 
     place: Place
-    path: tuple[AbstractLink, ...]
+    path: Path
 
     @property
     def is_scaled(self) -> bool:
         """Whether the parameter is multiplied by more than a number: not all factors can follow."""
-        maps = [link for link in self.path if isinstance(link, LinearMap)]
-        scalings = [link for link in maps if family_of(link.eqn).is_scaling(link.eqn)]
-        return any(all(v.aval.shape for v in link.eqn.invars) for link in scalings)
+        for link in self.path:
+            if not isinstance(link, LinearMap) or not family_of(link.eqn).is_scaling(link.eqn):
+                continue
+            if all(atom.aval.shape for atom in link.eqn.invars):
+                return True
+        return False
+
+
+def pull_back_use(
+    site: AbstractSite,
+    use: Use,
+    values: Sequence[Array],
+    multipliers: dict[AbstractLink, Array],
+) -> AbstractFactor:
+    """Return one example's gradient of a parameter through one use.
+
+    Args:
+      site: the site of the use.
+      use: the use.
+      values: the values that the site carries, with a leading axis for each scan around it.
+      multipliers: what the linear maps on the way multiply by, where they need it.
+    """
+
+    def factor_of(*values: Array) -> AbstractFactor:
+        return site.factor(values)
+
+    # Inside scans, everything is mapped over their iterations.
+    depth = len(site.lengths)
+    factor = _mapped(factor_of, depth)(*values)
+
+    # Go back along the path, and out of the scans.
+    for link in reversed(use.path):
+        depth -= link.num_scans
+
+        def pull_back(factor: AbstractFactor, link: AbstractLink = link) -> AbstractFactor:
+            return link.pull_back(factor, multipliers.get(link))
+
+        factor = _mapped(pull_back, depth)(factor)
+    return factor
+
+
+def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
+    """Map a function over ``depth`` leading axes."""
+    for _ in range(depth):
+        function = jax.vmap(function)
+    return function
+
+
+# Following the parameters through the frames.
 
 
 class ParameterFlow(NamedTuple):
@@ -281,31 +346,129 @@ class ParameterFlow(NamedTuple):
     sites: dict[Place, AbstractSite]
 
 
+def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> ParameterFlow:
+    """Follow the parameters through a loss.
+
+    Args:
+      frame: the loss. Its first ``num_params`` inputs are the parameters, and the others are data. Its first output is
+        the loss, and the others are not differentiated.
+      num_params: how many parameters there are.
+      formed: parameters that JAX differentiates anyway, and why.
+    """
+    formed = dict(formed)
+    rules: dict[Place, DerivativeRule | None] = {}
+    num_data = len(frame.jaxpr.invars) - num_params
+    while True:
+        inputs = []
+        for leaf in range(num_params):
+            if leaf in formed:
+                inputs.append(_Value(is_trained=True))
+            else:
+                inputs.append(_Value(images=((leaf, ()),)))
+        inputs += [_DATA] * num_data
+
+        walk = _Walk(rules)
+        outputs = walk.frame(frame, inputs, _Location())
+        walk.give_up("added to the loss", outputs[:1])
+        if not walk.formed:
+            tapped = {}
+            for leaf in range(num_params):
+                if leaf not in formed:
+                    tapped[leaf] = walk.uses.get(leaf, [])
+            return ParameterFlow(tapped, formed, walk.sites)
+
+        # A parameter that JAX differentiates changes what the others meet: follow them again.
+        formed.update(walk.formed)
+
+
 class _Value(NamedTuple):
     """What is known of a value.
 
     Attributes:
-      links: the parameters that it is a linear image of, and by which maps.
-      data: whether data went into it.
-      trained: whether it depends on a parameter that JAX differentiates.
+      images: the parameters that it is a linear image of, each with the path that leads here.
+      is_data: whether data went into it.
+      is_trained: whether it depends on a parameter that JAX differentiates.
     """
 
-    links: tuple[tuple[int, tuple[AbstractLink, ...]], ...] = ()
-    data: bool = False
-    trained: bool = False
+    images: tuple[tuple[int, Path], ...] = ()
+    is_data: bool = False
+    is_trained: bool = False
 
-    def through(self, link: AbstractLink) -> tuple[tuple[int, tuple[AbstractLink, ...]], ...]:
-        """Return the links of an image of this value."""
-        return tuple((leaf, (*path, link)) for leaf, path in self.links)
+    def images_through(self, link: AbstractLink) -> tuple[tuple[int, Path], ...]:
+        """Return the parameters and paths of the image of this value under one more link."""
+        return tuple((leaf, (*path, link)) for leaf, path in self.images)
+
+    @property
+    def is_scanned_over(self) -> bool:
+        """Whether it is a slice of a parameter that a scan goes over."""
+        for _, path in self.images:
+            for link in path:
+                if isinstance(link, EnterScan) and link.is_scanned:
+                    return True
+        return False
 
 
-_NOTHING = _Value()
-_DATA = _Value(data=True)
+class _Location(NamedTuple):
+    """Where a frame or an equation is.
+
+    Attributes:
+      place: its place; that of the outermost frame is empty.
+      lengths: the lengths of the scans around it, outermost first.
+    """
+
+    place: Place = ()
+    lengths: tuple[int, ...] = ()
+
+    def at(self, index: int) -> "_Location":
+        """Return the location of an equation of this frame, or of a body of this equation."""
+        return self._replace(place=(*self.place, index))
+
+    def in_scan(self, length: int) -> "_Location":
+        """Return the location of the body of this scan."""
+        return _Location((*self.place, 0), (*self.lengths, length))
+
+    @property
+    def is_in_outermost_frame(self) -> bool:
+        """Whether this equation lies in no body of another one."""
+        return len(self.place) == 1
+
+    @property
+    def is_never_run(self) -> bool:
+        """Whether a scan of no iterations is around it."""
+        return 0 in self.lengths
+
+
+_CONSTANT = _Value()
+_DATA = _Value(is_data=True)
 _NO_GRADIENT = frozenset({"stop_gradient"})
 
 
+def _combined(inputs: Sequence[_Value]) -> _Value:
+    """Return what is known of a function of these values that is no linear image of parameters."""
+    is_data = any(value.is_data for value in inputs)
+    is_trained = any(value.is_trained for value in inputs)
+    return _Value(is_data=is_data, is_trained=is_trained)
+
+
+def _linear_images(inputs: Sequence[_Value]) -> list[int]:
+    """Return the operands that are linear images of parameters."""
+    return [operand for operand, value in enumerate(inputs) if value.images]
+
+
+def _has_equal(eqn: Any, operands: Sequence[int]) -> bool:
+    """Return whether two of these operands are the same variable."""
+    return len({eqn.invars[operand] for operand in operands}) < len(operands)
+
+
 class _Walk:
-    """One pass over the frames, for a given set of parameters that may be tapped."""
+    """One pass over the frames, for a given set of parameters that may be tapped.
+
+    Attributes:
+      rules: the derivative rules that were traced, in this pass or an earlier one.
+      uses: the uses of each parameter that were found.
+      formed: the parameters that have to be formed, and why.
+      sites: the sites that were found.
+    """
 
     def __init__(self, rules: dict[Place, DerivativeRule | None]) -> None:
         self.rules = rules
@@ -313,190 +476,175 @@ class _Walk:
         self.formed: dict[int, str] = {}
         self.sites: dict[Place, AbstractSite] = {}
 
-    def frame(self, frame: Frame, args: Sequence[_Value], place: Place, lengths: tuple[int, ...]) -> list[_Value]:
-        values: dict[Any, _Value] = dict(zip(frame.jaxpr.invars, args, strict=True))
+    def frame(self, frame: Frame, inputs: Sequence[_Value], location: _Location) -> list[_Value]:
+        """Follow the inputs of a frame to its outputs."""
+        jaxpr = frame.jaxpr
+        values = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> _Value:
-            return _NOTHING if isinstance(atom, jex.Literal) else values.get(atom, _NOTHING)
+            return _CONSTANT if is_literal(atom) else values.get(atom, _CONSTANT)
 
-        live = needed(frame.jaxpr, frame.jaxpr.outvars if place else frame.jaxpr.outvars[:1], _NO_GRADIENT)
-        for index, eqn in enumerate(frame.jaxpr.eqns):
-            inputs = [read(atom) for atom in eqn.invars]
-            if not any(value.links for value in inputs) or live.isdisjoint(eqn.outvars):
-                outputs = [_combined(inputs)] * len(eqn.outvars)
+        # Of the outermost frame only the first output, the loss, is differentiated.
+        differentiated = jaxpr.outvars if location.place else jaxpr.outvars[:1]
+        live = dependencies(jaxpr, differentiated, _NO_GRADIENT)
+        for index, eqn in enumerate(jaxpr.eqns):
+            operands = [read(atom) for atom in eqn.invars]
+            if _linear_images(operands) and not live.isdisjoint(eqn.outvars):
+                bodies = frame.children.get(index)
+                outputs = self.equation(eqn, bodies, operands, location.at(index))
             else:
-                outputs = self.equation(frame, index, inputs, (*place, index), lengths)
+                outputs = [_combined(operands)] * len(eqn.outvars)
             values.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom) for atom in frame.jaxpr.outvars]
+        return [read(atom) for atom in jaxpr.outvars]
 
     def equation(
-        self, frame: Frame, index: int, inputs: list[_Value], place: Place, lengths: tuple[int, ...]
+        self,
+        eqn: Any,
+        bodies: Sequence[Frame] | None,
+        inputs: list[_Value],
+        location: _Location,
     ) -> list[_Value]:
-        eqn = frame.jaxpr.eqns[index]
+        """Follow linear images of parameters through one equation."""
         name = eqn.primitive.name
-        children = frame.children.get(index)
-        has_gradient = any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
+        has_gradient = any(jnp.issubdtype(variable.aval.dtype, jnp.inexact) for variable in eqn.outvars)
         if not has_gradient or name in _NO_GRADIENT:
             return [_combined(inputs)] * len(eqn.outvars)
-        if children is not None and name == "scan":
-            return self.scan(eqn, children[0], inputs, place, lengths)
-        if children is not None and name in REMAT:
-            return self.frame(children[0], inputs, (*place, 0), lengths)
-        if children is not None and name == "cond":
-            return self.cond(children, inputs, place, lengths)
+        if bodies is not None and name == "scan":
+            return self.scan(eqn, bodies[0], inputs, location)
+        if bodies is not None and name == "cond":
+            return self.cond(bodies, inputs, location)
+        if bodies is not None and name in REMAT:
+            return self.frame(bodies[0], inputs, location.at(0))
         if name in CUSTOM:
-            return self.custom(eqn, inputs, place, lengths)
-        return self.simple(eqn, inputs, place, lengths)
+            return self.custom(eqn, inputs, location)
+        return self.primitive(eqn, inputs, location)
 
-    def simple(self, eqn: Any, inputs: list[_Value], place: Place, lengths: tuple[int, ...]) -> list[_Value]:
-        linked = [operand for operand, value in enumerate(inputs) if value.links]
-        if len({eqn.invars[operand] for operand in linked}) < len(linked):
-            return self.give_up(f"{eqn.primitive.name} of a value with itself", inputs, len(eqn.outvars))
+    def primitive(self, eqn: Any, inputs: list[_Value], location: _Location) -> list[_Value]:
+        """Follow linear images of parameters through an equation without a body."""
+        name = eqn.primitive.name
+        operands = _linear_images(inputs)
+        if _has_equal(eqn, operands):
+            return self.give_up(f"{name} of a value with itself", inputs, len(eqn.outvars))
+        others = _combined([value for operand, value in enumerate(inputs) if operand not in operands])
 
         # A weight meets data.
-        others = _combined([value for operand, value in enumerate(inputs) if operand not in linked])
-        if len(linked) == 1 and others.data and _is_site(eqn, linked[0], inputs[linked[0]], lengths):
-            self.add_site(place, PrimitiveSite(eqn, linked[0], lengths), inputs[linked[0]])
-            return [_DATA] * len(eqn.outvars)
+        if len(operands) == 1 and others.is_data:
+            (operand,) = operands
+            weight = inputs[operand]
+            if not location.is_never_run and _is_site(eqn, operand, weight):
+                self.add_site(location.place, PrimitiveSite(eqn, operand, location.lengths), weight)
+                return [_DATA] * len(eqn.outvars)
 
-        # A linear map passes parameters on. The values of its other operands are known outside of loops only.
-        maps = {operand: LinearMap(eqn, operand) for operand in linked}
-        values_needed = [atom for link in maps.values() for atom in link.values_needed]
-        is_outermost = not lengths and len(place) == 1
-        is_known = is_outermost or all(isinstance(atom, jex.Literal) for atom in values_needed)
-        if not others.data and is_known and all(family_of(eqn).is_linear(eqn, operand) for operand in linked):
-            links = tuple(link for operand in linked for link in inputs[operand].through(maps[operand]))
-            return [_Value(links, False, _combined(inputs).trained)]
-        return self.give_up(eqn.primitive.name, inputs, len(eqn.outvars))
+        # A linear map passes parameters on.
+        links = {operand: LinearMap(eqn, operand) for operand in operands}
+        if not others.is_data and self.is_linear(list(links.values()), location):
+            images = []
+            for operand, link in links.items():
+                images += inputs[operand].images_through(link)
+            return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
+        return self.give_up(name, inputs, len(eqn.outvars))
 
-    def add_site(self, place: Place, site: AbstractSite, weight: _Value) -> None:
-        self.sites[place] = site
-        for leaf, path in weight.links:
-            self.uses.setdefault(leaf, []).append(Use(place, path))
+    def is_linear(self, links: list[LinearMap], location: _Location) -> bool:
+        """Return whether gradients can go back through an equation to all operands that are linear images."""
+        for link in links:
+            if not family_of(link.eqn).is_linear(link.eqn, link.operand):
+                return False
+            # The values of other operands are known in the outermost frame only.
+            if not location.is_in_outermost_frame and variables_of(link.values_needed):
+                return False
+        return True
 
-    def custom(self, eqn: Any, inputs: list[_Value], place: Place, lengths: tuple[int, ...]) -> list[_Value]:
-        linked = [operand for operand, value in enumerate(inputs) if value.links]
-        if place not in self.rules:
-            self.rules[place] = derivative_rule(eqn)
-        rule = self.rules[place]
-        if rule is None or len({eqn.invars[operand] for operand in linked}) < len(linked) or not all(lengths):
-            return self.give_up(eqn.primitive.name, inputs, len(eqn.outvars))
-
-        gradients = {operand: rule_gradient(rule, operand) for operand in linked}
+    def custom(self, eqn: Any, inputs: list[_Value], location: _Location) -> list[_Value]:
+        """Follow linear images of parameters through a layer with a derivative rule of its own."""
+        name = eqn.primitive.name
+        operands = _linear_images(inputs)
         combined = _combined(inputs)
-        if len(linked) == 1 and not combined.data:
-            gradient = gradients[linked[0]]
+        if location.place not in self.rules:
+            self.rules[location.place] = derivative_rule(eqn)
+        rule = self.rules[location.place]
+        if rule is None or _has_equal(eqn, operands) or location.is_never_run:
+            return self.give_up(name, inputs, len(eqn.outvars))
+
+        # A rule that passes the gradient of one parameter on is a linear map.
+        gradients = {operand: rule_gradient(rule, operand) for operand in operands}
+        if len(operands) == 1 and not combined.is_data:
+            (operand,) = operands
+            gradient = gradients[operand]
             if gradient is not None and gradient.product is None:
-                link = RuleMap(eqn, linked[0], gradient)
-                return [_Value(inputs[linked[0]].through(link), False, combined.trained)]
+                images = inputs[operand].images_through(RuleMap(eqn, operand, gradient))
+                return [_Value(images, is_trained=combined.is_trained)]
 
+        # Otherwise each parameter has a site of its own, or is formed.
         for operand, gradient in gradients.items():
-            if combined.data and gradient is not None and _is_rule_site(gradient, inputs[operand]):
-                self.add_site((*place, operand), RuleSite(eqn, operand, lengths, gradient), inputs[operand])
+            weight = inputs[operand]
+            if combined.is_data and gradient is not None and _is_rule_site(gradient, weight):
+                site = RuleSite(eqn, operand, location.lengths, gradient)
+                self.add_site((*location.place, operand), site, weight)
             else:
-                self.give_up(eqn.primitive.name, [inputs[operand]])
-        return [combined._replace(trained=True)] * len(eqn.outvars)
+                self.give_up(name, [weight])
+        return [combined._replace(is_trained=True)] * len(eqn.outvars)
 
-    def give_up(self, reason: str, inputs: Sequence[_Value], num_outputs: int = 1) -> list[_Value]:
-        for value in inputs:
-            for leaf, _ in value.links:
-                self.formed.setdefault(leaf, reason)
-        return [_combined(inputs)._replace(trained=True)] * num_outputs
-
-    def scan(self, eqn: Any, body: Frame, inputs: list[_Value], place: Place, lengths: tuple[int, ...]) -> list[_Value]:
+    def scan(self, eqn: Any, body: Frame, inputs: list[_Value], location: _Location) -> list[_Value]:
+        """Follow linear images of parameters into the body of a scan."""
         scan = scan_of(eqn)
         assert scan is not None  # otherwise the frame has no child
-        num_before = scan.num_consts + scan.num_carry
-        consts, carried, scanned = inputs[: scan.num_consts], inputs[scan.num_consts : num_before], inputs[num_before:]
+        consts, carried, scanned = scan.split(inputs)
         self.give_up("carried by a scan", carried)
 
-        inside = [value._replace(links=value.through(EnterScan(is_scanned=False))) for value in consts]
-        inside += [_DATA] * scan.num_carry  # may hold data after the first iteration
-        inside += [value._replace(links=value.through(EnterScan(is_scanned=True))) for value in scanned]
-        outputs = self.frame(body, inside, (*place, 0), (*lengths, scan.length))
+        inside = []
+        for value in consts:
+            images = value.images_through(EnterScan(is_scanned=False))
+            inside.append(value._replace(images=images))
+        inside += [_DATA] * scan.num_carry  # it may hold data after the first iteration
+        for value in scanned:
+            images = value.images_through(EnterScan(is_scanned=True))
+            inside.append(value._replace(images=images))
+
+        outputs = self.frame(body, inside, location.in_scan(scan.length))
         self.give_up("passed on by a scan", outputs)
         return [_DATA] * len(eqn.outvars)
 
-    def cond(
-        self, branches: Sequence[Frame], inputs: list[_Value], place: Place, lengths: tuple[int, ...]
-    ) -> list[_Value]:
+    def cond(self, branches: Sequence[Frame], inputs: list[_Value], location: _Location) -> list[_Value]:
+        """Follow linear images of parameters into all branches."""
         num_outputs = 0
         for number, branch in enumerate(branches):
-            outputs = self.frame(branch, inputs[1:], (*place, number), lengths)
+            outputs = self.frame(branch, inputs[1:], location.at(number))
             self.give_up("passed on by a branch", outputs)
             num_outputs = len(outputs)
         return [_DATA] * num_outputs
 
+    def add_site(self, place: Place, site: AbstractSite, weight: _Value) -> None:
+        """Note a site, and the uses of the parameters of which the weight is an image."""
+        self.sites[place] = site
+        for leaf, path in weight.images:
+            self.uses.setdefault(leaf, []).append(Use(place, path))
 
-def _is_site(eqn: Any, operand: int, weight: _Value, lengths: tuple[int, ...]) -> bool:
-    is_empty = not all(lengths) or any(0 in v.aval.shape for v in (*eqn.invars, *eqn.outvars))
-    is_real = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (eqn.invars[operand], *eqn.outvars))
-    family = family_of(eqn)
-    if is_empty or not is_real or weight.trained or not family.is_site(eqn, operand):
+    def give_up(self, reason: str, inputs: Sequence[_Value], num_outputs: int = 1) -> list[_Value]:
+        """Leave all parameters of which these values are images to JAX."""
+        for value in inputs:
+            for leaf, _ in value.images:
+                self.formed.setdefault(leaf, reason)
+        return [_combined(inputs)._replace(is_trained=True)] * num_outputs
+
+
+def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
+    """Return whether the gradient of a weight can be read off at an equation."""
+    variables = (*eqn.invars, *eqn.outvars)
+    is_empty = any(0 in variable.aval.shape for variable in variables)
+    if is_empty or weight.is_trained:
         return False
-    return not (family.is_lookup and _is_scanned(weight))
+    for variable in (eqn.invars[operand], *eqn.outvars):
+        if not jnp.issubdtype(variable.aval.dtype, jnp.floating):
+            return False
+    family = family_of(eqn)
+    if not family.is_site(eqn, operand):
+        return False
+    return not (family.is_lookup and weight.is_scanned_over)
 
 
 def _is_rule_site(gradient: RuleGradient, weight: _Value) -> bool:
-    if gradient.product is None or weight.trained:
+    """Return whether the gradient of a weight can be read off a derivative rule."""
+    if gradient.product is None or weight.is_trained:
         return False
-    return not (_is_scanned(weight) and isinstance(gradient.abstract(), Sparse))
-
-
-def _is_scanned(weight: _Value) -> bool:
-    return any(isinstance(link, EnterScan) and link.is_scanned for _, path in weight.links for link in path)
-
-
-def _combined(inputs: Sequence[_Value]) -> _Value:
-    return _Value((), any(value.data for value in inputs), any(value.trained for value in inputs))
-
-
-def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> ParameterFlow:
-    """Follow the first ``num_params`` inputs of a frame but those that are ``formed`` anyway; the others are data.
-
-    The first output is the loss; the others are not differentiated.
-    """
-    formed, rules = dict(formed), {}
-    while True:
-        walk = _Walk(rules)
-        args = []
-        for leaf in range(num_params):
-            args.append(_Value(trained=True) if leaf in formed else _Value(links=((leaf, ()),)))
-        args += [_DATA] * (len(frame.jaxpr.invars) - num_params)
-        outputs = walk.frame(frame, args, (), ())
-        walk.give_up("added to the loss", outputs[:1])
-        if not walk.formed:
-            tapped = {leaf: walk.uses.get(leaf, []) for leaf in range(num_params) if leaf not in formed}
-            return ParameterFlow(tapped, formed, walk.sites)
-        # A parameter that JAX differentiates changes what the others meet: follow them again.
-        formed.update(walk.formed)
-
-
-def mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
-    """Map a function over the axes of the scans that are still open."""
-    for _ in range(depth):
-        function = jax.vmap(function)
-    return function
-
-
-def pull_back_use(
-    site: AbstractSite, use: Use, values: Sequence[Array], multipliers: dict[AbstractLink, Array]
-) -> AbstractFactor:
-    """Return one example's gradient of a parameter through one use.
-
-    Args:
-      site: the site of the use.
-      use: the use.
-      values: of what the site carries, with a leading axis for each scan around it.
-      multipliers: what the linear maps on the way multiply by, where they need it.
-    """
-    depth = len(site.lengths)
-    factor = mapped(lambda *values: site.factor(values), depth)(*values)
-    for link in reversed(use.path):
-        depth -= link.num_scans
-
-        def pull_back(factor: AbstractFactor, link: AbstractLink = link) -> AbstractFactor:
-            return link.pull_back(factor, multipliers.get(link))
-
-        factor = mapped(pull_back, depth)(factor)
-    return factor
+    is_table = weight.is_scanned_over and isinstance(gradient.abstract_factor(), Sparse)
+    return not is_table

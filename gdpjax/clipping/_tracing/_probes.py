@@ -1,5 +1,9 @@
 """Evaluate a loss again with a probe at every site, whose derivative is what the site saw.
 
+    probes = zero_probes(flow.sites)
+    grad = jax.grad(lambda probes: replay(frame, args, flow.sites, probes)[0])(probes)
+    values_seen(site, grad[place])      # for a dense layer, the input x and the cotangent s of its output
+
 A site y = f(W, x) is replaced by a function of custom derivative with one more argument, a probe of zeros that it does
 not use. Its backward pass answers to x as f does, to W not at all (no weight gradient is formed), and to the probe with
 the pair (x, s): the data that met the weight, and the cotangent of y. So one `jax.grad` with respect to the parameters
@@ -19,202 +23,270 @@ from jax import lax
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._custom_derivatives import forward_and_backward
-from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Environment, Frame, leading_to, scan_of
-from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Place
+from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Environment, Frame, equations_for, scan_of
+from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Place, RuleSite
 from gdpjax.clipping._tracing.primitives import family_of
 
 Probe = tuple[Array, ...]
+"""One array for each value that a site carries."""
+
 _LOW_BITS = 12
 """Bits of an index in the second of the two floats that carry it."""
 
 
-def probes(sites: dict[Place, AbstractSite]) -> dict[Place, Probe]:
+def zero_probes(sites: dict[Place, AbstractSite]) -> dict[Place, Probe]:
     """Return zeros for what each site carries, with a leading axis for each scan around the site."""
-    found = {}
+    probes = {}
     for place, site in sites.items():
         zeros = []
-        for aval in site.carried:
-            if jnp.issubdtype(aval.dtype, jnp.floating):
-                zeros.append(jnp.zeros((*site.lengths, *aval.shape), aval.dtype))
+        for carried in site.carried:
+            shape = (*site.lengths, *carried.shape)
+            if jnp.issubdtype(carried.dtype, jnp.floating):
+                zeros.append(jnp.zeros(shape, carried.dtype))
             else:
-                zeros.append(jnp.zeros((*site.lengths, *aval.shape, 2), jnp.float32))
-        found[place] = tuple(zeros)
-    return found
+                zeros.append(jnp.zeros((*shape, 2), jnp.float32))
+        probes[place] = tuple(zeros)
+    return probes
 
 
-def decoded(site: AbstractSite, probe: Probe) -> list[Array]:
-    """Return what a site saw, from what its probe returned."""
+def values_seen(site: AbstractSite, answer: Probe) -> list[Array]:
+    """Return what a site saw, from the derivative with respect to its probe."""
     values = []
-    for x, aval in zip(probe, site.carried, strict=True):
-        if not jnp.issubdtype(aval.dtype, jnp.floating):
-            x = (x[..., 0].astype(jnp.int32) << _LOW_BITS) + x[..., 1].astype(jnp.int32)
+    for x, carried in zip(answer, site.carried, strict=True):
+        if not jnp.issubdtype(carried.dtype, jnp.floating):
+            x = _decoded(x)
         values.append(x)
     return values
 
 
-def _encoded(x: Array, size: int) -> Array:
-    """Carry indices in a differentiable array: two floats, exactly; those below 0 as -1, and above ``size`` as that."""
+def _encoded(x: Array, table: Any) -> Array:
+    """Carry indices in a differentiable array: two floats, exactly.
+
+    Args:
+      x: the indices; those below 0 become -1, and those above the table its longest axis.
+      table: the variable of the table.
+    """
+    size = max(table.aval.shape)
     limits = jnp.iinfo(x.dtype)
     index = jnp.clip(x, max(-1, limits.min), min(size, limits.max)).astype(jnp.int32)
-    return jnp.stack([index >> _LOW_BITS, index & ((1 << _LOW_BITS) - 1)], axis=-1).astype(jnp.float32)
+    high = index >> _LOW_BITS
+    low = index & ((1 << _LOW_BITS) - 1)
+    return jnp.stack([high, low], axis=-1).astype(jnp.float32)
+
+
+def _decoded(x: Array) -> Array:
+    """Return the indices that two floats carry."""
+    high = x[..., 0].astype(jnp.int32) << _LOW_BITS
+    low = x[..., 1].astype(jnp.int32)
+    return high + low
+
+
+def replay(
+    frame: Frame, args: Sequence[Any], sites: dict[Place, AbstractSite], probes: dict[Place, Probe]
+) -> list[Any]:
+    """Return the outputs of a frame in which every site has a probe."""
+    return _Replay(sites).frame(frame, args, probes, ())
+
+
+def parameter_values(frame: Frame, leaves: Sequence[Array], variables: set[Any]) -> dict[Any, Array]:
+    """Return the values of variables of the outermost frame that depend on parameters and constants alone."""
+    num_data = len(frame.jaxpr.invars) - len(leaves)
+    unknown = [None] * num_data
+    environment = Environment(frame.jaxpr, frame.consts, [*leaves, *unknown])
+    environment.run(equations_for(frame.jaxpr, list(variables)))
+    return {variable: environment.read(variable) for variable in variables}
 
 
 class _Replay:
-    """An evaluation of a loss in which sites and convolutions are replaced."""
+    """An evaluation of a loss in which sites and convolutions are replaced.
+
+    Attributes:
+      sites: all sites.
+      has_rewritten: for the ids of frames, whether they hold an equation that is replaced though it is no site.
+    """
 
     def __init__(self, sites: dict[Place, AbstractSite]) -> None:
         self.sites = sites
-        self.rewritten: dict[int, bool] = {}
+        self.has_rewritten: dict[int, bool] = {}
 
-    def frame(self, frame: Frame, args: Sequence[Any], given: dict[Place, Probe], place: Place) -> list[Any]:
-        """Evaluate a frame; all sites of ``given`` lie in it."""
+    def frame(self, frame: Frame, args: Sequence[Any], probes: dict[Place, Probe], place: Place) -> list[Any]:
+        """Evaluate the frame at a place; all sites of ``probes`` lie in it."""
         environment = Environment(frame.jaxpr, frame.consts, args)
-        inside: dict[int, dict[Place, Probe]] = {}
-        for site, probe in given.items():
-            inside.setdefault(site[len(place)], {})[site] = probe
 
-        # Equations that stay as they are, are evaluated together.
+        # The probes by the equations that they belong to.
+        depth = len(place)
+        probes_of: dict[int, dict[Place, Probe]] = {}
+        for site, probe in probes.items():
+            probes_of.setdefault(site[depth], {})[site] = probe
+
+        # Equations that stay as they are wait, and are evaluated together.
         waiting: list[Any] = []
         for index, eqn in enumerate(frame.jaxpr.eqns):
             bodies = frame.children.get(index, ())
             is_rewritten = family_of(eqn).is_rewritten(eqn)
-            if index not in inside and not is_rewritten and not any(self.is_rewritten_in(body) for body in bodies):
+            is_replaced = index in probes_of or is_rewritten or any(self.is_rewritten_in(body) for body in bodies)
+            if not is_replaced:
                 waiting.append(eqn)
                 continue
             environment.run(waiting)
             waiting = []
-            here, values = (*place, index), environment.read_all(eqn.invars)
+
+            here = (*place, index)
+            values = environment.read_all(eqn.invars)
             if here in self.sites:
-                outputs = _at_site(self.sites[here], values, given[here])
+                outputs = _at_site(self.sites[here], values, probes[here])
             elif is_rewritten:
                 outputs = family_of(eqn).differentiable(eqn, values)
             else:
-                outputs = self.nested(eqn, bodies, values, inside.get(index, {}), here)
+                outputs = self.nested(eqn, bodies, values, probes_of.get(index, {}), here)
             environment.write(eqn.outvars, outputs)
         environment.run(waiting)
         return environment.read_all(frame.jaxpr.outvars)
 
     def is_rewritten_in(self, frame: Frame) -> bool:
         """Return whether a frame holds an equation that is replaced though it is no site."""
-        known = self.rewritten.get(id(frame))
-        if known is None:
-            own = any(family_of(eqn).is_rewritten(eqn) for eqn in frame.jaxpr.eqns)
-            children = [child for bodies in frame.children.values() for child in bodies]
-            known = own or any(self.is_rewritten_in(child) for child in children)
-            self.rewritten[id(frame)] = known
-        return known
+        if id(frame) not in self.has_rewritten:
+            found = any(family_of(eqn).is_rewritten(eqn) for eqn in frame.jaxpr.eqns)
+            for bodies in frame.children.values():
+                found = found or any(self.is_rewritten_in(body) for body in bodies)
+            self.has_rewritten[id(frame)] = found
+        return self.has_rewritten[id(frame)]
 
     def nested(
-        self, eqn: Any, bodies: Sequence[Frame], values: list[Any], given: dict[Place, Probe], place: Place
+        self, eqn: Any, bodies: Sequence[Frame], values: list[Any], probes: dict[Place, Probe], place: Place
     ) -> Sequence[Any]:
         """Evaluate a loop, branch, checkpoint or derivative rule that holds sites."""
         name = eqn.primitive.name
         if name == "scan":
-            return self.scan(eqn, bodies[0], values, given, place)
+            return self.scan(eqn, bodies[0], values, probes, place)
         if name == "cond":
-            return self.cond(bodies, values, given, place)
+            return self.cond(bodies, values, probes, place)
         if name in REMAT:
-            return self.checkpoint(eqn, bodies[0], values, given, place)
+            return self.checkpoint(eqn, bodies[0], values, probes, place)
         assert name in CUSTOM
-        return self.custom(eqn, values, given, place)
+        return self.custom(eqn, values, probes, place)
 
-    def scan(self, eqn: Any, body: Frame, values: list[Any], given: dict[Place, Probe], place: Place) -> Sequence[Any]:
+    def scan(self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place) -> Sequence[Any]:
+        """Evaluate a scan; each iteration has a slice of the probes."""
         scan = scan_of(eqn)
         assert scan is not None  # otherwise it has no body to look into
-        num_before = scan.num_consts + scan.num_carry
-        consts, carry, scanned = values[: scan.num_consts], values[scan.num_consts : num_before], values[num_before:]
+        consts, carried, scanned = scan.split(values)
 
-        def step(carry: list[Any], inputs: Any) -> tuple[list[Any], list[Any]]:
-            scanned, given = inputs
-            outputs = self.frame(body, [*consts, *carry, *scanned], given, (*place, 0))
+        def step(carried: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
+            scanned, probes = slices
+            outputs = self.frame(body, [*consts, *carried, *scanned], probes, (*place, 0))
             return outputs[: scan.num_carry], outputs[scan.num_carry :]
 
-        carry, stacked = lax.scan(
-            step, carry, (scanned, given), length=scan.length, reverse=scan.reverse, unroll=scan.unroll
+        carried, stacked = lax.scan(
+            step,
+            carried,
+            (scanned, probes),
+            length=scan.length,
+            reverse=scan.reverse,
+            unroll=scan.unroll,
         )
-        return [*carry, *stacked]
+        return [*carried, *stacked]
 
     def cond(
-        self, branches: Sequence[Frame], values: list[Any], given: dict[Place, Probe], place: Place
+        self, branches: Sequence[Frame], values: list[Any], probes: dict[Place, Probe], place: Place
     ) -> Sequence[Any]:
-        def branch(number: int) -> Callable[..., list[Any]]:
-            own = [site for site in given if site[len(place)] == number]
+        """Evaluate one of several branches."""
 
-            def evaluate(args: list[Any], given: dict[Place, Probe]) -> list[Any]:
-                return self.frame(branches[number], args, {site: given[site] for site in own}, (*place, number))
+        def branch(number: int) -> Callable[..., list[Any]]:
+            own_sites = [site for site in probes if site[len(place)] == number]
+
+            def evaluate(args: list[Any], probes: dict[Place, Probe]) -> list[Any]:
+                own_probes = {site: probes[site] for site in own_sites}
+                return self.frame(branches[number], args, own_probes, (*place, number))
 
             return evaluate
 
-        return lax.switch(values[0], [branch(number) for number in range(len(branches))], values[1:], given)
+        index, *args = values
+        functions = [branch(number) for number in range(len(branches))]
+        return lax.switch(index, functions, args, probes)
 
     def checkpoint(
-        self, eqn: Any, body: Frame, values: list[Any], given: dict[Place, Probe], place: Place
+        self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place
     ) -> Sequence[Any]:
-        again = jax.checkpoint(
-            lambda values, given: self.frame(body, values, given, (*place, 0)),
-            prevent_cse=eqn.params.get("prevent_cse", True),
-            policy=eqn.params.get("policy"),
-        )
-        return again(values, given)
+        """Evaluate a checkpoint: JAX computes it again on the way back."""
 
-    def custom(self, eqn: Any, values: list[Any], given: dict[Place, Probe], place: Place) -> Sequence[Any]:
-        gradients = {site: self.sites[site].gradient for site in given}  # type: ignore[attr-defined]
+        def evaluate(values: list[Any], probes: dict[Place, Probe]) -> list[Any]:
+            return self.frame(body, values, probes, (*place, 0))
+
+        prevent_cse = eqn.params.get("prevent_cse", True)
+        policy = eqn.params.get("policy")
+        return jax.checkpoint(evaluate, prevent_cse=prevent_cse, policy=policy)(values, probes)
+
+    def custom(self, eqn: Any, values: list[Any], probes: dict[Place, Probe], place: Place) -> Sequence[Any]:
+        """Evaluate a layer by the two halves of its derivative rule."""
+        gradients = {}
+        for site_place in probes:
+            site = self.sites[site_place]
+            assert isinstance(site, RuleSite)
+            gradients[site_place] = site.gradient
         rule = next(iter(gradients.values())).rule
 
         # The backward half gives the cotangents of the inputs that are no weights, and the values that are carried.
-        answered = [operand for operand in rule.operands if (*place, operand) not in given]
-        carried = [(site, variable) for site, gradient in gradients.items() for variable in gradient.variables]
-        results = [*(rule.cotangent(operand) for operand in answered), *(variable for _, variable in carried)]
+        differentiated = [operand for operand in rule.operands if (*place, operand) not in probes]
+        results = [rule.cotangent(operand) for operand in differentiated]
+        carried_by = []
+        for site_place, gradient in gradients.items():
+            for variable in gradient.variables:
+                carried_by.append(site_place)
+                results.append(variable)
         forward, backward = forward_and_backward(rule, results)
 
-        def respond(saved: list[Any], cotangents: list[Array]) -> tuple[Any, None, dict[Place, Probe]]:
-            found = backward(saved, cotangents)
-            inputs = dict(zip(answered, found, strict=False))
-            collected: dict[Place, Probe] = dict.fromkeys(given, ())
-            for (site, _), x in zip(carried, found[len(answered) :], strict=True):
-                if not jnp.issubdtype(x.dtype, jnp.floating):
-                    x = _encoded(x, max(eqn.invars[site[-1]].aval.shape))
-                collected[site] += (x,)
-            return [inputs.get(operand) for operand in range(len(values))], None, collected
+        # Everything is an argument: a function of custom derivative must not close over values of a trace.
+        def primal(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> list[Any]:
+            outputs, _ = forward(inputs, consts)
+            return outputs
 
-        function = jax.custom_vjp(lambda inputs, consts, probes: forward(inputs, consts)[0])
-        function.defvjp(lambda inputs, consts, probes: forward(inputs, consts), respond)
-        return function(values, list(rule.frame.consts), given)
+        def forward_rule(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> Any:
+            return forward(inputs, consts)
+
+        def backward_rule(saved: list[Any], cotangents: list[Array]) -> tuple[list[Any], None, dict[Place, Probe]]:
+            answers = backward(saved, cotangents)
+            num_differentiated = len(differentiated)
+            of_inputs: list[Any] = [None] * len(values)
+            for operand, cotangent in zip(differentiated, answers[:num_differentiated], strict=True):
+                of_inputs[operand] = cotangent
+            of_probes: dict[Place, Probe] = dict.fromkeys(probes, ())
+            for site_place, x in zip(carried_by, answers[num_differentiated:], strict=True):
+                if not jnp.issubdtype(x.dtype, jnp.floating):
+                    x = _encoded(x, eqn.invars[site_place[-1]])
+                of_probes[site_place] += (x,)
+            return of_inputs, None, of_probes
+
+        function = jax.custom_vjp(primal)
+        function.defvjp(forward_rule, backward_rule)
+        return function(values, list(rule.frame.consts), probes)
 
 
 def _at_site(site: AbstractSite, values: Sequence[Any], probe: Probe) -> list[Array]:
     """Evaluate a primitive at a site."""
-    family, eqn, operand = family_of(site.eqn), site.eqn, site.operand
-    place = family.data_operand(eqn, operand)
+    eqn = site.eqn
+    weight = site.operand
+    family = family_of(eqn)
+    data = family.data_operand(eqn, weight)
 
     # Everything is an argument: a function of custom derivative must not close over values of a trace.
     def primal(values: list[Any], probe: Probe) -> Array:
-        return family.evaluate(eqn, values)[0]
+        (output,) = family.evaluate(eqn, values)
+        return output
 
-    def forward(values: list[Any], probe: Probe) -> tuple[Array, list[Any]]:
+    def forward_rule(values: list[Any], probe: Probe) -> tuple[Array, list[Any]]:
         return primal(values, probe), values
 
-    def backward(values: list[Any], s: Array) -> tuple[list[Any], Probe]:
-        x = values[place]
-        answers: list[Any] = [None] * len(values)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return answers, (_encoded(x, max(eqn.invars[operand].aval.shape)), s)
-        answers[place] = family.data_gradient(eqn, operand, values, s)
-        return answers, (x, s)
+    def backward_rule(values: list[Any], cotangent: Array) -> tuple[list[Any], Probe]:
+        # The data gets its gradient, unless it is integers, and the probe what the site saw.
+        x = values[data]
+        of_values: list[Any] = [None] * len(values)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            of_values[data] = family.data_gradient(eqn, weight, values, cotangent)
+        else:
+            x = _encoded(x, eqn.invars[weight])
+        return of_values, (x, cotangent)
 
     function = jax.custom_vjp(primal)
-    function.defvjp(forward, backward)
+    function.defvjp(forward_rule, backward_rule)
     return [function(list(values), probe)]
-
-
-def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, AbstractSite], given: dict[Place, Probe]) -> list[Any]:
-    """Return the outputs of a frame in which every site has the probe that it is given."""
-    return _Replay(sites).frame(frame, args, given, ())
-
-
-def parameter_values(frame: Frame, leaves: Sequence[Array], variables: set[Any]) -> dict[Any, Array]:
-    """Return the values of variables of the outermost frame that depend on parameters and constants alone."""
-    data = frame.jaxpr.invars[len(leaves) :]
-    environment = Environment(frame.jaxpr, frame.consts, [*leaves, *(None for _ in data)])
-    environment.run(leading_to(frame.jaxpr, list(variables)))
-    return {variable: environment.read(variable) for variable in variables}

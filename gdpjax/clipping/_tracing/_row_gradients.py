@@ -1,5 +1,9 @@
 """Per-example gradients without forming them.
 
+    plan = plan_of(frame_of(jaxpr), num_params, formed={})
+    gradients, outputs = row_gradients(plan, params, data, budget)
+    gradients[0].squared_norms(dtype)
+
 `plan_of` reads off the jaxpr of the loss of one example which parameters can be tapped (`_parameter_flow`);
 `row_gradients` evaluates the loss with probes at the sites (`_probes`), takes one gradient for the batch by vmap, turns
 what the sites saw into factors, and pulls them back to the parameters (`primitives`). No gradient of a tapped parameter
@@ -15,15 +19,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, with_shared_terms
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, added
-from gdpjax.clipping._tracing._jaxprs import Frame
+from gdpjax.clipping._tracing._factors import AbstractFactor, Full, total_of
+from gdpjax.clipping._tracing._jaxprs import Frame, is_literal, makers_of, variables_of
 from gdpjax.clipping._tracing._parameter_flow import (
     AbstractLink,
     AbstractSite,
@@ -33,15 +36,15 @@ from gdpjax.clipping._tracing._parameter_flow import (
     parameter_flow,
     pull_back_use,
 )
-from gdpjax.clipping._tracing._probes import decoded, parameter_values, probes, replay
+from gdpjax.clipping._tracing._probes import parameter_values, replay, values_seen, zero_probes
 from gdpjax.clipping._tracing._shared_values import (
     LARGE,
     SharedValue,
-    evaluated,
+    evaluate_shared,
     shared_values,
     spread,
-    varying,
-    without,
+    varying_axes,
+    with_shared_inputs,
 )
 from gdpjax.clipping._tracing.primitives import family_of
 from gdpjax.clipping._tracing.primitives._abstract import num_bytes
@@ -94,70 +97,92 @@ class Plan(NamedTuple):
 
     def is_formed(self, leaf: int) -> bool:
         """Return whether the gradient of a parameter is formed, as far as the plan alone can say."""
-        if not self.is_tapped(leaf) or any(site.is_formed for site in self.sites_of(leaf)):
+        if not self.is_tapped(leaf):
+            return True
+        if any(site.is_formed for site in self.sites_of(leaf)):
             return True
         return self.num_positions(leaf) > 1 and not self.keeps_positions(leaf)
 
     def keeps_positions(self, leaf: int) -> bool:
         """Return whether a gradient that is a sum of outer products stays one, as far as the plan alone can say."""
-        sites = self.sites_of(leaf)
-        sizes = [site.factor_sizes for site in sites if not site.is_lookup]
-        first = sizes[0] if sizes else None
-        if first is None or any(size != first for size in sizes):
+        sizes = {site.factor_sizes for site in self.sites_of(leaf) if not site.is_lookup}
+        if len(sizes) != 1:
             return False
-        num_lookups = sum(site.num_lookups for site in sites)
-        return positions_pay(self.num_positions(leaf) + num_lookups, *first)
+        (size,) = sizes
+        if size is None:
+            return False
+        return positions_pay(self.num_positions(leaf) + self.num_lookups(leaf), *size)
 
     @property
     def is_scaled(self) -> bool:
         """Whether more gradients may be formed than the plan alone can say."""
-        scaled = [use for uses in self.flow.tapped.values() for use in uses if use.is_scaled]
-        return bool(self.shared or scaled)
+        if self.shared:
+            return True
+        return any(use.is_scaled for uses in self.flow.tapped.values() for use in uses)
 
     def activation_bytes(self) -> int:
         """Return the bytes of everything computed for one example: an upper guess of what backpropagation keeps."""
-        return _activation_bytes(self.frame) - (self._bytes_without_data() if self.shared else 0)
+        total = _activation_bytes(self.frame)
+        if self.shared:
+            total -= self._bytes_without_data()
+        return total
 
     def working_bytes(self) -> int:
         """Return the bytes that making the factors needs for one example."""
         return sum(site.working_bytes for site in self.flow.sites.values())
 
     def _bytes_without_data(self) -> int:
-        """Bytes of what is computed once for all rows."""
-        data = set(self.frame.jaxpr.invars[self.num_params + len(self.shared) :])
+        """Return the bytes of what is computed once for all rows."""
+        first_data = self.num_params + len(self.shared)
+        data = set(self.frame.jaxpr.invars[first_data:])
         total = 0
         for index, eqn in enumerate(self.frame.jaxpr.eqns):
-            if any(not isinstance(v, jex.Literal) and v in data for v in eqn.invars):
+            if not data.isdisjoint(variables_of(eqn.invars)):
                 data.update(eqn.outvars)
             elif index not in self.frame.children:
-                total += sum(num_bytes(v.aval) for v in eqn.outvars)
+                total += _output_bytes(eqn)
         return total
 
     def reason(self, leaf: int) -> str:
         """Say at which primitives the gradient of a parameter is read off, or why it is formed."""
-        if not self.is_tapped(leaf):
-            parts = [self.flow.formed[leaf]]
+        if self.is_tapped(leaf):
+            parts = _counted([site.described for site in self.sites_of(leaf)])
         else:
-            names = [site.described for site in self.sites_of(leaf)]
-            parts = []
-            for name in dict.fromkeys(names):
-                count = names.count(name)
-                parts.append(f"{count} x {name}" if count > 1 else name)
-        parts = parts or ["not used"]
+            parts = [self.flow.formed[leaf]]
+        if not parts:
+            parts = ["not used"]
+
+        made_by = makers_of(self.whole.jaxpr)
         makers = []
         for number in self.shared_by(leaf):
-            variable = self.shared[number].variable
-            makers += [eqn.primitive.name for eqn in self.whole.jaxpr.eqns if variable in eqn.outvars]
-        return ", ".join([*parts, *(f"shared {name}" for name in dict.fromkeys(makers))])
+            makers.append(made_by[self.shared[number].variable].primitive.name)
+        for name in dict.fromkeys(makers):
+            parts.append(f"shared {name}")
+        return ", ".join(parts)
+
+
+def _counted(names: list[str]) -> list[str]:
+    """Return every name once, with its number where it occurs several times."""
+    parts = []
+    for name in dict.fromkeys(names):
+        count = names.count(name)
+        parts.append(f"{count} x {name}" if count > 1 else name)
+    return parts
 
 
 def _activation_bytes(frame: Frame) -> int:
+    """Return the bytes of everything computed in a frame."""
     total = 0
     for index, eqn in enumerate(frame.jaxpr.eqns):
-        children = frame.children.get(index, ())
-        total += eqn.params.get("length", 1) * sum(_activation_bytes(child) for child in children)
-        total += sum(num_bytes(v.aval) for v in eqn.outvars)
+        total += _output_bytes(eqn)
+        length = eqn.params.get("length", 1)
+        for body in frame.children.get(index, ()):
+            total += length * _activation_bytes(body)
     return total
+
+
+def _output_bytes(eqn: Any) -> int:
+    return sum(num_bytes(variable.aval) for variable in eqn.outvars)
 
 
 def plan_of(frame: Frame, num_params: int, formed: dict[int, str], most_shared: int = 0) -> Plan:
@@ -169,16 +194,27 @@ def plan_of(frame: Frame, num_params: int, formed: dict[int, str], most_shared: 
       formed: parameters that are not to be tapped, and why.
       most_shared: up to how many values are shared for a parameter, where that keeps a large gradient in factors.
     """
+    # With shared values, if there are not too many, and a large parameter is tapped thanks to them.
     shared = shared_values(frame, num_params) if most_shared else []
-    is_few = all(sum(leaf in value.leaves for value in shared) <= most_shared for leaf in range(num_params))
-    if shared and is_few:
-        body = without(frame, num_params, shared)
+    if shared and _most_shared_by_one(shared, num_params) <= most_shared:
+        body = with_shared_inputs(frame, num_params, shared)
         flow = parameter_flow(body, num_params + len(shared), formed)
         plan = Plan(body, flow, frame, num_params, tuple(shared))
-        if any(plan.uses_of(leaf) and _is_large(frame, leaf) for value in shared for leaf in value.leaves):
-            return plan
-    given = {leaf: why for leaf, why in formed.items() if leaf < num_params}
-    return Plan(frame, parameter_flow(frame, num_params, given), frame, num_params, ())
+        for value in shared:
+            if any(plan.uses_of(leaf) and _is_large(frame, leaf) for leaf in value.leaves):
+                return plan
+
+    flow = parameter_flow(frame, num_params, formed)
+    return Plan(frame, flow, frame, num_params, ())
+
+
+def _most_shared_by_one(shared: Sequence[SharedValue], num_params: int) -> int:
+    """Return the largest number of shared values that depend on the same parameter."""
+    counts = [0] * num_params
+    for value in shared:
+        for leaf in value.leaves:
+            counts[leaf] += 1
+    return max(counts)
 
 
 def _is_large(frame: Frame, leaf: int) -> bool:
@@ -196,92 +232,134 @@ def row_gradients(
       data: the data, with a batch axis.
       budget: what rounding may cost.
     """
-    num_params = len(params)
-    shared, row_sums = evaluated(plan.whole, params, plan.shared)
+    shared, row_sums = evaluate_shared(plan.whole, params, plan.shared)
     inputs = [*params, *shared]
     multipliers = _multipliers(plan, inputs)
 
-    # Factors of all examples; the gradients of shared values are formed.
-    one = functools.partial(_one_example, plan, inputs, multipliers)
-    factors, outputs = jax.vmap(one)(data)
-    of_shared = [factor.formed(value.shape) for factor, value in zip(factors[num_params:], shared, strict=True)]
+    # The factors of all examples; the gradients of shared values are formed.
+    one_example = functools.partial(_one_example, plan, inputs, multipliers)
+    factors, outputs = jax.vmap(one_example)(data)
+    of_shared = []
+    for factor, value in zip(factors[plan.num_params :], shared, strict=True):
+        of_shared.append(factor.formed(value.shape))
 
     gradients = []
-    for leaf, (factor, param) in enumerate(zip(factors, params, strict=False)):
-        rows = jax.tree.map(functools.partial(_no_wider, param), factor).row_gradients(param.shape)
+    for leaf, param in enumerate(params):
+        factor = jax.tree.map(functools.partial(_no_wider, param), factors[leaf])
+        rows = factor.row_gradients(param.shape)
+
+        # What the shared values add: for each of them a shared array times coefficients.
         terms = []
         for number in plan.shared_by(leaf):
             axes = plan.shared[number].leaves[leaf]
             coefficients = spread(of_shared[number], axes, param.ndim).astype(wide_dtype(param))
             terms.append((coefficients, row_sums[number][leaf]))
-        gradients.append(with_shared_terms(rows, terms, budget) if terms else rows)
+        if terms:
+            rows = with_shared_terms(rows, terms, budget)
+        gradients.append(rows)
     return gradients, outputs
 
 
 def _no_wider(param: Array, x: Array) -> Array:
-    """Cast what is wider than the sum of a parameter: data may be, and its gradient is not."""
+    """Cast an array that is wider than the sum of a parameter: data may be, and its gradient is not."""
     dtype = wide_dtype(param)
     is_wider = jnp.issubdtype(x.dtype, jnp.floating) and jnp.promote_types(x.dtype, dtype) != dtype
     return x.astype(dtype) if is_wider else x
 
 
 def _one_example(
-    plan: Plan, inputs: Sequence[Array], multipliers: dict[AbstractLink, Array], data: Sequence[Array]
+    plan: Plan,
+    inputs: Sequence[Array],
+    multipliers: dict[AbstractLink, Array],
+    data: Sequence[Array],
 ) -> tuple[list[AbstractFactor], list[Array]]:
-    """Return one example's gradients of the parameters and shared values, and the outputs of the loss."""
+    """Return one example's gradients of the parameters and shared values, and the outputs of the loss.
+
+    Args:
+      plan: the plan.
+      inputs: the parameters and the shared values.
+      multipliers: what linear maps multiply by.
+      data: the example.
+    """
     flow = plan.flow
     formed = sorted(flow.formed)
 
-    def loss(values: Sequence[Array], given: Any) -> tuple[Array, list[Array]]:
+    def loss(formed_values: Sequence[Array], probes: Any) -> tuple[Array, list[Array]]:
         merged = list(inputs)
-        for leaf, value in zip(formed, values, strict=True):
+        for leaf, value in zip(formed, formed_values, strict=True):
             merged[leaf] = value
-        outputs = replay(plan.frame, [*merged, *data], flow.sites, given)
+        outputs = replay(plan.frame, [*merged, *data], flow.sites, probes)
         return outputs[0], outputs
 
+    # One derivative gives the gradients that JAX forms, and what every site saw.
+    formed_values = [inputs[leaf] for leaf in formed]
     differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
-    (by_jax, answers), outputs = differentiate([inputs[leaf] for leaf in formed], probes(flow.sites))
-    seen = {place: decoded(flow.sites[place], answer) for place, answer in answers.items()}
-    gradients = dict(zip(formed, by_jax, strict=True))
+    (gradients, answers), outputs = differentiate(formed_values, zero_probes(flow.sites))
+    gradient_of = dict(zip(formed, gradients, strict=True))
+    seen = {place: values_seen(flow.sites[place], answer) for place, answer in answers.items()}
 
     factors: list[AbstractFactor] = []
     for leaf, value in enumerate(inputs):
-        if leaf in gradients:
-            factors.append(Full(gradients[leaf]))
+        if leaf in gradient_of:
+            factors.append(Full(gradient_of[leaf]))
             continue
+
+        # Add up the gradients through all uses.
         parts = []
         for use in flow.tapped[leaf]:
             parts.append(pull_back_use(flow.sites[use.place], use, seen[use.place], multipliers))
-        factor = added(parts, value.shape) if parts else Full(jnp.zeros(value.shape, value.dtype))
+        factor = total_of(parts, value.shape) if parts else Full(jnp.zeros(value.shape, value.dtype))
         is_shared = leaf >= plan.num_params
-        factors.append(Full(factor.formed(value.shape)) if is_shared else factor.compact(value.shape))
+        if is_shared:
+            factors.append(Full(factor.formed(value.shape)))
+        else:
+            factors.append(factor.compact(value.shape))
     return factors, outputs
 
 
 def _multipliers(plan: Plan, inputs: Sequence[Array]) -> dict[AbstractLink, Array]:
     """Return what the linear maps that need values of other operands multiply by.
 
-    An axis along which all entries of a scale are the same has length one.
+    Args:
+      plan: the plan.
+      inputs: the parameters and the shared values.
+
+    Returns:
+      For each such link an array. A scale has length one along axes along which all of its entries are the same.
     """
-    maps = []
+    # A link may be on the way to several sites.
+    links: dict[LinearMap, None] = {}
     for uses in plan.flow.tapped.values():
         for use in uses:
-            maps += [link for link in use.path if isinstance(link, LinearMap) and link.values_needed]
-    atoms = [atom for link in maps for atom in link.values_needed]
-    variables = {atom for atom in atoms if not isinstance(atom, jex.Literal)}
-    values = parameter_values(plan.frame, inputs, variables) if variables else {}
-    made_by = {v: eqn for eqn in plan.frame.jaxpr.eqns for v in eqn.outvars} if variables else {}
+            for link in use.path:
+                if isinstance(link, LinearMap) and link.values_needed:
+                    links[link] = None
 
-    found: dict[AbstractLink, Array] = {}
-    for link in maps:
-        if link in found:
-            continue
-        family, needed = family_of(link.eqn), link.values_needed
-        known = [atom.val if isinstance(atom, jex.Literal) else values[atom] for atom in needed]
+    # Evaluate what they need.
+    variables: set[Any] = set()
+    for link in links:
+        variables.update(variables_of(link.values_needed))
+    values = parameter_values(plan.frame, inputs, variables) if variables else {}
+    made_by = makers_of(plan.frame.jaxpr) if variables else {}
+
+    multipliers: dict[AbstractLink, Array] = {}
+    for link in links:
+        family = family_of(link.eqn)
+        atoms = link.values_needed
+        known = [atom.val if is_literal(atom) else values[atom] for atom in atoms]
         multiplier = family.multiplier(link.eqn, link.operand, known)
         if family.is_scaling(link.eqn) and multiplier.ndim:
-            marks = [varying(made_by, atom) for atom in needed if len(atom.aval.shape) == multiplier.ndim]
-            along = [any(of_axis) for of_axis in zip(*marks, strict=True)]
-            multiplier = multiplier[tuple(slice(None) if varies else slice(1) for varies in along)]
-        found[link] = multiplier
-    return found
+            multiplier = _constant_axes_cut(multiplier, atoms, made_by)
+        multipliers[link] = multiplier
+    return multipliers
+
+
+def _constant_axes_cut(multiplier: Array, atoms: Sequence[Any], made_by: dict[Any, Any]) -> Array:
+    """Cut a multiplier to length one along the axes along which none of the values varies that it is made of."""
+    varies = [False] * multiplier.ndim
+    for atom in atoms:
+        if len(atom.aval.shape) == multiplier.ndim:
+            for axis, varies_here in enumerate(varying_axes(made_by, atom)):
+                varies[axis] = varies[axis] or varies_here
+    index = tuple(slice(None) if varies_here else slice(1) for varies_here in varies)
+    return multiplier[index]

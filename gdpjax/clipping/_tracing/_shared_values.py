@@ -1,5 +1,9 @@
 """Values made of parameters alone, by whatever function, that the loss uses like one more parameter.
 
+    found = shared_values(frame, num_params)                   # such as the norms of weight normalisation
+    frame = with_shared_inputs(frame, num_params, found)       # they are inputs now, after the parameters
+    values, row_sums = evaluate_shared(frame, params, found)   # their values, and what their derivatives add up to
+
 An L2 term is one number u = lam ||W||^2, and weight normalisation divides the columns of V by as many norms u. The loss
 is then L(W, u(W), x). With u taken for a parameter of its own, W meets data in products as usual, one example's
 gradient of u is formed (it is small), and
@@ -12,7 +16,7 @@ of dL/du spread over the axes that belong to them. Which axes those are is read 
 primitives).
 
 Where a value of parameters alone meets data and is not a linear image of them, it becomes a shared value if it is
-small. Otherwise what it is made of does, back through products and quotients: of V / ||V|| the norm is shared.
+small. Otherwise it is followed back through products and quotients to values that can: of V / ||V|| the norm is shared.
 """
 
 import math
@@ -20,21 +24,22 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._jaxprs import Frame, needed
+from gdpjax.clipping._tracing._jaxprs import Frame, dependencies, is_literal, makers_of, variables_of
 from gdpjax.clipping._tracing._probes import parameter_values
 from gdpjax.clipping._tracing.primitives import family_of
 
 LARGE = 2**10
 """Entries above which the gradient of a parameter is worth keeping apart."""
-_SHARE = 4
-"""A shared value has at most this part of the entries of the largest parameter that it depends on."""
+
+_FEWER_ENTRIES = 4
+"""A shared value has at least this many times fewer entries than the largest parameter that it depends on."""
 
 AxisMap = dict[int, int]
-"""Axes of a parameter, and the axes of a value of which an entry depends on the same index there only."""
+"""For some axes of a parameter, the axis of a value that belongs to it: an entry of the value depends on entries of the
+parameter with the same index there alone."""
 
 
 class SharedValue(NamedTuple):
@@ -42,7 +47,7 @@ class SharedValue(NamedTuple):
 
     Attributes:
       variable: the value.
-      leaves: the parameters that it depends on, and for each of them which axes belong to which.
+      leaves: for each parameter that it depends on, which axes belong to which.
     """
 
     variable: Any
@@ -50,7 +55,7 @@ class SharedValue(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """The parts of a jaxpr that are read."""
+    """A jaxpr of which only these parts are read."""
 
     constvars: Sequence[Any]
     invars: Sequence[Any]
@@ -63,53 +68,93 @@ def shared_values(frame: Frame, num_params: int) -> list[SharedValue]:
     return _Search(frame, num_params).shared_values()
 
 
-def without(frame: Frame, num_params: int, shared: Sequence[SharedValue]) -> Frame:
+def with_shared_inputs(frame: Frame, num_params: int, shared: Sequence[SharedValue]) -> Frame:
     """Return the frame with the shared values as inputs after the parameters."""
     jaxpr = frame.jaxpr
-    made = {value.variable for value in shared}
-    kept = [index for index, eqn in enumerate(jaxpr.eqns) if made.isdisjoint(eqn.outvars)]
-    inputs = [*jaxpr.invars[:num_params], *(value.variable for value in shared), *jaxpr.invars[num_params:]]
-    body = _Body(jaxpr.constvars, inputs, [jaxpr.eqns[index] for index in kept], jaxpr.outvars)
-    children = {new: frame.children[old] for new, old in enumerate(kept) if old in frame.children}
-    return Frame(body, frame.consts, children)
+    variables = [value.variable for value in shared]
+    inputs = [*jaxpr.invars[:num_params], *variables, *jaxpr.invars[num_params:]]
+
+    # Leave out the equations that make them.
+    eqns = []
+    children = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+        if not set(variables).isdisjoint(eqn.outvars):
+            continue
+        if index in frame.children:
+            children[len(eqns)] = frame.children[index]
+        eqns.append(eqn)
+    return Frame(_Body(jaxpr.constvars, inputs, eqns, jaxpr.outvars), frame.consts, children)
 
 
-def evaluated(
+def evaluate_shared(
     frame: Frame, params: Sequence[Array], shared: Sequence[SharedValue]
 ) -> tuple[list[Array], list[dict[int, Array]]]:
     """Return the shared values, and for each of them and each parameter the sum of the rows of the derivative."""
-    values, row_sums = [], []
+    values = []
+    row_sums = []
     for each in shared:
         leaves = list(each.leaves)
 
         def value_of(some: Sequence[Array], each: SharedValue = each, leaves: list[int] = leaves) -> Array:
-            given = dict(zip(leaves, some, strict=True))
-            every = [given.get(leaf, param) for leaf, param in enumerate(params)]
+            every = list(params)
+            for leaf, param in zip(leaves, some, strict=True):
+                every[leaf] = param
             return parameter_values(frame, every, {each.variable})[each.variable]
 
-        value, pull = jax.vjp(value_of, [params[leaf] for leaf in leaves])
+        value, pull_back = jax.vjp(value_of, [params[leaf] for leaf in leaves])
+        (sums,) = pull_back(jnp.ones_like(value))
         values.append(value)
-        row_sums.append(dict(zip(leaves, pull(jnp.ones_like(value))[0], strict=True)))
+        row_sums.append(dict(zip(leaves, sums, strict=True)))
     return values, row_sums
 
 
 def spread(coefficients: Array, axes: AxisMap, ndim: int) -> Array:
-    """Return gradients [N, ...] of a shared value along the axes of a parameter that they belong to; ones elsewhere."""
+    """Lay out gradients of a shared value along the axes of a parameter.
+
+    Args:
+      coefficients: [N, *shape of the shared value], of N examples.
+      axes: which axis of the value belongs to which of the parameter. The other axes have length one.
+      ndim: the number of axes of the parameter.
+
+    Returns:
+      [N, ...] with the axes of the parameter, of length one where no axis of the value belongs to them.
+    """
     shape = coefficients.shape[1:]
-    order = [axes[axis] for axis in range(ndim) if axis in axes]
+    order = []
+    laid_out = []
+    for axis in range(ndim):
+        if axis in axes:
+            order.append(axes[axis])
+            laid_out.append(shape[axes[axis]])
+        else:
+            laid_out.append(1)
     others = [axis for axis in range(len(shape)) if axis not in order]
-    moved = jnp.transpose(coefficients, (0, *(1 + axis for axis in (*order, *others))))
-    return moved.reshape(-1, *(shape[axes[axis]] if axis in axes else 1 for axis in range(ndim)))
+    permutation = [1 + axis for axis in (*order, *others)]
+    moved = jnp.transpose(coefficients, (0, *permutation))
+    return moved.reshape(-1, *laid_out)
 
 
 class _Search:
-    """What is known of the values of the outermost frame."""
+    """What is known of the values of the outermost frame.
+
+    Attributes:
+      jaxpr: the frame.
+      params: the variables of the parameters.
+      made_by: for each variable, the equation that makes it.
+      leaves: for each value that depends on parameters, which ones.
+      data: the values that depend on data.
+      linear: the values that are linear images of parameters.
+      found: the shared values that were found, by their variables.
+      maps: for each parameter the axis maps of the values that depend on it.
+    """
 
     def __init__(self, frame: Frame, num_params: int) -> None:
         self.jaxpr = frame.jaxpr
         self.params = list(frame.jaxpr.invars[:num_params])
-        self.made_by = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
-        self.leaves: dict[Any, frozenset[int]] = {v: frozenset({leaf}) for leaf, v in enumerate(self.params)}
+        self.made_by = makers_of(frame.jaxpr)
+        self.leaves: dict[Any, frozenset[int]] = {}
+        for leaf, variable in enumerate(self.params):
+            self.leaves[variable] = frozenset({leaf})
         self.data: set[Any] = set(self.jaxpr.invars[num_params:])
         self.linear: set[Any] = set(self.params)
         self.found: dict[Any, SharedValue] = {}
@@ -118,98 +163,138 @@ class _Search:
             self._classify(eqn)
 
     def _classify(self, eqn: Any) -> None:
-        variables = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
+        """Note whether the outputs of an equation are data, depend on parameters, or are linear images of them."""
+        variables = variables_of(eqn.invars)
         if not self.data.isdisjoint(variables):
             self.data.update(eqn.outvars)
-        leaves = frozenset[int]().union(*(self.leaves.get(v, frozenset()) for v in variables))
+
+        leaves = frozenset[int]()
+        for variable in variables:
+            leaves |= self._leaves_of(variable)
         if not leaves or eqn.primitive.name == "stop_gradient":
             return
-        self.leaves.update((v, leaves) for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.floating))
-        if self._is_linear(eqn) and all(v in self.linear for v in variables if self.leaves.get(v)):
+        for variable in eqn.outvars:
+            if jnp.issubdtype(variable.aval.dtype, jnp.floating):
+                self.leaves[variable] = leaves
+
+        dependent = [variable for variable in variables if self._leaves_of(variable)]
+        if self._is_linear(eqn) and self.linear.issuperset(dependent):
             self.linear.update(eqn.outvars)
+
+    def _leaves_of(self, atom: Any) -> frozenset[int]:
+        """Return the parameters on which a value depends."""
+        return frozenset() if is_literal(atom) else self.leaves.get(atom, frozenset())
 
     def _is_linear(self, eqn: Any) -> bool:
         """Return whether factors can go back through an equation to all parameters."""
-        linked = []
-        for operand, v in enumerate(eqn.invars):
-            if not isinstance(v, jex.Literal) and self.leaves.get(v):
-                linked.append(operand)
-        is_distinct = len({eqn.invars[operand] for operand in linked}) == len(linked)
-        return is_distinct and all(family_of(eqn).is_linear(eqn, operand) for operand in linked)
+        operands = [operand for operand, atom in enumerate(eqn.invars) if self._leaves_of(atom)]
+        distinct = {eqn.invars[operand] for operand in operands}
+        if len(distinct) < len(operands):
+            return False
+        return all(family_of(eqn).is_linear(eqn, operand) for operand in operands)
 
     def shared_values(self) -> list[SharedValue]:
         """Return every value that is needed where a parameter's nonlinear image meets data."""
-        live = needed(self.jaxpr, self.jaxpr.outvars[:1], frozenset({"stop_gradient"}))
+        live = dependencies(self.jaxpr, self.jaxpr.outvars[:1], frozenset({"stop_gradient"}))
         for eqn in self.jaxpr.eqns:
-            if live.isdisjoint(eqn.outvars) or self.data.isdisjoint(eqn.outvars):
+            meets_data = not live.isdisjoint(eqn.outvars) and not self.data.isdisjoint(eqn.outvars)
+            if not meets_data:
                 continue
-            for v in eqn.invars:
-                if not isinstance(v, jex.Literal) and v not in self.data:
-                    for value in self._demand(v) or ():
-                        self.found[value.variable] = value
+            for variable in variables_of(eqn.invars):
+                if variable in self.data:
+                    continue
+                for value in self._needed_for(variable) or ():
+                    self.found[value.variable] = value
         return list(self.found.values())
 
-    def _demand(self, v: Any) -> list[SharedValue] | None:
-        """Return the shared values with which this one becomes a linear image; None where there are none."""
-        if isinstance(v, jex.Literal) or v in self.linear or not self.leaves.get(v):
+    def _needed_for(self, atom: Any) -> list[SharedValue] | None:
+        """Return the shared values with which a value becomes a linear image; None where there are none."""
+        if not self._leaves_of(atom) or atom in self.linear:
             return []
-        if v in self.found:
-            return [self.found[v]]
-        own = self._shared(v)
-        if own is not None:
-            return [own]
-        eqn = self.made_by[v]
+        if atom in self.found:
+            return [self.found[atom]]
+        itself = self._as_shared(atom)
+        if itself is not None:
+            return [itself]
+
+        # Otherwise those that the operands of a linear equation need.
+        eqn = self.made_by[atom]
         if not self._is_linear(eqn):
             return None
         collected: list[SharedValue] = []
         for operand in eqn.invars:
-            part = self._demand(operand)
-            if part is None:
+            values = self._needed_for(operand)
+            if values is None:
                 return None
-            collected += part
+            collected += values
         return collected
 
-    def _shared(self, v: Any) -> SharedValue | None:
+    def _as_shared(self, variable: Any) -> SharedValue | None:
         """Return a value as a shared one, if it is small and each of its entries depends on entries of its own."""
-        size = math.prod(v.aval.shape)
-        largest = max(math.prod(self.params[leaf].aval.shape) for leaf in self.leaves[v])
-        if len(self.made_by[v].outvars) != 1 or largest <= LARGE or _SHARE * size > largest:
+        leaves = sorted(self.leaves[variable])
+        shape = variable.aval.shape
+        largest = max(math.prod(self.params[leaf].aval.shape) for leaf in leaves)
+        is_small = largest > LARGE and _FEWER_ENTRIES * math.prod(shape) <= largest
+        if not is_small or len(self.made_by[variable].outvars) != 1:
             return None
-        leaves = {leaf: self._axes(leaf, v) for leaf in sorted(self.leaves[v])}
-        wide = {axis for axis, length in enumerate(v.aval.shape) if length > 1}
-        is_separate = all(wide <= set(axes.values()) for axes in leaves.values())
-        return SharedValue(v, leaves) if is_separate else None
 
-    def _axes(self, leaf: int, v: Any) -> AxisMap:
-        """Return which axes of a parameter belong to which of a value."""
+        axes_of = {leaf: self._axes(leaf, variable) for leaf in leaves}
+        long_axes = {axis for axis, length in enumerate(shape) if length > 1}
+        for axes in axes_of.values():
+            if not long_axes.issubset(axes.values()):
+                return None
+        return SharedValue(variable, axes_of)
+
+    def _axes(self, leaf: int, variable: Any) -> AxisMap:
+        """Return which axes of a parameter belong to which of a value, those of length one apart."""
         if leaf not in self.maps:
-            source = self.params[leaf]
-            maps: dict[Any, AxisMap] = {source: {axis: axis for axis in range(source.aval.ndim)}}
-            for eqn in self.jaxpr.eqns:
-                known = {}
-                for operand, x in enumerate(eqn.invars):
-                    if not isinstance(x, jex.Literal) and x in maps:
-                        known[operand] = maps[x]
-                if known and eqn.primitive.name != "stop_gradient":
-                    maps.update((out, _output_map(eqn, known)) for out in eqn.outvars if out in self.leaves)
-            self.maps[leaf] = maps
-        return {mine: its for mine, its in self.maps[leaf][v].items() if v.aval.shape[its] > 1}
+            self.maps[leaf] = self._maps_from(leaf)
+        axes = {}
+        for source, axis in self.maps[leaf][variable].items():
+            if variable.aval.shape[axis] > 1:
+                axes[source] = axis
+        return axes
+
+    def _maps_from(self, leaf: int) -> dict[Any, AxisMap]:
+        """Return the axis maps from a parameter to all values that depend on it."""
+        source = self.params[leaf]
+        maps: dict[Any, AxisMap] = {source: {axis: axis for axis in range(source.aval.ndim)}}
+        for eqn in self.jaxpr.eqns:
+            operands = {}
+            for operand, atom in enumerate(eqn.invars):
+                if not is_literal(atom) and atom in maps:
+                    operands[operand] = maps[atom]
+            if not operands or eqn.primitive.name == "stop_gradient":
+                continue
+            for variable in eqn.outvars:
+                if variable in self.leaves:
+                    maps[variable] = _output_map(eqn, operands)
+        return maps
 
 
-def _output_map(eqn: Any, inputs: dict[int, AxisMap]) -> AxisMap:
+def _output_map(eqn: Any, operands: dict[int, AxisMap]) -> AxisMap:
     """Return the map of an output, given those of the operands that depend on the parameter; empty where unknown."""
     maps = []
-    for operand, axes in inputs.items():
+    for operand, axes in operands.items():
         onward = family_of(eqn).axis_map(eqn, operand)
         maps.append({source: onward[axis] for source, axis in axes.items() if axis in onward})
+
     # An entry may depend on the parameter through several operands: the axes have to agree.
     first, *others = maps
-    return {source: axis for source, axis in first.items() if all(other.get(source) == axis for other in others)}
+    agreed = {}
+    for source, axis in first.items():
+        if all(other.get(source) == axis for other in others):
+            agreed[source] = axis
+    return agreed
 
 
-def varying(made_by: dict[Any, Any], v: Any) -> tuple[bool, ...]:
+def varying_axes(made_by: dict[Any, Any], atom: Any) -> tuple[bool, ...]:
     """Return for each axis of a value whether its entries may differ along it."""
-    maker = made_by.get(v) if not hasattr(v, "val") else None
-    if maker is None:
-        return tuple(size > 1 for size in v.aval.shape)
-    return family_of(maker).varying_axes(maker, lambda operand: varying(made_by, maker.invars[operand]))
+    eqn = None if is_literal(atom) else made_by.get(atom)
+    if eqn is None:
+        return tuple(size > 1 for size in atom.aval.shape)
+
+    def of_operand(operand: int) -> tuple[bool, ...]:
+        return varying_axes(made_by, eqn.invars[operand])
+
+    return family_of(eqn).varying_axes(eqn, of_operand)

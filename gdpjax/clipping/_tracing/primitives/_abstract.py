@@ -1,13 +1,26 @@
-"""What the engine knows of a primitive: one class for each family.
+"""The base class of all that the engine knows about a primitive of JAX.
+
+A family of primitives is a subclass. This one says that a weight of a primitive ``scale`` is multiplied by its data:
+
+    class Scale(AbstractPrimitive):
+        def is_site(self, eqn, operand):
+            return operand == 0                       # y = weight * x, one number for each entry
+
+        def factor(self, eqn, operand, x, s):
+            return Full(x * s)                        # the gradient of the weight, for the cotangent s of y
+
+    register_primitive("scale", Scale())
 
 A family answers three questions about an equation of the traced loss, all from static shapes and parameters:
 
-* can it be a *site*, where a weight meets data, and what is then the gradient of the weight? (`is_site`, `factor`)
-* is it a linear map that a parameter passes through before it meets data, and how do gradients go back through it?
+* Can the equation be a *site*, where a weight meets data? What is then the gradient of the weight? (`is_site`,
+  `factor`)
+* Is the equation a linear map that a parameter passes before it meets data? How do gradients go back through it?
   (`is_linear`, `pull_back`)
-* which axes of its output belong to which axes of an operand? (`axis_map`)
+* Which axes of the output belong to which axes of an operand? (`axis_map`)
 
-The default answers mean "unknown". The parameter is then left to JAX, which forms its gradient for each example.
+The default answers mean "unknown". The parameter is then left to JAX, which forms its gradient for each example. The
+remaining methods serve special cases, and few families override them.
 """
 
 import abc
@@ -20,7 +33,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full
-from gdpjax.clipping._tracing._jaxprs import evaluate
+from gdpjax.clipping._tracing._jaxprs import evaluate_equation, shape_of
 
 
 class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: unknown
@@ -38,7 +51,7 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
     is_lookup: bool = False
     acts_on_one_example: bool = True
 
-    # A weight meets data.
+    # First question: a weight meets data.
 
     def is_site(self, eqn: Any, operand: int) -> bool:
         """Return whether the equation is linear in this operand, the weight, and `factor` knows its gradient."""
@@ -59,29 +72,9 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
         """Return the input that `factor` is given: the other one of two, or else the second."""
         return 1 - operand if len(eqn.invars) == 2 else 1
 
-    def num_products(self, eqn: Any, operand: int) -> int:
-        """Return how many outer products `factor` adds up, if it returns an `Outer`."""
-        return 1
-
     def working_bytes(self, eqn: Any, operand: int) -> int:
         """Return the bytes that `factor` needs for one example, beside those of x, s and the result."""
         return 0
-
-    def is_formed(self, eqn: Any, operand: int) -> bool:
-        """Return whether `factor` returns a `Full`."""
-        return False
-
-    def is_rewritten(self, eqn: Any) -> bool:
-        """Return whether `evaluate` and `differentiable` are used wherever the equation occurs."""
-        return False
-
-    def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the equation."""
-        return evaluate(eqn, values)
-
-    def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of an equation that JAX differentiates."""
-        return evaluate(eqn, values)
 
     def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
         """Return the gradient of the `data_operand`, given the values of all inputs and the cotangent s."""
@@ -90,10 +83,25 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
         def output(x: Array) -> Array:
             return self.evaluate(eqn, [*values[:place], x, *values[place + 1 :]])[0]
 
-        _, pull = jax.vjp(output, values[place])
-        return pull(s)[0]
+        _, pull_back = jax.vjp(output, values[place])
+        (gradient,) = pull_back(s)
+        return gradient
 
-    # A parameter passes before it meets data.
+    # The engine may compute an equation in another way than JAX does.
+
+    def is_rewritten(self, eqn: Any) -> bool:
+        """Return whether `evaluate` and `differentiable` take the place of the equation wherever it occurs."""
+        return False
+
+    def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
+        """Return the outputs of the equation at a site, where nothing is differentiated."""
+        return evaluate_equation(eqn, values)
+
+    def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
+        """Return the outputs of an equation that is no site, and that JAX differentiates."""
+        return evaluate_equation(eqn, values)
+
+    # Second question: a parameter passes before it meets data.
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
         """Return whether the only output is linear in this operand, whatever the values of the others."""
@@ -108,12 +116,12 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
         return jnp.asarray(values[0])
 
     def is_scaling(self, eqn: Any) -> bool:
-        """Return whether the multiplier is one number for each entry of the output."""
+        """Return whether the multiplier holds one number for each entry of the output."""
         return False
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
         """Return the gradient of the operand, given that of the output: by default formed, by JAX's transpose."""
-        aval, out = eqn.invars[operand].aval, eqn.outvars[0].aval
+        out = eqn.outvars[0].aval
 
         def apply(value: Array) -> Array:
             values = []
@@ -126,11 +134,11 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
                     values.append(multiplier)
             return self.evaluate(eqn, values)[0]
 
-        transpose = jax.linear_transpose(apply, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        transpose = jax.linear_transpose(apply, shape_of(eqn.invars[operand]))
         (gradient,) = transpose(factor.formed(out.shape).astype(out.dtype))
         return Full(gradient)
 
-    # Which entries depend on which.
+    # Third question: which entries depend on which.
 
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
         """Return, for some axes of the operand, the axis of the (first) output that belongs to it.
@@ -167,9 +175,12 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
 
 def is_floating_output(eqn: Any) -> bool:
     """Return whether an equation has one output, of floating numbers."""
-    return len(eqn.outvars) == 1 and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+    if len(eqn.outvars) != 1:
+        return False
+    return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
 
 
 def num_bytes(aval: Any) -> int:
     """Return the bytes of an array of this type."""
-    return math.prod(getattr(aval, "shape", ())) * getattr(aval.dtype, "itemsize", 8)
+    size = math.prod(getattr(aval, "shape", ()))
+    return size * getattr(aval.dtype, "itemsize", 8)

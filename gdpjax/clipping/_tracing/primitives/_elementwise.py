@@ -1,4 +1,8 @@
-"""Primitives of which an output entry depends on the same entry of each operand alone."""
+"""Primitives that act entry by entry: casts, sums, products and quotients, and nonlinear functions.
+
+An entry of the output depends on the same entry of each operand alone. A parameter passes sums, casts and scales as a
+linear map; nonlinear functions only say which axes belong to which.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,6 +13,7 @@ import jax.numpy as jnp
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Weighted
+from gdpjax.clipping._tracing._jaxprs import is_literal
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 
 
@@ -16,15 +21,20 @@ class AbstractElementwise(AbstractPrimitive):
     """Operands have the shape of the output, but for axes of length one, along which they are spread."""
 
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        own, out = eqn.invars[operand].aval.shape, eqn.outvars[0].aval.shape
+        own = eqn.invars[operand].aval.shape
+        out = eqn.outvars[0].aval.shape
         if len(own) != len(out):
             return {}
         return {axis: axis for axis, size in enumerate(own) if size == out[axis]}
 
     def varying_axes(self, eqn: Any, varying: Callable[[int], tuple[bool, ...]]) -> tuple[bool, ...]:
-        rank = len(eqn.outvars[0].aval.shape)
-        operands = [varying(place) for place, v in enumerate(eqn.invars) if len(v.aval.shape) == rank]
-        return tuple(any(marks[axis] for marks in operands) for axis in range(rank))
+        result = [False] * len(eqn.outvars[0].aval.shape)
+        for operand, variable in enumerate(eqn.invars):
+            if len(variable.aval.shape) != len(result):
+                continue  # a number
+            for axis, varies in enumerate(varying(operand)):
+                result[axis] = result[axis] or varies
+        return tuple(result)
 
 
 @final
@@ -37,7 +47,7 @@ class Cast(AbstractElementwise):
     """Changes of the dtype, of the rounding, or of nothing.
 
     Attributes:
-      is_exact: whether a derivative rule may leave it out: what it rounds is what its dtype cannot hold.
+      is_exact: whether a derivative rule may leave it out, since it rounds nothing but what its dtype cannot hold.
     """
 
     def __init__(self, is_exact: bool) -> None:
@@ -58,19 +68,19 @@ class Cast(AbstractElementwise):
 
 @final
 class Negation(AbstractElementwise):
-    """The same with the other sign."""
+    """``neg``."""
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
         return is_floating_output(eqn)
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        return factor.scaled(jnp.asarray(-1.0, jnp.float32))
+        return _negated(factor)
 
     def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
         return 0, None
 
     def follow(self, factor: AbstractFactor, eqn: Any, scale: Array | None) -> AbstractFactor:
-        return factor.scaled(jnp.asarray(-1.0, jnp.float32))
+        return _negated(factor)
 
 
 @final
@@ -78,33 +88,38 @@ class Addition(AbstractElementwise):
     """Sums and differences.
 
     Attributes:
-      sign: of the second operand.
+      sign: the sign of the second operand.
     """
 
     def __init__(self, sign: int) -> None:
         self.sign = sign
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
-        return is_floating_output(eqn) and eqn.invars[operand].aval.shape == eqn.outvars[0].aval.shape
+        own = eqn.invars[operand].aval.shape
+        return is_floating_output(eqn) and own == eqn.outvars[0].aval.shape
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        if operand == 0 or self.sign > 0:
-            return factor
-        return factor.scaled(jnp.asarray(-1.0, jnp.float32))
+        is_subtracted = operand == 1 and self.sign < 0
+        return _negated(factor) if is_subtracted else factor
+
+
+def _negated(factor: AbstractFactor) -> AbstractFactor:
+    return factor.scaled(jnp.asarray(-1.0, jnp.float32))
 
 
 @final
 class Scaling(AbstractElementwise):
-    """Products and quotients of two parameters, or of a parameter and a number.
+    """``mul`` and ``div`` of two parameters, or of a parameter and a number.
 
-    A product of a column and a row is an outer product, where a derivative rule takes it.
+    Within a derivative rule, the product of a column and a row is an outer product.
     """
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
         return is_floating_output(eqn)
 
     def values_needed(self, eqn: Any, operand: int) -> list[Any]:
-        if eqn.primitive.name == "div" and operand == 1:
+        is_divisor = eqn.primitive.name == "div" and operand == 1
+        if is_divisor:
             return list(eqn.invars)
         return [eqn.invars[1 - operand]]
 
@@ -112,18 +127,20 @@ class Scaling(AbstractElementwise):
         if eqn.primitive.name == "mul":
             return jnp.asarray(values[0])
         # The slope of a / b is 1 / b in a, and -a / b^2 in b.
-        below = jnp.asarray(values[-1])
-        below = below.astype(wide_dtype(below))
+        divisor = jnp.asarray(values[-1])
+        divisor = divisor.astype(wide_dtype(divisor))
         if operand == 0:
-            return 1 / below
-        return -jnp.asarray(values[0]).astype(below.dtype) / below / below
+            return 1 / divisor
+        dividend = jnp.asarray(values[0]).astype(divisor.dtype)
+        return -dividend / divisor / divisor
 
     def is_scaling(self, eqn: Any) -> bool:
         return True
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
         assert multiplier is not None
-        own, out = eqn.invars[operand].aval.shape, eqn.outvars[0].aval.shape
+        own = eqn.invars[operand].aval.shape
+        out = eqn.outvars[0].aval.shape
         if isinstance(factor, Outer):
             return _scaled_outer(factor, own, out, jnp.asarray(multiplier))
 
@@ -133,62 +150,88 @@ class Scaling(AbstractElementwise):
         gradient = gradient * multiplier.astype(gradient.dtype)
         if not own:
             return Full(gradient.sum())
-        spread = tuple(axis for axis, size in enumerate(own) if size != gradient.shape[axis])
-        return Full(gradient.sum(axis=spread, keepdims=True) if spread else gradient)
+        spread = [axis for axis, size in enumerate(own) if size != gradient.shape[axis]]
+        if spread:
+            gradient = gradient.sum(axis=tuple(spread), keepdims=True)
+        return Full(gradient)
 
     def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
         out = eqn.outvars[0].aval.shape
-        for operand in (0,) if eqn.primitive.name == "div" else (0, 1):
+        scaled_operands = (0,) if eqn.primitive.name == "div" else (0, 1)
+        for operand in scaled_operands:
             scale = eqn.invars[1 - operand]
-            if eqn.invars[operand].aval.shape == out and math.prod(scale.aval.shape) == 1:
+            is_whole = eqn.invars[operand].aval.shape == out
+            if is_whole and math.prod(scale.aval.shape) == 1:
                 return operand, scale
         return None
 
     def follow(self, factor: AbstractFactor, eqn: Any, scale: Array | None) -> AbstractFactor:
-        scale = jnp.asarray(scale).reshape(())
-        return factor.scaled(1 / scale.astype(wide_dtype(scale)) if eqn.primitive.name == "div" else scale)
+        number = jnp.asarray(scale).reshape(())
+        if eqn.primitive.name == "div":
+            number = 1 / number.astype(wide_dtype(number))
+        return factor.scaled(number)
 
     def multiplied(self, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
-        if eqn.primitive.name != "mul" or any(hasattr(v, "val") for v in eqn.invars):
+        if eqn.primitive.name != "mul" or any(is_literal(atom) for atom in eqn.invars):
             return None
-        # Where one operand holds all axes, entry by entry there is nothing to keep apart.
-        kinds = _kinds(eqn)
+        # Where one operand holds all axes, this is no outer product.
+        kinds = _kinds_of_axes(eqn)
         return list(eqn.invars) if "l" in kinds and "r" in kinds else None
 
     def product(self, eqn: Any, first: Array, second: Array) -> Outer:
-        kinds = _kinds(eqn)
-        shape = eqn.outvars[0].aval.shape
-        sizes = {kind: [size for size, own in zip(shape, kinds, strict=True) if own == kind] for kind in "blr"}
-        blocks_first = sorted(range(len(kinds)), key=lambda axis: kinds[axis] != "b")
-        left = jnp.transpose(first, blocks_first).reshape(1, *sizes["b"], *sizes["l"])
-        right = jnp.transpose(second, blocks_first).reshape(1, *sizes["b"], *sizes["r"])
-        axes = tuple((kind, kinds[:axis].count(kind)) for axis, kind in enumerate(kinds))
-        return Outer(left, right, axes)
+        kinds = _kinds_of_axes(eqn)
+        axes = []
+        sizes: dict[str, list[int]] = {"b": [], "l": [], "r": []}
+        for kind, size in zip(kinds, eqn.outvars[0].aval.shape, strict=True):
+            axes.append((kind, len(sizes[kind])))
+            sizes[kind].append(size)
+
+        # The factors hold the blocks first. An axis that only the other operand has, has length one.
+        blocks = [axis for axis, kind in enumerate(kinds) if kind == "b"]
+        others = [axis for axis, kind in enumerate(kinds) if kind != "b"]
+        left = jnp.transpose(first, (*blocks, *others))
+        right = jnp.transpose(second, (*blocks, *others))
+        left = left.reshape(1, *sizes["b"], *sizes["l"])
+        right = right.reshape(1, *sizes["b"], *sizes["r"])
+        return Outer(left, right, tuple(axes))
 
 
-def _kinds(eqn: Any) -> list[str]:
-    """For each axis of a product, which operand has it: "l" the first, "r" the second, "b" both."""
+def _kinds_of_axes(eqn: Any) -> list[str]:
+    """Return for each axis of a product which operand has it: "l" the first, "r" the second, "b" both."""
+    first, second = (variable.aval.shape for variable in eqn.invars)
     kinds = []
-    for first, second in zip(eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, strict=True):
-        if first > 1 and second > 1:
+    for own, other in zip(first, second, strict=True):
+        if own > 1 and other > 1:
             kinds.append("b")
+        elif other > 1:
+            kinds.append("r")
         else:
-            kinds.append("r" if second > 1 else "l")
+            kinds.append("l")
     return kinds
 
 
 def _scaled_outer(outer: Outer, own: tuple[int, ...], out: tuple[int, ...], multiplier: Array) -> AbstractFactor:
-    """Return the gradient of an operand of shape ``own``; the multiplier has length one where it is constant."""
-    if own == out and not multiplier.ndim:
+    """Return the gradient of one operand of a product or quotient.
+
+    Args:
+      outer: the gradient of the output.
+      own: the shape of the operand.
+      out: the shape of the output.
+      multiplier: a number, or an array with as many axes as the output, of length one where it is constant.
+    """
+    is_spread = own != out
+    if not is_spread and not multiplier.ndim:
         return outer.scaled(multiplier)
 
-    # Scale the one factor that has all axes along which the multiplier varies.
+    # If one of the factors has all axes along which the multiplier varies, scale that one.
     kinds = {outer.axes[axis][0] for axis, size in enumerate(multiplier.shape) if size > 1}
-    if own == out and not {"l", "r"} <= kinds:
+    varies_in_both = "l" in kinds and "r" in kinds
+    if not is_spread and not varies_in_both:
         return outer.scaled_along(multiplier, "l" if "l" in kinds else "r")
 
+    # Otherwise every entry is scaled by itself, and entries are added up where the operand was spread.
     weighted = Weighted(outer, jnp.broadcast_to(multiplier, out))
-    if own == out:
+    if not is_spread:
         return weighted
     kept = [axis for axis, size in enumerate(own) if size > 1]
     return Full(weighted.summed(kept).reshape(own))

@@ -1,5 +1,9 @@
 """Convolutions in the one layout that XLA's CPU backend computes fast everywhere.
 
+    y = convolve(eqn, x, kernel)                          # in place of the equation; JAX can differentiate it
+    layout = layout_of(eqn)
+    patches_times(layout, window, x, cotangent_of_y)      # the gradient of the kernel, by one product
+
 On a CPU, XLA brings convolutions into the layout of its fast kernel (batch, space, channels, with a kernel of space,
 input, output) in the entry computation of a program only. Within a scan, a branch or a while loop every other layout
 is computed by a naive loop, 5 to 100 times slower. Two of them appear in every model: the gradients that JAX takes of
@@ -38,7 +42,20 @@ _FEW_CHANNELS = 4
 
 
 class Layout(NamedTuple):
-    """A convolution's options, and the permutations that bring its operands into the fast layout."""
+    """A convolution's options, and the permutations that bring its operands into the fast layout.
+
+    Attributes:
+      strides: steps between the patches of neighbouring positions, for each axis of space.
+      padding: entries of zeros before and after the input, for each axis of space.
+      input_dilation: distances between neighbouring entries of the input, with zeros between them.
+      kernel_dilation: distances between the entries of the input that neighbouring entries of the kernel meet.
+      groups: the number of groups of channels; outputs of a group depend on its inputs alone.
+      precision: the precision that JAX is asked for.
+      dtype: of the output.
+      to_input: the permutation of the input to [n, *space, channels].
+      to_kernel: the permutation of the kernel to [*window, input, output].
+      to_output: the permutation of the output to [n, *space, channels].
+    """
 
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -68,13 +85,19 @@ class Layout(NamedTuple):
 
 
 def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
+    inverse = [0] * len(permutation)
+    for place, axis in enumerate(permutation):
+        inverse[axis] = place
+    return tuple(inverse)
 
 
 def layout_of(eqn: Any) -> Layout:
     """Read the options of a ``conv_general_dilated`` equation."""
     params = eqn.params
     numbers = params["dimension_numbers"]
+    input_batch, input_channels, *input_space = numbers.lhs_spec
+    kernel_outputs, kernel_inputs, *window = numbers.rhs_spec
+    output_batch, output_channels, *output_space = numbers.out_spec
     return Layout(
         strides=tuple(params["window_strides"]),
         padding=tuple((low, high) for low, high in params["padding"]),
@@ -83,14 +106,14 @@ def layout_of(eqn: Any) -> Layout:
         groups=params["feature_group_count"],
         precision=params["precision"],
         dtype=eqn.outvars[0].aval.dtype,
-        to_input=(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]),
-        to_kernel=(*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]),
-        to_output=(numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]),
+        to_input=(input_batch, *input_space, input_channels),
+        to_kernel=(*window, kernel_inputs, kernel_outputs),
+        to_output=(output_batch, *output_space, output_channels),
     )
 
 
 def is_rewritten(eqn: Any) -> bool:
-    """Whether an equation is a convolution that is computed here rather than by JAX."""
+    """Return whether an equation is a convolution that is computed here rather than by JAX."""
     if eqn.primitive.name != "conv_general_dilated" or jax.default_backend() != "cpu":
         return False
     variables = (*eqn.invars, *eqn.outvars)
@@ -122,29 +145,32 @@ _convolution.defvjp(_forward_rule, _backward_rule)
 
 
 def forward(layout: Layout, x: Array, kernel: Array) -> Array:
-    """The convolution itself, without a derivative rule."""
+    """Return the convolution itself, without a derivative rule."""
     x = jnp.transpose(x, layout.to_input)
     kernel = jnp.transpose(kernel, layout.to_kernel)
     window = kernel.shape[:-2]
-    if layout.groups == 1 and x.shape[-1] <= _FEW_CHANNELS and 1 < math.prod(window) <= MAX_WINDOW:
+    has_few_channels = layout.groups == 1 and x.shape[-1] <= _FEW_CHANNELS
+    if has_few_channels and 1 < math.prod(window) <= MAX_WINDOW:
+        # A product of patches and kernel.
         patches = _cut_patches(layout, window, x)
+        num_axes = x.ndim - 1
         result = jnp.einsum(
             "...k,ko->...o",
-            patches.reshape(*patches.shape[: x.ndim - 1], -1),
+            patches.reshape(*patches.shape[:num_axes], -1),
             kernel.reshape(-1, kernel.shape[-1]),
             precision=layout.precision,
             preferred_element_type=layout.dtype,
         )
-        return jnp.transpose(result, layout.from_output)
-    result = _in_fast_layout(
-        x,
-        kernel,
-        layout,
-        strides=layout.strides,
-        padding=layout.padding,
-        input_dilation=layout.input_dilation,
-        dtype=layout.dtype,
-    )
+    else:
+        result = _in_fast_layout(
+            x,
+            kernel,
+            layout,
+            strides=layout.strides,
+            padding=layout.padding,
+            input_dilation=layout.input_dilation,
+            dtype=layout.dtype,
+        )
     return jnp.transpose(result, layout.from_output)
 
 
@@ -177,11 +203,12 @@ def _in_fast_layout(
 
 
 def _dilated(size: int, dilation: int) -> int:
+    """Return how many entries an axis has when zeros have been put between its entries."""
     return 0 if size == 0 else 1 + dilation * (size - 1)
 
 
 def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
-    """The gradient of x (of which only the shape and the type are used)."""
+    """Return the gradient of x (of which only the shape and the type are used)."""
     shape = tuple(x.shape[axis] for axis in layout.to_input)
     dtype = jnp.promote_types(kernel.dtype, cotangent.dtype)
     kernel = jnp.transpose(kernel, layout.to_kernel).astype(dtype)
@@ -190,7 +217,8 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
 
     is_strided = math.prod(layout.strides) > 1 and max(layout.input_dilation) == 1
     if is_strided and layout.groups == 1 and math.prod(window) <= MAX_WINDOW:
-        # What each output position gives to each entry of its patch, added up where the patches lie.
+        # Each output position gives something to each entry of its patch. Add that up where the patches lie, which is
+        # the transpose of cutting them.
         parts = jnp.einsum(
             "...o,wio->...wi",
             cotangent,
@@ -206,6 +234,8 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
         grouped = kernel.reshape(*window, kernel.shape[-2], groups, -1)
         turned = jnp.swapaxes(grouped, -1, -3).reshape(*window, grouped.shape[-1], -1)
         turned = lax.rev(turned, tuple(range(len(window))))
+
+        # Pad the cotangent such that every input meets all outputs that it went into.
         padding = []
         for axis, (low, _) in enumerate(layout.padding):
             inputs = _dilated(shape[1 + axis], layout.input_dilation[axis])
@@ -226,7 +256,7 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
 
 
 def kernel_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
-    """The gradient of the kernel (of which only the shape and the type are used)."""
+    """Return the gradient of the kernel (of which only the shape and the type are used)."""
     window = tuple(kernel.shape[axis] for axis in layout.to_kernel[:-2])
     if math.prod(window) > MAX_WINDOW:
         (gradient,) = jax.linear_transpose(lambda k: forward(layout, x, k), kernel)(cotangent)
@@ -242,24 +272,25 @@ def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: 
     x = jnp.transpose(x, layout.to_input)
     cotangent = jnp.transpose(cotangent, layout.to_output)
     dtype = jnp.promote_types(jnp.promote_types(x.dtype, cotangent.dtype), jnp.float32)
+    product = functools.partial(jnp.einsum, precision=layout.precision, preferred_element_type=dtype)
+
     patches = _cut_patches(layout, window, x)
-    outputs, groups = cotangent.shape[-1], layout.groups
-    channels = x.shape[-1] // groups
+    outputs = cotangent.shape[-1]
     by_output = jnp.swapaxes(cotangent.reshape(-1, outputs), 0, 1)
+    num_positions = by_output.shape[1]
+    groups = layout.groups
+    channels = x.shape[-1] // groups
     if groups == 1:
-        flat = patches.reshape(by_output.shape[1], -1)
-        gradient = jnp.einsum(
-            "ot,tk->ok", by_output, flat, precision=layout.precision, preferred_element_type=dtype
-        ).reshape(outputs, *window, channels)
+        flat = patches.reshape(num_positions, -1)
+        gradient = product("ot,tk->ok", by_output, flat)
     else:
-        flat = patches.reshape(by_output.shape[1], math.prod(window), groups, channels)
-        gradient = jnp.einsum(
-            "got,twgi->gowi",
-            by_output.reshape(groups, outputs // groups, -1),
-            flat,
-            precision=layout.precision,
-            preferred_element_type=dtype,
-        ).reshape(outputs, *window, channels)
+        # Within each group of channels.
+        flat = patches.reshape(num_positions, math.prod(window), groups, channels)
+        by_group = by_output.reshape(groups, outputs // groups, -1)
+        gradient = product("got,twgi->gowi", by_group, flat)
+
+    # From [outputs, *window, channels] to [*window, channels, outputs], and to the kernel's own layout.
+    gradient = gradient.reshape(outputs, *window, channels)
     return jnp.transpose(jnp.moveaxis(gradient, 0, -1), layout.from_kernel)
 
 
@@ -280,7 +311,9 @@ def _cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
     """Cut patches [n, *out, *window, channels] of x [n, *space, channels], axis by axis from the last one."""
     x = _padded(layout, x)
     for axis in reversed(range(len(window))):
-        place, step, dilation = 1 + axis, layout.strides[axis], layout.kernel_dilation[axis]
+        place = 1 + axis
+        step = layout.strides[axis]
+        dilation = layout.kernel_dilation[axis]
         num_outputs = (x.shape[place] - 1 - dilation * (window[axis] - 1)) // step + 1
         cut = []
         for offset in range(window[axis]):
@@ -300,7 +333,13 @@ def _cut_each_window(layout: Layout, window: tuple[int, ...], out: Sequence[int]
     x = _padded(layout, x)
     cut = []
     for offset in itertools.product(*(range(size) for size in window)):
-        start = [place * step for place, step in zip(offset, layout.kernel_dilation, strict=True)]
-        stop = [first + (n - 1) * step + 1 for first, n, step in zip(start, out, layout.strides, strict=True)]
-        cut.append(lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *layout.strides, 1)))
+        starts = [0]
+        stops = [x.shape[0]]
+        for axis, num_outputs in enumerate(out):
+            start = offset[axis] * layout.kernel_dilation[axis]
+            starts.append(start)
+            stops.append(start + (num_outputs - 1) * layout.strides[axis] + 1)
+        starts.append(0)
+        stops.append(x.shape[-1])
+        cut.append(lax.slice(x, starts, stops, (1, *layout.strides, 1)))
     return jnp.stack(cut, axis=-2)

@@ -1,27 +1,18 @@
-"""Rows that are looked up in a table (embeddings), and rows that are added to one (their derivative)."""
+"""Rows that are looked up in a table (embeddings), and rows that are added to one (their derivative).
 
+The gradient of the table is `Sparse`: each row that was looked up gets the cotangent of where it went.
+"""
+
+from collections.abc import Sequence
 from typing import Any, final
 
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import Sparse
+from gdpjax.clipping._tracing._jaxprs import is_literal
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
-
-
-def _table_rows(index: Array, values: Array, mode: Any, num_rows: int) -> Sparse:
-    index = index.reshape(-1)
-    if mode == lax.GatherScatterMode.CLIP:
-        index = jnp.clip(index, 0, num_rows - 1)
-    # A negative index is out of range here, where `.at` would count it from the end.
-    return Sparse(jnp.where(index < 0, num_rows, index), values)
-
-
-def _windows_last(values: Array, window: tuple[int, ...]) -> Array:
-    others = [axis for axis in range(values.ndim) if axis not in window]
-    return jnp.transpose(values, (*others, *window))
 
 
 @final
@@ -31,15 +22,18 @@ class Gather(AbstractPrimitive):
     is_lookup = True
 
     def is_site(self, eqn: Any, operand: int) -> bool:
-        numbers, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
-        is_first_axis = numbers.collapsed_slice_dims == (0,) and numbers.start_index_map == (0,)
-        is_whole_row = tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
-        return operand == 0 and len(shape) >= 1 and is_first_axis and is_whole_row and not numbers.operand_batching_dims
+        numbers = eqn.params["dimension_numbers"]
+        shape = eqn.invars[0].aval.shape
+        if operand != 0 or not shape or numbers.operand_batching_dims:
+            return False
+        takes_first_axis = numbers.collapsed_slice_dims == (0,) and numbers.start_index_map == (0,)
+        takes_whole_rows = tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
+        return takes_first_axis and takes_whole_rows
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Sparse:
         shape = eqn.invars[operand].aval.shape
-        values = _windows_last(s, eqn.params["dimension_numbers"].offset_dims).reshape(-1, *shape[1:])
-        return _table_rows(x, values, eqn.params["mode"], shape[0])
+        values = _axes_last(s, eqn.params["dimension_numbers"].offset_dims)
+        return _table_rows(x, values, eqn.params["mode"], shape)
 
 
 @final
@@ -50,10 +44,13 @@ class DynamicSlice(AbstractPrimitive):
 
     def is_site(self, eqn: Any, operand: int) -> bool:
         shape = eqn.invars[0].aval.shape
-        return operand == 0 and len(shape) >= 1 and tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
+        if operand != 0 or not shape:
+            return False
+        return tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Sparse:
-        return _table_rows(x, s, lax.GatherScatterMode.CLIP, eqn.invars[operand].aval.shape[0])
+        shape = eqn.invars[operand].aval.shape
+        return _table_rows(x, s, lax.GatherScatterMode.CLIP, shape)
 
 
 @final
@@ -64,23 +61,53 @@ class ScatterAdd(AbstractPrimitive):
 
     def multiplied(self, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
         table, index, rows = eqn.invars
-        numbers, shape = eqn.params["dimension_numbers"], eqn.outvars[0].aval.shape
+        numbers = eqn.params["dimension_numbers"]
+        if is_literal(index) or is_literal(rows) or numbers.operand_batching_dims:
+            return None
+
+        # The table is zero, and what is added are whole rows along its first axis.
         maker = made_by.get(table)
         if maker is None or maker.primitive.name != "broadcast_in_dim" or not _is_zero(maker.invars[0]):
             return None
-        is_whole_row = tuple(rows.aval.shape[axis] for axis in numbers.update_window_dims) == tuple(shape[1:])
-        is_first_axis = tuple(numbers.inserted_window_dims) == tuple(numbers.scatter_dims_to_operand_dims) == (0,)
-        is_constant = any(isinstance(v, jex.Literal) for v in (index, rows))
-        if is_constant or numbers.operand_batching_dims or not (is_whole_row and is_first_axis):
+        row_shape = tuple(rows.aval.shape[axis] for axis in numbers.update_window_dims)
+        if row_shape != tuple(eqn.outvars[0].aval.shape[1:]):
             return None
+        if tuple(numbers.inserted_window_dims) != (0,) or tuple(numbers.scatter_dims_to_operand_dims) != (0,):
+            return None
+
         dtype = rows.aval.dtype
-        return [index, rows] if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2 else None
+        is_precise = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
+        return [index, rows] if is_precise else None
 
     def product(self, eqn: Any, first: Array, second: Array) -> Sparse:
         shape = eqn.outvars[0].aval.shape
-        values = _windows_last(second, eqn.params["dimension_numbers"].update_window_dims).reshape(-1, *shape[1:])
-        return _table_rows(first, values, eqn.params["mode"], shape[0])
+        values = _axes_last(second, eqn.params["dimension_numbers"].update_window_dims)
+        return _table_rows(first, values, eqn.params["mode"], shape)
 
 
 def _is_zero(atom: Any) -> bool:
-    return isinstance(atom, jex.Literal) and not jnp.ndim(atom.val) and atom.val == 0
+    return is_literal(atom) and jnp.ndim(atom.val) == 0 and atom.val == 0
+
+
+def _axes_last(values: Array, last: Sequence[int]) -> Array:
+    """Move some axes behind all others."""
+    others = [axis for axis in range(values.ndim) if axis not in last]
+    return jnp.transpose(values, (*others, *last))
+
+
+def _table_rows(index: Array, values: Array, mode: Any, shape: tuple[int, ...]) -> Sparse:
+    """Return the gradient of a table of this shape.
+
+    Args:
+      index: the rows of the table, in any shape.
+      values: what each of them gets, [*shape of index, *row].
+      mode: what happens to an index out of range: with CLIP it counts as the nearest row, otherwise it is dropped.
+      shape: the shape of the table.
+    """
+    num_rows = shape[0]
+    index = index.reshape(-1)
+    if mode == lax.GatherScatterMode.CLIP:
+        index = jnp.clip(index, 0, num_rows - 1)
+    # A negative index is out of range here, where `.at` would count it from the end.
+    index = jnp.where(index < 0, num_rows, index)
+    return Sparse(index, values.reshape(-1, *shape[1:]))

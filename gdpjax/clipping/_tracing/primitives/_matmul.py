@@ -1,44 +1,47 @@
-"""Matrix products: the layers of most models, and the product of two parameters (merged LoRA, W + A B)."""
+"""Matrix products: the layers of most models, and the product of two parameters (merged LoRA, W + A B).
+
+For y = x W the gradient of W is the outer product of x and the cotangent s of y. A ``dot_general`` says this for any
+number of axes. Each axis of the weight is one of three kinds:
+
+* contracted with the data: it lies in the left factor, x;
+* a block, which the data has too, as the groups of a batched product: both factors have it;
+* free: it lies in the right factor, s.
+
+The free axes of the data are positions. One outer product for each position is added up.
+"""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import AbstractFactor, Outer
+from gdpjax.clipping._tracing._jaxprs import is_literal
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 from gdpjax.clipping._weight_axes import Axis
 
 
-class _Roles(NamedTuple):
-    """The axes of the weight and of the data of a product: contracted ones, blocks, and the others."""
+class _OperandAxes(NamedTuple):
+    """The axes of one operand of a product.
 
-    weight_contract: tuple[int, ...]
-    weight_blocks: tuple[int, ...]
-    weight_free: list[int]
-    data_contract: tuple[int, ...]
-    data_blocks: tuple[int, ...]
-    data_free: list[int]
+    Attributes:
+      contracted: the axes that are summed over, in the order of the other operand's.
+      blocks: the axes that both operands and the output have.
+      free: the axes that only this operand and the output have.
+    """
+
+    contracted: tuple[int, ...]
+    blocks: tuple[int, ...]
+    free: list[int]
 
 
-def _free(ndim: int, *used: Sequence[int]) -> list[int]:
-    return [axis for axis in range(ndim) if all(axis not in group for group in used)]
-
-
-def _roles(eqn: Any, operand: int) -> _Roles:
-    contract, blocks = eqn.params["dimension_numbers"]
-    other = 1 - operand
-    return _Roles(
-        contract[operand],
-        blocks[operand],
-        _free(eqn.invars[operand].aval.ndim, contract[operand], blocks[operand]),
-        contract[other],
-        blocks[other],
-        _free(eqn.invars[other].aval.ndim, contract[other], blocks[other]),
-    )
+def _operand_axes(eqn: Any, operand: int, ndim: int) -> _OperandAxes:
+    """Return the axes of an operand, which has ``ndim``."""
+    contracted, blocks = eqn.params["dimension_numbers"]
+    used = {*contracted[operand], *blocks[operand]}
+    free = [axis for axis in range(ndim) if axis not in used]
+    return _OperandAxes(contracted[operand], blocks[operand], free)
 
 
 @final
@@ -48,30 +51,37 @@ class Matmul(AbstractPrimitive):
     def is_site(self, eqn: Any, operand: int) -> bool:
         return jnp.issubdtype(eqn.invars[1 - operand].aval.dtype, jnp.floating)
 
-    def num_products(self, eqn: Any, operand: int) -> int:
-        shape = eqn.invars[1 - operand].aval.shape
-        return math.prod(shape[axis] for axis in _roles(eqn, operand).data_free)
-
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Outer:
-        roles = _roles(eqn, operand)
-        num_blocks, num_data, num_weight = len(roles.weight_blocks), len(roles.data_free), len(roles.weight_free)
-        times = math.prod(x.shape[axis] for axis in roles.data_free)
+        ndim = eqn.invars[operand].aval.ndim
+        weight = _operand_axes(eqn, operand, ndim)
+        data = _operand_axes(eqn, 1 - operand, x.ndim)
+        num_blocks = len(weight.blocks)
+        num_weight = len(weight.free)
+        num_data = len(data.free)
 
         # The output has the blocks first, then the free axes of the first operand, then those of the second.
-        data_first = num_blocks + (0 if operand == 1 else num_weight)
-        weight_first = num_blocks + (num_data if operand == 1 else 0)
-        s_data = range(data_first, data_first + num_data)
-        s_weight = range(weight_first, weight_first + num_weight)
-        left = jnp.transpose(x, (*roles.data_free, *roles.data_blocks, *roles.data_contract))
-        right = jnp.transpose(s, (*s_data, *range(num_blocks), *s_weight))
+        if operand == 0:
+            weight_start = num_blocks
+            data_start = num_blocks + num_weight
+        else:
+            data_start = num_blocks
+            weight_start = num_blocks + num_data
+        blocks_of_s = range(num_blocks)
+        data_of_s = range(data_start, data_start + num_data)
+        weight_of_s = range(weight_start, weight_start + num_weight)
 
-        axes: list[Axis] = [("r", 0)] * eqn.invars[operand].aval.ndim
-        for kind, group in (("b", roles.weight_blocks), ("l", roles.weight_contract), ("r", roles.weight_free)):
+        # Both factors as [*positions, *blocks, *their own axes], and the positions as one axis.
+        left = jnp.transpose(x, (*data.free, *data.blocks, *data.contracted))
+        right = jnp.transpose(s, (*data_of_s, *blocks_of_s, *weight_of_s))
+        num_positions = math.prod(x.shape[axis] for axis in data.free)
+        left = left.reshape(num_positions, *left.shape[num_data:])
+        right = right.reshape(num_positions, *right.shape[num_data:])
+
+        axes: list[Axis] = [("r", 0)] * ndim
+        for kind, group in (("b", weight.blocks), ("l", weight.contracted), ("r", weight.free)):
             for position, axis in enumerate(group):
                 axes[axis] = (kind, position)
-        return Outer(
-            left.reshape(times, *left.shape[num_data:]), right.reshape(times, *right.shape[num_data:]), tuple(axes)
-        )
+        return Outer(left, right, tuple(axes))
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
         return is_floating_output(eqn)
@@ -81,23 +91,29 @@ class Matmul(AbstractPrimitive):
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
         assert multiplier is not None
-        moved = _through_product(factor, eqn, operand, multiplier) if isinstance(factor, Outer) else None
-        return super().pull_back(factor, eqn, operand, multiplier) if moved is None else moved
+        if isinstance(factor, Outer):
+            moved = _through_product(factor, eqn, operand, multiplier)
+            if moved is not None:
+                return moved
+        return super().pull_back(factor, eqn, operand, multiplier)
 
     def multiplied(self, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
-        return None if any(isinstance(v, jex.Literal) for v in eqn.invars) else list(eqn.invars)
+        if any(is_literal(atom) for atom in eqn.invars):
+            return None
+        return list(eqn.invars)
 
     def product(self, eqn: Any, first: Array, second: Array) -> Outer:
-        contract, blocks = eqn.params["dimension_numbers"]
+        # The gradient has the blocks first, then the free axes of the first operand, then those of the second.
+        _, (blocks, _) = eqn.params["dimension_numbers"]
+        axes: list[Axis] = [("b", position) for position in range(len(blocks))]
         factors = []
-        axes: list[Axis] = [("b", position) for position in range(len(blocks[0]))]
-        for number, (kind, x) in enumerate((("l", first), ("r", second))):
-            free = _free(x.ndim, contract[number], blocks[number])
-            moved = jnp.transpose(x, (*contract[number], *blocks[number], *free))
-            num_contracted = len(contract[number])
-            times = math.prod(moved.shape[:num_contracted])
-            factors.append(moved.reshape(times, *moved.shape[num_contracted:]))
-            axes += [(kind, position) for position in range(len(free))]
+        for operand, kind, x in ((0, "l", first), (1, "r", second)):
+            own = _operand_axes(eqn, operand, x.ndim)
+            moved = jnp.transpose(x, (*own.contracted, *own.blocks, *own.free))
+            num_contracted = len(own.contracted)
+            num_positions = math.prod(moved.shape[:num_contracted])
+            factors.append(moved.reshape(num_positions, *moved.shape[num_contracted:]))
+            axes += [(kind, position) for position in range(len(own.free))]
         left, right = factors
         return Outer(left, right, tuple(axes))
 
@@ -105,32 +121,49 @@ class Matmul(AbstractPrimitive):
 def _through_product(outer: Outer, eqn: Any, operand: int, other: Array) -> Outer | None:
     """Return the gradient of A from that of W = A B: left (x) (right B^T).
 
-    B's own axes of W must lie in one factor, in which A has none.
+    The free axes of B, which are axes of W, must lie in one factor, and those of A in the other one.
+
+    Args:
+      outer: the gradient of W.
+      eqn: the product.
+      operand: which operand A is.
+      other: the value of B.
+
+    Returns:
+      The gradient of A, or None where it has to be formed.
     """
-    contract, blocks = eqn.params["dimension_numbers"]
-    if blocks[0] or outer.of_kind("b"):
-        return None
     ndim = len(eqn.invars[operand].aval.shape)
-    ours, theirs = _free(ndim, contract[operand]), _free(jnp.ndim(other), contract[1 - operand])
+    a = _operand_axes(eqn, operand, ndim)
+    b = _operand_axes(eqn, 1 - operand, jnp.ndim(other))
+    if a.blocks or outer.of_kind("b"):
+        return None
 
     # W has the free axes of its first operand before those of the second.
-    our_first, their_first = (0, len(ours)) if operand == 0 else (len(theirs), 0)
-    our_axes = range(our_first, our_first + len(ours))
-    their_axes = range(their_first, their_first + len(theirs))
-    kinds = {outer.axes[axis][0] for axis in their_axes}
-    if len(kinds) != 1 or any(outer.axes[axis][0] in kinds for axis in our_axes):
+    num_axes = len(a.free) + len(b.free)
+    if operand == 0:
+        a_in_w = range(len(a.free))
+        b_in_w = range(len(a.free), num_axes)
+    else:
+        b_in_w = range(len(b.free))
+        a_in_w = range(len(b.free), num_axes)
+    kinds_of_a = {outer.axes[axis][0] for axis in a_in_w}
+    kinds_of_b = {outer.axes[axis][0] for axis in b_in_w}
+    if len(kinds_of_b) != 1 or kinds_of_a & kinds_of_b:
         return None
-    (kind,) = kinds
+    (kind,) = kinds_of_b
 
     # Contract that factor with B; what remains are the contracted axes of B, in order.
     factor = outer.left if kind == "l" else outer.right
-    places = [1 + outer.axes[axis][1] for axis in their_axes]
-    moved = jnp.tensordot(factor, other, axes=(places, theirs))
-    remaining = sorted(contract[1 - operand])
+    places = [1 + outer.axes[axis][1] for axis in b_in_w]
+    contracted = jnp.tensordot(factor, other, axes=(places, b.free))
+    remaining = sorted(b.contracted)
+
     axes: list[Axis] = [("r", 0)] * ndim
-    for axis, place in zip(ours, our_axes, strict=True):
-        axes[axis] = outer.axes[place]
-    for mine, its in zip(contract[operand], contract[1 - operand], strict=True):
-        axes[mine] = (kind, remaining.index(its))
-    left, right = (moved, outer.right) if kind == "l" else (outer.left, moved)
-    return Outer(left, right, tuple(axes))
+    for axis, axis_of_w in zip(a.free, a_in_w, strict=True):
+        axes[axis] = outer.axes[axis_of_w]
+    for axis, axis_of_b in zip(a.contracted, b.contracted, strict=True):
+        axes[axis] = (kind, remaining.index(axis_of_b))
+
+    if kind == "l":
+        return Outer(contracted, outer.right, tuple(axes))
+    return Outer(outer.left, contracted, tuple(axes))

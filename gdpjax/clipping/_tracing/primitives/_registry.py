@@ -1,4 +1,10 @@
-"""The one registry of primitives: names to families."""
+"""The registry of primitives: which family knows about a primitive of this name.
+
+    register_primitive("cumsum", CumulativeSum())     # a family of one's own
+    family_of(eqn).is_site(eqn, operand)              # what the engine asks
+
+The families of the library are entered at the end of this file.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,8 +32,12 @@ class UnknownPrimitive(AbstractPrimitive):
 
 
 _UNKNOWN = UnknownPrimitive()
+
 _FAMILIES: dict[str, AbstractPrimitive] = {}
+"""The families by the names of their primitives."""
+
 _ADDED: set[str] = set()
+"""Names that a user registered."""
 
 
 def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = False) -> None:
@@ -56,7 +66,8 @@ def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = 
 @contextlib.contextmanager
 def registered(name: str, family: AbstractPrimitive, *, replace: bool = False) -> Iterator[None]:
     """Register a primitive within a ``with`` statement, and put back afterwards what was there before."""
-    before, was_added = _FAMILIES.get(name), name in _ADDED
+    before = _FAMILIES.get(name)
+    was_added = name in _ADDED
     register_primitive(name, family, replace=replace)
     try:
         yield
@@ -79,46 +90,53 @@ def is_vouched_for(name: str) -> bool:
     return name in _ADDED and _FAMILIES[name].acts_on_one_example
 
 
-_CAST = Cast(is_exact=True)
-_ROUNDING = Cast(is_exact=False)
-_ADDITION = Addition(sign=1)
-_ENTRYWISE = Entrywise()
-_RESHAPE = Reshape()
-_REDUCTION = Reduction()
+# The families of the library.
 
-_FAMILIES.update(
-    {
-        "dot_general": Matmul(),
-        "conv_general_dilated": Convolution(),
-        "gather": Gather(),
-        "dynamic_slice": DynamicSlice(),
-        "scatter-add": ScatterAdd(),
-        "convert_element_type": _CAST,
-        "copy": _CAST,
-        "copy_p": _CAST,
-        "reduce_precision": _ROUNDING,
-        "sharding_constraint": _ROUNDING,
-        "neg": Negation(),
-        "add": _ADDITION,
-        "add_any": _ADDITION,
-        "sub": Addition(sign=-1),
-        "mul": Scaling(),
-        "div": Scaling(),
-        "transpose": Transposition(),
-        "reshape": _RESHAPE,
-        "squeeze": _RESHAPE,
-        "expand_dims": _RESHAPE,
-        "broadcast_in_dim": Broadcast(),
-        "slice": Slice(),
-        "concatenate": Concatenation(),
-        "rev": Reversal(),
-        "pad": Padding(),
-    }
-)
+_FAMILIES["dot_general"] = Matmul()
+_FAMILIES["conv_general_dilated"] = Convolution()
+
+_FAMILIES["gather"] = Gather()
+_FAMILIES["dynamic_slice"] = DynamicSlice()
+_FAMILIES["scatter-add"] = ScatterAdd()
+
+_FAMILIES["mul"] = Scaling()
+_FAMILIES["div"] = Scaling()
+_FAMILIES["neg"] = Negation()
+_FAMILIES["sub"] = Addition(sign=-1)
+for _name in ("add", "add_any"):
+    _FAMILIES[_name] = Addition(sign=1)
+
+for _name in ("convert_element_type", "copy", "copy_p"):
+    _FAMILIES[_name] = Cast(is_exact=True)
+for _name in ("reduce_precision", "sharding_constraint"):
+    _FAMILIES[_name] = Cast(is_exact=False)
+
+for _name in ("reshape", "squeeze", "expand_dims"):
+    _FAMILIES[_name] = Reshape()
+_FAMILIES["transpose"] = Transposition()
+_FAMILIES["broadcast_in_dim"] = Broadcast()
+_FAMILIES["slice"] = Slice()
+_FAMILIES["concatenate"] = Concatenation()
+_FAMILIES["rev"] = Reversal()
+_FAMILIES["pad"] = Padding()
+
 for _name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
-    _FAMILIES[_name] = _REDUCTION
+    _FAMILIES[_name] = Reduction()
+
 for _name in (
-    *("select_n", "clamp", "max", "min", "abs", "sign", "square", "integer_pow", "pow", "sqrt", "rsqrt", "cbrt"),
-    *("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "sin", "cos"),
+    "select_n",
+    "clamp",
+    "max",
+    "min",
+    "abs",
+    "sign",
+    "square",
+    "integer_pow",
+    "pow",
+    "sqrt",
+    "rsqrt",
+    "cbrt",
 ):
-    _FAMILIES[_name] = _ENTRYWISE
+    _FAMILIES[_name] = Entrywise()
+for _name in ("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "sin", "cos"):
+    _FAMILIES[_name] = Entrywise()

@@ -1,4 +1,8 @@
-"""Primitives that move entries about: a gradient goes back to where its entry came from, and so do its factors."""
+"""Primitives that move entries about: transposes, reshapes, broadcasts, slices, concatenations, reversals, padding.
+
+The gradient of an entry goes back to where the entry came from. Where the axes of the weight stay apart, the factors of
+an outer product go back in the same way, and nothing is formed.
+"""
 
 import math
 from collections.abc import Callable
@@ -20,11 +24,14 @@ class AbstractMove(AbstractPrimitive):
         return operand == 0 and is_floating_output(eqn)
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        moved = self.pull_back_outer(factor, eqn, operand) if isinstance(factor, Outer) else None
-        return super().pull_back(factor, eqn, operand, multiplier) if moved is None else moved
+        if isinstance(factor, Outer):
+            moved = self.pull_back_outer(factor, eqn, operand)
+            if moved is not None:
+                return moved
+        return super().pull_back(factor, eqn, operand, multiplier)
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        """Return the factors of the operand's gradient, or None where they cannot follow."""
+        """Return the factors of the operand's gradient, or None where the gradient has to be formed."""
         return None
 
 
@@ -48,21 +55,26 @@ class Transposition(AbstractMove):
         permutation = eqn.params["permutation"]
         if isinstance(factor, Outer):
             return factor.with_axes([factor.axes[axis] for axis in permutation])
-        return Full(jnp.transpose(factor.formed(eqn.invars[0].aval.shape), permutation))
+        gradient = factor.formed(eqn.invars[0].aval.shape)
+        return Full(jnp.transpose(gradient, permutation))
 
 
 class AbstractReshape(AbstractMove):
-    """A move that keeps the order of the entries, where it has as many."""
+    """A move that keeps the order of the entries, where it keeps their number."""
 
     def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
-        own, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        keeps_order = eqn.params.get("dimensions") is None or eqn.primitive.name != "reshape"
-        return (0, None) if keeps_order and math.prod(own) == math.prod(out) else None
+        own, out = _shapes(eqn)
+        if _transposes_too(eqn) or math.prod(own) != math.prod(out):
+            return None
+        return 0, None
 
     def follow(self, factor: AbstractFactor, eqn: Any, scale: Array | None) -> AbstractFactor:
-        own, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        moved = factor.reshaped(out, own) if isinstance(factor, Outer) else None
-        return Full(factor.formed(own).reshape(out)) if moved is None else moved
+        own, out = _shapes(eqn)
+        if isinstance(factor, Outer):
+            moved = factor.reshaped(out, own)
+            if moved is not None:
+                return moved
+        return Full(factor.formed(own).reshape(out))
 
 
 @final
@@ -70,20 +82,21 @@ class Reshape(AbstractReshape):
     """``reshape``, ``squeeze`` and ``expand_dims``."""
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        if _transposes_too(eqn):
             return None
-        return outer.reshaped(eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)
+        own, out = _shapes(eqn)
+        return outer.reshaped(own, out)
 
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        if _transposes_too(eqn):
             return {}
         # Only axes of length one may come and go.
-        own, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        old = [axis for axis, size in enumerate(own) if size > 1]
-        new = [axis for axis, size in enumerate(out) if size > 1]
-        if [own[axis] for axis in old] != [out[axis] for axis in new]:
+        own, out = _shapes(eqn)
+        own_long = [axis for axis, size in enumerate(own) if size > 1]
+        out_long = [axis for axis, size in enumerate(out) if size > 1]
+        if [own[axis] for axis in own_long] != [out[axis] for axis in out_long]:
             return {}
-        return dict(zip(old, new, strict=True))
+        return dict(zip(own_long, out_long, strict=True))
 
 
 @final
@@ -93,27 +106,49 @@ class Broadcast(AbstractReshape):
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
         if not isinstance(factor, Weighted):
             return super().pull_back(factor, eqn, operand, multiplier)
-        own = eqn.invars[0].aval.shape
-        kept = [to for to, size in zip(eqn.params["broadcast_dimensions"], own, strict=True) if size > 1]
+        # Add up over the axes along which entries were repeated, without forming the outer product.
+        own, _ = _shapes(eqn)
+        kept = []
+        for place, size in zip(eqn.params["broadcast_dimensions"], own, strict=True):
+            if size > 1:
+                kept.append(place)
         return Full(factor.summed(kept).reshape(own))
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        own, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        kept = tuple(eqn.params["broadcast_dimensions"])
-        in_order = tuple(out[axis] for axis in kept) == own and tuple(sorted(kept)) == kept
-        only_adds_ones = all(size == 1 for axis, size in enumerate(out) if axis not in kept)
-        return outer.reshaped(own, out) if in_order and only_adds_ones else None
+        # Nothing is repeated, and the axes stay in order: the new axes have length one.
+        own, out = _shapes(eqn)
+        places = tuple(eqn.params["broadcast_dimensions"])
+        keeps_sizes = tuple(out[place] for place in places) == own
+        keeps_order = tuple(sorted(places)) == places
+        adds_ones = all(size == 1 for axis, size in enumerate(out) if axis not in places)
+        if not (keeps_sizes and keeps_order and adds_ones):
+            return None
+        return outer.reshaped(own, out)
 
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        own, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        return {axis: to for axis, to in enumerate(eqn.params["broadcast_dimensions"]) if own[axis] == out[to]}
+        own, out = _shapes(eqn)
+        axes = {}
+        for axis, place in enumerate(eqn.params["broadcast_dimensions"]):
+            if own[axis] == out[place]:
+                axes[axis] = place
+        return axes
 
     def varying_axes(self, eqn: Any, varying: Callable[[int], tuple[bool, ...]]) -> tuple[bool, ...]:
         source = varying(0)
-        marks = [False] * len(eqn.outvars[0].aval.shape)
-        for axis, to in enumerate(eqn.params["broadcast_dimensions"]):
-            marks[to] = source[axis]
-        return tuple(marks)
+        result = [False] * len(eqn.outvars[0].aval.shape)
+        for axis, place in enumerate(eqn.params["broadcast_dimensions"]):
+            result[place] = source[axis]
+        return tuple(result)
+
+
+def _shapes(eqn: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the first operand and of the output."""
+    return eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+
+
+def _transposes_too(eqn: Any) -> bool:
+    """Return whether this is a reshape that takes the axes of its operand in another order."""
+    return eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
 
 
 @final
@@ -121,13 +156,15 @@ class Slice(AbstractMove):
     """``slice``."""
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        shape, strides = eqn.invars[0].aval.shape, eqn.params["strides"]
+        strides = eqn.params["strides"]
         if strides is not None and any(step != 1 for step in strides):
             return None
-        bounds = zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
-        for axis, (start, stop) in enumerate(bounds):
-            if (start, stop) != (0, shape[axis]):
-                outer = outer.along(axis, _padding(start, shape[axis] - stop))
+        starts = eqn.params["start_indices"]
+        stops = eqn.params["limit_indices"]
+        for axis, size in enumerate(eqn.invars[0].aval.shape):
+            start, stop = starts[axis], stops[axis]
+            if (start, stop) != (0, size):
+                outer = outer.along(axis, _padding(start, size - stop))
         return outer
 
 
@@ -151,11 +188,12 @@ class Concatenation(AbstractMove):
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer:
         dimension = eqn.params["dimension"]
-        sizes = [v.aval.shape[dimension] for v in eqn.invars]
+        sizes = [variable.aval.shape[dimension] for variable in eqn.invars]
         start = sum(sizes[:operand])
+        stop = start + sizes[operand]
 
         def cut(x: Array, place: int) -> Array:
-            return lax.slice_in_dim(x, start, start + sizes[operand], axis=place)
+            return lax.slice_in_dim(x, start, stop, axis=place)
 
         return outer.along(dimension, cut)
 
