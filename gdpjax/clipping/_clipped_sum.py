@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import CLIP_NORM
+from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import is_floating, wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients, RowWeights, RunningSum, stacked
@@ -188,7 +188,23 @@ def sum_of_rows(
     for leaf, each in zip(leaves, gradients, strict=True):
         totals.append(RunningSum.zero(leaf, each.needs_compensation(budget, 1)))
     totals, scales = add_clipped(totals, gradients, rule, groups, budget, is_padding)
-    return [total.rounded() for total in totals], scales
+    return rounded_sums(totals, leaves, groups), scales
+
+
+def rounded_sums(totals: list[RunningSum], leaves: list[Any], groups: Groups) -> list[Array]:
+    """Return the sums, rounded once; NaN in the groups whose traced bound is no clip norm.
+
+    A batch without rows would else give zeros for such a bound, and every other batch NaN.
+    """
+    dtype = norm_dtype_of(leaves)
+    sums = []
+    for total, group in zip(totals, groups.of_leaf, strict=True):
+        each = total.rounded()
+        if is_traced(groups.bounds[group]):
+            is_invalid = jnp.isnan(_checked_bound(groups.bounds[group], groups, dtype))
+            each = jnp.where(is_invalid, jnp.nan, each)
+        sums.append(each)
+    return sums
 
 
 def clipped_sum(
@@ -248,7 +264,7 @@ def clipped_sum(
     skips = is_padding is not None and not engine.constant_work
     totals, outputs = jax.lax.scan(skip_padding if skips else add_chunk, totals, chunks)
     norms, is_dropped, extra = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_rows], outputs)
-    return ClippedSum([total.rounded() for total in totals], norms, is_dropped, extra)
+    return ClippedSum(rounded_sums(totals, leaves, groups), norms, is_dropped, extra)
 
 
 def norm_dtype_of(leaves: list[Any]) -> Any:

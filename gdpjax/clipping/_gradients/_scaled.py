@@ -133,7 +133,9 @@ class RowWeights(NamedTuple):
         first = jnp.clip(self.exponent, -limit, limit)
         kept = jnp.where(self.keep, self.coefficient.astype(dtype), 0)
         rest = kept / power_of_two(self.exponent - first, dtype)
-        return 1 / power_of_two(first, dtype), rest
+        # The weight of what is zero may be out of range, and zero times infinity would be NaN.
+        largest = np.finfo(dtype).max
+        return 1 / power_of_two(first, dtype), jnp.clip(rest, -largest, largest)
 
     def scaled(self, x: Array, scale: Array) -> Array:
         """Multiply rows by ``scale``; rows that are not kept become exact zeros, whatever they hold."""

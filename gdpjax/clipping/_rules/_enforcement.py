@@ -4,10 +4,11 @@ The noise follows ``rule.l2_norm_bound``, so no mistake in a rule may let an exa
 rules through the two functions below alone, and they keep this whatever the rule returns:
 
 * The coefficient of each row is limited to bound / norm in size, so no row's contribution passes the bound.
-* The coefficient is computed for one row at a time, inside `jax.vmap`, so it cannot depend on the other rows.
+* The coefficient is computed for one row at a time, inside `jax.vmap`, and may be made only of primitives that are known
+  to act on one row alone, so it cannot depend on the other rows.
 * A row whose coefficient is NaN adds nothing: otherwise the NaN in the sum would show that such a row is there. If the
   coefficient of a gradient of norm 1 is NaN too, a number of the rule is wrong, and then the whole sum is NaN.
-* The bounds of the groups together are at most ``l2_norm_bound``.
+* The bounds of the groups together are at most ``l2_norm_bound``, but for rounding, by which they are lowered.
 """
 
 import jax
@@ -17,11 +18,15 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import power_of_two
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._row_independence import read_program
 from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, l2_norm_of_bounds
 
 _ROUNDING = 2.0**-22
 _TRACED_ROUNDING = 2.0**-20
-"""What bounds of groups that are rounded to float32, and traced ones, may be off by together."""
+"""What bounds of groups that are rounded to float32, and traced ones, may be off by together.
+
+All of them are lowered by twice as much, which also holds the rounding of their sum of squares.
+"""
 
 
 def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, bound: Array) -> Array:
@@ -45,6 +50,11 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
                 f"shape {coefficient.shape}"
             )
         return coefficient
+
+    # As a loss, a coefficient may not look across the rows that vmap maps it over.
+    scalar = jax.ShapeDtypeStruct((), norm.dtype)
+    program = jax.make_jaxpr(of_one_row)(scalar, scalar)
+    read_program(program, [True, True], f"the coefficient of the clipping rule {rule.rule_name}")
 
     units = power_of_two(exponent, norm.dtype)
     coefficients = jax.vmap(of_one_row)(norm, units)
@@ -87,11 +97,11 @@ def _within_stated_bound(rule: AbstractClipRule, bounds: tuple[Array, ...]) -> t
 
     together = l2_norm_of_bounds(bounds)
     if is_traced((stated, together)):
-        factor = jnp.where(together <= stated * (1 + _TRACED_ROUNDING), 1.0, jnp.nan)
+        factor = jnp.where(together <= stated * (1 + _TRACED_ROUNDING), 1 - 2 * _TRACED_ROUNDING, jnp.nan)
         return tuple(bound * factor for bound in bounds)
     if not together <= float(stated) * (1 + _ROUNDING):
         raise ValueError(
             f"the groups of the clipping rule {rule.rule_name} have bounds of {together:.6g} together, "
             f"sqrt(sum_g C_g^2), above its l2_norm_bound of {float(stated):.6g}"
         )
-    return bounds
+    return tuple(bound * (1 - 2 * _ROUNDING) for bound in bounds)
