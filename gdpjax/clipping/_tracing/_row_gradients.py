@@ -12,7 +12,8 @@
 3. It forms the gradient of a parameter that is the sum of several outer products for each example and block, except for
    a large gradient at few positions. This is one batched product of activations and cotangents, where reverse mode
    through a loop would add them up one iteration after the other.
-4. It adds what goes through nonlinear functions of parameters alone (`_shared_values`): shared arrays times coefficients.
+4. It adds what goes through nonlinear functions of parameters alone (`_shared_values`): shared arrays times
+   coefficients.
 """
 
 import functools
