@@ -165,7 +165,7 @@ class Move(NamedTuple):
 
 
 class RuleGradient(NamedTuple):
-    """How a rule makes the cotangent of a parameter.
+    """The steps by which a rule makes the cotangent of a parameter: a product, and moves after it.
 
     Attributes:
       rule: the rule.

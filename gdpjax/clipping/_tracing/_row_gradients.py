@@ -54,7 +54,7 @@ from gdpjax.clipping._tracing.primitives._abstract import num_bytes
 
 
 class Plan(NamedTuple):
-    """What is done with each trained parameter.
+    """The plan of a gradient: which trained parameters are tapped, formed, or reached by shared values.
 
     Attributes:
       frame: the loss of one example, with the shared values as inputs after the parameters.
