@@ -582,7 +582,7 @@ TRAPS = {
         "not tried: the tests were written with the statement",
     ),
     60: Trap(
-        "A user's clip rule contributes more than the bound it states, looks at the norms of other rows, or is NaN for some rows.",
+        "A clip rule of one's own passes the bound it states, looks at other rows, or is NaN for some.",
         (
             "tests/clipping/test_own_rules.py::test_a_rule_is_its_definition_in_both_clips",
             "tests/clipping/test_own_rules.py::test_no_row_beats_the_bound",
@@ -600,7 +600,7 @@ TRAPS = {
         "`is_vouched_for` returned True for every name; the check of taken names removed",
     ),
     62: Trap(
-        "Positions that cancel pass unclipped, because the norm from Gram matrices is clamped at zero; or one half of a tied embedding is left out.",
+        "Positions that cancel pass unclipped, as the norm from Gram matrices is clamped at zero.",
         (
             "tests/clipping/test_position_products.py::test_without_the_allowance_norms_would_be_understated",
             "tests/clipping/test_position_products.py::test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added",
@@ -609,7 +609,7 @@ TRAPS = {
         "kappa = gamma = 0, the clamped norm: asserted in the first of these",
     ),
     63: Trap(
-        "A convolution's gradient, written by hand for speed, is off by one in its padding, or its kernel is not reversed; or derivatives of the clipped sum break.",
+        "A convolution's gradient, written by hand for speed, is wrong in its padding or its kernel.",
         (
             "tests/clipping/test_convolution.py::test_values_and_gradients_are_those_of_jax",
             "tests/clipping/test_convolution.py::test_convolutions_in_loops_have_derivatives_of_every_order",
@@ -617,7 +617,7 @@ TRAPS = {
         "`before = reach - low`; the reversal left out; a kernel gradient one per cent too large",
     ),
     64: Trap(
-        "The time of a step tells the size of its private batch, and nobody is told; or the option for constant work does nothing.",
+        "The time of a step tells the size of its private batch; the option for constant work is lost.",
         (
             "tests/clipping/test_clipped_grad.py::test_chunks_of_padding_are_skipped_unless_the_work_is_constant",
             "tests/training/test_loop.py::test_constant_work_trains_the_same",

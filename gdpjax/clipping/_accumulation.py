@@ -3,8 +3,8 @@
     accumulation_charge(budget, microbatch_rows=64, num_microbatches=16)
 
 Each sum's own slack covers its rounding. But where an added example moves the others from one microbatch to the next,
-all the sums are of other rows than before, and all their rounding errors count together. The last section of
-`_rounding_budget` derives by how much the total can then move, in units of the clip norm C:
+all the sums are of other rows than before, and all their rounding errors count together. docs/theory/rounding_budget.md
+derives by how much the total can then move, in units of the clip norm C:
 
     (1 + u k) / (1 + slack) + sum_t R_t (per_row + 2.1 u) / (1 + slack)
 

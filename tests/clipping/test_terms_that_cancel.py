@@ -123,7 +123,7 @@ def test_terms_are_bounded_too():
 
 @pytest.mark.parametrize("plain_rows", [1, 2, 3, 4, 5, 8, 13, 63, 64, 128])
 def test_the_budget_holds_what_adding_terms_up_costs(plain_rows):
-    """The derivation in the module, part by part."""
+    """The derivation in docs/theory/cancelling_terms.md, part by part."""
     budget = RoundingBudget(0.0, plain_rows, 0.0, 0.0, 2.0**-24, 1.0)
     assert (budget.most_shared_terms > 0) == (plain_rows >= 5)
     for terms in range(1, budget.most_shared_terms + 1):
