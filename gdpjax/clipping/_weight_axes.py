@@ -1,4 +1,4 @@
-"""Which factor of an outer product has which axis of the weight.
+"""The axes of a weight, and the factors of an outer product that have them.
 
 The gradient of a weight that meets data in a contraction is a sum of outer products of a left factor (activations) and
 a right factor (cotangents). Each axis of the weight is of one kind:

@@ -104,16 +104,20 @@ def derivative_rule(eqn: Any) -> DerivativeRule | None:
     return DerivativeRule(frame_of(traced), eqn, tuple(operands))
 
 
-def forward_and_backward(rule: DerivativeRule, results: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Cut a rule in two.
+class Halves(NamedTuple):
+    """The two halves of a derivative rule, as `jax.custom_vjp` takes them.
 
-    Args:
-      rule: the rule.
-      results: variables of its jaxpr, which the second half returns.
-
-    Returns:
-      (inputs, constants) to (outputs, saved values), and (saved values, cotangents) to the results.
+    Attributes:
+      forward: (inputs, constants) to (outputs, saved values).
+      backward: (saved values, cotangents of the outputs) to results.
     """
+
+    forward: Callable[..., tuple[list[Any], list[Any]]]
+    backward: Callable[..., list[Any]]
+
+
+def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
+    """Cut a rule in two; the results of the second half are these variables of its jaxpr."""
     jaxpr = rule.frame.jaxpr
     inputs = rule.eqn.invars
     arriving = rule.arriving()
@@ -149,7 +153,7 @@ def forward_and_backward(rule: DerivativeRule, results: Sequence[Any]) -> tuple[
         environment.run(late)
         return environment.read_all(results)
 
-    return forward, backward
+    return Halves(forward, backward)
 
 
 class Move(NamedTuple):
@@ -165,7 +169,7 @@ class Move(NamedTuple):
 
 
 class RuleGradient(NamedTuple):
-    """How a rule makes the cotangent of a parameter.
+    """The steps by which a rule makes the cotangent of a parameter: a product, and moves after it.
 
     Attributes:
       rule: the rule.

@@ -77,7 +77,7 @@ class AbstractFactor(abc.ABC):
 
     @property
     def num_products(self) -> int:
-        """How many outer products are added up."""
+        """The number of outer products that are added up."""
         return 1
 
 

@@ -1,4 +1,4 @@
-"""Where the trained parameters of a loss meet data, read off its jaxpr.
+"""Follow the trained parameters of a loss through its jaxpr, to where they meet data.
 
     flow = parameter_flow(frame, num_params, formed={})
     flow.tapped[0]      # the uses of parameter 0, whose gradient is read off where it meets data
@@ -41,7 +41,7 @@ from gdpjax.clipping._tracing._jaxprs import (
 from gdpjax.clipping._tracing.primitives import family_of
 
 Place = tuple[int, ...]
-"""Where an equation is: its index in the outermost frame, then alternately the child and the index in that. For a
+"""The place of an equation: its index in the outermost frame, then alternately the child and the index in that. For a
 derivative rule the operand follows as a last number."""
 
 
@@ -98,11 +98,11 @@ class AbstractSite(abc.ABC):
     @property
     @abc.abstractmethod
     def num_lookups(self) -> int:
-        """How many rows are looked up for an example."""
+        """The number of rows that are looked up for an example."""
 
     @property
     def num_positions(self) -> int:
-        """How many outer products are added up for an example, in all iterations of the scans around the site."""
+        """The number of outer products that are added up for an example, in all iterations of scans."""
         return self.abstract_factor.num_products * math.prod(self.lengths)
 
     @property
@@ -333,7 +333,7 @@ def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
 
 
 class ParameterFlow(NamedTuple):
-    """How parameters reach data.
+    """The uses of parameters that are tapped, and the parameters that are formed.
 
     Attributes:
       tapped: the uses of each parameter whose gradient is read off at sites.
@@ -382,7 +382,7 @@ def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> Par
 
 
 class _Value(NamedTuple):
-    """What is known of a value.
+    """A value of the loss: how parameters and data reach it.
 
     Attributes:
       images: the parameters that it is a linear image of, each with the path that leads here.
@@ -409,7 +409,7 @@ class _Value(NamedTuple):
 
 
 class _Location(NamedTuple):
-    """Where a frame or an equation is.
+    """The location of a frame or an equation.
 
     Attributes:
       place: its place; that of the outermost frame is empty.

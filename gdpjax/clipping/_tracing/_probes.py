@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._custom_derivatives import forward_and_backward
+from gdpjax.clipping._tracing._custom_derivatives import cut_in_two
 from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Environment, Frame, equations_for, scan_of
 from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Place, RuleSite
 from gdpjax.clipping._tracing.primitives import family_of
@@ -234,18 +234,18 @@ class _Replay:
             for variable in gradient.variables:
                 carried_by.append(site_place)
                 results.append(variable)
-        forward, backward = forward_and_backward(rule, results)
+        halves = cut_in_two(rule, results)
 
         # Everything is an argument: a function of custom derivative must not close over values of a trace.
         def primal(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> list[Any]:
-            outputs, _ = forward(inputs, consts)
+            outputs, _ = halves.forward(inputs, consts)
             return outputs
 
         def forward_rule(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> Any:
-            return forward(inputs, consts)
+            return halves.forward(inputs, consts)
 
         def backward_rule(saved: list[Any], cotangents: list[Array]) -> tuple[list[Any], None, dict[Place, Probe]]:
-            answers = backward(saved, cotangents)
+            answers = halves.backward(saved, cotangents)
             num_differentiated = len(differentiated)
             of_inputs: list[Any] = [None] * len(values)
             for operand, cotangent in zip(differentiated, answers[:num_differentiated], strict=True):

@@ -4,13 +4,16 @@
     gradients, outputs = row_gradients(plan, params, data, budget)
     gradients[0].squared_norms(dtype)
 
-`plan_of` reads off the jaxpr of the loss of one example which parameters can be tapped (`_parameter_flow`);
-`row_gradients` evaluates the loss with probes at the sites (`_probes`), takes one gradient for the batch by vmap, turns
-what the sites saw into factors, and pulls them back to the parameters (`primitives`). No gradient of a tapped parameter
-is formed, unless its factors are more than one outer product for each example and block. Then, except for a large
-gradient at few positions, it is one batched product of activations and cotangents, and no longer what reverse mode
-through a loop would have added up step by step. What a nonlinear function of parameters alone adds to that
-(`_shared_values`) is a shared array times coefficients.
+`plan_of` reads off the jaxpr of the loss of one example which parameters can be tapped (`_parameter_flow`). Then
+`row_gradients` takes four steps:
+
+1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient for the batch by vmap.
+2. It turns what the sites saw into factors, and pulls them back to the parameters (`primitives`).
+3. It forms the gradient of a parameter that is the sum of several outer products for each example and block, except for
+   a large gradient at few positions. This is one batched product of activations and cotangents, where reverse mode
+   through a loop would add them up one iteration after the other.
+4. It adds what goes through nonlinear functions of parameters alone (`_shared_values`): shared arrays times
+   coefficients.
 """
 
 import functools
@@ -51,7 +54,7 @@ from gdpjax.clipping._tracing.primitives._abstract import num_bytes
 
 
 class Plan(NamedTuple):
-    """What is done with each trained parameter.
+    """The plan of a gradient: which trained parameters are tapped, formed, or reached by shared values.
 
     Attributes:
       frame: the loss of one example, with the shared values as inputs after the parameters.

@@ -135,7 +135,7 @@ def spread(coefficients: Array, axes: AxisMap, ndim: int) -> Array:
 
 
 class _Search:
-    """What is known of the values of the outermost frame.
+    """A search for shared values among the values of the outermost frame.
 
     Attributes:
       jaxpr: the frame.

@@ -1,4 +1,4 @@
-"""What the engine knows of the primitives of JAX: one family a file, and one registry of them."""
+"""The engine's knowledge of the primitives of JAX: one family a file, and one registry of them."""
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._registry import family_of, is_vouched_for, register_primitive, registered

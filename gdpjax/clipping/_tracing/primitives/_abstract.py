@@ -1,4 +1,4 @@
-"""The base class of all that the engine knows about a primitive of JAX.
+"""The base class of families of primitives: all that the engine knows about a primitive of JAX.
 
 A family of primitives is a subclass. This one says that a weight of a primitive ``scale`` is multiplied by its data:
 

@@ -189,10 +189,8 @@ class Scaling(AbstractElementwise):
         # The factors hold the blocks first. An axis that only the other operand has, has length one.
         blocks = [axis for axis, kind in enumerate(kinds) if kind == "b"]
         others = [axis for axis, kind in enumerate(kinds) if kind != "b"]
-        left = jnp.transpose(first, (*blocks, *others))
-        right = jnp.transpose(second, (*blocks, *others))
-        left = left.reshape(1, *sizes["b"], *sizes["l"])
-        right = right.reshape(1, *sizes["b"], *sizes["r"])
+        left = jnp.transpose(first, (*blocks, *others)).reshape(1, *sizes["b"], *sizes["l"])
+        right = jnp.transpose(second, (*blocks, *others)).reshape(1, *sizes["b"], *sizes["r"])
         return Outer(left, right, tuple(axes))
 
 

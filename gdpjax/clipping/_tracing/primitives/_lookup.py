@@ -105,9 +105,10 @@ def _table_rows(index: Array, values: Array, mode: Any, shape: tuple[int, ...]) 
       shape: the shape of the table.
     """
     num_rows = shape[0]
+    values = values.reshape(-1, *shape[1:])
     index = index.reshape(-1)
     if mode == lax.GatherScatterMode.CLIP:
         index = jnp.clip(index, 0, num_rows - 1)
     # A negative index is out of range here, where `.at` would count it from the end.
     index = jnp.where(index < 0, num_rows, index)
-    return Sparse(index, values.reshape(-1, *shape[1:]))
+    return Sparse(index, values)

@@ -11,13 +11,15 @@ The free axes of the data are positions. One outer product for each position is 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
+import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import AbstractFactor, Outer
-from gdpjax.clipping._tracing._jaxprs import is_literal
+from gdpjax.clipping._tracing._jaxprs import is_literal, shape_of
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 from gdpjax.clipping._weight_axes import Axis
 
@@ -82,6 +84,18 @@ class Matmul(AbstractPrimitive):
             for position, axis in enumerate(group):
                 axes[axis] = (kind, position)
         return Outer(left, right, tuple(axes))
+
+    def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
+        # The product is linear in the data, so that nothing has to be evaluated again.
+        def output(x: Array) -> Array:
+            operands = list(values)
+            operands[1 - operand] = x
+            (product,) = self.evaluate(eqn, operands)
+            return product
+
+        transpose = jax.linear_transpose(output, shape_of(eqn.invars[1 - operand]))
+        (gradient,) = transpose(s)
+        return gradient
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
         return is_floating_output(eqn)
