@@ -11,8 +11,8 @@ Two promises bind every class, and the sensitivity rests on them.
 * Row by row. What is computed for a row is a function of that row alone, and its norm is never below that of what is
   added for it, but for the roundings that `_rounding_budget` counts.
 * Roundings. In ``weighted_sum`` each w_i g_i is rounded at most twice, or it is computed by itself and its norm counts
-  what that may add (`_position_products`). The rows are then added plainly, in any order. How many rows may be added so
-  is what the budget limits.
+  what that may add (`_position_products`). The rows are then added plainly, in any order. The budget limits how many
+  rows may be added so.
 """
 
 import abc
@@ -77,7 +77,10 @@ class AbstractRowGradients(abc.ABC):
     @property
     def num_bytes(self) -> int:
         """Memory of one row."""
-        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in self.row_arrays())
+        total = 0
+        for x in self.row_arrays():
+            total += math.prod(x.shape[1:]) * x.dtype.itemsize
+        return total
 
     def rows_per_part(self, budget: RoundingBudget) -> int:
         """Return how many rows ``weighted_sum`` may add up at once."""
@@ -90,12 +93,15 @@ class AbstractRowGradients(abc.ABC):
     def needs_compensation(self, budget: RoundingBudget, num_calls: int) -> bool:
         """Return whether the errors of adding up the parts of ``num_calls`` calls of `add_to` have to be kept."""
         rows = self.rows_per_part(budget)
-        return not budget.covers_plain_sum(rows, num_calls * self.num_parts(budget))
+        parts = num_calls * self.num_parts(budget)
+        return not budget.covers_plain_sum(rows, parts)
 
     def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:
         """Add the weighted rows, each of norm at most ``bound``, to a running sum."""
+        # The budget of a small model has every row added with its error kept.
         if budget.plain_rows == 1:
-            return total.plus_pair(compensated_row_sum(self.weighted_rows(weights)))
+            rows_sum = compensated_row_sum(self.weighted_rows(weights))
+            return total.plus_pair(rows_sum)
 
         # Whole blocks of rows first, in a loop if there are many of them.
         size = self.rows_per_part(budget)
@@ -117,15 +123,17 @@ class AbstractRowGradients(abc.ABC):
     def _add_blocks(self, total: RunningSum, weights: RowWeights, num_blocks: int, size: int) -> RunningSum:
         """Add the first ``num_blocks * size`` rows by a loop over blocks."""
 
-        def block(number: Array, x: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(x, number * size, size)
-
         def add_block(total: RunningSum, number: Array) -> tuple[RunningSum, None]:
-            rows = self.map_rows(lambda x: block(number, x))
-            own = RowWeights(*(block(number, x) for x in weights))
-            return total.plus(rows.weighted_sum(own)), None
+            def block(x: Array) -> Array:
+                return jax.lax.dynamic_slice_in_dim(x, number * size, size)
 
-        return jax.lax.scan(add_block, total, jnp.arange(num_blocks, dtype=jnp.int32))[0]
+            rows = self.map_rows(block)
+            weights_of_block = RowWeights(*(block(x) for x in weights))
+            return total.plus(rows.weighted_sum(weights_of_block)), None
+
+        numbers = jnp.arange(num_blocks, dtype=jnp.int32)
+        total, _ = jax.lax.scan(add_block, total, numbers)
+        return total
 
     def map_rows(self, function: Any) -> Any:
         """Return the same gradients with ``function`` applied to every array that has an axis of rows."""

@@ -1,8 +1,15 @@
-"""Gradients that are formed: one array of the parameter's shape for each example."""
+"""Gradients that are formed: one array of the parameter's shape for each example.
+
+    gradients = FormedGradients(rows)
+    gradients.squared_norms(dtype), gradients.weighted_sum(weights)
+
+This is the form of last resort. It takes the memory of a parameter for every example.
+"""
 
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +19,8 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, squared_norms, weighted, wide
 
-_ROWS_AT_ONCE = 8
+_NUM_GROUPS = 8
+"""Groups of rows that one pass of a weighted sum adds to each other."""
 
 
 @jax.tree_util.register_dataclass
@@ -59,19 +67,30 @@ class FormedGradients(AbstractRowGradients):
         def weighted_group(group: slice) -> Array:
             return weighted(rows[group], power[group], rest[group])
 
+        # Eight groups of rows become one, until one row is left.
         total = _add_groups(weighted_group, rows.shape[0])
         while total.shape[0] > 1:
-            parts = total
-            total = _add_groups(lambda group: parts[group], parts.shape[0])  # noqa: B023
+            total = _add_groups(total.__getitem__, total.shape[0])
         return total[0]
 
 
-def _add_groups(rows_of: Any, num_rows: int) -> Array:
-    """Add up eight groups of rows, entry by entry; rows beyond the last group stay as they are."""
-    num_groups = min(num_rows, _ROWS_AT_ONCE)
+def _add_groups(rows_of: Callable[[slice], Array], num_rows: int) -> Array:
+    """Add up eight groups of rows, entry by entry; rows beyond the last group stay as they are.
+
+    Args:
+      rows_of: a slice of the rows to the rows themselves.
+      num_rows: how many there are.
+    """
+    num_groups = min(num_rows, _NUM_GROUPS)
     length = num_rows // num_groups
-    groups = [rows_of(slice(i * length, (i + 1) * length)) for i in range(num_groups)]
+    grouped = num_groups * length
+
+    groups = []
+    for start in range(0, grouped, length):
+        groups.append(rows_of(slice(start, start + length)))
     added = functools.reduce(operator.add, groups)
-    if num_rows == num_groups * length:
+
+    if grouped == num_rows:
         return added
-    return jnp.concatenate([added, rows_of(slice(num_groups * length, num_rows))])
+    left_over = rows_of(slice(grouped, num_rows))
+    return jnp.concatenate([added, left_over])

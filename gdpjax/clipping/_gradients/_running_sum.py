@@ -1,5 +1,8 @@
 """A running sum of parts, with or without the errors of its additions.
 
+    total = RunningSum.zero(parameter, compensated=True).plus(first).plus(second)
+    total.rounded()
+
 A few parts may be added plainly: the budget of roundings covers them. More of them are added as an unevaluated sum
 high + low, in which the error of each addition is kept (Knuth's `two_sum`), so that the number of parts does not
 matter. Keeping it costs three times the memory traffic.
@@ -39,18 +42,26 @@ class RunningSum(NamedTuple):
             return sums[0]
         high = jnp.concatenate([each.high.ravel() for each in sums])
         lows = [each.low.ravel() for each in sums if each.low is not None]
-        return cls(high, jnp.concatenate(lows) if lows else None)
+        if not lows:
+            return cls(high, None)
+        return cls(high, jnp.concatenate(lows))
 
     def split(self, shapes: list[tuple[int, ...]]) -> "list[RunningSum]":
         """Undo `concatenated`."""
         if len(shapes) == 1:
             return [self]
-        ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+
+        # Cut both parts of the sum at the same places.
+        sizes = [math.prod(shape) for shape in shapes]
+        ends = list(itertools.accumulate(sizes))
         highs = jnp.split(self.high, ends[:-1])
-        lows = [None] * len(shapes) if self.low is None else jnp.split(self.low, ends[:-1])
+        if self.low is None:
+            return [RunningSum(high.reshape(shape), None) for high, shape in zip(highs, shapes, strict=True)]
+
+        lows = jnp.split(self.low, ends[:-1])
         parts = []
         for high, low, shape in zip(highs, lows, shapes, strict=True):
-            parts.append(RunningSum(high.reshape(shape), None if low is None else low.reshape(shape)))
+            parts.append(RunningSum(high.reshape(shape), low.reshape(shape)))
         return parts
 
     def plus(self, part: Array) -> "RunningSum":
@@ -62,10 +73,15 @@ class RunningSum(NamedTuple):
     def plus_pair(self, part: tuple[Array, Array]) -> "RunningSum":
         """Add an unevaluated sum."""
         if self.low is None:
-            return RunningSum(self.high + (part[0] + part[1]), None)
+            rounded_part = part[0] + part[1]
+            return RunningSum(self.high + rounded_part, None)
+
         # Renormalising keeps ``low`` a rounding error of ``high``, so that its own rounding never builds up.
-        return RunningSum(*two_sum(*compensated_add((self.high, self.low), part)))
+        high, low = compensated_add((self.high, self.low), part)
+        return RunningSum(*two_sum(high, low))
 
     def rounded(self) -> Array:
         """Return the sum, rounded once."""
-        return self.high if self.low is None else self.high + self.low
+        if self.low is None:
+            return self.high
+        return self.high + self.low

@@ -3,10 +3,12 @@
 The squares of a large gradient overflow and those of a small one vanish. Each row is therefore scaled by a power of
 two near its largest entry, which is exact, before anything is squared:
 
-    ||g||^2 = value * 4^exponent.
+    squares = squared_norms(rows)                                   # ||g||^2 = value * 4^exponent
 
-What a row is multiplied by is held in the same way, as ``coefficient * 2^-exponent``: neither factor leaves the range
-of its dtype, although their product may.
+The weight of a row is held in the same way. Neither factor leaves the range of its dtype, although their product may:
+
+    weights = RowWeights(squares.exponent, coefficient, keep)       # coefficient * 2^-exponent
+    weights.multiplied(rows)
 """
 
 from typing import Any, NamedTuple
@@ -35,8 +37,11 @@ class ScaledSquares(NamedTuple):
 
     def total(self) -> "ScaledSquares":
         """Return the sum over the last axis, scaled to its largest term."""
+        # A zero must not decide the scale of the others.
         exponents = jnp.where(self.value == 0, LOWEST_EXPONENT, self.exponent)
         largest = exponents.max(axis=-1)
+
+        # 4^exponent is 2^(2 exponent).
         shift = 2 * (exponents - largest[..., None])
         value = bounded_sum(self.value * power_of_two(shift, self.value.dtype))
         return ScaledSquares(value, jnp.where(largest == LOWEST_EXPONENT, 0, largest))
@@ -65,9 +70,11 @@ def largest_exponent(x: Array) -> tuple[Array, Array]:
     The exponent is limited so that 2^-e is a normal number.
     """
     largest = jnp.abs(x).max(axis=-1)
-    # The bits of a positive number begin with its exponent.
+
+    # The bits of a positive number begin with its exponent, which is held with an offset.
     info = np.finfo(x.dtype)
-    bits = jax.lax.bitcast_convert_type(largest, jnp.int64 if info.bits == 64 else jnp.int32)
+    integer = jnp.int64 if info.bits == 64 else jnp.int32
+    bits = jax.lax.bitcast_convert_type(largest, integer)
     exponent = (bits >> info.nmant).astype(jnp.int32) - (info.maxexp - 2)
     return jnp.clip(exponent, info.minexp, -info.minexp), largest
 
@@ -75,10 +82,16 @@ def largest_exponent(x: Array) -> tuple[Array, Array]:
 def squared_norms(x: Array) -> ScaledSquares:
     """Return the squared norms of the vectors along the last axis."""
     exponent, largest = largest_exponent(x)
+
     # A division is computed once for a row, where other arithmetic might be repeated for every entry.
     scale = 1 / power_of_two(exponent, x.dtype)
-    value = bounded_sum(x, lambda part: jnp.square(part * per_row(scale, part)))
-    return ScaledSquares(jnp.where(jnp.isfinite(largest), value, jnp.nan), exponent)
+
+    def scaled_squares(part: Array) -> Array:
+        return jnp.square(part * per_row(scale, part))
+
+    value = bounded_sum(x, scaled_squares)
+    value = jnp.where(jnp.isfinite(largest), value, jnp.nan)
+    return ScaledSquares(value, exponent)
 
 
 def per_row(values: Array, like: Array) -> Array:
@@ -100,7 +113,7 @@ def wide(x: Array) -> Array:
 
 
 class RowWeights(NamedTuple):
-    """What each row is multiplied by: coefficient * 2^-exponent, or exactly zero where it is not kept.
+    """The weights of rows: coefficient * 2^-exponent, or exactly zero where a row is not kept.
 
     Attributes:
       exponent: int32 [N].
@@ -129,13 +142,15 @@ class RowWeights(NamedTuple):
         Both end with a division, exact as it is by a power of two. Compilers take it for costly and compute it once for
         a row, where they would repeat other arithmetic for every entry of the row.
         """
+        # The first factor takes as much of the exponent as its dtype holds, the second what is left of it.
         limit = -np.finfo(dtype).minexp
-        first = jnp.clip(self.exponent, -limit, limit)
-        kept = jnp.where(self.keep, self.coefficient.astype(dtype), 0)
-        rest = kept / power_of_two(self.exponent - first, dtype)
+        held = jnp.clip(self.exponent, -limit, limit)
+        coefficient = jnp.where(self.keep, self.coefficient.astype(dtype), 0)
+        rest = coefficient / power_of_two(self.exponent - held, dtype)
+        power = 1 / power_of_two(held, dtype)
         # The weight of what is zero may be out of range, and zero times infinity would be NaN.
         largest = np.finfo(dtype).max
-        return 1 / power_of_two(first, dtype), jnp.clip(rest, -largest, largest)
+        return power, jnp.clip(rest, -largest, largest)
 
     def scaled(self, x: Array, scale: Array) -> Array:
         """Multiply rows by ``scale``; rows that are not kept become exact zeros, whatever they hold."""
@@ -143,10 +158,18 @@ class RowWeights(NamedTuple):
 
     def multiplied(self, x: Array) -> Array:
         """Multiply rows by their weights, with one rounding."""
-        return weighted(x, *self.factors(x.dtype))
+        power, rest = self.factors(x.dtype)
+        return weighted(x, power, rest)
 
 
 def weighted(x: Array, power: Array, rest: Array) -> Array:
-    """Multiply rows by a power of two and a number of each; rows with a zero become exact zeros, whatever they hold."""
-    scaled = jnp.where(per_row(rest, x) != 0, x * per_row(power, x), jnp.zeros((), x.dtype))
+    """Multiply rows by their weights; rows with a weight of zero become exact zeros, whatever they hold.
+
+    Args:
+      x: [N, ...].
+      power: [N], powers of two.
+      rest: [N]; the weights are power * rest.
+    """
+    has_weight = per_row(rest, x) != 0
+    scaled = jnp.where(has_weight, x * per_row(power, x), jnp.zeros((), x.dtype))
     return scaled * per_row(rest, x)

@@ -1,4 +1,11 @@
-"""Gradients of a table (an embedding) of which each example looks up a few rows."""
+"""Gradients of a table (an embedding) of which each example looks up a few rows.
+
+    gradients = TableRows.of_lookups(index, values, table.shape)
+    gradients.squared_norms(dtype), gradients.weighted_sum(weights)
+
+An example's gradient is zero but for the rows that it looked up. Only these are held. Its norm is that of the rows,
+once those of equal indices have been added up, and the weighted sum adds them to a table.
+"""
 
 import dataclasses
 import math
@@ -43,20 +50,26 @@ class TableRows(AbstractRowGradients):
           table_shape: shape of the table.
         """
         values = wide(values)
-        inside = (index >= 0) & (index < table_shape[0])
-        index = jnp.where(inside, index, table_shape[0]).astype(jnp.int32)
+        num_rows, num_lookups = index.shape
+        out_of_range = table_shape[0]
+
+        # Drop the values at indices out of range.
+        inside = (index >= 0) & (index < out_of_range)
+        index = jnp.where(inside, index, out_of_range).astype(jnp.int32)
         values = jnp.where(per_row(inside, values), values, 0)
-        if index.shape[1] == 1:
+        if num_lookups == 1:
             return cls(index, values, table_shape)
 
-        # Of the positions at which an index occurs one stands for all of them: whichever is written last.
-        num_rows, num_lookups = index.shape
+        # Of the positions at which an index occurs, one represents all of them: whichever is written last.
         position = jnp.broadcast_to(jnp.arange(num_lookups, dtype=jnp.int32), index.shape)
-        example = jnp.broadcast_to(jnp.arange(num_rows, dtype=jnp.int32)[:, None], index.shape)
-        written = jnp.zeros((num_rows, table_shape[0] + 1), jnp.int32).at[example, index].set(position)
-        standing = written[example, index]
-        summed = jnp.zeros_like(values).at[example, standing].add(values)
-        return cls(jnp.where(standing == position, index, table_shape[0]), summed, table_shape)
+        example = _numbers_of_examples(index)
+        last_written = jnp.zeros((num_rows, out_of_range + 1), jnp.int32).at[example, index].set(position)
+        representative = last_written[example, index]
+
+        # Add all values to their representatives, and drop the other positions.
+        summed = jnp.zeros_like(values).at[example, representative].add(values)
+        index = jnp.where(representative == position, index, out_of_range)
+        return cls(index, summed, table_shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -85,9 +98,9 @@ class TableRows(AbstractRowGradients):
         return self._as_tables(weights.multiplied(wide(self.values)))
 
     def _as_tables(self, values: Array) -> Array:
-        num_rows = values.shape[0]
-        example = jnp.broadcast_to(jnp.arange(num_rows, dtype=jnp.int32)[:, None], self.index.shape)
-        tables = jnp.zeros((num_rows, *self.table_shape), values.dtype)
+        """Add values [N, T, ...] to a table of zeros for each example."""
+        example = _numbers_of_examples(self.index)
+        tables = jnp.zeros((values.shape[0], *self.table_shape), values.dtype)
         return tables.at[example, self.index].add(values, mode="drop")
 
     def weighted_sum(self, weights: RowWeights) -> Array:
@@ -97,9 +110,12 @@ class TableRows(AbstractRowGradients):
 
     def sums_exactly(self, budget: RoundingBudget) -> bool:
         """Return whether whole numbers are the cheaper way to add up these rows, and lose little enough."""
-        by_blocks = -(-self.num_rows // budget.plain_rows) * math.prod(self.table_shape)
-        if by_blocks <= _SCATTER_COST * self.num_rows * self.num_entries:
+        num_blocks = -(-self.num_rows // budget.plain_rows)
+        cost_by_blocks = num_blocks * math.prod(self.table_shape)
+        cost_in_whole_numbers = _SCATTER_COST * self.num_rows * self.num_entries
+        if cost_by_blocks <= cost_in_whole_numbers:
             return False
+
         dtype = jnp.promote_types(self.values.dtype, jnp.float32)
         return is_exact(self.num_rows, self.num_entries, dtype)
 
@@ -113,3 +129,9 @@ class TableRows(AbstractRowGradients):
             return super().add_to(total, weights, bound, budget)
         values = weights.multiplied(wide(self.values))
         return total.plus_pair(table_sum(self.index, values, bound, total.high))
+
+
+def _numbers_of_examples(index: Array) -> Array:
+    """Return the number of the example of each entry of ``index`` [N, T]."""
+    numbers = jnp.arange(index.shape[0], dtype=jnp.int32)
+    return jnp.broadcast_to(numbers[:, None], index.shape)

@@ -4,8 +4,8 @@ The noise follows ``rule.l2_norm_bound``, so no mistake in a rule may let an exa
 rules through the two functions below alone, and they keep this whatever the rule returns:
 
 * The coefficient of each row is limited to bound / norm in size, so no row's contribution passes the bound.
-* The coefficient is computed for one row at a time, inside `jax.vmap`, and may be made only of primitives that are known
-  to act on one row alone, so it cannot depend on the other rows.
+* The coefficient is computed for one row at a time, inside `jax.vmap`, and may be made only of primitives that are
+  known to act on one row alone, so it cannot depend on the other rows.
 * A row whose coefficient is NaN adds nothing: otherwise the NaN in the sum would show that such a row is there. If the
   coefficient of a gradient of norm 1 is NaN too, a number of the rule is wrong, and then the whole sum is NaN.
 * The bounds of the groups together are at most ``l2_norm_bound``, but for rounding, by which they are lowered.
