@@ -426,7 +426,8 @@ def _figure() -> Any:
 
 # Records of results: they hold what they are given.
 RECORDS = {
-    "AbstractClipRule", "AbstractFactor", "AbstractPrimitive", "Full", "Outer", "Sparse", "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
+    "AbstractClipRule", "AbstractFactor", "AbstractPrimitive", "Full", "Outer", "Sparse",
+    "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
     "BatchOverflowError", "Bounds", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad", "Curve", "CurveBounds",
     "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
