@@ -58,7 +58,7 @@ class TiedTable(AbstractPositionProducts):
             left, right, index, values = arrays
             left, right, values = (wide(x).astype(dtype) for x in (left, right, values))
 
-            # Positions of multiplications, and of look-ups after them: [T + L, 1, p].
+            # The right factors at the multiplications, and at the look-ups after them: [T + L, 1, p].
             left = left[:, None]
             right = jnp.concatenate([right, values])[:, None]
 
