@@ -4,7 +4,7 @@ The rows are taken all at once or in chunks, by `lax.scan`, so that memory is th
 a chunk:
 
     gradients = engine.gradients(rows)                     # in whatever form they are held (`_gradients`)
-    weights   = what the rule makes of their norms
+    weights   = rule(norms of the gradients)               # `row_scales`
     sums     += sum_i weights_i gradients_i                # within the budget of `_rounding_budget`
 
 A batch that is not a multiple of the chunk is filled up with copies of its first row, marked as padding, so that the
@@ -33,7 +33,7 @@ _SMALL_PARAMETER = 2**14
 
 
 class ClippedSum(NamedTuple):
-    """The clipped sum of a batch, and what is known of its rows.
+    """The clipped sum of a batch, and numbers of each of its rows.
 
     Attributes:
       sums: one array for each trained parameter, in float32 or wider.
@@ -63,12 +63,12 @@ class Pack(NamedTuple):
 
 
 class RowScales(NamedTuple):
-    """What the rows of a chunk are multiplied by.
+    """The weights of the rows of a chunk.
 
     Attributes:
       weights: for each group of parameters the weights of the rows.
       bounds: for each group the largest norm of a weighted row.
-      norms: [N], norms of the rows before.
+      norms: [N], norms of the rows before they are weighted.
       is_dropped: bool [N].
     """
 
@@ -84,6 +84,7 @@ def packs_of(gradients: list[AbstractRowGradients], totals: list[RunningSum], gr
     A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum,
     where each by itself would need its own small programs, which take long to compile.
     """
+    # Sort out the small ones, by group, dtype and kind of running sum.
     packs = []
     small: dict[Any, list[int]] = {}
     for leaf, (each, total) in enumerate(zip(gradients, totals, strict=True)):
@@ -94,12 +95,16 @@ def packs_of(gradients: list[AbstractRowGradients], totals: list[RunningSum], gr
         else:
             packs.append(Pack((leaf,), each, group))
 
+    # Put the entries of all of a kind into one row.
     for (group, _, _), leaves in small.items():
         if len(leaves) == 1:
             packs.append(Pack(tuple(leaves), gradients[leaves[0]], group))
             continue
-        flat = [gradients[leaf].formed() for leaf in leaves]
-        rows = jnp.concatenate([x.reshape(x.shape[0], -1) for x in flat], axis=1)
+        flat = []
+        for leaf in leaves:
+            formed = gradients[leaf].formed()
+            flat.append(formed.reshape(formed.shape[0], -1))
+        rows = jnp.concatenate(flat, axis=1)
         packs.append(Pack(tuple(leaves), FormedGradients(rows), group))
     return packs
 
@@ -117,7 +122,7 @@ def row_scales(
     slack: float,
     is_padding: Array | None,
 ) -> RowScales:
-    """Return what a rule makes of the norms of the rows."""
+    """Return the weights that a rule gives the rows for their norms."""
     dtype = norm_dtype(packs)
     squares = [pack.gradients.squared_norms(dtype) for pack in packs]
     whole = stacked(squares).total()
@@ -129,19 +134,28 @@ def row_scales(
         keep, is_dropped = keep & ~is_padding, is_dropped & ~is_padding
 
     weights, bounds = [], []
-    for number, bound in enumerate(groups.bounds):
+    for number, group_bound in enumerate(groups.bounds):
+        # The norm of the row's gradients in this group.
+        norm = whole
         members = [square for square, pack in zip(squares, packs, strict=True) if pack.group == number]
-        norm = whole if len(groups.bounds) == 1 or not members else stacked(members).total()
-        checked = _checked_bound(bound, groups, dtype) / (1 + slack)
-        coefficient = bounded_coefficients(rule, norm.root(), norm.exponent, checked)
+        if members and len(groups.bounds) > 1:
+            norm = stacked(members).total()
+
+        # Clip to a little less than the bound, to leave room for rounding.
+        bound = _checked_bound(group_bound, groups, dtype) / (1 + slack)
+        coefficient = bounded_coefficients(rule, norm.root(), norm.exponent, bound)
         weights.append(RowWeights(norm.exponent, coefficient, keep))
-        bounds.append(checked)
-    return RowScales(weights, bounds, jnp.where(keep, whole.norm(), 0), is_dropped)
+        bounds.append(bound)
+
+    norms = jnp.where(keep, whole.norm(), 0)
+    return RowScales(weights, bounds, norms, is_dropped)
 
 
 def norm_dtype(packs: list[Pack]) -> Any:
     """Return the dtype of the norms: the widest of the gradients', at least float32."""
-    dtypes = [wide_dtype(x) for pack in packs for x in pack.gradients.row_arrays() if is_floating(x)]
+    dtypes = []
+    for pack in packs:
+        dtypes += [wide_dtype(x) for x in pack.gradients.row_arrays() if is_floating(x)]
     return functools.reduce(jnp.promote_types, dtypes)
 
 
@@ -164,15 +178,19 @@ def add_clipped(
     """Clip rows and add them to the running sums of the parameters."""
     packs = computed_once(packs_of(gradients, totals, groups))
     scales = row_scales(packs, rule, groups, budget.slack, is_padding)
-    added = list(totals)
+
+    new_totals = list(totals)
     for pack in packs:
         weights, bound = scales.weights[pack.group], scales.bounds[pack.group]
-        together = RunningSum.concatenated([totals[leaf] for leaf in pack.leaves])
-        together = pack.gradients.add_to(together, weights, bound, budget)
-        parts = together.split([totals[leaf].high.shape for leaf in pack.leaves])
+
+        # The sums of a pack are added to as one.
+        sums = [totals[leaf] for leaf in pack.leaves]
+        whole = RunningSum.concatenated(sums)
+        whole = pack.gradients.add_to(whole, weights, bound, budget)
+        parts = whole.split([each.high.shape for each in sums])
         for leaf, part in zip(pack.leaves, parts, strict=True):
-            added[leaf] = part
-    return added, scales
+            new_totals[leaf] = part
+    return new_totals, scales
 
 
 def sum_of_rows(
@@ -232,6 +250,8 @@ def clipped_sum(
     num_rows = positions.shape[0]
     size = min(engine.chunk, num_rows)
     num_chunks = -(-num_rows // size)
+
+    # One chunk needs no loop.
     if num_chunks == 1:
         gradients, extra = engine.gradients(batch, positions)
         sums, scales = sum_of_rows(gradients, leaves, rule, groups, budget, is_padding)
@@ -243,12 +263,15 @@ def clipped_sum(
         totals, scales = add_clipped(totals, gradients, rule, groups, budget, padding)
         return totals, (scales.norms, scales.is_dropped, extra)
 
-    def skip_padding(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
-        def skip(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
-            nothing = (jnp.zeros(size, norm_dtype_of(leaves)), jnp.zeros(size, bool), engine.no_outputs(size))
-            return totals, nothing
+    def skip_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
+        del chunk  # holds only padding
+        norms = jnp.zeros(size, norm_dtype_of(leaves))
+        is_dropped = jnp.zeros(size, bool)
+        return totals, (norms, is_dropped, engine.no_outputs(size))
 
-        return jax.lax.cond(chunk[2].all(), skip, add_chunk, totals, chunk)
+    def add_unless_padding(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
+        _, _, padding = chunk
+        return jax.lax.cond(padding.all(), skip_chunk, add_chunk, totals, chunk)
 
     # Split the rows into chunks, the last one filled up with copies of the first row.
     split = functools.partial(_split, num_chunks=num_chunks, size=size)
@@ -257,14 +280,21 @@ def clipped_sum(
         padding = padding | split(is_padding)
     chunks = (jax.tree.map(split, batch), split(positions), padding)
 
-    # Add up the chunks. Without padding of the caller's every chunk has rows.
+    # Add up the chunks. Unless the caller names padding, every chunk has rows.
     totals = []
     for number, leaf in enumerate(leaves):
         totals.append(RunningSum.zero(leaf, engine.needs_compensation(number, budget, num_chunks)))
     skips = is_padding is not None and not engine.constant_work
-    totals, outputs = jax.lax.scan(skip_padding if skips else add_chunk, totals, chunks)
-    norms, is_dropped, extra = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_rows], outputs)
-    return ClippedSum(rounded_sums(totals, leaves, groups), norms, is_dropped, extra)
+    step = add_unless_padding if skips else add_chunk
+    totals, outputs = jax.lax.scan(step, totals, chunks)
+
+    # Put the outputs of the chunks one after the other, without those of the rows that fill up the last one.
+    def joined(x: Array) -> Array:
+        return x.reshape(-1, *x.shape[2:])[:num_rows]
+
+    norms, is_dropped, extra = jax.tree.map(joined, outputs)
+    sums = rounded_sums(totals, leaves, groups)
+    return ClippedSum(sums, norms, is_dropped, extra)
 
 
 def norm_dtype_of(leaves: list[Any]) -> Any:
@@ -273,6 +303,7 @@ def norm_dtype_of(leaves: list[Any]) -> Any:
 
 
 def _split(rows: Array, num_chunks: int, size: int) -> Array:
+    """Split [N, ...] into chunks [num_chunks, size, ...], filled up with copies of the first row."""
     missing = num_chunks * size - rows.shape[0]
     if missing:
         copies = jnp.broadcast_to(rows[:1], (missing, *rows.shape[1:]))
@@ -284,5 +315,7 @@ def merge_leaves(params: PyTree, which: tuple[bool, ...], values: list[Array]) -
     """Return a tree like ``params`` with ``values`` at the marked leaves and zeros at the others."""
     leaves, structure = jax.tree.flatten(params)
     remaining = iter(values)
-    merged = [next(remaining) if mark else zeros_like_sum(leaf) for leaf, mark in zip(leaves, which, strict=True)]
+    merged = []
+    for leaf, is_marked in zip(leaves, which, strict=True):
+        merged.append(next(remaining) if is_marked else zeros_like_sum(leaf))
     return jax.tree.unflatten(structure, merged)

@@ -1,4 +1,7 @@
-"""How the gradients of a chunk of rows are computed, and how many rows a chunk has: decided from static shapes alone.
+"""Plan how the gradients of a chunk of rows are computed, and how many rows a chunk has, from static shapes alone.
+
+    engine = engine_of(call, "auto", None, budget, constant_work=False)
+    gradients, (losses, aux) = engine.gradients(rows, positions)        # of at most engine.chunk rows
 
 Gradients are read off the loss in factors (`_tracing`). One outer product for an example, or a few rows of a table,
 stay factors. A sum of many outer products could cancel, and its norm with it (see docs/gradients.md), so it is formed,
@@ -31,13 +34,22 @@ STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
 """``ghost`` is the older name of ``auto``."""
 
 _MICROBATCH = 64
+"""Rows that the strategy ``microbatch`` takes at a time, unless it is told otherwise."""
 
 _CPU_CACHE = 8 * 2**20
+"""Bytes that a chunk may keep on a CPU."""
 _ACCELERATOR_MEMORY = 2 * 2**30
+"""Bytes that a chunk may keep elsewhere."""
 _SUM_BYTES = 20
 """Memory traffic of one compensated addition: one term read, two parts of a sum read and written."""
 _SUM_SHARE = 0.4
+"""The traffic of the running sums, at most, over that of the rows of a chunk."""
 _FEWEST = 4
+"""Rows that a chunk has at least."""
+_FORMED_BYTES = 8
+"""Bytes that a chunk keeps for one entry of a formed gradient: two numbers in float32."""
+_INDEX_BYTES = 4
+"""Bytes of one entry of the array in which equal rows of a table are found: int32."""
 _CHUNKS_TO_SKIP = 8
 """Chunks into which a batch with padding is cut, if that costs little."""
 
@@ -69,7 +81,8 @@ class Engine:
         if leaf in self.always_compensated:
             return True
         rows = min(self.chunk, budget.plain_rows)
-        return not budget.covers_plain_sum(rows, num_chunks * -(-self.chunk // rows))
+        parts_of_chunk = -(-self.chunk // rows)
+        return not budget.covers_plain_sum(rows, num_chunks * parts_of_chunk)
 
 
 def engine_of(
@@ -78,6 +91,8 @@ def engine_of(
     """Return the engine of a call; traces and checks its loss."""
     trace = trace_loss(call)
     plan = plan_for(call, trace, strategy, budget)
+
+    # How gradients are computed, and how many rows to take at a time.
     if strategy == "vmap":
         gradients, size = functools.partial(_by_vmap, call), call.batch_size
     elif strategy == "microbatch":
@@ -85,29 +100,46 @@ def engine_of(
     else:
         gradients = functools.partial(_by_factors, call, trace, plan, budget)
         skips = call.is_padding is not None and not constant_work
-        # Not all factors can follow what is scaled, and then the plan alone does not say what is formed.
-        known = abstract_rows(call, gradients) if plan.is_scaled else []
-        formed = [leaf for leaf, each in enumerate(known) if isinstance(each, FormedGradients)]
+        formed = _formed_leaves(call, plan, gradients)
         size = chunk_rows(plan, call.trained_leaves, call.batch_size, skips, formed)
     chunk = max(min(microbatch_size or size, call.batch_size), 1)
-    compensated = [leaf for leaf in range(len(call.trained_leaves)) if plan.shared_by(leaf) or plan.is_looked_up(leaf)]
-    return Engine(gradients, chunk, constant_work, frozenset(compensated), _outputs(trace))
+
+    # Sums of shared terms and of table rows have rules of their own for when errors are kept.
+    always_compensated = set()
+    for leaf in range(len(call.trained_leaves)):
+        if plan.shared_by(leaf) or plan.is_looked_up(leaf):
+            always_compensated.add(leaf)
+    return Engine(gradients, chunk, constant_work, frozenset(always_compensated), _outputs(trace))
+
+
+def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
+    """Return the plan of a strategy."""
+    num_leaves = len(call.trained_leaves)
+    frame = frame_of(trace.jaxpr)
+    if strategy in ("vmap", "microbatch"):
+        all_formed = dict.fromkeys(range(num_leaves), "strategy")
+        return plan_of(frame, num_leaves, all_formed)
+    return plan_of(frame, num_leaves, {}, budget.most_shared_terms)
 
 
 def _outputs(trace: TracedLoss) -> Any:
-    """Shapes and dtypes of (loss, aux) of one example."""
+    """Return shapes and dtypes of (loss, aux) of one example."""
     loss, *aux = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.jaxpr.out_avals]
     loss = jax.ShapeDtypeStruct(loss.shape, wide_dtype(loss))
     return loss, jax.tree.unflatten(trace.aux_structure, aux)
 
 
+# Ways to compute the gradients.
+
+
 def _by_vmap(
     call: Call, rows: Any, positions: Array, trained: list[Array] | None = None
 ) -> tuple[list[AbstractRowGradients], Any]:
-    """Per-example gradients by `jax.vmap` of `jax.grad`."""
+    """Return per-example gradients by `jax.vmap` of `jax.grad`."""
     del trained  # the leaves of the call
     grads = example_grads(call, rows, positions)
-    return [FormedGradients(jnp.asarray(leaf)) for leaf in grads.leaves], (grads.values, grads.aux)
+    gradients: list[AbstractRowGradients] = [FormedGradients(jnp.asarray(leaf)) for leaf in grads.leaves]
+    return gradients, (grads.values, grads.aux)
 
 
 def _by_factors(
@@ -119,11 +151,12 @@ def _by_factors(
     positions: Array,
     trained: list[Array] | None = None,
 ) -> tuple[list[AbstractRowGradients], Any]:
-    """Gradients in factors, where the plan keeps them."""
+    """Return gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
-    gradients, outputs = row_gradients(plan, leaves, [*jax.tree.leaves(rows), positions], budget)
-    losses = outputs[0].astype(wide_dtype(outputs[0]))
-    return gradients, (losses, jax.tree.unflatten(trace.aux_structure, outputs[1:]))
+    inputs = [*jax.tree.leaves(rows), positions]
+    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, budget)
+    losses = losses.astype(wide_dtype(losses))
+    return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
 
 
 def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRowGradients]:
@@ -133,18 +166,27 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRow
     def one_row(trained: list[Array], batch: Any) -> None:
         rows.extend(gradients(batch, jnp.zeros(1, jnp.int32), trained)[0])
 
+    def shape_of_one_row(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *jnp.shape(x)[1:]), jnp.result_type(x))
+
+    trained = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.trained_leaves]
     batch = [call.args[number] for number in call.spec.batch_argnums]
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *jnp.shape(x)[1:]), jnp.result_type(x)), batch)
-    jax.eval_shape(one_row, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.trained_leaves], one)
+    jax.eval_shape(one_row, trained, jax.tree.map(shape_of_one_row, batch))
     return rows
 
 
-def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
-    """Return the plan of a strategy."""
-    count, frame = len(call.trained_leaves), frame_of(trace.jaxpr)
-    if strategy in ("vmap", "microbatch"):
-        return plan_of(frame, count, dict.fromkeys(range(count), "strategy"))
-    return plan_of(frame, count, {}, budget.most_shared_terms)
+def _formed_leaves(call: Call, plan: Plan, gradients: Callable[..., Any]) -> list[int]:
+    """Return the trained parameters known to be formed where the plan alone does not say so.
+
+    It does not where values are scaled, as not all factors can follow that.
+    """
+    if not plan.is_scaled:
+        return []
+    rows = abstract_rows(call, gradients)
+    return [leaf for leaf, each in enumerate(rows) if isinstance(each, FormedGradients)]
+
+
+# The number of rows in a chunk.
 
 
 def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:
@@ -152,24 +194,43 @@ def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int
     formed = tables = 0
     for leaf, param in enumerate(params):
         if leaf in known or plan.is_formed(leaf):
-            formed += 8 * math.prod(param.shape)
+            formed += _FORMED_BYTES * math.prod(param.shape)
         if plan.num_lookups(leaf) > 1:
             # Equal rows have to be found, in an array as long as the table.
-            tables += 4 * param.shape[0]
-    return max(plan.activation_bytes() + plan.working_bytes() + formed + tables, 1)
+            tables += _INDEX_BYTES * param.shape[0]
+    activations = plan.activation_bytes() + plan.working_bytes()
+    return max(activations + formed + tables, 1)
 
 
 def chunk_rows(
     plan: Plan, params: list[Any], batch_size: int, skips_padding: bool, formed: Collection[int] = ()
 ) -> int:
-    """Return how many rows to take at a time."""
-    each = row_bytes(plan, params, formed)
+    """Return how many rows to take at a time.
+
+    Args:
+      plan: how gradients are computed.
+      params: the trained parameters.
+      batch_size: rows of the batch.
+      skips_padding: whether chunks that hold only padding are skipped.
+      formed: trained parameters known to be formed, beside those of the plan.
+    """
+    bytes_of_row = row_bytes(plan, params, formed)
     on_cpu = jax.default_backend() == "cpu"
 
-    # What a chunk keeps fits into a cache, and adding up its sum costs little beside its rows.
-    cached = (_CPU_CACHE if on_cpu else _ACCELERATOR_MEMORY) / each
-    amortised = _SUM_BYTES * sum(math.prod(p.shape) for p in params) / (_SUM_SHARE * each)
+    # Rows that fit into a cache.
+    cache = _CPU_CACHE if on_cpu else _ACCELERATOR_MEMORY
+    cached = cache / bytes_of_row
+
+    # Rows beside which reading and writing the running sums costs little.
+    bytes_of_sums = _SUM_BYTES * sum(math.prod(param.shape) for param in params)
+    amortised = bytes_of_sums / (_SUM_SHARE * bytes_of_row)
+
+    # The larger of the two, but in a batch with padding several chunks, where that costs little.
     rows = max(cached, amortised, _FEWEST)
     if skips_padding and on_cpu:
         rows = min(rows, max(2 * batch_size / _CHUNKS_TO_SKIP, amortised))
-    return batch_size if rows >= batch_size else 1 << (int(rows).bit_length() - 1)
+
+    # All rows at once, or the power of two below.
+    if rows >= batch_size:
+        return batch_size
+    return 1 << (int(rows).bit_length() - 1)

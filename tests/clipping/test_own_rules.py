@@ -216,3 +216,46 @@ def test_bad_rules_are_refused():
         type("Flat", (Smooth,), {})
     with pytest.raises(ValueError, match="traced clip norm has no JSON form"):
         jax.jit(lambda c: Smooth(c).to_dict())(1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Peeking(Smooth):
+    """Looks at the other rows, by a batching rule of its own."""
+
+    def coefficient(self, norm, unit, bound):
+        @jax.custom_batching.custom_vmap
+        def largest(norm):
+            return norm
+
+        @largest.def_vmap
+        def largest_of_all(axis_size, in_batched, norms):
+            return jnp.full_like(norms, norms.max()), True
+
+        return bound / jnp.maximum(largest(norm), 1e-20)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Calling(Smooth):
+    """Calls Python with the norms of all rows."""
+
+    def coefficient(self, norm, unit, bound):
+        shape = jax.ShapeDtypeStruct((), norm.dtype)
+        return bound * jax.pure_callback(np.ones_like, shape, norm, vmap_method="expand_dims")
+
+
+@pytest.mark.parametrize("rule", [Peeking(1.0), Calling(1.0)], ids=lambda rule: rule.rule_name)
+def test_a_coefficient_that_could_see_other_rows_is_refused(rule):
+    with pytest.raises(ValueError, match="the coefficient of the clipping rule"):
+        gdpjax.clipped_grad(loss, rule)(PARAMS, jnp.ones((3, 5)))
+
+
+@pytest.mark.parametrize("num_leaves", [7, 11])
+def test_bounds_of_groups_that_are_rounded_stay_within_the_whole_bound(num_leaves):
+    """In float64, where the slack is smaller than what a float32 bound is rounded by."""
+    with jax.enable_x64(True):
+        params = [jnp.zeros(1) for _ in range(num_leaves)]
+        rows = jnp.ones((1, num_leaves))
+        for bound in (np.float32(1), 1.0):
+            grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(jnp.concatenate(w), x), gdpjax.PerLeaf(bound))
+            total = np.linalg.norm(flat(fast(grad_fn)(params, rows)))
+            assert 1 - 1e-5 < total <= 1

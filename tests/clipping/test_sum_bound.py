@@ -226,3 +226,30 @@ def test_padding_to_several_sizes_needs_one_slack():
     assert change(max_batch_size=512) == 0.0
     with pytest.raises(ValueError, match="larger than max_batch_size=100"):
         change(max_batch_size=100)
+
+
+def test_a_weight_that_is_out_of_range_meets_zero():
+    """A dense layer with a huge input and no cotangent, beside a tiny gradient that is stretched to the clip norm."""
+
+    def loss(params, x, s, t):
+        return jnp.dot(x @ params["w"], s) + jnp.dot(params["b"], t)
+
+    params = {"w": jnp.zeros((40, 40)), "b": jnp.zeros(40)}
+    x, s, t = np.ones((3, 2, 40), np.float32)
+    x[0], s[0], t[0] = 3e38, 0, 0
+    t[0, 0] = 1.2e-38
+    grad_fn = gdpjax.clipped_grad(loss, gdpjax.Normalize(100.0), batch_argnums=(1, 2, 3))
+    total = jax.jit(grad_fn, compiler_options={"xla_backend_optimization_level": 0})(params, x, s, t)
+    assert all(np.isfinite(leaf).all() for leaf in total.values())
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_an_invalid_traced_clip_norm_shows_in_an_empty_batch_too(chunk):
+    def total(bound, is_padding):
+        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound, microbatch_size=chunk)
+        return grad_fn(jnp.zeros(3), jnp.ones((4, 3)), is_padding=is_padding)
+
+    compiled = jax.jit(total, compiler_options={"xla_backend_optimization_level": 0})
+    for is_padding in (np.zeros(4, bool), np.ones(4, bool)):
+        assert np.isnan(compiled(-1.0, is_padding)).all()
+        assert np.isfinite(compiled(1.0, is_padding)).all()

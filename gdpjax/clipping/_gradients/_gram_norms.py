@@ -1,5 +1,9 @@
 """Norms of sums of outer products, sum_t left_t right_t^T, from two Gram matrices over the positions t.
 
+    squares = gram_squared_norms(left, right)       # of left [N, T, K, d] and right [N, T, K, p]
+
+The sum over pairs of positions
+
     |G|^2 = sum_{t,s} (left_t . left_s) (right_t . right_s)
 
 needs nothing of the size of G, but its terms may cancel, by as many digits as somebody likes who chooses the data. Let
@@ -8,7 +12,7 @@ computed in whatever order, by at most gamma S. The norm that a clip rule is to 
 
     sqrt(max(0, computed) + kappa S^2) + gamma S,
 
-at least the norm of G and of what the row adds to a weighted sum. `docs/theory/positions.md` derives kappa and gamma,
+at least the norm of G and of what the row adds to a weighted sum. docs/theory/positions.md derives kappa and gamma,
 and says what the bound costs: where positions do not agree, some 0.1 %.
 """
 
@@ -29,6 +33,7 @@ _SECOND_ORDER = 1.05
 _FEW_ROUNDINGS = 12
 """Scaling, square roots, and the last additions and multiplications."""
 _MOST_RELATIVE_ERROR = 0.01
+"""Roundings that could amount to more are refused: products of them would no longer be small."""
 
 
 def gram_squared_norms(left: Array, right: Array, dtype: Any = None) -> ScaledSquares:
@@ -44,21 +49,24 @@ def gram_squared_norms(left: Array, right: Array, dtype: Any = None) -> ScaledSq
 
     def of_one_row(factors: tuple[Array, Array]) -> ScaledSquares:
         left, right = (wide(x).astype(dtype) for x in factors)
-        lengths = (left.shape[-1], right.shape[-1])
 
-        # Every factor is scaled by itself, and then the right ones to the largest position of their block.
+        # Scale every factor by itself, and then the right ones to the largest position of their block.
         of_left, of_right = squared_norms(left), squared_norms(right)
         positions = relative_positions(of_left, of_right)
         left = scaled_down(left, of_left)
         right = scaled_down(right, of_right) * positions.scale[..., None]
-        return rounded_up(gram(left) * gram(right), positions, lengths, sum_dtype)
+
+        # (left_t . left_s) (right_t . right_s) for all pairs, added up.
+        products = gram(left) * gram(right)
+        lengths = (left.shape[-1], right.shape[-1])
+        return rounded_up(products, positions, lengths, sum_dtype)
 
     # A loop, so that every row is computed by the same code.
     return jax.lax.map(of_one_row, (left, right))
 
 
 class RelativePositions(NamedTuple):
-    """How large the positions of one example are, beside the largest of their block.
+    """The sizes of the positions of one example, relative to the largest of their block.
 
     Attributes:
       scale: [T, K], powers of two for the products of scaled factors, at most one.
@@ -73,12 +81,16 @@ class RelativePositions(NamedTuple):
 
 def relative_positions(of_left: ScaledSquares, of_right: ScaledSquares) -> RelativePositions:
     """Compare positions, given the squared norms [T, K] of their factors."""
+    # |left_t| |right_t|, NaN where a factor is not finite.
     sizes = of_left.root() * of_right.root()
-    sizes = jnp.where(jnp.isfinite(of_left.value + of_right.value), sizes, jnp.nan)
+    is_finite = jnp.isfinite(of_left.value + of_right.value)
+    sizes = jnp.where(is_finite, sizes, jnp.nan)
+
     # A position whose product is zero must not decide the scale of the others.
     exponents = jnp.where(sizes == 0, LOWEST_EXPONENT, of_left.exponent + of_right.exponent)
     largest = exponents.max(axis=0)
     largest = jnp.where(largest == LOWEST_EXPONENT, 0, largest)
+
     scale = power_of_two(exponents - largest, sizes.dtype)
     return RelativePositions(scale, sizes * scale, largest)
 
@@ -113,6 +125,7 @@ def gram(x: Array) -> Array:
 
 
 def _products_of_pairs(x: Array) -> Array:
+    """Contract [T, K, d] with itself to [K, T, T], in full precision."""
     highest = jax.lax.Precision.HIGHEST
     if x.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
         return jnp.einsum("td,sd->ts", x[:, 0], x[:, 0], precision=highest)[None]
@@ -120,19 +133,22 @@ def _products_of_pairs(x: Array) -> Array:
 
 
 def _piece_length(size: int) -> int:
+    """Return over how many entries one contraction runs."""
     return max(_PIECE, math.isqrt(size))
 
 
 def _dot_roundings(size: int) -> int:
-    """Roundings of a dot product in `gram`: those of a piece in any order, and those of adding up the pieces."""
+    """Return the roundings of a dot product in `gram`: of a piece in any order, and of adding up the pieces."""
     length = _piece_length(size)
-    return size if size < 2 * length else length + size // length
+    if size < 2 * length:
+        return size
+    return length + size // length
 
 
 def rounded_up(
     products: Array, positions: RelativePositions, lengths: tuple[int, int], sum_dtype: Any
 ) -> ScaledSquares:
-    """Add up the products of pairs, and round up by what they, and the row in a weighted sum, can be off by.
+    """Add up the products of pairs, and round up by their error and by that of the row in a weighted sum.
 
     Args:
       products: (left_t . left_s) (right_t . right_s), [K, T, T].
@@ -140,22 +156,28 @@ def rounded_up(
       lengths: over how many entries the dot products of left and of right factors run.
       sum_dtype: dtype of the weighted sum.
     """
+    # |G|^2 as it is computed, and S, for each block.
     num_blocks, num_positions, _ = products.shape
     computed = bounded_sum(products.reshape(num_blocks, -1))
     size = bounded_sum(jnp.swapaxes(positions.sizes, 0, 1))
 
+    # Rounding moves the square by at most kappa S^2, and the product of the row by at most gamma S.
     unit = _unit_roundoff(products.dtype)
+    coarser_unit = max(unit, _unit_roundoff(sum_dtype))
     kappa = allowance(_gram_roundings(num_positions, lengths), unit)
-    gamma = allowance(num_positions + _FEW_ROUNDINGS, max(unit, _unit_roundoff(sum_dtype)))
-    squares = ScaledSquares(jnp.maximum(computed, 0) + kappa * jnp.square(size), positions.exponent)
-    norm = squares.root() + gamma * size  # NaN where the size is
+    gamma = allowance(num_positions + _FEW_ROUNDINGS, coarser_unit)
+
+    # sqrt(max(0, computed) + kappa S^2) + gamma S, NaN where S is.
+    upper_square = jnp.maximum(computed, 0) + kappa * jnp.square(size)
+    norm = ScaledSquares(upper_square, positions.exponent).root() + gamma * size
     return ScaledSquares(jnp.square(norm), positions.exponent).total()
 
 
 def _gram_roundings(num_positions: int, lengths: tuple[int, int]) -> int:
-    """Roundings of the sum over pairs of positions, in units of S^2."""
+    """Return the roundings of the sum over pairs of positions, in units of S^2."""
     of_dot_products = _dot_roundings(lengths[0]) + _dot_roundings(lengths[1])
-    return of_dot_products + most_sum_error_terms(num_positions**2) + _FEW_ROUNDINGS
+    of_the_sum = most_sum_error_terms(num_positions**2)
+    return of_dot_products + of_the_sum + _FEW_ROUNDINGS
 
 
 def _unit_roundoff(dtype: Any) -> float:
@@ -163,7 +185,7 @@ def _unit_roundoff(dtype: Any) -> float:
 
 
 def allowance(roundings: int, unit: float) -> float:
-    """Return what so many roundings can amount to, relative to what is rounded."""
+    """Return a bound on so many roundings of a value, relative to it."""
     if roundings * unit > _MOST_RELATIVE_ERROR:
         raise ValueError(f"{roundings} roundings of {unit:.1g} each are too many to bound the norm of a gradient")
     return _SECOND_ORDER * roundings * unit

@@ -1,8 +1,11 @@
 """Gradients of a weight that an example uses at many positions: sum_t left_t right_t^T, never formed for all rows.
 
+    gradients = PositionProducts(left, right, axes, weight.shape)
+    gradients.squared_norms(dtype), gradients.weighted_sum(weights)
+
 A weight W [d, p] that is used at T positions of a sequence has such a gradient; for the head of a language model it has
-the size of a vocabulary times a width. `_gram_norms` has its norm, from (d + p) T^2 multiplications, rounded up by what
-rounding can do.
+the size of a vocabulary times a width. `_gram_norms` computes its norm, by (d + p) T^2 multiplications, and rounds it
+up by the error that it can have.
 
 The weighted sum over rows must not be one contraction over rows and positions. Its error would be in proportion to
 sum_i c_i S_i, S_i = sum_t |left_t| |right_t|, which clipping does not bound: where positions cancel, S_i is as much
@@ -13,6 +16,7 @@ by the same code, and the F_i are added up. Then
 * |F_i| <= c_i (|G_i| + gamma S_i), and the norm that the rule sees holds gamma S_i.
 
 The rows F_i are added within the budget of any other rows. Only a piece of one F_i is held at a time.
+docs/theory/positions.md has the derivation.
 """
 
 import dataclasses
@@ -34,11 +38,13 @@ from gdpjax.clipping._weight_axes import Axis, arrange
 
 _PIECE = 2**19
 """Entries of one row's product that are computed and added at a time: they should stay in a cache."""
+_ALIGNMENT = 16
+"""Entries to which the width of a piece is aligned, but for a half."""
 
 _LEAST_ENTRIES = 2**22
 """Entries of a gradient from which on it is not to be formed for several examples."""
 _GRAM_COST = 2
-"""The Gram matrices may take up to one part in so many of the multiplications of the sum."""
+"""The multiplications of the sum, at least, over those of the Gram matrices."""
 
 
 class AbstractPositionProducts(AbstractRowGradients):
@@ -47,7 +53,8 @@ class AbstractPositionProducts(AbstractRowGradients):
     def formed(self) -> Array:
         """Return the gradients, formed."""
         keep = jnp.ones(self.num_rows, bool)
-        return self.weighted_rows(RowWeights(jnp.zeros(self.num_rows, jnp.int32), keep.astype(jnp.float32), keep))
+        ones = RowWeights(jnp.zeros(self.num_rows, jnp.int32), keep.astype(jnp.float32), keep)
+        return self.weighted_rows(ones)
 
     def weighted_rows(self, weights: RowWeights) -> Array:
         """Return the weighted rows, formed."""
@@ -65,15 +72,18 @@ class AbstractPositionProducts(AbstractRowGradients):
         """
         size = self.rows_per_part(budget)
         missing = -self.num_rows % size
-        if not missing:
+        if missing == 0:
             return super().add_to(total, weights, bound, budget)
 
         def filled(x: Array) -> Array:
-            return jnp.concatenate([x, jnp.broadcast_to(x[:1], (missing, *x.shape[1:]))])
+            copies = jnp.broadcast_to(x[:1], (missing, *x.shape[1:]))
+            return jnp.concatenate([x, copies])
 
+        # Fill the last part up with copies of the first row that are not kept.
         weights = RowWeights(*(filled(x) for x in weights))
-        keep = weights.keep & (jnp.arange(self.num_rows + missing) < self.num_rows)
-        return self.map_rows(filled).add_to(total, weights._replace(keep=keep), bound, budget)
+        is_own_row = jnp.arange(self.num_rows + missing) < self.num_rows
+        weights = weights._replace(keep=weights.keep & is_own_row)
+        return self.map_rows(filled).add_to(total, weights, bound, budget)
 
 
 @jax.tree_util.register_dataclass
@@ -125,6 +135,8 @@ def sum_of_products(
 ) -> Array:
     """Return sum_n weights[n] sum_t short[n, t] (x) long[n, t], one row after the other.
 
+    The sum is taken along the long factor in pieces, so that the product of a row is never held whole.
+
     Args:
       short: [N, T, K, d].
       long: [N, T, K, p], along which the entries are taken some at a time.
@@ -142,11 +154,15 @@ def sum_of_products(
         return jnp.zeros((num_blocks, *shape), dtype)
 
     def sum_of_piece(start: Any, width: int) -> Array:
+        """Return the sum over rows, at the ``width`` entries of the long factor from ``start`` on."""
+
         def add_row(row: Array, sums: Array) -> Array:
             piece = jax.lax.dynamic_slice(long, (row, 0, 0, start), (1, num_positions, num_blocks, width))
             weighted = multiplied(wide(piece[0]).astype(dtype), long_weights[row])
             product = _product(short[row], weighted, long_first)
-            product = product if finish is None else finish(product, row, start)
+            if finish is not None:
+                product = finish(product, row, start)
+
             # A product that went on adding to the sums would be rounded by what they hold, and not by its own row.
             return sums + jax.lax.optimization_barrier(product)
 
@@ -156,33 +172,50 @@ def sum_of_products(
     if width == num_long:
         return sum_of_piece(0, num_long)
 
+    # Compute the sum piece by piece, and put each where it belongs.
+    long_axis = 1 if long_first else 2
+
     def fill(start: Any, width: int, sums: Array) -> Array:
-        axis = 1 if long_first else 2
-        return jax.lax.dynamic_update_slice_in_dim(sums, sum_of_piece(start, width), start, axis=axis)
+        piece = sum_of_piece(start, width)
+        return jax.lax.dynamic_update_slice_in_dim(sums, piece, start, axis=long_axis)
+
+    def fill_piece(number: Array, sums: Array) -> Array:
+        return fill(number * width, width, sums)
 
     num_pieces = num_long // width
-    sums = jax.lax.fori_loop(0, num_pieces, lambda number, sums: fill(number * width, width, sums), zeros(num_long))
+    sums = jax.lax.fori_loop(0, num_pieces, fill_piece, zeros(num_long))
+
+    # The last piece is shorter.
     start = num_pieces * width
-    return fill(start, num_long - start, sums) if start < num_long else sums
+    if start < num_long:
+        sums = fill(start, num_long - start, sums)
+    return sums
 
 
 def _piece_length(num_long: int, num_short: int) -> int:
-    """Entries of the long factor that are taken at a time."""
+    """Return how many entries of the long factor are taken at a time."""
     width = max(_PIECE // num_short, 1)
     if width >= num_long:
         return num_long
+
     # With lines a power of two apart, a product would use few places of a cache.
-    return width - width % 16 - 8 if width >= 24 else width
+    half = _ALIGNMENT // 2
+    if width >= _ALIGNMENT + half:
+        return width - width % _ALIGNMENT - half
+    return width
 
 
 def _scaled_factor(factor: Array, weights: RowWeights) -> tuple[Array, RowWeights]:
     """Scale a factor [N, T, K, d] by powers of two, position by position, and return the weights of the other one."""
-    own, largest = largest_exponent(factor)
-    weights = weights.broadcast_to(own.shape)
-    # Nothing bounds a factor that meets zeros.
+    exponent, largest = largest_exponent(factor)
+    weights = weights.broadcast_to(exponent.shape)
+
+    # Where this factor is zero so is the product, but nothing bounds the other one.
     weights = weights._replace(keep=weights.keep & (largest > 0))
-    factor = weights.scaled(factor, power_of_two(-own, factor.dtype))
-    return factor, weights._replace(exponent=weights.exponent - own)
+
+    factor = weights.scaled(factor, power_of_two(-exponent, factor.dtype))
+    remaining = weights._replace(exponent=weights.exponent - exponent)
+    return factor, remaining
 
 
 def multiplied(x: Array, weights: RowWeights) -> Array:
@@ -206,7 +239,9 @@ def positions_pay(num_positions: int, left: int, right: int) -> bool:
     """Return whether gradients of ``left`` by ``right`` entries should be kept as factors at so many positions.
 
     The Gram matrices add to the multiplications of the sum, and forming the gradients of a chunk takes memory, and
-    passes over it. Both are worth while for large gradients and few positions only (`docs/theory/positions.md`).
+    passes over it. So factors are kept for large gradients and few positions only (docs/theory/positions.md).
     """
     entries = left * right
-    return entries >= _LEAST_ENTRIES and _GRAM_COST * num_positions * (left + right) <= entries
+    is_large = entries >= _LEAST_ENTRIES
+    has_few_positions = _GRAM_COST * num_positions * (left + right) <= entries
+    return is_large and has_few_positions

@@ -47,7 +47,7 @@ from gdpjax.clipping._gradients._scaled import (
 )
 from gdpjax.clipping._gradients._table_rows import TableRows
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._weight_axes import arrange
+from gdpjax.clipping._weight_axes import arrange, axes_of_kind
 
 _LARGE = 2**10
 """Entries up to which a gradient is formed rather than kept apart from its shared terms."""
@@ -147,23 +147,19 @@ def _term_of_product(rows: OuterProducts, coefficients: Array, shared: Array) ->
       shared: an array of the weight's shape.
     """
     # The axes of the weight in the order of blocks, left factor, right factor.
-    order: list[int] = []
-    num_axes = {}
-    for kind in "blr":
-        of_kind = [(place, axis) for axis, (axis_kind, place) in enumerate(rows.axes) if axis_kind == kind]
-        order += [axis for _, axis in sorted(of_kind)]
-        num_axes[kind] = len(of_kind)
+    block_axes, left_axes, right_axes = (axes_of_kind(rows.axes, kind) for kind in "blr")
+    order = [*block_axes, *left_axes, *right_axes]
     shared = jnp.transpose(shared, order)
     coefficients = jnp.transpose(coefficients, (0, *(1 + axis for axis in order)))
 
     # One coefficient for each block, or one for each column of a block.
     num_rows = coefficients.shape[0]
-    first_right = num_axes["b"] + num_axes["l"]
+    first_right = len(block_axes) + len(left_axes)
     columns = coefficients.shape[1 + first_right :]
     if math.prod(columns) > 1:
         columns = shared.shape[first_right:]
-    blocks = shared.shape[: num_axes["b"]]
-    ones_along_left = (1,) * num_axes["l"]
+    blocks = shared.shape[: len(block_axes)]
+    ones_along_left = (1,) * len(left_axes)
     coefficients = jnp.broadcast_to(coefficients, (num_rows, *blocks, *ones_along_left, *columns))
 
     # [N, K, 1 or p] and [K, d, p]

@@ -1,9 +1,13 @@
 """Gradients of a table that is looked up and multiplied with, such as an embedding that is tied to the head.
 
+    gradients = TiedTable(left, right, index, values, table.shape)
+    gradients.squared_norms(dtype), gradients.weighted_sum(weights)
+
 One example's gradient is sum_t left_t right_t^T, of the multiplications, plus the rows ``values[l]`` at ``index[l]``,
 of the look-ups. A looked-up row is an outer product too: of the indicator of its index, and the row. So it is one more
 position in the Gram matrices, where the product of an indicator with another factor is an entry of that factor, and in
-the row's own sum. The two parts may cancel as positions may, and nothing else has to be shown.
+the row's own sum. The two parts may cancel as positions may, and the bounds of docs/theory/positions.md hold as they
+are.
 """
 
 import dataclasses
@@ -51,9 +55,12 @@ class TiedTable(AbstractPositionProducts):
         sum_dtype = self._sum_dtype()
 
         def of_one_row(arrays: tuple[Array, Array, Array, Array]) -> ScaledSquares:
-            index = arrays[2]
-            left, right, values = (wide(x).astype(dtype) for x in (arrays[0], arrays[1], arrays[3]))
-            left, right = left[:, None], jnp.concatenate([right, values])[:, None]
+            left, right, index, values = arrays
+            left, right, values = (wide(x).astype(dtype) for x in (left, right, values))
+
+            # The right factors at the multiplications, and at the look-ups after them: [T + L, 1, p].
+            left = left[:, None]
+            right = jnp.concatenate([right, values])[:, None]
 
             # An indicator has norm one, and is not scaled.
             of_products, of_right = squared_norms(left), squared_norms(right)
@@ -66,13 +73,16 @@ class TiedTable(AbstractPositionProducts):
             left = scaled_down(left, of_products)
             right = scaled_down(right, of_right) * positions.scale[..., None]
 
-            # The product of an indicator and a left factor is an entry of it.
+            # The product of an indicator and a left factor is an entry of that factor.
             looked_up = left[:, 0].at[:, index].get(mode="fill", fill_value=0)
-            same = (index[:, None] == index).astype(dtype)
-            of_pairs = jnp.block([[gram(left)[0], looked_up], [looked_up.T, same]])
-            lengths = (left.shape[-1], right.shape[-1])
-            return rounded_up(of_pairs * gram(right), positions, lengths, sum_dtype)
+            same_index = (index[:, None] == index).astype(dtype)
+            gram_of_left = jnp.block([[gram(left)[0], looked_up], [looked_up.T, same_index]])
 
+            products = gram_of_left * gram(right)
+            lengths = (left.shape[-1], right.shape[-1])
+            return rounded_up(products, positions, lengths, sum_dtype)
+
+        # A loop, so that every row is computed by the same code.
         index, values = self._inside()
         return jax.lax.map(of_one_row, (self.left, self.right, index, values))
 
@@ -83,16 +93,19 @@ class TiedTable(AbstractPositionProducts):
         values = multiplied(wide(values).astype(dtype), weights.broadcast_to(index.shape))
 
         def add_looked_up(product: Array, row: Array, start: Any) -> Array:
+            # The piece of the product holds the rows of the table from ``start`` on; others are dropped.
             width = product.shape[1]
             place = index[row] - start
             place = jnp.where((place >= 0) & (place < width), place, width)
             return product.at[0, place].add(values[row], mode="drop")
 
-        left, right = self.left[:, :, None], self.right[:, :, None]
-        sums = sum_of_products(right, left, weights, dtype, long_first=True, finish=add_looked_up)
+        # The long factor lies along the rows of the table.
+        long, short = self.left[:, :, None], self.right[:, :, None]
+        sums = sum_of_products(short, long, weights, dtype, long_first=True, finish=add_looked_up)
         return sums.reshape(self.table_shape)
 
     def _sum_dtype(self) -> Any:
+        """Return the dtype of the weighted sum."""
         of_products = jnp.promote_types(wide_dtype(self.left), wide_dtype(self.right))
         return jnp.promote_types(of_products, wide_dtype(self.values))
 
