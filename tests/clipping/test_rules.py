@@ -146,7 +146,8 @@ def test_traced_rules_give_the_same_and_nan_when_wrong(make):
         return gdpjax.clipped_grad(dot_loss, make(c))({k: jnp.zeros(s) for k, s in SHAPES.items()}, batch)["b"]
 
     for c in [0.1, 3.0]:
-        np.testing.assert_allclose(by(c), clipped(make(c), batch)["b"], rtol=1e-6)
+        # Bounds of several groups are lowered by what their rounding may be, and traced ones by 2^-19.
+        np.testing.assert_allclose(by(c), clipped(make(c), batch)["b"], rtol=3e-6)
     assert np.isnan(by(-1.0)).all()
     assert np.isnan(by(np.nan)).all()
     assert len(traces) == 1
