@@ -146,7 +146,10 @@ def _failed(library: dict[str, Any]) -> bool:
 def _clipping() -> tuple[list[Row], tuple[str, str]]:
     """Clipped gradient steps beside the fastest peer and beside no privacy: both result files."""
     rows, parts = [], []
-    for name, about in (("clipping_cpu", "everybody"), ("clipping_cpu_quiet", "three contenders, more rounds")):
+    for name, about in (
+        ("clipping_cpu", "everybody, before the rebuild"),
+        ("clipping_cpu_quiet", "some contenders, rebuilt"),
+    ):
         result = read(name)
         if result is None:
             continue
