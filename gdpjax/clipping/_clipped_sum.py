@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import CLIP_NORM, is_traced
-from gdpjax._core.trees import is_floating, wide_dtype, zeros_like_sum
+from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients, RowWeights, RunningSum, stacked
 from gdpjax.clipping._planner import Engine
@@ -121,9 +121,9 @@ def row_scales(
     groups: Groups,
     slack: float,
     is_padding: Array | None,
+    dtype: Any,
 ) -> RowScales:
-    """Return the weights that a rule gives the rows for their norms."""
-    dtype = norm_dtype(packs)
+    """Return the weights that a rule gives the rows for their norms, in ``dtype``."""
     squares = [pack.gradients.squared_norms(dtype) for pack in packs]
     whole = stacked(squares).total()
 
@@ -151,12 +151,9 @@ def row_scales(
     return RowScales(weights, bounds, norms, is_dropped)
 
 
-def norm_dtype(packs: list[Pack]) -> Any:
-    """Return the dtype of the norms: the widest of the gradients', at least float32."""
-    dtypes = []
-    for pack in packs:
-        dtypes += [wide_dtype(x) for x in pack.gradients.row_arrays() if is_floating(x)]
-    return functools.reduce(jnp.promote_types, dtypes)
+def norm_dtype(leaves: list[Any]) -> Any:
+    """Return the dtype of the norms of gradients of these parameters, or of their sums."""
+    return functools.reduce(jnp.promote_types, [wide_dtype(leaf) for leaf in leaves])
 
 
 def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
@@ -177,7 +174,8 @@ def add_clipped(
 ) -> tuple[list[RunningSum], RowScales]:
     """Clip rows and add them to the running sums of the parameters."""
     packs = computed_once(packs_of(gradients, totals, groups))
-    scales = row_scales(packs, rule, groups, budget.slack, is_padding)
+    dtype = norm_dtype([total.high for total in totals])
+    scales = row_scales(packs, rule, groups, budget.slack, is_padding, dtype)
 
     new_totals = list(totals)
     for pack in packs:
@@ -214,7 +212,7 @@ def rounded_sums(totals: list[RunningSum], leaves: list[Any], groups: Groups) ->
 
     A batch without rows would else give zeros for such a bound, and every other batch NaN.
     """
-    dtype = norm_dtype_of(leaves)
+    dtype = norm_dtype(leaves)
     sums = []
     for total, group in zip(totals, groups.of_leaf, strict=True):
         each = total.rounded()
@@ -265,7 +263,7 @@ def clipped_sum(
 
     def skip_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         del chunk  # holds only padding
-        norms = jnp.zeros(size, norm_dtype_of(leaves))
+        norms = jnp.zeros(size, norm_dtype(leaves))
         is_dropped = jnp.zeros(size, bool)
         return totals, (norms, is_dropped, engine.no_outputs(size))
 
@@ -295,11 +293,6 @@ def clipped_sum(
     norms, is_dropped, extra = jax.tree.map(joined, outputs)
     sums = rounded_sums(totals, leaves, groups)
     return ClippedSum(sums, norms, is_dropped, extra)
-
-
-def norm_dtype_of(leaves: list[Any]) -> Any:
-    """Return the dtype of the norms of gradients of these parameters."""
-    return functools.reduce(jnp.promote_types, [wide_dtype(leaf) for leaf in leaves])
 
 
 def _split(rows: Array, num_chunks: int, size: int) -> Array:

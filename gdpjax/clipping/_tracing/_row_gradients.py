@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, with_shared_terms
+from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, wide, with_shared_terms
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, total_of
 from gdpjax.clipping._tracing._jaxprs import Frame, is_literal, makers_of, variables_of
@@ -248,7 +248,7 @@ def row_gradients(
 
     gradients = []
     for leaf, param in enumerate(params):
-        factor = jax.tree.map(functools.partial(_no_wider, param), factors[leaf])
+        factor = jax.tree.map(functools.partial(_in_sum_dtype, param), factors[leaf])
         rows = factor.row_gradients(param.shape)
 
         # What the shared values add: for each of them a shared array times coefficients.
@@ -263,11 +263,16 @@ def row_gradients(
     return gradients, outputs
 
 
-def _no_wider(param: Array, x: Array) -> Array:
-    """Cast an array that is wider than the sum of a parameter: data may be, and its gradient is not."""
+def _in_sum_dtype(param: Array, x: Array) -> Array:
+    """Cast an array to the dtype in which the gradients of a parameter are summed.
+
+    The loss may compute in another one. A sum in less than the parameter's would be rounded by more than the budget of
+    its rounding holds, and a wider one is not what the caller expects.
+    """
     dtype = wide_dtype(param)
-    is_wider = jnp.issubdtype(x.dtype, jnp.floating) and jnp.promote_types(x.dtype, dtype) != dtype
-    return x.astype(dtype) if is_wider else x
+    if not jnp.issubdtype(x.dtype, jnp.floating) or wide_dtype(x) == dtype:
+        return x
+    return wide(x).astype(dtype)
 
 
 def _one_example(
