@@ -50,7 +50,8 @@ class AbstractClipRule(abc.ABC):
 
     A rule is a frozen dataclass. A subclass gives `l2_norm_bound` and `coefficient`; one that clips parts of the
     gradient by themselves gives `groups` too. Its fields are numbers, names, and dicts of those, so that it can be
-    saved with a plan. Numbers may be traced: a sweep over them compiles once.
+    saved with a plan. Numbers may be traced: a sweep over them compiles once. Rules are equal if they are saved as the
+    same; define the dataclass with ``eq=False``, or it compares fields, which fails for arrays.
 
     A rule is saved under `rule_name`, the name of its class unless the class sets another. Two classes of one name
     could not both be loaded, so the second is refused when it is defined.
@@ -100,6 +101,18 @@ class AbstractClipRule(abc.ABC):
           is_trained: a tree like the parameters that holds True for each one that is trained.
         """
         return Groups((0,) * len(jax.tree.leaves(is_trained)), (self.l2_norm_bound,))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other rule is of the same class and has the same values; a traced one equals only itself."""
+        if self is other:
+            return True
+        if type(self) is not type(other) or is_traced((vars(self), vars(other))):
+            return False
+        assert isinstance(other, AbstractClipRule)
+        return self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.rule_name)
 
     def describe(self) -> str:
         """Return what the rule does to gradients, as a plan's statement says it after "sums of gradients"."""
