@@ -73,7 +73,7 @@ def largest_exponent(x: Array) -> tuple[Array, Array]:
     """
     largest = jnp.abs(x).max(axis=-1)
 
-    # The bits of a positive number begin with its exponent, to which an offset is added.
+    # The bits of a positive number begin with its exponent, which is held with an offset.
     info = np.finfo(x.dtype)
     integer = jnp.int64 if info.bits == 64 else jnp.int32
     bits = jax.lax.bitcast_convert_type(largest, integer)
