@@ -16,7 +16,7 @@ from gdpjax.clipping._tracing import CALLS, opened
 
 
 class _Entries(NamedTuple):
-    """Where the entries of a variable come from.
+    """The origin of the entries of a variable.
 
     Attributes:
       source: the earlier variable that has the same entries, perhaps in another shape or dtype.
