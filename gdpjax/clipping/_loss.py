@@ -1,13 +1,13 @@
-"""The loss of one example: which of its arguments are what, and its trace.
+"""The loss of one example: the roles of its arguments, and its trace.
 
     spec = LossSpec.create(loss_fn, argnums=0, batch_argnums=(1, 2), ...)   # once
     call = prepare(spec, args, kwargs, is_padding)                          # for each batch: checks, by shapes alone
     trace = trace_loss(call)                                                # the program of one example, checked too
     loss, aux = example_loss(call, trained_leaves, rows, position)          # what that program computes
 
-A private gradient is defined by the loss of ONE example, which is why everything here is about one: its rows come
-without their batch axis, its keys are folded from its position, and all other arguments come whole. `prepare` and
-`trace_loss` refuse what would let one example reach the gradient of another.
+A private gradient is defined by the loss of ONE example, so everything here is about one: its rows come without their
+batch axis, its keys are made from the given ones and its position, and all other arguments come whole. `prepare` and
+`trace_loss` refuse everything through which one example could reach the gradient of another.
 """
 
 import dataclasses
@@ -159,7 +159,7 @@ class LossSpec:
 
 
 class Call(NamedTuple):
-    """One call of a clip whose arguments were checked.
+    """One call of the function that `clipped_grad` returns, with its arguments checked.
 
     Attributes:
       spec: the loss and the roles of its arguments.
@@ -208,7 +208,7 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
       is_padding: bool [batch_size], or None.
 
     Raises:
-      ValueError: for everything that can be seen without computing.
+      ValueError: an argument is wrong in a way that its shape, dtype or type shows.
     """
     leaves_of("the keyword arguments of the loss", kwargs)
     last = max(spec.param_argnums + spec.batch_argnums + spec.key_argnums)
@@ -273,8 +273,8 @@ class TracedLoss(NamedTuple):
     """The program of one example.
 
     Attributes:
-      jaxpr: from the trained leaves, the leaves of the example's rows, and its position, to the loss and the leaves of
-        aux.
+      jaxpr: its inputs are the trained leaves, the leaves of the example's rows, and its position. Its outputs are the
+        loss and the leaves of aux.
       aux_structure: the tree structure of aux.
     """
 
@@ -363,9 +363,9 @@ def _check_program(
 
 
 def _signature(call: Call, primitives: set[str]) -> Any:
-    """Return what decides which program a loss is traced to, or None if that cannot be compared.
+    """Return everything that decides which program a loss is traced to, or None if it cannot be compared.
 
-    These are the shapes and dtypes of arrays, the values of everything else, and the length that the data has.
+    This is the shapes and dtypes of arrays, the values of everything else, and the length of the data.
     """
     leaves, structure = jax.tree.flatten((call.args, call.kwargs))
     described = []
@@ -388,7 +388,7 @@ class FlatCall(NamedTuple):
     Attributes:
       arrays: the arrays; the last one holds the positions of the rows in the batch.
       is_batched: for each array, whether it has a leading batch axis.
-      rebuild: makes (call, positions) of such arrays, whose batch axes may be shorter.
+      rebuild: a function from such arrays, whose batch axes may be shorter, to (call, positions).
     """
 
     arrays: list[Any]
@@ -397,7 +397,7 @@ class FlatCall(NamedTuple):
 
 
 def flatten_call(call: Call, positions: Array) -> FlatCall:
-    """Take the arrays out of a call.
+    """Return the arrays of a call, and how to put others in their place.
 
     Args:
       call: the call.

@@ -1,4 +1,7 @@
-"""The trace of a loss of one example: where its parameters meet data, and its gradients in factors."""
+"""The trace of a loss of one example: where its parameters meet data, and its gradients in factors.
+
+`_row_gradients` is the entry: it names the steps, and the module of each.
+"""
 
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse
 from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, frame_of, opened, scan_of
