@@ -62,6 +62,7 @@ class Engine:
       gradients: (rows, positions) to the gradients, and (losses, aux).
       chunk: rows to take at a time.
       constant_work: whether chunks that hold only padding are computed too.
+      formed: trained parameters whose gradients are formed.
       always_compensated: trained parameters whose sums may need the errors of additions, whatever their number.
       outputs: shapes and dtypes of (loss, aux) of one example.
     """
@@ -69,6 +70,7 @@ class Engine:
     gradients: Callable[..., tuple[list[AbstractRowGradients], Any]]
     chunk: int
     constant_work: bool
+    formed: frozenset[int]
     always_compensated: frozenset[int]
     outputs: Any
 
@@ -93,6 +95,8 @@ def engine_of(
     plan = plan_for(call, trace, strategy, budget)
 
     # How gradients are computed, and how many rows to take at a time.
+    num_leaves = len(call.trained_leaves)
+    formed = list(range(num_leaves))
     if strategy == "vmap":
         gradients, size = functools.partial(_by_vmap, call), call.batch_size
     elif strategy == "microbatch":
@@ -106,10 +110,10 @@ def engine_of(
 
     # Sums of shared terms and of table rows have rules of their own for when errors are kept.
     always_compensated = set()
-    for leaf in range(len(call.trained_leaves)):
+    for leaf in range(num_leaves):
         if plan.shared_by(leaf) or plan.is_looked_up(leaf):
             always_compensated.add(leaf)
-    return Engine(gradients, chunk, constant_work, frozenset(always_compensated), _outputs(trace))
+    return Engine(gradients, chunk, constant_work, frozenset(formed), frozenset(always_compensated), _outputs(trace))
 
 
 def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
@@ -176,12 +180,12 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRow
 
 
 def _formed_leaves(call: Call, plan: Plan, gradients: Callable[..., Any]) -> list[int]:
-    """Return the trained parameters known to be formed where the plan alone does not say so.
+    """Return the trained parameters whose gradients are formed.
 
-    It does not where values are scaled, as not all factors can follow that.
+    Where values are scaled the plan alone does not say so, as not all factors can follow that.
     """
     if not plan.is_scaled:
-        return []
+        return [leaf for leaf in range(len(call.trained_leaves)) if plan.is_formed(leaf)]
     rows = abstract_rows(call, gradients)
     return [leaf for leaf, each in enumerate(rows) if isinstance(each, FormedGradients)]
 
