@@ -31,7 +31,7 @@ from gdpjax.clipping._loss_checks import (
     refuse_batch_norm_error,
     refuse_varying_arguments,
 )
-from gdpjax.clipping._row_independence import read_program
+from gdpjax.clipping._row_independence import CONVOLUTION, read_program
 from gdpjax.clipping._whole_arrays import WholeArgument, refuse_closed_over_rows, refuse_unnamed_arguments
 
 
@@ -50,7 +50,7 @@ class LossSpec:
       shared_argnums: the arguments that all examples share although they are as long as the batch.
       shared_argnames: the same, of keyword arguments.
       num_examples: the length of the data set where the library draws the batches from it, or None.
-      checked_signatures: signatures of calls whose gradient program has been read.
+      checked_signatures: the primitives of calls whose gradient program has been read, by their signatures.
     """
 
     loss_fn: Callable[..., Any]
@@ -63,7 +63,7 @@ class LossSpec:
     shared_argnums: tuple[int, ...] = ()
     shared_argnames: tuple[str, ...] = ()
     num_examples: int | None = None
-    checked_signatures: set[Any] = dataclasses.field(default_factory=set)
+    checked_signatures: dict[Any, set[str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def create(
@@ -276,10 +276,12 @@ class TracedLoss(NamedTuple):
       jaxpr: its inputs are the trained leaves, the leaves of the example's rows, and its position. Its outputs are the
         loss and the leaves of aux.
       aux_structure: the tree structure of aux.
+      has_convolution: whether there are convolutions in it, or in its gradient.
     """
 
     jaxpr: Any
     aux_structure: Any
+    has_convolution: bool
 
 
 def trace_loss(call: Call) -> TracedLoss:
@@ -313,9 +315,9 @@ def trace_loss(call: Call) -> TracedLoss:
     def trace_gradient() -> Any:
         return jax.make_jaxpr(jax.grad(loss_and_aux, has_aux=True))(trained, rows, position)
 
-    _check_program(call, jaxpr, trained, rows, trace_gradient)
+    primitives = _check_program(call, jaxpr, trained, rows, trace_gradient)
     _, aux = outputs
-    return TracedLoss(jaxpr, jax.tree.structure(aux))
+    return TracedLoss(jaxpr, jax.tree.structure(aux), CONVOLUTION in primitives)
 
 
 def _check_program(
@@ -324,8 +326,8 @@ def _check_program(
     trained: list[Any],
     rows: list[Any],
     trace_gradient: Callable[[], Any],
-) -> None:
-    """Refuse a loss in which one example could reach the gradient of another.
+) -> set[str]:
+    """Refuse a loss in which one example could reach the gradient of another; return the names of its primitives.
 
     Args:
       call: the call.
@@ -333,6 +335,9 @@ def _check_program(
       trained: the shapes of its trained leaves.
       rows: the shapes of its rows.
       trace_gradient: traces the gradient program, which has the same inputs.
+
+    Returns:
+      The primitives of the loss, and those of its gradient where a derivative rule was written by hand.
     """
     row_leaves = jax.tree.leaves(rows)
     whole = [argument.value for argument in call.spec.whole_arguments(call.args, call.kwargs)]
@@ -352,14 +357,16 @@ def _check_program(
     # The equations of a derivative rule are only in the gradient program. Tracing it takes time, so it is read once for
     # each signature.
     if not program.has_derivative_rules:
-        return
+        return program.primitives
     signature = _signature(call, program.primitives)
     if signature is not None and signature in call.spec.checked_signatures:
-        return
+        return call.spec.checked_signatures[signature]
     gradient = read_program(trace_gradient(), depends_on_rows, "a derivative rule that loss_fn uses")
     refuse_closed_over_rows(gradient.constants, shared, call.data_length, row_leaves)
+    primitives = program.primitives | gradient.primitives
     if signature is not None:
-        call.spec.checked_signatures.add(signature)
+        call.spec.checked_signatures[signature] = primitives
+    return primitives
 
 
 def _signature(call: Call, primitives: set[str]) -> Any:

@@ -11,8 +11,9 @@ So the program is read equation by equation, with its calls, loops and branches.
 one example (`_known_primitives`) is refused by name. A derivative rule written by hand may call anything too, and shows
 only in the gradient program. So `_loss` has the gradient program of such a loss read as well.
 
-The reader also follows which variables depend on the example's rows. Only random numbers need this: with some
+The reader also follows which variables depend on the example's rows. Random numbers need this: with some
 generators, vmap draws the bits of all rows from the key of row 0. That is harmless, unless the key was made from a row.
+And convolutions of two such variables are found, which `_row_map` computes in a way of its own.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from gdpjax.clipping._known_primitives import CALLBACKS, CLASS_PRIMITIVES, COLLECTIVES, ONE_EXAMPLE, OPAQUE, RANDOM
 from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Scan, is_vouched_for, opened, scan_of
+
+CONVOLUTION = "conv_general_dilated"
+"""The primitive of every convolution."""
 
 _GENERATORS_FOR_ALL_ROWS = {"key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """Dtypes of keys from which vmap draws the bits of all rows by the key of row 0, and the names of their generators."""
@@ -34,10 +39,12 @@ class Program(NamedTuple):
     Attributes:
       primitives: the names of its primitives.
       constants: the arrays that it closes over.
+      row_convolutions: the convolutions in which `jax.vmap` would make groups of the rows.
     """
 
     primitives: set[str]
     constants: list[Any]
+    row_convolutions: list[Any]
 
     @property
     def has_derivative_rules(self) -> bool:
@@ -76,7 +83,7 @@ class _Reader:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.program = Program(set(), [])
+        self.program = Program(set(), [], [])
         # What was read before, so that a program called twice with the same kinds of inputs is read once.
         self._already_read: dict[Any, list[bool]] = {}
 
@@ -109,6 +116,8 @@ class _Reader:
             inputs = [is_private(atom) for atom in eqn.invars]
             _check_equation(eqn, any(inputs), own_axes, self.where)
             self.program.primitives.add(eqn.primitive.name)
+            if eqn.primitive.name == CONVOLUTION and _makes_groups(eqn, inputs):
+                self.program.row_convolutions.append(eqn)
             outputs = self._read_inside(eqn, inputs, own_axes)
             for variable, depends in zip(eqn.outvars, outputs, strict=True):
                 if depends:
@@ -157,6 +166,16 @@ class _Reader:
             if after == before:
                 return outputs
             inputs = [*inputs[:start], *after, *inputs[end:]]
+
+
+def _makes_groups(eqn: Any, inputs: list[bool]) -> bool:
+    """Return whether vmap makes groups of the rows of a convolution, given which operands depend on the rows.
+
+    It does where both do, or where the batch is grouped already. Integers are left out: they do not overflow to NaN.
+    """
+    input_depends, kernel_depends = inputs
+    is_grouped = input_depends and (kernel_depends or eqn.params["batch_group_count"] > 1)
+    return is_grouped and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
 
 
 def _shard_map_axes(eqn: Any) -> frozenset[Any]:

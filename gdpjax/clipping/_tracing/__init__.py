@@ -4,10 +4,15 @@
 """
 
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse
-from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, frame_of, opened, scan_of
+from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Environment, Frame, Scan, frame_of, opened, scan_of
 from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Use
 from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
-from gdpjax.clipping._tracing.primitives import AbstractPrimitive, is_vouched_for, register_primitive
+from gdpjax.clipping._tracing.primitives import (
+    AbstractPrimitive,
+    is_vouched_for,
+    isolated_convolution,
+    register_primitive,
+)
 
 __all__ = [
     "CALLS",
@@ -16,6 +21,7 @@ __all__ = [
     "AbstractFactor",
     "AbstractPrimitive",
     "AbstractSite",
+    "Environment",
     "Frame",
     "Full",
     "Outer",
@@ -25,6 +31,7 @@ __all__ = [
     "Use",
     "frame_of",
     "is_vouched_for",
+    "isolated_convolution",
     "opened",
     "plan_of",
     "register_primitive",

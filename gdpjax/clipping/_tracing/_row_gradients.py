@@ -22,7 +22,7 @@ The prediction decides how many rows a chunk has, and nothing else.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -232,7 +232,11 @@ def _is_large(frame: Frame, leaf: int) -> bool:
 
 
 def row_gradients(
-    plan: Plan, params: Sequence[Array], data: Sequence[Array], budget: RoundingBudget
+    plan: Plan,
+    params: Sequence[Array],
+    data: Sequence[Array],
+    budget: RoundingBudget,
+    map_rows: Callable[..., Any] = jax.vmap,
 ) -> tuple[list[AbstractRowGradients], list[Array]]:
     """Return the gradients of the first output, one `AbstractRowGradients` for each parameter, and all outputs.
 
@@ -241,6 +245,7 @@ def row_gradients(
       params: the parameters.
       data: the data, with a leading axis of examples.
       budget: what rounding may cost.
+      map_rows: maps a function of one example over the rows, as `jax.vmap` does.
     """
     # Shared values are computed once, and not for each example.
     shared, row_sums = evaluate_shared(plan.whole, params, plan.shared)
@@ -249,7 +254,7 @@ def row_gradients(
 
     # Map one example's gradients over the batch. The gradients of shared values are small, and are formed.
     one_example = functools.partial(_one_example, plan, inputs, multipliers)
-    factors, outputs = jax.vmap(one_example)(data)
+    factors, outputs = map_rows(one_example, in_axes=(0,))(list(data))
     of_shared = []
     for factor, value in zip(factors[plan.num_params :], shared, strict=True):
         of_shared.append(factor.formed(value.shape))
