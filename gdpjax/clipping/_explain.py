@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from gdpjax._core.arguments import check_static_size
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
@@ -72,6 +73,7 @@ def explain(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {STRATEGIES}, got {shown(strategy)}")
+    check_static_size("microbatch_size", microbatch_size)
     spec = LossSpec.create(
         loss_fn,
         argnums=0,

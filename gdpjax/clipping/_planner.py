@@ -27,6 +27,7 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._row_map import vmap_of
 from gdpjax.clipping._tracing import Plan, frame_of, plan_of, row_gradients
 from gdpjax.clipping._vmap import example_grads
 
@@ -98,9 +99,9 @@ def engine_of(
     num_leaves = len(call.trained_leaves)
     formed = list(range(num_leaves))
     if strategy == "vmap":
-        gradients, size = functools.partial(_by_vmap, call), call.batch_size
+        gradients, size = functools.partial(_by_vmap, call, trace), call.batch_size
     elif strategy == "microbatch":
-        gradients, size = functools.partial(_by_vmap, call), _MICROBATCH
+        gradients, size = functools.partial(_by_vmap, call, trace), _MICROBATCH
     else:
         gradients = functools.partial(_by_factors, call, trace, plan, budget)
         skips = call.is_padding is not None and not constant_work
@@ -137,11 +138,11 @@ def _outputs(trace: TracedLoss) -> Any:
 
 
 def _by_vmap(
-    call: Call, rows: Any, positions: Array, trained: list[Array] | None = None
+    call: Call, trace: TracedLoss, rows: Any, positions: Array, trained: list[Array] | None = None
 ) -> tuple[list[AbstractRowGradients], Any]:
     """Return per-example gradients by `jax.vmap` of `jax.grad`."""
     del trained  # the leaves of the call
-    grads = example_grads(call, rows, positions)
+    grads = example_grads(call, rows, positions, trace.has_convolution)
     gradients: list[AbstractRowGradients] = [FormedGradients(jnp.asarray(leaf)) for leaf in grads.leaves]
     return gradients, (grads.values, grads.aux)
 
@@ -158,7 +159,7 @@ def _by_factors(
     """Return gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     inputs = [*jax.tree.leaves(rows), positions]
-    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, budget)
+    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, budget, vmap_of(trace.has_convolution))
     losses = losses.astype(wide_dtype(losses))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
 
@@ -201,7 +202,7 @@ def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int
             formed += _FORMED_BYTES * math.prod(param.shape)
         if plan.num_lookups(leaf) > 1:
             # Equal rows have to be found, in an array as long as the table.
-            tables += _INDEX_BYTES * param.shape[0]
+            tables += _INDEX_BYTES * math.prod(param.shape[:1])
     activations = plan.activation_bytes() + plan.working_bytes()
     return max(activations + formed + tables, 1)
 

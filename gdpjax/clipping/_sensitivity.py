@@ -17,11 +17,10 @@ def rule_sensitivity(rule: AbstractClipRule, neighboring_relation: NeighboringRe
     """
     relation = check_relation(neighboring_relation)
     bound = rule.l2_norm_bound
-    if is_traced(bound):
-        bound = jnp.where(POSITIVE.contains(bound), bound, jnp.nan)
-    else:
-        bound = float(bound)
-    return bound * relation.sensitivity_factor
+    factor = relation.sensitivity_factor
+    if not is_traced(bound):
+        return float(bound) * factor
+    return jnp.where(POSITIVE.contains(bound), bound, jnp.nan) * factor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,4 +8,11 @@ from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._isolated_convolution import isolated_convolution
 from gdpjax.clipping._tracing.primitives._registry import family_of, is_vouched_for, register_primitive, registered
 
-__all__ = ["AbstractPrimitive", "family_of", "is_vouched_for", "isolated_convolution", "register_primitive", "registered"]
+__all__ = [
+    "AbstractPrimitive",
+    "family_of",
+    "is_vouched_for",
+    "isolated_convolution",
+    "register_primitive",
+    "registered",
+]
