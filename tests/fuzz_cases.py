@@ -227,6 +227,8 @@ def cases() -> dict[str, Case]:
         "clt_is_reliable": (accounting.clt_is_reliable, (*run, 1e-3), {}),
         "clt_mu_poisson": (accounting.clt_mu_poisson, run, {}),
         "clt_mu_uniform": (accounting.clt_mu_uniform, run, {}),
+        "certified": (accounting.certified, run, {"sampling": "poisson", "group_size": 1}),
+        "mu_and_regret": (accounting.mu_and_regret, run, {}),
         "delta_bounds": (accounting.delta_bounds, (*run, 1.0), {"sampling": "poisson"}),
         "epsilon_bounds": (accounting.epsilon_bounds, (*run, 1e-3), {"sampling": "poisson"}),
         "epsilon_bounds(ledger)": (accounting.epsilon_bounds, (gdpjax.Ledger([event]),), {"delta": 1e-3}),
@@ -428,7 +430,7 @@ def _figure() -> Any:
 RECORDS = {
     "AbstractClipRule", "AbstractFactor", "AbstractPrimitive", "Full", "Outer", "Sparse",
     "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
-    "BatchOverflowError", "Bounds", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad", "Curve", "CurveBounds",
+    "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad", "Curve", "CurveBounds",
     "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
     "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",
