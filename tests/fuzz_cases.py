@@ -227,6 +227,7 @@ def cases() -> dict[str, Case]:
         "clt_is_reliable": (accounting.clt_is_reliable, (*run, 1e-3), {}),
         "clt_mu_poisson": (accounting.clt_mu_poisson, run, {}),
         "clt_mu_uniform": (accounting.clt_mu_uniform, run, {}),
+        "report": (gdpjax.report, (run,), {"deltas": [1e-3], "names": ["a run"]}),
         "certified": (accounting.certified, run, {"sampling": "poisson", "group_size": 1}),
         "mu_and_regret": (accounting.mu_and_regret, run, {}),
         "delta_bounds": (accounting.delta_bounds, (*run, 1.0), {"sampling": "poisson"}),
@@ -430,7 +431,8 @@ def _figure() -> Any:
 RECORDS = {
     "AbstractClipRule", "AbstractFactor", "AbstractPrimitive", "Full", "Outer", "Sparse",
     "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
-    "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad", "Curve", "CurveBounds",
+    "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad",
+    "Curve", "CurveBounds", "Report",
     "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
     "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",
