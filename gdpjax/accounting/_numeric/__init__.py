@@ -7,7 +7,7 @@ its bracket), `_plan` (where the line goes), `_solve` (epsilon from delta), `_dr
 per run and per run in phases).
 """
 
-from gdpjax.accounting._numeric._bounds import Family, of_phases, of_runs
+from gdpjax.accounting._numeric._bounds import Family, of_phases, of_runs, profile_of_phases
 from gdpjax.accounting._numeric._finite import LAPLACE
 
-__all__ = ["LAPLACE", "Family", "of_phases", "of_runs"]
+__all__ = ["LAPLACE", "Family", "of_phases", "of_runs", "profile_of_phases"]
