@@ -113,7 +113,7 @@ def _answer(
     def ideal(at: Any) -> Bounds:
         return _bracket(_numeric.of_phases, question, described.family, described.columns, at)
 
-    if not any(described.lost[:2]):
+    if described.lost.is_nothing:
         return ideal(at)
     _check_concrete(name, at, domain)
     if not described.releases:
@@ -225,7 +225,7 @@ def epsilon_estimate(
         described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
         _refuse_uniform(described.family)
         estimate = functools.partial(_numeric.of_phases("estimate", described.family), *described.columns)
-        if not any(described.lost[:2]):
+        if described.lost.is_nothing:
             return estimate(delta)
         _check_concrete("delta", delta, OPEN_UNIT)
         return _lost_mass.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
@@ -315,8 +315,8 @@ def mu_bounds(
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape, certified: it holds at ``upper`` and fails below ``lower``. For
-        a Ledger with overflow lower is 0; upper is inf where failure does not exceed overflow and deltas. For noise
-        multipliers below 0.2 it is [0, the mu without sampling].
+        a Ledger with overflow that is not announced lower is 0; upper is inf where failure does not exceed overflow and
+        deltas. For noise multipliers below 0.2 it is [0, the mu without sampling].
 
     Raises:
         ValueError: as `epsilon_bounds`.

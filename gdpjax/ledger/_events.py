@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_number, check_relation
+from gdpjax._core.arguments import check_choice, check_flag, check_number, check_relation
 from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
@@ -20,7 +20,6 @@ _RELATIONS = {
     "poisson": (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
     "uniform": (NeighboringRelation.REPLACE_ONE,),
 }
-KINDS = tuple((sampling, relation) for sampling, relations in _RELATIONS.items() for relation in relations)
 
 
 def as_relation(value: Any) -> NeighboringRelation:
@@ -68,13 +67,16 @@ class Event:
       sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
       neighboring_relation: ADD_OR_REMOVE_ONE by default for poisson, REPLACE_ONE for uniform.
       overflow: probability in [0, 1), over all the steps, that a batch did not fit its static capacity.
+      announced: whether a run stops at such a batch and what is released says so, as `gdpjax.training` does. Lower
+        bounds are tight then; otherwise they allow for anything that a batch which did not fit may have led to.
 
     Raises:
       ValueError: a value out of range, or a pair of sampling and relation without a proved bound.
 
     >>> Event(1.0, 0.01, 100)
     Event(noise_multiplier=1.0, sampling_prob=0.01, num_steps=100, sampling='poisson',
-          neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0)
+          neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0,
+          announced=False)
     """
 
     noise_multiplier: float
@@ -83,11 +85,15 @@ class Event:
     sampling: str = "poisson"
     neighboring_relation: NeighboringRelation | None = None
     overflow: float = 0.0
+    announced: bool = False
 
     def __post_init__(self) -> None:
         _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
+        object.__setattr__(self, "announced", check_flag("announced", self.announced))
         relation = resolve_relation(self.sampling, self.neighboring_relation)
         object.__setattr__(self, "neighboring_relation", relation)
+        if self.announced and self.sampling != "poisson":
+            raise ValueError(f"announced is for poisson batches that do not fit, got sampling={shown(self.sampling)}")
 
     @classmethod
     def joint(cls, *noise_multipliers: float, sampling_prob: float, num_steps: int, **fields: Any) -> "Event":

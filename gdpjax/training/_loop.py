@@ -164,6 +164,7 @@ def private_training(
             neighboring_relation=plan.neighboring_relation,
             ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
+            announced=plan.announces_overflow,
         )
         return optax.chain(private, optimizer)
 

@@ -10,8 +10,8 @@ others, so that nothing can be set against them. What follows from what:
 * The capacity is the smallest multiple of 8 whose overflow probability tau = T P(Bin(max_examples, p) >= capacity) is
   at most a thousandth of delta and 1e-12; tau is in the Event and so in delta. A group of k needs k - 1 rows more: when
   the others fill fewer than capacity - k + 1 rows, the batch fits whatever the group does. Its bracket is the ideal
-  run's at (delta - tau) / (1 - tau) above and at delta + tau (1 + e^upper) below, as for one example
-  (`accounting._lost_mass`).
+  run's at (delta - tau) / (1 - tau) above and at delta + tau below, as for one example: a run that meets such a batch
+  stops and says so (`accounting._lost_mass`).
 * Noise has a largest value z_max = 9.1 standard deviations (63-bit tails). An output beyond z_max under one data set
   and not under its neighbour has probability at most p T P(Z > z_max - k / s) (groups of k, noise multiplier s), which
   must be below a hundredth of delta. A plan with less noise, or none, trains (as a baseline without privacy, or for an
@@ -162,6 +162,11 @@ class Plan:
         return self.overflow / self.max_steps * (1 + self.max_steps * 2.0**-23)
 
     @property
+    def announces_overflow(self) -> bool:
+        """Whether a run of this plan may stop at a batch above its capacity, which it then says."""
+        return self.sampling == "poisson"
+
+    @property
     def num_examples_is_public(self) -> bool:
         """Whether neighbours have the same number of examples, which must then be max_examples."""
         return self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -180,6 +185,7 @@ class Plan:
             self.sampling,
             self.neighboring_relation,
             self.overflow,
+            self.announces_overflow,
         )
 
     def epsilon_bounds(self) -> Bounds:
@@ -193,7 +199,10 @@ class Plan:
             return epsilon_bounds(self.event, delta=self.delta)
         ideal = dataclasses.replace(self.event, overflow=0.0)
         return epsilon_with_overflow(
-            lambda delta: epsilon_bounds(ideal, delta=delta, group_size=self.group_size), self.delta, self.overflow
+            lambda delta: epsilon_bounds(ideal, delta=delta, group_size=self.group_size),
+            self.delta,
+            self.overflow,
+            announced=self.announces_overflow,
         )
 
     def mu_bounds(self, failure: float = FAILURE) -> Bounds:

@@ -66,7 +66,8 @@ def _guarantee(plan: Any) -> str:
     mu_lower, mu_upper = _outward(plan.mu_bounds())
     lost = ""
     if plan.sampling == "poisson" and plan.overflow:
-        lost = f"; {plan.overflow:.2g} of this delta pays for a batch above {plan.capacity} rows"
+        batch = f"a batch above {plan.capacity} rows, at which a run stops and says so"
+        lost = f"; {plan.overflow:.2g} of this delta pays for {batch}"
     return (
         f"Guarantee: (epsilon, delta)-DP with delta = {plan.delta:g} and epsilon <= {upper} (the best epsilon of this "
         f"mechanism lies in [{lower}, {upper}]{lost}). But for a failure probability of 1e-10 it is mu-GDP with "

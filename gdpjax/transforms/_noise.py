@@ -165,7 +165,9 @@ def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: 
     return jax.tree.map(release, total, keys, trainable)
 
 
-def empty_ledger(capacity: Any, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
+def empty_ledger(
+    capacity: Any, sampling: str, neighboring_relation: NeighboringRelation, announced: bool = False
+) -> LedgerState:
     """Return `init_ledger` of a ledger_capacity that is checked first."""
     try:
         rows = check_count("ledger_capacity", capacity)
@@ -174,7 +176,7 @@ def empty_ledger(capacity: Any, sampling: str, neighboring_relation: Neighboring
             f"ledger_capacity must be a static whole number >= 1, got {shown(capacity)}; under "
             "optax.inject_hyperparams list it in static_args"
         ) from error
-    return init_ledger(rows, sampling, neighboring_relation)
+    return init_ledger(rows, sampling, neighboring_relation, announced=announced)
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
@@ -334,6 +336,7 @@ def privatize(
     neighboring_relation: NeighboringRelation | None = None,
     ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
+    announced: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
@@ -351,6 +354,8 @@ def privatize(
       overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
         (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. 0 states that every
         batch fits: that its capacity is above the number of examples, or that all of them are in it.
+      announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
+        `Event`.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
@@ -387,7 +392,7 @@ def privatize(
     def init(params: PyTree) -> PrivatizeState:
         refuse_constant_key(key, *hyperparameters)
         check_params(params)
-        ledger = empty_ledger(ledger_capacity, sampling, relation)
+        ledger = empty_ledger(ledger_capacity, sampling, relation, announced)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
     def update(

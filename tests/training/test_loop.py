@@ -61,6 +61,7 @@ def by_hand(plan, key, steps):
         gdpjax.privatize(
             grad_fn, noise_multiplier=plan.noise_multiplier, sampling_prob=plan.sampling_prob,
             expected_batch_size=plan.expected_batch_size, key=noise_key, overflow_per_step=plan.overflow_per_step,
+            announced=True,
         ),
         optax.sgd(0.1, momentum=0.9),
     )  # fmt: skip
