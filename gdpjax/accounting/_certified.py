@@ -26,7 +26,7 @@ from gdpjax._core.arguments import check_relation
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, UNIT, Domain, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric
+from gdpjax.accounting import _lost_mass, _numeric, _truncated
 from gdpjax.accounting._ledgers import describe, largest_group
 from gdpjax.accounting._numeric import Family
 from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
@@ -108,6 +108,14 @@ def _answer(
         family = _family(sampling, neighboring_relation, group_size)
         size = (group_size,) if group_size > 1 else ()
         return _bracket(_numeric.of_runs, question, family, (run, sampling_prob, num_steps, *size), at)
+    if _truncated.has_truncated(run):
+        _refuse_truncated_groups(group_size)
+        _check_concrete(name, at, domain)
+
+        def of_bound(bound: Ledger) -> Bounds:
+            return _answer(question, bound, None, None, at, "poisson", None, group_size)
+
+        return _truncated.bracket(run, question, np.asarray(at, np.float64), of_bound)
     described = describe(run, group_size)
 
     def ideal(at: Any) -> Bounds:
@@ -139,8 +147,14 @@ def _is_zero(noise_multiplier: Any) -> bool:
 
 def _check_concrete(name: str, value: Any, domain: Domain) -> None:
     if is_traced(value):
-        raise ValueError(f"a Ledger with overflow or delta is read outside compiled code, where {name} is a number")
+        kind = "a Ledger with overflow, truncated batches or delta"
+        raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
     check(name, value, domain)
+
+
+def _refuse_truncated_groups(group_size: int) -> None:
+    if group_size > 1:
+        raise ValueError("group_size > 1 is available for poisson sampling, got truncated_poisson")
 
 
 def _refuse_uniform(family: Family) -> None:
@@ -222,6 +236,11 @@ def epsilon_estimate(
     """
     group_size = _checked_group_size(group_size)
     if _is_ledger(noise_multiplier, sampling_prob, num_steps, delta, "delta", (sampling, neighboring_relation)):
+        if _truncated.has_truncated(noise_multiplier):  # pyright: ignore[reportArgumentType]
+            _refuse_truncated_groups(group_size)
+            _check_concrete("delta", delta, OPEN_UNIT)
+            bound = _truncated.from_above(noise_multiplier, float(np.min(delta)))  # pyright: ignore
+            return epsilon_estimate(bound, delta=delta)
         described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
         _refuse_uniform(described.family)
         estimate = functools.partial(_numeric.of_phases("estimate", described.family), *described.columns)

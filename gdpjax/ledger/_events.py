@@ -134,6 +134,63 @@ class Event:
         return cls.joint(noise_multiplier, count, sampling_prob=sampling_prob, num_steps=num_steps, **fields)
 
 
+TRUNCATED_POISSON = "truncated_poisson"
+
+
+def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
+    """`resolve_relation` for every scheme that a loop can record, of which `Event` describes only some."""
+    if sampling != TRUNCATED_POISSON:
+        check_choice("sampling", sampling, (*_RELATIONS, TRUNCATED_POISSON))
+        return resolve_relation(sampling, neighboring_relation)
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if neighboring_relation is not None and as_relation(neighboring_relation) is not relation:
+        raise ValueError(
+            f"{sampling} sampling has a proved bound under {relation.name}, not under "
+            f"{as_relation(neighboring_relation).name}"
+        )
+    return relation
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonEvent:
+    """``num_steps`` releases of a noisy sum over a Poisson batch that loses a random part where it is too large.
+
+    Every example is drawn independently with probability ``sampling_prob``; of more than ``capacity`` drawn examples a
+    uniformly random ``capacity`` are kept (`gdpjax.sampling.truncated_poisson_sample`).
+
+    Args:
+      noise_multiplier: stddev of the noise / clip norm, >= 0.
+      sampling_prob: probability in [0, 1] that an example is drawn.
+      num_steps: how many such releases, a whole number >= 1.
+      max_examples: public maximum of the number of examples, which is private, a whole number >= 1.
+      capacity: the most examples that a batch keeps, a whole number >= 1.
+      neighboring_relation: ADD_OR_REMOVE_ONE, the only one with a proved bound. (A null example that takes a place in
+        the batch, as under REPLACE_SPECIAL, pushes others out.)
+
+    Raises:
+      ValueError: a value out of range, or another relation.
+
+    Reference: arXiv:2508.15089 (the scheme); the bound is derived in `gdpjax.accounting._truncated`.
+
+    >>> TruncatedPoissonEvent(1.0, 0.01, 100, max_examples=10_000, capacity=120).capacity
+    120
+    """
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+    max_examples: int
+    capacity: int
+    neighboring_relation: NeighboringRelation | None = None
+    sampling: ClassVar[str] = TRUNCATED_POISSON
+
+    def __post_init__(self) -> None:
+        counts = dict.fromkeys(("num_steps", "max_examples", "capacity"), COUNT)
+        _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, **counts)
+        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
+        object.__setattr__(self, "neighboring_relation", relation)
+
+
 class _WholeDataEvent:
     """A release without sampling, under any one relation."""
 
@@ -237,9 +294,10 @@ class ApproximateDPEvent(_WholeDataEvent):
     _domains: ClassVar = {"epsilon": NONNEGATIVE, "delta": HALF_OPEN_UNIT, "num_steps": COUNT}
 
 
-AnyEvent = Event | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
+AnyEvent = Event | TruncatedPoissonEvent | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
 EVENT_TYPES = {
     "subsampled_gaussian": Event,
+    "truncated_poisson": TruncatedPoissonEvent,
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,

@@ -53,6 +53,7 @@ def make_plan(
     epsilon: float | None = None,
     mu: float | None = None,
     sampling: str = "poisson",
+    capacity: int | None = None,
     neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
     unit: str = "example",
@@ -73,9 +74,10 @@ def make_plan(
         without privacy, which says so; or a target instead:
       epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
       mu: the same for mu, but for a failure probability of 1e-10.
-      sampling: "poisson" or "uniform".
-      neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, uniform
-        with REPLACE_ONE.
+      sampling: "poisson", "truncated_poisson" or "uniform".
+      capacity: with "truncated_poisson" the most examples that a batch keeps; it follows from the rest elsewhere.
+      neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, truncated
+        Poisson with ADD_OR_REMOVE_ONE, uniform with REPLACE_ONE.
       group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
       unit: what one row is, for the statement; "user" if a row holds all of a user's data.
       tuned, released: words for the statement.
@@ -124,6 +126,7 @@ def make_plan(
         unit=unit,
         tuned=tuned,
         released=released,
+        truncate_at=capacity,
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan
@@ -137,7 +140,7 @@ def _epsilon_upper(plan: Plan) -> float:
 
 def _mu_upper(plan: Plan) -> float:
     """The upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
-    if not plan.is_private or plan.group_size > 1 or not plan.event.announced:
+    if not plan.is_private or plan.group_size > 1 or not getattr(plan.event, "announced", False):
         return float(plan.mu_bounds().upper)
     silent = dataclasses.replace(plan.event, announced=False)
     return float(mu_bounds(silent, failure=FAILURE).upper)

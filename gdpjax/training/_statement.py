@@ -28,6 +28,13 @@ def _sampling(plan: Any) -> str:
             f"Sampling: {how} {plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement "
             "holds for this maximum, however many were run)."
         )
+    if plan.sampling == "truncated_poisson":
+        return (
+            f"Sampling: truncated Poisson batches: every {plan.unit} is drawn for each batch independently with "
+            f"probability {plan.sampling_prob:.8g}, and of more than {plan.capacity} drawn {plan.unit}s a uniformly "
+            f"random {plan.capacity} are kept; {plan.max_steps} steps, fixed before training (the statement holds for "
+            "this maximum, however many were run)."
+        )
     return (
         f"Sampling: batches of {plan.capacity} drawn uniformly without replacement, anew at each of {plan.max_steps} "
         "steps, fixed before training."
