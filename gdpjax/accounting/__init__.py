@@ -6,6 +6,7 @@ estimate that may understate the truth.
 
 from gdpjax.accounting._accountant import Accountant, Tally, gdp_clt, rdp
 from gdpjax.accounting._accountant_numeric import Phases, numeric
+from gdpjax.accounting._allocation import allocation_delta_bounds, allocation_epsilon_bounds
 from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps, calibrate_sampling_prob
 from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, epsilon_estimate, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
@@ -30,6 +31,8 @@ __all__ = [
     "Accountant",
     "Phases",
     "Tally",
+    "allocation_delta_bounds",
+    "allocation_epsilon_bounds",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
     "calibrate_sampling_prob",

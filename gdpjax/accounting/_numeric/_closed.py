@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.gdp import gdp_delta, subsampled_epsilon
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric._run import Run, gaussian_mu
+from gdpjax.accounting._numeric._run import Run, alone, gaussian_mu
 
 _SLACK = 1e-9
 
@@ -39,9 +39,8 @@ def closed_form(run: Run) -> Closed:
     used = steps.num_steps > 0
     unsampled = jnp.all(~used | (steps.sampling_prob == 1.0))
     single = (jnp.sum(steps.num_steps) == 1.0) & jnp.all(jnp.asarray(steps.group_size) == 1)
-    alone = jnp.asarray(True) if run.finite is None else jnp.sum(run.finite.num_steps) == 0
     p = jnp.max(jnp.where(used, steps.sampling_prob, 0.0))
-    return Closed((unsampled | single) & alone & jnp.any(used), gaussian_mu(run), p)
+    return Closed((unsampled | single) & alone(run) & jnp.any(used), gaussian_mu(run), p)
 
 
 def epsilon(form: Closed, delta: Array) -> Bounds:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _plan, _solve
+from gdpjax.accounting._numeric import _atoms, _plan, _solve
 from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_finite_loss, largest_loss
 
 RELATIVE_WIDTH = 1e-3
@@ -34,7 +34,7 @@ def _worse(first: Answer, second: Answer) -> Answer:
     return jax.tree.map(jnp.maximum, first, second)
 
 
-def epsilon_of_run(run: Run, log_delta: Array) -> Answer:
+def epsilon_of_run(run: Run, log_delta: Array, width: float = RELATIVE_WIDTH) -> Answer:
     """The bracket on epsilon, the larger of the two directions, of a run.
 
     "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a
@@ -42,7 +42,7 @@ def epsilon_of_run(run: Run, log_delta: Array) -> Answer:
     """
 
     def direction(best: Answer, sign: Array) -> tuple[Answer, None]:
-        return _worse(best, direction_epsilon(run.towards(sign), log_delta, best.lower, RELATIVE_WIDTH)), None
+        return _worse(best, direction_epsilon(run.towards(sign), log_delta, best.lower, width)), None
 
     zero = jnp.zeros_like(log_delta)
     return jax.lax.scan(direction, Answer(zero, zero, zero), jnp.array(run.signs))[0]
@@ -145,12 +145,13 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
         i, now = state
         return (i < TRIES + 2 * (epsilon.shape[0] - 1)) & jnp.any(too_wide(now))
 
-    # No loss exceeds the largest, and delta is zero beyond it.
+    # No loss exceeds the largest, but for the infinite ones of atoms: beyond it delta is their mass.
     steps = run.steps
-    bounded = (steps.sign[0] < 0) & (not steps.symmetric) | (jnp.sum(steps.num_steps) == 0)
+    bounded = jnp.all(steps.sign < 0) & (not steps.symmetric) | (jnp.sum(steps.num_steps) == 0)
     beyond = bounded & (epsilon > largest_loss(run))
     nothing = jnp.full_like(epsilon, -jnp.inf)
+    infinite = jnp.log(-jnp.expm1(_atoms.log_lost(run.atoms)))
     guess = _plan.guess_log_delta(run, epsilon[middle])
-    start = Answer(nothing, jnp.where(beyond, nothing, 0.0), jnp.broadcast_to(guess, epsilon.shape))
+    start = Answer(nothing, jnp.where(beyond, infinite, 0.0), jnp.broadcast_to(guess, epsilon.shape))
     _, answer = jax.lax.while_loop(unfinished, body, (np.int32(0), start))
     return answer._replace(estimate=jnp.clip(answer.estimate, answer.lower, answer.upper))

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _finite, _moments, _ratio
+from gdpjax.accounting._numeric import _atoms, _finite, _moments, _ratio
+from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._finite import Finite
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
 from gdpjax.accounting._numeric._ratio import Step
@@ -33,6 +34,7 @@ FREQUENCY_BLOCK = 256
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 _CELLS = 128
+_ATOM_BLOCK = 256
 
 
 class Contour(NamedTuple):
@@ -144,12 +146,15 @@ def transform(run: Run, window: Window, contour: Contour) -> Transform:
     if run.finite is not None:
         carry, more = jax.lax.scan(lambda carry, item: _finite_line(carry, item, contour, grid), carry, run.finite)
         points = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), points, more)
+    if run.atoms is not None:
+        carry, more = jax.lax.scan(lambda carry, item: _atoms_line(carry, item, contour, grid), carry, run.atoms)
+        points = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), points, more)
     modulus, angle, largest, ratio = carry
     counts, log_a = points.num_steps, points.log_a
     size_error = 2.0 * points.at_zero + 4.0 * UNIT_ROUNDOFF * (1.0 + jnp.abs(log_a))
     size_error = jnp.where(jnp.max(points.at_zero) < 0.2, jnp.sum(counts * size_error), jnp.inf)
     alias = jnp.sum(counts[:, None] * (points.alias + 8.0 * UNIT_ROUNDOFF * jnp.abs(points.alias)), 0)
-    missed = jnp.sum(run.steps.num_steps * jnp.log1p(-jnp.minimum(window.lost, 0.5)))
+    missed = jnp.sum(run.steps.num_steps * jnp.log1p(-jnp.minimum(window.lost, 0.5))) + _atoms.log_lost(run.atoms)
     return Transform(
         num_blocks=num_blocks,
         modulus=modulus,
@@ -179,9 +184,8 @@ def _step_line(carry: _Lines, step: Step, window: Window, contour: Contour, grid
     total = totals.product[0, 0, 0]
 
     def values(f: Array, frequency: Array) -> tuple[Array, Array, Array]:
-        part = totals.product[f]
-        real = (part[:8, :32] - part[8:, 32:]).reshape(-1) / total
-        imag = (part[8:, :32] + part[:8, 32:]).reshape(-1) / total
+        real, imag = _unfold(totals.product[f])
+        real, imag = real / total, imag / total
         quadrature = relative[-1]
         for i in range(levels - 2, 0, -1):
             quadrature = jnp.where(frequency <= contour.cutoff * _LEVELS[i], relative[i], quadrature)
@@ -191,6 +195,56 @@ def _step_line(carry: _Lines, step: Step, window: Window, contour: Contour, grid
     carry = _accumulate(carry, step.num_steps, values, at_zero, grid)
     alias = jnp.logaddexp(totals.log_rule[levels:] + 4.0 * fixed, totals.log_error[levels:])
     return carry, _AtPoints(step.num_steps, log_a, at_zero, alias)
+
+
+def _unfold(part: Array) -> tuple[Array, Array]:
+    """Real and imaginary part at the frequencies of a block, from the products of `_fourier_block`."""
+    real = part[:8, :32] - part[8:, 32:]
+    imag = part[8:, :32] + part[:8, 32:]
+    return real.reshape(-1), imag.reshape(-1)
+
+
+def _atoms_line(carry: _Lines, event: Atoms, contour: Contour, grid: _Grid) -> tuple[_Lines, _AtPoints]:
+    """Add one event of known outcomes; one that does not happen costs nothing."""
+    nothing = _AtPoints(event.num_steps, jnp.zeros(()), jnp.zeros(()), jnp.zeros(2))
+    return jax.lax.cond(
+        event.num_steps > 0,
+        lambda: _used_atoms_line(carry, event, contour, grid),
+        lambda: (carry, nothing),
+    )
+
+
+def _used_atoms_line(carry: _Lines, event: Atoms, contour: Contour, grid: _Grid) -> tuple[_Lines, _AtPoints]:
+    theta, points = contour.theta, jnp.stack([contour.theta, contour.below, contour.above])
+    log_moments = _atoms.log_moment(event, points)
+    log_a = log_moments[0]
+    exponent = event.log_weight + theta * event.loss - log_a
+    weight = jnp.exp(exponent)
+
+    # Averages over the nodes of their relative errors and of the errors of their losses.
+    node_fixed, node_slope = _atoms.rounding_terms(event, exponent)
+    slope = jnp.sum(weight * node_slope)
+    summing = 2.0 * (event.loss.size + jnp.max(jnp.abs(log_moments))) + 16.0
+    fixed = jnp.sum(weight * node_fixed) + UNIT_ROUNDOFF * summing
+    fixed = fixed + (theta + jnp.where(event.sign > 0, 1.0, 0.0)) * slope
+    at_zero = fixed
+
+    # The Fourier sums, a block of nodes at a time.
+    blocks = event.loss.size // _ATOM_BLOCK
+    rows = event.loss.reshape(blocks, _ATOM_BLOCK), weight.reshape(blocks, _ATOM_BLOCK)
+    empty = jnp.zeros((MAX_FREQUENCIES // FREQUENCY_BLOCK, 16, 64))
+    product, _ = jax.lax.scan(lambda product, row: (_fourier_block(product, *row, grid), None), empty, rows)
+    total = product[0, 0, 0]
+
+    def values(f: Array, frequency: Array) -> tuple[Array, Array, Array]:
+        real, imag = _unfold(product[f])
+        return real / total, imag / total, (fixed + slope * frequency + at_zero) * (1.0 + 2.0 * at_zero)
+
+    carry = _accumulate(carry, event.num_steps, values, at_zero, grid)
+    # At the two other exponents the losses may be further off, in proportion.
+    room = (contour.above + 1.0) * (event.displacement + 16.0 * UNIT_ROUNDOFF * jnp.max(jnp.abs(event.loss)))
+    alias = log_moments[1:] + 4.0 * fixed + event.rounding + room
+    return carry, _AtPoints(event.num_steps, log_a, at_zero, alias)
 
 
 def _finite_line(carry: _Lines, event: Finite, contour: Contour, grid: _Grid) -> tuple[_Lines, _AtPoints]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _contour, _finite, _moments, _ratio
+from gdpjax.accounting._numeric import _atoms, _contour, _finite, _moments, _ratio
 from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour
 from gdpjax.accounting._numeric._moments import Window
 from gdpjax.accounting._numeric._ratio import Step
@@ -44,6 +44,7 @@ class Masses(NamedTuple):
 
     steps: tuple[Array, Array]
     finite: tuple[Array, Array] | None
+    atoms: tuple[Array, Array] | None
 
 
 def masses(run: Run, window: Window) -> Masses:
@@ -57,7 +58,8 @@ def masses(run: Run, window: Window) -> Masses:
         return jnp.concatenate(losses), jnp.concatenate(log_weights)
 
     finite = None if run.finite is None else jax.vmap(_finite.distribution)(run.finite)
-    return jax.lax.optimization_barrier(Masses(jax.vmap(one)(run.steps, window), finite))
+    atoms = None if run.atoms is None else jax.vmap(_atoms.distribution)(run.atoms)
+    return jax.lax.optimization_barrier(Masses(jax.vmap(one)(run.steps, window), finite, atoms))
 
 
 def cumulants(run: Run, masses: Masses, theta: Array) -> tuple[Array, Array, Array]:
@@ -68,9 +70,10 @@ def cumulants(run: Run, masses: Masses, theta: Array) -> tuple[Array, Array, Arr
         return [jnp.sum(counts * value) for value in values]
 
     total = summed(run.steps.num_steps, masses.steps)
-    if run.finite is not None and masses.finite is not None:
-        more = summed(run.finite.num_steps, masses.finite)
-        total = [a + b for a, b in zip(total, more, strict=True)]
+    for part, lines in ((run.finite, masses.finite), (run.atoms, masses.atoms)):
+        if part is not None and lines is not None:
+            more = summed(part.num_steps, lines)
+            total = [a + b for a, b in zip(total, more, strict=True)]
     zeroth, first, second = total
     return zeroth, first, second
 

@@ -1,0 +1,10 @@
+"""Certified accounting of random allocation: each example takes part in a fixed number of steps of an epoch.
+
+The method, in the order in which it is derived: `_law` (the law of a likelihood ratio from both sides), `_lognormal`
+(one step), `_average` (the steps of an epoch), `_one_run` (one epoch's delta and epsilon), `_bounds` (epochs and
+blocks, and the public functions).
+"""
+
+from gdpjax.accounting._allocation._bounds import allocation_delta_bounds, allocation_epsilon_bounds
+
+__all__ = ["allocation_delta_bounds", "allocation_epsilon_bounds"]
