@@ -82,7 +82,9 @@ def costs_of_plans(plans: Sequence[gdpjax.Plan]) -> list[Cost]:
     noise, prob, steps, delta, overflow = (np.array(column, np.float64) for column in zip(*unique, strict=True))
     run = (noise, prob, steps)
     left = np.array([effective_delta(*pair) for pair in zip(delta, overflow, strict=True)])
-    lower, upper = accounting.epsilon_with_overflow(lambda left: accounting.epsilon_bounds(*run, left), delta, overflow)
+    lower, upper = accounting.epsilon_with_overflow(
+        lambda left: accounting.epsilon_bounds(*run, left), delta, overflow, announced=True
+    )
     columns = (
         _in_pieces(accounting.clt_mu_poisson, *run),
         _in_pieces(accounting.clt_epsilon, *run, delta),

@@ -195,6 +195,7 @@ def cases() -> dict[str, Case]:
         "ApproximateDPEvent": (ledger.ApproximateDPEvent, (1.0, 1e-5, 2), {}),
         "GaussianEvent": (ledger.GaussianEvent, (1.0, 2), {}),
         "LaplaceEvent": (ledger.LaplaceEvent, (1.0, 2), {}),
+        "TruncatedPoissonEvent": (ledger.TruncatedPoissonEvent, (1.0, 0.1, 3, 20, 4), {}),
         "RandomizedResponseEvent": (ledger.RandomizedResponseEvent, (1.0, 3, 2), {}),
         "Ledger": (gdpjax.Ledger, ([event],), {}),
         "Ledger.add": (gdpjax.Ledger().add, (event,), {}),
@@ -208,6 +209,9 @@ def cases() -> dict[str, Case]:
         "record_steps": (ledger.record_steps, (private_state().ledger, 2, 1.0, 0.1, 0.0), {}),
         "resolve_relation": (
             ledger.resolve_relation, ("poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}
+        ),
+        "resolve_scheme_relation": (
+            ledger.resolve_scheme_relation, ("truncated_poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}
         ),
         "round_toward": (ledger.round_toward, (0.1, float("inf"), jnp.float32), {}),
         # accounting
@@ -334,12 +338,19 @@ def cases() -> dict[str, Case]:
         ),
         "PoissonBatches(sizes)": (_first(sampling.PoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "sizes": (8, 16)}),
         "PoissonBatches[]": (sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).__getitem__, (1,), {}),
+        "TruncatedPoissonBatches": (
+            _first(sampling.TruncatedPoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "capacity": 4, "num_valid": 10}
+        ),
+        "TruncatedPoissonBatches[]": (
+            sampling.TruncatedPoissonBatches(KEY, 20, 0.1, num_steps=3, capacity=4).__getitem__, (1,), {}
+        ),
         "UniformBatches": (_first(sampling.UniformBatches), (KEY, 20, 4), {"num_steps": 3}),
         "UniformBatches[]": (sampling.UniformBatches(KEY, 20, 4, num_steps=3).__getitem__, (1,), {}),
         "choose_capacity": (sampling.choose_capacity, (20, 0.1, 3, 1e-9), {}),
         "dyadic_probability": (sampling.dyadic_probability, (0.1,), {}),
         "overflow_probability": (sampling.overflow_probability, (20, 0.1, 3, 10), {}),
         "poisson_sample": (sampling.poisson_sample, (KEY, 20, 0.1, 16), {"num_valid": 10}),
+        "truncated_poisson_sample": (sampling.truncated_poisson_sample, (KEY, 20, 0.1, 4), {"num_valid": 10}),
         "uniform_sample": (sampling.uniform_sample, (KEY, 20, 4), {}),
         "uniform_sampling_error": (sampling.uniform_sampling_error, (20, 3), {}),
         # tradeoff

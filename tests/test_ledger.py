@@ -14,6 +14,7 @@ EVENTS = st.builds(
     sampling_prob=st.floats(0, 1),
     num_steps=st.integers(1, 10**7),
     overflow=st.floats(0, 0.5),
+    announced=st.booleans(),
 )
 
 

@@ -12,18 +12,19 @@ import numpy as np
 
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric
+from gdpjax.accounting import _lost_mass, _numeric, _truncated
 from gdpjax.accounting._ledgers import describe
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._run_curve import (
-    RunCurve,
     check_concrete,
     check_options,
     checked_group_size,
     curve_of,
     family_of_runs,
+    refuse_truncated_groups,
 )
 from gdpjax.ledger import AnyEvent, Ledger
+from gdpjax.tradeoff import CertifiedCurve
 
 
 def _check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str) -> bool:
@@ -41,7 +42,9 @@ def _check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: 
     return False
 
 
-def _curve(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, ...]) -> RunCurve:
+def _curve(
+    run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, ...]
+) -> CertifiedCurve:
     """The curve that a call of a function below asks about."""
     checked_group_size(options[-1])
     _check_form(run, sampling_prob, num_steps, query, name)
@@ -128,10 +131,15 @@ def epsilon_estimate(
     group_size = checked_group_size(group_size)
     if _check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
         check_options(noise_multiplier, sampling, neighboring_relation)  # pyright: ignore[reportArgumentType]
+        if _truncated.has_truncated(noise_multiplier):  # pyright: ignore[reportArgumentType]
+            refuse_truncated_groups(group_size)
+            check_concrete("delta", delta, OPEN_UNIT)
+            bound = _truncated.from_above(noise_multiplier, float(np.min(delta)))  # pyright: ignore
+            return epsilon_estimate(bound, delta=delta)
         described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
         _refuse_uniform(described.family)
         estimate = functools.partial(_numeric.of_phases("estimate", described.family), *described.columns)
-        if not any(described.lost[:2]):
+        if described.lost.is_nothing:
             return estimate(delta)
         check_concrete("delta", delta, OPEN_UNIT)
         return _lost_mass.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
@@ -221,8 +229,8 @@ def mu_bounds(
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape, certified: it holds at ``upper`` and fails below ``lower``. For
-        a Ledger with overflow lower is 0; upper is inf where failure does not exceed overflow and deltas. For noise
-        multipliers below 0.2 it is [0, the mu without sampling].
+        a Ledger with overflow that is not announced lower is 0; upper is inf where failure does not exceed overflow and
+        deltas. For noise multipliers below 0.2 it is [0, the mu without sampling].
 
     Raises:
         ValueError: as `epsilon_bounds`.

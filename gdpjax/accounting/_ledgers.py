@@ -56,11 +56,13 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     family = Family(uniform, largest_group(group_size), bool(others))
     columns = _padded(phases, (1.0, 0.0, 0.0)) + group_columns(group_size)
     columns += _padded(others, (0.0, 1.0, 2.0)) if others else ()
-    overflow = min(1.0, math.fsum(event.overflow for event in events if isinstance(event, Event)))
+    subsampled = [event for event in events if isinstance(event, Event)]
+    silent = min(1.0, math.fsum(event.overflow for event in subsampled if not event.announced))
+    announced = min(1.0, math.fsum(event.overflow for event in subsampled if event.announced))
     largest = math.inf if any(prob > 0 for _, prob, _ in phases) else math.fsum(n * bound for n, bound, _ in others)
     bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
     failure, exact = _failure([e for e in events if isinstance(e, ApproximateDPEvent) and e.delta > 0], bare)
-    lost = Lost(failure, overflow, exact, largest * (1.0 + 1e-12))
+    lost = Lost(failure, silent, exact, largest * (1.0 + 1e-12), announced)
     return Described(family, columns, lost, bool(phases or others))
 
 

@@ -10,13 +10,24 @@ the run is ideal, otherwise anything may happen, and by joint convexity
 
     delta(e) <= tau + (1 - tau) delta_ideal(e),   f(alpha) >= (1 - tau) f_ideal(alpha / (1 - tau)).
 
-Both of its output distributions are within total variation tau of the ideal ones, so
+Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau), infinite where delta <= tau, and a mu statement
+with failure probability q is the ideal one's with (q - tau) / (1 - tau).
 
-    delta(e) >= delta_ideal(e) - tau (1 + e^e),   f(alpha) <= f_ideal(alpha - tau) + tau.
+**From below** it matters what happens then. Let S be the best test of the ideal run and P, Q the ideal distributions.
 
-Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau), infinite where delta <= tau, and at least the
-ideal one at delta + tau (1 + e^{upper}). A mu statement with failure probability q is the ideal one's with
-(q - tau) / (1 - tau); below it nothing is claimed (lower = 0).
+* *Silent* overflow, probability s: anything may be released in place of the ideal output. S has at least P(S) - s and
+  at most Q(S) + s, so delta(e) >= delta_ideal(e) - s (1 + e^e) and f(alpha) <= f_ideal(alpha - s) + s.
+* *Announced* overflow, probability a: the run stops and says so. The test "S, and nothing was announced" has at least
+  P(S) - a and at most Q(S), so delta(e) >= delta_ideal(e) - a and f(alpha) <= f_ideal(alpha) + a.
+
+Both together: delta(e) >= delta_ideal(e) - a - s (1 + e^e) and f(alpha) <= f_ideal(alpha - s) + s + a. Hence epsilon is
+at least the ideal one at delta + a + s (1 + e^{upper}): e^{upper} is why only announced overflow leaves a bracket tight
+where epsilon is large. For mu let only announced overflow occur, and mu be below both the certified upper end m and the
+ideal lower end at failure probability q + a / (1 - delta_m(0)). For some e, with d = delta_mu(e) <= delta_m(0),
+
+    delta(e) + a >= delta_ideal(e) > q + (1 - q) d + (1 - d) a / (1 - delta_m(0)) >= q + (1 - q) d + a:
+
+so the statement (mu, q) fails. After silent overflow nothing is claimed (lower = 0).
 
 Quotients are rounded to the safe side by 1e-15 of themselves. d and tau are rounded, too (log1p, a product, a sum and
 expm1, each to an ulp or two), so every end is computed with what is 2e-15 of them on its own safe side: in particular
@@ -28,8 +39,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 
-from gdpjax._core.arguments import check_callable
+from gdpjax._core.arguments import check_callable, check_flag
 from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, check, check_broadcast, is_traced
 from gdpjax._core.types import Array, Bounds
 
@@ -39,12 +51,35 @@ _LOST_ERROR = 2e-15
 
 
 class Lost(NamedTuple):
-    """d and tau of the module docstring, whether d is free of rounding, and the largest loss if nothing is lost."""
+    """What is lost, in the words of the module docstring.
+
+    Attributes:
+      failure: d, the probability that a guarantee fails.
+      silent: s, the probability of an overflow that is not announced.
+      exact: whether ``failure`` is free of rounding.
+      largest_loss: of the run if nothing is lost.
+      announced: a, the probability of an overflow that is.
+    """
 
     failure: float
-    overflow: Any
+    silent: Any
     exact: bool = True
     largest_loss: float = np.inf
+    announced: Any = 0.0
+
+    @property
+    def overflow(self) -> Any:
+        """tau, the probability of an overflow of either kind."""
+        return np.minimum(self.silent + self.announced, 1.0)
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.failure or np.any(self.overflow))
+
+    def from_below(self, epsilon: Any) -> Any:
+        """a + s (1 + e^epsilon), rounded up: what may be missing from delta(epsilon)."""
+        ratio = np.exp(np.minimum(epsilon, 700.0))
+        return (self.announced + self.silent * (1.0 + ratio)) * (1.0 + 1e-12)
 
 
 def delta_after_overflow(delta: Array, overflow: Array) -> Array:
@@ -74,16 +109,18 @@ def delta_after_overflow(delta: Array, overflow: Array) -> Array:
     return left[()]
 
 
-def epsilon_with_overflow(ideal: Ideal, delta: Array, overflow: Array) -> Bounds:
+def epsilon_with_overflow(ideal: Ideal, delta: Array, overflow: Array, *, announced: bool = False) -> Bounds:
     """The bracket on the epsilon of a run whose padded batches may overflow, from that of the run without overflow.
 
     Formula: upper is that of the ideal run at `delta_after_overflow`, inf where nothing is left; lower is the ideal
-    one at delta + overflow (1 + e^upper). A `Ledger` with overflow in its events needs no such call.
+    one at delta + overflow (1 + e^upper), or at delta + overflow if announced. A `Ledger` with overflow in its events
+    needs no such call.
 
     Args:
         ideal: a function of delta that gives the bracket of the run without overflow, as `epsilon_bounds` does.
         delta: probability strictly between 0 and 1.
         overflow: probability in [0, 1) that some batch of the run does not fit. Broadcasts with delta.
+        announced: whether the run stops at such a batch and says so, as in `gdpjax.Event`.
 
     Returns:
         ``Bounds(lower, upper)``; certified if ``ideal`` is.
@@ -99,7 +136,8 @@ def epsilon_with_overflow(ideal: Ideal, delta: Array, overflow: Array) -> Bounds
     check_callable("ideal", ideal, "a function of delta that gives a bracket")
     _check_overflow(delta, overflow)
     columns = np.broadcast_arrays(np.asarray(delta, np.float64), np.asarray(overflow, np.float64))
-    return epsilon(ideal, columns[0], Lost(0.0, columns[1]))
+    silent, loud = (0.0, columns[1]) if check_flag("announced", announced) else (columns[1], 0.0)
+    return epsilon(ideal, columns[0], Lost(0.0, silent, announced=loud))
 
 
 def _check_overflow(delta: Array, overflow: Array) -> None:
@@ -135,7 +173,7 @@ def epsilon(ideal: Ideal, delta: np.ndarray, lost: Lost) -> Bounds:
     upper = _where(ideal, 1, room, np.inf)
     worse = delta
     if np.any(lost.overflow):
-        worse = delta + lost.overflow * (1.0 + np.exp(np.minimum(upper, 700.0))) * (1.0 + 1e-12)
+        worse = delta + lost.from_below(upper)
     room = _without(worse, lost.failure, 1.0)
     lower = _where(ideal, 0, np.maximum(room, 1e-300), 0.0)
     if not np.any(lost.overflow):
@@ -156,7 +194,7 @@ def delta(ideal: Ideal, epsilon: np.ndarray, lost: Lost) -> Bounds:
     """The bracket on delta at epsilon."""
     failures = _moved(lost.failure, -1.0), min(_moved(lost.failure, 1.0), 1.0)
     lower, upper = (failure + (1.0 - failure) * end for failure, end in zip(failures, ideal(epsilon), strict=True))
-    lower = lower - lost.overflow * (1.0 + np.exp(np.minimum(epsilon, 700.0))) * (1.0 + 1e-12)
+    lower = lower - lost.from_below(epsilon)
     overflow = min(_moved(lost.overflow, 1.0), 1.0)
     upper = overflow + (1.0 - overflow) * upper
     return Bounds(np.maximum(lower * (1.0 - _ULPS), 0.0)[()], np.minimum(upper * (1.0 + _ULPS), 1.0)[()])
@@ -174,7 +212,8 @@ def tradeoff(ideal: Ideal, alpha: np.ndarray, lost: Lost) -> Bounds:
     overflow = _moved(lost.overflow, 1.0)
     keep = max(1.0 - overflow, 1e-300)
     lower = keep * failing(alpha / keep * (1.0 + _ULPS), 0, -1.0) * (1.0 - _ULPS)
-    smaller = np.maximum((alpha - overflow) * (1.0 - _ULPS) - 1e-300, 0.0)
+    silent = _moved(lost.silent, 1.0)
+    smaller = np.maximum((alpha - silent) * (1.0 - _ULPS) - 1e-300, 0.0) if silent else alpha
     upper = np.minimum(failing(smaller, 1, 1.0) + overflow, 1.0 - alpha)
     return Bounds(np.minimum(lower, upper)[()], upper[()])
 
@@ -183,8 +222,12 @@ def mu(ideal: Ideal, failure: np.ndarray, lost: Lost) -> Bounds:
     """The bracket on mu at a failure probability."""
     room = _without(_without(failure, lost.overflow, -1.0), lost.failure, -1.0)
     upper = _where(ideal, 1, room, np.inf)
-    if lost.overflow:
+    if lost.silent:
         return Bounds(np.zeros_like(upper)[()], upper[()])
-    room = _without(failure, lost.failure, 1.0)
+    more = failure
+    if lost.announced:
+        more = failure + lost.announced / np.maximum(2.0 * scipy.special.ndtr(-0.5 * upper), 1e-300) * (1.0 + 1e-9)
+    room = _without(more, lost.failure, 1.0)
     lower = _where(ideal, 0, room, 0.0)
-    return Bounds(np.where(room < 0, np.inf, lower)[()], upper[()])
+    certain = (room < 0) if not lost.announced else False
+    return Bounds(np.where(certain, np.inf, np.minimum(lower, upper))[()], upper[()])

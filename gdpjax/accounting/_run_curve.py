@@ -41,7 +41,7 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric
+from gdpjax.accounting import _lost_mass, _numeric, _truncated
 from gdpjax.accounting._ledgers import Described, describe, largest_group, padded_length
 from gdpjax.accounting._lost_mass import Lost
 from gdpjax.accounting._numeric import Family
@@ -185,7 +185,7 @@ class RunCurve(CertifiedCurve):
         return Bounds(poisson.lower, answer.upper)
 
     def _with_lost_mass(self, question: str, ideal: Callable[[Any], Bounds], at: Array) -> Bounds:
-        lossless = not any(self.lost[:2])
+        lossless = self.lost.is_nothing
         if lossless and (self.releases or is_traced(at)):
             return ideal(at)
         name, domain, with_lost_mass = _QUESTIONS[question]
@@ -195,6 +195,48 @@ class RunCurve(CertifiedCurve):
         if lossless:
             return ideal(np.asarray(at, np.float64))
         return with_lost_mass(ideal, np.asarray(at, np.float64), self.lost)
+
+
+class TruncatedCurve(CertifiedCurve):
+    """The certified curve of a Ledger with truncated Poisson batches: between those of two Ledgers without.
+
+    Attributes:
+        run: the Ledger, or its one event.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        self.run = run
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Certified bracket on epsilon, as `epsilon_bounds` says."""
+        return self._answer("epsilon", delta)
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Certified bracket on delta, as `delta_bounds` says."""
+        return self._answer("delta", epsilon)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Certified bracket on mu, as `mu_bounds` says."""
+        return self._answer("mu", failure)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
+        return self._answer("tradeoff", alpha)
+
+    def _answer(self, question: str, at: Array) -> Bounds:
+        name, domain, _ = _QUESTIONS[question]
+        check_concrete(name, at, domain)
+        at = np.asarray(at, np.float64)
+
+        def of_bound(bound: Ledger) -> Bounds:
+            return getattr(of_description(describe(bound, 1)), question)(at)
+
+        return _truncated.bracket(self.run, question, at, of_bound)
+
+
+def refuse_truncated_groups(group_size: int) -> None:
+    if group_size > 1:
+        raise ValueError("group_size > 1 is available for poisson sampling, got truncated_poisson")
 
 
 def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
@@ -224,7 +266,8 @@ def _is_zero(noise_multiplier: Any) -> bool:
 
 def check_concrete(name: str, value: Any, domain: Domain) -> None:
     if is_traced(value):
-        raise ValueError(f"a Ledger with overflow or delta is read outside compiled code, where {name} is a number")
+        kind = "a Ledger with overflow, truncated batches or delta"
+        raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
     check(name, value, domain)
 
 
@@ -241,11 +284,14 @@ def curve_of(
     sampling: str,
     neighboring_relation: NeighboringRelation | None,
     group_size: int,
-) -> RunCurve:
+) -> CertifiedCurve:
     """`certified` after the checks of its form; the numbers of arrays are checked when they are used."""
     group_size = checked_group_size(group_size)
     if isinstance(run, Ledger | AnyEvent):
         check_options(run, sampling, neighboring_relation)
+        if _truncated.has_truncated(run):
+            refuse_truncated_groups(group_size)
+            return TruncatedCurve(run)
         return of_description(describe(run, group_size))
     if _is_zero(run):  # the events of a Ledger may be without noise
         event = Event(0.0, sampling_prob, num_steps, sampling, neighboring_relation)

@@ -7,7 +7,9 @@ from gdpjax.ledger._events import (
     GaussianEvent,
     LaplaceEvent,
     RandomizedResponseEvent,
+    TruncatedPoissonEvent,
     resolve_relation,
+    resolve_scheme_relation,
 )
 from gdpjax.ledger._ledger import FORMAT_VERSION, Ledger
 from gdpjax.ledger._state import (
@@ -31,6 +33,7 @@ __all__ = [
     "Ledger",
     "LedgerState",
     "RandomizedResponseEvent",
+    "TruncatedPoissonEvent",
     "init_ledger",
     "ledger_from_state",
     "ledger_of",
@@ -38,5 +41,6 @@ __all__ = [
     "record_step",
     "record_steps",
     "resolve_relation",
+    "resolve_scheme_relation",
     "round_toward",
 ]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_number, check_relation
+from gdpjax._core.arguments import check_choice, check_flag, check_number, check_relation
 from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
@@ -20,7 +20,6 @@ _RELATIONS = {
     "poisson": (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
     "uniform": (NeighboringRelation.REPLACE_ONE,),
 }
-KINDS = tuple((sampling, relation) for sampling, relations in _RELATIONS.items() for relation in relations)
 
 
 def as_relation(value: Any) -> NeighboringRelation:
@@ -68,13 +67,16 @@ class Event:
       sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
       neighboring_relation: ADD_OR_REMOVE_ONE by default for poisson, REPLACE_ONE for uniform.
       overflow: probability in [0, 1), over all the steps, that a batch did not fit its static capacity.
+      announced: whether a run stops at such a batch and what is released says so, as `gdpjax.training` does. Lower
+        bounds are tight then; otherwise they allow for anything that a batch which did not fit may have led to.
 
     Raises:
       ValueError: a value out of range, or a pair of sampling and relation without a proved bound.
 
     >>> Event(1.0, 0.01, 100)
     Event(noise_multiplier=1.0, sampling_prob=0.01, num_steps=100, sampling='poisson',
-          neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0)
+          neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0,
+          announced=False)
     """
 
     noise_multiplier: float
@@ -83,11 +85,15 @@ class Event:
     sampling: str = "poisson"
     neighboring_relation: NeighboringRelation | None = None
     overflow: float = 0.0
+    announced: bool = False
 
     def __post_init__(self) -> None:
         _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
+        object.__setattr__(self, "announced", check_flag("announced", self.announced))
         relation = resolve_relation(self.sampling, self.neighboring_relation)
         object.__setattr__(self, "neighboring_relation", relation)
+        if self.announced and self.sampling != "poisson":
+            raise ValueError(f"announced is for poisson batches that do not fit, got sampling={shown(self.sampling)}")
 
     @classmethod
     def joint(cls, *noise_multipliers: float, sampling_prob: float, num_steps: int, **fields: Any) -> "Event":
@@ -126,6 +132,63 @@ class Event:
         count_stddev = check_number("count_stddev", count_stddev, POSITIVE)
         count = count_stddev if relation is NeighboringRelation.REPLACE_ONE else 2.0 * count_stddev
         return cls.joint(noise_multiplier, count, sampling_prob=sampling_prob, num_steps=num_steps, **fields)
+
+
+TRUNCATED_POISSON = "truncated_poisson"
+
+
+def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
+    """`resolve_relation` for every scheme that a loop can record, of which `Event` describes only some."""
+    if sampling != TRUNCATED_POISSON:
+        check_choice("sampling", sampling, (*_RELATIONS, TRUNCATED_POISSON))
+        return resolve_relation(sampling, neighboring_relation)
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if neighboring_relation is not None and as_relation(neighboring_relation) is not relation:
+        raise ValueError(
+            f"{sampling} sampling has a proved bound under {relation.name}, not under "
+            f"{as_relation(neighboring_relation).name}"
+        )
+    return relation
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonEvent:
+    """``num_steps`` releases of a noisy sum over a Poisson batch that loses a random part where it is too large.
+
+    Every example is drawn independently with probability ``sampling_prob``; of more than ``capacity`` drawn examples a
+    uniformly random ``capacity`` are kept (`gdpjax.sampling.truncated_poisson_sample`).
+
+    Args:
+      noise_multiplier: stddev of the noise / clip norm, >= 0.
+      sampling_prob: probability in [0, 1] that an example is drawn.
+      num_steps: how many such releases, a whole number >= 1.
+      max_examples: public maximum of the number of examples, which is private, a whole number >= 1.
+      capacity: the most examples that a batch keeps, a whole number >= 1.
+      neighboring_relation: ADD_OR_REMOVE_ONE, the only one with a proved bound. (A null example that takes a place in
+        the batch, as under REPLACE_SPECIAL, pushes others out.)
+
+    Raises:
+      ValueError: a value out of range, or another relation.
+
+    Reference: arXiv:2508.15089 (the scheme); the bound is derived in `gdpjax.accounting._truncated`.
+
+    >>> TruncatedPoissonEvent(1.0, 0.01, 100, max_examples=10_000, capacity=120).capacity
+    120
+    """
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+    max_examples: int
+    capacity: int
+    neighboring_relation: NeighboringRelation | None = None
+    sampling: ClassVar[str] = TRUNCATED_POISSON
+
+    def __post_init__(self) -> None:
+        counts = dict.fromkeys(("num_steps", "max_examples", "capacity"), COUNT)
+        _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, **counts)
+        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
+        object.__setattr__(self, "neighboring_relation", relation)
 
 
 class _WholeDataEvent:
@@ -231,9 +294,10 @@ class ApproximateDPEvent(_WholeDataEvent):
     _domains: ClassVar = {"epsilon": NONNEGATIVE, "delta": HALF_OPEN_UNIT, "num_steps": COUNT}
 
 
-AnyEvent = Event | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
+AnyEvent = Event | TruncatedPoissonEvent | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
 EVENT_TYPES = {
     "subsampled_gaussian": Event,
+    "truncated_poisson": TruncatedPoissonEvent,
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,

@@ -16,6 +16,7 @@ import numpy as np
 from gdpjax._core.arguments import (
     check_choice,
     check_count,
+    check_flag,
     check_instance,
     check_number,
     check_relation,
@@ -25,7 +26,7 @@ from gdpjax._core.arguments import (
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.ledger._events import KINDS, Event
+from gdpjax.ledger._events import TRUNCATED_POISSON, Event, TruncatedPoissonEvent
 from gdpjax.ledger._ledger import Ledger
 
 _ANY = Domain("a number", lambda x: x == x)
@@ -41,18 +42,55 @@ class LedgerState(NamedTuple):
     used: Array  # int32, rows in use
     overflow: Array  # bool, whether rows had to be merged conservatively
     extra_delta: Array  # float, probability so far that a padded batch did not fit
-    kind: Array  # int32, index of (sampling, relation)
+    kind: Array  # int32, index of `_Kind`
+    sizes: Array | None = None  # int32[2] under truncated Poisson sampling: max_examples and the batch's capacity
 
+
+class _Kind(NamedTuple):
+    """What the steps of one ledger have in common."""
+
+    sampling: str
+    neighboring_relation: NeighboringRelation
+    announced: bool = False  # whether a run stops at a batch that does not fit, and says so
+
+
+_ADDED, _REPLACED = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+_KINDS = (
+    _Kind("poisson", _ADDED),
+    _Kind("poisson", _SPECIAL),
+    _Kind("uniform", _REPLACED),
+    _Kind("poisson", _ADDED, announced=True),
+    _Kind("poisson", _SPECIAL, announced=True),
+    _Kind(TRUNCATED_POISSON, _ADDED),
+)
+"""Saved states hold an index into these: new ones go to the end."""
 
 _MOST_ROWS = 2**20
-_KIND_NAMES = tuple(f"{sampling!r}, {relation.name}" for sampling, relation in KINDS)
+_KIND_NAMES = tuple(f"{kind.sampling!r}, {kind.neighboring_relation.name}" for kind in _KINDS)
 
 
-def init_ledger(capacity: int, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
-    """An empty ledger of ``capacity`` rows."""
+def init_ledger(
+    capacity: int, sampling: str, neighboring_relation: NeighboringRelation, *, announced: bool = False,
+    truncation: tuple[int, int] | None = None,
+) -> LedgerState:  # fmt: skip
+    """An empty ledger of ``capacity`` rows, whose events will be ``announced`` or not where batches may overflow.
+
+    Under truncated Poisson sampling ``truncation`` is (max_examples, capacity of a batch).
+    """
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
     check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
+    announced = check_flag("announced", announced) and sampling == "poisson"
+    kind = _KINDS.index(_Kind(sampling, relation, announced))
+    if (truncation is not None) != (sampling == TRUNCATED_POISSON):
+        raise ValueError(f"truncation belongs to {TRUNCATED_POISSON} sampling, which needs it; got {shown(truncation)}")
+    sizes = None
+    if truncation is not None:
+        names = ("max_examples", "capacity")
+        most = np.iinfo(np.int32).max
+        whole = [check_count(name, size, most=most) for name, size in zip(names, truncation, strict=True)]
+        sizes = jnp.asarray(whole, jnp.int32)
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -61,7 +99,8 @@ def init_ledger(capacity: int, sampling: str, neighboring_relation: NeighboringR
         used=jnp.zeros((), jnp.int32),
         overflow=jnp.zeros((), bool),
         extra_delta=jnp.zeros((), real),
-        kind=jnp.asarray(KINDS.index((sampling, relation)), jnp.int32),
+        kind=jnp.asarray(kind, jnp.int32),
+        sizes=sizes,
     )
 
 
@@ -106,6 +145,7 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
         overflow=state.overflow | full,
         extra_delta=lost,
         kind=state.kind,
+        sizes=state.sizes,
     )
 
 
@@ -137,9 +177,13 @@ def ledger_from_state(state: LedgerState) -> Ledger:
             f"the state holds {np.shape(state.used)} ledgers of a vmapped sweep; pick one configuration first, "
             "for example jax.tree.map(lambda x: x[i], opt_state)"
         )
-    sampling, relation = KINDS[int(state.kind)]
+    kind = _KINDS[int(state.kind)]
     rows = zip(state.noise_multiplier, state.sampling_prob, state.num_steps, strict=True)
-    events = [Event(float(s), float(p), int(t), sampling, relation) for s, p, t in rows if int(t)]
+    if kind.sampling == TRUNCATED_POISSON:
+        assert state.sizes is not None
+        most, batch = (int(size) for size in state.sizes)
+        return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), most, batch) for s, p, t in rows if int(t)])
+    events = [Event(float(s), float(p), int(t), **kind._asdict()) for s, p, t in rows if int(t)]
     if events and float(state.extra_delta):
         # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
         events[-1] = dataclasses.replace(events[-1], overflow=float(state.extra_delta))
@@ -215,7 +259,8 @@ def ledger_of(opt_state: PyTree) -> Ledger:
     """
     # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
     found = ledger_state_of(opt_state)
-    return ledger_from_state(LedgerState(*(jax.tree.leaves(field)[0] for field in found)))
+    arrays = [jax.tree.leaves(field) for field in found]
+    return ledger_from_state(LedgerState(*(leaves[0] if leaves else None for leaves in arrays)))
 
 
 def ledger_state_of(opt_state: PyTree) -> LedgerState:

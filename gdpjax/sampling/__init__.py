@@ -1,6 +1,13 @@
 """Random batches whose probabilities are the ones accounted for."""
 
-from gdpjax.sampling._batches import BatchOverflowError, IndexBatch, PoissonBatches, UniformBatches, poisson_batches
+from gdpjax.sampling._batches import (
+    BatchOverflowError,
+    IndexBatch,
+    PoissonBatches,
+    TruncatedPoissonBatches,
+    UniformBatches,
+    poisson_batches,
+)
 from gdpjax.sampling._poisson import (
     PoissonSample,
     choose_capacity,
@@ -8,6 +15,7 @@ from gdpjax.sampling._poisson import (
     overflow_probability,
     poisson_sample,
 )
+from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
 __all__ = [
@@ -15,12 +23,14 @@ __all__ = [
     "IndexBatch",
     "PoissonBatches",
     "PoissonSample",
+    "TruncatedPoissonBatches",
     "UniformBatches",
     "choose_capacity",
     "dyadic_probability",
     "overflow_probability",
     "poisson_batches",
     "poisson_sample",
+    "truncated_poisson_sample",
     "uniform_sample",
     "uniform_sampling_error",
 ]

@@ -4,11 +4,11 @@ Nothing is carried from step to step, so an iterator starts anywhere, a restarte
 interrupted one would have drawn, and workers that load data in parallel need only the step. The batch of step t is the
 one of the device functions with the key ``jax.random.fold_in(key, t)``.
 
-`PoissonBatches` and `UniformBatches` have ``__len__`` (the number of steps) and ``__getitem__`` and can be pickled: all
-that grain.MapDataset.source asks for. As ``sampler=`` with ``batch_size=None`` they serve a torch.utils.data.DataLoader
-whose data set is indexed by whole batches. Do not shuffle, repeat or filter them: every step is to be used once, and
-the same step twice would be one batch accounted as two. Where several hosts load data, each takes its share of the rows
-of every batch, never every other step.
+`PoissonBatches`, `TruncatedPoissonBatches` and `UniformBatches` have ``__len__`` (the number of steps) and
+``__getitem__`` and can be pickled: all that grain.MapDataset.source asks for. As ``sampler=`` with ``batch_size=None``
+they serve a torch.utils.data.DataLoader whose data set is indexed by whole batches. Do not shuffle, repeat or filter
+them: every step is to be used once, and the same step twice would be one batch accounted as two. Where several hosts
+load data, each takes its share of the rows of every batch, never every other step.
 
 Bits are drawn on the CPU where JAX has one, so as not to wait behind the step that the accelerator is at. Worker
 processes that must not touch the accelerator need JAX_PLATFORMS=cpu in their environment.
@@ -36,6 +36,7 @@ from gdpjax.sampling._poisson import (
     overflow_probability,
     poisson_sample,
 )
+from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
 
@@ -167,10 +168,7 @@ class PoissonBatches(_Batches):
         check_number("overflow", overflow, OPEN_UNIT)
         self.sizes = sizes or (self.capacity,)
         self.overflow = overflow_probability(self.num_examples, self.sampling_prob, self.num_steps, self.capacity)
-        check_scalar("num_valid", self.num_examples if num_valid is None else num_valid, WHOLE)
-        if num_valid is not None and num_valid > self.num_examples:
-            raise ValueError(f"num_valid must be at most num_examples={self.num_examples}, got {num_valid}")
-        self._num_valid = self.num_examples if num_valid is None else int(num_valid)
+        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
 
     def _batch(self, step: int) -> IndexBatch:
         sample = _poisson_at(
@@ -190,6 +188,50 @@ class PoissonBatches(_Batches):
         return (
             f"PoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
             f"num_steps={self.num_steps}, sizes={self.sizes})"
+        )
+
+
+class TruncatedPoissonBatches(_Batches):
+    """The truncated Poisson batches of a run, by step, padded to ``capacity`` rows.
+
+    ``batches[t]`` has the rows of ``truncated_poisson_sample(fold_in(key, t), num_examples, sampling_prob, capacity)``.
+
+    Args:
+      key: one PRNG key, used for nothing else.
+      num_examples: N >= 1; the public maximum where the true number is private.
+      sampling_prob: number in [0, 1]; its `dyadic_probability` is used, and is the attribute ``sampling_prob``.
+      num_steps: length of the run, a whole number >= 1.
+      capacity: the most rows that a batch keeps, a whole number >= 1.
+      num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
+
+    Raises:
+      ValueError: values out of range.
+
+    >>> batches = TruncatedPoissonBatches(jax.random.key(0), 1000, 0.1, num_steps=50, capacity=80)
+    >>> batches[3].indices.shape, batches[3].is_padding.any()
+    ((80,), np.False_)
+    """
+
+    _on_device = "truncated_poisson_sample"
+
+    def __init__(
+        self, key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int,
+        num_valid: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
+        self.capacity = int(check_count("capacity", capacity))
+        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+
+    def _batch(self, step: int) -> IndexBatch:
+        sample = _truncated_at(
+            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.sampling_prob, self.capacity
+        )
+        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
+
+    def __repr__(self) -> str:
+        return (
+            f"TruncatedPoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
+            f"num_steps={self.num_steps}, capacity={self.capacity})"
         )
 
 
@@ -235,6 +277,14 @@ class UniformBatches(_Batches):
         )
 
 
+def _checked_num_valid(num_valid: int | None, num_examples: int) -> int:
+    """The number of real rows, all of them if None."""
+    check_scalar("num_valid", num_examples if num_valid is None else num_valid, WHOLE)
+    if num_valid is not None and num_valid > num_examples:
+        raise ValueError(f"num_valid must be at most num_examples={num_examples}, got {num_valid}")
+    return num_examples if num_valid is None else int(num_valid)
+
+
 def _ascending(sizes: Sequence[int], capacity: int | None) -> tuple[int, ...]:
     if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
         raise ValueError(f"sizes must be a few whole numbers, got {shown(sizes)}")
@@ -261,6 +311,14 @@ def _poisson_at(
 ) -> PoissonSample:
     key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
     return poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def _truncated_at(
+    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, sampling_prob: float, capacity: int
+) -> PoissonSample:
+    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
+    return truncated_poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

@@ -90,11 +90,11 @@ def poisson_sample(
     """
     num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
     check_scalar("sampling_prob", sampling_prob, UNIT)
-    rows = _up_to(num_examples)
+    rows = rows_up_to(num_examples)
     if num_valid is not None:
         check_scalar("num_valid", num_valid, rows)
     prob = sampling_prob if is_traced(sampling_prob) else dyadic_probability(sampling_prob)
-    included = _included(key, num_examples, prob)
+    included = included_rows(key, num_examples, prob)
     valid = UNIT.contains(prob)
     if num_valid is not None:
         included &= jnp.arange(num_examples) < num_valid
@@ -103,16 +103,16 @@ def poisson_sample(
     count = jnp.where(valid, included.sum(dtype=jnp.int32), jnp.iinfo(jnp.int32).max)
     # A batch that does not fit is padding throughout: the part that would fit is not the batch that is accounted for.
     is_padding = (jnp.arange(capacity) >= count) | (count > capacity)
-    indices = jnp.where(is_padding, 0, _first_positions(included, capacity))
+    indices = jnp.where(is_padding, 0, first_positions(included, capacity))
     return PoissonSample(indices, is_padding, count)
 
 
-def _up_to(num_examples: int) -> Domain:
+def rows_up_to(num_examples: int) -> Domain:
     text = f"a whole number from 0 to num_examples={num_examples}"
     return Domain(text, lambda n: (n >= 0) & (n <= num_examples) & (n == n // 1))
 
 
-def _included(key: Array, num_examples: int, sampling_prob: Array) -> Array:
+def included_rows(key: Array, num_examples: int, sampling_prob: Array) -> Array:
     """bool[num_examples]: which rows the key includes."""
     words = bits(key, (num_examples,))
     # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
@@ -121,7 +121,7 @@ def _included(key: Array, num_examples: int, sampling_prob: Array) -> Array:
     return everything | (words < jnp.where(everything, 0, threshold).astype(jnp.uint32))
 
 
-def _first_positions(included: Array, size: int) -> Array:
+def first_positions(included: Array, size: int) -> Array:
     """int32[size]: where ``included`` is true, ascending; zeros where no more is.
 
     As ``jnp.nonzero(included, size=size, fill_value=0)``, which on a CPU takes fifteen times as long, more than all the

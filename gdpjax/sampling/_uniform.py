@@ -77,15 +77,15 @@ def _smallest(key: Array, num_examples: int, batch_size: int) -> Array:
     """The rows with the ``batch_size`` smallest words."""
     words = bits(key, (2, num_examples))
     everywhere = jnp.ones(num_examples, bool)
-    high, before = _order_statistic(words[0], everywhere, jnp.int32(batch_size - 1))
+    high, before = order_statistic(words[0], everywhere, jnp.int32(batch_size - 1))
     same = words[0] == high
-    low, _ = _order_statistic(words[1], same, batch_size - 1 - before)
+    low, _ = order_statistic(words[1], same, batch_size - 1 - before)
     included = (words[0] < high) | (same & (words[1] <= low))
     (indices,) = jnp.nonzero(included, size=batch_size)
     return indices.astype(jnp.int32)
 
 
-def _order_statistic(words: Array, among: Array, rank: Array) -> tuple[Array, Array]:
+def order_statistic(words: Array, among: Array, rank: Array) -> tuple[Array, Array]:
     """The word of this rank (from 0) among the marked ones, and how many of those are smaller.
 
     It is the largest w with at most ``rank`` words below it, found from the highest bit down.

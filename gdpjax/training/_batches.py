@@ -1,13 +1,15 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
 from gdpjax._core.arguments import check_instance
-from gdpjax.sampling import PoissonBatches, UniformBatches
+from gdpjax.sampling import PoissonBatches, TruncatedPoissonBatches, UniformBatches
 from gdpjax.training._data import check_count
 from gdpjax.training._loop import State
 from gdpjax.training._plan import Plan
 
 
-def batch_source(plan: Plan, state: State, num_examples: int) -> PoissonBatches | UniformBatches:
+def batch_source(
+    plan: Plan, state: State, num_examples: int
+) -> PoissonBatches | TruncatedPoissonBatches | UniformBatches:
     """The batches of a run by step, for a loader that feeds ``training.step_on``.
 
     Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
@@ -42,6 +44,15 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> PoissonBatches 
     check_instance("state", state, State, "of the run")
     if plan.sampling == "uniform":
         return UniformBatches(state.sampling_key, plan.max_examples, plan.capacity, num_steps=plan.max_steps)
+    if plan.sampling == "truncated_poisson":
+        return TruncatedPoissonBatches(
+            state.sampling_key,
+            plan.max_examples,
+            plan.sampling_prob,
+            num_steps=plan.max_steps,
+            capacity=plan.capacity,
+            num_valid=num_examples,
+        )
     return PoissonBatches(
         state.sampling_key,
         plan.max_examples,

@@ -26,6 +26,8 @@ def plan_to_dict(plan: Any) -> dict[str, Any]:
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     fields["clip"] = plan.clip.to_dict()
     fields["neighboring_relation"] = plan.neighboring_relation.value
+    if fields["truncate_at"] is None:
+        del fields["truncate_at"]  # as plans were written before there was one
     return fields | {name: getattr(plan, name) for name in FOLLOWS}
 
 
@@ -46,6 +48,7 @@ def plan_from_json(cls: Any, text: str) -> Any:
         raise ValueError(f"expected a Plan of version {FORMAT_VERSION}; read it with the gdpjax that wrote it")
     stated = {name: data.pop(name, None) for name in FOLLOWS}
     names = {field.name for field in dataclasses.fields(cls)}
+    data.setdefault("truncate_at", None)
     if data.keys() != names:
         raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
     data["clip"] = _rule_of(data["clip"])

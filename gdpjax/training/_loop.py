@@ -11,8 +11,9 @@ A step is
 
 `private_training` builds clipping, sampling, noise and optimizer from ONE plan. The step draws its own batch (on the
 device), counts itself in the ledger that lives in the optimizer's state, and compares that count with the planned
-maximum, two integers: at the maximum the state no longer changes. A batch above the capacity is never truncated: it
-is not trained on, the run stops, and the probability of that is in the Event.
+maximum, two integers: at the maximum the state no longer changes. A Poisson batch above the capacity is not trained
+on: the run stops and says so, and the probability of that is in the Event. Under truncated Poisson sampling a random
+part of it is left out, which the bound of that scheme covers.
 
 A batch is padded to the plan's capacity. Chunks of rows that hold only padding are skipped, so a step takes about as
 long as its batch is large, and the clock shows roughly how large that was; ``constant_work`` computes all of them.
@@ -37,7 +38,7 @@ from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
-from gdpjax.sampling import BatchOverflowError, poisson_sample, uniform_sample
+from gdpjax.sampling import BatchOverflowError, poisson_sample, truncated_poisson_sample, uniform_sample
 from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
@@ -164,6 +165,8 @@ def private_training(
             neighboring_relation=plan.neighboring_relation,
             ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
+            announced=plan.announces_overflow,
+            truncation=plan.truncation,
         )
         return optax.chain(private, optimizer)
 
@@ -309,6 +312,11 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
     if plan.sampling == "uniform":
         indices = uniform_sample(key, plan.max_examples, plan.capacity)
         return indices, jnp.zeros(plan.capacity, bool), jnp.asarray(True)
+    if plan.sampling == "truncated_poisson":
+        sample = truncated_poisson_sample(
+            key, plan.max_examples, plan.sampling_prob, plan.capacity, num_valid=num_examples
+        )
+        return sample.indices, sample.is_padding, jnp.asarray(True)
     sample = poisson_sample(key, plan.max_examples, plan.sampling_prob, plan.capacity, num_valid=num_examples)
     return sample.indices, sample.is_padding, sample.count <= plan.capacity
 

@@ -5,6 +5,7 @@ target" on the logarithm of the noise multiplier (Brent's method), and then *ver
 evaluated itself, with its overflow, sampling, relation and groups, and met the target.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,8 @@ from gdpjax._core.arguments import check_count, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.accounting import steps_of_epochs
-from gdpjax.training._plan import Plan
+from gdpjax.accounting import mu_bounds, steps_of_epochs
+from gdpjax.training._plan import FAILURE, Plan
 
 _LEAST, _MOST = 1e-2, 1e6
 _TOLERANCE = 1e-6
@@ -52,6 +53,7 @@ def make_plan(
     epsilon: float | None = None,
     mu: float | None = None,
     sampling: str = "poisson",
+    capacity: int | None = None,
     neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
     unit: str = "example",
@@ -72,9 +74,10 @@ def make_plan(
         without privacy, which says so; or a target instead:
       epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
       mu: the same for mu, but for a failure probability of 1e-10.
-      sampling: "poisson" or "uniform".
-      neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, uniform
-        with REPLACE_ONE.
+      sampling: "poisson", "truncated_poisson" or "uniform".
+      capacity: with "truncated_poisson" the most examples that a batch keeps; it follows from the rest elsewhere.
+      neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, truncated
+        Poisson with ADD_OR_REMOVE_ONE, uniform with REPLACE_ONE.
       group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
       unit: what one row is, for the statement; "user" if a row holds all of a user's data.
       tuned, released: words for the statement.
@@ -123,11 +126,24 @@ def make_plan(
         unit=unit,
         tuned=tuned,
         released=released,
+        truncate_at=capacity,
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan
-    measure = Plan.epsilon_bounds if name == "epsilon" else Plan.mu_bounds
-    return _calibrated(plan, name, target, lambda candidate: float(measure(candidate).upper))
+    upper = _epsilon_upper if name == "epsilon" else _mu_upper
+    return _calibrated(plan, name, target, upper)
+
+
+def _epsilon_upper(plan: Plan) -> float:
+    return float(plan.epsilon_bounds().upper)
+
+
+def _mu_upper(plan: Plan) -> float:
+    """The upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
+    if not plan.is_private or plan.group_size > 1 or not getattr(plan.event, "announced", False):
+        return float(plan.mu_bounds().upper)
+    silent = dataclasses.replace(plan.event, announced=False)
+    return float(mu_bounds(silent, failure=FAILURE).upper)
 
 
 def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], float]) -> Plan:

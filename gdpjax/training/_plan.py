@@ -10,8 +10,8 @@ others, so that nothing can be set against them. What follows from what:
 * The capacity is the smallest multiple of 8 whose overflow probability tau = T P(Bin(max_examples, p) >= capacity) is
   at most a thousandth of delta and 1e-12; tau is in the Event and so in delta. A group of k needs k - 1 rows more: when
   the others fill fewer than capacity - k + 1 rows, the batch fits whatever the group does. Its bracket is the ideal
-  run's at (delta - tau) / (1 - tau) above and at delta + tau (1 + e^upper) below, as for one example
-  (`accounting._lost_mass`).
+  run's at (delta - tau) / (1 - tau) above and at delta + tau below, as for one example: a run that meets such a batch
+  stops and says so (`accounting._lost_mass`).
 * Noise has a largest value z_max = 9.1 standard deviations (63-bit tails). An output beyond z_max under one data set
   and not under its neighbour has probability at most p T P(Z > z_max - k / s) (groups of k, noise multiplier s), which
   must be below a hundredth of delta. A plan with less noise, or none, trains (as a baseline without privacy, or for an
@@ -30,7 +30,7 @@ from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, 
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.accounting import delta_after_overflow, epsilon_bounds, epsilon_with_overflow, mu_bounds
 from gdpjax.clipping import as_rule
-from gdpjax.ledger import Event, resolve_relation
+from gdpjax.ledger import Event, TruncatedPoissonEvent, resolve_scheme_relation
 from gdpjax.sampling import choose_capacity, dyadic_probability, overflow_probability, uniform_sampling_error
 from gdpjax.training._json import plan_from_json, plan_to_json
 from gdpjax.training._statement import statement_of
@@ -69,6 +69,7 @@ class Plan:
     unit: str = "example"
     tuned: str = "not stated"
     released: str = "the final parameters"
+    truncate_at: int | None = None
 
     def __post_init__(self) -> None:
         check_scalar("noise_multiplier", self.noise_multiplier, NONNEGATIVE)
@@ -79,7 +80,9 @@ class Plan:
         for name in ("unit", "tuned", "released"):
             check_text(name, getattr(self, name), "words for the statement")
         _set(self, "clip", as_rule(self.clip))
-        _set(self, "neighboring_relation", resolve_relation(self.sampling, self.neighboring_relation))
+        _set(self, "neighboring_relation", resolve_scheme_relation(self.sampling, self.neighboring_relation))
+        if self.truncate_at is not None:
+            _set(self, "truncate_at", check_count("capacity", self.truncate_at))
         self._check_sizes()
         if not is_traced(self.noise_multiplier):
             _set(self, "noise_multiplier", float(self.noise_multiplier))
@@ -98,6 +101,13 @@ class Plan:
                 f"expected_batch_size must be at most max_examples = {self.max_examples}, got "
                 f"{self.expected_batch_size}"
             )
+        if (self.sampling == "truncated_poisson") != (self.truncate_at is not None):
+            raise ValueError(
+                'sampling="truncated_poisson" needs a capacity, and no other sampling takes one (it follows from the '
+                f"others), got sampling={self.sampling!r} and capacity={self.truncate_at}"
+            )
+        if self.sampling == "truncated_poisson" and self.group_size > 1:
+            raise ValueError("group_size > 1 has a proved bound for Poisson sampling without truncation")
         if self.sampling == "uniform":
             if self.expected_batch_size != int(self.expected_batch_size):
                 raise ValueError(f'sampling="uniform" takes batches of one whole size, got {self.expected_batch_size}')
@@ -124,6 +134,10 @@ class Plan:
         if self.noise_multiplier == 0:
             return "noise_multiplier = 0 adds no noise at all"
         beyond = self._beyond(self.group_size / self.noise_multiplier)
+        if self.truncate_at is not None:
+            # In a batch that lost a part one example took the place of another.
+            full = overflow_probability(self.max_examples, self.sampling_prob, 1, self.truncate_at)
+            beyond += full * self._beyond(2.0 / self.noise_multiplier)
         if beyond < self.delta / 100:
             return None
         chance = f"up to {beyond:.2g}" if beyond < 1 else "that may be 1"
@@ -137,13 +151,15 @@ class Plan:
     def sampling_prob(self) -> float:
         """Probability that one example is in a batch: what is sampled with, and what is accounted for."""
         share = self.expected_batch_size / self.max_examples
-        return dyadic_probability(share) if self.sampling == "poisson" else share
+        return share if self.sampling == "uniform" else dyadic_probability(share)
 
     @functools.cached_property
     def capacity(self) -> int:
         """Rows of the padded batch, static."""
         if self.sampling == "uniform":
             return int(self.expected_batch_size)
+        if self.truncate_at is not None:
+            return self.truncate_at
         allowed = min(_ALLOWED_OVERFLOW, self.delta / 1000)
         least = choose_capacity(self.max_examples, self.sampling_prob, self.max_steps, allowed) + self.group_size - 1
         return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
@@ -153,6 +169,8 @@ class Plan:
         """tau: probability, over the whole run, that a batch does not fit (or a uniform draw is not uniform)."""
         if self.sampling == "uniform":
             return uniform_sampling_error(self.max_examples, self.max_steps)
+        if self.truncate_at is not None:
+            return 0.0  # no batch is refused, and the event's own bound pays for ties
         rows = self.capacity - self.group_size + 1
         return overflow_probability(self.max_examples, self.sampling_prob, self.max_steps, rows)
 
@@ -162,16 +180,30 @@ class Plan:
         return self.overflow / self.max_steps * (1 + self.max_steps * 2.0**-23)
 
     @property
+    def announces_overflow(self) -> bool:
+        """Whether a run of this plan may stop at a batch above its capacity, which it then says."""
+        return self.sampling == "poisson"
+
+    @property
+    def truncation(self) -> tuple[int, int] | None:
+        """(max_examples, capacity) of truncated Poisson sampling, else None."""
+        return None if self.truncate_at is None else (self.max_examples, self.truncate_at)
+
+    @property
     def num_examples_is_public(self) -> bool:
         """Whether neighbours have the same number of examples, which must then be max_examples."""
         return self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
-    def event(self) -> Event:
+    def event(self) -> Event | TruncatedPoissonEvent:
         """What `max_steps` steps of this plan release."""
         if is_traced(self.noise_multiplier):
             raise ValueError(
                 "a plan whose noise_multiplier is traced has no event; use plan.event outside compiled code"
+            )
+        if self.truncate_at is not None:
+            return TruncatedPoissonEvent(
+                self.noise_multiplier, self.sampling_prob, self.max_steps, self.max_examples, self.truncate_at
             )
         return Event(
             self.noise_multiplier,
@@ -180,6 +212,7 @@ class Plan:
             self.sampling,
             self.neighboring_relation,
             self.overflow,
+            self.announces_overflow,
         )
 
     def epsilon_bounds(self) -> Bounds:
@@ -193,7 +226,10 @@ class Plan:
             return epsilon_bounds(self.event, delta=self.delta)
         ideal = dataclasses.replace(self.event, overflow=0.0)
         return epsilon_with_overflow(
-            lambda delta: epsilon_bounds(ideal, delta=delta, group_size=self.group_size), self.delta, self.overflow
+            lambda delta: epsilon_bounds(ideal, delta=delta, group_size=self.group_size),
+            self.delta,
+            self.overflow,
+            announced=self.announces_overflow,
         )
 
     def mu_bounds(self, failure: float = FAILURE) -> Bounds:

@@ -28,6 +28,13 @@ def _sampling(plan: Any) -> str:
             f"Sampling: {how} {plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement "
             "holds for this maximum, however many were run)."
         )
+    if plan.sampling == "truncated_poisson":
+        return (
+            f"Sampling: truncated Poisson batches: every {plan.unit} is drawn for each batch independently with "
+            f"probability {plan.sampling_prob:.8g}, and of more than {plan.capacity} drawn {plan.unit}s a uniformly "
+            f"random {plan.capacity} are kept; {plan.max_steps} steps, fixed before training (the statement holds for "
+            "this maximum, however many were run)."
+        )
     return (
         f"Sampling: batches of {plan.capacity} drawn uniformly without replacement, anew at each of {plan.max_steps} "
         "steps, fixed before training."
@@ -66,7 +73,8 @@ def _guarantee(plan: Any) -> str:
     mu_lower, mu_upper = _outward(plan.mu_bounds())
     lost = ""
     if plan.sampling == "poisson" and plan.overflow:
-        lost = f"; {plan.overflow:.2g} of this delta pays for a batch above {plan.capacity} rows"
+        batch = f"a batch above {plan.capacity} rows, at which a run stops and says so"
+        lost = f"; {plan.overflow:.2g} of this delta pays for {batch}"
     return (
         f"Guarantee: (epsilon, delta)-DP with delta = {plan.delta:g} and epsilon <= {upper} (the best epsilon of this "
         f"mechanism lies in [{lower}, {upper}]{lost}). But for a failure probability of 1e-10 it is mu-GDP with "

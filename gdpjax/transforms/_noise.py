@@ -50,7 +50,7 @@ from gdpjax._core.trees import (
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import AccumulationCharge, charge_of_sum
-from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_relation
+from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_scheme_relation
 
 SAMPLING_PROB = Domain(
     "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
@@ -165,7 +165,10 @@ def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: 
     return jax.tree.map(release, total, keys, trainable)
 
 
-def empty_ledger(capacity: Any, sampling: str, neighboring_relation: NeighboringRelation) -> LedgerState:
+def empty_ledger(
+    capacity: Any, sampling: str, neighboring_relation: NeighboringRelation, announced: bool = False,
+    truncation: tuple[int, int] | None = None,
+) -> LedgerState:  # fmt: skip
     """Return `init_ledger` of a ledger_capacity that is checked first."""
     try:
         rows = check_count("ledger_capacity", capacity)
@@ -174,7 +177,7 @@ def empty_ledger(capacity: Any, sampling: str, neighboring_relation: Neighboring
             f"ledger_capacity must be a static whole number >= 1, got {shown(capacity)}; under "
             "optax.inject_hyperparams list it in static_args"
         ) from error
-    return init_ledger(rows, sampling, neighboring_relation)
+    return init_ledger(rows, sampling, neighboring_relation, announced=announced, truncation=truncation)
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
@@ -334,6 +337,8 @@ def privatize(
     neighboring_relation: NeighboringRelation | None = None,
     ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
+    announced: bool = False,
+    truncation: tuple[int, int] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
@@ -351,6 +356,9 @@ def privatize(
       overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
         (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. 0 states that every
         batch fits: that its capacity is above the number of examples, or that all of them are in it.
+      announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
+        `Event`.
+      truncation: with ``sampling="truncated_poisson"``, (max_examples, capacity) as in `TruncatedPoissonEvent`.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
@@ -377,7 +385,7 @@ def privatize(
     sampling_prob = checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)
     expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
-    relation = resolve_relation(sampling, neighboring_relation)
+    relation = resolve_scheme_relation(sampling, neighboring_relation)
     sensitivity = clip.sensitivity(relation)
     key_data, impl = check_key(key)
     hyperparameters = [sampling_prob, expected_batch_size, sensitivity]
@@ -387,7 +395,7 @@ def privatize(
     def init(params: PyTree) -> PrivatizeState:
         refuse_constant_key(key, *hyperparameters)
         check_params(params)
-        ledger = empty_ledger(ledger_capacity, sampling, relation)
+        ledger = empty_ledger(ledger_capacity, sampling, relation, announced, truncation)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
     def update(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gdpjax import sampling
-from gdpjax.sampling._uniform import _order_statistic
+from gdpjax.sampling._uniform import order_statistic
 from tests.sampling.frequencies import check_distribution, check_frequencies, included
 
 
@@ -58,7 +58,7 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
     np.testing.assert_array_equal(sampling.uniform_sample(key, num_examples, batch_size), expected)
 
 
-def test_order_statistic_of_marked_words():
+def testorder_statistic_of_marked_words():
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, 200, dtype=np.uint32)
     words[:40] = words[40:80]
@@ -66,7 +66,7 @@ def test_order_statistic_of_marked_words():
     among = rng.random(200) < 0.7
     ordered = np.sort(words[among])
     for rank in [0, 1, len(ordered) // 2, len(ordered) - 1]:
-        word, below = _order_statistic(jnp.asarray(words), jnp.asarray(among), jnp.int32(rank))
+        word, below = order_statistic(jnp.asarray(words), jnp.asarray(among), jnp.int32(rank))
         assert (int(word), int(below)) == (ordered[rank], (ordered < ordered[rank]).sum())
 
 

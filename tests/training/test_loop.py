@@ -61,6 +61,7 @@ def by_hand(plan, key, steps):
         gdpjax.privatize(
             grad_fn, noise_multiplier=plan.noise_multiplier, sampling_prob=plan.sampling_prob,
             expected_batch_size=plan.expected_batch_size, key=noise_key, overflow_per_step=plan.overflow_per_step,
+            announced=True,
         ),
         optax.sgd(0.1, momentum=0.9),
     )  # fmt: skip
@@ -329,3 +330,46 @@ def test_running_statistics_of_nnx():
     training = private_training(make_plan(**PLAN), loss, optax.sgd(0.1))
     with pytest.raises(ValueError, match="BatchStat"):
         training.init(nnx.state(model), jax.random.key(0))
+
+
+TRUNCATED = PLAN | dict(sampling="truncated_poisson", capacity=7)
+
+
+@pytest.fixture(scope="module")
+def truncated():
+    """A training whose batches often lose a part."""
+    return private_training(make_plan(**TRUNCATED), loss, optax.sgd(0.1, momentum=0.9))
+
+
+def test_truncated_batches_are_trained_on_and_recorded(truncated):
+    x, y = rows(50)
+    plan, data = truncated.plan, truncated.place(x, y)
+    assert (plan.capacity, plan.overflow, plan.overflow_per_step, plan.announces_overflow) == (7, 0.0, 0.0, False)
+    state, info = truncated.run_steps(truncated.init(PARAMS, jax.random.key(5)), data, 20)
+    assert int(state.status) == FINISHED
+    assert gdpjax.ledger_of(state.opt_state).events == (plan.event,)
+    sizes = (~np.asarray(info.is_padding)).sum(axis=1)[:6]
+    assert sizes.max() == 7  # nothing overflows
+    # A loader that draws on the host, from the middle on.
+    loaded = truncated.init(PARAMS, jax.random.key(5))
+    loaded, _ = truncated.run_steps(loaded, data, 2)
+    source = batch_source(plan, loaded, 50)
+    for t in range(int(num_steps_done(loaded)), len(source)):
+        indices, is_padding = source[t]
+        loaded, _ = truncated.step_on(loaded, x[indices], y[indices], is_padding=is_padding)
+    np.testing.assert_allclose(loaded.params["w"], state.params["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_users_are_drawn_whole_in_truncated_batches():
+    plan = make_plan(**TRUNCATED | dict(unit="user"))
+    (x,), missing = group_by_user(
+        np.arange(90) % 30, rows()[0].repeat(2, axis=0)[:90], max_per_user=3, key=jax.random.key(0)
+    )
+
+    def loss_of_user(params, x, is_missing):
+        return jnp.sum(jnp.where(is_missing, 0.0, x @ params["w"]))
+
+    training = private_training(plan, loss_of_user, optax.sgd(0.1))
+    state, _ = training.run_steps(training.init(PARAMS, jax.random.key(1)), training.place(x, missing), 6)
+    assert gdpjax.ledger_of(state.opt_state).events == (plan.event,)
+    assert "every user is drawn for each batch" in plan.statement()

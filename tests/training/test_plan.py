@@ -13,6 +13,7 @@ from scipy import stats
 
 import gdpjax
 from gdpjax import NeighboringRelation, accounting
+from gdpjax.ledger import TruncatedPoissonEvent
 from gdpjax.training import Plan, make_plan, private_training
 
 BASE = dict(clip=1.0, max_examples=60_000, expected_batch_size=256, delta=1e-5)
@@ -246,3 +247,49 @@ def test_a_target_that_cannot_be_met_or_asks_for_nothing():
         make_plan(**small | dict(delta=0.5), epsilon=50.0)
     with pytest.raises(ValueError, match="cannot be met"):
         make_plan(**small | dict(num_steps=10**9, expected_batch_size=10**6), epsilon=1e-6)
+
+
+TRUNCATED = dict(
+    clip=1.0, max_examples=1000, expected_batch_size=50, num_steps=20, delta=1e-5, sampling="truncated_poisson",
+    capacity=64,
+)  # fmt: skip
+
+
+def test_a_truncated_plan():
+    plan = make_plan(**TRUNCATED, noise_multiplier=2.0)
+    assert plan.event == TruncatedPoissonEvent(2.0, plan.sampling_prob, 20, 1000, 64)
+    assert Plan.from_json(plan.to_json()).event == plan.event
+    poisson = plan.replace(sampling="poisson", truncate_at=None)
+    assert "truncate_at" not in poisson.to_json()  # plans of other schemes read as they always did
+    assert Plan.from_json(poisson.to_json()).event == poisson.event
+    assert plan.epsilon_bounds().upper > poisson.epsilon_bounds().upper
+    sentence = "of more than 64 drawn examples a uniformly random 64 are kept"
+    assert sentence in plan.statement()
+    assert "pays for a batch" not in plan.statement()
+
+
+def test_a_truncated_plan_meets_its_target():
+    plan = make_plan(**TRUNCATED, epsilon=1.0)
+    assert 0.999 < plan.epsilon_bounds().upper <= 1.0
+
+
+def test_a_truncated_plan_needs_more_noise_for_its_finite_range():
+    """One example in the place of another moves the sum twice as far."""
+    tight, roomy = (make_plan(**TRUNCATED | {"capacity": rows}, noise_multiplier=0.35) for rows in (10, 200))
+    assert not tight.is_private
+    assert roomy.is_private
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"capacity": None}, "needs a capacity"),
+        ({"sampling": "poisson"}, "no other sampling takes one"),
+        ({"capacity": 0}, "capacity"),
+        ({"group_size": 2}, "group_size > 1"),
+        ({"neighboring_relation": gdpjax.NeighboringRelation.REPLACE_SPECIAL}, "proved bound under ADD_OR_REMOVE_ONE"),
+    ],
+)
+def test_bad_truncated_plans(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(**TRUNCATED | changes, noise_multiplier=2.0)

@@ -1,0 +1,148 @@
+r"""Brackets on truncated Poisson sampling, as those of ledgers without it.
+
+Of n <= N examples, N public, each is drawn with probability p; of more than B drawn ones a random B are kept. Let the
+data sets differ in one example x, with gradient g_x in the clip ball (radius 1, noise of standard deviation s), and K ~
+Bin(n - 1, p) be the number of others drawn, which does not depend on x.
+
+**From above.** Show the adversary K, and more below; what is shown has the same law under both data sets, so by joint
+convexity this only raises delta.
+
+* K < B: all of them fit, with x or without it. The step is Poisson's, (1 - p) N(a, s^2) + p N(a + g_x, s^2) against
+  N(a, s^2).
+* K >= B: without x the batch is a random B of the others. With it, x is in the batch with probability p' = p B / (K +
+  1), beside a random B - 1 of the others; else it is a random B of the others. A random B are a random B - 1, W, and
+  one more, j. Given W and j the step is (1 - p') N(a + g_j) + p' N(a + g_x) against N(a + g_j): x takes the place of j,
+  at a distance of up to 2. By scale that is Poisson's step with noise multiplier s / 2 and probability p' < p.
+
+A step with (s / 2, p) is worse than one with (s / 2, p') (mix it with N(a + g_j)), and than one with (s, p) (halve the
+output, and add noise of variance 3 s^2 / 4): so the bound holds for every n <= N if it is made with the probability of
+K >= B for n = N, q = P(Bin(N - 1, p) >= B). (With p B / (B + 1) in place of p, more overflow would not always be worse,
+and N not the worst n.) The kind of a step is drawn anew at every step, whatever was released before. So of T steps M ~
+Bin(T, q) are of the second kind, M is shown, and for every m
+
+    delta(e) <= P(M > m) + delta of T - m steps (s, p) and m steps (s / 2, p).
+
+As an event of probability P(M > m) in which anything may happen this is an overflow (`_lost_mass`), whose price is
+known. m is chosen so that it is a thousandth of what is asked for.
+
+**From below.** Let all others have gradient 0 and n = N. Then only whether x is in the batch matters: every step is
+Poisson's with the probability that x is kept,
+
+    p E min(1, B / (K + 1)) = p P(Bin(N - 1, p) < B) + (B / N) P(Bin(N, p) > B).
+
+**Ties.** The sampler orders the drawn rows by 128 random bits. Two words at the boundary are equal with probability at
+most N 2^-128 a step (as in `gdpjax.sampling._uniform`), and the subset is uniform otherwise. Over T steps that is an
+overflow of T N 2^-128. The lower bound pays for it, too, as for one that is announced: ties favour the first rows, and
+x may be the first.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import scipy
+
+from gdpjax._core.types import Bounds
+from gdpjax.ledger import AnyEvent, Event, Ledger, TruncatedPoissonEvent
+
+_SHARE = 1e-3
+_LEAST, _MOST = 1e-30, 1e-3
+_ROUNDING = 1e-9
+"""Binomial tails are good to about 1e-13 relative, and are moved by this much."""
+
+
+def has_truncated(run: Ledger | AnyEvent) -> bool:
+    """Whether there are truncated batches in a run."""
+    return any(isinstance(event, TruncatedPoissonEvent) for event in _events(run))
+
+
+def bracket(run: Ledger | AnyEvent, question: str, at: np.ndarray, answer: Callable[[Ledger], Bounds]) -> Bounds:
+    """The bracket of a run from those of the runs that bound it; ``answer`` gives the bracket of one of them."""
+    best = answer(from_below(run))
+    if question == "tradeoff":
+        scale = np.minimum(at, best.upper)
+    elif question == "delta":
+        scale = best.lower
+    else:
+        scale = at  # a delta, or a failure probability
+    worst = answer(from_above(run, float(np.min(scale))))
+    if question == "tradeoff":
+        return Bounds(worst.lower, best.upper)
+    return Bounds(best.lower, worst.upper)
+
+
+def from_above(run: Ledger | AnyEvent, scale: float) -> Ledger:
+    """A run that reveals at least as much; a small part of ``scale`` goes to the steps that are not counted."""
+    events = _events(run)
+    truncated = sum(isinstance(event, TruncatedPoissonEvent) for event in events)
+    spare = min(max(_SHARE * scale, _LEAST), _MOST) / max(truncated, 1)
+    bounds: list[AnyEvent] = []
+    for event in events:
+        bounds += _above(event, spare) if isinstance(event, TruncatedPoissonEvent) else [event]
+    return Ledger(bounds)
+
+
+def from_below(run: Ledger | AnyEvent) -> Ledger:
+    """A run that reveals at most as much."""
+    return Ledger([_below(event) if isinstance(event, TruncatedPoissonEvent) else event for event in _events(run)])
+
+
+def _events(run: Ledger | AnyEvent) -> tuple[AnyEvent, ...]:
+    return run.events if isinstance(run, Ledger) else (run,)
+
+
+def _above(event: TruncatedPoissonEvent, spare: float) -> list[Event]:
+    overflow = _tail_above(event.max_examples - 1, event.sampling_prob, event.capacity)
+    count, more = _most_overflows(event.num_steps, overflow, spare)
+    lost = min(more + _ties(event), 1.0 - 2.0**-53)
+    noise, prob, relation = event.noise_multiplier, event.sampling_prob, event.neighboring_relation
+    steps: list[Event] = []
+    if count < event.num_steps:
+        fitting = Event(noise, prob, event.num_steps - count, "poisson", relation, lost)
+        steps, lost = [fitting], 0.0
+    if count:
+        steps.append(Event(0.5 * noise, prob, count, "poisson", relation, lost))
+    return steps
+
+
+def _below(event: TruncatedPoissonEvent) -> Event:
+    n, p, capacity = event.max_examples, event.sampling_prob, event.capacity
+    fits = 1.0 - _tail(n - 1, p, capacity)
+    kept = (p * fits + capacity / n * _tail(n, p, capacity + 1)) * (1 - _ROUNDING)
+    kept = min(max(kept - 1e-15 * p, 0.0), p)
+    return Event(
+        event.noise_multiplier, kept, event.num_steps, "poisson", event.neighboring_relation, _ties(event), True
+    )
+
+
+def _ties(event: TruncatedPoissonEvent) -> float:
+    """T N 2^-128; none where every batch fits."""
+    if event.capacity >= event.max_examples:
+        return 0.0
+    return min(float(event.num_steps) * float(event.max_examples) * 2.0**-128 * (1 + 1e-12), 0.5)
+
+
+def _most_overflows(num_steps: int, prob: float, spare: float) -> tuple[int, float]:
+    """The least m with P(Bin(num_steps, prob) > m) at most ``spare``, and that probability, rounded up."""
+    low, high = 0, num_steps
+    while low < high:
+        middle = (low + high) // 2
+        if _tail_above(num_steps, prob, middle + 1) <= spare:
+            high = middle
+        else:
+            low = middle + 1
+    return low, _tail_above(num_steps, prob, low + 1)
+
+
+def _tail_above(num: int, prob: float, least: int) -> float:
+    """`_tail`, rounded up; also where it underflows."""
+    tail = _tail(num, prob, least)
+    return min(tail * (1 + _ROUNDING) + 1e-300, 1.0) if 0 < least <= num else tail
+
+
+def _tail(num: int, prob: float, least: int) -> float:
+    """P(Bin(num, prob) >= least) = I_prob(least, num - least + 1)."""
+    if least <= 0:
+        return 1.0
+    if least > num:
+        return 0.0
+    return float(scipy.special.betainc(float(least), float(num - least + 1), prob))

@@ -1,0 +1,97 @@
+"""Truncated Poisson batches: of more drawn examples than fit, a uniformly random part is kept.
+
+Each example is drawn independently with probability p, by the same bits as in `poisson_sample`. Where more than
+``capacity`` were drawn, every drawn row gets a word of 128 random bits, from another key, and the rows with the
+smallest words are kept. As in `_uniform` every subset of the drawn rows is equally likely unless two words at the
+boundary are equal, which has probability at most N 2^-128 a step. The accountant pays for that
+(`gdpjax.accounting._truncated`), so that nothing has to be added to the event by hand.
+
+Nothing is announced and no batch is refused: what is accounted for is that one example can push out another.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.arguments import check_count
+from gdpjax._core.checks import UNIT, check_scalar, is_traced
+from gdpjax._core.keys import bits, fold_in
+from gdpjax._core.types import Array
+from gdpjax.sampling._poisson import (
+    PoissonSample,
+    dyadic_probability,
+    first_positions,
+    included_rows,
+    rows_up_to,
+)
+from gdpjax.sampling._uniform import order_statistic
+
+_NUM_WORDS = 4
+_OF_SUBSETS = 0xFFFF_FF54
+"""Sets the key of the subsets apart; larger than any number of rows or steps."""
+
+
+def truncated_poisson_sample(
+    key: Array, num_examples: int, sampling_prob: Array, capacity: int, *, num_valid: Array | None = None
+) -> PoissonSample:
+    """Draw one Poisson batch on the device and keep a random ``capacity`` of its examples if it has more.
+
+    The event of T such batches is ``TruncatedPoissonEvent(noise_multiplier, sampling_prob, T, num_examples,
+    capacity)``, under ADD_OR_REMOVE_ONE.
+
+    Args:
+      key: one PRNG key, used once.
+      num_examples: N >= 1, static; the public maximum where the true number is private.
+      sampling_prob: number or traced scalar in [0, 1], as in `poisson_sample`: a number is rounded down to its
+        `dyadic_probability`, which is to be used in the accounting.
+      capacity: static number of slots >= 1.
+      num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
+
+    Returns:
+      A `PoissonSample` with ascending indices. Its ``count`` is how many examples were drawn, which may be more than
+      were kept; it is private. The batch of `poisson_sample` with the same key, where that fits.
+
+    Raises:
+      ValueError: values out of range. Traced ones give a batch of padding and the largest ``count``.
+
+    Reference: arXiv:2508.15089.
+
+    >>> sample = truncated_poisson_sample(jax.random.key(0), 1000, 0.1, 80)
+    >>> int((~sample.is_padding).sum()), int(sample.count) > 80
+    (80, True)
+    """
+    num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
+    check_scalar("sampling_prob", sampling_prob, UNIT)
+    rows = rows_up_to(num_examples)
+    if num_valid is not None:
+        check_scalar("num_valid", num_valid, rows)
+    prob = sampling_prob if is_traced(sampling_prob) else dyadic_probability(sampling_prob)
+    drawn = included_rows(key, num_examples, prob)
+    valid = UNIT.contains(prob)
+    if num_valid is not None:
+        drawn &= jnp.arange(num_examples) < num_valid
+        valid &= rows.contains(num_valid)
+    drawn &= valid
+    count = drawn.sum(dtype=jnp.int32)
+
+    # Keys are checked outside of the branches, where a loop's constant key still shows as one.
+    words = fold_in(key, _OF_SUBSETS)
+    kept = jax.lax.cond(
+        count > capacity,
+        lambda: _smallest_among(bits(words, (_NUM_WORDS, num_examples)), drawn, jnp.int32(capacity - 1)),
+        lambda: drawn,
+    )
+    is_padding = jnp.arange(capacity) >= count
+    is_padding |= ~jnp.asarray(valid)
+    indices = jnp.where(is_padding, 0, first_positions(kept, capacity))
+    return PoissonSample(indices, is_padding, jnp.where(valid, count, jnp.iinfo(jnp.int32).max))
+
+
+def _smallest_among(words: Array, among: Array, rank: Array) -> Array:
+    """Mark the rows, of those marked, whose words [words, rows] come at or before the one of this rank (from 0)."""
+    before = jnp.zeros_like(among)
+    for word in words:
+        at_rank, num_before = order_statistic(word, among, rank)
+        before |= among & (word < at_rank)
+        among &= word == at_rank
+        rank = rank - num_before
+    return before | among  # rows that tie in all words: the first positions are taken

@@ -1,0 +1,102 @@
+"""Announced overflow: a run that stops at a batch above its capacity and says so keeps a tight lower end."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy
+
+import gdpjax
+from gdpjax import Event, Ledger
+from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_with_overflow, mu_bounds, tradeoff_bounds
+
+TAU = 1e-3
+ANNOUNCED = Event(0.5, 1.0, 1, overflow=TAU, announced=True)
+SILENT = dataclasses.replace(ANNOUNCED, announced=False)
+
+
+def gaussian_delta(mu, epsilon):
+    ndtr = scipy.special.ndtr
+    return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+
+
+def test_the_bracket_holds_every_run_that_announces():
+    """Overflow beside a Gaussian mechanism of mu 2: where it says nothing of the example, and where it says all."""
+    for epsilon in (0.0, 1.0, 3.0):
+        ideal, bounds = gaussian_delta(2.0, epsilon), delta_bounds(ANNOUNCED, epsilon=epsilon)
+        says_nothing, says_all = (1 - TAU) * ideal, TAU + (1 - TAU) * ideal
+        assert ideal - 1.001 * TAU < bounds.lower <= says_nothing < says_all <= bounds.upper < says_all * 1.001
+        # An overflow that is not announced may also put the other data set's outputs in their place.
+        assert delta_bounds(SILENT, epsilon=epsilon).lower <= max(ideal - TAU * (1 + np.exp(epsilon)), 0.0)
+
+
+def test_a_large_epsilon_is_tight():
+    """An example shows with e^epsilon times the probability of an overflow, which silent overflow must allow for."""
+    event = Event(0.3, 256 / 60_000, 3516, overflow=1.7e-13, announced=True)
+    announced = epsilon_bounds(event, delta=1e-5)
+    silent = epsilon_bounds(dataclasses.replace(event, announced=False), delta=1e-5)
+    assert announced.upper == silent.upper
+    assert silent.lower < 0.9 * silent.upper < announced.upper < 1.002 * announced.lower
+
+
+def test_both_kinds_in_one_ledger():
+    free = Event(0.5, 1.0, 1)
+    both = Ledger([ANNOUNCED, dataclasses.replace(SILENT, overflow=1e-5)])
+    ideal = delta_bounds(Ledger([free, free]), epsilon=2.0)
+    bounds = delta_bounds(both, epsilon=2.0)
+    assert bounds.lower == pytest.approx(float(ideal.lower) - TAU - 1e-5 * (1 + np.exp(2.0)), rel=1e-6)
+    tau = TAU + 1e-5
+    assert bounds.upper == pytest.approx(tau + (1 - tau) * float(ideal.upper), rel=1e-9)
+
+
+def test_the_curve_moves_by_tau_alone():
+    curve = tradeoff_bounds(dataclasses.replace(SILENT, overflow=0.0), alpha=1e-4)
+    assert tradeoff_bounds(ANNOUNCED, alpha=1e-4).upper == pytest.approx(float(curve.upper) + TAU, rel=1e-9)
+    assert tradeoff_bounds(ANNOUNCED, alpha=1e-4).lower == tradeoff_bounds(SILENT, alpha=1e-4).lower
+    assert tradeoff_bounds(SILENT, alpha=1e-4).upper > float(curve.upper) + 40 * TAU
+
+
+@pytest.mark.slow
+def test_mu_has_a_lower_end():
+    failure = 1e-6
+    event = dataclasses.replace(ANNOUNCED, overflow=1e-9)
+    bounds = mu_bounds(event, failure=failure)
+    assert 0.9 * bounds.upper < bounds.lower < bounds.upper
+    # The statement fails at the lower end for the run whose overflow says nothing of the example.
+    epsilon = np.linspace(0, 12, 400)
+    claimed = failure + (1 - failure) * gaussian_delta(float(bounds.lower) * (1 - 1e-6), epsilon)
+    assert ((1 - 1e-9) * gaussian_delta(2.0, epsilon) > claimed).any()
+    assert mu_bounds(dataclasses.replace(event, announced=False), failure=failure).lower == 0
+
+
+def test_arrays_may_be_announced_too():
+    def ideal(delta):
+        return epsilon_bounds(0.3, 0.01, 1000, delta)
+
+    loud, silent = (epsilon_with_overflow(ideal, 1e-5, 1e-12, announced=announced) for announced in (True, False))
+    assert loud.upper == silent.upper
+    assert silent.lower < loud.lower
+    with pytest.raises(ValueError, match="announced must be True or False"):
+        epsilon_with_overflow(ideal, 1e-5, 1e-12, announced=1)
+
+
+def test_ledgers_without_the_field_are_not_announced():
+    text = Ledger([ANNOUNCED]).to_json()
+    assert Ledger.from_json(text)[0].announced
+    older = text.replace(', "announced": true', "")
+    assert older != text
+    assert not Ledger.from_json(older)[0].announced
+    with pytest.raises(ValueError, match="announced is for poisson"):
+        Event(1.0, 0.1, 1, "uniform", announced=True)
+    with pytest.raises(ValueError, match="announced must be True or False"):
+        Event(1.0, 0.1, 1, announced="no")
+
+
+def test_a_plan_announces_and_its_state_says_so():
+    plan = gdpjax.make_plan(
+        clip=1.0, max_examples=1000, expected_batch_size=50, num_steps=10, delta=1e-5, noise_multiplier=2.0
+    )
+    assert plan.event.announced
+    assert "at which a run stops and says so" in plan.statement()
+    group = plan.replace(group_size=2).epsilon_bounds()
+    assert group.upper < 1.01 * group.lower

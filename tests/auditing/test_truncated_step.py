@@ -1,0 +1,47 @@
+"""The audit of a truncated step: its own claim stands, and that of Poisson sampling, which others make of it, falls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gdpjax
+from gdpjax.auditing import audit_step
+from gdpjax.sampling import truncated_poisson_sample
+from gdpjax.tradeoff import Gaussian, subsample
+
+NOISE, PROB, CAPACITY = 0.7, 0.9, 4
+GRADIENTS = np.array([-1.0] * 5 + [1.0], np.float32)  # the last example is the target
+CLAIM = subsample(Gaussian(2 / NOISE), PROB)  # of one step that is surely full
+
+
+def release(key, included):
+    """One private step, the target taking the place of another where the batch is full."""
+    sample_key, noise_key = jax.random.split(key)
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    tx = gdpjax.privatize(
+        grad_fn,
+        noise_multiplier=NOISE,
+        sampling_prob=PROB,
+        expected_batch_size=1.0,
+        key=noise_key,
+        sampling="truncated_poisson",
+        truncation=(len(GRADIENTS), CAPACITY),
+    )
+    w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
+    batch = truncated_poisson_sample(sample_key, len(GRADIENTS), PROB, CAPACITY, num_valid=num_valid)
+    total = grad_fn(w, jnp.asarray(GRADIENTS)[batch.indices], is_padding=batch.is_padding)
+    return tx.update(total, tx.init(w), w)[0]
+
+
+def audited(claimed):
+    return audit_step(
+        release, jax.random.key(0), delta=1e-5, claimed=claimed, num_releases=4096, confidence=0.9999
+    ).refuted
+
+
+def test_truncation_accounted_as_poisson_sampling_is_refuted():
+    assert audited(subsample(Gaussian(1 / NOISE), PROB))
+
+
+def test_truncation_accounted_as_what_it_is_stands():
+    assert not audited(CLAIM)
