@@ -116,6 +116,13 @@ def test_plans_files_and_curves(tmp_path):
     assert report(bounds, deltas=[1e-5]).figure("advantage") == tuple(bounds.advantage())
 
 
+def test_fixed_size_batches_have_a_moments_accountant_too():
+    card = report(Event(2.0, 0.02, 50, "uniform"), deltas=[1e-5])
+    epsilon = card.figure("epsilon_at_delta_1e-05")
+    assert epsilon.lower < epsilon.upper < card.figure("epsilon_moments_accountant")
+    assert "replace one" in card.to_text()
+
+
 def test_a_plan_without_privacy_says_so():
     plan = gdpjax.make_plan(
         noise_multiplier=0.05, clip=1.0, max_examples=1000, expected_batch_size=20, num_steps=50, delta=1e-5

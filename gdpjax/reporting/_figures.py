@@ -70,9 +70,9 @@ def _other_accountants(event: Event | None, delta: float, epsilon: Bounds) -> li
         run = event.noise_multiplier, event.sampling_prob, event.num_steps
         clt = float(clt_epsilon(*run, delta, sampling=event.sampling))
         mu = float((clt_mu_poisson if event.sampling == "poisson" else clt_mu_uniform)(*run))
-        if event.sampling == "poisson" and event.overflow < delta:
+        if event.overflow < delta:
             left = delta_after_overflow(delta, event.overflow) if event.overflow else delta
-            moments = float(moments_accountant_epsilon(*run, left))
+            moments = float(moments_accountant_epsilon(*run, left, sampling=event.sampling))
     return [
         Figure("epsilon_moments_accountant", f"moments accountant at delta {delta:g}", moments, UPPER_BOUND),
         Figure("mu_clt", "CLT mu", mu, ESTIMATE),

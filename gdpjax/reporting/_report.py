@@ -111,8 +111,8 @@ def report(*runs: Any, deltas: Any = DELTAS, names: Any = None) -> Report:
 
     Reference: Gomez, Kulynych et al., arXiv:2503.10945 (mu and regret); Kulynych et al., arXiv:2407.02191 (attacks).
 
-    >>> print(report((2.0, 0.02, 50), deltas=[1e-5]).to_text().splitlines()[0].split())
-    ['quantity', 'run', '1', 'standing']
+    >>> print(report((2.0, 0.02, 50), deltas=[1e-5]).to_text().splitlines()[0])
+    scheme: Gaussian steps on Poisson batches: noise multiplier 2, sampling probability 0.02, 50 steps
     """
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")
