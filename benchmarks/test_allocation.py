@@ -134,7 +134,9 @@ def run(settings: Settings) -> dict[str, Any]:
             ends = dict(zip(("lower", "upper"), measured.value or (None, None), strict=True))
             row["peer"] = {**ends, **times, "error": measured.error}
         peer = row["peer"]
+        # A call that was ended took at least so long.
         row["times_faster"] = peer.get("cpu_seconds", peer["seconds"]) / row["cpu_seconds"]
+        row["times_faster_at_least"] = peer["lower"] is None
         meets = peer["lower"] is None or bool(peer["lower"] <= upper and lower <= peer["upper"])
         rows.append(row | {"brackets_meet": meets})
 
@@ -160,7 +162,7 @@ def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "largest relative width": {"target": WIDTH_TARGET, "measured": max(row["relative_width"] for row in rows)},
         "times faster than the peer, least": {
             "target": SPEED_TARGET,
-            "measured": min(row["times_faster"] for row in rows),
+            "measured": min(row["times_faster"] for row in rows if not row["times_faster_at_least"]),
             "at_least": True,
         },
         "brackets that do not meet": {"target": 0, "measured": sum(not row["brackets_meet"] for row in rows)},
@@ -189,7 +191,7 @@ def markdown(result: dict[str, Any]) -> str:
                 1000 * row["cpu_seconds"],
                 *(None if peer[end] is None else f"{peer[end]:.6g}" for end in ("lower", "upper")),
                 peer.get("cpu_seconds", peer["seconds"]),
-                row["times_faster"],
+                f"{'>= ' if row['times_faster_at_least'] else ''}{row['times_faster']:.3g}",
             )
         )
     about = machine_line(result)

@@ -235,6 +235,8 @@ def cases() -> dict[str, Case]:
         "certified": (accounting.certified, run, {"sampling": "poisson", "group_size": 1}),
         "mu_and_regret": (accounting.mu_and_regret, run, {}),
         "delta_bounds": (accounting.delta_bounds, (*run, 1.0), {"sampling": "poisson"}),
+        "allocation_delta_bounds": (accounting.allocation_delta_bounds, (1.0, 4, 2, 1.0), {"num_selected": 2}),
+        "allocation_epsilon_bounds": (accounting.allocation_epsilon_bounds, (1.0, 4, 2, 1e-3), {"bins": "fresh"}),
         "epsilon_bounds": (accounting.epsilon_bounds, (*run, 1e-3), {"sampling": "poisson"}),
         "epsilon_bounds(ledger)": (accounting.epsilon_bounds, (gdpjax.Ledger([event]),), {"delta": 1e-3}),
         "epsilon_with_overflow": (

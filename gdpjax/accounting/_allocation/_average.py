@@ -84,13 +84,12 @@ def _offsets(grid: Grid, share: Array, symmetric: Array) -> _Offsets:
     )
 
 
-def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array, needed: Array) -> Law:
-    """The law of share R_1 + (1 - share) R_2, R_1 and R_2 independent; one without mass where it is not ``needed``.
+def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array) -> Law:
+    """The law of share R_1 + (1 - share) R_2, R_1 and R_2 independent.
 
     ``symmetric`` says that the two laws are equal and the share is 1/2, which halves the work.
     """
     table = _offsets(grid, share, symmetric)
-    size = jnp.where(needed, grid.size, 0).astype(np.int32)
     begin = jnp.where(symmetric, CELLS - 1, CELLS - grid.size).astype(np.int32) // _UNROLLED
     end = (CELLS - 1 + grid.size).astype(np.int32) // _UNROLLED + 1
     pad = functools.partial(jnp.pad, pad_width=CELLS)
@@ -128,7 +127,7 @@ def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array,
         return tuple(put(total, part) for total, part in zip(totals, sums, strict=True))
 
     zeros = jnp.zeros(CELLS)
-    chunks = (size + (_CHUNK - 1)) // _CHUNK
+    chunks = (grid.size.astype(np.int32) + (_CHUNK - 1)) // _CHUNK
     left, right, lower, excess = jax.lax.fori_loop(np.int32(0), chunks, chunk, (zeros,) * 4)
 
     # The average of 0 and y is moved to 0 and y, which keeps its mean; so no third value is needed.
@@ -140,7 +139,7 @@ def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array,
     spread = jnp.expm1(grid.spacing) + 2.0 * jnp.max(jnp.abs(jnp.stack([first.mean_excess(), second.mean_excess()])))
     means_moved = moved + 4.0 * rounding * spread
     return Law(
-        upper=upper + jnp.where(needed, beside_zero, 0.0),
+        upper=upper + beside_zero,
         at_zero=share * first.at_zero + (1.0 - share) * second.at_zero + 1e-300,
         at_infinity=share * first.at_infinity + (1.0 - share) * second.at_infinity + grid.underflow(),
         lower=lower,
@@ -208,6 +207,7 @@ def average_of_steps(
     2 m + 2.
     """
     most = grid.size
+    nothing = jax.tree.map(jnp.zeros_like, step)
     steps = num_steps.astype(np.int64)
     digits = 64 - jax.lax.clz(steps)
 
@@ -230,12 +230,16 @@ def average_of_steps(
         pairs = jax.tree.map(lambda *laws: jnp.stack(laws), (equal, equal), (small, large))
         shares, symmetric = jnp.stack([0.5 * jnp.ones_like(share), share]), np.array([True, False])
         needed = jnp.stack([equal_needed, mixed_needed])
-        made = jax.lax.map(lambda task: average(task[0], task[1], grid, *task[2:]), (*pairs, shares, symmetric, needed))
+
+        def make(task: tuple[Array, Law, Law, Array, Array]) -> Law:
+            needed, *rest = task
+            return jax.lax.cond(needed, lambda: average(rest[0], rest[1], grid, *rest[2:]), lambda: nothing)
+
+        made = jax.lax.map(make, (needed, *pairs, shares, symmetric))
         of_equal, of_mixed = (jax.tree.map(lambda leaf, row=row: leaf[row], made) for row in (0, 1))
         even, odd = (of_equal, of_mixed), (of_mixed, of_equal)
         first, second = jax.tree.map(lambda a, b: jnp.where(digit == 1, b, a), even, odd)
         first = jax.tree.map(lambda old, new: jnp.where(known, old, new), large, first)
         return _cut((first, second), grid, most, log_tail)
 
-    nothing = jax.tree.map(jnp.zeros_like, step)
     return jax.lax.fori_loop(np.int64(0), digits, double, ((nothing, step), grid))
