@@ -12,7 +12,7 @@ from gdpjax._core.documents import parse_document, read_bytes
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
 from gdpjax.accounting import certified
-from gdpjax.ledger import AnyEvent, Event, Ledger
+from gdpjax.ledger import AnyEvent, Event, Ledger, TruncatedPoissonEvent
 from gdpjax.tradeoff import CertifiedCurve
 from gdpjax.training import Plan
 
@@ -126,11 +126,18 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
 
 
 def _words(event: AnyEvent) -> str:
+    if isinstance(event, TruncatedPoissonEvent):
+        return (
+            f"Gaussian steps on Poisson batches cut to {event.capacity} of {event.max_examples} examples: noise "
+            f"multiplier {event.noise_multiplier:.6g}, sampling probability {event.sampling_prob:.6g}, "
+            f"{event.num_steps} steps"
+        )
     if not isinstance(event, Event):
         kind = type(event).__name__.removesuffix("Event")
         return f"{kind} release" if event.num_steps == 1 else f"{event.num_steps} {kind} releases"
     sampling = "Poisson batches" if event.sampling == "poisson" else f"{event.sampling} batches"
-    lost = f", overflow {event.overflow:.2g}" if event.overflow else ""
+    kind = "announced overflow" if event.announced else "overflow"
+    lost = f", {kind} {event.overflow:.2g}" if event.overflow else ""
     return (
         f"Gaussian steps on {sampling}: noise multiplier {event.noise_multiplier:.6g}, sampling probability "
         f"{event.sampling_prob:.6g}, {event.num_steps} steps{lost}"
