@@ -267,3 +267,29 @@ def test_overflow_is_paid_for_on_the_safe_side_everywhere():
         assert 0 < exact - Fraction(float(delta_after_overflow(delta, tau))) < 3e-14 * Fraction(delta)
     with pytest.raises(ValueError, match="delta must exceed"):
         delta_after_overflow(delta, overflow)
+
+
+@pytest.mark.parametrize(
+    ("event", "largest", "mass"),
+    [
+        (LaplaceEvent(0.5, 10), 5.0, 0.5**10),
+        (RandomizedResponseEvent(1.0, 2, 20), 20.0, (np.e / (np.e + 1)) ** 20),
+        (RandomizedResponseEvent(2.0, 5, 3), 6.0, (np.exp(2) / (np.exp(2) + 4)) ** 3),
+    ],
+)
+def test_at_a_tiny_delta_the_largest_loss_alone_decides(event, largest, mass):
+    """What is next to the largest loss weighs less than delta / mass there."""
+    for delta in (1e-6, 1e-12, 1e-40):
+        lower, upper = epsilon_bounds(event, delta=delta)
+        assert lower <= upper
+        assert upper - lower <= 2 * delta / mass + 5e-12 * largest
+        np.testing.assert_allclose(lower, largest + np.log1p(-delta / mass), rtol=1e-11)
+    below, above = delta_bounds(event, epsilon=largest - 1e-9)
+    assert mass * 0.99e-9 <= below <= above
+    assert delta_bounds(event, epsilon=largest + 1e-9).lower == 0.0
+
+
+def test_a_single_laplace_release_is_inside_its_bracket_at_any_delta():
+    for delta in (0.1, 1e-3, 1e-9, 1e-15):
+        lower, upper = epsilon_bounds(LaplaceEvent(1.0), delta=delta)
+        assert lower <= 1.0 + 2.0 * np.log1p(-delta) <= upper

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from gdpjax._core import checks
 from gdpjax._core.gdp import gdp_epsilon
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _closed, _dominating, _driver, _run, _tradeoff
+from gdpjax.accounting._numeric import _closed, _dominating, _driver, _finite, _run, _tradeoff
 from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._numeric._finite import Finite
 from gdpjax.accounting._numeric._ratio import Step
@@ -68,6 +68,8 @@ def _epsilon_core(run: Run, delta: Array) -> Bounds:
     exact = _closed.epsilon(form, delta)
     applies = form.applies & (exact.upper < jnp.inf)
     lower = jnp.where(applies, jnp.fmax(answer.lower, exact.lower), answer.lower)
+    if run.finite is not None:
+        lower = jnp.fmax(lower, _finite.epsilon_from_atom(run.finite, jnp.log(delta)))
     # With sampling the steps reveal less than without.
     # Near zero delta fixes epsilon only absolutely.
     gaussian = gdp_epsilon(delta, _run.gaussian_mu(run)) * (1.0 + 1e-10) + 1e-12 + _run.largest_finite_loss(run)
@@ -93,6 +95,8 @@ def _delta_core(run: Run, epsilon: Array) -> Bounds:
     upper = jnp.fmin(upper, _run.chance_of_leaking(run))
     upper = jnp.where(form.applies, jnp.fmin(upper, exact.upper), upper)
     lower = jnp.where(form.applies, jnp.fmax(lower, exact.lower), lower)
+    if run.finite is not None:
+        lower = jnp.fmax(lower, _finite.delta_from_atom(run.finite, epsilon))
     return Bounds(jnp.maximum(lower - _TINY, 0.0), jnp.minimum(upper + _TINY, 1.0))
 
 

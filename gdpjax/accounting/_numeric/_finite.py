@@ -17,6 +17,11 @@ Both pairs are symmetric: the same for "remove" and "add".
 itself and of the phase t e are within (64 + 16 t e) ulp of A(theta) e^{-theta e}. That holds for the last quotient
 too, whose complex expm1 is right to 8 (1 + t e) ulp of 1 + |(1 + 2z) e|, since A(theta) e^{-theta e} >= 1/2.
 
+**The largest loss.** With n events of one kind the loss is n e with probability m = P(one has loss e)^n: an atom. The test
+"the loss is the largest, L" alone gives delta(x) >= m (1 - e^{x - L}), so epsilon at delta < m is at least L + log(1 -
+delta / m). At a tiny delta this is within delta / m of the truth, where the contour sees nothing: its smoothing is wider
+than what is left below L. Whatever else the run releases, it reveals no less.
+
 **Without composition.** (e, 0)-DP implies G_mu with Phi(-mu / 2) = 1 / (1 + e^e): G_mu is convex and passes through the
 corner of f_{e, 0}. As e -> 0 mu -> sqrt(pi / 2) e, from below since logistic tails are heavier than normal ones.
 """
@@ -102,6 +107,28 @@ def complex_expm1(a: Array, b: Array) -> Array:
 def largest_loss(finite: Finite) -> Array:
     """The largest loss of all the events [F] together."""
     return jnp.sum(finite.num_steps * finite.bound) * (1.0 + 1e-12)
+
+
+def largest_atom(finite: Finite) -> tuple[Array, Array]:
+    """(L, log m) of the module docstring for all the events [F] together, both rounded down."""
+    truth, _, _ = _log_terms(finite)
+    # Without a loss the atom at 0 is everything.
+    log_mass = jnp.sum(finite.num_steps * jnp.where(finite.bound > 0, truth, 0.0))
+    loss = jnp.sum(finite.num_steps * finite.bound)
+    return loss * (1.0 - 1e-12), log_mass - 1e-12 * (1.0 + jnp.abs(log_mass))
+
+
+def epsilon_from_atom(finite: Finite, log_delta: Array) -> Array:
+    """A lower bound on epsilon at e^log_delta, from the largest loss alone."""
+    loss, log_mass = largest_atom(finite)
+    share = jnp.minimum(log_delta + 1e-13 * (1.0 + jnp.abs(log_delta)) - log_mass, 0.0)
+    return jnp.maximum(loss + jnp.log(-jnp.expm1(share)) * (1.0 + 1e-12) - 1e-12, 0.0)
+
+
+def delta_from_atom(finite: Finite, epsilon: Array) -> Array:
+    """A lower bound on delta at epsilon, from the largest loss alone."""
+    loss, log_mass = largest_atom(finite)
+    return jnp.exp(log_mass) * -jnp.expm1(jnp.minimum(epsilon - loss, 0.0)) * (1.0 - 1e-12)
 
 
 def squared_mu(finite: Finite) -> Array:
