@@ -17,10 +17,10 @@ Both pairs are symmetric: the same for "remove" and "add".
 itself and of the phase t e are within (64 + 16 t e) ulp of A(theta) e^{-theta e}. That holds for the last quotient
 too, whose complex expm1 is right to 8 (1 + t e) ulp of 1 + |(1 + 2z) e|, since A(theta) e^{-theta e} >= 1/2.
 
-**The largest loss.** With n events of one kind the loss is n e with probability m = P(one has loss e)^n: an atom. The test
-"the loss is the largest, L" alone gives delta(x) >= m (1 - e^{x - L}), so epsilon at delta < m is at least L + log(1 -
-delta / m). At a tiny delta this is within delta / m of the truth, where the contour sees nothing: its smoothing is wider
-than what is left below L. Whatever else the run releases, it reveals no less.
+**The largest loss.** With n events of one kind the loss is n e with probability m = P(one has loss e)^n: an atom. The
+test "the loss is the largest, L" alone gives delta(x) >= m (1 - e^{x - L}), so epsilon at delta < m is at least L +
+log(1 - delta / m). At a tiny delta this is within delta / m of the truth, where the contour sees nothing: its smoothing
+is wider than what is left below L. Whatever else the run releases, it reveals no less.
 
 **Without composition.** (e, 0)-DP implies G_mu with Phi(-mu / 2) = 1 / (1 + e^e): G_mu is convex and passes through the
 corner of f_{e, 0}. As e -> 0 mu -> sqrt(pi / 2) e, from below since logistic tails are heavier than normal ones.
