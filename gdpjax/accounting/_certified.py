@@ -26,7 +26,7 @@ from gdpjax._core.arguments import check_relation
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, UNIT, Domain, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting import _allocated, _lost_mass, _numeric, _truncated
 from gdpjax.accounting._ledgers import describe, largest_group
 from gdpjax.accounting._numeric import Family
 from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
@@ -108,6 +108,13 @@ def _answer(
         family = _family(sampling, neighboring_relation, group_size)
         size = (group_size,) if group_size > 1 else ()
         return _bracket(_numeric.of_runs, question, family, (run, sampling_prob, num_steps, *size), at)
+    if (event := _allocated.allocated(run, group_size)) is not None:
+        _check_concrete(name, at, domain)
+        silent, announced = (0.0, event.overflow) if event.announced else (event.overflow, 0.0)
+        ideal = functools.partial(_allocated.answer, event, question)
+        if not event.overflow:
+            return ideal(np.asarray(at, np.float64))
+        return with_lost_mass(ideal, np.asarray(at, np.float64), _lost_mass.Lost(0.0, silent, announced=announced))
     if _truncated.has_truncated(run):
         _refuse_truncated_groups(group_size)
         _check_concrete(name, at, domain)
@@ -236,6 +243,8 @@ def epsilon_estimate(
     """
     group_size = _checked_group_size(group_size)
     if _is_ledger(noise_multiplier, sampling_prob, num_steps, delta, "delta", (sampling, neighboring_relation)):
+        if _allocated.allocated(noise_multiplier, group_size) is not None:  # pyright: ignore[reportArgumentType]
+            raise ValueError("random allocation has a certified bracket and no estimate beside it: use epsilon_bounds")
         if _truncated.has_truncated(noise_multiplier):  # pyright: ignore[reportArgumentType]
             _refuse_truncated_groups(group_size)
             _check_concrete("delta", delta, OPEN_UNIT)

@@ -289,6 +289,10 @@ def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     """``state`` with ``num_lost`` steps charged and new keys for sampling and noise."""
     plan, impl = training.plan, jax.random.key_impl(state.sampling_key)
     sampling_key, noise_key = jax.random.split(one_key_for_all(fresh_key(str(impl))))
+    if plan.sampling == "allocation":
+        # The steps that are left are those of examples that were not in the lost ones. With a new key some would take
+        # part once more in an epoch. No step is repeated, so the old key shows nothing twice.
+        sampling_key = state.sampling_key
 
     def renewed(node: Any) -> Any:
         if not isinstance(node, PrivatizeState):
