@@ -5,7 +5,7 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, auditing, ledger, mechanisms, plotting, sampling, tradeoff, training
+from gdpjax import accounting, auditing, ledger, mechanisms, plotting, reporting, sampling, tradeoff, training
 from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
@@ -25,6 +25,7 @@ from gdpjax.clipping import (
 )
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
+from gdpjax.reporting import report
 from gdpjax.sampling import poisson_batches
 from gdpjax.training import Plan, make_plan
 from gdpjax.transforms import (
@@ -72,6 +73,8 @@ __all__ = [
     "poisson_batches",
     "privatize",
     "privatize_adaptive",
+    "report",
+    "reporting",
     "sampling",
     "tradeoff",
     "training",

@@ -41,6 +41,7 @@ LIMIT_S = 60
 MEMORY = 6 << 30
 # Compiled for many seconds whenever the shape or the sign of an argument changes: only arguments that are refused.
 COSTLY = {
+    "allocation_delta_bounds", "allocation_epsilon_bounds",
     "clt_is_reliable", "delta_bounds", "epsilon_bounds", "epsilon_bounds(ledger)", "epsilon_estimate", "mu_bounds",
     "tradeoff_bounds", "Plan.mu_bounds", "epsilon_curves", "tradeoff_curves", "calibrate_noise_multiplier",
     "calibrate_num_steps", "calibrate_sampling_prob", "tuning_epsilon", "moments_accountant_epsilon", "compose",

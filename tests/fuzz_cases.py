@@ -192,6 +192,7 @@ def cases() -> dict[str, Case]:
         "Event.quantile_clipping": (
             gdpjax.Event.quantile_clipping, (1.0, 5.0), {"sampling_prob": 0.1, "num_steps": 3}
         ),
+        "AllocationEvent": (ledger.AllocationEvent, (1.0, 10, 3, 2), {"missing_steps": 1}),
         "ApproximateDPEvent": (ledger.ApproximateDPEvent, (1.0, 1e-5, 2), {}),
         "GaussianEvent": (ledger.GaussianEvent, (1.0, 2), {}),
         "LaplaceEvent": (ledger.LaplaceEvent, (1.0, 2), {}),
@@ -231,7 +232,12 @@ def cases() -> dict[str, Case]:
         "clt_is_reliable": (accounting.clt_is_reliable, (*run, 1e-3), {}),
         "clt_mu_poisson": (accounting.clt_mu_poisson, run, {}),
         "clt_mu_uniform": (accounting.clt_mu_uniform, run, {}),
+        "report": (gdpjax.report, (run,), {"deltas": [1e-3], "names": ["a run"]}),
+        "certified": (accounting.certified, run, {"sampling": "poisson", "group_size": 1}),
+        "mu_and_regret": (accounting.mu_and_regret, run, {}),
         "delta_bounds": (accounting.delta_bounds, (*run, 1.0), {"sampling": "poisson"}),
+        "allocation_delta_bounds": (accounting.allocation_delta_bounds, (1.0, 4, 2, 1.0), {"num_selected": 2}),
+        "allocation_epsilon_bounds": (accounting.allocation_epsilon_bounds, (1.0, 4, 2, 1e-3), {"bins": "fresh"}),
         "epsilon_bounds": (accounting.epsilon_bounds, (*run, 1e-3), {"sampling": "poisson"}),
         "epsilon_bounds(ledger)": (accounting.epsilon_bounds, (gdpjax.Ledger([event]),), {"delta": 1e-3}),
         "epsilon_with_overflow": (
@@ -335,6 +341,18 @@ def cases() -> dict[str, Case]:
         ),
         "PoissonBatches(sizes)": (_first(sampling.PoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "sizes": (8, 16)}),
         "PoissonBatches[]": (sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).__getitem__, (1,), {}),
+        "AllocationBatches": (
+            _first(sampling.AllocationBatches), (KEY, 20, 4), {"num_epochs": 2, "capacity": 16, "num_selected": 2,
+                                                               "num_valid": 10},
+        ),
+        "AllocationBatches[]": (
+            sampling.AllocationBatches(KEY, 20, 4, num_epochs=2, capacity=16).__getitem__, (1,), {}
+        ),
+        "allocation_error": (sampling.allocation_error, (100,), {}),
+        "allocation_overflow": (sampling.allocation_overflow, (20, 4, 8, 10, 2), {}),
+        "allocation_sample": (
+            sampling.allocation_sample, (KEY, 5, 20, 4, 16), {"num_selected": 2, "num_valid": 10}
+        ),
         "TruncatedPoissonBatches": (
             _first(sampling.TruncatedPoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "capacity": 4, "num_valid": 10}
         ),
@@ -439,7 +457,8 @@ def _figure() -> Any:
 RECORDS = {
     "AbstractClipRule", "AbstractFactor", "AbstractPrimitive", "Full", "Outer", "Sparse",
     "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
-    "BatchOverflowError", "Bounds", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad", "Curve", "CurveBounds",
+    "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad",
+    "Curve", "CurveBounds", "Report",
     "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
     "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",

@@ -10,7 +10,14 @@ import time
 import pytest
 
 from gdpjax import Bounds
-from gdpjax.accounting import clt_epsilon, clt_mu_poisson, epsilon_bounds, gdp_epsilon, moments_accountant_epsilon
+from gdpjax.accounting import (
+    certified,
+    clt_epsilon,
+    clt_mu_poisson,
+    epsilon_bounds,
+    gdp_epsilon,
+    moments_accountant_epsilon,
+)
 from gdpjax.cli import CLT_CAVEAT, _account, main
 from gdpjax.cli._progress import Elapsed
 from gdpjax.cli._report import rounded
@@ -237,3 +244,21 @@ def test_a_full_disk_behind_the_standard_output_is_one_line():
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
     assert "No space left on device" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "answer"),
+    [
+        (["--advantage", "0.1"], lambda curve: (curve.advantage().upper, 0.1)),
+        (["--tpr", "0.05", "--fpr", "0.01"], lambda curve: (curve.tpr(0.01).upper, 0.05)),
+        (["--bayes-success", "0.6"], lambda curve: (curve.bayes_success(0.5).upper, 0.6)),
+    ],
+)
+def test_the_printed_noise_meets_a_target_in_terms_of_attacks(capsys, target, answer):
+    run_options = ["--sampling-prob", "0.01", "--num-steps", "1000"]
+    noise = float(run(capsys, "calibrate", *target, *run_options).splitlines()[1].split()[1])
+    reached, goal = answer(certified(noise, 0.01, 1000))
+    assert reached <= goal < 1.001 * reached
+    assert main(["calibrate", *target, "--mu", "1", *run_options]) == 2
+    assert main(["calibrate", *target, "--accountant", "rdp", *run_options]) == 2
+    capsys.readouterr()

@@ -20,9 +20,10 @@ LAYERS = {
     "auditing": {"_core", "accounting", "tradeoff"},
     "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "ledger", "transforms"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
+    "reporting": {"_core", "accounting", "tradeoff", "ledger", "training"},
     "cli": {
         "_core", "_compilation_cache", "accounting", "tradeoff", "ledger", "plotting", "auditing", "clipping",
-        "sampling", "transforms",
+        "sampling", "transforms", "reporting",
     },
 }  # fmt: skip
 PUBLIC_ONLY = ("experiments", "benchmarks")
@@ -112,7 +113,7 @@ EXTRAS = {"plotting": {"matplotlib"}, "cli": {"pyarrow"}, "training": {"orbax"}}
 """Packages that are not required, by the part that may import them when they are needed."""
 STANDARD = {
     "__future__", "abc", "argparse", "collections", "concurrent", "contextlib", "csv", "dataclasses", "decimal",
-    "difflib", "enum", "errno", "fcntl", "fractions", "functools", "gc", "hashlib", "importlib", "inspect", "io",
-    "itertools", "json", "logging", "math", "msvcrt", "numbers", "operator", "os", "pathlib", "platform", "queue",
+    "difflib", "enum", "errno", "fcntl", "fractions", "functools", "gc", "hashlib", "html", "importlib", "inspect",
+    "io", "itertools", "json", "logging", "math", "msvcrt", "numbers", "operator", "os", "pathlib", "platform", "queue",
     "re", "reprlib", "shutil", "socket", "stat", "sys", "threading", "time", "types", "typing", "warnings", "weakref",
 }  # fmt: skip

@@ -629,6 +629,22 @@ TRAPS = {
         ("tests/transforms/test_accumulate.py::test_a_sum_of_more_rows_than_were_told_is_refused",),
         "not tried",
     ),
+    66: Trap(
+        "A row that overflows reaches the others in a grouped convolution, by zero times infinity.",
+        (
+            "tests/clipping/test_row_map.py::test_a_row_that_overflows_is_dropped_alone",
+            "tests/clipping/test_row_map.py::test_a_row_that_overflows_in_the_gradient_is_dropped_alone",
+        ),
+        "`_makes_groups` returned False: eleven cases of these fail",
+    ),
+    67: Trap(
+        "A batch that is cut to its capacity is accounted for as a Poisson batch.",
+        (
+            "tests/accounting/test_truncated.py::test_poisson_accounting_would_be_wrong",
+            "tests/sampling/test_truncated.py::test_keeping_the_first_rows_would_be_noticed",
+        ),
+        "the Poisson bound in place of the truncated one, the first rows kept: asserted in these",
+    ),
 }
 
 

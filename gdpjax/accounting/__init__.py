@@ -25,6 +25,7 @@ from gdpjax.accounting._lost_mass import delta_after_overflow, epsilon_with_over
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
 from gdpjax.accounting._rdp import moments_accountant_epsilon, rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
 from gdpjax.accounting._reliability import clt_is_reliable
+from gdpjax.accounting._run_curve import certified, mu_and_regret
 from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
     "calibrate_sampling_prob",
+    "certified",
     "clt_epsilon",
     "clt_is_reliable",
     "clt_mu_poisson",
@@ -58,6 +60,7 @@ __all__ = [
     "gdp_tradeoff",
     "mean_num_runs",
     "moments_accountant_epsilon",
+    "mu_and_regret",
     "mu_bounds",
     "numeric",
     "rdp",

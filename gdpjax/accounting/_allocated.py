@@ -1,72 +1,103 @@
-"""Brackets on the runs of random allocation that a ledger holds.
+"""Brackets on the runs of random allocation that a ledger holds, alone or beside other events.
 
-An `AllocationEvent` is accounted for by itself. Of an epoch whose last steps were not made, what was released is a
-part of what the whole epoch would have released: the run is at most E epochs from above, and at least E - 1 from below.
+Of an epoch whose last steps were not made, what was released is a part of what the whole epoch would have released: the
+run is at most E epochs from above, and at least E - 1 from below.
 """
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from gdpjax._core.types import Bounds
-from gdpjax.accounting import _from_delta
-from gdpjax.accounting._allocation import allocation_delta_bounds, allocation_epsilon_bounds
-from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger
+from gdpjax.accounting._allocation import allocation_delta_bounds, allocation_epsilon_bounds, of_allocation
+from gdpjax.accounting._ledgers import Described, describe
+from gdpjax.accounting._lost_mass import Lost
+from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEvent
+
+_EVERYTHING = {"epsilon": math.inf, "delta": 1.0, "tradeoff": 0.0, "mu": math.inf}
 
 
-def allocated(run: Ledger | AnyEvent, group_size: int) -> AllocationEvent | None:
-    """The one event of a run of random allocation; None for a run without; ValueError for what has no bound."""
-    events = run.events if isinstance(run, Ledger) else (run,)
-    found = [event for event in events if isinstance(event, AllocationEvent)]
-    if not found:
-        return None
-    if len(events) > 1:
-        raise ValueError(
-            f"an AllocationEvent is accounted for by itself, got a Ledger of {len(events)} events: add epsilons and "
-            "deltas of its parts"
-        )
-    if group_size > 1:
-        raise ValueError("group_size > 1 is available for poisson sampling, got allocation")
-    return found[0]
+def has_allocation(run: Ledger | AnyEvent) -> bool:
+    """Whether the run has an event of random allocation."""
+    return any(isinstance(event, AllocationEvent) for event in _events(run))
 
 
-def answer(event: AllocationEvent, question: str, at: np.ndarray) -> Bounds:
-    """The bracket of the run without overflow."""
-    at = np.asarray(at, np.float64)
-    if event.noise_multiplier == 0:
-        value = {"epsilon": math.inf, "delta": 1.0, "tradeoff": 0.0, "mu": math.inf}[question]
-        everything = np.full(at.shape, value)
-        return Bounds(everything, everything)
-    if question in ("epsilon", "delta"):
-        return _bracket(event, question, at)
+class Allocated:
+    """A run with random allocation, split into that and the rest.
 
-    def epsilon_at(delta: np.ndarray) -> Bounds:
-        return _bracket(event, "epsilon", delta)
+    Attributes:
+        allocations: the events of random allocation.
+        rest: the others, described; None if there are none.
+        lost: what all of them may lose.
+    """
 
-    def delta_at(epsilon: np.ndarray) -> Bounds:
-        return _bracket(event, "delta", epsilon)
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        events = _events(run)
+        self.allocations = [event for event in events if isinstance(event, AllocationEvent)]
+        others = [event for event in events if not isinstance(event, AllocationEvent)]
+        if any(isinstance(event, TruncatedPoissonEvent) for event in others):
+            raise ValueError("no bound is known for a Ledger with both random allocation and truncated Poisson batches")
+        relations = {event.neighboring_relation for event in events}
+        if len(relations) > 1:
+            names = ", ".join(sorted(relation.name for relation in relations if relation is not None))
+            raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
+        self.rest = describe(Ledger(others), 1) if others else None
+        self.lost = _lost(self.allocations, self.rest)
 
-    if question == "tradeoff":
-        return _from_delta.tradeoff(epsilon_at, delta_at, at)
-    times = math.sqrt(event.num_epochs * event.num_selected)  # an example takes part so many times, squared
-    return _from_delta.mu(epsilon_at, delta_at, at, times / event.noise_multiplier * (1 + 1e-12))
+    def answer(self, question: str, at: np.ndarray) -> Bounds:
+        """The bracket of the run without what is lost."""
+        whole = self._of(self.allocations, question, at)
+        if not any(event.missing_steps for event in self.allocations):
+            return whole
+        part = self._of([begun for event in self.allocations for begun in _finished(event)], question, at)
+        if question == "tradeoff":
+            return Bounds(whole.lower, np.maximum(part.upper, whole.lower))
+        return Bounds(np.minimum(part.lower, whole.upper), whole.upper)
+
+    def _of(self, allocations: Sequence[AllocationEvent], question: str, at: np.ndarray) -> Bounds:
+        """The bracket of whole epochs and the rest."""
+        if any(event.noise_multiplier == 0 for event in allocations):
+            everything = np.full(np.shape(at), _EVERYTHING[question])[()]
+            return Bounds(everything, everything)
+        if not allocations:
+            # Only ends that say what nothing would say are needed: without these events less is released.
+            nothing = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
+            return Bounds(nothing, nothing)
+        columns = [
+            np.array([float(value) for value in column])
+            for column in zip(*(_numbers(event) for event in allocations), strict=True)
+        ]
+        rest = self.rest if self.rest is not None and self.rest.releases else None
+        if rest is None and len(allocations) == 1 and question in ("epsilon", "delta"):
+            ask = allocation_epsilon_bounds if question == "epsilon" else allocation_delta_bounds
+            noise, steps, epochs, selected, _ = (column[0] for column in columns)
+            return ask(noise, steps, epochs, at, num_selected=selected, bins=allocations[0].bins)
+        others = () if rest is None else rest.columns
+        return of_allocation(question, rest is not None, len(others) > 3)(*columns, *others, at)
 
 
-def _bracket(event: AllocationEvent, question: str, at: np.ndarray) -> Bounds:
-    ask = allocation_epsilon_bounds if question == "epsilon" else allocation_delta_bounds
+def _lost(allocations: Sequence[AllocationEvent], rest: Described | None) -> Lost:
+    before = Lost(0.0, 0.0) if rest is None else rest.lost
+    silent = math.fsum([before.silent, *(event.overflow for event in allocations if not event.announced)])
+    announced = math.fsum([before.announced, *(event.overflow for event in allocations if event.announced)])
+    return before._replace(silent=min(silent, 1.0), announced=min(announced, 1.0), largest_loss=math.inf)
 
-    def of(epochs: int) -> Bounds:
-        return ask(
-            event.noise_multiplier,
-            event.steps_per_epoch,
-            epochs,
-            at,
-            num_selected=event.num_selected,
-            bins=event.bins,
-        )
 
-    whole = of(event.num_epochs)
+def _finished(event: AllocationEvent) -> list[AllocationEvent]:
+    """The event without an epoch that was not finished."""
     if not event.missing_steps:
-        return whole
-    lower = of(event.num_epochs - 1).lower if event.num_epochs > 1 else np.zeros_like(at)
-    return Bounds(np.minimum(lower, whole.upper), whole.upper)
+        return [event]
+    if event.num_epochs == 1:
+        return []
+    return [dataclasses.replace(event, num_epochs=event.num_epochs - 1, missing_steps=0)]
+
+
+def _numbers(event: AllocationEvent) -> tuple[float, int, int, int, bool]:
+    fixed = event.bins == "fixed"
+    return event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected, fixed
+
+
+def _events(run: Ledger | AnyEvent) -> Sequence[AnyEvent]:
+    return run.events if isinstance(run, Ledger) else (run,)

@@ -3,7 +3,9 @@ r"""Calibration: the noise multiplier, number of steps or sampling probability t
 epsilon decreases in the noise multiplier and increases in num_steps and sampling_prob, so "the best value that meets
 the target" is the edge of a monotone condition. `_search` finds it, for each accountant by its own method:
 
-* ``accountant="numeric"``, the default: secant steps on the upper end of the certified bracket, for epsilon or for mu.
+* ``accountant="numeric"``, the default: secant steps on the upper end of the certified bracket, for epsilon, for mu, or
+  for what an attacker can do: membership advantage, true positive rate at a false positive rate, success of a Bayesian
+  attacker (Kulynych et al., arXiv:2407.02191 and arXiv:2507.06969).
   The end is at most the target at the value that is returned, and above it 2e-6 further on (for num_steps, one step
   further on), so as tight as the bracket itself.
 * ``accountant="rdp"``: bisection on the moments accountant's upper bound; safe, and tight up to rounding.
@@ -13,11 +15,11 @@ the target" is the edge of a monotone condition. `_search` finds it, for each ac
 The traced functions return NaN where no value meets the target.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.checks import COUNT, UNIT, Domain, check, is_traced
+from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_broadcast, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import gdp_mu
@@ -33,6 +35,11 @@ def calibrate_noise_multiplier(
     delta: Array | None = None,
     mu: Array | None = None,
     failure: Array | None = None,
+    advantage: Array | None = None,
+    tpr: Array | None = None,
+    fpr: Array | None = None,
+    bayes_success: Array | None = None,
+    prior: Array | None = None,
     sampling_prob: Array,
     num_steps: Array,
     accountant: str = "numeric",
@@ -47,15 +54,20 @@ def calibrate_noise_multiplier(
         delta: probability strictly between 0 and 1.
         mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
         failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
+        advantage: target membership advantage, in (0, 1), instead of the others; this and the next only with "numeric".
+        tpr: target true positive rate at ``fpr``, in (fpr, 1): no attack reaches more.
+        fpr: the false positive rate, in (0, 1), of a target tpr.
+        bayes_success: target success of an attacker with ``prior``, above max(prior, 1 - prior) and below 1.
+        prior: probability of membership, in (0, 1), of a target bayes_success; default 1/2.
         sampling_prob: probability in [0, 1] that an example joins a batch.
         num_steps: whole number >= 1 of steps.
         accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
-        noise_multiplier, of the broadcast shape. With "numeric" certified: the upper end of `epsilon_bounds` (or
-        `mu_bounds`) at this very value is at most the target, and exceeds it at a value smaller by 2e-6 of it. With
-        "rdp" an upper bound on the noise needed: the true epsilon is at most the target. With "clt" asymptotic: the
-        true epsilon may exceed the target. NaN where traced and infeasible.
+        noise_multiplier, of the broadcast shape. With "numeric" certified: the upper end of `epsilon_bounds` (or of
+        what the target names) at this very value is at most the target, and exceeds it at a value smaller by 2e-6.
+        With "rdp" an upper bound on the noise needed: the true epsilon is at most the target. With "clt" asymptotic:
+        the true epsilon may exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
@@ -68,11 +80,12 @@ def calibrate_noise_multiplier(
     >>> print(f"{s:.4f}")
     1.0223
     """
-    target = _target(accountant, epsilon, delta, mu, failure)
+    attack = _Attack(advantage, tpr, fpr, bayes_success, prior)
+    target = _target(accountant, epsilon, delta, mu, failure, attack)
     if _asks_for_nothing(target):
         for name, value in (("sampling_prob", sampling_prob), ("num_steps", num_steps)):
             check(name, value, UNIT if name == "sampling_prob" else COUNT)
-        return np.zeros(np.broadcast_shapes(*map(np.shape, (*target.values(), sampling_prob, num_steps))))[()]
+        return np.zeros(np.broadcast_shapes(*map(np.shape, (*target.arguments.values(), sampling_prob, num_steps))))[()]
     return _calibrate("noise_multiplier", target, accountant, sampling_prob=sampling_prob, num_steps=num_steps)
 
 
@@ -82,6 +95,11 @@ def calibrate_num_steps(
     delta: Array | None = None,
     mu: Array | None = None,
     failure: Array | None = None,
+    advantage: Array | None = None,
+    tpr: Array | None = None,
+    fpr: Array | None = None,
+    bayes_success: Array | None = None,
+    prior: Array | None = None,
     noise_multiplier: Array,
     sampling_prob: Array,
     accountant: str = "numeric",
@@ -95,15 +113,20 @@ def calibrate_num_steps(
         delta: probability strictly between 0 and 1.
         mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
         failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
+        advantage: target membership advantage, in (0, 1), instead of the others; this and the next only with "numeric".
+        tpr: target true positive rate at ``fpr``, in (fpr, 1): no attack reaches more.
+        fpr: the false positive rate, in (0, 1), of a target tpr.
+        bayes_success: target success of an attacker with ``prior``, above max(prior, 1 - prior) and below 1.
+        prior: probability of membership, in (0, 1), of a target bayes_success; default 1/2.
         noise_multiplier: stddev of the noise / sensitivity, > 0.
         sampling_prob: probability in [0, 1] that an example joins a batch.
         accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
         num_steps, whole numbers in floating point, of the broadcast shape. With "numeric" certified: the upper end of
-        `epsilon_bounds` (or `mu_bounds`) is at most the target, and exceeds it 1 step further on (traced: at the next
-        float32, above 2^24). With "rdp" safe: the true epsilon is at most the target. With "clt" asymptotic: it may
-        exceed the target. NaN where traced and infeasible.
+        `epsilon_bounds` (or of what the target names) is at most the target, and exceeds it 1 step further on (traced:
+        at the next float32, above 2^24). With "rdp" safe: the true epsilon is at most the target. With "clt"
+        asymptotic: it may exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
@@ -116,7 +139,8 @@ def calibrate_num_steps(
     >>> print(int(steps))
     1454
     """
-    target = _target(accountant, epsilon, delta, mu, failure)
+    attack = _Attack(advantage, tpr, fpr, bayes_success, prior)
+    target = _target(accountant, epsilon, delta, mu, failure, attack)
     return _calibrate("num_steps", target, accountant, noise_multiplier=noise_multiplier, sampling_prob=sampling_prob)
 
 
@@ -126,6 +150,11 @@ def calibrate_sampling_prob(
     delta: Array | None = None,
     mu: Array | None = None,
     failure: Array | None = None,
+    advantage: Array | None = None,
+    tpr: Array | None = None,
+    fpr: Array | None = None,
+    bayes_success: Array | None = None,
+    prior: Array | None = None,
     noise_multiplier: Array,
     num_steps: Array,
     accountant: str = "numeric",
@@ -139,15 +168,20 @@ def calibrate_sampling_prob(
         delta: probability strictly between 0 and 1.
         mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
         failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
+        advantage: target membership advantage, in (0, 1), instead of the others; this and the next only with "numeric".
+        tpr: target true positive rate at ``fpr``, in (fpr, 1): no attack reaches more.
+        fpr: the false positive rate, in (0, 1), of a target tpr.
+        bayes_success: target success of an attacker with ``prior``, above max(prior, 1 - prior) and below 1.
+        prior: probability of membership, in (0, 1), of a target bayes_success; default 1/2.
         noise_multiplier: stddev of the noise / sensitivity, > 0.
         num_steps: whole number >= 1 of steps.
         accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
 
     Returns:
         sampling_prob in (0, 1], of the broadcast shape; 1 where the target allows every example in every batch. With
-        "numeric" certified: the upper end of `epsilon_bounds` (or `mu_bounds`) at this very value is at most the
-        target, and exceeds it at a value larger by 2e-6 of it. With "rdp" safe: the true epsilon is at most the target.
-        With "clt" asymptotic: it may exceed the target. NaN where traced and infeasible.
+        "numeric" certified: the upper end of `epsilon_bounds` (or of what the target names) at this very value is at
+        most the target, and exceeds it at a value larger by 2e-6 of it. With "rdp" safe: the true epsilon is at most
+        the target. With "clt" asymptotic: it may exceed the target. NaN where traced and infeasible.
 
     Raises:
         ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
@@ -160,22 +194,58 @@ def calibrate_sampling_prob(
     >>> print(f"{p:.6f}")
     0.012062
     """
-    target = _target(accountant, epsilon, delta, mu, failure)
+    attack = _Attack(advantage, tpr, fpr, bayes_success, prior)
+    target = _target(accountant, epsilon, delta, mu, failure, attack)
     return _calibrate("sampling_prob", target, accountant, noise_multiplier=noise_multiplier, num_steps=num_steps)
 
 
-def _asks_for_nothing(target: dict[str, Any]) -> bool:
+class _Attack(NamedTuple):
+    """A target in terms of what an attacker can do, as it was given."""
+
+    advantage: Array | None
+    tpr: Array | None
+    fpr: Array | None
+    bayes_success: Array | None
+    prior: Array | None
+
+    def names(self) -> list[str]:
+        """What was given."""
+        return [name for name, value in self._asdict().items() if value is not None]
+
+
+class _Goal(NamedTuple):
+    """A target: which search serves it, the arguments of that, and what it is called."""
+
+    kind: str
+    arguments: dict[str, Any]
+    meaning: str
+
+
+def _asks_for_nothing(target: _Goal) -> bool:
     """Whether every target is infinite, so that no noise at all meets it."""
-    wanted = target.get("epsilon", target.get("mu"))
+    wanted = target.arguments.get(target.kind)
     return not is_traced(wanted) and bool(np.all(np.asarray(wanted) == np.inf))
 
 
 def _target(
-    accountant: str, epsilon: Array | None, delta: Array | None, mu: Array | None, failure: Array | None
-) -> dict[str, Any]:
+    accountant: str,
+    epsilon: Array | None,
+    delta: Array | None,
+    mu: Array | None,
+    failure: Array | None,
+    attack: _Attack,
+) -> _Goal:
     """The target as keyword arguments of the kernels, after the checks that need no numbers."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {shown(accountant)}")
+    if attack.names():
+        others = {"epsilon": epsilon, "delta": delta, "mu": mu, "failure": failure}
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise ValueError(f"give one target, not {attack.names()[0]} together with {', '.join(given)}")
+        if accountant != "numeric":
+            raise ValueError(f'a target {attack.names()[0]} needs accountant "numeric", got {accountant!r}')
+        return _attack_goal(attack)
     if mu is not None and (epsilon is not None or delta is not None):
         raise ValueError("give either mu or both epsilon and delta as the target, not mu together with them")
     if mu is None and (epsilon is None or delta is None):
@@ -188,29 +258,67 @@ def _target(
         )
     if mu is not None:
         check("mu", mu, _TARGET)
-        return {"mu": mu} if accountant == "clt" else {"mu": mu, "failure": 1e-10 if failure is None else failure}
+        arguments = {"mu": mu} if accountant == "clt" else {"mu": mu, "failure": 1e-10 if failure is None else failure}
+        return _Goal("mu", arguments, " and ".join(arguments))
     check("epsilon", epsilon, _TARGET)
-    return {"epsilon": epsilon, "delta": delta}
+    return _Goal("epsilon", {"epsilon": epsilon, "delta": delta}, "epsilon and delta")
 
 
-def _calibrate(unknown: str, target: dict[str, Array], accountant: str, **known: Array) -> Array:
+def _attack_goal(attack: _Attack) -> _Goal:
+    """The goal of an attack: a delta at some epsilon, or a true positive rate at a false positive rate.
+
+    The advantage is delta(0). The success of an attacker with prior q is max(q, 1 - q) + min(q, 1 - q) delta at the
+    logarithm of their ratio, which is solved for delta and lowered by more than the rounding of both formulas.
+    """
+    if is_traced(attack):
+        raise ValueError("a target in terms of an attack must be numbers known before compiling")
+    names = set(attack.names())
+    if names == {"advantage"}:
+        check("advantage", attack.advantage, OPEN_UNIT)
+        return _Goal("level", {"level": attack.advantage, "epsilon": 0.0}, "advantage")
+    if names == {"tpr", "fpr"}:
+        check("fpr", attack.fpr, OPEN_UNIT)
+        check("tpr", attack.tpr, OPEN_UNIT)
+        check_broadcast(tpr=attack.tpr, fpr=attack.fpr)
+        if not np.all(np.asarray(attack.tpr) > np.asarray(attack.fpr)):
+            raise ValueError("tpr must be above fpr, which guessing reaches without looking at the release")
+        return _Goal("tpr", {"tpr": attack.tpr, "fpr": attack.fpr}, "tpr and fpr")
+    if names not in ({"bayes_success"}, {"bayes_success", "prior"}):
+        given = " and ".join(attack.names())
+        raise ValueError(
+            f"give a complete target: advantage, or tpr and fpr, or bayes_success (and prior), got {given}"
+        )
+    check("bayes_success", attack.bayes_success, OPEN_UNIT)
+    prior = 0.5 if attack.prior is None else attack.prior
+    check("prior", prior, OPEN_UNIT)
+    check_broadcast(bayes_success=attack.bayes_success, prior=prior)
+    success, prior = np.asarray(attack.bayes_success, np.float64), np.asarray(prior, np.float64)
+    larger, smaller = np.maximum(prior, 1.0 - prior), np.minimum(prior, 1.0 - prior)
+    log_ratio = np.log(larger / smaller)
+    level = (success * (1.0 - 2e-15) - larger) / smaller - 4e-15 * (1.0 + log_ratio)
+    if not np.all(level > 0):
+        raise ValueError("bayes_success must exceed max(prior, 1 - prior), which guessing reaches without the release")
+    return _Goal("level", {"level": level, "epsilon": log_ratio}, "bayes_success")
+
+
+def _calibrate(unknown: str, target: _Goal, accountant: str, **known: Array) -> Array:
     known[unknown] = 1.0  # a placeholder inside every domain
-    kind = "mu" if "mu" in target else "epsilon"
+    arguments = target.arguments
     if accountant == "clt":
-        mu = target["mu"] if kind == "mu" else gdp_mu(target["epsilon"], target["delta"])
+        mu = arguments["mu"] if target.kind == "mu" else gdp_mu(arguments["epsilon"], arguments["delta"])
         answer = CLOSED_FORMS[unknown](mu, **known)
     elif accountant == "rdp":
-        answer = BISECTIONS[unknown](**target, **known)
+        answer = BISECTIONS[unknown](**arguments, **known)
     else:
-        answer = SECANTS[unknown, kind](**target, **known)
+        answer = SECANTS[unknown, target.kind](**arguments, **known)
     if is_traced(answer.value):
         return answer.value
-    meaning, axis = " and ".join(target), AXES[unknown]
+    axis = AXES[unknown]
     if answer.too_strict.any():
         raise ValueError(
-            f"the target {meaning} cannot be met: even {unknown} = {axis.safest:.4g} exceeds it "
+            f"the target {target.meaning} cannot be met: even {unknown} = {axis.safest:.4g} exceeds it "
             f"by the accountant {accountant!r}"
         )
     if unknown != "sampling_prob" and answer.too_lax.any():
-        raise ValueError(f"the target {meaning} asks for nothing: even {unknown} = {axis.riskiest:.4g} meets it")
+        raise ValueError(f"the target {target.meaning} asks for nothing: even {unknown} = {axis.riskiest:.4g} meets it")
     return answer.value

@@ -1,62 +1,40 @@
 """The certified accountant: brackets on epsilon, delta, the trade-off curve and mu of what was run.
 
 Each function takes either arrays (noise_multiplier, sampling_prob, num_steps, ...) that broadcast together, one
-homogeneous run per element, or one `Ledger` (or event) whose phases may differ. The computation is `_numeric`'s.
-
-**Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
-mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
-
-Uniform sampling without replacement goes with REPLACE_ONE. No step is worse than C_p(G_{1/s}), whatever the data
-(Dong, Roth and Su, arXiv:1905.02383, Section 4), and composition keeps that order: the *upper* bound is that of the
-T-fold composition of its symmetric pair. Let all other examples have gradient -C and the one that is replaced C and -C
-in the two data sets. The sum then differs by the sensitivity 2C if that one is in the batch, which has probability p
-at every step: the pair of Poisson sampling, attained, is the *lower* bound. The truth may be anywhere in between, so
-the bracket is wide by nature (a ratio of 1.1 to 1.3 in epsilon is usual).
-
-Other pairs are refused.
+homogeneous run per element, or one `Ledger` (or event) whose phases may differ. Each is one question to the curve of
+`certified`, in `_run_curve`, which also says between which neighbours the bounds hold.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_relation
-from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, UNIT, Domain, check, is_traced
-from gdpjax._core.shown import shown
+from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _allocated, _lost_mass, _numeric, _truncated
-from gdpjax.accounting._ledgers import describe, largest_group
+from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting._allocated import has_allocation
+from gdpjax.accounting._ledgers import describe
 from gdpjax.accounting._numeric import Family
-from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
-
-_LARGEST_GROUP = 64
-
-
-def _checked_group_size(group_size: int) -> int:
-    check("group_size", group_size, COUNT)
-    if np.ndim(group_size) != 0 or group_size > _LARGEST_GROUP:
-        raise ValueError(f"group_size must be one whole number between 1 and {_LARGEST_GROUP}, got {shown(group_size)}")
-    return int(group_size)  # 2.0 is a whole number, too
-
-
-def _family(sampling: str, neighboring_relation: NeighboringRelation | None, group_size: int) -> Family:
-    """The kind of homogeneous run that a call with arrays describes."""
-    resolve_relation(sampling, neighboring_relation)
-    if sampling == "uniform" and group_size > 1:
-        raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
-    return Family(symmetric=sampling == "uniform", largest_group=largest_group(group_size))
+from gdpjax.accounting._run_curve import (
+    check_concrete,
+    check_options,
+    checked_group_size,
+    curve_of,
+    family_of_runs,
+    refuse_groups,
+)
+from gdpjax.ledger import AnyEvent, Ledger
+from gdpjax.tradeoff import CertifiedCurve
 
 
-def _is_ledger(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, Any]) -> bool:
+def _check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str) -> bool:
     """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has."""
     if isinstance(run, Ledger | AnyEvent):
         if sampling_prob is not None or num_steps is not None:
             raise ValueError(f"after a Ledger give {name} as a keyword: f(ledger, {name}=...), and nothing else")
         if query is None:
             raise ValueError(f"{name} is missing: f(ledger, {name}=...)")
-        _check_options(run, *options)
         return True
     values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, name: query}
     missing = [key for key, value in values.items() if value is None]
@@ -65,103 +43,13 @@ def _is_ledger(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: s
     return False
 
 
-def _check_options(ledger: Ledger | AnyEvent, sampling: str, relation: NeighboringRelation | None) -> None:
-    """The events of a Ledger say these themselves, so keywords can only agree or be wrong."""
-    for event in ledger.events if isinstance(ledger, Ledger) else [ledger]:
-        if relation is not None and check_relation(relation) is not event.neighboring_relation:
-            raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
-        if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
-            raise ValueError(f"expected sampling to be that of the events, got {shown(sampling)}: leave it out")
-
-
-def _bracket(lift: Callable[..., Any], question: str, family: Family, arrays: tuple[Any, ...], at: Any) -> Bounds:
-    """The bracket on a run's answer, where ``lift`` is `_numeric.of_runs` or `_numeric.of_phases`."""
-    answer = lift(question, family)(*arrays, at)
-    if not family.symmetric:
-        return answer
-    poisson = lift(question, family._replace(symmetric=False))(*arrays, at)
-    if question == "tradeoff":
-        return Bounds(answer.lower, poisson.upper)
-    return Bounds(poisson.lower, answer.upper)
-
-
-_QUESTIONS = {
-    "epsilon": ("delta", OPEN_UNIT, _lost_mass.epsilon),
-    "delta": ("epsilon", NONNEGATIVE, _lost_mass.delta),
-    "tradeoff": ("alpha", UNIT, _lost_mass.tradeoff),
-    "mu": ("failure", OPEN_UNIT, _lost_mass.mu),
-}
-"""What each question is asked at, and what lost mass does to its answer."""
-
-
-def _answer(
-    question: str, run: Any, sampling_prob: Any, num_steps: Any, at: Any, sampling: str,
-    neighboring_relation: NeighboringRelation | None, group_size: int,
-) -> Bounds:  # fmt: skip
-    name, domain, with_lost_mass = _QUESTIONS[question]
-    group_size = _checked_group_size(group_size)
-    options = sampling, neighboring_relation
-    if not _is_ledger(run, sampling_prob, num_steps, at, name, options):
-        if _is_zero(run):  # the events of a Ledger may be without noise
-            event = Event(0.0, sampling_prob, num_steps, *options)  # pyright: ignore[reportArgumentType]
-            return _answer(question, event, None, None, at, "poisson", None, group_size)
-        family = _family(sampling, neighboring_relation, group_size)
-        size = (group_size,) if group_size > 1 else ()
-        return _bracket(_numeric.of_runs, question, family, (run, sampling_prob, num_steps, *size), at)
-    if (event := _allocated.allocated(run, group_size)) is not None:
-        _check_concrete(name, at, domain)
-        silent, announced = (0.0, event.overflow) if event.announced else (event.overflow, 0.0)
-        ideal = functools.partial(_allocated.answer, event, question)
-        if not event.overflow:
-            return ideal(np.asarray(at, np.float64))
-        return with_lost_mass(ideal, np.asarray(at, np.float64), _lost_mass.Lost(0.0, silent, announced=announced))
-    if _truncated.has_truncated(run):
-        _refuse_truncated_groups(group_size)
-        _check_concrete(name, at, domain)
-
-        def of_bound(bound: Ledger) -> Bounds:
-            return _answer(question, bound, None, None, at, "poisson", None, group_size)
-
-        return _truncated.bracket(run, question, np.asarray(at, np.float64), of_bound)
-    described = describe(run, group_size)
-
-    def ideal(at: Any) -> Bounds:
-        return _bracket(_numeric.of_phases, question, described.family, described.columns, at)
-
-    if described.lost.is_nothing:
-        return ideal(at)
-    _check_concrete(name, at, domain)
-    if not described.releases:
-        ideal = functools.partial(_of_nothing, question)
-    return with_lost_mass(ideal, np.asarray(at, np.float64), described.lost)
-
-
-def _of_nothing(question: str, at: np.ndarray) -> Bounds:
-    """The answer for a run that releases nothing."""
-    answer = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
-    return Bounds(answer, answer)
-
-
-def _is_zero(noise_multiplier: Any) -> bool:
-    """Whether this is the one number 0, known before compiling."""
-    numbers = int | float | np.floating | np.integer
-    return (
-        isinstance(noise_multiplier, numbers)
-        and not isinstance(noise_multiplier, bool | np.timedelta64)
-        and bool(noise_multiplier == 0)
-    )
-
-
-def _check_concrete(name: str, value: Any, domain: Domain) -> None:
-    if is_traced(value):
-        kind = "a Ledger with overflow, truncated batches or delta"
-        raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
-    check(name, value, domain)
-
-
-def _refuse_truncated_groups(group_size: int) -> None:
-    if group_size > 1:
-        raise ValueError("group_size > 1 is available for poisson sampling, got truncated_poisson")
+def _curve(
+    run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, ...]
+) -> CertifiedCurve:
+    """The curve that a call of a function below asks about."""
+    checked_group_size(options[-1])
+    _check_form(run, sampling_prob, num_steps, query, name)
+    return curve_of(run, sampling_prob, num_steps, *options)
 
 
 def _refuse_uniform(family: Family) -> None:
@@ -212,7 +100,7 @@ def epsilon_bounds(
     (True, True)
     """
     options = (sampling, neighboring_relation, group_size)
-    return _answer("epsilon", noise_multiplier, sampling_prob, num_steps, delta, *options)
+    return _curve(noise_multiplier, sampling_prob, num_steps, delta, "delta", options).epsilon(delta)
 
 
 def epsilon_estimate(
@@ -241,13 +129,14 @@ def epsilon_estimate(
     >>> bool(abs(epsilon_estimate(1.0, 0.01, 1000, 1e-5) / 1.82824 - 1) < 2e-3)
     True
     """
-    group_size = _checked_group_size(group_size)
-    if _is_ledger(noise_multiplier, sampling_prob, num_steps, delta, "delta", (sampling, neighboring_relation)):
-        if _allocated.allocated(noise_multiplier, group_size) is not None:  # pyright: ignore[reportArgumentType]
+    group_size = checked_group_size(group_size)
+    if _check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
+        check_options(noise_multiplier, sampling, neighboring_relation)  # pyright: ignore[reportArgumentType]
+        if has_allocation(noise_multiplier):  # pyright: ignore[reportArgumentType]
             raise ValueError("random allocation has a certified bracket and no estimate beside it: use epsilon_bounds")
         if _truncated.has_truncated(noise_multiplier):  # pyright: ignore[reportArgumentType]
-            _refuse_truncated_groups(group_size)
-            _check_concrete("delta", delta, OPEN_UNIT)
+            refuse_groups("truncated_poisson", group_size)
+            check_concrete("delta", delta, OPEN_UNIT)
             bound = _truncated.from_above(noise_multiplier, float(np.min(delta)))  # pyright: ignore
             return epsilon_estimate(bound, delta=delta)
         described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
@@ -255,9 +144,9 @@ def epsilon_estimate(
         estimate = functools.partial(_numeric.of_phases("estimate", described.family), *described.columns)
         if described.lost.is_nothing:
             return estimate(delta)
-        _check_concrete("delta", delta, OPEN_UNIT)
+        check_concrete("delta", delta, OPEN_UNIT)
         return _lost_mass.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
-    family = _family(sampling, neighboring_relation, group_size)
+    family = family_of_runs(sampling, neighboring_relation, group_size)
     _refuse_uniform(family)
     size = (group_size,) if group_size > 1 else ()
     return _numeric.of_runs("estimate", family)(noise_multiplier, sampling_prob, num_steps, *size, delta)
@@ -292,7 +181,7 @@ def delta_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size)
-    return _answer("delta", noise_multiplier, sampling_prob, num_steps, epsilon, *options)
+    return _curve(noise_multiplier, sampling_prob, num_steps, epsilon, "epsilon", options).delta(epsilon)
 
 
 def tradeoff_bounds(
@@ -323,7 +212,7 @@ def tradeoff_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size)
-    return _answer("tradeoff", noise_multiplier, sampling_prob, num_steps, alpha, *options)
+    return _curve(noise_multiplier, sampling_prob, num_steps, alpha, "alpha", options).tradeoff(alpha)
 
 
 def mu_bounds(
@@ -356,4 +245,4 @@ def mu_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size)
-    return _answer("mu", noise_multiplier, sampling_prob, num_steps, failure, *options)
+    return _curve(noise_multiplier, sampling_prob, num_steps, failure, "failure", options).mu(failure)

@@ -1,8 +1,8 @@
 r"""How calibration finds the edge of a privacy target, one method per accountant.
 
-A target is a number, an epsilon or a mu, that an accountant's upper bound must not exceed; the bound decreases in the
-noise multiplier and increases in num_steps and sampling_prob. Each method here returns an `Answer`, whose value lies on
-the safe side of the edge.
+A target is a number, an epsilon, a mu, a delta or a rate, that an accountant's upper bound must not exceed; the bound
+decreases in the noise multiplier and increases in num_steps and sampling_prob. Each method here returns an `Answer`,
+whose value lies on the safe side of the edge.
 
 * *closed form* ("clt"): mu = p sqrt(T (e^{1/s^2} - 1)), solved for the unknown in logarithms.
 * *bisection* ("rdp"): `gdpjax._core.roots.bisect` on the moments accountant, all elements side by side, to rounding.
@@ -33,6 +33,7 @@ import scipy
 from gdpjax._core import roots
 from gdpjax._core.checks import (
     COUNT,
+    NONNEGATIVE,
     OPEN_UNIT,
     POSITIVE,
     UNIT,
@@ -44,7 +45,7 @@ from gdpjax._core.checks import (
     is_traced,
 )
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._numeric import of_runs
 from gdpjax.accounting._numeric._batch import batched
@@ -138,10 +139,28 @@ def _log_rough_mu(xp: Any, epsilon: Array, delta: Array) -> Array:
     return xp.log(mu + delta * np.sqrt(2 * np.pi))
 
 
+def _log_mu_of_level(xp: Any, level: Array, epsilon: Array) -> Array:
+    return _log_rough_mu(xp, epsilon, level)
+
+
+def _true_positive_rate(*arguments: Array) -> Bounds:
+    """The bracket on 1 - f(fpr); its rounding is far below the margin of the search."""
+    beta = of_runs("tradeoff")(*arguments)
+    return Bounds(1.0 - beta.upper, 1.0 - beta.lower)
+
+
+def _log_mu_of_rates(xp: Any, tpr: Array, fpr: Array) -> Array:
+    quantile = scipy.special.ndtri if xp is np else jax.scipy.special.ndtri
+    return xp.log(xp.maximum(quantile(tpr) - quantile(fpr), 1e-300))
+
+
 _TARGETS = {
     "epsilon": _Target(of_runs("epsilon"), {"epsilon": POSITIVE, "delta": DELTA}, _log_rough_mu),
     "mu": _Target(of_runs("mu"), {"mu": POSITIVE, "failure": OPEN_UNIT}, lambda xp, mu, failure: xp.log(mu)),
+    "level": _Target(of_runs("delta"), {"level": OPEN_UNIT, "epsilon": NONNEGATIVE}, _log_mu_of_level),
+    "tpr": _Target(_true_positive_rate, {"tpr": OPEN_UNIT, "fpr": OPEN_UNIT}, _log_mu_of_rates),
 }
+"""A level is a delta at a given epsilon: the goal there is delta, as advantage and Bayes success ask for."""
 
 
 class _Steps(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from gdpjax._compilation_cache import use_compilation_cache
-from gdpjax.cli import _account, _audit, _convert, _plot, _sweep
+from gdpjax.cli import _account, _audit, _convert, _plot, _report_card, _sweep
 from gdpjax.cli._options import Parser, join_negative_numbers
 from gdpjax.cli._progress import Elapsed
 from gdpjax.cli._report import CLT_CAVEAT
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 on success, 2 (by SystemExit or returned) on bad input."""
     parser = Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in (_account, _convert, _sweep, _plot, _audit):
+    for module in (_account, _convert, _report_card, _sweep, _plot, _audit):
         module.add_parser(commands)
     arguments = parser.parse_args(join_negative_numbers(sys.argv[1:] if argv is None else argv))
     if not arguments.no_compilation_cache:

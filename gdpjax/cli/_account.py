@@ -7,6 +7,7 @@ from typing import Any
 
 from gdpjax.accounting import (
     calibrate_noise_multiplier,
+    certified,
     clt_epsilon,
     clt_mu_poisson,
     epsilon_bounds,
@@ -16,7 +17,10 @@ from gdpjax.accounting import (
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed, rounded
 from gdpjax.cli._runs import MU_FAILURE, add_run_options, run_of_options
+from gdpjax.tradeoff import CertifiedCurve
 
+_ATTACKS = ("advantage", "tpr", "fpr", "bayes_success", "prior")
+"""Options of a target in terms of what an attacker can do."""
 _DIGITS = 8
 """Of a calibrated noise multiplier."""
 
@@ -33,6 +37,13 @@ def add_parser(commands: Any) -> None:
     calibrate = commands.add_parser("calibrate", help="the noise multiplier that meets a target")
     calibrate.add_argument("--epsilon", type=float, help="target epsilon, with --delta")
     calibrate.add_argument("--mu", type=float, help="target mu instead of epsilon; --delta is then only for the report")
+    calibrate.add_argument("--advantage", type=float, help="target membership advantage instead")
+    calibrate.add_argument("--tpr", type=float, help="target true positive rate instead, at --fpr")
+    calibrate.add_argument("--fpr", type=float, help="the false positive rate of --tpr")
+    calibrate.add_argument("--bayes-success", type=float, help="target success of an attacker with --prior instead")
+    calibrate.add_argument(
+        "--prior", type=float, help="the probability of membership of --bayes-success, 0.5 if left out"
+    )
     calibrate.add_argument("--delta", type=float)
     calibrate.add_argument("--failure", type=float, help="failure probability of a certified mu")
     calibrate.add_argument(
@@ -108,7 +119,12 @@ def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | N
 def _calibrate(arguments: argparse.Namespace) -> list[Row]:
     prob, steps = run_of_options(arguments)
     target = {"epsilon": arguments.epsilon, "delta": arguments.delta}
-    if arguments.mu is not None:
+    attack = {name: value for name in _ATTACKS if (value := getattr(arguments, name)) is not None}
+    if attack:
+        if arguments.epsilon is not None or arguments.mu is not None:
+            raise ValueError(f"give one target, not --{next(iter(attack)).replace('_', '-')} and another")
+        target = {**attack, "failure": arguments.failure}
+    elif arguments.mu is not None:
         if arguments.epsilon is not None:
             raise ValueError("give either --mu or --epsilon as the target, not both")
         target = {"mu": arguments.mu, "failure": arguments.failure}
@@ -118,13 +134,22 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
     found = calibrate_noise_multiplier(**target, sampling_prob=prob, num_steps=steps, accountant=accountant)
     failure = MU_FAILURE if arguments.failure is None else arguments.failure
     noise = _short(float(found), (prob, steps), target, failure, accountant)
-    quantity = "epsilon" if arguments.mu is None else "mu"
+    quantity = next(iter(attack), "epsilon" if arguments.mu is None else "mu")
     standing = CLT_CAVEAT if accountant == "clt" else f"safe: the true {quantity} is at most the target"
     if found == 0:
         standing = "NOT PRIVATE: the target asks for no noise"
     with_mu = arguments.with_mu or (arguments.mu is not None and accountant == "numeric")
     report = _run_report(noise, prob, steps, arguments.delta, failure, with_mu)
     return [Row("noise_multiplier", noise, standing, "exact"), *report]
+
+
+def _meets_attack(curve: CertifiedCurve, target: dict[str, Any]) -> bool:
+    """Whether no attack exceeds the target."""
+    if "advantage" in target:
+        return bool(curve.advantage().upper <= target["advantage"])
+    if "tpr" in target:
+        return bool(curve.tpr(target["fpr"]).upper <= target["tpr"])
+    return bool(curve.bayes_success(target.get("prior", 0.5)).upper <= target["bayes_success"])
 
 
 def _short(
@@ -137,6 +162,8 @@ def _short(
             return True  # a closed form that falls with the noise
         if accountant == "rdp":
             return bool(moments_accountant_epsilon(candidate, *run, target["delta"]) <= target["epsilon"])
+        if any(name in target for name in _ATTACKS):
+            return _meets_attack(certified(candidate, *run), target)
         if "mu" in target:
             return bool(mu_bounds(candidate, *run, failure).upper <= target["mu"])
         return bool(epsilon_bounds(candidate, *run, target["delta"]).upper <= target["epsilon"])

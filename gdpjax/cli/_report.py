@@ -1,11 +1,13 @@
 """Reports: rows of quantity, value and standing, as a table for people or JSON for machines."""
 
 import argparse
-import decimal
 import json
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from gdpjax._core.figures import plain, rounded
+
+__all__ = ["CLT_CAVEAT", "Row", "add_json_option", "plain", "printed", "require", "rounded"]
 
 CLT_CAVEAT = "asymptotic estimate: may understate the true epsilon; not a guarantee"
 
@@ -48,11 +50,6 @@ def add_json_option(parser: argparse.ArgumentParser, instead_of: str = "a table"
     )
 
 
-def plain(value: Any) -> Any:
-    """``value`` for strict JSON: infinities and NaN become strings."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def require(condition: bool, name: str, expected: str, got: float) -> None:
     """Raise ValueError unless ``condition``."""
     if not condition:
@@ -78,22 +75,3 @@ def _as_text(value: Any, rounding: str) -> str:
     if value is None:
         return "-"
     return rounded(value, 6, rounding) if isinstance(value, float) else str(value)
-
-
-def rounded(value: float, digits: int, rounding: str) -> str:
-    """``value`` in so many significant digits, rounded "up", "down" or to "nearest"; "exact" writes all that it has.
-
-    What is read back is never below ``value`` if that was rounded up, never above if down.
-
-    >>> rounded(1.2345641, 6, "up"), rounded(1.2345699, 6, "down"), rounded(0.1, 6, "up"), rounded(1 / 3, 6, "exact")
-    ('1.23457', '1.23456', '0.1', '0.3333333333333333')
-    """
-    if rounding == "exact" or not math.isfinite(value):
-        return repr(value)
-    nearest = f"{value:.{digits}g}"
-    neighbour, grid = decimal.Decimal(nearest), decimal.Context(prec=digits)
-    if rounding == "up" and float(nearest) < value:
-        neighbour = neighbour.next_plus(grid)
-    if rounding == "down" and float(nearest) > value:
-        neighbour = neighbour.next_minus(grid)
-    return f"{float(neighbour):.{digits}g}"

@@ -1,4 +1,9 @@
-"""Bounding each example's gradient: transformations of a loss function."""
+"""Bound each example's gradient: transformations of a loss function.
+
+Read `_clipped_grad` first: it goes from the loss to the clipped sum, and names the module of each step. What a
+primitive does to gradients is in `_tracing/primitives`, a clip rule in `_rules`, and a form of gradients in
+`_gradients`.
+"""
 
 from gdpjax.clipping._accumulation import AccumulationCharge, accumulation_charge, charge_of_sum
 from gdpjax.clipping._augmentation import average_augmentations

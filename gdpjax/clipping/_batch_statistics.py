@@ -16,11 +16,11 @@ from gdpjax.clipping._tracing import CALLS, opened
 
 
 class _Entries(NamedTuple):
-    """The entries of a variable, as those of an earlier one.
+    """The origin of the entries of a variable.
 
     Attributes:
-      source: the variable whose entries these are, in another shape or dtype.
-      is_mean: whether they went through a mean over an axis of length one, or over no axis.
+      source: the earlier variable that has the same entries, perhaps in another shape or dtype.
+      is_mean: whether a mean was taken on the way, over an axis of length one or over no axis.
     """
 
     source: Any
@@ -44,7 +44,7 @@ def refuse_mean_of_one_example(closed: Any, keep_batch_dim: bool) -> None:
       keep_batch_dim: whether the example has a batch axis of length one.
 
     Raises:
-      ValueError: the loss does so.
+      ValueError: the loss subtracts such a mean.
     """
     jaxpr, _ = opened(closed)
     inputs = [_Entries(variable, False) for variable in jaxpr.invars]
@@ -74,7 +74,7 @@ def _follow_entries(jaxpr: Any, inputs: list[_Entries], keep_batch_dim: bool) ->
             outputs = _follow_entries(body, operands, keep_batch_dim)
             known.update(zip(eqn.outvars, outputs, strict=True))
         elif name not in OPAQUE:
-            # The inputs of loops and branches are taken for new values.
+            # Loops and branches are followed by themselves, as if their inputs were new values.
             for program in inner_programs(eqn):
                 body, _ = opened(program)
                 _follow_entries(body, [_Entries(variable, False) for variable in body.invars], keep_batch_dim)

@@ -9,10 +9,11 @@ no other row depends on it. `ClippedGrad.__call__` takes these steps, and each h
 
 1. check the arguments and trace the loss of one example, so that no row can depend on another (`_loss`);
 2. lower the clip norm a little, so that the bound holds for the sum as it is rounded (`_rounding_budget`);
-3. choose how the gradients of a chunk of rows are computed and held (`_planner`);
-4. clip the rows and add them up, chunk by chunk (`_clipped_sum`);
-5. add the sums of several devices, where the batch is on a mesh (`_devices`);
-6. record the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_core.provenance`).
+3. choose how gradients are computed, and how many rows a chunk has (`_planner`);
+4. compute the gradients of a chunk (`_tracing`), each held in the form that suits it (`_gradients`);
+5. weight the rows by the clip rule (`_rules`) and add them up, chunk by chunk (`_clipped_sum`);
+6. add the sums of several devices, where the batch is on a mesh (`_devices`);
+7. record the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_core.provenance`).
 """
 
 import dataclasses
@@ -71,14 +72,16 @@ def clipped_grad(
       has_aux: ``loss_fn`` returns (loss, aux); needs ``return_info=True``.
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
         the norm. Integer leaves are never differentiated.
-      strategy: how gradients are computed; all strategies give the same sum. "auto" (default, also named "ghost") reads
-        the activations and cotangents off the loss wherever they meet a parameter, and forms no per-example gradient
-        where these are one outer product or rows of a table; it takes a chunk of rows at a time, as shapes suggest.
-        "vmap" forms the gradient of every example at once, "microbatch" those of a chunk of rows. See `explain`.
+      strategy: how gradients are computed; all strategies give the same sum, up to rounding. "auto" (default, also
+      named
+        "ghost") takes a chunk of rows at a time. It reads activations and cotangents off the loss where a parameter
+        meets data, and forms no per-example gradient that is one outer product or a few rows of a table. "vmap" forms
+        the gradients of all examples at once, "microbatch" those of a chunk of rows. See `explain`.
       microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "auto" as many as fit.
       max_batch_size: largest number of rows (padding included) of any call, or of the logical batch where sums are
-        added up (`gdpjax.accumulate_clipped`); None: every batch has the same size, which is best. The clip threshold
-        holds a rounding slack that grows with the rows, and must not follow the realised, private, batch size.
+        added up (`gdpjax.accumulate_clipped`). None means that every batch has the same size, which is best. Rows are
+        clipped to slightly less than C, to leave room for rounding. This slack grows with the number of rows, and must
+        not follow the realised batch size, which is private.
       return_info: return (clipped sum, `ClipInfo`).
       shared_argnums, shared_argnames: arguments, by number or by keyword, that all examples share although an array in
         them is as long as the batch. Any other such array outside the parameters is refused: it may have a row for each

@@ -13,6 +13,7 @@ every batch, but its time tells how many chunks held an example.
 """
 
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients, RowWeights, RunningSum, stacked
+from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients, RowWeights, RunningSum, stacked, wide
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
@@ -49,17 +50,45 @@ class ClippedSum(NamedTuple):
 
 
 class Pack(NamedTuple):
-    """Gradients of one or several parameters that are clipped and added up together.
+    """One or several parameters whose gradients are clipped and added up together.
 
     Attributes:
-      leaves: the numbers of the parameters.
-      gradients: their gradients; of several parameters one after the other in one formed row.
+      leaves: the numbers of the parameters; the entries of several ones lie one after the other in one row.
       group: the clip rule's group of these parameters.
+      is_compensated: whether the errors of adding up are kept.
     """
 
     leaves: tuple[int, ...]
-    gradients: AbstractRowGradients
     group: int
+    is_compensated: bool
+
+    def zero(self, params: list[Any]) -> RunningSum:
+        """Return the empty sum."""
+        members = [params[leaf] for leaf in self.leaves]
+        if len(members) == 1:
+            return RunningSum.zero(members[0], self.is_compensated)
+        num_entries = sum(math.prod(member.shape) for member in members)
+        flat = jax.ShapeDtypeStruct((num_entries,), norm_dtype(members))
+        return RunningSum.zero(flat, self.is_compensated)
+
+    def gradients(self, gradients: list[AbstractRowGradients]) -> AbstractRowGradients:
+        """Return the gradients of these parameters as those of one."""
+        if len(self.leaves) == 1:
+            return gradients[self.leaves[0]]
+        flat = []
+        for leaf in self.leaves:
+            formed = wide(gradients[leaf].formed())
+            flat.append(formed.reshape(formed.shape[0], -1))
+        return FormedGradients(jnp.concatenate(flat, axis=1))
+
+    def split(self, total: Array, params: list[Any]) -> list[Array]:
+        """Return the sum of each of these parameters."""
+        if len(self.leaves) == 1:
+            return [total]
+        shapes = [params[leaf].shape for leaf in self.leaves]
+        ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+        parts = jnp.split(total, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class RowScales(NamedTuple):
@@ -78,53 +107,45 @@ class RowScales(NamedTuple):
     is_dropped: Array
 
 
-def packs_of(gradients: list[AbstractRowGradients], totals: list[RunningSum], groups: Groups) -> list[Pack]:
-    """Put the formed gradients of small parameters of one group together.
+def packs_of(params: list[Any], is_formed: list[bool], is_compensated: list[bool], groups: Groups) -> list[Pack]:
+    """Put the small parameters of one group whose gradients are formed together.
 
     A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum,
-    where each by itself would need its own small programs, which take long to compile.
+    where each by itself would need its own small programs, which take long to compile. The sum stays one array until
+    all rows are in it: a compiler that meets its parts within the loop computes the sum anew for each of them.
+
+    Args:
+      params: the trained parameters.
+      is_formed: whether their gradients are formed.
+      is_compensated: whether the errors of adding them up are kept.
+      groups: the clip rule's groups.
     """
     # Sort out the small ones, by group, dtype and kind of running sum.
     packs = []
     small: dict[Any, list[int]] = {}
-    for leaf, (each, total) in enumerate(zip(gradients, totals, strict=True)):
-        group = groups.of_leaf[leaf]
-        if isinstance(each, FormedGradients) and math.prod(each.shape) <= _SMALL_PARAMETER:
-            kind = (group, each.rows.dtype, total.low is None)
-            small.setdefault(kind, []).append(leaf)
+    for leaf, param in enumerate(params):
+        group, compensated = groups.of_leaf[leaf], is_compensated[leaf]
+        if is_formed[leaf] and math.prod(param.shape) <= _SMALL_PARAMETER:
+            small.setdefault((group, wide_dtype(param), compensated), []).append(leaf)
         else:
-            packs.append(Pack((leaf,), each, group))
+            packs.append(Pack((leaf,), group, compensated))
 
-    # Put the entries of all of a kind into one row.
-    for (group, _, _), leaves in small.items():
-        if len(leaves) == 1:
-            packs.append(Pack(tuple(leaves), gradients[leaves[0]], group))
-            continue
-        flat = []
-        for leaf in leaves:
-            formed = gradients[leaf].formed()
-            flat.append(formed.reshape(formed.shape[0], -1))
-        rows = jnp.concatenate(flat, axis=1)
-        packs.append(Pack(tuple(leaves), FormedGradients(rows), group))
+    for (group, _, compensated), leaves in small.items():
+        packs.append(Pack(tuple(leaves), group, compensated))
     return packs
-
-
-def computed_once(packs: list[Pack]) -> list[Pack]:
-    """Return the same gradients, behind a barrier: the compiler is not to compute them anew for the norm or the sum."""
-    gradients = jax.lax.optimization_barrier([pack.gradients for pack in packs])
-    return [pack._replace(gradients=each) for pack, each in zip(packs, gradients, strict=True)]
 
 
 def row_scales(
     packs: list[Pack],
+    gradients: list[AbstractRowGradients],
     rule: AbstractClipRule,
     groups: Groups,
     slack: float,
     is_padding: Array | None,
     dtype: Any,
 ) -> RowScales:
-    """Return the weights that a rule gives the rows for their norms, in ``dtype``."""
-    squares = [pack.gradients.squared_norms(dtype) for pack in packs]
+    """Return the weights that a rule gives the rows of packed gradients for their norms, in ``dtype``."""
+    squares = [each.squared_norms(dtype) for each in gradients]
     whole = stacked(squares).total()
 
     # A row with a NaN or an infinity anywhere has a norm of NaN, and adds nothing.
@@ -165,6 +186,7 @@ def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
 
 
 def add_clipped(
+    packs: list[Pack],
     totals: list[RunningSum],
     gradients: list[AbstractRowGradients],
     rule: AbstractClipRule,
@@ -172,22 +194,16 @@ def add_clipped(
     budget: RoundingBudget,
     is_padding: Array | None,
 ) -> tuple[list[RunningSum], RowScales]:
-    """Clip rows and add them to the running sums of the parameters."""
-    packs = computed_once(packs_of(gradients, totals, groups))
+    """Clip rows and add them to the running sums of the packs."""
+    # The compiler is not to compute the gradients anew for the norm or the sum.
+    packed = jax.lax.optimization_barrier([pack.gradients(gradients) for pack in packs])
     dtype = norm_dtype([total.high for total in totals])
-    scales = row_scales(packs, rule, groups, budget.slack, is_padding, dtype)
+    scales = row_scales(packs, packed, rule, groups, budget.slack, is_padding, dtype)
 
-    new_totals = list(totals)
-    for pack in packs:
+    new_totals = []
+    for pack, total, each in zip(packs, totals, packed, strict=True):
         weights, bound = scales.weights[pack.group], scales.bounds[pack.group]
-
-        # The sums of a pack are added to as one.
-        sums = [totals[leaf] for leaf in pack.leaves]
-        whole = RunningSum.concatenated(sums)
-        whole = pack.gradients.add_to(whole, weights, bound, budget)
-        parts = whole.split([each.high.shape for each in sums])
-        for leaf, part in zip(pack.leaves, parts, strict=True):
-            new_totals[leaf] = part
+        new_totals.append(each.add_to(total, weights, bound, budget))
     return new_totals, scales
 
 
@@ -200,27 +216,29 @@ def sum_of_rows(
     is_padding: Array | None,
 ) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
-    totals = []
-    for leaf, each in zip(leaves, gradients, strict=True):
-        totals.append(RunningSum.zero(leaf, each.needs_compensation(budget, 1)))
-    totals, scales = add_clipped(totals, gradients, rule, groups, budget, is_padding)
-    return rounded_sums(totals, leaves, groups), scales
+    is_formed = [isinstance(each, FormedGradients) for each in gradients]
+    is_compensated = [each.needs_compensation(budget, 1) for each in gradients]
+    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    totals = [pack.zero(leaves) for pack in packs]
+    totals, scales = add_clipped(packs, totals, gradients, rule, groups, budget, is_padding)
+    return rounded_sums(packs, totals, leaves, groups), scales
 
 
-def rounded_sums(totals: list[RunningSum], leaves: list[Any], groups: Groups) -> list[Array]:
-    """Return the sums, rounded once; NaN in the groups whose traced bound is no clip norm.
+def rounded_sums(packs: list[Pack], totals: list[RunningSum], leaves: list[Any], groups: Groups) -> list[Array]:
+    """Return the sum of each parameter, rounded once; NaN in the groups whose traced bound is no clip norm.
 
     A batch without rows would else give zeros for such a bound, and every other batch NaN.
     """
     dtype = norm_dtype(leaves)
-    sums = []
-    for total, group in zip(totals, groups.of_leaf, strict=True):
-        each = total.rounded()
-        if is_traced(groups.bounds[group]):
-            is_invalid = jnp.isnan(_checked_bound(groups.bounds[group], groups, dtype))
-            each = jnp.where(is_invalid, jnp.nan, each)
-        sums.append(each)
-    return sums
+    sums = {}
+    for pack, total in zip(packs, totals, strict=True):
+        rounded = total.rounded()
+        bound = groups.bounds[pack.group]
+        if is_traced(bound):
+            is_invalid = jnp.isnan(_checked_bound(bound, groups, dtype))
+            rounded = jnp.where(is_invalid, jnp.nan, rounded)
+        sums.update(zip(pack.leaves, pack.split(rounded, leaves), strict=True))
+    return [sums[leaf] for leaf in range(len(leaves))]
 
 
 def clipped_sum(
@@ -258,7 +276,7 @@ def clipped_sum(
     def add_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         rows, positions, padding = chunk
         gradients, extra = engine.gradients(rows, positions)
-        totals, scales = add_clipped(totals, gradients, rule, groups, budget, padding)
+        totals, scales = add_clipped(packs, totals, gradients, rule, groups, budget, padding)
         return totals, (scales.norms, scales.is_dropped, extra)
 
     def skip_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
@@ -279,9 +297,11 @@ def clipped_sum(
     chunks = (jax.tree.map(split, batch), split(positions), padding)
 
     # Add up the chunks. Unless the caller names padding, every chunk has rows.
-    totals = []
-    for number, leaf in enumerate(leaves):
-        totals.append(RunningSum.zero(leaf, engine.needs_compensation(number, budget, num_chunks)))
+    numbers = range(len(leaves))
+    is_formed = [number in engine.formed for number in numbers]
+    is_compensated = [engine.needs_compensation(number, budget, num_chunks) for number in numbers]
+    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    totals = [pack.zero(leaves) for pack in packs]
     skips = is_padding is not None and not engine.constant_work
     step = add_unless_padding if skips else add_chunk
     totals, outputs = jax.lax.scan(step, totals, chunks)
@@ -291,7 +311,7 @@ def clipped_sum(
         return x.reshape(-1, *x.shape[2:])[:num_rows]
 
     norms, is_dropped, extra = jax.tree.map(joined, outputs)
-    sums = rounded_sums(totals, leaves, groups)
+    sums = rounded_sums(packs, totals, leaves, groups)
     return ClippedSum(sums, norms, is_dropped, extra)
 
 

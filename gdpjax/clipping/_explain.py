@@ -6,15 +6,17 @@ The loss is traced and planned exactly as `clipped_grad` does it, with shapes in
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from gdpjax._core.arguments import check_static_size
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import leaf_name
-from gdpjax._core.types import PyTree
-from gdpjax.clipping._loss import LossSpec, prepare, trace_loss
+from gdpjax._core.trees import leaf_name, wide_dtype
+from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._loss import Call, LossSpec, prepare, trace_loss
 from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of, plan_for
 from gdpjax.clipping._rounding_budget import rounding_budget
 
@@ -36,22 +38,26 @@ def explain(
     microbatch_size: int | None = None,
     shared_argnums: int | tuple[int, ...] = (),
     shared_argnames: str | tuple[str, ...] = (),
+    is_padding: Array | None = None,
+    constant_work: bool = False,
     **loss_kwargs: Any,
 ) -> "Explanation":
     """How `clipped_grad` would treat each parameter of a loss; computes nothing.
 
     Args:
       loss_fn, batch_argnums, key_argnums, keep_batch_dim, has_aux, trainable, strategy, microbatch_size,
-        shared_argnums, shared_argnames: as in `clipped_grad`, with the parameters at argument 0.
+        shared_argnums, shared_argnames, constant_work: as in `clipped_grad`, with the parameters at argument 0.
       params: the parameters; those that are trained may be `jax.ShapeDtypeStruct`.
       batch: argument 1: with a leading batch axis where 1 is in batch_argnums; with several batch_argnums that start at
         1, a tuple of those arguments.
       args: the remaining arguments of ``loss_fn``, in order.
+      is_padding: as the function that `clipped_grad` returns takes it. Batches with padding go in smaller chunks, so
+        that chunks of padding alone can be skipped.
 
     Returns:
       An `Explanation`: for each parameter whether its gradients are kept as outer products or table rows, or formed,
-      and why; and how many rows are taken at a time, in a batch without padding. Printing it names large formed
-      gradients.
+      why, what that takes for one example and what it would take formed; how many rows are taken at a time, and what
+      the gradients of so many take. Printing it names large formed gradients.
 
     Raises:
       ValueError: as `clipped_grad`.
@@ -59,13 +65,15 @@ def explain(
     >>> import jax.numpy as jnp
     >>> loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]))
     >>> print(explain(loss, {"b": jnp.zeros(100), "w": jnp.zeros((200, 100))}, jnp.zeros((32, 200))))
-    parameter  shape       per example  gradient       because
-    ['b']      [100]       400 B        formed         add
-    ['w']      [200, 100]  1 KiB        outer product  dot_general
-    32 of 32 rows at a time
+    parameter  shape       per example  if formed  gradient       because
+    ['b']      [100]       400 B        400 B      formed         add
+    ['w']      [200, 100]  1 KiB        78 KiB     outer product  dot_general
+    all                    2 KiB        79 KiB
+    32 of 32 rows at a time, whose gradients take 50 KiB
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {STRATEGIES}, got {shown(strategy)}")
+    check_static_size("microbatch_size", microbatch_size)
     spec = LossSpec.create(
         loss_fn,
         argnums=0,
@@ -79,7 +87,8 @@ def explain(
     )
     batches = batch if len(spec.batch_argnums) > 1 and isinstance(batch, tuple) else (batch,)
     try:
-        return _explain(spec, (params, *batches, *args), loss_kwargs, strategy, microbatch_size)
+        call = prepare(spec, (params, *batches, *args), loss_kwargs, is_padding)
+        return _explain(call, strategy, microbatch_size, constant_work)
     except Exception as error:
         if len(spec.batch_argnums) == 1 and isinstance(batch, tuple) and len(batch) == 1:
             error.add_note(
@@ -99,6 +108,7 @@ class LeafPlan:
       method: "outer product", "table rows", "formed", or "not trained".
       why: where its factors were read off, or why JAX differentiates it.
       num_bytes: memory for one example.
+      formed_bytes: memory for one example, were the gradient formed.
     """
 
     name: str
@@ -106,6 +116,7 @@ class LeafPlan:
     method: str
     why: str
     num_bytes: int
+    formed_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +136,13 @@ class Explanation:
     batch_size: int
 
     def __str__(self) -> str:
-        table = [("parameter", "shape", "per example", "gradient", "because")]
+        num_bytes = sum(leaf.num_bytes for leaf in self.leaves)
+        formed_bytes = sum(leaf.formed_bytes for leaf in self.leaves)
+        table = [("parameter", "shape", "per example", "if formed", "gradient", "because")]
         for leaf in self.leaves:
-            table.append((leaf.name, str(list(leaf.shape)), _in_bytes(leaf.num_bytes), leaf.method, leaf.why))
+            sizes = _in_bytes(leaf.num_bytes), _in_bytes(leaf.formed_bytes)
+            table.append((leaf.name, str(list(leaf.shape)), *sizes, leaf.method, leaf.why))
+        table.append(("all", "", _in_bytes(num_bytes), _in_bytes(formed_bytes), "", ""))
 
         # All columns but the last one are padded to their widest cell.
         columns = list(zip(*table, strict=True))
@@ -135,9 +150,10 @@ class Explanation:
         lines = []
         for *cells, last in table:
             padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-            lines.append("  ".join([*padded, last]))
+            lines.append("  ".join([*padded, last]).rstrip())
 
-        lines.append(f"{self.chunk} of {self.batch_size} rows at a time")
+        chunk_bytes = _in_bytes(self.chunk * num_bytes)
+        lines.append(f"{self.chunk} of {self.batch_size} rows at a time, whose gradients take {chunk_bytes}")
         large = [leaf.name for leaf in self.leaves if leaf.method == "formed" and leaf.num_bytes >= _LARGE_GRADIENT]
         if large:
             lines.append(f"large gradients formed for each example: {', '.join(large)}")
@@ -152,18 +168,11 @@ def _in_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.1f} GiB"
 
 
-def _explain(
-    spec: LossSpec,
-    args: tuple[Any, ...],
-    loss_kwargs: dict[str, Any],
-    strategy: str,
-    microbatch_size: int | None,
-) -> Explanation:
+def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Explanation:
     """Plan one call as `clipped_grad` does, and describe the plan."""
-    call = prepare(spec, args, loss_kwargs, None)
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
     plan = plan_for(call, trace_loss(call), strategy, budget)
-    engine = engine_of(call, strategy, microbatch_size, budget, constant_work=False)
+    engine = engine_of(call, strategy, microbatch_size, budget, constant_work=constant_work)
 
     # The gradients of the trained leaves, as abstract arrays of one row.
     rows = iter(enumerate(abstract_rows(call, engine.gradients)))
@@ -172,11 +181,12 @@ def _explain(
     for (path, param), is_trained in zip(paths_and_leaves, call.is_trained, strict=True):
         name, shape = leaf_name(path), tuple(param.shape)
         if not is_trained:
-            leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0))
+            leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0, 0))
             continue
         number, gradient = next(rows)
         reason = plan.reason(number)
         if gradient.method == "formed" and plan.is_tapped(number) and plan.num_positions(number) > 1:
             reason = f"{reason}, a sum of {plan.num_positions(number)} outer products"
-        leaves.append(LeafPlan(name, shape, gradient.method, reason, gradient.num_bytes))
+        formed_bytes = math.prod(shape) * wide_dtype(param).itemsize
+        leaves.append(LeafPlan(name, shape, gradient.method, reason, gradient.num_bytes, formed_bytes))
     return Explanation(tuple(leaves), strategy, engine.chunk, call.batch_size)

@@ -92,4 +92,4 @@ CLASS_PRIMITIVES = frozenset({"call_hi_primitive", "call_hi_primitive_linearized
 searchsorted and nonzero so, and so may any library."""
 
 OPAQUE = frozenset({"pallas_call"})
-"""Primitives whose inner program is a kernel, in which the inputs of the equation are not visible as variables."""
+"""Primitives whose inner program is a kernel: its variables are not the inputs of the equation."""

@@ -1,13 +1,13 @@
-"""The loss of one example: which of its arguments are what, and its trace.
+"""The loss of one example: the roles of its arguments, and its trace.
 
     spec = LossSpec.create(loss_fn, argnums=0, batch_argnums=(1, 2), ...)   # once
     call = prepare(spec, args, kwargs, is_padding)                          # for each batch: checks, by shapes alone
     trace = trace_loss(call)                                                # the program of one example, checked too
     loss, aux = example_loss(call, trained_leaves, rows, position)          # what that program computes
 
-A private gradient is defined by the loss of ONE example, which is why everything here is about one: its rows come
-without their batch axis, its keys are folded from its position, and all other arguments come whole. `prepare` and
-`trace_loss` refuse what would let one example reach the gradient of another.
+A private gradient is defined by the loss of ONE example, so everything here is about one: its rows come without their
+batch axis, its keys are made from the given ones and its position, and all other arguments come whole. `prepare` and
+`trace_loss` refuse everything through which one example could reach the gradient of another.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from gdpjax.clipping._loss_checks import (
     refuse_batch_norm_error,
     refuse_varying_arguments,
 )
-from gdpjax.clipping._row_independence import read_program
+from gdpjax.clipping._row_independence import CONVOLUTION, read_program
 from gdpjax.clipping._whole_arrays import WholeArgument, refuse_closed_over_rows, refuse_unnamed_arguments
 
 
@@ -50,7 +50,7 @@ class LossSpec:
       shared_argnums: the arguments that all examples share although they are as long as the batch.
       shared_argnames: the same, of keyword arguments.
       num_examples: the length of the data set where the library draws the batches from it, or None.
-      checked_signatures: signatures of calls whose gradient program has been read.
+      checked_signatures: the primitives of calls whose gradient program has been read, by their signatures.
     """
 
     loss_fn: Callable[..., Any]
@@ -63,7 +63,7 @@ class LossSpec:
     shared_argnums: tuple[int, ...] = ()
     shared_argnames: tuple[str, ...] = ()
     num_examples: int | None = None
-    checked_signatures: set[Any] = dataclasses.field(default_factory=set)
+    checked_signatures: dict[Any, set[str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def create(
@@ -159,7 +159,7 @@ class LossSpec:
 
 
 class Call(NamedTuple):
-    """One call of a clip whose arguments were checked.
+    """One call of the function that `clipped_grad` returns, with its arguments checked.
 
     Attributes:
       spec: the loss and the roles of its arguments.
@@ -208,7 +208,7 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
       is_padding: bool [batch_size], or None.
 
     Raises:
-      ValueError: for everything that can be seen without computing.
+      ValueError: an argument is wrong in a way that its shape, dtype or type shows.
     """
     leaves_of("the keyword arguments of the loss", kwargs)
     last = max(spec.param_argnums + spec.batch_argnums + spec.key_argnums)
@@ -273,13 +273,15 @@ class TracedLoss(NamedTuple):
     """The program of one example.
 
     Attributes:
-      jaxpr: from the trained leaves, the leaves of the example's rows, and its position, to the loss and the leaves of
-        aux.
+      jaxpr: its inputs are the trained leaves, the leaves of the example's rows, and its position. Its outputs are the
+        loss and the leaves of aux.
       aux_structure: the tree structure of aux.
+      has_convolution: whether there are convolutions in it, or in its gradient.
     """
 
     jaxpr: Any
     aux_structure: Any
+    has_convolution: bool
 
 
 def trace_loss(call: Call) -> TracedLoss:
@@ -313,9 +315,9 @@ def trace_loss(call: Call) -> TracedLoss:
     def trace_gradient() -> Any:
         return jax.make_jaxpr(jax.grad(loss_and_aux, has_aux=True))(trained, rows, position)
 
-    _check_program(call, jaxpr, trained, rows, trace_gradient)
+    primitives = _check_program(call, jaxpr, trained, rows, trace_gradient)
     _, aux = outputs
-    return TracedLoss(jaxpr, jax.tree.structure(aux))
+    return TracedLoss(jaxpr, jax.tree.structure(aux), CONVOLUTION in primitives)
 
 
 def _check_program(
@@ -324,8 +326,8 @@ def _check_program(
     trained: list[Any],
     rows: list[Any],
     trace_gradient: Callable[[], Any],
-) -> None:
-    """Refuse a loss in which one example could reach the gradient of another.
+) -> set[str]:
+    """Refuse a loss in which one example could reach the gradient of another; return the names of its primitives.
 
     Args:
       call: the call.
@@ -333,6 +335,9 @@ def _check_program(
       trained: the shapes of its trained leaves.
       rows: the shapes of its rows.
       trace_gradient: traces the gradient program, which has the same inputs.
+
+    Returns:
+      The primitives of the loss, and those of its gradient where a derivative rule was written by hand.
     """
     row_leaves = jax.tree.leaves(rows)
     whole = [argument.value for argument in call.spec.whole_arguments(call.args, call.kwargs)]
@@ -352,20 +357,22 @@ def _check_program(
     # The equations of a derivative rule are only in the gradient program. Tracing it takes time, so it is read once for
     # each signature.
     if not program.has_derivative_rules:
-        return
+        return program.primitives
     signature = _signature(call, program.primitives)
     if signature is not None and signature in call.spec.checked_signatures:
-        return
+        return call.spec.checked_signatures[signature]
     gradient = read_program(trace_gradient(), depends_on_rows, "a derivative rule that loss_fn uses")
     refuse_closed_over_rows(gradient.constants, shared, call.data_length, row_leaves)
+    primitives = program.primitives | gradient.primitives
     if signature is not None:
-        call.spec.checked_signatures.add(signature)
+        call.spec.checked_signatures[signature] = primitives
+    return primitives
 
 
 def _signature(call: Call, primitives: set[str]) -> Any:
-    """Return what decides which program a loss is traced to, or None if that cannot be compared.
+    """Return everything that decides which program a loss is traced to, or None if it cannot be compared.
 
-    These are the shapes and dtypes of arrays, the values of everything else, and the length that the data has.
+    This is the shapes and dtypes of arrays, the values of everything else, and the length of the data.
     """
     leaves, structure = jax.tree.flatten((call.args, call.kwargs))
     described = []
@@ -388,7 +395,7 @@ class FlatCall(NamedTuple):
     Attributes:
       arrays: the arrays; the last one holds the positions of the rows in the batch.
       is_batched: for each array, whether it has a leading batch axis.
-      rebuild: makes (call, positions) of such arrays, whose batch axes may be shorter.
+      rebuild: a function from such arrays, whose batch axes may be shorter, to (call, positions).
     """
 
     arrays: list[Any]
@@ -397,7 +404,7 @@ class FlatCall(NamedTuple):
 
 
 def flatten_call(call: Call, positions: Array) -> FlatCall:
-    """Take the arrays out of a call.
+    """Return the arrays of a call, and how to put others in their place.
 
     Args:
       call: the call.

@@ -97,6 +97,8 @@ def check_padding(is_padding: Any, batch_size: int) -> Array | None:
     """Return the mask of padding as bool[batch_size], or None where none was given."""
     if is_padding is None:
         return None
+    if isinstance(is_padding, list | tuple):
+        is_padding = np.asarray(is_padding)
     check_array("is_padding", is_padding, kinds="biuf")
     if jnp.shape(is_padding) != (batch_size,) or jnp.result_type(is_padding) != jnp.bool_:
         raise ValueError(

@@ -60,9 +60,9 @@ def per_example_grad(
 
     def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
         call = prepare(spec, args, loss_kwargs, is_padding)
-        trace_loss(call)
+        trace = trace_loss(call)
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
-        grads = example_grads(call, batch_rows(call), positions)
+        grads = example_grads(call, batch_rows(call), positions, trace.has_convolution)
         return _as_params(call, grads.leaves)
 
     return grads_fn

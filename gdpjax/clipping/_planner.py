@@ -27,6 +27,7 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._row_map import vmap_of
 from gdpjax.clipping._tracing import Plan, frame_of, plan_of, row_gradients
 from gdpjax.clipping._vmap import example_grads
 
@@ -62,6 +63,7 @@ class Engine:
       gradients: (rows, positions) to the gradients, and (losses, aux).
       chunk: rows to take at a time.
       constant_work: whether chunks that hold only padding are computed too.
+      formed: trained parameters whose gradients are formed.
       always_compensated: trained parameters whose sums may need the errors of additions, whatever their number.
       outputs: shapes and dtypes of (loss, aux) of one example.
     """
@@ -69,6 +71,7 @@ class Engine:
     gradients: Callable[..., tuple[list[AbstractRowGradients], Any]]
     chunk: int
     constant_work: bool
+    formed: frozenset[int]
     always_compensated: frozenset[int]
     outputs: Any
 
@@ -93,10 +96,12 @@ def engine_of(
     plan = plan_for(call, trace, strategy, budget)
 
     # How gradients are computed, and how many rows to take at a time.
+    num_leaves = len(call.trained_leaves)
+    formed = list(range(num_leaves))
     if strategy == "vmap":
-        gradients, size = functools.partial(_by_vmap, call), call.batch_size
+        gradients, size = functools.partial(_by_vmap, call, trace), call.batch_size
     elif strategy == "microbatch":
-        gradients, size = functools.partial(_by_vmap, call), _MICROBATCH
+        gradients, size = functools.partial(_by_vmap, call, trace), _MICROBATCH
     else:
         gradients = functools.partial(_by_factors, call, trace, plan, budget)
         skips = call.is_padding is not None and not constant_work
@@ -106,10 +111,10 @@ def engine_of(
 
     # Sums of shared terms and of table rows have rules of their own for when errors are kept.
     always_compensated = set()
-    for leaf in range(len(call.trained_leaves)):
+    for leaf in range(num_leaves):
         if plan.shared_by(leaf) or plan.is_looked_up(leaf):
             always_compensated.add(leaf)
-    return Engine(gradients, chunk, constant_work, frozenset(always_compensated), _outputs(trace))
+    return Engine(gradients, chunk, constant_work, frozenset(formed), frozenset(always_compensated), _outputs(trace))
 
 
 def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
@@ -133,11 +138,11 @@ def _outputs(trace: TracedLoss) -> Any:
 
 
 def _by_vmap(
-    call: Call, rows: Any, positions: Array, trained: list[Array] | None = None
+    call: Call, trace: TracedLoss, rows: Any, positions: Array, trained: list[Array] | None = None
 ) -> tuple[list[AbstractRowGradients], Any]:
     """Return per-example gradients by `jax.vmap` of `jax.grad`."""
     del trained  # the leaves of the call
-    grads = example_grads(call, rows, positions)
+    grads = example_grads(call, rows, positions, trace.has_convolution)
     gradients: list[AbstractRowGradients] = [FormedGradients(jnp.asarray(leaf)) for leaf in grads.leaves]
     return gradients, (grads.values, grads.aux)
 
@@ -154,7 +159,7 @@ def _by_factors(
     """Return gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     inputs = [*jax.tree.leaves(rows), positions]
-    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, budget)
+    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, budget, vmap_of(trace.has_convolution))
     losses = losses.astype(wide_dtype(losses))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
 
@@ -176,12 +181,12 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRow
 
 
 def _formed_leaves(call: Call, plan: Plan, gradients: Callable[..., Any]) -> list[int]:
-    """Return the trained parameters known to be formed where the plan alone does not say so.
+    """Return the trained parameters whose gradients are formed.
 
-    It does not where values are scaled, as not all factors can follow that.
+    Where values are scaled the plan alone does not say so, as not all factors can follow that.
     """
     if not plan.is_scaled:
-        return []
+        return [leaf for leaf in range(len(call.trained_leaves)) if plan.is_formed(leaf)]
     rows = abstract_rows(call, gradients)
     return [leaf for leaf, each in enumerate(rows) if isinstance(each, FormedGradients)]
 
@@ -197,7 +202,7 @@ def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int
             formed += _FORMED_BYTES * math.prod(param.shape)
         if plan.num_lookups(leaf) > 1:
             # Equal rows have to be found, in an array as long as the table.
-            tables += _INDEX_BYTES * param.shape[0]
+            tables += _INDEX_BYTES * math.prod(param.shape[:1])
     activations = plan.activation_bytes() + plan.working_bytes()
     return max(activations + formed + tables, 1)
 

@@ -2,17 +2,18 @@
 
     program = read_program(jaxpr, depends_on_rows)   # ValueError, or what the program is made of
 
-The loss is traced for ONE example, and `jax.vmap` maps the traced program over the rows of a batch. Nearly every
-primitive then does to each row what it does to one example. A few see all rows at once: a callback with a vectorised
-vmap method, a `custom_vmap` rule, a collective over the axis of a shard_map. One row could then move the gradients of
-all others, and clipping each of them would bound nothing.
+The loss is traced for ONE example, and `jax.vmap` maps the traced program over the rows of a batch. Under vmap nearly
+every primitive does to each row what it does to one example. A few see all rows at once: a callback with a vectorised
+vmap method, a `custom_vmap` rule, a collective over the axis of a shard_map. Through these one row could move the
+gradients of all others, and then clipping each gradient would bound nothing.
 
-So the program is read equation by equation, with its calls, loops and branches. A layer with a derivative rule of its
-own may call anything in that rule, so `_loss` has the gradient program of such a loss read too. A primitive that is not
-known to act on one example (`_known_primitives`) is refused by name.
+So the program is read equation by equation, with its calls, loops and branches. A primitive that is not known to act on
+one example (`_known_primitives`) is refused by name. A derivative rule written by hand may call anything too, and shows
+only in the gradient program. So `_loss` has the gradient program of such a loss read as well.
 
-The reader also follows which variables depend on the example's rows. This matters for random numbers only: vmap draws
-the bits of all rows from the key of row 0 for some generators, which is harmless unless the key was made from a row.
+The reader also follows which variables depend on the example's rows. Random numbers need this: with some
+generators, vmap draws the bits of all rows from the key of row 0. That is harmless, unless the key was made from a row.
+And convolutions of two such variables are found, which `_row_map` computes in a way of its own.
 """
 
 from collections.abc import Sequence
@@ -20,28 +21,34 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from gdpjax.clipping._known_primitives import CALLBACKS, CLASS_PRIMITIVES, COLLECTIVES, ONE_EXAMPLE, OPAQUE, RANDOM
 from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Scan, is_vouched_for, opened, scan_of
+
+CONVOLUTION = "conv_general_dilated"
+"""The primitive of every convolution."""
 
 _GENERATORS_FOR_ALL_ROWS = {"key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """Dtypes of keys from which vmap draws the bits of all rows by the key of row 0, and the names of their generators."""
 
 
 class Program(NamedTuple):
-    """The contents of a traced loss, inner programs included.
+    """The contents of a traced loss, with those of the programs inside it.
 
     Attributes:
       primitives: the names of its primitives.
       constants: the arrays that it closes over.
+      row_convolutions: the convolutions in which `jax.vmap` would make groups of the rows.
     """
 
     primitives: set[str]
     constants: list[Any]
+    row_convolutions: list[Any]
 
     @property
     def has_derivative_rules(self) -> bool:
-        """Whether it uses a derivative rule written by hand, whose equations only the gradient program shows."""
+        """Whether it uses a derivative rule written by hand, whose equations are only in the gradient program."""
         return not self.primitives.isdisjoint(CUSTOM)
 
 
@@ -72,12 +79,12 @@ def inner_programs(eqn: Any) -> list[Any]:
 
 
 class _Reader:
-    """Reads a program and its inner programs, and follows which variables depend on the rows."""
+    """Reads a program and the programs inside it, and follows which variables depend on the rows."""
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.program = Program(set(), [])
-        # A program that is called twice with the same dependences is read once.
+        self.program = Program(set(), [], [])
+        # What was read before, so that a program called twice with the same kinds of inputs is read once.
         self._already_read: dict[Any, list[bool]] = {}
 
     def read(self, closed: Any, depends_on_rows: list[bool], own_axes: frozenset[Any]) -> list[bool]:
@@ -109,6 +116,8 @@ class _Reader:
             inputs = [is_private(atom) for atom in eqn.invars]
             _check_equation(eqn, any(inputs), own_axes, self.where)
             self.program.primitives.add(eqn.primitive.name)
+            if eqn.primitive.name == CONVOLUTION and _makes_groups(eqn, inputs):
+                self.program.row_convolutions.append(eqn)
             outputs = self._read_inside(eqn, inputs, own_axes)
             for variable, depends in zip(eqn.outvars, outputs, strict=True):
                 if depends:
@@ -125,7 +134,7 @@ class _Reader:
         if name in OPAQUE:
             return [anywhere] * len(eqn.outvars)
 
-        # Calls and scans say which of their inputs is which input of the program inside.
+        # For calls and scans it is known which of their inputs is which input of the program inside.
         bodies = inner_programs(eqn)
         if len(bodies) == 1:
             body = bodies[0]
@@ -137,7 +146,7 @@ class _Reader:
                 if scan is not None:
                     return self._read_scan(body, scan, inputs, own_axes)
 
-        # Elsewhere every input may reach every output.
+        # Of other equations nothing is known, so every input may reach every output.
         axes = own_axes
         if name == "shard_map":
             axes = own_axes | _shard_map_axes(eqn)
@@ -147,7 +156,7 @@ class _Reader:
         return [anywhere] * len(eqn.outvars)
 
     def _read_scan(self, body: Any, scan: Scan, inputs: list[bool], own_axes: frozenset[Any]) -> list[bool]:
-        """Read the body of a scan until the dependences of its carry no longer grow."""
+        """Read the body of a scan, with more of its carry marked each time, until nothing new depends on the rows."""
         start = scan.num_consts
         end = start + scan.num_carry
         while True:
@@ -157,6 +166,16 @@ class _Reader:
             if after == before:
                 return outputs
             inputs = [*inputs[:start], *after, *inputs[end:]]
+
+
+def _makes_groups(eqn: Any, inputs: list[bool]) -> bool:
+    """Return whether vmap makes groups of the rows of a convolution, given which operands depend on the rows.
+
+    It does where both do, or where the batch is grouped already. Integers are left out: they do not overflow to NaN.
+    """
+    input_depends, kernel_depends = inputs
+    is_grouped = input_depends and (kernel_depends or eqn.params["batch_group_count"] > 1)
+    return is_grouped and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
 
 
 def _shard_map_axes(eqn: Any) -> frozenset[Any]:
@@ -203,7 +222,8 @@ def _check_equation(eqn: Any, is_private: bool, own_axes: frozenset[Any], where:
         _check_collective(eqn, own_axes, where)
         return
 
-    # Operations that JAX itself defines as a class are built for one example; a library's are refused by their class.
+    # Of primitives that stand for a class of operations, those that JAX defines act on one example. Others are refused,
+    # by the name of the class.
     if name in CLASS_PRIMITIVES:
         foreign = _foreign_classes(eqn)
         if not foreign:

@@ -2,19 +2,25 @@
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from gdpjax._core.arguments import check_flag, check_relation, leaves_of
-from gdpjax._core.checks import CLIP_NORM, check_scalar, is_traced
+from gdpjax._core.checks import CLIP_NORM, POSITIVE, check_scalar, is_traced
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._rules import AbstractClipRule, Flat
 
 
 def rule_sensitivity(rule: AbstractClipRule, neighboring_relation: NeighboringRelation) -> Array:
-    """Return the largest l2 change of the clipped sum between neighbours: the rule's bound, doubled for REPLACE_ONE."""
+    """Return the largest l2 change of the clipped sum between neighbours: the rule's bound, doubled for REPLACE_ONE.
+
+    A traced bound that is not positive gives NaN, as the sum does.
+    """
     relation = check_relation(neighboring_relation)
     bound = rule.l2_norm_bound
+    factor = relation.sensitivity_factor
     if not is_traced(bound):
-        bound = float(bound)
-    return bound * relation.sensitivity_factor
+        return float(bound) * factor
+    return jnp.where(POSITIVE.contains(bound), bound, jnp.nan) * factor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

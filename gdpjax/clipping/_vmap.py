@@ -7,6 +7,7 @@ import jax
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._loss import Call, example_loss
+from gdpjax.clipping._row_map import vmap_of
 
 
 class ExampleGrads(NamedTuple):
@@ -23,19 +24,21 @@ class ExampleGrads(NamedTuple):
     aux: Any
 
 
-def example_grads(call: Call, batch: list[Any], positions: Array) -> ExampleGrads:
+def example_grads(call: Call, batch: list[Any], positions: Array, has_convolution: bool) -> ExampleGrads:
     """Differentiate the loss at every example.
 
     Args:
       call: all that the examples share.
       batch: for each batched argument, the rows [B, ...].
       positions: int32 [B], the places of these rows in the whole batch.
+      has_convolution: whether the loss or its gradient has convolutions.
     """
 
     def loss(trained: list[Array], rows: list[Any], position: Array) -> tuple[Array, tuple[Array, Any]]:
         value, aux = example_loss(call, trained, rows, position)
         return value, (value, aux)
 
-    grad = jax.vmap(jax.grad(loss, has_aux=True), in_axes=(None, 0, 0))
+    map_rows = vmap_of(has_convolution)
+    grad = map_rows(jax.grad(loss, has_aux=True), in_axes=(None, 0, 0))
     gradients, (values, aux) = grad(call.trained_leaves, batch, positions)
     return ExampleGrads(gradients, values.astype(wide_dtype(values)), aux)

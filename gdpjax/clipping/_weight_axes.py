@@ -1,11 +1,11 @@
-"""The axes of a weight, and the factors of an outer product that have them.
+"""Which factor of an outer product has which axis of the weight.
 
-The gradient of a weight that meets data in a contraction is a sum of outer products of a left factor (activations) and
-a right factor (cotangents). Each axis of the weight is of one kind:
+Where a weight is multiplied by data, its gradient is a sum of outer products of a left factor (activations) and a right
+factor (cotangents). Each axis of the weight is of one of three kinds:
 
-* "l": the left factor has it;
-* "r": the right factor has it;
-* "b": both have it. Such axes are blocks: the groups of a batched product, or the layers of a scan over layers.
+* "l": the left factor has it.
+* "r": the right factor has it.
+* "b": both have it. Such an axis counts blocks: the groups of a batched product, or the layers of a scan over layers.
 
 A dense layer y = x W has ``axes = (("l", 0), ("r", 0))``, and one whose weight is stored transposed has
 ``(("r", 0), ("l", 0))``.
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from gdpjax._core.types import Array
 
 Axis = tuple[str, int]
-"""("l" | "r" | "b", position among the axes of that kind in the factor)."""
+"""The kind, "l", "r" or "b", and the place among the axes of that kind in the factors."""
 
 
 def axes_of_kind(axes: Sequence[Axis], kind: str) -> list[int]:
@@ -31,13 +31,22 @@ def axes_of_kind(axes: Sequence[Axis], kind: str) -> list[int]:
 
 
 def arrange(result: Array, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> Array:
-    """Arrange products [..., K, d, p] of K blocks as gradients [..., *shape] of the weight with these axes."""
-    # Split the three axes into those of the weight, which come in the order of the factors.
+    """Return products of the factors, one matrix for each block, as gradients in the shape of the weight.
+
+    Args:
+      result: [..., K, d, p] for K blocks, d entries of the left factor and p of the right one.
+      axes: the axes of the weight.
+      shape: the shape of the weight.
+
+    Returns:
+      [..., *shape].
+    """
+    # Split K, d and p into the axes of the weight. They come in the order of the factors.
     order = [*axes_of_kind(axes, "b"), *axes_of_kind(axes, "l"), *axes_of_kind(axes, "r")]
     leading = result.shape[:-3]
     grouped = result.reshape(*leading, *(shape[axis] for axis in order))
 
-    # Bring them into the order of the weight.
+    # Bring the axes into the order of the weight.
     num_leading = len(leading)
     permutation = list(range(num_leading))
     for axis in range(len(order)):

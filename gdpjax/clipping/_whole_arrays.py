@@ -139,7 +139,7 @@ def refuse_closed_over_rows(
     shared, rows = list(shared), list(rows)
     arrays = _closed_over(constants, shared)
 
-    # Rows that the batch has, and lengths that the model has.
+    # Collect the kinds of rows that the batch has, and the lengths of axes that the model has.
     row_kinds = set()
     lengths = set()
     for row in rows:
@@ -148,6 +148,7 @@ def refuse_closed_over_rows(
     for leaf in (*shared, *rows):
         lengths.update(jnp.shape(leaf))
 
+    # Look for arrays as long as the data, except for positions (0, 1, 2, ...) and short vectors of coefficients.
     for array in arrays:
         shape = np.shape(array)
         if shape[0] != num_rows or _is_count(array):
@@ -172,7 +173,7 @@ def refuse_closed_over_rows(
 
 
 def _closed_over(constants: Iterable[Any], shared: list[Any]) -> list[Any]:
-    """Return the constants with an axis that are no parameters or arguments, each once."""
+    """Return the constants that have an axis and are neither parameters nor arguments, each once."""
     shared_ids = {id(leaf) for leaf in shared}
     # JAX copies NumPy arrays when it traces a function, so that only their shapes can be compared.
     copied_shapes = {np.shape(leaf) for leaf in shared if not isinstance(leaf, jax.Array)}

@@ -43,7 +43,7 @@ class LedgerState(NamedTuple):
     overflow: Array  # bool, whether rows had to be merged conservatively
     extra_delta: Array  # float, probability so far that a padded batch did not fit
     kind: Array  # int32, index of `_Kind`
-    sizes: Array | None = None  # int32[2 or 3], what else an event of the scheme says (`_SIZES`)
+    sizes: Any = None  # int32[2 or 3], what else an event of the scheme says (`_SIZES`)
 
 
 class _Kind(NamedTuple):

@@ -2,12 +2,15 @@
 
 Read in the order `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
 `_derived` (curves of curves), `_operators`, `_duality`, `_operational`, `_functionals`, `_limit`, and for numeric
-composition `_cells`, `_grid`, `_compose`.
+composition `_cells`, `_grid`, `_compose`. What is known of a mechanism in brackets: `_certified_curve`, `_regret`,
+`_curve_bounds`.
 """
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._compose import CurveBounds, compose
+from gdpjax.tradeoff._certified_curve import CertifiedCurve
+from gdpjax.tradeoff._compose import compose
+from gdpjax.tradeoff._curve_bounds import CurveBounds
 from gdpjax.tradeoff._duality import convex_conjugate, delta, dominating_mu, epsilon, from_delta_curve
 from gdpjax.tradeoff._functionals import kappa2, kappa3, kappa3bar, kl
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
@@ -19,6 +22,7 @@ from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_probabilitie
 
 __all__ = [
     "ApproximateDP",
+    "CertifiedCurve",
     "Curve",
     "CurveBounds",
     "Gaussian",

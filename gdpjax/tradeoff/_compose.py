@@ -13,7 +13,6 @@ symmetrised. (Composing symmetrised curves is valid but can be much looser.)
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +23,13 @@ from gdpjax._core.checks import COUNT, Domain, check_scalar, is_traced
 from gdpjax.tradeoff._abstract import Curve, check_curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
 from gdpjax.tradeoff._cells import Cut, cells_of, loss_range
+from gdpjax.tradeoff._curve_bounds import CurveBounds
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._grid import _U, above_from, below_from, compose_grids, points_above, vertices_below
 from gdpjax.tradeoff._operators import inverse, symmetrize
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices, lower_hull
 
 _NUM_CELLS = Domain("a whole number from 64 to 65536", lambda x: (x >= 64) & (x <= 65536) & (x == x // 1))
-
-
-class CurveBounds(NamedTuple):
-    """Two curves with the truth in between: lower(alpha) <= f(alpha) <= upper(alpha) for every alpha."""
-
-    lower: PiecewiseLinear
-    upper: PiecewiseLinear
 
 
 def compose(*curves: Curve, times: int = 1, num_cells: int = 8192) -> Curve | CurveBounds:

@@ -15,6 +15,7 @@ smallest mu that passes is found by bisection above the largest mu that the grid
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -285,15 +286,13 @@ def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
         return np.float64(0.0)
     if np.isinf(end):
         return np.float64(np.inf)
-    return _smallest_mu(f, float(failure), float(end) * (1.0 + 1e-12))
+    return smallest_mu(lambda epsilon: np.asarray(delta(f, epsilon)), float(failure), float(end) * (1.0 + 1e-12))
 
 
-def _smallest_mu(f: Curve, failure: float, end: float) -> np.float64:
-    grid = np.union1d(np.linspace(0.0, end, _NUM_UNIFORM), np.geomspace(1e-6 * end, end, _NUM_GEOMETRIC + 1)[:-1])
-    grid = np.append(grid, np.full(_NUM_UNIFORM + _NUM_GEOMETRIC - grid.size, end))  # one shape, so one compilation
-    wanted = np.clip((np.asarray(delta(f, grid)) * (1.0 + 1e-12) - failure) / (1.0 - failure), 0.0, 1.0)
-    wanted = np.where(wanted > 0, np.maximum(wanted, 1e-300), 0.0)
-    required = float(np.max(np.asarray(_mu_of(grid, wanted))))
+def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
+    """The mu of `dominating_mu` from upper bounds on delta, which is at most ``failure`` at ``end``, > 0 and finite."""
+    grid, wanted = _wanted_of_grid(delta_at, failure, end)
+    required = _required_mu(grid, wanted)
     if not 0 < required < np.inf:
         return np.float64(required)
     excess = 1e-9
@@ -306,6 +305,27 @@ def _smallest_mu(f: Curve, failure: float, end: float) -> np.float64:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if _suffices(required * (1.0 + middle), grid, wanted) else (middle, high)
     return np.float64(required * (1.0 + high))
+
+
+def required_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
+    """A mu that every statement needs, from lower bounds on delta on the grid of `smallest_mu`."""
+    required = _required_mu(*_wanted_of_grid(lambda epsilon: delta_at(epsilon) * (1.0 - 2e-12), failure, end))
+    return np.float64(required * (1.0 - 1e-9))
+
+
+def _wanted_of_grid(
+    delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Points in [0, end], and the delta_mu that is needed at each; always the same number, so one compilation."""
+    grid = np.union1d(np.linspace(0.0, end, _NUM_UNIFORM), np.geomspace(1e-6 * end, end, _NUM_GEOMETRIC + 1)[:-1])
+    grid = np.append(grid, np.full(_NUM_UNIFORM + _NUM_GEOMETRIC - grid.size, end))
+    wanted = np.clip((delta_at(grid) * (1.0 + 1e-12) - failure) / (1.0 - failure), 0.0, 1.0)
+    wanted = np.where(wanted > 0, np.maximum(wanted, 1e-300), 0.0)
+    return grid, wanted
+
+
+def _required_mu(grid: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.max(np.asarray(_mu_of(grid, wanted))))
 
 
 def _suffices(mu: float, grid: np.ndarray, wanted: np.ndarray) -> bool:

@@ -375,3 +375,16 @@ def test_rows_do_not_influence_each_other():
     before, after = (np.asarray(each(params, rows, y)["out"]) for rows in (x, np.where(unchanged[:, None], x, x + 1)))
     assert (after[3] != before[3]).any()
     np.testing.assert_array_equal(after[unchanged], before[unchanged])
+
+
+def test_sums_of_small_parameters_are_one_array_within_the_loop() -> None:
+    """A compiler that finds their parts in the loop computes the whole sum anew for each of them."""
+    params = [jnp.ones(size) for size in (3, 4, 5, 6)]
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        return sum(jnp.sum(jnp.tanh(p * x)) for p in params)
+
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, microbatch_size=2)
+    jaxpr = jax.make_jaxpr(lambda x: grad_fn(params, x))(jnp.arange(6.0))
+    (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert loop.params["num_carry"] == 2  # the sum and its error

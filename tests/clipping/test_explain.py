@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gdpjax
@@ -81,8 +82,35 @@ def test_chunks_follow_the_size_of_a_row():
     assert gdpjax.clipping.explain(loss, {"w": jnp.zeros((3, 3))}, jnp.zeros((9, 3)), microbatch_size=2).chunk == 2
 
 
+def test_totals_and_padding():
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]) + p["b"])  # noqa: E731
+    params = {"b": jnp.zeros(256), "w": jnp.zeros((512, 256))}
+    whole = gdpjax.explain(loss, params, jnp.zeros((1024, 512)))
+    assert [(leaf.num_bytes, leaf.formed_bytes) for leaf in whole.leaves] == [(1024, 1024), (3072, 2**19)]
+    lines = str(whole).splitlines()
+    assert lines[-2].split() == ["all", "4", "KiB", "513", "KiB"]
+    assert lines[-1] == "1024 of 1024 rows at a time, whose gradients take 4 MiB"
+
+    # Batches with padding are cut into chunks that can be skipped.
+    params = {"b": jnp.zeros(16), "w": jnp.zeros((16, 16))}
+    batch = jnp.zeros((256, 50, 16))
+    is_padding = np.zeros(256, bool)
+    assert gdpjax.explain(loss, params, batch).chunk == 256
+    assert gdpjax.explain(loss, params, batch, is_padding=is_padding).chunk < 256
+    assert gdpjax.explain(loss, params, batch, is_padding=is_padding, constant_work=True).chunk == 256
+
+
+def test_a_number_that_is_looked_up():
+    """A parameter without axes has no first axis to count equal rows along."""
+    loss = lambda p, x: jnp.sum(p[None][jnp.zeros(2, int) + x.astype(int)])  # noqa: E731
+    (leaf,) = gdpjax.explain(loss, jnp.zeros(()), jnp.zeros((4, 2))).leaves
+    assert leaf.shape == ()
+
+
 def test_refusals_are_those_of_clipped_grad():
     with pytest.raises(ValueError, match="scalar for ONE example"):
         gdpjax.clipping.explain(lambda p, x: x, jnp.zeros(2), jnp.zeros((3, 2)))
     with pytest.raises(ValueError, match="strategy must be one of"):
         gdpjax.clipping.explain(lambda p, x: p @ x, jnp.zeros(2), jnp.zeros((3, 2)), strategy="fast")
+    with pytest.raises(ValueError, match="microbatch_size must be"):
+        gdpjax.clipping.explain(lambda p, x: p @ x, jnp.zeros(2), jnp.zeros((3, 2)), microbatch_size=0)

@@ -157,6 +157,31 @@ def test_sensitivity_of_traced_bounds():
     by = jax.jit(lambda c: gdpjax.clipped_grad(dot_loss, PerGroup("x", {"x": c, "y": 2 * c})).sensitivity(ADD))
     for c in [1e-25, 1.0, 1e25]:
         np.testing.assert_allclose(by(c), c * np.sqrt(5), rtol=1e-6)
+    for make in (Flat, PerLeaf, Normalize):
+        of = jax.jit(lambda c, make=make: gdpjax.clipped_grad(dot_loss, make(c)).sensitivity(ADD))
+        assert np.isnan(of(-1.0))
+        assert np.isnan(of(0.0))
+
+
+def test_rules_are_equal_if_they_are_saved_as_the_same():
+    assert Flat(1.0) == Flat(np.float32(1.0))
+    assert hash(Flat(1.0)) == hash(Flat(np.float32(1.0)))
+    assert Flat(1.0) != Flat(2.0)
+    assert Flat(1.0) != PerLeaf(1.0)
+    assert PerGroup({"a": "x"}, {"x": 1.0}) == PerGroup({"a": "x"}, {"x": 1.0})
+
+    def compare(c):
+        rule = Flat(c)
+        assert rule == rule
+        assert rule != Flat(c)
+        return c
+
+    jax.jit(compare)(1.0)
+
+
+def test_a_group_without_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"l2_clip_norms has \['typo'\]"):
+        PerGroup("x", {"x": 1.0, "typo": 2.0}).groups({"b": True})
 
 
 def test_rules_under_vmap_share_the_gradients():

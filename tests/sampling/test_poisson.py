@@ -112,7 +112,7 @@ def test_invalid_traced_numbers_never_fit():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 1e-6, 256 / 60_000, 2**-32])
-def test_words_below_the_accounted_threshold_areincluded_rows(monkeypatch, p):
+def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
     """Trap 32, at the threshold itself: float32(0.1) is above 0.1, so rounding to nearest would include more."""
     threshold = int(sampling.dyadic_probability(p) * 2**32)
     words = jnp.asarray([0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1], jnp.uint32)

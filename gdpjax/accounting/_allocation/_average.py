@@ -4,12 +4,11 @@ For values y_i and y_{i+d} of the grid, weighted u and 1 - u, the average is y_i
 
     c(d) = log(u + (1 - u) e^{d h}),        h the spacing,
 
-whose offset from y_i depends on d alone. With m(d) = floor(c(d) / h) and f = c(d) - m(d) h, in [0, h), the pair falls
-between the values i + m and i + m + 1:
+whose offset from y_i depends on d alone. With m(d) a whole number next to c(d) / h and f = c(d) - m(d) h,
 
-    upper: to i + m + 1 with weight (e^f - 1) / (e^h - 1), to i + m with the rest, which keeps the mean;
-    lower: label i + m, whose excess grows by (e^f - 1) l_i l_j + e^f (a x_i l_j + b l_i x_j), where l are the masses
-           and x the excesses of the two labels, a = u e^{-c} and b = (1 - u) e^{d h - c} their shares of the average.
+    upper: m from below: to i + m + 1 with weight (e^f - 1) / (e^h - 1), to i + m with the rest, which keeps the mean;
+    lower: m nearest: label i + m, whose excess grows by (e^f - 1) l_i l_j + e^f (a x_i l_j + b l_i x_j), where l are
+           the masses and x the excesses of the two labels, a = u e^{-c} and b = (1 - u) e^{d h - c} their shares.
 
 So averaging takes a loop over d of shifted elementwise products: `average`. The mean of t = m + m or m + (m + 1) ratios
 comes from those of m and m + 1, so log2 t rounds give the mean of any number t, `average_of_steps`. As the range of log
@@ -34,12 +33,13 @@ _FINEST = 6
 
 
 class _Offsets(NamedTuple):
-    """For each difference d [2 CELLS]: the offset m, and the weights of the products."""
+    """For each difference d [2 CELLS]: the two offsets m, and the weights of the products."""
 
-    offset: Array
-    multiplicity: Array
+    upper_offset: Array
     to_left: Array
     to_right: Array
+    lower_offset: Array
+    multiplicity: Array
     own_excess: Array
     first_excess: Array
     second_excess: Array
@@ -64,30 +64,32 @@ def _offsets(grid: Grid, share: Array, symmetric: Array) -> _Offsets:
     # The average lies between the two, and strictly below the larger one.
     offset = jnp.clip(jnp.floor(c / h), np.minimum(d, 0), _HIGHEST_OFFSETS)
     rest = jnp.clip(c - offset * h, 0.0, h)
+    nearest = offset + jnp.where(rest > 0.5 * h, 1.0, 0.0)
+    lower_rest = c - nearest * h
 
     # Two equal laws: d and -d give the same.
     doubled = jnp.where(d > 0, 2.0, jnp.where(d == 0, 1.0, 0.0))
     multiplicity = jnp.where(symmetric, doubled, 1.0)
     whole = multiplicity / jnp.expm1(h)
-    growth = multiplicity * jnp.exp(rest)
+    growth = multiplicity * jnp.exp(lower_rest)
     return _Offsets(
-        offset=offset.astype(np.int32),
-        multiplicity=multiplicity,
+        upper_offset=offset.astype(np.int32),
         to_left=whole * jnp.exp(rest) * jnp.expm1(h - rest),
         to_right=whole * jnp.expm1(rest),
-        own_excess=multiplicity * jnp.expm1(rest),
+        lower_offset=nearest.astype(np.int32),
+        multiplicity=multiplicity,
+        own_excess=multiplicity * jnp.expm1(lower_rest),
         first_excess=growth * share * jnp.exp(-c),
         second_excess=growth * (1.0 - share) * jnp.exp(jnp.minimum(d * h - c, 50.0)),
     )
 
 
-def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array, needed: Array) -> Law:
-    """The law of share R_1 + (1 - share) R_2, R_1 and R_2 independent; one without mass where it is not ``needed``.
+def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array) -> Law:
+    """The law of share R_1 + (1 - share) R_2, R_1 and R_2 independent.
 
     ``symmetric`` says that the two laws are equal and the share is 1/2, which halves the work.
     """
     table = _offsets(grid, share, symmetric)
-    size = jnp.where(needed, grid.size, 0).astype(np.int32)
     begin = jnp.where(symmetric, CELLS - 1, CELLS - grid.size).astype(np.int32) // _UNROLLED
     end = (CELLS - 1 + grid.size).astype(np.int32) // _UNROLLED + 1
     pad = functools.partial(jnp.pad, pad_width=CELLS)
@@ -98,11 +100,15 @@ def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array,
     def one_difference(index: Array, start: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         left, right, lower, excess = sums
         at = _Offsets(*(column[index] for column in table))
-        i = start - at.offset
-        j = i + index - (CELLS - 1)
+        difference = index - (CELLS - 1)
+
+        i = start - at.upper_offset
+        j = i + difference
         product = cut(upper_1, i) * cut(upper_2, j)
         left = left + at.to_left * product
         right = right + at.to_right * product
+        i = start - at.lower_offset
+        j = i + difference
         mass_1, mass_2 = cut(lower_1, i), cut(lower_2, j)
         product = mass_1 * mass_2
         lower = lower + at.multiplicity * product
@@ -121,21 +127,26 @@ def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array,
         return tuple(put(total, part) for total, part in zip(totals, sums, strict=True))
 
     zeros = jnp.zeros(CELLS)
-    chunks = (size + (_CHUNK - 1)) // _CHUNK
+    chunks = (grid.size.astype(np.int32) + (_CHUNK - 1)) // _CHUNK
     left, right, lower, excess = jax.lax.fori_loop(np.int32(0), chunks, chunk, (zeros,) * 4)
 
     # The average of 0 and y is moved to 0 and y, which keeps its mean; so no third value is needed.
     upper = left + jnp.roll(right, 1)
     beside_zero = first.at_zero * (1.0 - share) * second.upper + second.at_zero * share * first.upper
-    reach = grid.spacing * grid.size + jnp.abs(grid.origin)
+    # A label's mean is off by the error of the weights times the spread of what goes into it.
+    rounding = first.rounding + second.rounding + UNIT_ROUNDOFF * (2.0 * grid.size + 64.0)
+    moved = 16.0 * UNIT_ROUNDOFF * (grid.spacing * grid.size + jnp.abs(grid.origin))
+    spread = jnp.expm1(grid.spacing) + 2.0 * jnp.max(jnp.abs(jnp.stack([first.mean_excess(), second.mean_excess()])))
+    means_moved = moved + 4.0 * rounding * spread
     return Law(
-        upper=upper + jnp.where(needed, beside_zero, 0.0),
+        upper=upper + beside_zero,
         at_zero=share * first.at_zero + (1.0 - share) * second.at_zero + 1e-300,
         at_infinity=share * first.at_infinity + (1.0 - share) * second.at_infinity + grid.underflow(),
         lower=lower,
         excess=excess,
-        rounding=first.rounding + second.rounding + UNIT_ROUNDOFF * (2.0 * grid.size + 64.0),
-        displacement=jnp.maximum(first.displacement, second.displacement) + 16.0 * UNIT_ROUNDOFF * reach,
+        rounding=rounding,
+        displacement=jnp.maximum(first.displacement, second.displacement) + moved,
+        lower_displacement=jnp.maximum(first.lower_displacement, second.lower_displacement) + means_moved,
     )
 
 
@@ -166,6 +177,8 @@ def _cut(laws: tuple[Law, Law], grid: Grid, most: Array, log_tail: Array) -> tup
     def spread(values: Array) -> Array:
         return jnp.where(occupied, values[source], 0.0)
 
+    moved = 16.0 * UNIT_ROUNDOFF * (jnp.abs(finer.origin) + grid.spacing * grid.size)
+
     def one(law: Law) -> Law:
         below = jnp.where(index < first, law.upper, 0.0)
         above = jnp.where(index > last, law.upper, 0.0)
@@ -178,7 +191,8 @@ def _cut(laws: tuple[Law, Law], grid: Grid, most: Array, log_tail: Array) -> tup
             lower=spread(law.lower),
             excess=spread(law.excess),
             rounding=law.rounding + UNIT_ROUNDOFF * CELLS,
-            displacement=law.displacement + 16.0 * UNIT_ROUNDOFF * (jnp.abs(finer.origin) + grid.spacing * grid.size),
+            displacement=law.displacement + moved,
+            lower_displacement=law.lower_displacement + moved,
         )
 
     return (one(laws[0]), one(laws[1])), finer
@@ -193,6 +207,7 @@ def average_of_steps(
     2 m + 2.
     """
     most = grid.size
+    nothing = jax.tree.map(jnp.zeros_like, step)
     steps = num_steps.astype(np.int64)
     digits = 64 - jax.lax.clz(steps)
 
@@ -215,12 +230,16 @@ def average_of_steps(
         pairs = jax.tree.map(lambda *laws: jnp.stack(laws), (equal, equal), (small, large))
         shares, symmetric = jnp.stack([0.5 * jnp.ones_like(share), share]), np.array([True, False])
         needed = jnp.stack([equal_needed, mixed_needed])
-        made = jax.lax.map(lambda task: average(task[0], task[1], grid, *task[2:]), (*pairs, shares, symmetric, needed))
+
+        def make(task: tuple[Array, Law, Law, Array, Array]) -> Law:
+            needed, *rest = task
+            return jax.lax.cond(needed, lambda: average(rest[0], rest[1], grid, *rest[2:]), lambda: nothing)
+
+        made = jax.lax.map(make, (needed, *pairs, shares, symmetric))
         of_equal, of_mixed = (jax.tree.map(lambda leaf, row=row: leaf[row], made) for row in (0, 1))
         even, odd = (of_equal, of_mixed), (of_mixed, of_equal)
         first, second = jax.tree.map(lambda a, b: jnp.where(digit == 1, b, a), even, odd)
         first = jax.tree.map(lambda old, new: jnp.where(known, old, new), large, first)
         return _cut((first, second), grid, most, log_tail)
 
-    nothing = jax.tree.map(jnp.zeros_like, step)
     return jax.lax.fori_loop(np.int64(0), digits, double, ((nothing, step), grid))

@@ -13,8 +13,9 @@ holds one of each, on the same grid of values y_k = e^{origin + k spacing}, 0 <=
 * `lower`, the Q-mass of label k, and `excess`: the mean of R given the label is y_k (1 + excess_k / lower_k). Knowing
   only a label of an outcome lowers both deltas, and so does leaving outcomes out.
 
-Every mass is a sum of positive terms, right to a relative error of `rounding`. The values are right to a relative error
-of `displacement`. Derivations are in docs/theory/allocation.md.
+Every mass is a sum of positive terms, right to a relative error of `rounding`. The values y_k are right to a relative
+error of `displacement`, the means of the labels to one of `lower_displacement`. Derivations are in
+docs/theory/allocation.md.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,8 @@ from gdpjax._core.types import Array
 CELLS = 2560
 """The largest number of grid values, the static length of all arrays."""
 UNIT_ROUNDOFF = 2.0**-53
-_SMALLEST_MASS = 1e-280
+SMALLEST_MASS = 1e-280
+"""Labels with less mass are left out."""
 
 
 class Grid(NamedTuple):
@@ -56,6 +58,12 @@ class Law(NamedTuple):
     excess: Array
     rounding: Array
     displacement: Array
+    lower_displacement: Array
+
+    def mean_excess(self) -> Array:
+        """The excess of each label for each unit of its mass; 0 for labels with next to no mass."""
+        kept = self.lower > SMALLEST_MASS
+        return jnp.where(kept, self.excess / jnp.where(kept, self.lower, 1.0), 0.0)
 
 
 class Pair(NamedTuple):
@@ -88,12 +96,9 @@ def upper_pair(law: Law, grid: Grid) -> Pair:
 
 def lower_pair(law: Law, grid: Grid) -> Pair:
     """The pair that understates both directions; what is left out of it counts for nothing."""
-    kept = law.lower > _SMALLEST_MASS
-    mean_excess = jnp.where(kept, law.excess / jnp.where(kept, law.lower, 1.0), 0.0)
-    log_ratio = grid.log_values() + jnp.log1p(mean_excess)
-    log_q = jnp.where(kept, jnp.log(law.lower), -jnp.inf)
+    log_ratio = grid.log_values() + jnp.log1p(law.mean_excess())
+    log_q = jnp.where(law.lower > SMALLEST_MASS, jnp.log(law.lower), -jnp.inf)
     log_p = log_q + log_ratio
     nothing = jnp.zeros_like(law.rounding)
     rounding = law.rounding + 8.0 * UNIT_ROUNDOFF * (1.0 + jnp.max(jnp.abs(log_ratio)))
-    displacement = law.displacement + 3.0 * law.rounding * jnp.max(mean_excess)
-    return Pair(log_ratio, log_p, log_q, nothing, nothing, rounding, displacement)
+    return Pair(log_ratio, log_p, log_q, nothing, nothing, rounding, law.lower_displacement)

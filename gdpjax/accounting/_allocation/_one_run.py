@@ -13,50 +13,59 @@ import numpy as np
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._allocation._law import CELLS, UNIT_ROUNDOFF, Pair
 
-_HALVINGS = 48
+_STEPS = 16
+_TO_SAFE_SIDE = np.array([-1e-7, 1e-7])
 
 
-def computed_delta(pair: Pair, epsilon: Array) -> Array:
-    """The larger of the two directions, without errors."""
-    remove = jnp.exp(pair.log_p) * -jnp.expm1(jnp.minimum(epsilon - pair.log_ratio, 0.0))
-    add = jnp.exp(pair.log_q) * -jnp.expm1(jnp.minimum(epsilon + pair.log_ratio, 0.0))
-    return jnp.maximum(jnp.sum(remove) + pair.lost_p, jnp.sum(add) + pair.lost_q)
+def computed_delta(pair: Pair, epsilon: Array) -> tuple[Array, Array]:
+    """The larger of the two directions and its rate of decrease in epsilon, without errors."""
+    p, q = jnp.exp(pair.log_p), jnp.exp(pair.log_q)
+    below = jnp.minimum(epsilon - pair.log_ratio, 0.0)
+    remove = jnp.sum(p * -jnp.expm1(below)) + pair.lost_p
+    below_add = jnp.minimum(epsilon + pair.log_ratio, 0.0)
+    add = jnp.sum(q * -jnp.expm1(below_add)) + pair.lost_q
+    rate_remove = jnp.sum(jnp.where(below < 0, p * jnp.exp(below), 0.0))
+    rate_add = jnp.sum(jnp.where(below_add < 0, q * jnp.exp(below_add), 0.0))
+    return jnp.maximum(remove, add), jnp.where(remove >= add, rate_remove, rate_add)
 
 
-def _relative_error(pair: Pair) -> Array:
-    return 2.0 * pair.rounding + UNIT_ROUNDOFF * (2.0 * CELLS)
-
-
-def _absolute_error(pair: Pair, epsilon: Array) -> Array:
-    return pair.displacement + 8.0 * UNIT_ROUNDOFF * (jnp.max(jnp.abs(pair.log_ratio)) + epsilon)
+def _bound(pair: Pair, epsilon: Array, side: float) -> tuple[Array, Array]:
+    """The delta of a pair moved by its errors up (side 1) or down (side -1), and its rate of decrease."""
+    relative = 2.0 * pair.rounding + UNIT_ROUNDOFF * (2.0 * CELLS)
+    absolute = pair.displacement + 8.0 * UNIT_ROUNDOFF * (jnp.max(jnp.abs(pair.log_ratio)) + epsilon)
+    value, rate = computed_delta(pair, epsilon - side * absolute)
+    return value * (1.0 + side * relative), rate
 
 
 def delta_of_pairs(lower: Pair, upper: Pair, epsilon: Array) -> Bounds:
     """The bracket on delta of what lies between two pairs."""
-    moved = epsilon + _absolute_error(lower, epsilon)
-    smallest = computed_delta(lower, moved) * (1.0 - _relative_error(lower))
-    moved = epsilon - _absolute_error(upper, epsilon)
-    largest = computed_delta(upper, moved) * (1.0 + _relative_error(upper))
+    smallest, _ = _bound(lower, epsilon, -1.0)
+    largest, _ = _bound(upper, epsilon, 1.0)
     return Bounds(jnp.maximum(smallest, 0.0), jnp.minimum(largest, 1.0))
 
 
 def epsilon_of_pairs(lower: Pair, upper: Pair, delta: Array, largest: Array) -> Bounds:
-    """The bracket on epsilon of what lies between two pairs, where it is known to be at most ``largest``."""
+    """The bracket on epsilon of what lies between two pairs, where it is known to be at most ``largest``.
 
-    def ends(epsilon: Array) -> tuple[Array, Array]:
-        """Whether epsilon[0] is a lower and epsilon[1] an upper end."""
-        below = delta_of_pairs(lower, upper, epsilon[0]).lower > delta
-        above = delta_of_pairs(lower, upper, epsilon[1]).upper <= delta
-        return below, above
+    Newton's method for log delta proposes points for both ends, moved a little to the safe side; only a point at which
+    the bound on delta was evaluated, and proves it, becomes an end.
+    """
 
-    def halve(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        proved, other = state
-        middle = 0.5 * (proved + other)
-        good = jnp.stack(ends(middle))
-        return jnp.where(good, middle, proved), jnp.where(good, other, middle)
+    def step(_: int, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        proved, other, point = state
+        bounds, rates = zip(_bound(lower, point[0], -1.0), _bound(upper, point[1], 1.0), strict=True)
+        value, rate = jnp.stack(bounds), jnp.stack(rates)
+        good = jnp.stack([value[0] > delta, value[1] <= delta])
+        proved, other = jnp.where(good, point, proved), jnp.where(good, other, point)
 
-    # Both searches keep an end that is proved; 0 and ``largest`` are so to begin with.
+        newton = point + jnp.log(value / delta) * value / rate
+        proposal = newton * (1.0 + _TO_SAFE_SIDE)
+        inside = (proposal > jnp.minimum(proved, other)) & (proposal < jnp.maximum(proved, other))
+        return proved, other, jnp.where(inside, proposal, 0.5 * (proved + other))
+
+    # 0 and ``largest`` are ends to begin with.
     proved = jnp.stack([jnp.zeros_like(largest), largest])
-    at_zero = ends(jnp.zeros(2))[1]
-    proved, _ = jax.lax.fori_loop(np.int32(0), np.int32(_HALVINGS), halve, (proved, proved[::-1]))
-    return Bounds(proved[0], jnp.where(at_zero, 0.0, proved[1]))
+    nothing = _bound(upper, jnp.zeros(()), 1.0)[0] <= delta
+    start = proved, proved[::-1], 0.5 * (proved + proved[::-1])
+    proved, _, _ = jax.lax.fori_loop(np.int32(0), np.int32(_STEPS), step, start)
+    return Bounds(proved[0], jnp.where(nothing, 0.0, proved[1]))

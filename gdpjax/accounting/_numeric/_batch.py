@@ -35,7 +35,7 @@ def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **d
     def mapped(*values: Array) -> Any:
         shape, rows = _rows(jnp, [_not_differentiable(value) for value in values], phase_groups)
         flat = jax.lax.map(lambda row: sequential(*row), tuple(rows))
-        return jax.tree.map(lambda leaf: leaf.reshape(shape), flat)
+        return jax.tree.map(lambda leaf: leaf.reshape((*shape, *leaf.shape[1:])), flat)
 
     named = _with_names(mapped, tuple(domains))
     traced = float64_function(broadcast=not phase_groups, **domains)(named)  # pyright: ignore[reportArgumentType]
@@ -45,7 +45,7 @@ def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **d
     @xla.jit
     def chunk(count: Array, *rows: Array) -> Any:
         shapes = jax.eval_shape(traced_once, *(row[0] for row in rows))
-        out = jax.tree.map(lambda leaf: jnp.zeros(CHUNK, leaf.dtype), shapes)
+        out = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), shapes)
 
         def body(i: Array, out: Any) -> Any:
             return jax.tree.map(lambda old, new: old.at[i].set(new), out, traced_once(*(row[i] for row in rows)))
@@ -64,7 +64,7 @@ def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **d
         starts = range(0, max(math.prod(shape), 1), CHUNK)
         with at_once(), jax.enable_x64(True):
             parts = [_run_chunk(chunk, [row[i : i + CHUNK] for row in rows]) for i in starts]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(shape)[()], *parts)
+        return jax.tree.map(lambda *leaves: _reshaped(np.concatenate(leaves), shape), *parts)
 
     return call
 
@@ -91,6 +91,11 @@ def _rows(xp: Any, values: Any, phase_groups: tuple[int, ...]) -> tuple[tuple[in
     shape = np.broadcast_shapes(*(np.shape(v)[:-1] for v in vectors), *(np.shape(value) for value in scalars))
     rows = [xp.broadcast_to(v, (*shape, v.shape[-1])).reshape(-1, v.shape[-1]) for v in vectors]
     return shape, rows + [xp.broadcast_to(value, shape).reshape(-1) for value in scalars]
+
+
+def _reshaped(rows: np.ndarray, shape: tuple[int, ...]) -> Any:
+    """The rows of the batch in the shape that the arguments have together; a row may be a vector."""
+    return rows.reshape((*shape, *rows.shape[1:]))[()]
 
 
 def _run_chunk(chunk: Callable[..., Any], rows: list[np.ndarray]) -> Any:

@@ -28,6 +28,8 @@ _TINY = 2.3e-308
 _SMALLEST_PROB = 1e-30
 _SMALLEST_ALPHA = 1e-300
 _SMALLEST_NOISE_SEARCHED = 0.2
+PROFILE_SHARING = 6
+"""How many neighbouring epsilon of a profile share a contour."""
 
 
 class Family(NamedTuple):
@@ -160,3 +162,40 @@ def of_phases(name: str, family: Family = POISSON) -> Callable[..., Any]:
     groups = (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()))
     domains[question.argument] = question.domain
     return batched(_core(question, family), phase_groups=groups, **domains)  # pyright: ignore
+
+
+def _profile_core(run: Run, epsilon: Array, width: Array) -> Bounds:
+    """Brackets on delta at many epsilon [n], of which a few neighbours share a contour."""
+    form = _closed.closed_form(run)
+
+    def on_contours() -> Bounds:
+        groups = epsilon.reshape(-1, PROFILE_SHARING)
+        answer = jax.lax.map(lambda group: _driver.log_deltas_of_run(run, group, width), groups)
+        lower, upper = answer.lower.reshape(-1), answer.upper.reshape(-1)
+        return Bounds(jnp.exp(lower) * (1.0 - 1e-12), jnp.exp(upper) * (1.0 + 1e-12))
+
+    def in_closed_form() -> Bounds:
+        return jax.lax.map(lambda one: _closed.delta(form, one), epsilon)
+
+    answer = jax.lax.cond(form.applies, in_closed_form, on_contours)
+    upper = jnp.fmin(answer.upper, _run.chance_of_leaking(run))
+    return Bounds(jnp.maximum(answer.lower - _TINY, 0.0), jnp.minimum(upper + _TINY, 1.0))
+
+
+@functools.cache
+def profile_of_phases(family: Family = POISSON) -> Callable[..., Any]:
+    """delta at a vector of epsilon, its length a multiple of `PROFILE_SHARING`, to a relative width that may differ.
+
+    Called as `of_phases`, with the vector of epsilon and the width at the end. The answer has the vector's axis last.
+    """
+
+    def core(*values: Array) -> Bounds:
+        run, active, raised = _prepare(family, values[:-2])
+        answer = _profile_core(run, *values[-2:])
+        lower = jnp.where(active & ~raised, answer.lower, 0.0)
+        return Bounds(lower, jnp.where(active, answer.upper, 0.0))
+
+    domains = {**_PHASES, **(_GROUP if family.largest_group > 1 else {}), **(_FINITE if family.finite else {})}
+    groups = (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()), 1)
+    domains = {**domains, "epsilon": checks.NONNEGATIVE, "width": checks.OPEN_UNIT}
+    return batched(core, phase_groups=groups, **domains)  # pyright: ignore

@@ -1,4 +1,4 @@
-"""The gradients of one parameter for a batch of examples: a final class for each form in which they are held."""
+"""The gradients of one parameter for a batch of examples, with one class for each form in which they are held."""
 
 from gdpjax.clipping._gradients._abstract import AbstractRowGradients
 from gdpjax.clipping._gradients._formed import FormedGradients

@@ -1,18 +1,18 @@
-"""The gradients of one parameter for N examples ("rows"), in whatever form they are held.
+"""The abstract class of the gradients of one parameter for N examples ("rows"), in whatever form they are held.
 
-Clipping needs two things of an example's gradient g_i: its norm, and its part in the weighted sum. Neither needs g_i
-to be formed. A final class for each form knows how to compute both:
+Clipping needs two things of an example's gradient g_i: its norm, and its part in the weighted sum. Both can be computed
+without forming g_i. Each form has a class that computes them:
 
     gradients.squared_norms(dtype)      ||g_i||^2, for every row
     gradients.weighted_sum(weights)     sum_i w_i g_i
 
 Two promises bind every class, and the sensitivity rests on them.
 
-* Row by row. What is computed for a row is a function of that row alone, and its norm is never below that of what is
-  added for it, but for the roundings that `_rounding_budget` counts.
+* Row by row. What is computed for a row is a function of that row alone. Its norm is at least the norm of what is added
+  for it, up to the roundings that `_rounding_budget` counts.
 * Roundings. In ``weighted_sum`` each w_i g_i is rounded at most twice, or it is computed by itself and its norm counts
   what that may add (`_position_products`). The rows are then added plainly, in any order. The budget limits how many
-  rows may be added so.
+  rows may be added in this way.
 """
 
 import abc
@@ -43,23 +43,23 @@ class AbstractRowGradients(abc.ABC):
     @property
     @abc.abstractmethod
     def method(self) -> str:
-        """What `gdpjax.explain` calls this form."""
+        """The name of this form in `gdpjax.explain`."""
 
     @abc.abstractmethod
     def squared_norms(self, dtype: Any) -> ScaledSquares:
-        """Return the squared norm of each row, never below the norm of what `weighted_sum` adds for it."""
+        """Return the squared norm of each row, at least that of what `weighted_sum` adds for a weight of one."""
 
     @abc.abstractmethod
     def weighted_sum(self, weights: RowWeights) -> Array:
-        """Return sum_i w_i g_i, the rows added plainly."""
+        """Return sum_i w_i g_i, with the rows added plainly."""
 
     @abc.abstractmethod
     def formed(self) -> Array:
-        """Return the gradients [N, *shape], formed."""
+        """Return the gradients as one array [N, *shape]."""
 
     @abc.abstractmethod
     def weighted_rows(self, weights: RowWeights) -> Array:
-        """Return the weighted rows [N, *shape], formed."""
+        """Return the weighted gradients as one array [N, *shape]."""
 
     def row_arrays(self) -> list[Array]:
         """Return the arrays with a leading axis of rows."""
@@ -71,12 +71,12 @@ class AbstractRowGradients(abc.ABC):
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """The number of rows, N."""
         return self.row_arrays()[0].shape[0]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of one row."""
+        """The bytes of one row."""
         total = 0
         for x in self.row_arrays():
             total += math.prod(x.shape[1:]) * x.dtype.itemsize

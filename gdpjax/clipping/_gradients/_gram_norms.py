@@ -6,14 +6,17 @@ The sum over pairs of positions
 
     |G|^2 = sum_{t,s} (left_t . left_s) (right_t . right_s)
 
-needs nothing of the size of G, but its terms may cancel, by as many digits as somebody likes who chooses the data. Let
-S = sum_t |left_t| |right_t|. Rounding moves the computed sum by at most kappa S^2, and moves the product of one row,
-computed in whatever order, by at most gamma S. The norm that a clip rule is to see is therefore
+needs no array of the size of G. But its terms may cancel, and whoever chooses the data chooses how far. Let
+
+    S = sum_t |left_t| |right_t|.
+
+Rounding moves the computed sum by at most kappa S^2. It moves G itself, where `_position_products` computes it for the
+weighted sum, by at most gamma S. So the clip rule is given the norm
 
     sqrt(max(0, computed) + kappa S^2) + gamma S,
 
-at least the norm of G and of what the row adds to a weighted sum. docs/theory/positions.md derives kappa and gamma,
-and says what the bound costs: where positions do not agree, some 0.1 %.
+which is at least the norm of G, and of what the row adds to a weighted sum. docs/theory/positions.md derives kappa and
+gamma, and says what the bound costs: some 0.1 to 0.6 % where positions are orthogonal.
 """
 
 import math
@@ -27,11 +30,12 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._gradients._scaled import LOWEST_EXPONENT, ScaledSquares, squared_norms, wide
 
 _PIECE = 248
-"""Entries over which one contraction runs, at least; longer ones are taken in pieces to keep their rounding small."""
+"""The least number of entries of one contraction. Longer dot products are cut into pieces, which keeps their rounding
+small."""
 _SECOND_ORDER = 1.05
-"""Covers products of roundings, which a first-order count of them leaves out."""
+"""Covers products of two and more roundings, which a count of roundings leaves out."""
 _FEW_ROUNDINGS = 12
-"""Scaling, square roots, and the last additions and multiplications."""
+"""The roundings of scaling, of square roots, and of the last additions and multiplications."""
 _MOST_RELATIVE_ERROR = 0.01
 """Roundings that could amount to more are refused: products of them would no longer be small."""
 
@@ -42,7 +46,7 @@ def gram_squared_norms(left: Array, right: Array, dtype: Any = None) -> ScaledSq
     Args:
       left: [N, T, K, d].
       right: [N, T, K, p].
-      dtype: of the norms; at least that of the weighted sum, which is the default.
+      dtype: the dtype of the norms. By default it is that of the weighted sum, and it must not be narrower.
     """
     sum_dtype = jnp.promote_types(wide_dtype(left), wide_dtype(right))
     dtype = sum_dtype if dtype is None else dtype
@@ -51,17 +55,18 @@ def gram_squared_norms(left: Array, right: Array, dtype: Any = None) -> ScaledSq
         left, right = (wide(x).astype(dtype) for x in factors)
 
         # Scale every factor by itself, and then the right ones to the largest position of their block.
-        of_left, of_right = squared_norms(left), squared_norms(right)
+        of_left = squared_norms(left)
+        of_right = squared_norms(right)
         positions = relative_positions(of_left, of_right)
         left = scaled_down(left, of_left)
         right = scaled_down(right, of_right) * positions.scale[..., None]
 
-        # (left_t . left_s) (right_t . right_s) for all pairs, added up.
+        # (left_t . left_s) (right_t . right_s) for all pairs of positions, added up and rounded up.
         products = gram(left) * gram(right)
         lengths = (left.shape[-1], right.shape[-1])
         return rounded_up(products, positions, lengths, sum_dtype)
 
-    # A loop, so that every row is computed by the same code.
+    # This is a loop, so that every row is computed by the same code.
     return jax.lax.map(of_one_row, (left, right))
 
 
@@ -69,9 +74,9 @@ class RelativePositions(NamedTuple):
     """The sizes of the positions of one example, relative to the largest of their block.
 
     Attributes:
-      scale: [T, K], powers of two for the products of scaled factors, at most one.
-      sizes: [T, K], |left_t| |right_t| on that scale.
-      exponent: int32 [K], of the largest position.
+      scale: [T, K], powers of two, at most one. They scale the product of the two scaled factors of a position.
+      sizes: [T, K], |left_t| |right_t| / 2^exponent.
+      exponent: int32 [K], the exponent of the largest position.
     """
 
     scale: Array
@@ -80,13 +85,13 @@ class RelativePositions(NamedTuple):
 
 
 def relative_positions(of_left: ScaledSquares, of_right: ScaledSquares) -> RelativePositions:
-    """Compare positions, given the squared norms [T, K] of their factors."""
+    """Return the sizes of positions, given the squared norms [T, K] of their factors."""
     # |left_t| |right_t|, NaN where a factor is not finite.
     sizes = of_left.root() * of_right.root()
     is_finite = jnp.isfinite(of_left.value + of_right.value)
     sizes = jnp.where(is_finite, sizes, jnp.nan)
 
-    # A position whose product is zero must not decide the scale of the others.
+    # A position whose product is zero has no exponent, so it must not decide the largest one.
     exponents = jnp.where(sizes == 0, LOWEST_EXPONENT, of_left.exponent + of_right.exponent)
     largest = exponents.max(axis=0)
     largest = jnp.where(largest == LOWEST_EXPONENT, 0, largest)
@@ -96,7 +101,7 @@ def relative_positions(of_left: ScaledSquares, of_right: ScaledSquares) -> Relat
 
 
 def scaled_down(x: Array, squares: ScaledSquares) -> Array:
-    """Divide vectors by the powers of two that their squared norms were scaled by."""
+    """Return vectors divided by 2^exponent, where the exponents are those of their squared norms."""
     return x * power_of_two(-squares.exponent, x.dtype)[..., None]
 
 
@@ -113,7 +118,7 @@ def gram(x: Array) -> Array:
 
     def add_piece(number: Array, sums: Array) -> Array:
         piece = jax.lax.dynamic_slice_in_dim(x, number * length, length, axis=-1)
-        # A contraction that went on adding to the others would be one long sum.
+        # Without the barrier the compiler might make one long sum of the pieces.
         return sums + jax.lax.optimization_barrier(_products_of_pairs(piece))
 
     sums = jnp.zeros((x.shape[1], x.shape[0], x.shape[0]), x.dtype)
@@ -125,7 +130,7 @@ def gram(x: Array) -> Array:
 
 
 def _products_of_pairs(x: Array) -> Array:
-    """Contract [T, K, d] with itself to [K, T, T], in full precision."""
+    """Return the products of all pairs of positions [K, T, T] of x [T, K, d], in full precision, by one contraction."""
     highest = jax.lax.Precision.HIGHEST
     if x.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
         return jnp.einsum("td,sd->ts", x[:, 0], x[:, 0], precision=highest)[None]
@@ -133,12 +138,12 @@ def _products_of_pairs(x: Array) -> Array:
 
 
 def _piece_length(size: int) -> int:
-    """Return over how many entries one contraction runs."""
+    """Return the number of entries of one piece of a dot product of this length."""
     return max(_PIECE, math.isqrt(size))
 
 
 def _dot_roundings(size: int) -> int:
-    """Return the roundings of a dot product in `gram`: of a piece in any order, and of adding up the pieces."""
+    """Return the roundings of a dot product in `gram`: those of one piece, in any order, and of adding up pieces."""
     length = _piece_length(size)
     if size < 2 * length:
         return size
@@ -148,13 +153,13 @@ def _dot_roundings(size: int) -> int:
 def rounded_up(
     products: Array, positions: RelativePositions, lengths: tuple[int, int], sum_dtype: Any
 ) -> ScaledSquares:
-    """Add up the products of pairs, and round up by their error and by that of the row in a weighted sum.
+    """Return the squared norm: the sum of the products of pairs, rounded up as the docstring of the module says.
 
     Args:
       products: (left_t . left_s) (right_t . right_s), [K, T, T].
       positions: the sizes of the positions.
-      lengths: over how many entries the dot products of left and of right factors run.
-      sum_dtype: dtype of the weighted sum.
+      lengths: the numbers of entries of the left and of the right factors.
+      sum_dtype: the dtype of the weighted sum.
     """
     # |G|^2 as it is computed, and S, for each block.
     num_blocks, num_positions, _ = products.shape

@@ -1,21 +1,22 @@
-"""Gradients of a weight that an example uses at many positions: sum_t left_t right_t^T, never formed for all rows.
+"""Gradients of a weight that is used at many positions, sum_t left_t right_t^T, without forming them for all rows.
 
     gradients = PositionProducts(left, right, axes, weight.shape)
     gradients.squared_norms(dtype), gradients.weighted_sum(weights)
 
-A weight W [d, p] that is used at T positions of a sequence has such a gradient; for the head of a language model it has
-the size of a vocabulary times a width. `_gram_norms` computes its norm, by (d + p) T^2 multiplications, and rounds it
-up by the error that it can have.
+Here W [d, p] is a weight, G_i the gradient of row i, and c_i the row's weight. For the head of a language model, G_i
+has as many entries as a vocabulary times a width. `_gram_norms` computes the norm of G_i by (d + p) T^2
+multiplications, and rounds it up by the error that it can have.
 
-The weighted sum over rows must not be one contraction over rows and positions. Its error would be in proportion to
-sum_i c_i S_i, S_i = sum_t |left_t| |right_t|, which clipping does not bound: where positions cancel, S_i is as much
-larger than the gradient as somebody likes who chooses the data. So each row's product F_i is computed by itself, always
-by the same code, and the F_i are added up. Then
+The weighted sum must not be one contraction over rows and positions. The error of that is in proportion to sum_i c_i
+S_i, where S_i = sum_t |left_t| |right_t|, and clipping does not bound it: where positions cancel, S_i can be larger
+than |G_i| by any factor. So each row's product F_i, the computed c_i G_i, is computed by itself, always by the same
+code, and then the F_i are added up. Then
 
-* F_i is a function of row i alone, as a formed gradient is, and its error is its own, and no error of the sum;
-* |F_i| <= c_i (|G_i| + gamma S_i), and the norm that the rule sees holds gamma S_i.
+* F_i is a function of row i alone, as a formed gradient is. Its error is a part of what row i adds, and not an error of
+  the sum.
+* |F_i| <= c_i (|G_i| + gamma S_i), and the norm that the rule sees includes gamma S_i.
 
-The rows F_i are added within the budget of any other rows. Only a piece of one F_i is held at a time.
+The F_i are added within the same budget as other rows. Only a piece of one F_i is held at a time.
 docs/theory/positions.md has the derivation.
 """
 
@@ -39,25 +40,25 @@ from gdpjax.clipping._weight_axes import Axis, arrange
 _PIECE = 2**19
 """Entries of one row's product that are computed and added at a time: they should stay in a cache."""
 _ALIGNMENT = 16
-"""Entries to which the width of a piece is aligned, but for a half."""
+"""The width of a piece is an odd multiple of half this number of entries."""
 
 _LEAST_ENTRIES = 2**22
-"""Entries of a gradient from which on it is not to be formed for several examples."""
+"""A gradient with at least so many entries is large: it is worth not forming it."""
 _GRAM_COST = 2
-"""The multiplications of the sum, at least, over those of the Gram matrices."""
+"""Positions are kept where the sum takes at least this many times the multiplications of the Gram matrices."""
 
 
 class AbstractPositionProducts(AbstractRowGradients):
     """Gradients that are sums of outer products, and whose `weighted_sum` computes each row by itself."""
 
     def formed(self) -> Array:
-        """Return the gradients, formed."""
+        """Return the gradients as one array, computed as weighted rows with a weight of one."""
         keep = jnp.ones(self.num_rows, bool)
         ones = RowWeights(jnp.zeros(self.num_rows, jnp.int32), keep.astype(jnp.float32), keep)
         return self.weighted_rows(ones)
 
     def weighted_rows(self, weights: RowWeights) -> Array:
-        """Return the weighted rows, formed."""
+        """Return the weighted gradients as one array, each computed by itself."""
 
         def of_one_row(row: tuple[Any, RowWeights]) -> Array:
             gradients, weights = jax.tree.map(lambda x: x[None], row)
@@ -95,7 +96,7 @@ class PositionProducts(AbstractPositionProducts):
       left: [N, T, K, d].
       right: [N, T, K, p].
       axes: for each axis of the weight, which factor has it; see `_weight_axes`.
-      weight_shape: shape of the weight.
+      weight_shape: the shape of the weight.
     """
 
     left: Array
@@ -116,7 +117,7 @@ class PositionProducts(AbstractPositionProducts):
         return gram_squared_norms(self.left, self.right, dtype)
 
     def weighted_sum(self, weights: RowWeights) -> Array:
-        """Return the weighted sum, the product of each row computed by itself."""
+        """Return the weighted sum, in which the product of each row is computed by itself."""
         dtype = jnp.promote_types(wide_dtype(self.left), wide_dtype(self.right))
         if self.left.shape[-1] <= self.right.shape[-1]:
             sums = sum_of_products(self.left, self.right, weights, dtype, long_first=False)
@@ -139,11 +140,12 @@ def sum_of_products(
 
     Args:
       short: [N, T, K, d].
-      long: [N, T, K, p], along which the entries are taken some at a time.
-      weights: of the rows.
-      dtype: of the sum.
+      long: [N, T, K, p]; a piece of it has some of the p entries.
+      weights: the weights of the rows.
+      dtype: the dtype of the sum.
       long_first: whether to return [K, p, d] in place of [K, d, p].
-      finish: (piece of a row's product, row, where the piece starts along the long factor) to the piece of that row.
+      finish: a function that completes the piece of a row's product, such as by adding other parts of its gradient. It
+        is given (the piece, the number of the row, where the piece starts along the long factor).
     """
     num_rows, num_positions, num_blocks, num_short = short.shape
     num_long = long.shape[-1]
@@ -163,7 +165,8 @@ def sum_of_products(
             if finish is not None:
                 product = finish(product, row, start)
 
-            # A product that went on adding to the sums would be rounded by what they hold, and not by its own row.
+            # The barrier keeps the product apart from the sum. If the compiler let the product add directly to the
+            # sums, its rounding would depend on what they hold, and not only on this row.
             return sums + jax.lax.optimization_barrier(product)
 
         return jax.lax.fori_loop(0, num_rows, add_row, zeros(width))
@@ -172,7 +175,7 @@ def sum_of_products(
     if width == num_long:
         return sum_of_piece(0, num_long)
 
-    # Compute the sum piece by piece, and put each where it belongs.
+    # Compute the sum piece by piece, and put each piece into its place.
     long_axis = 1 if long_first else 2
 
     def fill(start: Any, width: int, sums: Array) -> Array:
@@ -198,7 +201,8 @@ def _piece_length(num_long: int, num_short: int) -> int:
     if width >= num_long:
         return num_long
 
-    # With lines a power of two apart, a product would use few places of a cache.
+    # Where rows of memory begin a power of two apart, they share few places of a cache. So the width is an odd multiple
+    # of half the alignment.
     half = _ALIGNMENT // 2
     if width >= _ALIGNMENT + half:
         return width - width % _ALIGNMENT - half
@@ -206,11 +210,19 @@ def _piece_length(num_long: int, num_short: int) -> int:
 
 
 def _scaled_factor(factor: Array, weights: RowWeights) -> tuple[Array, RowWeights]:
-    """Scale a factor [N, T, K, d] by powers of two, position by position, and return the weights of the other one."""
+    """Scale one factor of outer products by powers of two, so that the weights of the other one are in range.
+
+    Args:
+      factor: [N, T, K, d].
+      weights: the weights of the rows, [N].
+
+    Returns:
+      The scaled factor, and the weights [N, T, K] of the other factor.
+    """
     exponent, largest = largest_exponent(factor)
     weights = weights.broadcast_to(exponent.shape)
 
-    # Where this factor is zero so is the product, but nothing bounds the other one.
+    # Where this factor is zero, the product is zero. The other factor may then be of any size, and is dropped.
     weights = weights._replace(keep=weights.keep & (largest > 0))
 
     factor = weights.scaled(factor, power_of_two(-exponent, factor.dtype))
@@ -219,15 +231,15 @@ def _scaled_factor(factor: Array, weights: RowWeights) -> tuple[Array, RowWeight
 
 
 def multiplied(x: Array, weights: RowWeights) -> Array:
-    """Multiply the vectors along the last axis of x by their weights, with one rounding."""
+    """Return the vectors along the last axis of x times their weights, rounded once."""
     power, rest = weights.factors(x.dtype)
-    # Where x is zero nothing bounds what it is multiplied by.
+    # Where x is zero, its weight may be out of range.
     rest = jnp.minimum(rest, np.finfo(x.dtype).max)
     return weights.scaled(x, power) * rest[..., None]
 
 
 def _product(short: Array, long: Array, long_first: bool) -> Array:
-    """Contract [T, K, d] and [T, K, p] over the positions, in full precision."""
+    """Return the sum over positions of outer products of [T, K, d] and [T, K, p], in full precision."""
     highest = jax.lax.Precision.HIGHEST
     first, second = (long, short) if long_first else (short, long)
     if short.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
@@ -236,10 +248,11 @@ def _product(short: Array, long: Array, long_first: bool) -> Array:
 
 
 def positions_pay(num_positions: int, left: int, right: int) -> bool:
-    """Return whether gradients of ``left`` by ``right`` entries should be kept as factors at so many positions.
+    """Return whether a gradient of ``left`` by ``right`` entries should stay a sum over so many positions.
 
-    The Gram matrices add to the multiplications of the sum, and forming the gradients of a chunk takes memory, and
-    passes over it. So factors are kept for large gradients and few positions only (docs/theory/positions.md).
+    Forming the gradients of a chunk takes memory, and passes over it. Keeping the positions takes the multiplications
+    of the Gram matrices. So positions are kept where the gradient is large and the positions are few
+    (docs/theory/positions.md).
     """
     entries = left * right
     is_large = entries >= _LEAST_ENTRIES

@@ -8,8 +8,6 @@ high + low, in which the error of each addition is kept (Knuth's `two_sum`), so 
 matter. Keeping it costs three times the memory traffic.
 """
 
-import itertools
-import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -34,35 +32,6 @@ class RunningSum(NamedTuple):
         """Return the empty sum of arrays shaped like ``like``."""
         zeros = jnp.zeros(like.shape, wide_dtype(like))
         return cls(zeros, zeros if compensated else None)
-
-    @classmethod
-    def concatenated(cls, sums: "list[RunningSum]") -> "RunningSum":
-        """Return several sums one after the other, as one flat sum; one sum stays as it is."""
-        if len(sums) == 1:
-            return sums[0]
-        high = jnp.concatenate([each.high.ravel() for each in sums])
-        lows = [each.low.ravel() for each in sums if each.low is not None]
-        if not lows:
-            return cls(high, None)
-        return cls(high, jnp.concatenate(lows))
-
-    def split(self, shapes: list[tuple[int, ...]]) -> "list[RunningSum]":
-        """Undo `concatenated`."""
-        if len(shapes) == 1:
-            return [self]
-
-        # Cut both parts of the sum at the same places.
-        sizes = [math.prod(shape) for shape in shapes]
-        ends = list(itertools.accumulate(sizes))
-        highs = jnp.split(self.high, ends[:-1])
-        if self.low is None:
-            return [RunningSum(high.reshape(shape), None) for high, shape in zip(highs, shapes, strict=True)]
-
-        lows = jnp.split(self.low, ends[:-1])
-        parts = []
-        for high, low, shape in zip(highs, lows, shapes, strict=True):
-            parts.append(RunningSum(high.reshape(shape), low.reshape(shape)))
-        return parts
 
     def plus(self, part: Array) -> "RunningSum":
         """Add one part."""

@@ -1,11 +1,11 @@
-"""Norms and weights of rows, as numbers times powers of two.
+"""The norms and weights of rows, held as numbers times powers of two.
 
-The squares of a large gradient overflow and those of a small one vanish. Each row is therefore scaled by a power of
-two near its largest entry, which is exact, before anything is squared:
+The squares of a large gradient overflow, and those of a small one vanish. So each row is scaled by a power of two near
+its largest entry before anything is squared. This scaling is exact:
 
     squares = squared_norms(rows)                                   # ||g||^2 = value * 4^exponent
 
-The weight of a row is held in the same way. Neither factor leaves the range of its dtype, although their product may:
+The weight of a row is held in the same way, because the weight itself may be outside the range of its dtype:
 
     weights = RowWeights(squares.exponent, coefficient, keep)       # coefficient * 2^-exponent
     weights.multiplied(rows)
@@ -21,53 +21,55 @@ from gdpjax._core.trees import bounded_sum, power_of_two, wide_dtype
 from gdpjax._core.types import Array
 
 LOWEST_EXPONENT = -(2**20)
-"""The exponent of zero, below every other."""
+"""The exponent that stands for a norm of zero, below all others."""
 
 
 class ScaledSquares(NamedTuple):
     """Squared norms value * 4^exponent; NaN where a row is not finite.
 
     Attributes:
-      value: [N] or [N, ...], of the order of one.
-      exponent: int32, of the same shape.
+      value: [N] or [N, ...], neither large nor small.
+      exponent: int32, of the same shape as the values.
     """
 
     value: Array
     exponent: Array
 
     def total(self) -> "ScaledSquares":
-        """Return the sum over the last axis, scaled to its largest term."""
-        # A zero must not decide the scale of the others.
+        """Return the sum over the last axis, with the largest exponent of its terms."""
+        # A term that is zero has no exponent, so it must not decide the largest one.
         exponents = jnp.where(self.value == 0, LOWEST_EXPONENT, self.exponent)
         largest = exponents.max(axis=-1)
 
-        # 4^exponent is 2^(2 exponent).
+        # Bring all terms to that exponent, and add them up: 4^e is 2^(2 e).
         shift = 2 * (exponents - largest[..., None])
         value = bounded_sum(self.value * power_of_two(shift, self.value.dtype))
+
+        # Where all terms are zero, any exponent will do.
         return ScaledSquares(value, jnp.where(largest == LOWEST_EXPONENT, 0, largest))
 
     def root(self) -> Array:
-        """Return the norms without their exponents."""
-        # sqrt(0) has an infinite slope, which would spoil derivatives through the clipped sum.
+        """Return sqrt(value): the norms divided by 2^exponent."""
+        # The derivative of sqrt at 0 is infinite, and would spoil derivatives of the clipped sum. Take 0 for it.
         is_positive = self.value > 0
         return jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, self.value, 1)), 0)
 
     def norm(self) -> Array:
-        """Return the norms."""
+        """Return the norms themselves."""
         return self.root() * power_of_two(self.exponent, self.value.dtype)
 
 
 def stacked(squares: list[ScaledSquares]) -> ScaledSquares:
-    """Stack the squared norms of several parameters along a new last axis."""
+    """Return the squared norms of several parameters, stacked along a new last axis."""
     values = [square.value for square in squares]
     exponents = [square.exponent for square in squares]
     return ScaledSquares(jnp.stack(values, axis=-1), jnp.stack(exponents, axis=-1))
 
 
 def largest_exponent(x: Array) -> tuple[Array, Array]:
-    """Return e with max|x| in [2^(e-1), 2^e), and max|x|, over the last axis.
+    """Return, over the last axis, max|x| and the exponent e with 2^(e-1) <= max|x| < 2^e; e comes first.
 
-    The exponent is limited so that 2^-e is a normal number.
+    The exponent is limited, so that 2^-e is a normal number.
     """
     largest = jnp.abs(x).max(axis=-1)
 
@@ -80,10 +82,11 @@ def largest_exponent(x: Array) -> tuple[Array, Array]:
 
 
 def squared_norms(x: Array) -> ScaledSquares:
-    """Return the squared norms of the vectors along the last axis."""
+    """Return the squared norms of the vectors along the last axis; NaN where an entry is not finite."""
     exponent, largest = largest_exponent(x)
 
-    # A division is computed once for a row, where other arithmetic might be repeated for every entry.
+    # Compilers take a division for costly, and compute it once for a row. They might repeat other arithmetic for every
+    # entry of the row.
     scale = 1 / power_of_two(exponent, x.dtype)
 
     def scaled_squares(part: Array) -> Array:
@@ -95,15 +98,16 @@ def squared_norms(x: Array) -> ScaledSquares:
 
 
 def per_row(values: Array, like: Array) -> Array:
-    """Add axes of length one to ``values`` [N, ...], up to the rank of ``like``."""
+    """Return ``values`` [N, ...] with axes of length one at the end, so that they broadcast against ``like``."""
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
 
 
 def wide(x: Array) -> Array:
-    """Cast to float32 or wider.
+    """Return the array in float32 or wider.
 
-    A compiler may leave out an earlier rounding to half precision. The norm and the sum would then be of two different
-    gradients, so this rounding is one that it must keep.
+    Where x was rounded to half precision just before, a compiler may leave that rounding out, in one place and not in
+    another. The norm would then be that of another gradient than the one in the sum. So x is rounded once more, by an
+    operation that compilers keep.
     """
     cast = x.astype(wide_dtype(x))
     info = jnp.finfo(x.dtype)
@@ -129,7 +133,7 @@ class RowWeights(NamedTuple):
         return RowWeights(self.exponent[rows], self.coefficient[rows], self.keep[rows])
 
     def broadcast_to(self, shape: tuple[int, ...]) -> "RowWeights":
-        """Repeat each row's weight along new trailing axes: [N] to ``shape`` [N, ...]."""
+        """Return each row's weight [N] repeated along new axes at the end, in ``shape`` [N, ...]."""
         parts = []
         for part in self:
             spread = part.reshape(part.shape + (1,) * (len(shape) - part.ndim))
@@ -137,33 +141,34 @@ class RowWeights(NamedTuple):
         return RowWeights(*parts)
 
     def factors(self, dtype: Any) -> tuple[Array, Array]:
-        """Return a power of two and a number, both in range, whose product is the weight; zero if it is not kept.
+        """Return a power of two and a number, both in range, whose product is the weight: zero for a row not kept.
 
-        Both end with a division, exact as it is by a power of two. Compilers take it for costly and compute it once for
-        a row, where they would repeat other arithmetic for every entry of the row.
+        Both come from a division by a power of two, which is exact. Compilers take a division for costly, and compute
+        it once for a row. They might repeat other arithmetic for every entry of the row.
         """
-        # The first factor takes as much of the exponent as its dtype holds, the second what is left of it.
+        # The power of two takes as much of the exponent as its dtype holds, and the number takes the rest of it.
         limit = -np.finfo(dtype).minexp
         held = jnp.clip(self.exponent, -limit, limit)
         coefficient = jnp.where(self.keep, self.coefficient.astype(dtype), 0)
         rest = coefficient / power_of_two(self.exponent - held, dtype)
         power = 1 / power_of_two(held, dtype)
-        # The weight of what is zero may be out of range, and zero times infinity would be NaN.
+
+        # A gradient that is zero may have a weight out of range. It is limited, as zero times infinity would be NaN.
         largest = np.finfo(dtype).max
         return power, jnp.clip(rest, -largest, largest)
 
     def scaled(self, x: Array, scale: Array) -> Array:
-        """Multiply rows by ``scale``; rows that are not kept become exact zeros, whatever they hold."""
+        """Return rows times ``scale`` [N]; rows that are not kept become exact zeros, even if they hold a NaN."""
         return jnp.where(per_row(self.keep, x), x * per_row(scale, x), jnp.zeros((), x.dtype))
 
     def multiplied(self, x: Array) -> Array:
-        """Multiply rows by their weights, with one rounding."""
+        """Return rows times their weights, rounded once."""
         power, rest = self.factors(x.dtype)
         return weighted(x, power, rest)
 
 
 def weighted(x: Array, power: Array, rest: Array) -> Array:
-    """Multiply rows by their weights; rows with a weight of zero become exact zeros, whatever they hold.
+    """Return rows times their weights; rows with a weight of zero become exact zeros, even if they hold a NaN.
 
     Args:
       x: [N, ...].

@@ -1,25 +1,28 @@
-"""Gradients of one parameter that are a sum: an outer product or table rows, plus shared arrays times coefficients.
+"""Gradients with shared terms: an outer product or table rows, plus arrays that all examples share times coefficients.
 
     gradients = with_shared_terms(outer_products, [(coefficients, shared_array)], budget)
     gradients.squared_norms(dtype), gradients.weighted_sum(weights)      # as of any other gradients
 
-An L2 term in the loss, and weight normalisation, add to an example's outer product X_i a multiple of an array that is
-the same for all examples, such as 2 lam W (`_shared_values` says where it comes from):
+An L2 term in the loss adds to an example's outer product X_i a multiple of an array that is the same for all examples,
+2 lam W. Weight normalisation does too (`_shared_values` says where the array comes from). So the gradient of example i
+is
 
     g_i = X_i + sum_r S_ri,    S_ri = M_r * c_ri,
 
-with one coefficient c, or one for each column. Neither the norm nor the weighted sum needs g_i to be formed:
+where M_r is the array, and c_ri one coefficient of the example or one for each column. Neither the norm nor the
+weighted sum, with weights f_i, needs g_i to be formed:
 
     ||g||^2         = ||X||^2 + 2 sum_r <X, S_r> + sum_rs <S_r, S_s>
     sum_i f_i g_i   = sum_i f_i X_i + sum_r M_r * (sum_i f_i c_ri)
 
-But X_i and S_i may cancel, by as many digits as somebody likes who chooses the data. So the norm is rounded up by what
-the computed square can lose, and is never less than a share of T = ||X|| + sum_r ||S_r||, which bounds the rounding of
-the weighted sum:
+But X_i and the S_ri may cancel, and whoever chooses the data chooses how far. Rounding is in proportion to T = ||X|| +
+sum_r ||S_r||, and not to ||g||. So the norm is rounded up by what rounding can take from the computed square, and it is
+never less than a share x / z of T, which bounds the rounding of the weighted sum:
 
     norm = max(sqrt(max(0, computed) + 1.05 k u T^2),  T x / z).
 
-docs/theory/cancelling_terms.md derives k, x and z. A row with a NaN or an infinity has a norm of NaN, and is left out.
+u is the unit roundoff. docs/theory/cancelling_terms.md derives k, x and z. A row with a NaN or an infinity has a norm
+of NaN, and is left out.
 """
 
 import dataclasses
@@ -50,14 +53,14 @@ from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._weight_axes import arrange, axes_of_kind
 
 _LARGE = 2**10
-"""Entries up to which a gradient is formed rather than kept apart from its shared terms."""
+"""A gradient of up to so many entries is formed, together with its shared terms."""
 
 _PIECE = 128
-"""Entries over which one contraction runs, at least; longer ones are taken in pieces to keep their rounding small."""
+"""The least number of entries of one contraction. Longer ones are cut into pieces, which keeps their rounding small."""
 _MOST_PIECES = 16
 
 _SECOND_ORDER = 1.05
-"""Covers products of roundings, which a first-order count of them leaves out."""
+"""Covers products of two and more roundings, which a count of roundings leaves out."""
 _SCALING_ROUNDINGS = 8
 """Roundings of the inner products by scaling them, and of the sum of the norms."""
 
@@ -68,13 +71,14 @@ _SCALING_ROUNDINGS = 8
 def with_shared_terms(
     gradients: AbstractRowGradients, terms: list[tuple[Array, Array]], budget: RoundingBudget
 ) -> AbstractRowGradients:
-    """Return gradients plus shared terms.
+    """Return gradients plus shared terms, in factors if the gradients are large and the terms are few.
 
-    Small gradients, and sums that are not of the form of `WithSharedTerms`, are formed.
+    Otherwise the sum is formed.
 
     Args:
       gradients: the gradients without the terms.
-      terms: for each its coefficients [N, ...], with ones where they are spread, and the shared array.
+      terms: for each term its coefficients [N, ...] and the shared array. The coefficients have the axes of the
+        parameter, with length one along those where they are the same.
       budget: how much rounding the sum may take.
     """
     is_large = math.prod(gradients.shape) > _LARGE
@@ -109,7 +113,7 @@ def _outer_products_with_terms(
     rows: OuterProducts, terms: list[tuple[Array, Array]], budget: RoundingBudget
 ) -> "WithSharedTerms | None":
     """Return outer products plus terms, or None if the coefficients lie along both factors."""
-    # Exchange the factors if the coefficients lie along the left one.
+    # `WithSharedTerms` wants the coefficients along the right factor, so exchange the factors if need be.
     factors_with_coefficients = _factors_with_coefficients(rows, terms)
     if "l" in factors_with_coefficients:
         if "r" in factors_with_coefficients:
@@ -133,6 +137,7 @@ def _factors_with_coefficients(rows: OuterProducts, terms: list[tuple[Array, Arr
 
 
 def _with_factors_exchanged(rows: OuterProducts) -> OuterProducts:
+    """Return the same gradients, with the left factor as the right one."""
     exchanged = {"l": "r", "r": "l", "b": "b"}
     axes = tuple((exchanged[kind], place) for kind, place in rows.axes)
     return OuterProducts(rows.right, rows.left, axes, rows.shape)

@@ -3,8 +3,9 @@
     gradients = TableRows.of_lookups(index, values, table.shape)
     gradients.squared_norms(dtype), gradients.weighted_sum(weights)
 
-An example's gradient is zero but for the rows that it looked up. Only these are held. Its norm is that of the rows,
-once those of equal indices have been added up, and the weighted sum adds them to a table.
+An example's gradient is zero except in the rows that it looked up, and only those are held. The gradients of equal
+indices are added up first. Then the norm of the example is the norm of its rows, and the weighted sum adds the rows of
+all examples to a table.
 """
 
 import dataclasses
@@ -31,9 +32,9 @@ class TableRows(AbstractRowGradients):
     """Rows of a table.
 
     Attributes:
-      index: int32 [N, T], each row of the table at most once in an example; the others out of range.
+      index: int32 [N, T], rows of the table. An example has each row at most once; unused places are out of range.
       values: [N, T, ...], the gradients of those rows.
-      table_shape: shape of the table.
+      table_shape: the shape of the table.
     """
 
     index: Array
@@ -42,12 +43,12 @@ class TableRows(AbstractRowGradients):
 
     @classmethod
     def of_lookups(cls, index: Array, values: Array, table_shape: tuple[int, ...]) -> "TableRows":
-        """Add up the values of equal indices of each example.
+        """Return the gradients of look-ups, in which an example may have the same index several times.
 
         Args:
-          index: [N, T], in which a row may occur several times; an index out of range drops its value.
-          values: [N, T, ...].
-          table_shape: shape of the table.
+          index: [N, T], the rows that were looked up; an index out of range drops its value.
+          values: [N, T, ...], the gradients of those rows. Values of equal indices are added up.
+          table_shape: the shape of the table.
         """
         values = wide(values)
         num_rows, num_lookups = index.shape
@@ -60,13 +61,13 @@ class TableRows(AbstractRowGradients):
         if num_lookups == 1:
             return cls(index, values, table_shape)
 
-        # Of the positions at which an index occurs, one represents all of them: whichever is written last.
+        # An index may occur at several places. One of them stands for all: whichever is written last.
         position = jnp.broadcast_to(jnp.arange(num_lookups, dtype=jnp.int32), index.shape)
         example = _numbers_of_examples(index)
         last_written = jnp.zeros((num_rows, out_of_range + 1), jnp.int32).at[example, index].set(position)
         representative = last_written[example, index]
 
-        # Add all values to their representatives, and drop the other positions.
+        # Add all values at the representatives, and drop the other places.
         summed = jnp.zeros_like(values).at[example, representative].add(values)
         index = jnp.where(representative == position, index, out_of_range)
         return cls(index, summed, table_shape)
@@ -81,7 +82,7 @@ class TableRows(AbstractRowGradients):
 
     @property
     def num_entries(self) -> int:
-        """Numbers that one example may add to the table."""
+        """The number of entries that one example may add to the table."""
         return math.prod(self.values.shape[1:])
 
     def squared_norms(self, dtype: Any) -> ScaledSquares:
@@ -94,7 +95,7 @@ class TableRows(AbstractRowGradients):
         return self._as_tables(wide(self.values))
 
     def weighted_rows(self, weights: RowWeights) -> Array:
-        """Return the weighted rows, formed."""
+        """Return a weighted table for each example."""
         return self._as_tables(weights.multiplied(wide(self.values)))
 
     def _as_tables(self, values: Array) -> Array:
@@ -109,7 +110,7 @@ class TableRows(AbstractRowGradients):
         return jnp.zeros(self.table_shape, values.dtype).at[self.index].add(values, mode="drop")
 
     def sums_exactly(self, budget: RoundingBudget) -> bool:
-        """Return whether whole numbers are the cheaper way to add up these rows, and lose little enough."""
+        """Return whether these rows are added up in whole numbers: that is cheaper, and loses little enough."""
         num_blocks = -(-self.num_rows // budget.plain_rows)
         cost_by_blocks = num_blocks * math.prod(self.table_shape)
         cost_in_whole_numbers = _SCATTER_COST * self.num_rows * self.num_entries
@@ -120,7 +121,7 @@ class TableRows(AbstractRowGradients):
         return is_exact(self.num_rows, self.num_entries, dtype)
 
     def needs_compensation(self, budget: RoundingBudget, num_calls: int) -> bool:
-        """Return whether the errors of adding up have to be kept; an exact sum is an unevaluated one."""
+        """Return whether the errors of adding up have to be kept. An exact sum always has two parts, hi and lo."""
         return self.sums_exactly(budget) or super().needs_compensation(budget, num_calls)
 
     def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:

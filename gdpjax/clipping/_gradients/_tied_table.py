@@ -1,13 +1,12 @@
-"""Gradients of a table that is looked up and multiplied with, such as an embedding that is tied to the head.
+"""Gradients of a table that is multiplied by data and looked up too, such as an embedding that is tied to the head.
 
     gradients = TiedTable(left, right, index, values, table.shape)
     gradients.squared_norms(dtype), gradients.weighted_sum(weights)
 
-One example's gradient is sum_t left_t right_t^T, of the multiplications, plus the rows ``values[l]`` at ``index[l]``,
-of the look-ups. A looked-up row is an outer product too: of the indicator of its index, and the row. So it is one more
-position in the Gram matrices, where the product of an indicator with another factor is an entry of that factor, and in
-the row's own sum. The two parts may cancel as positions may, and the bounds of docs/theory/positions.md hold as they
-are.
+One example's gradient has two parts: sum_t left_t right_t^T from the multiplications, and from the look-ups the rows
+``values[l]``, added to row ``index[l]`` of the table. A looked-up row is an outer product too, of the indicator vector
+of its index and of the row. So the look-ups are L more positions, and everything about positions holds for the T + L of
+them: the Gram matrices, the sum, and the bounds of docs/theory/positions.md, even if the two parts cancel.
 """
 
 import dataclasses
@@ -29,11 +28,11 @@ class TiedTable(AbstractPositionProducts):
     """Outer products and looked-up rows of one table.
 
     Attributes:
-      left: [N, T, V], along the rows of the table.
-      right: [N, T, p], along its other axes together.
-      index: int32 [N, L]; an index out of range drops its row.
-      values: [N, L, p].
-      table_shape: shape of the table, [V, ...].
+      left: [N, T, V], with an entry for each of the V rows of the table.
+      right: [N, T, p], with an entry for each of the p entries of a row.
+      index: int32 [N, L], the rows that were looked up; an index out of range drops its row.
+      values: [N, L, p], the gradients of those rows.
+      table_shape: the shape of the table, [V, ...], with p entries in a row.
     """
 
     left: Array
@@ -58,26 +57,31 @@ class TiedTable(AbstractPositionProducts):
             left, right, index, values = arrays
             left, right, values = (wide(x).astype(dtype) for x in (left, right, values))
 
-            # The right factors at the multiplications, and at the look-ups after them: [T + L, 1, p].
+            # The right factors of the multiplications, and after them those of the look-ups: [T + L, 1, p].
             left = left[:, None]
             right = jnp.concatenate([right, values])[:, None]
 
-            # An indicator has norm one, and is not scaled.
-            of_products, of_right = squared_norms(left), squared_norms(right)
+            # The norms of all factors. The left factor of a look-up is an indicator, of norm one, and is not scaled.
+            of_products = squared_norms(left)
+            of_right = squared_norms(right)
             ones = jnp.ones((index.shape[0], 1), dtype)
             of_left = ScaledSquares(
                 jnp.concatenate([of_products.value, ones]),
                 jnp.concatenate([of_products.exponent, jnp.zeros_like(ones, jnp.int32)]),
             )
+
+            # Scale the factors, so that no product overflows or vanishes.
             positions = relative_positions(of_left, of_right)
             left = scaled_down(left, of_products)
             right = scaled_down(right, of_right) * positions.scale[..., None]
 
-            # The product of an indicator and a left factor is an entry of that factor.
+            # The Gram matrix of the left factors, in blocks: multiplications come before look-ups. The product of an
+            # indicator and a left factor is an entry of that factor. That of two indicators is 1 if they are equal.
             looked_up = left[:, 0].at[:, index].get(mode="fill", fill_value=0)
             same_index = (index[:, None] == index).astype(dtype)
             gram_of_left = jnp.block([[gram(left)[0], looked_up], [looked_up.T, same_index]])
 
+            # (left_t . left_s) (right_t . right_s) for all pairs of positions, added up and rounded up.
             products = gram_of_left * gram(right)
             lengths = (left.shape[-1], right.shape[-1])
             return rounded_up(products, positions, lengths, sum_dtype)
@@ -87,13 +91,13 @@ class TiedTable(AbstractPositionProducts):
         return jax.lax.map(of_one_row, (self.left, self.right, index, values))
 
     def weighted_sum(self, weights: RowWeights) -> Array:
-        """Return the weighted sum, the product and the looked-up rows of each example computed by themselves."""
+        """Return the weighted sum, in which each example's own product and look-ups are added up first."""
         index, values = self._inside()
         dtype = self._sum_dtype()
         values = multiplied(wide(values).astype(dtype), weights.broadcast_to(index.shape))
 
         def add_looked_up(product: Array, row: Array, start: Any) -> Array:
-            # The piece of the product holds the rows of the table from ``start`` on; others are dropped.
+            # This piece of the product has the rows of the table from ``start`` on. Look-ups of other rows are dropped.
             width = product.shape[1]
             place = index[row] - start
             place = jnp.where((place >= 0) & (place < width), place, width)
@@ -110,7 +114,7 @@ class TiedTable(AbstractPositionProducts):
         return jnp.promote_types(of_products, wide_dtype(self.values))
 
     def _inside(self) -> tuple[Array, Array]:
-        """Return the index, and the values with zeros where it is out of range."""
+        """Return ``index`` and ``values``, with values of zero where the index is out of range."""
         num_rows = self.table_shape[0]
         inside = (self.index >= 0) & (self.index < num_rows)
         index = jnp.where(inside, self.index, num_rows).astype(jnp.int32)

@@ -15,7 +15,7 @@ A rule divides the parameters into groups and gives each group g a bound C_g on 
 contribution. Its coefficient says what a gradient of a given norm is multiplied by. The total bound sqrt(sum_g C_g^2)
 is the sensitivity of the clipped sum under add-or-remove.
 
-A rule sees the norm of one gradient and nothing else, so what it returns is a function of that example. The engine
+A rule is given the norm of one gradient and nothing else, so its coefficient is a function of that example. The engine
 does not trust the coefficient to keep the bound: see `_enforcement`.
 """
 
@@ -46,14 +46,15 @@ class Groups(NamedTuple):
 
 
 class AbstractClipRule(abc.ABC):
-    """Bound one example's gradient: say what it is multiplied by, and the largest norm that is left.
+    """Bound one example's gradient: a rule says what it is multiplied by, and how large the result can be.
 
-    A rule is a frozen dataclass. A subclass gives `l2_norm_bound` and `coefficient`; one that clips parts of the
-    gradient by themselves gives `groups` too. Its fields are numbers, names, and dicts of those, so that it can be
-    saved with a plan. Numbers may be traced: a sweep over them compiles once.
+    A rule is a frozen dataclass. A subclass defines `l2_norm_bound` and `coefficient`. One that clips parts of the
+    gradient by themselves defines `groups` too. The fields are numbers, names, and dicts of those, so that a rule can
+    be saved with a plan. Numbers may be traced: a sweep over them compiles once. Two rules are equal if they are saved
+    as the same: define the dataclass with ``eq=False``, or it compares field by field, which fails for arrays.
 
-    A rule is saved under `rule_name`, the name of its class unless the class sets another. Two classes of one name
-    could not both be loaded, so the second is refused when it is defined.
+    A rule is saved under `rule_name`, which is the name of its class unless the class sets another. Two classes with
+    the same name could not both be loaded, so the second one is refused when it is defined.
 
     Raises:
       ValueError: another class has the name already.
@@ -81,28 +82,40 @@ class AbstractClipRule(abc.ABC):
 
     @abc.abstractmethod
     def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return what one example's gradient in one group is multiplied by.
+        """Return the number that one example's gradient in one group is multiplied by.
 
-        The gradient g is held as h = g / unit, where the power of two ``unit`` keeps the norm of h near 1, so that
-        norms neither overflow nor vanish. A rule that contributes f(||g||) g returns unit * f(unit * norm), which the
-        engine multiplies h by.
+        The engine holds the gradient g as h = g / unit, where ``unit`` is a power of two that keeps the norm of h near
+        1, so that norms neither overflow nor vanish. It multiplies h by the coefficient. So a rule by which an example
+        contributes f(||g||) g returns unit * f(unit * norm).
 
         Args:
-          norm: ||h||, a scalar >= 0; 0 for a gradient that is zero.
+          norm: ||h||, a scalar >= 0. It is 0 for a gradient that is zero.
           unit: the power of two.
-          bound: the bound of the group, lowered by what rounding can add.
+          bound: the bound of the group, lowered by the slack for rounding.
         """
 
     def groups(self, is_trained: PyTree) -> Groups:
-        """Return the groups of the parameters: here one, with the bound `l2_norm_bound`.
+        """Return the groups of the parameters. By default there is one group, with the bound `l2_norm_bound`.
 
         Args:
           is_trained: a tree like the parameters that holds True for each one that is trained.
         """
         return Groups((0,) * len(jax.tree.leaves(is_trained)), (self.l2_norm_bound,))
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the other rule is of the same class and has the same values; a traced one equals only itself."""
+        if self is other:
+            return True
+        if type(self) is not type(other) or is_traced((vars(self), vars(other))):
+            return False
+        assert isinstance(other, AbstractClipRule)
+        return self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.rule_name)
+
     def describe(self) -> str:
-        """Return what the rule does to gradients, as a plan's statement says it after "sums of gradients"."""
+        """Return what the rule does to gradients, as words that follow "sums of gradients" in a plan's statement."""
         return f"scaled by the rule {self.rule_name}, to l2 norm at most {float(self.l2_norm_bound):.6g}"
 
     def to_dict(self) -> dict[str, Any]:

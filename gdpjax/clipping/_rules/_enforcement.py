@@ -1,14 +1,15 @@
 """Ask a rule for its groups and coefficients, and hold it to the bound that it states.
 
-The noise follows ``rule.l2_norm_bound``, so no mistake in a rule may let an example contribute more. The engine asks
-rules through the two functions below alone, and they keep this whatever the rule returns:
+The noise follows ``rule.l2_norm_bound``, so no mistake in a rule may let an example contribute more than that. The
+engine asks rules only through the two functions below. They keep the bound, whatever the rule returns:
 
 * The coefficient of each row is limited to bound / norm in size, so no row's contribution passes the bound.
 * The coefficient is computed for one row at a time, inside `jax.vmap`, and may be made only of primitives that are
   known to act on one row alone, so it cannot depend on the other rows.
 * A row whose coefficient is NaN adds nothing: otherwise the NaN in the sum would show that such a row is there. If the
   coefficient of a gradient of norm 1 is NaN too, a number of the rule is wrong, and then the whole sum is NaN.
-* The bounds of the groups together are at most ``l2_norm_bound``, but for rounding, by which they are lowered.
+* The bounds of the groups are together at most ``l2_norm_bound``. Rounding may take them above it by a little, so they
+  are lowered by more than that.
 """
 
 import jax
@@ -23,9 +24,10 @@ from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, l2_norm_o
 
 _ROUNDING = 2.0**-22
 _TRACED_ROUNDING = 2.0**-20
-"""What bounds of groups that are rounded to float32, and traced ones, may be off by together.
+"""How far bounds of groups may together pass the stated one, relative to it: known ones, and traced ones.
 
-All of them are lowered by twice as much, which also holds the rounding of their sum of squares.
+Bounds that were rounded to float32 may do so. All of them are lowered by twice as much, which covers the rounding of
+their sum of squares too.
 """
 
 
@@ -51,7 +53,7 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
             )
         return coefficient
 
-    # As a loss, a coefficient may not look across the rows that vmap maps it over.
+    # Like a loss, a coefficient may only use primitives that act on one row under vmap.
     scalar = jax.ShapeDtypeStruct((), norm.dtype)
     program = jax.make_jaxpr(of_one_row)(scalar, scalar)
     read_program(program, [True, True], f"the coefficient of the clipping rule {rule.rule_name}")
@@ -59,12 +61,13 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
     units = power_of_two(exponent, norm.dtype)
     coefficients = jax.vmap(of_one_row)(norm, units)
 
-    # A number of the rule that is out of range shows at every norm, and in the sum.
+    # A row whose coefficient is NaN gets zero, unless the coefficient is NaN for a norm of 1 too: then a number of the
+    # rule is out of range, and the whole sum becomes NaN.
     one = jnp.ones((), norm.dtype)
     is_wrong = jnp.isnan(of_one_row(one, one))
     coefficients = jnp.where(jnp.isnan(coefficients) & ~is_wrong, 0, coefficients)
 
-    # Both ends of the clip are NaN where the bound is, and then so is the result.
+    # Limit the size to bound / norm. If the bound is NaN, so is the result.
     largest = bound / jnp.where(norm > 0, norm, 1)
     return jnp.clip(coefficients, -largest, largest)
 
@@ -90,7 +93,10 @@ def trained_groups(rule: AbstractClipRule, params: PyTree, is_trained: tuple[boo
 
 
 def _within_stated_bound(rule: AbstractClipRule, bounds: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return the bounds of the groups; a ValueError, or NaN where they are traced, if they pass the rule's own."""
+    """Return the bounds of the groups, lowered by what rounding can do.
+
+    If they are together above the bound that the rule states, raise a ValueError, or return NaN where they are traced.
+    """
     stated = rule.l2_norm_bound
     if len(bounds) == 1 and bounds[0] is stated:
         return bounds

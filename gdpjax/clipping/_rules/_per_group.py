@@ -66,7 +66,11 @@ class PerGroup(AbstractClipRule):
         if len(found) != len(jax.tree.leaves(is_trained)):
             raise ValueError(f"groups_of names {[leaf_name(path) for path, _ in found]}, not all the parameters")
 
+        # The bound of a group without parameters would only add noise, and its name is likely a slip.
         names = list(self.l2_clip_norms)
+        unused = set(names) - {name for _, name in found}
+        if unused:
+            raise ValueError(f"l2_clip_norms has {sorted(map(str, unused))}, a group that groups_of gives no parameter")
         of_leaf = tuple(names.index(name) for _, name in found)
         return Groups(of_leaf, tuple(self.l2_clip_norms.values()))
 

@@ -1,10 +1,18 @@
-"""The trace of a loss of one example: where its parameters meet data, and its gradients in factors."""
+"""The trace of a loss of one example: where its parameters meet data, and its gradients in factors.
+
+`_row_gradients` is the entry: it names the steps, and the module of each.
+"""
 
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse
-from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, frame_of, opened, scan_of
+from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Environment, Frame, Scan, frame_of, opened, scan_of
 from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Use
 from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
-from gdpjax.clipping._tracing.primitives import AbstractPrimitive, is_vouched_for, register_primitive
+from gdpjax.clipping._tracing.primitives import (
+    AbstractPrimitive,
+    is_vouched_for,
+    isolated_convolution,
+    register_primitive,
+)
 
 __all__ = [
     "CALLS",
@@ -13,6 +21,7 @@ __all__ = [
     "AbstractFactor",
     "AbstractPrimitive",
     "AbstractSite",
+    "Environment",
     "Frame",
     "Full",
     "Outer",
@@ -22,6 +31,7 @@ __all__ = [
     "Use",
     "frame_of",
     "is_vouched_for",
+    "isolated_convolution",
     "opened",
     "plan_of",
     "register_primitive",

@@ -1,19 +1,20 @@
-"""Layers with a derivative rule of their own (custom_vjp, custom_jvp): gradients in factors, read off their rules.
+"""Layers with a derivative rule of their own (custom_vjp, custom_jvp): read gradients in factors off their rules.
 
     rule = derivative_rule(eqn)             # the rule of the layer, traced
     gradient = rule_gradient(rule, 0)       # how it makes the gradient of input 0
     gradient.product                        # the equation that multiplies two values: these are the factors
 
-Such a layer is never looked into: its rule may answer with anything, as a straight-through estimator does. Instead the
-rule is traced, to a jaxpr from the layer's inputs and the cotangents of its outputs to the cotangents of its inputs (a
-`DerivativeRule`). The cotangent that it gives a parameter is followed backwards through casts, transposes, reshapes and
-scales. There are three cases:
+The forward computation of such a layer says nothing about its gradient, because the rule may return anything: think of
+a straight-through estimator. So the engine traces the rule instead. The result is a jaxpr from the layer's inputs and
+the cotangents of its outputs to the cotangents of its inputs (a `DerivativeRule`). The cotangent of a parameter is one
+of the outputs of that jaxpr. It is followed backwards, through casts, transposes, reshapes and scales, to the equation
+that makes it. There are three cases:
 
-* It comes from a product of two values, or from rows added to a table of zeros. Those two values are the factors of the
+* A product of two values makes it, or rows that are added to a table of zeros. Those two values are the factors of the
   gradient, whatever they are (`RuleGradient`).
-* It is the cotangent of the output itself, as in a quantiser of weights that passes gradients straight through. The
-  layer is then a linear map that factors can go back through.
-* The rule computes anything else, or cannot be traced. The parameter is then left to JAX.
+* It is the cotangent of the layer's output itself, as in a quantiser of weights that passes gradients straight through.
+  Then the layer is a linear map, and factors go back through it.
+* The rule computes anything else, or cannot be traced. Then the parameter is left to JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +44,9 @@ class DerivativeRule(NamedTuple):
     """The derivative rule of an equation.
 
     Attributes:
-      frame: (inputs, cotangents of outputs) to (outputs, cotangents of some inputs).
+      frame: a jaxpr from (inputs, cotangents of the outputs) to (outputs, cotangents of the ``operands``).
       eqn: the equation.
-      operands: the inputs that have cotangents.
+      operands: the inputs whose cotangents the rule gives.
     """
 
     frame: Frame
@@ -53,12 +54,12 @@ class DerivativeRule(NamedTuple):
     operands: tuple[int, ...]
 
     def outputs(self) -> list[Any]:
-        """Return the variables of the outputs."""
+        """Return the variables of the layer's outputs."""
         num_outputs = len(self.eqn.outvars)
         return list(self.frame.jaxpr.outvars[:num_outputs])
 
     def arriving(self) -> list[Any]:
-        """Return the variables of the cotangents of the outputs."""
+        """Return the variables of the cotangents that arrive at the layer's outputs."""
         num_inputs = len(self.eqn.invars)
         return list(self.frame.jaxpr.invars[num_inputs:])
 
@@ -69,13 +70,13 @@ class DerivativeRule(NamedTuple):
 
 
 def derivative_rule(eqn: Any) -> DerivativeRule | None:
-    """Trace the rule of a custom_vjp or custom_jvp equation; None where it has to be left to JAX."""
+    """Trace the rule of a custom_vjp or custom_jvp equation, or return None where it has to be left to JAX."""
     variables = (*eqn.invars, *eqn.outvars)
     is_empty = any(0 in variable.aval.shape for variable in variables)
     if eqn.params.get("symbolic_zeros") or is_empty or not all(_is_precise(v) for v in eqn.outvars):
         return None
 
-    # There is no rule for what a layer closes over.
+    # The rule gives cotangents to floating inputs, except for those that the layer closes over.
     num_closed_over = eqn.params.get("num_consts", 0)
     operands = []
     for operand, atom in enumerate(eqn.invars):
@@ -97,7 +98,8 @@ def derivative_rule(eqn: Any) -> DerivativeRule | None:
     cotangents = [shape_of(variable) for variable in eqn.outvars]
     try:
         traced = jax.make_jaxpr(outputs_and_cotangents)(inputs, cotangents)
-    except Exception:  # user code: JAX may need less of the rule than this, and will say what is wrong with it
+    except Exception:
+        # This is user code. JAX may need only a part of the rule; if that part is wrong, JAX will say so.
         return None
     if traced.effects:
         return None
@@ -108,8 +110,8 @@ class Halves(NamedTuple):
     """The two halves of a derivative rule, as `jax.custom_vjp` takes them.
 
     Attributes:
-      forward: (inputs, constants) to (outputs, saved values).
-      backward: (saved values, cotangents of the outputs) to results.
+      forward: a function from (inputs, constants) to (outputs, saved values).
+      backward: a function from (saved values, cotangents of the outputs) to the results.
     """
 
     forward: Callable[..., tuple[list[Any], list[Any]]]
@@ -117,12 +119,17 @@ class Halves(NamedTuple):
 
 
 def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
-    """Cut a rule in two; the results of the second half are these variables of its jaxpr."""
+    """Cut a rule into a forward and a backward half.
+
+    Args:
+      rule: the rule.
+      results: the variables of its jaxpr whose values the backward half returns.
+    """
     jaxpr = rule.frame.jaxpr
     inputs = rule.eqn.invars
     arriving = rule.arriving()
 
-    # The second half is what depends on the cotangents, and what the results need.
+    # The backward half has the equations that depend on the cotangents and that the results need.
     late_variables = set(arriving)
     useful = dependencies(jaxpr, results)
     late = []
@@ -132,7 +139,7 @@ def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
             if not useful.isdisjoint(eqn.outvars):
                 late.append(eqn)
 
-    # The first half makes the outputs, and saves what the second half reads.
+    # The forward half makes the outputs, and saves what the backward half reads.
     read = variables_of(results)
     for eqn in late:
         read += variables_of(eqn.invars)
@@ -140,12 +147,13 @@ def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
     early = equations_for(jaxpr, [*rule.outputs(), *saved])
 
     def forward(values: Sequence[Any], consts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        unknown = [None] * len(arriving)
+        unknown = [None] * len(arriving)  # no equation of this half reads the cotangents
         environment = Environment(jaxpr, consts, [*values, *unknown])
         environment.run(early)
         return environment.read_all(rule.outputs()), environment.read_all(saved)
 
     def backward(saved_values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        # All that this half reads of constants and inputs was saved.
         unknown_consts = [None] * len(jaxpr.constvars)
         unknown = [None] * len(inputs)
         environment = Environment(jaxpr, unknown_consts, [*unknown, *cotangents])
@@ -169,13 +177,14 @@ class Move(NamedTuple):
 
 
 class RuleGradient(NamedTuple):
-    """The steps by which a rule makes the cotangent of a parameter: a product, and moves after it.
+    """The steps by which a rule makes the cotangent of a parameter: a product, and then moves.
 
     Attributes:
       rule: the rule.
-      product: the equation that multiplies or scatters; None where it is the cotangent of the output itself.
-      moves: the equations after that.
-      variables: all values of the rule that are needed, those of the product first.
+      product: the equation that multiplies two values or adds rows to a table, or None if there is none: the moves
+        start from the cotangent of the layer's output.
+      moves: the equations that cast, move or scale the product, in order.
+      variables: the variables whose values `factor` needs: the two of the product, then the scales of moves.
     """
 
     rule: DerivativeRule
@@ -184,13 +193,18 @@ class RuleGradient(NamedTuple):
     variables: tuple[Any, ...]
 
     def factor(self, values: Sequence[Array]) -> AbstractFactor:
-        """Return the gradient, given the values of the variables."""
+        """Return the gradient of the parameter, given the values of ``variables``."""
         first, second = values[:2]
         product = family_of(self.product).product(self.product, first, second)
         return self.moved(product, dict(zip(self.variables, values, strict=True)))
 
     def moved(self, factor: AbstractFactor, known: dict[Any, Array]) -> AbstractFactor:
-        """Return the gradient after the moves, given the values of the scales that are variables."""
+        """Return the gradient after the moves.
+
+        Args:
+          factor: the gradient before the moves.
+          known: the values of the scales that are variables.
+        """
         for move in self.moves:
             if move.scale is None:
                 scale = None
@@ -202,17 +216,17 @@ class RuleGradient(NamedTuple):
         return factor
 
     def abstract_factor(self) -> AbstractFactor:
-        """Return the gradient, without values."""
+        """Return the gradient with shapes in place of values."""
         return jax.eval_shape(self.factor, [shape_of(variable) for variable in self.variables])
 
 
 def rule_gradient(rule: DerivativeRule, operand: int) -> RuleGradient | None:
-    """Read how the rule makes the cotangent of an input; None where that is nothing that factors can follow."""
+    """Return how a rule makes the cotangent of an input, or None if it is not a product and moves."""
     if operand not in rule.operands:
         return None
     made_by = makers_of(rule.frame.jaxpr)
 
-    # Follow the cotangent back through what moves it, to what makes it.
+    # Follow the cotangent back through the equations that move it, to the one that makes it.
     atom = rule.cotangent(operand)
     moves: list[Move] = []
     while not is_literal(atom) and atom in made_by:
@@ -227,9 +241,10 @@ def rule_gradient(rule: DerivativeRule, operand: int) -> RuleGradient | None:
         moves.append(Move(eqn, scale))
         atom = eqn.invars[source]
 
-    # It is the cotangent of the only output, moved.
+    # No equation makes it. It may be the cotangent of the only output; then its scales have to be known numbers.
     scales = _variable_scales(moves)
-    if is_literal(atom) or rule.arriving() != [atom] or scales:
+    is_cotangent_of_output = not is_literal(atom) and rule.arriving() == [atom]
+    if not is_cotangent_of_output or scales:
         return None
     return RuleGradient(rule, None, tuple(reversed(moves)), ())
 
@@ -237,14 +252,15 @@ def rule_gradient(rule: DerivativeRule, operand: int) -> RuleGradient | None:
 def _gradient_of_product(
     rule: DerivativeRule, product: Any, made_by: dict[Any, Any], moves: tuple[Move, ...]
 ) -> RuleGradient | None:
-    """Return the gradient that is a product of two values, moved; None where it is no such product."""
+    """Return the gradient that an equation makes and that ``moves`` move, or None if the equation is no product."""
     family = family_of(product)
     multiplied = family.multiplied(product, made_by)
     if multiplied is None or len(set(multiplied)) < len(multiplied):
         return None
 
-    # Rounding to fewer bits than the factors have is part of the rule, and may not be left out.
-    floating = multiplied[1:] if family.is_lookup else multiplied  # the first are indices of a table
+    # Factors are multiplied in float32 or wider. If the rule rounds its product to fewer bits than the factors have,
+    # then this rounding is a part of the rule, and the gradient is left to JAX.
+    floating = multiplied[1:] if family.is_lookup else multiplied  # the first value of a look-up are the indices
     output = product.outvars[0]
     if not all(_is_precise(variable) for variable in (*floating, output)):
         return None
@@ -263,12 +279,12 @@ def _variable_scales(moves: Sequence[Move]) -> list[Any]:
 
 
 def _is_precise(variable: Any) -> bool:
-    """Return whether it is floating, and of a precision to which rounding may be left out."""
+    """Return whether a variable is a floating number of at least 16 bits."""
     dtype = variable.aval.dtype
     return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
 
 
 def _is_narrower(variable: Any, than: Any) -> bool:
-    """Return whether it has less than the precision of another one."""
+    """Return whether a variable cannot hold all the values of another one: its dtype is narrower."""
     dtype = variable.aval.dtype
     return jnp.promote_types(dtype, than.aval.dtype) != dtype

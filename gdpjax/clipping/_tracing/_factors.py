@@ -5,16 +5,18 @@ A dense layer y = x W has the gradient x^T s, where s is the cotangent of y. It 
     factor = Outer(x[None], s[None], axes=(("l", 0), ("r", 0)))   # W's axis 0 in the left factor, axis 1 in the right
     factor.formed(W.shape)                                        # the gradient as an array
 
-In general a weight is used at several positions t, and its gradient is sum_t left_t right_t^T. There is a final class
-for each form:
+In general a weight is used at several positions t, and its gradient is sum_t left_t right_t^T. Each form of a gradient
+has a class:
 
 * `Outer` keeps the two factors of such a sum.
 * `Sparse` is the gradient of a table: the rows that were looked up, and what each of them gets.
-* `Tied` is the sum of both, for a table that is looked up and multiplied with.
-* `Full` is the gradient itself.
-* `Weighted` is an `Outer` times a matrix, entry by entry. It is added up over some of its axes without being formed.
+* `Tied` is the sum of an `Outer` and a `Sparse`, for a table that is multiplied by data and looked up too.
+* `Full` is the gradient itself, as an array.
+* `Weighted` is an `Outer` times a matrix, entry by entry. It can be added up over some axes without being formed.
 
-None of them has a batch axis: `row_gradients` maps them over the examples.
+The classes describe one example, without a batch axis. The engine maps them over the examples by `jax.vmap`, so that
+their arrays get a leading axis, and `AbstractFactor.row_gradients` returns what `_gradients` holds of that batch.
+`compact` decides in which form a gradient is kept.
 """
 
 import abc
@@ -22,11 +24,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import (
@@ -41,7 +44,7 @@ from gdpjax.clipping._gradients import (
 from gdpjax.clipping._weight_axes import Axis, arrange, axes_of_kind
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-"""Names of the axes of a weight in an einsum."""
+"""The names of a weight's axes in an einsum: axis i is called _LETTERS[i]."""
 
 
 class AbstractFactor(abc.ABC):
@@ -49,31 +52,42 @@ class AbstractFactor(abc.ABC):
 
     @abc.abstractmethod
     def formed(self, shape: tuple[int, ...]) -> Array:
-        """Return the gradient of the weight with this shape, in float32 or wider unless it is formed already."""
+        """Return the gradient as an array of the shape of the weight, in float32 or wider unless it is `Full`."""
 
     @abc.abstractmethod
     def scaled(self, scale: Array) -> "AbstractFactor":
         """Return the gradient times a number, in float32 or wider."""
 
     def compact(self, shape: tuple[int, ...]) -> "AbstractFactor":
-        """Return the form in which the gradient is kept for a batch: by default it is formed."""
+        """Return the gradient in the form in which it is kept until it is clipped: by default it is formed."""
         return Full(self.formed(shape))
 
     def joined(self, others: Sequence["AbstractFactor"]) -> "AbstractFactor | None":
-        """Return the sum with others in the same form, or None where it has to be formed."""
+        """Return the sum of this gradient and others in the same form, or None where the sum has to be formed."""
         return None
 
     def leave_scan(self, is_scanned: bool) -> "AbstractFactor":
-        """Merge the gradients of all iterations of a scan, which are stacked along a new first axis.
+        """Return the gradient of a weight from its gradients in the iterations of a scan.
+
+        The arrays of this factor have a leading axis of iterations.
 
         Args:
-          is_scanned: whether each iteration has a slice of the weight; otherwise all have the same weight.
+          is_scanned: whether each iteration uses a slice of the weight of its own. Otherwise all use the whole weight,
+            and their gradients are added up.
         """
         raise NotImplementedError(f"{type(self).__name__} does not pass through a scan")  # pragma: no cover
 
     def row_gradients(self, shape: tuple[int, ...]) -> AbstractRowGradients:
-        """Return the gradients of a batch, whose factors are stacked along a new first axis."""
+        """Return the gradients of a batch. The arrays of this factor have a leading axis of examples."""
         raise NotImplementedError(f"{type(self).__name__} has to be made compact first")  # pragma: no cover
+
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the weight that this is a gradient of; ``shape`` where the factor does not say it.
+
+        Raises:
+          ValueError: the arrays do not fit together.
+        """
+        return shape
 
     @property
     def num_products(self) -> int:
@@ -85,13 +99,16 @@ class AbstractFactor(abc.ABC):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Full(AbstractFactor):
-    """The gradient as it is.
+    """The gradient itself.
 
     Attributes:
       gradient: an array like the weight.
     """
 
     gradient: Array
+
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.gradient.shape
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         return self.gradient
@@ -117,11 +134,16 @@ class Sparse(AbstractFactor):
 
     Attributes:
       rows: [T], indices along the first axis of the table; those out of range are dropped.
-      values: [T, ...], what each of these rows gets; equal indices are added up.
+      values: [T, ...], the gradient of each of these rows. Where an index occurs again, the values are added up.
     """
 
     rows: Array
     values: Array
+
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.rows.ndim != 1 or self.values.shape[:1] != self.rows.shape:
+            raise ValueError(f"rows {list(self.rows.shape)} and values {list(self.values.shape)}, not [T] and [T, ...]")
+        return (*shape[:1], *self.values.shape[1:])
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         dtype = wide_dtype(self.values)
@@ -146,6 +168,7 @@ class Sparse(AbstractFactor):
     def leave_scan(self, is_scanned: bool) -> "Sparse":
         if is_scanned:
             raise NotImplementedError("a table that is scanned over is not tapped")  # pragma: no cover
+        # The look-ups of all iterations are look-ups in one table.
         rows = self.rows.reshape(-1)
         values = self.values.reshape(-1, *self.values.shape[2:])
         return Sparse(rows, values)
@@ -163,13 +186,33 @@ class Outer(AbstractFactor):
     Attributes:
       left: [T, *blocks, *axes of the left factor].
       right: [T, *blocks, *axes of the right factor].
-      axes: for each axis of the weight the factor that has it ("l", "r", or "b" for blocks, which both have), and its
-        place among the axes of that kind.
+      axes: for each axis of the weight its kind ("l", "r" or "b": see `_weight_axes`) and its place among the axes of
+        that kind.
     """
 
     left: Array
     right: Array
     axes: tuple[Axis, ...] = dataclasses.field(metadata=dict(static=True))
+
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        blocks, left, right = (self.of_kind(kind) for kind in ("b", "l", "r"))
+        first_own = 1 + len(blocks)
+        num_axes = len(blocks) + len(left) + len(right)
+        ranks = first_own + len(left), first_own + len(right)
+        has_ranks = num_axes == len(self.axes) and ranks == (self.left.ndim, self.right.ndim)
+        if not has_ranks or self.left.shape[:first_own] != self.right.shape[:first_own]:
+            raise ValueError(
+                f"left {list(self.left.shape)} and right {list(self.right.shape)}, not [T, *blocks, *own axes] for the "
+                f"axes {self.axes}"
+            )
+
+        # Each axis of the weight is an axis of one of the factors, or of both.
+        sizes = {}
+        for axis, size in zip(blocks + left, self.left.shape[1:], strict=True):
+            sizes[axis] = size
+        for axis, size in zip(right, self.right.shape[first_own:], strict=True):
+            sizes[axis] = size
+        return tuple(sizes[axis] for axis in range(len(self.axes)))
 
     @property
     def num_products(self) -> int:
@@ -180,7 +223,7 @@ class Outer(AbstractFactor):
         return axes_of_kind(self.axes, kind)
 
     def matrices(self) -> tuple[Array, Array]:
-        """Return left [K, T, d] and right [K, T, p] of K blocks, with d rows and p columns each."""
+        """Return the factors as matrices, left [K, T, d] and right [K, T, p], for K blocks of d rows and p columns."""
         num_blocks = len(self.of_kind("b"))
 
         def by_block(factor: Array) -> Array:
@@ -200,14 +243,15 @@ class Outer(AbstractFactor):
         return Outer(self.left, _times(self.right, scale), self.axes)
 
     def compact(self, shape: tuple[int, ...]) -> AbstractFactor:
-        # The norm of one product is the product of two norms; only a sum of several can cancel.
+        # The norm of one outer product is the product of two norms. A sum of several can cancel, so its norm is not
+        # read off the factors; it is formed, unless keeping its positions pays.
         if self.num_products == 1 or positions_pay(self.num_products, *self.sizes):
             return self
         return Full(self.formed(shape))
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The numbers of entries of the two factors of one product in one block."""
+        """The numbers of entries, d and p, of the two factors of one outer product in one block."""
         first_own = 1 + len(self.of_kind("b"))
         return math.prod(self.left.shape[first_own:]), math.prod(self.right.shape[first_own:])
 
@@ -223,22 +267,24 @@ class Outer(AbstractFactor):
 
     def leave_scan(self, is_scanned: bool) -> "Outer":
         if not is_scanned:
-            # All iterations have the same weight: their outer products are added up.
+            # All iterations have the same weight: the positions of all of them are positions of one sum.
             left = self.left.reshape(-1, *self.left.shape[2:])
             right = self.right.reshape(-1, *self.right.shape[2:])
             return Outer(left, right, self.axes)
 
-        # Each iteration has a block of its own, along a new first axis of the weight.
+        # Each iteration has a block of its own, along a new first axis of the weight. The other blocks come after it.
         axes = [("b", 0)]
         for kind, position in self.axes:
-            axes.append((kind, position + 1 if kind == "b" else position))
+            place = position + 1 if kind == "b" else position
+            axes.append((kind, place))
         left = jnp.swapaxes(self.left, 0, 1)
         right = jnp.swapaxes(self.right, 0, 1)
         return Outer(left, right, tuple(axes))
 
     def row_gradients(self, shape: tuple[int, ...]) -> AbstractRowGradients:
         left, right = jax.vmap(Outer.matrices)(self)  # [N, K, T, d] and [N, K, T, p]
-        if left.shape[2] == 1:
+        num_positions = left.shape[2]
+        if num_positions == 1:
             return OuterProducts(left[:, :, 0], right[:, :, 0], self.axes, shape)
         left = jnp.swapaxes(left, 1, 2)
         right = jnp.swapaxes(right, 1, 2)
@@ -249,14 +295,15 @@ class Outer(AbstractFactor):
         return Outer(self.left, self.right, tuple(axes))
 
     def in_order(self) -> "Outer":
-        """Return the same, with the axes of each factor in the order in which the weight has them."""
-        # For each kind, the places of its axes in the factor, in the order of the weight.
+        """Return the same gradient, with the axes of each factor in the order in which the weight has them."""
+        # List the places in the factor of the axes of each kind, in the order of the weight.
         places: dict[str, list[int]] = {"b": [], "l": [], "r": []}
         axes = []
         for kind, position in self.axes:
             axes.append((kind, len(places[kind])))
             places[kind].append(position)
 
+        # Transpose the factors: positions, blocks, and then each one's own axes.
         first_own = 1 + len(places["b"])
         blocks = [1 + position for position in places["b"]]
         left_axes = [first_own + position for position in places["l"]]
@@ -266,7 +313,13 @@ class Outer(AbstractFactor):
         return Outer(left, right, tuple(axes))
 
     def along(self, axis: int, change: Callable[[Array, int], Array]) -> "Outer":
-        """Apply change(factor, axis of the factor) to the factors that have an axis of the weight."""
+        """Return the gradient after a change along one axis of the weight.
+
+        Args:
+          axis: the axis of the weight.
+          change: (array, axis of the array) to the changed array. It is applied to each factor that has the axis.
+        """
+        # A factor is laid out as [T, *blocks, *its own axes].
         kind, position = self.axes[axis]
         place = 1 + position
         if kind != "b":
@@ -276,13 +329,13 @@ class Outer(AbstractFactor):
         return Outer(left, right, self.axes)
 
     def scaled_along(self, scale: Array, kind: str) -> "Outer":
-        """Scale one factor.
+        """Return the gradient times a scale, which is multiplied into one factor.
 
         Args:
-          scale: has the axes of the weight, and length one along those that the factor does not have.
+          scale: an array with the axes of the weight, of length one along those that the factor does not have.
           kind: the factor, "l" or "r".
         """
-        # Bring the axes of the scale into the order of the factor, and drop those of length one.
+        # Bring the axes of the scale into the order of the factor, and drop those that the factor does not have.
         order = [*self.of_kind("b"), *self.of_kind(kind)]
         others = [axis for axis in range(scale.ndim) if axis not in order]
         moved = jnp.transpose(scale, (*order, *others))
@@ -295,18 +348,20 @@ class Outer(AbstractFactor):
         return Outer(self.left, scaled, self.axes)
 
     def reshaped(self, old: tuple[int, ...], new: tuple[int, ...]) -> "Outer | None":
-        """Undo a reshape of the weight.
+        """Return the gradient of a weight before a reshape; this is its gradient after the reshape.
 
         Args:
-          old: the shape of the weight before.
-          new: its shape after, to which this gradient belongs.
+          old: the shape of the weight before the reshape.
+          new: its shape after the reshape.
 
         Returns:
-          The gradient of the weight before, or None where axes of both factors are reshaped together.
+          The gradient in factors, or None where the reshape joins axes of different factors.
         """
         groups = _common_groups(new, old)
         if groups is None:
             return None
+
+        # Each group of axes is reshaped by itself, so its axes have to lie in one factor.
         ordered = self.in_order()
         axes: list[Axis] = []
         shapes: dict[str, list[int]] = {"b": [], "l": [], "r": []}
@@ -314,7 +369,7 @@ class Outer(AbstractFactor):
             kinds = {ordered.axes[axis][0] for axis in new_axes}
             if len(kinds) > 1:
                 return None
-            kind = kinds.pop() if kinds else "r"  # axes of length one may come from nowhere
+            kind = kinds.pop() if kinds else "r"  # without axes in ``new``, those of ``old`` have length one
             for axis in old_axes:
                 axes.append((kind, len(shapes[kind])))
                 shapes[kind].append(old[axis])
@@ -327,11 +382,11 @@ class Outer(AbstractFactor):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tied(AbstractFactor):
-    """The gradient of a table that is multiplied with and of which rows are looked up.
+    """The gradient of a table that is multiplied by data and of which rows are looked up, as in a language model.
 
     Attributes:
-      outer: the gradient of the multiplications.
-      sparse: that of the look-ups.
+      outer: the part of the gradient that comes from the multiplications.
+      sparse: the part that comes from the look-ups.
     """
 
     outer: Outer
@@ -352,12 +407,12 @@ class Tied(AbstractFactor):
 
     @property
     def _has_rows_apart(self) -> bool:
-        """Whether one of the factors runs over the rows of the table, and the other one over all other axes."""
+        """Whether one factor has the first axis of the table, and the other factor all other axes."""
         kinds = [kind for kind, _ in self.outer.axes]
         return "b" not in kinds and kinds[0] not in kinds[1:]
 
     def row_gradients(self, shape: tuple[int, ...]) -> TiedTable:
-        # One factor runs over the rows of the table, the other one over the entries of a row.
+        # One factor has the axis of the rows of the table, the other factor the axes of a row.
         outer = jax.vmap(Outer.in_order)(self.outer)
         first_kind, _ = outer.axes[0]
         if first_kind == "l":
@@ -377,7 +432,7 @@ class Weighted(AbstractFactor):
 
     Attributes:
       outer: the outer product.
-      matrix: like the weight.
+      matrix: an array like the weight.
     """
 
     outer: Outer
@@ -391,7 +446,11 @@ class Weighted(AbstractFactor):
         return Weighted(self.outer.scaled(scale), self.matrix)
 
     def summed(self, kept: Sequence[int]) -> Array:
-        """Add the gradient up over all axes but those ``kept``, which stay in order; nothing larger is formed."""
+        """Return the sum of the gradient over all axes but ``kept``, which stay in order.
+
+        It is a contraction of three arrays, left, right and the matrix. The outer product is not formed for it.
+        """
+        # Name the axes for einsum: T is the position, and every axis of the weight has a letter.
         outer = self.outer
         names = {}
         for kind in "blr":
@@ -399,8 +458,8 @@ class Weighted(AbstractFactor):
         matrix = _LETTERS[: len(outer.axes)]
         result = "".join(_LETTERS[axis] for axis in kept)
 
-        # The matrix first meets the factor all of whose axes are summed over, and the other factor comes second: an
-        # order of the three that is left to einsum might form the outer product.
+        # Contract the matrix with the factor whose axes are all summed over, and then with the other factor. If einsum
+        # were given all three, it might choose an order that forms the outer product.
         keeps_left = any(outer.axes[axis][0] == "l" for axis in kept)
         if keeps_left:
             first, second = outer.right, outer.left
@@ -420,15 +479,17 @@ class Weighted(AbstractFactor):
 
 
 def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> AbstractFactor:
-    """Add up the gradients of a weight that is used several times."""
+    """Return the sum of the gradients of a weight that is used several times."""
     first, *others = factors
     if not others:
         return first
+
+    # Gradients in the same form stay in it.
     joined = first.joined(others)
     if joined is not None:
         return joined
 
-    # A table may be looked up and multiplied with.
+    # A table may be multiplied by data and looked up too.
     products = [factor for factor in factors if isinstance(factor, Outer)]
     lookups = [factor for factor in factors if isinstance(factor, Sparse)]
     if products and lookups and len(products) + len(lookups) == len(factors):
@@ -437,6 +498,7 @@ def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> Abstr
         if isinstance(outer, Outer) and isinstance(sparse, Sparse):
             return Tied(outer, sparse)
 
+    # Other sums are formed.
     total = first.formed(shape)
     for factor in others:
         total = total + factor.formed(shape)
@@ -444,15 +506,20 @@ def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> Abstr
 
 
 def _times(x: Array, scale: Array) -> Array:
-    """Multiply in float32 or wider; a scale may lie outside the range of half precision."""
+    """Return x times a scale, in float32 or wider: a scale may lie outside the range of half precision."""
     x = x.astype(wide_dtype(x))
-    return x * scale.astype(wide_dtype(scale)).astype(x.dtype)
+    scale = scale.astype(wide_dtype(scale)).astype(x.dtype)
+    return x * scale
 
 
 def _common_groups(first: tuple[int, ...], second: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
-    """Cut two shapes of equal size into the shortest groups of consecutive axes of equal size.
+    """Cut two shapes into the shortest groups of consecutive axes such that groups have equal numbers of entries.
 
-    [6, 5] and [2, 3, 5] have the groups ([0], [0, 1]) and ([1], [2]). None where there is no such cut.
+    The shapes [6, 5] and [2, 3, 5] have the groups ([0], [0, 1]) and ([1], [2]): axis 0 of the first shape was reshaped
+    to axes 0 and 1 of the second.
+
+    Returns:
+      For each group its axes in the first shape and in the second, or None where there is no such cut.
     """
     groups = []
     first_next = second_next = 0
@@ -486,3 +553,21 @@ def _common_groups(first: tuple[int, ...], second: tuple[int, ...]) -> list[tupl
                 second_next += 1
         groups.append((first_axes, second_axes))
     return groups
+
+
+def check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> AbstractFactor:
+    """Return what a family of primitives gave as a factor.
+
+    Raises:
+      ValueError: it is no factor of a weight of this shape.
+    """
+    expected = f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}"
+    if not isinstance(factor, AbstractFactor):
+        raise ValueError(f"{expected}, got {shown(factor)}")
+    try:
+        found = factor.shape_of_weight(shape)
+    except ValueError as error:
+        raise ValueError(f"{expected}, got {error}") from None
+    if found != shape:
+        raise ValueError(f"{expected}, got one for a weight {list(found)}: see its axes")
+    return factor

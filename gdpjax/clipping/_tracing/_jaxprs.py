@@ -1,15 +1,14 @@
-"""Jaxprs: reading them, evaluating parts of them, and all that differs about them between versions of JAX.
+"""Jaxprs: how to read them and to evaluate parts of them, and everything that differs between versions of JAX.
 
     frame = frame_of(jax.make_jaxpr(loss)(params, x))          # calls (jit) are inlined
     environment = Environment(frame.jaxpr, frame.consts, args)
-    environment.run(frame.jaxpr.eqns)                          # or some of the equations, and others by other means
+    environment.run(frame.jaxpr.eqns)                          # or only some of the equations
     outputs = environment.read_all(frame.jaxpr.outvars)
 
-A `Frame` is a jaxpr whose calls have been inlined, together with the frames of the loops, branches and checkpoints in
-it.
+A `Frame` is a jaxpr whose calls are inlined, together with the frames of the loops, branches and checkpoints in it.
 
-Everything goes through `jax.extend.core`. Equations are evaluated by making a jaxpr of them and calling that, so that
-JAX itself rebinds the primitives with functions inside (custom_jvp, custom_vjp, scan).
+This module uses `jax.extend.core` and nothing private. To evaluate equations it makes a jaxpr of them and calls that,
+so that JAX itself handles the primitives with functions inside (custom_jvp, custom_vjp, scan).
 """
 
 import functools
@@ -20,17 +19,20 @@ import jax
 import jax.extend.core as jex
 
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
+"""Primitives that call a jaxpr, and do nothing else."""
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
+"""Primitives that compute their jaxpr again in the backward pass."""
 CUSTOM = frozenset({"custom_vjp_call", "custom_jvp_call"})
+"""Primitives with a derivative rule that was written by hand."""
 
 
 class Frame(NamedTuple):
-    """A jaxpr without calls.
+    """A jaxpr whose calls are inlined.
 
     Attributes:
       jaxpr: the jaxpr.
       consts: the values of its constants.
-      children: for the index of each scan, cond or checkpoint equation the frames of its bodies.
+      children: the frames of the bodies of each scan, cond and checkpoint, by the index of that equation.
     """
 
     jaxpr: Any
@@ -39,7 +41,7 @@ class Frame(NamedTuple):
 
 
 class Environment:
-    """Values of variables while a jaxpr is evaluated."""
+    """The values of variables while a jaxpr is evaluated."""
 
     def __init__(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]):
         self._values = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -60,11 +62,11 @@ class Environment:
                 self._values[variable] = value
 
     def run(self, eqns: Sequence[Any]) -> None:
-        """Evaluate consecutive equations, and write their outputs."""
+        """Evaluate equations, given in order, and write their outputs."""
         if not eqns:
             return
 
-        # The inputs are all variables that the equations read and do not make.
+        # The inputs are the variables that the equations read and do not make.
         made: set[Any] = set()
         inputs: dict[Any, None] = {}
         outputs = []
@@ -84,22 +86,22 @@ class Environment:
 
 
 def is_literal(atom: Any) -> bool:
-    """Return whether an input of an equation is a number in the program, and no variable."""
+    """Return whether an input of an equation is a constant written into the jaxpr, and not a variable."""
     return isinstance(atom, jex.Literal)
 
 
 def variables_of(atoms: Iterable[Any]) -> list[Any]:
-    """Return those of some inputs that are no literals."""
+    """Return the inputs that are variables, without the literals."""
     return [atom for atom in atoms if not is_literal(atom)]
 
 
 def shape_of(variable: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a variable, as tracing takes it for a value."""
+    """Return the shape and dtype of a variable, as JAX's tracing functions take them in place of a value."""
     return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
 
 
 def makers_of(jaxpr: Any) -> dict[Any, Any]:
-    """Return for each variable the equation that makes it."""
+    """Return a dict from each variable to the equation that makes it."""
     makers = {}
     for eqn in jaxpr.eqns:
         for variable in eqn.outvars:
@@ -108,7 +110,7 @@ def makers_of(jaxpr: Any) -> dict[Any, Any]:
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """Return (jaxpr, its constants), for a ClosedJaxpr (0.10) and for a Jaxpr that holds its constants (0.11 on)."""
+    """Return (jaxpr, its constants) for a ClosedJaxpr, or for a Jaxpr that holds its constants (from JAX 0.11 on)."""
     consts = getattr(jaxpr, "consts", None) or ()
     return getattr(jaxpr, "jaxpr", jaxpr), consts
 
@@ -121,6 +123,7 @@ def dependencies(jaxpr: Any, targets: Sequence[Any], stop: frozenset[str] = froz
       targets: some of its variables; literals are left out.
       stop: names of primitives that are not followed back to their inputs.
     """
+    # Go through the equations backwards: what a found variable is made of is found too.
     found = set(variables_of(targets))
     for eqn in reversed(jaxpr.eqns):
         if eqn.primitive.name not in stop and not found.isdisjoint(eqn.outvars):
@@ -129,7 +132,7 @@ def dependencies(jaxpr: Any, targets: Sequence[Any], stop: frozenset[str] = froz
 
 
 def equations_for(jaxpr: Any, targets: Sequence[Any]) -> list[Any]:
-    """Return the equations on which the targets depend."""
+    """Return the equations on which the targets depend, in order."""
     variables = dependencies(jaxpr, targets)
     return [eqn for eqn in jaxpr.eqns if not variables.isdisjoint(eqn.outvars)]
 
@@ -141,11 +144,13 @@ def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
       eqn: the equation.
       values: one for each of ``eqn.invars``, literals included.
     """
+    # A jaxpr has variables for inputs, so literals stay where they are, in the equation.
     given = {}
     for atom, value in zip(eqn.invars, values, strict=True):
         if not is_literal(atom):
             given[atom] = value
-    return _function_of(list(given), list(eqn.outvars), [eqn], eqn.effects)(*given.values())
+    function = _function_of(list(given), list(eqn.outvars), [eqn], eqn.effects)
+    return function(*given.values())
 
 
 def _function_of(inputs: list[Any], outputs: list[Any], eqns: list[Any], effects: Any) -> Any:
@@ -156,7 +161,7 @@ def _function_of(inputs: list[Any], outputs: list[Any], eqns: list[Any], effects
 
 @functools.cache
 def _debug_info() -> Any:
-    """Return the debug information of some trace: JAX asks for one with every jaxpr."""
+    """Return the debug information of a trivial function: JAX wants some with every jaxpr."""
     jaxpr, _ = opened(jax.make_jaxpr(lambda: 0)())
     return jaxpr.debug_info
 
@@ -168,8 +173,8 @@ class Scan(NamedTuple):
       num_consts: how many inputs all iterations share.
       num_carry: how many inputs are carried from one iteration to the next.
       length: the number of iterations.
-      reverse: whether the last slice comes first.
-      unroll: how many iterations JAX writes out.
+      reverse: whether the scan takes the last slice first.
+      unroll: how many iterations JAX writes out in one.
     """
 
     num_consts: int
@@ -187,10 +192,10 @@ class Scan(NamedTuple):
 
 
 def scan_of(eqn: Any) -> Scan | None:
-    """Return the parts of a scan, or None where this version's form of it is not understood."""
+    """Return the parts of a scan, or None where this version of JAX has a form of it that is not known here."""
     params = eqn.params
     try:
-        if "ft_in" in params:  # 0.11.2 on
+        if "ft_in" in params:  # from JAX 0.11.2 on
             num_consts, num_carry = (len(group) for group in params["ft_in"].unpack()[:2])
         else:
             num_consts, num_carry = params["num_consts"], params["num_carry"]
@@ -246,8 +251,10 @@ def _inlined(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
 
 
 def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr; of a call, evaluate the body."""
+    """Return the outputs of a jaxpr, with the bodies of calls evaluated in place of the calls."""
     environment = Environment(jaxpr, consts, args)
+
+    # Equations between two calls are evaluated together.
     waiting: list[Any] = []
     for eqn in jaxpr.eqns:
         body = _call_body(eqn)

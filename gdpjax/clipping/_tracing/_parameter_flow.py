@@ -1,18 +1,22 @@
-"""Follow the trained parameters of a loss through its jaxpr, to where they meet data.
+"""Follow the trained parameters of a loss through its jaxpr, to the equations where they meet data.
 
     flow = parameter_flow(frame, num_params, formed={})
     flow.tapped[0]      # the uses of parameter 0, whose gradient is read off where it meets data
     flow.formed         # {1: "tanh"}: JAX has to differentiate parameter 1, which goes through a tanh first
 
-Every value in the loss of one example is followed from the parameters. As long as it is a linear image of parameters
-alone, the linear maps that led to it are kept. Where such a value meets data in an equation whose primitive knows the
-gradient of a weight, that equation is a *site*. A parameter all of whose uses end in sites is *tapped*: its gradient is
-read off at the sites, and it need not be differentiated. Any other use (a nonlinear function of it, a loop that carries
-it, a derivative rule that cannot be read) makes it *formed*: JAX differentiates it, one example at a time, and the
-reason is kept for `explain`.
+The words of this module:
 
-Bodies of scan, cond and checkpoint are followed too. A parameter that enters a scan as a constant is used once for each
-iteration; one that is scanned over gives each iteration a block of its own.
+* A *linear image* of a parameter is what linear equations make of it before it meets data: a transpose of it, a slice,
+  its product with another parameter. The equations on the way are *links*, and together they are the *path*.
+* A *site* is an equation in which a linear image meets data, and whose primitive knows the gradient of a weight.
+* A *use* of a parameter is a site and the path that leads there.
+* A parameter is *tapped* if all of its uses end in sites. Its gradient is read off at the sites, so JAX need not
+  differentiate it.
+* Every other parameter is *formed*: JAX differentiates it, one example at a time. The reason is kept for `explain`: a
+  nonlinear function of the parameter, a loop that carries it, a derivative rule that cannot be read.
+
+The bodies of scan, cond and checkpoint are followed too. A parameter that enters a scan as a constant is used once in
+each iteration. One that is scanned over gives each iteration a block of its own.
 """
 
 import abc
@@ -27,7 +31,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._custom_derivatives import DerivativeRule, RuleGradient, derivative_rule, rule_gradient
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse, Weighted
+from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse, Weighted, check_factor
 from gdpjax.clipping._tracing._jaxprs import (
     CUSTOM,
     REMAT,
@@ -41,8 +45,12 @@ from gdpjax.clipping._tracing._jaxprs import (
 from gdpjax.clipping._tracing.primitives import family_of
 
 Place = tuple[int, ...]
-"""The place of an equation: its index in the outermost frame, then alternately the child and the index in that. For a
-derivative rule the operand follows as a last number."""
+"""The place of an equation in the loss.
+
+It is the index of the equation in the outermost frame. For an equation in the body of another one, the place of that
+other one comes first, then the number of the body, and then the index in the body. The site of a derivative rule has
+the number of the operand at the end.
+"""
 
 
 # Sites: where a weight meets data.
@@ -64,25 +72,25 @@ class AbstractSite(abc.ABC):
     @property
     @abc.abstractmethod
     def kind(self) -> str:
-        """The primitive whose factors are kept."""
+        """The name of the primitive that multiplies, or looks up, the weight."""
 
     @property
     def described(self) -> str:
-        """The primitive, for `explain`."""
+        """The name of the primitive as `explain` shows it."""
         return self.kind
 
     @property
     @abc.abstractmethod
     def carried(self) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the values of which the factors are made."""
+        """The shapes and dtypes of the values that a probe brings back, of which `factor` makes the gradient."""
 
     @abc.abstractmethod
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
-        """Return the gradient of the weight in one evaluation, given the values of what is `carried`."""
+        """Return the gradient of the weight in one evaluation of the site, given the values that it carries."""
 
     @functools.cached_property
     def abstract_factor(self) -> AbstractFactor:
-        """The gradient of the weight in one evaluation, without values."""
+        """The gradient of the weight in one evaluation of the site, with shapes in place of values."""
         values = []
         for carried in self.carried:
             is_floating = jnp.issubdtype(carried.dtype, jnp.floating)
@@ -107,18 +115,18 @@ class AbstractSite(abc.ABC):
 
     @property
     def factor_sizes(self) -> tuple[int, int] | None:
-        """Numbers of entries of the two factors of an outer product, or None where the gradient is no sum of these."""
+        """The numbers of entries of the two factors of one outer product, or None if the gradient has no such form."""
         factor = self.abstract_factor
         return factor.sizes if isinstance(factor, Outer) else None
 
     @property
     def is_formed(self) -> bool:
-        """Whether the gradient is formed at the site."""
+        """Whether the site gives the gradient as an array, and not in factors."""
         return isinstance(self.abstract_factor, Full)
 
     @property
     def working_bytes(self) -> int:
-        """Bytes that making the factors needs for one example, beside what is carried (patches of a convolution)."""
+        """The bytes that `factor` needs for one example beside the values carried, as for patches of a convolution."""
         return 0
 
 
@@ -142,7 +150,9 @@ class PrimitiveSite(AbstractSite):
 
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
         x, cotangent = values
-        return family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
+        factor = family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
+        weight = self.eqn.invars[self.operand].aval
+        return check_factor(factor, weight.shape, self.kind)
 
     @property
     def is_lookup(self) -> bool:
@@ -195,24 +205,24 @@ class RuleSite(AbstractSite):
 
     @property
     def num_lookups(self) -> int:
-        return 2 if self.is_lookup else 0  # several, for all that is known
+        return 2 if self.is_lookup else 0  # the number is not known; 2 stands for several
 
 
 # Links: the linear maps that a parameter passes on its way to a site.
 
 
 class AbstractLink(abc.ABC):
-    """A part of the way from a parameter to a site.
+    """One step on the path from a parameter to a site.
 
     Attributes:
-      num_scans: how many scans it leaves on the way back.
+      num_scans: how many scans are entered by this step.
     """
 
     num_scans: int = 0
 
     @abc.abstractmethod
     def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
-        """Return the gradient before this part, given that after it."""
+        """Return the gradient before this step, given the gradient after it."""
 
 
 @final
@@ -228,7 +238,7 @@ class LinearMap(AbstractLink):
 
     @property
     def values_needed(self) -> list[Any]:
-        """The variables and literals whose values `pull_back` needs a multiplier of."""
+        """The variables and literals of whose values the multiplier of `pull_back` is made."""
         return family_of(self.eqn).values_needed(self.eqn, self.operand)
 
 
@@ -253,7 +263,7 @@ class EnterScan(AbstractLink):
     """A parameter enters the body of a scan.
 
     Attributes:
-      is_scanned: whether each iteration has a slice of it; otherwise all have the same value.
+      is_scanned: whether each iteration has a slice of the parameter. Otherwise all have the whole.
     """
 
     is_scanned: bool
@@ -280,7 +290,7 @@ class Use(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the parameter is multiplied by more than a number: not all factors can follow."""
+        """Whether the parameter is multiplied by an array, entry by entry: not all factors can go back through that."""
         for link in self.path:
             if not isinstance(link, LinearMap) or not family_of(link.eqn).is_scaling(link.eqn):
                 continue
@@ -301,17 +311,17 @@ def pull_back_use(
       site: the site of the use.
       use: the use.
       values: the values that the site carries, with a leading axis for each scan around it.
-      multipliers: what the linear maps on the way multiply by, where they need it.
+      multipliers: the multipliers of the linear maps on the path that need one.
     """
 
     def factor_of(*values: Array) -> AbstractFactor:
         return site.factor(values)
 
-    # Inside scans, everything is mapped over their iterations.
+    # A site inside scans is evaluated in each iteration, so its factor is mapped over the iterations.
     depth = len(site.lengths)
     factor = _mapped(factor_of, depth)(*values)
 
-    # Go back along the path, and out of the scans.
+    # Go back along the path. Before the step that enters a scan there is one axis of iterations less.
     for link in reversed(use.path):
         depth -= link.num_scans
 
@@ -323,7 +333,7 @@ def pull_back_use(
 
 
 def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
-    """Map a function over ``depth`` leading axes."""
+    """Return the function mapped over the first ``depth`` axes of its arguments."""
     for _ in range(depth):
         function = jax.vmap(function)
     return function
@@ -333,12 +343,12 @@ def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
 
 
 class ParameterFlow(NamedTuple):
-    """The uses of parameters that are tapped, and the parameters that are formed.
+    """The parameters that are tapped, with their uses, and those that are formed.
 
     Attributes:
-      tapped: the uses of each parameter whose gradient is read off at sites.
+      tapped: the uses of each parameter that is tapped.
       formed: for each of the other parameters, why JAX differentiates it.
-      sites: all sites.
+      sites: all sites, by their places.
     """
 
     tapped: dict[int, list[Use]]
@@ -377,16 +387,17 @@ def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> Par
                     tapped[leaf] = walk.uses.get(leaf, [])
             return ParameterFlow(tapped, formed, walk.sites)
 
-        # A parameter that JAX differentiates changes what the others meet: follow them again.
+        # A value that depends on a formed parameter is not known before the differentiation. What meets it cannot be
+        # tapped, so follow the other parameters again.
         formed.update(walk.formed)
 
 
 class _Value(NamedTuple):
-    """A value of the loss: how parameters and data reach it.
+    """All that the walk knows about a value of the loss.
 
     Attributes:
-      images: the parameters that it is a linear image of, each with the path that leads here.
-      is_data: whether data went into it.
+      images: the parameters of which it is a linear image, each with the path from the parameter to this value.
+      is_data: whether it depends on data.
       is_trained: whether it depends on a parameter that JAX differentiates.
     """
 
@@ -395,12 +406,12 @@ class _Value(NamedTuple):
     is_trained: bool = False
 
     def images_through(self, link: AbstractLink) -> tuple[tuple[int, Path], ...]:
-        """Return the parameters and paths of the image of this value under one more link."""
+        """Return the images of a value that one more link makes of this one."""
         return tuple((leaf, (*path, link)) for leaf, path in self.images)
 
     @property
     def is_scanned_over(self) -> bool:
-        """Whether it is a slice of a parameter that a scan goes over."""
+        """Whether it comes from a slice of a parameter that is scanned over."""
         for _, path in self.images:
             for link in path:
                 if isinstance(link, EnterScan) and link.is_scanned:
@@ -412,7 +423,7 @@ class _Location(NamedTuple):
     """The location of a frame or an equation.
 
     Attributes:
-      place: its place; that of the outermost frame is empty.
+      place: the place, which is empty for the outermost frame.
       lengths: the lengths of the scans around it, outermost first.
     """
 
@@ -420,7 +431,7 @@ class _Location(NamedTuple):
     lengths: tuple[int, ...] = ()
 
     def at(self, index: int) -> "_Location":
-        """Return the location of an equation of this frame, or of a body of this equation."""
+        """Return the location of the equation of this index in this frame, or of this body of this equation."""
         return self._replace(place=(*self.place, index))
 
     def in_scan(self, length: int) -> "_Location":
@@ -429,12 +440,12 @@ class _Location(NamedTuple):
 
     @property
     def is_in_outermost_frame(self) -> bool:
-        """Whether this equation lies in no body of another one."""
+        """Whether this equation is in the outermost frame, and not in the body of another one."""
         return len(self.place) == 1
 
     @property
     def is_never_run(self) -> bool:
-        """Whether a scan of no iterations is around it."""
+        """Whether it is in a scan of no iterations."""
         return 0 in self.lengths
 
 
@@ -444,14 +455,14 @@ _NO_GRADIENT = frozenset({"stop_gradient"})
 
 
 def _combined(inputs: Sequence[_Value]) -> _Value:
-    """Return what is known of a function of these values that is no linear image of parameters."""
+    """Return the value of a function of these values that is not followed as a linear image."""
     is_data = any(value.is_data for value in inputs)
     is_trained = any(value.is_trained for value in inputs)
     return _Value(is_data=is_data, is_trained=is_trained)
 
 
 def _linear_images(inputs: Sequence[_Value]) -> list[int]:
-    """Return the operands that are linear images of parameters."""
+    """Return the operands that are linear images of parameters, by their numbers."""
     return [operand for operand, value in enumerate(inputs) if value.images]
 
 
@@ -461,13 +472,13 @@ def _has_equal(eqn: Any, operands: Sequence[int]) -> bool:
 
 
 class _Walk:
-    """One pass over the frames, for a given set of parameters that may be tapped.
+    """One pass over all frames, which follows the parameters that have not been given up yet.
 
     Attributes:
-      rules: the derivative rules that were traced, in this pass or an earlier one.
-      uses: the uses of each parameter that were found.
-      formed: the parameters that have to be formed, and why.
-      sites: the sites that were found.
+      rules: the derivative rules that were traced in this pass or an earlier one, by the places of their equations.
+      uses: the uses found, for each parameter.
+      formed: the parameters given up in this pass, and why.
+      sites: the sites found, by their places.
     """
 
     def __init__(self, rules: dict[Place, DerivativeRule | None]) -> None:
@@ -527,7 +538,7 @@ class _Walk:
             return self.give_up(f"{name} of a value with itself", inputs, len(eqn.outvars))
         others = _combined([value for operand, value in enumerate(inputs) if operand not in operands])
 
-        # A weight meets data.
+        # If a weight meets data, this is a site.
         if len(operands) == 1 and others.is_data:
             (operand,) = operands
             weight = inputs[operand]
@@ -535,7 +546,7 @@ class _Walk:
                 self.add_site(location.place, PrimitiveSite(eqn, operand, location.lengths), weight)
                 return [_DATA] * len(eqn.outvars)
 
-        # A linear map passes parameters on.
+        # If no data is involved and the equation is linear, its output is a linear image.
         links = {operand: LinearMap(eqn, operand) for operand in operands}
         if not others.is_data and self.is_linear(list(links.values()), location):
             images = []
@@ -565,7 +576,7 @@ class _Walk:
         if rule is None or _has_equal(eqn, operands) or location.is_never_run:
             return self.give_up(name, inputs, len(eqn.outvars))
 
-        # A rule that passes the gradient of one parameter on is a linear map.
+        # A rule that gives one parameter the cotangent of the output, moved about, makes the layer a linear map.
         gradients = {operand: rule_gradient(rule, operand) for operand in operands}
         if len(operands) == 1 and not combined.is_data:
             (operand,) = operands
@@ -574,7 +585,7 @@ class _Walk:
                 images = inputs[operand].images_through(RuleMap(eqn, operand, gradient))
                 return [_Value(images, is_trained=combined.is_trained)]
 
-        # Otherwise each parameter has a site of its own, or is formed.
+        # Otherwise each parameter has a site of its own, or is given up.
         for operand, gradient in gradients.items():
             weight = inputs[operand]
             if combined.is_data and gradient is not None and _is_rule_site(gradient, weight):
@@ -595,7 +606,7 @@ class _Walk:
         for value in consts:
             images = value.images_through(EnterScan(is_scanned=False))
             inside.append(value._replace(images=images))
-        inside += [_DATA] * scan.num_carry  # it may hold data after the first iteration
+        inside += [_DATA] * scan.num_carry  # what is carried may depend on data after the first iteration
         for value in scanned:
             images = value.images_through(EnterScan(is_scanned=True))
             inside.append(value._replace(images=images))
@@ -614,13 +625,22 @@ class _Walk:
         return [_DATA] * num_outputs
 
     def add_site(self, place: Place, site: AbstractSite, weight: _Value) -> None:
-        """Note a site, and the uses of the parameters of which the weight is an image."""
+        """Note a site, and one use of it for each parameter of which the weight is an image."""
         self.sites[place] = site
         for leaf, path in weight.images:
             self.uses.setdefault(leaf, []).append(Use(place, path))
 
     def give_up(self, reason: str, inputs: Sequence[_Value], num_outputs: int = 1) -> list[_Value]:
-        """Leave all parameters of which these values are images to JAX."""
+        """Let JAX differentiate all parameters of which these values are images.
+
+        Args:
+          reason: why, for `explain`.
+          inputs: the inputs of the equation.
+          num_outputs: how many outputs the equation has.
+
+        Returns:
+          The values of its outputs.
+        """
         for value in inputs:
             for leaf, _ in value.images:
                 self.formed.setdefault(leaf, reason)
@@ -629,6 +649,7 @@ class _Walk:
 
 def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
     """Return whether the gradient of a weight can be read off at an equation."""
+    # The weight must not depend on a parameter that JAX differentiates: the site gives it no gradient.
     variables = (*eqn.invars, *eqn.outvars)
     is_empty = any(0 in variable.aval.shape for variable in variables)
     if is_empty or weight.is_trained:
@@ -636,6 +657,8 @@ def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
     for variable in (eqn.invars[operand], *eqn.outvars):
         if not jnp.issubdtype(variable.aval.dtype, jnp.floating):
             return False
+
+    # The primitive must know the gradient. A table that is scanned over has no form for its look-ups.
     family = family_of(eqn)
     if not family.is_site(eqn, operand):
         return False

@@ -1,17 +1,23 @@
-"""Evaluate a loss again with a probe at every site, whose derivative is what the site saw.
+"""Evaluate a loss again with a probe at every site, so that one derivative gives what every site saw.
 
     probes = zero_probes(flow.sites)
     grad = jax.grad(lambda probes: replay(frame, args, flow.sites, probes)[0])(probes)
     values_seen(site, grad[place])      # for a dense layer, the input x and the cotangent s of its output
 
-A site y = f(W, x) is replaced by a function of custom derivative with one more argument, a probe of zeros that it does
-not use. Its backward pass answers to x as f does, to W not at all (no weight gradient is formed), and to the probe with
-the pair (x, s): the data that met the weight, and the cotangent of y. So one `jax.grad` with respect to the parameters
-that JAX differentiates and to the probes gives everything, through scans (the probes are scanned over, and come back
-stacked), branches and checkpoints (x is recomputed with the rest). A layer with a derivative rule of its own is
-replaced in the same way by the two halves of its rule, and answers with the values that the rule multiplies.
+A site y = f(W, x) is replaced by a `jax.custom_vjp` function with one more argument, the probe. It is an array of zeros
+that the forward pass does not use. The backward pass of the function is given s, the cotangent of y, and returns
 
-Convolutions that are no site are replaced as well, by ones that are fast within loops.
+* for x, the gradient that f has;
+* for W, nothing: no weight gradient is formed;
+* for the probe, the pair (x, s). By the rules of automatic differentiation it is "the derivative with respect to the
+  probe". In fact it is the data that met the weight, and the cotangent.
+
+So one `jax.grad`, with respect to the probes and to the parameters that JAX differentiates, gives everything. It goes
+through scans (which scan over the probes and stack what they return), branches and checkpoints (x is computed again
+with the rest). A layer with a derivative rule of its own is replaced in the same way, by the two halves of its rule.
+Its probes return the values that the rule multiplies.
+
+Convolutions that are no site are replaced too, by ones that are fast inside loops.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +34,14 @@ from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Place, RuleSi
 from gdpjax.clipping._tracing.primitives import family_of
 
 Probe = tuple[Array, ...]
-"""One array for each value that a site carries."""
+"""One array for each value of `AbstractSite.carried`: zeros on the way in, those values on the way back."""
 
 _LOW_BITS = 12
 """Bits of an index in the second of the two floats that carry it."""
 
 
 def zero_probes(sites: dict[Place, AbstractSite]) -> dict[Place, Probe]:
-    """Return zeros for what each site carries, with a leading axis for each scan around the site."""
+    """Return the probe of every site: zeros, with a leading axis for each scan around the site."""
     probes = {}
     for place, site in sites.items():
         zeros = []
@@ -44,13 +50,14 @@ def zero_probes(sites: dict[Place, AbstractSite]) -> dict[Place, Probe]:
             if jnp.issubdtype(carried.dtype, jnp.floating):
                 zeros.append(jnp.zeros(shape, carried.dtype))
             else:
+                # Integers have no derivative, so indices travel as two floats: see `_encoded`.
                 zeros.append(jnp.zeros((*shape, 2), jnp.float32))
         probes[place] = tuple(zeros)
     return probes
 
 
 def values_seen(site: AbstractSite, answer: Probe) -> list[Array]:
-    """Return what a site saw, from the derivative with respect to its probe."""
+    """Return the values that a site carries, given the derivative with respect to its probe."""
     values = []
     for x, carried in zip(answer, site.carried, strict=True):
         if not jnp.issubdtype(carried.dtype, jnp.floating):
@@ -60,22 +67,26 @@ def values_seen(site: AbstractSite, answer: Probe) -> list[Array]:
 
 
 def _encoded(x: Array, table: Any) -> Array:
-    """Carry indices in a differentiable array: two floats, exactly.
+    """Return indices as pairs of floats, which hold them exactly.
 
     Args:
-      x: the indices; those below 0 become -1, and those above the table its longest axis.
+      x: the indices. Those below 0 become -1. Those above the length of the longest axis of the table become that
+        length, which is out of range too.
       table: the variable of the table.
     """
+    # All indices that are out of range look alike, so that they fit into 32 bits.
     size = max(table.aval.shape)
     limits = jnp.iinfo(x.dtype)
     index = jnp.clip(x, max(-1, limits.min), min(size, limits.max)).astype(jnp.int32)
+
+    # A float32 holds 24 bits exactly: one float gets the lowest bits, and the other one all that are above.
     high = index >> _LOW_BITS
     low = index & ((1 << _LOW_BITS) - 1)
     return jnp.stack([high, low], axis=-1).astype(jnp.float32)
 
 
 def _decoded(x: Array) -> Array:
-    """Return the indices that two floats carry."""
+    """Return the indices of the pairs of floats that `_encoded` made."""
     high = x[..., 0].astype(jnp.int32) << _LOW_BITS
     low = x[..., 1].astype(jnp.int32)
     return high + low
@@ -84,25 +95,31 @@ def _decoded(x: Array) -> Array:
 def replay(
     frame: Frame, args: Sequence[Any], sites: dict[Place, AbstractSite], probes: dict[Place, Probe]
 ) -> list[Any]:
-    """Return the outputs of a frame in which every site has a probe."""
+    """Return the outputs of a frame, evaluated with a probe at every site."""
     return _Replay(sites).frame(frame, args, probes, ())
 
 
 def parameter_values(frame: Frame, leaves: Sequence[Array], variables: set[Any]) -> dict[Any, Array]:
-    """Return the values of variables of the outermost frame that depend on parameters and constants alone."""
+    """Return the values of some variables of the outermost frame, which must not depend on data.
+
+    Args:
+      frame: the loss.
+      leaves: the parameters, which are its first inputs.
+      variables: the variables.
+    """
     num_data = len(frame.jaxpr.invars) - len(leaves)
-    unknown = [None] * num_data
+    unknown = [None] * num_data  # no equation below reads the data
     environment = Environment(frame.jaxpr, frame.consts, [*leaves, *unknown])
     environment.run(equations_for(frame.jaxpr, list(variables)))
     return {variable: environment.read(variable) for variable in variables}
 
 
 class _Replay:
-    """An evaluation of a loss in which sites and convolutions are replaced.
+    """An evaluation of a loss in which sites, and equations that their family rewrites, are replaced.
 
     Attributes:
       sites: all sites.
-      has_rewritten: for the ids of frames, whether they hold an equation that is replaced though it is no site.
+      has_rewritten: a cache of `is_rewritten_in`, by the id of the frame.
     """
 
     def __init__(self, sites: dict[Place, AbstractSite]) -> None:
@@ -110,16 +127,23 @@ class _Replay:
         self.has_rewritten: dict[int, bool] = {}
 
     def frame(self, frame: Frame, args: Sequence[Any], probes: dict[Place, Probe], place: Place) -> list[Any]:
-        """Evaluate the frame at a place; all sites of ``probes`` lie in it."""
+        """Evaluate a frame.
+
+        Args:
+          frame: the frame.
+          args: the values of its inputs.
+          probes: the probes of the sites in this frame and in the bodies inside it.
+          place: the place of the frame.
+        """
         environment = Environment(frame.jaxpr, frame.consts, args)
 
-        # The probes by the equations that they belong to.
+        # Sort the probes by the equations of this frame that they belong to.
         depth = len(place)
         probes_of: dict[int, dict[Place, Probe]] = {}
         for site, probe in probes.items():
             probes_of.setdefault(site[depth], {})[site] = probe
 
-        # Equations that stay as they are wait, and are evaluated together.
+        # Equations that are not replaced wait, and are evaluated together before the next one that is.
         waiting: list[Any] = []
         for index, eqn in enumerate(frame.jaxpr.eqns):
             bodies = frame.children.get(index, ())
@@ -144,7 +168,7 @@ class _Replay:
         return environment.read_all(frame.jaxpr.outvars)
 
     def is_rewritten_in(self, frame: Frame) -> bool:
-        """Return whether a frame holds an equation that is replaced though it is no site."""
+        """Return whether a frame has an equation that its family rewrites, in bodies inside the frame too."""
         if id(frame) not in self.has_rewritten:
             found = any(family_of(eqn).is_rewritten(eqn) for eqn in frame.jaxpr.eqns)
             for bodies in frame.children.values():
@@ -155,7 +179,7 @@ class _Replay:
     def nested(
         self, eqn: Any, bodies: Sequence[Frame], values: list[Any], probes: dict[Place, Probe], place: Place
     ) -> Sequence[Any]:
-        """Evaluate a loop, branch, checkpoint or derivative rule that holds sites."""
+        """Evaluate a scan, branch, checkpoint or layer with a derivative rule that has replaced equations inside."""
         name = eqn.primitive.name
         if name == "scan":
             return self.scan(eqn, bodies[0], values, probes, place)
@@ -190,9 +214,10 @@ class _Replay:
     def cond(
         self, branches: Sequence[Frame], values: list[Any], probes: dict[Place, Probe], place: Place
     ) -> Sequence[Any]:
-        """Evaluate one of several branches."""
+        """Evaluate the branch that the first value chooses."""
 
         def branch(number: int) -> Callable[..., list[Any]]:
+            # Each branch uses the probes of its own sites. Those of other branches then return zeros.
             own_sites = [site for site in probes if site[len(place)] == number]
 
             def evaluate(args: list[Any], probes: dict[Place, Probe]) -> list[Any]:
@@ -208,7 +233,7 @@ class _Replay:
     def checkpoint(
         self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place
     ) -> Sequence[Any]:
-        """Evaluate a checkpoint: JAX computes it again on the way back."""
+        """Evaluate a checkpoint, which JAX computes again in the backward pass."""
 
         def evaluate(values: list[Any], probes: dict[Place, Probe]) -> list[Any]:
             return self.frame(body, values, probes, (*place, 0))
@@ -219,6 +244,7 @@ class _Replay:
 
     def custom(self, eqn: Any, values: list[Any], probes: dict[Place, Probe], place: Place) -> Sequence[Any]:
         """Evaluate a layer by the two halves of its derivative rule."""
+        # Each parameter of the layer is a site of its own, and all of them have the same rule.
         gradients = {}
         for site_place in probes:
             site = self.sites[site_place]
@@ -226,7 +252,7 @@ class _Replay:
             gradients[site_place] = site.gradient
         rule = next(iter(gradients.values())).rule
 
-        # The backward half gives the cotangents of the inputs that are no weights, and the values that are carried.
+        # The results of the backward half: the cotangents of all inputs that are no sites, and what the sites carry.
         differentiated = [operand for operand in rule.operands if (*place, operand) not in probes]
         results = [rule.cotangent(operand) for operand in differentiated]
         carried_by = []
@@ -247,13 +273,18 @@ class _Replay:
         def backward_rule(saved: list[Any], cotangents: list[Array]) -> tuple[list[Any], None, dict[Place, Probe]]:
             answers = halves.backward(saved, cotangents)
             num_differentiated = len(differentiated)
+
+            # Inputs that are no sites get their cotangents, and sites get nothing.
             of_inputs: list[Any] = [None] * len(values)
             for operand, cotangent in zip(differentiated, answers[:num_differentiated], strict=True):
                 of_inputs[operand] = cotangent
+
+            # The probe of a site gets what the site carries.
             of_probes: dict[Place, Probe] = dict.fromkeys(probes, ())
             for site_place, x in zip(carried_by, answers[num_differentiated:], strict=True):
                 if not jnp.issubdtype(x.dtype, jnp.floating):
-                    x = _encoded(x, eqn.invars[site_place[-1]])
+                    table = eqn.invars[site_place[-1]]
+                    x = _encoded(x, table)
                 of_probes[site_place] += (x,)
             return of_inputs, None, of_probes
 
@@ -263,7 +294,7 @@ class _Replay:
 
 
 def _at_site(site: AbstractSite, values: Sequence[Any], probe: Probe) -> list[Array]:
-    """Evaluate a primitive at a site."""
+    """Evaluate the equation of a site, by a function whose derivative for the probe is what the site saw."""
     eqn = site.eqn
     weight = site.operand
     family = family_of(eqn)
@@ -278,7 +309,7 @@ def _at_site(site: AbstractSite, values: Sequence[Any], probe: Probe) -> list[Ar
         return primal(values, probe), values
 
     def backward_rule(values: list[Any], cotangent: Array) -> tuple[list[Any], Probe]:
-        # The data gets its gradient, unless it is integers, and the probe what the site saw.
+        # Floating data gets its gradient, and the probe gets what the site saw. The weight gets nothing.
         x = values[data]
         of_values: list[Any] = [None] * len(values)
         if jnp.issubdtype(x.dtype, jnp.floating):

@@ -1,24 +1,28 @@
-"""Per-example gradients without forming them.
+"""Compute per-example gradients in factors, without forming them where that can be avoided.
 
     plan = plan_of(frame_of(jaxpr), num_params, formed={})
     gradients, outputs = row_gradients(plan, params, data, budget)
     gradients[0].squared_norms(dtype)
 
-`plan_of` reads off the jaxpr of the loss of one example which parameters can be tapped (`_parameter_flow`). Then
-`row_gradients` takes four steps:
+`plan_of` reads the jaxpr of the loss of one example, and finds out which parameters can be tapped (`_parameter_flow`).
+Then `row_gradients` takes these steps:
 
-1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient for the batch by vmap.
+1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
 2. It turns what the sites saw into factors, and pulls them back to the parameters (`primitives`).
-3. It forms the gradient of a parameter that is the sum of several outer products for each example and block, except for
-   a large gradient at few positions. This is one batched product of activations and cotangents, where reverse mode
-   through a loop would add them up one iteration after the other.
-4. It adds what goes through nonlinear functions of parameters alone (`_shared_values`): shared arrays times
+3. It chooses the form of each gradient (`AbstractFactor.compact`). Where a gradient is the sum of several outer
+  products
+   for an example, it is formed, by one batched product of activations and cotangents. Only a large gradient with few
+   positions stays in factors.
+4. It adds the parts that come from nonlinear functions of parameters alone (`_shared_values`): shared arrays times
    coefficients.
+
+A `Plan` also predicts from shapes, before anything is computed, which gradients step 3 will form (`Plan.is_formed`).
+The prediction decides how many rows a chunk has, and nothing else.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -54,12 +58,12 @@ from gdpjax.clipping._tracing.primitives._abstract import num_bytes
 
 
 class Plan(NamedTuple):
-    """The plan of a gradient: which trained parameters are tapped, formed, or reached by shared values.
+    """The plan of a gradient: which parameters are tapped, which are formed, and which shared values there are.
 
     Attributes:
-      frame: the loss of one example, with the shared values as inputs after the parameters.
-      flow: which parameters are tapped and which are formed; shared values are numbered after the parameters.
-      whole: the loss with the parameters and the data alone as inputs.
+      frame: the loss of one example. Its inputs are the parameters, the shared values, and the data.
+      flow: which inputs are tapped and which are formed. Shared values are numbered after the parameters.
+      whole: the loss as it was traced, with the parameters and the data as inputs.
       num_params: how many parameters there are.
       shared: the shared values.
     """
@@ -95,11 +99,11 @@ class Plan(NamedTuple):
         return sum(site.num_lookups for site in self.sites_of(leaf))
 
     def num_positions(self, leaf: int) -> int:
-        """Return how many outer products the gradient of a parameter is a sum of, lookups apart."""
+        """Return how many outer products are added up in the gradient of a parameter. Look-ups do not count."""
         return sum(site.num_positions for site in self.sites_of(leaf) if not site.is_lookup)
 
     def is_formed(self, leaf: int) -> bool:
-        """Return whether the gradient of a parameter is formed, as far as the plan alone can say."""
+        """Return whether the gradient of a parameter will be formed, as far as shapes tell (see `is_scaled`)."""
         if not self.is_tapped(leaf):
             return True
         if any(site.is_formed for site in self.sites_of(leaf)):
@@ -107,7 +111,8 @@ class Plan(NamedTuple):
         return self.num_positions(leaf) > 1 and not self.keeps_positions(leaf)
 
     def keeps_positions(self, leaf: int) -> bool:
-        """Return whether a gradient that is a sum of outer products stays one, as far as the plan alone can say."""
+        """Return whether a gradient that is a sum of outer products will stay in factors, as far as shapes tell."""
+        # All products need factors of the same two sizes, so that they can be joined.
         sizes = {site.factor_sizes for site in self.sites_of(leaf) if not site.is_lookup}
         if len(sizes) != 1:
             return False
@@ -118,24 +123,24 @@ class Plan(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether more gradients may be formed than the plan alone can say."""
+        """Whether more gradients may be formed than `is_formed` tells: not all factors can follow a scale."""
         if self.shared:
             return True
         return any(use.is_scaled for uses in self.flow.tapped.values() for use in uses)
 
     def activation_bytes(self) -> int:
-        """Return the bytes of everything computed for one example: an upper guess of what backpropagation keeps."""
+        """Return the bytes of all values computed for one example. Backpropagation keeps at most about that much."""
         total = _activation_bytes(self.frame)
         if self.shared:
             total -= self._bytes_without_data()
         return total
 
     def working_bytes(self) -> int:
-        """Return the bytes that making the factors needs for one example."""
+        """Return the bytes that the sites need to make their factors, for one example."""
         return sum(site.working_bytes for site in self.flow.sites.values())
 
     def _bytes_without_data(self) -> int:
-        """Return the bytes of what is computed once for all rows."""
+        """Return the bytes of values that do not depend on data, which are computed once for all rows."""
         first_data = self.num_params + len(self.shared)
         data = set(self.frame.jaxpr.invars[first_data:])
         total = 0
@@ -147,7 +152,7 @@ class Plan(NamedTuple):
         return total
 
     def reason(self, leaf: int) -> str:
-        """Say at which primitives the gradient of a parameter is read off, or why it is formed."""
+        """Return the primitives at which the gradient of a parameter is read off, or why it is formed, as text."""
         if self.is_tapped(leaf):
             parts = _counted([site.described for site in self.sites_of(leaf)])
         else:
@@ -165,7 +170,7 @@ class Plan(NamedTuple):
 
 
 def _counted(names: list[str]) -> list[str]:
-    """Return every name once, with its number where it occurs several times."""
+    """Return every name once, as "3 x name" where it occurs three times."""
     parts = []
     for name in dict.fromkeys(names):
         count = names.count(name)
@@ -174,7 +179,7 @@ def _counted(names: list[str]) -> list[str]:
 
 
 def _activation_bytes(frame: Frame) -> int:
-    """Return the bytes of everything computed in a frame."""
+    """Return the bytes of all values computed in a frame, in every iteration of its scans."""
     total = 0
     for index, eqn in enumerate(frame.jaxpr.eqns):
         total += _output_bytes(eqn)
@@ -185,19 +190,20 @@ def _activation_bytes(frame: Frame) -> int:
 
 
 def _output_bytes(eqn: Any) -> int:
+    """Return the bytes of the outputs of an equation."""
     return sum(num_bytes(variable.aval) for variable in eqn.outvars)
 
 
 def plan_of(frame: Frame, num_params: int, formed: dict[int, str], most_shared: int = 0) -> Plan:
-    """Plan the gradient of a frame whose inputs are parameters, then data.
+    """Return the plan of the gradient of a frame whose inputs are the parameters, and then the data.
 
     Args:
       frame: the loss of one example.
       num_params: how many parameters there are.
       formed: parameters that are not to be tapped, and why.
-      most_shared: up to how many values are shared for a parameter, where that keeps a large gradient in factors.
+      most_shared: the largest number of shared values that may depend on the same parameter; 0 for no shared values.
     """
-    # With shared values, if there are not too many, and a large parameter is tapped thanks to them.
+    # Use shared values if there are not too many of them, and if a large parameter that they depend on is tapped.
     shared = shared_values(frame, num_params) if most_shared else []
     if shared and _most_shared_by_one(shared, num_params) <= most_shared:
         body = with_shared_inputs(frame, num_params, shared)
@@ -221,27 +227,34 @@ def _most_shared_by_one(shared: Sequence[SharedValue], num_params: int) -> int:
 
 
 def _is_large(frame: Frame, leaf: int) -> bool:
+    """Return whether a parameter has so many entries that its gradient is worth keeping in factors."""
     return math.prod(frame.jaxpr.invars[leaf].aval.shape) > LARGE
 
 
 def row_gradients(
-    plan: Plan, params: Sequence[Array], data: Sequence[Array], budget: RoundingBudget
+    plan: Plan,
+    params: Sequence[Array],
+    data: Sequence[Array],
+    budget: RoundingBudget,
+    map_rows: Callable[..., Any] = jax.vmap,
 ) -> tuple[list[AbstractRowGradients], list[Array]]:
-    """Return the gradients of the first output, one object for each parameter, and all outputs.
+    """Return the gradients of the first output, one `AbstractRowGradients` for each parameter, and all outputs.
 
     Args:
       plan: the plan.
       params: the parameters.
-      data: the data, with a batch axis.
+      data: the data, with a leading axis of examples.
       budget: what rounding may cost.
+      map_rows: maps a function of one example over the rows, as `jax.vmap` does.
     """
+    # Shared values are computed once, and not for each example.
     shared, row_sums = evaluate_shared(plan.whole, params, plan.shared)
     inputs = [*params, *shared]
     multipliers = _multipliers(plan, inputs)
 
-    # The factors of all examples; the gradients of shared values are formed.
+    # Map one example's gradients over the batch. The gradients of shared values are small, and are formed.
     one_example = functools.partial(_one_example, plan, inputs, multipliers)
-    factors, outputs = jax.vmap(one_example)(data)
+    factors, outputs = map_rows(one_example, in_axes=(0,))(list(data))
     of_shared = []
     for factor, value in zip(factors[plan.num_params :], shared, strict=True):
         of_shared.append(factor.formed(value.shape))
@@ -251,7 +264,7 @@ def row_gradients(
         factor = jax.tree.map(functools.partial(_in_sum_dtype, param), factors[leaf])
         rows = factor.row_gradients(param.shape)
 
-        # What the shared values add: for each of them a shared array times coefficients.
+        # Each shared value adds one term: an array that all examples share, times each example's coefficients.
         terms = []
         for number in plan.shared_by(leaf):
             axes = plan.shared[number].leaves[leaf]
@@ -264,10 +277,10 @@ def row_gradients(
 
 
 def _in_sum_dtype(param: Array, x: Array) -> Array:
-    """Cast an array to the dtype in which the gradients of a parameter are summed.
+    """Return an array in the dtype in which the gradients of a parameter are summed.
 
-    The loss may compute in another one. A sum in less than the parameter's would be rounded by more than the budget of
-    its rounding holds, and a wider one is not what the caller expects.
+    The loss may compute in another dtype. In a narrower one the sum would be rounded by more than the rounding budget
+    allows, and a wider one is not what the caller expects.
     """
     dtype = wide_dtype(param)
     if not jnp.issubdtype(x.dtype, jnp.floating) or wide_dtype(x) == dtype:
@@ -286,12 +299,13 @@ def _one_example(
     Args:
       plan: the plan.
       inputs: the parameters and the shared values.
-      multipliers: what linear maps multiply by.
+      multipliers: the multipliers of the linear maps that need one.
       data: the example.
     """
     flow = plan.flow
     formed = sorted(flow.formed)
 
+    # The loss as a function of the inputs that JAX differentiates, and of the probes.
     def loss(formed_values: Sequence[Array], probes: Any) -> tuple[Array, list[Array]]:
         merged = list(inputs)
         for leaf, value in zip(formed, formed_values, strict=True):
@@ -326,16 +340,16 @@ def _one_example(
 
 
 def _multipliers(plan: Plan, inputs: Sequence[Array]) -> dict[AbstractLink, Array]:
-    """Return what the linear maps that need values of other operands multiply by.
+    """Return the multipliers of all linear maps that depend on the values of their other operands.
 
     Args:
       plan: the plan.
       inputs: the parameters and the shared values.
 
     Returns:
-      For each such link an array. A scale has length one along axes along which all of its entries are the same.
+      The multiplier of each such link. A scale has length one along axes along which its entries are all the same.
     """
-    # A link may be on the way to several sites.
+    # Collect the links, each once: one link may lead to several sites.
     links: dict[LinearMap, None] = {}
     for uses in plan.flow.tapped.values():
         for use in uses:
@@ -343,7 +357,7 @@ def _multipliers(plan: Plan, inputs: Sequence[Array]) -> dict[AbstractLink, Arra
                 if isinstance(link, LinearMap) and link.values_needed:
                     links[link] = None
 
-    # Evaluate what they need.
+    # Evaluate the values that they depend on.
     variables: set[Any] = set()
     for link in links:
         variables.update(variables_of(link.values_needed))
@@ -363,7 +377,13 @@ def _multipliers(plan: Plan, inputs: Sequence[Array]) -> dict[AbstractLink, Arra
 
 
 def _constant_axes_cut(multiplier: Array, atoms: Sequence[Any], made_by: dict[Any, Any]) -> Array:
-    """Cut a multiplier to length one along the axes along which none of the values varies that it is made of."""
+    """Return a multiplier with length one along the axes along which its entries are all the same.
+
+    Args:
+      multiplier: the multiplier.
+      atoms: the variables and literals of whose values it is made.
+      made_by: for each variable, the equation that makes it.
+    """
     varies = [False] * multiplier.ndim
     for atom in atoms:
         if len(atom.aval.shape) == multiplier.ndim:

@@ -1,22 +1,26 @@
-"""Values made of parameters alone, by whatever function, that the loss uses like one more parameter.
+"""Shared values: small nonlinear functions of parameters, which the loss uses like one more parameter.
 
     found = shared_values(frame, num_params)                   # such as the norms of weight normalisation
-    frame = with_shared_inputs(frame, num_params, found)       # they are inputs now, after the parameters
-    values, row_sums = evaluate_shared(frame, params, found)   # their values, and what their derivatives add up to
+    body = with_shared_inputs(frame, num_params, found)        # they are inputs of it, after the parameters
+    values, row_sums = evaluate_shared(frame, params, found)   # their values, and the sums M of their derivatives
 
-An L2 term is one number u = lam ||W||^2, and weight normalisation divides the columns of V by as many norms u. The loss
-is then L(W, u(W), x). With u taken for a parameter of its own, W meets data in products as usual, one example's
-gradient of u is formed (it is small), and
+An L2 term is one number u = lam ||W||^2. Weight normalisation divides each column of V by its norm, so u is a vector of
+norms. In either case the loss is L(W, u(W), x). Take u for a parameter of its own. Then W meets data in products as
+usual, one example's gradient of u is small and is formed, and the chain rule gives
 
-    dL/dW = (what the products give) + sum over the shared values of (du/dW)^T dL/du.
+    dL/dW = (the part from the products) + sum over the shared values u of (du/dW)^T dL/du.
 
-The last term needs no rule for u. Every entry of W moves one entry of u at most (a number; or a number for each column,
-of that column), so the term is M, the sum of the rows of du/dW, which is the same for all examples, times the entries
-of dL/du spread over the axes that belong to them. Which axes those are is read off the equations (`axis_map` of their
-primitives).
+The second part needs no rule for the function u, because no entry of W moves more than one entry of u: an L2 term has
+only one, and the entries of column j move norm j alone. So with
 
-Where a value of parameters alone meets data and is not a linear image of them, it becomes a shared value if it is
-small. Otherwise it is followed back through products and quotients to values that can: of V / ||V|| the norm is shared.
+    M = sum over the entries k of u of du_k/dW,
+
+which is the same for all examples, the second part is M, with every entry multiplied by the entry of dL/du that it
+moves. Which entry that is follows from the axes, which are read off the equations (`axis_map` of their primitives).
+
+A value that depends on parameters alone, and is no linear image of them, becomes a shared value where it meets data, if
+it is small. If it is not, the search goes back through products and quotients to values that are small: of V / ||V|| it
+takes the norm.
 """
 
 import math
@@ -32,22 +36,25 @@ from gdpjax.clipping._tracing._probes import parameter_values
 from gdpjax.clipping._tracing.primitives import family_of
 
 LARGE = 2**10
-"""Entries above which the gradient of a parameter is worth keeping apart."""
+"""Entries above which the gradient of a parameter is worth keeping in factors."""
 
 _FEWER_ENTRIES = 4
 """A shared value has at least this many times fewer entries than the largest parameter that it depends on."""
 
 AxisMap = dict[int, int]
-"""For some axes of a parameter, the axis of a value that belongs to it: an entry of the value depends on entries of the
-parameter with the same index there alone."""
+"""A dict from axes of a parameter to axes of a value; axes may be left out.
+
+Where axis a is mapped to axis b, the entries of the value with index i along b depend on no other entries of the
+parameter than those with index i along a.
+"""
 
 
 class SharedValue(NamedTuple):
     """A value that is taken for a parameter.
 
     Attributes:
-      variable: the value.
-      leaves: for each parameter that it depends on, which axes belong to which.
+      variable: its variable in the jaxpr of the loss.
+      leaves: the axis map from each parameter that it depends on.
     """
 
     variable: Any
@@ -55,7 +62,7 @@ class SharedValue(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """A jaxpr of which only these parts are read."""
+    """A stand-in for a jaxpr, with the parts of it that the engine reads."""
 
     constvars: Sequence[Any]
     invars: Sequence[Any]
@@ -89,7 +96,16 @@ def with_shared_inputs(frame: Frame, num_params: int, shared: Sequence[SharedVal
 def evaluate_shared(
     frame: Frame, params: Sequence[Array], shared: Sequence[SharedValue]
 ) -> tuple[list[Array], list[dict[int, Array]]]:
-    """Return the shared values, and for each of them and each parameter the sum of the rows of the derivative."""
+    """Return the shared values, and the sums M of their derivatives.
+
+    Args:
+      frame: the loss.
+      params: the parameters.
+      shared: the shared values to evaluate.
+
+    Returns:
+      The values, and for each of them a dict from the parameters that it depends on to M.
+    """
     values = []
     row_sums = []
     for each in shared:
@@ -101,6 +117,7 @@ def evaluate_shared(
                 every[leaf] = param
             return parameter_values(frame, every, {each.variable})[each.variable]
 
+        # The vector-Jacobian product with ones adds up the derivatives of all entries.
         value, pull_back = jax.vjp(value_of, [params[leaf] for leaf in leaves])
         (sums,) = pull_back(jnp.ones_like(value))
         values.append(value)
@@ -109,11 +126,11 @@ def evaluate_shared(
 
 
 def spread(coefficients: Array, axes: AxisMap, ndim: int) -> Array:
-    """Lay out gradients of a shared value along the axes of a parameter.
+    """Return gradients of a shared value, laid out along the axes of a parameter.
 
     Args:
-      coefficients: [N, *shape of the shared value], of N examples.
-      axes: which axis of the value belongs to which of the parameter. The other axes have length one.
+      coefficients: [N, *shape of the shared value], for N examples.
+      axes: the axis map from the parameter to the value. The other axes of the value have length one.
       ndim: the number of axes of the parameter.
 
     Returns:
@@ -128,6 +145,8 @@ def spread(coefficients: Array, axes: AxisMap, ndim: int) -> Array:
             laid_out.append(shape[axes[axis]])
         else:
             laid_out.append(1)
+
+    # Bring the axes of the value into the order of the parameter, and insert axes of length one.
     others = [axis for axis in range(len(shape)) if axis not in order]
     permutation = [1 + axis for axis in (*order, *others)]
     moved = jnp.transpose(coefficients, (0, *permutation))
@@ -135,7 +154,7 @@ def spread(coefficients: Array, axes: AxisMap, ndim: int) -> Array:
 
 
 class _Search:
-    """A search for shared values among the values of the outermost frame.
+    """A search for shared values among the variables of the outermost frame.
 
     Attributes:
       jaxpr: the frame.
@@ -186,7 +205,7 @@ class _Search:
         return frozenset() if is_literal(atom) else self.leaves.get(atom, frozenset())
 
     def _is_linear(self, eqn: Any) -> bool:
-        """Return whether factors can go back through an equation to all parameters."""
+        """Return whether an equation is linear in all operands that depend on parameters, and these are distinct."""
         operands = [operand for operand, atom in enumerate(eqn.invars) if self._leaves_of(atom)]
         distinct = {eqn.invars[operand] for operand in operands}
         if len(distinct) < len(operands):
@@ -194,7 +213,7 @@ class _Search:
         return all(family_of(eqn).is_linear(eqn, operand) for operand in operands)
 
     def shared_values(self) -> list[SharedValue]:
-        """Return every value that is needed where a parameter's nonlinear image meets data."""
+        """Return the values to share: with them as inputs, all that meets data is a linear image."""
         live = dependencies(self.jaxpr, self.jaxpr.outvars[:1], frozenset({"stop_gradient"}))
         for eqn in self.jaxpr.eqns:
             meets_data = not live.isdisjoint(eqn.outvars) and not self.data.isdisjoint(eqn.outvars)
@@ -203,12 +222,13 @@ class _Search:
             for variable in variables_of(eqn.invars):
                 if variable in self.data:
                     continue
+                # None means that the variable cannot be made linear: its parameters will be formed.
                 for value in self._needed_for(variable) or ():
                     self.found[value.variable] = value
         return list(self.found.values())
 
     def _needed_for(self, atom: Any) -> list[SharedValue] | None:
-        """Return the shared values with which a value becomes a linear image; None where there are none."""
+        """Return the shared values with which a value becomes a linear image, or None if there are no such values."""
         if not self._leaves_of(atom) or atom in self.linear:
             return []
         if atom in self.found:
@@ -217,7 +237,7 @@ class _Search:
         if itself is not None:
             return [itself]
 
-        # Otherwise those that the operands of a linear equation need.
+        # It is too large to be shared. If it is linear in its operands, share what those need.
         eqn = self.made_by[atom]
         if not self._is_linear(eqn):
             return None
@@ -230,7 +250,11 @@ class _Search:
         return collected
 
     def _as_shared(self, variable: Any) -> SharedValue | None:
-        """Return a value as a shared one, if it is small and each of its entries depends on entries of its own."""
+        """Return a value as a shared value, or None.
+
+        It has to be small, and no entry of a parameter may move more than one of its entries. That holds if each of its
+        axes longer than one belongs to an axis of every parameter that it depends on.
+        """
         leaves = sorted(self.leaves[variable])
         shape = variable.aval.shape
         largest = max(math.prod(self.params[leaf].aval.shape) for leaf in leaves)
@@ -246,7 +270,7 @@ class _Search:
         return SharedValue(variable, axes_of)
 
     def _axes(self, leaf: int, variable: Any) -> AxisMap:
-        """Return which axes of a parameter belong to which of a value, those of length one apart."""
+        """Return the axis map from a parameter to a value, without axes of the value that have length one."""
         if leaf not in self.maps:
             self.maps[leaf] = self._maps_from(leaf)
         axes = {}
@@ -273,13 +297,19 @@ class _Search:
 
 
 def _output_map(eqn: Any, operands: dict[int, AxisMap]) -> AxisMap:
-    """Return the map of an output, given those of the operands that depend on the parameter; empty where unknown."""
+    """Return the axis map from a parameter to an output of an equation.
+
+    Args:
+      eqn: the equation.
+      operands: the axis maps to its operands that depend on the parameter.
+    """
+    # Through one operand: from the parameter to the operand, and on to the output.
     maps = []
     for operand, axes in operands.items():
         onward = family_of(eqn).axis_map(eqn, operand)
         maps.append({source: onward[axis] for source, axis in axes.items() if axis in onward})
 
-    # An entry may depend on the parameter through several operands: the axes have to agree.
+    # Where several operands depend on the parameter, an axis is known if all of them agree on it.
     first, *others = maps
     agreed = {}
     for source, axis in first.items():
@@ -289,7 +319,12 @@ def _output_map(eqn: Any, operands: dict[int, AxisMap]) -> AxisMap:
 
 
 def varying_axes(made_by: dict[Any, Any], atom: Any) -> tuple[bool, ...]:
-    """Return for each axis of a value whether its entries may differ along it."""
+    """Return for each axis of a value whether its entries may differ along it.
+
+    Args:
+      made_by: for each variable, the equation that makes it.
+      atom: the variable or literal.
+    """
     eqn = None if is_literal(atom) else made_by.get(atom)
     if eqn is None:
         return tuple(size > 1 for size in atom.aval.shape)

@@ -1,26 +1,27 @@
 """The base class of families of primitives: all that the engine knows about a primitive of JAX.
 
-A family of primitives is a subclass. This one says that a weight of a primitive ``scale`` is multiplied by its data:
+A family of primitives is a subclass. This one is for a primitive ``scale`` that multiplies a weight by data:
 
     class Scale(AbstractPrimitive):
         def is_site(self, eqn, operand):
-            return operand == 0                       # y = weight * x, one number for each entry
+            return operand == 0                       # y = weight * x, entry by entry: the weight comes first
 
         def factor(self, eqn, operand, x, s):
-            return Full(x * s)                        # the gradient of the weight, for the cotangent s of y
+            return Full(x * s)                        # the gradient of the weight, where s is the cotangent of y
 
     register_primitive("scale", Scale())
 
-A family answers three questions about an equation of the traced loss, all from static shapes and parameters:
+A family answers three questions about an equation of the traced loss. The equation has static shapes and parameters,
+and no values yet:
 
-* Can the equation be a *site*, where a weight meets data? What is then the gradient of the weight? (`is_site`,
+* Can the equation be a *site*, where a weight meets data? If so, what is the gradient of the weight? (`is_site`,
   `factor`)
-* Is the equation a linear map that a parameter passes before it meets data? How do gradients go back through it?
-  (`is_linear`, `pull_back`)
-* Which axes of the output belong to which axes of an operand? (`axis_map`)
+* Can a parameter pass through the equation, as through a linear map, before it meets data? If so, how does a gradient
+  go back through it? (`is_linear`, `pull_back`)
+* Which axis of the output belongs to which axis of an operand? (`axis_map`)
 
-The default answers mean "unknown". The parameter is then left to JAX, which forms its gradient for each example. The
-remaining methods serve special cases, and few families override them.
+The default answers mean "unknown". The engine then leaves the parameter to JAX, which forms its gradient for each
+example. The remaining methods serve special cases, and few families override them.
 """
 
 import abc
@@ -36,25 +37,26 @@ from gdpjax.clipping._tracing._factors import AbstractFactor, Full
 from gdpjax.clipping._tracing._jaxprs import evaluate_equation, shape_of
 
 
-class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: unknown
-    """A family of primitives. Subclass it, override what is known, and register an instance.
+class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each default says "unknown"
+    """A family of primitives. Subclass it, override the methods you know the answer to, and register an instance.
 
-    An equation ``eqn`` has ``eqn.params``, ``eqn.invars`` and ``eqn.outvars``; of a variable v, ``v.aval.shape`` and
-    ``v.aval.dtype`` are known. ``operand`` counts the inputs.
+    Every method is given an equation ``eqn``, as JAX has it in a jaxpr: ``eqn.params`` are its static parameters,
+    ``eqn.invars`` its inputs and ``eqn.outvars`` its outputs. An input v has ``v.aval.shape`` and ``v.aval.dtype``.
+    ``operand`` is the index of an input: ``eqn.invars[operand]``.
 
     Attributes:
-      is_lookup: whether `factor` returns a `Sparse`, so that the weight is a table.
-      acts_on_one_example: whether `jax.vmap` applies the primitive to every row by itself. By True you vouch for it: a
-        rule for vmap that mixes the rows of a batch makes every privacy statement wrong.
+      is_lookup: whether the weight is a table of which rows are looked up; then `factor` returns a `Sparse`.
+      acts_on_one_example: whether `jax.vmap` applies the primitive to every row by itself. With True you vouch for
+        that: a rule for vmap that mixes the rows of a batch makes every privacy statement wrong.
     """
 
     is_lookup: bool = False
     acts_on_one_example: bool = True
 
-    # First question: a weight meets data.
+    # First question: does a weight meet data here, and what is its gradient?
 
     def is_site(self, eqn: Any, operand: int) -> bool:
-        """Return whether the equation is linear in this operand, the weight, and `factor` knows its gradient."""
+        """Return whether this operand can be a weight: the equation is linear in it, and `factor` has its gradient."""
         return False
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> AbstractFactor:
@@ -63,13 +65,16 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
         Args:
           eqn: the equation y = f(weight, x).
           operand: which input is the weight.
-          x: the value of the `data_operand`; of integers, those below 0 are given as -1.
+          x: the value of the data, which is the input `data_operand`. Integers below 0 arrive as -1.
           s: the cotangent of y.
         """
         raise NotImplementedError(f"{type(self).__name__} is no site")  # pragma: no cover
 
     def data_operand(self, eqn: Any, operand: int) -> int:
-        """Return the input that `factor` is given: the other one of two, or else the second."""
+        """Return the index of the input that is the data.
+
+        An equation of two inputs has one weight and one data; a longer one has its data second, after the weight.
+        """
         return 1 - operand if len(eqn.invars) == 2 else 1
 
     def working_bytes(self, eqn: Any, operand: int) -> int:
@@ -77,53 +82,65 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
         return 0
 
     def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
-        """Return the gradient of the `data_operand`, given the values of all inputs and the cotangent s."""
-        place = self.data_operand(eqn, operand)
+        """Return the gradient of the data at a site, given the values of all inputs and the cotangent s."""
+        data = self.data_operand(eqn, operand)
 
-        def output(x: Array) -> Array:
-            return self.evaluate(eqn, [*values[:place], x, *values[place + 1 :]])[0]
+        def output_of(x: Array) -> Array:
+            inputs = list(values)
+            inputs[data] = x
+            return self.evaluate(eqn, inputs)[0]
 
-        _, pull_back = jax.vjp(output, values[place])
+        _, pull_back = jax.vjp(output_of, values[data])
         (gradient,) = pull_back(s)
         return gradient
 
-    # The engine may compute an equation in another way than JAX does.
+    # A family may compute an equation in another way than JAX does.
 
     def is_rewritten(self, eqn: Any) -> bool:
-        """Return whether `evaluate` and `differentiable` take the place of the equation wherever it occurs."""
+        """Return whether the engine computes the equation by `evaluate` and `differentiable`, wherever it occurs."""
         return False
 
     def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the equation at a site, where nothing is differentiated."""
+        """Return the outputs of the equation at a site, where JAX does not differentiate it."""
         return evaluate_equation(eqn, values)
 
     def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of an equation that is no site, and that JAX differentiates."""
+        """Return the outputs of the equation where it is no site, so that JAX differentiates what is returned."""
         return evaluate_equation(eqn, values)
 
-    # Second question: a parameter passes before it meets data.
+    # Second question: can a parameter pass through, as through a linear map, before it meets data?
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
-        """Return whether the only output is linear in this operand, whatever the values of the others."""
+        """Return whether the equation has one output, linear in this operand for all values of the others."""
         return False
 
     def values_needed(self, eqn: Any, operand: int) -> list[Any]:
-        """Return the inputs whose values `multiplier` needs."""
+        """Return the inputs on whose values the linear map depends, as those of the other factor of a product."""
         return []
 
     def multiplier(self, eqn: Any, operand: int, values: Sequence[Array]) -> Array:
-        """Return what `pull_back` needs to know of the values of `values_needed`."""
+        """Return the array that `pull_back` is given as ``multiplier``, made of the values of `values_needed`."""
         return jnp.asarray(values[0])
 
     def is_scaling(self, eqn: Any) -> bool:
-        """Return whether the multiplier holds one number for each entry of the output."""
+        """Return whether the linear map multiplies entry by entry: the multiplier is laid out like the output."""
         return False
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        """Return the gradient of the operand, given that of the output: by default formed, by JAX's transpose."""
+        """Return the gradient of the operand, given the gradient of the output.
+
+        By default the gradient is formed, and JAX's transpose of the equation takes it back.
+
+        Args:
+          factor: the gradient of the output.
+          eqn: the equation.
+          operand: which input the gradient is taken back to.
+          multiplier: what `multiplier` returned, or None where no values are needed.
+        """
         out = eqn.outvars[0].aval
 
         def apply(value: Array) -> Array:
+            # Inputs whose values are not needed are zero: with them a sum, too, is linear in the operand.
             values = []
             for place, variable in enumerate(eqn.invars):
                 if place == operand:
@@ -138,34 +155,47 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - every default is an answer: un
         (gradient,) = transpose(factor.formed(out.shape).astype(out.dtype))
         return Full(gradient)
 
-    # Third question: which entries depend on which.
+    # Third question: which axis of the output belongs to which axis of an operand?
 
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        """Return, for some axes of the operand, the axis of the (first) output that belongs to it.
+        """Return a dict from axes of the operand to axes of the (first) output; axes may be left out.
 
-        An entry of the output depends on those entries of the operand alone that have the same index there.
+        Where axis a is mapped to axis b, the entries of the output with index i along b depend on no other entries of
+        the operand than those with index i along a.
         """
         return {}
 
     def varying_axes(self, eqn: Any, varying: Callable[[int], tuple[bool, ...]]) -> tuple[bool, ...]:
-        """Return for each axis of the output whether entries may differ along it; ``varying`` tells of an operand."""
+        """Return for each axis of the output whether its entries may differ along it.
+
+        Args:
+          eqn: the equation.
+          varying: (operand) to the same for the axes of that operand.
+        """
         return tuple(size > 1 for size in eqn.outvars[0].aval.shape)
 
-    # Within a derivative rule that was written by hand.
+    # Equations inside a derivative rule that was written by hand (custom_vjp), which compute the gradient of a weight:
+    # one that multiplies two values, and others that move the product about. See `_custom_derivatives`.
 
     def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
-        """Return (operand, scale) of an equation that casts, moves or scales all entries of an operand.
+        """Return (operand, scale) if the equation casts, moves or scales all entries of this operand; otherwise None.
 
-        The scale is a variable or literal of one entry, or None.
+        The scale is the variable or literal, of one entry, that the entries are scaled by. It is None where they are
+        not.
         """
         return None
 
     def follow(self, factor: AbstractFactor, eqn: Any, scale: Array | None) -> AbstractFactor:
-        """Return the gradient after an equation that moves it, given the value of its scale."""
+        """Return the gradient after the equation moved it, given the value of the scale of `moved_operand`."""
         raise NotImplementedError(f"{type(self).__name__} moves nothing")  # pragma: no cover
 
     def multiplied(self, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
-        """Return the two variables that `product` makes a gradient of, or None; ``made_by`` has their equations."""
+        """Return the two variables whose values `product` takes, or None if the equation is no such product.
+
+        Args:
+          eqn: the equation.
+          made_by: for each variable of the derivative rule, the equation that makes it.
+        """
         return None
 
     def product(self, eqn: Any, first: Array, second: Array) -> AbstractFactor:

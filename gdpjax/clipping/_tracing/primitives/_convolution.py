@@ -1,6 +1,8 @@
 """Convolutions: the gradient of a kernel is one product of patches and cotangents, for each example.
 
-Where a convolution has one position only, the gradient is an outer product, and stays one.
+Each position of the output has a patch of the input, which is what the kernel sees there. The gradient is the sum over
+positions of outer products, patch (x) cotangent, and is formed. Where the output has only one position, the gradient is
+one outer product, and stays in factors.
 """
 
 import math
@@ -19,31 +21,38 @@ class Convolution(AbstractPrimitive):
     """``conv_general_dilated``, with any strides, padding, dilations, groups and layout."""
 
     def is_site(self, eqn: Any, operand: int) -> bool:
-        if operand != 1 or eqn.params["batch_group_count"] != 1:
+        is_kernel = operand == 1
+        if not is_kernel or eqn.params["batch_group_count"] != 1:
             return False
         return math.prod(_window(eqn)) <= _fast_convolution.MAX_WINDOW
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> AbstractFactor:
         layout = _fast_convolution.layout_of(eqn)
         window = _window(eqn)
-        if _num_positions(eqn) > 1 or eqn.params["feature_group_count"] > 1:
+        has_groups = eqn.params["feature_group_count"] > 1
+        if _num_positions(eqn) > 1 or has_groups:
             return Full(_fast_convolution.patches_times(layout, window, x, s))
 
         # At one position the gradient is an outer product of the patch and s, as in a dense layer.
-        numbers = eqn.params["dimension_numbers"]
-        axes: list[Axis] = [("r", 0)] * eqn.invars[operand].aval.ndim
-        for position, axis in enumerate(numbers.rhs_spec[2:]):
-            axes[axis] = ("l", position)
-        axes[numbers.rhs_spec[1]] = ("l", len(window))
         patch = _fast_convolution.patches_of(layout, window, x)
-        return Outer(patch.reshape(1, *window, -1), s.reshape(1, -1), tuple(axes))
+        left = patch.reshape(1, *window, -1)
+        right = s.reshape(1, -1)
+
+        # The patch has the kernel's axes of space and then its inputs; s has its outputs.
+        _, kernel_inputs, *kernel_space = eqn.params["dimension_numbers"].rhs_spec
+        axes: list[Axis] = [("r", 0)] * eqn.invars[operand].aval.ndim
+        for position, axis in enumerate(kernel_space):
+            axes[axis] = ("l", position)
+        axes[kernel_inputs] = ("l", len(window))
+        return Outer(left, right, tuple(axes))
 
     def working_bytes(self, eqn: Any, operand: int) -> int:
         # The patches: all channels of a window, for each position.
         out = eqn.outvars[0].aval
         bytes_per_entry = num_bytes(out) // max(math.prod(out.shape), 1)
-        channels = eqn.invars[0].aval.shape[eqn.params["dimension_numbers"].lhs_spec[1]]
-        entries_per_patch = channels * math.prod(_window(eqn))
+        _, channel_axis, *_ = eqn.params["dimension_numbers"].lhs_spec
+        num_channels = eqn.invars[0].aval.shape[channel_axis]
+        entries_per_patch = num_channels * math.prod(_window(eqn))
         return _num_positions(eqn) * bytes_per_entry * entries_per_patch
 
     def is_rewritten(self, eqn: Any) -> bool:
@@ -69,13 +78,15 @@ class Convolution(AbstractPrimitive):
 
 
 def _window(eqn: Any) -> tuple[int, ...]:
-    """Return the numbers of entries of the kernel along the axes of space."""
+    """Return the lengths of the kernel along its axes of space."""
     kernel = eqn.invars[1].aval.shape
-    return tuple(kernel[axis] for axis in eqn.params["dimension_numbers"].rhs_spec[2:])
+    _, _, *space = eqn.params["dimension_numbers"].rhs_spec
+    return tuple(kernel[axis] for axis in space)
 
 
 def _num_positions(eqn: Any) -> int:
-    """Return the number of positions of the output."""
+    """Return the number of positions of the output: all of its entries over its channels."""
     out = eqn.outvars[0].aval.shape
-    channels = out[eqn.params["dimension_numbers"].out_spec[1]]
-    return math.prod(out) // max(channels, 1)
+    _, channel_axis, *_ = eqn.params["dimension_numbers"].out_spec
+    num_channels = out[channel_axis]
+    return math.prod(out) // max(num_channels, 1)

@@ -1,7 +1,7 @@
 """Primitives that act entry by entry: casts, sums, products and quotients, and nonlinear functions.
 
-An entry of the output depends on the same entry of each operand alone. A parameter passes sums, casts and scales as a
-linear map; nonlinear functions only say which axes belong to which.
+An entry of the output depends on the same entry of each operand, and on nothing else. A parameter passes through sums,
+casts and scales, which are linear. Of nonlinear functions only `axis_map` is known.
 """
 
 import math
@@ -18,16 +18,20 @@ from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_
 
 
 class AbstractElementwise(AbstractPrimitive):
-    """Operands have the shape of the output, but for axes of length one, along which they are spread."""
+    """A family whose operands have the shape of the output, or length one along axes where they are repeated.
+
+    A single number may be an operand too: it has no axes.
+    """
 
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
         own = eqn.invars[operand].aval.shape
         out = eqn.outvars[0].aval.shape
         if len(own) != len(out):
-            return {}
+            return {}  # a number
         return {axis: axis for axis, size in enumerate(own) if size == out[axis]}
 
     def varying_axes(self, eqn: Any, varying: Callable[[int], tuple[bool, ...]]) -> tuple[bool, ...]:
+        # The output varies along an axis if an operand does.
         result = [False] * len(eqn.outvars[0].aval.shape)
         for operand, variable in enumerate(eqn.invars):
             if len(variable.aval.shape) != len(result):
@@ -39,15 +43,16 @@ class AbstractElementwise(AbstractPrimitive):
 
 @final
 class Entrywise(AbstractElementwise):
-    """Nonlinear functions, and selections."""
+    """Nonlinear functions such as ``exp`` and ``max``, and ``select_n``."""
 
 
 @final
 class Cast(AbstractElementwise):
-    """Changes of the dtype, of the rounding, or of nothing.
+    """Changes of the dtype or of the rounding, and copies.
 
     Attributes:
-      is_exact: whether a derivative rule may leave it out, since it rounds nothing but what its dtype cannot hold.
+      is_exact: whether the equation rounds only as its dtype asks. Inside a derivative rule such a cast may be left
+        out.
     """
 
     def __init__(self, is_exact: bool) -> None:
@@ -85,7 +90,7 @@ class Negation(AbstractElementwise):
 
 @final
 class Addition(AbstractElementwise):
-    """Sums and differences.
+    """``add`` and ``sub``: the gradient of an operand is that of the output, up to the sign.
 
     Attributes:
       sign: the sign of the second operand.
@@ -95,6 +100,7 @@ class Addition(AbstractElementwise):
         self.sign = sign
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
+        # The gradient of an operand that is repeated would have to be added up, which `pull_back` does not do.
         own = eqn.invars[operand].aval.shape
         return is_floating_output(eqn) and own == eqn.outvars[0].aval.shape
 
@@ -104,14 +110,15 @@ class Addition(AbstractElementwise):
 
 
 def _negated(factor: AbstractFactor) -> AbstractFactor:
+    """Return the gradient times -1."""
     return factor.scaled(jnp.asarray(-1.0, jnp.float32))
 
 
 @final
 class Scaling(AbstractElementwise):
-    """``mul`` and ``div`` of two parameters, or of a parameter and a number.
+    """``mul`` and ``div``, where a parameter is multiplied or divided, entry by entry, by values without data.
 
-    Within a derivative rule, the product of a column and a row is an outer product.
+    Inside a derivative rule, the product of a column and a row is an outer product.
     """
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
@@ -120,13 +127,13 @@ class Scaling(AbstractElementwise):
     def values_needed(self, eqn: Any, operand: int) -> list[Any]:
         is_divisor = eqn.primitive.name == "div" and operand == 1
         if is_divisor:
-            return list(eqn.invars)
+            return list(eqn.invars)  # the derivative of a / b with respect to b needs both
         return [eqn.invars[1 - operand]]
 
     def multiplier(self, eqn: Any, operand: int, values: Sequence[Array]) -> Array:
         if eqn.primitive.name == "mul":
             return jnp.asarray(values[0])
-        # The slope of a / b is 1 / b in a, and -a / b^2 in b.
+        # The derivative of a / b is 1 / b with respect to a, and -a / b^2 with respect to b.
         divisor = jnp.asarray(values[-1])
         divisor = divisor.astype(wide_dtype(divisor))
         if operand == 0:
@@ -144,15 +151,17 @@ class Scaling(AbstractElementwise):
         if isinstance(factor, Outer):
             return _scaled_outer(factor, own, out, jnp.asarray(multiplier))
 
-        # Multiply, and add up over the axes along which the operand was spread.
+        # Multiply the gradient of the output, entry by entry.
         gradient = factor.formed(out)
         gradient = gradient.astype(wide_dtype(gradient))
         gradient = gradient * multiplier.astype(gradient.dtype)
+
+        # Add it up over the axes along which the operand was repeated; a number was repeated along all.
         if not own:
             return Full(gradient.sum())
-        spread = [axis for axis, size in enumerate(own) if size != gradient.shape[axis]]
-        if spread:
-            gradient = gradient.sum(axis=tuple(spread), keepdims=True)
+        repeated = tuple(axis for axis, size in enumerate(own) if size != gradient.shape[axis])
+        if repeated:
+            gradient = gradient.sum(axis=repeated, keepdims=True)
         return Full(gradient)
 
     def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
@@ -160,8 +169,9 @@ class Scaling(AbstractElementwise):
         scaled_operands = (0,) if eqn.primitive.name == "div" else (0, 1)
         for operand in scaled_operands:
             scale = eqn.invars[1 - operand]
-            is_whole = eqn.invars[operand].aval.shape == out
-            if is_whole and math.prod(scale.aval.shape) == 1:
+            has_all_entries = eqn.invars[operand].aval.shape == out
+            is_one_number = math.prod(scale.aval.shape) == 1
+            if has_all_entries and is_one_number:
                 return operand, scale
         return None
 
@@ -174,11 +184,12 @@ class Scaling(AbstractElementwise):
     def multiplied(self, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
         if eqn.primitive.name != "mul" or any(is_literal(atom) for atom in eqn.invars):
             return None
-        # Where one operand holds all axes, this is no outer product.
+        # It is an outer product if each operand has an axis that the other one does not have.
         kinds = _kinds_of_axes(eqn)
         return list(eqn.invars) if "l" in kinds and "r" in kinds else None
 
     def product(self, eqn: Any, first: Array, second: Array) -> Outer:
+        # Note for each axis which factor has it, and the lengths of the axes of each kind.
         kinds = _kinds_of_axes(eqn)
         axes = []
         sizes: dict[str, list[int]] = {"b": [], "l": [], "r": []}
@@ -186,16 +197,23 @@ class Scaling(AbstractElementwise):
             axes.append((kind, len(sizes[kind])))
             sizes[kind].append(size)
 
-        # The factors hold the blocks first. An axis that only the other operand has, has length one.
+        # Put the blocks first.
         blocks = [axis for axis, kind in enumerate(kinds) if kind == "b"]
         others = [axis for axis, kind in enumerate(kinds) if kind != "b"]
-        left = jnp.transpose(first, (*blocks, *others)).reshape(1, *sizes["b"], *sizes["l"])
-        right = jnp.transpose(second, (*blocks, *others)).reshape(1, *sizes["b"], *sizes["r"])
+        left = jnp.transpose(first, (*blocks, *others))
+        right = jnp.transpose(second, (*blocks, *others))
+
+        # Drop the axes that only the other operand has, which have length one, and add the axis of one position.
+        left = left.reshape(1, *sizes["b"], *sizes["l"])
+        right = right.reshape(1, *sizes["b"], *sizes["r"])
         return Outer(left, right, tuple(axes))
 
 
 def _kinds_of_axes(eqn: Any) -> list[str]:
-    """Return for each axis of a product which operand has it: "l" the first, "r" the second, "b" both."""
+    """Return for each axis of a product which operand has it: "l" the first, "r" the second, "b" both.
+
+    An axis that has length one in both counts as one of the first.
+    """
     first, second = (variable.aval.shape for variable in eqn.invars)
     kinds = []
     for own, other in zip(first, second, strict=True):
@@ -217,19 +235,20 @@ def _scaled_outer(outer: Outer, own: tuple[int, ...], out: tuple[int, ...], mult
       out: the shape of the output.
       multiplier: a number, or an array with as many axes as the output, of length one where it is constant.
     """
-    is_spread = own != out
-    if not is_spread and not multiplier.ndim:
+    is_repeated = own != out
+    is_number = not multiplier.ndim
+    if is_number and not is_repeated:
         return outer.scaled(multiplier)
 
-    # If one of the factors has all axes along which the multiplier varies, scale that one.
+    # If one of the factors has all axes along which the multiplier varies, scale that factor.
     kinds = {outer.axes[axis][0] for axis, size in enumerate(multiplier.shape) if size > 1}
     varies_in_both = "l" in kinds and "r" in kinds
-    if not is_spread and not varies_in_both:
+    if not is_repeated and not varies_in_both:
         return outer.scaled_along(multiplier, "l" if "l" in kinds else "r")
 
-    # Otherwise every entry is scaled by itself, and entries are added up where the operand was spread.
+    # Otherwise scale every entry by itself, and add entries up where the operand was repeated.
     weighted = Weighted(outer, jnp.broadcast_to(multiplier, out))
-    if not is_spread:
+    if not is_repeated:
         return weighted
     kept = [axis for axis, size in enumerate(own) if size > 1]
     return Full(weighted.summed(kept).reshape(own))

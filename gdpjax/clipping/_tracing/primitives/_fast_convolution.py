@@ -1,25 +1,27 @@
 """Convolutions in the one layout that XLA's CPU backend computes fast everywhere.
 
-    y = convolve(eqn, x, kernel)                          # in place of the equation; JAX can differentiate it
+    y = convolve(eqn, x, kernel)                          # computes the equation; JAX can differentiate it
     layout = layout_of(eqn)
     patches_times(layout, window, x, cotangent_of_y)      # the gradient of the kernel, by one product
 
-On a CPU, XLA brings convolutions into the layout of its fast kernel (batch, space, channels, with a kernel of space,
-input, output) in the entry computation of a program only. Within a scan, a branch or a while loop every other layout
-is computed by a naive loop, 5 to 100 times slower. Two of them appear in every model: the gradients that JAX takes of
-the input and of the kernel. Here a convolution is written with explicit transposes around that layout, and so is its
-derivative:
+On a CPU, XLA is fast at convolutions in one layout: (batch, space, channels) for the input, and (space, input, output)
+for the kernel. It brings other layouts into this one, but only in the entry computation of a program. Inside a scan, a
+branch or a while loop it computes them by a naive loop, 5 to 100 times slower. Every model has two such convolutions:
+those by which JAX computes the gradients of the input and of the kernel.
 
-* the gradient of the input is a convolution of the dilated cotangent with the reversed kernel; with strides, where most
-  of what that multiplies by is zero, it is the cotangent times the kernel, with the products added up where their
-  patches lie;
-* the gradient of the kernel is one product of cotangents and patches.
+So this module writes a convolution with explicit transposes into the fast layout and out of it, and does the same with
+its derivative:
 
-A convolution of few channels, as the first one of a network is, is a product of patches and kernel too: the fast kernel
-works on many channels at a time.
+* The gradient of the input is a convolution of the dilated cotangent with the reversed kernel. With strides, the
+  dilated cotangent is mostly zeros. Then the cotangent is multiplied by the kernel instead, and the products are added
+  up where their patches lie.
+* The gradient of the kernel is one product of cotangents and patches.
 
-Patches are cut one axis after the other. The windows along the last axis hold rows of pixels that lie side by side, so
-that the windows along the others copy long stretches of memory.
+A convolution of few channels, such as the first one of a network, is computed as a product of patches and kernel too,
+because XLA's fast code is made for many channels.
+
+Patches are cut one axis after the other, the last one first. Windows along the last axis make rows of pixels that lie
+side by side in memory, so that cutting along the other axes copies long stretches.
 """
 
 import functools
@@ -45,13 +47,13 @@ class Layout(NamedTuple):
     """A convolution's options, and the permutations that bring its operands into the fast layout.
 
     Attributes:
-      strides: steps between the patches of neighbouring positions, for each axis of space.
-      padding: entries of zeros before and after the input, for each axis of space.
-      input_dilation: distances between neighbouring entries of the input, with zeros between them.
-      kernel_dilation: distances between the entries of the input that neighbouring entries of the kernel meet.
-      groups: the number of groups of channels; outputs of a group depend on its inputs alone.
-      precision: the precision that JAX is asked for.
-      dtype: of the output.
+      strides: for each axis of space, the step from the patch of one position to that of the next.
+      padding: for each axis of space, how many zeros come before and after the input.
+      input_dilation: for each axis of space, the distance of neighbouring entries of the input, with zeros between.
+      kernel_dilation: for each axis of space, the same for neighbouring entries of the kernel.
+      groups: the number of groups of channels; the outputs of a group depend on its inputs alone.
+      precision: the precision that the equation asks for.
+      dtype: the dtype of the output.
       to_input: the permutation of the input to [n, *space, channels].
       to_kernel: the permutation of the kernel to [*window, input, output].
       to_output: the permutation of the output to [n, *space, channels].
@@ -70,7 +72,7 @@ class Layout(NamedTuple):
 
     @property
     def from_input(self) -> tuple[int, ...]:
-        """The permutation from the fast layout back to the equation's own."""
+        """The permutation of an input [n, *space, channels] back to the equation's own layout."""
         return _inverse(self.to_input)
 
     @property
@@ -80,11 +82,12 @@ class Layout(NamedTuple):
 
     @property
     def from_output(self) -> tuple[int, ...]:
-        """The permutation of an output back to the equation's own layout."""
+        """The permutation of an output [n, *space, channels] back to the equation's own layout."""
         return _inverse(self.to_output)
 
 
 def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+    """Return the permutation that undoes another one."""
     inverse = [0] * len(permutation)
     for place, axis in enumerate(permutation):
         inverse[axis] = place
@@ -113,7 +116,7 @@ def layout_of(eqn: Any) -> Layout:
 
 
 def is_rewritten(eqn: Any) -> bool:
-    """Return whether an equation is a convolution that is computed here rather than by JAX."""
+    """Return whether an equation is a convolution that this module computes in place of JAX."""
     if eqn.primitive.name != "conv_general_dilated" or jax.default_backend() != "cpu":
         return False
     variables = (*eqn.invars, *eqn.outvars)
@@ -123,7 +126,7 @@ def is_rewritten(eqn: Any) -> bool:
 
 
 def convolve(eqn: Any, x: Array, kernel: Array) -> Array:
-    """Evaluate a convolution; JAX differentiates it by the rules of this module."""
+    """Return the output of a convolution, whose derivative rule is that of this module."""
     return _convolution(layout_of(eqn), x, kernel)
 
 
@@ -145,13 +148,13 @@ _convolution.defvjp(_forward_rule, _backward_rule)
 
 
 def forward(layout: Layout, x: Array, kernel: Array) -> Array:
-    """Return the convolution itself, without a derivative rule."""
+    """Return the output of a convolution, without a derivative rule."""
     x = jnp.transpose(x, layout.to_input)
     kernel = jnp.transpose(kernel, layout.to_kernel)
     window = kernel.shape[:-2]
     has_few_channels = layout.groups == 1 and x.shape[-1] <= _FEW_CHANNELS
     if has_few_channels and 1 < math.prod(window) <= MAX_WINDOW:
-        # A product of patches and kernel.
+        # Multiply each patch, as one long row, by the kernel as a matrix.
         patches = _cut_patches(layout, window, x)
         num_axes = x.ndim - 1
         result = jnp.einsum(
@@ -203,12 +206,12 @@ def _in_fast_layout(
 
 
 def _dilated(size: int, dilation: int) -> int:
-    """Return how many entries an axis has when zeros have been put between its entries."""
+    """Return the length of an axis after ``dilation - 1`` zeros are put between neighbouring entries."""
     return 0 if size == 0 else 1 + dilation * (size - 1)
 
 
 def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
-    """Return the gradient of x (of which only the shape and the type are used)."""
+    """Return the gradient of x. Only the shape and the dtype of x are used."""
     shape = tuple(x.shape[axis] for axis in layout.to_input)
     dtype = jnp.promote_types(kernel.dtype, cotangent.dtype)
     kernel = jnp.transpose(kernel, layout.to_kernel).astype(dtype)
@@ -217,8 +220,7 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
 
     is_strided = math.prod(layout.strides) > 1 and max(layout.input_dilation) == 1
     if is_strided and layout.groups == 1 and math.prod(window) <= MAX_WINDOW:
-        # Each output position gives something to each entry of its patch. Add that up where the patches lie, which is
-        # the transpose of cutting them.
+        # The cotangent of a position gives every entry of its patch a part of the gradient.
         parts = jnp.einsum(
             "...o,wio->...wi",
             cotangent,
@@ -226,16 +228,19 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
             precision=layout.precision,
             preferred_element_type=jnp.promote_types(dtype, jnp.float32),
         )
+
+        # Add the parts up where the patches lie: this is the transpose of cutting patches.
         cut = functools.partial(_cut_each_window, layout, window, cotangent.shape[1:-1])
         (gradient,) = jax.linear_transpose(cut, jax.ShapeDtypeStruct(shape, parts.dtype))(parts)
     else:
-        # Exchange inputs and outputs within each group, and turn the kernel around.
-        groups = layout.groups
-        grouped = kernel.reshape(*window, kernel.shape[-2], groups, -1)
-        turned = jnp.swapaxes(grouped, -1, -3).reshape(*window, grouped.shape[-1], -1)
-        turned = lax.rev(turned, tuple(range(len(window))))
+        # Exchange the inputs and the outputs of each group of channels, and reverse the kernel along its window.
+        inputs_of_group = kernel.shape[-2]
+        grouped = kernel.reshape(*window, inputs_of_group, layout.groups, -1)
+        outputs_of_group = grouped.shape[-1]
+        exchanged = jnp.swapaxes(grouped, -1, -3).reshape(*window, outputs_of_group, -1)
+        reversed_kernel = lax.rev(exchanged, tuple(range(len(window))))
 
-        # Pad the cotangent such that every input meets all outputs that it went into.
+        # Pad the cotangent so that every input meets all the outputs that it went into.
         padding = []
         for axis, (low, _) in enumerate(layout.padding):
             inputs = _dilated(shape[1 + axis], layout.input_dilation[axis])
@@ -245,7 +250,7 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
             padding.append((before, inputs + reach - 1 - outputs - before))
         gradient = _in_fast_layout(
             cotangent,
-            turned,
+            reversed_kernel,
             layout,
             strides=layout.input_dilation,
             padding=padding,
@@ -256,51 +261,63 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
 
 
 def kernel_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
-    """Return the gradient of the kernel (of which only the shape and the type are used)."""
+    """Return the gradient of the kernel. Only the shape and the dtype of the kernel are used."""
     window = tuple(kernel.shape[axis] for axis in layout.to_kernel[:-2])
     if math.prod(window) > MAX_WINDOW:
-        (gradient,) = jax.linear_transpose(lambda k: forward(layout, x, k), kernel)(cotangent)
+        # The patches would take too much memory.
+        transpose = jax.linear_transpose(lambda k: forward(layout, x, k), kernel)
+        (gradient,) = transpose(cotangent)
         return gradient
     return patches_times(layout, window, x, cotangent).astype(kernel.dtype)
 
 
 def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: Array) -> Array:
-    """Return the gradient of a kernel with this window, in its own layout and in float32 or wider.
+    """Return the gradient of a kernel: the sum over positions of patch (x) cotangent.
 
-    The positions are the last axis of the cotangents and the first one of the patches: of all orders the fastest.
+    Args:
+      layout: the convolution.
+      window: the lengths of the kernel along its axes of space.
+      x: the input, in the equation's own layout.
+      cotangent: the cotangent of the output, in the equation's own layout.
+
+    Returns:
+      The gradient in the kernel's own layout, in float32 or wider.
     """
     x = jnp.transpose(x, layout.to_input)
     cotangent = jnp.transpose(cotangent, layout.to_output)
     dtype = jnp.promote_types(jnp.promote_types(x.dtype, cotangent.dtype), jnp.float32)
     product = functools.partial(jnp.einsum, precision=layout.precision, preferred_element_type=dtype)
 
+    # Positions come last in the cotangents and first in the patches: no other order is as fast.
     patches = _cut_patches(layout, window, x)
-    outputs = cotangent.shape[-1]
-    by_output = jnp.swapaxes(cotangent.reshape(-1, outputs), 0, 1)
+    num_outputs = cotangent.shape[-1]
+    by_output = jnp.swapaxes(cotangent.reshape(-1, num_outputs), 0, 1)
     num_positions = by_output.shape[1]
+
+    # In the einsums t is the position, o the output, g the group, w the place in the window, i the input channel, and
+    # k stands for w and i together.
     groups = layout.groups
     channels = x.shape[-1] // groups
     if groups == 1:
         flat = patches.reshape(num_positions, -1)
         gradient = product("ot,tk->ok", by_output, flat)
     else:
-        # Within each group of channels.
         flat = patches.reshape(num_positions, math.prod(window), groups, channels)
-        by_group = by_output.reshape(groups, outputs // groups, -1)
+        by_group = by_output.reshape(groups, num_outputs // groups, -1)
         gradient = product("got,twgi->gowi", by_group, flat)
 
     # From [outputs, *window, channels] to [*window, channels, outputs], and to the kernel's own layout.
-    gradient = gradient.reshape(outputs, *window, channels)
+    gradient = gradient.reshape(num_outputs, *window, channels)
     return jnp.transpose(jnp.moveaxis(gradient, 0, -1), layout.from_kernel)
 
 
 def patches_of(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
-    """Return what every output position sees: [n, *out, *window, channels]."""
+    """Return the patch of every output position: [n, *out, *window, channels]."""
     return _cut_patches(layout, window, jnp.transpose(x, layout.to_input))
 
 
 def _padded(layout: Layout, x: Array) -> Array:
-    """Pad and dilate x [n, *space, channels]."""
+    """Return x [n, *space, channels] with the zeros of padding and dilation."""
     borders = []
     for (low, high), dilation in zip(layout.padding, layout.input_dilation, strict=True):
         borders.append((low, high, dilation - 1))
@@ -308,13 +325,16 @@ def _padded(layout: Layout, x: Array) -> Array:
 
 
 def _cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
-    """Cut patches [n, *out, *window, channels] of x [n, *space, channels], axis by axis from the last one."""
+    """Return the patches [n, *out, *window, channels] of x [n, *space, channels], cut axis by axis from the last."""
     x = _padded(layout, x)
     for axis in reversed(range(len(window))):
         place = 1 + axis
         step = layout.strides[axis]
         dilation = layout.kernel_dilation[axis]
-        num_outputs = (x.shape[place] - 1 - dilation * (window[axis] - 1)) // step + 1
+        reach = dilation * (window[axis] - 1)
+        num_outputs = (x.shape[place] - 1 - reach) // step + 1
+
+        # For each entry of the window, take the entries of x that it meets at all positions.
         cut = []
         for offset in range(window[axis]):
             start = offset * dilation
@@ -326,9 +346,10 @@ def _cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
 
 
 def _cut_each_window(layout: Layout, window: tuple[int, ...], out: Sequence[int], x: Array) -> Array:
-    """Cut patches [n, *out, window positions, channels], one window position after the other.
+    """Return the patches [n, *out, entries of the window, channels], cut for one entry of the window after the other.
 
-    Its transpose adds up as many arrays of the size of x, which is faster than the transpose of `_cut_patches`.
+    The transpose of this function adds up one array like x for each entry of the window, which is faster than the
+    transpose of `_cut_patches`.
     """
     x = _padded(layout, x)
     cut = []

@@ -1,6 +1,6 @@
-"""Rows that are looked up in a table (embeddings), and rows that are added to one (their derivative).
+"""Rows that are looked up in a table (embeddings), and rows that are added to a table (the derivative of a look-up).
 
-The gradient of the table is `Sparse`: each row that was looked up gets the cotangent of where it went.
+The gradient of the table is `Sparse`: a row that was looked up gets the cotangent of the output that it became.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,14 @@ class Gather(AbstractPrimitive):
         shape = eqn.invars[0].aval.shape
         if operand != 0 or not shape or numbers.operand_batching_dims:
             return False
+        # Each index names a place along the first axis, and takes all entries along the others.
         takes_first_axis = numbers.collapsed_slice_dims == (0,) and numbers.start_index_map == (0,)
         takes_whole_rows = tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
         return takes_first_axis and takes_whole_rows
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Sparse:
         shape = eqn.invars[operand].aval.shape
+        # In s, the axes of the rows are the offset_dims. The other axes are those of the indices.
         values = _axes_last(s, eqn.params["dimension_numbers"].offset_dims)
         return _table_rows(x, values, eqn.params["mode"], shape)
 
@@ -49,6 +51,7 @@ class DynamicSlice(AbstractPrimitive):
         return tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Sparse:
+        # A slice that would pass the end of the table starts earlier, so the index counts as the last row.
         shape = eqn.invars[operand].aval.shape
         return _table_rows(x, s, lax.GatherScatterMode.CLIP, shape)
 
@@ -65,14 +68,17 @@ class ScatterAdd(AbstractPrimitive):
         if is_literal(index) or is_literal(rows) or numbers.operand_batching_dims:
             return None
 
-        # The table is zero, and what is added are whole rows along its first axis.
+        # The table has to be zero before the rows are added.
         maker = made_by.get(table)
         if maker is None or maker.primitive.name != "broadcast_in_dim" or not _is_zero(maker.invars[0]):
             return None
+
+        # Each index has to name a place along the first axis, to which a whole row is added.
         row_shape = tuple(rows.aval.shape[axis] for axis in numbers.update_window_dims)
-        if row_shape != tuple(eqn.outvars[0].aval.shape[1:]):
-            return None
-        if tuple(numbers.inserted_window_dims) != (0,) or tuple(numbers.scatter_dims_to_operand_dims) != (0,):
+        adds_whole_rows = row_shape == tuple(eqn.outvars[0].aval.shape[1:])
+        drops_first_axis = tuple(numbers.inserted_window_dims) == (0,)
+        indexes_first_axis = tuple(numbers.scatter_dims_to_operand_dims) == (0,)
+        if not (adds_whole_rows and drops_first_axis and indexes_first_axis):
             return None
 
         dtype = rows.aval.dtype
@@ -86,11 +92,12 @@ class ScatterAdd(AbstractPrimitive):
 
 
 def _is_zero(atom: Any) -> bool:
+    """Return whether an input of an equation is the number 0."""
     return is_literal(atom) and jnp.ndim(atom.val) == 0 and atom.val == 0
 
 
 def _axes_last(values: Array, last: Sequence[int]) -> Array:
-    """Move some axes behind all others."""
+    """Return the same array with these axes last, in this order."""
     others = [axis for axis in range(values.ndim) if axis not in last]
     return jnp.transpose(values, (*others, *last))
 
@@ -99,9 +106,9 @@ def _table_rows(index: Array, values: Array, mode: Any, shape: tuple[int, ...]) 
     """Return the gradient of a table of this shape.
 
     Args:
-      index: the rows of the table, in any shape.
-      values: what each of them gets, [*shape of index, *row].
-      mode: what happens to an index out of range: with CLIP it counts as the nearest row, otherwise it is dropped.
+      index: which rows of the table, in any shape.
+      values: the gradient of each of these rows, [*shape of index, *shape of a row].
+      mode: what happens to an index out of range. With CLIP it counts as the nearest row, otherwise it is dropped.
       shape: the shape of the table.
     """
     num_rows = shape[0]
@@ -109,6 +116,6 @@ def _table_rows(index: Array, values: Array, mode: Any, shape: tuple[int, ...]) 
     index = index.reshape(-1)
     if mode == lax.GatherScatterMode.CLIP:
         index = jnp.clip(index, 0, num_rows - 1)
-    # A negative index is out of range here, where `.at` would count it from the end.
+    # Here a negative index is out of range. Later `.at` would count it from the end, so move it past the end.
     index = jnp.where(index < 0, num_rows, index)
     return Sparse(index, values)

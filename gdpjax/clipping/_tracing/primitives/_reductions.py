@@ -1,4 +1,4 @@
-"""Reductions (sum, product, extreme values): the axes that are not reduced stay what they are."""
+"""Reductions (sums, products, largest and smallest values): the axes that are not reduced remain, in order."""
 
 from typing import Any, final
 
@@ -11,5 +11,8 @@ class Reduction(AbstractPrimitive):
 
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
         num_axes = len(eqn.invars[operand].aval.shape)
-        kept = [axis for axis in range(num_axes) if axis not in eqn.params["axes"]]
-        return {axis: place for place, axis in enumerate(kept)}
+        out_axes = {}
+        for axis in range(num_axes):
+            if axis not in eqn.params["axes"]:
+                out_axes[axis] = len(out_axes)
+        return out_axes

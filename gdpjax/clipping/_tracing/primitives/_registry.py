@@ -1,9 +1,9 @@
-"""The registry of primitives: which family knows about a primitive of this name.
+"""The registry of primitives: it maps the name of a primitive to the family that knows about it.
 
-    register_primitive("cumsum", CumulativeSum())     # a family of one's own
-    family_of(eqn).is_site(eqn, operand)              # what the engine asks
+    register_primitive("cumsum", CumulativeSum())     # add a family of your own
+    family_of(eqn).is_site(eqn, operand)              # ask the family of an equation's primitive
 
-The families of the library are entered at the end of this file.
+The families of the library are registered at the end of this file.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from gdpjax.clipping._tracing.primitives._reshaping import (
 
 
 class UnknownPrimitive(AbstractPrimitive):
-    """A primitive of which nothing is known."""
+    """The family of every primitive that is not registered: its answers are the defaults."""
 
 
 _UNKNOWN = UnknownPrimitive()
@@ -37,18 +37,18 @@ _FAMILIES: dict[str, AbstractPrimitive] = {}
 """The families by the names of their primitives."""
 
 _ADDED: set[str] = set()
-"""Names that a user registered."""
+"""The names that were registered by users, and not by this file."""
 
 
 def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = False) -> None:
     """Tell the engine of `clipped_grad` how gradients go through a primitive of JAX.
 
-    Register before any loss that uses the primitive is traced: what was compiled before stays as it is.
+    Register a primitive before you trace a loss that uses it: programs that are compiled already do not change.
 
     Args:
       name: the name of the primitive (``eqn.primitive.name``).
       family: an instance of a subclass of `AbstractPrimitive`.
-      replace: whether a family that is registered for this name may be replaced.
+      replace: whether this family may replace one that is registered for the same name.
 
     Raises:
       ValueError: the family is no instance of `AbstractPrimitive`, or the name is taken.
@@ -65,7 +65,7 @@ def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = 
 
 @contextlib.contextmanager
 def registered(name: str, family: AbstractPrimitive, *, replace: bool = False) -> Iterator[None]:
-    """Register a primitive within a ``with`` statement, and put back afterwards what was there before."""
+    """Register a primitive inside a ``with`` statement, and restore the earlier family at its end."""
     before = _FAMILIES.get(name)
     was_added = name in _ADDED
     register_primitive(name, family, replace=replace)
@@ -86,11 +86,11 @@ def family_of(eqn: Any) -> AbstractPrimitive:
 
 
 def is_vouched_for(name: str) -> bool:
-    """Return whether a user registered this primitive as one that acts on one example."""
+    """Return whether a user registered this primitive, and so vouches that it acts on one example alone."""
     return name in _ADDED and _FAMILIES[name].acts_on_one_example
 
 
-# The families of the library.
+# The families of the library. First those at which a weight meets data: products and look-ups.
 
 _FAMILIES["dot_general"] = Matmul()
 _FAMILIES["conv_general_dilated"] = Convolution()
@@ -98,6 +98,8 @@ _FAMILIES["conv_general_dilated"] = Convolution()
 _FAMILIES["gather"] = Gather()
 _FAMILIES["dynamic_slice"] = DynamicSlice()
 _FAMILIES["scatter-add"] = ScatterAdd()
+
+# Linear maps, entry by entry.
 
 _FAMILIES["mul"] = Scaling()
 _FAMILIES["div"] = Scaling()
@@ -111,6 +113,8 @@ for _name in ("convert_element_type", "copy", "copy_p"):
 for _name in ("reduce_precision", "sharding_constraint"):
     _FAMILIES[_name] = Cast(is_exact=False)
 
+# Linear maps that move entries about.
+
 for _name in ("reshape", "squeeze", "expand_dims"):
     _FAMILIES[_name] = Reshape()
 _FAMILIES["transpose"] = Transposition()
@@ -119,6 +123,8 @@ _FAMILIES["slice"] = Slice()
 _FAMILIES["concatenate"] = Concatenation()
 _FAMILIES["rev"] = Reversal()
 _FAMILIES["pad"] = Padding()
+
+# Functions that are not linear, or not followed: only their axes are known, for values that examples share.
 
 for _name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
     _FAMILIES[_name] = Reduction()

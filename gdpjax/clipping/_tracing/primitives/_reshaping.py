@@ -1,7 +1,8 @@
 """Primitives that move entries about: transposes, reshapes, broadcasts, slices, concatenations, reversals, padding.
 
-The gradient of an entry goes back to where the entry came from. Where the axes of the weight stay apart, the factors of
-an outer product go back in the same way, and nothing is formed.
+The gradient of an entry goes back to where the entry came from. Often the two factors of an outer product can be moved
+back one by one, so that nothing is formed. Otherwise, as after the reshape of a matrix to a vector, which joins axes of
+both factors, the gradient is formed.
 """
 
 import math
@@ -18,20 +19,20 @@ from gdpjax.clipping._weight_axes import Axis
 
 
 class AbstractMove(AbstractPrimitive):
-    """A linear map of its first operand that moves, drops, or repeats entries."""
+    """A family of linear maps of the first operand, which move, drop or repeat its entries."""
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
         return operand == 0 and is_floating_output(eqn)
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
         if isinstance(factor, Outer):
-            moved = self.pull_back_outer(factor, eqn, operand)
-            if moved is not None:
-                return moved
+            pulled_back = self.pull_back_outer(factor, eqn, operand)
+            if pulled_back is not None:
+                return pulled_back
         return super().pull_back(factor, eqn, operand, multiplier)
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        """Return the factors of the operand's gradient, or None where the gradient has to be formed."""
+        """Return the gradient of the operand in factors, or None where it has to be formed."""
         return None
 
 
@@ -40,6 +41,7 @@ class Transposition(AbstractMove):
     """``transpose``."""
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer:
+        # Axis i of the output was axis permutation[i] of the operand.
         axes: list[Axis] = [("r", 0)] * len(outer.axes)
         for axis, source in enumerate(eqn.params["permutation"]):
             axes[source] = outer.axes[axis]
@@ -60,7 +62,7 @@ class Transposition(AbstractMove):
 
 
 class AbstractReshape(AbstractMove):
-    """A move that keeps the order of the entries, where it keeps their number."""
+    """A family of reshapes: if the number of entries is the same, so is their order in memory."""
 
     def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
         own, out = _shapes(eqn)
@@ -90,7 +92,7 @@ class Reshape(AbstractReshape):
     def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
         if _transposes_too(eqn):
             return {}
-        # Only axes of length one may come and go.
+        # The axes are known if only axes of length one were added or removed.
         own, out = _shapes(eqn)
         own_long = [axis for axis, size in enumerate(own) if size > 1]
         out_long = [axis for axis, size in enumerate(out) if size > 1]
@@ -106,7 +108,7 @@ class Broadcast(AbstractReshape):
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
         if not isinstance(factor, Weighted):
             return super().pull_back(factor, eqn, operand, multiplier)
-        # Add up over the axes along which entries were repeated, without forming the outer product.
+        # Add up over the axes along which entries were repeated. `summed` does not form the outer product.
         own, _ = _shapes(eqn)
         kept = []
         for place, size in zip(eqn.params["broadcast_dimensions"], own, strict=True):
@@ -115,7 +117,7 @@ class Broadcast(AbstractReshape):
         return Full(factor.summed(kept).reshape(own))
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        # Nothing is repeated, and the axes stay in order: the new axes have length one.
+        # A broadcast that repeats nothing and keeps the axes in order is a reshape: it adds axes of length one.
         own, out = _shapes(eqn)
         places = tuple(eqn.params["broadcast_dimensions"])
         keeps_sizes = tuple(out[place] for place in places) == own
@@ -134,6 +136,7 @@ class Broadcast(AbstractReshape):
         return axes
 
     def varying_axes(self, eqn: Any, varying: Callable[[int], tuple[bool, ...]]) -> tuple[bool, ...]:
+        # The output is constant along the axes that are new.
         source = varying(0)
         result = [False] * len(eqn.outvars[0].aval.shape)
         for axis, place in enumerate(eqn.params["broadcast_dimensions"]):
@@ -147,7 +150,7 @@ def _shapes(eqn: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _transposes_too(eqn: Any) -> bool:
-    """Return whether this is a reshape that takes the axes of its operand in another order."""
+    """Return whether this is a reshape that transposes its operand first."""
     return eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
 
 
@@ -159,17 +162,20 @@ class Slice(AbstractMove):
         strides = eqn.params["strides"]
         if strides is not None and any(step != 1 for step in strides):
             return None
+
+        # The entries that were cut off have the gradient zero: pad the factor that has the axis.
         starts = eqn.params["start_indices"]
         stops = eqn.params["limit_indices"]
         for axis, size in enumerate(eqn.invars[0].aval.shape):
-            start, stop = starts[axis], stops[axis]
+            start = starts[axis]
+            stop = stops[axis]
             if (start, stop) != (0, size):
                 outer = outer.along(axis, _padding(start, size - stop))
         return outer
 
 
 def _padding(before: int, after: int) -> Callable[[Array, int], Array]:
-    """Return a function that pads one axis with zeros."""
+    """Return a function (array, axis) that puts so many zeros before and after the entries along the axis."""
 
     def pad(x: Array, place: int) -> Array:
         widths = [(0, 0, 0)] * x.ndim
@@ -187,6 +193,7 @@ class Concatenation(AbstractMove):
         return is_floating_output(eqn)
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer:
+        # Cut the part of this operand out of the factor that has the axis.
         dimension = eqn.params["dimension"]
         sizes = [variable.aval.shape[dimension] for variable in eqn.invars]
         start = sum(sizes[:operand])
@@ -210,4 +217,4 @@ class Reversal(AbstractMove):
 
 @final
 class Padding(AbstractMove):
-    """``pad``."""
+    """``pad``: its gradients are formed."""

@@ -1,0 +1,29 @@
+"""Figures in print: rounded to the side that keeps them true, and infinities where JSON has none."""
+
+import decimal
+import math
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """``value`` for strict JSON: infinities and NaN become strings."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def rounded(value: float, digits: int, rounding: str) -> str:
+    """``value`` in so many significant digits, rounded "up", "down" or to "nearest"; "exact" writes all that it has.
+
+    What is read back is never below ``value`` if that was rounded up, never above if down.
+
+    >>> rounded(1.2345641, 6, "up"), rounded(1.2345699, 6, "down"), rounded(0.1, 6, "up"), rounded(1 / 3, 6, "exact")
+    ('1.23457', '1.23456', '0.1', '0.3333333333333333')
+    """
+    if rounding == "exact" or not math.isfinite(value):
+        return repr(value)
+    nearest = f"{value:.{digits}g}"
+    neighbour, grid = decimal.Decimal(nearest), decimal.Context(prec=digits)
+    if rounding == "up" and float(nearest) < value:
+        neighbour = neighbour.next_plus(grid)
+    if rounding == "down" and float(nearest) > value:
+        neighbour = neighbour.next_minus(grid)
+    return f"{float(neighbour):.{digits}g}"

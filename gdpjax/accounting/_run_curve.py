@@ -1,0 +1,415 @@
+"""The certified curve of a run: what `certified` returns and the functions of `_certified` ask.
+
+    curve = certified(1.0, 0.01, 1000)        # noise multiplier, sampling probability, steps
+    curve = certified(plan.event)             # or a Ledger, or one of its events
+    curve.epsilon(1e-5), curve.mu(), curve.tpr(0.01), curve.regret()
+
+A run is described once; each question is then one call of `_numeric`, whose compiled programs all runs share. What a
+small probability of failure or overflow adds is put around the answer by `_lost_mass`.
+
+**Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
+mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
+
+Uniform sampling without replacement goes with REPLACE_ONE. No step is worse than C_p(G_{1/s}), whatever the data
+(Dong, Roth and Su, arXiv:1905.02383, Section 4), and composition keeps that order: the *upper* bound is that of the
+T-fold composition of its symmetric pair. Let all other examples have gradient -C and the one that is replaced C and -C
+in the two data sets. The sum then differs by the sensitivity 2C if that one is in the batch, which has probability p
+at every step: the pair of Poisson sampling, attained, is the *lower* bound. The truth may be anywhere in between, so
+the bracket is wide by nature (a ratio of 1.1 to 1.3 in epsilon is usual).
+
+Other pairs are refused.
+"""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gdpjax._core.arguments import check_relation
+from gdpjax._core.checks import (
+    COUNT,
+    EXTENDED_NONNEGATIVE,
+    NONNEGATIVE,
+    OPEN_UNIT,
+    POSITIVE,
+    UNIT,
+    Domain,
+    check,
+    check_broadcast,
+    is_traced,
+)
+from gdpjax._core.shown import shown
+from gdpjax._core.types import Array, Bounds, NeighboringRelation
+from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting._allocated import Allocated, has_allocation
+from gdpjax.accounting._ledgers import Described, describe, largest_group, padded_length
+from gdpjax.accounting._lost_mass import Lost
+from gdpjax.accounting._numeric import Family
+from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
+from gdpjax.tradeoff import CertifiedCurve
+
+LARGEST_GROUP = 64
+FAILURE = 1e-10
+"""Failure probability of a mu that is asked for without one."""
+
+
+def checked_group_size(group_size: int) -> int:
+    check("group_size", group_size, COUNT)
+    if np.ndim(group_size) != 0 or group_size > LARGEST_GROUP:
+        raise ValueError(f"group_size must be one whole number between 1 and {LARGEST_GROUP}, got {shown(group_size)}")
+    return int(group_size)  # 2.0 is a whole number, too
+
+
+def family_of_runs(sampling: str, neighboring_relation: NeighboringRelation | None, group_size: int) -> Family:
+    """The kind of homogeneous run that a call with arrays describes."""
+    resolve_relation(sampling, neighboring_relation)
+    if sampling == "uniform" and group_size > 1:
+        raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
+    return Family(symmetric=sampling == "uniform", largest_group=largest_group(group_size))
+
+
+def check_options(ledger: Ledger | AnyEvent, sampling: str, relation: NeighboringRelation | None) -> None:
+    """The events of a Ledger say these themselves, so keywords can only agree or be wrong."""
+    for event in ledger.events if isinstance(ledger, Ledger) else [ledger]:
+        if relation is not None and check_relation(relation) is not event.neighboring_relation:
+            raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
+        if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
+            raise ValueError(f"expected sampling to be that of the events, got {shown(sampling)}: leave it out")
+
+
+_QUESTIONS = {
+    "epsilon": ("delta", OPEN_UNIT, _lost_mass.epsilon),
+    "delta": ("epsilon", NONNEGATIVE, _lost_mass.delta),
+    "tradeoff": ("alpha", UNIT, _lost_mass.tradeoff),
+    "mu": ("failure", OPEN_UNIT, _lost_mass.mu),
+}
+"""What each question is asked at, and what lost mass does to its answer."""
+
+
+class RunCurve(CertifiedCurve):
+    """The certified curve of a run, or of an array of runs; made by `certified`, which says what it holds.
+
+    Attributes:
+        family: the kind of run, each of which has its own compiled programs.
+        columns: the arrays that `_numeric` takes, as runs or in phases.
+        in_phases: whether the last axis of the columns is that of the phases of one run.
+        lost: the probabilities of failure and overflow, which are not in the columns.
+        releases: whether there is anything but what is lost.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        columns: tuple[Array, ...],
+        *,
+        in_phases: bool,
+        lost: Lost | None = None,
+        releases: bool = True,
+    ) -> None:
+        self.family, self.columns, self.in_phases = family, columns, in_phases
+        self.lost = Lost(0.0, 0.0) if lost is None else lost
+        self.releases = releases
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Certified bracket on epsilon, as `epsilon_bounds` says."""
+        return self._answer("epsilon", delta)
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Certified bracket on delta, as `delta_bounds` says."""
+        return self._answer("delta", epsilon)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Certified bracket on mu, as `mu_bounds` says."""
+        return self._answer("mu", failure)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
+        return self._answer("tradeoff", alpha)
+
+    def regret(self, mu: Array | None = None) -> Bounds:
+        """Certified bracket on the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
+        if is_traced((self.columns, mu)):
+            raise ValueError("regret is computed outside compiled code: give runs and mu as numbers")
+        mu = self.mu().upper if mu is None else mu
+        return self._one_by_one(lambda run, mu: CertifiedCurve.regret(run, mu), mu)
+
+    def reported_mu(self, failure: Array = FAILURE) -> Bounds:
+        """The bracket of `mu` narrowed, as `CertifiedCurve.reported_mu`; of every run of an array."""
+        if is_traced((self.columns, failure)):
+            raise ValueError("a narrowed mu is computed outside compiled code: give runs and failure as numbers")
+        return self._one_by_one(lambda run, failure: CertifiedCurve.reported_mu(run, failure), failure)
+
+    def _one_by_one(self, question: Callable[["RunCurve", float], Bounds], at: Array) -> Bounds:
+        """The answers of the single runs of an array, each at its element of ``at``."""
+        check("the number asked at", at, EXTENDED_NONNEGATIVE)
+        columns = () if self.in_phases else self.columns
+        check_broadcast(**{f"column {i}": column for i, column in enumerate(columns)}, at=at)
+        shape = np.broadcast_shapes(np.shape(at), *map(np.shape, columns))
+        if shape == ():
+            return question(self, float(at))
+        at = np.broadcast_to(at, shape)
+        answer = Bounds(np.zeros(shape), np.zeros(shape))
+        for place in np.ndindex(*shape):
+            one = self if self.in_phases else self._replaced(np.broadcast_to(c, shape)[place] for c in columns)
+            answer.lower[place], answer.upper[place] = question(one, float(at[place]))
+        return answer
+
+    def _replaced(self, columns: Any) -> "RunCurve":
+        return RunCurve(self.family, tuple(columns), in_phases=False, lost=self.lost, releases=self.releases)
+
+    def _answer(self, question: str, at: Array) -> Bounds:
+        lift = _numeric.of_phases if self.in_phases else _numeric.of_runs
+
+        def ideal(at: Array) -> Bounds:
+            return self._bracket(question, lambda family: lift(question, family)(*self.columns, at))
+
+        return self._with_lost_mass(question, ideal, at)
+
+    def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
+        """Brackets on delta of one run at many epsilon, which share the work, to a given relative width."""
+        columns = self.columns if self.in_phases else _as_phases(self.columns)
+
+        def ideal(at: np.ndarray) -> Bounds:
+            return self._bracket("delta", lambda family: _numeric.profile_of_phases(family)(*columns, at, width))
+
+        return self._with_lost_mass("delta", ideal, epsilon)
+
+    def _bracket(self, question: str, ask: Callable[[Family], Bounds]) -> Bounds:
+        """The bracket without lost mass. Under uniform sampling its ends come from two different pairs of laws."""
+        answer = ask(self.family)
+        if not self.family.symmetric:
+            return answer
+        poisson = ask(self.family._replace(symmetric=False))
+        if question == "tradeoff":
+            return Bounds(answer.lower, poisson.upper)
+        return Bounds(poisson.lower, answer.upper)
+
+    def _with_lost_mass(self, question: str, ideal: Callable[[Any], Bounds], at: Array) -> Bounds:
+        lossless = self.lost.is_nothing
+        if lossless and (self.releases or is_traced(at)):
+            return ideal(at)
+        name, domain, with_lost_mass = _QUESTIONS[question]
+        check_concrete(name, at, domain)
+        if not self.releases:
+            ideal = functools.partial(_of_nothing, question)
+        if lossless:
+            return ideal(np.asarray(at, np.float64))
+        return with_lost_mass(ideal, np.asarray(at, np.float64), self.lost)
+
+
+class _LedgerCurve(CertifiedCurve):
+    """A certified curve that is asked outside compiled code, by the name of the question."""
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Certified bracket on epsilon, as `epsilon_bounds` says."""
+        return self._answer("epsilon", delta)
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Certified bracket on delta, as `delta_bounds` says."""
+        return self._answer("delta", epsilon)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Certified bracket on mu, as `mu_bounds` says."""
+        return self._answer("mu", failure)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
+        return self._answer("tradeoff", alpha)
+
+    def _answer(self, question: str, at: Array) -> Bounds:
+        name, domain, _ = _QUESTIONS[question]
+        check_concrete(name, at, domain)
+        return self._concrete_answer(question, np.asarray(at, np.float64))
+
+    @abc.abstractmethod
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        """The bracket on the answer to ``question``, at numbers in its domain."""
+
+
+class TruncatedCurve(_LedgerCurve):
+    """The certified curve of a Ledger with truncated Poisson batches: between those of two Ledgers without.
+
+    Attributes:
+        run: the Ledger, or its one event.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        self.run = run
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        def of_bound(bound: Ledger) -> Bounds:
+            return getattr(of_description(describe(bound, 1)), question)(at)
+
+        return _truncated.bracket(self.run, question, at, of_bound)
+
+
+class AllocationCurve(_LedgerCurve):
+    """The certified curve of a Ledger with random allocation, alone or beside other events.
+
+    Attributes:
+        run: the Ledger, split.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        self.run = Allocated(run)
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        ideal = functools.partial(self.run.answer, question)
+        if self.run.lost.is_nothing:
+            return ideal(at)
+        return _QUESTIONS[question][2](ideal, at, self.run.lost)
+
+
+def refuse_groups(sampling: str, group_size: int) -> None:
+    if group_size > 1:
+        raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
+
+
+def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
+    """One homogeneous run as phases, as many as a short Ledger has, so that both share a program."""
+    nothing = (1.0, 0.0, 0.0)
+    run = [np.full(padded_length(1), value, np.float64) for value in nothing]
+    for column, value in zip(run, columns, strict=False):
+        column[0] = value
+    return (*run, *(np.array([float(size)]) for size in columns[3:]))
+
+
+def _of_nothing(question: str, at: np.ndarray) -> Bounds:
+    """The answer for a run that releases nothing."""
+    answer = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
+    return Bounds(answer[()], answer[()])
+
+
+def _is_zero(noise_multiplier: Any) -> bool:
+    """Whether this is the one number 0, known before compiling."""
+    numbers = int | float | np.floating | np.integer
+    return (
+        isinstance(noise_multiplier, numbers)
+        and not isinstance(noise_multiplier, bool | np.timedelta64)
+        and bool(noise_multiplier == 0)
+    )
+
+
+def check_concrete(name: str, value: Any, domain: Domain) -> None:
+    if is_traced(value):
+        kind = "a Ledger with overflow, truncated batches, allocation or delta"
+        raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
+    check(name, value, domain)
+
+
+def of_description(described: Described) -> RunCurve:
+    """The curve of a Ledger that was described."""
+    family, columns, lost, releases = described
+    return RunCurve(family, columns, in_phases=True, lost=lost, releases=releases)
+
+
+def curve_of(
+    run: Any,
+    sampling_prob: Any,
+    num_steps: Any,
+    sampling: str,
+    neighboring_relation: NeighboringRelation | None,
+    group_size: int,
+) -> CertifiedCurve:
+    """`certified` after the checks of its form; the numbers of arrays are checked when they are used."""
+    group_size = checked_group_size(group_size)
+    if isinstance(run, Ledger | AnyEvent):
+        check_options(run, sampling, neighboring_relation)
+        if has_allocation(run):
+            refuse_groups("allocation", group_size)
+            return AllocationCurve(run)
+        if _truncated.has_truncated(run):
+            refuse_groups("truncated_poisson", group_size)
+            return TruncatedCurve(run)
+        return of_description(describe(run, group_size))
+    if _is_zero(run):  # the events of a Ledger may be without noise
+        event = Event(0.0, sampling_prob, num_steps, sampling, neighboring_relation)
+        return of_description(describe(event, group_size))
+    family = family_of_runs(sampling, neighboring_relation, group_size)
+    size = (group_size,) if group_size > 1 else ()
+    return RunCurve(family, (run, sampling_prob, num_steps, *size), in_phases=False)
+
+
+def certified(
+    noise_multiplier: Array | Ledger | AnyEvent,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    *,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
+) -> CertifiedCurve:
+    """The certified trade-off curve of subsampled Gaussian steps, or of a whole Ledger, to ask anything about.
+
+    Args:
+        noise_multiplier: stddev of the noise / sensitivity, > 0, or the one number 0 for a run without privacy; or a
+            `Ledger` or one of its events, then nothing else follows.
+        sampling_prob: probability in [0, 1] that an example takes part in a step.
+        num_steps: number of steps, a whole number >= 1. Arrays broadcast: one run an element.
+        sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
+            themselves.
+        neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
+        group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
+            only.
+
+    Returns:
+        A `gdpjax.tradeoff.CertifiedCurve`, whose answers are certified brackets: epsilon, delta, mu, tradeoff, and what
+        follows from them, regret, advantage, tpr and bayes_success. The four that have a function of their own in
+        `gdpjax.accounting` give exactly its answer.
+
+    Raises:
+        ValueError: as `epsilon_bounds`.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383 (trade-off functions); Gopi, Lee and Wutschitz, arXiv:2106.02848
+    (numerical composition).
+
+    >>> curve = certified(1.0, 0.01, 1000)
+    >>> epsilon, success = curve.epsilon(1e-5), curve.bayes_success(0.5)
+    >>> bool(epsilon.lower <= 1.82824 <= epsilon.upper), bool(0.5 < success.lower < success.upper < 0.7)
+    (True, True)
+    """
+    group_size = checked_group_size(group_size)
+    given = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
+    if isinstance(noise_multiplier, Ledger | AnyEvent):
+        if sampling_prob is not None or num_steps is not None:
+            raise ValueError("after a Ledger nothing else follows: certified(ledger)")
+    else:
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(given)}, or a Ledger")
+        if not _is_zero(noise_multiplier):
+            for (name, value), domain in zip(given.items(), (POSITIVE, UNIT, COUNT), strict=True):
+                check(name, value, domain)
+            check_broadcast(**given)
+    return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size)
+
+
+def mu_and_regret(noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> tuple[Bounds, Bounds]:
+    """Certified brackets on the mu to report for a run of Poisson-sampled Gaussian steps, and on its regret.
+
+    Formula: mu as `mu_bounds` with failure probability 1e-10, in a bracket of about 1e-4; the regret of reporting the
+    upper end of it is inf { k >= 0 : f(a + k) - k <= G_mu(a) for all a }, see `gdpjax.tradeoff.CertifiedCurve.regret`.
+
+    Args:
+        noise_multiplier: stddev of the noise / sensitivity, > 0, or the one number 0.
+        sampling_prob: probability in [0, 1] that an example takes part in a step.
+        num_steps: number of steps, a whole number >= 1. All arguments broadcast.
+
+    Returns:
+        (mu, regret), each ``Bounds`` of the broadcast shape; certified. A regret below about 0.01 says that the two
+        numbers together describe the run well.
+
+    Raises:
+        ValueError: an argument outside its range, or traced.
+
+    Reference: Gomez, Kulynych et al., arXiv:2503.10945.
+
+    >>> mu, regret = mu_and_regret(9.4, 0.328, 2000)
+    >>> print(f"{mu.upper:.3f} {regret.upper:.4f}")
+    1.569 0.0011
+    """
+    curve = certified(noise_multiplier, sampling_prob, num_steps)
+    mu = curve.reported_mu()
+    return mu, curve.regret(mu.upper)

@@ -1,0 +1,180 @@
+"""Map a function of one example over the rows of a batch, so that no row can reach another.
+
+    gradients = map_rows(gradient_of_one, in_axes=(None, 0))(params, rows)
+
+This is `jax.vmap`, but for convolutions of two values that both depend on the example, such as the one by which JAX
+computes the gradient of a kernel. Under vmap they become one convolution with the rows as groups, in which XLA lets a
+row that overflows reach the others: `isolated_convolution` says how, and computes them in another way.
+
+The function is traced for one example. `read_program` finds these convolutions in its program, and the program is then
+evaluated under vmap with each of them replaced. Tracing it takes time, so only losses with convolutions are mapped like
+this: see `vmap_of`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gdpjax.clipping._row_independence import inner_programs, read_program
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Environment, isolated_convolution, opened, scan_of
+
+
+def vmap_of(has_convolution: bool) -> Callable[..., Any]:
+    """Return the function that maps over rows: `map_rows` for a loss with convolutions, else `jax.vmap`."""
+    return map_rows if has_convolution else jax.vmap
+
+
+def map_rows(function: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """Return ``jax.vmap(function, in_axes)``, with convolutions that keep the rows apart.
+
+    Args:
+      function: a function of one example.
+      in_axes: for each argument 0, if its leaves have a leading axis of rows, or None.
+
+    Raises:
+      ValueError: such a convolution is inside an operation that cannot be evaluated step by step.
+    """
+
+    def mapped(*args: Any) -> Any:
+        # Trace the function for one row.
+        specs = []
+        depends_on_rows = []
+        for arg, axis in zip(args, in_axes, strict=True):
+            for leaf in jax.tree.leaves(arg):
+                shape = jnp.shape(leaf)
+                shape = shape if axis is None else shape[1:]
+                specs.append(jax.ShapeDtypeStruct(shape, jnp.result_type(leaf)))
+                depends_on_rows.append(axis is not None)
+        structure = jax.tree.structure(args)
+
+        def flat(*leaves: Any) -> Any:
+            return function(*jax.tree.unflatten(structure, leaves))
+
+        closed, outputs = jax.make_jaxpr(flat, return_shape=True)(*specs)
+        program = read_program(closed, depends_on_rows, "the gradient of loss_fn")
+        evaluation = _Evaluation(program.row_convolutions)
+        jaxpr, consts = opened(closed)
+
+        def one_row(*leaves: Any) -> list[Any]:
+            return evaluation.program(jaxpr, consts, leaves)
+
+        axes = tuple(0 if depends else None for depends in depends_on_rows)
+        results = jax.vmap(one_row, axes)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(outputs), results)
+
+    return mapped
+
+
+class _Evaluation:
+    """An evaluation of a program in which some convolutions are isolated.
+
+    Attributes:
+      isolated: the ids of their equations.
+      has_isolated: a cache of `is_isolated_in`, by the id of the program.
+    """
+
+    def __init__(self, convolutions: Sequence[Any]) -> None:
+        self.isolated = {id(eqn) for eqn in convolutions}
+        self.has_isolated: dict[int, bool] = {}
+
+    def is_isolated_in(self, eqn: Any) -> bool:
+        """Return whether a program inside an equation has an isolated convolution."""
+        return any(self._found_in(body) for body in inner_programs(eqn))
+
+    def _found_in(self, body: Any) -> bool:
+        jaxpr, _ = opened(body)
+        if id(jaxpr) not in self.has_isolated:
+            found = False
+            for eqn in jaxpr.eqns:
+                found = found or id(eqn) in self.isolated or self.is_isolated_in(eqn)
+            self.has_isolated[id(jaxpr)] = found
+        return self.has_isolated[id(jaxpr)]
+
+    def program(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """Return the outputs of a program."""
+        environment = Environment(jaxpr, consts, args)
+
+        # Equations that are not replaced wait, and are evaluated together before the next one that is.
+        waiting: list[Any] = []
+        for eqn in jaxpr.eqns:
+            is_isolated = id(eqn) in self.isolated
+            if not is_isolated and not self.is_isolated_in(eqn):
+                waiting.append(eqn)
+                continue
+            environment.run(waiting)
+            waiting = []
+            values = environment.read_all(eqn.invars)
+            if is_isolated:
+                x, kernel = values
+                outputs = [isolated_convolution(eqn, x, kernel)]
+            else:
+                outputs = self.nested(eqn, values)
+            environment.write(eqn.outvars, outputs)
+        environment.run(waiting)
+        return environment.read_all(jaxpr.outvars)
+
+    def body(self, closed: Any) -> Callable[..., list[Any]]:
+        """Return a program inside an equation as a function."""
+        jaxpr, consts = opened(closed)
+        return lambda *args: self.program(jaxpr, consts, args)
+
+    def nested(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+        """Evaluate an equation that has an isolated convolution inside."""
+        name = eqn.primitive.name
+        if name == "scan" and scan_of(eqn) is not None:
+            return self.scan(eqn, values)
+        if name == "while":
+            return self.while_loop(eqn, values)
+        if name == "cond":
+            index, *args = values
+            branches = [self.body(branch) for branch in eqn.params["branches"]]
+            return lax.switch(index, branches, *args)
+        bodies = inner_programs(eqn)
+        if name in REMAT:
+            # The barrier keeps XLA from finding that all this was computed before, and from keeping it.
+            return self.body(bodies[0])(*lax.optimization_barrier(values))
+        if name in CALLS | CUSTOM and len(bodies) == 1:
+            return self.body(bodies[0])(*values)
+        raise ValueError(
+            f"loss_fn convolves two values that depend on the example inside {name}, where their convolutions cannot "
+            "be computed for each example by itself; take the convolution out of it"
+        )
+
+    def scan(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+        """Evaluate a scan."""
+        scan = scan_of(eqn)
+        assert scan is not None  # asked by the caller
+        consts, carried, scanned = scan.split(values)
+        body = self.body(eqn.params["jaxpr"])
+
+        def step(carried: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            outputs = body(*consts, *carried, *slices)
+            return outputs[: scan.num_carry], outputs[scan.num_carry :]
+
+        carried, stacked = lax.scan(
+            step,
+            carried,
+            scanned,
+            length=scan.length,
+            reverse=scan.reverse,
+            unroll=scan.unroll,
+        )
+        return [*carried, *stacked]
+
+    def while_loop(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+        """Evaluate a while loop."""
+        num_of_condition = eqn.params["cond_nconsts"]
+        num_of_body = eqn.params["body_nconsts"]
+        of_condition = values[:num_of_condition]
+        of_body = values[num_of_condition : num_of_condition + num_of_body]
+        carried = values[num_of_condition + num_of_body :]
+        condition = self.body(eqn.params["cond_jaxpr"])
+        body = self.body(eqn.params["body_jaxpr"])
+        return lax.while_loop(
+            lambda carried: condition(*of_condition, *carried)[0],
+            lambda carried: body(*of_body, *carried),
+            carried,
+        )

@@ -1,0 +1,139 @@
+"""The report card of one run or of several: `report` and its `Report`."""
+
+import json
+from typing import Any
+
+from gdpjax._core.arguments import check_number, check_text
+from gdpjax._core.checks import OPEN_UNIT
+from gdpjax._core.shown import shown
+from gdpjax._core.types import Bounds
+from gdpjax.reporting import _tables
+from gdpjax.reporting._figures import Figure, figures_of, picture_points
+from gdpjax.reporting._picture import picture
+from gdpjax.reporting._runs import Described, describe_run
+
+FORMAT_VERSION = 1
+DELTAS = (1e-5, 1e-6, 1e-7)
+
+
+class Report:
+    """The figures of one run or of several, and their forms; made by `report`, which says what they are.
+
+    ``str(report)`` is the text. The figures are certified brackets but for the moments accountant, an upper bound, and
+    the central limit theorem, an estimate; every form says so.
+
+    >>> from gdpjax import report
+    >>> card = report((2.0, 0.02, 50), deltas=[1e-5])
+    >>> bool(card.figure("epsilon_at_delta_1e-05").upper < 1), card.to_latex().splitlines()[0]
+    (True, '\\\\begin{tabular}{lll}')
+    """
+
+    def __init__(self, runs: list[Described], figures: list[list[Figure]]) -> None:
+        self._runs, self._figures = runs, figures
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"Report of {', '.join(run.name for run in self._runs)}"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs, in order."""
+        return [run.name for run in self._runs]
+
+    def figure(self, key: str, run: int = 0) -> Bounds | float | None:
+        """One figure of a run, by its name in `to_json`; None where it is not known for its scheme."""
+        if not isinstance(run, int) or not -len(self._runs) <= run < len(self._runs):
+            raise ValueError(f"run must be the place of a run, below {len(self._runs)}, got {shown(run)}")
+        found = {figure.key: figure.value for figure in self._figures[run]}
+        if key not in found:
+            raise ValueError(f"key must be one of {', '.join(found)}, got {shown(key)}")
+        return found[key]
+
+    def to_text(self) -> str:
+        """A table for a terminal."""
+        return _tables.as_text(self._rows(), many=self._many())
+
+    def to_markdown(self) -> str:
+        """A Markdown table."""
+        return _tables.as_markdown(self._rows(), many=self._many())
+
+    def to_latex(self) -> str:
+        r"""A LaTeX table with booktabs rules; the preamble needs ``\usepackage{booktabs}``."""
+        return _tables.as_latex(self._rows(), many=self._many())
+
+    def to_json(self) -> str:
+        """A JSON text: every figure of every run, brackets as [lower, upper], with its standing."""
+        runs = []
+        for run, figures in zip(self._runs, self._figures, strict=True):
+            values = {figure.key: _tables.json_value(figure.value) for figure in figures}
+            words = {"name": run.name, "scheme": run.scheme, "neighbours": run.neighbours}
+            runs.append({**words, "not_private": run.not_private or None, "figures": values})
+        standing = {figure.key: figure.standing for figure in self._figures[0]}
+        document = {"gdpjax_report": FORMAT_VERSION, "runs": runs, "standing": standing}
+        return json.dumps(document, indent=2, allow_nan=False)
+
+    def to_html(self) -> str:
+        """One HTML page with the table and the trade-off curves, which needs no other file."""
+        curves = [picture_points(run.curve) for run in self._runs]
+        return _tables.as_html(self._rows(), picture(self.names, curves), many=self._many())
+
+    def _many(self) -> bool:
+        return len(self._runs) > 1
+
+    def _rows(self) -> _tables.Rows:
+        return _tables.rows_of(self._runs, self._figures)
+
+
+def report(*runs: Any, deltas: Any = DELTAS, names: Any = None) -> Report:
+    """The report card of runs: what they cost in privacy, by every measure that papers ask for.
+
+    For each run: scheme and neighbours, epsilon at several deltas, mu and the regret of reporting it, the membership
+    advantage, the true positive rate of the best attack at false positive rates of 1e-2 and 1e-3, the success of a
+    Bayesian attacker with prior 1/2, the moments accountant's epsilon, and the central limit theorem's with the amount
+    by which it understates.
+
+    Args:
+        runs: each a `Plan`, a `Ledger`, an event, a triple (noise_multiplier, sampling_prob, num_steps) of Poisson
+            sampling, a `CertifiedCurve`, or the path of a run's folder or of the JSON text of a Plan or Ledger. A plan
+            is reported for its maximum of steps.
+        deltas: where epsilon is asked for, numbers strictly between 0 and 1; the other accountants at the first.
+        names: what the runs are called, one text each; by default the name of the folder or file, or "run 1".
+
+    Returns:
+        A `Report`. Certified: epsilon, mu, regret, advantage, rates and success are brackets. Of a run that is not
+        private it says so.
+
+    Raises:
+        ValueError: no run, something that is none, or an argument outside its range.
+        DocumentError: a file that cannot be read.
+
+    Reference: Gomez, Kulynych et al., arXiv:2503.10945 (mu and regret); Kulynych et al., arXiv:2407.02191 (attacks).
+
+    >>> print(report((2.0, 0.02, 50), deltas=[1e-5]).to_text().splitlines()[0])
+    scheme: Gaussian steps on Poisson batches: noise multiplier 2, sampling probability 0.02, 50 steps
+    """
+    if not runs:
+        raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")
+    deltas = _checked_deltas(deltas)
+    if names is None:
+        names = [None] * len(runs)
+    elif isinstance(names, str) or not hasattr(names, "__len__") or len(names) != len(runs):
+        raise ValueError(f"names must be one text for each of the {len(runs)} runs, got {shown(names)}")
+    else:
+        names = [check_text("a name", name) for name in names]
+    pairs = enumerate(zip(runs, names, strict=True), start=1)
+    described = [describe_run(run, name, f"run {place}") for place, (run, name) in pairs]
+    return Report(described, [figures_of(run, deltas) for run in described])
+
+
+def _checked_deltas(deltas: Any) -> tuple[float, ...]:
+    try:
+        numbers = list(deltas)
+    except TypeError:
+        numbers = [deltas]
+    checked = tuple(check_number("deltas", delta, OPEN_UNIT) for delta in numbers)
+    if not checked or len(set(checked)) < len(checked):
+        raise ValueError("deltas must be at least one number, each once")
+    return checked

@@ -1,0 +1,160 @@
+"""What a report is asked about: a run of any form, as its certified curve and the words that describe it."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gdpjax._core.arguments import check_number
+from gdpjax._core.checks import COUNT, NONNEGATIVE, UNIT
+from gdpjax._core.documents import parse_document, read_bytes
+from gdpjax._core.shown import shown
+from gdpjax._core.types import Array, Bounds, NeighboringRelation
+from gdpjax.accounting import certified
+from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, TruncatedPoissonEvent
+from gdpjax.tradeoff import CertifiedCurve
+from gdpjax.training import Plan
+
+PLAN_FILE = "plan.json"
+NUMBERS = ("noise_multiplier", "sampling_prob", "num_steps")
+
+_RELATIONS = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "add or remove one",
+    NeighboringRelation.REPLACE_ONE: "replace one",
+    NeighboringRelation.REPLACE_SPECIAL: "replace one by a null one",
+}
+
+
+class Described(NamedTuple):
+    """One run of a report.
+
+    Fields:
+        name: what its row is called.
+        scheme: what was done, in words.
+        neighbours: which data sets are neighbours, in words.
+        curve: its certified curve.
+        event: its steps, where all of them are alike: what other accountants can be asked about.
+        not_private: why nothing is guaranteed; empty where something is.
+    """
+
+    name: str
+    scheme: str
+    neighbours: str
+    curve: CertifiedCurve
+    event: Event | None = None
+    not_private: str = ""
+
+
+class NoGuarantee(CertifiedCurve):
+    """The curve of a run about which nothing is claimed: every bracket is as wide as can be."""
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """[0, inf]."""
+        return Bounds(np.zeros(np.shape(delta))[()], np.full(np.shape(delta), np.inf)[()])
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """[0, 1]."""
+        return Bounds(np.zeros(np.shape(epsilon))[()], np.ones(np.shape(epsilon))[()])
+
+    def mu(self, failure: Array = 1e-10) -> Bounds:
+        """[0, inf]."""
+        return self.epsilon(failure)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """[0, 1 - alpha]."""
+        return Bounds(np.zeros(np.shape(alpha))[()], 1.0 - np.asarray(alpha, np.float64)[()])
+
+
+def describe_run(run: Any, name: str | None, default: str) -> Described:
+    """The description of ``run``; ValueError for what is no run."""
+    if isinstance(run, str | Path):
+        path = Path(run)
+        return describe_run(_read(path), name or path.resolve().name, default)
+    name = name or default
+    if isinstance(run, Plan):
+        return _of_plan(run, name)
+    if isinstance(run, CertifiedCurve):
+        return Described(name, "a certified curve", "as the curve's", run)
+    if isinstance(run, tuple | list) and len(run) == len(NUMBERS):
+        domains = (NONNEGATIVE, UNIT, COUNT)
+        numbers = [check_number(*triple) for triple in zip(NUMBERS, run, domains, strict=True)]
+        run = Event(numbers[0], numbers[1], int(numbers[2]))
+    if isinstance(run, Ledger | AnyEvent):
+        return _of_ledger(run, name)
+    raise ValueError(
+        "a report is of a Plan, a Ledger, an event, (noise_multiplier, sampling_prob, num_steps), a CertifiedCurve or "
+        f"the path of a run's folder, got {shown(run)}"
+    )
+
+
+def _read(path: Path) -> Plan | Ledger:
+    """The plan in a run's folder, or the plan or ledger in a JSON file."""
+    file = path / PLAN_FILE if path.is_dir() else path
+    text = read_bytes(file)
+    found = parse_document(text, dict[str, Any], str(file))
+    try:
+        if "gdpjax_ledger" in found:
+            return Ledger.from_json(text.decode())
+        return Plan.from_json(text.decode())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _of_plan(plan: Plan, name: str) -> Described:
+    if plan.group_size > 1:
+        raise ValueError("a report is about one unit; of a plan with group_size > 1 ask plan.epsilon_bounds()")
+    event = plan.event
+    described = _of_ledger(event, name)
+    neighbours = f"{_RELATIONS[plan.neighboring_relation]} {plan.unit}"  # pyright: ignore[reportArgumentType]
+    if plan.is_private:
+        return described._replace(neighbours=neighbours)
+    reason = str(plan.without_privacy())
+    return Described(name, described.scheme, neighbours, NoGuarantee(), None, reason)
+
+
+def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
+    events = run.events if isinstance(run, Ledger) else (run,)
+    relations = {event.neighboring_relation for event in events}
+    neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
+    scheme = "; ".join(dict.fromkeys(map(_words, events))) if len(events) <= 3 else _summary(events)
+    (only,) = events if len(events) == 1 else (None,)
+    event = only if isinstance(only, Event) and only.noise_multiplier > 0 else None
+    bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
+    bare = bare or any(isinstance(e, AllocationEvent) and e.noise_multiplier == 0 for e in events)
+    reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
+    return Described(name, scheme or "nothing is released", neighbours, certified(run), event, reason)
+
+
+def _words(event: AnyEvent) -> str:
+    if isinstance(event, TruncatedPoissonEvent):
+        return (
+            f"Gaussian steps on Poisson batches cut to {event.capacity} of {event.max_examples} examples: noise "
+            f"multiplier {event.noise_multiplier:.6g}, sampling probability {event.sampling_prob:.6g}, "
+            f"{event.num_steps} steps"
+        )
+    if isinstance(event, AllocationEvent):
+        steps = "one step" if event.num_selected == 1 else f"{event.num_selected} steps"
+        when = "drawn in each epoch" if event.bins == "fresh" else "drawn once"
+        return (
+            f"Gaussian steps by random allocation: each example in {steps} of the {event.steps_per_epoch} of an epoch, "
+            f"{when}: noise multiplier {event.noise_multiplier:.6g}, {event.num_steps} steps{_lost(event)}"
+        )
+    if not isinstance(event, Event):
+        kind = type(event).__name__.removesuffix("Event")
+        return f"{kind} release" if event.num_steps == 1 else f"{event.num_steps} {kind} releases"
+    sampling = "Poisson batches" if event.sampling == "poisson" else f"{event.sampling} batches"
+    return (
+        f"Gaussian steps on {sampling}: noise multiplier {event.noise_multiplier:.6g}, sampling probability "
+        f"{event.sampling_prob:.6g}, {event.num_steps} steps{_lost(event)}"
+    )
+
+
+def _lost(event: Event | AllocationEvent) -> str:
+    kind = "announced overflow" if event.announced else "overflow"
+    return f", {kind} {event.overflow:.2g}" if event.overflow else ""
+
+
+def _summary(events: tuple[AnyEvent, ...]) -> str:
+    kinds = ", ".join(sorted({type(event).__name__ for event in events}))
+    return f"{len(events)} events of {math.fsum(event.num_steps for event in events):.0f} steps ({kinds})"

@@ -1,0 +1,220 @@
+r"""What every certified description of a mechanism can answer: `CertifiedCurve`.
+
+    curve = gdpjax.accounting.certified(1.0, 0.01, 1000)
+    curve.epsilon(1e-5)             # Bounds(lower, upper): the truth is in between
+    curve.tpr(0.01)                 # what the best attack reaches at a false positive rate of 1%
+
+A mechanism is its trade-off curve f, and here f is known in brackets. A subclass gives four answers: epsilon at a
+delta, delta at an epsilon, mu and the curve itself. What they mean for an attack follows from them, and is here, once:
+
+* membership advantage: the largest true less false positive rate, delta(0);
+* true positive rate at a false positive rate a: 1 - f(a);
+* success of the Bayesian attacker with prior q of membership. An attack that guesses "member" on a set S is right with
+  probability q A(S) + (1 - q) (1 - N(S)) = (1 - q) + q (A(S) - N(S) (1 - q) / q), whose largest value is
+  (1 - q) + q D((1 - q) / q). For symmetric curves it is the same with q and 1 - q exchanged, so
+
+      success(q) = max(q, 1 - q) + min(q, 1 - q) delta(|log((1 - q) / q)|);
+
+* regret of reporting mu: `_regret`.
+
+The two data sets of a pair of neighbours may be taken in either order. Every answer here is for the worse one: it is
+about the symmetric curve, the largest convex one below both orders.
+"""
+
+import abc
+from typing import Any
+
+import numpy as np
+
+from gdpjax._core.arguments import check_number
+from gdpjax._core.checks import EXTENDED_NONNEGATIVE, OPEN_UNIT, UNIT, check, is_traced
+from gdpjax._core.types import Array, Bounds
+from gdpjax.tradeoff._narrowed_mu import narrowed_mu
+from gdpjax.tradeoff._regret import certified_regret
+
+FAILURE = 1e-10
+"""Failure probability of a mu that is asked for without one."""
+
+
+class CertifiedCurve(abc.ABC):
+    """A mechanism whose trade-off curve is known between certified bounds.
+
+    Abstract: `gdpjax.accounting.certified` makes one of a run or a `Ledger`, and `gdpjax.tradeoff.compose` one of
+    curves. Every answer is `Bounds(lower, upper)` with the truth, in exact arithmetic, in between; it speaks of both
+    orders of two neighbours.
+
+    >>> from gdpjax.tradeoff import Laplace, compose
+    >>> curve = compose(Laplace(0.5), times=8)
+    >>> isinstance(curve, CertifiedCurve), bool(curve.advantage().lower <= curve.tpr(0.2).upper)
+    (True, True)
+    """
+
+    @abc.abstractmethod
+    def epsilon(self, delta: Array) -> Bounds:
+        """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in (0, 1)."""
+
+    @abc.abstractmethod
+    def delta(self, epsilon: Array) -> Bounds:
+        """Certified bracket on the smallest delta of (``epsilon``, delta)-DP, for a finite epsilon >= 0."""
+
+    @abc.abstractmethod
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}, for a failure in (0, 1)."""
+
+    @abc.abstractmethod
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
+
+    def advantage(self) -> Bounds:
+        """The largest membership advantage: true less false positive rate of the best attack.
+
+        Formula: delta(0), the total variation distance.
+
+        Returns:
+            ``Bounds`` in [0, 1]; certified.
+
+        Reference: Yeom, Giacomelli, Fredrikson and Jha, arXiv:1709.01604, Definition 4.
+
+        >>> from gdpjax.tradeoff import Laplace, compose
+        >>> print(f"{compose(Laplace(0.5), times=2).advantage().upper:.4f}")
+        0.2418
+        """
+        return self.delta(0.0)
+
+    def tpr(self, fpr: Array) -> Bounds:
+        """The largest true positive rate of an attack at a false positive rate.
+
+        Formula: 1 - f(fpr).
+
+        Args:
+            fpr: false positive rate in [0, 1].
+
+        Returns:
+            ``Bounds`` in [0, 1] of the broadcast shape; certified.
+
+        Raises:
+            ValueError: not a rate, or traced.
+
+        Reference: Carlini et al., arXiv:2112.03570 (the measure).
+
+        >>> from gdpjax.tradeoff import Laplace, compose
+        >>> print(f"{compose(Laplace(0.5), times=2).tpr(0.01).upper:.4f}")
+        0.0272
+        """
+        check("fpr", fpr, UNIT)
+        beta = _concrete(self.tradeoff(fpr), "tpr")
+        return Bounds(_complement(beta.upper, -1.0), _complement(beta.lower, 1.0))
+
+    def bayes_success(self, prior: Array) -> Bounds:
+        """The largest probability of a right guess by an attacker who knows how likely membership is.
+
+        Formula: max(q, 1 - q) + min(q, 1 - q) delta(|log((1 - q) / q)|) at q = prior.
+
+        Args:
+            prior: probability of membership, in [0, 1].
+
+        Returns:
+            ``Bounds`` in [max(q, 1 - q), 1] of the broadcast shape; certified. With prior 0 or 1 it is 1: the attacker
+            knows already.
+
+        Raises:
+            ValueError: not a probability, or traced.
+
+        Reference: Kaissis et al., arXiv:2406.08918, Section 3; Kulynych et al., arXiv:2407.02191.
+
+        >>> from gdpjax.tradeoff import Laplace, compose
+        >>> curve = compose(Laplace(0.5), times=2)
+        >>> print(f"{curve.bayes_success(0.5).upper:.4f} {curve.bayes_success(0.0).upper:.4f}")
+        0.6209 1.0000
+        """
+        check("prior", prior, UNIT)
+        if is_traced(prior):
+            raise ValueError("bayes_success is computed outside compiled code: prior must be a number")
+        prior = np.asarray(prior, np.float64)
+        larger, smaller = np.maximum(prior, 1.0 - prior), np.minimum(prior, 1.0 - prior)
+        unsure = smaller > 0
+        # The rounding of the logarithm moves delta by no more than itself, since delta falls by at most 1 per epsilon.
+        # Of a prior below 1e-16 the larger part is rounded to 1, of one above 1/2 the smaller part is exact.
+        epsilon = np.where(unsure, np.log(larger / np.where(unsure, smaller, 1.0)), 0.0)
+        error = np.where(epsilon > 0, 1e-15 * (1.0 + epsilon), 0.0)
+        delta = _concrete(self.delta(epsilon), "bayes_success")
+        below = larger + smaller * np.maximum(delta.lower - error, 0.0)
+        above = larger + smaller * np.minimum(delta.upper + error, 1.0)
+        lower = np.where(unsure, np.maximum(below * (1.0 - 4e-16), np.nextafter(larger, 0.0)), 1.0)
+        upper = np.where(unsure, np.minimum(above * (1.0 + 4e-16), 1.0), 1.0)
+        return Bounds(np.minimum(lower, upper)[()], upper[()])
+
+    def regret(self, mu: float | None = None) -> Bounds:
+        """How far the curve is from G_mu, along the diagonal: what is lost by reporting one number mu.
+
+        Formula: inf { k >= 0 : f(a + k) - k <= G_mu(a) for all a } = max(0, sup_{epsilon >= 0} (delta_mu(epsilon) -
+        delta(epsilon)) / (1 + e^epsilon)).
+
+        Args:
+            mu: the number that is reported, >= 0; by default the upper end of ``self.mu()``.
+
+        Returns:
+            ``Bounds`` in [0, 1/2], of one number; certified.
+
+        Raises:
+            ValueError: not one number >= 0, or traced.
+
+        Reference: Gomez, Kulynych et al., arXiv:2503.10945 (reporting mu with its regret); the bracket: the docstring
+        of `gdpjax.tradeoff._regret`.
+
+        >>> from gdpjax.tradeoff import Laplace, compose
+        >>> curve = compose(Laplace(0.5), times=8)
+        >>> lower, upper = curve.regret()
+        >>> bool(0 <= lower <= upper < 0.01)
+        True
+        """
+        if mu is None:
+            mu = _one_number(self.mu(FAILURE).upper)
+        return certified_regret(self._deltas, check_number("mu", mu, EXTENDED_NONNEGATIVE))
+
+    def reported_mu(self, failure: float = FAILURE) -> Bounds:
+        """The bracket of `mu` narrowed to about 1e-4 where that is possible, for a number that will be printed.
+
+        Formula: as `mu`.
+
+        Args:
+            failure: failure probability of the statement, strictly between 0 and 1.
+
+        Returns:
+            ``Bounds`` inside those of ``mu(failure)``, of one number; certified.
+
+        Raises:
+            ValueError: failure outside its range, or traced.
+
+        >>> from gdpjax.tradeoff import Laplace, compose
+        >>> print(f"{compose(Laplace(0.5), times=8).reported_mu().upper:.4f}")
+        1.3273
+        """
+        failure = check_number("failure", failure, OPEN_UNIT)
+        known = self.mu(failure)
+        known = Bounds(_one_number(known.lower), _one_number(known.upper))
+        return narrowed_mu(self._deltas, known, failure, _one_number(self.epsilon(failure).upper))
+
+    def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
+        """`delta` at an array of epsilon, with a relative width of about ``width`` where a subclass can."""
+        return self.delta(epsilon)
+
+
+def _one_number(value: Any) -> float:
+    if is_traced(value) or np.ndim(value) != 0:
+        raise ValueError("mu and its regret are of one mechanism at a time, outside compiled code: give one")
+    return float(value)
+
+
+def _concrete(bounds: Bounds, question: str) -> Bounds:
+    """``bounds`` as float64 arrays; ValueError where they are traced."""
+    if is_traced(bounds):
+        raise ValueError(f"{question} is computed outside compiled code: give a mechanism and numbers that are known")
+    return Bounds(*(np.asarray(end, np.float64) for end in bounds))
+
+
+def _complement(share: np.ndarray, side: float) -> Any:
+    """1 - share, rounded to the given side; exact for 0 and from 1/2 on."""
+    rest = 1.0 - share
+    exact = (share == 0) | (share >= 0.5)
+    return np.clip(np.where(exact, rest, np.nextafter(rest, side * np.inf)), 0.0, 1.0)[()]

@@ -1,0 +1,118 @@
+"""Two polygons with a trade-off curve in between, and what they say about it: `CurveBounds`.
+
+    lower, upper = bounds = compose(Laplace(0.5), times=8)
+    bounds.epsilon(1e-5)
+
+The profile of a polygon is the largest value of a linear function over its vertices, so every answer is a maximum that
+NumPy finds at once, without compiling anything for the number of vertices. The lower polygon gives the upper ends of
+epsilon, delta and mu, and the other way round. Each maximum is moved outwards by more than its rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from gdpjax._core.arguments import check_number
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, is_traced
+from gdpjax._core.types import Array, Bounds
+from gdpjax.tradeoff._certified_curve import FAILURE, CertifiedCurve
+from gdpjax.tradeoff._duality import required_mu, smallest_mu
+from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
+
+_SLACK = 1e-15  # absolute, of 1 - beta - e^epsilon alpha where that is positive
+_ROWS = 64  # how many numbers are compared with all vertices at a time
+
+
+class _TwoCurves(NamedTuple):
+    lower: PiecewiseLinear
+    upper: PiecewiseLinear
+
+
+class CurveBounds(_TwoCurves, CertifiedCurve):
+    """Two curves with the truth in between: lower(alpha) <= f(alpha) <= upper(alpha) for every alpha.
+
+    Made by `compose`. It unpacks into the two curves, and it answers the questions of a `CertifiedCurve` about a
+    symmetric truth.
+
+    >>> from gdpjax.tradeoff import Laplace, compose
+    >>> bounds = compose(Laplace(0.5), times=8)
+    >>> print(f"{bounds.epsilon(1e-5).lower:.4f} {bounds.epsilon(1e-5).upper:.4f}")
+    3.9974 3.9975
+    """
+
+    __slots__ = ()
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in [0, 1)."""
+        delta = _numbers("delta", delta, HALF_OPEN_UNIT)
+        lower = _mapped(lambda rows: _epsilon(self.upper, rows, -1.0), delta)
+        upper = _mapped(lambda rows: _epsilon(self.lower, rows, 1.0), delta)
+        return Bounds(lower, upper)
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Certified bracket on the smallest delta of (``epsilon``, delta)-DP; below 1e-15 the lower end is 0."""
+        epsilon = _numbers("epsilon", epsilon, NONNEGATIVE)
+        lower = _mapped(lambda rows: _delta(self.upper, rows) - _SLACK, epsilon)
+        upper = _mapped(lambda rows: _delta(self.lower, rows) + _SLACK, epsilon)
+        return Bounds(np.clip(lower, 0.0, 1.0)[()], np.clip(upper, 0.0, 1.0)[()])
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}; one failure at a time."""
+        failure = check_number("failure", failure, HALF_OPEN_UNIT)
+        ends = self.epsilon(failure)
+        # Where delta never falls to the failure, no mu is enough.
+        lower, upper = np.float64(ends.lower), np.float64(ends.upper)
+        if 0 < lower < np.inf:
+            lower = required_mu(lambda epsilon: self.delta(epsilon).lower, failure, float(lower))
+        if 0 < upper < np.inf:
+            upper = smallest_mu(lambda epsilon: self.delta(epsilon).upper, failure, float(upper))
+        return Bounds(np.minimum(lower, upper), upper)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
+        alpha = _numbers("alpha", alpha, UNIT)
+        lower, upper = self.lower(alpha) * (1.0 - _SLACK), self.upper(alpha) * (1.0 + _SLACK)
+        return Bounds(np.asarray(lower)[()], np.minimum(upper, 1.0 - alpha)[()])
+
+
+def _numbers(name: str, value: Array, domain: Domain) -> np.ndarray:
+    if is_traced(value):
+        raise ValueError(f"bounds by polygons are read outside compiled code: {name} must be a number")
+    check(name, value, domain)
+    return np.asarray(value, np.float64)
+
+
+def _mapped(function: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:
+    """``function`` of a column of numbers, a few rows at a time."""
+    flat = values.reshape(-1, 1)
+    parts = [function(flat[i : i + _ROWS]) for i in range(0, len(flat), _ROWS)]
+    return np.concatenate([*parts, np.empty(0)]).reshape(values.shape)[()]
+
+
+def _sides(curve: PiecewiseLinear) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The vertices of the curve and of its mirror image."""
+    alpha, beta = np.asarray(curve.alpha, np.float64), np.asarray(curve.beta, np.float64)
+    yield alpha, beta
+    yield beta, alpha
+
+
+def _delta(curve: PiecewiseLinear, epsilon: np.ndarray) -> np.ndarray:
+    """max 1 - beta - e^epsilon alpha over the vertices, in both orders; epsilon is a column."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        slope = np.exp(epsilon)
+        gaps = [1.0 - beta - np.where(alpha > 0, slope * alpha, 0.0) for alpha, beta in _sides(curve)]
+    return np.maximum(np.max(gaps[0], axis=1), np.max(gaps[1], axis=1))
+
+
+def _epsilon(curve: PiecewiseLinear, delta: np.ndarray, side: float) -> np.ndarray:
+    """The smallest epsilon >= 0 at which no vertex asks for more than delta, rounded to the given side."""
+    largest = np.ones(len(delta))
+    for alpha, beta in _sides(curve):
+        rest = 1.0 - beta - delta + side * _SLACK
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            slope = np.where(rest > 0, rest / alpha, 0.0)
+        largest = np.maximum(largest, np.max(slope, axis=1))
+    epsilon = np.log(largest)
+    slack = _SLACK * (1.0 + np.minimum(epsilon, 1e3))
+    return np.where(epsilon > 0, np.maximum(epsilon + side * slack, 0.0), 0.0)

@@ -1,0 +1,112 @@
+"""The certified curve of a run: the functions' answers, what follows from them, and mu with its regret."""
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from gdpjax import Event, Ledger
+from gdpjax.accounting import (
+    certified,
+    delta_bounds,
+    epsilon_bounds,
+    mu_and_regret,
+    mu_bounds,
+    tradeoff_bounds,
+)
+from gdpjax.ledger import GaussianEvent
+from gdpjax.tradeoff import CertifiedCurve
+
+RUN = 9.4, 0.328, 2000
+"""The run whose mu and regret arXiv:2503.10945 reports."""
+
+
+def test_the_functions_are_questions_to_the_curve():
+    event = Event(1.0, 0.01, 1000, overflow=1e-9)
+    for run in (RUN, (event,)):
+        curve = certified(*run)
+        assert isinstance(curve, CertifiedCurve)
+        assert curve.epsilon(1e-5) == epsilon_bounds(*run, delta=1e-5)
+        assert curve.delta(1.0) == delta_bounds(*run, epsilon=1.0)
+        assert curve.tradeoff(0.1) == tradeoff_bounds(*run, alpha=0.1)
+        assert curve.mu() == mu_bounds(*run)
+    assert certified(*RUN, group_size=2).epsilon(1e-5) == epsilon_bounds(*RUN, 1e-5, group_size=2)
+
+
+def test_mu_and_regret_of_the_paper():
+    mu, regret = mu_and_regret(*RUN)
+    assert mu.upper < 1.0003 * mu.lower
+    assert abs(mu.lower - 1.56856) < 5e-4
+    # By a convolution of the loss on a grid of 2.5e-5: 0.0010362.
+    lower, upper = certified(*RUN).regret(1.56856)
+    assert lower <= 0.0010362 <= upper
+    assert upper < 1.02 * lower
+    assert lower < regret.lower <= regret.upper < 0.0012
+
+
+def test_a_run_without_sampling_is_gaussian():
+    curve = certified(GaussianEvent(0.8))
+    assert curve.advantage().upper == pytest.approx(2 * ndtr(0.625) - 1, rel=1e-8)
+    lower, upper = curve.bayes_success(0.5)
+    assert lower <= ndtr(0.625) <= upper
+    lower, upper = curve.regret(1.25)
+    assert lower <= 1e-9
+    assert upper < 5e-4
+
+
+def test_a_run_without_privacy():
+    curve = certified(0.0, 0.1, 3)
+    shown = 1 - 0.9**3
+    assert curve.epsilon(1e-5).lower == np.inf
+    assert curve.advantage().lower == pytest.approx(shown)
+    assert curve.tpr(0.1).upper == pytest.approx(0.1 + shown)
+    assert curve.mu().lower == np.inf
+    lower, upper = curve.regret()
+    assert lower <= (1 - shown) / 2 <= upper < lower + 1e-9
+
+
+def test_a_run_that_releases_nothing():
+    for run in ((1.0, 0.0, 10), (Event(0.0, 0.0, 3),), (Ledger([]),)):
+        curve = certified(*run)
+        assert tuple(curve.advantage()) == (0, 0)
+        assert tuple(curve.tpr(0.25)) == (0.25, 0.25)
+        assert curve.bayes_success(0.3).upper == pytest.approx(0.7)
+        assert tuple(curve.regret()) == (0, 0)
+
+
+def test_wide_brackets_stay_brackets():
+    """Uniform sampling and overflow: the derived brackets are as wide as what they come from, and ordered."""
+    poisson = certified(1.0, 0.01, 1000)
+    wide = certified(1.0, 0.01, 1000, sampling="uniform")
+    assert wide.advantage().lower <= poisson.advantage().upper
+    lost = certified(Event(1.0, 0.01, 1000, overflow=1e-4))
+    assert lost.advantage().lower < poisson.advantage().lower < poisson.advantage().upper < lost.advantage().upper
+    for curve in (wide, lost):
+        mu = 0.6
+        lower, upper = curve.regret(mu)
+        assert lower <= poisson.regret(mu).upper
+        assert upper >= poisson.regret(mu).lower
+        assert lower <= upper
+
+
+def test_arrays_of_runs():
+    noise = np.array([9.4, 12.0])
+    _, regret = mu_and_regret(noise, 0.328, 2000)
+    assert regret.lower.shape == (2,)
+    assert regret.upper[0] == mu_and_regret(*RUN)[1].upper
+    curve = certified(noise, 0.328, 2000)
+    assert curve.bayes_success([0.5, 0.4]).lower.shape == (2,)
+    assert curve.advantage().lower.shape == (2,)
+
+
+def test_incomplete_calls_are_refused():
+    for call in (
+        lambda: certified(1.0),
+        lambda: certified(-1.0, 0.1, 10),
+        lambda: certified(1.0, 0.1, 10.5),
+        lambda: certified(Event(1.0, 0.1, 10), 0.1),
+        lambda: certified(1.0, 0.1, 10, sampling="uniform", group_size=2),
+        lambda: certified("a run", 0.1, 10),
+        lambda: mu_and_regret(1.0, 2.0, 10),
+    ):
+        with pytest.raises(ValueError, match=r"must|missing|nothing else|available|outside"):
+            call()

@@ -1,0 +1,159 @@
+"""What a certified curve says about attacks, and the regret of one number, against brute force."""
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import ndtr, ndtri
+
+from gdpjax import Bounds, tradeoff
+from gdpjax.tradeoff import ApproximateDP, CertifiedCurve, CurveBounds, Gaussian, Laplace, PiecewiseLinear, compose
+
+ALPHA = np.concatenate([[0.0], np.geomspace(1e-9, 1e-3, 4000), np.linspace(1e-3, 1.0, 200_001)])
+
+
+class Exact(CertifiedCurve):
+    """A symmetric curve that is known exactly."""
+
+    def __init__(self, curve):
+        self.curve = curve
+
+    def _both(self, value):
+        return Bounds(np.asarray(value)[()], np.asarray(value)[()])
+
+    def epsilon(self, delta):
+        return self._both(tradeoff.epsilon(self.curve, delta))
+
+    def delta(self, epsilon):
+        return self._both(tradeoff.delta(self.curve, epsilon))
+
+    def mu(self, failure=1e-10):
+        return self._both(tradeoff.dominating_mu(self.curve, failure))
+
+    def tradeoff(self, alpha):
+        return self._both(self.curve(alpha))
+
+
+def polygon(*corners):
+    alpha, beta = zip(*corners, strict=True)
+    return PiecewiseLinear(list(alpha), list(beta))
+
+
+def regret_by_definition(curve, mu):
+    """The smallest k on a fine grid of alpha at which f(a + k) - k <= G_mu(a) everywhere."""
+    gaussian = ndtr(-ndtri(ALPHA) - mu) if mu < np.inf else np.where(ALPHA >= 0, 0.0, 1.0)
+    points = np.asarray(curve(np.linspace(0.0, 1.0, 1_000_001)))
+
+    def below(k):
+        moved = np.interp(ALPHA + k, np.linspace(0.0, 1.0, 1_000_001), points, right=0.0) - k
+        return bool(np.all(moved <= gaussian + 1e-12))
+
+    low, high = 0.0, 0.5
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if below(middle) else (middle, high)
+    return high
+
+
+CURVES = {
+    "Gaussian": (Gaussian(1.0), 1.3),
+    "randomized response": (ApproximateDP(1.0), 1.4),
+    "with a failure": (ApproximateDP(0.8, 0.05), 2.0),
+    "Laplace": (Laplace(1.0), 1.2),
+    "polygon": (polygon((0, 0.9), (0.1, 0.55), (0.25, 0.25), (0.55, 0.1), (0.9, 0), (1, 0)), 1.5),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_regret_is_that_of_its_definition(name):
+    curve, mu = CURVES[name]
+    lower, upper = Exact(curve).regret(mu)
+    truth = regret_by_definition(curve, mu)
+    assert lower - 2e-6 <= truth <= upper + 2e-6
+    assert 0 < upper - lower <= 0.011 * upper
+
+
+def test_regret_of_a_gaussian_is_zero_and_that_of_too_small_a_mu_too():
+    curve = Exact(Gaussian(1.0))
+    for mu in (1.0, 0.5):
+        lower, upper = curve.regret(mu)
+        assert lower == 0
+        assert upper < 2e-4
+    assert tuple(curve.regret(0.0)) == (0, 0)
+
+
+def test_regret_of_no_statement_is_the_fixed_point():
+    lower, upper = Exact(Gaussian(1.0)).regret(np.inf)
+    assert lower <= ndtr(-0.5) <= upper < lower + 1e-9
+
+
+def test_regret_between_two_curves_covers_both():
+    inner, outer = polygon((0, 1), (0.3, 0.3), (1, 0)), polygon((0, 1), (0.25, 0.25), (1, 0))
+    lower, upper = CurveBounds(outer, inner).regret(2.0)
+    assert lower <= regret_by_definition(outer, 2.0) + 1e-6
+    assert upper >= regret_by_definition(inner, 2.0) - 1e-6
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_attacks_are_those_of_the_curve(name):
+    curve = CURVES[name][0]
+    certified = Exact(curve)
+    assert certified.advantage().lower == pytest.approx(tradeoff.attack_advantage(curve))
+    rates = np.array([0.0, 1e-3, 0.3, 1.0])
+    lower, upper = certified.tpr(rates)
+    truth = tradeoff.true_positive_rate(curve, rates)
+    assert (lower <= truth).all()
+    assert (truth <= upper).all()
+    np.testing.assert_allclose(lower, upper, atol=1e-15)
+    # The prior is the probability of the alternative; tradeoff.bayes_error takes that of the null hypothesis.
+    for prior in (0.5, 0.03, 0.8):
+        lower, upper = certified.bayes_success(prior)
+        assert lower - 1e-12 <= 1 - tradeoff.bayes_error(curve, 1 - prior) <= upper + 1e-12
+        assert upper - lower < 1e-14
+    assert certified.bayes_success([0.0, 1.0]).lower.tolist() == [1, 1]
+    lower, upper = certified.bayes_success(1e-300)
+    assert lower <= 1 <= upper
+
+
+def test_bounds_by_polygons_answer_as_their_curves_do():
+    lower, upper = bounds = compose(Laplace(0.5), times=8)
+    assert bounds == (lower, upper)
+    assert isinstance(bounds, CertifiedCurve)
+    for query in (1e-3, 0.2):
+        answer = bounds.epsilon(query)
+        assert answer.lower == pytest.approx(tradeoff.epsilon(upper, query), rel=1e-9)
+        assert answer.upper == pytest.approx(tradeoff.epsilon(lower, query), rel=1e-9)
+        answer = bounds.delta(query)
+        assert answer.lower == pytest.approx(tradeoff.delta(upper, query), rel=1e-9)
+        assert answer.upper == pytest.approx(tradeoff.delta(lower, query), rel=1e-9)
+        assert bounds.tradeoff(query).lower <= lower(query) <= upper(query) <= bounds.tradeoff(query).upper
+    mu = bounds.mu()
+    assert mu.lower <= tradeoff.dominating_mu(upper, 1e-10) <= mu.upper
+    assert mu.upper == pytest.approx(tradeoff.dominating_mu(lower, 1e-10), rel=1e-12)
+    narrow = bounds.reported_mu()
+    assert mu.lower <= narrow.lower <= narrow.upper <= mu.upper
+    assert bounds.epsilon([0.1, 0.2]).lower.shape == (2,)
+    assert bounds.delta(800.0).lower == 0
+
+
+def test_without_an_epsilon_there_is_no_mu():
+    bounds = CurveBounds(*[PiecewiseLinear([0.0, 1.0], [0.9, 0.0])] * 2)
+    assert tuple(bounds.epsilon(0.05)) == (np.inf, np.inf)
+    assert tuple(bounds.mu(0.05)) == (np.inf, np.inf)
+    assert bounds.regret().lower <= 0.45 <= bounds.regret().upper + 0.03
+
+
+def test_bad_questions_are_refused():
+    curve = compose(Laplace(0.5), times=8)
+    for ask in (
+        lambda: curve.tpr(1.5),
+        lambda: curve.bayes_success(-0.1),
+        lambda: curve.regret(-1.0),
+        lambda: curve.regret([1.0, 2.0]),
+        lambda: curve.delta(-1.0),
+        lambda: curve.epsilon(1.0),
+        lambda: jax.jit(curve.bayes_success)(0.5),
+        lambda: jax.jit(curve.delta)(0.5),
+        lambda: jax.jit(curve.regret)(0.5),
+    ):
+        with pytest.raises(ValueError, match=r"must|missing|nothing else|available|outside"):
+            ask()
