@@ -192,6 +192,7 @@ def cases() -> dict[str, Case]:
         "Event.quantile_clipping": (
             gdpjax.Event.quantile_clipping, (1.0, 5.0), {"sampling_prob": 0.1, "num_steps": 3}
         ),
+        "AllocationEvent": (ledger.AllocationEvent, (1.0, 10, 3, 2), {"missing_steps": 1}),
         "ApproximateDPEvent": (ledger.ApproximateDPEvent, (1.0, 1e-5, 2), {}),
         "GaussianEvent": (ledger.GaussianEvent, (1.0, 2), {}),
         "LaplaceEvent": (ledger.LaplaceEvent, (1.0, 2), {}),
@@ -340,6 +341,18 @@ def cases() -> dict[str, Case]:
         ),
         "PoissonBatches(sizes)": (_first(sampling.PoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "sizes": (8, 16)}),
         "PoissonBatches[]": (sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).__getitem__, (1,), {}),
+        "AllocationBatches": (
+            _first(sampling.AllocationBatches), (KEY, 20, 4), {"num_epochs": 2, "capacity": 16, "num_selected": 2,
+                                                               "num_valid": 10},
+        ),
+        "AllocationBatches[]": (
+            sampling.AllocationBatches(KEY, 20, 4, num_epochs=2, capacity=16).__getitem__, (1,), {}
+        ),
+        "allocation_error": (sampling.allocation_error, (100,), {}),
+        "allocation_overflow": (sampling.allocation_overflow, (20, 4, 8, 10, 2), {}),
+        "allocation_sample": (
+            sampling.allocation_sample, (KEY, 5, 20, 4, 16), {"num_selected": 2, "num_valid": 10}
+        ),
         "TruncatedPoissonBatches": (
             _first(sampling.TruncatedPoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "capacity": 4, "num_valid": 10}
         ),

@@ -645,6 +645,23 @@ TRAPS = {
         ),
         "the Poisson bound in place of the truncated one, the first rows kept: asserted in these",
     ),
+    68: Trap(
+        "An epoch in which every example takes part once is accounted for as Poisson batches.",
+        (
+            "tests/accounting/test_allocation_events.py::test_poisson_accounting_would_be_wrong",
+            "tests/auditing/test_allocation_epoch.py::test_allocation_accounted_as_poisson_sampling_is_refuted",
+        ),
+        "the Poisson curve in place of the one of allocation: asserted in these",
+    ),
+    69: Trap(
+        "A run of allocation that goes on with another key, or with rows that moved, shows an example twice in an "
+        "epoch.",
+        (
+            "tests/training/test_allocation.py::test_on_another_machine_no_example_takes_part_twice_in_an_epoch",
+            "tests/training/test_allocation.py::test_with_rows_that_moved_it_does_not_go_on",
+        ),
+        "a new sampling key on resuming: the first of these fails",
+    ),
 }
 
 

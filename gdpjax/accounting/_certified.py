@@ -13,6 +13,7 @@ import numpy as np
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting._allocated import has_allocation
 from gdpjax.accounting._ledgers import describe
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._run_curve import (
@@ -21,7 +22,7 @@ from gdpjax.accounting._run_curve import (
     checked_group_size,
     curve_of,
     family_of_runs,
-    refuse_truncated_groups,
+    refuse_groups,
 )
 from gdpjax.ledger import AnyEvent, Ledger
 from gdpjax.tradeoff import CertifiedCurve
@@ -131,8 +132,10 @@ def epsilon_estimate(
     group_size = checked_group_size(group_size)
     if _check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
         check_options(noise_multiplier, sampling, neighboring_relation)  # pyright: ignore[reportArgumentType]
+        if has_allocation(noise_multiplier):  # pyright: ignore[reportArgumentType]
+            raise ValueError("random allocation has a certified bracket and no estimate beside it: use epsilon_bounds")
         if _truncated.has_truncated(noise_multiplier):  # pyright: ignore[reportArgumentType]
-            refuse_truncated_groups(group_size)
+            refuse_groups("truncated_poisson", group_size)
             check_concrete("delta", delta, OPEN_UNIT)
             bound = _truncated.from_above(noise_multiplier, float(np.min(delta)))  # pyright: ignore
             return epsilon_estimate(bound, delta=delta)

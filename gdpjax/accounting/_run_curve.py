@@ -20,6 +20,7 @@ the bracket is wide by nature (a ratio of 1.1 to 1.3 in epsilon is usual).
 Other pairs are refused.
 """
 
+import abc
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ from gdpjax._core.checks import (
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting._allocated import Allocated, has_allocation
 from gdpjax.accounting._ledgers import Described, describe, largest_group, padded_length
 from gdpjax.accounting._lost_mass import Lost
 from gdpjax.accounting._numeric import Family
@@ -197,15 +199,8 @@ class RunCurve(CertifiedCurve):
         return with_lost_mass(ideal, np.asarray(at, np.float64), self.lost)
 
 
-class TruncatedCurve(CertifiedCurve):
-    """The certified curve of a Ledger with truncated Poisson batches: between those of two Ledgers without.
-
-    Attributes:
-        run: the Ledger, or its one event.
-    """
-
-    def __init__(self, run: Ledger | AnyEvent) -> None:
-        self.run = run
+class _LedgerCurve(CertifiedCurve):
+    """A certified curve that is asked outside compiled code, by the name of the question."""
 
     def epsilon(self, delta: Array) -> Bounds:
         """Certified bracket on epsilon, as `epsilon_bounds` says."""
@@ -226,17 +221,50 @@ class TruncatedCurve(CertifiedCurve):
     def _answer(self, question: str, at: Array) -> Bounds:
         name, domain, _ = _QUESTIONS[question]
         check_concrete(name, at, domain)
-        at = np.asarray(at, np.float64)
+        return self._concrete_answer(question, np.asarray(at, np.float64))
 
+    @abc.abstractmethod
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        """The bracket on the answer to ``question``, at numbers in its domain."""
+
+
+class TruncatedCurve(_LedgerCurve):
+    """The certified curve of a Ledger with truncated Poisson batches: between those of two Ledgers without.
+
+    Attributes:
+        run: the Ledger, or its one event.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        self.run = run
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
         def of_bound(bound: Ledger) -> Bounds:
             return getattr(of_description(describe(bound, 1)), question)(at)
 
         return _truncated.bracket(self.run, question, at, of_bound)
 
 
-def refuse_truncated_groups(group_size: int) -> None:
+class AllocationCurve(_LedgerCurve):
+    """The certified curve of a Ledger with random allocation, alone or beside other events.
+
+    Attributes:
+        run: the Ledger, split.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        self.run = Allocated(run)
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        ideal = functools.partial(self.run.answer, question)
+        if self.run.lost.is_nothing:
+            return ideal(at)
+        return _QUESTIONS[question][2](ideal, at, self.run.lost)
+
+
+def refuse_groups(sampling: str, group_size: int) -> None:
     if group_size > 1:
-        raise ValueError("group_size > 1 is available for poisson sampling, got truncated_poisson")
+        raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
 
 
 def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
@@ -266,7 +294,7 @@ def _is_zero(noise_multiplier: Any) -> bool:
 
 def check_concrete(name: str, value: Any, domain: Domain) -> None:
     if is_traced(value):
-        kind = "a Ledger with overflow, truncated batches or delta"
+        kind = "a Ledger with overflow, truncated batches, allocation or delta"
         raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
     check(name, value, domain)
 
@@ -289,8 +317,11 @@ def curve_of(
     group_size = checked_group_size(group_size)
     if isinstance(run, Ledger | AnyEvent):
         check_options(run, sampling, neighboring_relation)
+        if has_allocation(run):
+            refuse_groups("allocation", group_size)
+            return AllocationCurve(run)
         if _truncated.has_truncated(run):
-            refuse_truncated_groups(group_size)
+            refuse_groups("truncated_poisson", group_size)
             return TruncatedCurve(run)
         return of_description(describe(run, group_size))
     if _is_zero(run):  # the events of a Ledger may be without noise

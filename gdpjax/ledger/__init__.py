@@ -1,6 +1,7 @@
 """What was run: events, the `Ledger` that holds them, and its form inside a compiled step. No privacy mathematics."""
 
 from gdpjax.ledger._events import (
+    AllocationEvent,
     AnyEvent,
     ApproximateDPEvent,
     Event,
@@ -25,6 +26,7 @@ from gdpjax.ledger._state import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "AllocationEvent",
     "AnyEvent",
     "ApproximateDPEvent",
     "Event",

@@ -135,19 +135,24 @@ class Event:
 
 
 TRUNCATED_POISSON = "truncated_poisson"
+ALLOCATION = "allocation"
+_SCHEMES = {
+    TRUNCATED_POISSON: (NeighboringRelation.ADD_OR_REMOVE_ONE,),
+    ALLOCATION: (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
+}
 
 
 def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
     """`resolve_relation` for every scheme that a loop can record, of which `Event` describes only some."""
-    if sampling != TRUNCATED_POISSON:
-        check_choice("sampling", sampling, (*_RELATIONS, TRUNCATED_POISSON))
+    check_choice("sampling", sampling, (*_RELATIONS, *_SCHEMES))
+    if sampling in _RELATIONS:
         return resolve_relation(sampling, neighboring_relation)
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    if neighboring_relation is not None and as_relation(neighboring_relation) is not relation:
-        raise ValueError(
-            f"{sampling} sampling has a proved bound under {relation.name}, not under "
-            f"{as_relation(neighboring_relation).name}"
-        )
+    if neighboring_relation is None:
+        return _SCHEMES[sampling][0]
+    relation = as_relation(neighboring_relation)
+    if relation not in _SCHEMES[sampling]:
+        allowed = " or ".join(r.name for r in _SCHEMES[sampling])
+        raise ValueError(f"{sampling} sampling has a proved bound under {allowed}, not under {relation.name}")
     return relation
 
 
@@ -189,6 +194,65 @@ class TruncatedPoissonEvent:
         _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, **counts)
         relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
         object.__setattr__(self, "neighboring_relation", relation)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocationEvent:
+    """Epochs of noisy sums in each of which every example takes part in exactly ``num_selected`` steps, at random.
+
+    Args:
+      noise_multiplier: stddev of the noise / clip norm, >= 0.
+      steps_per_epoch: number t of steps in an epoch, a whole number >= 1.
+      num_epochs: number of epochs that were begun, a whole number >= 1.
+      num_selected: k from 1 to t: an epoch is cut into k blocks of ceil(t / k) or floor(t / k) steps, and an example
+        takes part in one step of each, all of them equally likely.
+      bins: "fresh" if the steps are drawn anew in each epoch, "fixed" if once for all (balls in bins).
+      neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL.
+      overflow, announced: as in `Event`.
+      missing_steps: how many steps at the end of the last epoch were not made, from 0 to t - 1.
+
+    Raises:
+      ValueError: a value out of range, or another relation.
+
+    Reference: arXiv:2502.08202 (random allocation), arXiv:2410.06266 (balls in bins).
+
+    >>> AllocationEvent(1.0, steps_per_epoch=100, num_epochs=5).num_steps
+    500
+    """
+
+    noise_multiplier: float
+    steps_per_epoch: int
+    num_epochs: int = 1
+    num_selected: int = 1
+    bins: str = "fresh"
+    neighboring_relation: NeighboringRelation | None = None
+    overflow: float = 0.0
+    announced: bool = False
+    missing_steps: int = 0
+    sampling: ClassVar[str] = ALLOCATION
+
+    def __post_init__(self) -> None:
+        counts = dict.fromkeys(("steps_per_epoch", "num_epochs", "num_selected"), COUNT)
+        _set_numbers(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
+        check_choice("bins", self.bins, ("fresh", "fixed"))
+        object.__setattr__(self, "announced", check_flag("announced", self.announced))
+        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
+        object.__setattr__(self, "neighboring_relation", relation)
+        if self.num_selected > self.steps_per_epoch:
+            raise ValueError(
+                f"num_selected must be at most steps_per_epoch={self.steps_per_epoch}, got {self.num_selected}"
+            )
+        if self.missing_steps != int(self.missing_steps) or self.missing_steps >= self.steps_per_epoch:
+            raise ValueError(
+                f"missing_steps must be a whole number below steps_per_epoch={self.steps_per_epoch}, got "
+                f"{self.missing_steps}"
+            )
+        object.__setattr__(self, "missing_steps", int(self.missing_steps))
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were made."""
+        return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
 
 class _WholeDataEvent:
@@ -294,10 +358,19 @@ class ApproximateDPEvent(_WholeDataEvent):
     _domains: ClassVar = {"epsilon": NONNEGATIVE, "delta": HALF_OPEN_UNIT, "num_steps": COUNT}
 
 
-AnyEvent = Event | TruncatedPoissonEvent | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
+AnyEvent = (
+    Event
+    | TruncatedPoissonEvent
+    | AllocationEvent
+    | GaussianEvent
+    | LaplaceEvent
+    | RandomizedResponseEvent
+    | ApproximateDPEvent
+)
 EVENT_TYPES = {
     "subsampled_gaussian": Event,
     "truncated_poisson": TruncatedPoissonEvent,
+    "allocation": AllocationEvent,
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,

@@ -8,7 +8,15 @@ from typing import Any
 from gdpjax._core import interop
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.ledger._events import EVENT_TYPES, AnyEvent, Event, GaussianEvent, LaplaceEvent, TruncatedPoissonEvent
+from gdpjax.ledger._events import (
+    EVENT_TYPES,
+    AllocationEvent,
+    AnyEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    TruncatedPoissonEvent,
+)
 
 FORMAT_VERSION = 1
 """Version of the JSON form; another one is refused."""
@@ -34,12 +42,12 @@ def _refuse_unusual(event: AnyEvent, form: str) -> None:
     ):
         # Elsewhere noise is relative to the sensitivity of adding one example, and doubled for replacing one.
         raise ValueError(f"{form} can express add-or-remove-one neighbours, got {event.neighboring_relation.name}")
-    if isinstance(event, TruncatedPoissonEvent):
-        raise ValueError(f"{form} can express poisson sampling, got a {event.sampling} event")
+    if isinstance(event, TruncatedPoissonEvent | AllocationEvent):
+        raise ValueError(f"{form} can express poisson sampling, got {type(event).__name__}")
     if not isinstance(event, Event):
         return
     if event.sampling != "poisson":
-        raise ValueError(f"{form} can express poisson sampling, got a {event.sampling} event")
+        raise ValueError(f"{form} can express poisson sampling, got {type(event).__name__}")
     if event.overflow:
         raise ValueError(
             f"{form} cannot express the overflow of a padded batch, got {event.overflow}: account for it by hand, as "

@@ -26,7 +26,7 @@ from gdpjax._core.arguments import (
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.ledger._events import TRUNCATED_POISSON, Event, TruncatedPoissonEvent
+from gdpjax.ledger._events import ALLOCATION, TRUNCATED_POISSON, AllocationEvent, Event, TruncatedPoissonEvent
 from gdpjax.ledger._ledger import Ledger
 
 _ANY = Domain("a number", lambda x: x == x)
@@ -43,7 +43,7 @@ class LedgerState(NamedTuple):
     overflow: Array  # bool, whether rows had to be merged conservatively
     extra_delta: Array  # float, probability so far that a padded batch did not fit
     kind: Array  # int32, index of `_Kind`
-    sizes: Any = None  # int32[2] under truncated Poisson sampling: max_examples and the batch's capacity
+    sizes: Any = None  # int32[2 or 3], what else an event of the scheme says (`_SIZES`)
 
 
 class _Kind(NamedTuple):
@@ -63,8 +63,18 @@ _KINDS = (
     _Kind("poisson", _ADDED, announced=True),
     _Kind("poisson", _SPECIAL, announced=True),
     _Kind(TRUNCATED_POISSON, _ADDED),
+    _Kind(ALLOCATION, _ADDED),
+    _Kind(ALLOCATION, _SPECIAL),
+    _Kind(ALLOCATION, _ADDED, announced=True),
+    _Kind(ALLOCATION, _SPECIAL, announced=True),
 )
 """Saved states hold an index into these: new ones go to the end."""
+
+_SIZES = {
+    TRUNCATED_POISSON: ("max_examples", "capacity"),
+    ALLOCATION: ("steps_per_epoch", "num_selected", "fixed bins, 1 or 2"),
+}
+"""The whole numbers >= 1 that a scheme has beside those of `Event`."""
 
 _MOST_ROWS = 2**20
 _KIND_NAMES = tuple(f"{kind.sampling!r}, {kind.neighboring_relation.name}" for kind in _KINDS)
@@ -72,25 +82,24 @@ _KIND_NAMES = tuple(f"{kind.sampling!r}, {kind.neighboring_relation.name}" for k
 
 def init_ledger(
     capacity: int, sampling: str, neighboring_relation: NeighboringRelation, *, announced: bool = False,
-    truncation: tuple[int, int] | None = None,
+    sizes: tuple[int, ...] | None = None,
 ) -> LedgerState:  # fmt: skip
     """An empty ledger of ``capacity`` rows, whose events will be ``announced`` or not where batches may overflow.
 
-    Under truncated Poisson sampling ``truncation`` is (max_examples, capacity of a batch).
+    ``sizes`` is (max_examples, capacity of a batch) under truncated Poisson sampling, and (steps_per_epoch,
+    num_selected, 2 for fixed bins or else 1) under allocation.
     """
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
     check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
-    announced = check_flag("announced", announced) and sampling == "poisson"
+    announced = check_flag("announced", announced) and sampling in ("poisson", ALLOCATION)
     kind = _KINDS.index(_Kind(sampling, relation, announced))
-    if (truncation is not None) != (sampling == TRUNCATED_POISSON):
-        raise ValueError(f"truncation belongs to {TRUNCATED_POISSON} sampling, which needs it; got {shown(truncation)}")
-    sizes = None
-    if truncation is not None:
-        names = ("max_examples", "capacity")
-        most = np.iinfo(np.int32).max
-        whole = [check_count(name, size, most=most) for name, size in zip(names, truncation, strict=True)]
-        sizes = jnp.asarray(whole, jnp.int32)
+    names = _SIZES.get(sampling)
+    if not (sizes is None if names is None else isinstance(sizes, tuple) and len(sizes) == len(names)):
+        expected = "no sizes" if names is None else f"sizes ({', '.join(names)})"
+        raise ValueError(f"{sampling} sampling takes {expected}, got {shown(sizes)}")
+    most = np.iinfo(np.int32).max
+    whole = [check_count(name, size, most=most) for name, size in zip(names or (), sizes or (), strict=True)]
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -100,7 +109,7 @@ def init_ledger(
         overflow=jnp.zeros((), bool),
         extra_delta=jnp.zeros((), real),
         kind=jnp.asarray(kind, jnp.int32),
-        sizes=sizes,
+        sizes=jnp.asarray(whole, jnp.int32) if whole else None,
     )
 
 
@@ -183,11 +192,39 @@ def ledger_from_state(state: LedgerState) -> Ledger:
         assert state.sizes is not None
         most, batch = (int(size) for size in state.sizes)
         return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), most, batch) for s, p, t in rows if int(t)])
+    if kind.sampling == ALLOCATION:
+        return Ledger(_allocation_events(state, kind))
     events = [Event(float(s), float(p), int(t), **kind._asdict()) for s, p, t in rows if int(t)]
     if events and float(state.extra_delta):
         # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
         events[-1] = dataclasses.replace(events[-1], overflow=float(state.extra_delta))
     return Ledger(events)
+
+
+def _allocation_events(state: LedgerState, kind: _Kind) -> list[AllocationEvent]:
+    """The steps so far as whole epochs, of which the last may lack some."""
+    assert state.sizes is not None
+    steps_per_epoch, num_selected, fixed = (int(size) for size in state.sizes)
+    noise = [float(s) for s, t in zip(state.noise_multiplier, state.num_steps, strict=True) if int(t)]
+    num_steps = sum(int(t) for t in state.num_steps)
+    if not noise:
+        return []
+    if len(noise) > 1:
+        raise ValueError(f"allocation is accounted for with one noise multiplier, got steps with {len(noise)} of them")
+    num_epochs = -(-num_steps // steps_per_epoch)
+    return [
+        AllocationEvent(
+            noise[0],
+            steps_per_epoch,
+            num_epochs,
+            num_selected,
+            "fixed" if fixed == 2 else "fresh",
+            kind.neighboring_relation,
+            float(state.extra_delta),
+            kind.announced,
+            num_epochs * steps_per_epoch - num_steps,
+        )
+    ]
 
 
 _CALLING_ONCE = {

@@ -12,7 +12,7 @@ from gdpjax._core.documents import parse_document, read_bytes
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
 from gdpjax.accounting import certified
-from gdpjax.ledger import AnyEvent, Event, Ledger, TruncatedPoissonEvent
+from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, TruncatedPoissonEvent
 from gdpjax.tradeoff import CertifiedCurve
 from gdpjax.training import Plan
 
@@ -121,6 +121,7 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     (only,) = events if len(events) == 1 else (None,)
     event = only if isinstance(only, Event) and only.noise_multiplier > 0 else None
     bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
+    bare = bare or any(isinstance(e, AllocationEvent) and e.noise_multiplier == 0 for e in events)
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     return Described(name, scheme or "nothing is released", neighbours, certified(run), event, reason)
 
@@ -132,16 +133,26 @@ def _words(event: AnyEvent) -> str:
             f"multiplier {event.noise_multiplier:.6g}, sampling probability {event.sampling_prob:.6g}, "
             f"{event.num_steps} steps"
         )
+    if isinstance(event, AllocationEvent):
+        steps = "one step" if event.num_selected == 1 else f"{event.num_selected} steps"
+        when = "drawn in each epoch" if event.bins == "fresh" else "drawn once"
+        return (
+            f"Gaussian steps by random allocation: each example in {steps} of the {event.steps_per_epoch} of an epoch, "
+            f"{when}: noise multiplier {event.noise_multiplier:.6g}, {event.num_steps} steps{_lost(event)}"
+        )
     if not isinstance(event, Event):
         kind = type(event).__name__.removesuffix("Event")
         return f"{kind} release" if event.num_steps == 1 else f"{event.num_steps} {kind} releases"
     sampling = "Poisson batches" if event.sampling == "poisson" else f"{event.sampling} batches"
-    kind = "announced overflow" if event.announced else "overflow"
-    lost = f", {kind} {event.overflow:.2g}" if event.overflow else ""
     return (
         f"Gaussian steps on {sampling}: noise multiplier {event.noise_multiplier:.6g}, sampling probability "
-        f"{event.sampling_prob:.6g}, {event.num_steps} steps{lost}"
+        f"{event.sampling_prob:.6g}, {event.num_steps} steps{_lost(event)}"
     )
+
+
+def _lost(event: Event | AllocationEvent) -> str:
+    kind = "announced overflow" if event.announced else "overflow"
+    return f", {kind} {event.overflow:.2g}" if event.overflow else ""
 
 
 def _summary(events: tuple[AnyEvent, ...]) -> str:

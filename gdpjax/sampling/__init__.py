@@ -1,6 +1,8 @@
 """Random batches whose probabilities are the ones accounted for."""
 
+from gdpjax.sampling._allocation import allocation_error, allocation_overflow, allocation_sample
 from gdpjax.sampling._batches import (
+    AllocationBatches,
     BatchOverflowError,
     IndexBatch,
     PoissonBatches,
@@ -19,12 +21,16 @@ from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
 __all__ = [
+    "AllocationBatches",
     "BatchOverflowError",
     "IndexBatch",
     "PoissonBatches",
     "PoissonSample",
     "TruncatedPoissonBatches",
     "UniformBatches",
+    "allocation_error",
+    "allocation_overflow",
+    "allocation_sample",
     "choose_capacity",
     "dyadic_probability",
     "overflow_probability",

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gdpjax._core.arguments import check_count, check_number
+from gdpjax._core.arguments import check_choice, check_count, check_number
 from gdpjax._core.checks import OPEN_UNIT, WHOLE, at_once, check_scalar, is_traced
 from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
+from gdpjax.sampling._allocation import allocation_overflow, allocation_sample
 from gdpjax.sampling._poisson import (
     PoissonSample,
     choose_capacity,
@@ -191,6 +192,68 @@ class PoissonBatches(_Batches):
         )
 
 
+class AllocationBatches(_Batches):
+    """The batches of a run of random allocation, by step, padded to ``capacity`` rows.
+
+    ``batches[t]`` has the rows of ``allocation_sample(key, t, num_examples, steps_per_epoch, capacity, ...)``.
+
+    Args:
+      key: one PRNG key, used for nothing else.
+      num_examples: N >= 1; the public maximum where the true number is private.
+      steps_per_epoch: t, a whole number >= 1.
+      num_epochs: length of the run in epochs, a whole number >= 1.
+      capacity: slots of a batch, a whole number >= 1.
+      num_selected: in how many steps of an epoch an example takes part, from 1 to steps_per_epoch.
+      bins: "fresh" or "fixed".
+      num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
+
+    Attributes:
+      overflow: for the `gdpjax.ledger.AllocationEvent`, `allocation_overflow` of the run.
+
+    Raises:
+      ValueError: values out of range.
+
+    >>> batches = AllocationBatches(jax.random.key(0), 1000, 10, num_epochs=3, capacity=200)
+    >>> len(batches), batches[29].indices.shape, batches.overflow < 1e-9
+    (30, (200,), True)
+    """
+
+    _on_device = "allocation_sample"
+
+    def __init__(
+        self, key: Array, num_examples: int, steps_per_epoch: int, *, num_epochs: int, capacity: int,
+        num_selected: int = 1, bins: str = "fresh", num_valid: int | None = None,
+    ) -> None:  # fmt: skip
+        steps_per_epoch = int(check_count("steps_per_epoch", steps_per_epoch))
+        num_steps = steps_per_epoch * int(check_count("num_epochs", num_epochs))
+        self.capacity, self.num_selected = (
+            int(check_count("capacity", capacity)),
+            check_count("num_selected", num_selected),
+        )
+        self.overflow = allocation_overflow(num_examples, steps_per_epoch, num_steps, self.capacity, self.num_selected)
+        super().__init__(key, num_examples, self.num_selected / steps_per_epoch, num_steps)
+        self.steps_per_epoch, self.bins = steps_per_epoch, check_choice("bins", bins, ("fresh", "fixed"))
+        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+
+    def _batch(self, step: int) -> IndexBatch:
+        sizes = self.num_examples, self.steps_per_epoch, self.capacity, self.num_selected, self.bins
+        sample = _allocation_at(self._key_data, step, self._num_valid, self._impl, *sizes)
+        if int(sample.count) > self.capacity:
+            raise BatchOverflowError(
+                f"step {step} has {int(sample.count)} examples and the capacity is {self.capacity}; the probability of "
+                f"that over the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: "
+                "start another run with a larger capacity and a new key, and account for both"
+            )
+        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
+
+    def __repr__(self) -> str:
+        return (
+            f"AllocationBatches(num_examples={self.num_examples}, steps_per_epoch={self.steps_per_epoch}, "
+            f"num_steps={self.num_steps}, num_selected={self.num_selected}, bins={self.bins!r}, "
+            f"capacity={self.capacity})"
+        )
+
+
 class TruncatedPoissonBatches(_Batches):
     """The truncated Poisson batches of a run, by step, padded to ``capacity`` rows.
 
@@ -319,6 +382,17 @@ def _truncated_at(
 ) -> PoissonSample:
     key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
     return truncated_poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
+def _allocation_at(
+    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, steps_per_epoch: int, capacity: int,
+    num_selected: int, bins: str,
+) -> PoissonSample:  # fmt: skip
+    key = jax.random.wrap_key_data(key_data, impl=impl)
+    return allocation_sample(
+        key, step, num_examples, steps_per_epoch, capacity, num_selected=num_selected, bins=bins, num_valid=num_valid
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

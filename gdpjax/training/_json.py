@@ -15,6 +15,8 @@ from gdpjax.clipping import AbstractClipRule
 
 FORMAT_VERSION = 1
 """Version of the JSON form; another one is refused."""
+_LATER = {"truncate_at": None, "num_selected": 1, "bins": "fresh"}
+"""Fields that plans did not always have, and their values in those plans."""
 FOLLOWS = ("sampling_prob", "capacity", "overflow")
 """Properties of a plan that are written and checked."""
 
@@ -26,8 +28,9 @@ def plan_to_dict(plan: Any) -> dict[str, Any]:
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     fields["clip"] = plan.clip.to_dict()
     fields["neighboring_relation"] = plan.neighboring_relation.value
-    if fields["truncate_at"] is None:
-        del fields["truncate_at"]  # as plans were written before there was one
+    for name, usual in _LATER.items():
+        if fields[name] == usual:
+            del fields[name]  # so that plans of the older schemes are written as they always were
     return fields | {name: getattr(plan, name) for name in FOLLOWS}
 
 
@@ -48,7 +51,7 @@ def plan_from_json(cls: Any, text: str) -> Any:
         raise ValueError(f"expected a Plan of version {FORMAT_VERSION}; read it with the gdpjax that wrote it")
     stated = {name: data.pop(name, None) for name in FOLLOWS}
     names = {field.name for field in dataclasses.fields(cls)}
-    data.setdefault("truncate_at", None)
+    data = _LATER | data
     if data.keys() != names:
         raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
     data["clip"] = _rule_of(data["clip"])

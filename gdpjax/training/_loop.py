@@ -38,7 +38,13 @@ from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
-from gdpjax.sampling import BatchOverflowError, poisson_sample, truncated_poisson_sample, uniform_sample
+from gdpjax.sampling import (
+    BatchOverflowError,
+    allocation_sample,
+    poisson_sample,
+    truncated_poisson_sample,
+    uniform_sample,
+)
 from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
@@ -166,7 +172,7 @@ def private_training(
             ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
             announced=plan.announces_overflow,
-            truncation=plan.truncation,
+            sizes=plan.sizes,
         )
         return optax.chain(private, optimizer)
 
@@ -308,6 +314,18 @@ def num_steps_done(state: State) -> Array:
 
 def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
     """Draw the batch of one step: its row numbers, which of them are padding, and whether it fits the capacity."""
+    if plan.sampling == "allocation":  # the steps of an epoch share the key that gives each example its step
+        sample = allocation_sample(
+            sampling_key,
+            step,
+            plan.max_examples,
+            plan.steps_per_epoch,
+            plan.capacity,
+            num_selected=plan.num_selected,
+            bins=plan.bins,
+            num_valid=num_examples,
+        )
+        return sample.indices, sample.is_padding, sample.count <= plan.capacity
     key = fold_in(sampling_key, step)
     if plan.sampling == "uniform":
         indices = uniform_sample(key, plan.max_examples, plan.capacity)

@@ -17,7 +17,7 @@ from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting import mu_bounds, steps_of_epochs
-from gdpjax.training._plan import FAILURE, Plan
+from gdpjax.training._plan import FAILURE, Plan, allocation_steps
 
 _LEAST, _MOST = 1e-2, 1e6
 _TOLERANCE = 1e-6
@@ -54,6 +54,8 @@ def make_plan(
     mu: float | None = None,
     sampling: str = "poisson",
     capacity: int | None = None,
+    num_selected: int = 1,
+    bins: str = "fresh",
     neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
     unit: str = "example",
@@ -74,8 +76,10 @@ def make_plan(
         without privacy, which says so; or a target instead:
       epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
       mu: the same for mu, but for a failure probability of 1e-10.
-      sampling: "poisson", "truncated_poisson" or "uniform".
+      sampling: "poisson", "truncated_poisson", "allocation" or "uniform". Allocation has epochs of
+        round(max_examples num_selected / expected_batch_size) steps, and runs whole epochs.
       capacity: with "truncated_poisson" the most examples that a batch keeps; it follows from the rest elsewhere.
+      num_selected, bins: with "allocation", as in `gdpjax.ledger.AllocationEvent`.
       neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, truncated
         Poisson with ADD_OR_REMOVE_ONE, uniform with REPLACE_ONE.
       group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
@@ -108,7 +112,13 @@ def make_plan(
         epochs = check_number("epochs", epochs, POSITIVE)
         max_examples = check_count("max_examples", max_examples)
         expected_batch_size = check_number("expected_batch_size", expected_batch_size, POSITIVE)
-        num_steps = steps_of_epochs(epochs, max_examples, expected_batch_size)
+        if sampling == "allocation":
+            num_selected = check_count("num_selected", num_selected)
+            num_steps = check_count("epochs", epochs) * allocation_steps(
+                max_examples, expected_batch_size, num_selected
+            )
+        else:
+            num_steps = steps_of_epochs(epochs, max_examples, expected_batch_size)
     ((name, target),) = given.items()
     if name != "noise_multiplier":
         target = check_number(name, target, _TARGET)
@@ -127,6 +137,8 @@ def make_plan(
         tuned=tuned,
         released=released,
         truncate_at=capacity,
+        num_selected=num_selected,
+        bins=bins,
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan

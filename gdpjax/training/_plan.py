@@ -25,13 +25,19 @@ from typing import Any
 
 import scipy
 
-from gdpjax._core.arguments import check_count, check_number, check_text
+from gdpjax._core.arguments import check_choice, check_count, check_number, check_text
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, is_traced
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.accounting import delta_after_overflow, epsilon_bounds, epsilon_with_overflow, mu_bounds
 from gdpjax.clipping import as_rule
-from gdpjax.ledger import Event, TruncatedPoissonEvent, resolve_scheme_relation
-from gdpjax.sampling import choose_capacity, dyadic_probability, overflow_probability, uniform_sampling_error
+from gdpjax.ledger import AllocationEvent, Event, TruncatedPoissonEvent, resolve_scheme_relation
+from gdpjax.sampling import (
+    allocation_overflow,
+    choose_capacity,
+    dyadic_probability,
+    overflow_probability,
+    uniform_sampling_error,
+)
 from gdpjax.training._json import plan_from_json, plan_to_json
 from gdpjax.training._statement import statement_of
 
@@ -41,6 +47,11 @@ _CAPACITY_MULTIPLE = 8
 _ALLOWED_OVERFLOW = 1e-12
 FAILURE = 1e-10
 """Failure probability of the mu statement."""
+
+
+def allocation_steps(max_examples: int, expected_batch_size: float, num_selected: int) -> int:
+    """The steps of an epoch of allocation, round(max_examples num_selected / expected_batch_size)."""
+    return max(round(max_examples * num_selected / expected_batch_size), num_selected)
 
 
 def _set(plan: "Plan", name: str, value: Any) -> None:
@@ -70,10 +81,12 @@ class Plan:
     tuned: str = "not stated"
     released: str = "the final parameters"
     truncate_at: int | None = None
+    num_selected: int = 1
+    bins: str = "fresh"
 
     def __post_init__(self) -> None:
         check_scalar("noise_multiplier", self.noise_multiplier, NONNEGATIVE)
-        for name in ("max_examples", "max_steps", "group_size"):
+        for name in ("max_examples", "max_steps", "group_size", "num_selected"):
             _set(self, name, check_count(name, getattr(self, name)))
         for name, domain in (("expected_batch_size", POSITIVE), ("delta", OPEN_UNIT)):
             _set(self, name, check_number(name, getattr(self, name), domain))
@@ -81,6 +94,7 @@ class Plan:
             check_text(name, getattr(self, name), "words for the statement")
         _set(self, "clip", as_rule(self.clip))
         _set(self, "neighboring_relation", resolve_scheme_relation(self.sampling, self.neighboring_relation))
+        check_choice("bins", self.bins, ("fresh", "fixed"))
         if self.truncate_at is not None:
             _set(self, "truncate_at", check_count("capacity", self.truncate_at))
         self._check_sizes()
@@ -106,6 +120,10 @@ class Plan:
                 'sampling="truncated_poisson" needs a capacity, and no other sampling takes one (it follows from the '
                 f"others), got sampling={self.sampling!r} and capacity={self.truncate_at}"
             )
+        if self.sampling == "allocation":
+            self._check_allocation()
+        elif self.num_selected != 1 or self.bins != "fresh":
+            raise ValueError(f'num_selected and bins belong to sampling="allocation", got sampling={self.sampling!r}')
         if self.sampling == "truncated_poisson" and self.group_size > 1:
             raise ValueError("group_size > 1 has a proved bound for Poisson sampling without truncation")
         if self.sampling == "uniform":
@@ -113,6 +131,15 @@ class Plan:
                 raise ValueError(f'sampling="uniform" takes batches of one whole size, got {self.expected_batch_size}')
             if self.group_size > 1:
                 raise ValueError("group_size > 1 has a proved bound for Poisson sampling; give the unit's own rows")
+
+    def _check_allocation(self) -> None:
+        if self.group_size > 1:
+            raise ValueError("group_size > 1 has a proved bound for Poisson sampling, not for allocation")
+        if self.max_steps % self.steps_per_epoch:
+            raise ValueError(
+                f"allocation takes whole epochs, of {self.steps_per_epoch} steps each with this batch size, got "
+                f"{self.max_steps} steps: give a multiple of that, or epochs as a whole number"
+            )
 
     @property
     def is_private(self) -> bool:
@@ -148,9 +175,18 @@ class Plan:
         )
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Under allocation, in how many steps each example takes part ``num_selected`` times."""
+        if self.sampling != "allocation":
+            raise ValueError(f'steps_per_epoch belongs to sampling="allocation", got sampling={self.sampling!r}')
+        return allocation_steps(self.max_examples, self.expected_batch_size, self.num_selected)
+
+    @property
     def sampling_prob(self) -> float:
         """Probability that one example is in a batch: what is sampled with, and what is accounted for."""
         share = self.expected_batch_size / self.max_examples
+        if self.sampling == "allocation":
+            return self.num_selected / self.steps_per_epoch
         return share if self.sampling == "uniform" else dyadic_probability(share)
 
     @functools.cached_property
@@ -161,7 +197,10 @@ class Plan:
         if self.truncate_at is not None:
             return self.truncate_at
         allowed = min(_ALLOWED_OVERFLOW, self.delta / 1000)
-        least = choose_capacity(self.max_examples, self.sampling_prob, self.max_steps, allowed) + self.group_size - 1
+        prob = self.sampling_prob
+        if self.sampling == "allocation":  # in the shortest block
+            prob = min(math.nextafter(1 / (self.steps_per_epoch // self.num_selected), 2.0), 1.0)
+        least = choose_capacity(self.max_examples, prob, self.max_steps, allowed) + self.group_size - 1
         return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
 
     @functools.cached_property
@@ -171,6 +210,10 @@ class Plan:
             return uniform_sampling_error(self.max_examples, self.max_steps)
         if self.truncate_at is not None:
             return 0.0  # no batch is refused, and the event's own bound pays for ties
+        if self.sampling == "allocation":
+            return allocation_overflow(
+                self.max_examples, self.steps_per_epoch, self.max_steps, self.capacity, self.num_selected
+            )
         rows = self.capacity - self.group_size + 1
         return overflow_probability(self.max_examples, self.sampling_prob, self.max_steps, rows)
 
@@ -182,12 +225,16 @@ class Plan:
     @property
     def announces_overflow(self) -> bool:
         """Whether a run of this plan may stop at a batch above its capacity, which it then says."""
-        return self.sampling == "poisson"
+        return self.sampling in ("poisson", "allocation")
 
     @property
-    def truncation(self) -> tuple[int, int] | None:
-        """(max_examples, capacity) of truncated Poisson sampling, else None."""
-        return None if self.truncate_at is None else (self.max_examples, self.truncate_at)
+    def sizes(self) -> tuple[int, ...] | None:
+        """What `gdpjax.privatize` records of the scheme beside noise and sampling probability."""
+        if self.truncate_at is not None:
+            return self.max_examples, self.truncate_at
+        if self.sampling == "allocation":
+            return self.steps_per_epoch, self.num_selected, 2 if self.bins == "fixed" else 1
+        return None
 
     @property
     def num_examples_is_public(self) -> bool:
@@ -195,11 +242,22 @@ class Plan:
         return self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
-    def event(self) -> Event | TruncatedPoissonEvent:
+    def event(self) -> Event | TruncatedPoissonEvent | AllocationEvent:
         """What `max_steps` steps of this plan release."""
         if is_traced(self.noise_multiplier):
             raise ValueError(
                 "a plan whose noise_multiplier is traced has no event; use plan.event outside compiled code"
+            )
+        if self.sampling == "allocation":
+            return AllocationEvent(
+                self.noise_multiplier,
+                self.steps_per_epoch,
+                self.max_steps // self.steps_per_epoch,
+                self.num_selected,
+                self.bins,
+                self.neighboring_relation,
+                self.overflow,
+                self.announces_overflow,
             )
         if self.truncate_at is not None:
             return TruncatedPoissonEvent(

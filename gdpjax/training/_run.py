@@ -244,6 +244,7 @@ class Run:
             raise CheckpointError(f"{self.journal} is damaged: it is not the journal that the checkpoint belongs to")
         lost = chunks[covered:]
         fingerprints = [index.fingerprint, *(chunk.fingerprint for chunk in lost)]
+        self._refuse_other_data(fingerprints)
         same = all(fingerprint == self.fingerprint for fingerprint in fingerprints)
         same = same and (not lost or lost[0].state == state_digest(self.state))
         same = same and not self._records.was_torn  # whether its steps were taken is not certain
@@ -251,6 +252,16 @@ class Run:
             self._pending = [chunk.num_steps for chunk in lost]
             return
         self._pay_for_lost()
+
+    def _refuse_other_data(self, fingerprints: list[dict[str, Any]]) -> None:
+        """Under allocation a row that moved would have another step, and its example might take part once too often."""
+        if self.training.plan.sampling != "allocation":
+            return
+        if any(fingerprint["data"] != self.fingerprint["data"] for fingerprint in fingerprints):
+            raise ValueError(
+                "under random allocation a run goes on with the data that it began with, row for row: the step of an "
+                "example belongs to its row"
+            )
 
     def _charge_a_state_put_back(self) -> None:
         """Where ``state`` was set to an earlier one, charge the steps made since, and go on with new keys.
@@ -286,9 +297,13 @@ def _private_states(state: State) -> list[Any]:
 
 
 def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
-    """``state`` with ``num_lost`` steps charged and new keys for sampling and noise."""
+    """``state`` with ``num_lost`` steps charged and new keys for noise and, but for allocation, for sampling."""
     plan, impl = training.plan, jax.random.key_impl(state.sampling_key)
     sampling_key, noise_key = jax.random.split(one_key_for_all(fresh_key(str(impl))))
+    if plan.sampling == "allocation":
+        # With a new key an example that took part in a lost step might do so once more in the same epoch. The lost
+        # steps are left out, not repeated, so the old key gives every example its steps as before.
+        sampling_key = state.sampling_key
 
     def renewed(node: Any) -> Any:
         if not isinstance(node, PrivatizeState):

@@ -28,6 +28,15 @@ def _sampling(plan: Any) -> str:
             f"Sampling: {how} {plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement "
             "holds for this maximum, however many were run)."
         )
+    if plan.sampling == "allocation":
+        times = "one step" if plan.num_selected == 1 else f"{plan.num_selected} steps, one in each of as many blocks,"
+        when = "in each epoch anew" if plan.bins == "fresh" else "once for all epochs"
+        return (
+            f"Sampling: random allocation: every {plan.unit} takes part in exactly {times} of the "
+            f"{plan.steps_per_epoch} steps of an epoch, drawn uniformly and independently of other {plan.unit}s, "
+            f"{when}; {plan.max_steps} steps in {plan.max_steps // plan.steps_per_epoch} epochs, fixed before training "
+            "(the statement holds for this maximum, however many were run)."
+        )
     if plan.sampling == "truncated_poisson":
         return (
             f"Sampling: truncated Poisson batches: every {plan.unit} is drawn for each batch independently with "
@@ -72,7 +81,7 @@ def _guarantee(plan: Any) -> str:
     lower, upper = _outward(plan.epsilon_bounds())
     mu_lower, mu_upper = _outward(plan.mu_bounds())
     lost = ""
-    if plan.sampling == "poisson" and plan.overflow:
+    if plan.announces_overflow and plan.overflow:
         batch = f"a batch above {plan.capacity} rows, at which a run stops and says so"
         lost = f"; {plan.overflow:.2g} of this delta pays for {batch}"
     return (

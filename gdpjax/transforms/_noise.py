@@ -167,7 +167,7 @@ def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: 
 
 def empty_ledger(
     capacity: Any, sampling: str, neighboring_relation: NeighboringRelation, announced: bool = False,
-    truncation: tuple[int, int] | None = None,
+    sizes: tuple[int, ...] | None = None,
 ) -> LedgerState:  # fmt: skip
     """Return `init_ledger` of a ledger_capacity that is checked first."""
     try:
@@ -177,7 +177,7 @@ def empty_ledger(
             f"ledger_capacity must be a static whole number >= 1, got {shown(capacity)}; under "
             "optax.inject_hyperparams list it in static_args"
         ) from error
-    return init_ledger(rows, sampling, neighboring_relation, announced=announced, truncation=truncation)
+    return init_ledger(rows, sampling, neighboring_relation, announced=announced, sizes=sizes)
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
@@ -338,7 +338,7 @@ def privatize(
     ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
     announced: bool = False,
-    truncation: tuple[int, int] | None = None,
+    sizes: tuple[int, ...] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
@@ -358,7 +358,8 @@ def privatize(
         batch fits: that its capacity is above the number of examples, or that all of them are in it.
       announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
         `Event`.
-      truncation: with ``sampling="truncated_poisson"``, (max_examples, capacity) as in `TruncatedPoissonEvent`.
+      sizes: with ``sampling="truncated_poisson"`` (max_examples, capacity) as in `TruncatedPoissonEvent`; with
+        ``sampling="allocation"`` (steps_per_epoch, num_selected, 2 for fixed bins or else 1) as in `AllocationEvent`.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
@@ -395,7 +396,7 @@ def privatize(
     def init(params: PyTree) -> PrivatizeState:
         refuse_constant_key(key, *hyperparameters)
         check_params(params)
-        ledger = empty_ledger(ledger_capacity, sampling, relation, announced, truncation)
+        ledger = empty_ledger(ledger_capacity, sampling, relation, announced, sizes)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
     def update(

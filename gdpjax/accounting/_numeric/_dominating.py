@@ -49,7 +49,7 @@ def mu_of_run(run: Run, failure: Array) -> Bounds:
     def narrow(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         fails, holds = bracket
         middle = jnp.sqrt(jnp.maximum(fails, 1e-12 * holds)) * jnp.sqrt(holds)
-        good = _dominates(middle, *ends, failure)
+        good = dominates(middle, *ends, failure)
         return jnp.where(good, fails, middle), jnp.where(good, middle, holds)
 
     lower = jnp.minimum(lower, trivial)
@@ -57,7 +57,7 @@ def mu_of_run(run: Run, failure: Array) -> Bounds:
     return Bounds(jnp.where(top > 0, lower, 0.0), jnp.where(top > 0, upper, 0.0))
 
 
-def _dominates(mu: Array, epsilon: Array, bound: Array, failure: Array) -> Array:
+def dominates(mu: Array, epsilon: Array, bound: Array, failure: Array) -> Array:
     """Whether the tangents of R_mu lie above the chords through (epsilon, bound), on every interval."""
     left, right = epsilon[:-1], epsilon[1:]
     middle = 0.5 * (left + right)

@@ -1,0 +1,283 @@
+"""Random allocation in a Ledger: alone, beside other events, with overflow and with an epoch that was not finished."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+import gdpjax
+from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.accounting import (
+    allocation_delta_bounds,
+    allocation_epsilon_bounds,
+    certified,
+    delta_bounds,
+    epsilon_bounds,
+    epsilon_estimate,
+    mu_bounds,
+    tradeoff_bounds,
+)
+from gdpjax.ledger import (
+    AllocationEvent,
+    ApproximateDPEvent,
+    GaussianEvent,
+    RandomizedResponseEvent,
+    TruncatedPoissonEvent,
+    init_ledger,
+    ledger_from_state,
+    record_steps,
+)
+
+EPSILONS = np.array([0.0, 0.4, 1.0, 2.0, 3.0])
+FAILURE = 1e-6
+RUN = AllocationEvent(1.0, steps_per_epoch=10, num_epochs=5)
+
+
+def gaussian_delta(epsilon, mu):
+    """E_P (1 - e^{epsilon - L})_+ of N(mu, 1) against N(0, 1), for epsilon of either sign."""
+    first = special.ndtr(-epsilon / mu + 0.5 * mu)
+    return first - np.exp(epsilon + special.log_ndtr(-epsilon / mu - 0.5 * mu))
+
+
+class Truth:
+    """Two steps of which an example is in one, a Poisson step, randomized response and Gaussian noise, by quadrature.
+
+    The integrand is analytic thanks to the last of them, so that the trapezoid rule is right to many digits.
+    """
+
+    def __init__(self, noise, mu, poisson=None, response=0.0, num=60):
+        g, h = np.linspace(-9.0, 9.0 + 1.0 / noise, num, retstep=True)
+        density = np.exp(-0.5 * g**2) / np.sqrt(2 * np.pi) * h
+        y = np.exp(g / noise - 0.5 / noise**2)
+        ratio, q = 0.5 * (y[:, None] + y), density[:, None] * density
+        if poisson is not None:
+            x, h = np.linspace(-9.0, 9.0 + 1.0 / poisson[0], num, retstep=True)
+            r = 1.0 - poisson[1] + poisson[1] * np.exp(x / poisson[0] - 0.5 / poisson[0] ** 2)
+            ratio, q = ratio[..., None] * r, q[..., None] * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi) * h
+        self.loss, self.q, self.mu, self.response = np.log(ratio), q, mu, response
+        self.p = self.q * ratio
+
+    def delta(self, epsilon):
+        """The larger of the two directions."""
+        truth = special.expit(self.response)
+        total = np.zeros(2)
+        for share, moved in ((truth, -self.response), (1.0 - truth, self.response)):
+            total[0] += share * np.sum(self.p * gaussian_delta(epsilon - self.loss + moved, self.mu))
+            total[1] += share * np.sum(self.q * gaussian_delta(epsilon + self.loss + moved, self.mu))
+        return total.max()
+
+
+def check_all(run, truth):
+    """Every question's bracket has the truth in it and is narrow."""
+    deltas = np.array([truth.delta(epsilon) for epsilon in EPSILONS])
+    found = delta_bounds(run, epsilon=EPSILONS)
+    assert (found.lower <= deltas * (1 + 1e-9)).all()
+    assert (deltas <= found.upper * (1 + 1e-9)).all()
+    assert (found.upper < 1.02 * found.lower).all()
+
+    found = epsilon_bounds(run, delta=1e-4)
+    exact = optimize.brentq(lambda epsilon: np.log(truth.delta(epsilon) / 1e-4), 0.0, 20.0, xtol=1e-9)
+    assert found.lower <= exact + 1e-8
+    assert exact <= found.upper + 1e-8
+    assert found.upper < 1.003 * found.lower
+
+    grid = np.linspace(0.0, exact * 1.3, 40)
+    on_grid = np.array([truth.delta(epsilon) for epsilon in grid])
+    curve = certified(run)
+    for alpha in (0.02, 0.3):
+        best = max(
+            np.max(1 - on_grid - np.exp(grid) * alpha), np.max(np.exp(-grid) * (1 - on_grid - alpha))
+        )  # from below, since the grid is one
+        found = curve.tradeoff(alpha)
+        assert best <= found.upper
+        assert found.lower <= best + 2e-3
+        assert 0 < found.upper - found.lower < 3e-3
+
+    share = (on_grid - FAILURE) / (1 - FAILURE)
+    forced = max(
+        optimize.brentq(lambda mu, e=e, d=d: gaussian_delta(e, mu) - d, 1e-3, 30.0, xtol=1e-10)
+        for e, d in zip(grid, share, strict=True)
+        if d > 1e-12
+    )
+    found = curve.mu(FAILURE)
+    assert forced <= found.upper
+    assert found.lower <= forced * (1 + 2e-3)
+    assert found.upper < 1.01 * found.lower
+
+
+def test_two_blocks_of_different_length():
+    """Two of three steps: one of the first two, and the third, which is a Gaussian release."""
+    check_all(AllocationEvent(1.3, steps_per_epoch=3, num_selected=2), Truth(1.3, 1 / 1.3))
+
+
+def test_beside_every_other_kind_of_event():
+    events = [AllocationEvent(1.1, 2), Event(1.5, 0.3, 1), GaussianEvent(2.0), RandomizedResponseEvent(0.3)]
+    check_all(Ledger(events), Truth(1.1, 0.5, (1.5, 0.3), 0.3))
+
+
+def test_alone_it_is_the_function_of_arrays():
+    for event in (RUN, AllocationEvent(0.8, 7, 2, 3), AllocationEvent(3.0, 20, 4, bins="fixed")):
+        numbers = event.noise_multiplier, event.steps_per_epoch, event.num_epochs
+        options = {"num_selected": event.num_selected, "bins": event.bins}
+        assert epsilon_bounds(event, delta=1e-5) == allocation_epsilon_bounds(*numbers, 1e-5, **options)
+        assert delta_bounds(Ledger([event]), epsilon=1.5) == allocation_delta_bounds(*numbers, 1.5, **options)
+
+
+def test_epochs_may_be_split_over_events():
+    parts = Ledger([AllocationEvent(1.0, 10, 2), AllocationEvent(1.0, 10, 3)])
+    one, other = epsilon_bounds(RUN, delta=1e-5), epsilon_bounds(parts, delta=1e-5)
+    assert max(one.lower, other.lower) <= min(one.upper, other.upper)
+    assert other.upper < 1.003 * one.lower
+
+
+def test_what_follows_from_the_curve():
+    curve = certified(RUN)
+    mu, regret = curve.mu(1e-8), curve.regret(1.05)
+    assert 1.02 < mu.lower < mu.upper < 1.04
+    assert 0.03 < regret.lower <= regret.upper < 0.035
+    tpr, advantage, success = curve.tpr(0.05), curve.advantage(), curve.bayes_success(0.5)
+    assert 0.22 < tpr.lower < tpr.upper < 0.23
+    assert advantage == curve.delta(0.0)
+    np.testing.assert_allclose(success, (np.array(advantage) + 1) / 2, rtol=1e-12)
+    assert curve.tradeoff(0.0) == (1.0, 1.0)
+
+
+def test_poisson_accounting_would_be_wrong():
+    """Every example is surely in a step, where it may be in none of independent draws; and never in two."""
+    allocation, poisson = AllocationEvent(0.5, 2), Event(0.5, 0.5, 2)
+    assert delta_bounds(allocation, epsilon=0.0).lower > 1.2 * delta_bounds(poisson, epsilon=0.0).upper
+    assert epsilon_bounds(allocation, delta=1e-2).upper < 0.8 * epsilon_bounds(poisson, delta=1e-2).lower
+    # What always holds is the Gaussian release of a known step.
+    assert epsilon_bounds(allocation, delta=1e-2).upper <= epsilon_bounds(GaussianEvent(0.5), delta=1e-2).upper
+
+
+@pytest.mark.parametrize("bins", ["fresh", "fixed"])
+def test_an_epoch_that_was_not_finished(bins):
+    whole = AllocationEvent(1.0, 10, 5, bins=bins)
+    begun = dataclasses.replace(whole, missing_steps=3)
+    assert begun.num_steps == 47
+    shorter = dataclasses.replace(whole, num_epochs=4)
+    found = epsilon_bounds(begun, delta=1e-5)
+    assert found.upper == epsilon_bounds(whole, delta=1e-5).upper
+    assert found.lower == epsilon_bounds(shorter, delta=1e-5).lower
+    curve = tradeoff_bounds(begun, alpha=0.1)
+    assert curve.lower == tradeoff_bounds(whole, alpha=0.1).lower
+    assert curve.upper == tradeoff_bounds(shorter, alpha=0.1).upper
+    first = AllocationEvent(1.0, 10, 1, bins=bins, missing_steps=9)
+    assert delta_bounds(first, epsilon=0.5).lower == 0
+    assert tradeoff_bounds(first, alpha=0.25).upper == 0.75
+
+
+def test_overflow_is_paid_for():
+    tau = 1e-7
+    silent, announced = (dataclasses.replace(RUN, overflow=tau, announced=said) for said in (False, True))
+    ideal = epsilon_bounds(RUN, delta=np.array([(1e-5 - tau) / (1 - tau), 1e-5 + tau]))
+    for event in (silent, announced):
+        np.testing.assert_allclose(epsilon_bounds(event, delta=1e-5).upper, ideal.upper[0], rtol=1e-9)
+        assert epsilon_bounds(event, delta=1e-8).upper == np.inf
+    np.testing.assert_allclose(epsilon_bounds(announced, delta=1e-5).lower, ideal.lower[1], rtol=1e-9)
+    assert epsilon_bounds(silent, delta=1e-5).lower < ideal.lower[1]
+    two = delta_bounds(Ledger([announced, Event(2.0, 0.1, 5, overflow=tau, announced=True)]), epsilon=1e9)
+    assert 2 * tau * 0.999 < two.upper < 2 * tau * 1.001
+
+
+def test_a_guarantee_that_fails_beside_it():
+    both = Ledger([RUN, ApproximateDPEvent(0.0, 1e-6)])
+    np.testing.assert_allclose(delta_bounds(both, epsilon=30.0).upper, 1e-6, rtol=1e-6)
+    assert epsilon_bounds(both, delta=1e-7).lower == np.inf
+
+
+def test_without_noise():
+    bare = AllocationEvent(0.0, 10, 2)
+    assert epsilon_bounds(bare, delta=1e-5) == (np.inf, np.inf)
+    assert delta_bounds(Ledger([bare, Event(1.0, 0.1, 2)]), epsilon=1.0) == (1.0, 1.0)
+    assert tradeoff_bounds(bare, alpha=0.3) == (0.0, 0.0)
+    assert mu_bounds(bare) == (np.inf, np.inf)
+    begun = dataclasses.replace(bare, num_epochs=1, missing_steps=4)
+    assert epsilon_bounds(begun, delta=1e-5) == (0.0, np.inf)
+
+
+def test_very_little_noise_has_the_bound_without_allocation():
+    tiny = AllocationEvent(0.02, 10)
+    known = GaussianEvent(0.02)
+    both = Ledger([tiny, GaussianEvent(1.0)])
+    assert epsilon_bounds(tiny, delta=1e-5).upper == pytest.approx(epsilon_bounds(known, delta=1e-5).upper, rel=1e-6)
+    whole = epsilon_bounds(Ledger([known, GaussianEvent(1.0)]), delta=1e-5).upper
+    found = epsilon_bounds(both, delta=1e-5)
+    assert found.lower <= found.upper == pytest.approx(whole, rel=1e-6)
+    assert mu_bounds(tiny) == (0.0, pytest.approx(50.0, rel=1e-6))
+    curve = tradeoff_bounds(tiny, alpha=0.1)
+    assert 0 <= curve.lower <= curve.upper
+
+
+def test_every_step_is_everyones():
+    """k = t and t = 1 are Gaussian releases."""
+    for event, count in ((AllocationEvent(4.0, 5, 2, 5), 10), (AllocationEvent(4.0, 1, 3), 3)):
+        one, other = epsilon_bounds(event, delta=1e-5), epsilon_bounds(GaussianEvent(4.0, count), delta=1e-5)
+        assert max(one.lower, other.lower) <= min(one.upper, other.upper)
+
+
+def test_json():
+    special_relation = NeighboringRelation.REPLACE_SPECIAL
+    events = [
+        RUN,
+        AllocationEvent(1.0, 7, 2, 3, "fixed", None, 1e-9, True, 4),
+    ]
+    ledger = Ledger(events)
+    assert Ledger.from_json(ledger.to_json()) == ledger
+    special_case = Ledger([AllocationEvent(1.0, 7, neighboring_relation=special_relation)])
+    assert Ledger.from_json(special_case.to_json()) == special_case
+    assert epsilon_bounds(special_case, delta=1e-5) == epsilon_bounds(AllocationEvent(1.0, 7), delta=1e-5)
+
+
+def state_after(num_steps, sizes=(10, 1, 1), announced=True, noise=(1.0,)):
+    state = init_ledger(4, "allocation", NeighboringRelation.ADD_OR_REMOVE_ONE, announced=announced, sizes=sizes)
+    for value in noise:
+        state = record_steps(state, num_steps, value, 0.1, 1e-12)
+    return state
+
+
+def test_the_ledger_of_a_loop():
+    assert ledger_from_state(state_after(0, noise=())) == Ledger([])
+    with jax.enable_x64(True):
+        (event,) = ledger_from_state(state_after(50)).events
+        assert event == dataclasses.replace(RUN, overflow=event.overflow, announced=True)
+        assert event.overflow == pytest.approx(5e-11)
+        (event,) = ledger_from_state(state_after(31, (7, 3, 2), announced=False)).events
+    assert (event.num_epochs, event.missing_steps, event.num_steps) == (5, 4, 31)
+    assert (event.num_selected, event.bins, event.announced) == (3, "fixed", False)
+    with pytest.raises(ValueError, match="with one noise multiplier, got steps with 2"):
+        ledger_from_state(state_after(5, noise=(1.0, 2.0)))
+
+
+@pytest.mark.parametrize("sizes", [None, (10, 1), (10, 1, 0), (1.5, 1, 1), [10, 1, 1]])
+def test_a_loop_says_all_three_sizes(sizes):
+    with pytest.raises(ValueError, match=r"sizes|steps_per_epoch|fixed bins"):
+        state_after(1, sizes)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "group_size > 1 is available for poisson"),
+        (lambda: epsilon_estimate(RUN, delta=1e-5), "no estimate"),
+        (lambda: epsilon_bounds(Ledger([RUN, TruncatedPoissonEvent(1.0, 0.1, 3, 20, 4)]), delta=1e-5), "truncated"),
+        (lambda: certified(Ledger([RUN, Event(1.0, 0.1, 3, "uniform")])), "share one neighboring relation"),
+        (lambda: jax.jit(lambda delta: epsilon_bounds(RUN, delta=delta))(1e-5), "outside compiled code"),
+        (lambda: epsilon_bounds(RUN, delta=2.0), "delta"),
+        (lambda: Ledger([RUN]).to_opacus_history(), "got AllocationEvent"),
+        (lambda: AllocationEvent(1.0, 5, num_selected=6), "num_selected must be at most"),
+        (lambda: AllocationEvent(1.0, 5, missing_steps=5), "missing_steps"),
+        (lambda: AllocationEvent(1.0, 5, missing_steps=1.5), "missing_steps"),
+        (lambda: AllocationEvent(1.0, 5, bins="poisson"), "bins"),
+        (lambda: AllocationEvent(1.0, 0), "steps_per_epoch"),
+        (lambda: AllocationEvent(-1.0, 5), "noise_multiplier"),
+        (lambda: AllocationEvent(1.0, 5, neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound under"),
+        (lambda: gdpjax.Event(1.0, 0.1, 3, "allocation"), "sampling"),
+    ],
+)
+def test_refusals(ask, message):
+    with pytest.raises(ValueError, match=message):
+        ask()

@@ -1,0 +1,76 @@
+"""The audit of an epoch of allocation: its own claim stands, and that of Poisson sampling, which others make, falls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gdpjax
+from gdpjax.accounting import tradeoff_bounds
+from gdpjax.auditing import audit_step
+from gdpjax.ledger import AllocationEvent, ledger_of
+from gdpjax.sampling import allocation_sample
+
+NOISE, STEPS = 0.3, 2
+GRADIENTS = np.array([0.0] * 5 + [1.0], np.float32)  # the last example is the target
+
+
+def release(key, included):
+    """The noisy sums of an epoch, in exactly one of which the target is."""
+    sample_key, noise_key = jax.random.split(key)
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    tx = gdpjax.privatize(
+        grad_fn,
+        noise_multiplier=NOISE,
+        sampling_prob=1 / STEPS,
+        expected_batch_size=1.0,
+        key=noise_key,
+        sampling="allocation",
+        sizes=(STEPS, 1, 1),
+    )
+    w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
+    state, released = tx.init(w), []
+    for step in range(STEPS):
+        batch = allocation_sample(sample_key, step, len(GRADIENTS), STEPS, len(GRADIENTS), num_valid=num_valid)
+        total = grad_fn(w, jnp.asarray(GRADIENTS)[batch.indices], is_padding=batch.is_padding)
+        mean, state = tx.update(total, state, w)
+        released.append(mean)
+    return jnp.stack(released)
+
+
+def audited(event):
+    return audit_step(
+        release,
+        jax.random.key(0),
+        delta=1e-5,
+        claimed=lambda alpha: tradeoff_bounds(event, alpha=alpha).lower,
+        num_releases=4096,
+        confidence=0.9999,
+    ).refuted
+
+
+def test_allocation_accounted_as_poisson_sampling_is_refuted():
+    """Every example is surely in one of the two sums, of which Poisson sampling may leave it out altogether."""
+    assert audited(gdpjax.Event(NOISE, 1 / STEPS, STEPS))
+
+
+def test_allocation_accounted_as_what_it_is_stands():
+    assert not audited(AllocationEvent(NOISE, STEPS))
+
+
+def test_the_ledger_of_the_loop_by_hand():
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    tx = gdpjax.privatize(
+        grad_fn,
+        noise_multiplier=NOISE,
+        sampling_prob=0.5,
+        expected_batch_size=1.0,
+        key=jax.random.key(3),
+        sampling="allocation",
+        sizes=(STEPS, 1, 2),
+    )
+    w = jnp.zeros(())
+    state = tx.init(w)
+    assert ledger_of(state).events == ()
+    _, state = tx.update(grad_fn(w, jnp.ones(2)), state, w)
+    (event,) = ledger_of(state).events
+    assert (event.steps_per_epoch, event.num_epochs, event.missing_steps, event.bins) == (2, 1, 1, "fixed")
