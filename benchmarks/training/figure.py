@@ -11,9 +11,9 @@ COLOURS = {"gdpjax": "#0b6e4f", "jax_privacy": "#e0a458", "Opacus": "#4a5a8a"}
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Draw each case's parts and speeds and write the picture; ImportError without matplotlib."""
-    # A case whose parts were measured has a row of its own; of the others two share a row.
+    # A case whose parts were measured has a row of its own; of the others, which follow, two share a row.
     panels = []
-    for case in result["cases"].values():
+    for case in sorted(result["cases"].values(), key=lambda case: not case["parts"]):
         if case["parts"]:
             panels.append((_draw_parts, case["parts"], case["title"]))
         panels.append((_draw_trainers, case["trainers"], None if case["parts"] else case["title"]))
