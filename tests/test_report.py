@@ -9,7 +9,7 @@ import pytest
 import gdpjax
 from gdpjax import Event, Ledger, accounting, report
 from gdpjax.cli import main
-from gdpjax.ledger import LaplaceEvent
+from gdpjax.ledger import AllocationEvent, LaplaceEvent
 from gdpjax.tradeoff import Laplace, compose
 
 RUN = 2.0, 0.02, 50
@@ -169,3 +169,12 @@ def test_the_command(capsys, tmp_path):
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert main(["report", numbers, "--format", "html", "--json"]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_random_allocation_in_words():
+    run = AllocationEvent(2.0, 10, 3, 2, "fixed", overflow=1e-9, announced=True)
+    text = " ".join(str(report(run)).split())
+    assert "by random allocation: each example in 2 steps of the 10 of an epoch, drawn once" in text
+    assert "30 steps, announced overflow 1e-09" in text
+    bare = " ".join(str(report(AllocationEvent(0.0, 10))).split())
+    assert "adds no noise at all" in bare

@@ -47,7 +47,7 @@ def _refuse_unusual(event: AnyEvent, form: str) -> None:
     if not isinstance(event, Event):
         return
     if event.sampling != "poisson":
-        raise ValueError(f"{form} can express poisson sampling, got {type(event).__name__}")
+        raise ValueError(f"{form} can express poisson sampling, got a {event.sampling} event")
     if event.overflow:
         raise ValueError(
             f"{form} cannot express the overflow of a padded batch, got {event.overflow}: account for it by hand, as "

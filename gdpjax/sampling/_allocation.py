@@ -54,6 +54,7 @@ def allocation_sample(
 
     Reference: arXiv:2502.08202 (random allocation), arXiv:2410.06266 (balls in bins).
 
+    >>> import jax
     >>> samples = [allocation_sample(jax.random.key(0), t, 100, 4, 100) for t in range(4)]
     >>> sum(int(sample.count) for sample in samples)
     100
