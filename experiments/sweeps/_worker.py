@@ -193,6 +193,7 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     (event,) = gdpjax.ledger_of(state.opt_state).events
     planned = trial.plan.event
     assert isinstance(event, gdpjax.Event)
+    assert isinstance(planned, gdpjax.Event)
     same = (event.noise_multiplier, event.sampling_prob) == (planned.noise_multiplier, planned.sampling_prob)
     complete = event.num_steps == planned.num_steps or int(state.status) == OVERFLOWED
     if not same or not complete or event.num_steps > planned.num_steps:
