@@ -171,9 +171,10 @@ def average(first: Law, second: Law, grid: Grid, share: float, factor: int = 1) 
     rounding = first.rounding + second.rounding + UNIT_ROUNDOFF * additions
     error = UNIT_ROUNDOFF * (additions + 8.0 * finer.reach + 32.0)
 
-    # Each pair goes to the ends of its cell, and more for the error. The mean is in the cell, but for rounding.
+    # Each pair goes to the ends of its cell. M_k / y_k <= (1 + step) m_k, so the margin is more than what the rise and
+    # step times the mass are off by. The mean is in the cell, but for rounding.
     rise = np.clip(upper_mean / values - upper_mass, 0.0, step * upper_mass)
-    margin = (2.0 + step) * error * upper_mass + _UNDERFLOW * (1.0 + 1.0 / values)
+    margin = 2.0 * (1.0 + step) * error * upper_mass + _UNDERFLOW * (1.0 + 1.0 / values)
     upper = upper_mass + (margin - rise) / step
     upper[1:] += (rise + margin)[:-1] / step
 
@@ -235,7 +236,7 @@ def _cut(laws: list[Law], grid: Grid, log_tail: float) -> tuple[list[Law], Grid]
             at_infinity=law.at_infinity + float(np.sum(above * np.exp(log_values[last + 1 :]))),
             lower=law.lower[kept],
             excess=law.excess[kept],
-            rounding=law.rounding + UNIT_ROUNDOFF * grid.size,
+            rounding=law.rounding + UNIT_ROUNDOFF * (grid.size + 4.0 * grid.reach + 16.0),
             displacement=law.displacement + moved,
             lower_displacement=law.lower_displacement + moved,
         )

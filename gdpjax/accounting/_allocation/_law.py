@@ -102,5 +102,6 @@ def _pair(
 ) -> Pair:
     """The pair of these outcomes; the logarithms of their masses are right to a few ulp of their size."""
     log_q = np.log(mass, out=np.full_like(mass, -np.inf), where=mass > 0)
-    rounding = rounding + 8.0 * UNIT_ROUNDOFF * (1.0 + float(np.max(np.abs(log_ratio))))
+    largest = float(np.max(np.abs(log_ratio))) - float(np.min(log_q, initial=0.0, where=mass > 0))
+    rounding = rounding + 8.0 * UNIT_ROUNDOFF * (1.0 + largest)
     return Pair(log_ratio, log_q + log_ratio, log_q, *lost, rounding, displacement)

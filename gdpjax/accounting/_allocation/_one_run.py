@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair
 
 _STEPS = 30
@@ -54,20 +53,25 @@ class Curve:
         return value * self._factor, rate
 
 
-def delta_of_pairs(lower: Pair, upper: Pair, epsilon: float) -> Bounds:
-    """The bracket on delta of what lies between two pairs."""
-    smallest, _ = Curve(lower, -1.0).delta(epsilon)
-    largest, _ = Curve(upper, 1.0).delta(epsilon)
-    return Bounds(max(smallest, 0.0), min(largest, 1.0))
+def lower_delta(pair: Pair, epsilon: float) -> float:
+    """What delta is at least, for a pair that understates."""
+    return max(Curve(pair, -1.0).delta(epsilon)[0], 0.0)
 
 
-def epsilon_of_pairs(lower: Pair, upper: Pair, delta: float, largest: float) -> Bounds:
-    """The bracket on epsilon of what lies between two pairs, where it is known to be at most ``largest``."""
-    from_above = Curve(upper, 1.0)
-    lowest = _crossing(Curve(lower, -1.0), delta, largest, above=True)
-    if from_above.delta(0.0)[0] <= delta:
-        return Bounds(lowest, 0.0)
-    return Bounds(lowest, _crossing(from_above, delta, largest, above=False))
+def upper_delta(pair: Pair, epsilon: float) -> float:
+    """What delta is at most, for a pair that overstates."""
+    return min(Curve(pair, 1.0).delta(epsilon)[0], 1.0)
+
+
+def lower_epsilon(pair: Pair, delta: float, largest: float) -> float:
+    """What epsilon is at least, for a pair that understates, where it is known to be at most ``largest``."""
+    return _crossing(Curve(pair, -1.0), delta, largest, above=True)
+
+
+def upper_epsilon(pair: Pair, delta: float, largest: float) -> float:
+    """What epsilon is at most, for a pair that overstates."""
+    curve = Curve(pair, 1.0)
+    return 0.0 if curve.delta(0.0)[0] <= delta else _crossing(curve, delta, largest, above=False)
 
 
 def _crossing(curve: Curve, delta: float, largest: float, *, above: bool) -> float:
