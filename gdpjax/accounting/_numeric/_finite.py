@@ -58,7 +58,7 @@ def _log_terms(finite: Finite) -> tuple[float, float, float]:
     if finite.is_laplace:
         return -math.log(2.0), -math.log(2.0) - e, -math.inf
     truth = -math.log1p((k - 1.0) * math.exp(-e))
-    return truth, truth - e, truth - e + math.log(k - 2.0) if k > 2 else -math.inf
+    return truth, truth - e, (truth - e + math.log(k - 2.0) if k > 2 else -math.inf)
 
 
 def distribution(finite: Finite) -> tuple[Array, Array]:
