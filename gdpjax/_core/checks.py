@@ -190,6 +190,23 @@ def _narrow_jvp(rounding: str, primals: Any, tangents: Any) -> Any:
     return narrow(primals[0], rounding), tangents[0].astype(jnp.float32)
 
 
+def narrow_on_host(value: Any, rounding: str) -> np.ndarray:
+    """`narrow` of NumPy float64 arrays, without JAX."""
+    value = np.asarray(value, np.float64)
+    with np.errstate(all="ignore"):
+        single = value.astype(np.float32)
+    if rounding == "nearest":
+        return single
+    up = rounding == "up"
+    wide = single.astype(np.float64)
+    wrong = wide < value if up else wide > value
+    bumped = np.where(wrong, np.nextafter(single, np.float32(np.inf if up else -np.inf)), single)
+    tiny = np.finfo(np.float32).tiny
+    positive, negative = (tiny, np.float32(0)) if up else (np.float32(0), -tiny)
+    bumped = np.where((value > 0) & (bumped < tiny), positive, bumped)
+    return np.where((value < 0) & (bumped > -tiny), negative, bumped).astype(np.float32)
+
+
 def _wide(value: Any) -> Any:
     """A checked argument as a float64 JAX array; Python integers may be wider than JAX's."""
     return jnp.asarray(value if is_traced(value) else np.asarray(value).astype(np.float64), jnp.float64)

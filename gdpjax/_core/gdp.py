@@ -31,12 +31,13 @@ Derivatives of the inverses follow from the implicit function theorem: d epsilon
 d epsilon / d delta = -1 / (phi(x) M(y)), d mu / d epsilon = M(y), d mu / d delta = 1 / phi(x).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr, ndtri
+import scipy
 
 from gdpjax._core.normal import LOG_SQRT_TWO_PI, exact_quotient, exact_sum, log_and_density, mills_difference
 from gdpjax._core.types import Array
@@ -55,46 +56,126 @@ class _Parts(NamedTuple):
     in_body: Array  # x >= -1
 
 
-def _parts(epsilon: Array, mu: Array) -> _Parts:
-    mu = jnp.minimum(mu, _LARGEST)
-    divisor = jnp.where(mu > 0, mu, 1.0)
+def _parts(xp: Any, epsilon: Array, mu: Array) -> _Parts:
+    mu = xp.minimum(mu, _LARGEST)
+    divisor = xp.where(mu > 0, mu, 1.0)
     steep = epsilon > _LARGEST * divisor
-    quotient, remainder = exact_quotient(jnp.where(steep, _LARGEST * divisor, epsilon), divisor)
+    quotient, remainder = exact_quotient(xp, xp.where(steep, _LARGEST * divisor, epsilon), divisor)
     hi, lo = exact_sum(quotient, -0.5 * divisor)
     lo = lo + remainder
-    log_density, density = log_and_density(hi, lo)
+    log_density, density = log_and_density(xp, hi, lo)
     in_body = hi >= -1
-    left = jnp.where(in_body, hi + lo, -hi)
+    left = xp.where(in_body, hi + lo, -hi)
     mills_left, mills_upper, body = mills_difference(left, divisor, quotient + 0.5 * divisor)
     return _Parts(log_density, density, mills_upper, body, density * (mills_left + mills_upper), in_body)
 
 
-def _delta_of(parts: _Parts) -> Array:
-    return jnp.where(parts.in_body, parts.density * parts.body, 1 - parts.defect)
+def _delta_of(xp: Any, parts: _Parts) -> Array:
+    return xp.where(parts.in_body, parts.density * parts.body, 1 - parts.defect)
 
 
-def _log_delta_of(parts: _Parts) -> Array:
-    body = parts.log_density + jnp.log(jnp.maximum(parts.body, _SMALLEST_LOG_ARGUMENT))
-    return jnp.where(parts.in_body, body, jnp.log1p(-jnp.where(parts.in_body, 0.0, parts.defect)))
+def _log_delta_of(xp: Any, parts: _Parts) -> Array:
+    body = parts.log_density + xp.log(xp.maximum(parts.body, _SMALLEST_LOG_ARGUMENT))
+    return xp.where(parts.in_body, body, xp.log1p(-xp.where(parts.in_body, 0.0, parts.defect)))
 
 
-def _log_excess(parts: _Parts, delta: Array, log_target: Array) -> Array:
+def _log_excess(xp: Any, parts: _Parts, delta: Array, log_target: Array) -> Array:
     """log(delta_of(parts) / delta). Near the root the two logarithms would cancel where delta is small."""
     excess = parts.density * parts.body / delta - 1
-    by_ratio = parts.in_body & (jnp.abs(excess) < 0.5)
-    return jnp.where(by_ratio, jnp.log1p(jnp.clip(excess, -0.5, 0.5)), _log_delta_of(parts) - log_target)
+    by_ratio = parts.in_body & (xp.abs(excess) < 0.5)
+    return xp.where(by_ratio, xp.log1p(xp.clip(excess, -0.5, 0.5)), _log_delta_of(xp, parts) - log_target)
+
+
+def _log_slopes(xp: Any, parts: _Parts) -> tuple[Array, Array]:
+    """Derivatives of log delta in epsilon and in mu, from D = delta / phi(x)."""
+    left = (1 - parts.defect) / xp.maximum(parts.density, _SMALLEST_LOG_ARGUMENT)
+    ratio = xp.where(parts.in_body, xp.maximum(parts.body, _SMALLEST_LOG_ARGUMENT), left)
+    return -parts.mills_upper / ratio, 1 / ratio
+
+
+def _special(xp: Any) -> Any:
+    """The special functions of SciPy or of JAX."""
+    return jax.scipy.special if xp is jnp else scipy.special
+
+
+def _repeat(xp: Any, step: Callable[[Array], Array], start: Array) -> Array:
+    """Newton steps from ``start``; NumPy stops when nothing moves any more."""
+    if xp is jnp:
+        return jax.lax.fori_loop(0, _NUM_NEWTON_STEPS, lambda _, value: step(value), start)
+    for _ in range(_NUM_NEWTON_STEPS):
+        value = step(start)
+        if np.all(value == start):
+            break
+        start = value
+    return start
+
+
+def delta_kernel(xp: Any, epsilon: Array, mu: Array) -> Array:
+    """`gdp_delta` by NumPy or jax.numpy, without derivatives."""
+    return xp.where(mu > 0, _delta_of(xp, _parts(xp, epsilon, mu)), 0.0)
+
+
+def epsilon_kernel(xp: Any, delta: Array, rest: Array, mu: Array) -> Array:
+    """`epsilon_of_share` by NumPy or jax.numpy, without derivatives."""
+    target = xp.where(rest < 0.25, xp.log1p(-xp.minimum(rest, 0.25)), xp.log(delta))
+    capped = xp.clip(mu, _SMALLEST_LOG_ARGUMENT, _LARGEST)
+    x_bound = xp.sqrt(2 * xp.maximum(xp.log(capped) - LOG_SQRT_TWO_PI - target, 0.0))
+    quantile = -_special(xp).ndtri(delta)
+    start = xp.maximum(capped * (xp.minimum(quantile, x_bound) + 0.5 * capped), 0.0)
+
+    def step(epsilon: Array) -> Array:
+        parts = _parts(xp, epsilon, capped)
+        slope, _mu_slope = _log_slopes(xp, parts)
+        move = _log_excess(xp, parts, delta, target) / slope
+        return xp.maximum(epsilon - xp.where(slope < 0, move, 0.0), 0.0)
+
+    epsilon = _repeat(xp, step, start)
+    # delta(0) = 2 Phi(mu / 2) - 1, compared where it is far from 1, and otherwise what it lacks of 1.
+    close = rest <= 2 * _special(xp).ndtr(-0.5 * mu)
+    nothing = xp.where(rest < 0.25, close, delta >= delta_kernel(xp, 0.0 * start, mu))
+    epsilon = xp.where(nothing, 0.0, epsilon)
+    return xp.where(mu < _LARGEST, epsilon, xp.inf)
+
+
+def subsampled_epsilon_kernel(xp: Any, delta: Array, sampling_prob: Array, mu: Array) -> Array:
+    """The smallest epsilon >= 0 of a mu-GDP Gaussian mechanism on a Poisson sample, for 0 < delta."""
+    p = sampling_prob
+    covered = delta >= p  # the mechanism does nothing with probability 1 - p
+    share = xp.where(covered, 0.5, delta / p)
+    rest = xp.where(covered, 0.5, (p - delta) / p)
+    inner = epsilon_kernel(xp, share, rest, mu)
+    moderate = xp.log1p(p * xp.expm1(xp.minimum(inner, 300.0)))
+    value = xp.where(inner < 300.0, moderate, inner + xp.log(p))
+    return xp.where(covered, 0.0, value)
+
+
+def mu_kernel(xp: Any, epsilon: Array, delta: Array) -> Array:
+    """`gdp_mu` by NumPy or jax.numpy, without derivatives."""
+    target = xp.log(delta)
+    z = -_special(xp).ndtri(delta)
+    root = xp.sqrt(z * z + 2 * epsilon)
+    far = xp.where(z > 0, 2 * epsilon / (xp.abs(z) + root), root - z)
+    start = xp.maximum(far, xp.exp(target + LOG_SQRT_TWO_PI))
+
+    def step(mu: Array) -> Array:
+        parts = _parts(xp, epsilon, mu)
+        slope = mu * _log_slopes(xp, parts)[1]
+        move = -_log_excess(xp, parts, delta, target) / slope
+        return mu * xp.exp(xp.where(slope > 0, xp.clip(move, -2.0, 50.0), 0.0))
+
+    return _repeat(xp, step, start)
 
 
 @jax.custom_jvp
 def gdp_delta(epsilon: Array, mu: Array) -> Array:
     """delta(epsilon) of mu-GDP; mu = 0 gives 0 and mu = inf gives 1."""
-    return jnp.where(mu > 0, _delta_of(_parts(epsilon, mu)), 0.0)
+    return delta_kernel(jnp, epsilon, mu)
 
 
 @gdp_delta.defjvp
 def _gdp_delta_jvp(primals: tuple, tangents: tuple) -> tuple:
     epsilon, mu = primals
-    parts = _parts(epsilon, mu)
+    parts = _parts(jnp, epsilon, mu)
     # At mu = 0 the one-sided derivatives are 0, except phi(0) in mu at epsilon = 0.
     in_epsilon = jnp.where(mu > 0, -parts.density * parts.mills_upper, 0.0)
     at_zero = jnp.where(epsilon == 0, np.exp(-LOG_SQRT_TWO_PI), 0.0)
@@ -105,21 +186,14 @@ def _gdp_delta_jvp(primals: tuple, tangents: tuple) -> tuple:
 @jax.custom_jvp
 def gdp_log_delta(epsilon: Array, mu: Array) -> Array:
     """log delta(epsilon) of mu-GDP; mu = 0 gives -inf."""
-    return jnp.where(mu > 0, _log_delta_of(_parts(epsilon, mu)), -jnp.inf)
+    return jnp.where(mu > 0, _log_delta_of(jnp, _parts(jnp, epsilon, mu)), -jnp.inf)
 
 
 @gdp_log_delta.defjvp
 def _gdp_log_delta_jvp(primals: tuple, tangents: tuple) -> tuple:
     epsilon, mu = primals
-    in_epsilon, in_mu = (jnp.where(mu > 0, slope, 0.0) for slope in _log_slopes(_parts(epsilon, mu)))
+    in_epsilon, in_mu = (jnp.where(mu > 0, slope, 0.0) for slope in _log_slopes(jnp, _parts(jnp, epsilon, mu)))
     return gdp_log_delta(epsilon, mu), in_epsilon * tangents[0] + in_mu * tangents[1]
-
-
-def _log_slopes(parts: _Parts) -> tuple[Array, Array]:
-    """Derivatives of log delta in epsilon and in mu, from D = delta / phi(x)."""
-    left = (1 - parts.defect) / jnp.maximum(parts.density, _SMALLEST_LOG_ARGUMENT)
-    ratio = jnp.where(parts.in_body, jnp.maximum(parts.body, _SMALLEST_LOG_ARGUMENT), left)
-    return -parts.mills_upper / ratio, 1 / ratio
 
 
 def gdp_epsilon(delta: Array, mu: Array) -> Array:
@@ -127,45 +201,17 @@ def gdp_epsilon(delta: Array, mu: Array) -> Array:
     return epsilon_of_share(delta, 1.0 - delta, mu)
 
 
-def subsampled_epsilon(delta: Array, sampling_prob: Array, mu: Array) -> Array:
-    """The smallest epsilon >= 0 of a mu-GDP Gaussian mechanism on a Poisson sample, for 0 < delta."""
-    p = sampling_prob
-    covered = delta >= p  # the mechanism does nothing with probability 1 - p
-    share = jnp.where(covered, 0.5, delta / p)
-    rest = jnp.where(covered, 0.5, (p - delta) / p)
-    inner = epsilon_of_share(share, rest, mu)
-    moderate = jnp.log1p(p * jnp.expm1(jnp.minimum(inner, 300.0)))
-    value = jnp.where(inner < 300.0, moderate, inner + jnp.log(p))
-    return jnp.where(covered, 0.0, value)
-
-
 @jax.custom_jvp
 def epsilon_of_share(delta: Array, rest: Array, mu: Array) -> Array:
     """`gdp_epsilon` where ``rest`` = 1 - delta is known better than delta says."""
-    target = jnp.where(rest < 0.25, jnp.log1p(-jnp.minimum(rest, 0.25)), jnp.log(delta))
-    capped = jnp.clip(mu, _SMALLEST_LOG_ARGUMENT, _LARGEST)
-    x_bound = jnp.sqrt(2 * jnp.maximum(jnp.log(capped) - LOG_SQRT_TWO_PI - target, 0.0))
-    start = jnp.maximum(capped * (jnp.minimum(-ndtri(delta), x_bound) + 0.5 * capped), 0.0)
-
-    def step(_: Array, epsilon: Array) -> Array:
-        parts = _parts(epsilon, capped)
-        slope, _mu_slope = _log_slopes(parts)
-        move = _log_excess(parts, delta, target) / slope
-        return jnp.maximum(epsilon - jnp.where(slope < 0, move, 0.0), 0.0)
-
-    epsilon = jax.lax.fori_loop(0, _NUM_NEWTON_STEPS, step, start)
-    # delta(0) = 2 Phi(mu / 2) - 1, compared where it is far from 1, and otherwise what it lacks of 1.
-    close = rest <= 2 * ndtr(-0.5 * mu)
-    nothing = jnp.where(rest < 0.25, close, delta >= gdp_delta(jnp.zeros_like(start), mu))
-    epsilon = jnp.where(nothing, 0.0, epsilon)
-    return jnp.where(mu < _LARGEST, epsilon, jnp.inf)
+    return epsilon_kernel(jnp, delta, rest, mu)
 
 
 @epsilon_of_share.defjvp
 def _epsilon_of_share_jvp(primals: tuple, tangents: tuple) -> tuple:
     delta, rest, mu = primals
     epsilon = epsilon_of_share(delta, rest, mu)
-    parts = _parts(epsilon, mu)
+    parts = _parts(jnp, epsilon, mu)
     in_mu = 1 / parts.mills_upper
     in_delta = -jnp.exp(-parts.log_density) * in_mu
     moves = (epsilon > 0) & (epsilon < jnp.inf)
@@ -175,24 +221,12 @@ def _epsilon_of_share_jvp(primals: tuple, tangents: tuple) -> tuple:
 @jax.custom_jvp
 def gdp_mu(epsilon: Array, delta: Array) -> Array:
     """The mu whose delta(epsilon) is delta, i.e. the largest mu that implies (epsilon, delta)-DP."""
-    target = jnp.log(delta)
-    z = -ndtri(delta)
-    root = jnp.sqrt(z * z + 2 * epsilon)
-    far = jnp.where(z > 0, 2 * epsilon / (jnp.abs(z) + root), root - z)
-    start = jnp.maximum(far, jnp.exp(target + LOG_SQRT_TWO_PI))
-
-    def step(_: Array, mu: Array) -> Array:
-        parts = _parts(epsilon, mu)
-        slope = mu * _log_slopes(parts)[1]
-        move = -_log_excess(parts, delta, target) / slope
-        return mu * jnp.exp(jnp.where(slope > 0, jnp.clip(move, -2.0, 50.0), 0.0))
-
-    return jax.lax.fori_loop(0, _NUM_NEWTON_STEPS, step, start)
+    return mu_kernel(jnp, epsilon, delta)
 
 
 @gdp_mu.defjvp
 def _gdp_mu_jvp(primals: tuple, tangents: tuple) -> tuple:
     epsilon, delta = primals
     mu = gdp_mu(epsilon, delta)
-    parts = _parts(epsilon, mu)
+    parts = _parts(jnp, epsilon, mu)
     return mu, parts.mills_upper * tangents[0] + jnp.exp(-parts.log_density) * tangents[1]

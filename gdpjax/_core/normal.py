@@ -25,7 +25,11 @@ nodes for 1e-13.
 
 The squares in phi(x) = exp(-x^2/2) / sqrt(2 pi) need care as well: at x = 37 a rounding of x^2/2 is an error of 1e-13
 in phi. So x travels as an unevaluated sum hi + lo, and hi is cut to 24 bits, whose square is exact.
+
+Where it matters, the functions take ``xp``, jax.numpy or NumPy: certified brackets are computed on the host.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,10 +76,10 @@ _COEFFICIENTS = (
 )
 
 
-def exact_quotient(numerator: Array, denominator: Array) -> tuple[Array, Array]:
+def exact_quotient(xp: Any, numerator: Array, denominator: Array) -> tuple[Array, Array]:
     """numerator / denominator as an unevaluated sum (hi, lo); both finite, the denominator not zero."""
     hi = numerator / denominator
-    a, b = _leading_bits(hi), _leading_bits(denominator)
+    a, b = _leading_bits(xp, hi), _leading_bits(xp, denominator)
     # The remainder numerator - hi * denominator from exact partial products.
     remainder = numerator - a * b
     remainder = remainder - a * (denominator - b) - (hi - a) * b - (hi - a) * (denominator - b)
@@ -89,13 +93,13 @@ def exact_sum(a: Array, b: Array) -> tuple[Array, Array]:
     return total, (a - (total - b_seen)) + (b - b_seen)
 
 
-def log_and_density(hi: Array, lo: Array) -> tuple[Array, Array]:
+def log_and_density(xp: Any, hi: Array, lo: Array) -> tuple[Array, Array]:
     """log phi and phi at x = hi + lo, to a few units in the last place of phi."""
-    head = _leading_bits(hi)
+    head = _leading_bits(xp, hi)
     correction = 0.5 * ((hi - head) + lo) * (hi + head)
     log_density = -(0.5 * head * head + correction) - LOG_SQRT_TWO_PI
     # Where the clip acts the density is zero anyway, and inf * 0 is avoided.
-    density = _DENSITY_AT_ZERO * jnp.exp(-0.5 * head * head) * jnp.exp(-jnp.clip(correction, -1.0, 1.0))
+    density = _DENSITY_AT_ZERO * xp.exp(-0.5 * head * head) * xp.exp(-xp.clip(correction, -1.0, 1.0))
     return log_density, density
 
 
@@ -119,13 +123,16 @@ def _map(y: Array) -> Array:
 
 def _clenshaw(u: Array, v: Array) -> tuple[Array, Array]:
     """(G(v), G[u, v]) by the pair of recurrences in the module docstring."""
-    b1 = b2 = d1 = d2 = jnp.zeros_like(v)
+    b1 = b2 = d1 = d2 = 0.0 * v
     for coefficient in _COEFFICIENTS[:0:-1]:
         d1, d2 = 2 * b1 + 2 * u * d1 - d2, d1
         b1, b2 = coefficient + 2 * v * b1 - b2, b1
     return _COEFFICIENTS[0] + v * b1 - b2, b1 + u * d1 - d2
 
 
-def _leading_bits(x: Array) -> Array:
+def _leading_bits(xp: Any, x: Array) -> Array:
     """x cut to 24 bits, so that products of two cuts are exact."""
+    if xp is not jnp:
+        far = (2.0**29 + 1.0) * x  # Veltkamp; x stays far from overflow
+        return far - (far - x)
     return jax.lax.reduce_precision(x, exponent_bits=11, mantissa_bits=23)

@@ -8,73 +8,73 @@ log R to an absolute one of `displacement`, a weighted node is right to both, th
 """
 
 import dataclasses
+from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 
 from gdpjax._core.types import Array
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, log_sum
 
 _MERGED = 8
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Atoms:
-    """A events of n outcomes each in one direction; the leading axis is that of the events."""
+    """An event of n outcomes in one direction, and how often it happens."""
 
-    num_steps: Array
-    mu: Array
-    """A mu such that each event is mu-GDP."""
+    num_steps: float
+    mu: float
+    """A mu such that the event is mu-GDP."""
     log_ratio: Array
     log_p: Array
     log_q: Array
-    lost_p: Array
-    lost_q: Array
-    rounding: Array
-    displacement: Array
-    sign: Array
+    lost_p: float
+    lost_q: float
+    rounding: float
+    displacement: float
+    sign: float = 1.0
 
     @property
     def loss(self) -> Array:
         """The privacy losses."""
-        return self.sign[..., None] * self.log_ratio
+        return self.sign * self.log_ratio
 
     @property
     def log_weight(self) -> Array:
         """The logarithms of the masses under P."""
-        return jnp.where(self.sign[..., None] > 0, self.log_p, self.log_q)
+        return self.log_p if self.sign > 0 else self.log_q
 
     @property
-    def lost(self) -> Array:
+    def lost(self) -> float:
         """The mass of infinite loss."""
-        return jnp.where(self.sign > 0, self.lost_p, self.lost_q)
+        return self.lost_p if self.sign > 0 else self.lost_q
 
 
 def distribution(atoms: Atoms) -> tuple[Array, Array]:
     """(losses, log weights) of a coarser pair: for planning only."""
-    losses = jnp.mean(atoms.loss.reshape(-1, _MERGED), axis=1)
-    weights = logsumexp(atoms.log_weight.reshape(-1, _MERGED), axis=1)
-    return losses, weights
+    whole = atoms.log_ratio.size // _MERGED * _MERGED
+    losses = np.mean(atoms.loss[:whole].reshape(-1, _MERGED), axis=1)
+    weights = log_sum(atoms.log_weight[:whole].reshape(-1, _MERGED), axis=1)
+    return np.append(losses, atoms.loss[whole:]), np.append(weights, atoms.log_weight[whole:])
 
 
 def log_moment(atoms: Atoms, theta: Array) -> Array:
     """log A(theta) of one event at each theta [points]."""
-    return logsumexp(atoms.log_weight + theta[:, None] * atoms.loss, axis=1)
+    return log_sum(atoms.log_weight + theta[:, None] * atoms.loss, axis=1)
 
 
-def largest_loss(atoms: Atoms) -> Array:
+def largest_loss(events: Sequence[Atoms]) -> float:
     """The largest finite loss of all the events together."""
-    each = jnp.max(jnp.where(atoms.log_weight > -jnp.inf, atoms.loss, -jnp.inf), axis=-1)
-    return jnp.sum(atoms.num_steps * (each + atoms.displacement + 1e-12 * jnp.abs(each)))
+    total = 0.0
+    for event in events:
+        each = float(np.max(event.loss[event.log_weight > -np.inf], initial=-np.inf))
+        total += event.num_steps * (each + event.displacement + 1e-12 * abs(each))
+    return total
 
 
-def log_lost(atoms: Atoms | None) -> Array:
+def log_lost(events: Sequence[Atoms]) -> float:
     """log of the probability that nothing is lost in any event."""
-    if atoms is None:
-        return jnp.zeros(())
-    return jnp.sum(atoms.num_steps * jnp.log1p(-jnp.minimum(atoms.lost, 0.5)))
+    return sum(event.num_steps * float(np.log1p(-min(event.lost, 0.5))) for event in events)
 
 
 def rounding_terms(atoms: Atoms, exponent: Array) -> tuple[Array, Array]:
@@ -82,6 +82,6 @@ def rounding_terms(atoms: Atoms, exponent: Array) -> tuple[Array, Array]:
 
     40 ulp stand for the tables and the three rotations, as in `_moments`.
     """
-    unit = np.finfo(np.float64).eps
-    fixed = atoms.rounding + unit * (40.0 + 2.0 * jnp.where(exponent > -jnp.inf, jnp.abs(exponent), 0.0))
-    return fixed, atoms.displacement + 6.0 * unit * jnp.abs(atoms.loss)
+    unit = 2.0 * UNIT_ROUNDOFF
+    fixed = atoms.rounding + unit * (40.0 + 2.0 * np.where(exponent > -np.inf, np.abs(exponent), 0.0))
+    return fixed, atoms.displacement + 6.0 * unit * np.abs(atoms.loss)

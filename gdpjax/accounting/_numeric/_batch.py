@@ -1,13 +1,13 @@
-"""Many configurations: a loop over rows, whether called eagerly, under jit or under vmap.
+"""Many runs: a loop over rows on the host, whether called eagerly, under jit or under vmap.
 
-Rows differ in cost by two orders of magnitude, because sizes are loop counts (see `_line`). So they run one after
-another, each with its own counts, rather than side by side with the largest; memory is that of one row. Under vmap a
-custom batching rule turns the batch into the same loop. Eagerly, rows go in chunks of a fixed shape with a count, so
-that one compilation serves every batch size.
+Rows differ in cost by two orders of magnitude, because the numbers of nodes and of frequencies do (see `_line`). So
+they run one after another, each with its own sizes; memory is that of one row.
+
+Everything is computed by NumPy in float64. In traced code the same loop is a call back to the host, one for a whole
+batch: it works on every device, nothing is compiled for it, and the numbers are those of an eager call.
 """
 
-import inspect
-import math
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,58 +15,114 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core import xla
-from gdpjax._core.checks import Domain, at_once, check, check_broadcast, float64_function, is_traced
-from gdpjax._core.types import Array
-
-CHUNK = 256
+from gdpjax._core.checks import Domain, check, check_broadcast, is_traced, narrow_on_host
+from gdpjax._core.types import Array, Bounds
 
 
-def batched(core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), **domains: Domain) -> Callable[..., Any]:
-    """Lift a function of float64 scalars, given in the order of ``domains``, to broadcasting arrays.
+def batched(
+    core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), bounds: bool = True, **domains: Domain
+) -> Callable[..., Any]:
+    """Lift a function of numbers, given in the order of ``domains``, to broadcasting arrays.
 
     The first ``phase_groups[0]`` arguments of ``core`` are vectors [J] instead, the last axis of what is passed, the
-    next ``phase_groups[1]`` vectors of another length, and so on. Implements the precision policy of
-    `gdpjax._core.checks`: NumPy float64 eagerly, under an outer trace float32 rounded outward unless x64 is on;
-    concrete arguments are checked, traced ones outside their domain give NaN.
+    next ``phase_groups[1]`` vectors of another length, and so on. ``core`` returns `Bounds`, or one number if not
+    ``bounds``. Called eagerly the result is NumPy float64 and arguments are checked; under an outer trace it is
+    float32 rounded outward unless x64 is on, and NaN where a traced argument is outside its domain.
     """
-    sequential = jax.custom_batching.sequential_vmap(core)
-
-    def mapped(*values: Array) -> Any:
-        shape, rows = _rows(jnp, [_not_differentiable(value) for value in values], phase_groups)
-        flat = jax.lax.map(lambda row: sequential(*row), tuple(rows))
-        return jax.tree.map(lambda leaf: leaf.reshape((*shape, *leaf.shape[1:])), flat)
-
-    named = _with_names(mapped, tuple(domains))
-    traced = float64_function(broadcast=not phase_groups, **domains)(named)  # pyright: ignore[reportArgumentType]
-
-    traced_once = jax.jit(core)  # the shapes and the loop share one trace of it
-
-    @xla.jit
-    def chunk(count: Array, *rows: Array) -> Any:
-        shapes = jax.eval_shape(traced_once, *(row[0] for row in rows))
-        out = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), shapes)
-
-        def body(i: Array, out: Any) -> Any:
-            return jax.tree.map(lambda old, new: old.at[i].set(new), out, traced_once(*(row[i] for row in rows)))
-
-        return jax.lax.fori_loop(np.int32(0), count, body, out)
 
     def call(*values: Array) -> Any:
         arguments = dict(zip(domains, values, strict=True))
-        if is_traced(values):
-            return traced(**arguments)
         for name, value in arguments.items():
             check(name, value, domains[name])
         if not phase_groups:
             check_broadcast(**arguments)
-        shape, rows = _rows(np, [np.asarray(value, np.float64) for value in values], phase_groups)
-        starts = range(0, max(math.prod(shape), 1), CHUNK)
-        with at_once(), jax.enable_x64(True):
-            parts = [_run_chunk(chunk, [row[i : i + CHUNK] for row in rows]) for i in starts]
-        return jax.tree.map(lambda *leaves: _reshaped(np.concatenate(leaves), shape), *parts)
+        if is_traced(values):
+            return _call_back(answer, values, phase_groups, tuple(domains.values()), bounds)
+        shape = _shape(values, phase_groups)
+        return _result(answer(shape, [np.asarray(value, np.float64) for value in values]), bounds)
+
+    def answer(shape: tuple[int, ...], values: list[np.ndarray], valid: Any = True) -> np.ndarray:
+        """The answers [1 or 2, ...] of all rows; NaN where they are not valid."""
+        rows = _rows(values, shape, phase_groups)
+        found = np.full((2 if bounds else 1, *shape), np.nan)
+        valid = np.broadcast_to(valid, shape)
+        with np.errstate(all="ignore"):
+            for place in np.ndindex(*shape):
+                if valid[place]:
+                    one = core(*(_element(row[place]) for row in rows))
+                    found[(slice(None), *place)] = one
+        return found
 
     return call
+
+
+def _element(value: Any) -> Any:
+    return float(value) if np.ndim(value) == 0 else value
+
+
+def _num_vectors(phase_groups: tuple[int, ...]) -> int:
+    return sum(phase_groups)
+
+
+def _shape(values: Any, phase_groups: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the answer: all arguments broadcast together, without the last axis of the vectors."""
+    vectors = _num_vectors(phase_groups)
+    shapes = [np.shape(value)[:-1] if i < vectors else np.shape(value) for i, value in enumerate(values)]
+    return np.broadcast_shapes(*shapes)
+
+
+def _rows(values: list[np.ndarray], shape: tuple[int, ...], phase_groups: tuple[int, ...]) -> list[np.ndarray]:
+    """The arguments with a row for each element of the answer; the vectors of a group get one length."""
+    rows, start = [], 0
+    for size in phase_groups:
+        group = values[start : start + size]
+        length = np.broadcast_shapes(*(np.shape(value)[-1:] for value in group))
+        rows += [np.broadcast_to(value, (*shape, *length)) for value in group]
+        start += size
+    return rows + [np.broadcast_to(value, shape) for value in values[start:]]
+
+
+def _result(found: np.ndarray, bounds: bool) -> Any:
+    return Bounds(found[0][()], found[1][()]) if bounds else found[0][()]
+
+
+def _call_back(
+    answer: Callable[..., np.ndarray],
+    values: tuple[Array, ...],
+    phase_groups: tuple[int, ...],
+    domains: tuple[Domain, ...],
+    bounds: bool,
+) -> Any:
+    """`answer` on the host, at numbers that are known when the compiled program runs."""
+    shape = _shape(values, phase_groups)
+    vectors = _num_vectors(phase_groups)
+    traced = [i for i, value in enumerate(values) if is_traced(value)]
+    known = {i: np.asarray(value, np.float64) for i, value in enumerate(values) if i not in traced}
+
+    # All that is traced gets the full shape, so that axes that vmap puts in front are those of the answer.
+    full = []
+    for i in traced:
+        own = np.shape(values[i])[-1:] if i < vectors else ()
+        full.append(jnp.broadcast_to(_not_differentiable(jnp.asarray(values[i])), (*shape, *own)))
+    wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+    def host(*numbers: Array) -> Any:
+        arrays = dict(known)
+        valid: Any = True
+        for i, number in zip(traced, numbers, strict=True):
+            arrays[i] = np.asarray(number, np.float64)
+            inside = np.asarray(domains[i].contains(arrays[i]))
+            valid = valid & (np.all(inside, axis=-1) if i < vectors else inside)
+        ordered = [arrays[i] for i in range(len(values))]
+        found = answer(_shape(ordered, phase_groups), ordered, valid)
+        if wide:
+            return tuple(found)
+        directions = ("down", "up") if bounds else ("nearest",)
+        return tuple(narrow_on_host(part, way) for part, way in zip(found, directions, strict=True))
+
+    kind = jax.ShapeDtypeStruct(shape, np.float64 if wide else np.float32)
+    result = jax.pure_callback(host, (kind,) * (2 if bounds else 1), *full, vmap_method="broadcast_all")
+    return Bounds(*result) if bounds else result[0]
 
 
 @jax.custom_jvp
@@ -80,37 +136,3 @@ def _refuse(primals: Any, tangents: Any) -> Any:
         "certified bounds have no derivative: their ends move with the search that found them. Differentiate "
         "clt_epsilon or edgeworth_epsilon instead, or take differences of epsilon_estimate"
     )
-
-
-def _rows(xp: Any, values: Any, phase_groups: tuple[int, ...]) -> tuple[tuple[int, ...], list[Array]]:
-    """The broadcast shape, and the arguments as rows [n] or [n, J]."""
-    vectors: list[Array] = []
-    for size in phase_groups:
-        vectors += xp.broadcast_arrays(*values[len(vectors) : len(vectors) + size])
-    scalars = values[len(vectors) :]
-    shape = np.broadcast_shapes(*(np.shape(v)[:-1] for v in vectors), *(np.shape(value) for value in scalars))
-    rows = [xp.broadcast_to(v, (*shape, v.shape[-1])).reshape(-1, v.shape[-1]) for v in vectors]
-    return shape, rows + [xp.broadcast_to(value, shape).reshape(-1) for value in scalars]
-
-
-def _reshaped(rows: np.ndarray, shape: tuple[int, ...]) -> Any:
-    """The rows of the batch in the shape that the arguments have together; a row may be a vector."""
-    return rows.reshape((*shape, *rows.shape[1:]))[()]
-
-
-def _run_chunk(chunk: Callable[..., Any], rows: list[np.ndarray]) -> Any:
-    count = rows[0].shape[0]
-    padding = [(0, CHUNK - count)]
-    padded = [np.pad(row, padding + [(0, 0)] * (row.ndim - 1), mode="edge" if count else "constant") for row in rows]
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], chunk(np.int32(count), *padded))
-
-
-def _with_names(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """``function(*values)`` as a function with the given parameter names, which `float64_function` reads."""
-
-    def named(*values: Array, **keywords: Array) -> Any:
-        return function(*values, *(keywords[name] for name in names[len(values) :]))
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    named.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # pyright: ignore
-    return named

@@ -5,14 +5,14 @@ nothing.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core import checks
-from gdpjax._core.gdp import gdp_epsilon
+from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _closed, _dominating, _driver, _finite, _run, _tradeoff
 from gdpjax.accounting._numeric._batch import batched
@@ -33,7 +33,7 @@ PROFILE_SHARING = 6
 
 
 class Family(NamedTuple):
-    """What kind of run is asked about; each kind is one compiled program per question."""
+    """What kind of run is asked about."""
 
     symmetric: bool = False
     """Uniform sampling under replace-one (the upper curve), instead of Poisson sampling."""
@@ -46,106 +46,115 @@ class Family(NamedTuple):
 POISSON = Family()
 
 
-def _prepare(family: Family, values: tuple[Array, ...]) -> tuple[Run, Array, Array]:
-    """The run, whether anything is revealed, and whether its p was raised to the smallest that is computed with."""
-    sigma, prob, steps, *others = (jnp.atleast_1d(value) for value in values)
-    size = jnp.broadcast_to(others.pop(0), steps.shape) if family.largest_group > 1 else jnp.ones_like(steps)
-    finite = Finite(*others) if family.finite else None
-    active = jnp.any((prob > 0) & (steps > 0))
-    if finite is not None:
-        active = active | jnp.any((finite.num_steps > 0) & (finite.bound > 0))
-    steps = jnp.where(prob > 0, steps, 0.0)
-    raised = jnp.any((steps > 0) & (prob < _SMALLEST_PROB))
-    prob = jnp.maximum(prob, _SMALLEST_PROB)
-    steps = jnp.where(active, steps, 1.0)
-    made = Step(sigma, prob, steps, jnp.ones_like(steps), size, family.largest_group, family.symmetric)
-    return Run(made, finite), active, raised
+class _Prepared(NamedTuple):
+    """A run without what does nothing, and whether one of its p was raised to the smallest that is computed with."""
+
+    run: Run
+    raised: bool
 
 
-def _epsilon_core(run: Run, delta: Array) -> Bounds:
-    answer = _driver.epsilon_of_run(run, jnp.log(delta))
-    form = _closed.closed_form(run)
-    exact = _closed.epsilon(form, delta)
-    applies = form.applies & (exact.upper < jnp.inf)
-    lower = jnp.where(applies, jnp.fmax(answer.lower, exact.lower), answer.lower)
-    if run.finite is not None:
-        lower = jnp.fmax(lower, _finite.epsilon_from_atom(run.finite, jnp.log(delta)))
-    # With sampling the steps reveal less than without.
-    # Near zero delta fixes epsilon only absolutely.
-    gaussian = gdp_epsilon(delta, _run.gaussian_mu(run)) * (1.0 + 1e-10) + 1e-12 + _run.largest_finite_loss(run)
-    upper = jnp.fmin(answer.upper, jnp.where(applies, jnp.fmin(gaussian, exact.upper), gaussian))
-    nothing = delta >= _run.chance_of_leaking(run)
-    return Bounds(jnp.where(nothing, 0.0, lower), jnp.where(nothing, 0.0, upper))
-
-
-def _estimate_core(run: Run, delta: Array) -> Array:
-    estimate = _driver.estimate_of_run(run, jnp.log(delta))
-    form = _closed.closed_form(run)
-    exact = _closed.epsilon(form, delta)
-    middle = jnp.where(exact.lower > 0, 0.5 * (exact.lower + exact.upper), 0.0)
-    estimate = jnp.where(form.applies & (exact.upper < jnp.inf), middle, estimate)
-    return jnp.where(delta >= _run.chance_of_leaking(run), 0.0, estimate)
-
-
-def _delta_core(run: Run, epsilon: Array) -> Bounds:
-    answer = _driver.log_delta_of_run(run, epsilon)
-    form = _closed.closed_form(run)
-    exact = _closed.delta(form, epsilon)
-    upper, lower = jnp.exp(answer.upper) * (1.0 + 1e-12), jnp.exp(answer.lower) * (1.0 - 1e-12)
-    upper = jnp.fmin(upper, _run.chance_of_leaking(run))
-    upper = jnp.where(form.applies, jnp.fmin(upper, exact.upper), upper)
-    lower = jnp.where(form.applies, jnp.fmax(lower, exact.lower), lower)
-    if run.finite is not None:
-        lower = jnp.fmax(lower, _finite.delta_from_atom(run.finite, epsilon))
-    return Bounds(jnp.maximum(lower - _TINY, 0.0), jnp.minimum(upper + _TINY, 1.0))
-
-
-def _tradeoff_core(run: Run, alpha: Array) -> Bounds:
-    bounds = _tradeoff.tradeoff_of_run(run, jnp.clip(alpha, _SMALLEST_ALPHA, 1.0 - 1e-16))
-    # The curve falls, so below the smallest alpha only the lower bound at it holds.
-    bounds = bounds._replace(upper=jnp.where(alpha < _SMALLEST_ALPHA, 1.0, bounds.upper))
-    ends = (alpha == 0) | (alpha == 1)
-    return Bounds(jnp.where(ends, 1.0 - alpha, bounds.lower), jnp.where(ends, 1.0 - alpha, bounds.upper))
-
-
-def _mu_core(run: Run, failure: Array) -> Bounds:
-    # The whole run has this mu whatever the sampling. For the smallest noises the search takes minutes and finds little
-    # better.
-    trivial = _run.trivial_mu(run)
-    return jax.lax.cond(
-        jnp.min(run.steps.noise_multiplier) < _SMALLEST_NOISE_SEARCHED,
-        lambda: Bounds(jnp.zeros_like(trivial), trivial),
-        lambda: _dominating.mu_of_run(run, failure),
+def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
+    """The run that the columns describe."""
+    sigma, prob, steps, *others = (np.atleast_1d(value) for value in values)
+    sizes = np.broadcast_to(others.pop(0), steps.shape) if family.largest_group > 1 else np.ones_like(steps)
+    phases = [row for row in zip(sigma, prob, steps, sizes, strict=True) if row[1] > 0 and row[2] > 0]
+    made = tuple(
+        Step(float(s), max(float(p), _SMALLEST_PROB), float(t), 1.0, int(k), family.symmetric)
+        for s, p, t, k in phases
     )
+    events = zip(*others, strict=True) if family.finite else ()
+    finite = tuple(Finite(*map(float, event)) for event in events if event[0] > 0 and event[1] > 0)
+    return _Prepared(Run(made, finite), any(p < _SMALLEST_PROB for _, p, _, _ in phases))
+
+
+def _epsilon_core(run: Run, delta: float, width: float = _driver.RELATIVE_WIDTH) -> Bounds:
+    if delta >= _run.chance_of_leaking(run):
+        return Bounds(0.0, 0.0)
+    # With sampling the steps reveal less than without. Near zero delta fixes epsilon only absolutely.
+    gaussian = float(epsilon_kernel(np, delta, 1.0 - delta, _run.gaussian_mu(run)))
+    gaussian = gaussian * (1.0 + 1e-10) + 1e-12 + _finite.largest_loss(run.finite)
+    if _closed.has_closed_form(run):
+        exact = _closed.epsilon(run, delta)
+        if exact.upper < math.inf:
+            return Bounds(exact.lower, min(exact.upper, gaussian))
+    answer = _driver.epsilon_of_run(run, math.log(delta), width)
+    lower = float(answer.lower)
+    if run.finite:
+        lower = max(lower, _finite.epsilon_from_atom(run.finite, math.log(delta)))
+    return Bounds(lower, float(np.fmin(answer.upper, gaussian)))
+
+
+def _estimate_core(run: Run, delta: float) -> float:
+    if delta >= _run.chance_of_leaking(run):
+        return 0.0
+    if _closed.has_closed_form(run):
+        exact = _closed.epsilon(run, delta)
+        if exact.upper < math.inf:
+            return 0.5 * (exact.lower + exact.upper) if exact.lower > 0 else 0.0
+    return _driver.estimate_of_run(run, math.log(delta))
+
+
+def _delta_core(run: Run, epsilon: float, width: float = _driver.DELTA_WIDTH) -> Bounds:
+    leaking = _run.chance_of_leaking(run)
+    if _closed.has_closed_form(run):
+        lower, upper = _closed.delta(run, epsilon)
+    else:
+        answer = _driver.log_delta_of_run(run, epsilon, width)
+        lower, upper = math.exp(answer.lower) * (1.0 - 1e-12), math.exp(answer.upper) * (1.0 + 1e-12)
+    if run.finite:
+        lower = max(lower, _finite.delta_from_atom(run.finite, epsilon))
+    upper = float(np.fmin(upper, leaking))
+    return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
+
+
+def _tradeoff_core(run: Run, alpha: float) -> Bounds:
+    if alpha in (0.0, 1.0):
+        return Bounds(1.0 - alpha, 1.0 - alpha)
+    bounds = _tradeoff.tradeoff_of_run(run, min(max(alpha, _SMALLEST_ALPHA), 1.0 - 1e-16))
+    # The curve falls, so below the smallest alpha only the lower bound at it holds.
+    return bounds._replace(upper=1.0) if alpha < _SMALLEST_ALPHA else bounds
+
+
+def _mu_core(run: Run, failure: float) -> Bounds:
+    # The whole run has this mu whatever the sampling. For the smallest noises the search takes long and finds little
+    # better.
+    if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
+        return Bounds(0.0, _run.trivial_mu(run))
+    return _dominating.mu_of_run(run, failure)
 
 
 class _Question(NamedTuple):
     """A core, the name and domain of what it is asked at, and its answer where nothing is revealed."""
 
-    core: Callable[[Run, Array], Any]
+    core: Callable[[Run, float], Any]
     argument: str
     domain: checks.Domain
-    nothing: Callable[[Array], Array]
+    nothing: Callable[[float], float]
+
+
+def _none(at: float) -> float:
+    return 0.0
 
 
 _QUESTIONS = {
-    "epsilon": _Question(_epsilon_core, "delta", checks.OPEN_UNIT, jnp.zeros_like),
-    "estimate": _Question(_estimate_core, "delta", checks.OPEN_UNIT, jnp.zeros_like),
-    "delta": _Question(_delta_core, "epsilon", checks.NONNEGATIVE, jnp.zeros_like),
+    "epsilon": _Question(_epsilon_core, "delta", checks.OPEN_UNIT, _none),
+    "estimate": _Question(_estimate_core, "delta", checks.OPEN_UNIT, _none),
+    "delta": _Question(_delta_core, "epsilon", checks.NONNEGATIVE, _none),
     "tradeoff": _Question(_tradeoff_core, "alpha", checks.UNIT, lambda alpha: 1.0 - alpha),
-    "mu": _Question(_mu_core, "failure", checks.OPEN_UNIT, jnp.zeros_like),
+    "mu": _Question(_mu_core, "failure", checks.OPEN_UNIT, _none),
 }
 
 
 def _core(question: _Question, family: Family) -> Callable[..., Any]:
-    def core(*values: Array) -> Any:
-        run, active, raised = _prepare(family, values[:-1])
-        answer = question.core(run, values[-1])
+    def core(*values: Any) -> Any:
+        run, raised = _prepare(family, values[:-1])
         nothing = question.nothing(values[-1])
-        if isinstance(answer, Bounds):  # of a run with a larger p, so nothing at all is the other end
-            lower, upper = jnp.minimum(answer.lower, nothing), jnp.maximum(answer.upper, nothing)
-            answer = Bounds(jnp.where(raised, lower, answer.lower), jnp.where(raised, upper, answer.upper))
-        return jax.tree.map(lambda leaf: jnp.where(active, leaf, nothing), answer)
+        if not run.steps and not run.finite:
+            return Bounds(nothing, nothing) if question.core is not _estimate_core else nothing
+        answer = question.core(run, values[-1])
+        if raised and isinstance(answer, Bounds):  # of a run with a larger p, so nothing at all is the other end
+            return Bounds(min(answer.lower, nothing), max(answer.upper, nothing))
+        return answer
 
     return core
 
@@ -155,51 +164,53 @@ def of_runs(name: str, family: Family = POISSON) -> Callable[..., Any]:
     """The question ``name`` for broadcasting arrays of runs, ``at`` and, in groups, their sizes."""
     question = _QUESTIONS[name]
     domains = {**_RUN, **(_GROUP if family.largest_group > 1 else {}), question.argument: question.domain}
-    return batched(_core(question, family), **domains)  # pyright: ignore
+    return batched(_core(question, family), bounds=name != "estimate", **domains)  # pyright: ignore
+
+
+def _of_phases(family: Family) -> tuple[dict[str, checks.Domain], tuple[int, ...]]:
+    """The arguments that describe a run in phases, and how many of them share a last axis."""
+    domains = {**_PHASES, **(_GROUP if family.largest_group > 1 else {}), **(_FINITE if family.finite else {})}
+    return domains, (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()))
 
 
 @functools.cache
 def of_phases(name: str, family: Family = POISSON) -> Callable[..., Any]:
     """The question ``name`` for runs in phases, which are the last axis of every argument but ``at``."""
     question = _QUESTIONS[name]
-    domains = {**_PHASES, **(_GROUP if family.largest_group > 1 else {}), **(_FINITE if family.finite else {})}
-    groups = (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()))
-    domains[question.argument] = question.domain
-    return batched(_core(question, family), phase_groups=groups, **domains)  # pyright: ignore
-
-
-def _profile_core(run: Run, epsilon: Array, width: Array) -> Bounds:
-    """Brackets on delta at many epsilon [n], of which a few neighbours share a contour."""
-    form = _closed.closed_form(run)
-
-    def on_contours() -> Bounds:
-        groups = epsilon.reshape(-1, PROFILE_SHARING)
-        answer = jax.lax.map(lambda group: _driver.log_deltas_of_run(run, group, width), groups)
-        lower, upper = answer.lower.reshape(-1), answer.upper.reshape(-1)
-        return Bounds(jnp.exp(lower) * (1.0 - 1e-12), jnp.exp(upper) * (1.0 + 1e-12))
-
-    def in_closed_form() -> Bounds:
-        return jax.lax.map(lambda one: _closed.delta(form, one), epsilon)
-
-    answer = jax.lax.cond(form.applies, in_closed_form, on_contours)
-    upper = jnp.fmin(answer.upper, _run.chance_of_leaking(run))
-    return Bounds(jnp.maximum(answer.lower - _TINY, 0.0), jnp.minimum(upper + _TINY, 1.0))
+    domains, groups = _of_phases(family)
+    domains = {**domains, question.argument: question.domain}
+    return batched(_core(question, family), phase_groups=groups, bounds=name != "estimate", **domains)  # pyright: ignore
 
 
 @functools.cache
-def profile_of_phases(family: Family = POISSON) -> Callable[..., Any]:
-    """delta at a vector of epsilon, its length a multiple of `PROFILE_SHARING`, to a relative width that may differ.
+def profile_of_phases(family: Family = POISSON) -> Callable[..., Bounds]:
+    """delta of one run in phases at a vector of epsilon, which share the work, to a relative width that may differ.
 
-    Called as `of_phases`, with the vector of epsilon and the width at the end. The answer has the vector's axis last.
+    Called as `of_phases`, with the vector of epsilon and the width at the end, and with numbers only.
     """
+    domains, _ = _of_phases(family)
 
-    def core(*values: Array) -> Bounds:
-        run, active, raised = _prepare(family, values[:-2])
-        answer = _profile_core(run, *values[-2:])
-        lower = jnp.where(active & ~raised, answer.lower, 0.0)
-        return Bounds(lower, jnp.where(active, answer.upper, 0.0))
+    def profile(*values: Any) -> Bounds:
+        *columns, epsilon, width = values
+        for (name, domain), column in zip(domains.items(), columns, strict=True):
+            checks.check(name, column, domain)
+        checks.check("epsilon", epsilon, checks.NONNEGATIVE)
+        with np.errstate(all="ignore"):
+            return _profile(family, columns, np.asarray(epsilon, np.float64), float(width))
 
-    domains = {**_PHASES, **(_GROUP if family.largest_group > 1 else {}), **(_FINITE if family.finite else {})}
-    groups = (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()), 1)
-    domains = {**domains, "epsilon": checks.NONNEGATIVE, "width": checks.OPEN_UNIT}
-    return batched(core, phase_groups=groups, **domains)  # pyright: ignore
+    return profile
+
+
+def _profile(family: Family, columns: list[Any], epsilon: Array, width: float) -> Bounds:
+    run, raised = _prepare(family, tuple(np.asarray(column, np.float64) for column in columns))
+    if not run.steps and not run.finite:
+        return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
+    if _closed.has_closed_form(run):
+        lower, upper = np.array([_closed.delta(run, float(one)) for one in epsilon]).T
+    else:
+        groups = [epsilon[i : i + PROFILE_SHARING] for i in range(0, epsilon.size, PROFILE_SHARING)]
+        answers = [_driver.log_deltas_of_run(run, group, width) for group in groups]
+        lower = np.exp(np.concatenate([answer.lower for answer in answers])) * (1.0 - 1e-12)
+        upper = np.exp(np.concatenate([answer.upper for answer in answers])) * (1.0 + 1e-12)
+    upper = np.minimum(np.fmin(upper, _run.chance_of_leaking(run)) + _TINY, 1.0)
+    return Bounds(np.zeros_like(upper) if raised else np.maximum(lower - _TINY, 0.0), upper)

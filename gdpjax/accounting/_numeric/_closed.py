@@ -14,46 +14,36 @@ A computed value is off by a few ulp of e' and mu, which log delta_mu feels up t
 delta_mu = delta / p, which may be as close to 1 as delta is to p; `gdpjax._core.gdp` works from 1 - delta / p there.
 """
 
-from typing import NamedTuple
+import numpy as np
 
-import jax.numpy as jnp
-
-from gdpjax._core.gdp import gdp_delta, subsampled_epsilon
-from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric._run import Run, alone, gaussian_mu
+from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
+from gdpjax._core.types import Bounds
+from gdpjax.accounting._numeric._run import Run, gaussian_mu, is_alone
 
 _SLACK = 1e-9
 
 
-class Closed(NamedTuple):
-    """Whether the run has a closed form, and its mu and p."""
-
-    applies: Array
-    mu: Array
-    sampling_prob: Array
-
-
-def closed_form(run: Run) -> Closed:
-    """The closed form of a run, where there is one."""
-    steps = run.steps
-    used = steps.num_steps > 0
-    unsampled = jnp.all(~used | (steps.sampling_prob == 1.0))
-    single = (jnp.sum(steps.num_steps) == 1.0) & jnp.all(jnp.asarray(steps.group_size) == 1)
-    p = jnp.max(jnp.where(used, steps.sampling_prob, 0.0))
-    return Closed((unsampled | single) & alone(run) & jnp.any(used), gaussian_mu(run), p)
+def has_closed_form(run: Run) -> bool:
+    """Whether nothing is sampled, or there is only one step, of one example."""
+    if not is_alone(run):
+        return False
+    unsampled = all(step.sampling_prob == 1.0 for step in run.steps)
+    return unsampled or sum(step.num_steps * step.group_size for step in run.steps) == 1.0
 
 
-def epsilon(form: Closed, delta: Array) -> Bounds:
-    """The smallest epsilon at delta."""
-    value = subsampled_epsilon(delta, form.sampling_prob, form.mu)
+def epsilon(run: Run, delta: float) -> Bounds:
+    """The smallest epsilon at delta, of a run with a closed form."""
+    value = float(subsampled_epsilon_kernel(np, delta, run.steps[0].sampling_prob, gaussian_mu(run)))
     # Where epsilon is close to zero delta fixes it absolutely.
-    return Bounds(jnp.maximum(value * (1.0 - _SLACK) - 1e-12, 0.0), value * (1.0 + _SLACK) + 1e-12)
+    return Bounds(max(value * (1.0 - _SLACK) - 1e-12, 0.0), value * (1.0 + _SLACK) + 1e-12)
 
 
-def delta(form: Closed, epsilon: Array) -> Bounds:
-    """delta at epsilon; underflow to zero is undone by the caller."""
-    p = form.sampling_prob
-    small = jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 1.0)) / p)
-    large = epsilon + jnp.log1p((p - 1.0) * jnp.exp(-epsilon)) - jnp.log(p)
-    value = p * gdp_delta(jnp.where(epsilon < 1.0, small, large), form.mu)
+def delta(run: Run, epsilon: float) -> Bounds:
+    """delta at epsilon, of a run with a closed form; underflow to zero is undone by the caller."""
+    p = run.steps[0].sampling_prob
+    if epsilon < 1.0:
+        inner = np.log1p(np.expm1(epsilon) / p)
+    else:
+        inner = epsilon + np.log1p((p - 1.0) * np.exp(-epsilon)) - np.log(p)
+    value = p * float(delta_kernel(np, inner, gaussian_mu(run)))
     return Bounds(value * (1.0 - _SLACK), value * (1.0 + _SLACK))

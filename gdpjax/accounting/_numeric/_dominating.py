@@ -16,12 +16,12 @@ bisection finds the smallest, up to 1e-6, which is right because R_mu increases 
 (1e-12 relative) is covered by comparing with 1e-9 to spare.
 """
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.scipy.special import log_ndtr
+import math
 
-from gdpjax._core.gdp import gdp_delta, gdp_mu
+import numpy as np
+from scipy.special import log_ndtr
+
+from gdpjax._core.gdp import delta_kernel, mu_kernel
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _driver
 from gdpjax.accounting._numeric._run import Run, trivial_mu
@@ -31,41 +31,46 @@ _SHARING = 6  # how many neighbouring points of the grid share a contour
 _WIDTH = 3e-3
 
 
-def mu_of_run(run: Run, failure: Array) -> Bounds:
+def mu_of_run(run: Run, failure: float) -> Bounds:
     """The bracket on mu of a run."""
-    top = _driver.epsilon_of_run(run, jnp.log(failure)).upper
+    top = float(_driver.epsilon_of_run(run, math.log(failure)).upper)
+    if not top > 0:
+        return Bounds(0.0, 0.0)
     epsilon = top * (np.arange(_INTERVALS) / _INTERVALS)
-    groups = epsilon.reshape(-1, _SHARING)
-    answer = jax.lax.map(lambda group: _driver.log_deltas_of_run(run, group, _WIDTH), groups)
-    answer = jax.tree.map(lambda leaf: leaf.reshape(-1), answer)
-    low = jnp.exp(answer.lower) * (1.0 - 1e-12)
-    high = jnp.minimum(jnp.exp(answer.upper) * (1.0 + 1e-12), 1.0)
+    answers = [_driver.log_deltas_of_run(run, group, _WIDTH) for group in epsilon.reshape(-1, _SHARING)]
+    low = np.exp(np.concatenate([answer.lower for answer in answers])) * (1.0 - 1e-12)
+    high = np.minimum(np.exp(np.concatenate([answer.upper for answer in answers])) * (1.0 + 1e-12), 1.0)
+
+    # The mu that each point forces.
     mixed = (low - failure) / (1.0 - failure)
-    forced = jnp.where(mixed > 1e-300, gdp_mu(epsilon, jnp.clip(mixed, 1e-300, 1.0 - 1e-16)), 0.0)
-    lower = jnp.max(jnp.where(jnp.isnan(forced), 0.0, forced)) * (1.0 - 1e-9)
+    forced = np.where(mixed > 1e-300, mu_kernel(np, epsilon, np.clip(mixed, 1e-300, 1.0 - 1e-16)), 0.0)
+    lower = float(np.max(np.nan_to_num(forced, nan=0.0))) * (1.0 - 1e-9)
+
+    # The smallest mu that dominates.
     trivial = trivial_mu(run)
-    ends = jnp.append(epsilon, top), jnp.append(high, failure)
+    lower = min(lower, trivial)
+    epsilon, high = np.append(epsilon, top), np.append(high, failure)
+    fails, holds = lower, trivial
+    for _ in range(40):
+        middle = math.sqrt(max(fails, 1e-12 * holds)) * math.sqrt(holds)
+        if dominates(middle, epsilon, high, failure):
+            holds = middle
+        else:
+            fails = middle
+        if not fails < holds * (1.0 - 1e-9):
+            break
+    return Bounds(lower, holds)
 
-    def narrow(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        fails, holds = bracket
-        middle = jnp.sqrt(jnp.maximum(fails, 1e-12 * holds)) * jnp.sqrt(holds)
-        good = dominates(middle, *ends, failure)
-        return jnp.where(good, fails, middle), jnp.where(good, middle, holds)
 
-    lower = jnp.minimum(lower, trivial)
-    _, upper = jax.lax.fori_loop(np.int32(0), np.int32(40), narrow, (lower, trivial))
-    return Bounds(jnp.where(top > 0, lower, 0.0), jnp.where(top > 0, upper, 0.0))
-
-
-def dominates(mu: Array, epsilon: Array, bound: Array, failure: Array) -> Array:
+def dominates(mu: float, epsilon: Array, bound: Array, failure: float) -> bool:
     """Whether the tangents of R_mu lie above the chords through (epsilon, bound), on every interval."""
     left, right = epsilon[:-1], epsilon[1:]
     middle = 0.5 * (left + right)
-    level = gdp_delta(middle, mu)
-    slope = jnp.exp(middle + log_ndtr(-middle / mu - 0.5 * mu))  # e^{e_m} Phi(-e_m / mu - mu / 2) <= delta-like
+    level = delta_kernel(np, middle, np.asarray(mu))
+    slope = np.exp(middle + log_ndtr(-middle / mu - 0.5 * mu))  # e^{e_m} Phi(-e_m / mu - mu / 2) <= delta-like
 
     def tangent(e: Array) -> Array:
-        change = slope * jnp.expm1(e - middle)
-        return failure + (1.0 - failure) * (level - change - 1e-9 * (level + jnp.abs(change)))
+        change = slope * np.expm1(e - middle)
+        return failure + (1.0 - failure) * (level - change - 1e-9 * (level + np.abs(change)))
 
-    return jnp.all((tangent(left) >= bound[:-1]) & (tangent(right) >= bound[1:] * (1.0 - 1e-12)))
+    return bool(np.all((tangent(left) >= bound[:-1]) & (tangent(right) >= bound[1:] * (1.0 - 1e-12))))

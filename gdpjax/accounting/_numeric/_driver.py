@@ -1,20 +1,20 @@
 """One configuration, both directions, as many tries as it needs; and many configurations in a loop."""
 
+import math
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _atoms, _plan, _solve
-from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_finite_loss, largest_loss
+from gdpjax.accounting._numeric import _atoms, _finite, _plan, _solve
+from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_loss
 
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
 DELTA_WIDTH = 1e-2
 FLOOR = 1e-6
 TRIES = 5
+_LOWEST_LOG_DELTA = -690.0
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
 """An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
@@ -23,7 +23,7 @@ _NEGLIGIBLE = 2e-5
 
 
 class Answer(NamedTuple):
-    """A certified bracket and an estimate inside it."""
+    """A certified bracket and an estimate inside it: numbers, or vectors."""
 
     lower: Array
     upper: Array
@@ -31,88 +31,73 @@ class Answer(NamedTuple):
 
 
 def _worse(first: Answer, second: Answer) -> Answer:
-    return jax.tree.map(jnp.maximum, first, second)
+    return Answer(*(np.maximum(a, b) for a, b in zip(first, second, strict=True)))
 
 
-def epsilon_of_run(run: Run, log_delta: Array, width: float = RELATIVE_WIDTH) -> Answer:
+def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) -> Answer:
     """The bracket on epsilon, the larger of the two directions, of a run.
 
     "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a
     smoothing as coarse as the gap between the two allows.
     """
-
-    def direction(best: Answer, sign: Array) -> tuple[Answer, None]:
-        return _worse(best, direction_epsilon(run.towards(sign), log_delta, best.lower, width)), None
-
-    zero = jnp.zeros_like(log_delta)
-    return jax.lax.scan(direction, Answer(zero, zero, zero), jnp.array(run.signs))[0]
+    best = Answer(0.0, 0.0, 0.0)
+    for sign in run.signs:
+        best = _worse(best, direction_epsilon(run.towards(sign), log_delta, float(best.lower), width))
+    return best
 
 
-def estimate_of_run(run: Run, log_delta: Array) -> Array:
+def estimate_of_run(run: Run, log_delta: float) -> float:
     """An estimate of epsilon; a direction whose rough guess is far below that of another is left out.
 
     The search of a direction brackets what it estimates. Where the upper end stays far above, the estimate is inf.
     """
-
-    def direction(best: tuple[Array, Array], sign: Array) -> tuple[tuple[Array, Array], None]:
+    largest_guess, best = -1.0, 0.0
+    for sign in run.signs:
         directed = run.towards(sign)
-        guess = _plan.first_guess(directed, _plan.windows(directed, log_delta), log_delta)
-        needed = guess > _CLEARLY_BELOW * best[0]
-
-        def confirmed() -> Array:
-            answer = direction_epsilon(directed, log_delta, best[1], ESTIMATE_WIDTH)
+        guess = _plan.first_guess(_plan.masses(directed, _plan.windows(directed, log_delta)), log_delta).epsilon
+        if guess > _CLEARLY_BELOW * largest_guess:
+            answer = direction_epsilon(directed, log_delta, best, ESTIMATE_WIDTH)
             narrow = answer.upper - answer.estimate <= _CONFIRMED * answer.upper + _NEGLIGIBLE
-            return jnp.where(narrow | (answer.upper <= best[1]), answer.estimate, jnp.inf)
-
-        estimate = jax.lax.cond(needed, confirmed, lambda: jnp.zeros_like(guess))
-        return (jnp.maximum(best[0], guess), jnp.maximum(best[1], estimate)), None
-
-    zero = jnp.full_like(log_delta, -1.0), jnp.zeros_like(log_delta)
-    return jax.lax.scan(direction, zero, jnp.array(run.signs))[0][1]
+            best = max(best, answer.estimate if narrow or answer.upper <= best else math.inf)
+        largest_guess = max(largest_guess, guess)
+    return best
 
 
-def direction_epsilon(run: Run, log_delta: Array, against: Array, target: float) -> Answer:
+def direction_epsilon(run: Run, log_delta: float, against: float, target: float) -> Answer:
     """One direction; the bracket need not be tight once its upper end is below ``against``."""
-    window = _plan.windows(run, log_delta)
-
-    def body(state: tuple[Array, Answer]) -> tuple[Array, Answer]:
-        i, old = state
-        slack = 0.5 * (against / jnp.maximum(old.estimate, 1e-300) - 1.0)
-        width = jnp.clip(slack, target, 0.2) * 0.8**i
-        plan = _plan.make_plan(run, window, old.estimate, log_delta, width, of_delta=False)
-        new, estimate = _solve.epsilon_bracket(run, plan)
-        return i + 1, Answer(jnp.maximum(old.lower, new.lower), jnp.minimum(old.upper, new.upper), estimate)
-
-    def unfinished(state: tuple[Array, Answer]) -> Array:
-        i, now = state
-        wide = now.upper - now.lower > jnp.maximum(target * now.estimate, FLOOR)
-        return (i < TRIES) & wide & (now.upper > against)
-
-    guess = _plan.first_guess(run, window, log_delta)
-    start = Answer(jnp.zeros_like(log_delta), _trivial_upper(run, log_delta), guess)
-    _, answer = jax.lax.while_loop(unfinished, body, (np.int32(0), start))
-    return answer._replace(estimate=jnp.clip(answer.estimate, answer.lower, answer.upper))
+    windows = _plan.windows(run, log_delta)
+    coarse = _plan.masses(run, windows)
+    estimate, theta = _plan.first_guess(coarse, log_delta)
+    lower, upper = 0.0, _trivial_upper(run, log_delta)
+    for i in range(TRIES):
+        if not (upper - lower > max(target * estimate, FLOOR) and upper > against):
+            break
+        slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
+        width = min(max(slack, target), 0.2) * 0.8**i
+        plan = _plan.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta)
+        bounds, estimate = _solve.epsilon_bracket(run, plan)
+        lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+    return Answer(lower, upper, min(max(estimate, lower), upper))
 
 
-def _trivial_upper(run: Run, log_delta: Array) -> Array:
+def _trivial_upper(run: Run, log_delta: float) -> float:
     """Without sampling the steps are mu-GDP, delta <= Phi(mu/2 - e/mu) <= e^{-x^2/2}; other losses are bounded."""
     mu = gaussian_mu(run)
-    return mu * (jnp.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + largest_finite_loss(run)
+    return mu * (math.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _finite.largest_loss(run.finite)
 
 
-def log_delta_of_run(run: Run, epsilon: Array, width: float = DELTA_WIDTH) -> Answer:
+def log_delta_of_run(run: Run, epsilon: float, width: float = DELTA_WIDTH) -> Answer:
     """The bracket on log delta, the larger of the two directions, of a run."""
-    return jax.tree.map(lambda leaf: leaf[0], log_deltas_of_run(run, epsilon[None], width))
+    return Answer(*(float(leaf[0]) for leaf in log_deltas_of_run(run, np.array([epsilon]), width)))
 
 
 def log_deltas_of_run(run: Run, epsilon: Array, width: float = DELTA_WIDTH) -> Answer:
     """The same at several epsilon [n] that are close enough to share a contour."""
-
-    def direction(best: Answer, sign: Array) -> tuple[Answer, None]:
-        return _worse(best, direction_log_deltas(run.towards(sign), epsilon, best.lower, width)), None
-
-    nothing = jnp.full_like(epsilon, -jnp.inf)
-    return jax.lax.scan(direction, Answer(nothing, nothing, nothing), jnp.array(run.signs))[0]
+    nothing = np.full(epsilon.shape, -np.inf)
+    best = Answer(nothing, nothing, nothing)
+    for sign in run.signs:
+        best = _worse(best, direction_log_deltas(run.towards(sign), epsilon, best.lower, width))
+    return best
 
 
 def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float = DELTA_WIDTH) -> Answer:
@@ -120,38 +105,33 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
 
     The contour is made for the middle of the points, then for the one with the widest bracket.
     """
-    middle = epsilon.shape[0] // 2
-
-    def too_wide(now: Answer) -> Array:
-        return (now.upper - now.lower > target) & (now.upper > jnp.maximum(against, -690.0))
-
-    def body(state: tuple[Array, Answer]) -> tuple[Array, Answer]:
-        i, old = state
-        worst = jnp.argmax(jnp.where(too_wide(old), old.upper - old.lower, -1.0))
-        at = jnp.where(i == 0, middle, worst)
-        guess = jnp.clip(old.estimate, -690.0, -1e-12)
-        width = jnp.clip(0.3 * (against[at] - guess[at]), target, 1.0)
-        # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
-        window = _plan.windows(run, jnp.where(i == 0, jnp.min(guess), guess[at]))
-        plan = _plan.make_plan(run, window, epsilon[at], guess[at], width, of_delta=True)
-        new, estimate = _solve.log_delta_bracket(run, plan, epsilon)
-        # No lower bound: the window may have been too narrow for a delta this small.
-        estimate = jnp.where(new.lower > -jnp.inf, estimate, jnp.fmin(estimate, 1.6 * guess))
-        better = new.upper - new.lower < old.upper - old.lower
-        estimate = jnp.where(better | (np.arange(epsilon.shape[0]) == at), estimate, old.estimate)
-        return i + 1, Answer(jnp.maximum(old.lower, new.lower), jnp.minimum(old.upper, new.upper), estimate)
-
-    def unfinished(state: tuple[Array, Answer]) -> Array:
-        i, now = state
-        return (i < TRIES + 2 * (epsilon.shape[0] - 1)) & jnp.any(too_wide(now))
-
     # No loss exceeds the largest, but for the infinite ones of atoms: beyond it delta is their mass.
-    steps = run.steps
-    bounded = jnp.all(steps.sign < 0) & (not steps.symmetric) | (jnp.sum(steps.num_steps) == 0)
-    beyond = bounded & (epsilon > largest_loss(run))
-    nothing = jnp.full_like(epsilon, -jnp.inf)
-    infinite = jnp.log(-jnp.expm1(_atoms.log_lost(run.atoms)))
-    guess = _plan.guess_log_delta(run, epsilon[middle])
-    start = Answer(nothing, jnp.where(beyond, infinite, 0.0), jnp.broadcast_to(guess, epsilon.shape))
-    _, answer = jax.lax.while_loop(unfinished, body, (np.int32(0), start))
-    return answer._replace(estimate=jnp.clip(answer.estimate, answer.lower, answer.upper))
+    is_bounded = not run.is_symmetric and all(step.sign < 0 for step in run.steps)
+    infinite = np.log(-np.expm1(_atoms.log_lost(run.atoms)))
+    beyond = epsilon > largest_loss(run) if is_bounded else np.zeros(epsilon.shape, bool)
+    lower, upper = np.full(epsilon.shape, -np.inf), np.where(beyond, infinite, 0.0)
+
+    middle = epsilon.size // 2
+    estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, float(epsilon[middle])))
+    theta = 1.0
+    for i in range(TRIES + 2 * (epsilon.size - 1)):
+        too_wide = (upper - lower > target) & (upper > np.maximum(against, _LOWEST_LOG_DELTA))
+        if not too_wide.any():
+            break
+        at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
+        guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
+        width = min(max(0.3 * (float(against[at]) - float(guess[at])), target), 1.0)
+        # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
+        windows = _plan.windows(run, float(np.min(guess) if i == 0 else guess[at]))
+        coarse = _plan.masses(run, windows)
+        plan = _plan.make_plan(
+            run, windows, coarse, float(epsilon[at]), float(guess[at]), width, of_delta=True, start=theta
+        )
+        theta = plan.contour.theta
+        new, found = _solve.log_delta_bracket(run, plan, epsilon)
+        # No lower bound: the window may have been too narrow for a delta this small.
+        found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
+        better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
+        estimate = np.where(better, found, estimate)
+        lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
+    return Answer(lower, upper, np.clip(estimate, lower, upper))

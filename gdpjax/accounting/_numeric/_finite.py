@@ -26,12 +26,12 @@ is wider than what is left below L. Whatever else the run releases, it reveals n
 corner of f_{e, 0}. As e -> 0 mu -> sqrt(pi / 2) e, from below since logistic tails are heavier than normal ones.
 """
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp, ndtri
+from scipy.special import logsumexp, ndtri
 
 from gdpjax._core.types import Array
 
@@ -41,56 +41,61 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
 class Finite(NamedTuple):
-    """Events with bounded loss: scalars, or [F] for F of them."""
+    """Events with bounded loss, all of one kind."""
 
-    num_steps: Array
-    bound: Array
-    categories: Array
+    num_steps: float
+    bound: float
+    categories: float
+
+    @property
+    def is_laplace(self) -> bool:
+        return self.categories == LAPLACE
 
 
-def _log_terms(finite: Finite) -> tuple[Array, Array, Array]:
+def _log_terms(finite: Finite) -> tuple[float, float, float]:
     """Logs of the probabilities of the losses e, -e and 0, without Laplace's continuous part."""
     e, k = finite.bound, finite.categories
-    laplace = k == LAPLACE
-    truth = jnp.where(laplace, -np.log(2.0), -jnp.log1p((jnp.where(laplace, 2.0, k) - 1.0) * jnp.exp(-e)))
-    others = jnp.log(jnp.where(laplace, 0.0, k - 2.0))
-    return truth, truth - e, truth - e + others
+    if finite.is_laplace:
+        return -math.log(2.0), -math.log(2.0) - e, -math.inf
+    truth = -math.log1p((k - 1.0) * math.exp(-e))
+    return truth, truth - e, (truth - e + math.log(k - 2.0) if k > 2 else -math.inf)
 
 
 def distribution(finite: Finite) -> tuple[Array, Array]:
-    """(losses, log weights), [27] each, of a discrete approximation: for planning only."""
-    truth, lie, other = _log_terms(finite)
+    """(losses, log weights) of a discrete approximation: for planning only."""
     e = finite.bound
-    y = 0.5 * e * (1.0 + jnp.asarray(_NODES))
-    log_y = jnp.log(0.25 * e * jnp.asarray(_WEIGHTS)) - y
-    log_y = jnp.where(finite.categories == LAPLACE, log_y, -jnp.inf)
-    losses = jnp.concatenate([jnp.stack([e, -e, jnp.zeros_like(e)]), e - 2.0 * y])
-    return losses, jnp.concatenate([jnp.stack([truth, lie, other]), log_y])
+    losses, log_weights = np.array([e, -e, 0.0]), np.array(_log_terms(finite))
+    if not finite.is_laplace:
+        return losses, log_weights
+    y = 0.5 * e * (1.0 + _NODES)
+    between = np.log(0.25 * e * _WEIGHTS) - y
+    return np.append(losses, e - 2.0 * y), np.append(log_weights, between)
 
 
 def log_moment(finite: Finite, theta: Array) -> Array:
-    """log A(theta), theta >= 0, right to (64 + 4 theta e) ulp."""
+    """log A(theta), theta >= 0 [points], right to (64 + 4 theta e) ulp."""
     truth, lie, other = _log_terms(finite)
     e = finite.bound
-    spread = -jnp.expm1(-(1.0 + 2.0 * theta) * e) / (2.0 * (1.0 + 2.0 * theta))
-    spread = jnp.where(finite.categories == LAPLACE, jnp.log(spread), -jnp.inf)
-    terms = [truth + jnp.zeros_like(theta), lie - 2.0 * theta * e, other - theta * e, spread]
-    return theta * e + logsumexp(jnp.stack(terms), axis=0)
+    terms = [truth + 0.0 * theta, lie - 2.0 * theta * e, other - theta * e]
+    if finite.is_laplace:
+        terms.append(np.log(-np.expm1(-(1.0 + 2.0 * theta) * e) / (2.0 * (1.0 + 2.0 * theta))))
+    return theta * e + logsumexp(np.stack(terms), axis=0)
 
 
-def ratio(finite: Finite, theta: Array, frequency: Array) -> tuple[Array, Array]:
+def ratio(finite: Finite, theta: float, frequency: Array) -> tuple[Array, Array]:
     """A(theta + it) / A(theta) as real and imaginary part."""
     truth, lie, other = _log_terms(finite)
     e = finite.bound
-    total = log_moment(finite, theta) - theta * e
-    truth, lie, other = (jnp.exp(x - total) for x in (truth, lie - 2.0 * theta * e, other - theta * e))
-    z = jax.lax.complex(jnp.full_like(frequency, theta), frequency)
+    total = float(log_moment(finite, np.asarray(theta))) - theta * e
+    truth, lie, other = (math.exp(x - total) for x in (truth, lie - 2.0 * theta * e, other - theta * e))
     turn = frequency * e
-    cos, sin = jnp.cos(turn), jnp.sin(turn)
+    cos, sin = np.cos(turn), np.sin(turn)
     real, imag = (truth + lie) * cos + other, (truth - lie) * sin
-    quotient = -complex_expm1(-(1.0 + 2.0 * theta) * e, -2.0 * turn) / (2.0 * (1.0 + 2.0 * z)) * jnp.exp(-total)
-    between = jnp.where(finite.categories == LAPLACE, quotient * jax.lax.complex(cos, sin), 0.0)
-    return real + jnp.real(between), imag + jnp.imag(between)
+    if not finite.is_laplace:
+        return real, imag
+    quotient = -complex_expm1(-(1.0 + 2.0 * theta) * e, -2.0 * turn) / (2.0 * (1.0 + 2.0 * (theta + 1j * frequency)))
+    between = quotient * math.exp(-total) * (cos + 1j * sin)
+    return real + between.real, imag + between.imag
 
 
 def ratio_error(finite: Finite, theta: Array, frequency: Array) -> Array:
@@ -100,42 +105,47 @@ def ratio_error(finite: Finite, theta: Array, frequency: Array) -> Array:
 
 def complex_expm1(a: Array, b: Array) -> Array:
     """e^{a + ib} - 1 without cancellation near zero."""
-    real = jnp.expm1(a) * jnp.cos(b) - 2.0 * jnp.sin(0.5 * b) ** 2
-    return jax.lax.complex(real, jnp.exp(a) * jnp.sin(b))
+    real = np.expm1(a) * np.cos(b) - 2.0 * np.sin(0.5 * b) ** 2
+    return real + 1j * (np.exp(a) * np.sin(b))
 
 
-def largest_loss(finite: Finite) -> Array:
-    """The largest loss of all the events [F] together."""
-    return jnp.sum(finite.num_steps * finite.bound) * (1.0 + 1e-12)
+def largest_loss(events: Sequence[Finite]) -> float:
+    """The largest loss of all the events together."""
+    return sum(event.num_steps * event.bound for event in events) * (1.0 + 1e-12)
 
 
-def largest_atom(finite: Finite) -> tuple[Array, Array]:
-    """(L, log m) of the module docstring for all the events [F] together, both rounded down."""
-    truth, _, _ = _log_terms(finite)
+def largest_atom(events: Sequence[Finite]) -> tuple[float, float]:
+    """(L, log m) of the module docstring for all the events together, both rounded down."""
     # Without a loss the atom at 0 is everything.
-    log_mass = jnp.sum(finite.num_steps * jnp.where(finite.bound > 0, truth, 0.0))
-    loss = jnp.sum(finite.num_steps * finite.bound)
-    return loss * (1.0 - 1e-12), log_mass - 1e-12 * (1.0 + jnp.abs(log_mass))
+    log_mass = sum(event.num_steps * _log_terms(event)[0] for event in events if event.bound > 0)
+    loss = sum(event.num_steps * event.bound for event in events)
+    return loss * (1.0 - 1e-12), log_mass - 1e-12 * (1.0 + abs(log_mass))
 
 
-def epsilon_from_atom(finite: Finite, log_delta: Array) -> Array:
+def epsilon_from_atom(events: Sequence[Finite], log_delta: float) -> float:
     """A lower bound on epsilon at e^log_delta, from the largest loss alone."""
-    loss, log_mass = largest_atom(finite)
-    share = jnp.minimum(log_delta + 1e-13 * (1.0 + jnp.abs(log_delta)) - log_mass, 0.0)
-    return jnp.maximum(loss + jnp.log(-jnp.expm1(share)) * (1.0 + 1e-12) - 1e-12, 0.0)
+    loss, log_mass = largest_atom(events)
+    share = log_delta + 1e-13 * (1.0 + abs(log_delta)) - log_mass
+    if share >= 0:
+        return 0.0
+    return max(loss + math.log(-math.expm1(share)) * (1.0 + 1e-12) - 1e-12, 0.0)
 
 
-def delta_from_atom(finite: Finite, epsilon: Array) -> Array:
+def delta_from_atom(events: Sequence[Finite], epsilon: float) -> float:
     """A lower bound on delta at epsilon, from the largest loss alone."""
-    loss, log_mass = largest_atom(finite)
-    return jnp.exp(log_mass) * -jnp.expm1(jnp.minimum(epsilon - loss, 0.0)) * (1.0 - 1e-12)
+    loss, log_mass = largest_atom(events)
+    return math.exp(log_mass) * -math.expm1(min(epsilon - loss, 0.0)) * (1.0 - 1e-12)
 
 
-def squared_mu(finite: Finite) -> Array:
-    """An upper bound on mu^2 of all the events [F] together."""
-    e = finite.bound
-    exact = -2.0 * ndtri(1.0 / (1.0 + jnp.exp(jnp.clip(e, 1e-3, 30.0)))) * (1.0 + 1e-9)
-    # Phi(-x) <= e^{-x^2 / 2} / 2.
-    far = 2.0 * jnp.sqrt(2.0 * (jnp.logaddexp(e, 0.0) - np.log(2.0)))
-    mu = jnp.where(e < 1e-3, 1.2534 * e, jnp.where(e > 30.0, far, exact))
-    return jnp.sum(finite.num_steps * mu**2) * (1.0 + 1e-12)
+def squared_mu(events: Sequence[Finite]) -> float:
+    """An upper bound on mu^2 of all the events together."""
+    return sum(event.num_steps * _mu(event.bound) ** 2 for event in events) * (1.0 + 1e-12)
+
+
+def _mu(bound: float) -> float:
+    """An upper bound on the mu of an (e, 0)-DP event."""
+    if bound < 1e-3:
+        return 1.2534 * bound
+    if bound > 30.0:  # Phi(-x) <= e^{-x^2 / 2} / 2
+        return 2.0 * math.sqrt(2.0 * (float(np.logaddexp(bound, 0.0)) - math.log(2.0)))
+    return -2.0 * float(ndtri(1.0 / (1.0 + math.exp(bound)))) * (1.0 + 1e-9)

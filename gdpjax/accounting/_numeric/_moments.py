@@ -38,12 +38,10 @@ good to 4 ulp (tested). The end u0 of a symmetric step's parts is off by one rou
 mass, against A >= 1.
 """
 
+import math
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _ratio
@@ -52,53 +50,59 @@ from gdpjax.accounting._numeric._ratio import Step
 UNIT_ROUNDOFF = 2.0**-53
 NODES_PER_PANEL = 32
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
+_LOG_WEIGHTS = np.log(_WEIGHTS)
 _HEIGHTS = np.array([1.0, 0.8, 0.62, 0.46, 0.32, 0.22, 0.14, 0.07])
 
 
 class Window(NamedTuple):
     """The outcomes that are kept, in units of the noise, and the P-mass lost by one step."""
 
-    lower: Array
-    upper: Array
-    lost: Array
+    lower: float
+    upper: float
+    lost: float
 
 
 class Nodes(NamedTuple):
-    """A quadrature rule for E_P[.]: privacy losses L_i, log weights (both [n]), and the panels' geometry."""
+    """A quadrature rule for E_P[.]: privacy losses L_i, log weights (both [n]), and the width of the widest panel."""
 
     position: Array
     loss: Array
     log_weight: Array
-    width: Array
+    width: float
 
 
-def choose_window(step: Step, log_target: Array) -> Window:
+def choose_window(step: Step, log_target: float) -> Window:
     """A window outside of which one step has P-mass of about exp(log_target), and a proved bound on that mass."""
     sigma, k = step.noise_multiplier, step.group_size
-    log_w, _ = _ratio.exponents(jnp.zeros(()), step)
-    centres = np.arange(step.largest_group + 1.0) / sigma
-    needed = log_w > log_target
-    reach = jnp.sqrt(2.0 * jnp.maximum(-log_target, 2.0))
-    reaches = jnp.where(needed, centres + jnp.sqrt(2.0 * jnp.maximum(log_w - log_target, 2.0)), -jnp.inf)
-    remove = (step.sign > 0) | step.symmetric
-    upper = jnp.where(remove, jnp.max(reaches), reach)
-    lower = jnp.where(remove & (step.sampling_prob == 1.0), k / sigma - reach, -reach)
-    start = 0.5 / sigma
+    log_w = _ratio.log_weights(step.sampling_prob, k)
+    centres = np.arange(k + 1.0) / sigma
+    reach = math.sqrt(2.0 * max(-log_target, 2.0))
+    remove = step.sign > 0 or step.symmetric
+
+    # Every component of the mixture that has enough mass is kept.
+    lower = upper = reach
+    if remove:
+        reaches = centres + np.sqrt(2.0 * np.maximum(log_w - log_target, 2.0))
+        upper = float(np.max(reaches[log_w > log_target], initial=-np.inf))
+    lower = k / sigma - reach if remove and step.sampling_prob == 1.0 else -reach
     if step.symmetric:  # all that is above u0 may be negligible, and a window needs a width
-        upper = jnp.maximum(upper, start + 1.0)
-    below, above = _tail(-lower), _tail(upper)
+        lower, upper = 0.5 / sigma, max(upper, 0.5 / sigma + 1.0)
+
     # With p = 1 the mixture is the moved component alone; the other weights are then exactly zero.
-    mixed_below = jnp.sum(jnp.exp(log_w) * _tail(centres - lower))
-    mixed_above = jnp.sum(jnp.exp(log_w) * _tail(upper - centres))
+    weights = np.exp(log_w)
+    mixed_above = float(np.sum(weights * _tail(upper - centres)))
     if step.symmetric:
-        return Window(start, upper, (mixed_above + above) * (1.0 + 1e-12))
-    lost = jnp.where(remove, mixed_below + mixed_above, below + above)
+        lost = mixed_above + float(_tail(upper))
+    elif remove:
+        lost = mixed_above + float(np.sum(weights * _tail(centres - lower)))
+    else:
+        lost = float(_tail(-lower) + _tail(upper))
     return Window(lower, upper, lost * (1.0 + 1e-12))
 
 
 def _tail(x: Array) -> Array:
     """A bound on P(N(0, 1) > x)."""
-    return jnp.where(x >= 0, 0.5 * jnp.exp(-0.5 * x**2), 1.0)
+    return np.where(x >= 0, 0.5 * np.exp(-0.5 * np.maximum(x, 0.0) ** 2), 1.0)
 
 
 def uniform_edges(window: Window, panels: int) -> Array:
@@ -108,51 +112,74 @@ def uniform_edges(window: Window, panels: int) -> Array:
 
 def make_nodes(step: Step, edges: Array) -> Nodes:
     """The composite Gauss-Legendre rule on the panels between ``edges``, phi r^shift folded into the weights."""
-    width, centre = jnp.diff(edges)[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
-    u = (centre + 0.5 * width * jnp.asarray(_NODES)).reshape(-1)
+    width, centre = (edges[1:] - edges[:-1])[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
+    u = (centre + 0.5 * width * _NODES).reshape(-1)
     ell = _ratio.log_ratio(u, step)
-    rule = (jnp.asarray(np.log(_WEIGHTS)) + jnp.log(0.5 * width / np.sqrt(2.0 * np.pi))).reshape(-1)
-    shift = jnp.where(step.sign > 0, 1.0, 0.0)
-    return Nodes(u, step.sign * ell, rule - 0.5 * u**2 + shift * ell, jnp.max(width))
+    rule = (_LOG_WEIGHTS + np.log(width * (0.5 / math.sqrt(2.0 * math.pi)))).reshape(-1)
+    log_weight = rule - 0.5 * u**2
+    if step.sign > 0:
+        return Nodes(u, ell, log_weight + ell, float(np.max(width)))
+    return Nodes(u, -ell, log_weight, float(np.max(width)))
 
 
-def log_moment(loss: Array, log_weight: Array, theta: Array) -> tuple[Array, Array, Array]:
-    """log A(theta), and its first and second derivatives, by the rule (no error added)."""
-    exponent = log_weight + theta * loss
-    value = logsumexp(exponent)
-    weight = jnp.exp(exponent - value)
-    mean = jnp.sum(weight * loss)
-    return value, mean, jnp.sum(weight * (loss - mean) ** 2)
+class Totals(NamedTuple):
+    """Sums over the panels: log A at several exponents, and logs of bounds on the rule's errors."""
+
+    log_rule: Array
+    """[points]"""
+    log_error: Array
+    """[points], at frequency 0."""
+    log_error_at: Array
+    """[levels], at the first exponent, for all |t| up to each level; the first level is 0."""
 
 
-def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, frequency: Array) -> tuple[Array, Array]:
-    """(log rule, log error bound) at ``theta`` and for all |t| <= ``frequency``, both [points]; sums over panels."""
-    width, centre = jnp.diff(edges)[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
-    height = jnp.minimum(_ratio.largest_height(step), 2.0 * width) * jnp.asarray(_HEIGHTS)
+def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, levels: Array) -> Totals:
+    """The moments at the exponents ``theta`` [points], and what the rule is off by, at frequencies up to ``levels``."""
+    width, centre = (edges[1:] - edges[:-1])[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
+
+    # The ellipses [panels, heights], and the rectangles around them.
+    height = np.minimum(_ratio.largest_height(step), 2.0 * width) * _HEIGHTS
     beta = 2.0 * height / width
-    rho = beta + jnp.sqrt(1.0 + beta**2)
-    reach = 0.5 * width * jnp.sqrt(1.0 + beta**2)
+    stretch = np.sqrt(1.0 + beta**2)
+    rho = beta + stretch
+    reach = 0.5 * width * stretch
     left, right = centre - reach, centre + reach
-    nearest = jnp.where((left < 0) & (right > 0), 0.0, jnp.minimum(jnp.abs(left), jnp.abs(right)))
-    most = _ratio.log_ratio(right, step)
-    most = most + 1e-15 * _ratio.log_ratio_error(right, step, most)
-    log_r = jnp.where(step.sign > 0, most, _ratio.log_modulus(left, height, step))
-    rate = -2.0 * NODES_PER_PANEL * jnp.log(rho) - jnp.log1p(-1.0 / rho) + 0.5 * (height**2 - nearest**2)
-    rate = rate + jnp.log(4.0 * width / np.sqrt(2.0 * np.pi))
-    exponent = jnp.where(step.sign > 0, 1.0, 0.0) + step.sign * theta
-    still = rate[..., None] + log_r[..., None] * exponent
-    moving = still + _ratio.argument(right, height, step)[..., None] * frequency
-    still, moving = jnp.min(still, axis=1), jnp.min(moving, axis=1)
-    exponents = nodes.log_weight[:, None] + nodes.loss[:, None] * theta
-    mass = logsumexp(exponents.reshape(-1, NODES_PER_PANEL, exponents.shape[-1]), axis=1)
-    trivial = np.log(2.0) + jnp.logaddexp(mass + 1e-9, still)
-    error = jnp.where(frequency > 0, jnp.minimum(moving, trivial), still)
-    return logsumexp(mass, axis=0), logsumexp(error, axis=0) + 1e-9
+    nearest = np.where((left < 0) & (right > 0), 0.0, np.minimum(np.abs(left), np.abs(right)))
+
+    # The bound on the integrand there, and the rule's error; of the heights the best for each panel and exponent.
+    if step.sign > 0:
+        log_r = _ratio.log_ratio(right, step)
+        log_r = log_r + 1e-15 * _ratio.log_ratio_error(right, step, log_r)
+    else:
+        log_r = _ratio.log_modulus(left, height, step)
+    rate = -2.0 * NODES_PER_PANEL * np.log(rho) - np.log1p(-1.0 / rho) + 0.5 * (height**2 - nearest**2)
+    rate = rate + np.log(4.0 / math.sqrt(2.0 * math.pi) * width)
+    still = rate[..., None] + log_r[..., None] * (step.shift + step.sign * theta)
+    moving = still[..., :1] + _ratio.argument(right, height, step)[..., None] * levels[1:]
+    still, moving = np.min(still, axis=1), np.min(moving, axis=1)
+
+    # Neither the integral nor the rule exceeds what a panel carries.
+    exponents = nodes.log_weight + theta[:, None] * nodes.loss
+    mass = log_sum(exponents.reshape(theta.size, -1, NODES_PER_PANEL), axis=2)
+    trivial = math.log(2.0) + np.logaddexp(mass[0] + 1e-9, still[:, 0])
+    moving = np.minimum(moving, trivial[:, None])
+    return Totals(
+        log_rule=log_sum(mass, axis=1),
+        log_error=log_sum(still, axis=0) + 1e-9,
+        log_error_at=np.append(log_sum(still[:, :1], axis=0), log_sum(moving, axis=0)) + 1e-9,
+    )
+
+
+def log_sum(exponent: Array, axis: int) -> Array:
+    """log sum exp along an axis; -inf where there is nothing."""
+    top = np.max(exponent, axis=axis, keepdims=True)
+    top = np.where(top > -np.inf, top, 0.0)
+    return np.log(np.sum(np.exp(exponent - top), axis=axis)) + np.squeeze(top, axis)
 
 
 def rounding_terms(step: Step, nodes: Nodes) -> tuple[Array, Array]:
     """Per node, in units of 2^-53: the relative error (c0, c1) that stands for c0 + |s| c1 in the docstring."""
-    size, ell = jnp.abs(nodes.position), step.sign * nodes.loss
+    size, ell = np.abs(nodes.position), step.sign * nodes.loss
     moved = 6.0 * (size + nodes.width + step.group_size / step.noise_multiplier)
     slope = _ratio.posterior_mean(nodes.position, step, ell) / step.noise_multiplier
     return 40.0 + 2.0 * size**2 + moved * size, _ratio.log_ratio_error(nodes.position, step, ell) + moved * slope
@@ -161,14 +188,7 @@ def rounding_terms(step: Step, nodes: Nodes) -> tuple[Array, Array]:
 def rotations(angle: Array, count: int, inner: int) -> tuple[Array, Array]:
     """cos and sin of k * angle for k < count, on a new leading axis, from inner + count / inner of each."""
     fine = np.arange(inner)[:, None] * angle
-    coarse = np.arange(count // inner)[:, None] * (inner * angle)
-    cos0, sin0 = jnp.cos(fine), jnp.sin(fine)
-
-    def rotated(_: None, row: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        cos1, sin1 = row
-        return None, (cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0)
-
-    # A loop takes its inputs ready-made. Outside of one XLA computes each cosine and sine anew for every product that
-    # it is in, several times the cost of all the rest; an optimization_barrier does not keep it from that.
-    _, (cos, sin) = jax.lax.scan(rotated, None, (jnp.cos(coarse), jnp.sin(coarse)))
+    coarse = (np.arange(count // inner)[:, None] * (inner * angle))[:, None]
+    cos0, sin0, cos1, sin1 = np.cos(fine), np.sin(fine), np.cos(coarse), np.sin(coarse)
+    cos, sin = cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0
     return cos.reshape(count, -1), sin.reshape(count, -1)

@@ -1,8 +1,8 @@
 """Where to put the contour. Nothing here is certified, and nothing needs to be: any plan gives a true bracket.
 
 For a target delta the line starts at the optimum of the Chernoff bound e(theta) = (K(theta) + log c(theta) +
-log(1/delta)) / theta, where theta K' - K + log(1 + theta) = log(1/delta), whose left side increases. Bisection, because
-Newton steps go astray where the one-step loss has two scales (p = 1e-4, or T p small). The saddle-point formula
+log(1/delta)) / theta, where theta K' - K + log(1 + theta) = log(1/delta), whose left side increases. Newton steps
+alone go astray where the one-step loss has two scales (p = 1e-4, or T p small), so they are kept between two ends. The saddle-point formula
 delta = e^{K - theta e} / (theta (theta + 1) sqrt(2 pi V)), V = K'' + theta^-2 + (theta + 1)^-2, then gives an epsilon,
 and K'(theta) = e + 1/theta + 1/(theta + 1) the line for it.
 
@@ -11,10 +11,10 @@ The period D makes both aliases small against delta, the smoothing eta spends ha
 number of frequencies is then D t_N / (2 pi), the number of panels what the quadrature bound asks for.
 """
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.types import Array
@@ -25,152 +25,197 @@ from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run, num_steps
 
 PLAN_PANELS = 8
-LOG_CUT = np.log(1e-6)
-_BELOW, _ABOVE = (0.25, 0.5, 0.75), (1.04, 1.08, 1.15, 1.3, 1.6, 2.2, 3.2)
-_LOG_THETA = (np.log(1e-7), np.log(1e12))
+LOG_CUT = math.log(1e-6)
+_BELOW, _ABOVE = np.array([0.25, 0.5, 0.75]), np.array([1.04, 1.08, 1.15, 1.3, 1.6, 2.2, 3.2])
+_LOG_THETA = (math.log(1e-7), math.log(1e12))
 
 
 class Plan(NamedTuple):
     """A contour, and the guess of (epsilon, log delta) it is made for."""
 
     contour: Contour
-    window: Window
-    epsilon: Array
-    log_delta: Array
+    windows: list[Window]
+    epsilon: float
+    log_delta: float
 
 
 class Masses(NamedTuple):
-    """Losses and log weights of all phases, for rough cumulants: those of the steps [J, n], of other events [F, n]."""
+    """Events whose outcomes are counted alike, for rough cumulants: how often each happens, its losses, log weights."""
 
-    steps: tuple[Array, Array]
-    finite: tuple[Array, Array] | None
-    atoms: tuple[Array, Array] | None
-
-
-def masses(run: Run, window: Window) -> Masses:
-    """A coarse quadrature of every phase."""
-
-    def one(step: Step, window: Window) -> tuple[Array, Array]:
-        pieces = [_moments.make_nodes(part, _moments.uniform_edges(window, PLAN_PANELS)) for part in _ratio.parts(step)]
-        losses, log_weights = [piece.loss for piece in pieces], [piece.log_weight for piece in pieces]
-        if step.symmetric:
-            losses, log_weights = [*losses, jnp.zeros(1)], [*log_weights, jnp.log(_ratio.rest(step))[None]]
-        return jnp.concatenate(losses), jnp.concatenate(log_weights)
-
-    finite = None if run.finite is None else jax.vmap(_finite.distribution)(run.finite)
-    atoms = None if run.atoms is None else jax.vmap(_atoms.distribution)(run.atoms)
-    return jax.lax.optimization_barrier(Masses(jax.vmap(one)(run.steps, window), finite, atoms))
+    counts: Array
+    """[events]"""
+    loss: Array
+    """[events, n]"""
+    log_weight: Array
+    """[events, n]"""
 
 
-def cumulants(run: Run, masses: Masses, theta: Array) -> tuple[Array, Array, Array]:
+def masses(run: Run, windows: list[Window]) -> list[Masses]:
+    """A coarse quadrature of every phase, and the outcomes of the other events."""
+    found = []
+    if run.steps:
+        pairs = [_coarse(step, window) for step, window in zip(run.steps, windows, strict=True)]
+        loss, log_weight = (np.stack(column) for column in zip(*pairs, strict=True))
+        found.append(Masses(np.array([step.num_steps for step in run.steps]), loss, log_weight))
+    for event in run.finite:
+        found.append(_one_event(event.num_steps, *_finite.distribution(event)))
+    for event in run.atoms:
+        found.append(_one_event(event.num_steps, *_atoms.distribution(event)))
+    return found
+
+
+def _coarse(step: Step, window: Window) -> tuple[Array, Array]:
+    edges = _moments.uniform_edges(window, PLAN_PANELS)
+    pieces = [_moments.make_nodes(part, edges) for part in _ratio.parts(step)]
+    losses, log_weights = [piece.loss for piece in pieces], [piece.log_weight for piece in pieces]
+    if step.symmetric:
+        losses, log_weights = [*losses, np.zeros(1)], [*log_weights, np.log([_ratio.rest(step)])]
+    return np.concatenate(losses), np.concatenate(log_weights)
+
+
+def _one_event(count: float, loss: Array, log_weight: Array) -> Masses:
+    return Masses(np.array([count]), loss[None], log_weight[None])
+
+
+def cumulants(masses: list[Masses], theta: float) -> tuple[float, float, float]:
     """K, K' and K'' of the composition at theta."""
-
-    def summed(counts: Array, lines: tuple[Array, Array]) -> list[Array]:
-        values = jax.vmap(lambda loss, log_weight: _moments.log_moment(loss, log_weight, theta))(*lines)
-        return [jnp.sum(counts * value) for value in values]
-
-    total = summed(run.steps.num_steps, masses.steps)
-    for part, lines in ((run.finite, masses.finite), (run.atoms, masses.atoms)):
-        if part is not None and lines is not None:
-            more = summed(part.num_steps, lines)
-            total = [a + b for a, b in zip(total, more, strict=True)]
-    zeroth, first, second = total
+    zeroth = first = second = 0.0
+    for counts, loss, log_weight in masses:
+        exponent = log_weight + theta * loss
+        top = np.max(exponent, axis=1)
+        weight = np.exp(exponent - top[:, None])
+        total = np.sum(weight, axis=1)
+        weighted = weight * loss
+        mean = np.sum(weighted, axis=1) / total
+        spread = np.sum(weight * (loss - mean[:, None]) ** 2, axis=1) / total
+        zeroth += float(np.dot(counts, np.log(total) + top))
+        first += float(np.dot(counts, mean))
+        second += float(np.dot(counts, spread))
     return zeroth, first, second
 
 
-def bisect(function, low: Array, high: Array, iterations: int) -> Array:
-    """The root in theta of an increasing function, on a logarithmic scale."""
-
-    def body(_, bracket):
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        right = function(jnp.exp(middle)) < 0
-        return jnp.where(right, middle, low), jnp.where(right, high, middle)
-
-    low, high = jax.lax.fori_loop(np.int32(0), np.int32(iterations), body, (low, high))
-    return jnp.exp(0.5 * (low + high))
+def log_moments(masses: list[Masses], theta: Array) -> Array:
+    """K at each theta [points]."""
+    return sum(
+        (part.counts @ _moments.log_sum(part.log_weight[:, None] + theta[:, None] * part.loss[:, None], axis=2))
+        for part in masses
+    ) + np.zeros(theta.size)
 
 
-def chernoff_line(run: Run, masses: Masses, log_delta: Array) -> Array:
+def rising_root(function: Callable[[float], tuple[float, float]], low: float, high: float, start: float) -> float:
+    """The root in theta of an increasing function, given with its slope, to 1e-3 of theta.
+
+    Newton steps in log theta between two ends that close in; where a step leaves them, and from the twentieth on, they
+    are halved.
+    """
+    x = min(max(start, low), high)
+    for i in range(60):
+        theta = math.exp(x)
+        value, slope = function(theta)
+        low, high = (x, high) if value < 0 else (low, x)
+        step = -value / (slope * theta) if slope > 0 else math.nan
+        new = x + step
+        if not low <= new <= high or i >= 20:
+            new = 0.5 * (low + high)
+        if abs(new - x) < 1e-3:
+            return math.exp(new)
+        x = new
+    return math.exp(x)
+
+
+def chernoff_line(masses: list[Masses], log_delta: float) -> float:
     """theta of the best Chernoff bound on epsilon at delta."""
 
-    def slope(theta):
-        k, k1, _ = cumulants(run, masses, theta)
-        return theta * k1 - k + jnp.log1p(theta) + log_delta
+    def slope(theta: float) -> tuple[float, float]:
+        k, k1, k2 = cumulants(masses, theta)
+        return theta * k1 - k + math.log1p(theta) + log_delta, theta * k2 + 1.0 / (1.0 + theta)
 
-    return bisect(slope, *_LOG_THETA, 16)
-
-
-def saddle_line(run: Run, masses: Masses, epsilon: Array) -> Array:
-    """theta of the saddle point of e^{K(z) - z e} / (z (z + 1))."""
-
-    def slope(theta):
-        _, k1, _ = cumulants(run, masses, theta)
-        return k1 - 1.0 / theta - 1.0 / (1.0 + theta) - epsilon
-
-    return bisect(slope, *_LOG_THETA, 16)
+    variance = cumulants(masses, 0.0)[2]
+    start = 0.5 * math.log(-2.0 * log_delta / variance) if variance > 0 else 0.0
+    return rising_root(slope, *_LOG_THETA, start)
 
 
-def saddle_log_delta(run: Run, masses: Masses, theta: Array) -> Array:
+def saddle_line(masses: list[Masses], epsilon: float, start: float = 1.0) -> float:
+    """theta of the saddle point of e^{K(z) - z e} / (z (z + 1)), sought from ``start``."""
+
+    def slope(theta: float) -> tuple[float, float]:
+        _, k1, k2 = cumulants(masses, theta)
+        rest = 1.0 / theta + 1.0 / (1.0 + theta)
+        return k1 - rest - epsilon, k2 + theta**-2 + (1.0 + theta) ** -2
+
+    return rising_root(slope, *_LOG_THETA, math.log(start))
+
+
+def saddle_log_delta(masses: list[Masses], theta: float) -> float:
     """The saddle-point estimate of log delta(e) + theta e."""
-    k, _, k2 = cumulants(run, masses, theta)
+    k, _, k2 = cumulants(masses, theta)
     spread = k2 + theta**-2 + (1.0 + theta) ** -2
-    return k - jnp.log(theta * (1.0 + theta)) - 0.5 * jnp.log(2.0 * np.pi * spread)
+    return k - math.log(theta * (1.0 + theta)) - 0.5 * math.log(2.0 * math.pi * spread)
 
 
-def windows(run: Run, log_delta: Array) -> Window:
+def windows(run: Run, log_delta: float) -> list[Window]:
     """Windows that lose about e^LOG_CUT delta over the whole run."""
-    target = log_delta + LOG_CUT - jnp.log(4.0 * jnp.maximum(num_steps(run), 1.0))
-    return jax.vmap(lambda step: _moments.choose_window(step, target))(run.steps)
+    target = log_delta + LOG_CUT - math.log(4.0 * max(num_steps(run), 1.0))
+    return [_moments.choose_window(step, target) for step in run.steps]
 
 
-def first_guess(run: Run, window: Window, log_delta: Array) -> Array:
-    """A rough epsilon at delta: the saddle-point formula on the line of the Chernoff bound."""
-    coarse = masses(run, window)
-    theta = chernoff_line(run, coarse, log_delta)
-    return jnp.maximum((saddle_log_delta(run, coarse, theta) - log_delta) / theta, 0.0)
+class Rough(NamedTuple):
+    """A rough epsilon at delta, and the line it comes from."""
+
+    epsilon: float
+    theta: float
 
 
-def make_plan(run: Run, window: Window, epsilon: Array, log_delta: Array, width: Array, *, of_delta: bool) -> Plan:
-    """The plan about a guess of (epsilon, log delta), for a relative ``width`` of delta, or else of epsilon."""
-    coarse = masses(run, window)
-    theta = saddle_line(run, coarse, epsilon)
-    scale = 1.0 if of_delta else theta * jnp.maximum(epsilon, 1e-6 / width)
-    return refine(run, window, coarse, theta, epsilon, log_delta, width * scale)
+def first_guess(coarse: list[Masses], log_delta: float) -> Rough:
+    """The saddle-point formula on the line of the Chernoff bound."""
+    theta = chernoff_line(coarse, log_delta)
+    return Rough(max((saddle_log_delta(coarse, theta) - log_delta) / theta, 0.0), theta)
 
 
-def guess_log_delta(run: Run, epsilon: Array) -> Array:
+def make_plan(
+    run: Run, windows: list[Window], coarse: list[Masses], epsilon: float, log_delta: float, width: float,
+    *, of_delta: bool, start: float = 1.0,
+) -> Plan:  # fmt: skip
+    """The plan about a guess of (epsilon, log delta), for a relative ``width`` of delta, or else of epsilon.
+
+    ``coarse`` are the `masses` of the run, ``start`` a guess of theta.
+    """
+    theta = saddle_line(coarse, epsilon, start)
+    scale = 1.0 if of_delta else theta * max(epsilon, 1e-6 / width)
+    return Plan(choose_contour(coarse, theta, epsilon, log_delta, width * scale), windows, epsilon, log_delta)
+
+
+def guess_log_delta(run: Run, epsilon: float) -> float:
     """A rough log delta at epsilon: the saddle-point formula, with a window for any delta."""
-    coarse = masses(run, windows(run, jnp.asarray(-650.0)))
-    theta = saddle_line(run, coarse, epsilon)
-    return saddle_log_delta(run, coarse, theta) - theta * epsilon
+    coarse = masses(run, windows(run, -650.0))
+    theta = saddle_line(coarse, epsilon)
+    return saddle_log_delta(coarse, theta) - theta * epsilon
 
 
-def refine(
-    run: Run, window: Window, masses: Masses, theta: Array, epsilon: Array, log_delta: Array, width: Array
-) -> Plan:
-    """Choose period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
-    slack = jnp.log(0.02 * jnp.minimum(width, 1.0))
-    k = cumulants(run, masses, theta)[0]
+def choose_contour(coarse: list[Masses], theta: float, epsilon: float, log_delta: float, width: float) -> Contour:
+    """Period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
+    slack = math.log(0.02 * min(width, 1.0))
     goal = log_delta + slack
 
-    points = theta * jnp.asarray([*_BELOW, *_ABOVE])
-    log_k = jax.vmap(lambda point: cumulants(run, masses, point)[0])(points)
-    needed = jnp.maximum(_contour.log_peak(points) + log_k - points * epsilon - goal, 1.0) / jnp.abs(points - theta)
-    lows, left = points[: len(_BELOW)], needed[: len(_BELOW)]
-    highs, right = points[len(_BELOW) :], needed[len(_BELOW) :]
-    period = jnp.maximum(jnp.minimum(jnp.min(left), -goal / theta), jnp.min(right))
+    # The period at which both aliases are small, with the best of some exponents.
+    points = theta * np.concatenate([[1.0], _BELOW, _ABOVE])
+    log_k = log_moments(coarse, points)
+    k, points, log_k = float(log_k[0]), points[1:], log_k[1:]
+    needed = np.maximum(_contour.log_peak(points) + log_k - points * epsilon - goal, 1.0) / np.abs(points - theta)
+    left, right = needed[: _BELOW.size], needed[_BELOW.size :]
+    period = max(min(float(np.min(left)), -goal / theta), float(np.min(right)))
+    below, above = _best(points[: _BELOW.size], left), _best(points[_BELOW.size :], right)
+
     # Beyond about 1 the factor e^{eta^2 / 2} between the two parts of the lower kernel is felt.
-    eta = jnp.minimum(jnp.sqrt(0.5 * width / (theta * (theta + 1.0))), 0.6)
+    eta = min(math.sqrt(0.5 * width / (theta * (theta + 1.0))), 0.6)
     share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
-    kappa = jnp.sqrt(2.0 * jnp.clip(np.log(0.03) - slack - share, 6.0, 60.0))
-    contour = Contour(theta, period, eta, kappa / eta, _best(lows, left), _best(highs, right), slack + share)
-    room = 0.999 * 2.0 * np.pi * MAX_FREQUENCIES / period
-    crowding = jnp.maximum(contour.cutoff / room, 1.0)
-    contour = contour._replace(eta=eta * crowding, cutoff=contour.cutoff / crowding)
-    return Plan(contour, window, epsilon, log_delta)
+    kappa = math.sqrt(2.0 * min(max(math.log(0.03) - slack - share, 6.0), 60.0))
+    cutoff = kappa / eta
+    room = 0.999 * 2.0 * math.pi * MAX_FREQUENCIES / period
+    crowding = max(cutoff / room, 1.0)
+    return Contour(theta, period, eta * crowding, cutoff / crowding, below, above, slack + share)
 
 
-def _best(points: Array, cost: Array) -> Array:
+def _best(points: Array, cost: Array) -> float:
     """The largest of the points with the least cost."""
-    return jnp.max(jnp.where(cost <= jnp.min(cost), points, -jnp.inf))
+    return float(np.max(points[cost <= np.min(cost)]))

@@ -25,80 +25,87 @@ p) (1 - 2 Phi(-u0)), at loss 0. So A(z) = integral_{u0}^inf phi (r^{z+1} + r^{-z
 """
 
 import dataclasses
+import functools
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import erf, logsumexp, xlog1py, xlogy
+from scipy.special import erf, logsumexp, xlog1py, xlogy
 
 from gdpjax._core.types import Array
 
+_LARGE = 300.0
 
-@jax.tree_util.register_dataclass
+
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One kind of step, per phase of the run, in one direction. Arrays are scalars, or [J] for J phases.
+    """One kind of step, in one direction, and how often it is done.
 
     ``sign`` is +1 where L = log r and P is the mixture ("remove"), -1 where L = -log r and P = N(0, 1) ("add"). A
-    symmetric step has both parts, and ``sign`` says nothing. ``group_size`` is k, at most ``largest_group``, which is
-    static: it is the number of components to compute with.
+    symmetric step has both parts, and ``sign`` says nothing. ``group_size`` is k.
     """
 
-    noise_multiplier: Array
-    sampling_prob: Array
-    num_steps: Array
-    sign: Array
-    group_size: Array
-    largest_group: int = dataclasses.field(default=1, metadata={"static": True})
-    symmetric: bool = dataclasses.field(default=False, metadata={"static": True})
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: float
+    sign: float = 1.0
+    group_size: int = 1
+    symmetric: bool = False
+
+    @property
+    def shift(self) -> float:
+        """The exponent of r in the weight of an outcome under P."""
+        return 1.0 if self.sign > 0 else 0.0
 
 
 def parts(step: Step) -> tuple[Step, ...]:
     """The one-signed parts of which a step's moments are the sum."""
     if not step.symmetric:
         return (step,)
-    return tuple(dataclasses.replace(step, sign=jnp.full_like(step.sign, sign)) for sign in (1.0, -1.0))
+    return tuple(dataclasses.replace(step, sign=sign, symmetric=False) for sign in (1.0, -1.0))
 
 
-def rest(step: Step) -> Array:
+def rest(step: Step) -> float:
     """The probability of loss 0 in a symmetric step, outside its parts."""
-    return (1.0 - step.sampling_prob) * erf(0.5 / step.noise_multiplier / np.sqrt(2.0))
+    return (1.0 - step.sampling_prob) * float(erf(0.5 / step.noise_multiplier / math.sqrt(2.0)))
 
 
 def log_ratio(u: Array, step: Step) -> Array:
     """log r(u): log1p near zero, a sum of positive terms elsewhere; its error is `log_ratio_error`."""
-    if step.largest_group > 1:
+    if step.group_size > 1:
         return _log_group_ratio(u, step)
-    sigma, p = step.noise_multiplier, step.sampling_prob
-    v = (u - 0.5 / sigma) / sigma
-    moderate = jnp.minimum(v, 300.0)
-    excess = p * jnp.expm1(moderate)
-    near = jnp.abs(excess) < 0.25  # XLA's log1p loses digits below -0.4
-    direct = jnp.log((1.0 - p) + p * jnp.exp(moderate))
-    value = jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), direct)
-    return jnp.where(v > 300.0, v + jnp.log(p), value)
+    p = step.sampling_prob
+    v = (u - 0.5 / step.noise_multiplier) / step.noise_multiplier
+    moderate = np.minimum(v, _LARGE)
+    excess = p * np.expm1(moderate)
+    # Far below zero 1 + excess would cancel.
+    value = np.log1p(np.maximum(excess, -0.25))
+    if p > 0.25:
+        value = np.where(excess < -0.25, np.log((1.0 - p) + p * np.exp(moderate)), value)
+    if np.max(v) > _LARGE:
+        value = np.where(v > _LARGE, v + math.log(p), value)
+    return value
+
+
+@functools.lru_cache(maxsize=1024)
+def log_weights(sampling_prob: float, group_size: int) -> np.ndarray:
+    """log w_j [k + 1]."""
+    j = np.arange(group_size + 1.0)
+    log_choose = np.log([float(math.comb(group_size, int(i))) for i in j])
+    return log_choose + xlogy(j, sampling_prob) + xlog1py(group_size - j, -sampling_prob)
 
 
 def exponents(u: Array, step: Step) -> tuple[Array, Array]:
-    """log w_j [largest_group + 1], -inf beyond k, and v_j, on a new last axis."""
-    k, j = step.group_size, np.arange(step.largest_group + 1.0)
-    if step.largest_group == 1:
-        log_w = xlogy(j, step.sampling_prob) + xlog1py(1.0 - j, -step.sampling_prob)
-    else:
-        rows = np.arange(step.largest_group + 1)
-        with np.errstate(divide="ignore"):
-            binomial = np.log([[float(math.comb(n, i)) for i in rows] for n in rows])
-        log_p, log_q = xlogy(j, step.sampling_prob), xlog1py(jnp.maximum(k - j, 0.0), -step.sampling_prob)
-        log_w = jnp.asarray(binomial)[jnp.asarray(k, np.int32)] + log_p + log_q
-    return log_w, j * (u[..., None] - 0.5 * j / step.noise_multiplier) / step.noise_multiplier
+    """log w_j [k + 1] and v_j, on a new last axis."""
+    j = np.arange(step.group_size + 1.0)
+    v = j * (np.asarray(u)[..., None] - 0.5 * j / step.noise_multiplier) / step.noise_multiplier
+    return log_weights(step.sampling_prob, step.group_size), v
 
 
 def _log_group_ratio(u: Array, step: Step) -> Array:
     log_w, v = exponents(u, step)
-    excess = jnp.sum(jnp.exp(log_w) * jnp.expm1(jnp.minimum(v, 300.0)), axis=-1)
-    near = jnp.abs(excess) < 0.25
-    return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), logsumexp(log_w + v, axis=-1))
+    excess = np.sum(np.exp(log_w) * np.expm1(np.minimum(v, _LARGE)), axis=-1)
+    near = np.abs(excess) < 0.25
+    return np.where(near, np.log1p(np.where(near, excess, 0.0)), logsumexp(log_w + v, axis=-1))
 
 
 def log_ratio_error(u: Array, step: Step, ell: Array) -> Array:
@@ -107,61 +114,60 @@ def log_ratio_error(u: Array, step: Step, ell: Array) -> Array:
     Each log w_j and v_j is right to a few ulp of its size; near r = 1 the terms are w_j (e^{v_j} - 1), whose signs
     differ.
     """
-    if step.largest_group == 1:
-        return 12.0 * jnp.abs(ell)
+    if step.group_size == 1:
+        return 12.0 * np.abs(ell)
     log_w, v = exponents(u, step)
-    size = 16.0 + 2.0 * step.largest_group + jnp.where(log_w > -jnp.inf, 4.0 * jnp.abs(log_w), 0.0) + 8.0 * jnp.abs(v)
-    share = jnp.exp(jnp.minimum(log_w + v - ell[..., None], 0.0))
-    near = jnp.abs(jnp.expm1(ell)) < 0.24
-    lone = jnp.exp(log_w) * jnp.abs(jnp.expm1(jnp.minimum(v, 300.0))) * 1.5
-    weight = jnp.where(near[..., None], lone, share + jnp.minimum(lone, 2.0))
-    return 12.0 * jnp.abs(ell) + jnp.sum(size * weight, axis=-1)
+    size = 16.0 + 2.0 * step.group_size + np.where(log_w > -np.inf, 4.0 * np.abs(log_w), 0.0) + 8.0 * np.abs(v)
+    share = np.exp(np.minimum(log_w + v - ell[..., None], 0.0))
+    near = np.abs(np.expm1(ell)) < 0.24
+    lone = np.exp(log_w) * np.abs(np.expm1(np.minimum(v, _LARGE))) * 1.5
+    weight = np.where(near[..., None], lone, share + np.minimum(lone, 2.0))
+    return 12.0 * np.abs(ell) + np.sum(size * weight, axis=-1)
 
 
 def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
     """The mean of j given u, sum_j j w_j e^{v_j} / r: the slope of log r, times sigma."""
-    if step.largest_group == 1:
+    if step.group_size == 1:
         v = (u - 0.5 / step.noise_multiplier) / step.noise_multiplier
-        return jnp.exp(jnp.minimum(jnp.log(step.sampling_prob) + v - ell, 0.0))
+        return np.exp(np.minimum(math.log(step.sampling_prob) + v - ell, 0.0))
     log_w, v = exponents(u, step)
-    share = jnp.exp(jnp.minimum(log_w + v - ell[..., None], 0.0))
-    return jnp.minimum(jnp.sum(np.arange(step.largest_group + 1.0) * share, axis=-1), step.group_size)
+    share = np.exp(np.minimum(log_w + v - ell[..., None], 0.0))
+    return np.minimum(np.sum(np.arange(step.group_size + 1.0) * share, axis=-1), step.group_size)
 
 
-def largest_height(step: Step) -> Array:
+def largest_height(step: Step) -> float:
     """The y below which the statements of the module docstring hold."""
-    return 0.499 * np.pi * step.noise_multiplier / step.group_size
+    return 0.499 * math.pi * step.noise_multiplier / step.group_size
 
 
 def argument(x: Array, y: Array, step: Step) -> Array:
     """arg r(x + iy) for 0 <= y <= `largest_height`, divided through by the largest term so that nothing overflows."""
     sigma, p = step.noise_multiplier, step.sampling_prob
-    if step.largest_group > 1:
+    if step.group_size > 1:
         cos, sin, _ = _phasor(x, y, step)
-        return jnp.arctan2(sin, cos) * (1.0 + 1e-9)
+        return np.arctan2(sin, cos) * (1.0 + 1e-9)
     v = (x - 0.5 / sigma) / sigma
-    scale = jnp.exp(-jnp.abs(v))
-    one, ev = jnp.where(v > 0, scale, 1.0), jnp.where(v > 0, 1.0, scale)
-    return jnp.arctan2(p * ev * jnp.sin(y / sigma), (1.0 - p) * one + p * ev * jnp.cos(y / sigma))
+    nothing, drawn = (1.0 - p) * np.exp(-np.maximum(v, 0.0)), p * np.exp(np.minimum(v, 0.0))
+    return np.arctan2(drawn * np.sin(y / sigma), nothing + drawn * np.cos(y / sigma))
 
 
 def log_modulus(x: Array, y: Array, step: Step) -> Array:
     """log |r(x + iy)|, not more, for 0 <= y <= `largest_height`: r^2 less 2 (1 - p) p e^v (1 - cos)."""
     sigma, p = step.noise_multiplier, step.sampling_prob
     ell = log_ratio(x, step)
-    if step.largest_group > 1:
+    if step.group_size > 1:
         cos, sin, top = _phasor(x, y, step)
-        value = top + 0.5 * jnp.log(jnp.maximum(cos**2 + sin**2, 1e-300))
-        return jnp.minimum(value, ell) - 1e-15 * log_ratio_error(x, step, ell) - 1e-14
+        value = top + 0.5 * np.log(np.maximum(cos**2 + sin**2, 1e-300))
+        return np.minimum(value, ell) - 1e-15 * log_ratio_error(x, step, ell) - 1e-14
     v = (x - 0.5 / sigma) / sigma
-    loss = 4.0 * (1.0 - p) * p * jnp.exp(v - 2.0 * ell) * jnp.sin(0.5 * y / sigma) ** 2
-    return ell + 0.5 * jnp.log(jnp.maximum(1.0 - loss, 1e-300))
+    loss = 4.0 * (1.0 - p) * p * np.exp(v - 2.0 * ell) * np.sin(0.5 * y / sigma) ** 2
+    return ell + 0.5 * np.log(np.maximum(1.0 - loss, 1e-300))
 
 
 def _phasor(x: Array, y: Array, step: Step) -> tuple[Array, Array, Array]:
     """sum_j b_j e^{i j phi} as (cos, sin), relative to e^top."""
     log_w, v = exponents(x, step)
-    top = jnp.max(log_w + v, axis=-1)
-    share = jnp.exp(log_w + v - top[..., None])
-    angle = np.arange(step.largest_group + 1.0) * (y / step.noise_multiplier)[..., None]
-    return jnp.sum(share * jnp.cos(angle), axis=-1), jnp.sum(share * jnp.sin(angle), axis=-1), top
+    top = np.max(log_w + v, axis=-1)
+    share = np.exp(log_w + v - top[..., None])
+    angle = np.arange(step.group_size + 1.0) * (y / step.noise_multiplier)[..., None]
+    return np.sum(share * np.cos(angle), axis=-1), np.sum(share * np.sin(angle), axis=-1), top

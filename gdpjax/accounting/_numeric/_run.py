@@ -1,90 +1,76 @@
 """A whole run: phases of subsampled Gaussian steps, events of bounded loss, and events given by their outcomes."""
 
 import dataclasses
+import math
 
-import jax
-import jax.numpy as jnp
-
-from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _finite
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._finite import Finite
 from gdpjax.accounting._numeric._ratio import Step
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Steps per phase ([J]) in one direction, events of bounded loss ([F]) and of known outcomes ([A]), or None."""
+    """Phases of steps, events of bounded loss, and events of known outcomes, in one direction. Each happens."""
 
-    steps: Step
-    finite: Finite | None = None
-    atoms: Atoms | None = None
+    steps: tuple[Step, ...]
+    finite: tuple[Finite, ...] = ()
+    atoms: tuple[Atoms, ...] = ()
 
-    def towards(self, sign: Array) -> "Run":
+    def towards(self, sign: float) -> "Run":
         """The run in the direction "remove" (+1) or "add" (-1)."""
-        signs = jnp.broadcast_to(sign, jnp.shape(self.steps.num_steps))
-        steps = dataclasses.replace(self.steps, sign=signs)
-        if self.atoms is None:
-            return dataclasses.replace(self, steps=steps)
-        signs = jnp.broadcast_to(sign, jnp.shape(self.atoms.num_steps))
-        return dataclasses.replace(self, steps=steps, atoms=dataclasses.replace(self.atoms, sign=signs))
+        steps = tuple(dataclasses.replace(step, sign=sign) for step in self.steps)
+        atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
+        return Run(steps, self.finite, atoms)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the steps are those of uniform sampling."""
+        return any(step.symmetric for step in self.steps)
 
     @property
     def signs(self) -> tuple[float, ...]:
         """The directions that differ; "remove" comes first, since it nearly always decides."""
-        return (1.0,) if self.steps.symmetric else (1.0, -1.0)
+        return (1.0,) if self.is_symmetric else (1.0, -1.0)
 
 
-def num_steps(run: Run) -> Array:
+def num_steps(run: Run) -> float:
     """The number of all steps and events."""
-    return sum((jnp.sum(part.num_steps) for part in _other_events(run)), jnp.sum(run.steps.num_steps))
+    return sum(part.num_steps for part in (*run.steps, *run.finite, *run.atoms))
 
 
-def _other_events(run: Run) -> tuple[Finite | Atoms, ...]:
-    """What there is besides the subsampled Gaussian steps."""
-    return tuple(part for part in (run.finite, run.atoms) if part is not None)
-
-
-def alone(run: Run) -> Array:
+def is_alone(run: Run) -> bool:
     """Whether nothing but subsampled Gaussian steps is run."""
-    return jnp.asarray(sum((jnp.sum(part.num_steps) for part in _other_events(run)), jnp.zeros(())) == 0)
+    return not run.finite and not run.atoms
 
 
-def largest_finite_loss(run: Run) -> Array:
-    """The largest loss of the events of bounded loss."""
-    return jnp.zeros(()) if run.finite is None else _finite.largest_loss(run.finite)
-
-
-def largest_loss(run: Run) -> Array:
+def largest_loss(run: Run) -> float:
     """The largest finite loss: of events, and of steps in the direction "add", where r >= (1 - p)^k."""
-    steps = run.steps
-    subsampled = -jnp.sum(steps.num_steps * steps.group_size * jnp.log1p(-steps.sampling_prob)) * (1.0 + 1e-12)
-    others = jnp.zeros(()) if run.atoms is None else _atoms.largest_loss(run.atoms)
-    return subsampled + largest_finite_loss(run) + others
+    subsampled = 0.0
+    for step in run.steps:
+        each = -math.log1p(-step.sampling_prob) if step.sampling_prob < 1 else math.inf
+        subsampled += step.num_steps * step.group_size * each
+    return subsampled * (1.0 + 1e-12) + _finite.largest_loss(run.finite) + _atoms.largest_loss(run.atoms)
 
 
-def chance_of_leaking(run: Run) -> Array:
+def chance_of_leaking(run: Run) -> float:
     """A bound on every delta(e), e >= 0: the probability that one of the group is ever in a batch; 1 with other events.
 
     If none is, the outputs of neighbours are the same.
     """
-    steps = run.steps
-    missed = steps.num_steps * steps.group_size * jnp.log1p(-steps.sampling_prob)
-    drawn = -jnp.expm1(jnp.sum(jnp.where(steps.num_steps > 0, missed, 0.0))) * (1.0 + 1e-12)
-    return jnp.where(alone(run), jnp.minimum(drawn, 1.0), 1.0)
+    if not is_alone(run) or any(step.sampling_prob == 1.0 for step in run.steps):
+        return 1.0
+    missed = sum(step.num_steps * step.group_size * math.log1p(-step.sampling_prob) for step in run.steps)
+    return min(-math.expm1(missed) * (1.0 + 1e-12), 1.0)
 
 
-def gaussian_mu(run: Run) -> Array:
+def gaussian_mu(run: Run) -> float:
     """mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes: they reveal less."""
-    steps = run.steps
-    squared = jnp.sum(steps.num_steps * (steps.group_size / steps.noise_multiplier) ** 2)
-    if run.atoms is not None:
-        squared = squared + jnp.sum(run.atoms.num_steps * run.atoms.mu**2)
-    return jnp.sqrt(squared)
+    squared = sum(step.num_steps * (step.group_size / step.noise_multiplier) ** 2 for step in run.steps)
+    return math.sqrt(squared + sum(event.num_steps * event.mu**2 for event in run.atoms))
 
 
-def trivial_mu(run: Run) -> Array:
+def trivial_mu(run: Run) -> float:
     """A mu that the whole run has, whatever the sampling."""
     mu = gaussian_mu(run) * (1.0 + 1e-12)
-    return mu if run.finite is None else jnp.sqrt(mu**2 + _finite.squared_mu(run.finite)) * (1.0 + 1e-12)
+    return math.sqrt(mu**2 + _finite.squared_mu(run.finite)) * (1.0 + 1e-12) if run.finite else mu
