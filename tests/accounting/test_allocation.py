@@ -174,6 +174,10 @@ def test_under_vmap_and_jit_it_is_the_same_bracket_rounded_outward():
     np.testing.assert_allclose(traced, bounds, rtol=1e-6)
     assert (np.asarray(traced.lower, np.float64) <= bounds.lower).all()
     assert (np.asarray(traced.upper, np.float64) >= bounds.upper).all()
+    with jax.enable_x64(True):
+        wide = jax.jit(jax.vmap(lambda sigma: allocation_epsilon_bounds(sigma, 2, 1, 1e-5)))(jnp.array([0.6, 1.0]))
+        exact = allocation_epsilon_bounds(np.array([0.6, 1.0]), 2, 1, 1e-5)
+        np.testing.assert_array_equal(wide, exact)
     refused = jax.jit(lambda k: allocation_epsilon_bounds(1.0, 2, 1, 1e-5, num_selected=k))(3)
     assert np.isnan(refused.lower)
 

@@ -13,13 +13,13 @@ alone, and most neighbouring e share it. Of all pairs in a cell two sums are tak
            which keeps the mean of every pair;
     lower: the cell is the label, and the excess is M_k / y_k - m_k.
 
-All of these are sums of products of shifted arrays without any weights. The pairs with one s are b and the neighbours b
-- e of a range of e, and `_Neighbours` has the sums over ranges. So `average` takes a loop over s of shifted elementwise
-products.
+All of these are sums of products of shifted arrays without any weights. The e with one s are a range, so the smaller
+values are first summed over it (`_Neighbours`), and `average` takes a loop over s of elementwise products.
 
-**Rounding.** Every sum is one of positive terms. M_k / y_k - m_k is a difference: with a relative error of `error` in
-both it is off by 3 error m_k. To both ends of a cell of the upper law so much more mass is added as that may move; added
-mass only raises the deltas. The mean of a label is off by 3 error.
+**Rounding.** Every sum is one of positive terms. M_k / y_k - m_k is a difference: where `error` is the relative error
+of its two sides, it is off by (1 + e^h) error m_k at most. More mass than this may amount to is added to both ends of
+each cell of the upper law, which only raises the deltas. The mean of a label is off by 3 error. The details are in
+docs/theory/allocation.md.
 
 The mean of t = m + m or m + (m + 1) ratios comes from those of m and m + 1, so log2 t rounds give the mean of any
 number t, `average_of_steps`. As the range of log R shrinks, `_cut` drops the ends, and the next average is made on a
@@ -92,25 +92,27 @@ def _cells_below(weight: float, grid: Grid, factor: int) -> np.ndarray:
     return np.maximum.accumulate(np.clip(cells, np.minimum(e, 1), factor * e))
 
 
-def _interleaved(*columns: np.ndarray) -> np.ndarray:
-    return np.stack(columns, axis=1).ravel()
+def _masses_and_means(law: Law, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of the upper and of the lower law: the masses, and the masses times the means of what they stand for."""
+    return [(law.upper, values * law.upper), (law.lower, values * (law.lower + law.excess))]
 
 
-def _pair_sums(larger: Law, smaller: Law, weight: float, grid: Grid, factor: int, with_equal: bool) -> np.ndarray:
+def _pair_sums(larger: Law, smaller: Law, weight: float, grid: Grid, factor: int, *, with_equal: bool) -> np.ndarray:
     """(m, M) of the upper and (m, M) of the lower law [4, size of the finer grid], summed over all pairs a < b.
 
     The larger value, at b, has the law ``larger`` and this ``weight``. Pairs a = b are summed too if ``with_equal``.
     """
     values = np.exp(grid.log_values())
-    rest = 1.0 - weight
 
-    # Products of the columns of the two are q_a q_b, v (q_b y_b) q_a and (1 - v) q_b (q_a y_a), of both laws.
-    masses = larger.upper, larger.lower, smaller.upper, smaller.lower
-    means = values * larger.upper, values * (larger.lower + larger.excess)
-    of_larger = _interleaved(masses[0], weight * means[0], rest * masses[0], masses[1], weight * means[1], rest * masses[1])
-    means = values * smaller.upper, values * (smaller.lower + smaller.excess)
-    of_smaller = _interleaved(masses[2], masses[2], means[0], masses[3], masses[3], means[1])
-    columns = 6
+    # The products of the columns of the two are q_a q_b, v (q_b y_b) q_a and (1 - v) q_b (q_a y_a), of both laws.
+    columns_of_larger, columns_of_smaller = [], []
+    for mass, mean in _masses_and_means(larger, values):
+        columns_of_larger += [mass, weight * mean, (1.0 - weight) * mass]
+    for mass, mean in _masses_and_means(smaller, values):
+        columns_of_smaller += [mass, mass, mean]
+    columns = len(columns_of_larger)
+    of_larger = np.stack(columns_of_larger, axis=1).ravel()
+    of_smaller = np.stack(columns_of_smaller, axis=1).ravel()
     neighbours = _Neighbours(of_smaller, columns)
 
     # The ranges of e with the same s, from the diagonal or from e = 1 on. Cell k = factor b - s of the finer grid is
@@ -142,6 +144,18 @@ def _pair_sums(larger: Law, smaller: Law, weight: float, grid: Grid, factor: int
     return np.stack([table[0], table[1] + table[2], table[3], table[4] + table[5]])
 
 
+def _moved_right(values: np.ndarray, cells: int) -> np.ndarray:
+    """The values that many cells further right, or left; those that would be beyond an end are dropped."""
+    moved = np.zeros_like(values)
+    if cells > 0:
+        moved[cells:] = values[:-cells]
+    elif cells < 0:
+        moved[:cells] = values[-cells:]
+    else:
+        moved[:] = values
+    return moved
+
+
 def average(first: Law, second: Law, grid: Grid, share: float, factor: int = 1) -> tuple[Law, Grid]:
     """The law of share R_1 + (1 - share) R_2, R_1 and R_2 independent, on a grid that is ``factor`` times finer.
 
@@ -151,13 +165,9 @@ def average(first: Law, second: Law, grid: Grid, share: float, factor: int = 1) 
     if first is second and share == 0.5:
         sums = 2.0 * _pair_sums(first, first, 0.5, grid, factor, with_equal=False)
         diagonal = np.zeros_like(sums)
-        values = np.exp(grid.log_values())
-        diagonal[:, ::factor] = (
-            first.upper**2,
-            values * first.upper**2,
-            first.lower**2,
-            values * first.lower * (first.lower + first.excess),
-        )
+        for i, (mass, mean) in enumerate(_masses_and_means(first, np.exp(grid.log_values()))):
+            diagonal[2 * i, ::factor] = mass * mass
+            diagonal[2 * i + 1, ::factor] = mass * mean
         sums += diagonal
     else:
         sums = _pair_sums(first, second, share, grid, factor, with_equal=True)
@@ -166,13 +176,14 @@ def average(first: Law, second: Law, grid: Grid, share: float, factor: int = 1) 
     values = np.exp(finer.log_values())
     step = math.expm1(finer.spacing)
 
-    # Additions: of neighbours, of products in groups, and a few; then what the values in M_k / y_k are off by.
+    # The additions that a term goes through: of neighbours, of products in groups, and a few more. The error of
+    # M_k / y_k has that of the values, too: the logarithms of y_a, y_b and y_k, and c, are right to a few ulp.
     additions = 2.0 * math.log2(grid.size) + _TOGETHER + finer.size / _TOGETHER + 32.0
     rounding = first.rounding + second.rounding + UNIT_ROUNDOFF * additions
     error = UNIT_ROUNDOFF * (additions + 8.0 * finer.reach + 32.0)
 
-    # Each pair goes to the ends of its cell. M_k / y_k <= (1 + step) m_k, so the margin is more than what the rise and
-    # step times the mass are off by. The mean is in the cell, but for rounding.
+    # Each pair goes to the ends of its cell. As M_k / y_k <= (1 + step) m_k, the margin is more than what the rise and
+    # step times the mass are off by together.
     rise = np.clip(upper_mean / values - upper_mass, 0.0, step * upper_mass)
     margin = 2.0 * (1.0 + step) * error * upper_mass + _UNDERFLOW * (1.0 + 1.0 / values)
     upper = upper_mass + (margin - rise) / step
@@ -183,6 +194,11 @@ def average(first: Law, second: Law, grid: Grid, share: float, factor: int = 1) 
     totals = [max(float(np.sum(law.upper)) + law.at_zero, 1.0) for law in (first, second)]
     at_zero = share * first.at_zero * totals[1] + (1.0 - share) * second.at_zero * totals[0]
     at_infinity = share * first.at_infinity * totals[1] + (1.0 - share) * second.at_infinity * totals[0]
+
+    # The means of the labels would drift off to the right of y_k, where `_cut` drops them: they move along.
+    if np.any(lower_mass > 0):
+        drift = math.log(float(np.sum(lower_mean / values) / np.sum(lower_mass)))
+        lower_mass, lower_mean = (_moved_right(part, round(drift / finer.spacing)) for part in (lower_mass, lower_mean))
 
     # Labels of which too much may have underflowed are left out.
     kept = (lower_mass > SMALLEST_MASS) & (lower_mean > SMALLEST_MASS)

@@ -127,9 +127,7 @@ def _delta(parts: _Parts, epsilon: float) -> Bounds:
     trivial = 1.0
     if rest >= 0:
         trivial = float(delta_kernel(np, np.asarray(rest), np.asarray(parts.mu))) * (1.0 + _SLACK)
-    lower = _at_least(
-        0.0, runs.below, lambda run: np.exp(_driver.log_delta_of_run(run, epsilon).lower) * (1.0 - 1e-12)
-    )
+    lower = _at_least(0.0, runs.below, lambda run: np.exp(_driver.log_delta_of_run(run, epsilon).lower) * (1.0 - 1e-12))
     upper = _at_most(
         trivial, runs.above, lambda run: np.exp(_driver.log_delta_of_run(run, epsilon).upper) * (1.0 + 1e-12)
     )
@@ -185,7 +183,7 @@ def of_allocation(question: str, with_steps: bool, with_finite: bool) -> Callabl
     def core(*values: Any) -> Bounds:
         *columns, at = values
         schemes = [_bounds.make_scheme(*row) for row in _rows(columns[:5])]
-        phases = [Step(*row) for row in _rows(columns[5:8] if with_steps else [])]
+        phases = [Step(noise, prob, count) for noise, prob, count in _rows(columns[5:8] if with_steps else [])]
         events = [Finite(*row) for row in _rows(columns[-3:] if with_finite else [])]
         # What does nothing is left out.
         steps = tuple(phase for phase in phases if phase.sampling_prob > 0 and phase.num_steps > 0)

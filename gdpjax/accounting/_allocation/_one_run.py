@@ -13,7 +13,7 @@ import numpy as np
 
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair
 
-_STEPS = 30
+_STEPS = 40
 _TO_SAFE_SIDE = 1e-7
 _CLOSE = 2e-7
 
@@ -78,11 +78,11 @@ def _crossing(curve: Curve, delta: float, largest: float, *, above: bool) -> flo
     """The largest epsilon found at which the curve is above delta, or else the smallest at which it is not.
 
     Newton's method for log delta proposes points, moved a little to the safe side; only a point at which the curve was
-    evaluated is an answer. 0 and ``largest`` are ends to begin with.
+    evaluated is an answer. 0 and ``largest`` are ends to begin with, which every fourth step halves.
     """
     low, high = 0.0, largest
     point = 0.5 * largest
-    for _ in range(_STEPS):
+    for i in range(_STEPS):
         value, rate = curve.delta(point)
         safe = (value > delta) == above
         if value > delta:
@@ -90,9 +90,9 @@ def _crossing(curve: Curve, delta: float, largest: float, *, above: bool) -> flo
         else:
             high = point
 
-        newton = point + math.log(value / delta) * value / rate if value > 0 and rate > 0 else low
+        newton = point + math.log(value / delta) * value / rate if value > 0 and rate > 0 else math.nan
         if safe and abs(newton - point) <= _CLOSE * point:
             break
         proposal = newton * (1.0 - _TO_SAFE_SIDE if above else 1.0 + _TO_SAFE_SIDE)
-        point = proposal if low < proposal < high else 0.5 * (low + high)
+        point = proposal if low < proposal < high and i % 4 < 3 else 0.5 * (low + high)
     return low if above else high
