@@ -33,7 +33,7 @@ from gdpjax.accounting._numeric._run import Run
 
 _EPSILON_WIDTH = 3e-4
 _DELTA_WIDTH = 3e-3
-_FEWEST_CELLS = 512
+FEWEST_CELLS = 512
 _MOST_CELLS = 2560
 _LOST_SHARE = 1e-5
 _LOWEST_LOG_TAIL = -330.0
@@ -81,7 +81,7 @@ class Scheme(NamedTuple):
     @property
     def num_cells(self) -> int:
         """How many grid values it takes: the more, the longer the blocks."""
-        return min(max(math.ceil(420.0 * self.block**0.35), _FEWEST_CELLS), _MOST_CELLS)
+        return min(max(math.ceil(420.0 * self.block**0.35), FEWEST_CELLS), _MOST_CELLS)
 
 
 def make_scheme(noise_multiplier: float, steps: float, epochs: float, selected: float, fixed: float) -> Scheme:
@@ -154,7 +154,7 @@ def _run(events: tuple[Atoms, ...]) -> Run:
     return Run((), (), events)
 
 
-def _pair(events: tuple[Atoms, ...]) -> Pair:
+def only_pair(events: tuple[Atoms, ...]) -> Pair:
     """The pair of the only event."""
     return Pair(*(getattr(events[0], name) for name in Pair._fields))
 
@@ -172,9 +172,9 @@ def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
     lower, upper = 0.0, largest
     if scheme.is_single:
         if below is not None:
-            lower = _one_run.lower_epsilon(_pair(below), delta, largest)
+            lower = _one_run.lower_epsilon(only_pair(below), delta, largest)
         if above is not None:
-            upper = _one_run.upper_epsilon(_pair(above), delta, largest)
+            upper = _one_run.upper_epsilon(only_pair(above), delta, largest)
         return Bounds(lower, upper)
     if below is not None:
         found = _driver.epsilon_of_run(_run(below), math.log(delta), _EPSILON_WIDTH)
@@ -193,7 +193,7 @@ def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
         return Bounds(max(gaussian * (1.0 - _SLACK) - _TINY, 0.0), largest)
 
     def coarse(log_delta: float) -> Run | None:
-        below = events_of_scheme(scheme, log_tail_of([scheme], log_delta), _FEWEST_CELLS).below
+        below = events_of_scheme(scheme, log_tail_of([scheme], log_delta), FEWEST_CELLS).below
         return None if below is None else _run(below)
 
     log_delta = guess_log_delta(epsilon, coarse)
@@ -201,9 +201,9 @@ def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
     lower, upper = 0.0, largest
     if scheme.is_single:
         if below is not None:
-            lower = _one_run.lower_delta(_pair(below), epsilon)
+            lower = _one_run.lower_delta(only_pair(below), epsilon)
         if above is not None:
-            upper = _one_run.upper_delta(_pair(above), epsilon)
+            upper = _one_run.upper_delta(only_pair(above), epsilon)
     else:
         if below is not None:
             found = _driver.log_delta_of_run(_run(below), epsilon, _DELTA_WIDTH)

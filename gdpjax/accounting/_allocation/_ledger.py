@@ -1,7 +1,7 @@
 """Any question about runs in which random allocation is composed with other events.
 
 An epoch is two events given by their outcomes (`_numeric._atoms`), one a kind of block, in a pair that understates
-and in one that overstates: `_bounds.atoms_of_scheme`. They go into one `Run` beside the other phases and the events of
+and in one that overstates: `_bounds.events_of_scheme`. They go into one `Run` beside the other phases and the events of
 bounded loss. Of the two runs, below and above, epsilon, delta and mu are asked: the lower end comes from the run below
 and the upper end from the one above. For the trade-off curve, which falls where the others rise, it is the reverse.
 What the run below leaves out is never part of a test, so the errors of its tests are those of tests of the true run.
@@ -119,7 +119,7 @@ def _epsilon(parts: _Parts, delta: float) -> Bounds:
 
 def _delta(parts: _Parts, epsilon: float) -> Bounds:
     def coarse(log_delta: float) -> Run | None:
-        return _bracket(parts, log_delta, _bounds._FEWEST_CELLS).above
+        return _bracket(parts, log_delta, _bounds.FEWEST_CELLS).above
 
     runs = _bracket(parts, _bounds.guess_log_delta(epsilon, coarse))
     # Events of bounded loss shift epsilon by their largest loss at most.
