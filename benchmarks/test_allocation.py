@@ -104,7 +104,7 @@ def run(settings: Settings) -> dict[str, Any]:
     chosen = CONFIGURATIONS[: settings.configurations]
     missing = _peer_is_missing(settings)
 
-    # The first call compiles; after it nothing does.
+    # Nothing is compiled; the first call is timed by itself.
     columns = [np.array(column) for column in zip(*(at[:4] for at in chosen), strict=True)]
     first = clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*chosen[0][:4]))
     compiled = clocks.compilations()

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 
 from gdpjax import accounting
 from gdpjax.accounting import allocation_delta_bounds, allocation_epsilon_bounds
-from gdpjax.accounting._allocation import _average, _lognormal
+from gdpjax.accounting._allocation import _average, _law, _lognormal
 
 # noise multiplier, steps, epochs, delta, and the two ends of the package PLD_accounting 2.0
 PEER = np.array([
@@ -139,18 +139,15 @@ def test_one_step_is_the_gaussian_mechanism():
 
 
 def test_the_grid_without_the_closed_form_agrees_with_the_gaussian_mechanism():
-    # 5 epochs of one step, as five events of the contour, and one as a single pair: the grid's own brackets.
+    # One step as a pair of the grid, without the closed form.
     from gdpjax.accounting._allocation import _bounds, _one_run
 
-    with jax.enable_x64(True):
-        scheme = _bounds.make_scheme(*(jnp.float64(value) for value in (0.8, 1, 1, 1, 0)))
-        atoms = _bounds.atoms_of_scheme(scheme, jnp.float64(-40.0), jnp.float64(512))
-        lower, upper = _bounds._single(atoms)
-        for epsilon in (0.1, 1.0, 4.0):
-            bounds = _one_run.delta_of_pairs(lower, upper, jnp.float64(epsilon))
-            exact = accounting.gdp_delta(epsilon, 1 / 0.8)
-            assert bounds.lower < exact < bounds.upper
-            assert bounds.upper < 1.01 * bounds.lower
+    below, above = _bounds.events_of_scheme(_bounds.make_scheme(0.8, 1, 1, 1, 0), -40.0, 512)
+    for epsilon in (0.1, 1.0, 4.0):
+        lower = _one_run.lower_delta(_bounds._pair(below), epsilon)
+        upper = _one_run.upper_delta(_bounds._pair(above), epsilon)
+        assert lower < accounting.gdp_delta(epsilon, 1 / 0.8) < upper
+        assert upper < 1.01 * lower
 
 
 def test_the_bracket_is_narrow_and_meets_that_of_a_peer():
@@ -177,6 +174,10 @@ def test_under_vmap_and_jit_it_is_the_same_bracket_rounded_outward():
     np.testing.assert_allclose(traced, bounds, rtol=1e-6)
     assert (np.asarray(traced.lower, np.float64) <= bounds.lower).all()
     assert (np.asarray(traced.upper, np.float64) >= bounds.upper).all()
+    with jax.enable_x64(True):
+        wide = jax.jit(jax.vmap(lambda sigma: allocation_epsilon_bounds(sigma, 2, 1, 1e-5)))(jnp.array([0.6, 1.0]))
+        exact = allocation_epsilon_bounds(np.array([0.6, 1.0]), 2, 1, 1e-5)
+        np.testing.assert_array_equal(wide, exact)
     refused = jax.jit(lambda k: allocation_epsilon_bounds(1.0, 2, 1, 1e-5, num_selected=k))(3)
     assert np.isnan(refused.lower)
 
@@ -256,24 +257,76 @@ def test_hard_corners_give_true_brackets():
     assert (bounds.lower <= bounds.upper).all()
     assert (bounds.upper <= accounting.gdp_epsilon(delta, np.sqrt(epochs) / noise) * (1 + 2e-9) + 1e-12).all()
     assert bounds.upper[2] == 0  # delta(0) is below delta
+    # Many rounds of averages, which end on a grid much finer than the first, and a delta that few outcomes decide.
+    bounds = allocation_epsilon_bounds(1.0, np.array([1e6, 10]), 1, np.array([1e-6, 1e-60]))
+    assert (bounds.upper < 1.002 * bounds.lower).all()
 
 
 def test_a_law_and_its_averages_keep_mass_and_mean():
     """Both laws have the mass and the mean of R, up to what they say is lost; the upper one has the larger spread."""
-    with jax.enable_x64(True):
-        step, grid = _lognormal.one_step(jnp.float64(1.0), jnp.float64(400), jnp.float64(-60.0))
-        make = jax.jit(_average.average_of_steps)
-        for steps in (1, 2, 3, 5, 12, 100):
-            laws, finest = make(step, grid, jnp.float64(steps), jnp.asarray(True), jnp.float64(-60.0))
-            for number, law in zip((steps, steps + 1), laws, strict=True):
-                values = np.exp(finest.log_values())
-                upper, lower = np.asarray(law.upper), np.asarray(law.lower)
-                means = values * (1 + np.asarray(law.mean_excess()))
-                np.testing.assert_allclose([upper.sum(), lower.sum()], 1, atol=1e-12)
-                np.testing.assert_allclose([upper @ values, lower @ means], 1, atol=1e-12)
-                variance = (np.e - 1) / number
-                assert lower @ (means - 1) ** 2 < variance < upper @ (values - 1) ** 2
-                assert upper @ (values - 1) ** 2 < 1.1 * (lower @ (means - 1) ** 2)
+    step, grid = _lognormal.one_step(1.0, 400, -60.0)
+    for steps in (1, 2, 3, 5, 12, 100):
+        laws, finest = _average.average_of_steps(step, grid, steps, True, -60.0)
+        values = np.exp(finest.log_values())
+        for number, law in zip((steps, steps + 1), laws, strict=True):
+            means = values * (1 + law.mean_excess())
+            np.testing.assert_allclose([law.lower.sum(), law.lower @ means], 1, atol=1e-12)
+            # For its rounding errors mass is added to the upper law.
+            for total in (law.upper.sum(), law.upper @ values):
+                assert 1 - 1e-12 < total < 1 + 1e-10 * number
+            variance = (np.e - 1) / number
+            assert law.lower @ (means - 1) ** 2 < variance < law.upper @ (values - 1) ** 2
+            assert law.upper @ (values - 1) ** 2 < 1.1 * (law.lower @ (means - 1) ** 2)
+
+
+@pytest.mark.parametrize(("share", "factor"), [(0.5, 1), (0.4, 1), (2 / 3, 2), (1 / 3, 4)])
+def test_an_average_is_that_of_all_pairs(share, factor):
+    """Beside a sum over all pairs, of two laws with any masses."""
+    rng = np.random.default_rng(7)
+    size, spacing = 61, 0.11
+    grid = _law.Grid(-2.5, spacing, size)
+
+    def law(scale):
+        upper, lower = rng.exponential(size=(2, size)) * np.exp(-scale * np.linspace(-1, 1, size) ** 2)
+        excess = lower * rng.uniform(-0.5, 0.5, size) * spacing
+        return _law.Law(upper, 1e-3, 2e-3, lower, excess, 1e-15, 1e-15, 1e-15)
+
+    first, second = law(3.0), law(5.0)
+    made, finer = _average.average(first, second, grid, share, factor)
+    ends = np.exp(finer.log_values())
+    values = np.exp(grid.log_values())
+    averages = share * values[:, None] + (1 - share) * values
+    cells = np.clip(np.searchsorted(ends * (1 - 1e-13), averages, side="right") - 1, 0, finer.size - 1)
+
+    # Lower: the mass and the mean of what is in a cell, under the label whose value is nearest on the whole.
+    mass = first.lower[:, None] * second.lower
+    means = [values * (1 + one.excess / one.lower) for one in (first, second)]
+    mean = mass * (share * means[0][:, None] + (1 - share) * means[1])
+    exact = [np.bincount(cells.ravel(), what.ravel(), finer.size) for what in (mass, mean)]
+    drift = np.log(np.sum(exact[1] / ends) / np.sum(exact[0])) / finer.spacing
+    exact = [np.roll(what, round(drift)) for what in exact]
+    np.testing.assert_allclose(made.lower, exact[0], rtol=1e-13)
+    np.testing.assert_allclose(made.lower + made.excess, exact[1] / ends, rtol=1e-12)
+
+    # Upper: each value is split between the ends of its cell, and never less than that.
+    mass = first.upper[:, None] * second.upper
+    right = np.clip((averages / ends[cells] - 1) / np.expm1(finer.spacing), 0, 1)
+    exact = np.bincount(cells.ravel(), (mass * (1 - right)).ravel(), finer.size)
+    exact[1:] += np.bincount(cells.ravel(), (mass * right).ravel(), finer.size)[:-1]
+    exact[::factor] += first.at_zero * (1 - share) * second.upper + second.at_zero * share * first.upper
+    assert (made.upper >= exact * (1 - 1e-14)).all()
+    np.testing.assert_allclose(made.upper, exact, rtol=1e-9)
+    # The sums and the values left at 0 and infinity are those of all pairs.
+    sums = [one.upper.sum() + one.at_zero for one in (first, second)]
+    np.testing.assert_allclose(made.upper.sum() + made.at_zero, np.prod(sums), rtol=1e-9)
+
+
+def test_sums_over_ranges_of_neighbours():
+    values = np.random.default_rng(0).uniform(size=(50, 3))
+    neighbours = _average._Neighbours(values.ravel(), 3)
+    for first, length in ((0, 1), (0, 2), (3, 7), (1, 49), (10, 40), (49, 1), (5, 33)):
+        exact = [values[max(b - first - length + 1, 0) : b - first + 1].sum(axis=0) for b in range(first, 50)]
+        np.testing.assert_allclose(neighbours.sums(first, length).reshape(-1, 3), exact, rtol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -1,245 +1,293 @@
 """Averages of independent likelihood ratios on one geometric grid.
 
-For values y_i and y_{i+d} of the grid, weighted u and 1 - u, the average is y_i e^{c(d)} with
+For values y_b and y_a = y_{b-e} of the grid, e >= 0, with the weights v and 1 - v, the average is
 
-    c(d) = log(u + (1 - u) e^{d h}),        h the spacing,
+    v y_b + (1 - v) y_a = y_b e^{c(e)},      c(e) = log(v + (1 - v) e^{-e h}) <= 0,        h the spacing.
 
-whose offset from y_i depends on d alone. With m(d) a whole number next to c(d) / h and f = c(d) - m(d) h,
+It lies in the cell [y_k, y_{k+1}) of k = b - s(e), s(e) = ceil(-c(e) / h): how far below the larger value depends on e
+alone, and most neighbouring e share it. Of all pairs in a cell two sums are taken, the mass and the mean:
 
-    upper: m from below: to i + m + 1 with weight (e^f - 1) / (e^h - 1), to i + m with the rest, which keeps the mean;
-    lower: m nearest: label i + m, whose excess grows by (e^f - 1) l_i l_j + e^f (a x_i l_j + b l_i x_j), where l are
-           the masses and x the excesses of the two labels, a = u e^{-c} and b = (1 - u) e^{d h - c} their shares.
+    m_k = sum q_a q_b,          M_k = sum q_a q_b (v y_b + (1 - v) y_a) = sum v (q_b y_b) q_a + (1 - v) q_b (q_a y_a).
 
-So averaging takes a loop over d of shifted elementwise products: `average`. The mean of t = m + m or m + (m + 1) ratios
-comes from those of m and m + 1, so log2 t rounds give the mean of any number t, `average_of_steps`. As the range of log
-R shrinks, `_cut` drops the ends and doubles the resolution; the old values stay values of the new grid.
+    upper: the mass goes to the ends of its cell, (M_k / y_k - m_k) / (e^h - 1) of it to the right one,
+           which keeps the mean of every pair;
+    lower: the cell is the label, and the excess is M_k / y_k - m_k.
+
+All of these are sums of products of shifted arrays without any weights. The e with one s are a range, so the smaller
+values are first summed over it (`_Neighbours`), and `average` takes a loop over s of elementwise products.
+
+**Rounding.** Every sum is one of positive terms. M_k / y_k - m_k is a difference: where `error` is the relative error
+of its two sides, it is off by (1 + e^h) error m_k at most. More mass than this may amount to is added to both ends of
+each cell of the upper law, which only raises the deltas. The mean of a label is off by 3 error. The details are in
+docs/theory/allocation.md.
+
+The mean of t = m + m or m + (m + 1) ratios comes from those of m and m + 1, so log2 t rounds give the mean of any
+number t, `average_of_steps`. As the range of log R shrinks, `_cut` drops the ends, and the next average is made on a
+grid that is finer by a power of two; the old values are values of the new grid.
 """
 
-import functools
-from typing import NamedTuple
+import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.types import Array
-from gdpjax.accounting._allocation._law import CELLS, UNIT_ROUNDOFF, Grid, Law
+from gdpjax.accounting._allocation._law import SMALLEST_MASS, UNIT_ROUNDOFF, Grid, Law
 
-_CHUNK = 256
-_UNROLLED = 4
-_DIFFERENCES = np.arange(2 * CELLS) - (CELLS - 1)
-_HIGHEST_OFFSETS = np.maximum(_DIFFERENCES - 1, -np.sign(np.abs(_DIFFERENCES)))
 _FINEST = 6
+_TOGETHER = 32
+_UNDERFLOW = 1e-300
+"""More than the sum of all products that underflow, each below 1e-307."""
 
 
-class _Offsets(NamedTuple):
-    """For each difference d [2 CELLS]: the two offsets m, and the weights of the products."""
+class _Neighbours:
+    """Sums of ``columns`` interleaved arrays, together [size * columns], over neighbours on the left.
 
-    upper_offset: Array
-    to_left: Array
-    to_right: Array
-    lower_offset: Array
-    multiplicity: Array
-    own_excess: Array
-    first_excess: Array
-    second_excess: Array
-
-
-def _log_mean_exp(share: Array, x: Array) -> Array:
-    """log(share + (1 - share) e^x), to a few ulp of itself also near zero."""
-    # Relative to the larger of the two terms.
-    swap = x > 0
-    weight = jnp.where(swap, share, 1.0 - share)
-    change = weight * jnp.expm1(-jnp.abs(x))
-    near = change > -0.25  # XLA's log1p loses digits below -0.4
-    direct = jnp.log(1.0 - weight + weight * jnp.exp(-jnp.abs(x)))
-    value = jnp.where(near, jnp.log1p(jnp.where(near, change, 0.0)), direct)
-    return jnp.where(swap, x + value, value)
-
-
-def _offsets(grid: Grid, share: Array, symmetric: Array) -> _Offsets:
-    """Where pairs go, and with which weights."""
-    d, h = _DIFFERENCES, grid.spacing
-    c = _log_mean_exp(share, d * h)
-    # The average lies between the two, and strictly below the larger one.
-    offset = jnp.clip(jnp.floor(c / h), np.minimum(d, 0), _HIGHEST_OFFSETS)
-    rest = jnp.clip(c - offset * h, 0.0, h)
-    nearest = offset + jnp.where(rest > 0.5 * h, 1.0, 0.0)
-    lower_rest = c - nearest * h
-
-    # Two equal laws: d and -d give the same.
-    doubled = jnp.where(d > 0, 2.0, jnp.where(d == 0, 1.0, 0.0))
-    multiplicity = jnp.where(symmetric, doubled, 1.0)
-    whole = multiplicity / jnp.expm1(h)
-    growth = multiplicity * jnp.exp(lower_rest)
-    return _Offsets(
-        upper_offset=offset.astype(np.int32),
-        to_left=whole * jnp.exp(rest) * jnp.expm1(h - rest),
-        to_right=whole * jnp.expm1(rest),
-        lower_offset=nearest.astype(np.int32),
-        multiplicity=multiplicity,
-        own_excess=multiplicity * jnp.expm1(lower_rest),
-        first_excess=growth * share * jnp.exp(-c),
-        second_excess=growth * (1.0 - share) * jnp.exp(jnp.minimum(d * h - c, 50.0)),
-    )
-
-
-def average(first: Law, second: Law, grid: Grid, share: Array, symmetric: Array) -> Law:
-    """The law of share R_1 + (1 - share) R_2, R_1 and R_2 independent.
-
-    ``symmetric`` says that the two laws are equal and the share is 1/2, which halves the work.
+    Level j has the sums over 2^j neighbours, each of which is the sum of two of the level before.
     """
-    table = _offsets(grid, share, symmetric)
-    begin = jnp.where(symmetric, CELLS - 1, CELLS - grid.size).astype(np.int32) // _UNROLLED
-    end = (CELLS - 1 + grid.size).astype(np.int32) // _UNROLLED + 1
-    pad = functools.partial(jnp.pad, pad_width=CELLS)
-    upper_1, lower_1, excess_1 = pad(first.upper), pad(first.lower), pad(first.excess)
-    upper_2, lower_2, excess_2 = pad(second.upper), pad(second.lower), pad(second.excess)
-    cut = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=_CHUNK)
 
-    def one_difference(index: Array, start: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        left, right, lower, excess = sums
-        at = _Offsets(*(column[index] for column in table))
-        difference = index - (CELLS - 1)
+    def __init__(self, values: np.ndarray, columns: int) -> None:
+        self._columns = columns
+        self._levels = [values]
 
-        i = start - at.upper_offset
-        j = i + difference
-        product = cut(upper_1, i) * cut(upper_2, j)
-        left = left + at.to_left * product
-        right = right + at.to_right * product
-        i = start - at.lower_offset
-        j = i + difference
-        mass_1, mass_2 = cut(lower_1, i), cut(lower_2, j)
-        product = mass_1 * mass_2
-        lower = lower + at.multiplicity * product
-        moved = at.first_excess * cut(excess_1, i) * mass_2 + at.second_excess * mass_1 * cut(excess_2, j)
-        return left, right, lower, excess + (at.own_excess * product + moved)
+    def sums(self, first: int, length: int) -> np.ndarray:
+        """For b >= first the sum over first <= e < first + length of the values at b - e, 0 left of all others.
 
-    def chunk(c: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        def block(b: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-            for k in range(_UNROLLED):
-                sums = one_difference(_UNROLLED * b + k, CELLS + _CHUNK * c, sums)
-            return sums
+        What comes back is not to be written to.
+        """
+        level = length.bit_length() - 1
+        end = self._levels[0].size - first * self._columns
+        total = self._level(level)[:end]
+        rest = length - (1 << level)
+        if rest == 0:
+            return total
 
-        zeros = jnp.zeros(_CHUNK)
-        sums = jax.lax.fori_loop(begin, end, block, (zeros,) * 4)
-        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=_CHUNK * c, axis=0)
-        return tuple(put(total, part) for total, part in zip(totals, sums, strict=True))
+        # The other binary digits of the length.
+        total = total.copy()
+        start = self._columns << level
+        while rest and start < end:
+            level = rest.bit_length() - 1
+            total[start:] += self._level(level)[: end - start]
+            start += self._columns << level
+            rest -= 1 << level
+        return total
 
-    zeros = jnp.zeros(CELLS)
-    chunks = (grid.size.astype(np.int32) + (_CHUNK - 1)) // _CHUNK
-    left, right, lower, excess = jax.lax.fori_loop(np.int32(0), chunks, chunk, (zeros,) * 4)
+    def _level(self, level: int) -> np.ndarray:
+        while len(self._levels) <= level:
+            finer = self._levels[-1]
+            shift = min(self._columns << (len(self._levels) - 1), finer.size)
+            coarser = finer.copy()
+            coarser[shift:] += finer[: finer.size - shift]
+            self._levels.append(coarser)
+        return self._levels[level]
+
+
+def _cells_below(weight: float, grid: Grid, factor: int) -> np.ndarray:
+    """s(e) in cells of the finer grid, for 0 <= e < size, where the larger of the two values has this weight.
+
+    Rounding moves a value by a few ulp of the range of the grid into its cell, also where s would fall otherwise.
+    """
+    e = np.arange(grid.size)
+    c = np.log1p((1.0 - weight) * np.expm1(-e * grid.spacing))
+    cells = np.ceil(-c * factor / grid.spacing).astype(np.int64)
+    # The average is at least the smaller value, and strictly below the larger one.
+    return np.maximum.accumulate(np.clip(cells, np.minimum(e, 1), factor * e))
+
+
+def _masses_and_means(law: Law, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of the upper and of the lower law: the masses, and the masses times the means of what they stand for."""
+    return [(law.upper, values * law.upper), (law.lower, values * (law.lower + law.excess))]
+
+
+def _pair_sums(larger: Law, smaller: Law, weight: float, grid: Grid, factor: int, *, with_equal: bool) -> np.ndarray:
+    """(m, M) of the upper and (m, M) of the lower law [4, size of the finer grid], summed over all pairs a < b.
+
+    The larger value, at b, has the law ``larger`` and this ``weight``. Pairs a = b are summed too if ``with_equal``.
+    """
+    values = np.exp(grid.log_values())
+
+    # The products of the columns of the two are q_a q_b, v (q_b y_b) q_a and (1 - v) q_b (q_a y_a), of both laws.
+    columns_of_larger, columns_of_smaller = [], []
+    for mass, mean in _masses_and_means(larger, values):
+        columns_of_larger += [mass, weight * mean, (1.0 - weight) * mass]
+    for mass, mean in _masses_and_means(smaller, values):
+        columns_of_smaller += [mass, mass, mean]
+    columns = len(columns_of_larger)
+    of_larger = np.stack(columns_of_larger, axis=1).ravel()
+    of_smaller = np.stack(columns_of_smaller, axis=1).ravel()
+    neighbours = _Neighbours(of_smaller, columns)
+
+    # The ranges of e with the same s, from the diagonal or from e = 1 on. Cell k = factor b - s of the finer grid is
+    # place b + below in a row of its own for each k mod factor.
+    cells = _cells_below(weight, grid, factor)
+    firsts = np.flatnonzero(np.diff(cells, prepend=-1))[0 if with_equal else 1 :]
+    lengths = np.diff(firsts, append=grid.size)
+    below, rows = np.divmod(-cells[firsts], factor)
+
+    # Sums of a few ranges at a time, which have smaller rounding errors.
+    total = np.zeros((factor, of_larger.size))
+    partial = np.zeros_like(total)
+    parts = list(partial)
+    products = np.empty_like(of_larger)
+    ranges = np.stack([firsts, lengths, firsts * columns, (firsts + below) * columns, rows], axis=1).tolist()
+    for i, (first, length, start, place, row) in enumerate(ranges):
+        product = products[start:]
+        np.multiply(of_larger[start:], neighbours.sums(first, length), out=product)
+        into = parts[row][place : place + product.size]
+        np.add(into, product, out=into)
+        if i % _TOGETHER == _TOGETHER - 1:
+            total += partial
+            partial[:] = 0.0
+    total += partial
+
+    # [factor, size, columns] to [columns, factor size], less what is beyond the last value.
+    table = total.reshape(factor, grid.size, columns).transpose(2, 1, 0).reshape(columns, -1)
+    table = table[:, : (grid.size - 1) * factor + 1]
+    return np.stack([table[0], table[1] + table[2], table[3], table[4] + table[5]])
+
+
+def _moved_right(values: np.ndarray, cells: int) -> np.ndarray:
+    """The values that many cells further right, or left; those that would be beyond an end are dropped."""
+    moved = np.zeros_like(values)
+    if cells > 0:
+        moved[cells:] = values[:-cells]
+    elif cells < 0:
+        moved[:cells] = values[-cells:]
+    else:
+        moved[:] = values
+    return moved
+
+
+def average(first: Law, second: Law, grid: Grid, share: float, factor: int = 1) -> tuple[Law, Grid]:
+    """The law of share R_1 + (1 - share) R_2, R_1 and R_2 independent, on a grid that is ``factor`` times finer.
+
+    Two laws that are one and the same object, with a share of 1/2, take half the work.
+    """
+    finer = Grid(grid.origin, grid.spacing / factor, (grid.size - 1) * factor + 1)
+    if first is second and share == 0.5:
+        sums = 2.0 * _pair_sums(first, first, 0.5, grid, factor, with_equal=False)
+        diagonal = np.zeros_like(sums)
+        for i, (mass, mean) in enumerate(_masses_and_means(first, np.exp(grid.log_values()))):
+            diagonal[2 * i, ::factor] = mass * mass
+            diagonal[2 * i + 1, ::factor] = mass * mean
+        sums += diagonal
+    else:
+        sums = _pair_sums(first, second, share, grid, factor, with_equal=True)
+        sums += _pair_sums(second, first, 1.0 - share, grid, factor, with_equal=False)
+    upper_mass, upper_mean, lower_mass, lower_mean = sums
+    values = np.exp(finer.log_values())
+    step = math.expm1(finer.spacing)
+
+    # The additions that a term goes through: of neighbours, of products in groups, and a few more. The error of
+    # M_k / y_k has that of the values, too: the logarithms of y_a, y_b and y_k, and c, are right to a few ulp.
+    additions = 2.0 * math.log2(grid.size) + _TOGETHER + finer.size / _TOGETHER + 32.0
+    rounding = first.rounding + second.rounding + UNIT_ROUNDOFF * additions
+    error = UNIT_ROUNDOFF * (additions + 8.0 * finer.reach + 32.0)
+
+    # Each pair goes to the ends of its cell. As M_k / y_k <= (1 + step) m_k, the margin is more than what the rise and
+    # step times the mass are off by together.
+    rise = np.clip(upper_mean / values - upper_mass, 0.0, step * upper_mass)
+    margin = 2.0 * (1.0 + step) * error * upper_mass + _UNDERFLOW * (1.0 + 1.0 / values)
+    upper = upper_mass + (margin - rise) / step
+    upper[1:] += (rise + margin)[:-1] / step
 
     # The average of 0 and y is moved to 0 and y, which keeps its mean; so no third value is needed.
-    upper = left + jnp.roll(right, 1)
-    beside_zero = first.at_zero * (1.0 - share) * second.upper + second.at_zero * share * first.upper
-    # A label's mean is off by the error of the weights times the spread of what goes into it.
-    rounding = first.rounding + second.rounding + UNIT_ROUNDOFF * (2.0 * grid.size + 64.0)
-    moved = 16.0 * UNIT_ROUNDOFF * (grid.spacing * grid.size + jnp.abs(grid.origin))
-    spread = jnp.expm1(grid.spacing) + 2.0 * jnp.max(jnp.abs(jnp.stack([first.mean_excess(), second.mean_excess()])))
-    means_moved = moved + 4.0 * rounding * spread
-    return Law(
-        upper=upper + beside_zero,
-        at_zero=share * first.at_zero + (1.0 - share) * second.at_zero + 1e-300,
-        at_infinity=share * first.at_infinity + (1.0 - share) * second.at_infinity + grid.underflow(),
+    upper[::factor] += first.at_zero * (1.0 - share) * second.upper + second.at_zero * share * first.upper
+    totals = [max(float(np.sum(law.upper)) + law.at_zero, 1.0) for law in (first, second)]
+    at_zero = share * first.at_zero * totals[1] + (1.0 - share) * second.at_zero * totals[0]
+    at_infinity = share * first.at_infinity * totals[1] + (1.0 - share) * second.at_infinity * totals[0]
+
+    # The means of the labels would drift off to the right of y_k, where `_cut` drops them: they move along.
+    if np.any(lower_mass > 0):
+        drift = math.log(float(np.sum(lower_mean / values) / np.sum(lower_mass)))
+        lower_mass, lower_mean = (_moved_right(part, round(drift / finer.spacing)) for part in (lower_mass, lower_mean))
+
+    # Labels of which too much may have underflowed are left out.
+    kept = (lower_mass > SMALLEST_MASS) & (lower_mean > SMALLEST_MASS)
+    lower = np.where(kept, lower_mass, 0.0)
+    excess = np.where(kept, lower_mean / values - lower_mass, 0.0)
+
+    # A label's mean is off by the error of its sums, and by that of the weights times the spread of what goes into it.
+    moved = 16.0 * UNIT_ROUNDOFF * finer.reach
+    spread = step + 2.0 * max(float(np.max(np.abs(law.mean_excess()))) for law in (first, second))
+    means_moved = moved + 3.0 * error + 4.0 * rounding * spread
+    law = Law(
+        upper=upper,
+        at_zero=at_zero + 1e-300,
+        at_infinity=at_infinity + finer.underflow(),
         lower=lower,
         excess=excess,
         rounding=rounding,
-        displacement=jnp.maximum(first.displacement, second.displacement) + moved,
-        lower_displacement=jnp.maximum(first.lower_displacement, second.lower_displacement) + means_moved,
+        displacement=max(first.displacement, second.displacement) + moved,
+        lower_displacement=max(first.lower_displacement, second.lower_displacement) + means_moved,
     )
+    return law, finer
 
 
-def _cut(laws: tuple[Law, Law], grid: Grid, most: Array, log_tail: Array) -> tuple[tuple[Law, Law], Grid]:
-    """Drop values at both ends that carry next to nothing, and double the resolution as often as ``most`` values allow.
+def _cut(laws: list[Law], grid: Grid, log_tail: float) -> tuple[list[Law], Grid]:
+    """Drop the values at both ends that carry next to nothing.
 
     The upper law moves the mass above the last value down to it and its P-mass to infinity, the mass below the first
     one to 0 and to that value. The lower law leaves them out.
     """
-    index = np.arange(CELLS)
     log_values = grid.log_values()
-    total = laws[0].upper + laws[1].upper
-    log_total = jnp.where(total > 0, jnp.log(jnp.where(total > 0, total, 1.0)), -jnp.inf)
+    total = sum(law.upper for law in laws)
+    log_total = np.log(total, out=np.full_like(log_values, -np.inf), where=total > 0)
     # The tails fall by a factor of e in some thirty values.
-    tolerance = log_tail - np.log(30.0)
-    first = jnp.min(jnp.where(log_total > tolerance, index, CELLS - 1))
-    last = jnp.max(jnp.where(log_total + log_values > tolerance, index, 0))
-    last = jnp.maximum(last, first + 1)
-
-    # The largest power of two that fits.
-    powers = 2 ** np.arange(_FINEST + 1)
-    factor = jnp.max(jnp.where((last - first) * powers < most, powers, 1))
-    size = ((last - first) * factor + 1).astype(grid.size.dtype)
-    finer = Grid(grid.origin + first * grid.spacing, grid.spacing / factor, size)
-    source = jnp.minimum(first + index // factor, CELLS - 1)
-    occupied = (index % factor == 0) & (index < finer.size)
-
-    def spread(values: Array) -> Array:
-        return jnp.where(occupied, values[source], 0.0)
-
-    moved = 16.0 * UNIT_ROUNDOFF * (jnp.abs(finer.origin) + grid.spacing * grid.size)
+    tolerance = log_tail - math.log(30.0)
+    heavy_below = np.flatnonzero(log_total > tolerance)
+    heavy_above = np.flatnonzero(log_total + log_values > tolerance)
+    first = min(int(heavy_below[0]) if heavy_below.size else grid.size, grid.size - 2)
+    last = max(int(heavy_above[-1]) if heavy_above.size else 0, first + 1)
+    kept = slice(first, last + 1)
+    shorter = Grid(grid.origin + first * grid.spacing, grid.spacing, last - first + 1)
+    moved = 16.0 * UNIT_ROUNDOFF * (abs(shorter.origin) + grid.spacing * grid.size)
 
     def one(law: Law) -> Law:
-        below = jnp.where(index < first, law.upper, 0.0)
-        above = jnp.where(index > last, law.upper, 0.0)
-        at_first = jnp.sum(below * jnp.exp(jnp.minimum((index - first) * grid.spacing, 0.0)))
-        upper = law.upper + jnp.where(index == first, at_first, 0.0) + jnp.where(index == last, jnp.sum(above), 0.0)
+        below, above = law.upper[:first], law.upper[last + 1 :]
+        upper = law.upper[kept].copy()
+        upper[0] += np.sum(below * np.exp((np.arange(first) - first) * grid.spacing))
+        upper[-1] += np.sum(above)
         return law._replace(
-            upper=spread(upper),
-            at_zero=law.at_zero + jnp.sum(below),
-            at_infinity=law.at_infinity + jnp.sum(jnp.where(above > 0, above * jnp.exp(log_values), 0.0)),
-            lower=spread(law.lower),
-            excess=spread(law.excess),
-            rounding=law.rounding + UNIT_ROUNDOFF * CELLS,
+            upper=upper,
+            at_zero=law.at_zero + float(np.sum(below)),
+            at_infinity=law.at_infinity + float(np.sum(above * np.exp(log_values[last + 1 :]))),
+            lower=law.lower[kept],
+            excess=law.excess[kept],
+            rounding=law.rounding + UNIT_ROUNDOFF * (grid.size + 4.0 * grid.reach + 16.0),
             displacement=law.displacement + moved,
             lower_displacement=law.lower_displacement + moved,
         )
 
-    return (one(laws[0]), one(laws[1])), finer
+    return [one(law) for law in laws], shorter
 
 
 def average_of_steps(
-    step: Law, grid: Grid, num_steps: Array, also_next: Array, log_tail: Array
-) -> tuple[tuple[Law, Law], Grid]:
-    """The laws of the mean of t = ``num_steps`` ratios with the law ``step``, and (if ``also_next``) of t + 1.
+    step: Law, grid: Grid, num_steps: int, also_next: bool, log_tail: float
+) -> tuple[tuple[Law, ...], Grid]:
+    """The law of the mean of t = ``num_steps`` ratios with the law ``step``, and that of t + 1 if ``also_next``.
 
-    Binary digits of t, from the first: the laws of m and m + 1 give those of 2 m and 2 m + 1, or of 2 m + 1 and
-    2 m + 2.
+    The binary digits of t, from the first: the laws of m and m + 1 give those of 2 m and 2 m + 1, or of 2 m + 1 and
+    2 m + 2. The grid never has more values than at the beginning.
     """
     most = grid.size
-    nothing = jax.tree.map(jnp.zeros_like, step)
-    steps = num_steps.astype(np.int64)
-    digits = 64 - jax.lax.clz(steps)
+    m, digits = 1, bin(num_steps)[3:]
+    laws = [step]
+    if also_next or "1" in digits:
+        laws.append(average(step, step, grid, 0.5)[0])
+    laws, grid = _cut(laws, grid, log_tail)
 
-    def double(i: Array, state: tuple[tuple[Law, Law], Grid]) -> tuple[tuple[Law, Law], Grid]:
-        (small, large), grid = state
-        position = digits - 1 - i
-        m = steps >> (position + 1)
-        digit = (steps >> position) & 1
-        remaining = steps & ((np.int64(1) << position) - 1)
-        next_needed = (remaining > 0) | also_next
+    for i, digit in enumerate(digits):
+        next_needed = also_next or "1" in digits[i + 1 :]
+        small, large = laws[0], laws[-1]
+        # The largest power of two by which the grid can be refined.
+        factor = 1 << min(((most - 1) // (grid.size - 1)).bit_length() - 1, _FINEST)
 
-        # m = 0 stands before the first digit: there is nothing small, and large is one step.
-        equal = jax.tree.map(lambda a, b: jnp.where(digit == 1, b, a), small, large)
-        known = (m == 0) | ((m == 1) & (digit == 0) & next_needed)  # one step, and the mean of two
-        equal_needed = jnp.where(digit == 1, next_needed, ~known)
-        mixed_needed = jnp.where(digit == 1, m > 0, next_needed)
-        share = jnp.where(m > 0, m, 1) / (2.0 * m + 1.0)
-
-        # One compiled loop serves both: two equal laws, and a mixed pair.
-        pairs = jax.tree.map(lambda *laws: jnp.stack(laws), (equal, equal), (small, large))
-        shares, symmetric = jnp.stack([0.5 * jnp.ones_like(share), share]), np.array([True, False])
-        needed = jnp.stack([equal_needed, mixed_needed])
-
-        def make(task: tuple[Array, Law, Law, Array, Array]) -> Law:
-            needed, *rest = task
-            return jax.lax.cond(needed, lambda: average(rest[0], rest[1], grid, *rest[2:]), lambda: nothing)
-
-        made = jax.lax.map(make, (needed, *pairs, shares, symmetric))
-        of_equal, of_mixed = (jax.tree.map(lambda leaf, row=row: leaf[row], made) for row in (0, 1))
-        even, odd = (of_equal, of_mixed), (of_mixed, of_equal)
-        first, second = jax.tree.map(lambda a, b: jnp.where(digit == 1, b, a), even, odd)
-        first = jax.tree.map(lambda old, new: jnp.where(known, old, new), large, first)
-        return _cut((first, second), grid, most, log_tail)
-
-    return jax.lax.fori_loop(np.int64(0), digits, double, ((nothing, step), grid))
+        # The digit says which of 2 m, 2 m + 1 and 2 m + 2 the next two are.
+        share = m / (2.0 * m + 1.0)
+        if digit == "0":
+            pairs = [(small, small, 0.5), (small, large, share)]
+        else:
+            pairs = [(small, large, share), (large, large, 0.5)]
+        made = [average(*pair[:2], grid, pair[2], factor) for pair in pairs[: 1 + next_needed]]
+        m = 2 * m + int(digit)
+        laws, grid = _cut([law for law, _ in made], made[0][1], log_tail)
+    return tuple(laws), grid

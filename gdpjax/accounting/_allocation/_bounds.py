@@ -14,34 +14,34 @@ epochs, and several blocks of steps, are composed by the contour of `_numeric`, 
 once with the one that overstates. The derivation is docs/theory/allocation.md.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, is_traced
-from gdpjax._core.gdp import gdp_delta, gdp_epsilon
+from gdpjax._core.gdp import delta_kernel, epsilon_kernel
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._allocation import _average, _lognormal, _one_run
-from gdpjax.accounting._allocation._law import CELLS, Pair, lower_pair, upper_pair
+from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
 from gdpjax.accounting._numeric import _driver, _plan
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._batch import batched
-from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run
 
 _EPSILON_WIDTH = 3e-4
 _DELTA_WIDTH = 3e-3
 _FEWEST_CELLS = 512
+_MOST_CELLS = 2560
 _LOST_SHARE = 1e-5
 _LOWEST_LOG_TAIL = -330.0
 _LARGEST_ROUNDING = 0.01
 _FIRST_LOG_DELTA = -25.0
 _GUESSES = 2
 _SLACK = 1e-9
+_TINY = 2.3e-308
 
 
 class Scheme(NamedTuple):
@@ -50,156 +50,168 @@ class Scheme(NamedTuple):
     There are ``counts[0]`` blocks of ``block`` steps and ``counts[1]`` blocks of one step more.
     """
 
-    noise_multiplier: Array
-    block: Array
-    counts: Array
+    noise_multiplier: float
+    block: int
+    counts: tuple[float, float]
+
+    @property
+    def num_blocks(self) -> float:
+        return sum(self.counts)
+
+    @property
+    def squared_mu(self) -> float:
+        """mu^2 of the run if it were known in which steps an example takes part."""
+        return self.num_blocks / self.noise_multiplier**2
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether an example takes part in every step, so that the run has just that mu."""
+        return self.block == 1 and self.counts[1] == 0
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one block altogether, and nothing to compose."""
+        return self.num_blocks == 1
+
+    @property
+    def has_small_noise(self) -> bool:
+        """Whether the noise is below the smallest that the grid is made for, so that nothing is known from above."""
+        return self.noise_multiplier < _lognormal.SMALLEST_NOISE
+
+    @property
+    def num_cells(self) -> int:
+        """How many grid values it takes: the more, the longer the blocks."""
+        return min(max(math.ceil(420.0 * self.block**0.35), _FEWEST_CELLS), _MOST_CELLS)
 
 
-def make_scheme(noise_multiplier: Array, steps: Array, epochs: Array, selected: Array, fixed: Array) -> Scheme:
+def make_scheme(noise_multiplier: float, steps: float, epochs: float, selected: float, fixed: float) -> Scheme:
     """The blocks of ``epochs`` epochs in which ``selected`` of ``steps`` steps are drawn, one from each block.
 
     With ``fixed`` bins all epochs use the same draw. An example's E steps in a bin are then together one step with the
     noise multiplier s / sqrt(E).
     """
-    noise_multiplier = jnp.where(fixed > 0, noise_multiplier / jnp.sqrt(epochs), noise_multiplier)
-    epochs = jnp.where(fixed > 0, 1.0, epochs)
-    block = jnp.floor(steps / selected)
-    longer = steps - block * selected
-    return Scheme(noise_multiplier, block, epochs * jnp.stack([selected - longer, longer]))
+    if fixed > 0:
+        noise_multiplier, epochs = noise_multiplier / math.sqrt(epochs), 1.0
+    block, longer = divmod(int(steps), int(selected))
+    return Scheme(noise_multiplier, block, (epochs * (selected - longer), epochs * longer))
 
 
-def _total_mu(scheme: Scheme) -> Array:
-    """The mu of the run if it were known in which steps an example takes part."""
-    return jnp.sqrt(jnp.sum(scheme.counts)) / scheme.noise_multiplier
+class Sides(NamedTuple):
+    """The blocks as events of the contour, one a kind of block: those that understate and those that overstate.
 
-
-def _is_gaussian(scheme: Scheme) -> Array:
-    """Whether an example takes part in every step, so that the run has just that mu."""
-    return (scheme.block == 1) & (scheme.counts[1] == 0)
-
-
-def atoms_of_scheme(scheme: Scheme, log_tail: Array, size: Array) -> Atoms:
-    """The two kinds of blocks as events of the contour: those that understate and those that overstate, stacked.
-
-    Noise multipliers below the smallest that the grid is made for count as that one, which understates both.
+    None stands for a side of which nothing is known.
     """
-    noise = jnp.maximum(scheme.noise_multiplier, _lognormal.SMALLEST_NOISE)
-    step, grid = _lognormal.one_step(noise, size, log_tail)
-    longer = scheme.counts[1] > 0
-    laws, grid = _average.average_of_steps(step, grid, scheme.block, longer, log_tail)
-    # Where there are no longer blocks their law was not made.
-    laws = laws[0], jax.tree.map(lambda of_block, of_longer: jnp.where(longer, of_longer, of_block), *laws)
 
-    def both(make: Callable[..., Pair]) -> Pair:
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(make(law, grid) for law in laws))
-
-    pairs = jax.tree.map(lambda *leaves: jnp.stack(leaves), both(lower_pair), both(upper_pair))
-    shape = pairs.lost_p.shape
-    counts, mu, sign = (jnp.broadcast_to(value, shape) for value in (scheme.counts, 1.0 / noise, 1.0))
-    return Atoms(num_steps=counts, mu=mu, sign=sign, **pairs._asdict())
+    below: tuple[Atoms, ...] | None
+    above: tuple[Atoms, ...] | None
 
 
-def _cells(scheme: Scheme) -> Array:
-    """How many grid values it takes: the more, the longer the blocks."""
-    wanted = 420.0 * scheme.block**0.35
-    return jnp.clip(jnp.ceil(wanted), _FEWEST_CELLS, CELLS)
+def events_of_scheme(scheme: Scheme, log_tail: float, num_cells: int | None = None) -> Sides:
+    """Both sides of the blocks, where tails of e^log_tail are left out at each end and in each round.
+
+    Noise multipliers below the smallest that the grid is made for count as that one, which understates.
+    """
+    # The relative error of a mass doubles with the number of steps.
+    if scheme.block * 100.0 * UNIT_ROUNDOFF >= _LARGEST_ROUNDING:
+        return Sides(None, None)
+    noise = max(scheme.noise_multiplier, _lognormal.SMALLEST_NOISE)
+    step, grid = _lognormal.one_step(noise, num_cells or scheme.num_cells, log_tail)
+    laws, grid = _average.average_of_steps(step, grid, scheme.block, scheme.counts[1] > 0, log_tail)
+
+    def events(make: Callable[..., Pair]) -> tuple[Atoms, ...] | None:
+        pairs = [(count, make(law, grid)) for count, law in zip(scheme.counts, laws, strict=False) if count > 0]
+        if any(pair.rounding >= _LARGEST_ROUNDING for _, pair in pairs):
+            return None
+        return tuple(Atoms(num_steps=count, mu=1.0 / noise, **pair._asdict()) for count, pair in pairs)
+
+    return Sides(events(lower_pair), None if scheme.has_small_noise else events(upper_pair))
 
 
-def _log_tail(scheme: Scheme, log_delta: Array) -> Array:
+def log_tail_of(schemes: list[Scheme], log_delta: float) -> float:
     """The log of the mass to be left out at each end and in each round, so that a small share of delta is lost."""
-    rounds = 2.0 + jnp.log2(scheme.block)
-    wanted = log_delta + np.log(_LOST_SHARE) - jnp.log(rounds * jnp.sum(scheme.counts))
-    return jnp.maximum(wanted, _LOWEST_LOG_TAIL)
+    rounds = 2.0 + math.log2(max(scheme.block for scheme in schemes))
+    total = rounds * sum(scheme.num_blocks for scheme in schemes)
+    return max(log_delta + math.log(_LOST_SHARE) - math.log(total), _LOWEST_LOG_TAIL)
 
 
-def _is_single(scheme: Scheme) -> Array:
-    """Whether there is one block altogether, and nothing to compose."""
-    return jnp.sum(scheme.counts) == 1
+def guess_log_delta(epsilon: float, events: Callable[[float], Run | None]) -> float:
+    """A rough log delta: how far a grid must reach depends on it, so two coarse grids give it first.
+
+    ``events`` makes the run for a guess of log delta. The larger of the two directions counts.
+    """
+    guess = _FIRST_LOG_DELTA
+    for _ in range(_GUESSES):
+        run = events(guess)
+        if run is None:
+            return _FIRST_LOG_DELTA
+        guesses = [_plan.guess_log_delta(run.towards(sign), epsilon) for sign in run.signs]
+        guess = min(max(*guesses, _LOWEST_LOG_TAIL), 0.0) if np.all(np.isfinite(guesses)) else _FIRST_LOG_DELTA
+    return guess
 
 
-def _certain(scheme: Scheme, atoms: Atoms) -> tuple[Array, Array]:
-    """Whether the pairs say something about the lower and the upper end."""
-    accurate = jnp.max(jnp.where(atoms.num_steps > 0, atoms.rounding, 0.0)) < _LARGEST_ROUNDING
-    return accurate, accurate & (scheme.noise_multiplier >= _lognormal.SMALLEST_NOISE)
-
-
-def _run(atoms: Atoms) -> Run:
+def _run(events: tuple[Atoms, ...]) -> Run:
     """A run of nothing else."""
-    none = jnp.zeros(0)
-    return Run(Step(none, none, none, none, none), None, atoms)
+    return Run((), (), events)
 
 
-def _single(atoms: Atoms) -> tuple[Pair, Pair]:
-    """The pairs of the first kind of block, from below and from above."""
-    columns = [getattr(atoms, name) for name in Pair._fields]
-    return Pair(*(column[0, 0] for column in columns)), Pair(*(column[1, 0] for column in columns))
+def _pair(events: tuple[Atoms, ...]) -> Pair:
+    """The pair of the only event."""
+    return Pair(*(getattr(events[0], name) for name in Pair._fields))
 
 
-def epsilon_of_scheme(scheme: Scheme, delta: Array) -> Bounds:
+def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
     """The bracket on epsilon, the larger of the two directions."""
-    mu = _total_mu(scheme)
-    gaussian = gdp_epsilon(delta, mu)
+    mu = math.sqrt(scheme.squared_mu)
+    gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(mu)))
     # Where epsilon is close to zero delta fixes it absolutely.
     largest = gaussian * (1.0 + _SLACK) + 1e-12
-    atoms = atoms_of_scheme(scheme, _log_tail(scheme, jnp.log(delta)), _cells(scheme))
+    if scheme.is_gaussian:
+        return Bounds(max(gaussian * (1.0 - _SLACK) - 1e-12, 0.0), largest)
 
-    def directly() -> Bounds:
-        return _one_run.epsilon_of_pairs(*_single(atoms), delta, largest)
-
-    def composed() -> Bounds:
-        ends = jax.lax.map(lambda part: _driver.epsilon_of_run(_run(part), jnp.log(delta), _EPSILON_WIDTH), atoms)
-        return Bounds(ends.lower[0], ends.upper[1])
-
-    bounds = jax.lax.cond(_is_single(scheme), directly, composed)
-    lower_holds, upper_holds = _certain(scheme, atoms)
-    lower = jnp.where(lower_holds, jnp.fmax(bounds.lower, 0.0), 0.0)
-    upper = jnp.where(upper_holds, jnp.fmin(bounds.upper, largest), largest)
-    exact = jnp.maximum(gaussian * (1.0 - _SLACK) - 1e-12, 0.0)
-    return Bounds(jnp.where(_is_gaussian(scheme), exact, lower), upper)
-
-
-def delta_of_scheme(scheme: Scheme, epsilon: Array) -> Bounds:
-    """The bracket on delta, the larger of the two directions.
-
-    How far the grid must reach depends on delta, so two coarse grids give a guess first.
-    """
-    gaussian = gdp_delta(epsilon, _total_mu(scheme))
-    largest = gaussian * (1.0 + _SLACK) + 2.3e-308
-
-    def attempt(i: Array, log_delta: Array) -> Atoms:
-        size = jnp.where(i < _GUESSES, float(_FEWEST_CELLS), _cells(scheme))
-        return atoms_of_scheme(scheme, _log_tail(scheme, log_delta), size)
-
-    def refine(i: Array, state: tuple[Atoms, Array]) -> tuple[Atoms, Array]:
-        atoms = attempt(i, state[1])
-        return atoms, _guess_log_delta(jax.tree.map(lambda leaf: leaf[0], atoms), epsilon)
-
-    shapes = jax.eval_shape(attempt, jnp.zeros((), np.int32), jnp.zeros(()))
-    unknown = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    start = unknown, jnp.asarray(_FIRST_LOG_DELTA)
-    atoms, _ = jax.lax.fori_loop(np.int32(0), np.int32(_GUESSES + 1), refine, start)
-
-    def directly() -> Bounds:
-        return _one_run.delta_of_pairs(*_single(atoms), epsilon)
-
-    def composed() -> Bounds:
-        ends = jax.lax.map(lambda part: _driver.log_delta_of_run(_run(part), epsilon, _DELTA_WIDTH), atoms)
-        return Bounds(jnp.exp(ends.lower[0]) * (1.0 - 1e-12), jnp.exp(ends.upper[1]) * (1.0 + 1e-12))
-
-    bounds = jax.lax.cond(_is_single(scheme), directly, composed)
-    lower_holds, upper_holds = _certain(scheme, atoms)
-    lower = jnp.where(lower_holds, jnp.fmax(bounds.lower - 2.3e-308, 0.0), 0.0)
-    upper = jnp.where(upper_holds, jnp.fmin(bounds.upper, largest), largest)
-    exact = jnp.maximum(gaussian * (1.0 - _SLACK) - 2.3e-308, 0.0)
-    return Bounds(jnp.where(_is_gaussian(scheme), exact, lower), jnp.minimum(upper, 1.0))
+    below, above = events_of_scheme(scheme, log_tail_of([scheme], math.log(delta)))
+    lower, upper = 0.0, largest
+    if scheme.is_single:
+        if below is not None:
+            lower = _one_run.lower_epsilon(_pair(below), delta, largest)
+        if above is not None:
+            upper = _one_run.upper_epsilon(_pair(above), delta, largest)
+        return Bounds(lower, upper)
+    if below is not None:
+        found = _driver.epsilon_of_run(_run(below), math.log(delta), _EPSILON_WIDTH)
+        lower = float(np.fmax(found.lower, 0.0))
+    if above is not None:
+        found = _driver.epsilon_of_run(_run(above), math.log(delta), _EPSILON_WIDTH)
+        upper = float(np.fmin(found.upper, largest))
+    return Bounds(lower, upper)
 
 
-def _guess_log_delta(atoms: Atoms, epsilon: Array) -> Array:
-    """A rough log delta from the saddle-point formula, the larger of the two directions."""
-    run = _run(atoms)
-    guesses = [_plan.guess_log_delta(run.towards(jnp.asarray(sign)), epsilon) for sign in run.signs]
-    guess = jnp.nan_to_num(jnp.maximum(*guesses), nan=_FIRST_LOG_DELTA)
-    return jnp.clip(guess, _LOWEST_LOG_TAIL, 0.0)
+def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
+    """The bracket on delta, the larger of the two directions."""
+    gaussian = float(delta_kernel(np, np.asarray(epsilon), np.asarray(math.sqrt(scheme.squared_mu))))
+    largest = min(gaussian * (1.0 + _SLACK) + _TINY, 1.0)
+    if scheme.is_gaussian:
+        return Bounds(max(gaussian * (1.0 - _SLACK) - _TINY, 0.0), largest)
+
+    def coarse(log_delta: float) -> Run | None:
+        below = events_of_scheme(scheme, log_tail_of([scheme], log_delta), _FEWEST_CELLS).below
+        return None if below is None else _run(below)
+
+    log_delta = guess_log_delta(epsilon, coarse)
+    below, above = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
+    lower, upper = 0.0, largest
+    if scheme.is_single:
+        if below is not None:
+            lower = _one_run.lower_delta(_pair(below), epsilon)
+        if above is not None:
+            upper = _one_run.upper_delta(_pair(above), epsilon)
+    else:
+        if below is not None:
+            found = _driver.log_delta_of_run(_run(below), epsilon, _DELTA_WIDTH)
+            lower = float(np.exp(found.lower)) * (1.0 - 1e-12)
+        if above is not None:
+            found = _driver.log_delta_of_run(_run(above), epsilon, _DELTA_WIDTH)
+            upper = float(np.exp(found.upper)) * (1.0 + 1e-12)
+    return Bounds(float(np.fmax(lower - _TINY, 0.0)), float(np.fmin(upper, largest)))
 
 
 _SCHEME = {
@@ -211,12 +223,11 @@ _SCHEME = {
 }
 
 
-def _core(answer: Callable[[Scheme, Array], Bounds]) -> Callable[..., Bounds]:
-    def core(noise: Array, steps: Array, epochs: Array, selected: Array, fixed: Array, at: Array) -> Bounds:
-        possible = selected <= steps
-        scheme = make_scheme(noise, steps, epochs, jnp.where(possible, selected, 1.0), fixed)
-        bounds = answer(scheme, at)
-        return jax.tree.map(lambda leaf: jnp.where(possible, leaf, jnp.nan), bounds)
+def _core(answer: Callable[[Scheme, float], Bounds]) -> Callable[..., Bounds]:
+    def core(noise: float, steps: float, epochs: float, selected: float, fixed: float, at: float) -> Bounds:
+        if selected > steps:
+            return Bounds(math.nan, math.nan)
+        return answer(make_scheme(noise, steps, epochs, selected, fixed), at)
 
     return core
 

@@ -18,52 +18,53 @@ error of `displacement`, the means of the labels to one of `lower_displacement`.
 docs/theory/allocation.md.
 """
 
+import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.types import Array
-
-CELLS = 2560
-"""The largest number of grid values, the static length of all arrays."""
 UNIT_ROUNDOFF = 2.0**-53
 SMALLEST_MASS = 1e-280
-"""Labels with less mass are left out."""
+"""Labels with less Q-mass or P-mass are left out."""
 
 
 class Grid(NamedTuple):
-    """The values e^{origin + k spacing} for 0 <= k < size <= CELLS."""
+    """The values e^{origin + k spacing} for 0 <= k < size."""
 
-    origin: Array
-    spacing: Array
-    size: Array
+    origin: float
+    spacing: float
+    size: int
 
-    def log_values(self) -> Array:
-        """The logarithms of the values [CELLS]; those beyond ``size`` carry no mass."""
-        return self.origin + self.spacing * np.arange(CELLS)
+    def log_values(self) -> np.ndarray:
+        """The logarithms of the values [size]."""
+        return self.origin + self.spacing * np.arange(self.size)
 
-    def underflow(self) -> Array:
+    @property
+    def reach(self) -> float:
+        """A number that no logarithm of a value, and no product that leads to one, exceeds."""
+        return abs(self.origin) + self.spacing * self.size
+
+    def underflow(self) -> float:
         """A bound on the P-mass of what underflows: less than 1e-300 of Q-mass, at most at the largest value."""
-        return 1e-300 * jnp.exp(self.origin + self.spacing * self.size)
+        return 1e-300 * math.exp(self.origin + self.spacing * self.size)
 
 
 class Law(NamedTuple):
-    """The law of R from above and from below; see the module's docstring."""
+    """The law of R from above and from below; see the module's docstring. The arrays are [size]."""
 
-    upper: Array
-    at_zero: Array
-    at_infinity: Array
-    lower: Array
-    excess: Array
-    rounding: Array
-    displacement: Array
-    lower_displacement: Array
+    upper: np.ndarray
+    at_zero: float
+    at_infinity: float
+    lower: np.ndarray
+    excess: np.ndarray
+    rounding: float
+    displacement: float
+    lower_displacement: float
 
-    def mean_excess(self) -> Array:
+    def mean_excess(self) -> np.ndarray:
         """The excess of each label for each unit of its mass; 0 for labels with next to no mass."""
         kept = self.lower > SMALLEST_MASS
-        return jnp.where(kept, self.excess / jnp.where(kept, self.lower, 1.0), 0.0)
+        return np.divide(self.excess, self.lower, out=np.zeros_like(self.lower), where=kept)
 
 
 class Pair(NamedTuple):
@@ -73,32 +74,34 @@ class Pair(NamedTuple):
     relative error of ``rounding``, log R to an absolute one of ``displacement``.
     """
 
-    log_ratio: Array
-    log_p: Array
-    log_q: Array
-    lost_p: Array
-    lost_q: Array
-    rounding: Array
-    displacement: Array
+    log_ratio: np.ndarray
+    log_p: np.ndarray
+    log_q: np.ndarray
+    lost_p: float
+    lost_q: float
+    rounding: float
+    displacement: float
 
 
 def upper_pair(law: Law, grid: Grid) -> Pair:
     """The pair that overstates both directions."""
-    log_ratio = grid.log_values()
-    log_q = jnp.log(law.upper)
-    log_p = log_q + log_ratio
     inflation = 1.0 + 2.0 * law.rounding
-    lost_p = law.at_infinity * inflation
-    lost_q = law.at_zero * inflation
-    rounding = law.rounding + 8.0 * UNIT_ROUNDOFF * (1.0 + jnp.max(jnp.abs(log_ratio)))
-    return Pair(log_ratio, log_p, log_q, lost_p, lost_q, rounding, law.displacement)
+    lost = law.at_infinity * inflation, law.at_zero * inflation
+    return _pair(law.upper, grid.log_values(), lost, law.rounding, law.displacement)
 
 
 def lower_pair(law: Law, grid: Grid) -> Pair:
     """The pair that understates both directions; what is left out of it counts for nothing."""
-    log_ratio = grid.log_values() + jnp.log1p(law.mean_excess())
-    log_q = jnp.where(law.lower > SMALLEST_MASS, jnp.log(law.lower), -jnp.inf)
-    log_p = log_q + log_ratio
-    nothing = jnp.zeros_like(law.rounding)
-    rounding = law.rounding + 8.0 * UNIT_ROUNDOFF * (1.0 + jnp.max(jnp.abs(log_ratio)))
-    return Pair(log_ratio, log_p, log_q, nothing, nothing, rounding, law.lower_displacement)
+    mass = np.where(law.lower > SMALLEST_MASS, law.lower, 0.0)
+    log_ratio = grid.log_values() + np.log1p(law.mean_excess())
+    return _pair(mass, log_ratio, (0.0, 0.0), law.rounding, law.lower_displacement)
+
+
+def _pair(
+    mass: np.ndarray, log_ratio: np.ndarray, lost: tuple[float, float], rounding: float, displacement: float
+) -> Pair:
+    """The pair of these outcomes; the logarithms of their masses are right to a few ulp of their size."""
+    log_q = np.log(mass, out=np.full_like(mass, -np.inf), where=mass > 0)
+    largest = float(np.max(np.abs(log_ratio))) - float(np.min(log_q, initial=0.0, where=mass > 0))
+    rounding = rounding + 8.0 * UNIT_ROUNDOFF * (1.0 + largest)
+    return Pair(log_ratio, log_q + log_ratio, log_q, *lost, rounding, displacement)

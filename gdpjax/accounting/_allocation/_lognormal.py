@@ -18,54 +18,59 @@ Outside of the grid Phi(-x) <= e^{-x^2 / 2} / 2. The upper law moves what is abo
 P-mass to infinity, and what is below the first one to the values 0 and y_0; the lower law leaves both out.
 """
 
-import jax.numpy as jnp
+import math
+
 import numpy as np
 
-from gdpjax._core.types import Array
-from gdpjax.accounting._allocation._law import CELLS, UNIT_ROUNDOFF, Grid, Law
+from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Grid, Law
 
 SMALLEST_NOISE = 0.05
+_LARGEST_LOG_VALUE = 650.0
+"""So that the values are numbers: it is less than the reach wants only at the smallest noises and deltas."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
-def one_step(noise_multiplier: Array, size: Array, log_tail: Array) -> tuple[Law, Grid]:
+def one_step(noise_multiplier: float, size: int, log_tail: float) -> tuple[Law, Grid]:
     """The law of one step on ``size`` values, which leaves out tails of about e^log_tail."""
     shift = 1.0 / noise_multiplier
-    reach = jnp.sqrt(-2.0 * log_tail)
+    reach = min(math.sqrt(-2.0 * log_tail), (_LARGEST_LOG_VALUE - 0.5 * shift**2) / shift)
     width = (2.0 * reach + shift) / (size - 1.0)
     spacing = width * shift
     grid = Grid(-reach * shift - 0.5 * shift**2, spacing, size)
 
-    # The nodes of each cell, half by half [CELLS, 2, 16], with the density folded into their weights.
-    index = np.arange(CELLS)
-    start = (-reach + width * index)[:, None, None]
+    # The nodes of each cell, half by half [size - 1, 2, 16], with the density folded into their weights.
+    start = (-reach + width * np.arange(size - 1))[:, None, None]
     inside = 0.25 * width * (1.0 + _NODES + np.array([[0.0], [2.0]]))
-    density = jnp.exp(-0.5 * (start + inside) ** 2) * (0.25 * width / np.sqrt(2.0 * np.pi) * _WEIGHTS)
-    density = jnp.where((index < size - 1)[:, None, None], density, 0.0)
+    density = np.exp(-0.5 * (start + inside) ** 2) * (0.25 * width / math.sqrt(2.0 * math.pi) * _WEIGHTS)
 
     # e^x - 1 and e^h - e^x, without cancellation.
     rise = inside * shift
-    above_left = jnp.expm1(rise)
-    below_right = jnp.expm1(rise - spacing)
-    to_right = jnp.sum(density * above_left, axis=(1, 2)) / jnp.expm1(spacing)
-    to_left = jnp.sum(density * -below_right, axis=(1, 2)) * (jnp.exp(spacing) / jnp.expm1(spacing))
-
-    # Each half goes to the nearer label.
-    halves = jnp.sum(density, axis=2)
-    excesses = jnp.sum(density[:, 0] * above_left[0], axis=1), jnp.sum(density[:, 1] * below_right[1], axis=1)
-    lower = halves[:, 0] + jnp.roll(halves[:, 1], 1)
-    excess = excesses[0] + jnp.roll(excesses[1], 1)
+    above_left = np.expm1(rise)
+    below_right = np.expm1(rise - spacing)
+    to_right = np.sum(density * above_left, axis=(1, 2)) / math.expm1(spacing)
+    to_left = np.sum(density * -below_right, axis=(1, 2)) * (math.exp(spacing) / math.expm1(spacing))
 
     # The P-mass below -reach, at the value y_0, is a Q-mass of P(-reach) / y_0 = e^{-reach^2 / 2} / 2 at most.
-    tail = 0.5 * jnp.exp(-0.5 * reach**2) * (1.0 + 1e-9)
-    far_tail = 0.5 * jnp.exp(-0.5 * (reach + shift) ** 2) * (1.0 + 1e-9)
-    upper = to_left + jnp.roll(to_right, 1)
-    upper = upper + jnp.where(index == 0, tail, 0.0) + jnp.where(index == size - 1, far_tail, 0.0)
+    tail = 0.5 * math.exp(-0.5 * reach**2) * (1.0 + 1e-9)
+    far_tail = 0.5 * math.exp(-0.5 * (reach + shift) ** 2) * (1.0 + 1e-9)
+    upper = np.zeros(size)
+    upper[:-1] += to_left
+    upper[1:] += to_right
+    upper[0] += tail
+    upper[-1] += far_tail
+
+    # Each half goes to the nearer label.
+    halves = np.sum(density, axis=2)
+    lower = np.zeros(size)
+    lower[:-1] += halves[:, 0]
+    lower[1:] += halves[:, 1]
+    excess = np.zeros(size)
+    excess[:-1] += np.sum(density[:, 0] * above_left[0], axis=1)
+    excess[1:] += np.sum(density[:, 1] * below_right[1], axis=1)
 
     # The exponent of the density is right to a few ulp of its size, and a node to a few ulp of its size.
-    largest = reach + shift
-    rounding = UNIT_ROUNDOFF * (100.0 + 8.0 * largest**2)
-    displacement = 16.0 * UNIT_ROUNDOFF * (jnp.abs(grid.origin) + spacing * size)
+    rounding = UNIT_ROUNDOFF * (100.0 + 8.0 * (reach + shift) ** 2)
+    displacement = 16.0 * UNIT_ROUNDOFF * grid.reach
     law = Law(
         upper=upper,
         at_zero=tail + 1e-300,
@@ -74,6 +79,6 @@ def one_step(noise_multiplier: Array, size: Array, log_tail: Array) -> tuple[Law
         excess=excess,
         rounding=rounding,
         displacement=displacement,
-        lower_displacement=displacement + 4.0 * rounding * jnp.expm1(spacing),
+        lower_displacement=displacement + 4.0 * rounding * math.expm1(spacing),
     )
     return law, grid

@@ -6,66 +6,93 @@ L_k = log R at outcome k. If the masses are right to a relative error c and ever
 value at e lies between (1 - c) times the computed one at e + d and (1 + c) times the computed one at e - d.
 """
 
-import jax
-import jax.numpy as jnp
+import math
+from typing import NamedTuple
+
 import numpy as np
 
-from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._allocation._law import CELLS, UNIT_ROUNDOFF, Pair
+from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair
 
-_STEPS = 16
-_TO_SAFE_SIDE = np.array([-1e-7, 1e-7])
-
-
-def computed_delta(pair: Pair, epsilon: Array) -> tuple[Array, Array]:
-    """The larger of the two directions and its rate of decrease in epsilon, without errors."""
-    p, q = jnp.exp(pair.log_p), jnp.exp(pair.log_q)
-    below = jnp.minimum(epsilon - pair.log_ratio, 0.0)
-    remove = jnp.sum(p * -jnp.expm1(below)) + pair.lost_p
-    below_add = jnp.minimum(epsilon + pair.log_ratio, 0.0)
-    add = jnp.sum(q * -jnp.expm1(below_add)) + pair.lost_q
-    rate_remove = jnp.sum(jnp.where(below < 0, p * jnp.exp(below), 0.0))
-    rate_add = jnp.sum(jnp.where(below_add < 0, q * jnp.exp(below_add), 0.0))
-    return jnp.maximum(remove, add), jnp.where(remove >= add, rate_remove, rate_add)
+_STEPS = 40
+_TO_SAFE_SIDE = 1e-7
+_CLOSE = 2e-7
 
 
-def _bound(pair: Pair, epsilon: Array, side: float) -> tuple[Array, Array]:
-    """The delta of a pair moved by its errors up (side 1) or down (side -1), and its rate of decrease."""
-    relative = 2.0 * pair.rounding + UNIT_ROUNDOFF * (2.0 * CELLS)
-    absolute = pair.displacement + 8.0 * UNIT_ROUNDOFF * (jnp.max(jnp.abs(pair.log_ratio)) + epsilon)
-    value, rate = computed_delta(pair, epsilon - side * absolute)
-    return value * (1.0 + side * relative), rate
+class _Side(NamedTuple):
+    """One direction of a pair: the outcomes' losses and masses, and the mass of infinite loss."""
+
+    loss: np.ndarray
+    mass: np.ndarray
+    lost: float
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """(delta, its rate of decrease in epsilon), without errors."""
+        exceeds = self.loss > epsilon
+        mass = self.mass[exceeds]
+        excess = epsilon - self.loss[exceeds]
+        value = float(np.sum(mass * -np.expm1(excess))) + self.lost
+        return value, float(np.sum(mass * np.exp(excess)))
 
 
-def delta_of_pairs(lower: Pair, upper: Pair, epsilon: Array) -> Bounds:
-    """The bracket on delta of what lies between two pairs."""
-    smallest, _ = _bound(lower, epsilon, -1.0)
-    largest, _ = _bound(upper, epsilon, 1.0)
-    return Bounds(jnp.maximum(smallest, 0.0), jnp.minimum(largest, 1.0))
+class Curve:
+    """The bound on delta(epsilon) that a pair gives, moved by its errors up (side 1) or down (side -1)."""
+
+    def __init__(self, pair: Pair, side: float) -> None:
+        self._remove = _Side(pair.log_ratio, np.exp(pair.log_p), pair.lost_p)
+        self._add = _Side(-pair.log_ratio, np.exp(pair.log_q), pair.lost_q)
+        # Each direction sums that many terms.
+        self._factor = 1.0 + side * (2.0 * pair.rounding + UNIT_ROUNDOFF * (2.0 * pair.log_ratio.size + 64.0))
+        self._largest = float(np.max(np.abs(pair.log_ratio)))
+        self._displacement = pair.displacement
+        self._side = side
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """The larger of the two directions, and about its rate of decrease in epsilon."""
+        moved = epsilon - self._side * (self._displacement + 8.0 * UNIT_ROUNDOFF * (self._largest + epsilon))
+        value, rate = max(self._remove.delta(moved), self._add.delta(moved))
+        return value * self._factor, rate
 
 
-def epsilon_of_pairs(lower: Pair, upper: Pair, delta: Array, largest: Array) -> Bounds:
-    """The bracket on epsilon of what lies between two pairs, where it is known to be at most ``largest``.
+def lower_delta(pair: Pair, epsilon: float) -> float:
+    """What delta is at least, for a pair that understates."""
+    return max(Curve(pair, -1.0).delta(epsilon)[0], 0.0)
 
-    Newton's method for log delta proposes points for both ends, moved a little to the safe side; only a point at which
-    the bound on delta was evaluated, and proves it, becomes an end.
+
+def upper_delta(pair: Pair, epsilon: float) -> float:
+    """What delta is at most, for a pair that overstates."""
+    return min(Curve(pair, 1.0).delta(epsilon)[0], 1.0)
+
+
+def lower_epsilon(pair: Pair, delta: float, largest: float) -> float:
+    """What epsilon is at least, for a pair that understates, where it is known to be at most ``largest``."""
+    return _crossing(Curve(pair, -1.0), delta, largest, above=True)
+
+
+def upper_epsilon(pair: Pair, delta: float, largest: float) -> float:
+    """What epsilon is at most, for a pair that overstates."""
+    curve = Curve(pair, 1.0)
+    return 0.0 if curve.delta(0.0)[0] <= delta else _crossing(curve, delta, largest, above=False)
+
+
+def _crossing(curve: Curve, delta: float, largest: float, *, above: bool) -> float:
+    """The largest epsilon found at which the curve is above delta, or else the smallest at which it is not.
+
+    Newton's method for log delta proposes points, moved a little to the safe side; only a point at which the curve was
+    evaluated is an answer. 0 and ``largest`` are ends to begin with, which every fourth step halves.
     """
+    low, high = 0.0, largest
+    point = 0.5 * largest
+    for i in range(_STEPS):
+        value, rate = curve.delta(point)
+        safe = (value > delta) == above
+        if value > delta:
+            low = point
+        else:
+            high = point
 
-    def step(_: int, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        proved, other, point = state
-        bounds, rates = zip(_bound(lower, point[0], -1.0), _bound(upper, point[1], 1.0), strict=True)
-        value, rate = jnp.stack(bounds), jnp.stack(rates)
-        good = jnp.stack([value[0] > delta, value[1] <= delta])
-        proved, other = jnp.where(good, point, proved), jnp.where(good, other, point)
-
-        newton = point + jnp.log(value / delta) * value / rate
-        proposal = newton * (1.0 + _TO_SAFE_SIDE)
-        inside = (proposal > jnp.minimum(proved, other)) & (proposal < jnp.maximum(proved, other))
-        return proved, other, jnp.where(inside, proposal, 0.5 * (proved + other))
-
-    # 0 and ``largest`` are ends to begin with.
-    proved = jnp.stack([jnp.zeros_like(largest), largest])
-    nothing = _bound(upper, jnp.zeros(()), 1.0)[0] <= delta
-    start = proved, proved[::-1], 0.5 * (proved + proved[::-1])
-    proved, _, _ = jax.lax.fori_loop(np.int32(0), np.int32(_STEPS), step, start)
-    return Bounds(proved[0], jnp.where(nothing, 0.0, proved[1]))
+        newton = point + math.log(value / delta) * value / rate if value > 0 and rate > 0 else math.nan
+        if safe and abs(newton - point) <= _CLOSE * point:
+            break
+        proposal = newton * (1.0 - _TO_SAFE_SIDE if above else 1.0 + _TO_SAFE_SIDE)
+        point = proposal if low < proposal < high and i % 4 < 3 else 0.5 * (low + high)
+    return low if above else high
