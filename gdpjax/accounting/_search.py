@@ -18,8 +18,8 @@ whose value lies on the safe side of the edge.
   the noise multiplier, as far as the limit theorem holds. Whether the target is met is decided by the certified upper
   end alone, at the very value that is returned.
 
-Called eagerly, "numeric" evaluates the elements that are not finished, with the compiled function that `epsilon_bounds`
-or `mu_bounds` uses; in traced code the same steps run in a loop per element.
+"numeric" runs on the host, where each round evaluates the elements that are not finished; in traced code it is a call
+back to the host, as the accountant is.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,6 @@ from gdpjax._core.checks import (
     POSITIVE,
     UNIT,
     Domain,
-    at_once,
     check,
     check_broadcast,
     float64_function,
@@ -185,20 +184,13 @@ class _Steps(NamedTuple):
         too_lax = xp.logical_and(state.held, state.holds == AXES[self.unknown].riskiest)
         return _answer(xp, self.unknown, state.holds, ~state.held, too_lax)
 
-    def in_traced_code(self, goal: Array, chance: Array, *run: Array) -> Array:
-        """The value for one element; what is outside its domain is not searched for."""
-        domains = (*self.target.domains.values(), *_RUN.values())
-        inside = [domain.contains(value) for domain, value in zip(domains, (goal, chance, *run), strict=True)]
-        state = jax.lax.while_loop(
-            lambda state: ~state.done,
-            lambda state: self.advance(jnp, state, self.upper_end(state.point, chance, *run), goal, chance),
-            self.begin(jnp, goal, chance, *run)._replace(done=~jnp.stack(inside).all()),
-        )
-        return self.answer(jnp, state).value
+    def of_one(self, *row: float) -> float:
+        """The value for one element."""
+        return float(self.on_host(*(np.array([number]) for number in row)).value[0])
 
     def on_host(self, goal: Array, chance: Array, *run: Array) -> Answer:
         """The answer for many elements; each round evaluates the unfinished ones."""
-        with np.errstate(all="ignore"), at_once():
+        with np.errstate(all="ignore"):
             state = self.begin(np, goal, chance, *run)
             upper = np.zeros_like(goal)
             while not state.done.all():
@@ -211,7 +203,7 @@ class _Steps(NamedTuple):
 def _secant(unknown: str, target: _Target) -> Callable[..., Answer]:
     steps = _Steps(unknown, target)
     domains: dict[str, Any] = {**target.domains, **_RUN}
-    traced = batched(steps.in_traced_code, **domains)
+    traced = batched(steps.of_one, bounds=False, **domains)
 
     def search(**arguments: Array) -> Answer:
         values = [arguments[name] for name in domains]

@@ -1,11 +1,8 @@
 """The reference figures, and small helpers that call the package one direction at a time."""
 
-import functools
 import json
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gdpjax.accounting._numeric import _driver
@@ -23,47 +20,27 @@ def columns(rows, *names):
 
 
 def run(noise_multiplier, sampling_prob, num_steps, direction):
-    """A `Run` of one phase; call it with x64 enabled."""
-    values = (noise_multiplier, sampling_prob, num_steps, DIRECTIONS[direction], 1.0)
-    return Run(Step(*(jnp.asarray([float(value)]) for value in values)))
-
-
-ROWS = 40  # one shape, so one compilation
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _mapped(function, count, *rows):
-    def body(i, out):
-        return jax.tree.map(lambda old, new: old.at[i].set(new), out, function(*(row[i] for row in rows)))
-
-    zeros = jnp.zeros(ROWS)
-    return jax.lax.fori_loop(0, count, body, _driver.Answer(zeros, zeros, zeros))
+    """A `Run` of one phase."""
+    return Run((Step(float(noise_multiplier), float(sampling_prob), float(num_steps), DIRECTIONS[direction]),))
 
 
 def _run(function, sigma, p, steps, direction, last):
-    count = len(sigma)
-    rows = np.broadcast_arrays(sigma, p, steps, DIRECTIONS[direction], last)
-    with jax.enable_x64(True):
-        answer = _mapped(function, count, *(np.pad(row, (0, ROWS - count), mode="edge") for row in rows))
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], answer)
-
-
-def _epsilon(sigma, p, steps, sign, log_delta):
-    one = Run(Step(sigma[None], p[None], steps[None], sign[None], jnp.ones(1)))
-    return _driver.direction_epsilon(one, log_delta, jnp.zeros_like(log_delta), _driver.RELATIVE_WIDTH)
-
-
-def _log_delta(sigma, p, steps, sign, epsilon):
-    one = Run(Step(sigma[None], p[None], steps[None], sign[None], jnp.ones(1)))
-    answer = _driver.direction_log_deltas(one, epsilon[None], jnp.full(1, -jnp.inf))
-    return jax.tree.map(lambda leaf: leaf[0], answer)
+    with np.errstate(all="ignore"):
+        rows = [function(run(*row[:3], direction), row[3]) for row in np.broadcast(sigma, p, steps, last)]
+    return _driver.Answer(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
 
 
 def direction_epsilon(sigma, p, steps, direction, delta):
     """Brackets on epsilon in one direction, arrays of equal length."""
-    return _run(_epsilon, sigma, p, steps, direction, np.log(delta))
+    width = _driver.RELATIVE_WIDTH
+    return _run(lambda one, at: _driver.direction_epsilon(one, at, 0.0, width), sigma, p, steps, direction, np.log(delta))
 
 
 def direction_log_delta(sigma, p, steps, direction, epsilon):
     """Brackets on log delta in one direction, arrays of equal length."""
-    return _run(_log_delta, sigma, p, steps, direction, epsilon)
+
+    def one_log_delta(one, at):
+        answer = _driver.direction_log_deltas(one, np.array([at]), np.full(1, -np.inf))
+        return [leaf[0] for leaf in answer]
+
+    return _run(one_log_delta, sigma, p, steps, direction, epsilon)
