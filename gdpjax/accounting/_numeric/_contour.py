@@ -85,7 +85,7 @@ class Sums(NamedTuple):
 
 def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin: float) -> Sums:
     """Coefficients of the trapezoid sums about e = ``origin``; the errors hold for |e - origin| <= period."""
-    inside = data.frequency <= contour.cutoff
+    inside = ~(data.frequency > contour.cutoff)
     t = data.frequency[inside]
     spacing = data.frequency[1]
     measure = np.full(t.size, spacing / np.pi)

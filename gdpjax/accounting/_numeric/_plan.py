@@ -217,4 +217,4 @@ def choose_contour(coarse: list[Masses], theta: float, epsilon: float, log_delta
 
 def _best(points: Array, cost: Array) -> float:
     """The largest of the points with the least cost."""
-    return np.max(points[cost <= np.min(cost)])
+    return np.max(points[cost <= np.min(cost)], initial=-np.inf)
