@@ -67,14 +67,14 @@ def largest_loss(events: Sequence[Atoms]) -> float:
     """The largest finite loss of all the events together."""
     total = 0.0
     for event in events:
-        each = float(np.max(event.loss[event.log_weight > -np.inf], initial=-np.inf))
+        each = np.max(event.loss[event.log_weight > -np.inf], initial=-np.inf)
         total += event.num_steps * (each + event.displacement + 1e-12 * abs(each))
     return total
 
 
 def log_lost(events: Sequence[Atoms]) -> float:
     """log of the probability that nothing is lost in any event."""
-    return sum(event.num_steps * float(np.log1p(-min(event.lost, 0.5))) for event in events)
+    return sum(event.num_steps * np.log1p(-min(event.lost, 0.5)) for event in events)
 
 
 def rounding_terms(atoms: Atoms, exponent: Array) -> tuple[Array, Array]:

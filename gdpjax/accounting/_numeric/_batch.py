@@ -49,15 +49,10 @@ def batched(
         with np.errstate(all="ignore"):
             for place in np.ndindex(*shape):
                 if valid[place]:
-                    one = core(*(_element(row[place]) for row in rows))
-                    found[(slice(None), *place)] = one
+                    found[(slice(None), *place)] = core(*(row[place] for row in rows))
         return found
 
     return call
-
-
-def _element(value: Any) -> Any:
-    return float(value) if np.ndim(value) == 0 else value
 
 
 def _num_vectors(phase_groups: tuple[int, ...]) -> int:

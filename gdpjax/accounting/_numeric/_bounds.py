@@ -5,7 +5,6 @@ nothing.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -59,7 +58,7 @@ def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
     sizes = np.broadcast_to(others.pop(0), steps.shape) if family.largest_group > 1 else np.ones_like(steps)
     phases = [row for row in zip(sigma, prob, steps, sizes, strict=True) if row[1] > 0 and row[2] > 0]
     made = tuple(
-        Step(float(s), max(float(p), _SMALLEST_PROB), float(t), 1.0, int(k), family.symmetric)
+        Step(s, max(p, _SMALLEST_PROB), t, 1.0, int(k), family.symmetric)
         for s, p, t, k in phases
     )
     events = zip(*others, strict=True) if family.finite else ()
@@ -71,17 +70,17 @@ def _epsilon_core(run: Run, delta: float, width: float = _driver.RELATIVE_WIDTH)
     if delta >= _run.chance_of_leaking(run):
         return Bounds(0.0, 0.0)
     # With sampling the steps reveal less than without. Near zero delta fixes epsilon only absolutely.
-    gaussian = float(epsilon_kernel(np, delta, 1.0 - delta, _run.gaussian_mu(run)))
+    gaussian = epsilon_kernel(np, delta, 1.0 - delta, _run.gaussian_mu(run))
     gaussian = gaussian * (1.0 + 1e-10) + 1e-12 + _finite.largest_loss(run.finite)
     if _closed.has_closed_form(run):
         exact = _closed.epsilon(run, delta)
-        if exact.upper < math.inf:
+        if exact.upper < np.inf:
             return Bounds(exact.lower, min(exact.upper, gaussian))
-    answer = _driver.epsilon_of_run(run, math.log(delta), width)
-    lower = float(answer.lower)
+    answer = _driver.epsilon_of_run(run, np.log(delta), width)
+    lower = answer.lower
     if run.finite:
-        lower = max(lower, _finite.epsilon_from_atom(run.finite, math.log(delta)))
-    return Bounds(lower, float(np.fmin(answer.upper, gaussian)))
+        lower = max(lower, _finite.epsilon_from_atom(run.finite, np.log(delta)))
+    return Bounds(lower, np.fmin(answer.upper, gaussian))
 
 
 def _estimate_core(run: Run, delta: float) -> float:
@@ -89,9 +88,9 @@ def _estimate_core(run: Run, delta: float) -> float:
         return 0.0
     if _closed.has_closed_form(run):
         exact = _closed.epsilon(run, delta)
-        if exact.upper < math.inf:
+        if exact.upper < np.inf:
             return 0.5 * (exact.lower + exact.upper) if exact.lower > 0 else 0.0
-    return _driver.estimate_of_run(run, math.log(delta))
+    return _driver.estimate_of_run(run, np.log(delta))
 
 
 def _delta_core(run: Run, epsilon: float, width: float = _driver.DELTA_WIDTH) -> Bounds:
@@ -100,10 +99,10 @@ def _delta_core(run: Run, epsilon: float, width: float = _driver.DELTA_WIDTH) ->
         lower, upper = _closed.delta(run, epsilon)
     else:
         answer = _driver.log_delta_of_run(run, epsilon, width)
-        lower, upper = math.exp(answer.lower) * (1.0 - 1e-12), math.exp(answer.upper) * (1.0 + 1e-12)
+        lower, upper = np.exp(answer.lower) * (1.0 - 1e-12), np.exp(answer.upper) * (1.0 + 1e-12)
     if run.finite:
         lower = max(lower, _finite.delta_from_atom(run.finite, epsilon))
-    upper = float(np.fmin(upper, leaking))
+    upper = np.fmin(upper, leaking)
     return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 
 
@@ -196,7 +195,7 @@ def profile_of_phases(family: Family = POISSON) -> Callable[..., Bounds]:
             checks.check(name, column, domain)
         checks.check("epsilon", epsilon, checks.NONNEGATIVE)
         with np.errstate(all="ignore"):
-            return _profile(family, columns, np.asarray(epsilon, np.float64), float(width))
+            return _profile(family, columns, np.asarray(epsilon, np.float64), width)
 
     return profile
 
@@ -206,7 +205,7 @@ def _profile(family: Family, columns: list[Any], epsilon: Array, width: float) -
     if not run.steps and not run.finite:
         return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
     if _closed.has_closed_form(run):
-        lower, upper = np.array([_closed.delta(run, float(one)) for one in epsilon]).T
+        lower, upper = np.array([_closed.delta(run, one) for one in epsilon]).T
     else:
         groups = [epsilon[i : i + PROFILE_SHARING] for i in range(0, epsilon.size, PROFILE_SHARING)]
         answers = [_driver.log_deltas_of_run(run, group, width) for group in groups]

@@ -33,7 +33,7 @@ def has_closed_form(run: Run) -> bool:
 
 def epsilon(run: Run, delta: float) -> Bounds:
     """The smallest epsilon at delta, of a run with a closed form."""
-    value = float(subsampled_epsilon_kernel(np, delta, run.steps[0].sampling_prob, gaussian_mu(run)))
+    value = subsampled_epsilon_kernel(np, delta, run.steps[0].sampling_prob, gaussian_mu(run))
     # Where epsilon is close to zero delta fixes it absolutely.
     return Bounds(max(value * (1.0 - _SLACK) - 1e-12, 0.0), value * (1.0 + _SLACK) + 1e-12)
 
@@ -45,5 +45,5 @@ def delta(run: Run, epsilon: float) -> Bounds:
         inner = np.log1p(np.expm1(epsilon) / p)
     else:
         inner = epsilon + np.log1p((p - 1.0) * np.exp(-epsilon)) - np.log(p)
-    value = p * float(delta_kernel(np, inner, gaussian_mu(run)))
+    value = p * delta_kernel(np, inner, gaussian_mu(run))
     return Bounds(value * (1.0 - _SLACK), value * (1.0 + _SLACK))

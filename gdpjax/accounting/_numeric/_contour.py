@@ -30,7 +30,6 @@ e^{-x^2 / 2} / t_N min(1, x^-2) and e^{-x^2 / 2} / x^2, x = eta t_N.
 The errors of M itself are derived in `_line`.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -64,11 +63,11 @@ def log_tail(name: str, contour: Contour, start: float) -> float:
     x = eta * start
     p_part, q_part = 0.5 * (eta * theta) ** 2, 0.5 * (eta * (theta + 1.0)) ** 2
     if name == "upper":
-        bound = 0.5 * eta**2 * (theta**2 + theta) - math.log(start) + min(0.0, -2.0 * math.log(x))
+        bound = 0.5 * eta**2 * (theta**2 + theta) - np.log(start) + min(0.0, -2.0 * np.log(x))
     else:
-        both = {"lower": float(np.logaddexp(p_part, q_part)), "reject_p": p_part, "reject_q": q_part}[name]
-        bound = both - 2.0 * math.log(x)
-    return bound - 0.5 * x**2 - math.log(math.pi) + 1e-9
+        both = {"lower": np.logaddexp(p_part, q_part), "reject_p": p_part, "reject_q": q_part}[name]
+        bound = both - 2.0 * np.log(x)
+    return bound - 0.5 * x**2 - np.log(np.pi) + 1e-9
 
 
 class Sums(NamedTuple):
@@ -86,10 +85,10 @@ class Sums(NamedTuple):
 
 def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin: float) -> Sums:
     """Coefficients of the trapezoid sums about e = ``origin``; the errors hold for |e - origin| <= period."""
-    inside = data.frequency <= contour.cutoff
+    inside = ~(data.frequency > contour.cutoff)
     t = data.frequency[inside]
     spacing = data.frequency[1]
-    measure = np.full(t.size, spacing / math.pi)
+    measure = np.full(t.size, spacing / np.pi)
     measure[0] *= 0.5
     modulus, angle = np.exp(data.modulus[inside]) * measure, data.angle[inside] - t * origin
     turned = modulus * (np.cos(angle) + 1j * np.sin(angle))
@@ -106,12 +105,12 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
     for i, name in enumerate(names):
         value, scale = kernel(name, z, contour.eta)
         terms[i] = value * turned
-        errors[i] = float(np.dot(scale, rounding)) * (1.0 + 1e-9) + _exp(log_tail(name, contour, last))
+        errors[i] = np.dot(scale, rounding) * (1.0 + 1e-9) + _exp(log_tail(name, contour, last))
     return Sums(t, terms.real.copy(), terms.imag.copy(), errors)
 
 
 def _exp(x: float) -> float:
-    return math.exp(x) if x < 700.0 else math.inf
+    return np.exp(x) if x < 700.0 else np.inf
 
 
 def evaluate(sums: Sums, shift: Array) -> tuple[Array, Array]:
@@ -138,33 +137,33 @@ def log_peak(theta: Array) -> Array:
 def log_alias(data: Transform, contour: Contour, epsilon: float) -> float:
     """log of a bound on sum_m e^{theta m D} F(e + mD) + e^{-theta m D} F(e - mD) for F below (1 - e^{e - L})_+."""
     theta, period = contour.theta, contour.period
-    below = float(log_peak(contour.below)) + data.log_below - contour.below * epsilon
-    above = float(log_peak(contour.above)) + data.log_above - contour.above * epsilon
+    below = log_peak(contour.below) + data.log_below - contour.below * epsilon
+    above = log_peak(contour.above) + data.log_above - contour.above * epsilon
     left = min(log_geometric(theta * period), below + log_geometric((theta - contour.below) * period))
-    return float(np.logaddexp(left, above + log_geometric((contour.above - theta) * period))) + 1e-9
+    return np.logaddexp(left, above + log_geometric((contour.above - theta) * period)) + 1e-9
 
 
 def log_geometric(rate: float) -> float:
     """log sum_{m >= 1} e^{-m rate}."""
-    return -rate - math.log(-math.expm1(-rate)) if rate > 0 else math.inf
+    return -rate - np.log(-np.expm1(-rate)) if rate > 0 else np.inf
 
 
 def log_upper_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float, value: float) -> float:
     """log of a certified upper bound on delta(epsilon), where the sum of the kernel "upper", the first, is ``value``."""
     if abs(epsilon - origin) > contour.period:
         return 0.0
-    above = log_scale(data, contour, epsilon, 1.0) + _log(max(value, 0.0) + float(sums.error[0]))
-    return min(float(np.logaddexp(above, _log(data.lost))), 0.0)
+    above = log_scale(data, contour, epsilon, 1.0) + _log(max(value, 0.0) + sums.error[0])
+    return min(np.logaddexp(above, _log(data.lost)), 0.0)
 
 
 def log_lower_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float, value: float) -> float:
     """log of a certified lower bound on delta(epsilon), where the sum of "lower", the second, is ``value``, or -inf."""
     if abs(epsilon - origin) > contour.period:
-        return -math.inf
-    below = log_scale(data, contour, epsilon, -1.0) + _log(max(value - float(sums.error[1]), 0.0))
-    if not below > -math.inf:
-        return -math.inf
-    gap = -math.expm1(min(log_alias(data, contour, epsilon) - below, 0.0))
+        return -np.inf
+    below = log_scale(data, contour, epsilon, -1.0) + _log(max(value - sums.error[1], 0.0))
+    if not below > -np.inf:
+        return -np.inf
+    gap = -np.expm1(min(log_alias(data, contour, epsilon) - below, 0.0))
     return below + _log(gap)
 
 
@@ -174,12 +173,12 @@ def log_delta_bounds(data: Transform, contour: Contour, sums: Sums, origin: floa
     ``sums`` holds the kernels ("upper", "lower").
     """
     value, _ = evaluate(sums, np.asarray(epsilon) - origin)
-    upper = log_upper_delta(data, contour, sums, origin, float(epsilon[0]), float(value[0]))
-    return upper, log_lower_delta(data, contour, sums, origin, float(epsilon[1]), float(value[1]))
+    upper = log_upper_delta(data, contour, sums, origin, epsilon[0], value[0])
+    return upper, log_lower_delta(data, contour, sums, origin, epsilon[1], value[1])
 
 
 def _log(x: float) -> float:
-    return math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan)
+    return np.log(x) if x > 0 else (-np.inf if x == 0 else np.nan)
 
 
 def log_scale(data: Transform, contour: Contour, epsilon: float, side: float) -> float:

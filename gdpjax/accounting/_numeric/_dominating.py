@@ -16,7 +16,6 @@ bisection finds the smallest, up to 1e-6, which is right because R_mu increases 
 (1e-12 relative) is covered by comparing with 1e-9 to spare.
 """
 
-import math
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -33,7 +32,7 @@ _WIDTH = 3e-3
 
 def mu_of_run(run: Run, failure: float) -> Bounds:
     """The bracket on mu of a run."""
-    top = float(_driver.epsilon_of_run(run, math.log(failure)).upper)
+    top = _driver.epsilon_of_run(run, np.log(failure)).upper
     if not top > 0:
         return Bounds(0.0, 0.0)
     epsilon = top * (np.arange(_INTERVALS) / _INTERVALS)
@@ -44,7 +43,7 @@ def mu_of_run(run: Run, failure: float) -> Bounds:
     # The mu that each point forces.
     mixed = (low - failure) / (1.0 - failure)
     forced = np.where(mixed > 1e-300, mu_kernel(np, epsilon, np.clip(mixed, 1e-300, 1.0 - 1e-16)), 0.0)
-    lower = float(np.max(np.nan_to_num(forced, nan=0.0))) * (1.0 - 1e-9)
+    lower = np.max(np.nan_to_num(forced, nan=0.0)) * (1.0 - 1e-9)
 
     # The smallest mu that dominates.
     trivial = trivial_mu(run)
@@ -52,7 +51,7 @@ def mu_of_run(run: Run, failure: float) -> Bounds:
     epsilon, high = np.append(epsilon, top), np.append(high, failure)
     fails, holds = lower, trivial
     for _ in range(40):
-        middle = math.sqrt(max(fails, 1e-12 * holds)) * math.sqrt(holds)
+        middle = np.sqrt(max(fails, 1e-12 * holds)) * np.sqrt(holds)
         if dominates(middle, epsilon, high, failure):
             holds = middle
         else:

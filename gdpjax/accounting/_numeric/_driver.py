@@ -1,6 +1,5 @@
 """One configuration, both directions, as many tries as it needs; and many configurations in a loop."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) ->
     """
     best = Answer(0.0, 0.0, 0.0)
     for sign in run.signs:
-        best = _worse(best, direction_epsilon(run.towards(sign), log_delta, float(best.lower), width))
+        best = _worse(best, direction_epsilon(run.towards(sign), log_delta, best.lower, width))
     return best
 
 
@@ -58,7 +57,7 @@ def estimate_of_run(run: Run, log_delta: float) -> float:
         if guess > _CLEARLY_BELOW * largest_guess:
             answer = direction_epsilon(directed, log_delta, best, ESTIMATE_WIDTH)
             narrow = answer.upper - answer.estimate <= _CONFIRMED * answer.upper + _NEGLIGIBLE
-            best = max(best, answer.estimate if narrow or answer.upper <= best else math.inf)
+            best = max(best, answer.estimate if narrow or answer.upper <= best else np.inf)
         largest_guess = max(largest_guess, guess)
     return best
 
@@ -83,12 +82,12 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
 def _trivial_upper(run: Run, log_delta: float) -> float:
     """Without sampling the steps are mu-GDP, delta <= Phi(mu/2 - e/mu) <= e^{-x^2/2}; other losses are bounded."""
     mu = gaussian_mu(run)
-    return mu * (math.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _finite.largest_loss(run.finite)
+    return mu * (np.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _finite.largest_loss(run.finite)
 
 
 def log_delta_of_run(run: Run, epsilon: float, width: float = DELTA_WIDTH) -> Answer:
     """The bracket on log delta, the larger of the two directions, of a run."""
-    return Answer(*(float(leaf[0]) for leaf in log_deltas_of_run(run, np.array([epsilon]), width)))
+    return Answer(*(leaf[0] for leaf in log_deltas_of_run(run, np.array([epsilon]), width)))
 
 
 def log_deltas_of_run(run: Run, epsilon: Array, width: float = DELTA_WIDTH) -> Answer:
@@ -112,7 +111,7 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
     lower, upper = np.full(epsilon.shape, -np.inf), np.where(beyond, infinite, 0.0)
 
     middle = epsilon.size // 2
-    estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, float(epsilon[middle])))
+    estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, epsilon[middle]))
     theta = 1.0
     for i in range(TRIES + 2 * (epsilon.size - 1)):
         too_wide = (upper - lower > target) & (upper > np.maximum(against, _LOWEST_LOG_DELTA))
@@ -120,12 +119,12 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
             break
         at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
         guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
-        width = min(max(0.3 * (float(against[at]) - float(guess[at])), target), 1.0)
+        width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
         # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
-        windows = _plan.windows(run, float(np.min(guess) if i == 0 else guess[at]))
+        windows = _plan.windows(run, (np.min(guess) if i == 0 else guess[at]))
         coarse = _plan.masses(run, windows)
         plan = _plan.make_plan(
-            run, windows, coarse, float(epsilon[at]), float(guess[at]), width, of_delta=True, start=theta
+            run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta
         )
         theta = plan.contour.theta
         new, found = _solve.log_delta_bracket(run, plan, epsilon)

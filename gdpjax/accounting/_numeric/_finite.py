@@ -26,7 +26,6 @@ is wider than what is left below L. Whatever else the run releases, it reveals n
 corner of f_{e, 0}. As e -> 0 mu -> sqrt(pi / 2) e, from below since logistic tails are heavier than normal ones.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,9 +55,9 @@ def _log_terms(finite: Finite) -> tuple[float, float, float]:
     """Logs of the probabilities of the losses e, -e and 0, without Laplace's continuous part."""
     e, k = finite.bound, finite.categories
     if finite.is_laplace:
-        return -math.log(2.0), -math.log(2.0) - e, -math.inf
-    truth = -math.log1p((k - 1.0) * math.exp(-e))
-    return truth, truth - e, (truth - e + math.log(k - 2.0) if k > 2 else -math.inf)
+        return -np.log(2.0), -np.log(2.0) - e, -np.inf
+    truth = -np.log1p((k - 1.0) * np.exp(-e))
+    return truth, truth - e, (truth - e + np.log(k - 2.0) if k > 2 else -np.inf)
 
 
 def distribution(finite: Finite) -> tuple[Array, Array]:
@@ -86,15 +85,15 @@ def ratio(finite: Finite, theta: float, frequency: Array) -> tuple[Array, Array]
     """A(theta + it) / A(theta) as real and imaginary part."""
     truth, lie, other = _log_terms(finite)
     e = finite.bound
-    total = float(log_moment(finite, np.asarray(theta))) - theta * e
-    truth, lie, other = (math.exp(x - total) for x in (truth, lie - 2.0 * theta * e, other - theta * e))
+    total = log_moment(finite, np.asarray(theta)) - theta * e
+    truth, lie, other = (np.exp(x - total) for x in (truth, lie - 2.0 * theta * e, other - theta * e))
     turn = frequency * e
     cos, sin = np.cos(turn), np.sin(turn)
     real, imag = (truth + lie) * cos + other, (truth - lie) * sin
     if not finite.is_laplace:
         return real, imag
     quotient = -complex_expm1(-(1.0 + 2.0 * theta) * e, -2.0 * turn) / (2.0 * (1.0 + 2.0 * (theta + 1j * frequency)))
-    between = quotient * math.exp(-total) * (cos + 1j * sin)
+    between = quotient * np.exp(-total) * (cos + 1j * sin)
     return real + between.real, imag + between.imag
 
 
@@ -128,13 +127,13 @@ def epsilon_from_atom(events: Sequence[Finite], log_delta: float) -> float:
     share = log_delta + 1e-13 * (1.0 + abs(log_delta)) - log_mass
     if share >= 0:
         return 0.0
-    return max(loss + math.log(-math.expm1(share)) * (1.0 + 1e-12) - 1e-12, 0.0)
+    return max(loss + np.log(-np.expm1(share)) * (1.0 + 1e-12) - 1e-12, 0.0)
 
 
 def delta_from_atom(events: Sequence[Finite], epsilon: float) -> float:
     """A lower bound on delta at epsilon, from the largest loss alone."""
     loss, log_mass = largest_atom(events)
-    return math.exp(log_mass) * -math.expm1(min(epsilon - loss, 0.0)) * (1.0 - 1e-12)
+    return np.exp(log_mass) * -np.expm1(min(epsilon - loss, 0.0)) * (1.0 - 1e-12)
 
 
 def squared_mu(events: Sequence[Finite]) -> float:
@@ -147,5 +146,5 @@ def _mu(bound: float) -> float:
     if bound < 1e-3:
         return 1.2534 * bound
     if bound > 30.0:  # Phi(-x) <= e^{-x^2 / 2} / 2
-        return 2.0 * math.sqrt(2.0 * (float(np.logaddexp(bound, 0.0)) - math.log(2.0)))
-    return -2.0 * float(ndtri(1.0 / (1.0 + math.exp(bound)))) * (1.0 + 1e-9)
+        return 2.0 * np.sqrt(2.0 * (np.logaddexp(bound, 0.0) - np.log(2.0)))
+    return -2.0 * ndtri(1.0 / (1.0 + np.exp(bound))) * (1.0 + 1e-9)

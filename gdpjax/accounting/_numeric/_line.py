@@ -11,7 +11,6 @@ the product). Both phi and the computed one are at most 1 (up to rounding), so m
 difference at 2. K(theta) itself is off by sum_j T_j u_j(0).
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -73,9 +72,9 @@ class _Line(NamedTuple):
 
 def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
     """Evaluate M along the line; ``windows`` are those of the steps of ``run``."""
-    spacing = 2.0 * math.pi / contour.period
-    wanted = math.ceil(contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9)
-    num_blocks = min(max(wanted, 1), MAX_FREQUENCIES // FREQUENCY_BLOCK)
+    spacing = 2.0 * np.pi / contour.period
+    wanted = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
+    num_blocks = _whole(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK)
     frequency = spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
 
     lines = [
@@ -102,7 +101,7 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
 
     trusted = max((line.at_zero for line in lines), default=0.0) < 0.2
     missed = sum(
-        step.num_steps * math.log1p(-min(window.lost, 0.5)) for step, window in zip(run.steps, windows, strict=True)
+        step.num_steps * np.log1p(-min(window.lost, 0.5)) for step, window in zip(run.steps, windows, strict=True)
     )
     return Transform(
         frequency=frequency,
@@ -110,12 +109,17 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
         angle=angle,
         error=np.exp(largest) * np.minimum(ratio, 2.0),
         log_size=log_size,
-        log_size_error=size_error if trusted else math.inf,
-        log_below=float(alias[0]),
-        log_above=float(alias[1]),
-        lost=-math.expm1(missed + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9),
-        phase_rounding=4.0 * math.pi * UNIT_ROUNDOFF * sum(line.num_steps for line in lines),
+        log_size_error=size_error if trusted else np.inf,
+        log_below=alias[0],
+        log_above=alias[1],
+        lost=-np.expm1(missed + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9),
+        phase_rounding=4.0 * np.pi * UNIT_ROUNDOFF * sum(line.num_steps for line in lines),
     )
+
+
+def _whole(wanted: float, least: int, most: int) -> int:
+    """``wanted`` rounded up to a whole number within its limits."""
+    return int(np.fmin(np.fmax(np.ceil(wanted), least), most))
 
 
 def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> _Line:
@@ -132,21 +136,21 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     log_rule, log_error, log_error_at = (
         _log_total([getattr(each, name) for each in sums]) for name in ("log_rule", "log_error", "log_error_at")
     )
-    atom = math.log(_ratio.rest(step)) if step.symmetric else -math.inf
+    atom = np.log(_ratio.rest(step)) if step.symmetric else -np.inf
     log_rule = np.logaddexp(log_rule, atom)
-    log_a = float(log_rule[0])
+    log_a = log_rule[0]
 
     # Averages over the nodes of their relative errors and of the errors of their losses.
-    mass = math.exp(atom - log_a)
+    mass = np.exp(atom - log_a)
     fixed, slope, total = 48.0 * mass, 0.0, mass
     weights = []
     for part, node in zip(parts, nodes, strict=True):
         exponent = node.log_weight + contour.theta * node.loss - log_a
         weight = np.exp(exponent)
         node_fixed, node_slope = _moments.rounding_terms(part, node)
-        fixed += float(np.dot(weight, node_fixed + 2.0 * np.abs(exponent)))
-        slope += float(np.dot(weight, node_slope))
-        total += float(np.sum(weight))
+        fixed += np.dot(weight, node_fixed + 2.0 * np.abs(exponent))
+        slope += np.dot(weight, node_slope)
+        total += np.sum(weight)
         weights.append(weight)
     slope *= UNIT_ROUNDOFF
     count = sum(node.loss.size for node in nodes)
@@ -156,7 +160,7 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
 
     # The quadrature's errors, relative to A(theta), up to each level of the frequency.
     relative = np.exp(np.minimum(log_error_at - log_a, 2.0))
-    at_zero = fixed + float(relative[0])
+    at_zero = fixed + relative[0]
     quadrature = relative[1 + np.minimum(np.searchsorted(levels[1:], frequency), levels.size - 2)]
 
     real, imag = np.full(frequency.size, mass), np.zeros(frequency.size)
@@ -179,7 +183,7 @@ def _panel_edges(step: Step, window: Window, contour: Contour) -> Array:
     middle = window.lower + size * (np.arange(_CELLS) + 0.5)
     rise = _panel_density(step, contour, middle, size) * size
     reached = np.append(0.0, np.cumsum(rise))
-    panels = min(max(math.ceil(reached[-1]), 4), MAX_PANELS)
+    panels = _whole(reached[-1], 4, MAX_PANELS)
     edges = np.interp(
         reached[-1] / panels * np.arange(panels + 1), reached, window.lower + size * np.arange(_CELLS + 1)
     )
@@ -193,9 +197,9 @@ def _panel_density(step: Step, contour: Contour, u: Array, size: float) -> Array
     ell = _ratio.log_ratio(u, step)
     slope = _ratio.posterior_mean(u, step, ell) / sigma
     mass = (step.shift + step.sign * contour.theta) * ell - 0.5 * u**2
-    log_a = float(_moments.log_sum(mass, axis=0)) + math.log(size)  # roughly
+    log_a = _moments.log_sum(mass, axis=0) + np.log(size)  # roughly
     swing = slope * (contour.cutoff / 42.0)
-    swing = np.where(mass - log_a + math.log(step.num_steps) > contour.log_error - 3.0, swing, 0.0)
+    swing = np.where(mass - log_a + np.log(step.num_steps) > contour.log_error - 3.0, swing, 0.0)
     return np.maximum(swing, max(0.5 * k / sigma, 0.4))
 
 
@@ -229,35 +233,35 @@ def _fourier_product(loss: Array, weight: Array, spacing: float, blocks: int) ->
 def _finite_line(event: Finite, contour: Contour, frequency: Array) -> _Line:
     """Events of bounded loss of one kind."""
     theta = contour.theta
-    at_zero = UNIT_ROUNDOFF * float(_finite.ratio_error(event, theta, 0.0))
+    at_zero = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, 0.0)
     real, imag = _finite.ratio(event, theta, frequency)
     error = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, frequency)
     points = np.array([theta, contour.below, contour.above])
     log_a = _finite.log_moment(event, points)
     alias = log_a[1:] + UNIT_ROUNDOFF * _finite.ratio_error(event, points[1:], np.zeros(2))
-    return _Line(event.num_steps, real, imag, error, float(log_a[0]), at_zero, alias)
+    return _Line(event.num_steps, real, imag, error, log_a[0], at_zero, alias)
 
 
 def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> _Line:
     """Events of known outcomes of one kind."""
     theta, points = contour.theta, np.array([contour.theta, contour.below, contour.above])
     log_moments = _atoms.log_moment(event, points)
-    log_a = float(log_moments[0])
+    log_a = log_moments[0]
     exponent = event.log_weight + theta * event.loss - log_a
     weight = np.exp(exponent)
 
     # Averages over the nodes of their relative errors and of the errors of their losses.
     node_fixed, node_slope = _atoms.rounding_terms(event, exponent)
-    slope = float(np.dot(weight, node_slope))
-    summing = 2.0 * (event.loss.size + float(np.max(np.abs(log_moments)))) + 16.0
-    fixed = float(np.dot(weight, node_fixed)) + UNIT_ROUNDOFF * summing
+    slope = np.dot(weight, node_slope)
+    summing = 2.0 * (event.loss.size + np.max(np.abs(log_moments))) + 16.0
+    fixed = np.dot(weight, node_fixed) + UNIT_ROUNDOFF * summing
     fixed = fixed + (theta + (1.0 if event.sign > 0 else 0.0)) * slope
     at_zero = fixed
 
     real, imag = _fourier(event.loss, weight, frequency)
-    total = float(np.sum(weight))
+    total = np.sum(weight)
     error = (fixed + slope * frequency + at_zero) * (1.0 + 2.0 * at_zero)
     # At the two other exponents the losses may be further off, in proportion.
-    room = (contour.above + 1.0) * (event.displacement + 16.0 * UNIT_ROUNDOFF * float(np.max(np.abs(event.loss))))
+    room = (contour.above + 1.0) * (event.displacement + 16.0 * UNIT_ROUNDOFF * np.max(np.abs(event.loss)))
     alias = log_moments[1:] + 4.0 * fixed + event.rounding + room
     return _Line(event.num_steps, real / total, imag / total, error, log_a, at_zero, alias)

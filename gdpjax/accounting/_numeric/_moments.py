@@ -38,7 +38,6 @@ good to 4 ulp (tested). The end u0 of a symmetric step's parts is off by one rou
 mass, against A >= 1.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -76,27 +75,27 @@ def choose_window(step: Step, log_target: float) -> Window:
     sigma, k = step.noise_multiplier, step.group_size
     log_w = _ratio.log_weights(step.sampling_prob, k)
     centres = np.arange(k + 1.0) / sigma
-    reach = math.sqrt(2.0 * max(-log_target, 2.0))
+    reach = np.sqrt(2.0 * max(-log_target, 2.0))
     remove = step.sign > 0 or step.symmetric
 
     # Every component of the mixture that has enough mass is kept.
     lower = upper = reach
     if remove:
         reaches = centres + np.sqrt(2.0 * np.maximum(log_w - log_target, 2.0))
-        upper = float(np.max(reaches[log_w > log_target], initial=-np.inf))
+        upper = np.max(reaches[log_w > log_target], initial=-np.inf)
     lower = k / sigma - reach if remove and step.sampling_prob == 1.0 else -reach
     if step.symmetric:  # all that is above u0 may be negligible, and a window needs a width
         lower, upper = 0.5 / sigma, max(upper, 0.5 / sigma + 1.0)
 
     # With p = 1 the mixture is the moved component alone; the other weights are then exactly zero.
     weights = np.exp(log_w)
-    mixed_above = float(np.sum(weights * _tail(upper - centres)))
+    mixed_above = np.sum(weights * _tail(upper - centres))
     if step.symmetric:
-        lost = mixed_above + float(_tail(upper))
+        lost = mixed_above + _tail(upper)
     elif remove:
-        lost = mixed_above + float(np.sum(weights * _tail(centres - lower)))
+        lost = mixed_above + np.sum(weights * _tail(centres - lower))
     else:
-        lost = float(_tail(-lower) + _tail(upper))
+        lost = (_tail(-lower) + _tail(upper))
     return Window(lower, upper, lost * (1.0 + 1e-12))
 
 
@@ -115,11 +114,11 @@ def make_nodes(step: Step, edges: Array) -> Nodes:
     width, centre = (edges[1:] - edges[:-1])[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
     u = (centre + 0.5 * width * _NODES).reshape(-1)
     ell = _ratio.log_ratio(u, step)
-    rule = (_LOG_WEIGHTS + np.log(width * (0.5 / math.sqrt(2.0 * math.pi)))).reshape(-1)
+    rule = (_LOG_WEIGHTS + np.log(width * (0.5 / np.sqrt(2.0 * np.pi)))).reshape(-1)
     log_weight = rule - 0.5 * u**2
     if step.sign > 0:
-        return Nodes(u, ell, log_weight + ell, float(np.max(width)))
-    return Nodes(u, -ell, log_weight, float(np.max(width)))
+        return Nodes(u, ell, log_weight + ell, np.max(width))
+    return Nodes(u, -ell, log_weight, np.max(width))
 
 
 class Totals(NamedTuple):
@@ -153,7 +152,7 @@ def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, level
     else:
         log_r = _ratio.log_modulus(left, height, step)
     rate = -2.0 * NODES_PER_PANEL * np.log(rho) - np.log1p(-1.0 / rho) + 0.5 * (height**2 - nearest**2)
-    rate = rate + np.log(4.0 / math.sqrt(2.0 * math.pi) * width)
+    rate = rate + np.log(4.0 / np.sqrt(2.0 * np.pi) * width)
     still = rate[..., None] + log_r[..., None] * (step.shift + step.sign * theta)
     moving = still[..., :1] + _ratio.argument(right, height, step)[..., None] * levels[1:]
     still, moving = np.min(still, axis=1), np.min(moving, axis=1)
@@ -161,7 +160,7 @@ def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, level
     # Neither the integral nor the rule exceeds what a panel carries.
     exponents = nodes.log_weight + theta[:, None] * nodes.loss
     mass = log_sum(exponents.reshape(theta.size, -1, NODES_PER_PANEL), axis=2)
-    trivial = math.log(2.0) + np.logaddexp(mass[0] + 1e-9, still[:, 0])
+    trivial = np.log(2.0) + np.logaddexp(mass[0] + 1e-9, still[:, 0])
     moving = np.minimum(moving, trivial[:, None])
     return Totals(
         log_rule=log_sum(mass, axis=1),

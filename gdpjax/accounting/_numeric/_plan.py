@@ -11,7 +11,6 @@ The period D makes both aliases small against delta, the smoothing eta spends ha
 number of frequencies is then D t_N / (2 pi), the number of panels what the quadrature bound asks for.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,9 +24,9 @@ from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run, num_steps
 
 PLAN_PANELS = 8
-LOG_CUT = math.log(1e-6)
+LOG_CUT = np.log(1e-6)
 _BELOW, _ABOVE = np.array([0.25, 0.5, 0.75]), np.array([1.04, 1.08, 1.15, 1.3, 1.6, 2.2, 3.2])
-_LOG_THETA = (math.log(1e-7), math.log(1e12))
+_LOG_THETA = (np.log(1e-7), np.log(1e12))
 
 
 class Plan(NamedTuple):
@@ -88,9 +87,9 @@ def cumulants(masses: list[Masses], theta: float) -> tuple[float, float, float]:
         weighted = weight * loss
         mean = np.sum(weighted, axis=1) / total
         spread = np.sum(weight * (loss - mean[:, None]) ** 2, axis=1) / total
-        zeroth += float(np.dot(counts, np.log(total) + top))
-        first += float(np.dot(counts, mean))
-        second += float(np.dot(counts, spread))
+        zeroth += np.dot(counts, np.log(total) + top)
+        first += np.dot(counts, mean)
+        second += np.dot(counts, spread)
     return zeroth, first, second
 
 
@@ -110,17 +109,17 @@ def rising_root(function: Callable[[float], tuple[float, float]], low: float, hi
     """
     x = min(max(start, low), high)
     for i in range(60):
-        theta = math.exp(x)
+        theta = np.exp(x)
         value, slope = function(theta)
         low, high = (x, high) if value < 0 else (low, x)
-        step = -value / (slope * theta) if slope > 0 else math.nan
+        step = -value / (slope * theta) if slope > 0 else np.nan
         new = x + step
         if not low <= new <= high or i >= 20:
             new = 0.5 * (low + high)
         if abs(new - x) < 1e-3:
-            return math.exp(new)
+            return np.exp(new)
         x = new
-    return math.exp(x)
+    return np.exp(x)
 
 
 def chernoff_line(masses: list[Masses], log_delta: float) -> float:
@@ -128,10 +127,10 @@ def chernoff_line(masses: list[Masses], log_delta: float) -> float:
 
     def slope(theta: float) -> tuple[float, float]:
         k, k1, k2 = cumulants(masses, theta)
-        return theta * k1 - k + math.log1p(theta) + log_delta, theta * k2 + 1.0 / (1.0 + theta)
+        return theta * k1 - k + np.log1p(theta) + log_delta, theta * k2 + 1.0 / (1.0 + theta)
 
     variance = cumulants(masses, 0.0)[2]
-    start = 0.5 * math.log(-2.0 * log_delta / variance) if variance > 0 else 0.0
+    start = 0.5 * np.log(-2.0 * log_delta / variance) if variance > 0 else 0.0
     return rising_root(slope, *_LOG_THETA, start)
 
 
@@ -143,19 +142,19 @@ def saddle_line(masses: list[Masses], epsilon: float, start: float = 1.0) -> flo
         rest = 1.0 / theta + 1.0 / (1.0 + theta)
         return k1 - rest - epsilon, k2 + theta**-2 + (1.0 + theta) ** -2
 
-    return rising_root(slope, *_LOG_THETA, math.log(start))
+    return rising_root(slope, *_LOG_THETA, np.log(start))
 
 
 def saddle_log_delta(masses: list[Masses], theta: float) -> float:
     """The saddle-point estimate of log delta(e) + theta e."""
     k, _, k2 = cumulants(masses, theta)
     spread = k2 + theta**-2 + (1.0 + theta) ** -2
-    return k - math.log(theta * (1.0 + theta)) - 0.5 * math.log(2.0 * math.pi * spread)
+    return k - np.log(theta * (1.0 + theta)) - 0.5 * np.log(2.0 * np.pi * spread)
 
 
 def windows(run: Run, log_delta: float) -> list[Window]:
     """Windows that lose about e^LOG_CUT delta over the whole run."""
-    target = log_delta + LOG_CUT - math.log(4.0 * max(num_steps(run), 1.0))
+    target = log_delta + LOG_CUT - np.log(4.0 * max(num_steps(run), 1.0))
     return [_moments.choose_window(step, target) for step in run.steps]
 
 
@@ -194,28 +193,28 @@ def guess_log_delta(run: Run, epsilon: float) -> float:
 
 def choose_contour(coarse: list[Masses], theta: float, epsilon: float, log_delta: float, width: float) -> Contour:
     """Period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
-    slack = math.log(0.02 * min(width, 1.0))
+    slack = np.log(0.02 * min(width, 1.0))
     goal = log_delta + slack
 
     # The period at which both aliases are small, with the best of some exponents.
     points = theta * np.concatenate([[1.0], _BELOW, _ABOVE])
     log_k = log_moments(coarse, points)
-    k, points, log_k = float(log_k[0]), points[1:], log_k[1:]
+    k, points, log_k = log_k[0], points[1:], log_k[1:]
     needed = np.maximum(_contour.log_peak(points) + log_k - points * epsilon - goal, 1.0) / np.abs(points - theta)
     left, right = needed[: _BELOW.size], needed[_BELOW.size :]
-    period = max(min(float(np.min(left)), -goal / theta), float(np.min(right)))
+    period = max(min(np.min(left), -goal / theta), np.min(right))
     below, above = _best(points[: _BELOW.size], left), _best(points[_BELOW.size :], right)
 
     # Beyond about 1 the factor e^{eta^2 / 2} between the two parts of the lower kernel is felt.
-    eta = min(math.sqrt(0.5 * width / (theta * (theta + 1.0))), 0.6)
+    eta = min(np.sqrt(0.5 * width / (theta * (theta + 1.0))), 0.6)
     share = log_delta + theta * epsilon - k  # log of the sum, relative to e^K
-    kappa = math.sqrt(2.0 * min(max(math.log(0.03) - slack - share, 6.0), 60.0))
+    kappa = np.sqrt(2.0 * min(max(np.log(0.03) - slack - share, 6.0), 60.0))
     cutoff = kappa / eta
-    room = 0.999 * 2.0 * math.pi * MAX_FREQUENCIES / period
+    room = 0.999 * 2.0 * np.pi * MAX_FREQUENCIES / period
     crowding = max(cutoff / room, 1.0)
     return Contour(theta, period, eta * crowding, cutoff / crowding, below, above, slack + share)
 
 
 def _best(points: Array, cost: Array) -> float:
     """The largest of the points with the least cost."""
-    return float(np.max(points[cost <= np.min(cost)]))
+    return np.max(points[cost <= np.min(cost)], initial=-np.inf)

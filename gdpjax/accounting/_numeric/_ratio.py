@@ -66,7 +66,7 @@ def parts(step: Step) -> tuple[Step, ...]:
 
 def rest(step: Step) -> float:
     """The probability of loss 0 in a symmetric step, outside its parts."""
-    return (1.0 - step.sampling_prob) * float(erf(0.5 / step.noise_multiplier / math.sqrt(2.0)))
+    return (1.0 - step.sampling_prob) * erf(0.5 / step.noise_multiplier / np.sqrt(2.0))
 
 
 def log_ratio(u: Array, step: Step) -> Array:
@@ -82,7 +82,7 @@ def log_ratio(u: Array, step: Step) -> Array:
     if p > 0.25:
         value = np.where(excess < -0.25, np.log((1.0 - p) + p * np.exp(moderate)), value)
     if np.max(v) > _LARGE:
-        value = np.where(v > _LARGE, v + math.log(p), value)
+        value = np.where(v > _LARGE, v + np.log(p), value)
     return value
 
 
@@ -90,7 +90,7 @@ def log_ratio(u: Array, step: Step) -> Array:
 def log_weights(sampling_prob: float, group_size: int) -> np.ndarray:
     """log w_j [k + 1]."""
     j = np.arange(group_size + 1.0)
-    log_choose = np.log([float(math.comb(group_size, int(i))) for i in j])
+    log_choose = np.log([math.comb(group_size, int(i)) for i in j])
     return log_choose + xlogy(j, sampling_prob) + xlog1py(group_size - j, -sampling_prob)
 
 
@@ -129,7 +129,7 @@ def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
     """The mean of j given u, sum_j j w_j e^{v_j} / r: the slope of log r, times sigma."""
     if step.group_size == 1:
         v = (u - 0.5 / step.noise_multiplier) / step.noise_multiplier
-        return np.exp(np.minimum(math.log(step.sampling_prob) + v - ell, 0.0))
+        return np.exp(np.minimum(np.log(step.sampling_prob) + v - ell, 0.0))
     log_w, v = exponents(u, step)
     share = np.exp(np.minimum(log_w + v - ell[..., None], 0.0))
     return np.minimum(np.sum(np.arange(step.group_size + 1.0) * share, axis=-1), step.group_size)
@@ -137,7 +137,7 @@ def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
 
 def largest_height(step: Step) -> float:
     """The y below which the statements of the module docstring hold."""
-    return 0.499 * math.pi * step.noise_multiplier / step.group_size
+    return 0.499 * np.pi * step.noise_multiplier / step.group_size
 
 
 def argument(x: Array, y: Array, step: Step) -> Array:

@@ -1,7 +1,8 @@
 """A whole run: phases of subsampled Gaussian steps, events of bounded loss, and events given by their outcomes."""
 
 import dataclasses
-import math
+
+import numpy as np
 
 from gdpjax.accounting._numeric import _atoms, _finite
 from gdpjax.accounting._numeric._atoms import Atoms
@@ -48,7 +49,7 @@ def largest_loss(run: Run) -> float:
     """The largest finite loss: of events, and of steps in the direction "add", where r >= (1 - p)^k."""
     subsampled = 0.0
     for step in run.steps:
-        each = -math.log1p(-step.sampling_prob) if step.sampling_prob < 1 else math.inf
+        each = -np.log1p(-step.sampling_prob) if step.sampling_prob < 1 else np.inf
         subsampled += step.num_steps * step.group_size * each
     return subsampled * (1.0 + 1e-12) + _finite.largest_loss(run.finite) + _atoms.largest_loss(run.atoms)
 
@@ -60,17 +61,17 @@ def chance_of_leaking(run: Run) -> float:
     """
     if not is_alone(run) or any(step.sampling_prob == 1.0 for step in run.steps):
         return 1.0
-    missed = sum(step.num_steps * step.group_size * math.log1p(-step.sampling_prob) for step in run.steps)
-    return min(-math.expm1(missed) * (1.0 + 1e-12), 1.0)
+    missed = sum(step.num_steps * step.group_size * np.log1p(-step.sampling_prob) for step in run.steps)
+    return min(-np.expm1(missed) * (1.0 + 1e-12), 1.0)
 
 
 def gaussian_mu(run: Run) -> float:
     """mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes: they reveal less."""
     squared = sum(step.num_steps * (step.group_size / step.noise_multiplier) ** 2 for step in run.steps)
-    return math.sqrt(squared + sum(event.num_steps * event.mu**2 for event in run.atoms))
+    return np.sqrt(squared + sum(event.num_steps * event.mu**2 for event in run.atoms))
 
 
 def trivial_mu(run: Run) -> float:
     """A mu that the whole run has, whatever the sampling."""
     mu = gaussian_mu(run) * (1.0 + 1e-12)
-    return math.sqrt(mu**2 + _finite.squared_mu(run.finite)) * (1.0 + 1e-12) if run.finite else mu
+    return np.sqrt(mu**2 + _finite.squared_mu(run.finite)) * (1.0 + 1e-12) if run.finite else mu

@@ -1,6 +1,5 @@
 """From the bracket on delta(e) to the bracket on epsilon(delta), for one direction of one configuration."""
 
-import math
 
 import numpy as np
 
@@ -27,7 +26,7 @@ def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, float]:
     sums = _contour.make_sums(_KERNELS, data, contour, plan.epsilon)
     shift, converged = _estimate(sums, data, contour, plan)
     crossings = _crossings(sums, data, contour, plan, shift)
-    highest, lowest = (max(plan.epsilon + float(crossing), 0.0) for crossing in crossings)
+    highest, lowest = (max(plan.epsilon + crossing, 0.0) for crossing in crossings)
 
     lower, upper = None, None
     for margin in (*_MARGINS, None):  # the last stands for the plan's own epsilon
@@ -43,8 +42,8 @@ def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, float]:
         if upper is not None and lower is not None:
             break
     chernoff = _chernoff(data, contour, plan.log_delta)
-    upper = chernoff if upper is None else min(chernoff, upper)
-    bounds = Bounds(0.0 if lower is None else lower, math.inf if math.isnan(upper) else upper)
+    upper = np.fmin(chernoff, np.inf if upper is None else upper)
+    bounds = Bounds(0.0 if lower is None else lower, upper)
     guess = plan.epsilon + shift if converged else 0.5 * (bounds.lower + bounds.upper)
     return bounds, min(max(guess, bounds.lower), bounds.upper)
 
@@ -55,15 +54,15 @@ def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Arr
     data = _line.transform(run, plan.windows, contour)
     sums = _contour.make_sums(_KERNELS, data, contour, origin)
     lower, upper, guess = np.zeros((3, epsilon.size))
-    for i, e in enumerate(map(float, epsilon)):
+    for i, e in enumerate(epsilon):
         value, _ = _contour.evaluate(sums, np.full(2, e - origin))
-        above = _contour.log_upper_delta(data, contour, sums, origin, e, float(value[0]))
-        below = _contour.log_lower_delta(data, contour, sums, origin, e, float(value[1]))
-        chernoff = _contour.log_scale(data, contour, e, 1.0) + float(_contour.log_peak(contour.theta))
+        above = _contour.log_upper_delta(data, contour, sums, origin, e, value[0])
+        below = _contour.log_lower_delta(data, contour, sums, origin, e, value[1])
+        chernoff = _contour.log_scale(data, contour, e, 1.0) + _contour.log_peak(contour.theta)
         chernoff = np.logaddexp(chernoff + 1e-12 * (1.0 + abs(chernoff)), np.log(data.lost))
-        lower[i] = -math.inf if math.isnan(below) else below
-        upper[i] = min(np.fmin(above, chernoff), 0.0)
-        middle = data.log_size - contour.theta * e + math.log(max(float(np.mean(value)), 1e-300))
+        lower[i] = -np.inf if np.isnan(below) else below
+        upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
+        middle = data.log_size - contour.theta * e + np.log(max(np.mean(value), 1e-300))
         guess[i] = min(max(middle, lower[i]), upper[i])
     return Bounds(lower, upper), guess
 
@@ -79,9 +78,9 @@ def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tupl
     for _ in range(14):
         shift = min(max(good + move, -reach, -plan.epsilon), reach)
         values, slopes = _contour.evaluate(sums, np.full(2, shift))
-        value, slope = float(np.mean(values)), float(np.mean(slopes))
-        if value > 2.0 * float(sums.error[0]):
-            height = data.log_size - contour.theta * (plan.epsilon + shift) + math.log(value) - plan.log_delta
+        value, slope = np.mean(values), np.mean(slopes)
+        if value > 2.0 * sums.error[0]:
+            height = data.log_size - contour.theta * (plan.epsilon + shift) + np.log(value) - plan.log_delta
             rate = min(slope / value - contour.theta, -0.02 * contour.theta)
             good, move = shift, -height / rate
         else:
@@ -94,7 +93,7 @@ def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tupl
 
 def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess: float) -> Array:
     """Where the two bounds [2] cross delta, by Newton's method from the estimate; terms outside the sums held fixed."""
-    lost = np.exp(min(float(np.log(data.lost)) - plan.log_delta, -0.5))
+    lost = np.exp(min(np.log(data.lost) - plan.log_delta, -0.5))
     alias = np.exp(min(_contour.log_alias(data, contour, plan.epsilon + guess) - plan.log_delta, 0.0))
     goal = plan.log_delta + np.log1p([-lost, alias])
     error = sums.error * np.array([1.0, -1.0])
@@ -110,10 +109,10 @@ def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess:
 
 def _chernoff(data: Transform, contour: Contour, log_delta: float) -> float:
     """delta <= c(theta) e^{K(theta) - theta e} + lost, solved for e."""
-    share = data.lost / math.exp(log_delta) if log_delta > -700.0 else math.inf
+    share = data.lost / np.exp(log_delta) if log_delta > -700.0 else np.inf
     if not share < 0.5:
-        return math.inf
-    room = log_delta + math.log1p(-share)
-    peak = float(_contour.log_peak(contour.theta))
+        return np.inf
+    room = log_delta + np.log1p(-share)
+    peak = _contour.log_peak(contour.theta)
     slack = 1e-14 * (1.0 + abs(data.log_size) + abs(peak) + abs(log_delta))
     return max((data.log_size + data.log_size_error + peak - room + slack) / contour.theta, 0.0)

@@ -16,7 +16,6 @@ b), (b, a) the curve lies below the chord. Saddle-point formulas propose the fir
 them, and the lower bound is taken at the same e.
 """
 
-import math
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from gdpjax.accounting._numeric._run import Run
 
 _WIDTH = 2e-3
 _TINY = 2.3e-308  # what underflows to zero is positive
-_LOG_S = (math.log(1e-7), math.log(1e10))
+_LOG_S = (np.log(1e-7), np.log(1e10))
 _WHERE_A, _WHERE_B, _AT_ZERO = range(3)
 
 
@@ -42,13 +41,13 @@ def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
         start = 0.0 if kind == _AT_ZERO else max(_threshold(coarse, alpha, kind), 0.0)
         log_delta = min(max(_plan.guess_log_delta(run, start), -600.0), -1e-9)
         upper, epsilon = _test(run, start, log_delta, alpha, kind)
-        highest = float(np.fmin(highest, upper))
+        highest = np.fmin(highest, upper)
         # The slope of f at alpha is about -e^epsilon there.
         epsilon = max(epsilon, 0.0) if upper < 1.0 else start
-        delta = math.exp(float(_driver.log_delta_of_run(run, epsilon, _WIDTH).upper))
+        delta = np.exp(_driver.log_delta_of_run(run, epsilon, _WIDTH).upper)
         rest = 1.0 - delta * (1.0 + 1e-12)
-        growth = math.exp(min(epsilon, 700.0))
-        lowest = float(np.fmax(lowest, max(rest - growth * alpha, (rest - alpha) / growth) - 1e-15))
+        growth = np.exp(min(epsilon, 700.0))
+        lowest = np.fmax(lowest, max(rest - growth * alpha, (rest - alpha) / growth) - 1e-15)
     return Bounds(max(lowest, 0.0), min(highest * (1.0 + 1e-12) + _TINY, 1.0 - alpha))
 
 
@@ -60,21 +59,21 @@ def _threshold(masses: list[Masses], alpha: float, kind: int) -> float:
     is used, where the formula is accurate.
     """
     side = 1.0 if (kind == _WHERE_A) == (alpha < 0.5) else -1.0
-    goal = math.log(min(alpha, 1.0 - alpha))
+    goal = np.log(min(alpha, 1.0 - alpha))
 
     def point(s: float) -> tuple[float, float]:
         k, k1, k2 = _plan.cumulants(masses, side * s - 1.0 if kind == _WHERE_A else side * s)
         e = k1 - side / s
-        return e, k - side * s * e - math.log(s) - 0.5 * math.log(2.0 * math.pi * (k2 + s**-2))
+        return e, k - side * s * e - np.log(s) - 0.5 * np.log(2.0 * np.pi * (k2 + s**-2))
 
     low, high = _LOG_S
     for _ in range(24):
         middle = 0.5 * (low + high)
-        if point(math.exp(middle))[1] > goal:
+        if point(np.exp(middle))[1] > goal:
             low = middle
         else:
             high = middle
-    return point(math.exp(0.5 * (low + high)))[0]
+    return point(np.exp(0.5 * (low + high)))[0]
 
 
 def _test(run: Run, epsilon: float, log_delta: float, alpha: float, kind: int) -> tuple[float, float]:
@@ -118,7 +117,7 @@ def _errors(data: Transform, contour: Contour, sums: Sums, epsilon: float, shift
     power = np.exp(below) * max(value[1] - sums.error[1], 0.0) - np.exp(_log_alias(data, contour, e))
     a, b = a * (1.0 + 1e-12), 1.0 - power * (1.0 - 1e-12)
     # What is not known says nothing.
-    return float(np.fmin(max(a, 0.0), 1.0)), float(np.fmin(max(b, 0.0), 1.0))
+    return np.fmin(max(a, 0.0), 1.0), np.fmin(max(b, 0.0), 1.0)
 
 
 def _log_alias(data: Transform, contour: Contour, e: float) -> float:
@@ -129,4 +128,4 @@ def _log_alias(data: Transform, contour: Contour, e: float) -> float:
         return log_k + 0.5 * (contour.eta * t) ** 2 - t * e + _contour.log_geometric(abs(theta - t) * period)
 
     left = min(_contour.log_geometric(theta * period), side(contour.below, data.log_below))
-    return float(np.logaddexp(left, side(contour.above, data.log_above))) + 1e-9
+    return np.logaddexp(left, side(contour.above, data.log_above)) + 1e-9
