@@ -113,17 +113,12 @@ def _exp(x: float) -> float:
     return np.exp(x) if x < 700.0 else np.inf
 
 
-def evaluate(sums: Sums, shift: Array) -> tuple[Array, Array]:
-    """The sums and their derivatives in e, each at its own e = origin + shift; all [kernels]."""
-    if np.ptp(shift) == 0:  # all at one e
-        phase = shift[0] * sums.frequency
-        cos, sin = np.cos(phase), np.sin(phase)
-        value = sums.real @ cos + sums.imag @ sin
-        return value, sums.imag @ (sums.frequency * cos) - sums.real @ (sums.frequency * sin)
-    phase = shift[:, None] * sums.frequency
+def evaluate(sums: Sums, shift: float) -> tuple[Array, Array]:
+    """The sums and their derivatives in e [kernels], at e = origin + shift."""
+    phase = shift * sums.frequency
     cos, sin = np.cos(phase), np.sin(phase)
-    value = np.sum(sums.real * cos + sums.imag * sin, axis=1)
-    return value, np.sum(sums.frequency * (sums.imag * cos - sums.real * sin), axis=1)
+    slopes = sums.imag @ (sums.frequency * cos) - sums.real @ (sums.frequency * sin)
+    return sums.real @ cos + sums.imag @ sin, slopes
 
 
 def log_peak(theta: Array) -> Array:
@@ -148,33 +143,25 @@ def log_geometric(rate: float) -> float:
     return -rate - np.log(-np.expm1(-rate)) if rate > 0 else np.inf
 
 
-def log_upper_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float, value: float) -> float:
-    """log of a certified upper bound on delta(epsilon), where the sum of the kernel "upper", the first, is ``value``."""
+def log_upper_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float) -> float:
+    """log of a certified upper bound on delta(epsilon), by the first kernel of ``sums``, "upper"."""
     if abs(epsilon - origin) > contour.period:
         return 0.0
+    value = evaluate(sums, epsilon - origin)[0][0]
     above = log_scale(data, contour, epsilon, 1.0) + _log(max(value, 0.0) + sums.error[0])
     return min(np.logaddexp(above, _log(data.lost)), 0.0)
 
 
-def log_lower_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float, value: float) -> float:
-    """log of a certified lower bound on delta(epsilon), where the sum of "lower", the second, is ``value``, or -inf."""
+def log_lower_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float) -> float:
+    """log of a certified lower bound on delta(epsilon), by the second kernel of ``sums``, "lower"; maybe -inf."""
     if abs(epsilon - origin) > contour.period:
         return -np.inf
+    value = evaluate(sums, epsilon - origin)[0][1]
     below = log_scale(data, contour, epsilon, -1.0) + _log(max(value - sums.error[1], 0.0))
     if not below > -np.inf:
         return -np.inf
     gap = -np.expm1(min(log_alias(data, contour, epsilon) - below, 0.0))
     return below + _log(gap)
-
-
-def log_delta_bounds(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: Array) -> tuple[float, float]:
-    """log of certified bounds on delta: upper at epsilon[0], lower at epsilon[1] (-inf where it says nothing).
-
-    ``sums`` holds the kernels ("upper", "lower").
-    """
-    value, _ = evaluate(sums, np.asarray(epsilon) - origin)
-    upper = log_upper_delta(data, contour, sums, origin, epsilon[0], value[0])
-    return upper, log_lower_delta(data, contour, sums, origin, epsilon[1], value[1])
 
 
 def _log(x: float) -> float:

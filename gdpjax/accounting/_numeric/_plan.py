@@ -81,15 +81,14 @@ def cumulants(masses: list[Masses], theta: float) -> tuple[float, float, float]:
     zeroth = first = second = 0.0
     for counts, loss, log_weight in masses:
         exponent = log_weight + theta * loss
-        top = np.max(exponent, axis=1)
+        top = exponent.max(axis=1)
         weight = np.exp(exponent - top[:, None])
-        total = np.sum(weight, axis=1)
-        weighted = weight * loss
-        mean = np.sum(weighted, axis=1) / total
-        spread = np.sum(weight * (loss - mean[:, None]) ** 2, axis=1) / total
-        zeroth += np.dot(counts, np.log(total) + top)
-        first += np.dot(counts, mean)
-        second += np.dot(counts, spread)
+        total = weight.sum(axis=1)
+        mean = (weight * loss).sum(axis=1) / total
+        spread = (weight * (loss - mean[:, None]) ** 2).sum(axis=1) / total
+        zeroth += counts @ (np.log(total) + top)
+        first += counts @ mean
+        second += counts @ spread
     return zeroth, first, second
 
 

@@ -34,11 +34,12 @@ def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, float]:
         if margin is not None:
             above = highest + margin * max(highest, 1e-7) if highest > 0 else 0.0
             below = max(lowest - margin * max(lowest, 1e-7), 0.0)
-        log_delta = _contour.log_delta_bounds(data, contour, sums, plan.epsilon, np.array([above, below]))
-        if upper is None and log_delta[0] <= plan.log_delta - 1e-13:
-            upper = above
-        if lower is None and log_delta[1] >= plan.log_delta + 1e-13:
-            lower = below
+        if upper is None:
+            passed = _contour.log_upper_delta(data, contour, sums, plan.epsilon, above) <= plan.log_delta - 1e-13
+            upper = above if passed else None
+        if lower is None:
+            passed = _contour.log_lower_delta(data, contour, sums, plan.epsilon, below) >= plan.log_delta + 1e-13
+            lower = below if passed else None
         if upper is not None and lower is not None:
             break
     chernoff = _chernoff(data, contour, plan.log_delta)
@@ -55,14 +56,13 @@ def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Arr
     sums = _contour.make_sums(_KERNELS, data, contour, origin)
     lower, upper, guess = np.zeros((3, epsilon.size))
     for i, e in enumerate(epsilon):
-        value, _ = _contour.evaluate(sums, np.full(2, e - origin))
-        above = _contour.log_upper_delta(data, contour, sums, origin, e, value[0])
-        below = _contour.log_lower_delta(data, contour, sums, origin, e, value[1])
+        above = _contour.log_upper_delta(data, contour, sums, origin, e)
+        below = _contour.log_lower_delta(data, contour, sums, origin, e)
         chernoff = _contour.log_scale(data, contour, e, 1.0) + _contour.log_peak(contour.theta)
         chernoff = np.logaddexp(chernoff + 1e-12 * (1.0 + abs(chernoff)), np.log(data.lost))
         lower[i] = -np.inf if np.isnan(below) else below
         upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
-        middle = data.log_size - contour.theta * e + np.log(max(np.mean(value), 1e-300))
+        middle = data.log_size - contour.theta * e + np.log(max(np.mean(_contour.evaluate(sums, e - origin)[0]), 1e-300))
         guess[i] = min(max(middle, lower[i]), upper[i])
     return Bounds(lower, upper), guess
 
@@ -77,8 +77,8 @@ def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tupl
     good, move, radius = 0.0, 0.0, 0.4 * reach
     for _ in range(14):
         shift = min(max(good + move, -reach, -plan.epsilon), reach)
-        values, slopes = _contour.evaluate(sums, np.full(2, shift))
-        value, slope = np.mean(values), np.mean(slopes)
+        values, slopes = _contour.evaluate(sums, shift)
+        value, slope = 0.5 * (values[0] + values[1]), 0.5 * (slopes[0] + slopes[1])
         if value > 2.0 * sums.error[0]:
             height = data.log_size - contour.theta * (plan.epsilon + shift) + np.log(value) - plan.log_delta
             rate = min(slope / value - contour.theta, -0.02 * contour.theta)
@@ -91,20 +91,29 @@ def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tupl
     return min(max(good + move, -reach), reach), abs(move) <= close
 
 
-def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess: float) -> Array:
-    """Where the two bounds [2] cross delta, by Newton's method from the estimate; terms outside the sums held fixed."""
+def _crossings(
+    sums: Sums, data: Transform, contour: Contour, plan: Plan, guess: float
+) -> tuple[float, float]:
+    """Where the two bounds cross delta, by Newton's method from the estimate; terms outside the sums held fixed."""
     lost = np.exp(min(np.log(data.lost) - plan.log_delta, -0.5))
     alias = np.exp(min(_contour.log_alias(data, contour, plan.epsilon + guess) - plan.log_delta, 0.0))
-    goal = plan.log_delta + np.log1p([-lost, alias])
-    error = sums.error * np.array([1.0, -1.0])
-    shift = np.full(2, guess)
-    for _ in range(3):
-        value, slope = _contour.evaluate(sums, shift)
-        safe = np.maximum(value + error, 1e-300)
-        height = data.log_size - contour.theta * (plan.epsilon + shift) + np.log(safe) - goal
-        rate = np.minimum(slope / safe - contour.theta, -0.05 * contour.theta)
-        shift = np.clip(shift - height / rate, guess - 0.2 * contour.period, guess + 0.2 * contour.period)
-    return shift
+    goals = plan.log_delta + np.log1p(-lost), plan.log_delta + np.log1p(alias)
+    reach = 0.2 * contour.period
+
+    def crossing(kernel: int, error: float, goal: float) -> float:
+        shift = guess
+        for _ in range(3):
+            values, slopes = _contour.evaluate(sums, shift)
+            safe = max(values[kernel] + error, 1e-300)
+            height = data.log_size - contour.theta * (plan.epsilon + shift) + np.log(safe) - goal
+            rate = min(slopes[kernel] / safe - contour.theta, -0.05 * contour.theta)
+            move = min(max(shift - height / rate, guess - reach), guess + reach) - shift
+            shift += move
+            if not abs(move) > 1e-10 * abs(plan.epsilon + shift):
+                break
+        return shift
+
+    return crossing(0, sums.error[0], goals[0]), crossing(1, -sums.error[1], goals[1])
 
 
 def _chernoff(data: Transform, contour: Contour, log_delta: float) -> float:

@@ -109,7 +109,7 @@ def _test(run: Run, epsilon: float, log_delta: float, alpha: float, kind: int) -
 
 def _errors(data: Transform, contour: Contour, sums: Sums, epsilon: float, shift: float) -> tuple[float, float]:
     """Certified upper bounds on the two errors of the test at threshold epsilon + shift."""
-    value, _ = _contour.evaluate(sums, np.full(2, shift))
+    value, _ = _contour.evaluate(sums, shift)
     e = epsilon + shift
     above = _contour.log_scale(data, contour, e, 1.0)
     below = _contour.log_scale(data, contour, e, -1.0)

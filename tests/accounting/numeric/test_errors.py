@@ -17,7 +17,8 @@ def bounds_of(run, window, contour, epsilon, names=("upper", "lower")):
     data = _line.transform(run, window, contour)
     origin = float(epsilon[0])
     sums = _contour.make_sums(names, data, contour, origin)
-    return _contour.log_delta_bounds(data, contour, sums, origin, epsilon)
+    upper = _contour.log_upper_delta(data, contour, sums, origin, epsilon[0])
+    return upper, _contour.log_lower_delta(data, contour, sums, origin, epsilon[1])
 
 
 def planned(run, windows, epsilon, log_delta, width):
