@@ -183,7 +183,7 @@ def _panel_edges(step: Step, window: Window, contour: Contour) -> Array:
     middle = window.lower + size * (np.arange(_CELLS) + 0.5)
     rise = _panel_density(step, contour, middle, size) * size
     reached = np.append(0.0, np.cumsum(rise))
-    panels = _whole(reached[-1], 4, MAX_PANELS)
+    panels = _whole(1.25 * reached[-1] + 1.0, 4, MAX_PANELS)
     edges = np.interp(
         reached[-1] / panels * np.arange(panels + 1), reached, window.lower + size * np.arange(_CELLS + 1)
     )

@@ -101,24 +101,22 @@ def log_moments(masses: list[Masses], theta: Array) -> Array:
 
 
 def rising_root(function: Callable[[float], tuple[float, float]], low: float, high: float, start: float) -> float:
-    """The root in theta of an increasing function, given with its slope, to 1e-3 of theta.
+    """The root in theta of an increasing function, given with its slope, to 2e-3 of theta.
 
-    Newton steps in log theta between two ends that close in; where a step leaves them, and from the twentieth on, they
-    are halved.
+    Newton steps in log theta between two ends that close in. A short step is made a little too long, so that the root
+    is caught between two points. Where a step leaves the ends, and from the twentieth on, what is left is halved.
     """
     x = min(max(start, low), high)
-    for i in range(60):
+    for i in range(80):
         theta = np.exp(x)
         value, slope = function(theta)
         low, high = (x, high) if value < 0 else (low, x)
         step = -value / (slope * theta) if slope > 0 else np.nan
-        new = x + step
-        if not low <= new <= high or i >= 20:
-            new = 0.5 * (low + high)
-        if abs(new - x) < 1e-3:
-            return np.exp(new)
-        x = new
-    return np.exp(x)
+        if high - low < 2e-3:
+            break
+        new = x + step + (0.5e-3 if value < 0 else -0.5e-3)
+        x = new if low < new < high and i < 20 else 0.5 * (low + high)
+    return np.exp(min(max(x + step, low), high))
 
 
 def chernoff_line(masses: list[Masses], log_delta: float) -> float:
