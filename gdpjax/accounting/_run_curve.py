@@ -10,12 +10,9 @@ small probability of failure or overflow adds is put around the answer by `_lost
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
 
-Uniform sampling without replacement goes with REPLACE_ONE. No step is worse than C_p(G_{1/s}), whatever the data
-(Dong, Roth and Su, arXiv:1905.02383, Section 4), and composition keeps that order: the *upper* bound is that of the
-T-fold composition of its symmetric pair. Let all other examples have gradient -C and the one that is replaced C and -C
-in the two data sets. The sum then differs by the sensitivity 2C if that one is in the batch, which has probability p
-at every step: the pair of Poisson sampling, attained, is the *lower* bound. The truth may be anywhere in between, so
-the bracket is wide by nature (a ratio of 1.1 to 1.3 in epsilon is usual).
+Uniform sampling without replacement goes with REPLACE_ONE. The *upper* bound is that of the T-fold composition of
+C_p(G_{1/s}), the *lower* bound the pair of Poisson sampling, which some data attain. The truth may be anywhere in
+between, so the bracket is wide by nature (a ratio of 1.1 to 1.3 in epsilon is usual): docs/accounting.md says why.
 
 Other pairs are refused.
 """
@@ -41,7 +38,7 @@ from gdpjax._core.checks import (
     is_traced,
 )
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, Bounds, NeighboringRelation
+from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
 from gdpjax.accounting._ledgers import Described, describe, largest_group, padded_length
@@ -51,8 +48,6 @@ from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
 from gdpjax.tradeoff import CertifiedCurve
 
 LARGEST_GROUP = 64
-FAILURE = 1e-10
-"""Failure probability of a mu that is asked for without one."""
 
 
 def checked_group_size(group_size: int) -> int:
@@ -88,7 +83,31 @@ _QUESTIONS = {
 """What each question is asked at, and what lost mass does to its answer."""
 
 
-class RunCurve(CertifiedCurve):
+class AbstractRunCurve(CertifiedCurve):
+    """The certified curve of something that was run, which is asked by the name of the question."""
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Certified bracket on epsilon, as `epsilon_bounds` says."""
+        return self._answer("epsilon", delta)
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Certified bracket on delta, as `delta_bounds` says."""
+        return self._answer("delta", epsilon)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Certified bracket on mu, as `mu_bounds` says."""
+        return self._answer("mu", failure)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
+        return self._answer("tradeoff", alpha)
+
+    @abc.abstractmethod
+    def _answer(self, question: str, at: Array) -> Bounds:
+        """Return the bracket on the answer to a question of `_QUESTIONS`, asked at ``at``."""
+
+
+class RunCurve(AbstractRunCurve):
     """The certified curve of a run, or of an array of runs; made by `certified`, which says what it holds.
 
     Attributes:
@@ -111,22 +130,6 @@ class RunCurve(CertifiedCurve):
         self.family, self.columns, self.in_phases = family, columns, in_phases
         self.lost = Lost(0.0, 0.0) if lost is None else lost
         self.releases = releases
-
-    def epsilon(self, delta: Array) -> Bounds:
-        """Certified bracket on epsilon, as `epsilon_bounds` says."""
-        return self._answer("epsilon", delta)
-
-    def delta(self, epsilon: Array) -> Bounds:
-        """Certified bracket on delta, as `delta_bounds` says."""
-        return self._answer("delta", epsilon)
-
-    def mu(self, failure: Array = FAILURE) -> Bounds:
-        """Certified bracket on mu, as `mu_bounds` says."""
-        return self._answer("mu", failure)
-
-    def tradeoff(self, alpha: Array) -> Bounds:
-        """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
-        return self._answer("tradeoff", alpha)
 
     def regret(self, mu: Array | None = None) -> Bounds:
         """Certified bracket on the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
@@ -199,24 +202,8 @@ class RunCurve(CertifiedCurve):
         return with_lost_mass(ideal, np.asarray(at, np.float64), self.lost)
 
 
-class _LedgerCurve(CertifiedCurve):
-    """A certified curve that is asked outside compiled code, by the name of the question."""
-
-    def epsilon(self, delta: Array) -> Bounds:
-        """Certified bracket on epsilon, as `epsilon_bounds` says."""
-        return self._answer("epsilon", delta)
-
-    def delta(self, epsilon: Array) -> Bounds:
-        """Certified bracket on delta, as `delta_bounds` says."""
-        return self._answer("delta", epsilon)
-
-    def mu(self, failure: Array = FAILURE) -> Bounds:
-        """Certified bracket on mu, as `mu_bounds` says."""
-        return self._answer("mu", failure)
-
-    def tradeoff(self, alpha: Array) -> Bounds:
-        """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
-        return self._answer("tradeoff", alpha)
+class _LedgerCurve(AbstractRunCurve):
+    """The certified curve of a Ledger that is asked outside compiled code."""
 
     def _answer(self, question: str, at: Array) -> Bounds:
         name, domain, _ = _QUESTIONS[question]

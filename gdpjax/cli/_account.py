@@ -5,6 +5,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from gdpjax._core.types import FAILURE
 from gdpjax.accounting import (
     calibrate_noise_multiplier,
     certified,
@@ -16,7 +17,7 @@ from gdpjax.accounting import (
 )
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed, rounded
-from gdpjax.cli._runs import MU_FAILURE, add_run_options, run_of_options
+from gdpjax.cli._runs import add_run_options, run_of_options
 from gdpjax.tradeoff import CertifiedCurve
 
 _ATTACKS = ("advantage", "tpr", "fpr", "bayes_success", "prior")
@@ -57,7 +58,7 @@ def add_parser(commands: Any) -> None:
 
 def _account(arguments: argparse.Namespace) -> list[Row]:
     prob, steps = run_of_options(arguments)
-    return _run_report(arguments.noise_multiplier, prob, steps, arguments.delta, MU_FAILURE, with_mu=True)
+    return _run_report(arguments.noise_multiplier, prob, steps, arguments.delta, FAILURE, with_mu=True)
 
 
 def _run_report(
@@ -132,7 +133,7 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
         raise ValueError("--failure belongs to a target --mu with --accountant numeric; leave it out")
     accountant = arguments.accountant
     found = calibrate_noise_multiplier(**target, sampling_prob=prob, num_steps=steps, accountant=accountant)
-    failure = MU_FAILURE if arguments.failure is None else arguments.failure
+    failure = FAILURE if arguments.failure is None else arguments.failure
     noise = _short(float(found), (prob, steps), target, failure, accountant)
     quantity = next(iter(attack), "epsilon" if arguments.mu is None else "mu")
     standing = CLT_CAVEAT if accountant == "clt" else f"safe: the true {quantity} is at most the target"

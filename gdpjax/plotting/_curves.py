@@ -12,7 +12,7 @@ import scipy
 
 from gdpjax._core.arguments import check_count, check_flag, check_number
 from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, check, check_scalar
-from gdpjax._core.types import Bounds
+from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.accounting import (
     clt_epsilon,
     clt_mu_poisson,
@@ -23,9 +23,6 @@ from gdpjax.accounting import (
     tradeoff_bounds,
 )
 from gdpjax.accounting._gdp import DELTA
-
-MU_FAILURE = 1e-10
-"""Failure probability of the certified mu."""
 
 
 class TradeoffCurves(NamedTuple):
@@ -39,7 +36,7 @@ class TradeoffCurves(NamedTuple):
         gaussian_clt: G_mu at ``mu_clt``; asymptotic, may lie on either side of f.
         epsilon: certified bracket at ``delta``.
         delta: as given.
-        mu_upper: certified mu with failure probability `MU_FAILURE`.
+        mu_upper: certified mu with failure probability 1e-10.
         mu_clt: asymptotic mu.
     """
 
@@ -104,13 +101,13 @@ def tradeoff_curves(
     run = noise_multiplier, sampling_prob, num_steps
     epsilon = Bounds(*(float(end) for end in epsilon_bounds(*run, delta)))
     alpha = _alphas(num_points, epsilon.upper, delta)
-    mu_upper, mu_clt = float(mu_bounds(*run, MU_FAILURE).upper), float(clt_mu_poisson(*run))
-    inside = np.minimum(alpha / (1 - MU_FAILURE), 1.0)
+    mu_upper, mu_clt = float(mu_bounds(*run, FAILURE).upper), float(clt_mu_poisson(*run))
+    inside = np.minimum(alpha / (1 - FAILURE), 1.0)
     return TradeoffCurves(
         alpha=alpha,
         curve=tradeoff_bounds(*run, alpha),
         approximate_dp=approximate_dp_tradeoff(alpha, epsilon.upper, delta),
-        gaussian_certified=(1 - MU_FAILURE) * gdp_tradeoff(inside, mu_upper),
+        gaussian_certified=(1 - FAILURE) * gdp_tradeoff(inside, mu_upper),
         gaussian_clt=gdp_tradeoff(alpha, mu_clt),
         epsilon=epsilon,
         delta=float(delta),

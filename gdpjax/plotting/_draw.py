@@ -10,7 +10,8 @@ import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_instance
 from gdpjax._core.shown import shown as shown_value
-from gdpjax.plotting._curves import MU_FAILURE, EpsilonCurves, TradeoffCurves
+from gdpjax._core.types import FAILURE
+from gdpjax.plotting._curves import EpsilonCurves, TradeoffCurves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +86,7 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
             band: r"$f$ of this run: certified band",
             steep: rf"$f_{{\varepsilon,\delta}}$, $\varepsilon = {curves.epsilon.upper:.4g}$, "
             rf"$\delta = {_scientific(curves.delta)}$: certified bound",
-            safe: rf"$G_\mu$, $\mu = {curves.mu_upper:.3g}$: certified bound, failure ${_scientific(MU_FAILURE)}$",
+            safe: rf"$G_\mu$, $\mu = {curves.mu_upper:.3g}$: certified bound, failure ${_scientific(FAILURE)}$",
             limit: rf"$G_\mu$, CLT $\mu = {curves.mu_clt:.3g}$: asymptotic, may understate",
             blind: r"$1 - \alpha$: perfect privacy",
         }

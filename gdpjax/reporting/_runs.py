@@ -10,7 +10,7 @@ from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import COUNT, NONNEGATIVE, UNIT
 from gdpjax._core.documents import parse_document, read_bytes
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, Bounds, NeighboringRelation
+from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import certified
 from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, TruncatedPoissonEvent
 from gdpjax.tradeoff import CertifiedCurve
@@ -57,7 +57,7 @@ class NoGuarantee(CertifiedCurve):
         """[0, 1]."""
         return Bounds(np.zeros(np.shape(epsilon))[()], np.ones(np.shape(epsilon))[()])
 
-    def mu(self, failure: Array = 1e-10) -> Bounds:
+    def mu(self, failure: Array = FAILURE) -> Bounds:
         """[0, inf]."""
         return self.epsilon(failure)
 

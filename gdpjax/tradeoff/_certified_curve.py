@@ -28,12 +28,9 @@ import numpy as np
 
 from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, OPEN_UNIT, UNIT, check, is_traced
-from gdpjax._core.types import Array, Bounds
+from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.tradeoff._narrowed_mu import narrowed_mu
 from gdpjax.tradeoff._regret import certified_regret
-
-FAILURE = 1e-10
-"""Failure probability of a mu that is asked for without one."""
 
 
 class CertifiedCurve(abc.ABC):

@@ -15,9 +15,9 @@ import scipy
 from gdpjax._core.arguments import check_count, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
-from gdpjax._core.types import NeighboringRelation
+from gdpjax._core.types import FAILURE, NeighboringRelation
 from gdpjax.accounting import mu_bounds, steps_of_epochs
-from gdpjax.training._plan import FAILURE, Plan, allocation_steps
+from gdpjax.training._plan import Plan, allocation_steps
 
 _LEAST, _MOST = 1e-2, 1e6
 _TOLERANCE = 1e-6

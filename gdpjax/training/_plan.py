@@ -27,7 +27,7 @@ import scipy
 
 from gdpjax._core.arguments import check_choice, check_count, check_number, check_text
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, is_traced
-from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
 from gdpjax.accounting import delta_after_overflow, epsilon_bounds, epsilon_with_overflow, mu_bounds
 from gdpjax.clipping import as_rule
 from gdpjax.ledger import AllocationEvent, Event, TruncatedPoissonEvent, resolve_scheme_relation
@@ -45,8 +45,6 @@ LARGEST_NOISE = 9.1
 """Standard deviations: the largest value of the noise, P(|Z| > 9.1) = 2^-63."""
 _CAPACITY_MULTIPLE = 8
 _ALLOWED_OVERFLOW = 1e-12
-FAILURE = 1e-10
-"""Failure probability of the mu statement."""
 
 
 def allocation_steps(max_examples: int, expected_batch_size: float, num_selected: int) -> int:
