@@ -202,6 +202,7 @@ def cases() -> dict[str, Case]:
         "Ledger.add": (gdpjax.Ledger().add, (event,), {}),
         "Ledger.from_json": (gdpjax.Ledger.from_json, (gdpjax.Ledger([event]).to_json(),), {}),
         "Ledger.from_opacus_history": (gdpjax.Ledger.from_opacus_history, ([(1.0, 0.1, 3)],), {}),
+        "check_scheme": (ledger.check_scheme, ("allocation", {"steps_per_epoch": 4}, 0.25), {}),
         "init_ledger": (ledger.init_ledger, (2, "poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}),
         "ledger_from_state": (ledger.ledger_from_state, (private_state().ledger,), {}),
         "ledger_of": (gdpjax.ledger_of, (private_state(),), {}),

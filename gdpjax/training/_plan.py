@@ -226,12 +226,12 @@ class Plan:
         return self.sampling in ("poisson", "allocation")
 
     @property
-    def sizes(self) -> tuple[int, ...] | None:
+    def scheme(self) -> dict[str, Any] | None:
         """What `gdpjax.privatize` records of the scheme beside noise and sampling probability."""
         if self.truncate_at is not None:
-            return self.max_examples, self.truncate_at
+            return {"max_examples": self.max_examples, "capacity": self.truncate_at}
         if self.sampling == "allocation":
-            return self.steps_per_epoch, self.num_selected, 2 if self.bins == "fixed" else 1
+            return {"steps_per_epoch": self.steps_per_epoch, "num_selected": self.num_selected, "bins": self.bins}
         return None
 
     @property

@@ -25,7 +25,7 @@ def release(key, included):
         expected_batch_size=1.0,
         key=noise_key,
         sampling="allocation",
-        sizes=(STEPS, 1, 1),
+        scheme={"steps_per_epoch": STEPS},
     )
     w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
     state, released = tx.init(w), []
@@ -66,7 +66,7 @@ def test_the_ledger_of_the_loop_by_hand():
         expected_batch_size=1.0,
         key=jax.random.key(3),
         sampling="allocation",
-        sizes=(STEPS, 1, 2),
+        scheme={"steps_per_epoch": STEPS, "bins": "fixed"},
     )
     w = jnp.zeros(())
     state = tx.init(w)
