@@ -202,6 +202,7 @@ def cases() -> dict[str, Case]:
         "Ledger.add": (gdpjax.Ledger().add, (event,), {}),
         "Ledger.from_json": (gdpjax.Ledger.from_json, (gdpjax.Ledger([event]).to_json(),), {}),
         "Ledger.from_opacus_history": (gdpjax.Ledger.from_opacus_history, ([(1.0, 0.1, 3)],), {}),
+        "check_scheme": (ledger.check_scheme, ("allocation", {"steps_per_epoch": 4}, 0.25), {}),
         "init_ledger": (ledger.init_ledger, (2, "poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}),
         "ledger_from_state": (ledger.ledger_from_state, (private_state().ledger,), {}),
         "ledger_of": (gdpjax.ledger_of, (private_state(),), {}),
@@ -216,6 +217,7 @@ def cases() -> dict[str, Case]:
         ),
         "round_toward": (ledger.round_toward, (0.1, float("inf"), jnp.float32), {}),
         # accounting
+        "with_overflow": (accounting.with_overflow, (accounting.certified(*run), 1e-9), {"announced": True}),
         "calibrate_noise_multiplier": (
             accounting.calibrate_noise_multiplier, (),
             {"epsilon": 3.0, "delta": 1e-3, "sampling_prob": 0.1, "num_steps": 10, "accountant": "rdp"},
@@ -462,7 +464,7 @@ RECORDS = {
     "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
     "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",
-    "NeighboringRelation",
+    "NeighboringRelation", "NoGuarantee",
 }  # fmt: skip
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {"accumulation_charge", "charge_of_sum", "clip_rows", "rule_sensitivity"}

@@ -1,4 +1,4 @@
-"""Small shared types: brackets and neighbouring relations."""
+"""Small shared types: brackets and neighbouring relations; and the failure probability of mu."""
 
 import enum
 from typing import Any, NamedTuple
@@ -7,6 +7,9 @@ Array = Any
 """Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer."""
 
 PyTree = Any
+
+FAILURE = 1e-10
+"""Failure probability of a statement about mu that is made without one."""
 
 
 class Bounds(NamedTuple):

@@ -32,7 +32,7 @@ from gdpjax._core.checks import (
     is_traced,
     narrow,
 )
-from gdpjax._core.types import Array
+from gdpjax._core.types import FAILURE, Array
 from gdpjax.accounting import _numeric
 from gdpjax.accounting._accountant import Accountant
 from gdpjax.accounting._ledgers import padded_length
@@ -94,7 +94,7 @@ def numeric(capacity: int = 16) -> Accountant:
         _check_state(state, capacity)
         return _upper_end("delta", state, "epsilon", epsilon, NONNEGATIVE)
 
-    def mu(state: Phases, failure: Array = 1e-10) -> Array:
+    def mu(state: Phases, failure: Array = FAILURE) -> Array:
         _check_state(state, capacity)
         return _upper_end("mu", state, "failure", failure, OPEN_UNIT)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_broadcast, is_traced
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array
+from gdpjax._core.types import FAILURE, Array
 from gdpjax.accounting._gdp import gdp_mu
 from gdpjax.accounting._search import AXES, BISECTIONS, CLOSED_FORMS, SECANTS
 
@@ -258,7 +258,9 @@ def _target(
         )
     if mu is not None:
         check("mu", mu, _TARGET)
-        arguments = {"mu": mu} if accountant == "clt" else {"mu": mu, "failure": 1e-10 if failure is None else failure}
+        arguments = {"mu": mu}
+        if accountant != "clt":
+            arguments["failure"] = FAILURE if failure is None else failure
         return _Goal("mu", arguments, " and ".join(arguments))
     check("epsilon", epsilon, _TARGET)
     return _Goal("epsilon", {"epsilon": epsilon, "delta": delta}, "epsilon and delta")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.checks import OPEN_UNIT
-from gdpjax._core.types import Array, Bounds, NeighboringRelation
+from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric, _truncated
 from gdpjax.accounting._allocated import has_allocation
 from gdpjax.accounting._ledgers import describe
@@ -86,7 +86,7 @@ def epsilon_bounds(
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape. Certified: the truth, in exact arithmetic, lies in between.
         The relative width is about 1e-3 (or the width below 1e-6) for ordinary runs, larger in hard corners, where
-        upper may be inf and lower 0. Under uniform sampling it is wide by nature (see the module's docstring).
+        upper may be inf and lower 0. Under uniform sampling it is wide by nature: docs/accounting.md says why.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast, an incomplete or mixed call, a pair of
@@ -217,7 +217,7 @@ def tradeoff_bounds(
 
 def mu_bounds(
     noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
-    failure: Array = 1e-10, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    failure: Array = FAILURE, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
 ) -> Bounds:  # fmt: skip
     """Certified bracket on the smallest mu such that the run is mu-GDP except with probability ``failure``.

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from gdpjax.accounting import steps_of_epochs
 from gdpjax.cli._report import require
 
-MU_FAILURE = 1e-10
-"""Failure probability of the mu that is printed."""
 RUN_OPTIONS = {
     "num_examples": "size of the data set",
     "batch_size": "expected batch size",

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from gdpjax.accounting import clt_epsilon, clt_mu_poisson, epsilon_bounds, moments_accountant_epsilon, mu_bounds
+from gdpjax._core.types import FAILURE
+from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._devices import map_over_devices
 from gdpjax.cli._grid import QUANTITIES, WHOLE, Grid, make_grid, parse_values
 from gdpjax.cli._output import Output, append, finish, make_output, start
 from gdpjax.cli._progress import Progress
 from gdpjax.cli._report import add_json_option
-from gdpjax.cli._runs import MU_FAILURE, RUN_OPTIONS, spellings
+from gdpjax.cli._runs import RUN_OPTIONS, spellings
 from gdpjax.cli._tables import is_parquet
 
 PIECE = 64
@@ -142,10 +143,11 @@ def evaluate(runs: np.ndarray, with_mu: bool) -> list[list[str]]:
     mu, clt = clt_mu_poisson(noise, prob, steps), clt_epsilon(noise, prob, steps, delta)[:count]
     moments = moments_accountant_epsilon(noise, prob, steps, delta)
     noise, prob, steps, delta = runs.T
-    bounds = epsilon_bounds(noise, prob, steps, delta)
+    curve = certified(noise, prob, steps)
+    bounds = curve.epsilon(delta)
     columns = [mu, clt, proves_reliable(bounds, clt), *bounds, moments]
     if with_mu:
-        columns += [mu_bounds(noise, prob, steps, MU_FAILURE).upper, np.full(count, MU_FAILURE)]
+        columns += [curve.mu(FAILURE).upper, np.full(count, FAILURE)]
     rows = zip(*(column[:count].tolist() for column in columns), strict=True)
     return [[str(value).lower() for value in row] for row in rows]
 

@@ -227,7 +227,9 @@ def sum_of_rows(
 def rounded_sums(packs: list[Pack], totals: list[RunningSum], leaves: list[Any], groups: Groups) -> list[Array]:
     """Return the sum of each parameter, rounded once; NaN in the groups whose traced bound is no clip norm.
 
-    A batch without rows would else give zeros for such a bound, and every other batch NaN.
+    A batch of padding alone, whose chunks are all skipped, would else give zeros for such a bound, and every other
+    batch NaN. A batch of no rows at all, which is known before anything is traced, does not come here: its sum is zero,
+    whatever the bound.
     """
     dtype = norm_dtype(leaves)
     sums = {}

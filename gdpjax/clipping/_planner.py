@@ -3,9 +3,9 @@
     engine = engine_of(call, "auto", None, budget, constant_work=False)
     gradients, (losses, aux) = engine.gradients(rows, positions)        # of at most engine.chunk rows
 
-Gradients are read off the loss in factors (`_tracing`). One outer product for an example, or a few rows of a table,
-stay factors. A sum of many outer products could cancel, and its norm with it (see docs/gradients.md), so it is formed,
-except where a large gradient has few positions (docs/theory/positions.md).
+Gradients are read off the loss in factors (`_tracing`). Which of them stay factors and which are formed is not decided
+here: each kind of factor says so itself, in `AbstractFactor.compact` (`_tracing/_factors.py`). The number of rows in a
+chunk only depends on the outcome, because gradients that are formed take memory.
 
 What a chunk keeps should stay in a cache, but every chunk reads and writes the running sums once, which should not cost
 more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold only padding are skipped,

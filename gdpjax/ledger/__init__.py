@@ -13,6 +13,7 @@ from gdpjax.ledger._events import (
     resolve_scheme_relation,
 )
 from gdpjax.ledger._ledger import FORMAT_VERSION, Ledger
+from gdpjax.ledger._scheme import check_scheme
 from gdpjax.ledger._state import (
     LedgerState,
     init_ledger,
@@ -36,6 +37,7 @@ __all__ = [
     "LedgerState",
     "RandomizedResponseEvent",
     "TruncatedPoissonEvent",
+    "check_scheme",
     "init_ledger",
     "ledger_from_state",
     "ledger_of",

@@ -7,6 +7,7 @@ is set. `ledger_of(opt_state)` reads it back on the host.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger._events import ALLOCATION, TRUNCATED_POISSON, AllocationEvent, Event, TruncatedPoissonEvent
 from gdpjax.ledger._ledger import Ledger
+from gdpjax.ledger._scheme import check_scheme, numbers_of_scheme, scheme_of_numbers
 
 _ANY = Domain("a number", lambda x: x == x)
 _INFINITE = Domain("-inf or inf", lambda x: abs(x) == np.inf)
@@ -43,7 +45,7 @@ class LedgerState(NamedTuple):
     overflow: Array  # bool, whether rows had to be merged conservatively
     extra_delta: Array  # float, probability so far that a padded batch did not fit
     kind: Array  # int32, index of `_Kind`
-    sizes: Any = None  # int32[2 or 3], what else an event of the scheme says (`_SIZES`)
+    scheme: Any = None  # int32[2 or 3], what else an event of the sampling scheme says (`_scheme`)
 
 
 class _Kind(NamedTuple):
@@ -70,36 +72,26 @@ _KINDS = (
 )
 """Saved states hold an index into these: new ones go to the end."""
 
-_SIZES = {
-    TRUNCATED_POISSON: ("max_examples", "capacity"),
-    ALLOCATION: ("steps_per_epoch", "num_selected", "fixed bins, 1 or 2"),
-}
-"""The whole numbers >= 1 that a scheme has beside those of `Event`."""
-
 _MOST_ROWS = 2**20
 _KIND_NAMES = tuple(f"{kind.sampling!r}, {kind.neighboring_relation.name}" for kind in _KINDS)
 
 
 def init_ledger(
     capacity: int, sampling: str, neighboring_relation: NeighboringRelation, *, announced: bool = False,
-    sizes: tuple[int, ...] | None = None,
+    scheme: Mapping[str, Any] | None = None,
 ) -> LedgerState:  # fmt: skip
     """An empty ledger of ``capacity`` rows, whose events will be ``announced`` or not where batches may overflow.
 
-    ``sizes`` is (max_examples, capacity of a batch) under truncated Poisson sampling, and (steps_per_epoch,
-    num_selected, 2 for fixed bins or else 1) under allocation.
+    ``scheme`` holds what the events say beside noise and sampling probability, by the names of their fields:
+    max_examples and capacity of a `TruncatedPoissonEvent`, or steps_per_epoch, num_selected and bins of an
+    `AllocationEvent`.
     """
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
     check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
     announced = check_flag("announced", announced) and sampling in ("poisson", ALLOCATION)
     kind = _KINDS.index(_Kind(sampling, relation, announced))
-    names = _SIZES.get(sampling)
-    if not (sizes is None if names is None else isinstance(sizes, tuple) and len(sizes) == len(names)):
-        expected = "no sizes" if names is None else f"sizes ({', '.join(names)})"
-        raise ValueError(f"{sampling} sampling takes {expected}, got {shown(sizes)}")
-    most = np.iinfo(np.int32).max
-    whole = [check_count(name, size, most=most) for name, size in zip(names or (), sizes or (), strict=True)]
+    fields = check_scheme(sampling, scheme)
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -109,7 +101,7 @@ def init_ledger(
         overflow=jnp.zeros((), bool),
         extra_delta=jnp.zeros((), real),
         kind=jnp.asarray(kind, jnp.int32),
-        sizes=jnp.asarray(whole, jnp.int32) if whole else None,
+        scheme=None if fields is None else jnp.asarray(numbers_of_scheme(fields), jnp.int32),
     )
 
 
@@ -154,7 +146,7 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
         overflow=state.overflow | full,
         extra_delta=lost,
         kind=state.kind,
-        sizes=state.sizes,
+        scheme=state.scheme,
     )
 
 
@@ -189,9 +181,8 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     kind = _KINDS[int(state.kind)]
     rows = zip(state.noise_multiplier, state.sampling_prob, state.num_steps, strict=True)
     if kind.sampling == TRUNCATED_POISSON:
-        assert state.sizes is not None
-        most, batch = (int(size) for size in state.sizes)
-        return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), most, batch) for s, p, t in rows if int(t)])
+        scheme = scheme_of_numbers(kind.sampling, state.scheme)
+        return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), **scheme) for s, p, t in rows if int(t)])
     if kind.sampling == ALLOCATION:
         return Ledger(_allocation_events(state, kind))
     events = [Event(float(s), float(p), int(t), **kind._asdict()) for s, p, t in rows if int(t)]
@@ -203,8 +194,8 @@ def ledger_from_state(state: LedgerState) -> Ledger:
 
 def _allocation_events(state: LedgerState, kind: _Kind) -> list[AllocationEvent]:
     """The steps so far as whole epochs, of which the last may lack some."""
-    assert state.sizes is not None
-    steps_per_epoch, num_selected, fixed = (int(size) for size in state.sizes)
+    scheme = scheme_of_numbers(kind.sampling, state.scheme)
+    steps_per_epoch = scheme["steps_per_epoch"]
     noise = [float(s) for s, t in zip(state.noise_multiplier, state.num_steps, strict=True) if int(t)]
     num_steps = sum(int(t) for t in state.num_steps)
     if not noise:
@@ -215,14 +206,12 @@ def _allocation_events(state: LedgerState, kind: _Kind) -> list[AllocationEvent]
     return [
         AllocationEvent(
             noise[0],
-            steps_per_epoch,
-            num_epochs,
-            num_selected,
-            "fixed" if fixed == 2 else "fresh",
-            kind.neighboring_relation,
-            float(state.extra_delta),
-            kind.announced,
-            num_epochs * steps_per_epoch - num_steps,
+            num_epochs=num_epochs,
+            neighboring_relation=kind.neighboring_relation,
+            overflow=float(state.extra_delta),
+            announced=kind.announced,
+            missing_steps=num_epochs * steps_per_epoch - num_steps,
+            **scheme,
         )
     ]
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.types import Bounds
+from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.accounting import (
     clt_epsilon,
     clt_mu_poisson,
@@ -17,7 +17,6 @@ from gdpjax.ledger import Event
 from gdpjax.reporting._runs import Described
 from gdpjax.tradeoff import CertifiedCurve
 
-FAILURE = 1e-10
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 PRIOR = 0.5
 CERTIFIED = "certified"

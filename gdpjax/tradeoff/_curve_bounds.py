@@ -15,8 +15,8 @@ import numpy as np
 
 from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, is_traced
-from gdpjax._core.types import Array, Bounds
-from gdpjax.tradeoff._certified_curve import FAILURE, CertifiedCurve
+from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax.tradeoff._certified_curve import CertifiedCurve
 from gdpjax.tradeoff._duality import required_mu, smallest_mu
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
 

@@ -172,7 +172,7 @@ def private_training(
             ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
             announced=plan.announces_overflow,
-            sizes=plan.sizes,
+            scheme=plan.scheme,
         )
         return optax.chain(private, optimizer)
 

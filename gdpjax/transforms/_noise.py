@@ -19,6 +19,7 @@ outputs would cancel the noise). A custom vmap rule sees a shared key under batc
 a constant of a loop (`jax.lax.map`, scan), or the same on devices whose configurations differ, is refused as well.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +51,7 @@ from gdpjax._core.trees import (
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import AccumulationCharge, charge_of_sum
-from gdpjax.ledger import LedgerState, init_ledger, record_step, resolve_scheme_relation
+from gdpjax.ledger import LedgerState, check_scheme, init_ledger, record_step, resolve_scheme_relation
 
 SAMPLING_PROB = Domain(
     "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
@@ -167,7 +168,7 @@ def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: 
 
 def empty_ledger(
     capacity: Any, sampling: str, neighboring_relation: NeighboringRelation, announced: bool = False,
-    sizes: tuple[int, ...] | None = None,
+    scheme: Mapping[str, Any] | None = None,
 ) -> LedgerState:  # fmt: skip
     """Return `init_ledger` of a ledger_capacity that is checked first."""
     try:
@@ -177,7 +178,7 @@ def empty_ledger(
             f"ledger_capacity must be a static whole number >= 1, got {shown(capacity)}; under "
             "optax.inject_hyperparams list it in static_args"
         ) from error
-    return init_ledger(rows, sampling, neighboring_relation, announced=announced, sizes=sizes)
+    return init_ledger(rows, sampling, neighboring_relation, announced=announced, scheme=scheme)
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
@@ -338,7 +339,7 @@ def privatize(
     ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
     announced: bool = False,
-    sizes: tuple[int, ...] | None = None,
+    scheme: Mapping[str, Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
@@ -358,8 +359,10 @@ def privatize(
         batch fits: that its capacity is above the number of examples, or that all of them are in it.
       announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
         `Event`.
-      sizes: with ``sampling="truncated_poisson"`` (max_examples, capacity) as in `TruncatedPoissonEvent`; with
-        ``sampling="allocation"`` (steps_per_epoch, num_selected, 2 for fixed bins or else 1) as in `AllocationEvent`.
+      scheme: what a sampling scheme says beside ``sampling_prob``, by the names of its event's fields. With
+        ``sampling="truncated_poisson"`` {"max_examples": ..., "capacity": ...} as in `TruncatedPoissonEvent`; with
+        ``sampling="allocation"`` {"steps_per_epoch": t, "num_selected": k, "bins": "fresh" or "fixed"} as in
+        `AllocationEvent` (k is 1 and bins are fresh if left out), and ``sampling_prob`` must be k / t.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
@@ -387,6 +390,7 @@ def privatize(
     expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
     relation = resolve_scheme_relation(sampling, neighboring_relation)
+    check_scheme(sampling, scheme, sampling_prob)
     sensitivity = clip.sensitivity(relation)
     key_data, impl = check_key(key)
     hyperparameters = [sampling_prob, expected_batch_size, sensitivity]
@@ -396,7 +400,7 @@ def privatize(
     def init(params: PyTree) -> PrivatizeState:
         refuse_constant_key(key, *hyperparameters)
         check_params(params)
-        ledger = empty_ledger(ledger_capacity, sampling, relation, announced, sizes)
+        ledger = empty_ledger(ledger_capacity, sampling, relation, announced, scheme)
         return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
 
     def update(

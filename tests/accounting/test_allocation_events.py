@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize, special
@@ -232,8 +233,12 @@ def test_json():
     assert epsilon_bounds(special_case, delta=1e-5) == epsilon_bounds(AllocationEvent(1.0, 7), delta=1e-5)
 
 
-def state_after(num_steps, sizes=(10, 1, 1), announced=True, noise=(1.0,)):
-    state = init_ledger(4, "allocation", NeighboringRelation.ADD_OR_REMOVE_ONE, announced=announced, sizes=sizes)
+TEN_STEPS = {"steps_per_epoch": 10}
+THREE_OF_SEVEN = {"steps_per_epoch": 7, "num_selected": 3, "bins": "fixed"}
+
+
+def state_after(num_steps, scheme=TEN_STEPS, announced=True, noise=(1.0,)):
+    state = init_ledger(4, "allocation", NeighboringRelation.ADD_OR_REMOVE_ONE, announced=announced, scheme=scheme)
     for value in noise:
         state = record_steps(state, num_steps, value, 0.1, 1e-12)
     return state
@@ -245,17 +250,47 @@ def test_the_ledger_of_a_loop():
         (event,) = ledger_from_state(state_after(50)).events
         assert event == dataclasses.replace(RUN, overflow=event.overflow, announced=True)
         assert event.overflow == pytest.approx(5e-11)
-        (event,) = ledger_from_state(state_after(31, (7, 3, 2), announced=False)).events
+        (event,) = ledger_from_state(state_after(31, THREE_OF_SEVEN, announced=False)).events
     assert (event.num_epochs, event.missing_steps, event.num_steps) == (5, 4, 31)
     assert (event.num_selected, event.bins, event.announced) == (3, "fixed", False)
     with pytest.raises(ValueError, match="with one noise multiplier, got steps with 2"):
         ledger_from_state(state_after(5, noise=(1.0, 2.0)))
 
 
-@pytest.mark.parametrize("sizes", [None, (10, 1), (10, 1, 0), (1.5, 1, 1), [10, 1, 1]])
-def test_a_loop_says_all_three_sizes(sizes):
-    with pytest.raises(ValueError, match=r"sizes|steps_per_epoch|fixed bins"):
-        state_after(1, sizes)
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (None, r'takes scheme=.*"steps_per_epoch": \.\.\., "num_selected": 1, "bins": .fresh.*, got None'),
+        ({}, "takes scheme="),
+        ((10, 1, "fresh"), "takes scheme="),
+        ({"steps_per_epoch": 10, "capacity": 3}, "takes scheme="),
+        ({"steps_per_epoch": 1.5}, "steps_per_epoch must be"),
+        ({"steps_per_epoch": 10, "num_selected": 0}, "num_selected must be"),
+        ({"steps_per_epoch": 10, "num_selected": 11}, "num_selected must be at most steps_per_epoch=10"),
+        ({"steps_per_epoch": 10, "bins": 2}, "bins must be"),
+    ],
+)
+def test_a_loop_says_its_scheme(scheme, message):
+    with pytest.raises(ValueError, match=message):
+        state_after(1, scheme)
+
+
+def private(sampling_prob, **scheme):
+    options = dict(noise_multiplier=1.0, expected_batch_size=1.0, key=jax.random.key(0), sampling="allocation")
+    return gdpjax.privatize(gdpjax.Sensitivity(1.0), sampling_prob=sampling_prob, scheme=scheme, **options)
+
+
+def test_a_loop_samples_with_what_its_scheme_says():
+    """The accountant does not read the sampling probability, which must not contradict what it reads."""
+    for sampling_prob in (0.3, np.float32(0.3), jnp.float32(0.3)):
+        private(sampling_prob, steps_per_epoch=10, num_selected=3)
+    for sampling_prob in (0.1, 0.31, 1.0):
+        with pytest.raises(ValueError, match="sampling_prob must be num_selected / steps_per_epoch = 3 / 10"):
+            private(sampling_prob, steps_per_epoch=10, num_selected=3)
+    with pytest.raises(ValueError, match="it was traced"):
+        jax.jit(lambda p: private(p, steps_per_epoch=10).init({"w": jnp.zeros(2)}))(0.1)
+    with pytest.raises(ValueError, match="poisson sampling takes no scheme"):
+        init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE, scheme=TEN_STEPS)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gdpjax
-from gdpjax.accounting import tradeoff_bounds
+from gdpjax.accounting import certified
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import AllocationEvent, ledger_of
 from gdpjax.sampling import allocation_sample
@@ -25,7 +25,7 @@ def release(key, included):
         expected_batch_size=1.0,
         key=noise_key,
         sampling="allocation",
-        sizes=(STEPS, 1, 1),
+        scheme={"steps_per_epoch": STEPS},
     )
     w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
     state, released = tx.init(w), []
@@ -42,7 +42,7 @@ def audited(event):
         release,
         jax.random.key(0),
         delta=1e-5,
-        claimed=lambda alpha: tradeoff_bounds(event, alpha=alpha).lower,
+        claimed=certified(event),
         num_releases=4096,
         confidence=0.9999,
     ).refuted
@@ -66,7 +66,7 @@ def test_the_ledger_of_the_loop_by_hand():
         expected_batch_size=1.0,
         key=jax.random.key(3),
         sampling="allocation",
-        sizes=(STEPS, 1, 2),
+        scheme={"steps_per_epoch": STEPS, "bins": "fixed"},
     )
     w = jnp.zeros(())
     state = tx.init(w)

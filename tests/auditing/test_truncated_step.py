@@ -25,7 +25,7 @@ def release(key, included):
         expected_batch_size=1.0,
         key=noise_key,
         sampling="truncated_poisson",
-        sizes=(len(GRADIENTS), CAPACITY),
+        scheme={"max_examples": len(GRADIENTS), "capacity": CAPACITY},
     )
     w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
     batch = truncated_poisson_sample(sample_key, len(GRADIENTS), PROB, CAPACITY, num_valid=num_valid)

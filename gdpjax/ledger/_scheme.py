@@ -1,0 +1,123 @@
+"""What a sampling scheme says beside noise and sampling probability, by the names of its event's fields.
+
+    privatize(..., sampling="allocation", sampling_prob=1 / 20, scheme={"steps_per_epoch": 20, "bins": "fixed"})
+
+A loop gives these numbers once, before its first step; a `LedgerState` carries them as integers, and the event that is
+read back has them. Poisson and uniform sampling have none: what they say is all in `Event`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gdpjax._core.arguments import check_choice, check_count, check_text
+from gdpjax._core.checks import UNIT, check_scalar, is_traced
+from gdpjax._core.shown import shown
+from gdpjax._core.types import Array
+from gdpjax.ledger._events import ALLOCATION, TRUNCATED_POISSON
+
+_REQUIRED = object()
+
+_FIELDS: dict[str, dict[str, Any]] = {
+    TRUNCATED_POISSON: {"max_examples": _REQUIRED, "capacity": _REQUIRED},
+    ALLOCATION: {"steps_per_epoch": _REQUIRED, "num_selected": 1, "bins": "fresh"},
+}
+"""The fields of each scheme and their defaults, in the order in which a `LedgerState` holds them."""
+
+_WORDS = {"bins": ("fresh", "fixed")}
+"""Fields that are words, each with its words: a `LedgerState` holds the position of one."""
+
+_MOST = np.iinfo(np.int32).max
+_RATIO_ERROR = 1e-6
+"""How far a sampling probability in float32 may be from the ratio that it stands for, as a share of it."""
+
+
+def check_scheme(
+    sampling: str, scheme: Mapping[str, Any] | None, sampling_prob: Array | None = None
+) -> dict[str, Any] | None:
+    """Return every field of a sampling scheme, after a check of what a loop says about it.
+
+    Args:
+      sampling: as in `gdpjax.privatize`.
+      scheme: the fields by their names; those with a default may be left out. None where the scheme has no fields.
+      sampling_prob: the probability that a loop samples with, if it is to be checked, too: under allocation it is
+        num_selected / steps_per_epoch. The accountant does not read it there, so a loop that draws its batches with
+        another one would be accounted for as if it did not.
+
+    Returns:
+      A dictionary of all fields, in the order of `LedgerState`; None where the scheme has none.
+
+    Raises:
+      ValueError: a field that is missing, unknown or out of range; a sampling probability that contradicts them, or
+        that is traced where it must be known.
+
+    >>> check_scheme("allocation", {"steps_per_epoch": 20}, 1 / 20)
+    {'steps_per_epoch': 20, 'num_selected': 1, 'bins': 'fresh'}
+    """
+    fields = _FIELDS.get(check_text("sampling", sampling))
+    if fields is None:
+        if scheme is not None:
+            raise ValueError(f"{sampling} sampling takes no scheme, got {shown(scheme)}")
+        return None
+
+    # Every field is known, and none without a default is missing.
+    given = scheme if isinstance(scheme, Mapping) else {}
+    missing = [name for name, default in fields.items() if default is _REQUIRED and name not in given]
+    unknown = [name for name in given if name not in fields]
+    if missing or unknown:
+        raise ValueError(f"{sampling} sampling takes scheme={{{_signature(fields)}}}, got {shown(scheme)}")
+
+    # Every field is in its range.
+    checked = {name: given.get(name, default) for name, default in fields.items()}
+    for name, value in checked.items():
+        if name in _WORDS:
+            check_choice(name, value, _WORDS[name])
+        else:
+            checked[name] = check_count(name, value, most=_MOST)
+    if sampling == ALLOCATION:
+        _check_allocation(checked["num_selected"], checked["steps_per_epoch"], sampling_prob)
+    return checked
+
+
+def _check_allocation(num_selected: int, steps_per_epoch: int, sampling_prob: Array | None) -> None:
+    if num_selected > steps_per_epoch:
+        raise ValueError(f"num_selected must be at most steps_per_epoch={steps_per_epoch}, got {num_selected}")
+    if sampling_prob is None:
+        return
+    if is_traced(sampling_prob):
+        raise ValueError(
+            "under allocation sampling_prob is num_selected / steps_per_epoch, a number that is known before anything "
+            "is compiled; it was traced: under optax.inject_hyperparams list it in static_args"
+        )
+    check_scalar("sampling_prob", sampling_prob, UNIT)
+    expected = num_selected / steps_per_epoch
+    if not abs(float(sampling_prob) - expected) <= _RATIO_ERROR * expected:
+        raise ValueError(
+            f"under allocation sampling_prob must be num_selected / steps_per_epoch = {num_selected} / "
+            f"{steps_per_epoch}, got {shown(sampling_prob)}"
+        )
+
+
+def numbers_of_scheme(scheme: Mapping[str, Any]) -> list[int]:
+    """Return the integers that a `LedgerState` holds of a scheme that was checked."""
+    numbers = []
+    for name, value in scheme.items():
+        numbers.append(_WORDS[name].index(value) if name in _WORDS else value)
+    return numbers
+
+
+def scheme_of_numbers(sampling: str, numbers: Any) -> dict[str, Any]:
+    """Return the scheme of the integers of a `LedgerState`; the inverse of `numbers_of_scheme`."""
+    scheme = {}
+    for name, number in zip(_FIELDS[sampling], numbers, strict=True):
+        scheme[name] = _WORDS[name][int(number)] if name in _WORDS else int(number)
+    return scheme
+
+
+def _signature(fields: Mapping[str, Any]) -> str:
+    """The fields as they are written in a call, such as ``"capacity": ...``."""
+    parts = []
+    for name, default in fields.items():
+        parts.append(f'"{name}": ' + ("..." if default is _REQUIRED else repr(default)))
+    return ", ".join(parts)
