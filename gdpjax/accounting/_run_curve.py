@@ -22,7 +22,8 @@ Other pairs are refused.
 
 import abc
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,12 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting import _lost_mass, _numeric, _shuffled, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
 from gdpjax.accounting._ledgers import Described, describe, largest_group, padded_length
 from gdpjax.accounting._lost_mass import Lost
 from gdpjax.accounting._numeric import Family
-from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
+from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
 from gdpjax.tradeoff import CertifiedCurve
 
 LARGEST_GROUP = 64
@@ -262,6 +263,45 @@ class AllocationCurve(_LedgerCurve):
         return _QUESTIONS[question][2](ideal, at, self.run.lost)
 
 
+class GaussianCurve(_LedgerCurve):
+    """The curve of the Gaussian mechanism that is worse than a run of nothing but shuffled batches.
+
+    Attributes:
+        events: the shuffled batches.
+    """
+
+    def __init__(self, events: Sequence[ShuffledEvent]) -> None:
+        self.events = events
+        self.lost = Lost(0.0, min(math.fsum(event.overflow for event in events), 1.0))
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        ideal = functools.partial(_shuffled.gaussian, self.events, question)
+        return ideal(at) if self.lost.is_nothing else _QUESTIONS[question][2](ideal, at, self.lost)
+
+
+class ShuffledCurve(_LedgerCurve):
+    """The certified curve of a Ledger with shuffled batches: between those of Ledgers without.
+
+    Attributes:
+        above, below: the curves of runs that reveal at least and at most as much.
+        sums: what the largest noisy sums of the epochs prove beside ``below``, or None.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        alone = _shuffled.only_shuffled(run)
+        self.above = GaussianCurve(alone) if alone else _curve_of_ledger(_shuffled.from_above(run))
+        self.below = _curve_of_ledger(_shuffled.from_below(run))
+        self.sums = _shuffled.largest_sums(run)
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        below, above = (getattr(curve, question)(at) for curve in (self.below, self.above))
+        if question == "tradeoff":
+            upper = _shuffled.bounded_from_below(question, at, below.upper, self.sums)
+            return Bounds(np.minimum(above.lower, upper), upper)
+        lower = _shuffled.bounded_from_below(question, at, below.lower, self.sums)
+        return Bounds(np.minimum(lower, above.upper), above.upper)
+
+
 def refuse_groups(sampling: str, group_size: int) -> None:
     if group_size > 1:
         raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
@@ -294,7 +334,7 @@ def _is_zero(noise_multiplier: Any) -> bool:
 
 def check_concrete(name: str, value: Any, domain: Domain) -> None:
     if is_traced(value):
-        kind = "a Ledger with overflow, truncated batches, allocation or delta"
+        kind = "a Ledger with overflow, truncated or shuffled batches, allocation or delta"
         raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
     check(name, value, domain)
 
@@ -303,6 +343,20 @@ def of_description(described: Described) -> RunCurve:
     """The curve of a Ledger that was described."""
     family, columns, lost, releases = described
     return RunCurve(family, columns, in_phases=True, lost=lost, releases=releases)
+
+
+def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1) -> CertifiedCurve:
+    """The curve of a Ledger or event, by the schemes that are in it."""
+    if _shuffled.has_shuffled(run):
+        refuse_groups("shuffled", group_size)
+        return ShuffledCurve(run)
+    if has_allocation(run):
+        refuse_groups("allocation", group_size)
+        return AllocationCurve(run)
+    if _truncated.has_truncated(run):
+        refuse_groups("truncated_poisson", group_size)
+        return TruncatedCurve(run)
+    return of_description(describe(run, group_size))
 
 
 def curve_of(
@@ -317,13 +371,7 @@ def curve_of(
     group_size = checked_group_size(group_size)
     if isinstance(run, Ledger | AnyEvent):
         check_options(run, sampling, neighboring_relation)
-        if has_allocation(run):
-            refuse_groups("allocation", group_size)
-            return AllocationCurve(run)
-        if _truncated.has_truncated(run):
-            refuse_groups("truncated_poisson", group_size)
-            return TruncatedCurve(run)
-        return of_description(describe(run, group_size))
+        return _curve_of_ledger(run, group_size)
     if _is_zero(run):  # the events of a Ledger may be without noise
         event = Event(0.0, sampling_prob, num_steps, sampling, neighboring_relation)
         return of_description(describe(event, group_size))

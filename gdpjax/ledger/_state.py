@@ -26,7 +26,15 @@ from gdpjax._core.arguments import (
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.ledger._events import ALLOCATION, TRUNCATED_POISSON, AllocationEvent, Event, TruncatedPoissonEvent
+from gdpjax.ledger._events import (
+    ALLOCATION,
+    SHUFFLED,
+    TRUNCATED_POISSON,
+    AllocationEvent,
+    Event,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
 from gdpjax.ledger._ledger import Ledger
 
 _ANY = Domain("a number", lambda x: x == x)
@@ -43,7 +51,7 @@ class LedgerState(NamedTuple):
     overflow: Array  # bool, whether rows had to be merged conservatively
     extra_delta: Array  # float, probability so far that a padded batch did not fit
     kind: Array  # int32, index of `_Kind`
-    sizes: Any = None  # int32[2 or 3], what else an event of the scheme says (`_SIZES`)
+    sizes: Any = None  # int32[1 to 3], what else an event of the scheme says (`_SIZES`)
 
 
 class _Kind(NamedTuple):
@@ -67,12 +75,16 @@ _KINDS = (
     _Kind(ALLOCATION, _SPECIAL),
     _Kind(ALLOCATION, _ADDED, announced=True),
     _Kind(ALLOCATION, _SPECIAL, announced=True),
+    _Kind(SHUFFLED, _SPECIAL),
+    _Kind(SHUFFLED, _ADDED),
+    _Kind(SHUFFLED, _REPLACED),
 )
 """Saved states hold an index into these: new ones go to the end."""
 
 _SIZES = {
     TRUNCATED_POISSON: ("max_examples", "capacity"),
     ALLOCATION: ("steps_per_epoch", "num_selected", "fixed bins, 1 or 2"),
+    SHUFFLED: ("steps_per_epoch",),
 }
 """The whole numbers >= 1 that a scheme has beside those of `Event`."""
 
@@ -86,8 +98,8 @@ def init_ledger(
 ) -> LedgerState:  # fmt: skip
     """An empty ledger of ``capacity`` rows, whose events will be ``announced`` or not where batches may overflow.
 
-    ``sizes`` is (max_examples, capacity of a batch) under truncated Poisson sampling, and (steps_per_epoch,
-    num_selected, 2 for fixed bins or else 1) under allocation.
+    ``sizes`` is (max_examples, capacity of a batch) under truncated Poisson sampling, (steps_per_epoch, num_selected, 2
+    for fixed bins or else 1) under allocation, and (steps_per_epoch,) of shuffled batches.
     """
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
@@ -192,8 +204,8 @@ def ledger_from_state(state: LedgerState) -> Ledger:
         assert state.sizes is not None
         most, batch = (int(size) for size in state.sizes)
         return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), most, batch) for s, p, t in rows if int(t)])
-    if kind.sampling == ALLOCATION:
-        return Ledger(_allocation_events(state, kind))
+    if kind.sampling in (ALLOCATION, SHUFFLED):
+        return Ledger(_events_of_epochs(state, kind))
     events = [Event(float(s), float(p), int(t), **kind._asdict()) for s, p, t in rows if int(t)]
     if events and float(state.extra_delta):
         # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
@@ -201,30 +213,31 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     return Ledger(events)
 
 
-def _allocation_events(state: LedgerState, kind: _Kind) -> list[AllocationEvent]:
+def _events_of_epochs(state: LedgerState, kind: _Kind) -> list[AllocationEvent | ShuffledEvent]:
     """The steps so far as whole epochs, of which the last may lack some."""
     assert state.sizes is not None
-    steps_per_epoch, num_selected, fixed = (int(size) for size in state.sizes)
+    steps_per_epoch, *others = (int(size) for size in state.sizes)
     noise = [float(s) for s, t in zip(state.noise_multiplier, state.num_steps, strict=True) if int(t)]
     num_steps = sum(int(t) for t in state.num_steps)
     if not noise:
         return []
     if len(noise) > 1:
-        raise ValueError(f"allocation is accounted for with one noise multiplier, got steps with {len(noise)} of them")
+        scheme = "allocation is" if kind.sampling == ALLOCATION else "shuffled batches are"
+        raise ValueError(f"{scheme} accounted for with one noise multiplier, got steps with {len(noise)} of them")
     num_epochs = -(-num_steps // steps_per_epoch)
-    return [
-        AllocationEvent(
-            noise[0],
-            steps_per_epoch,
-            num_epochs,
-            num_selected,
-            "fixed" if fixed == 2 else "fresh",
-            kind.neighboring_relation,
-            float(state.extra_delta),
-            kind.announced,
-            num_epochs * steps_per_epoch - num_steps,
-        )
-    ]
+    numbers = {
+        "noise_multiplier": noise[0],
+        "steps_per_epoch": steps_per_epoch,
+        "num_epochs": num_epochs,
+        "neighboring_relation": kind.neighboring_relation,
+        "overflow": float(state.extra_delta),
+        "missing_steps": num_epochs * steps_per_epoch - num_steps,
+    }
+    if kind.sampling == SHUFFLED:
+        return [ShuffledEvent(**numbers)]
+    num_selected, fixed = others
+    bins = "fixed" if fixed == 2 else "fresh"
+    return [AllocationEvent(**numbers, num_selected=num_selected, bins=bins, announced=kind.announced)]
 
 
 _CALLING_ONCE = {

@@ -28,9 +28,7 @@ def lowest_rows_of(word: Array, more: Callable[[], Array], num: Array) -> Array:
     at_rank, num_before = order_statistic(word, jnp.ones(word.shape, bool), num - 1)
     before, tied = word < at_rank, word == at_rank
     left = num - num_before
-    among = jax.lax.cond(
-        tied.sum(dtype=jnp.int32) == left, lambda: tied, lambda: lowest_rows(more(), tied, left)
-    )  # fmt: skip
+    among = jax.lax.cond(tied.sum(dtype=jnp.int32) == left, lambda: tied, lambda: lowest_rows(more(), tied, left))
     return before | among
 
 

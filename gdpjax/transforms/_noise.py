@@ -359,7 +359,8 @@ def privatize(
       announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
         `Event`.
       sizes: with ``sampling="truncated_poisson"`` (max_examples, capacity) as in `TruncatedPoissonEvent`; with
-        ``sampling="allocation"`` (steps_per_epoch, num_selected, 2 for fixed bins or else 1) as in `AllocationEvent`.
+        ``sampling="allocation"`` (steps_per_epoch, num_selected, 2 for fixed bins or else 1) as in `AllocationEvent`;
+        with ``sampling="shuffled"`` (steps_per_epoch,) as in `ShuffledEvent`.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
