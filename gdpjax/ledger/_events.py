@@ -33,6 +33,8 @@ def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | 
     Raises:
       ValueError: unknown sampling, or a pair without a proved bound.
     """
+    if isinstance(sampling, str) and sampling in _SCHEMES:
+        raise ValueError(f'sampling="{sampling}" has an event of its own, gdpjax.ledger.{_EVENTS_OF_SCHEMES[sampling]}')
     check_choice("sampling", sampling, _RELATIONS)
     if neighboring_relation is None:
         return _RELATIONS[sampling][0]
@@ -145,6 +147,13 @@ _SCHEMES = {
         NeighboringRelation.ADD_OR_REMOVE_ONE,
         NeighboringRelation.REPLACE_ONE,
     ),
+}
+
+
+_EVENTS_OF_SCHEMES = {
+    TRUNCATED_POISSON: "TruncatedPoissonEvent",
+    ALLOCATION: "AllocationEvent",
+    SHUFFLED: "ShuffledEvent",
 }
 
 
