@@ -293,6 +293,10 @@ class ShuffledCurve(_LedgerCurve):
         self.below = _curve_of_ledger(_shuffled.from_below(run))
         self.sums = _shuffled.largest_sums(run)
 
+    def reported_mu(self, failure: float = FAILURE) -> Bounds:
+        """The bracket of `mu`: what lies between its ends is not known, and no narrower one is."""
+        return self.mu(failure)
+
     def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
         below, above = (getattr(curve, question)(at) for curve in (self.below, self.above))
         if question == "tradeoff":

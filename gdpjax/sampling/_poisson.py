@@ -69,6 +69,7 @@ def poisson_sample(
     Raises:
       ValueError: values out of range. Traced ones give a ``count`` that never fits.
 
+    >>> import jax
     >>> sample = poisson_sample(jax.random.key(0), 1000, 0.1, 160)
     >>> int(sample.count) == int((~sample.is_padding).sum())
     True
