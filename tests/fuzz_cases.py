@@ -196,6 +196,7 @@ def cases() -> dict[str, Case]:
         "ApproximateDPEvent": (ledger.ApproximateDPEvent, (1.0, 1e-5, 2), {}),
         "GaussianEvent": (ledger.GaussianEvent, (1.0, 2), {}),
         "LaplaceEvent": (ledger.LaplaceEvent, (1.0, 2), {}),
+        "ShuffledEvent": (ledger.ShuffledEvent, (1.0, 10, 3), {"overflow": 1e-9, "missing_steps": 1}),
         "TruncatedPoissonEvent": (ledger.TruncatedPoissonEvent, (1.0, 0.1, 3, 20, 4), {}),
         "RandomizedResponseEvent": (ledger.RandomizedResponseEvent, (1.0, 3, 2), {}),
         "Ledger": (gdpjax.Ledger, ([event],), {}),
@@ -355,6 +356,12 @@ def cases() -> dict[str, Case]:
         "allocation_sample": (
             sampling.allocation_sample, (KEY, 5, 20, 4, 16), {"num_selected": 2, "num_valid": 10}
         ),
+        "ShuffledBatches": (
+            _first(sampling.ShuffledBatches), (KEY, 20, 3), {"num_epochs": 2, "num_valid": 10}
+        ),
+        "ShuffledBatches[]": (sampling.ShuffledBatches(KEY, 20, 3, num_epochs=2).__getitem__, (1,), {}),
+        "shuffled_error": (sampling.shuffled_error, (20, 2), {}),
+        "shuffled_sample": (sampling.shuffled_sample, (KEY, 5, 20, 3), {"num_valid": 10}),
         "TruncatedPoissonBatches": (
             _first(sampling.TruncatedPoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "capacity": 4, "num_valid": 10}
         ),

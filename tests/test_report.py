@@ -9,7 +9,7 @@ import pytest
 import gdpjax
 from gdpjax import Event, Ledger, accounting, report
 from gdpjax.cli import main
-from gdpjax.ledger import AllocationEvent, LaplaceEvent
+from gdpjax.ledger import AllocationEvent, LaplaceEvent, ShuffledEvent
 from gdpjax.tradeoff import Laplace, compose
 
 RUN = 2.0, 0.02, 50
@@ -192,3 +192,9 @@ def test_random_allocation_in_words():
     assert "30 steps, announced overflow 1e-09" in text
     bare = " ".join(str(report(AllocationEvent(0.0, 10))).split())
     assert "adds no noise at all" in bare
+
+
+def test_shuffled_batches_in_words():
+    text = " ".join(str(report(ShuffledEvent(2.0, 10, 3, overflow=1e-28))).split())
+    assert "on shuffled batches: each example in one step of the 10 of an epoch: noise multiplier 2, 30 steps" in text
+    assert "permutations uniform but for 1e-28; the upper ends are those without amplification by sampling" in text

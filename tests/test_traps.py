@@ -662,6 +662,24 @@ TRAPS = {
         ),
         "a new sampling key on resuming: the first of these fails",
     ),
+    70: Trap(
+        "Shuffled batches are accounted for as Poisson batches or random allocation: what is released about the others "
+        "tells where the target is.",
+        (
+            "tests/accounting/test_shuffled.py::test_allocation_or_poisson_accounting_would_be_wrong",
+            "tests/accounting/test_shuffled.py::test_no_data_set_is_above_the_upper_end",
+            "tests/auditing/test_shuffled_epoch.py::test_shuffled_batches_accounted_as_something_else_are_refuted",
+        ),
+        "the curves of both in place of the one without amplification: asserted in these",
+    ),
+    71: Trap(
+        "A run on shuffled batches that goes on with another permutation shows an example twice in an epoch.",
+        (
+            "tests/training/test_shuffled.py::test_on_another_machine_no_example_takes_part_twice_in_an_epoch",
+            "tests/training/test_shuffled.py::test_with_rows_that_moved_it_does_not_go_on",
+        ),
+        "a new sampling key on resuming: the first of these fails",
+    ),
 }
 
 

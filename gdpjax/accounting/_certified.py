@@ -12,7 +12,7 @@ import numpy as np
 
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting import _lost_mass, _numeric, _shuffled, _truncated
 from gdpjax.accounting._allocated import has_allocation
 from gdpjax.accounting._ledgers import describe
 from gdpjax.accounting._numeric import Family
@@ -132,6 +132,8 @@ def epsilon_estimate(
     group_size = checked_group_size(group_size)
     if _check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
         check_options(noise_multiplier, sampling, neighboring_relation)  # pyright: ignore[reportArgumentType]
+        if _shuffled.has_shuffled(noise_multiplier):  # pyright: ignore[reportArgumentType]
+            raise ValueError("shuffled batches have a wide bracket and no estimate in it: use epsilon_bounds")
         if has_allocation(noise_multiplier):  # pyright: ignore[reportArgumentType]
             raise ValueError("random allocation has a certified bracket and no estimate beside it: use epsilon_bounds")
         if _truncated.has_truncated(noise_multiplier):  # pyright: ignore[reportArgumentType]

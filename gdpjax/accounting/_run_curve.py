@@ -18,7 +18,8 @@ Other pairs are refused.
 """
 
 import abc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,12 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric, _truncated
+from gdpjax.accounting import _lost_mass, _numeric, _shuffled, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
 from gdpjax.accounting._ledgers import Described, describe, largest_group, padded_length
 from gdpjax.accounting._lost_mass import Lost
 from gdpjax.accounting._numeric import Family
-from gdpjax.ledger import AnyEvent, Event, Ledger, resolve_relation
+from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
 from gdpjax.tradeoff import CertifiedCurve
 
 LARGEST_GROUP = 64
@@ -258,6 +259,51 @@ class AllocationCurve(_LedgerCurve):
         return self.run.answer(question, at)
 
 
+class GaussianCurve(_LedgerCurve):
+    """The curve of the Gaussian mechanism that is worse than a run of nothing but shuffled batches.
+
+    Attributes:
+        events: the shuffled batches.
+    """
+
+    def __init__(self, events: Sequence[ShuffledEvent]) -> None:
+        self.events = events
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        return _shuffled.gaussian(self.events, question, at)
+
+
+class ShuffledCurve(_LedgerCurve):
+    """The certified curve of a Ledger with shuffled batches: between those of Ledgers without.
+
+    Attributes:
+        above, below: the curves of runs that reveal at least and at most as much.
+        sums: what the largest noisy sums of the epochs prove beside ``below``, or None.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent) -> None:
+        alone = _shuffled.only_shuffled(run)
+        if alone:
+            overflow = min(math.fsum(event.overflow for event in alone), 1.0)
+            self.above = with_lost_mass(GaussianCurve(alone), Lost(0.0, overflow))
+        else:
+            self.above = _curve_of_ledger(_shuffled.from_above(run))
+        self.below = _curve_of_ledger(_shuffled.from_below(run))
+        self.sums = _shuffled.largest_sums(run)
+
+    def reported_mu(self, failure: float = FAILURE) -> Bounds:
+        """The bracket of `mu`: what lies between its ends is not known, and no narrower one is."""
+        return self.mu(failure)
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        below, above = (getattr(curve, question)(at) for curve in (self.below, self.above))
+        if question == "tradeoff":
+            upper = _shuffled.bounded_from_below(question, at, below.upper, self.sums)
+            return Bounds(np.minimum(above.lower, upper), upper)
+        lower = _shuffled.bounded_from_below(question, at, below.lower, self.sums)
+        return Bounds(np.minimum(lower, above.upper), above.upper)
+
+
 def refuse_groups(sampling: str, group_size: int) -> None:
     if group_size > 1:
         raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
@@ -290,7 +336,7 @@ def _is_zero(noise_multiplier: Any) -> bool:
 
 def check_concrete(name: str, value: Any, domain: Domain) -> None:
     if is_traced(value):
-        kind = "a Ledger with overflow, truncated batches, allocation or delta"
+        kind = "a Ledger with overflow, truncated or shuffled batches, allocation or delta"
         raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
     check(name, value, domain)
 
@@ -308,6 +354,9 @@ def of_description(described: Described) -> CertifiedCurve:
 
 def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1) -> CertifiedCurve:
     """The curve of a Ledger or event, by the schemes that are in it."""
+    if _shuffled.has_shuffled(run):
+        refuse_groups("shuffled", group_size)
+        return ShuffledCurve(run)
     if has_allocation(run):
         refuse_groups("allocation", group_size)
         allocated = Allocated(run)

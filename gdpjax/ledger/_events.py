@@ -33,6 +33,8 @@ def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | 
     Raises:
       ValueError: unknown sampling, or a pair without a proved bound.
     """
+    if isinstance(sampling, str) and sampling in _SCHEMES:
+        raise ValueError(f'sampling="{sampling}" has an event of its own, gdpjax.ledger.{_EVENTS_OF_SCHEMES[sampling]}')
     check_choice("sampling", sampling, _RELATIONS)
     if neighboring_relation is None:
         return _RELATIONS[sampling][0]
@@ -136,9 +138,22 @@ class Event:
 
 TRUNCATED_POISSON = "truncated_poisson"
 ALLOCATION = "allocation"
+SHUFFLED = "shuffled"
 _SCHEMES = {
     TRUNCATED_POISSON: (NeighboringRelation.ADD_OR_REMOVE_ONE,),
     ALLOCATION: (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
+    SHUFFLED: (
+        NeighboringRelation.REPLACE_SPECIAL,
+        NeighboringRelation.ADD_OR_REMOVE_ONE,
+        NeighboringRelation.REPLACE_ONE,
+    ),
+}
+
+
+_EVENTS_OF_SCHEMES = {
+    TRUNCATED_POISSON: "TruncatedPoissonEvent",
+    ALLOCATION: "AllocationEvent",
+    SHUFFLED: "ShuffledEvent",
 }
 
 
@@ -242,17 +257,73 @@ class AllocationEvent:
             raise ValueError(
                 f"num_selected must be at most steps_per_epoch={self.steps_per_epoch}, got {self.num_selected}"
             )
-        if self.missing_steps != int(self.missing_steps) or self.missing_steps >= self.steps_per_epoch:
-            raise ValueError(
-                f"missing_steps must be a whole number below steps_per_epoch={self.steps_per_epoch}, got "
-                f"{self.missing_steps}"
-            )
-        object.__setattr__(self, "missing_steps", int(self.missing_steps))
+        _set_missing_steps(self)
 
     @property
     def num_steps(self) -> int:
         """How many steps were made."""
         return self.num_epochs * self.steps_per_epoch - self.missing_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledEvent:
+    """Epochs of noisy sums over shuffled batches: every example takes part in exactly one step of each epoch.
+
+    In each epoch the examples are permuted and cut into ``steps_per_epoch`` batches, whose sizes are fixed and differ
+    by one at most (`gdpjax.sampling.shuffled_sample`). What is known of the privacy of such a run is a wide bracket,
+    which holds for any permutations: shuffled anew, shuffled once, or not at all.
+
+    Args:
+      noise_multiplier: stddev of the noise over the sensitivity under ``neighboring_relation``, >= 0: the clip norm,
+        or twice that under REPLACE_ONE.
+      steps_per_epoch: number t of steps in an epoch, a whole number >= 1.
+      num_epochs: number of epochs that were begun, a whole number >= 1.
+      neighboring_relation: REPLACE_SPECIAL (default), REPLACE_ONE, or ADD_OR_REMOVE_ONE where the data are padded to a
+        public number of rows that are shuffled together. Of data that are not padded an example more or less changes
+        the sizes of batches, or who else is in them; nothing is known then.
+      overflow: probability in [0, 1), over all the epochs, that the bits of a permutation do not treat all rows alike
+        (`gdpjax.sampling.shuffled_error`). It is for neighbours that also differ in the order of their rows; the upper
+        end pays for it. 0 where every other example keeps its row.
+      missing_steps: how many steps at the end of the last epoch were not made, from 0 to t - 1.
+
+    Raises:
+      ValueError: a value out of range.
+
+    Reference: arXiv:2403.17673 and arXiv:2411.04205 (lower bounds); both ends are derived in docs/theory/shuffling.md.
+
+    >>> ShuffledEvent(1.0, steps_per_epoch=100, num_epochs=5).num_steps
+    500
+    """
+
+    noise_multiplier: float
+    steps_per_epoch: int
+    num_epochs: int = 1
+    neighboring_relation: NeighboringRelation | None = None
+    overflow: float = 0.0
+    missing_steps: int = 0
+    sampling: ClassVar[str] = SHUFFLED
+
+    def __post_init__(self) -> None:
+        counts = dict.fromkeys(("steps_per_epoch", "num_epochs"), COUNT)
+        _set_numbers(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
+        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
+        object.__setattr__(self, "neighboring_relation", relation)
+        _set_missing_steps(self)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were made."""
+        return self.num_epochs * self.steps_per_epoch - self.missing_steps
+
+
+def _set_missing_steps(event: AllocationEvent | ShuffledEvent) -> None:
+    """Check that the last epoch was begun."""
+    if event.missing_steps != int(event.missing_steps) or event.missing_steps >= event.steps_per_epoch:
+        raise ValueError(
+            f"missing_steps must be a whole number below steps_per_epoch={event.steps_per_epoch}, got "
+            f"{event.missing_steps}"
+        )
+    object.__setattr__(event, "missing_steps", int(event.missing_steps))
 
 
 class _WholeDataEvent:
@@ -362,6 +433,7 @@ AnyEvent = (
     Event
     | TruncatedPoissonEvent
     | AllocationEvent
+    | ShuffledEvent
     | GaussianEvent
     | LaplaceEvent
     | RandomizedResponseEvent
@@ -371,6 +443,7 @@ EVENT_TYPES = {
     "subsampled_gaussian": Event,
     "truncated_poisson": TruncatedPoissonEvent,
     "allocation": AllocationEvent,
+    "shuffled": ShuffledEvent,
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,

@@ -15,6 +15,7 @@ from gdpjax.ledger._events import (
     Event,
     GaussianEvent,
     LaplaceEvent,
+    ShuffledEvent,
     TruncatedPoissonEvent,
 )
 
@@ -42,7 +43,7 @@ def _refuse_unusual(event: AnyEvent, form: str) -> None:
     ):
         # Elsewhere noise is relative to the sensitivity of adding one example, and doubled for replacing one.
         raise ValueError(f"{form} can express add-or-remove-one neighbours, got {event.neighboring_relation.name}")
-    if isinstance(event, TruncatedPoissonEvent | AllocationEvent):
+    if isinstance(event, TruncatedPoissonEvent | AllocationEvent | ShuffledEvent):
         raise ValueError(f"{form} can express poisson sampling, got {type(event).__name__}")
     if not isinstance(event, Event):
         return

@@ -15,13 +15,14 @@ from gdpjax._core.arguments import check_choice, check_count, check_text
 from gdpjax._core.checks import UNIT, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
-from gdpjax.ledger._events import ALLOCATION, TRUNCATED_POISSON
+from gdpjax.ledger._events import ALLOCATION, SHUFFLED, TRUNCATED_POISSON
 
 _REQUIRED = object()
 
 _FIELDS: dict[str, dict[str, Any]] = {
     TRUNCATED_POISSON: {"max_examples": _REQUIRED, "capacity": _REQUIRED},
     ALLOCATION: {"steps_per_epoch": _REQUIRED, "num_selected": 1, "bins": "fresh"},
+    SHUFFLED: {"steps_per_epoch": _REQUIRED},
 }
 """The fields of each scheme and their defaults, in the order in which a `LedgerState` holds them."""
 
@@ -41,8 +42,8 @@ def check_scheme(
     Args:
       sampling: as in `gdpjax.privatize`.
       scheme: the fields by their names; those with a default may be left out. None where the scheme has no fields.
-      sampling_prob: the probability that a loop samples with, if it is to be checked, too: under allocation it is
-        num_selected / steps_per_epoch. The accountant does not read it there, so a loop that draws its batches with
+      sampling_prob: the probability that a loop samples with, if it is to be checked, too: under allocation and of
+        shuffled batches it is num_selected / steps_per_epoch. The accountant does not read it there, so a loop that draws its batches with
         another one would be accounted for as if it did not.
 
     Returns:
@@ -75,26 +76,28 @@ def check_scheme(
             check_choice(name, value, _WORDS[name])
         else:
             checked[name] = check_count(name, value, most=_MOST)
-    if sampling == ALLOCATION:
-        _check_allocation(checked["num_selected"], checked["steps_per_epoch"], sampling_prob)
+    if sampling in (ALLOCATION, SHUFFLED):
+        _check_participation(sampling, checked.get("num_selected", 1), checked["steps_per_epoch"], sampling_prob)
     return checked
 
 
-def _check_allocation(num_selected: int, steps_per_epoch: int, sampling_prob: Array | None) -> None:
+def _check_participation(
+    sampling: str, num_selected: int, steps_per_epoch: int, sampling_prob: Array | None
+) -> None:
     if num_selected > steps_per_epoch:
         raise ValueError(f"num_selected must be at most steps_per_epoch={steps_per_epoch}, got {num_selected}")
     if sampling_prob is None:
         return
     if is_traced(sampling_prob):
         raise ValueError(
-            "under allocation sampling_prob is num_selected / steps_per_epoch, a number that is known before anything "
-            "is compiled; it was traced: under optax.inject_hyperparams list it in static_args"
+            f"under {sampling} sampling sampling_prob is num_selected / steps_per_epoch, a number that is known before "
+            "anything is compiled; it was traced: under optax.inject_hyperparams list it in static_args"
         )
     check_scalar("sampling_prob", sampling_prob, UNIT)
     expected = num_selected / steps_per_epoch
     if not abs(float(sampling_prob) - expected) <= _RATIO_ERROR * expected:
         raise ValueError(
-            f"under allocation sampling_prob must be num_selected / steps_per_epoch = {num_selected} / "
+            f"under {sampling} sampling sampling_prob must be num_selected / steps_per_epoch = {num_selected} / "
             f"{steps_per_epoch}, got {shown(sampling_prob)}"
         )
 

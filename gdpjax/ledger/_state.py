@@ -27,7 +27,15 @@ from gdpjax._core.arguments import (
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.ledger._events import ALLOCATION, TRUNCATED_POISSON, AllocationEvent, Event, TruncatedPoissonEvent
+from gdpjax.ledger._events import (
+    ALLOCATION,
+    SHUFFLED,
+    TRUNCATED_POISSON,
+    AllocationEvent,
+    Event,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
 from gdpjax.ledger._ledger import Ledger
 from gdpjax.ledger._scheme import check_scheme, numbers_of_scheme, scheme_of_numbers
 
@@ -69,6 +77,9 @@ _KINDS = (
     _Kind(ALLOCATION, _SPECIAL),
     _Kind(ALLOCATION, _ADDED, announced=True),
     _Kind(ALLOCATION, _SPECIAL, announced=True),
+    _Kind(SHUFFLED, _SPECIAL),
+    _Kind(SHUFFLED, _ADDED),
+    _Kind(SHUFFLED, _REPLACED),
 )
 """Saved states hold an index into these: new ones go to the end."""
 
@@ -83,8 +94,8 @@ def init_ledger(
     """An empty ledger of ``capacity`` rows, whose events will be ``announced`` or not where batches may overflow.
 
     ``scheme`` holds what the events say beside noise and sampling probability, by the names of their fields:
-    max_examples and capacity of a `TruncatedPoissonEvent`, or steps_per_epoch, num_selected and bins of an
-    `AllocationEvent`.
+    max_examples and capacity of a `TruncatedPoissonEvent`, steps_per_epoch, num_selected and bins of an
+    `AllocationEvent`, or steps_per_epoch of a `ShuffledEvent`.
     """
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
@@ -183,8 +194,8 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     if kind.sampling == TRUNCATED_POISSON:
         scheme = scheme_of_numbers(kind.sampling, state.scheme)
         return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), **scheme) for s, p, t in rows if int(t)])
-    if kind.sampling == ALLOCATION:
-        return Ledger(_allocation_events(state, kind))
+    if kind.sampling in (ALLOCATION, SHUFFLED):
+        return Ledger(_events_of_epochs(state, kind))
     events = [Event(float(s), float(p), int(t), **kind._asdict()) for s, p, t in rows if int(t)]
     if events and float(state.extra_delta):
         # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
@@ -192,7 +203,7 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     return Ledger(events)
 
 
-def _allocation_events(state: LedgerState, kind: _Kind) -> list[AllocationEvent]:
+def _events_of_epochs(state: LedgerState, kind: _Kind) -> list[AllocationEvent | ShuffledEvent]:
     """The steps so far as whole epochs, of which the last may lack some."""
     scheme = scheme_of_numbers(kind.sampling, state.scheme)
     steps_per_epoch = scheme["steps_per_epoch"]
@@ -201,19 +212,20 @@ def _allocation_events(state: LedgerState, kind: _Kind) -> list[AllocationEvent]
     if not noise:
         return []
     if len(noise) > 1:
-        raise ValueError(f"allocation is accounted for with one noise multiplier, got steps with {len(noise)} of them")
+        who = "allocation is" if kind.sampling == ALLOCATION else "shuffled batches are"
+        raise ValueError(f"{who} accounted for with one noise multiplier, got steps with {len(noise)} of them")
     num_epochs = -(-num_steps // steps_per_epoch)
-    return [
-        AllocationEvent(
-            noise[0],
-            num_epochs=num_epochs,
-            neighboring_relation=kind.neighboring_relation,
-            overflow=float(state.extra_delta),
-            announced=kind.announced,
-            missing_steps=num_epochs * steps_per_epoch - num_steps,
-            **scheme,
-        )
-    ]
+    numbers = {
+        "noise_multiplier": noise[0],
+        "num_epochs": num_epochs,
+        "neighboring_relation": kind.neighboring_relation,
+        "overflow": float(state.extra_delta),
+        "missing_steps": num_epochs * steps_per_epoch - num_steps,
+        **scheme,
+    }
+    if kind.sampling == SHUFFLED:
+        return [ShuffledEvent(**numbers)]
+    return [AllocationEvent(**numbers, announced=kind.announced)]
 
 
 _CALLING_ONCE = {

@@ -10,7 +10,7 @@ from gdpjax._core.documents import parse_document, read_bytes
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting import certified
-from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, TruncatedPoissonEvent
+from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, ShuffledEvent, TruncatedPoissonEvent
 from gdpjax.tradeoff import CertifiedCurve
 from gdpjax.training import Plan
 
@@ -98,7 +98,7 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     (only,) = events if len(events) == 1 else (None,)
     event = only if isinstance(only, Event) and only.noise_multiplier > 0 else None
     bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
-    bare = bare or any(isinstance(e, AllocationEvent) and e.noise_multiplier == 0 for e in events)
+    bare = bare or any(isinstance(e, AllocationEvent | ShuffledEvent) and e.noise_multiplier == 0 for e in events)
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     return Described(name, scheme or "nothing is released", neighbours, certified(run), event, reason)
 
@@ -116,6 +116,13 @@ def _words(event: AnyEvent) -> str:
         return (
             f"Gaussian steps by random allocation: each example in {steps} of the {event.steps_per_epoch} of an epoch, "
             f"{when}: noise multiplier {event.noise_multiplier:.6g}, {event.num_steps} steps{_lost(event)}"
+        )
+    if isinstance(event, ShuffledEvent):
+        unsure = f", permutations uniform but for {event.overflow:.2g}" if event.overflow else ""
+        return (
+            f"Gaussian steps on shuffled batches: each example in one step of the {event.steps_per_epoch} of an epoch: "
+            f"noise multiplier {event.noise_multiplier:.6g}, {event.num_steps} steps{unsure}; the upper ends are those "
+            "without amplification by sampling"
         )
     if not isinstance(event, Event):
         kind = type(event).__name__.removesuffix("Event")

@@ -6,17 +6,19 @@ from gdpjax.sampling._batches import (
     BatchOverflowError,
     IndexBatch,
     PoissonBatches,
+    ShuffledBatches,
     TruncatedPoissonBatches,
     UniformBatches,
     poisson_batches,
 )
+from gdpjax.sampling._padding import PoissonSample
 from gdpjax.sampling._poisson import (
-    PoissonSample,
     choose_capacity,
     dyadic_probability,
     overflow_probability,
     poisson_sample,
 )
+from gdpjax.sampling._shuffled import shuffled_error, shuffled_sample
 from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
@@ -26,6 +28,7 @@ __all__ = [
     "IndexBatch",
     "PoissonBatches",
     "PoissonSample",
+    "ShuffledBatches",
     "TruncatedPoissonBatches",
     "UniformBatches",
     "allocation_error",
@@ -36,6 +39,8 @@ __all__ = [
     "overflow_probability",
     "poisson_batches",
     "poisson_sample",
+    "shuffled_error",
+    "shuffled_sample",
     "truncated_poisson_sample",
     "uniform_sample",
     "uniform_sampling_error",

@@ -19,7 +19,8 @@ from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.checks import WHOLE, check_scalar
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._poisson import PoissonSample, first_positions, overflow_probability, rows_up_to
+from gdpjax.sampling._padding import PoissonSample, checked_rows, padded, real_rows
+from gdpjax.sampling._poisson import overflow_probability
 
 _LONGEST_BLOCK = 2**16
 _NUM_WORDS = 4
@@ -61,9 +62,7 @@ def allocation_sample(
     """
     num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
     steps_per_epoch, num_selected = _checked(steps_per_epoch, num_selected, bins)
-    rows = rows_up_to(num_examples)
-    if num_valid is not None:
-        check_scalar("num_valid", num_valid, rows)
+    rows = checked_rows(num_examples, num_valid)
     check_scalar("step", step, WHOLE)
     valid = jnp.asarray(WHOLE.contains(step))
     step = jnp.where(valid, jnp.asarray(step), 0).astype(jnp.int32)
@@ -80,13 +79,8 @@ def allocation_sample(
 
     words = bits(fold_in(key, number), (_NUM_WORDS, num_examples))
     included = _modulo(words, length.astype(jnp.uint32)) == place.astype(jnp.uint32)
-    if num_valid is not None:
-        included &= jnp.arange(num_examples) < num_valid
-        valid &= rows.contains(num_valid)
-    count = jnp.where(valid, included.sum(dtype=jnp.int32), jnp.iinfo(jnp.int32).max)
-    is_padding = (jnp.arange(capacity) >= count) | (count > capacity)
-    indices = jnp.where(is_padding, 0, first_positions(included, capacity))
-    return PoissonSample(indices, is_padding, count)
+    included, counted = real_rows(included, num_valid, rows)
+    return padded(included, capacity, valid & counted)
 
 
 def _modulo(words: Array, length: Array) -> Array:

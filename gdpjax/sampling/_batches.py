@@ -4,11 +4,11 @@ Nothing is carried from step to step, so an iterator starts anywhere, a restarte
 interrupted one would have drawn, and workers that load data in parallel need only the step. The batch of step t is the
 one of the device functions with the key ``jax.random.fold_in(key, t)``.
 
-`PoissonBatches`, `TruncatedPoissonBatches` and `UniformBatches` have ``__len__`` (the number of steps) and
-``__getitem__`` and can be pickled: all that grain.MapDataset.source asks for. As ``sampler=`` with ``batch_size=None``
-they serve a torch.utils.data.DataLoader whose data set is indexed by whole batches. Do not shuffle, repeat or filter
-them: every step is to be used once, and the same step twice would be one batch accounted as two. Where several hosts
-load data, each takes its share of the rows of every batch, never every other step.
+The classes of batches have ``__len__`` (the number of steps) and ``__getitem__`` and can be pickled: all that
+grain.MapDataset.source asks for. As ``sampler=`` with ``batch_size=None`` they serve a torch.utils.data.DataLoader
+whose data set is indexed by whole batches. Do not shuffle, repeat or filter them: every step is to be used once, and
+the same step twice would be one batch accounted as two. Where several hosts load data, each takes its share of the rows
+of every batch, never every other step.
 
 Bits are drawn on the CPU where JAX has one, so as not to wait behind the step that the accelerator is at. Worker
 processes that must not touch the accelerator need JAX_PLATFORMS=cpu in their environment.
@@ -30,13 +30,14 @@ from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.sampling._allocation import allocation_overflow, allocation_sample
+from gdpjax.sampling._padding import PoissonSample
 from gdpjax.sampling._poisson import (
-    PoissonSample,
     choose_capacity,
     dyadic_probability,
     overflow_probability,
     poisson_sample,
 )
+from gdpjax.sampling._shuffled import checked_sizes, shuffled_error, shuffled_sample
 from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
@@ -106,7 +107,7 @@ class _Batches(abc.ABC):
         if is_traced(step):
             raise ValueError(
                 f"{type(self).__name__} draws batches on the host, where the step is a number, got {shown(step)}: in "
-                f"compiled code call gdpjax.sampling.{self._on_device} with jax.random.fold_in(key, step)"
+                f"compiled code call gdpjax.sampling.{self._on_device}"
             )
         try:
             if isinstance(step, bool | np.bool_):
@@ -153,7 +154,7 @@ class PoissonBatches(_Batches):
     (50, True, True)
     """
 
-    _on_device = "poisson_sample"
+    _on_device = "poisson_sample with jax.random.fold_in(key, step)"
 
     def __init__(
         self, key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int | None = None,
@@ -218,7 +219,7 @@ class AllocationBatches(_Batches):
     (30, (200,), True)
     """
 
-    _on_device = "allocation_sample"
+    _on_device = "allocation_sample with the key and the step"
 
     def __init__(
         self, key: Array, num_examples: int, steps_per_epoch: int, *, num_epochs: int, capacity: int,
@@ -254,6 +255,54 @@ class AllocationBatches(_Batches):
         )
 
 
+class ShuffledBatches(_Batches):
+    """The batches of shuffled epochs, by step: each row in exactly one step of an epoch, in a new order in each.
+
+    ``batches[t]`` has the rows of ``shuffled_sample(key, t, num_examples, steps_per_epoch)``.
+
+    Args:
+      key: one PRNG key, used for nothing else.
+      num_examples: N >= 1; the public maximum where the true number is private.
+      steps_per_epoch: number t of batches in an epoch, from 1 to num_examples.
+      num_epochs: length of the run in epochs, a whole number >= 1.
+      num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
+
+    Attributes:
+      capacity: slots of a batch, ceil(N / t); batches have ceil(N / t) or floor(N / t) rows.
+      overflow: for the `gdpjax.ledger.ShuffledEvent`, `shuffled_error` of the run.
+
+    Raises:
+      ValueError: values out of range.
+
+    >>> batches = ShuffledBatches(jax.random.key(0), 10, 3, num_epochs=2)
+    >>> len(batches), sorted(int(row) for t in range(3) for row in batches[t].indices[~batches[t].is_padding])
+    (6, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+
+    _on_device = "shuffled_sample with the key and the step"
+
+    def __init__(
+        self, key: Array, num_examples: int, steps_per_epoch: int, *, num_epochs: int, num_valid: int | None = None
+    ) -> None:
+        num_examples, self.steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
+        num_epochs = int(check_count("num_epochs", num_epochs))
+        super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs)
+        self.capacity = -(-num_examples // self.steps_per_epoch)
+        self.overflow = shuffled_error(num_examples, num_epochs)
+        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+
+    def _batch(self, step: int) -> IndexBatch:
+        sizes = self.num_examples, self.steps_per_epoch
+        sample = _shuffled_at(self._key_data, step, self._num_valid, self._impl, *sizes)
+        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
+
+    def __repr__(self) -> str:
+        return (
+            f"ShuffledBatches(num_examples={self.num_examples}, steps_per_epoch={self.steps_per_epoch}, "
+            f"num_steps={self.num_steps})"
+        )
+
+
 class TruncatedPoissonBatches(_Batches):
     """The truncated Poisson batches of a run, by step, padded to ``capacity`` rows.
 
@@ -275,7 +324,7 @@ class TruncatedPoissonBatches(_Batches):
     ((80,), np.False_)
     """
 
-    _on_device = "truncated_poisson_sample"
+    _on_device = "truncated_poisson_sample with jax.random.fold_in(key, step)"
 
     def __init__(
         self, key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int,
@@ -319,7 +368,7 @@ class UniformBatches(_Batches):
     ((8,), np.False_, 0.008)
     """
 
-    _on_device = "uniform_sample"
+    _on_device = "uniform_sample with jax.random.fold_in(key, step)"
 
     def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
         batch_size, num_examples = check_count("batch_size", batch_size), check_count("num_examples", num_examples)
@@ -393,6 +442,14 @@ def _allocation_at(
     return allocation_sample(
         key, step, num_examples, steps_per_epoch, capacity, num_selected=num_selected, bins=bins, num_valid=num_valid
     )
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def _shuffled_at(
+    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, steps_per_epoch: int
+) -> PoissonSample:
+    key = jax.random.wrap_key_data(key_data, impl=impl)
+    return shuffled_sample(key, step, num_examples, steps_per_epoch, num_valid=num_valid)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

@@ -16,32 +16,17 @@ bits of row i are a function of (key, i): neither ``num_valid`` nor, with JAX's 
 the same others. tau for the public maximum covers every smaller number, as P(Bin(n, p) >= capacity) grows with n.
 """
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
 from gdpjax._core.arguments import check_count, check_number
-from gdpjax._core.checks import OPEN_UNIT, UNIT, Domain, check_scalar, is_traced
+from gdpjax._core.checks import OPEN_UNIT, UNIT, check_scalar, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.types import Array
+from gdpjax.sampling._padding import PoissonSample, checked_rows, padded, real_rows
 
-_WORD = 32
 _MOST = 2**53 - 1
-
-
-class PoissonSample(NamedTuple):
-    """One batch: which rows, which of them are padding, and how many examples were drawn (private).
-
-    ``count > indices.shape[0]`` means that the batch did not fit. Then every row is padding, so that a step on it adds
-    noise to nothing; that is the failure whose probability `overflow_probability` bounds and a ledger must hold.
-    """
-
-    indices: Array  # int32[capacity], padding rows 0
-    is_padding: Array  # bool[capacity]
-    count: Array  # int32
 
 
 def dyadic_probability(sampling_prob: float) -> float:
@@ -84,32 +69,17 @@ def poisson_sample(
     Raises:
       ValueError: values out of range. Traced ones give a ``count`` that never fits.
 
+    >>> import jax
     >>> sample = poisson_sample(jax.random.key(0), 1000, 0.1, 160)
     >>> int(sample.count) == int((~sample.is_padding).sum())
     True
     """
     num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
     check_scalar("sampling_prob", sampling_prob, UNIT)
-    rows = rows_up_to(num_examples)
-    if num_valid is not None:
-        check_scalar("num_valid", num_valid, rows)
+    rows = checked_rows(num_examples, num_valid)
     prob = sampling_prob if is_traced(sampling_prob) else dyadic_probability(sampling_prob)
-    included = included_rows(key, num_examples, prob)
-    valid = UNIT.contains(prob)
-    if num_valid is not None:
-        included &= jnp.arange(num_examples) < num_valid
-        valid &= rows.contains(num_valid)
-    # A count has no NaN: an invalid traced number shows as a batch that never fits.
-    count = jnp.where(valid, included.sum(dtype=jnp.int32), jnp.iinfo(jnp.int32).max)
-    # A batch that does not fit is padding throughout: the part that would fit is not the batch that is accounted for.
-    is_padding = (jnp.arange(capacity) >= count) | (count > capacity)
-    indices = jnp.where(is_padding, 0, first_positions(included, capacity))
-    return PoissonSample(indices, is_padding, count)
-
-
-def rows_up_to(num_examples: int) -> Domain:
-    text = f"a whole number from 0 to num_examples={num_examples}"
-    return Domain(text, lambda n: (n >= 0) & (n <= num_examples) & (n == n // 1))
+    included, valid = real_rows(included_rows(key, num_examples, prob), num_valid, rows)
+    return padded(included, capacity, valid & UNIT.contains(prob))
 
 
 def included_rows(key: Array, num_examples: int, sampling_prob: Array) -> Array:
@@ -119,39 +89,6 @@ def included_rows(key: Array, num_examples: int, sampling_prob: Array) -> Array:
     threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
     everything = threshold >= 2.0**32
     return everything | (words < jnp.where(everything, 0, threshold).astype(jnp.uint32))
-
-
-def first_positions(included: Array, size: int) -> Array:
-    """int32[size]: where ``included`` is true, ascending; zeros where no more is.
-
-    As ``jnp.nonzero(included, size=size, fill_value=0)``, which on a CPU takes fifteen times as long, more than all the
-    rest of a small model's step: it counts and scatters row by row. Here only words of 32 rows are, and the place
-    within a word is found by halving.
-    """
-    num_words = -(-included.shape[0] // _WORD)
-    rows = jnp.pad(included, (0, num_words * _WORD - included.shape[0])).reshape(num_words, _WORD)
-    words = (rows.astype(jnp.uint32) << jnp.arange(_WORD, dtype=jnp.uint32)).sum(axis=1, dtype=jnp.uint32)
-    counts = jax.lax.population_count(words).astype(jnp.int32)
-    ends = jnp.cumsum(counts)
-    starts = ends - counts
-    # The word of a slot is the last that starts at or before it; of those that start together only one is not empty.
-    first = jnp.where(counts > 0, starts, size)
-    word = jnp.zeros(size, jnp.int32).at[first].set(jnp.arange(num_words, dtype=jnp.int32), mode="drop")
-    word = jax.lax.cummax(word)
-    slots = jnp.arange(size, dtype=jnp.int32)
-    return jnp.where(slots < ends[-1], word * _WORD + _bit_of_rank(words[word], slots - starts[word]), 0)
-
-
-def _bit_of_rank(words: Array, rank: Array) -> Array:
-    """Which bit, from the lowest, is the one with ``rank`` set bits below it."""
-    place = jnp.zeros_like(rank)
-    for half in (16, 8, 4, 2, 1):
-        below = jax.lax.population_count(words & jnp.uint32((1 << half) - 1)).astype(rank.dtype)
-        above = rank >= below
-        rank = jnp.where(above, rank - below, rank)
-        place = jnp.where(above, place + half, place)
-        words = jnp.where(above, words >> half, words)
-    return place
 
 
 def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int, capacity: int) -> float:

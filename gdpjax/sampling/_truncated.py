@@ -16,14 +16,9 @@ from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import UNIT, check_scalar, is_traced
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._poisson import (
-    PoissonSample,
-    dyadic_probability,
-    first_positions,
-    included_rows,
-    rows_up_to,
-)
-from gdpjax.sampling._uniform import order_statistic
+from gdpjax.sampling._padding import PoissonSample, checked_rows, padded, real_rows
+from gdpjax.sampling._poisson import dyadic_probability, included_rows
+from gdpjax.sampling._ranks import lowest_rows
 
 _NUM_WORDS = 4
 _OF_SUBSETS = 0xFFFF_FF54
@@ -61,15 +56,10 @@ def truncated_poisson_sample(
     """
     num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
     check_scalar("sampling_prob", sampling_prob, UNIT)
-    rows = rows_up_to(num_examples)
-    if num_valid is not None:
-        check_scalar("num_valid", num_valid, rows)
+    rows = checked_rows(num_examples, num_valid)
     prob = sampling_prob if is_traced(sampling_prob) else dyadic_probability(sampling_prob)
-    drawn = included_rows(key, num_examples, prob)
-    valid = UNIT.contains(prob)
-    if num_valid is not None:
-        drawn &= jnp.arange(num_examples) < num_valid
-        valid &= rows.contains(num_valid)
+    drawn, valid = real_rows(included_rows(key, num_examples, prob), num_valid, rows)
+    valid &= UNIT.contains(prob)
     drawn &= valid
     count = drawn.sum(dtype=jnp.int32)
 
@@ -77,21 +67,7 @@ def truncated_poisson_sample(
     words = fold_in(key, _OF_SUBSETS)
     kept = jax.lax.cond(
         count > capacity,
-        lambda: _smallest_among(bits(words, (_NUM_WORDS, num_examples)), drawn, jnp.int32(capacity - 1)),
+        lambda: lowest_rows(bits(words, (_NUM_WORDS, num_examples)), drawn, jnp.int32(capacity)),
         lambda: drawn,
     )
-    is_padding = jnp.arange(capacity) >= count
-    is_padding |= ~jnp.asarray(valid)
-    indices = jnp.where(is_padding, 0, first_positions(kept, capacity))
-    return PoissonSample(indices, is_padding, jnp.where(valid, count, jnp.iinfo(jnp.int32).max))
-
-
-def _smallest_among(words: Array, among: Array, rank: Array) -> Array:
-    """Mark the rows, of those marked, whose words [words, rows] come at or before the one of this rank (from 0)."""
-    before = jnp.zeros_like(among)
-    for word in words:
-        at_rank, num_before = order_statistic(word, among, rank)
-        before |= among & (word < at_rank)
-        among &= word == at_rank
-        rank = rank - num_before
-    return before | among  # rows that tie in all words: the first positions are taken
+    return padded(kept, capacity, True)._replace(count=jnp.where(valid, count, jnp.iinfo(jnp.int32).max))

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import as_key, bits, refuse_key_of_a_loop
 from gdpjax._core.types import Array
+from gdpjax.sampling._ranks import order_statistic
 
 
 def uniform_sample(key: Array, num_examples: int, batch_size: int) -> Array:
@@ -83,19 +84,3 @@ def _smallest(key: Array, num_examples: int, batch_size: int) -> Array:
     included = (words[0] < high) | (same & (words[1] <= low))
     (indices,) = jnp.nonzero(included, size=batch_size)
     return indices.astype(jnp.int32)
-
-
-def order_statistic(words: Array, among: Array, rank: Array) -> tuple[Array, Array]:
-    """The word of this rank (from 0) among the marked ones, and how many of those are smaller.
-
-    It is the largest w with at most ``rank`` words below it, found from the highest bit down.
-    """
-
-    def try_bit(number: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        word, below = found
-        larger = word | (jnp.uint32(1) << (31 - number).astype(jnp.uint32))
-        count = jnp.sum(among & (words < larger), dtype=jnp.int32)
-        fits = count <= rank
-        return jnp.where(fits, larger, word), jnp.where(fits, count, below)
-
-    return jax.lax.fori_loop(0, 32, try_bit, (jnp.uint32(0), jnp.int32(0)))

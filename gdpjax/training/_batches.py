@@ -1,7 +1,13 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
 from gdpjax._core.arguments import check_instance
-from gdpjax.sampling import AllocationBatches, PoissonBatches, TruncatedPoissonBatches, UniformBatches
+from gdpjax.sampling import (
+    AllocationBatches,
+    PoissonBatches,
+    ShuffledBatches,
+    TruncatedPoissonBatches,
+    UniformBatches,
+)
 from gdpjax.training._data import check_count
 from gdpjax.training._loop import State
 from gdpjax.training._plan import Plan
@@ -9,7 +15,7 @@ from gdpjax.training._plan import Plan
 
 def batch_source(
     plan: Plan, state: State, num_examples: int
-) -> AllocationBatches | PoissonBatches | TruncatedPoissonBatches | UniformBatches:
+) -> AllocationBatches | PoissonBatches | ShuffledBatches | TruncatedPoissonBatches | UniformBatches:
     """The batches of a run by step, for a loader that feeds ``training.step_on``.
 
     Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
@@ -53,6 +59,14 @@ def batch_source(
             capacity=plan.capacity,
             num_selected=plan.num_selected,
             bins=plan.bins,
+            num_valid=num_examples,
+        )
+    if plan.sampling == "shuffled":
+        return ShuffledBatches(
+            state.sampling_key,
+            plan.max_examples,
+            plan.steps_per_epoch,
+            num_epochs=plan.max_steps // plan.steps_per_epoch,
             num_valid=num_examples,
         )
     if plan.sampling == "truncated_poisson":

@@ -42,6 +42,7 @@ from gdpjax.sampling import (
     BatchOverflowError,
     allocation_sample,
     poisson_sample,
+    shuffled_sample,
     truncated_poisson_sample,
     uniform_sample,
 )
@@ -325,6 +326,9 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             bins=plan.bins,
             num_valid=num_examples,
         )
+        return sample.indices, sample.is_padding, sample.count <= plan.capacity
+    if plan.sampling == "shuffled":  # and so do those of a permutation
+        sample = shuffled_sample(sampling_key, step, plan.max_examples, plan.steps_per_epoch, num_valid=num_examples)
         return sample.indices, sample.is_padding, sample.count <= plan.capacity
     key = fold_in(sampling_key, step)
     if plan.sampling == "uniform":

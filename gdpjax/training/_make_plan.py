@@ -15,8 +15,8 @@ from gdpjax._core.arguments import check_count, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.accounting import steps_of_epochs
-from gdpjax.training._plan import Plan, allocation_steps
+from gdpjax.accounting import certified, steps_of_epochs
+from gdpjax.training._plan import FAILURE, IN_EPOCHS, Plan, steps_of_epoch
 
 _LEAST, _MOST = 1e-2, 1e6
 _TOLERANCE = 1e-6
@@ -75,12 +75,13 @@ def make_plan(
         without privacy, which says so; or a target instead:
       epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
       mu: the same for mu, but for a failure probability of 1e-10.
-      sampling: "poisson", "truncated_poisson", "allocation" or "uniform". Allocation has epochs of
-        round(max_examples num_selected / expected_batch_size) steps, and runs whole epochs.
+      sampling: "poisson", "truncated_poisson", "allocation", "shuffled" or "uniform". Allocation and shuffled batches
+        have epochs of round(max_examples num_selected / expected_batch_size) steps, and run whole epochs. What is known
+        of shuffled batches is a wide bracket, whose upper end is the one without sampling (docs/theory/shuffling.md).
       capacity: with "truncated_poisson" the most examples that a batch keeps; it follows from the rest elsewhere.
       num_selected, bins: with "allocation", as in `gdpjax.ledger.AllocationEvent`.
       neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, truncated
-        Poisson with ADD_OR_REMOVE_ONE, uniform with REPLACE_ONE.
+        Poisson with ADD_OR_REMOVE_ONE, uniform with REPLACE_ONE, shuffled with REPLACE_SPECIAL (default) or either.
       group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
       unit: what one row is, for the statement; "user" if a row holds all of a user's data.
       tuned, released: words for the statement.
@@ -111,11 +112,9 @@ def make_plan(
         epochs = check_number("epochs", epochs, POSITIVE)
         max_examples = check_count("max_examples", max_examples)
         expected_batch_size = check_number("expected_batch_size", expected_batch_size, POSITIVE)
-        if sampling == "allocation":
+        if sampling in IN_EPOCHS:
             num_selected = check_count("num_selected", num_selected)
-            num_steps = check_count("epochs", epochs) * allocation_steps(
-                max_examples, expected_batch_size, num_selected
-            )
+            num_steps = check_count("epochs", epochs) * steps_of_epoch(max_examples, expected_batch_size, num_selected)
         else:
             num_steps = steps_of_epochs(epochs, max_examples, expected_batch_size)
     ((name, target),) = given.items()
@@ -146,12 +145,23 @@ def make_plan(
 
 
 def _epsilon_upper(plan: Plan) -> float:
+    if plan.sampling == "shuffled":
+        return _unamplified("epsilon", plan, plan.delta)
     return float(plan.epsilon_bounds().upper)
 
 
 def _mu_upper(plan: Plan) -> float:
     """The upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
+    if plan.sampling == "shuffled":
+        return _unamplified("mu", plan, FAILURE)
     return float(plan.curve_if(announced=False).mu().upper)
+
+
+def _unamplified(question: str, plan: Plan, at: float) -> float:
+    """The upper end of a plan of shuffled batches, without its lower end, which takes much longer."""
+    if not plan.is_private:
+        return math.inf
+    return float(getattr(certified(plan.event).above, question)(at).upper)  # pyright: ignore
 
 
 def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], float]) -> Plan:

@@ -30,12 +30,13 @@ from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, 
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
 from gdpjax.accounting import certified, with_overflow
 from gdpjax.clipping import as_rule
-from gdpjax.ledger import AllocationEvent, Event, TruncatedPoissonEvent, resolve_scheme_relation
+from gdpjax.ledger import AllocationEvent, Event, ShuffledEvent, TruncatedPoissonEvent, resolve_scheme_relation
 from gdpjax.sampling import (
     allocation_overflow,
     choose_capacity,
     dyadic_probability,
     overflow_probability,
+    shuffled_error,
     uniform_sampling_error,
 )
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
@@ -48,8 +49,12 @@ _CAPACITY_MULTIPLE = 8
 _ALLOWED_OVERFLOW = 1e-12
 
 
-def allocation_steps(max_examples: int, expected_batch_size: float, num_selected: int) -> int:
-    """The steps of an epoch of allocation, round(max_examples num_selected / expected_batch_size)."""
+IN_EPOCHS = ("allocation", "shuffled")
+"""Schemes of whole epochs, in which each example has its steps."""
+
+
+def steps_of_epoch(max_examples: int, expected_batch_size: float, num_selected: int) -> int:
+    """The steps of an epoch of such a scheme, round(max_examples num_selected / expected_batch_size)."""
     return max(round(max_examples * num_selected / expected_batch_size), num_selected)
 
 
@@ -119,9 +124,9 @@ class Plan:
                 'sampling="truncated_poisson" needs a capacity, and no other sampling takes one (it follows from the '
                 f"others), got sampling={self.sampling!r} and capacity={self.truncate_at}"
             )
-        if self.sampling == "allocation":
-            self._check_allocation()
-        elif self.num_selected != 1 or self.bins != "fresh":
+        if self.sampling in IN_EPOCHS:
+            self._check_epochs()
+        if self.sampling != "allocation" and (self.num_selected != 1 or self.bins != "fresh"):
             raise ValueError(f'num_selected and bins belong to sampling="allocation", got sampling={self.sampling!r}')
         if self.sampling == "truncated_poisson" and self.group_size > 1:
             raise ValueError("group_size > 1 has a proved bound for Poisson sampling without truncation")
@@ -131,12 +136,17 @@ class Plan:
             if self.group_size > 1:
                 raise ValueError("group_size > 1 has a proved bound for Poisson sampling; give the unit's own rows")
 
-    def _check_allocation(self) -> None:
+    def _check_epochs(self) -> None:
+        scheme = "allocation" if self.sampling == "allocation" else "a plan of shuffled batches"
         if self.group_size > 1:
-            raise ValueError("group_size > 1 has a proved bound for Poisson sampling, not for allocation")
+            raise ValueError(f"group_size > 1 has a proved bound for Poisson sampling, not for {scheme}")
+        if self.sampling == "shuffled" and self.steps_per_epoch > self.max_examples:
+            raise ValueError(
+                f"shuffled batches have at least one row, got expected_batch_size={self.expected_batch_size}"
+            )
         if self.max_steps % self.steps_per_epoch:
             raise ValueError(
-                f"allocation takes whole epochs, of {self.steps_per_epoch} steps each with this batch size, got "
+                f"{scheme} takes whole epochs, of {self.steps_per_epoch} steps each with this batch size, got "
                 f"{self.max_steps} steps: give a multiple of that, or epochs as a whole number"
             )
 
@@ -175,16 +185,18 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Under allocation, in how many steps each example takes part ``num_selected`` times."""
-        if self.sampling != "allocation":
-            raise ValueError(f'steps_per_epoch belongs to sampling="allocation", got sampling={self.sampling!r}')
-        return allocation_steps(self.max_examples, self.expected_batch_size, self.num_selected)
+        """In how many steps each example takes part ``num_selected`` times, under "allocation" and "shuffled"."""
+        if self.sampling not in IN_EPOCHS:
+            raise ValueError(
+                f'steps_per_epoch belongs to sampling="allocation" and "shuffled", got sampling={self.sampling!r}'
+            )
+        return steps_of_epoch(self.max_examples, self.expected_batch_size, self.num_selected)
 
     @property
     def sampling_prob(self) -> float:
         """Probability that one example is in a batch: what is sampled with, and what is accounted for."""
         share = self.expected_batch_size / self.max_examples
-        if self.sampling == "allocation":
+        if self.sampling in IN_EPOCHS:
             return self.num_selected / self.steps_per_epoch
         return share if self.sampling == "uniform" else dyadic_probability(share)
 
@@ -193,6 +205,8 @@ class Plan:
         """Rows of the padded batch, static."""
         if self.sampling == "uniform":
             return int(self.expected_batch_size)
+        if self.sampling == "shuffled":
+            return -(-self.max_examples // self.steps_per_epoch)
         if self.truncate_at is not None:
             return self.truncate_at
         allowed = min(_ALLOWED_OVERFLOW, self.delta / 1000)
@@ -204,9 +218,11 @@ class Plan:
 
     @functools.cached_property
     def overflow(self) -> float:
-        """tau: probability, over the whole run, that a batch does not fit (or a uniform draw is not uniform)."""
+        """tau: probability, over the whole run, that a batch does not fit (or a draw or permutation is not uniform)."""
         if self.sampling == "uniform":
             return uniform_sampling_error(self.max_examples, self.max_steps)
+        if self.sampling == "shuffled":
+            return shuffled_error(self.max_examples, self.max_steps // self.steps_per_epoch)
         if self.truncate_at is not None:
             return 0.0  # no batch is refused, and the event's own bound pays for ties
         if self.sampling == "allocation":
@@ -233,6 +249,8 @@ class Plan:
             return {"max_examples": self.max_examples, "capacity": self.truncate_at}
         if self.sampling == "allocation":
             return {"steps_per_epoch": self.steps_per_epoch, "num_selected": self.num_selected, "bins": self.bins}
+        if self.sampling == "shuffled":
+            return {"steps_per_epoch": self.steps_per_epoch}
         return None
 
     @property
@@ -241,7 +259,7 @@ class Plan:
         return self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
-    def event(self) -> Event | TruncatedPoissonEvent | AllocationEvent:
+    def event(self) -> Event | TruncatedPoissonEvent | AllocationEvent | ShuffledEvent:
         """What `max_steps` steps of this plan release."""
         if is_traced(self.noise_multiplier):
             raise ValueError(
@@ -257,6 +275,14 @@ class Plan:
                 self.neighboring_relation,
                 self.overflow,
                 self.announces_overflow,
+            )
+        if self.sampling == "shuffled":
+            return ShuffledEvent(
+                self.noise_multiplier,
+                self.steps_per_epoch,
+                self.max_steps // self.steps_per_epoch,
+                self.neighboring_relation,
+                self.overflow,
             )
         if self.truncate_at is not None:
             return TruncatedPoissonEvent(

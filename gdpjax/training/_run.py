@@ -41,6 +41,7 @@ from gdpjax.training._journal import JOURNAL, Journal
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._lock import FolderLock, lock_folder
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
+from gdpjax.training._plan import IN_EPOCHS
 from gdpjax.training._processes import (
     beside,
     described_by_all,
@@ -254,13 +255,13 @@ class Run:
         self._pay_for_lost()
 
     def _refuse_other_data(self, fingerprints: list[dict[str, Any]]) -> None:
-        """Under allocation a row that moved would have another step, and its example might take part once too often."""
-        if self.training.plan.sampling != "allocation":
+        """In epochs a row that moved would have another step, and its example might take part once too often."""
+        if self.training.plan.sampling not in IN_EPOCHS:
             return
         if any(fingerprint["data"] != self.fingerprint["data"] for fingerprint in fingerprints):
             raise ValueError(
-                "under random allocation a run goes on with the data that it began with, row for row: the step of an "
-                "example belongs to its row"
+                f'with sampling="{self.training.plan.sampling}" a run goes on with the data that it began with, row '
+                "for row: the step of an example belongs to its row"
             )
 
     def _charge_a_state_put_back(self) -> None:
@@ -297,10 +298,10 @@ def _private_states(state: State) -> list[Any]:
 
 
 def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
-    """``state`` with ``num_lost`` steps charged and new keys for noise and, but for allocation, for sampling."""
+    """``state`` with ``num_lost`` steps charged and new keys for noise and, but for schemes of epochs, for sampling."""
     plan, impl = training.plan, jax.random.key_impl(state.sampling_key)
     sampling_key, noise_key = jax.random.split(one_key_for_all(fresh_key(str(impl))))
-    if plan.sampling == "allocation":
+    if plan.sampling in IN_EPOCHS:
         # With a new key an example that took part in a lost step might do so once more in the same epoch. The lost
         # steps are left out, not repeated, so the old key gives every example its steps as before.
         sampling_key = state.sampling_key

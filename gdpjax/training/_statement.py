@@ -37,6 +37,18 @@ def _sampling(plan: Any) -> str:
             f"{when}; {plan.max_steps} steps in {plan.max_steps // plan.steps_per_epoch} epochs, fixed before training "
             "(the statement holds for this maximum, however many were run)."
         )
+    if plan.sampling == "shuffled":
+        sizes = sorted({plan.max_examples // plan.steps_per_epoch, plan.capacity})
+        rows = " or ".join(map(str, sizes))
+        null = "" if plan.num_examples_is_public else f", null {plan.unit}s among them,"
+        return (
+            f"Sampling: shuffled batches: in each epoch the {plan.max_examples} {plan.unit}s{null} are permuted anew "
+            f"and cut into {plan.steps_per_epoch} batches of {rows}, so that every {plan.unit} takes part in exactly "
+            f"one step of an epoch; {plan.max_steps} steps in {plan.max_steps // plan.steps_per_epoch} epochs, fixed "
+            "before training (the statement holds for this maximum, however many were run). Its upper bounds are those "
+            "of the Gaussian mechanism without amplification by sampling, one release an epoch; no better ones are "
+            "proved."
+        )
     if plan.sampling == "truncated_poisson":
         return (
             f"Sampling: truncated Poisson batches: every {plan.unit} is drawn for each batch independently with "

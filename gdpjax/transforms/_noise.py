@@ -363,6 +363,7 @@ def privatize(
         ``sampling="truncated_poisson"`` {"max_examples": ..., "capacity": ...} as in `TruncatedPoissonEvent`; with
         ``sampling="allocation"`` {"steps_per_epoch": t, "num_selected": k, "bins": "fresh" or "fixed"} as in
         `AllocationEvent` (k is 1 and bins are fresh if left out), and ``sampling_prob`` must be k / t.
+        With ``sampling="shuffled"`` {"steps_per_epoch": t} as in `ShuffledEvent`, and ``sampling_prob`` must be 1 / t.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.

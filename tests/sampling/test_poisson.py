@@ -83,7 +83,7 @@ def rows_of(sample):
 @pytest.mark.parametrize("p", [0.01, 0.5, 0.97])
 def test_the_rows_are_those_that_were_drawn(n, p):
     """Places within words of 32, at the ends too, and where the capacity cuts: those of a plain search."""
-    first = jax.jit(sampling._poisson.first_positions, static_argnums=1)
+    first = jax.jit(sampling._padding.first_positions, static_argnums=1)
     draw = np.random.default_rng(n)
     for size in (1, 5, 32, n + 3):
         drawn = draw.random(n) < p

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from gdpjax import sampling
-from gdpjax.sampling import _truncated
+from gdpjax.sampling import _ranks
 from tests.sampling.frequencies import check_frequencies, included
 
 KEY = jax.random.key(3)
@@ -65,10 +65,9 @@ def test_ties_are_cut_at_the_boundary(few):
     words = np.random.default_rng(few).integers(0, few, (4, N)).astype(np.uint32)
     among = np.arange(N) % 3 > 0
     order = sorted(np.flatnonzero(among), key=lambda row: (*words[:, row], row))
-    for rank in (0, 4, among.sum() - 1):
-        marked = np.flatnonzero(_truncated._smallest_among(jnp.asarray(words), jnp.asarray(among), jnp.int32(rank)))
-        last = tuple(words[:, order[rank]])
-        assert set(marked) == {row for row in np.flatnonzero(among) if tuple(words[:, row]) <= last}
+    for num in (0, 1, 5, among.sum(), among.sum() + 1):
+        marked = np.flatnonzero(_ranks.lowest_rows(jnp.asarray(words), jnp.asarray(among), jnp.int32(num)))
+        assert set(marked) == set(order[:num])
 
 
 def test_the_host_draws_the_batches_of_the_device():

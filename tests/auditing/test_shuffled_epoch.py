@@ -1,0 +1,80 @@
+"""The audit of an epoch of shuffled batches: its own claim stands, and those that others make of it fall."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gdpjax
+from gdpjax import NeighboringRelation
+from gdpjax.accounting import certified, tradeoff_bounds
+from gdpjax.auditing import audit_step
+from gdpjax.ledger import AllocationEvent, ShuffledEvent, ledger_of
+from gdpjax.sampling import shuffled_sample
+
+NOISE, STEPS = 0.4, 4
+GRADIENTS = np.array([-1.0] * 11 + [1.0], np.float32)  # the last example is the target
+SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+def release(key, included):
+    """The noisy sums of an epoch, in one of which the target is, or a null example in its place."""
+    sample_key, noise_key = jax.random.split(key)
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    tx = gdpjax.privatize(
+        grad_fn,
+        noise_multiplier=NOISE,
+        sampling_prob=1 / STEPS,
+        expected_batch_size=1.0,
+        key=noise_key,
+        sampling="shuffled",
+        scheme={"steps_per_epoch": STEPS},
+    )
+    w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
+    state, released = tx.init(w), []
+    for step in range(STEPS):
+        batch = shuffled_sample(sample_key, step, len(GRADIENTS), STEPS, num_valid=num_valid)
+        total = grad_fn(w, jnp.asarray(GRADIENTS)[batch.indices], is_padding=batch.is_padding)
+        mean, state = tx.update(total, state, w)
+        released.append(mean)
+    return jnp.sort(jnp.stack(released))  # which step it was does not matter, the largest sum does
+
+
+def audited(claimed):
+    return audit_step(
+        release, jax.random.key(0), delta=1e-5, claimed=claimed, num_releases=4096, confidence=0.9999
+    ).refuted
+
+
+@pytest.mark.parametrize(
+    "event", [AllocationEvent(NOISE, STEPS), gdpjax.Event(NOISE, 1 / STEPS, STEPS)], ids=["allocation", "poisson"]
+)
+def test_shuffled_batches_accounted_as_something_else_are_refuted(event):
+    assert audited(lambda alpha: tradeoff_bounds(event, alpha=alpha).lower)
+
+
+def test_shuffled_batches_accounted_as_what_they_are_stand():
+    curve = certified(ShuffledEvent(NOISE, STEPS))
+    assert not audited(lambda alpha: curve.above.tradeoff(alpha).lower)
+
+
+def test_the_ledger_of_the_loop_by_hand():
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    tx = gdpjax.privatize(
+        grad_fn,
+        noise_multiplier=NOISE,
+        sampling_prob=1 / STEPS,
+        expected_batch_size=3.0,
+        key=jax.random.key(3),
+        sampling="shuffled",
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        scheme={"steps_per_epoch": STEPS},
+    )
+    w = jnp.zeros(())
+    state = tx.init(w)
+    assert ledger_of(state).events == ()
+    _, state = tx.update(grad_fn(w, jnp.ones(2)), state, w)
+    (event,) = ledger_of(state).events
+    np.testing.assert_allclose(event.noise_multiplier, NOISE, rtol=1e-7)
+    expected = 4, 1, 3, NeighboringRelation.REPLACE_ONE
+    assert (event.steps_per_epoch, event.num_epochs, event.missing_steps, event.neighboring_relation) == expected

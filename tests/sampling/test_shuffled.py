@@ -1,0 +1,146 @@
+"""Shuffled batches: every row once an epoch, all orders equally likely, on the device and on the host."""
+
+import itertools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gdpjax import sampling
+from gdpjax.sampling import _ranks
+from tests.sampling.frequencies import check_distribution, included
+
+KEY = jax.random.key(7)
+N = 60
+
+
+def epochs_of(key, num_epochs, steps_per_epoch, num_valid=None, n=N):
+    """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
+    draw = jax.vmap(lambda step: sampling.shuffled_sample(key, step, n, steps_per_epoch, num_valid=num_valid))
+    drawn = jax.jit(draw)(jnp.arange(num_epochs * steps_per_epoch))
+    assert drawn.indices.shape == (num_epochs * steps_per_epoch, -(-n // steps_per_epoch))
+    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), n)
+    np.testing.assert_array_equal(chosen.sum(axis=1), drawn.count)
+    return chosen.reshape(num_epochs, steps_per_epoch, n)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 59, 60])
+def test_every_row_is_in_one_step_of_every_epoch(steps):
+    """In batches whose sizes are known, and differ by one at most; every epoch is another order."""
+    chosen = epochs_of(KEY, 3, steps)
+    assert (chosen.sum(axis=1) == 1).all()
+    sizes = [len(part) for part in np.array_split(np.arange(N), steps)]
+    assert (chosen.sum(axis=2) == sizes).all()
+    if steps > 1:
+        assert all((one != other).any() for one, other in itertools.combinations(chosen, 2))
+
+
+@pytest.mark.parametrize(("n", "steps"), [(4, 2), (4, 4), (5, 2)])
+def test_all_partitions_are_equally_likely(n, steps):
+    """And independent from epoch to epoch."""
+    place = epochs_of(KEY, 16000, steps, n=n).argmax(axis=1)  # [epochs, rows]
+    parts = sorted(set(itertools.permutations([i for i, part in enumerate(np.array_split(np.arange(n), steps))
+                                               for _ in part])))  # fmt: skip
+    number = np.array([parts.index(tuple(row)) for row in place])
+    check_distribution(np.bincount(number, minlength=len(parts)), np.full(len(parts), 1 / len(parts)))
+    following = number[:-1:2] * len(parts) + number[1::2]
+    check_distribution(np.bincount(following, minlength=len(parts) ** 2), np.full(len(parts) ** 2, len(parts) ** -2.0))
+
+
+def test_allocation_would_be_noticed():
+    """Steps drawn for each row by itself make batches of random sizes, and another law of two rows' steps."""
+    draw = jax.vmap(lambda step: sampling.allocation_sample(KEY, step, 4, 2, 4))
+    drawn = jax.jit(draw)(jnp.arange(12000))
+    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), 4).reshape(6000, 2, 4)
+    assert (chosen.sum(axis=2) != 2).any()
+    place = chosen.argmax(axis=1)
+    both = np.bincount(place[:, 0] * 2 + place[:, 1], minlength=4)
+    with pytest.raises(AssertionError):
+        check_distribution(both, np.array([1, 2, 2, 1]) / 6)
+
+
+def test_rows_that_are_not_real_keep_their_place_in_the_order():
+    """An example that takes the place of a null one moves no other, as the bound supposes."""
+    more, fewer = epochs_of(KEY, 3, 7, num_valid=41), epochs_of(KEY, 3, 7, num_valid=40)
+    np.testing.assert_array_equal(more[..., :40], fewer[..., :40])
+    assert not fewer[..., 40:].any()
+    assert (more[..., 40].sum(axis=1) == 1).all()
+    assert not epochs_of(KEY, 3, 7, num_valid=0).any()
+
+
+@pytest.mark.parametrize("few", [1, 2, 4, 200])
+def test_rows_whose_words_tie_are_in_order(few):
+    """So that each is in exactly one batch whatever the bits are; the other words are made where they are needed."""
+    words = np.random.default_rng(few).integers(0, few, (4, N)).astype(np.uint32)
+    words[:, 5] = 2**32 - 1
+    order = sorted(range(N), key=lambda row: (*words[:, row], row))
+    lowest = jax.jit(lambda num: _ranks.lowest_rows_of(jnp.asarray(words[0]), lambda: jnp.asarray(words[1:]), num))
+    for num in (0, 1, 2, 17, N - 1, N):
+        assert set(np.flatnonzero(lowest(num))) == set(order[:num])
+
+
+def test_host_and_device_draw_the_same_batches():
+    batches = sampling.ShuffledBatches(KEY, N, 7, num_epochs=2, num_valid=45)
+    assert (len(batches), batches.capacity) == (14, 9)
+    traced = jax.jit(lambda step: sampling.shuffled_sample(KEY, step, N, 7, num_valid=45))
+    for step in (3, 0, 13, 3):
+        for one in (sampling.shuffled_sample(KEY, step, N, 7, num_valid=45), traced(step)):
+            np.testing.assert_array_equal(batches[step].indices, one.indices)
+            np.testing.assert_array_equal(batches[step].is_padding, one.is_padding)
+    again = pickle.loads(pickle.dumps(batches))
+    np.testing.assert_array_equal(again[5].indices, batches[5].indices)
+
+
+def test_one_program_for_all_steps():
+    traces = []
+
+    @jax.jit
+    def draw(key, step, num_valid):
+        traces.append(step)
+        return sampling.shuffled_sample(key, step, N, 7, num_valid=num_valid)
+
+    shapes = {(draw(KEY, step, step).indices.shape, draw(KEY, step, 5).count.shape) for step in range(21)}
+    assert (len(traces), shapes) == (1, {((9,), ())})
+
+
+def test_the_probability_of_a_tie():
+    bound = sampling.shuffled_error(1000, 3)
+    assert 3 * 1000 * 999 / 2 * 2.0**-128 <= bound <= 1e-31
+    assert sampling.ShuffledBatches(KEY, 1000, 7, num_epochs=3).overflow == bound
+
+
+def test_traced_values_out_of_range_give_padding():
+    draw = jax.jit(lambda step, valid: sampling.shuffled_sample(KEY, step, N, 5, num_valid=valid))
+    for step, valid in [(-1, 5), (0, N + 1), (0, -1)]:
+        sample = draw(step, valid)
+        assert int(sample.count) > N
+        assert sample.is_padding.all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps_per_epoch": N + 1}, "steps_per_epoch must be at most num_examples=60, or batches are empty, got 61"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"num_examples": 0}, "num_examples"),
+        ({"num_valid": N + 1}, "num_valid"),
+    ],
+)
+def test_refusals(change, message):
+    sizes = {"num_examples": N, "steps_per_epoch": 5} | change
+    with pytest.raises(ValueError, match=message):
+        sampling.shuffled_sample(KEY, 0, **sizes)
+    with pytest.raises(ValueError, match=message):
+        sampling.ShuffledBatches(KEY, **sizes, num_epochs=2)
+
+
+def test_steps_outside_the_run():
+    with pytest.raises(ValueError, match="step"):
+        sampling.shuffled_sample(KEY, -1, N, 5)
+    batches = sampling.ShuffledBatches(KEY, N, 5, num_epochs=2)
+    with pytest.raises(IndexError, match="from 0 to 9"):
+        batches[10]
+    with pytest.raises(ValueError, match="shuffled_sample with the key and the step"):
+        jax.jit(lambda step: batches[step])(1)

@@ -1,0 +1,210 @@
+"""Runs on shuffled batches: the plan, its statement, the loop, and a run that is killed in the middle of an epoch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax
+from gdpjax.accounting import gdp_epsilon
+from gdpjax.ledger import ShuffledEvent
+from gdpjax.training import (
+    FINISHED,
+    Info,
+    Plan,
+    _run,
+    batch_source,
+    group_by_user,
+    make_plan,
+    num_steps_done,
+    private_training,
+    resume_run,
+    start_run,
+)
+
+N, D = 60, 3
+PLAN = dict(
+    clip=1.0, max_examples=N, expected_batch_size=9, epochs=3, delta=1e-5, noise_multiplier=2.0, sampling="shuffled"
+)
+PARAMS = {"w": jnp.zeros(D)}
+KEY = jax.random.key(1)
+RELATION = gdpjax.NeighboringRelation
+
+
+def built(**changes):
+    """A training whose gradients do not depend on the parameters, and data whose norms are the numbers of rows."""
+    training = private_training(make_plan(**PLAN | changes), lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
+    return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def padded():
+    """Seven steps an epoch, of a private number of examples."""
+    return built(neighboring_relation=RELATION.ADD_OR_REMOVE_ONE, epochs=4)
+
+
+def times_taken(infos, num_rows, steps=7):
+    """How often each row took part in each step, [epochs, steps, rows], of the steps of some `Info`."""
+    norms, is_padding = (
+        np.concatenate([np.atleast_2d(getattr(info, name)) for info in infos]) for name in ("norms", "is_padding")
+    )
+    taken = np.zeros((len(norms), num_rows), int)
+    for step, (batch, padding) in enumerate(zip(norms, is_padding, strict=True)):
+        np.add.at(taken[step], np.rint(batch[~padding]).astype(int) - 1, 1)
+    return taken.reshape(-1, steps, num_rows)
+
+
+@pytest.mark.parametrize("relation", [None, RELATION.REPLACE_ONE, RELATION.ADD_OR_REMOVE_ONE])
+def test_the_plan(relation):
+    plan = make_plan(**PLAN, neighboring_relation=relation)
+    assert (plan.steps_per_epoch, plan.max_steps, plan.sampling_prob, plan.capacity) == (7, 21, 1 / 7, 9)
+    assert plan.event == ShuffledEvent(2.0, 7, 3, relation or RELATION.REPLACE_SPECIAL, overflow=plan.overflow)
+    assert 0 < plan.overflow < 1e-30
+    assert plan.num_examples_is_public == (relation is not RELATION.ADD_OR_REMOVE_ONE)
+    again = Plan.from_json(plan.to_json())
+    assert (again, again.event) == (plan, plan.event)
+
+
+def test_the_statement_says_what_is_done_and_what_is_not_known():
+    """By its sentences about sampling; the figures are those of the plan."""
+    text = gdpjax.training._statement._sampling(make_plan(**PLAN))
+    assert "in each epoch the 60 examples are permuted anew and cut into 7 batches of 8 or 9" in text
+    assert "every example takes part in exactly one step of an epoch; 21 steps in 3 epochs" in text
+    assert "without amplification by sampling, one release an epoch; no better ones are proved" in text
+    users = make_plan(**PLAN | dict(unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE))
+    assert "the 60 users, null users among them, are permuted" in gdpjax.training._statement._sampling(users)
+
+
+@pytest.mark.parametrize("target", [{"epsilon": 3.0}, {"mu": 0.5}])
+def test_a_plan_meets_its_target_by_the_upper_end(target):
+    given = {name: value for name, value in PLAN.items() if name != "noise_multiplier"}
+    plan = make_plan(**given, **target)
+    mu = np.sqrt(3) / plan.noise_multiplier
+    (aim,) = target.values()
+    found = gdp_epsilon(1e-5, mu) if "epsilon" in target else mu
+    assert 0.9999 * aim < found <= aim * (1 + 1e-9)
+    assert plan.is_private
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 1.5}, "epochs"),
+        ({"epochs": None, "num_steps": 10}, "whole epochs, of 7 steps each"),
+        ({"group_size": 2}, "group_size > 1"),
+        ({"capacity": 20}, "no other sampling takes one"),
+        ({"bins": "fixed"}, 'belong to sampling="allocation"'),
+        ({"num_selected": 2}, 'belong to sampling="allocation"'),
+        ({"expected_batch_size": 0.5}, "shuffled batches have at least one row"),
+    ],
+)
+def test_bad_plans(changes, message):
+    given = {name: value for name, value in (PLAN | changes).items() if value is not None}
+    with pytest.raises(ValueError, match=message):
+        make_plan(**given)
+
+
+@pytest.mark.parametrize("n", [N, 41])
+def test_every_example_takes_part_once_an_epoch(padded, n):
+    """The loop draws what is accounted for, also of fewer examples than the plan covers."""
+    training, x = padded
+    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), 28)
+    assert int(state.status) == FINISHED
+    taken = times_taken([info], n)
+    assert (taken.sum(axis=1) == 1).all()
+    assert (taken[0] != taken[1]).any()
+    (event,) = gdpjax.ledger_of(state.opt_state).events
+    expected = ShuffledEvent(2.0, 7, 4, RELATION.ADD_OR_REMOVE_ONE, overflow=event.overflow)
+    assert event == expected
+    assert training.plan.overflow * 0.999999 <= event.overflow <= training.plan.overflow * 1.0001
+
+
+def test_steps_equal_scan_equal_a_loader(padded):
+    training, x = padded
+    data = training.place(x, x[:, 0])
+    whole, _ = training.run_steps(training.init(PARAMS, KEY), data, 28)
+    state = training.init(PARAMS, KEY)
+    for _ in range(10):
+        state, _ = training.step(state, data)
+    (event,) = gdpjax.ledger_of(state.opt_state).events
+    assert (event.num_epochs, event.missing_steps, event.num_steps) == (2, 4, 10)
+    source = batch_source(training.plan, state, N)
+    for t in range(int(num_steps_done(state)), len(source)):
+        indices, is_padding = source[t]
+        state, _ = training.step_on(state, x[indices], x[indices, 0], is_padding=is_padding)
+    np.testing.assert_allclose(state.params["w"], whole.params["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_users_take_part_whole():
+    plan = make_plan(**PLAN | dict(unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE))
+    x = np.ones((90, D), np.float32)
+    (x,), missing = group_by_user(np.arange(90) % 30, x, max_per_user=3, key=KEY)
+
+    def loss_of_user(params, x, is_missing):
+        return jnp.sum(jnp.where(is_missing, 0.0, x @ params["w"]))
+
+    training = private_training(plan, loss_of_user, optax.sgd(0.1))
+    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, missing), 21)
+    assert int(state.status) == FINISHED
+    sizes = (~np.asarray(info.is_padding)).sum(axis=1).reshape(3, 7)
+    assert (sizes.sum(axis=1) == 30).all()
+    assert (sizes[0] != sizes[1]).any()
+
+
+# A run in a folder.
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+def interrupted(parts, folder, at, chunk, key=KEY):
+    """Stop without any farewell after ``at`` steps; the infos of the chunks before."""
+    infos = []
+
+    def stop(done):
+        if done == at:
+            raise Killed
+
+    run = start_run(folder, *parts, key=key, scan=False)
+    try:
+        while True:
+            infos += run.advance(chunk, on_step=stop)
+    except Killed:
+        return infos
+
+
+def finished(run, chunk=5):
+    infos = []
+    while not run.finished:
+        infos += run.advance(chunk)
+    return infos
+
+
+def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(padded, tmp_path, monkeypatch):
+    """The lost steps are charged and left out, the noise has a new key, and the permutations stay."""
+    training, x = padded
+    parts = training, PARAMS, training.place(x, x[:, 0])
+    key = jax.random.key(21)
+    kept = interrupted(parts, tmp_path / "run", 12, 5, key)
+    environment = _run.environment
+    monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
+    run = resume_run(tmp_path / "run", *parts, scan=False)
+    assert (run.step, run.num_lost) == (15, 5)
+    before = training.init(PARAMS, key)
+    rest = finished(run)
+    # The lost steps, drawn once more on the host, take the place of what was not kept.
+    source = batch_source(training.plan, before, N)
+    lost = [Info(None, np.linalg.norm(x[source[t].indices], axis=1), source[t].is_padding) for t in range(10, 15)]
+    assert (times_taken(kept + lost + rest, N).sum(axis=1) == 1).all()
+    (event,) = run.ledger.events
+    assert (event.num_epochs, event.missing_steps) == (4, 0)
+
+
+def test_with_rows_that_moved_it_does_not_go_on(padded, tmp_path):
+    training, x = padded
+    run = start_run(tmp_path / "run", training, PARAMS, training.place(x, x[:, 0]), key=KEY, scan=False)
+    run.advance(5)
+    with pytest.raises(ValueError, match="the step of an example belongs to its row"):
+        resume_run(tmp_path / "run", training, PARAMS, training.place(x[::-1], x[:, 0]), scan=False)
