@@ -81,9 +81,7 @@ def check_scheme(
     return checked
 
 
-def _check_participation(
-    sampling: str, num_selected: int, steps_per_epoch: int, sampling_prob: Array | None
-) -> None:
+def _check_participation(sampling: str, num_selected: int, steps_per_epoch: int, sampling_prob: Array | None) -> None:
     if num_selected > steps_per_epoch:
         raise ValueError(f"num_selected must be at most steps_per_epoch={steps_per_epoch}, got {num_selected}")
     if sampling_prob is None:

@@ -201,9 +201,7 @@ def closed_bounds(noise_multiplier, sampling_prob, num_steps, delta):
 CLOSED = batched(closed_bounds, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=OPEN_UNIT)
 
 
-@pytest.mark.parametrize(
-    "bounds", [CLOSED, epsilon_bounds], ids=["closed", "exact"]
-)
+@pytest.mark.parametrize("bounds", [CLOSED, epsilon_bounds], ids=["closed", "exact"])
 def test_numeric_traced(monkeypatch, bounds):
     """The search inside compiled code, for a bracket that costs nothing and for the accountant's own."""
     if bounds is CLOSED:

@@ -318,7 +318,7 @@ def test_saved_and_recorded(relation):
         (lambda: epsilon_estimate(RUN, delta=1e-5), "no estimate"),
         (lambda: Ledger([RUN]).to_dp_event(), "can express poisson sampling, got ShuffledEvent"),
         (lambda: Ledger([RUN]).to_opacus_history(), "got ShuffledEvent"),
-        (lambda: init_ledger(4, "shuffled", SPECIAL), r"takes sizes \(steps_per_epoch\), got None"),
+        (lambda: init_ledger(4, "shuffled", SPECIAL), r"shuffled sampling takes scheme=.*steps_per_epoch.*, got None"),
     ],
 )
 def test_refusals(call, message):

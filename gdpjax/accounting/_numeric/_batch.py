@@ -7,7 +7,6 @@ Everything is computed by NumPy in float64. In traced code the same loop is a ca
 batch: it works on every device, nothing is compiled for it, and the numbers are those of an eager call.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 

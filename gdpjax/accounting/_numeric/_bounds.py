@@ -57,10 +57,7 @@ def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
     sigma, prob, steps, *others = (np.atleast_1d(value) for value in values)
     sizes = np.broadcast_to(others.pop(0), steps.shape) if family.largest_group > 1 else np.ones_like(steps)
     phases = [row for row in zip(sigma, prob, steps, sizes, strict=True) if row[1] > 0 and row[2] > 0]
-    made = tuple(
-        Step(s, max(p, _SMALLEST_PROB), t, 1.0, int(k), family.symmetric)
-        for s, p, t, k in phases
-    )
+    made = tuple(Step(s, max(p, _SMALLEST_PROB), t, 1.0, int(k), family.symmetric) for s, p, t, k in phases)
     events = zip(*others, strict=True) if family.finite else ()
     finite = tuple(Finite(*map(float, event)) for event in events if event[0] > 0 and event[1] > 0)
     return _Prepared(Run(made, finite), any(p < _SMALLEST_PROB for _, p, _, _ in phases))

@@ -16,7 +16,6 @@ bisection finds the smallest, up to 1e-6, which is right because R_mu increases 
 (1e-12 relative) is covered by comparing with 1e-9 to spare.
 """
 
-
 import numpy as np
 from scipy.special import log_ndtr
 

@@ -123,9 +123,7 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
         # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
         windows = _plan.windows(run, (np.min(guess) if i == 0 else guess[at]))
         coarse = _plan.masses(run, windows)
-        plan = _plan.make_plan(
-            run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta
-        )
+        plan = _plan.make_plan(run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta)
         theta = plan.contour.theta
         new, found = _solve.log_delta_bracket(run, plan, epsilon)
         # No lower bound: the window may have been too narrow for a delta this small.

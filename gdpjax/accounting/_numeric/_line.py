@@ -19,7 +19,7 @@ from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _finite, _moments, _ratio
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._finite import Finite
-from gdpjax.accounting._numeric._moments import NODES_PER_PANEL, UNIT_ROUNDOFF, Window
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
 from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run
 

@@ -95,7 +95,7 @@ def choose_window(step: Step, log_target: float) -> Window:
     elif remove:
         lost = mixed_above + np.sum(weights * _tail(centres - lower))
     else:
-        lost = (_tail(-lower) + _tail(upper))
+        lost = _tail(-lower) + _tail(upper)
     return Window(lower, upper, lost * (1.0 + 1e-12))
 
 

@@ -2,13 +2,13 @@
 
 For a target delta the line starts at the optimum of the Chernoff bound e(theta) = (K(theta) + log c(theta) +
 log(1/delta)) / theta, where theta K' - K + log(1 + theta) = log(1/delta), whose left side increases. Newton steps
-alone go astray where the one-step loss has two scales (p = 1e-4, or T p small), so they are kept between two ends. The saddle-point formula
-delta = e^{K - theta e} / (theta (theta + 1) sqrt(2 pi V)), V = K'' + theta^-2 + (theta + 1)^-2, then gives an epsilon,
-and K'(theta) = e + 1/theta + 1/(theta + 1) the line for it.
+alone go astray where the one-step loss has two scales (p = 1e-4, or T p small), so they are kept between two ends.
+The saddle-point formula delta = e^{K - theta e} / (theta (theta + 1) sqrt(2 pi V)), V = K'' + theta^-2 + (theta +
+1)^-2, then gives an epsilon, and K'(theta) = e + 1/theta + 1/(theta + 1) the line for it.
 
-The period D makes both aliases small against delta, the smoothing eta spends half of the wanted relative width
-(its cost is theta (theta + 1) eta^2 relative to delta), and the cutoff t_N = kappa / eta makes the tail small. The
-number of frequencies is then D t_N / (2 pi), the number of panels what the quadrature bound asks for.
+The period D makes both aliases small against delta, the smoothing eta spends half of the wanted relative width (its
+cost is theta (theta + 1) eta^2 relative to delta), and the cutoff t_N = kappa / eta makes the tail small. The number
+of frequencies is then D t_N / (2 pi), the number of panels what the quadrature bound asks for.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """From the bracket on delta(e) to the bracket on epsilon(delta), for one direction of one configuration."""
 
-
 import numpy as np
 
 from gdpjax._core.types import Array, Bounds
@@ -62,7 +61,9 @@ def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Arr
         chernoff = np.logaddexp(chernoff + 1e-12 * (1.0 + abs(chernoff)), np.log(data.lost))
         lower[i] = -np.inf if np.isnan(below) else below
         upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
-        middle = data.log_size - contour.theta * e + np.log(max(np.mean(_contour.evaluate(sums, e - origin)[0]), 1e-300))
+        middle = (
+            data.log_size - contour.theta * e + np.log(max(np.mean(_contour.evaluate(sums, e - origin)[0]), 1e-300))
+        )
         guess[i] = min(max(middle, lower[i]), upper[i])
     return Bounds(lower, upper), guess
 
@@ -91,9 +92,7 @@ def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tupl
     return min(max(good + move, -reach), reach), abs(move) <= close
 
 
-def _crossings(
-    sums: Sums, data: Transform, contour: Contour, plan: Plan, guess: float
-) -> tuple[float, float]:
+def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess: float) -> tuple[float, float]:
     """Where the two bounds cross delta, by Newton's method from the estimate; terms outside the sums held fixed."""
     lost = np.exp(min(np.log(data.lost) - plan.log_delta, -0.5))
     alias = np.exp(min(_contour.log_alias(data, contour, plan.epsilon + guess) - plan.log_delta, 0.0))

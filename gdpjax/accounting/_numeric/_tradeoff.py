@@ -16,7 +16,6 @@ b), (b, a) the curve lies below the chord. Saddle-point formulas propose the fir
 them, and the lower bound is taken at the same e.
 """
 
-
 import numpy as np
 
 from gdpjax._core.types import Bounds

@@ -33,7 +33,9 @@ def _run(function, sigma, p, steps, direction, last):
 def direction_epsilon(sigma, p, steps, direction, delta):
     """Brackets on epsilon in one direction, arrays of equal length."""
     width = _driver.RELATIVE_WIDTH
-    return _run(lambda one, at: _driver.direction_epsilon(one, at, 0.0, width), sigma, p, steps, direction, np.log(delta))
+    return _run(
+        lambda one, at: _driver.direction_epsilon(one, at, 0.0, width), sigma, p, steps, direction, np.log(delta)
+    )
 
 
 def direction_log_delta(sigma, p, steps, direction, epsilon):

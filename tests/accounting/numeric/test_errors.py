@@ -128,7 +128,9 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     rule = [complex(np.sum(weight * np.exp(1j * t * nodes.loss))) for t in FREQUENCIES]
     fixed, slope, total = float(np.sum(weight * fixed)), float(np.sum(weight * slope)), float(np.sum(weight))
     scale = float(np.exp(sums.log_rule[0]))
-    for t, exact, value, bound in zip(FREQUENCIES, moments_exactly(case, low, high), rule, sums.log_error_at, strict=True):
+    for t, exact, value, bound in zip(
+        FREQUENCIES, moments_exactly(case, low, high), rule, sums.log_error_at, strict=True
+    ):
         rounding = 2.0**-53 * (fixed + (theta + 1 + t) * slope + 2 * nodes.loss.size * total)
         error = abs(complex(exact) - value)
         assert error <= np.exp(bound) + rounding
