@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import mpmath as mp
 import numpy as np
 import pytest
 from scipy import special
@@ -17,7 +18,7 @@ from gdpjax.accounting import (
     gdp_tradeoff,
     mu_bounds,
 )
-from gdpjax.accounting._largest_sum import LargestSums
+from gdpjax.accounting._largest_sum import LargestSums, _masses
 from gdpjax.accounting._shuffled import from_above, from_below
 from gdpjax.ledger import (
     AllocationEvent,
@@ -140,6 +141,23 @@ def test_the_largest_sum_of_an_epoch(noise, steps):
     p, q = largest_sum_laws(noise, steps, (1.0, 0.0))  # of a null example that takes no place
     if steps > 2:
         assert (found[1:4] > larger_delta(p, q, EPSILONS)[1:4]).all()
+
+
+@pytest.mark.parametrize("noise", [0.05, 1.0, 1e4])
+@pytest.mark.parametrize("steps", [1, 234, 10**9])
+def test_masses_are_rounded_to_either_side(noise, steps):
+    edges = np.linspace(1.0 - 3 * noise, 2.0 + 15 * noise, 200)
+    low, high = _masses(edges, 2.0, noise, steps)
+    with mp.workdps(400):
+
+        def cdf(edge):
+            edge, s = mp.mpf(float(edge)), mp.mpf(noise)
+            return mp.ncdf((edge - 2) / s) * mp.ncdf(edge / s) ** (steps - 1)
+
+        for k in (0, 20, 40, 90, 150, 198):
+            assert low[k] <= cdf(edges[k + 1]) - cdf(edges[k]) <= high[k]
+    common = low > 1e-200
+    assert (high[common] <= low[common] * (1 + 1e-8)).all()
 
 
 def test_two_epochs_and_other_noise():
