@@ -43,8 +43,8 @@ def check_scheme(
       sampling: as in `gdpjax.privatize`.
       scheme: the fields by their names; those with a default may be left out. None where the scheme has no fields.
       sampling_prob: the probability that a loop samples with, if it is to be checked, too: under allocation and of
-        shuffled batches it is num_selected / steps_per_epoch. The accountant does not read it there, so a loop that draws its batches with
-        another one would be accounted for as if it did not.
+        shuffled batches it is num_selected / steps_per_epoch. The accountant does not read it there, so a loop that
+        draws its batches with another one would be accounted for as if it did not.
 
     Returns:
       A dictionary of all fields, in the order of `LedgerState`; None where the scheme has none.
