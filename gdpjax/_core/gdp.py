@@ -138,12 +138,12 @@ def epsilon_kernel(xp: Any, delta: Array, rest: Array, mu: Array) -> Array:
 
 
 def subsampled_epsilon_kernel(xp: Any, delta: Array, sampling_prob: Array, mu: Array) -> Array:
-    """The smallest epsilon >= 0 of a mu-GDP Gaussian mechanism on a Poisson sample, for 0 < delta."""
+    """`subsampled_epsilon` by NumPy or jax.numpy, with derivatives in jax.numpy only."""
     p = sampling_prob
     covered = delta >= p  # the mechanism does nothing with probability 1 - p
     share = xp.where(covered, 0.5, delta / p)
     rest = xp.where(covered, 0.5, (p - delta) / p)
-    inner = epsilon_kernel(xp, share, rest, mu)
+    inner = epsilon_of_share(share, rest, mu) if xp is jnp else epsilon_kernel(xp, share, rest, mu)
     moderate = xp.log1p(p * xp.expm1(xp.minimum(inner, 300.0)))
     value = xp.where(inner < 300.0, moderate, inner + xp.log(p))
     return xp.where(covered, 0.0, value)
@@ -199,6 +199,11 @@ def _gdp_log_delta_jvp(primals: tuple, tangents: tuple) -> tuple:
 def gdp_epsilon(delta: Array, mu: Array) -> Array:
     """The smallest epsilon >= 0 with delta(epsilon) <= delta; mu = inf gives inf."""
     return epsilon_of_share(delta, 1.0 - delta, mu)
+
+
+def subsampled_epsilon(delta: Array, sampling_prob: Array, mu: Array) -> Array:
+    """The smallest epsilon >= 0 of a mu-GDP Gaussian mechanism on a Poisson sample, for 0 < delta."""
+    return subsampled_epsilon_kernel(jnp, delta, sampling_prob, mu)
 
 
 @jax.custom_jvp

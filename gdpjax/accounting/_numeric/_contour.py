@@ -101,12 +101,14 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
     # One term fewer than was summed, in case the comparison with the cutoff rounded the other way.
     last = max(t.size - 2.0, 0.5) * spacing
     z = contour.theta + 1j * t
-    terms, errors = np.zeros((len(names), t.size), complex), np.zeros(len(names))
+    real, imag = np.zeros((2, len(names), t.size))
+    errors = np.zeros(len(names))
     for i, name in enumerate(names):
         value, scale = kernel(name, z, contour.eta)
-        terms[i] = value * turned
+        term = value * turned
+        real[i], imag[i] = term.real, term.imag
         errors[i] = np.dot(scale, rounding) * (1.0 + 1e-9) + _exp(log_tail(name, contour, last))
-    return Sums(t, terms.real.copy(), terms.imag.copy(), errors)
+    return Sums(t, real, imag, errors)
 
 
 def _exp(x: float) -> float:

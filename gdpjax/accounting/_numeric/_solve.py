@@ -61,9 +61,8 @@ def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Arr
         chernoff = np.logaddexp(chernoff + 1e-12 * (1.0 + abs(chernoff)), np.log(data.lost))
         lower[i] = -np.inf if np.isnan(below) else below
         upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
-        middle = (
-            data.log_size - contour.theta * e + np.log(max(np.mean(_contour.evaluate(sums, e - origin)[0]), 1e-300))
-        )
+        value = np.mean(_contour.evaluate(sums, e - origin)[0])
+        middle = data.log_size - contour.theta * e + np.log(max(value, 1e-300))
         guess[i] = min(max(middle, lower[i]), upper[i])
     return Bounds(lower, upper), guess
 
