@@ -217,6 +217,7 @@ def cases() -> dict[str, Case]:
         ),
         "round_toward": (ledger.round_toward, (0.1, float("inf"), jnp.float32), {}),
         # accounting
+        "with_overflow": (accounting.with_overflow, (accounting.certified(*run), 1e-9), {"announced": True}),
         "calibrate_noise_multiplier": (
             accounting.calibrate_noise_multiplier, (),
             {"epsilon": 3.0, "delta": 1e-3, "sampling_prob": 0.1, "num_steps": 10, "accountant": "rdp"},

@@ -21,6 +21,7 @@ from gdpjax.accounting import (
 from gdpjax.cli import CLT_CAVEAT, _account, main
 from gdpjax.cli._progress import Elapsed
 from gdpjax.cli._report import rounded
+from gdpjax.tradeoff import NoGuarantee
 
 KEYS = [
     "num_steps", "sampling_prob", "mu_clt", "epsilon_clt", "clt_reliable", "mu_upper", "mu_failure", "epsilon_lower",
@@ -136,7 +137,13 @@ def test_calibrate_to_mu(capsys):
 def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys, monkeypatch):
     """At another failure probability than the target's, the certified mu would be above the target."""
     asked = []
-    monkeypatch.setattr(_account, "mu_bounds", lambda *run: asked.append(run[3]) or Bounds(0.0, 0.5))
+
+    class Asked(NoGuarantee):
+        def mu(self, failure):
+            asked.append(failure)
+            return Bounds(0.0, 0.5)
+
+    monkeypatch.setattr(_account, "certified", lambda *run: Asked())
     monkeypatch.setattr(_account, "calibrate_noise_multiplier", lambda **target: asked.append(target["failure"]) or 1.0)
     result = json.loads(run(capsys, "calibrate", "--mu", "0.5", "--failure", "1e-6", *MNIST, "--json"))
     assert set(asked) == {1e-6}

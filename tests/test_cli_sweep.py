@@ -24,6 +24,7 @@ from gdpjax.cli import _sweep, main
 from gdpjax.cli._grid import make_grid, parse_values
 from gdpjax.cli._progress import Progress
 from gdpjax.cli._tables import parse_csv
+from gdpjax.tradeoff import NoGuarantee
 
 RESULTS = ["mu_clt", "epsilon_clt", "clt_reliable", "epsilon_lower", "epsilon_upper", "epsilon_moments_accountant"]
 INPUTS = ["noise_multiplier", "sampling_prob", "num_steps", "delta"]
@@ -136,14 +137,18 @@ def test_grid_is_the_product_and_the_numbers_are_the_accountants(tmp_path, capsy
 
 
 def test_mu_is_added_on_request(monkeypatch):
-    """What is added is the upper end of the row's own `mu_bounds`, which are tested elsewhere and take long."""
+    """What is added is the upper end of the row's own certified mu, which is tested elsewhere and takes long."""
     asked = []
 
-    def bounds(*run):
-        asked.append([np.asarray(value).tolist() for value in run])
-        return Bounds(np.array([0.25]), np.array([0.5]))
+    class Asked(NoGuarantee):
+        def __init__(self, *run):
+            self.run = run
 
-    monkeypatch.setattr(_sweep, "mu_bounds", bounds)
+        def mu(self, failure):
+            asked.append([np.asarray(value).tolist() for value in (*self.run, failure)])
+            return Bounds(np.array([0.25]), np.array([0.5]))
+
+    monkeypatch.setattr(_sweep, "certified", Asked)
     ((*_, upper, failure),) = _sweep.evaluate(np.array([[2.0, 0.01, 10.0, 1e-5]]), with_mu=True)
     assert asked == [[[2.0], [0.01], [10.0], 1e-10]]
     assert (upper, failure) == ("0.5", "1e-10")

@@ -18,7 +18,7 @@ LAYERS = {
     "accounting": {"_core", "tradeoff", "ledger", "mechanisms"},
     "optimizers": {"_core", "transforms"},
     "auditing": {"_core", "accounting", "tradeoff"},
-    "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "ledger", "transforms"},
+    "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "tradeoff", "ledger", "transforms"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
     "reporting": {"_core", "accounting", "tradeoff", "ledger", "training"},
     "cli": {

@@ -8,11 +8,13 @@ import matplotlib
 import numpy as np
 import pytest
 
-from gdpjax import plotting
+from gdpjax import Event, Ledger, plotting
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import epsilon_bounds, gdp_tradeoff
 from gdpjax.cli import main
+from gdpjax.ledger import GaussianEvent
 from gdpjax.plotting import _draw
+from gdpjax.tradeoff import Laplace, NoGuarantee, compose
 
 MNIST_RUN = (0.6, 256 / 60_000, 100)  # the CLT is far off here, on either side
 RUN_OPTIONS = ["--noise-multiplier", "0.6", "--num-examples", "60000", "--batch-size", "256", "--num-steps", "100"]
@@ -78,6 +80,39 @@ def test_epsilon_curves_are_where_their_standing_puts_them(steps):
     assert (steps.moments_accountant < steps.moments_accountant_classic).all()
     assert (steps.clt < steps.certified.lower).all()
     assert (np.diff(steps.certified.upper) > 0).all()
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_any_certified_curve_is_drawn(log):
+    composed = compose(Laplace(0.5), times=8)
+    curves = plotting.tradeoff_curves(composed, delta=1e-5, num_points=24)
+    assert curves.epsilon == composed.epsilon(1e-5)
+    np.testing.assert_array_equal(curves.curve.lower, composed.tradeoff(curves.alpha).lower)
+    assert (curves.approximate_dp <= curves.curve.upper).all()
+    assert (curves.gaussian_certified <= curves.curve.upper).all()
+    assert (curves.mu_clt, curves.gaussian_clt) == (None, None)
+    figure = plotting.plot_tradeoff(curves, log=log)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sum("certified" in text for text in texts) == 3
+    assert not any("CLT" in text or "run" in text for text in texts)
+    assert plotting.plot_tradeoff(plotting.tradeoff_curves(NoGuarantee(), delta=1e-5)).axes
+
+
+def test_a_ledger_is_drawn_as_its_run_is(tradeoff):
+    event = Event(*MNIST_RUN)
+    for run in (event, Ledger([event])):
+        curves = plotting.tradeoff_curves(run, delta=1e-5, num_points=24)
+        assert (curves.mu_clt, curves.epsilon) == (tradeoff.mu_clt, pytest.approx(tradeoff.epsilon, rel=2e-3))
+    both = plotting.tradeoff_curves(Ledger([event, GaussianEvent(2.0)]), delta=1e-5, num_points=24)
+    assert both.mu_clt is None
+    assert both.mu_upper > tradeoff.mu_upper
+    for call in (
+        lambda: plotting.tradeoff_curves(event, 0.1, delta=1e-5),
+        lambda: plotting.tradeoff_curves(event),
+        lambda: plotting.tradeoff_curves(Laplace(0.5), delta=1e-5),
+    ):
+        with pytest.raises(ValueError, match=r"only delta follows|delta must|noise_multiplier must"):
+            call()
 
 
 @pytest.mark.parametrize("log", [False, True])

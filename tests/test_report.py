@@ -116,6 +116,20 @@ def test_plans_files_and_curves(tmp_path):
     assert report(bounds, deltas=[1e-5]).figure("advantage") == tuple(bounds.advantage())
 
 
+def test_a_plan_for_groups(monkeypatch):
+    """The figures are those of the plan's curve, which are tested elsewhere and take long."""
+    bounds = compose(Laplace(0.5), times=8)
+    monkeypatch.setattr(gdpjax.Plan, "curve", bounds)
+    plan = gdpjax.make_plan(
+        noise_multiplier=2.0, clip=1.0, max_examples=1000, expected_batch_size=20, num_steps=50, delta=1e-5,
+        group_size=2, unit="visit",
+    )  # fmt: skip
+    card = report(plan, deltas=[1e-5])
+    assert card.figure("epsilon_at_delta_1e-05") == tuple(bounds.epsilon(1e-5))
+    assert "add or remove one group of up to 2 visits" in card.to_text()
+    assert card.figure("epsilon_clt") is None
+
+
 def test_fixed_size_batches_have_a_moments_accountant_too():
     card = report(Event(2.0, 0.02, 50, "uniform"), deltas=[1e-5])
     epsilon = card.figure("epsilon_at_delta_1e-05")

@@ -4,8 +4,8 @@
     curve = certified(plan.event)             # or a Ledger, or one of its events
     curve.epsilon(1e-5), curve.mu(), curve.tpr(0.01), curve.regret()
 
-A run is described once; each question is then one call of `_numeric`, whose compiled programs all runs share. What a
-small probability of failure or overflow adds is put around the answer by `_lost_mass`.
+A run is described once; each question is then one call of `_numeric`, whose compiled programs all runs share
+(`RunCurve`). What a small probability of failure or overflow adds is put around that curve by `CurveWithLostMass`.
 
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
@@ -18,16 +18,16 @@ Other pairs are refused.
 """
 
 import abc
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_relation
+from gdpjax._core.arguments import check_flag, check_instance, check_number, check_relation
 from gdpjax._core.checks import (
     COUNT,
     EXTENDED_NONNEGATIVE,
+    HALF_OPEN_UNIT,
     NONNEGATIVE,
     OPEN_UNIT,
     POSITIVE,
@@ -102,6 +102,42 @@ class AbstractRunCurve(CertifiedCurve):
         """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
         return self._answer("tradeoff", alpha)
 
+    def regret(self, mu: Array | None = None) -> Bounds:
+        """Certified bracket on the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
+        if is_traced((self._arrays(), mu)):
+            raise ValueError("regret is computed outside compiled code: give runs and mu as numbers")
+        mu = self.mu().upper if mu is None else mu
+        return self._one_by_one(CertifiedCurve.regret, mu)
+
+    def reported_mu(self, failure: Array = FAILURE) -> Bounds:
+        """The bracket of `mu` narrowed, as `CertifiedCurve.reported_mu`; of every run of an array."""
+        if is_traced((self._arrays(), failure)):
+            raise ValueError("a narrowed mu is computed outside compiled code: give runs and failure as numbers")
+        return self._one_by_one(CertifiedCurve.reported_mu, failure)
+
+    def _one_by_one(self, question: Callable[[CertifiedCurve, float], Bounds], at: Array) -> Bounds:
+        """Return the answers of the single runs of an array, each at its element of ``at``."""
+        check("the number asked at", at, EXTENDED_NONNEGATIVE)
+        arrays = self._arrays()
+        check_broadcast(**{f"column {i}": column for i, column in enumerate(arrays)}, at=at)
+        shape = np.broadcast_shapes(np.shape(at), *map(np.shape, arrays))
+        if shape == ():
+            return question(self, float(at))
+        at = np.broadcast_to(at, shape)
+        answer = Bounds(np.zeros(shape), np.zeros(shape))
+        for place in np.ndindex(*shape):
+            run = self._run_of(tuple(np.broadcast_to(column, shape)[place] for column in arrays))
+            answer.lower[place], answer.upper[place] = question(run, float(at[place]))
+        return answer
+
+    def _arrays(self) -> tuple[Array, ...]:
+        """Return the arrays of which every element is a run of its own; none for the curve of one run."""
+        return ()
+
+    def _run_of(self, numbers: tuple[Array, ...]) -> CertifiedCurve:
+        """Return the curve of the run with these elements of `_arrays`."""
+        return self
+
     @abc.abstractmethod
     def _answer(self, question: str, at: Array) -> Bounds:
         """Return the bracket on the answer to a question of `_QUESTIONS`, asked at ``at``."""
@@ -114,8 +150,7 @@ class RunCurve(AbstractRunCurve):
         family: the kind of run, each of which has its own compiled programs.
         columns: the arrays that `_numeric` takes, as runs or in phases.
         in_phases: whether the last axis of the columns is that of the phases of one run.
-        lost: the probabilities of failure and overflow, which are not in the columns.
-        releases: whether there is anything but what is lost.
+        releases: whether there is anything that is released.
     """
 
     def __init__(
@@ -124,60 +159,30 @@ class RunCurve(AbstractRunCurve):
         columns: tuple[Array, ...],
         *,
         in_phases: bool,
-        lost: Lost | None = None,
         releases: bool = True,
     ) -> None:
-        self.family, self.columns, self.in_phases = family, columns, in_phases
-        self.lost = Lost(0.0, 0.0) if lost is None else lost
-        self.releases = releases
+        self.family, self.columns, self.in_phases, self.releases = family, columns, in_phases, releases
 
-    def regret(self, mu: Array | None = None) -> Bounds:
-        """Certified bracket on the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
-        if is_traced((self.columns, mu)):
-            raise ValueError("regret is computed outside compiled code: give runs and mu as numbers")
-        mu = self.mu().upper if mu is None else mu
-        return self._one_by_one(lambda run, mu: CertifiedCurve.regret(run, mu), mu)
+    def _arrays(self) -> tuple[Array, ...]:
+        return () if self.in_phases else self.columns
 
-    def reported_mu(self, failure: Array = FAILURE) -> Bounds:
-        """The bracket of `mu` narrowed, as `CertifiedCurve.reported_mu`; of every run of an array."""
-        if is_traced((self.columns, failure)):
-            raise ValueError("a narrowed mu is computed outside compiled code: give runs and failure as numbers")
-        return self._one_by_one(lambda run, failure: CertifiedCurve.reported_mu(run, failure), failure)
-
-    def _one_by_one(self, question: Callable[["RunCurve", float], Bounds], at: Array) -> Bounds:
-        """The answers of the single runs of an array, each at its element of ``at``."""
-        check("the number asked at", at, EXTENDED_NONNEGATIVE)
-        columns = () if self.in_phases else self.columns
-        check_broadcast(**{f"column {i}": column for i, column in enumerate(columns)}, at=at)
-        shape = np.broadcast_shapes(np.shape(at), *map(np.shape, columns))
-        if shape == ():
-            return question(self, float(at))
-        at = np.broadcast_to(at, shape)
-        answer = Bounds(np.zeros(shape), np.zeros(shape))
-        for place in np.ndindex(*shape):
-            one = self if self.in_phases else self._replaced(np.broadcast_to(c, shape)[place] for c in columns)
-            answer.lower[place], answer.upper[place] = question(one, float(at[place]))
-        return answer
-
-    def _replaced(self, columns: Any) -> "RunCurve":
-        return RunCurve(self.family, tuple(columns), in_phases=False, lost=self.lost, releases=self.releases)
+    def _run_of(self, numbers: tuple[Array, ...]) -> CertifiedCurve:
+        return self if self.in_phases else RunCurve(self.family, numbers, in_phases=False, releases=self.releases)
 
     def _answer(self, question: str, at: Array) -> Bounds:
+        if not self.releases and not is_traced(at):
+            name, domain, _ = _QUESTIONS[question]
+            check(name, at, domain)
+            return _of_nothing(question, np.asarray(at, np.float64))
         lift = _numeric.of_phases if self.in_phases else _numeric.of_runs
-
-        def ideal(at: Array) -> Bounds:
-            return self._bracket(question, lambda family: lift(question, family)(*self.columns, at))
-
-        return self._with_lost_mass(question, ideal, at)
+        return self._bracket(question, lambda family: lift(question, family)(*self.columns, at))
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
         """Brackets on delta of one run at many epsilon, which share the work, to a given relative width."""
+        if not self.releases:
+            return _of_nothing("delta", epsilon)
         columns = self.columns if self.in_phases else _as_phases(self.columns)
-
-        def ideal(at: np.ndarray) -> Bounds:
-            return self._bracket("delta", lambda family: _numeric.profile_of_phases(family)(*columns, at, width))
-
-        return self._with_lost_mass("delta", ideal, epsilon)
+        return self._bracket("delta", lambda family: _numeric.profile_of_phases(family)(*columns, epsilon, width))
 
     def _bracket(self, question: str, ask: Callable[[Family], Bounds]) -> Bounds:
         """The bracket without lost mass. Under uniform sampling its ends come from two different pairs of laws."""
@@ -188,18 +193,6 @@ class RunCurve(AbstractRunCurve):
         if question == "tradeoff":
             return Bounds(answer.lower, poisson.upper)
         return Bounds(poisson.lower, answer.upper)
-
-    def _with_lost_mass(self, question: str, ideal: Callable[[Any], Bounds], at: Array) -> Bounds:
-        lossless = self.lost.is_nothing
-        if lossless and (self.releases or is_traced(at)):
-            return ideal(at)
-        name, domain, with_lost_mass = _QUESTIONS[question]
-        check_concrete(name, at, domain)
-        if not self.releases:
-            ideal = functools.partial(_of_nothing, question)
-        if lossless:
-            return ideal(np.asarray(at, np.float64))
-        return with_lost_mass(ideal, np.asarray(at, np.float64), self.lost)
 
 
 class _LedgerCurve(AbstractRunCurve):
@@ -213,6 +206,25 @@ class _LedgerCurve(AbstractRunCurve):
     @abc.abstractmethod
     def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
         """The bracket on the answer to ``question``, at numbers in its domain."""
+
+
+class CurveWithLostMass(_LedgerCurve):
+    """The certified curve of a run that may fail, or overflow, from that of the run that does not: see `_lost_mass`.
+
+    Attributes:
+        ideal: the curve of the run if nothing is lost.
+        lost: the probabilities of failure and overflow.
+    """
+
+    def __init__(self, ideal: CertifiedCurve, lost: Lost) -> None:
+        self.ideal, self.lost = ideal, lost
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        with_lost_mass = _QUESTIONS[question][2]
+        return with_lost_mass(getattr(self.ideal, question), at, self.lost)
+
+    def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
+        return _lost_mass.delta(lambda at: self.ideal._deltas(at, width), epsilon, self.lost)
 
 
 class TruncatedCurve(_LedgerCurve):
@@ -233,20 +245,17 @@ class TruncatedCurve(_LedgerCurve):
 
 
 class AllocationCurve(_LedgerCurve):
-    """The certified curve of a Ledger with random allocation, alone or beside other events.
+    """The certified curve of a Ledger with random allocation, alone or beside other events, if nothing is lost.
 
     Attributes:
         run: the Ledger, split.
     """
 
-    def __init__(self, run: Ledger | AnyEvent) -> None:
-        self.run = Allocated(run)
+    def __init__(self, run: Allocated) -> None:
+        self.run = run
 
     def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
-        ideal = functools.partial(self.run.answer, question)
-        if self.run.lost.is_nothing:
-            return ideal(at)
-        return _QUESTIONS[question][2](ideal, at, self.run.lost)
+        return self.run.answer(question, at)
 
 
 def refuse_groups(sampling: str, group_size: int) -> None:
@@ -286,10 +295,27 @@ def check_concrete(name: str, value: Any, domain: Domain) -> None:
     check(name, value, domain)
 
 
-def of_description(described: Described) -> RunCurve:
+def with_lost_mass(ideal: CertifiedCurve, lost: Lost) -> CertifiedCurve:
+    """Return the curve of a run that loses what ``lost`` says, from that of the run that loses nothing."""
+    return ideal if lost.is_nothing else CurveWithLostMass(ideal, lost)
+
+
+def of_description(described: Described) -> CertifiedCurve:
     """The curve of a Ledger that was described."""
     family, columns, lost, releases = described
-    return RunCurve(family, columns, in_phases=True, lost=lost, releases=releases)
+    return with_lost_mass(RunCurve(family, columns, in_phases=True, releases=releases), lost)
+
+
+def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1) -> CertifiedCurve:
+    """The curve of a Ledger or event, by the schemes that are in it."""
+    if has_allocation(run):
+        refuse_groups("allocation", group_size)
+        allocated = Allocated(run)
+        return with_lost_mass(AllocationCurve(allocated), allocated.lost)
+    if _truncated.has_truncated(run):
+        refuse_groups("truncated_poisson", group_size)
+        return TruncatedCurve(run)
+    return of_description(describe(run, group_size))
 
 
 def curve_of(
@@ -304,13 +330,7 @@ def curve_of(
     group_size = checked_group_size(group_size)
     if isinstance(run, Ledger | AnyEvent):
         check_options(run, sampling, neighboring_relation)
-        if has_allocation(run):
-            refuse_groups("allocation", group_size)
-            return AllocationCurve(run)
-        if _truncated.has_truncated(run):
-            refuse_groups("truncated_poisson", group_size)
-            return TruncatedCurve(run)
-        return of_description(describe(run, group_size))
+        return _curve_of_ledger(run, group_size)
     if _is_zero(run):  # the events of a Ledger may be without noise
         event = Event(0.0, sampling_prob, num_steps, sampling, neighboring_relation)
         return of_description(describe(event, group_size))
@@ -371,6 +391,35 @@ def certified(
                 check(name, value, domain)
             check_broadcast(**given)
     return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size)
+
+
+def with_overflow(curve: CertifiedCurve, overflow: float, *, announced: bool = False) -> CertifiedCurve:
+    """The certified curve of a run whose padded batches may overflow, from that of the run without overflow.
+
+    Formula: delta_ideal(e) - overflow <= delta(e) <= overflow + (1 - overflow) delta_ideal(e) where it is announced;
+    where it is not, overflow (1 + e^e) on the left. A `Ledger` with overflow in its events needs no such call.
+
+    Args:
+        curve: of the run without overflow, as `certified` gives it.
+        overflow: probability in [0, 1) that some batch of the run does not fit.
+        announced: whether the run stops at such a batch and says so, as in `gdpjax.Event`.
+
+    Returns:
+        A `gdpjax.tradeoff.CertifiedCurve`; certified.
+
+    Raises:
+        ValueError: something else than a curve, or a number that is out of range or traced.
+
+    >>> curve = certified(1.0, 0.01, 1000, group_size=2)
+    >>> padded = with_overflow(curve, 1e-8, announced=True)
+    >>> bool(padded.epsilon(1e-5).upper > curve.epsilon(1e-5).upper)
+    True
+    """
+    check_instance("curve", curve, CertifiedCurve, "such as gdpjax.accounting.certified gives")
+    overflow = check_number("overflow", overflow, HALF_OPEN_UNIT)
+    if check_flag("announced", announced):
+        return with_lost_mass(curve, Lost(failure=0.0, silent=0.0, announced=overflow))
+    return with_lost_mass(curve, Lost(failure=0.0, silent=overflow))
 
 
 def mu_and_regret(noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> tuple[Bounds, Bounds]:

@@ -15,6 +15,7 @@ probability 1 - confidence: the step has a bug, or the claim is wrong. A sound s
 probability. Passing proves nothing: an audit bounds the loss from below only.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta
 from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
 from gdpjax.auditing._statistics import STATISTICS
+from gdpjax.tradeoff import CertifiedCurve
 
 _FEWEST = 64
 _RUNS_PER_COORDINATE = 8
@@ -113,9 +115,14 @@ def _choose(rows: np.ndarray) -> tuple[str, Any, tuple[float, bool]]:
 
 
 def audit_step(
-    release: Callable[[Array, Array], PyTree], key: Array, *, delta: float,
-    claimed: Callable[[Array], Array] | None = None, num_releases: int = 4096, confidence: float = 0.95,
-) -> StepAudit:  # fmt: skip
+    release: Callable[[Array, Array], PyTree],
+    key: Array,
+    *,
+    delta: float,
+    claimed: CertifiedCurve | Callable[[Array], Array] | None = None,
+    num_releases: int = 4096,
+    confidence: float = 0.95,
+) -> StepAudit:
     """Attack what a private step releases, with and without one example, and bound its privacy loss from below.
 
     Formula: the `error_region` of one attack, chosen on other runs; then mu >= Phi^-1(1 - alpha) - Phi^-1(beta) and
@@ -128,7 +135,8 @@ def audit_step(
         key: one PRNG key.
         delta: in [0, 1), of the epsilon.
         claimed: the trade-off curve f that the step is said to have, alpha -> least type II error, or a lower bound of
-            it: a symmetric curve of `gdpjax.tradeoff`, or ``lambda alpha: tradeoff_bounds(..., alpha).lower``.
+            it: a symmetric curve of `gdpjax.tradeoff`, or a `CertifiedCurve` such as ``plan.curve`` or
+            ``accounting.certified(event)``, whose lower end is then the claim.
         num_releases: n >= 64 runs of each kind, and at least 8 for each coordinate of a release.
         confidence: in (0, 1).
 
@@ -154,6 +162,8 @@ def audit_step(
     check_callable("release", release)
     key = as_key(key)
     delta, confidence = check_delta(delta), check_confidence(confidence)
+    if isinstance(claimed, CertifiedCurve):
+        claimed = functools.partial(_lower_end, claimed)
     if claimed is not None and not callable(claimed):
         raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {shown(claimed)}")
     rows = _rows(release, key, num_releases)
@@ -165,6 +175,10 @@ def audit_step(
     return StepAudit(
         name, refuted, found.epsilon, found.mu, delta, confidence, found.alpha, found.beta, promised, found.num_runs
     )
+
+
+def _lower_end(curve: CertifiedCurve, alpha: Array) -> Array:
+    return curve.tradeoff(alpha).lower
 
 
 def _refutes(claimed: Callable[[Array], Array], region: ErrorRegion, alpha: float) -> tuple[bool, float]:

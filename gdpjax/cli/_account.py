@@ -11,9 +11,7 @@ from gdpjax.accounting import (
     certified,
     clt_epsilon,
     clt_mu_poisson,
-    epsilon_bounds,
     moments_accountant_epsilon,
-    mu_bounds,
 )
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed, rounded
@@ -67,11 +65,12 @@ def _run_report(
     run = (noise_multiplier, sampling_prob, num_steps)
     if noise_multiplier == 0:
         return _report_without_noise(sampling_prob, num_steps, delta, failure)
+    curve = certified(*run)
     # The time is compilation: mu's, the longest, beside the others'.
     with ThreadPoolExecutor(1) as beside:
-        mu = beside.submit(mu_bounds, *run, failure) if with_mu else None
+        mu = beside.submit(curve.mu, failure) if with_mu else None
         epsilon = None if delta is None else float(clt_epsilon(*run, delta))
-        bounds = None if delta is None else epsilon_bounds(*run, delta)
+        bounds = None if delta is None else curve.epsilon(delta)
         moments = None if delta is None else float(moments_accountant_epsilon(*run, delta))
     mu_upper = None if mu is None else float(mu.result().upper)
     needs_delta = "needs --delta"
@@ -102,7 +101,7 @@ def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | N
     warning = "NOT PRIVATE: without noise every example that is in a batch shows"
     lower, upper = (None, None)
     if delta is not None:
-        lower, upper = (float(end) for end in epsilon_bounds(0.0, sampling_prob, num_steps, delta))
+        lower, upper = (float(end) for end in certified(0.0, sampling_prob, num_steps).epsilon(delta))
     return [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
@@ -144,8 +143,12 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
     return [Row("noise_multiplier", noise, standing, "exact"), *report]
 
 
-def _meets_attack(curve: CertifiedCurve, target: dict[str, Any]) -> bool:
-    """Whether no attack exceeds the target."""
+def _meets(curve: CertifiedCurve, target: dict[str, Any], failure: float) -> bool:
+    """Whether the curve is certified to meet the target."""
+    if "epsilon" in target:
+        return bool(curve.epsilon(target["delta"]).upper <= target["epsilon"])
+    if "mu" in target:
+        return bool(curve.mu(failure).upper <= target["mu"])
     if "advantage" in target:
         return bool(curve.advantage().upper <= target["advantage"])
     if "tpr" in target:
@@ -163,11 +166,7 @@ def _short(
             return True  # a closed form that falls with the noise
         if accountant == "rdp":
             return bool(moments_accountant_epsilon(candidate, *run, target["delta"]) <= target["epsilon"])
-        if any(name in target for name in _ATTACKS):
-            return _meets_attack(certified(candidate, *run), target)
-        if "mu" in target:
-            return bool(mu_bounds(candidate, *run, failure).upper <= target["mu"])
-        return bool(epsilon_bounds(candidate, *run, target["delta"]).upper <= target["epsilon"])
+        return _meets(certified(candidate, *run), target, failure)
 
     candidate, more = float(rounded(noise_multiplier, _DIGITS, "up")), 10.0**-_DIGITS
     while not meets(candidate):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.types import FAILURE
-from gdpjax.accounting import clt_epsilon, clt_mu_poisson, epsilon_bounds, moments_accountant_epsilon, mu_bounds
+from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._devices import map_over_devices
 from gdpjax.cli._grid import QUANTITIES, WHOLE, Grid, make_grid, parse_values
@@ -143,10 +143,11 @@ def evaluate(runs: np.ndarray, with_mu: bool) -> list[list[str]]:
     mu, clt = clt_mu_poisson(noise, prob, steps), clt_epsilon(noise, prob, steps, delta)[:count]
     moments = moments_accountant_epsilon(noise, prob, steps, delta)
     noise, prob, steps, delta = runs.T
-    bounds = epsilon_bounds(noise, prob, steps, delta)
+    curve = certified(noise, prob, steps)
+    bounds = curve.epsilon(delta)
     columns = [mu, clt, proves_reliable(bounds, clt), *bounds, moments]
     if with_mu:
-        columns += [mu_bounds(noise, prob, steps, FAILURE).upper, np.full(count, FAILURE)]
+        columns += [curve.mu(FAILURE).upper, np.full(count, FAILURE)]
     rows = zip(*(column[:count].tolist() for column in columns), strict=True)
     return [[str(value).lower() for value in row] for row in rows]
 

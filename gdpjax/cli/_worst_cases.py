@@ -54,7 +54,7 @@ class WorstCase(NamedTuple):
     def claimed(self) -> Curve:
         """The trade-off curve: exact, steps being all of the data or a single one."""
         if self.sampling_prob < 1 and self.num_steps > 1:
-            raise ValueError("no closed form of several sampled steps; use gdpjax.accounting.tradeoff_bounds")
+            raise ValueError("no closed form of several sampled steps; use gdpjax.accounting.certified")
         mu = math.sqrt(self.num_steps) / self.noise_multiplier if self.noise_multiplier else math.inf
         return subsample(Gaussian(mu), self.sampling_prob)
 

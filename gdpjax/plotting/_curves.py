@@ -13,42 +13,36 @@ import scipy
 from gdpjax._core.arguments import check_count, check_flag, check_number
 from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, check, check_scalar
 from gdpjax._core.types import FAILURE, Bounds
-from gdpjax.accounting import (
-    clt_epsilon,
-    clt_mu_poisson,
-    epsilon_bounds,
-    gdp_tradeoff,
-    moments_accountant_epsilon,
-    mu_bounds,
-    tradeoff_bounds,
-)
+from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, gdp_tradeoff, moments_accountant_epsilon
 from gdpjax.accounting._gdp import DELTA
+from gdpjax.ledger import AnyEvent, Event, Ledger
+from gdpjax.tradeoff import CertifiedCurve
 
 
 class TradeoffCurves(NamedTuple):
-    """The trade-off curve of one run and the curves it is compared with, at the points ``alpha``.
+    """A trade-off curve and the curves it is compared with, at the points ``alpha``.
 
     Fields:
         alpha: type I errors, increasing from 0 to 1, float64 [n].
         curve: certified bracket on the trade-off curve f, the least type II error.
         approximate_dp: f_{epsilon, delta} at the upper end of ``epsilon``; certified to lie below f.
         gaussian_certified: G_mu at ``mu_upper``, lowered by the failure probability; certified to lie below f.
-        gaussian_clt: G_mu at ``mu_clt``; asymptotic, may lie on either side of f.
+        gaussian_clt: G_mu at ``mu_clt``; asymptotic, may lie on either side of f. None where ``mu_clt`` is.
         epsilon: certified bracket at ``delta``.
         delta: as given.
         mu_upper: certified mu with failure probability 1e-10.
-        mu_clt: asymptotic mu.
+        mu_clt: asymptotic mu; None of anything but one number of Poisson-sampled steps.
     """
 
     alpha: np.ndarray
     curve: Bounds
     approximate_dp: np.ndarray
     gaussian_certified: np.ndarray
-    gaussian_clt: np.ndarray
+    gaussian_clt: np.ndarray | None
     epsilon: Bounds
     delta: float
     mu_upper: float
-    mu_clt: float
+    mu_clt: float | None
 
 
 class EpsilonCurves(NamedTuple):
@@ -72,14 +66,21 @@ class EpsilonCurves(NamedTuple):
 
 
 def tradeoff_curves(
-    noise_multiplier: float, sampling_prob: float, num_steps: float, delta: float, *, num_points: int = 96
+    noise_multiplier: float | CertifiedCurve | Ledger | AnyEvent,
+    sampling_prob: float | None = None,
+    num_steps: float | None = None,
+    delta: float | None = None,
+    *,
+    num_points: int = 96,
 ) -> TradeoffCurves:
-    """The trade-off curve of DP-SGD with Poisson sampling, and what it is compared with.
+    """The trade-off curve of a run, or of anything that is certified, and what it is compared with.
 
     Formula: see the module docstring.
 
     Args:
-        noise_multiplier: stddev of the noise / sensitivity, > 0.
+        noise_multiplier: stddev of the noise / sensitivity, > 0, of DP-SGD with Poisson sampling; or a `CertifiedCurve`
+            (such as ``plan.curve``, or what `gdpjax.tradeoff.compose` gives between bounds), a `Ledger` or one of its
+            events, then only ``delta=`` follows.
         sampling_prob: probability in [0, 1] that an example joins a batch.
         num_steps: whole number >= 1 of steps.
         delta: probability strictly between 0 and 1.
@@ -89,7 +90,7 @@ def tradeoff_curves(
         `TradeoffCurves`, with the standing of each curve.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument outside its range, an incomplete call.
 
     Reference: Dong, Roth and Su, arXiv:1905.02383, Sections 2 and 3.
 
@@ -97,23 +98,46 @@ def tradeoff_curves(
     >>> bool((curves.approximate_dp <= curves.curve.upper).all())
     True
     """
-    _check_run(noise_multiplier, sampling_prob, num_steps, delta, num_points)
-    run = noise_multiplier, sampling_prob, num_steps
-    epsilon = Bounds(*(float(end) for end in epsilon_bounds(*run, delta)))
+    curve, mu_clt = _curve_and_clt(noise_multiplier, sampling_prob, num_steps)
+    delta = check_number("delta", delta, DELTA)
+    check_count("num_points", num_points, least=8, most=100_000)
+    epsilon = Bounds(*(float(end) for end in curve.epsilon(delta)))
     alpha = _alphas(num_points, epsilon.upper, delta)
-    mu_upper, mu_clt = float(mu_bounds(*run, FAILURE).upper), float(clt_mu_poisson(*run))
+    mu_upper = float(curve.mu(FAILURE).upper)
     inside = np.minimum(alpha / (1 - FAILURE), 1.0)
     return TradeoffCurves(
         alpha=alpha,
-        curve=tradeoff_bounds(*run, alpha),
+        curve=curve.tradeoff(alpha),
         approximate_dp=approximate_dp_tradeoff(alpha, epsilon.upper, delta),
-        gaussian_certified=(1 - FAILURE) * gdp_tradeoff(inside, mu_upper),
-        gaussian_clt=gdp_tradeoff(alpha, mu_clt),
+        gaussian_certified=(1 - FAILURE) * _gaussian(inside, mu_upper),
+        gaussian_clt=None if mu_clt is None else gdp_tradeoff(alpha, mu_clt),
         epsilon=epsilon,
-        delta=float(delta),
+        delta=delta,
         mu_upper=mu_upper,
         mu_clt=mu_clt,
     )
+
+
+def _curve_and_clt(run: Any, sampling_prob: Any, num_steps: Any) -> tuple[CertifiedCurve, float | None]:
+    """The certified curve of what is drawn, and the central limit theorem's mu where there is one."""
+    if isinstance(run, CertifiedCurve | Ledger | AnyEvent):
+        if sampling_prob is not None or num_steps is not None:
+            raise ValueError("after a curve or a Ledger only delta follows: tradeoff_curves(curve, delta=...)")
+        if isinstance(run, CertifiedCurve):
+            return run, None
+        only = run.events[0] if isinstance(run, Ledger) and len(run.events) == 1 else run
+        if isinstance(only, Event) and only.sampling == "poisson" and only.noise_multiplier > 0:
+            return certified(run), float(clt_mu_poisson(only.noise_multiplier, only.sampling_prob, only.num_steps))
+        return certified(run), None
+    check_scalar("noise_multiplier", run, POSITIVE)
+    check_scalar("sampling_prob", sampling_prob, UNIT)
+    check_scalar("num_steps", num_steps, COUNT)
+    return certified(run, sampling_prob, num_steps), float(clt_mu_poisson(run, sampling_prob, num_steps))
+
+
+def _gaussian(alpha: np.ndarray, mu: float) -> np.ndarray:
+    """G_mu(alpha), also for a mu that says nothing."""
+    return gdp_tradeoff(alpha, mu) if mu < np.inf else np.zeros_like(alpha)
 
 
 def epsilon_curves(
@@ -156,7 +180,7 @@ def epsilon_curves(
     return EpsilonCurves(
         num_steps=steps,
         delta=float(delta),
-        certified=epsilon_bounds(*run),
+        certified=certified(noise_multiplier, sampling_prob, steps).epsilon(delta),
         moments_accountant=moments_accountant_epsilon(*run),
         moments_accountant_classic=moments_accountant_epsilon(*run, conversion="classic"),
         clt=clt_epsilon(*run),

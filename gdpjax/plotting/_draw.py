@@ -80,16 +80,17 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
         band = _draw_band(axes, alpha, *map(height, curves.curve))
         (steep,) = axes.plot(alpha, height(curves.approximate_dp), **_DASHED)
         (safe,) = axes.plot(alpha, height(curves.gaussian_certified), **_DASH_DOTTED)
-        (limit,) = axes.plot(alpha, height(curves.gaussian_clt), **_DOTTED)
+        limit = None if curves.gaussian_clt is None else axes.plot(alpha, height(curves.gaussian_clt), **_DOTTED)[0]
         (blind,) = axes.plot(alpha, height(1.0 - curves.alpha), color=_GREY, linewidth=0.6)
         labels = {
-            band: r"$f$ of this run: certified band",
+            band: r"$f$ of this run: certified band" if limit else r"$f$: certified band",
             steep: rf"$f_{{\varepsilon,\delta}}$, $\varepsilon = {curves.epsilon.upper:.4g}$, "
             rf"$\delta = {_scientific(curves.delta)}$: certified bound",
             safe: rf"$G_\mu$, $\mu = {curves.mu_upper:.3g}$: certified bound, failure ${_scientific(FAILURE)}$",
-            limit: rf"$G_\mu$, CLT $\mu = {curves.mu_clt:.3g}$: asymptotic, may understate",
-            blind: r"$1 - \alpha$: perfect privacy",
         }
+        if limit:
+            labels[limit] = rf"$G_\mu$, CLT $\mu = {curves.mu_clt:.3g}$: asymptotic, may understate"
+        labels[blind] = r"$1 - \alpha$: perfect privacy"
         axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$")
         if log:
             least = min(1e-3, curves.delta / 100)

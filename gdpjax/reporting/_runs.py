@@ -4,13 +4,11 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import COUNT, NONNEGATIVE, UNIT
 from gdpjax._core.documents import parse_document, read_bytes
 from gdpjax._core.shown import shown
-from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
+from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting import certified
 from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, TruncatedPoissonEvent
 from gdpjax.tradeoff import CertifiedCurve
@@ -44,26 +42,6 @@ class Described(NamedTuple):
     curve: CertifiedCurve
     event: Event | None = None
     not_private: str = ""
-
-
-class NoGuarantee(CertifiedCurve):
-    """The curve of a run about which nothing is claimed: every bracket is as wide as can be."""
-
-    def epsilon(self, delta: Array) -> Bounds:
-        """[0, inf]."""
-        return Bounds(np.zeros(np.shape(delta))[()], np.full(np.shape(delta), np.inf)[()])
-
-    def delta(self, epsilon: Array) -> Bounds:
-        """[0, 1]."""
-        return Bounds(np.zeros(np.shape(epsilon))[()], np.ones(np.shape(epsilon))[()])
-
-    def mu(self, failure: Array = FAILURE) -> Bounds:
-        """[0, inf]."""
-        return self.epsilon(failure)
-
-    def tradeoff(self, alpha: Array) -> Bounds:
-        """[0, 1 - alpha]."""
-        return Bounds(np.zeros(np.shape(alpha))[()], 1.0 - np.asarray(alpha, np.float64)[()])
 
 
 def describe_run(run: Any, name: str | None, default: str) -> Described:
@@ -102,15 +80,14 @@ def _read(path: Path) -> Plan | Ledger:
 
 
 def _of_plan(plan: Plan, name: str) -> Described:
-    if plan.group_size > 1:
-        raise ValueError("a report is about one unit; of a plan with group_size > 1 ask plan.epsilon_bounds()")
-    event = plan.event
-    described = _of_ledger(event, name)
+    described = _of_ledger(plan.event, name)
     neighbours = f"{_RELATIONS[plan.neighboring_relation]} {plan.unit}"  # pyright: ignore[reportArgumentType]
-    if plan.is_private:
-        return described._replace(neighbours=neighbours)
-    reason = str(plan.without_privacy())
-    return Described(name, described.scheme, neighbours, NoGuarantee(), None, reason)
+    if plan.group_size > 1:
+        neighbours = f"add or remove one group of up to {plan.group_size} {plan.unit}s"
+    # The other accountants are asked about one unit.
+    event = described.event if plan.is_private and plan.group_size == 1 else None
+    reason = "" if plan.is_private else str(plan.without_privacy())
+    return Described(name, described.scheme, neighbours, plan.curve, event, reason)
 
 
 def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:

@@ -8,7 +8,7 @@ composition `_cells`, `_grid`, `_compose`. What is known of a mechanism in brack
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._certified_curve import CertifiedCurve
+from gdpjax.tradeoff._certified_curve import CertifiedCurve, NoGuarantee
 from gdpjax.tradeoff._compose import compose
 from gdpjax.tradeoff._curve_bounds import CurveBounds
 from gdpjax.tradeoff._duality import convex_conjugate, delta, dominating_mu, epsilon, from_delta_curve
@@ -28,6 +28,7 @@ __all__ = [
     "Gaussian",
     "Identity",
     "Laplace",
+    "NoGuarantee",
     "NormalApproximation",
     "PiecewiseLinear",
     "attack_advantage",

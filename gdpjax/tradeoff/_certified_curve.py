@@ -27,7 +27,16 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.arguments import check_number
-from gdpjax._core.checks import EXTENDED_NONNEGATIVE, OPEN_UNIT, UNIT, check, is_traced
+from gdpjax._core.checks import (
+    EXTENDED_NONNEGATIVE,
+    HALF_OPEN_UNIT,
+    NONNEGATIVE,
+    OPEN_UNIT,
+    UNIT,
+    Domain,
+    check,
+    is_traced,
+)
 from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.tradeoff._narrowed_mu import narrowed_mu
 from gdpjax.tradeoff._regret import certified_regret
@@ -195,6 +204,39 @@ class CertifiedCurve(abc.ABC):
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
         """`delta` at an array of epsilon, with a relative width of about ``width`` where a subclass can."""
         return self.delta(epsilon)
+
+
+class NoGuarantee(CertifiedCurve):
+    """The curve of a mechanism about which nothing is claimed: every bracket is as wide as can be.
+
+    >>> NoGuarantee().epsilon(1e-5)
+    Bounds(lower=0.0, upper=inf)
+    """
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """[0, inf]."""
+        return self._all_between(0.0, np.inf, "delta", delta, HALF_OPEN_UNIT)
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """[0, 1]."""
+        return self._all_between(0.0, 1.0, "epsilon", epsilon, NONNEGATIVE)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """[0, inf]."""
+        return self._all_between(0.0, np.inf, "failure", failure, HALF_OPEN_UNIT)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """[0, 1 - alpha]."""
+        lower, _ = self._all_between(0.0, 1.0, "alpha", alpha, UNIT)
+        return Bounds(lower, (1.0 - np.asarray(alpha, np.float64))[()])
+
+    def _all_between(self, lower: float, upper: float, name: str, at: Array, domain: Domain) -> Bounds:
+        check(name, at, domain)
+        if is_traced(at):
+            raise ValueError(f"what nothing is claimed about is read outside compiled code, where {name} is a number")
+        if np.ndim(at) == 0:
+            return Bounds(lower, upper)
+        return Bounds(np.full(np.shape(at), lower), np.full(np.shape(at), upper))
 
 
 def _one_number(value: Any) -> float:

@@ -5,7 +5,6 @@ target" on the logarithm of the noise multiplier (Brent's method), and then *ver
 evaluated itself, with its overflow, sampling, relation and groups, and met the target.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,8 @@ import scipy
 from gdpjax._core.arguments import check_count, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
-from gdpjax._core.types import FAILURE, NeighboringRelation
-from gdpjax.accounting import mu_bounds, steps_of_epochs
+from gdpjax._core.types import NeighboringRelation
+from gdpjax.accounting import steps_of_epochs
 from gdpjax.training._plan import Plan, allocation_steps
 
 _LEAST, _MOST = 1e-2, 1e6
@@ -152,10 +151,7 @@ def _epsilon_upper(plan: Plan) -> float:
 
 def _mu_upper(plan: Plan) -> float:
     """The upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
-    if not plan.is_private or plan.group_size > 1 or not getattr(plan.event, "announced", False):
-        return float(plan.mu_bounds().upper)
-    silent = dataclasses.replace(plan.event, announced=False)
-    return float(mu_bounds(silent, failure=FAILURE).upper)
+    return float(plan.curve_if(announced=False).mu().upper)
 
 
 def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], float]) -> Plan:

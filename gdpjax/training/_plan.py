@@ -28,7 +28,7 @@ import scipy
 from gdpjax._core.arguments import check_choice, check_count, check_number, check_text
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, is_traced
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
-from gdpjax.accounting import delta_after_overflow, epsilon_bounds, epsilon_with_overflow, mu_bounds
+from gdpjax.accounting import certified, with_overflow
 from gdpjax.clipping import as_rule
 from gdpjax.ledger import AllocationEvent, Event, TruncatedPoissonEvent, resolve_scheme_relation
 from gdpjax.sampling import (
@@ -38,6 +38,7 @@ from gdpjax.sampling import (
     overflow_probability,
     uniform_sampling_error,
 )
+from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
 from gdpjax.training._json import plan_from_json, plan_to_json
 from gdpjax.training._statement import statement_of
 
@@ -271,38 +272,44 @@ class Plan:
             self.announces_overflow,
         )
 
+    @property
+    def curve(self) -> CertifiedCurve:
+        """The certified curve of all ``max_steps`` steps, for groups of ``group_size``: what attacks it allows, and mu.
+
+        >>> plan = Plan(2.0, 1.0, max_examples=1000, expected_batch_size=50, max_steps=100, delta=1e-5)
+        >>> bool(plan.curve.bayes_success(0.5).upper < 0.7)
+        True
+        """
+        return self.curve_if(self.announces_overflow)
+
+    def curve_if(self, announced: bool) -> CertifiedCurve:
+        """`curve`, of a run that does or does not say so when it stops at a batch above its capacity.
+
+        The upper ends are the same. Of a run that does not say so the lower end of mu is 0, and nothing is computed.
+        """
+        if not self.is_private:
+            return NoGuarantee()
+        event = self.event
+        if self.group_size > 1:
+            alone = certified(dataclasses.replace(event, overflow=0.0), group_size=self.group_size)
+            return with_overflow(alone, self.overflow, announced=announced)
+        if self.announces_overflow:
+            event = dataclasses.replace(event, announced=announced)
+        return certified(event)
+
     def epsilon_bounds(self) -> Bounds:
         """Certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``.
 
         Its upper end is infinite where the plan is not private.
         """
-        if not self.is_private:
-            return Bounds(0.0, math.inf)
-        if self.group_size == 1:
-            return epsilon_bounds(self.event, delta=self.delta)
-        ideal = dataclasses.replace(self.event, overflow=0.0)
-        return epsilon_with_overflow(
-            lambda delta: epsilon_bounds(ideal, delta=delta, group_size=self.group_size),
-            self.delta,
-            self.overflow,
-            announced=self.announces_overflow,
-        )
+        return self.curve.epsilon(self.delta)
 
     def mu_bounds(self, failure: float = FAILURE) -> Bounds:
         """Certified bracket on mu for all ``max_steps`` steps: mu-GDP but for probability ``failure``.
 
         Its upper end is infinite where the plan is not private.
         """
-        failure = check_number("failure", failure, OPEN_UNIT)
-        if not self.is_private:
-            return Bounds(0.0, math.inf)
-        if self.group_size == 1:
-            return mu_bounds(self.event, failure=failure)
-        if not self.overflow < failure:
-            raise ValueError(f"failure must exceed the overflow probability {self.overflow:.2g}, got {failure}")
-        left = delta_after_overflow(failure, self.overflow)
-        ideal = dataclasses.replace(self.event, overflow=0.0)
-        return Bounds(0.0, mu_bounds(ideal, failure=left, group_size=self.group_size).upper)
+        return self.curve.mu(check_number("failure", failure, OPEN_UNIT))
 
     def replace(self, **changes: Any) -> "Plan":
         """The same plan but for ``changes``; what follows from them follows. ``noise_multiplier`` and clip norms may be

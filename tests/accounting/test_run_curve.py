@@ -12,6 +12,7 @@ from gdpjax.accounting import (
     mu_and_regret,
     mu_bounds,
     tradeoff_bounds,
+    with_overflow,
 )
 from gdpjax.ledger import GaussianEvent
 from gdpjax.tradeoff import CertifiedCurve
@@ -86,6 +87,40 @@ def test_wide_brackets_stay_brackets():
         assert lower <= poisson.regret(mu).upper
         assert upper >= poisson.regret(mu).lower
         assert lower <= upper
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_overflow_around_a_curve_is_that_of_an_event(announced):
+    run = 1.0, 0.01, 1000
+    around = with_overflow(certified(*run), 1e-7, announced=announced)
+    event = certified(Event(*run, overflow=1e-7, announced=announced))
+    assert isinstance(around, CertifiedCurve)
+    for ask in (
+        lambda curve: curve.epsilon([1e-8, 1e-5]),
+        lambda curve: curve.delta([0.0, 1.0]),
+        lambda curve: curve.tradeoff([0.0, 0.3]),
+        lambda curve: curve.mu(1e-5),
+        lambda curve: curve.regret(0.6),
+    ):
+        np.testing.assert_allclose(ask(around), ask(event), rtol=1e-9)
+    assert with_overflow(around, 0.0) is around
+
+
+def test_overflow_of_a_group():
+    alone, pair = (certified(1.0, 0.01, 1000, group_size=k) for k in (1, 2))
+    padded = with_overflow(pair, 1e-7, announced=True)
+    assert padded.epsilon(1e-5).lower < pair.epsilon(1e-5).lower < pair.epsilon(1e-5).upper < padded.epsilon(1e-5).upper
+    assert alone.epsilon(1e-5).upper < padded.epsilon(1e-5).lower
+    for curve, overflow in [(1.0, 1e-7), (pair, 1.0), (pair, -1e-9)]:
+        with pytest.raises(ValueError, match=r"CertifiedCurve|overflow"):
+            with_overflow(curve, overflow)
+
+
+def test_the_regret_of_several_mu():
+    for curve in (certified(1.0, 0.01, 100), certified(Event(1.0, 0.01, 100, overflow=1e-9))):
+        lower, upper = curve.regret([0.2, 0.4])
+        assert lower.shape == upper.shape == (2,)
+        assert (lower[1], upper[1]) == tuple(curve.regret(0.4))
 
 
 def test_arrays_of_runs():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gdpjax
-from gdpjax.accounting import tradeoff_bounds
+from gdpjax.accounting import certified
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import AllocationEvent, ledger_of
 from gdpjax.sampling import allocation_sample
@@ -42,7 +42,7 @@ def audited(event):
         release,
         jax.random.key(0),
         delta=1e-5,
-        claimed=lambda alpha: tradeoff_bounds(event, alpha=alpha).lower,
+        claimed=certified(event),
         num_releases=4096,
         confidence=0.9999,
     ).refuted

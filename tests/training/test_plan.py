@@ -153,6 +153,17 @@ def test_groups_cost_more(mnist):
     assert lower > float(mnist.epsilon_bounds().upper)
 
 
+def test_the_curve_answers_for_the_plan(mnist):
+    curve = mnist.curve
+    assert tuple(curve.epsilon(1e-5)) == tuple(mnist.epsilon_bounds())
+    silent = mnist.curve_if(announced=False)
+    assert silent.epsilon(1e-5).upper == curve.epsilon(1e-5).upper
+    assert silent.epsilon(1e-5).lower <= curve.epsilon(1e-5).lower
+    pair = mnist.replace(group_size=2)
+    assert pair.curve.epsilon(1e-5) == pair.epsilon_bounds()
+    assert tuple(mnist.replace(noise_multiplier=0.0).curve.epsilon(1e-5)) == (0.0, np.inf)
+
+
 def test_a_traced_plan_trains_but_states_nothing(mnist):
     def inside(noise):
         plan = mnist.replace(noise_multiplier=noise)
