@@ -86,6 +86,27 @@ def bisect(
     return jax.lax.fori_loop(0, num_iterations + 2, step, Bracket(holds, fails, unknown, unknown))
 
 
+def bisect_on_host(
+    condition: Callable[[Any], Any], holds: Any, fails: Any, *, num_iterations: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shrink brackets as `bisect` does, by arithmetic means, in NumPy and without compiling anything.
+
+    Args:
+      condition: maps points, of the shape of the ends, to whether it holds at each.
+      holds: the ends at which it holds.
+      fails: the ends at which it does not.
+      num_iterations: how often the brackets are halved.
+
+    Returns:
+      (holds, fails), each point evaluated, or the end that was given.
+    """
+    for _ in range(num_iterations):
+        middle = 0.5 * (holds + fails)
+        good = condition(middle)
+        holds, fails = np.where(good, middle, holds), np.where(good, fails, middle)
+    return holds, fails
+
+
 def geometric_midpoint(a: Array, b: Array) -> Array:
     """sqrt(a b) of positive numbers: halves the bracket in log scale."""
     return jnp.sqrt(a) * jnp.sqrt(b)

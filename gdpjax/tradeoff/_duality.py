@@ -33,6 +33,7 @@ from gdpjax._core.checks import (
     float64_function,
     is_traced,
 )
+from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, bisect, check_curve, curve_function
 from gdpjax.tradeoff._derived import Grouped, Inverse, Mixture, Subsampled
@@ -300,11 +301,10 @@ def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, en
         excess *= 2.0
         if excess > 1e6:
             return np.float64(np.inf)
-    low, high = 0.0, excess
-    for _ in range(20):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if _suffices(required * (1.0 + middle), grid, wanted) else (middle, high)
-    return np.float64(required * (1.0 + high))
+    excess, _ = bisect_on_host(
+        lambda excess: _suffices(required * (1.0 + float(excess)), grid, wanted), excess, 0.0, num_iterations=20
+    )
+    return np.float64(required * (1.0 + excess))
 
 
 def required_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:

@@ -18,11 +18,13 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_ndtr
 
+from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Bounds
 from gdpjax.tradeoff._regret import NUM_POINTS, Deltas, gaussian_delta, merged
 
 _WIDTHS = (1e-3, 3e-4, 1e-4)
 _RELATIVE_WIDTH = 2e-4
+_NUM_HALVINGS = 40
 
 
 def narrowed_mu(deltas: Deltas, known: Bounds, failure: float, end: float) -> Bounds:
@@ -60,15 +62,11 @@ def narrowed_mu(deltas: Deltas, known: Bounds, failure: float, end: float) -> Bo
 
 
 def _bisected(
-    holds: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], known: Bounds
+    condition: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], known: Bounds
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For a condition that begins to hold somewhere in ``known``: points where it does not and where it does."""
-    fails, found = np.full(shape, known.lower), np.full(shape, known.upper)
-    for _ in range(40):
-        middle = 0.5 * (fails + found)
-        good = holds(middle)
-        fails, found = np.where(good, fails, middle), np.where(good, middle, found)
-    return fails, found
+    """For a condition that begins to hold somewhere in ``known``: points where it does, and where it does not."""
+    ends = np.full(shape, known.upper), np.full(shape, known.lower)
+    return bisect_on_host(condition, *ends, num_iterations=_NUM_HALVINGS)
 
 
 def _forced(epsilon: np.ndarray, lower: np.ndarray, failure: float, known: Bounds) -> np.ndarray:
@@ -78,7 +76,7 @@ def _forced(epsilon: np.ndarray, lower: np.ndarray, failure: float, known: Bound
         value, error = gaussian_delta(epsilon, mu)
         return (failure + (1.0 - failure) * (value + error)) * (1.0 + 1e-15) >= lower
 
-    return _bisected(reaches, epsilon.shape, known)[0]
+    return _bisected(reaches, epsilon.shape, known)[1]
 
 
 def _enough(epsilon: np.ndarray, upper: np.ndarray, failure: float, known: Bounds) -> np.ndarray:
@@ -96,4 +94,4 @@ def _enough(epsilon: np.ndarray, upper: np.ndarray, failure: float, known: Bound
             good &= failure + (1.0 - failure) * tangent >= bound * (1.0 + 1e-15)
         return good
 
-    return _bisected(passes, middle.shape, known)[1]
+    return _bisected(passes, middle.shape, known)[0]

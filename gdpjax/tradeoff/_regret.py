@@ -37,6 +37,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
+from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Bounds
 
 Deltas = Callable[[np.ndarray, float], Bounds]
@@ -121,11 +122,10 @@ def _quotient_of_gaussian(epsilon: float, mu: float) -> float:
 def _where_negligible(mu: float) -> float:
     """An epsilon beyond which the quotient is a small share of what it is at 0 for the identity."""
     goal = _NEGLIGIBLE * _quotient_of_gaussian(0.0, mu)
-    low, high = 0.0, _LARGEST_EPSILON
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if _quotient_of_gaussian(middle, mu) > goal else (low, middle)
-    return high
+    negligible, _ = bisect_on_host(
+        lambda epsilon: _quotient_of_gaussian(epsilon, mu) <= goal, _LARGEST_EPSILON, 0.0, num_iterations=60
+    )
+    return float(negligible)
 
 
 Points = tuple[np.ndarray, np.ndarray, np.ndarray]
