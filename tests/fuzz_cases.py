@@ -464,7 +464,7 @@ RECORDS = {
     "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
     "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",
-    "NeighboringRelation",
+    "NeighboringRelation", "NoGuarantee",
 }  # fmt: skip
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {"accumulation_charge", "charge_of_sum", "clip_rows", "rule_sensitivity"}

@@ -280,9 +280,9 @@ class Plan:
         >>> bool(plan.curve.bayes_success(0.5).upper < 0.7)
         True
         """
-        return self.curve_if(self.announces_overflow)
+        return self.curve_if(announced=self.announces_overflow)
 
-    def curve_if(self, announced: bool) -> CertifiedCurve:
+    def curve_if(self, *, announced: bool) -> CertifiedCurve:
         """`curve`, of a run that does or does not say so when it stops at a batch above its capacity.
 
         The upper ends are the same. Of a run that does not say so the lower end of mu is 0, and nothing is computed.
