@@ -165,8 +165,8 @@ class CertifiedCurve(abc.ABC):
         Raises:
             ValueError: not one number >= 0, or traced.
 
-        Reference: Gomez, Kulynych et al., arXiv:2503.10945 (reporting mu with its regret); the bracket: the docstring
-        of `gdpjax.tradeoff._regret`.
+        Reference: Gomez, Kulynych et al., arXiv:2503.10945 (reporting mu with its regret); the bracket:
+        docs/theory/regret.md.
 
         >>> from gdpjax.tradeoff import Laplace, compose
         >>> curve = compose(Laplace(0.5), times=8)
