@@ -47,16 +47,23 @@ class Cut(NamedTuple):
 
     def edges(self, low: float, high: float) -> np.ndarray:
         """Decreasing losses strictly inside (low, high), 0 among them if it is inside."""
-        first, last = int(np.floor(low / self.spacing)) - 1, int(np.ceil(high / self.spacing)) + 1
-        index = np.arange(last, first - 1, -1)
-        edges = np.sort(np.append(self.spacing * index - self.sign * 2.0 * LOSS_ERROR, 0.0))[::-1]
+        first = int(np.floor(low / self.spacing)) - 1
+        last = int(np.ceil(high / self.spacing)) + 1
+        multiples = self.spacing * np.arange(last, first - 1, -1)
+        moved = multiples - self.sign * 2.0 * LOSS_ERROR
+        edges = np.sort(np.append(moved, 0.0))[::-1]
         return edges[(edges > low) & (edges < high)]
 
 
 class Cells(NamedTuple):
     """Pieces of a curve, and the masses that only the alternative and only the null have.
 
-    Per piece: mass under the null, under the alternative, and an interval for the loss (infinite ends allowed).
+    Fields:
+        null: mass of each piece under the null.
+        alternative: mass of each piece under the alternative.
+        low, high: an interval for the loss of each piece (infinite ends allowed).
+        infinite: mass that only the alternative has.
+        negative: mass that only the null has.
     """
 
     null: np.ndarray
@@ -70,7 +77,11 @@ class Cells(NamedTuple):
 _ALL_ONE = Cells(np.ones(1), np.ones(1), np.zeros(1), np.zeros(1), 0.0, 0.0)
 _NOTHING = np.zeros(0)
 _DISJOINT = Cells(_NOTHING, _NOTHING, _NOTHING, _NOTHING, infinite=1.0, negative=1.0)
-_MOST_MU, _MOST_LAPLACE, _MOST_EPSILON = 25.0, 200.0, 600.0  # beyond: no privacy (below), or the curve there (above)
+
+# Parameters beyond these are taken for no privacy at all (from below), or for the parameters themselves (from above).
+_MOST_MU = 25.0
+_MOST_LAPLACE = 200.0
+_MOST_EPSILON = 600.0
 
 
 def cells_of(curve: Curve, cut: Cut) -> Cells:
@@ -94,24 +105,26 @@ def cells_of(curve: Curve, cut: Cut) -> Cells:
         case Inverse():
             return _reversed(cells_of(curve.curve, cut._replace(sign=-cut.sign)))
         case Subsampled():
-            halves = (
-                _mixture(curve.curve, float(curve.sampling_prob), cut._replace(sign=s * cut.sign)) for s in (1, -1)
-            )
-            return _mirrored(*(_left_half(cells) for cells in halves))
-    return _of_polygon(*polygon_below(curve) if cut.below else polygon_above(curve))
+            # The right half is the mirror image of the left one, cut with the other sign.
+            prob = float(curve.sampling_prob)
+            left = _mixture(curve.curve, prob, cut)
+            mirrored = _mixture(curve.curve, prob, cut._replace(sign=-cut.sign))
+            return _mirrored(_left_half(left), _left_half(mirrored))
+    polygon = polygon_below if cut.below else polygon_above
+    return _of_polygon(*polygon(curve))
 
 
 def loss_range(curve: Curve) -> tuple[float, float]:
     """Roughly where the losses of a curve lie, tails beyond 1e-25 apart; equal ends if all are 0."""
     match curve:
         case Gaussian():
-            top = min(float(curve.mu), _MOST_MU) * (_REACH + 0.5 * min(float(curve.mu), _MOST_MU))
+            mu = min(float(curve.mu), _MOST_MU)
+            top = mu * (_REACH + 0.5 * mu)
             return -top, top
         case Mixture():
-            low, high = (
-                float(end) for end in _mixed_loss(np.array(loss_range(curve.curve)), float(curve.sampling_prob))
-            )
-            return low, high
+            inner = np.array(loss_range(curve.curve))
+            low, high = _mixed_loss(inner, float(curve.sampling_prob))
+            return float(low), float(high)
         case Inverse():
             low, high = loss_range(curve.curve)
             return -high, -low
@@ -125,12 +138,21 @@ def loss_range(curve: Curve) -> tuple[float, float]:
 
 
 def _of_polygon(alpha: np.ndarray, beta: np.ndarray) -> Cells:
-    null, alternative = np.diff(alpha), -np.diff(beta)
-    seen = alternative > 0
-    loss = np.log(alternative[seen]) - np.log(null[seen])
+    """Cells of a polygon: its edges, of one loss each."""
+    null = np.diff(alpha)
+    alternative = -np.diff(beta)
+    infinite = 1.0 - float(beta[0])
+
+    # Where the curve is flat only the null has mass.
+    is_flat = ~(alternative > 0)
+    negative = float(np.sum(null[is_flat]))
+    null = null[~is_flat]
+    alternative = alternative[~is_flat]
+
+    # The losses fall.
+    loss = np.log(alternative) - np.log(null)
     order = np.argsort(-loss, kind="stable")
-    null, alternative, loss, alone = null[seen][order], alternative[seen][order], loss[order], null[~seen]
-    return Cells(null, alternative, loss, loss, 1.0 - float(beta[0]), float(np.sum(alone)))
+    return Cells(null[order], alternative[order], loss[order], loss[order], infinite, negative)
 
 
 def _approximate_dp(epsilon: float, delta: float, cut: Cut) -> Cells:
@@ -146,36 +168,60 @@ def _gaussian(mu: float, edges: np.ndarray) -> Cells:
     """Cells of G_mu between decreasing losses and the two tails beyond."""
     if mu == 0:
         return _ALL_ONE
+    # The places x at which the losses mu x - mu^2 / 2 are, in falling order, between the two tails.
     x = edges / mu + 0.5 * mu
-    x = np.concatenate([[mu + _REACH], x[(x < mu + _REACH) & (x > -_REACH)], [-_REACH]])
+    inside = (x < mu + _REACH) & (x > -_REACH)
+    x = np.concatenate([[mu + _REACH], x[inside], [-_REACH]])
+
+    # Divide wide cells, so that the density changes little within each.
     widest = 0.5 / (_REACH + mu)
     counts = np.maximum(1, np.ceil(-np.diff(x) / widest)).astype(int)
     start = np.repeat(x[:-1], counts)
     step = np.repeat(-np.diff(x) / counts, counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     x = np.append(start - step * within, x[-1])
-    width, centre = x[:-1] - x[1:], 0.5 * (x[:-1] + x[1:])
+
+    # Gauss-Legendre integrals of both densities over the cells, and their tails beyond.
+    width = x[:-1] - x[1:]
+    centre = 0.5 * (x[:-1] + x[1:])
     nodes = centre[:, None] + 0.5 * width[:, None] * _NODES
     masses = []
     for mean in (0.0, mu):
-        body = 0.5 * width * (np.exp(-0.5 * (nodes - mean) ** 2) @ _WEIGHTS) / np.sqrt(2.0 * np.pi)
-        masses.append(np.concatenate([[scipy.special.ndtr(mean - x[0])], body, [scipy.special.ndtr(x[-1] - mean)]]))
+        density = np.exp(-0.5 * (nodes - mean) ** 2)
+        body = 0.5 * width * (density @ _WEIGHTS) / np.sqrt(2.0 * np.pi)
+        upper_tail = scipy.special.ndtr(mean - x[0])
+        lower_tail = scipy.special.ndtr(x[-1] - mean)
+        masses.append(np.concatenate([[upper_tail], body, [lower_tail]]))
+
+    null, alternative = masses
     loss = mu * (x - 0.5 * mu)
-    return Cells(masses[0], masses[1], np.append(loss, -np.inf), np.append(np.inf, loss), 0.0, 0.0)
+    return Cells(null, alternative, np.append(loss, -np.inf), np.append(np.inf, loss), 0.0, 0.0)
 
 
 def _laplace(theta: float, edges: np.ndarray) -> Cells:
+    """Cells of the Laplace curve between decreasing losses, and its two atoms."""
     if theta == 0:
         return _ALL_ONE
     edges = np.concatenate([[theta], edges, [-theta]])
-    # null mass between losses l' < l: (e^{-(theta + l')/2} - e^{-(theta + l)/2}) / 2; the alternative's is its mirror
-    shrink = -0.5 * np.expm1(-0.5 * (edges[:-1] - edges[1:]))
-    null, alternative = shrink * np.exp(-0.5 * (theta + edges[1:])), shrink * np.exp(-0.5 * (theta - edges[:-1]))
-    atom = 0.5 * np.exp(-theta)
+    upper = edges[:-1]
+    lower = edges[1:]
+
+    # The null's mass between two losses is (e^{-(theta + lower) / 2} - e^{-(theta + upper) / 2}) / 2; the alternative's
+    # is its mirror image.
+    shrink = -0.5 * np.expm1(-0.5 * (upper - lower))
+    null = shrink * np.exp(-0.5 * (theta + lower))
+    alternative = shrink * np.exp(-0.5 * (theta - upper))
+
+    # The atoms at the largest and at the smallest loss.
+    small = 0.5 * np.exp(-theta)
     return Cells(
-        np.concatenate([[atom], null, [0.5]]), np.concatenate([[0.5], alternative, [atom]]),
-        np.concatenate([[theta], edges[1:], [-theta]]), np.concatenate([[theta], edges[:-1], [-theta]]), 0.0, 0.0,
-    )  # fmt: skip
+        null=np.concatenate([[small], null, [0.5]]),
+        alternative=np.concatenate([[0.5], alternative, [small]]),
+        low=np.concatenate([[theta], lower, [-theta]]),
+        high=np.concatenate([[theta], upper, [-theta]]),
+        infinite=0.0,
+        negative=0.0,
+    )
 
 
 def _mixed_loss(loss: np.ndarray, p: float) -> np.ndarray:
@@ -193,6 +239,7 @@ def _inner_edges(cut: Cut, top: float, p: float) -> np.ndarray:
 
 
 def _mixture(curve: Curve, p: float, cut: Cut) -> Cells:
+    """Cells of p f + (1 - p) Id."""
     if p == 0:
         return _ALL_ONE
     top = loss_range(curve)[1]
@@ -208,29 +255,51 @@ def _mixture(curve: Curve, p: float, cut: Cut) -> Cells:
     if p == 1 or inner.negative == 0:
         return Cells(inner.null, alternative, low, high, p * inner.infinite, inner.negative)
     # What had loss minus infinity now has log(1 - p).
-    added = (inner.negative, (1.0 - p) * inner.negative, np.log1p(-p), np.log1p(-p))
-    parts = [np.append(part, value) for part, value in zip((inner.null, alternative, low, high), added, strict=True)]
-    return Cells._make([*parts, p * inner.infinite, 0.0])
+    return Cells(
+        null=np.append(inner.null, inner.negative),
+        alternative=np.append(alternative, (1.0 - p) * inner.negative),
+        low=np.append(low, np.log1p(-p)),
+        high=np.append(high, np.log1p(-p)),
+        infinite=p * inner.infinite,
+        negative=0.0,
+    )
 
 
 def _reversed(cells: Cells) -> Cells:
-    null, alternative, low, high = (part[::-1] for part in cells[:4])
-    return Cells(alternative, null, -high, -low, cells.negative, cells.infinite)
+    """The cells of the inverse: null and alternative exchanged, losses negated."""
+    return Cells(
+        null=cells.alternative[::-1],
+        alternative=cells.null[::-1],
+        low=-cells.high[::-1],
+        high=-cells.low[::-1],
+        infinite=cells.negative,
+        negative=cells.infinite,
+    )
 
 
 def _left_half(cells: Cells) -> Cells:
-    left = 0.5 * np.maximum(cells.low, -1e9) + 0.5 * np.minimum(cells.high, 1e9) > 0
-    return Cells._make([*(part[left] for part in cells[:4]), cells.infinite, 0.0])
+    """The cells with a positive loss, by the middles of their intervals."""
+    middle = 0.5 * np.maximum(cells.low, -1e9) + 0.5 * np.minimum(cells.high, 1e9)
+    is_left = middle > 0
+    return Cells(
+        cells.null[is_left], cells.alternative[is_left], cells.low[is_left], cells.high[is_left], cells.infinite, 0.0
+    )
 
 
 def _mirrored(left: Cells, mirrored: Cells) -> Cells:
     """The symmetric curve with this left half, given once for the left and once for the right side."""
     right = _reversed(mirrored)
+    # The straight piece in the middle, of loss 0, has what the two halves leave.
     rest = 1.0 - float(np.sum(left.null) + np.sum(left.alternative)) - left.infinite
     middle = max(0.0, rest) + 1e-12
-    middles = (middle, middle, 0.0, 0.0)
-    parts = [np.concatenate([a, [m], b]) for a, m, b in zip(left[:4], middles, right[:4], strict=True)]
-    return Cells._make([*parts, left.infinite, left.infinite])
+    return Cells(
+        null=np.concatenate([left.null, [middle], right.null]),
+        alternative=np.concatenate([left.alternative, [middle], right.alternative]),
+        low=np.concatenate([left.low, [0.0], right.low]),
+        high=np.concatenate([left.high, [0.0], right.high]),
+        infinite=left.infinite,
+        negative=left.infinite,
+    )
 
 
 def _sampled(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -241,8 +310,8 @@ def _sampled(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 def polygon_above(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     """Vertices of a polygon above the curve: chords between raised values."""
     alpha, beta = _sampled(curve)
-    alpha, beta = np.concatenate([[0.0], alpha, [1.0]]), np.concatenate([[1.0], beta + _VALUE_ERROR, [0.0]])
-    return lower_hull(alpha, beta)
+    raised = beta + _VALUE_ERROR
+    return lower_hull(np.concatenate([[0.0], alpha, [1.0]]), np.concatenate([[1.0], raised, [0.0]]))
 
 
 def polygon_below(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -253,15 +322,24 @@ def polygon_below(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     remain below it; vertices are the lowered points and the intersections.
     """
     x, y = _sampled(curve)
-    above, below = y + _VALUE_ERROR, np.maximum(y - _VALUE_ERROR, 0.0)
-    falling = np.minimum((below[1:] - above[:-1]) / np.diff(x), 0.0)  # steeper than the chord, to be prolonged right
-    rising = np.minimum((above[1:] - below[:-1]) / np.diff(x), 0.0)  # flatter than the chord, to be prolonged left
+    above = y + _VALUE_ERROR
+    below = np.maximum(y - _VALUE_ERROR, 0.0)
+    # Slopes that are steeper than the chords, to be prolonged to the right, and flatter ones, to the left.
+    falling = np.minimum((below[1:] - above[:-1]) / np.diff(x), 0.0)
+    rising = np.minimum((above[1:] - below[:-1]) / np.diff(x), 0.0)
+
+    # Where the line from the left and the line from the right meet, between neighbouring points.
     left_x, left_y, left_s = x[1:-2], below[1:-2], falling[:-2]
     right_x, right_y, right_s = x[2:-1], below[2:-1], rising[2:]
     gap = right_s - left_s
-    where = np.divide(left_y - right_y + right_s * right_x - left_s * left_x, gap, out=left_x.copy(), where=gap > 0)
+    offset = left_y - right_y + right_s * right_x - left_s * left_x
+    where = np.divide(offset, gap, out=left_x.copy(), where=gap > 0)
     where = np.clip(where, left_x, right_x)
-    lines = np.minimum(left_y + left_s * (where - left_x), right_y + right_s * (where - right_x))
+    from_left = left_y + left_s * (where - left_x)
+    from_right = right_y + right_s * (where - right_x)
+    lines = np.minimum(from_left, from_right)
+
+    # The first and the last line, prolonged to the axes.
     start = min(1.0, below[1] - rising[1] * x[1])
     end = min(1.0, x[-2] - below[-2] / falling[-2]) if falling[-2] < 0 else x[-2]
     vertex_x = np.concatenate([[0.0], x[1:-1], where, [end, 1.0]])
