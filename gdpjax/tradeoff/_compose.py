@@ -161,12 +161,12 @@ def _compose_numeric(curves: list[Curve], counts: list[int], merged: list, num_c
             below_from(cells_of(curve, Cut(math.ldexp(1.0, e), below=True)), e)
             for curve, e in zip(order, exponents, strict=True)
         ]
-        below.append(vertices_below(compose_grids(grids, counts, num_cells)))  # pyright: ignore[reportArgumentType]
+        below.append(vertices_below(compose_grids(grids, counts, num_cells)))
         grids = [
             above_from(cells_of(curve, Cut(math.ldexp(1.0, e), below=False)), e)
             for curve, e in zip(order, exponents, strict=True)
         ]
-        above.append(points_above(compose_grids(grids, counts, num_cells)))  # pyright: ignore[reportArgumentType]
+        above.append(points_above(compose_grids(grids, counts, num_cells)))
     return CurveBounds(_polygon(below, lower=True), _polygon(above, lower=False))
 
 

@@ -24,20 +24,31 @@ are given away (to infinity, or to the last index) and then h is doubled: odd in
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from gdpjax.tradeoff._cells import LOSS_ERROR, RELATIVE_ERROR, Cells
 
 _U = 2.0**-53
+"""Unit roundoff of float64."""
 _TAIL = 1e-22
-_LOST = 1e-290  # what underflow can take away
+"""The mass of a tail that is given away."""
+_LOST = 1e-290
+"""What underflow can take away."""
 _DEFLATION = 8.0 * LOSS_ERROR + 2.0 * RELATIVE_ERROR
 
 
 class Below(NamedTuple):
-    """Alternative masses at losses (first + i) 2^exponent, and what is lost to infinity: an upper bound on D."""
+    """A composition from below: alternative masses at multiples of a spacing. It is an upper bound on D.
+
+    Fields:
+        first: index of the first mass; the loss of mass i is (first + i) 2^exponent.
+        mass: masses under the alternative.
+        infinite: what is lost to infinity.
+        exponent: of the spacing, 2^exponent.
+        error: relative error of every mass.
+    """
 
     first: int
     mass: np.ndarray
@@ -45,9 +56,52 @@ class Below(NamedTuple):
     exponent: int
     error: float
 
+    @property
+    def size(self) -> int:
+        """The number of masses."""
+        return self.mass.size
+
+    def convolved(self, other: "Below") -> "Below":
+        """The composition with another one of the same spacing."""
+        mass = np.convolve(self.mass, other.mass)
+        total = float(np.sum(self.mass))
+        total_of_other = float(np.sum(other.mass))
+        infinite = self.infinite * (total_of_other + other.infinite) + other.infinite * total
+        error = _error_of_products(self, other)
+        return Below(self.first + other.first, mass, infinite * (1.0 + 1e-9), self.exponent, error)
+
+    def trimmed(self) -> "Below":
+        """Without tails: the lower one at the first loss that is kept, the upper one at infinity."""
+        low, high = _kept(self.mass)
+        mass = self.mass[low:high].copy()
+        mass[0] += np.sum(self.mass[:low])
+        infinite = self.infinite + float(np.sum(self.mass[high:])) * (1.0 + 1e-9)
+        return Below(self.first + low, mass, infinite, self.exponent, self.error + (low + 1) * _U)
+
+    def coarser(self) -> "Below":
+        """Twice the spacing: odd indices are split between their even neighbours, in the ratio that keeps e^{-L}."""
+        spacing = math.ldexp(1.0, self.exponent)
+        share = (1.0 - 8.0 * _U) / (1.0 + math.exp(spacing)) if spacing < 700.0 else 0.0
+        before = self.first % 2
+        after = 2 - (before + self.size) % 2
+        mass = np.concatenate([np.zeros(before), self.mass, np.zeros(after)])
+        odd = mass[1::2]
+        to_the_left = odd * share
+        halved = np.append(mass[::2] + to_the_left, 0.0)
+        halved[1:] += odd - to_the_left
+        return Below((self.first - before) // 2, halved, self.infinite, self.exponent + 1, self.error + 4 * _U)
+
 
 class Above(NamedTuple):
-    """Null and alternative masses of a test statistic with values (first + i) 2^exponent, infinite losses left out."""
+    """A composition from above: both masses of a test statistic, infinite losses left out.
+
+    Fields:
+        first: index of the first mass; the statistic of mass i is (first + i) 2^exponent.
+        null: masses under the null.
+        alternative: masses under the alternative.
+        exponent: of the spacing, 2^exponent.
+        error: relative error of every mass.
+    """
 
     first: int
     null: np.ndarray
@@ -55,29 +109,76 @@ class Above(NamedTuple):
     exponent: int
     error: float
 
+    @property
+    def size(self) -> int:
+        """The number of masses of each kind."""
+        return self.null.size
+
+    def convolved(self, other: "Above") -> "Above":
+        """The composition with another one of the same spacing."""
+        null = np.convolve(self.null, other.null)
+        alternative = np.convolve(self.alternative, other.alternative)
+        return Above(self.first + other.first, null, alternative, self.exponent, _error_of_products(self, other))
+
+    def trimmed(self) -> "Above":
+        """Without tails, which are given to the first and the last index that is kept."""
+        low, high = _kept(self.null + self.alternative)
+        null = _with_tails(self.null, low, high)
+        alternative = _with_tails(self.alternative, low, high)
+        return Above(self.first + low, null, alternative, self.exponent, self.error + (self.size + 1) * _U)
+
+    def coarser(self) -> "Above":
+        """Twice the spacing: pairs of indices are merged."""
+        before = self.first % 2
+        after = (before + self.size) % 2
+
+        def merged(mass: np.ndarray) -> np.ndarray:
+            whole = np.concatenate([np.zeros(before), mass, np.zeros(after)])
+            return whole.reshape(-1, 2).sum(axis=1)
+
+        first = (self.first - before) // 2
+        return Above(first, merged(self.null), merged(self.alternative), self.exponent + 1, self.error + _U)
+
+
+Grid = TypeVar("Grid", Below, Above)
+
+
+# Grids of one curve.
+
 
 def below_from(cells: Cells, exponent: int) -> Below:
     """Losses split to the multiples of 2^exponent on either side."""
     h = math.ldexp(1.0, exponent)
     unbounded = np.isposinf(cells.high)
     infinite = cells.infinite + float(np.sum(cells.alternative[unbounded]))
-    n, a, low, high = (part[~unbounded] for part in cells[:4])
-    if not a.size:
+    null = cells.null[~unbounded]
+    alternative = cells.alternative[~unbounded]
+    low = cells.low[~unbounded]
+    high = cells.high[~unbounded]
+    if not alternative.size:
         return Below(0, np.zeros(1), min(infinite, 1.0), exponent, RELATIVE_ERROR)
+
+    # The multiples of h on either side of each cell's losses. A cell that reaches to -inf goes to the upper one alone.
     above = np.ceil((high + LOSS_ERROR) / h)
     under = np.floor((np.maximum(low, -1e9) + 4.0 * LOSS_ERROR) / h)
-    above = np.where(np.isneginf(low), above, np.maximum(above, under + 1.0))
-    under = np.where(np.isneginf(low), above, under)
+    has_no_end = np.isneginf(low)
+    above = np.where(has_no_end, above, np.maximum(above, under + 1.0))
+    under = np.where(has_no_end, above, under)
+
+    # The share of the lower one, which makes the null's mass at most that of the cell.
     width = (above - under) * h
-    mean = np.log(a) - np.log(n) + _DEFLATION - under * h
+    mean = np.log(alternative) - np.log(null) + _DEFLATION - under * h
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.exp(-mean) * np.expm1(np.minimum(mean - width, 0.0)) / np.expm1(-width)
     share = np.where(width > 0, np.clip(share, 0.0, 1.0), 0.0)
+
+    # Add the masses up, index by index.
     first = int(under.min())
     size = int(above.max()) - first + 1
-    mass = np.bincount((under - first).astype(int), a * share, size)
-    mass += np.bincount((above - first).astype(int), a - a * share, size)
-    return Below(first, mass, infinite, exponent, RELATIVE_ERROR + (a.size + 8) * _U)
+    to_the_lower = alternative * share
+    mass = np.bincount((under - first).astype(int), to_the_lower, size)
+    mass += np.bincount((above - first).astype(int), alternative - to_the_lower, size)
+    return Below(first, mass, infinite, exponent, RELATIVE_ERROR + (alternative.size + 8) * _U)
 
 
 def above_from(cells: Cells, exponent: int) -> Above:
@@ -87,127 +188,97 @@ def above_from(cells: Cells, exponent: int) -> Above:
     high = np.where(np.isfinite(cells.high), cells.high, cells.low)
     if not low.size:
         return Above(0, np.zeros(1), np.zeros(1), exponent, RELATIVE_ERROR)
-    index = np.rint(0.5 * (low + high) / h)
-    first = int(index.min())
-    size = int(index.max()) - first + 1
-    null, alternative = (np.bincount((index - first).astype(int), m, size) for m in (cells.null, cells.alternative))
+    nearest = np.rint(0.5 * (low + high) / h)
+    first = int(nearest.min())
+    size = int(nearest.max()) - first + 1
+    index = (nearest - first).astype(int)
+    null = np.bincount(index, cells.null, size)
+    alternative = np.bincount(index, cells.alternative, size)
     return Above(first, null, alternative, exponent, RELATIVE_ERROR + (low.size + 8) * _U)
 
 
-def _coarser_below(grid: Below) -> Below:
-    """Twice the spacing: odd indices are split between their even neighbours, in the ratio that keeps e^{-L}."""
-    spacing = math.ldexp(1.0, grid.exponent)
-    share = (1.0 - 8.0 * _U) / (1.0 + math.exp(spacing)) if spacing < 700.0 else 0.0
-    pad = grid.first % 2
-    mass = np.concatenate([np.zeros(pad), grid.mass, np.zeros(2 - (pad + grid.mass.size) % 2)])
-    odd = mass[1::2]
-    halved = mass[::2] + odd * share
-    halved = np.append(halved, 0.0)
-    halved[1:] += odd - odd * share
-    return Below((grid.first - pad) // 2, halved, grid.infinite, grid.exponent + 1, grid.error + 4 * _U)
-
-
-def _coarser_above(grid: Above) -> Above:
-    """Twice the spacing: pairs of indices are merged."""
-    pad = grid.first % 2
-    size = grid.null.size
-    merged = [
-        np.concatenate([np.zeros(pad), m, np.zeros((pad + size) % 2)]).reshape(-1, 2).sum(axis=1)
-        for m in (grid.null, grid.alternative)
-    ]
-    return Above((grid.first - pad) // 2, merged[0], merged[1], grid.exponent + 1, grid.error + _U)
+# Composition.
 
 
 def _kept(mass: np.ndarray) -> tuple[int, int]:
     """Where the tails of a mass function begin to matter."""
     low = int(np.searchsorted(np.cumsum(mass), _TAIL))
     high = mass.size - int(np.searchsorted(np.cumsum(mass[::-1]), _TAIL))
-    return min(low, mass.size - 1), max(high, min(low, mass.size - 1) + 1)
+    low = min(low, mass.size - 1)
+    return low, max(high, low + 1)
 
 
-def _trim_below(grid: Below) -> Below:
-    low, high = _kept(grid.mass)
-    mass = grid.mass[low:high].copy()
-    mass[0] += np.sum(grid.mass[:low])
-    infinite = grid.infinite + float(np.sum(grid.mass[high:])) * (1.0 + 1e-9)
-    return Below(grid.first + low, mass, infinite, grid.exponent, grid.error + (low + 1) * _U)
+def _with_tails(mass: np.ndarray, low: int, high: int) -> np.ndarray:
+    """The masses from low to high, the first and the last one with the tails beyond."""
+    kept = mass[low:high].copy()
+    kept[0] += np.sum(mass[:low])
+    kept[-1] += np.sum(mass[high:])
+    return kept
 
 
-def _trim_above(grid: Above) -> Above:
-    low, high = _kept(grid.null + grid.alternative)
-    parts = []
-    for mass in (grid.null, grid.alternative):
-        part = mass[low:high].copy()
-        part[0] += np.sum(mass[:low])
-        part[-1] += np.sum(mass[high:])
-        parts.append(part)
-    return Above(grid.first + low, parts[0], parts[1], grid.exponent, grid.error + (grid.null.size + 1) * _U)
+def _error_of_products(a: Grid, b: Grid) -> float:
+    """Relative error of every sum of a convolution, by the errors of the operands and the number of products."""
+    return a.error + b.error + 2.0 * a.error * b.error + (min(a.size, b.size) + 2) * _U
 
 
-def _combine_below(a: Below, b: Below, num_cells: int) -> Below:
-    while a.exponent != b.exponent:
-        a, b = (_coarser_below(a), b) if a.exponent < b.exponent else (a, _coarser_below(b))
-    mass = np.convolve(a.mass, b.mass)
-    total_a, total_b = float(np.sum(a.mass)), float(np.sum(b.mass))
-    infinite = (a.infinite * (total_b + b.infinite) + b.infinite * total_a) * (1.0 + 1e-9)
-    error = a.error + b.error + 2.0 * a.error * b.error + (min(a.mass.size, b.mass.size) + 2) * _U
-    grid = _trim_below(Below(a.first + b.first, mass, infinite, a.exponent, error))
-    while grid.mass.size > num_cells:
-        grid = _coarser_below(grid)
+def _composed(a: Grid, b: Grid, num_cells: int) -> Grid:
+    # The same spacing for both.
+    while a.exponent < b.exponent:
+        a = a.coarser()
+    while b.exponent < a.exponent:
+        b = b.coarser()
+
+    grid = a.convolved(b).trimmed()
+    while grid.size > num_cells:
+        grid = grid.coarser()
     return grid
 
 
-def _combine_above(a: Above, b: Above, num_cells: int) -> Above:
-    while a.exponent != b.exponent:
-        a, b = (_coarser_above(a), b) if a.exponent < b.exponent else (a, _coarser_above(b))
-    null, alternative = np.convolve(a.null, b.null), np.convolve(a.alternative, b.alternative)
-    error = a.error + b.error + 2.0 * a.error * b.error + (min(a.null.size, b.null.size) + 2) * _U
-    grid = _trim_above(Above(a.first + b.first, null, alternative, a.exponent, error))
-    while grid.null.size > num_cells:
-        grid = _coarser_above(grid)
-    return grid
-
-
-def _combine(a: "Below | Above", b: "Below | Above", num_cells: int) -> "Below | Above":
-    if isinstance(a, Below) and isinstance(b, Below):
-        return _combine_below(a, b, num_cells)
-    if isinstance(a, Above) and isinstance(b, Above):
-        return _combine_above(a, b, num_cells)
-    raise TypeError("both grids must bound the same side")
-
-
-def compose_grids(grids: list["Below | Above"], counts: list[int], num_cells: int) -> "Below | Above":
+def compose_grids(grids: list[Grid], counts: list[int], num_cells: int) -> Grid:
     """Each grid to the power of its count, multiplied."""
-    result = None
+    result: Grid | None = None
     for grid, count in zip(grids, counts, strict=True):
+        # By repeated squaring.
         power = grid
         while count:
             if count % 2:
-                result = power if result is None else _combine(result, power, num_cells)
+                result = power if result is None else _composed(result, power, num_cells)
             count //= 2
             if count:
-                power = _combine(power, power, num_cells)
+                power = _composed(power, power, num_cells)
     assert result is not None
     return result
+
+
+# The curve of a composition.
 
 
 def vertices_below(grid: Below) -> tuple[np.ndarray, np.ndarray]:
     """Points (N_j, 1 - A_j) for losses j h >= 0, moved towards the origin by all rounding."""
     h = math.ldexp(1.0, grid.exponent)
-    error = grid.error + (grid.mass.size + 16) * _U
-    index = grid.first + np.arange(grid.mass.size)
+    error = grid.error + (grid.size + 16) * _U
+    index = grid.first + np.arange(grid.size)
     with np.errstate(over="ignore", under="ignore"):
         null = np.where(index > 0, grid.mass * np.exp(-h * np.maximum(index, 0)), 0.0)
-    start = min(max(0, 1 - grid.first), grid.mass.size)  # sums over indices above j, from j = 0 or just below the first
-    alternative, null = (np.append(np.cumsum(part[::-1])[::-1], 0.0)[start:] for part in (grid.mass, null))
-    alpha = np.maximum(null * (1.0 - error) - _LOST, 0.0)
-    missing = (alternative + grid.infinite) * (1.0 + error) + _LOST
+
+    # Sums over the indices above j, from j = 0 or just below the first.
+    start = min(max(0, 1 - grid.first), grid.size)
+    sums_of_alternative = _sums_from_above(grid.mass)[start:]
+    sums_of_null = _sums_from_above(null)[start:]
+
+    alpha = np.maximum(sums_of_null * (1.0 - error) - _LOST, 0.0)
+    missing = (sums_of_alternative + grid.infinite) * (1.0 + error) + _LOST
     return alpha, np.maximum(1.0 - missing, 0.0)
 
 
 def points_above(grid: Above) -> tuple[np.ndarray, np.ndarray]:
     """The two errors of every threshold test, moved away from the origin by all rounding."""
-    error = grid.error + (grid.null.size + 16) * _U
-    alpha = np.append(np.cumsum(grid.null[::-1])[::-1], 0.0)
+    error = grid.error + (grid.size + 16) * _U
+    alpha = _sums_from_above(grid.null)
     beta = np.append(0.0, np.cumsum(grid.alternative))
     return np.minimum(alpha * (1.0 + error) + _LOST, 1.0), np.minimum(beta * (1.0 + error) + _LOST, 1.0)
+
+
+def _sums_from_above(mass: np.ndarray) -> np.ndarray:
+    """The sum of the masses from each index on, and 0 beyond the last."""
+    return np.append(np.cumsum(mass[::-1])[::-1], 0.0)
