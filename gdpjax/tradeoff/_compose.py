@@ -29,6 +29,8 @@ from gdpjax.tradeoff._grid import _U, above_from, below_from, compose_grids, poi
 from gdpjax.tradeoff._operators import inverse, symmetrize
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices, lower_hull
 
+_LEAST_EXPONENT = -40
+"""Of the spacing of a grid, 2^exponent: a finer one than the error of the losses would only make cells."""
 _NUM_CELLS = Domain("a whole number from 64 to 65536", lambda x: (x >= 64) & (x <= 65536) & (x == x // 1))
 
 
@@ -120,13 +122,18 @@ def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> C
     survives = math.exp(log_survives)
     if epsilon == 0 or np.isinf(epsilon) or survives == 0:
         return ApproximateDP(epsilon if survives else 0.0, -math.expm1(log_survives))
+
+    # The number j of coins that show what the alternative likes: binomial, and mirrored under the null.
     n = len(curves) * times
     j = np.arange(n + 1)
     log_choose = scipy.special.gammaln(n + 1) - scipy.special.gammaln(j + 1) - scipy.special.gammaln(n - j + 1)
-    log_p, log_q = -np.log1p(np.exp(-epsilon)), -np.logaddexp(0.0, epsilon)
+    log_p = -np.log1p(np.exp(-epsilon))
+    log_q = -np.logaddexp(0.0, epsilon)
     alternative = np.exp(log_choose + j * log_p + (n - j) * log_q)
     alternative /= np.sum(alternative)
     null = alternative[::-1]
+
+    # The two errors of every test that rejects for a large j.
     alpha = survives * np.append(0.0, np.minimum(np.cumsum(null[::-1]), 1.0))
     power = np.append(0.0, np.cumsum(alternative[::-1]))
     beta = np.append(np.cumsum(alternative)[::-1], 0.0)
@@ -149,31 +156,37 @@ def _counted(curves: list[Curve], times: int) -> tuple[list[Curve], list[int]]:
 
 
 def _compose_numeric(curves: list[Curve], counts: list[int], merged: list, num_cells: int) -> CurveBounds:
-    curves, counts = curves + merged, counts + [1] * len(merged)
-    orders = [curves]
+    """Bounds on the composition of each curve as often as it is counted, and of the merged curves once."""
+    curves = curves + merged
+    counts = counts + [1] * len(merged)
+
     # A polygon counts as symmetric if it is so to 1e-10, which many steps would add up: it is composed both ways.
+    orders = [curves]
     if not all(curve.is_symmetric() and not isinstance(curve, PiecewiseLinear) for curve in curves):
         orders.append([inverse(curve) for curve in curves])
-    below, above = [], []
+
+    below = []
+    above = []
     for order in orders:
-        exponents = [_exponent(curve, num_cells) for curve in order]
-        grids = [
-            below_from(cells_of(curve, Cut(math.ldexp(1.0, e), below=True)), e)
-            for curve, e in zip(order, exponents, strict=True)
-        ]
-        below.append(vertices_below(compose_grids(grids, counts, num_cells)))
-        grids = [
-            above_from(cells_of(curve, Cut(math.ldexp(1.0, e), below=False)), e)
-            for curve, e in zip(order, exponents, strict=True)
-        ]
-        above.append(points_above(compose_grids(grids, counts, num_cells)))
+        lower_grids = []
+        upper_grids = []
+        for curve in order:
+            exponent = _exponent(curve, num_cells)
+            spacing = math.ldexp(1.0, exponent)
+            lower_grids.append(below_from(cells_of(curve, Cut(spacing, below=True)), exponent))
+            upper_grids.append(above_from(cells_of(curve, Cut(spacing, below=False)), exponent))
+        below.append(vertices_below(compose_grids(lower_grids, counts, num_cells)))
+        above.append(points_above(compose_grids(upper_grids, counts, num_cells)))
     return CurveBounds(_polygon(below, lower=True), _polygon(above, lower=False))
 
 
 def _exponent(curve: Curve, num_cells: int) -> int:
+    """The exponent of a spacing at which a curve has at most so many cells."""
     low, high = loss_range(curve)
-    # A finer spacing than the error of the losses would only make cells.
-    return max(math.floor(math.log2((high - low) / (num_cells - 4))) + 1, -40) if high > low else -40
+    if high <= low:
+        return _LEAST_EXPONENT
+    widest = (high - low) / (num_cells - 4)
+    return max(math.floor(math.log2(widest)) + 1, _LEAST_EXPONENT)
 
 
 def _polygon(parts: list, *, lower: bool) -> PiecewiseLinear:
@@ -181,13 +194,16 @@ def _polygon(parts: list, *, lower: bool) -> PiecewiseLinear:
 
     A vertex that is dropped although it is below the chord by rounding lies below it by at most 6 u min(y, 1 - y).
     """
-    x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    x, y = np.append(x, y), np.append(y, x)
+    alpha = np.concatenate([alpha for alpha, _ in parts])
+    beta = np.concatenate([beta for _, beta in parts])
+    x = np.append(alpha, beta)
+    y = np.append(beta, alpha)
     slack = 16.0 * (x.size + 4) * _U
     if lower:
         # Nothing is claimed beyond the largest alpha of a vertex, where the curve reaches 0.
         end = float(np.max(x))
-        x, y = np.append(x, [end, 1.0]), np.append(y, [0.0, 0.0])
+        x = np.append(x, [end, 1.0])
+        y = np.append(y, [0.0, 0.0])
         y = np.maximum(np.nextafter(y - slack * np.minimum(y, 1.0 - y), -1.0), 0.0)
         return from_vertices(x, y, "down")
     y = np.minimum(np.nextafter(y + slack * np.minimum(y, np.maximum(1.0 - y, 0.0)), 2.0), 1.0)
