@@ -49,9 +49,14 @@ def _resolution(f: Curve) -> float:
     """The delta below which a curve's profile is rounding: values of groups are right to that, composed k times."""
     if isinstance(f, Grouped):
         return _GROUP_RESOLUTION
-    parts = [getattr(f, field.name) for field in dataclasses.fields(f)]  # pyright: ignore[reportArgumentType]
-    curves = [curve for part in parts for curve in (part if isinstance(part, tuple) else (part,))]
-    return max([_resolution(curve) for curve in curves if isinstance(curve, Curve)], default=0.0)
+    # The largest one of the curves that f is made of.
+    resolution = 0.0
+    for field in dataclasses.fields(f):  # pyright: ignore[reportArgumentType]
+        part = getattr(f, field.name)
+        for curve in part if isinstance(part, tuple) else (part,):
+            if isinstance(curve, Curve):
+                resolution = max(resolution, _resolution(curve))
+    return resolution
 
 
 def _both(f: Curve, epsilon: Array) -> Array:
@@ -213,15 +218,18 @@ def _upper_envelope(slope: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, n
     """The lines level - slope * alpha that are the largest somewhere in 0 <= alpha <= their point on the diagonal."""
     order = np.lexsort((slope, -level))
     kept: list[tuple[float, float]] = []
-    for s, c in zip(slope[order], level[order], strict=True):  # falling levels, so slopes must fall too
+    # By falling levels: a line is seen only if its slope falls, too.
+    for s, c in zip(slope[order], level[order], strict=True):
         if kept and s >= kept[-1][0]:
             continue
+        # The last line is hidden if this one takes over from the one before it no later than the last one does.
         while len(kept) >= 2:
             (s0, c0), (s1, c1) = kept[-2:]
             if (c1 - c) * (s0 - s1) > (c0 - c1) * (s1 - s):
                 break
             kept.pop()
         kept.append((s, c))
+
     # Lines that take over only beyond the diagonal say nothing here.
     while len(kept) >= 2:
         (s0, c0), (s1, c1) = kept[-2:]
@@ -292,46 +300,57 @@ def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
 
 def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
     """The mu of `dominating_mu` from upper bounds on delta, which is at most ``failure`` at ``end``, > 0 and finite."""
-    grid, wanted = _wanted_of_grid(delta_at, failure, end)
-    required = _required_mu(grid, wanted)
+    grid, needed = _needed_deltas(delta_at, failure, end)
+    required = _mu_of_points(grid, needed)
     if not 0 < required < np.inf:
         return np.float64(required)
+
+    def suffices(excess: Array) -> bool:
+        return _suffices(required * (1.0 + float(excess)), grid, needed)
+
+    # An excess that is enough, then the smallest one.
     excess = 1e-9
-    while not _suffices(required * (1.0 + excess), grid, wanted):
+    while not suffices(excess):
         excess *= 2.0
         if excess > 1e6:
             return np.float64(np.inf)
-    excess, _ = bisect_on_host(
-        lambda excess: _suffices(required * (1.0 + float(excess)), grid, wanted), excess, 0.0, num_iterations=20
-    )
-    return np.float64(required * (1.0 + excess))
+    least, _ = bisect_on_host(suffices, excess, 0.0, num_iterations=20)
+    return np.float64(required * (1.0 + least))
 
 
 def required_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
     """A mu that every statement needs, from lower bounds on delta on the grid of `smallest_mu`."""
-    required = _required_mu(*_wanted_of_grid(lambda epsilon: delta_at(epsilon) * (1.0 - 2e-12), failure, end))
-    return np.float64(required * (1.0 - 1e-9))
+    grid, needed = _needed_deltas(lambda epsilon: delta_at(epsilon) * (1.0 - 2e-12), failure, end)
+    return np.float64(_mu_of_points(grid, needed) * (1.0 - 1e-9))
 
 
-def _wanted_of_grid(
+def _needed_deltas(
     delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Points in [0, end], and the delta_mu that is needed at each; always the same number, so one compilation."""
-    grid = np.union1d(np.linspace(0.0, end, _NUM_UNIFORM), np.geomspace(1e-6 * end, end, _NUM_GEOMETRIC + 1)[:-1])
-    grid = np.append(grid, np.full(_NUM_UNIFORM + _NUM_GEOMETRIC - grid.size, end))
-    wanted = np.clip((delta_at(grid) * (1.0 + 1e-12) - failure) / (1.0 - failure), 0.0, 1.0)
-    wanted = np.where(wanted > 0, np.maximum(wanted, 1e-300), 0.0)
-    return grid, wanted
+    uniform = np.linspace(0.0, end, _NUM_UNIFORM)
+    geometric = np.geomspace(1e-6 * end, end, _NUM_GEOMETRIC + 1)[:-1]
+    grid = np.union1d(uniform, geometric)
+    missing = _NUM_UNIFORM + _NUM_GEOMETRIC - grid.size
+    grid = np.append(grid, np.full(missing, end))
+
+    needed = np.clip((delta_at(grid) * (1.0 + 1e-12) - failure) / (1.0 - failure), 0.0, 1.0)
+    needed = np.where(needed > 0, np.maximum(needed, 1e-300), 0.0)
+    return grid, needed
 
 
-def _required_mu(grid: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.max(np.asarray(_mu_of(grid, wanted))))
+def _mu_of_points(grid: np.ndarray, needed: np.ndarray) -> float:
+    """The smallest mu whose delta is as large as needed at every point."""
+    return float(np.max(np.asarray(_mu_of(grid, needed))))
 
 
-def _suffices(mu: float, grid: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether delta_mu is at least ``wanted``, linearly interpolated in e^epsilon, between all points of the grid."""
+def _suffices(mu: float, grid: np.ndarray, needed: np.ndarray) -> bool:
+    """Whether delta_mu is at least ``needed``, linearly interpolated in e^epsilon, between all points of the grid."""
     middle = 0.5 * (grid[:-1] + grid[1:])
     value, alpha = (np.asarray(part) for part in _tangent(middle, mu))
-    ends = (value - alpha * np.exp(middle) * np.expm1(end - middle) for end in (grid[:-1], grid[1:]))
     slack = 1e-12 * value
-    return all(np.all(wanted[i] <= end - slack) for i, end in zip((np.s_[:-1], np.s_[1:]), ends, strict=True))
+
+    # The tangent in the middle of each interval, at its two ends.
+    at_start = value - alpha * np.exp(middle) * np.expm1(grid[:-1] - middle)
+    at_end = value - alpha * np.exp(middle) * np.expm1(grid[1:] - middle)
+    return bool(np.all(needed[:-1] <= at_start - slack) and np.all(needed[1:] <= at_end - slack))
