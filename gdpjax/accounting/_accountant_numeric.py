@@ -26,7 +26,6 @@ from gdpjax._core.checks import (
     UNIT,
     WHOLE,
     Domain,
-    at_once,
     check,
     check_broadcast,
     is_traced,
@@ -35,7 +34,6 @@ from gdpjax._core.checks import (
 from gdpjax._core.types import FAILURE, Array
 from gdpjax.accounting import _numeric
 from gdpjax.accounting._accountant import Accountant
-from gdpjax.accounting._ledgers import padded_length
 
 MOST_STEPS = 2**31 - 1
 
@@ -160,14 +158,7 @@ def _upper_end(question: str, state: Phases, name: str, query: Array, domain: Do
     if not is_traced((state, query)):
         columns = tuple(np.asarray(column, np.float64) for column in columns)
         check("noise_multiplier", columns[0], POSITIVE)
-        with at_once():
-            used = np.sum(columns[2] > 0, axis=-1)
-            if (used <= 1).all():  # an unused row has sampling_prob 0, which reveals nothing in any number of steps
-                noise, prob, steps = (column[..., 0] for column in columns)
-                return _numeric.of_runs(question)(noise, prob, np.maximum(steps, 1), query).upper
-            # Rows without steps do nothing; the length is that of a Ledger.
-            size = min(padded_length(int(used.max())), columns[2].shape[-1])
-            return _numeric.of_phases(question)(*(column[..., :size] for column in columns), query).upper
+        return _numeric.of_phases(question)(*columns, query).upper
     shape = np.broadcast_shapes(np.shape(state.merged), np.shape(query))
     flat = [jnp.broadcast_to(column, (*shape, column.shape[-1])).reshape(-1, column.shape[-1]) for column in columns]
     # Mapped, so that an invalid element is NaN alone.

@@ -17,6 +17,7 @@ from gdpjax.accounting._allocated import has_allocation
 from gdpjax.accounting._ledgers import describe
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._run_curve import (
+    RTOL,
     check_concrete,
     check_options,
     checked_group_size,
@@ -47,7 +48,7 @@ def _curve(
     run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, ...]
 ) -> CertifiedCurve:
     """The curve that a call of a function below asks about."""
-    checked_group_size(options[-1])
+    checked_group_size(options[2])
     _check_form(run, sampling_prob, num_steps, query, name)
     return curve_of(run, sampling_prob, num_steps, *options)
 
@@ -63,7 +64,7 @@ def _refuse_uniform(family: Family) -> None:
 def epsilon_bounds(
     noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
     delta: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
-    group_size: int = 1,
+    group_size: int = 1, rtol: float = RTOL,
 ) -> Bounds:  # fmt: skip
     """Certified bracket on the exact epsilon of subsampled Gaussian steps, or of a whole Ledger.
 
@@ -82,11 +83,13 @@ def epsilon_bounds(
         neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
         group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
             only.
+        rtol: relative width at which the search stops, 1e-6 to 1e-2, static; a hundredth of it takes about three times
+            as long. Of allocation, truncated and shuffled batches it is the default.
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape. Certified: the truth, in exact arithmetic, lies in between.
-        The relative width is about 1e-3 (or the width below 1e-6) for ordinary runs, larger in hard corners, where
-        upper may be inf and lower 0. Under uniform sampling it is wide by nature: docs/accounting.md says why.
+        The relative width is at most ``rtol`` (or the width 1e-3 ``rtol``) for ordinary runs, larger in hard corners,
+        where upper may be inf and lower 0. Under uniform sampling it is wide by nature: docs/accounting.md says why.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast, an incomplete or mixed call, a pair of
@@ -99,7 +102,7 @@ def epsilon_bounds(
     >>> bool(bounds.lower <= 1.82824 <= bounds.upper), bool(bounds.upper < 1.001 * bounds.lower)
     (True, True)
     """
-    options = (sampling, neighboring_relation, group_size)
+    options = (sampling, neighboring_relation, group_size, rtol)
     return _curve(noise_multiplier, sampling_prob, num_steps, delta, "delta", options).epsilon(delta)
 
 
@@ -157,7 +160,7 @@ def epsilon_estimate(
 def delta_bounds(
     noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
     epsilon: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
-    group_size: int = 1,
+    group_size: int = 1, rtol: float = RTOL,
 ) -> Bounds:  # fmt: skip
     """Certified bracket on the exact delta(epsilon) of subsampled Gaussian steps, or of a whole Ledger.
 
@@ -167,10 +170,11 @@ def delta_bounds(
         noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size: as in
             `epsilon_bounds`.
         epsilon: finite and >= 0. All arguments broadcast.
+        rtol: as in `epsilon_bounds`.
 
     Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape, certified. The relative width is about 1e-2 for ordinary runs,
-        larger in hard corners; below 1e-300 only the upper end says something.
+        ``Bounds(lower, upper)`` of the broadcast shape, certified. The relative width is about ``rtol`` for ordinary
+        runs, larger in hard corners; below 1e-300 only the upper end says something.
 
     Raises:
         ValueError: as `epsilon_bounds`.
@@ -182,7 +186,7 @@ def delta_bounds(
     >>> bool(bounds.lower <= 1e-5 <= bounds.upper)
     True
     """
-    options = (sampling, neighboring_relation, group_size)
+    options = (sampling, neighboring_relation, group_size, rtol)
     return _curve(noise_multiplier, sampling_prob, num_steps, epsilon, "epsilon", options).delta(epsilon)
 
 

@@ -53,9 +53,9 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     phases = [step for step in steps if step[0] > 0]
     others = [_bounded(event, group_size) for event in events if not isinstance(event, Event | GaussianEvent)]
     uniform = any(isinstance(e, Event) and e.sampling == "uniform" and e.sampling_prob < 1 for e in events)
-    family = Family(uniform, largest_group(group_size), bool(others))
-    columns = _padded(phases, (1.0, 0.0, 0.0)) + group_columns(group_size)
-    columns += _padded(others, (0.0, 1.0, 2.0)) if others else ()
+    family = Family(uniform, group_size > 1, bool(others))
+    columns = _columns(phases) + group_columns(group_size)
+    columns += _columns(others) if others else ()
     subsampled = [event for event in events if isinstance(event, Event)]
     silent = min(1.0, math.fsum(event.overflow for event in subsampled if not event.announced))
     announced = min(1.0, math.fsum(event.overflow for event in subsampled if event.announced))
@@ -76,11 +76,6 @@ def _failure(events: list[ApproximateDPEvent], bare: list[tuple[float, float]]) 
         kept = [event.num_steps * np.log1p(-event.delta) for event in events]
         kept += [num_steps * np.log1p(-prob) for prob, num_steps in bare]
     return float(-np.expm1(sum(kept) if -np.inf in kept else math.fsum(kept))), False
-
-
-def largest_group(group_size: int) -> int:
-    """The power of two of components, less one, that a group is computed with: each distinct one compiles once."""
-    return 1 if group_size == 1 else max(4, 1 << (group_size - 1).bit_length())
 
 
 def group_columns(group_size: int) -> tuple[np.ndarray, ...]:
@@ -115,11 +110,5 @@ def _bounded(event: AnyEvent, group_size: int) -> tuple[float, float, float]:
     return event.num_steps, event.epsilon, 2.0
 
 
-def padded_length(rows: int) -> int:
-    """How many rows to compute with: four or a larger power of two, since each distinct number compiles once."""
-    return max(4, 1 << max(rows - 1, 0).bit_length())
-
-
-def _padded(rows: list[tuple[float, float, float]], nothing: tuple[float, float, float]) -> tuple[np.ndarray, ...]:
-    rows = rows + [nothing] * (padded_length(len(rows)) - len(rows))
-    return tuple(np.array(column, np.float64) for column in zip(*rows, strict=True))
+def _columns(rows: list[tuple[float, float, float]]) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(rows, np.float64).reshape(-1, 3).T)

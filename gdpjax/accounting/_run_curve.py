@@ -4,8 +4,8 @@
     curve = certified(plan.event)             # or a Ledger, or one of its events
     curve.epsilon(1e-5), curve.mu(), curve.tpr(0.01), curve.regret()
 
-A run is described once; each question is then one call of `_numeric`, whose compiled programs all runs share
-(`RunCurve`). What a small probability of failure or overflow adds is put around that curve by `CurveWithLostMass`.
+A run is described once; each question is then one call of `_numeric`, which computes on the host (`RunCurve`). What a
+small probability of failure or overflow adds is put around that curve by `CurveWithLostMass`.
 
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
@@ -36,19 +36,23 @@ from gdpjax._core.checks import (
     Domain,
     check,
     check_broadcast,
+    check_scalar,
     is_traced,
 )
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _lost_mass, _numeric, _shuffled, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
-from gdpjax.accounting._ledgers import Described, describe, largest_group, padded_length
+from gdpjax.accounting._ledgers import Described, describe
 from gdpjax.accounting._lost_mass import Lost
 from gdpjax.accounting._numeric import Family
 from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
 from gdpjax.tradeoff import CertifiedCurve
 
 LARGEST_GROUP = 64
+RTOL = 1e-3
+"""The relative width at which the search for an epsilon or a delta stops, if nothing is said."""
+_RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2))
 
 
 def checked_group_size(group_size: int) -> int:
@@ -63,7 +67,7 @@ def family_of_runs(sampling: str, neighboring_relation: NeighboringRelation | No
     resolve_relation(sampling, neighboring_relation)
     if sampling == "uniform" and group_size > 1:
         raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
-    return Family(symmetric=sampling == "uniform", largest_group=largest_group(group_size))
+    return Family(symmetric=sampling == "uniform", groups=group_size > 1)
 
 
 def check_options(ledger: Ledger | AnyEvent, sampling: str, relation: NeighboringRelation | None) -> None:
@@ -148,7 +152,7 @@ class RunCurve(AbstractRunCurve):
     """The certified curve of a run, or of an array of runs; made by `certified`, which says what it holds.
 
     Attributes:
-        family: the kind of run, each of which has its own compiled programs.
+        family: the kind of run, and how closely it is looked at.
         columns: the arrays that `_numeric` takes, as runs or in phases.
         in_phases: whether the last axis of the columns is that of the phases of one run.
         releases: whether there is anything that is released.
@@ -309,13 +313,14 @@ def refuse_groups(sampling: str, group_size: int) -> None:
         raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
 
 
+def _refuse_rtol(sampling: str, rtol: float) -> None:
+    if rtol != RTOL:
+        raise ValueError(f"rtol is available for poisson and uniform sampling, got {sampling}: leave it at {RTOL}")
+
+
 def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
-    """One homogeneous run as phases, as many as a short Ledger has, so that both share a program."""
-    nothing = (1.0, 0.0, 0.0)
-    run = [np.full(padded_length(1), value, np.float64) for value in nothing]
-    for column, value in zip(run, columns, strict=False):
-        column[0] = value
-    return (*run, *(np.array([float(size)]) for size in columns[3:]))
+    """One homogeneous run as the one phase of a run."""
+    return tuple(np.reshape(np.asarray(column, np.float64), 1) for column in columns)
 
 
 def _of_nothing(question: str, at: np.ndarray) -> Bounds:
@@ -346,25 +351,28 @@ def with_lost_mass(ideal: CertifiedCurve, lost: Lost) -> CertifiedCurve:
     return ideal if lost.is_nothing else CurveWithLostMass(ideal, lost)
 
 
-def of_description(described: Described) -> CertifiedCurve:
+def of_description(described: Described, rtol: float = RTOL) -> CertifiedCurve:
     """The curve of a Ledger that was described."""
     family, columns, lost, releases = described
-    return with_lost_mass(RunCurve(family, columns, in_phases=True, releases=releases), lost)
+    return with_lost_mass(RunCurve(family._replace(rtol=rtol), columns, in_phases=True, releases=releases), lost)
 
 
-def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1) -> CertifiedCurve:
+def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
     """The curve of a Ledger or event, by the schemes that are in it."""
     if _shuffled.has_shuffled(run):
         refuse_groups("shuffled", group_size)
+        _refuse_rtol("shuffled", rtol)
         return ShuffledCurve(run)
     if has_allocation(run):
         refuse_groups("allocation", group_size)
+        _refuse_rtol("allocation", rtol)
         allocated = Allocated(run)
         return with_lost_mass(AllocationCurve(allocated), allocated.lost)
     if _truncated.has_truncated(run):
         refuse_groups("truncated_poisson", group_size)
+        _refuse_rtol("truncated_poisson", rtol)
         return TruncatedCurve(run)
-    return of_description(describe(run, group_size))
+    return of_description(describe(run, group_size), rtol)
 
 
 def curve_of(
@@ -374,16 +382,19 @@ def curve_of(
     sampling: str,
     neighboring_relation: NeighboringRelation | None,
     group_size: int,
+    rtol: float = RTOL,
 ) -> CertifiedCurve:
     """`certified` after the checks of its form; the numbers of arrays are checked when they are used."""
     group_size = checked_group_size(group_size)
+    check_scalar("rtol", rtol, _RTOL)
+    rtol = float(rtol)
     if isinstance(run, Ledger | AnyEvent):
         check_options(run, sampling, neighboring_relation)
-        return _curve_of_ledger(run, group_size)
+        return _curve_of_ledger(run, group_size, rtol)
     if _is_zero(run):  # the events of a Ledger may be without noise
         event = Event(0.0, sampling_prob, num_steps, sampling, neighboring_relation)
-        return of_description(describe(event, group_size))
-    family = family_of_runs(sampling, neighboring_relation, group_size)
+        return of_description(describe(event, group_size), rtol)
+    family = family_of_runs(sampling, neighboring_relation, group_size)._replace(rtol=rtol)
     size = (group_size,) if group_size > 1 else ()
     return RunCurve(family, (run, sampling_prob, num_steps, *size), in_phases=False)
 
@@ -396,6 +407,7 @@ def certified(
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
+    rtol: float = RTOL,
 ) -> CertifiedCurve:
     """The certified trade-off curve of subsampled Gaussian steps, or of a whole Ledger, to ask anything about.
 
@@ -409,6 +421,9 @@ def certified(
         neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
         group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
             only.
+        rtol: relative width of the brackets on epsilon and delta at which the search for them stops, 1e-6 to 1e-2,
+            static. A hundredth of it takes about three times as long. Of allocation, truncated and shuffled batches
+            it is the default.
 
     Returns:
         A `gdpjax.tradeoff.CertifiedCurve`, whose answers are certified brackets: epsilon, delta, mu, tradeoff, and what
@@ -439,7 +454,7 @@ def certified(
             for (name, value), domain in zip(given.items(), (POSITIVE, UNIT, COUNT), strict=True):
                 check(name, value, domain)
             check_broadcast(**given)
-    return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size)
+    return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol)
 
 
 def with_overflow(curve: CertifiedCurve, overflow: float, *, announced: bool = False) -> CertifiedCurve:

@@ -32,14 +32,16 @@ PROFILE_SHARING = 6
 
 
 class Family(NamedTuple):
-    """What kind of run is asked about."""
+    """What kind of run is asked about, and how closely."""
 
     symmetric: bool = False
     """Uniform sampling under replace-one (the upper curve), instead of Poisson sampling."""
-    largest_group: int = 1
-    """Groups of up to so many; above 1 their size is an argument, after the steps."""
+    groups: bool = False
+    """Whether the size of a group is an argument, after the steps; otherwise it is 1."""
     finite: bool = False
     """Whether there are events of bounded loss, further arguments."""
+    rtol: float = _driver.RELATIVE_WIDTH
+    """The relative width at which the search for an epsilon or a delta stops."""
 
 
 POISSON = Family()
@@ -55,7 +57,7 @@ class _Prepared(NamedTuple):
 def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
     """The run that the columns describe."""
     sigma, prob, steps, *others = (np.atleast_1d(value) for value in values)
-    sizes = np.broadcast_to(others.pop(0), steps.shape) if family.largest_group > 1 else np.ones_like(steps)
+    sizes = np.broadcast_to(others.pop(0), steps.shape) if family.groups else np.ones_like(steps)
     phases = [row for row in zip(sigma, prob, steps, sizes, strict=True) if row[1] > 0 and row[2] > 0]
     made = tuple(Step(s, max(p, _SMALLEST_PROB), t, 1.0, int(k), family.symmetric) for s, p, t, k in phases)
     events = zip(*others, strict=True) if family.finite else ()
@@ -63,7 +65,7 @@ def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
     return _Prepared(Run(made, finite), any(p < _SMALLEST_PROB for _, p, _, _ in phases))
 
 
-def _epsilon_core(run: Run, delta: float, width: float = _driver.RELATIVE_WIDTH) -> Bounds:
+def _epsilon_core(run: Run, delta: float, rtol: float) -> Bounds:
     if delta >= _run.chance_of_leaking(run):
         return Bounds(0.0, 0.0)
     # With sampling the steps reveal less than without. Near zero delta fixes epsilon only absolutely.
@@ -73,14 +75,14 @@ def _epsilon_core(run: Run, delta: float, width: float = _driver.RELATIVE_WIDTH)
         exact = _closed.epsilon(run, delta)
         if exact.upper < np.inf:
             return Bounds(exact.lower, min(exact.upper, gaussian))
-    answer = _driver.epsilon_of_run(run, np.log(delta), width)
+    answer = _driver.epsilon_of_run(run, np.log(delta), rtol)
     lower = answer.lower
     if run.finite:
         lower = max(lower, _finite.epsilon_from_atom(run.finite, np.log(delta)))
     return Bounds(lower, np.fmin(answer.upper, gaussian))
 
 
-def _estimate_core(run: Run, delta: float) -> float:
+def _estimate_core(run: Run, delta: float, _rtol: float) -> float:
     if delta >= _run.chance_of_leaking(run):
         return 0.0
     if _closed.has_closed_form(run):
@@ -90,12 +92,12 @@ def _estimate_core(run: Run, delta: float) -> float:
     return _driver.estimate_of_run(run, np.log(delta))
 
 
-def _delta_core(run: Run, epsilon: float, width: float = _driver.DELTA_WIDTH) -> Bounds:
+def _delta_core(run: Run, epsilon: float, rtol: float) -> Bounds:
     leaking = _run.chance_of_leaking(run)
     if _closed.has_closed_form(run):
         lower, upper = _closed.delta(run, epsilon)
     else:
-        answer = _driver.log_delta_of_run(run, epsilon, width)
+        answer = _driver.log_delta_of_run(run, epsilon, rtol)
         lower, upper = np.exp(answer.lower) * (1.0 - 1e-12), np.exp(answer.upper) * (1.0 + 1e-12)
     if run.finite:
         lower = max(lower, _finite.delta_from_atom(run.finite, epsilon))
@@ -103,7 +105,7 @@ def _delta_core(run: Run, epsilon: float, width: float = _driver.DELTA_WIDTH) ->
     return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 
 
-def _tradeoff_core(run: Run, alpha: float) -> Bounds:
+def _tradeoff_core(run: Run, alpha: float, _rtol: float) -> Bounds:
     if alpha in (0.0, 1.0):
         return Bounds(1.0 - alpha, 1.0 - alpha)
     bounds = _tradeoff.tradeoff_of_run(run, min(max(alpha, _SMALLEST_ALPHA), 1.0 - 1e-16))
@@ -111,7 +113,7 @@ def _tradeoff_core(run: Run, alpha: float) -> Bounds:
     return bounds._replace(upper=1.0) if alpha < _SMALLEST_ALPHA else bounds
 
 
-def _mu_core(run: Run, failure: float) -> Bounds:
+def _mu_core(run: Run, failure: float, _rtol: float) -> Bounds:
     # The whole run has this mu whatever the sampling. For the smallest noises the search takes long and finds little
     # better.
     if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
@@ -122,7 +124,7 @@ def _mu_core(run: Run, failure: float) -> Bounds:
 class _Question(NamedTuple):
     """A core, the name and domain of what it is asked at, and its answer where nothing is revealed."""
 
-    core: Callable[[Run, float], Any]
+    core: Callable[[Run, float, float], Any]
     argument: str
     domain: checks.Domain
     nothing: Callable[[float], float]
@@ -147,7 +149,7 @@ def _core(question: _Question, family: Family) -> Callable[..., Any]:
         nothing = question.nothing(values[-1])
         if not run.steps and not run.finite:
             return Bounds(nothing, nothing) if question.core is not _estimate_core else nothing
-        answer = question.core(run, values[-1])
+        answer = question.core(run, values[-1], family.rtol)
         if raised and isinstance(answer, Bounds):  # of a run with a larger p, so nothing at all is the other end
             return Bounds(min(answer.lower, nothing), max(answer.upper, nothing))
         return answer
@@ -159,14 +161,14 @@ def _core(question: _Question, family: Family) -> Callable[..., Any]:
 def of_runs(name: str, family: Family = POISSON) -> Callable[..., Any]:
     """The question ``name`` for broadcasting arrays of runs, ``at`` and, in groups, their sizes."""
     question = _QUESTIONS[name]
-    domains = {**_RUN, **(_GROUP if family.largest_group > 1 else {}), question.argument: question.domain}
+    domains = {**_RUN, **(_GROUP if family.groups else {}), question.argument: question.domain}
     return batched(_core(question, family), bounds=name != "estimate", **domains)  # pyright: ignore
 
 
 def _of_phases(family: Family) -> tuple[dict[str, checks.Domain], tuple[int, ...]]:
     """The arguments that describe a run in phases, and how many of them share a last axis."""
-    domains = {**_PHASES, **(_GROUP if family.largest_group > 1 else {}), **(_FINITE if family.finite else {})}
-    return domains, (3, *((1,) if family.largest_group > 1 else ()), *((3,) if family.finite else ()))
+    domains = {**_PHASES, **(_GROUP if family.groups else {}), **(_FINITE if family.finite else {})}
+    return domains, (3, *((1,) if family.groups else ()), *((3,) if family.finite else ()))
 
 
 @functools.cache

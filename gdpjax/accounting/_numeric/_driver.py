@@ -10,8 +10,6 @@ from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_loss
 
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
-DELTA_WIDTH = 1e-2
-FLOOR = 1e-6
 TRIES = 5
 _LOWEST_LOG_DELTA = -690.0
 _CLEARLY_BELOW = 0.5
@@ -69,7 +67,7 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
     estimate, theta = _plan.first_guess(coarse, log_delta)
     lower, upper = 0.0, _trivial_upper(run, log_delta)
     for i in range(TRIES):
-        if not (upper - lower > max(target * estimate, FLOOR) and upper > against):
+        if not (upper - lower > target * max(estimate, _plan.LEAST_EPSILON) and upper > against):
             break
         slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
         width = min(max(slack, target), 0.2) * 0.8**i
@@ -85,12 +83,12 @@ def _trivial_upper(run: Run, log_delta: float) -> float:
     return mu * (np.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _finite.largest_loss(run.finite)
 
 
-def log_delta_of_run(run: Run, epsilon: float, width: float = DELTA_WIDTH) -> Answer:
+def log_delta_of_run(run: Run, epsilon: float, width: float = RELATIVE_WIDTH) -> Answer:
     """The bracket on log delta, the larger of the two directions, of a run."""
     return Answer(*(leaf[0] for leaf in log_deltas_of_run(run, np.array([epsilon]), width)))
 
 
-def log_deltas_of_run(run: Run, epsilon: Array, width: float = DELTA_WIDTH) -> Answer:
+def log_deltas_of_run(run: Run, epsilon: Array, width: float = RELATIVE_WIDTH) -> Answer:
     """The same at several epsilon [n] that are close enough to share a contour."""
     nothing = np.full(epsilon.shape, -np.inf)
     best = Answer(nothing, nothing, nothing)
@@ -99,7 +97,7 @@ def log_deltas_of_run(run: Run, epsilon: Array, width: float = DELTA_WIDTH) -> A
     return best
 
 
-def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float = DELTA_WIDTH) -> Answer:
+def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float = RELATIVE_WIDTH) -> Answer:
     """One direction; a bracket need not be tight once its upper end is below ``against``.
 
     The contour is made for the middle of the points, then for the one with the widest bracket.

@@ -24,6 +24,8 @@ from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run, num_steps
 
 PLAN_PANELS = 8
+LEAST_EPSILON = 1e-3
+"""Below it the width of a bracket on epsilon is relative to this."""
 LOG_CUT = np.log(1e-6)
 _BELOW, _ABOVE = np.array([0.25, 0.5, 0.75]), np.array([1.04, 1.08, 1.15, 1.3, 1.6, 2.2, 3.2])
 _LOG_THETA = (np.log(1e-7), np.log(1e12))
@@ -177,7 +179,7 @@ def make_plan(
     ``coarse`` are the `masses` of the run, ``start`` a guess of theta.
     """
     theta = saddle_line(coarse, epsilon, start)
-    scale = 1.0 if of_delta else theta * max(epsilon, 1e-6 / width)
+    scale = 1.0 if of_delta else theta * max(epsilon, LEAST_EPSILON)
     return Plan(choose_contour(coarse, theta, epsilon, log_delta, width * scale), windows, epsilon, log_delta)
 
 
