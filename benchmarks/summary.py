@@ -21,8 +21,7 @@ INTRODUCTION = """What gdpjax takes, beside other libraries that do the same wor
 cores in turn. This page is made from the JSON files in [results/](results) by `python -m benchmarks.summary`; beside \
 each of them are its own tables, with quartiles, memory, failures and how everything was timed."""
 READING = """Times are of the machines named below and say little about yours; the ratios say more, and differ between \
-processors, of which `clipping_cpu` and `clipping_cpu_quiet` have two. Where a target was missed it says so. A ratio \
-above 1 is in favour of gdpjax throughout."""
+processors. Where a target was missed it says so. A ratio above 1 is in favour of gdpjax throughout."""
 
 Row = tuple[Any, ...]
 Target = tuple[str, dict[str, Any]]
@@ -144,26 +143,21 @@ def _failed(library: dict[str, Any]) -> bool:
 
 
 def _clipping() -> tuple[list[Row], tuple[str, str]]:
-    """Clipped gradient steps beside the fastest peer and beside no privacy: both result files."""
-    rows, parts = [], []
-    for name, about in (
-        ("clipping_cpu", "everybody, before the rebuild"),
-        ("clipping_cpu_quiet", "some contenders, rebuilt"),
-    ):
-        result = read(name)
-        if result is None:
-            continue
-        for key, model in result["models"].items():
-            rows.append(_clipped_row(name, about, model, _targets(result, f"{key}: ")))
-        parts += [
-            f"`{name}` ({about}; load average {_load(result)}):",
-            _picture(name, "step time and temporary memory over those without privacy, by model and contender"),
-            _clipped_table(result),
-            _missed(_targets(result)),
-        ]
-    if not rows:
-        return _absent("Clipping", "clipped gradient steps", "Clipping")
-    return rows, ("Clipping", "\n\n".join(filter(None, parts)))
+    """Clipped gradient steps beside the fastest peer and beside no privacy."""
+    name, title = "clipping_cpu", "Clipping"
+    result = read(name)
+    if result is None:
+        return _absent(title, "clipped gradient steps", title)
+    rows = []
+    for key, model in result["models"].items():
+        rows.append(_clipped_row(name, model, _targets(result, f"{key}: ")))
+    parts = [
+        f"`{name}` (load average {_load(result)}):",
+        _picture(name, "step time and temporary memory over those without privacy, by model and contender"),
+        _clipped_table(result),
+        _missed(_targets(result)),
+    ]
+    return rows, (title, "\n\n".join(filter(None, parts)))
 
 
 def _load(result: dict[str, Any]) -> str:
@@ -181,14 +175,14 @@ def _peers(model: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, seconds
 
 
-def _clipped_row(name: str, about: str, model: dict[str, Any], targets: list[Target]) -> Row:
+def _clipped_row(name: str, model: dict[str, Any], targets: list[Target]) -> Row:
     ours = _median(model["contenders"]["gdpjax auto"])
     assert ours is not None
     peers = list(_peers(model))
     peer, theirs = min(peers, key=lambda pair: pair[1]) if peers else ("", None)
     return (
         "Clipping",
-        f"clipped step, {model['title']} ({about})",
+        f"clipped step, {model['title']}",
         _milliseconds(ours),
         f"{_milliseconds(theirs)} ({peer})" if theirs else None,
         theirs / ours if theirs else None,
@@ -304,7 +298,6 @@ class Command(NamedTuple):
 COMMANDS = {
     "accounting_cpu": Command("make bench-accounting", "10 minutes"),
     "clipping_cpu": Command("make bench-clipping", "an hour"),
-    "clipping_cpu_quiet": Command(None, "10 minutes"),
     "training_cpu": Command("make bench-training", "half an hour"),
     "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
     "recipes": Command(None, "hours"),
