@@ -1,4 +1,4 @@
-"""One configuration, both directions, as many tries as it needs; and many configurations in a loop."""
+"""One run, both directions, as many tries as it needs."""
 
 from typing import NamedTuple
 
