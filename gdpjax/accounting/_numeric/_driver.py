@@ -11,6 +11,8 @@ from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_loss
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
 TRIES = 5
+_PROGRESS = 0.95
+"""A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
 _LOWEST_LOG_DELTA = -690.0
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
@@ -73,7 +75,10 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
         width = min(max(slack, target), 0.2) * 0.8**i
         plan = _plan.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta)
         bounds, estimate = _solve.epsilon_bracket(run, plan)
+        before = upper - lower
         lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+        if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
+            break
     return Answer(lower, upper, min(max(estimate, lower), upper))
 
 
@@ -128,5 +133,8 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
         found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
         better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
         estimate = np.where(better, found, estimate)
+        before = upper - lower
         lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
+        if i > 0 and np.all(lower > -np.inf) and np.all(upper - lower > _PROGRESS * before):
+            break
     return Answer(lower, upper, np.clip(estimate, lower, upper))
