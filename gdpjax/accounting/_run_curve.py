@@ -325,8 +325,9 @@ def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
 
 def _of_nothing(question: str, at: np.ndarray) -> Bounds:
     """The answer for a run that releases nothing."""
-    answer = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
-    return Bounds(answer[()], answer[()])
+    if question == "tradeoff":
+        return _numeric.complement(at)
+    return Bounds(np.zeros_like(at)[()], np.zeros_like(at)[()])
 
 
 def _is_zero(noise_multiplier: Any) -> bool:
