@@ -111,7 +111,7 @@ def epsilon_estimate(
     delta: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
 ) -> Array:  # fmt: skip
-    """A fast estimate of the epsilon that `epsilon_bounds` brackets, without the bracket.
+    """An estimate of the epsilon that `epsilon_bounds` brackets, in about the same time, without the bracket.
 
     The same contour with a thirty times coarser smoothing, whose two one-sided errors cancel to first order.
 

@@ -79,8 +79,11 @@ class Lost(NamedTuple):
 
     def from_below(self, epsilon: Any) -> Any:
         """a + s (1 + e^epsilon), rounded up: what may be missing from delta(epsilon)."""
-        ratio = np.exp(np.minimum(epsilon, 700.0))
-        return (self.announced + self.silent * (1.0 + ratio)) * (1.0 + 1e-12)
+        # Beyond 700 the largest number stands for e^epsilon: unlike inf it leaves 0 where nothing is silent.
+        largest = np.finfo(np.float64).max
+        ratio = np.where(np.asarray(epsilon) < 700.0, np.exp(np.minimum(epsilon, 700.0)), largest)
+        with np.errstate(over="ignore"):
+            return (self.announced + self.silent * (1.0 + ratio)) * (1.0 + 1e-12)
 
 
 def delta_after_overflow(delta: Array, overflow: Array) -> Array:
