@@ -80,8 +80,8 @@ def log_lost(events: Sequence[Atoms]) -> float:
 def rounding_terms(atoms: Atoms, exponent: Array) -> tuple[Array, Array]:
     """Per node: the relative error c0 of its weight e^exponent, and the absolute one c1 of its loss.
 
-    40 ulp stand for the tables and the three rotations, as in `_moments`.
+    54 ulp stand for the tables and the rotations, as in `_moments`.
     """
     unit = 2.0 * UNIT_ROUNDOFF
-    fixed = atoms.rounding + unit * (40.0 + 2.0 * np.where(exponent > -np.inf, np.abs(exponent), 0.0))
+    fixed = atoms.rounding + unit * (54.0 + 2.0 * np.where(exponent > -np.inf, np.abs(exponent), 0.0))
     return fixed, atoms.displacement + 6.0 * unit * np.abs(atoms.loss)

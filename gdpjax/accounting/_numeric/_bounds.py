@@ -68,18 +68,22 @@ def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
 def _epsilon_core(run: Run, delta: float, rtol: float) -> Bounds:
     if delta >= _run.chance_of_leaking(run):
         return Bounds(0.0, 0.0)
-    # With sampling the steps reveal less than without. Near zero delta fixes epsilon only absolutely.
-    gaussian = epsilon_kernel(np, delta, 1.0 - delta, _run.gaussian_mu(run))
-    gaussian = gaussian * (1.0 + 1e-10) + 1e-12 + _finite.largest_loss(run.finite)
     if _closed.has_closed_form(run):
         exact = _closed.epsilon(run, delta)
         if exact.upper < np.inf:
-            return Bounds(exact.lower, min(exact.upper, gaussian))
-    answer = _driver.epsilon_of_run(run, np.log(delta), rtol)
-    lower = answer.lower
+            return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta)))
+    lower, upper, _ = _driver.epsilon_of_run(run, np.log(delta), rtol)
     if run.finite:
         lower = max(lower, _finite.epsilon_from_atom(run.finite, np.log(delta)))
-    return Bounds(lower, np.fmin(answer.upper, gaussian))
+    if not upper - lower <= rtol * lower:
+        upper = np.fmin(upper, _epsilon_without_sampling(run, delta))
+    return Bounds(lower, upper)
+
+
+def _epsilon_without_sampling(run: Run, delta: float) -> float:
+    """An upper bound, since with sampling the steps reveal less; near zero delta fixes epsilon only absolutely."""
+    gaussian = epsilon_kernel(np, delta, 1.0 - delta, _run.gaussian_mu(run))
+    return gaussian * (1.0 + 1e-10) + 1e-12 + _finite.largest_loss(run.finite)
 
 
 def _estimate_core(run: Run, delta: float, _rtol: float) -> float:

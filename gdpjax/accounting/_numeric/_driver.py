@@ -17,6 +17,7 @@ _LOWEST_LOG_DELTA = -690.0
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
 """An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
+_FAR_BELOW = 3.0
 _NEGLIGIBLE = 2e-5
 """... or by this much, since brackets next to epsilon 0 are that wide."""
 
@@ -41,8 +42,31 @@ def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) ->
     """
     best = Answer(0.0, 0.0, 0.0)
     for sign in run.signs:
-        best = _worse(best, direction_epsilon(run.towards(sign), log_delta, best.lower, width))
+        directed = run.towards(sign)
+        if not (best.lower > 0 and _is_smaller(directed, log_delta, best.lower, width)):
+            best = _worse(best, direction_epsilon(directed, log_delta, best.lower, width))
     return best
+
+
+def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> bool:
+    """Whether the epsilon of one direction is certainly at most ``epsilon``: one try, as coarse as it may be.
+
+    That is so if delta(epsilon) is at most e^log_delta. The smoothing takes half of the gap between the two, and there
+    is no try where that is finer than a bracket of relative ``width`` needs.
+    """
+    if _is_beyond(run, epsilon):
+        return _log_infinite(run) <= log_delta - 1e-13
+    windows = _plan.windows(run, log_delta)
+    coarse = _plan.masses(run, windows)
+    theta = _plan.saddle_line(coarse, epsilon)
+    guess = _plan.saddle_log_delta(coarse, theta) - theta * epsilon
+    if not guess > log_delta - _FAR_BELOW:  # the line need not be the best one for so small a delta
+        theta, guess = _plan.chernoff_line(coarse, log_delta), log_delta - _FAR_BELOW
+    room = 0.5 * (log_delta - guess)
+    if not room > width * theta * max(epsilon, _plan.LEAST_EPSILON):
+        return False
+    contour = _plan.choose_contour(coarse, theta, epsilon, guess, min(room, 1.0))
+    return _solve.log_upper_delta(run, _plan.Plan(contour, windows, epsilon, guess)) <= log_delta - 1e-13
 
 
 def estimate_of_run(run: Run, log_delta: float) -> float:
@@ -88,6 +112,17 @@ def _trivial_upper(run: Run, log_delta: float) -> float:
     return mu * (np.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _finite.largest_loss(run.finite)
 
 
+def _is_beyond(run: Run, epsilon: Array) -> Array:
+    """Where epsilon exceeds all losses of one direction but the infinite ones of atoms, so that delta is their mass."""
+    is_bounded = not run.is_symmetric and all(step.sign < 0 for step in run.steps)
+    return epsilon > largest_loss(run) if is_bounded else np.zeros(np.shape(epsilon), bool)
+
+
+def _log_infinite(run: Run) -> float:
+    """log of the mass of the infinite losses."""
+    return np.log(-np.expm1(_atoms.log_lost(run.atoms)))
+
+
 def log_delta_of_run(run: Run, epsilon: float, width: float = RELATIVE_WIDTH) -> Answer:
     """The bracket on log delta, the larger of the two directions, of a run."""
     return Answer(*(leaf[0] for leaf in log_deltas_of_run(run, np.array([epsilon]), width)))
@@ -107,11 +142,7 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
 
     The contour is made for the middle of the points, then for the one with the widest bracket.
     """
-    # No loss exceeds the largest, but for the infinite ones of atoms: beyond it delta is their mass.
-    is_bounded = not run.is_symmetric and all(step.sign < 0 for step in run.steps)
-    infinite = np.log(-np.expm1(_atoms.log_lost(run.atoms)))
-    beyond = epsilon > largest_loss(run) if is_bounded else np.zeros(epsilon.shape, bool)
-    lower, upper = np.full(epsilon.shape, -np.inf), np.where(beyond, infinite, 0.0)
+    lower, upper = np.full(epsilon.shape, -np.inf), np.where(_is_beyond(run, epsilon), _log_infinite(run), 0.0)
 
     middle = epsilon.size // 2
     estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, epsilon[middle]))

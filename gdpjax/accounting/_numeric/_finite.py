@@ -81,20 +81,19 @@ def log_moment(finite: Finite, theta: Array) -> Array:
     return theta * e + logsumexp(np.stack(terms), axis=0)
 
 
-def ratio(finite: Finite, theta: float, frequency: Array) -> tuple[Array, Array]:
-    """A(theta + it) / A(theta) as real and imaginary part."""
+def ratio(finite: Finite, theta: float, frequency: Array) -> Array:
+    """A(theta + it) / A(theta)."""
     truth, lie, other = _log_terms(finite)
     e = finite.bound
     total = log_moment(finite, np.asarray(theta)) - theta * e
     truth, lie, other = (np.exp(x - total) for x in (truth, lie - 2.0 * theta * e, other - theta * e))
     turn = frequency * e
     cos, sin = np.cos(turn), np.sin(turn)
-    real, imag = (truth + lie) * cos + other, (truth - lie) * sin
+    atoms = (truth + lie) * cos + other + 1j * (truth - lie) * sin
     if not finite.is_laplace:
-        return real, imag
+        return atoms
     quotient = -complex_expm1(-(1.0 + 2.0 * theta) * e, -2.0 * turn) / (2.0 * (1.0 + 2.0 * (theta + 1j * frequency)))
-    between = quotient * np.exp(-total) * (cos + 1j * sin)
-    return real + between.real, imag + between.imag
+    return atoms + quotient * np.exp(-total) * (cos + 1j * sin)
 
 
 def ratio_error(finite: Finite, theta: Array, frequency: Array) -> Array:

@@ -2,8 +2,8 @@
 
 M(theta + it) = prod_j A_j(theta + it)^{T_j} over the phases j of a run, at t = k 2 pi / D, k < N. With the nodes of
 `_moments`, A_j(theta + it) / A_j(theta) = sum_i w_i e^{i t L_i}, a non-uniform Fourier transform of positive weights.
-For k = 256 f + 32 k1 + k2 the exponential is a product of three, so all the frequencies are one matrix product,
-(N / 16, nodes) times (nodes, 64): some thirty times cheaper than as many sines and cosines.
+For k = 64 k1 + k2, k2 < 64, the exponential is a product of two, so all the frequencies are one product of complex
+matrices, (N / 64, nodes) times (nodes, 64): some thirty times cheaper than as many sines and cosines.
 
 **Errors.** If the computed phi_j = A_j(theta + it) / A_j(theta) is off by at most u_j(t), quadrature and rounding, then
 with m_j = |phi_j| + u_j the product prod phi_j^{T_j} is off by at most (sum_j T_j u_j / m_j) prod m_j^{T_j} (telescope
@@ -11,6 +11,7 @@ the product). Both phi and the computed one are at most 1 (up to rounding), so m
 difference at 2. K(theta) itself is off by sum_j T_j u_j(0).
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ FREQUENCY_BLOCK = 256
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 _CELLS = 128
+_INNER = 64
+_RADIX = 4
 _NODES_AT_ONCE = 1024
 
 
@@ -62,8 +65,7 @@ class _Line(NamedTuple):
     """One kind of event: A / A(theta) per frequency with its error, log A(theta), and log A at the alias exponents."""
 
     num_steps: float
-    real: Array
-    imag: Array
+    ratio: Array
     error: Array
     log_a: float
     at_zero: float
@@ -89,10 +91,10 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
     alias = np.zeros(2)
     for line in lines:
         count = line.num_steps
-        size = np.hypot(line.real, line.imag)
+        size = np.abs(line.ratio)
         most = np.maximum(np.minimum(size + line.error, 1.0 + 4.0 * line.at_zero), size)
         modulus += count * np.log(np.maximum(size, 1e-150))
-        angle += count * np.arctan2(line.imag, line.real)
+        angle += count * np.angle(line.ratio)
         largest += count * np.log(np.maximum(most, 1e-150))
         ratio += count * (line.error / most)
         log_size += count * line.log_a
@@ -129,9 +131,10 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     parts = _ratio.parts(step)
     edges = [_panel_edges(part, window, contour) for part in parts]
     nodes = [_moments.make_nodes(part, edge) for part, edge in zip(parts, edges, strict=True)]
+    exponents = [node.log_weight + theta[:, None] * node.loss for node in nodes]
     sums = [
-        _moments.quadrature_error(part, node, edge, theta, levels)
-        for part, node, edge in zip(parts, nodes, edges, strict=True)
+        _moments.quadrature_error(part, edge, theta, levels, exponent)
+        for part, edge, exponent in zip(parts, edges, exponents, strict=True)
     ]
     log_rule, log_error, log_error_at = (
         _log_total([getattr(each, name) for each in sums]) for name in ("log_rule", "log_error", "log_error_at")
@@ -140,44 +143,48 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     log_rule = np.logaddexp(log_rule, atom)
     log_a = log_rule[0]
 
-    # Rounding: at theta with its weights, which the Fourier sums take, and at the alias exponents.
-    mass = np.exp(atom - log_a)
-    roundings = [_rounding(parts, nodes, *point, atom) for point in zip(theta, log_rule, strict=True)]
-    fixed, slope = roundings[0]
-    weights = [np.exp(node.log_weight + contour.theta * node.loss - log_a) for node in nodes]
-    total = mass + sum(np.sum(weight) for weight in weights)
+    # The weights at theta and at the alias exponents, and the errors that rounding makes there.
+    exponents = [exponent - log_rule[:, None] for exponent in exponents]
+    weights = [np.exp(exponent) for exponent in exponents]
+    mass = np.exp(atom - log_rule)
+    fixed, slope = _rounding(parts, nodes, theta, log_rule, mass, exponents, weights)
+    moved = 2.0 * fixed[1:]
+    fixed, slope, mass = fixed[0], slope[0], mass[0]
+    total = mass + sum(weight[0].sum() for weight in weights)
 
     # The quadrature's errors, relative to A(theta), up to each level of the frequency.
     relative = np.exp(np.minimum(log_error_at - log_a, 2.0))
     at_zero = fixed + relative[0]
     quadrature = relative[1 + np.minimum(np.searchsorted(levels[1:], frequency), levels.size - 2)]
 
-    real, imag = np.full(frequency.size, mass), np.zeros(frequency.size)
-    for node, weight in zip(nodes, weights, strict=True):
-        more = _fourier(node.loss, weight, frequency)
-        real, imag = real + more[0], imag + more[1]
+    ratio = mass + sum(
+        _fourier(node.loss, weight[0], frequency) for node, weight in zip(nodes, weights, strict=True)
+    )
     # phi divides by the computed A(theta), itself off by at_zero.
     error = (fixed + slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
-    moved = np.array([2.0 * fixed for fixed, _ in roundings[1:]])
     alias = np.logaddexp(log_rule[1:] + moved, log_error[1:])
-    return _Line(step.num_steps, real / total, imag / total, error, log_a, at_zero, alias)
+    return _Line(step.num_steps, ratio / total, error, log_a, at_zero, alias)
 
 
 def _rounding(
-    parts: tuple[Step, ...], nodes: list[Nodes], theta: float, log_a: float, atom: float
-) -> tuple[float, float]:
+    parts: tuple[Step, ...],
+    nodes: list[Nodes],
+    theta: Array,
+    log_a: Array,
+    mass: Array,
+    exponents: list[Array],
+    weights: list[Array],
+) -> tuple[Array, Array]:
     """The relative rounding error of A(theta), and that of the losses, which errors at a frequency grow with.
 
-    They are averages over the nodes of the relative errors of their weights, and of the errors of their losses.
+    At each theta [points] they are averages, with the ``weights`` e^exponents [points, n], of the relative errors of
+    the nodes' weights and of the errors of their losses; ``mass`` is the weight of an atom at loss 0.
     """
-    mass = np.exp(atom - log_a)
-    fixed, slope = 48.0 * mass, 0.0
-    for part, node in zip(parts, nodes, strict=True):
-        exponent = node.log_weight + theta * node.loss - log_a
-        weight = np.exp(exponent)
+    fixed, slope = 64.0 * mass, np.zeros(theta.size)
+    for part, node, exponent, weight in zip(parts, nodes, exponents, weights, strict=True):
         node_fixed, node_slope = _moments.rounding_terms(part, node)
-        fixed += np.dot(weight, node_fixed + 2.0 * np.abs(exponent))
-        slope += np.dot(weight, node_slope)
+        fixed = fixed + weight @ node_fixed + 2.0 * np.einsum("ij,ij->i", weight, np.abs(exponent))
+        slope = slope + weight @ node_slope
     slope = UNIT_ROUNDOFF * slope
     count = sum(node.loss.size for node in nodes)
     fixed = UNIT_ROUNDOFF * (fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0)
@@ -215,43 +222,34 @@ def _panel_density(step: Step, contour: Contour, u: Array, size: float) -> Array
     return np.maximum(swing, max(0.5 * k / sigma, 0.4))
 
 
-def _fourier(loss: Array, weight: Array, frequency: Array) -> tuple[Array, Array]:
-    """sum_i w_i e^{i t L_i} as real and imaginary part, as the products of cosines and sines."""
-    spacing = frequency[1]
-    blocks = frequency.size // FREQUENCY_BLOCK
-    product = np.zeros((16 * blocks, 64))
+def _fourier(loss: Array, weight: Array, frequency: Array) -> Array:
+    """sum_i w_i e^{i t L_i}, as the product of the matrices of e^{i 64 k1 h L_i} w_i and of e^{i k2 h L_i}."""
+    rows = frequency.size // _INNER
+    product = np.zeros((rows, _INNER), complex)
     for start in range(0, loss.size, _NODES_AT_ONCE):
         some = slice(start, start + _NODES_AT_ONCE)
-        product += _fourier_product(loss[some], weight[some], spacing, blocks)
-    half = 8 * blocks
-    real = product[:half, :32] - product[half:, 32:]
-    imag = product[half:, :32] + product[:half, 32:]
-    return real.reshape(-1), imag.reshape(-1)
+        angle = frequency[1] * loss[some]
+        outer = _moments.rotations(_INNER * angle, *_radices(rows))[:rows]
+        product += (outer * weight[some]) @ _moments.rotations(angle, *_radices(_INNER)).T
+    return product.reshape(-1)
 
 
-def _fourier_product(loss: Array, weight: Array, spacing: float, blocks: int) -> Array:
-    """The products of cosines and sines of the frequencies 256 f + 32 k1 with those of k2, summed over the nodes."""
-    inner = np.concatenate(_moments.rotations(spacing * loss, 32, 4))
-    cos, sin = _moments.rotations(32.0 * spacing * loss, 8, 2)
-    cos, sin = cos * weight, sin * weight
-    if blocks == 1:
-        return np.concatenate([cos, sin]) @ inner.T
-    angle = ((FREQUENCY_BLOCK * spacing * np.arange(blocks))[:, None] * loss)[:, None]
-    turn_cos, turn_sin = np.cos(angle), np.sin(angle)
-    outer = np.concatenate([cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin])
-    return outer.reshape(16 * blocks, -1) @ inner.T
+def _radices(count: int) -> list[int]:
+    """Fours, and a last one that is smaller, whose product is at least ``count``."""
+    digits = max(math.ceil(math.log(count, _RADIX) - 1e-9), 1)
+    return [_RADIX] * (digits - 1) + [math.ceil(count / _RADIX ** (digits - 1))]
 
 
 def _finite_line(event: Finite, contour: Contour, frequency: Array) -> _Line:
     """Events of bounded loss of one kind."""
     theta = contour.theta
     at_zero = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, 0.0)
-    real, imag = _finite.ratio(event, theta, frequency)
+    ratio = _finite.ratio(event, theta, frequency)
     error = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, frequency)
     points = np.array([theta, contour.below, contour.above])
     log_a = _finite.log_moment(event, points)
     alias = log_a[1:] + UNIT_ROUNDOFF * _finite.ratio_error(event, points[1:], np.zeros(2))
-    return _Line(event.num_steps, real, imag, error, log_a[0], at_zero, alias)
+    return _Line(event.num_steps, ratio, error, log_a[0], at_zero, alias)
 
 
 def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> _Line:
@@ -270,10 +268,9 @@ def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> _Line:
     fixed = fixed + (theta + (1.0 if event.sign > 0 else 0.0)) * slope
     at_zero = fixed
 
-    real, imag = _fourier(event.loss, weight, frequency)
-    total = np.sum(weight)
+    ratio = _fourier(event.loss, weight, frequency) / np.sum(weight)
     error = (fixed + slope * frequency + at_zero) * (1.0 + 2.0 * at_zero)
     # At the two other exponents the losses may be further off, in proportion.
     room = (contour.above + 1.0) * (event.displacement + 16.0 * UNIT_ROUNDOFF * np.max(np.abs(event.loss)))
     alias = log_moments[1:] + 4.0 * fixed + event.rounding + room
-    return _Line(event.num_steps, real / total, imag / total, error, log_a, at_zero, alias)
+    return _Line(event.num_steps, ratio, error, log_a, at_zero, alias)

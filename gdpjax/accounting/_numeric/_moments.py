@@ -29,8 +29,8 @@ The best of several Y is taken for each panel, or twice the panel's own A(theta)
 rule can exceed that: panels that carry next to nothing need not resolve their oscillation. The bound grows with t, so
 it is evaluated at a few levels of t. Widths follow the need: about 38 / (t |L'|) where the mass is, and 2 sigma.
 
-**Rounding**, u = 2^-53. A relative error of the weighted node i: 2 u_i^2 + 40 for the Gaussian weight, its exponent,
-the tables and three rotations; |s| times the error of L_i (`log_ratio_error`) inside e^{s L_i}; and the displacement of
+**Rounding**, u = 2^-53. A relative error of the weighted node i: 2 u_i^2 + 54 for the Gaussian weight, its exponent,
+the tables and up to six products of seven rotations; |s| times the error of L_i (`log_ratio_error`) inside e^{s L_i}; and the displacement of
 the node, at most 3 u (|u_i| + w + k/sigma), times the slope of the log-integrand, |u_i| + |s| pi_i / sigma, where
 pi_i = sum_j j w_j e^{v_j} / r; a factor 2 is kept on the last. Sums of n terms add 2 (n + 8).
 Everything is an average over the (positive) weights, so it costs two dot products. It assumes exp, log, sin and cos
@@ -133,8 +133,11 @@ class Totals(NamedTuple):
     """[levels], at the first exponent, for all |t| up to each level; the first level is 0."""
 
 
-def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, levels: Array) -> Totals:
-    """The moments at the exponents ``theta`` [points], and what the rule is off by, at frequencies up to ``levels``."""
+def quadrature_error(step: Step, edges: Array, theta: Array, levels: Array, exponents: Array) -> Totals:
+    """The moments at the exponents ``theta`` [points], and what the rule is off by, at frequencies up to ``levels``.
+
+    ``exponents`` [points, n] are the logarithms of the weighted nodes at each theta.
+    """
     width, centre = (edges[1:] - edges[:-1])[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
 
     # The ellipses [panels, heights], and the rectangles around them.
@@ -156,25 +159,25 @@ def quadrature_error(step: Step, nodes: Nodes, edges: Array, theta: Array, level
     rate = rate + np.log(4.0 / np.sqrt(2.0 * np.pi) * width)
     still = rate[..., None] + log_r[..., None] * (step.shift + step.sign * theta)
     moving = still[..., :1] + _ratio.argument(right, height, step)[..., None] * levels[1:]
-    still, moving = np.min(still, axis=1), np.min(moving, axis=1)
+    errors = np.concatenate([still, moving], axis=2).min(axis=1)
 
     # Neither the integral nor the rule exceeds what a panel carries.
-    exponents = nodes.log_weight + theta[:, None] * nodes.loss
     mass = log_sum(exponents.reshape(theta.size, -1, NODES_PER_PANEL), axis=2)
-    trivial = np.log(2.0) + np.logaddexp(mass[0] + 1e-9, still[:, 0])
-    moving = np.minimum(moving, trivial[:, None])
+    trivial = np.log(2.0) + np.logaddexp(mass[0] + 1e-9, errors[:, 0])
+    errors[:, theta.size :] = np.minimum(errors[:, theta.size :], trivial[:, None])
+    log_errors = log_sum(errors, axis=0) + 1e-9
     return Totals(
         log_rule=log_sum(mass, axis=1),
-        log_error=log_sum(still, axis=0) + 1e-9,
-        log_error_at=np.append(log_sum(still[:, :1], axis=0), log_sum(moving, axis=0)) + 1e-9,
+        log_error=log_errors[: theta.size],
+        log_error_at=np.append(log_errors[0], log_errors[theta.size :]),
     )
 
 
 def log_sum(exponent: Array, axis: int) -> Array:
     """log sum exp along an axis; -inf where there is nothing."""
-    top = np.max(exponent, axis=axis, keepdims=True)
-    top = np.where(top > -np.inf, top, 0.0)
-    return np.log(np.sum(np.exp(exponent - top), axis=axis)) + np.squeeze(top, axis)
+    top = exponent.max(axis=axis, keepdims=True)
+    top[~(top > -np.inf)] = 0.0
+    return np.log(np.exp(exponent - top).sum(axis=axis)) + top.squeeze(axis)
 
 
 def rounding_terms(step: Step, nodes: Nodes) -> tuple[Array, Array]:
@@ -182,13 +185,20 @@ def rounding_terms(step: Step, nodes: Nodes) -> tuple[Array, Array]:
     size, ell = np.abs(nodes.position), step.sign * nodes.loss
     moved = 6.0 * (size + nodes.width + step.group_size / step.noise_multiplier)
     slope = _ratio.posterior_mean(nodes.position, step, ell) / step.noise_multiplier
-    return 40.0 + 2.0 * size**2 + moved * size, _ratio.log_ratio_error(nodes.position, step, ell) + moved * slope
+    return 54.0 + 2.0 * size**2 + moved * size, _ratio.log_ratio_error(nodes.position, step, ell) + moved * slope
 
 
-def rotations(angle: Array, count: int, inner: int) -> tuple[Array, Array]:
-    """cos and sin of k * angle for k < count, on a new leading axis, from inner + count / inner of each."""
-    fine = np.arange(inner)[:, None] * angle
-    coarse = (np.arange(count // inner)[:, None] * (inner * angle))[:, None]
-    cos0, sin0, cos1, sin1 = np.cos(fine), np.sin(fine), np.cos(coarse), np.sin(coarse)
-    cos, sin = cos1 * cos0 - sin1 * sin0, sin1 * cos0 + cos1 * sin0
-    return cos.reshape(count, -1), sin.reshape(count, -1)
+def rotations(angle: Array, *radices: int) -> Array:
+    """e^{i k angle} for k below the product of ``radices``, on a new leading axis.
+
+    k is written in these radices, the lowest digit first, and the rotations by its digits are multiplied.
+    """
+    turned, count = np.ones((1, angle.size)), 1
+    for radix in radices:
+        digits = np.arange(1.0, radix)[:, None] * (count * angle)
+        turn = np.ones((radix, 1, angle.size), complex)
+        np.cos(digits, out=turn.real[1:, 0])
+        np.sin(digits, out=turn.imag[1:, 0])
+        count *= radix
+        turned = (turn * turned).reshape(count, -1)
+    return turned

@@ -86,8 +86,9 @@ def cumulants(masses: list[Masses], theta: float) -> tuple[float, float, float]:
         top = exponent.max(axis=1)
         weight = np.exp(exponent - top[:, None])
         total = weight.sum(axis=1)
-        mean = (weight * loss).sum(axis=1) / total
-        spread = (weight * (loss - mean[:, None]) ** 2).sum(axis=1) / total
+        mean = np.einsum("ij,ij->i", weight, loss) / total
+        centred = loss - mean[:, None]
+        spread = np.einsum("ij,ij,ij->i", weight, centred, centred) / total
         zeroth += counts @ (np.log(total) + top)
         first += counts @ mean
         second += counts @ spread

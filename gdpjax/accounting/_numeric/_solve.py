@@ -48,6 +48,13 @@ def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, float]:
     return bounds, min(max(guess, bounds.lower), bounds.upper)
 
 
+def log_upper_delta(run: Run, plan: Plan) -> float:
+    """A certified upper bound on log delta(plan.epsilon) of one direction."""
+    data = _line.transform(run, plan.windows, plan.contour)
+    sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
+    return _contour.log_upper_delta(data, plan.contour, sums, plan.epsilon, plan.epsilon)
+
+
 def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Array]:
     """Certified brackets on log delta of one direction at each epsilon [n], near plan.epsilon, and estimates inside."""
     contour, origin = plan.contour, plan.epsilon

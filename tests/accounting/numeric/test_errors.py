@@ -122,9 +122,10 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     step = Step(sigma, p, 1.0, sign, group_size)
     edges = np.linspace(low, high, panels + 1)
     nodes = _moments.make_nodes(step, edges)
-    sums = _moments.quadrature_error(step, nodes, edges, np.array([theta]), np.array(FREQUENCIES))
+    exponent = nodes.log_weight + theta * nodes.loss
+    sums = _moments.quadrature_error(step, edges, np.array([theta]), np.array(FREQUENCIES), exponent[None])
     fixed, slope = _moments.rounding_terms(step, nodes)
-    weight = np.exp(nodes.log_weight + theta * nodes.loss)
+    weight = np.exp(exponent)
     rule = [complex(np.sum(weight * np.exp(1j * t * nodes.loss))) for t in FREQUENCIES]
     fixed, slope, total = float(np.sum(weight * fixed)), float(np.sum(weight * slope)), float(np.sum(weight))
     scale = float(np.exp(sums.log_rule[0]))
