@@ -6,7 +6,8 @@ import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _finite, _plan, _solve
-from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_loss
+from gdpjax.accounting._numeric._contour import log_peak
+from gdpjax.accounting._numeric._run import Run, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
@@ -18,6 +19,7 @@ _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
 """An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
 _FAR_BELOW = 3.0
+_CLEAR = 0.01
 _NEGLIGIBLE = 2e-5
 """... or by this much, since brackets next to epsilon 0 are that wide."""
 
@@ -60,6 +62,10 @@ def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> boo
     coarse = _plan.masses(run, windows)
     theta = _plan.saddle_line(coarse, epsilon)
     guess = _plan.saddle_log_delta(coarse, theta) - theta * epsilon
+    chernoff = _plan.cumulants(coarse, theta)[0] - theta * epsilon + log_peak(theta)
+    likely = is_alone(run) and chernoff < log_delta - _CLEAR
+    if likely and _solve.log_chernoff_delta(run, windows, theta, epsilon) <= log_delta - 1e-13:
+        return True
     if not guess > log_delta - _FAR_BELOW:  # the line need not be the best one for so small a delta
         theta, guess = _plan.chernoff_line(coarse, log_delta), log_delta - _FAR_BELOW
     room = 0.5 * (log_delta - guess)

@@ -29,6 +29,7 @@ FREQUENCY_BLOCK = 256
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 _CELLS = 128
+_FINE = -25.0
 _INNER = 64
 _RADIX = 4
 _NODES_AT_ONCE = 1024
@@ -102,9 +103,6 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
         alias += count * (line.alias + 8.0 * UNIT_ROUNDOFF * np.abs(line.alias))
 
     trusted = max((line.at_zero for line in lines), default=0.0) < 0.2
-    missed = sum(
-        step.num_steps * np.log1p(-min(window.lost, 1.0)) for step, window in zip(run.steps, windows, strict=True)
-    )
     return Transform(
         frequency=frequency,
         modulus=modulus,
@@ -114,9 +112,27 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
         log_size_error=size_error if trusted else np.inf,
         log_below=alias[0],
         log_above=alias[1],
-        lost=-np.expm1(missed + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9),
+        lost=lost_mass(run, windows),
         phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + len(lines)) * sum(line.num_steps for line in lines),
     )
+
+
+def lost_mass(run: Run, windows: list[Window]) -> float:
+    """The P-mass that the windows of the steps and the infinite losses of atoms take out of the composition."""
+    kept = sum(
+        step.num_steps * np.log1p(-min(window.lost, 1.0)) for step, window in zip(run.steps, windows, strict=True)
+    )
+    return -np.expm1(kept + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9)
+
+
+def log_moment_of_steps(run: Run, windows: list[Window], theta: float) -> float:
+    """An upper bound on K(theta) of the steps alone, without a line."""
+    still = Contour(theta, np.inf, 0.0, 0.0, theta, theta, _FINE)
+    total = 0.0
+    for step, window in zip(run.steps, windows, strict=True):
+        log_a = _step_rule(step, window, still).alias[0]
+        total += step.num_steps * (log_a + 8.0 * UNIT_ROUNDOFF * abs(log_a))
+    return total
 
 
 def _whole(wanted: float, least: int, most: int) -> int:
@@ -124,7 +140,24 @@ def _whole(wanted: float, least: int, most: int) -> int:
     return int(np.fmin(np.fmax(np.ceil(wanted), least), most))
 
 
-def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> _Line:
+class _Rule(NamedTuple):
+    """The quadrature of a step, relative to its own A(theta): nodes and weights of the parts, and what it is off by."""
+
+    nodes: list[Nodes]
+    weights: list[Array]
+    mass: float
+    """The weight of an atom at loss 0."""
+    log_a: float
+    fixed: float
+    slope: float
+    """Rounding: the error at frequency t is at most fixed + slope t."""
+    quadrature: Array
+    """[levels]"""
+    alias: Array
+    """Upper bounds on log A at the two alias exponents."""
+
+
+def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
     """One phase of subsampled Gaussian steps: the sum over its parts, and a symmetric step's atom at loss 0."""
     theta = np.array([contour.theta, contour.below, contour.above])
     levels = contour.cutoff * _LEVELS
@@ -141,29 +174,35 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     )
     atom = np.log(_ratio.rest(step)) if step.symmetric else -np.inf
     log_rule = np.logaddexp(log_rule, atom)
-    log_a = log_rule[0]
 
     # The weights at theta and at the alias exponents, and the errors that rounding makes there.
     exponents = [exponent - log_rule[:, None] for exponent in exponents]
     weights = [np.exp(exponent) for exponent in exponents]
     mass = np.exp(atom - log_rule)
     fixed, slope = _rounding(parts, nodes, theta, log_rule, mass, exponents, weights)
-    moved = 2.0 * fixed[1:]
-    fixed, slope, mass = fixed[0], slope[0], mass[0]
-    total = mass + sum(weight[0].sum() for weight in weights)
-
-    # The quadrature's errors, relative to A(theta), up to each level of the frequency.
-    relative = np.exp(np.minimum(log_error_at - log_a, 2.0))
-    at_zero = fixed + relative[0]
-    quadrature = relative[1 + np.minimum(np.searchsorted(levels[1:], frequency), levels.size - 2)]
-
-    ratio = mass + sum(
-        _fourier(node.loss, weight[0], frequency) for node, weight in zip(nodes, weights, strict=True)
+    return _Rule(
+        nodes=nodes,
+        weights=[weight[0] for weight in weights],
+        mass=mass[0],
+        log_a=log_rule[0],
+        fixed=fixed[0],
+        slope=slope[0],
+        quadrature=np.exp(np.minimum(log_error_at - log_rule[0], 2.0)),
+        alias=np.logaddexp(log_rule[1:] + 2.0 * fixed[1:], log_error[1:]),
     )
+
+
+def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> _Line:
+    """One phase of subsampled Gaussian steps."""
+    rule = _step_rule(step, window, contour)
+    at_zero = rule.fixed + rule.quadrature[0]
+    levels = contour.cutoff * _LEVELS[1:]
+    quadrature = rule.quadrature[1 + np.minimum(np.searchsorted(levels, frequency), levels.size - 1)]
     # phi divides by the computed A(theta), itself off by at_zero.
-    error = (fixed + slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
-    alias = np.logaddexp(log_rule[1:] + moved, log_error[1:])
-    return _Line(step.num_steps, ratio / total, error, log_a, at_zero, alias)
+    error = (rule.fixed + rule.slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
+    sums = sum(_fourier(node.loss, weight, frequency) for node, weight in zip(rule.nodes, rule.weights, strict=True))
+    total = rule.mass + sum(weight.sum() for weight in rule.weights)
+    return _Line(step.num_steps, (rule.mass + sums) / total, error, rule.log_a, at_zero, rule.alias)
 
 
 def _rounding(
@@ -202,7 +241,7 @@ def _panel_edges(step: Step, window: Window, contour: Contour) -> Array:
     middle = window.lower + size * (np.arange(_CELLS) + 0.5)
     rise = _panel_density(step, contour, middle, size) * size
     reached = np.append(0.0, np.cumsum(rise))
-    panels = _whole(1.25 * reached[-1] + 1.0, 4, MAX_PANELS)
+    panels = _whole(reached[-1] + 1.0, 2, MAX_PANELS)
     edges = np.interp(
         reached[-1] / panels * np.arange(panels + 1), reached, window.lower + size * np.arange(_CELLS + 1)
     )
@@ -211,15 +250,34 @@ def _panel_edges(step: Step, window: Window, contour: Contour) -> Array:
 
 
 def _panel_density(step: Step, contour: Contour, u: Array, size: float) -> Array:
-    """Panels per unit of u that the quadrature needs: where the mass is, enough for the oscillation of e^{itL}."""
+    """Panels per unit of u that the quadrature needs.
+
+    Where the mass is, that is enough for the oscillation of e^{itL} and for the slope of the weights; see `_turn`.
+    """
     sigma, k = step.noise_multiplier, step.group_size
     ell = _ratio.log_ratio(u, step)
     slope = _ratio.posterior_mean(u, step, ell) / sigma
-    mass = (step.shift + step.sign * contour.theta) * ell - 0.5 * u**2
+    exponent = step.shift + step.sign * contour.theta
+    mass = exponent * ell - 0.5 * u**2
     log_a = _moments.log_sum(mass, axis=0) + np.log(size)  # roughly
-    swing = slope * (contour.cutoff / 42.0)
-    swing = np.where(mass - log_a + np.log(step.num_steps) > contour.log_error - 3.0, swing, 0.0)
-    return np.maximum(swing, max(0.5 * k / sigma, 0.4))
+    matters = mass - log_a + np.log(step.num_steps) > contour.log_error - 3.0
+    turns = slope * (0.5 * contour.cutoff / _turn(np.log(step.num_steps) - contour.log_error))
+    steepness = 0.06 * (np.abs(u) + abs(exponent) * slope)
+    return np.maximum(np.where(matters, turns + steepness, 0.0), max(0.5 * k / sigma, 0.25))
+
+
+def _turn(nats: float) -> float:
+    """The angle by which e^{itL} may turn in half a panel, for an error of the rule of about e^-nats.
+
+    Over an ellipse of semi-axes (w/4)(rho +- 1/rho) the bound on e^{itL} grows as e^{a sinh x}, a the angle, x = log
+    rho, and the rule's error is e^{a sinh x - 2 N x}. That is least at a = 2 N / cosh x, with 2 N (x - tanh x) nats.
+    """
+    order = 2.0 * _moments.NODES_PER_PANEL
+    goal = min(max(nats, 1.0), 200.0) / order
+    x = np.cbrt(3.0 * goal)
+    for _ in range(4):
+        x -= (x - np.tanh(x) - goal) / np.tanh(x) ** 2
+    return order / np.cosh(x)
 
 
 def _fourier(loss: Array, weight: Array, frequency: Array) -> Array:

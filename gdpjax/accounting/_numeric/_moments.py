@@ -27,12 +27,13 @@ of height Y <= pi sigma / (2 k) and real parts in [x0, x1], with s = shift + sig
 
 The best of several Y is taken for each panel, or twice the panel's own A(theta), since neither the integral nor the
 rule can exceed that: panels that carry next to nothing need not resolve their oscillation. The bound grows with t, so
-it is evaluated at a few levels of t. Widths follow the need: about 38 / (t |L'|) where the mass is, and 2 sigma.
+it is evaluated at a few levels of t. Widths follow the need: about 60 / (t |L'|) where the mass is, and at most 4 or
+2 sigma / k.
 
 **Rounding**, u = 2^-53. A relative error of the weighted node i: 2 u_i^2 + 54 for the Gaussian weight, its exponent,
-the tables and up to six products of seven rotations; |s| times the error of L_i (`log_ratio_error`) inside e^{s L_i}; and the displacement of
-the node, at most 3 u (|u_i| + w + k/sigma), times the slope of the log-integrand, |u_i| + |s| pi_i / sigma, where
-pi_i = sum_j j w_j e^{v_j} / r; a factor 2 is kept on the last. Sums of n terms add 2 (n + 8).
+the tables and up to six products of seven rotations; |s| times the error of L_i (`log_ratio_error`) inside e^{s L_i};
+and the displacement of the node, at most 3 u (|u_i| + w + k/sigma), times the slope of the log-integrand, |u_i| + |s|
+pi_i / sigma, where pi_i = sum_j j w_j e^{v_j} / r; a factor 2 is kept on the last. Sums of n terms add 2 (n + 8).
 Everything is an average over the (positive) weights, so it costs two dot products. It assumes exp, log, sin and cos
 good to 4 ulp (tested). The end u0 of a symmetric step's parts is off by one rounding of u0 <= x phi(x) <= 0.25 of the
 mass, against A >= 1.

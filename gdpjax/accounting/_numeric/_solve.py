@@ -6,6 +6,7 @@ from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _contour, _line
 from gdpjax.accounting._numeric._contour import Sums
 from gdpjax.accounting._numeric._line import Contour, Transform
+from gdpjax.accounting._numeric._moments import Window
 from gdpjax.accounting._numeric._plan import Plan
 from gdpjax.accounting._numeric._run import Run
 
@@ -53,6 +54,14 @@ def log_upper_delta(run: Run, plan: Plan) -> float:
     data = _line.transform(run, plan.windows, plan.contour)
     sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
     return _contour.log_upper_delta(data, plan.contour, sums, plan.epsilon, plan.epsilon)
+
+
+def log_chernoff_delta(run: Run, windows: list[Window], theta: float, epsilon: float) -> float:
+    """The Chernoff bound on log delta(epsilon) of one direction of a run of steps, which needs no line."""
+    log_size, shifted = _line.log_moment_of_steps(run, windows, theta), theta * epsilon
+    bound = log_size - shifted + _contour.log_peak(theta)
+    slack = 1e-13 * (1.0 + abs(log_size) + abs(shifted))
+    return np.logaddexp(bound + slack, np.log(_line.lost_mass(run, windows)))
 
 
 def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Array]:
@@ -114,7 +123,7 @@ def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess:
             rate = min(slopes[kernel] / safe - contour.theta, -0.05 * contour.theta)
             move = min(max(shift - height / rate, guess - reach), guess + reach) - shift
             shift += move
-            if not abs(move) > 1e-10 * abs(plan.epsilon + shift):
+            if not abs(move) > 1e-5 * abs(plan.epsilon + shift):  # the next step would be about its square
                 break
         return shift
 
