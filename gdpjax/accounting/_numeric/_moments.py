@@ -197,7 +197,7 @@ def rotations(angle: Array, *radices: int) -> Array:
     turned, count = np.ones((1, angle.size)), 1
     for radix in radices:
         digits = np.arange(1.0, radix)[:, None] * (count * angle)
-        turn = np.ones((radix, 1, angle.size), complex)
+        turn = np.ones((radix, 1, angle.size), np.complex128)
         np.cos(digits, out=turn.real[1:, 0])
         np.sin(digits, out=turn.imag[1:, 0])
         count *= radix
