@@ -156,15 +156,17 @@ class Curve:
 
 
 def check_curve(name: str, value: Any) -> Curve:
-    """``value`` if it is a curve, else ValueError."""
-    if not isinstance(value, Curve):
+    """``value`` if it is a curve, the curve of an `ExactCurve`, else ValueError."""
+    curve = value if isinstance(value, Curve) else getattr(value, "exact", value)
+    if not isinstance(curve, Curve):
         raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {shown(value)}")
-    return value
+    return curve
 
 
 def check_symmetric(name: str, curve: Curve, what: str) -> Curve:
     """``curve`` if it is symmetric, else ValueError saying what needs that."""
-    if not check_curve(name, curve).is_symmetric():
+    curve = check_curve(name, curve)
+    if not curve.is_symmetric():
         raise ValueError(f"{what} needs a symmetric curve, got {type(curve).__name__}; use symmetrize({name}) first")
     return curve
 

@@ -277,7 +277,7 @@ def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
     >>> print(f"{dominating_mu(ApproximateDP(1.0)):.4f}")
     1.2320
     """
-    check_curve("f", f)
+    f = check_curve("f", f)
     check_scalar("failure", failure, HALF_OPEN_UNIT)
     if is_traced((f, failure)):
         raise ValueError("dominating_mu is computed on the host: call it outside compiled code")
