@@ -122,8 +122,7 @@ def _composition() -> Figure:
     for axes, name, make in ((left, "randomized response", ApproximateDP), (right, "Laplace", Laplace)):
         for n, color in ((1, RED), (4, ORANGE), (16, GREEN)):
             result = compose(make(1.5 / np.sqrt(n)), times=n)
-            curve = result.lower if isinstance(result, tuple) else result
-            _draw(axes, curve, color=color, linewidth=1.1, label=f"$n = {n}$")
+            _draw(axes, result.lower, color=color, linewidth=1.1, label=f"$n = {n}$")
         limit = berry_esseen(make(1.5 / np.sqrt(400)), times=400)
         band = limit.bounds(ALPHA)
         axes.fill_between(ALPHA, band.lower, band.upper, color=BLUE, alpha=0.2, linewidth=0, label="band, $n = 400$")

@@ -467,7 +467,7 @@ RECORDS = {
     "AbstractClipRule", "AbstractFactor", "AbstractPrimitive", "Full", "Outer", "Sparse",
     "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
     "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad",
-    "Curve", "CurveBounds", "Report",
+    "Curve", "CurveBounds", "ExactCurve", "Report",
     "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
     "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",

@@ -11,7 +11,7 @@ and the answer is a point at which the condition was evaluated, not an interpola
 *Bisection*, `bisect`, for conditions that are cheap: each step halves the bracket (in the scale that ``midpoint``
 defines), with a fixed number of steps, so that it jits, vmaps and never fails to converge. Whether the invariant is
 true to begin with is reported, not assumed: the first two rounds of the same loop evaluate the ends, so that a costly
-condition is compiled once.
+condition is compiled once. `bisect_on_host` does the same in NumPy.
 
 *Secant steps*, `begin` and `advance`, for conditions that cost milliseconds to seconds and come with an ``excess``, a
 smooth number that vanishes at the edge. From a guess and a guessed slope in r = log(point), signed so that larger is
@@ -27,9 +27,8 @@ is trusted:
 
 On an axis of whole numbers t is at most 1 / point, and the search ends at two neighbours. The ends of the axis are
 evaluated only if the search gets there. An ``Axis`` has values that float32 can hold, so that the answer survives a way
-into float32 unchanged; whole numbers on the host are float64 and exact. The functions take ``xp``, NumPy or jax.numpy,
-and all elements advance independently: a loop on the host needs no compilation of its own and may evaluate the
-unfinished ones only.
+into float32 unchanged; whole numbers are float64 and exact. The search is NumPy's and runs on the host: it needs no
+compilation, all elements advance independently, and a loop may evaluate the unfinished ones only.
 """
 
 from collections.abc import Callable
@@ -64,26 +63,34 @@ def bisect(
     *,
     midpoint: Callable[[Array, Array], Array],
     num_iterations: int,
+    check_ends: bool = True,
 ) -> Bracket:
     """Shrink brackets, one end of which satisfies a condition and the other not, for ``num_iterations`` halvings.
 
     The ends have the full shape of the condition's answer. Where an end is not as promised, the result means nothing
-    and the flags say so: ``first_held`` must be true and ``last_held`` false.
+    and the flags say so: ``first_held`` must be true and ``last_held`` false. Without ``check_ends`` neither end is
+    evaluated, and the flags are false.
     """
     holds, fails = jnp.broadcast_arrays(holds, fails)
 
+    num_checks = 2 if check_ends else 0
+
     def step(i: Array, state: Bracket) -> Bracket:
-        point = jnp.where(i == 0, holds, jnp.where(i == 1, fails, midpoint(state.holds, state.fails)))
+        point = midpoint(state.holds, state.fails)
+        if check_ends:
+            point = jnp.where(i == 0, holds, jnp.where(i == 1, fails, point))
         good = condition(point)
+        is_halving = i >= num_checks
         return Bracket(
-            jnp.where(good & (i > 1), point, state.holds),
-            jnp.where(good | (i <= 1), state.fails, point),
-            jnp.where(i == 0, good, state.first_held),
-            jnp.where(i == 1, good, state.last_held),
+            jnp.where(good & is_halving, point, state.holds),
+            jnp.where(good | ~is_halving, state.fails, point),
+            jnp.where(~is_halving & (i == 0), good, state.first_held),
+            jnp.where(~is_halving & (i == 1), good, state.last_held),
         )
 
     unknown = jnp.zeros(holds.shape, bool)
-    return jax.lax.fori_loop(0, num_iterations + 2, step, Bracket(holds, fails, unknown, unknown))
+    start = Bracket(holds, fails, unknown, unknown)
+    return jax.lax.fori_loop(0, num_iterations + num_checks, step, start)
 
 
 def bisect_on_host(
@@ -101,10 +108,15 @@ def bisect_on_host(
       (holds, fails), each point evaluated, or the end that was given.
     """
     for _ in range(num_iterations):
-        middle = 0.5 * (holds + fails)
-        good = condition(middle)
-        holds, fails = np.where(good, middle, holds), np.where(good, fails, middle)
+        point = middle(holds, fails)
+        good = condition(point)
+        holds, fails = np.where(good, point, holds), np.where(good, fails, point)
     return holds, fails
+
+
+def middle(a: Array, b: Array) -> Array:
+    """The arithmetic mean."""
+    return 0.5 * (a + b)
 
 
 def geometric_midpoint(a: Array, b: Array) -> Array:
@@ -134,68 +146,67 @@ class Axis(NamedTuple):
 class Search(NamedTuple):
     """The state of a secant search; ``holds`` and ``fails`` are the axis' ends until ``held``, ``failed``."""
 
-    point: Array  # to be evaluated next; once done, the last one
-    holds: Array
-    fails: Array
-    held: Array
-    failed: Array
-    slope: Array
-    last: Array  # r of the last evaluation, and its excess
-    last_excess: Array
-    last_good: Array
-    streak: Array  # evaluations in a row with that answer
-    rounds: Array
-    done: Array
+    point: np.ndarray  # to be evaluated next; once done, the last one
+    holds: np.ndarray
+    fails: np.ndarray
+    held: np.ndarray
+    failed: np.ndarray
+    slope: np.ndarray
+    last: np.ndarray  # r of the last evaluation, and its excess
+    last_excess: np.ndarray
+    last_good: np.ndarray
+    streak: np.ndarray  # evaluations in a row with that answer
+    rounds: np.ndarray
+    done: np.ndarray
 
 
-def begin(xp: Any, axis: Axis, guess: Array, slope: Array) -> Search:
+def begin(axis: Axis, guess: np.ndarray, slope: np.ndarray) -> Search:
     """The search before its first evaluation, at a guess anywhere, with a guess of d excess / d r > 0."""
-    guess = xp.where(guess > 0, guess, min(axis.safest, axis.riskiest))
-    point = _on_axis(xp, axis, xp.clip(guess, min(axis[:2]), max(axis[:2])))
-    number, no = xp.zeros_like(point), xp.zeros_like(point, dtype=bool)
+    guess = np.where(guess > 0, guess, min(axis.safest, axis.riskiest))
+    point = _on_axis(axis, np.clip(guess, min(axis[:2]), max(axis[:2])))
+    number, no = np.zeros_like(point), np.zeros_like(point, dtype=bool)
     ends = number + axis.safest, number + axis.riskiest
-    slope = xp.where(xp.isfinite(slope) & (slope > 0), slope, 1.0)
-    return Search(point, *ends, no, no, slope, number + xp.nan, number + xp.nan, no, number, number, no)
+    slope = np.where(np.isfinite(slope) & (slope > 0), slope, 1.0)
+    return Search(point, *ends, no, no, slope, number + np.nan, number + np.nan, no, number, number, no)
 
 
-def advance(xp: Any, axis: Axis, state: Search, excess: Array, good: Array) -> Search:
+def advance(axis: Axis, state: Search, excess: np.ndarray, good: np.ndarray) -> Search:
     """The search after the condition at ``state.point`` turned out ``good`` or not; finished elements stay."""
-    r, toward = axis.sign * xp.log(state.point), xp.where(good, 1.0, -1.0)
-    holds, fails = xp.where(good, state.point, state.holds), xp.where(good, state.fails, state.point)
-    held, failed = xp.logical_or(state.held, good), xp.logical_or(state.failed, ~good)
+    r, toward = axis.sign * np.log(state.point), np.where(good, 1.0, -1.0)
+    holds, fails = np.where(good, state.point, state.holds), np.where(good, state.fails, state.point)
+    held, failed = np.logical_or(state.held, good), np.logical_or(state.failed, ~good)
     secant = (excess - state.last_excess) / (r - state.last)
-    secant = xp.where(xp.isfinite(secant) & (secant > 0), secant, state.slope)
-    slope = xp.clip(secant, state.slope / 8, state.slope * 8)
-    streak = xp.where(good == state.last_good, state.streak, 0.0) + 1
+    secant = np.where(np.isfinite(secant) & (secant > 0), secant, state.slope)
+    slope = np.clip(secant, state.slope / 8, state.slope * 8)
+    streak = np.where(good == state.last_good, state.streak, 0.0) + 1
 
-    gap = axis.sign * xp.log(fails / holds)
-    evaluated = xp.logical_and(held, failed)
+    gap = axis.sign * np.log(fails / holds)
+    evaluated = np.logical_and(held, failed)
     # Whole numbers are told apart, however many they are.
-    finest = xp.where(evaluated, xp.minimum(TOLERANCE, 1 / state.point), TOLERANCE) if axis.whole else TOLERANCE
+    finest = np.where(evaluated, np.minimum(TOLERANCE, 1 / state.point), TOLERANCE) if axis.whole else TOLERANCE
     step = toward * -excess / slope - toward * finest / 4
-    shortest = _ALMOST * finest * 4.0 ** xp.maximum(streak - 3, 0.0)
-    step = xp.clip(xp.where(xp.isnan(step), xp.inf, step), shortest, 2.0**streak)
+    shortest = _ALMOST * finest * 4.0 ** np.maximum(streak - 3, 0.0)
+    step = np.clip(np.where(np.isnan(step), np.inf, step), shortest, 2.0**streak)
     room = gap - _ALMOST * finest
-    inside = xp.where(step <= room, step, xp.where(room >= shortest, room, gap / 2))
-    inside = xp.where(state.rounds >= _PATIENCE, gap / 2, inside)
-    step = xp.where(evaluated, inside, step)
-    point = _on_axis(xp, axis, xp.exp(axis.sign * (r + toward * step)))
-    point = xp.where(~evaluated & (step >= gap), xp.where(good, fails, holds), point)
+    inside = np.where(step <= room, step, np.where(room >= shortest, room, gap / 2))
+    inside = np.where(state.rounds >= _PATIENCE, gap / 2, inside)
+    step = np.where(evaluated, inside, step)
+    point = _on_axis(axis, np.exp(axis.sign * (r + toward * step)))
+    point = np.where(~evaluated & (step >= gap), np.where(good, fails, holds), point)
     if axis.whole:
-        point = xp.clip(point, xp.where(held, holds + 1, axis.safest), xp.where(failed, fails - 1, axis.riskiest))
-        middle = _on_axis(xp, axis, 0.5 * (holds + fails))
-        narrow = evaluated & ((middle <= holds) | (middle >= fails))
+        point = np.clip(point, np.where(held, holds + 1, axis.safest), np.where(failed, fails - 1, axis.riskiest))
+        between = _on_axis(axis, 0.5 * (holds + fails))
+        narrow = evaluated & ((between <= holds) | (between >= fails))
     else:
         narrow = evaluated & (gap <= TOLERANCE)
     at_an_end = (good & (state.point == axis.riskiest)) | (~good & (state.point == axis.safest))
     done = narrow | at_an_end | (state.rounds + 1 >= _MOST_EVALUATIONS)
-    point = xp.where(done, state.point, point)
+    point = np.where(done, state.point, point)
     new = Search(point, holds, fails, held, failed, slope, r, excess, good, streak, state.rounds + 1, done)
-    return Search(*(xp.where(state.done, old, now) for old, now in zip(state, new, strict=True)))
+    return Search(*(np.where(state.done, old, now) for old, now in zip(state, new, strict=True)))
 
 
-def _on_axis(xp: Any, axis: Axis, value: Array) -> Array:
-    value = xp.floor(value * (1 + 1e-12)) if axis.whole else value
-    if xp is np:
-        return value if axis.whole else value.astype(np.float32).astype(np.float64)
-    return jax.lax.reduce_precision(value, exponent_bits=8, mantissa_bits=23)
+def _on_axis(axis: Axis, value: np.ndarray) -> np.ndarray:
+    if axis.whole:
+        return np.floor(value * (1 + 1e-12))
+    return value.astype(np.float32).astype(np.float64)

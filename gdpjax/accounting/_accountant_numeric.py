@@ -31,6 +31,7 @@ from gdpjax._core.checks import (
     is_traced,
     narrow,
 )
+from gdpjax._core.run_length import next_row
 from gdpjax._core.types import FAILURE, Array
 from gdpjax.accounting import _numeric
 from gdpjax.accounting._accountant import Accountant
@@ -131,22 +132,17 @@ def _record(state: Phases, valid: Array, noise_multiplier: Array, sampling_prob:
     noise, prob, steps, valid = (jnp.broadcast_to(x, shape)[..., None] for x in (noise, prob, num_steps, valid))
     rows, counts, probs = (jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in (
         state.noise_multiplier, state.num_steps, state.sampling_prob))  # fmt: skip
-    place = np.arange(rows.shape[-1])
     used = jnp.sum(counts > 0, axis=-1, keepdims=True)
-    last = place == used - 1
-    same = jnp.any(last & (rows == noise) & (probs == prob), axis=-1, keepdims=True)
-    full = ~same & (used >= rows.shape[-1])
+    step = next_row(rows, probs, used, noise, prob)
     nothing = steps == 0
-    row = jnp.where(same | full, last, place == used) & ~(nothing & valid)
+    row = step.row & ~(nothing & valid)
     total = counts + steps
     too_many = total > MOST_STEPS
-    new_noise = jnp.where(full, jnp.minimum(rows, noise), noise)
-    new_prob = jnp.where(full, jnp.maximum(probs, prob), prob)
     return Phases(
-        jnp.where(row, jnp.where(valid & ~too_many, new_noise, jnp.nan), rows).astype(jnp.float32),
-        jnp.where(row & valid, new_prob, probs),
+        jnp.where(row, jnp.where(valid & ~too_many, step.noise_multiplier, jnp.nan), rows).astype(jnp.float32),
+        jnp.where(row & valid, step.sampling_prob, probs),
         jnp.where(row, jnp.where(valid & ~too_many, total, 1.0), counts).astype(jnp.int32),
-        jnp.broadcast_to(state.merged, shape) | (full & valid & ~nothing)[..., 0],
+        jnp.broadcast_to(state.merged, shape) | (step.is_merged & valid & ~nothing)[..., 0],
     )
 
 

@@ -34,7 +34,7 @@ from jax.scipy.special import log_ndtr, ndtr
 from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT, float64_function
 from gdpjax._core.chunks import map_chunks
 from gdpjax._core.normal import LOG_SQRT_TWO_PI, mills_difference, mills_ratio
-from gdpjax._core.roots import bisect
+from gdpjax._core.roots import bisect, middle
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
@@ -204,5 +204,5 @@ def _invert(cumulants: tuple[Array, ...], num_steps: Array, delta: Array, order:
     def small(epsilon: Array) -> Array:
         return _log_delta(cumulants, num_steps, epsilon, order) <= log_target
 
-    found = bisect(small, end, jnp.zeros_like(end), midpoint=lambda a, b: 0.5 * (a + b), num_iterations=_NUM_HALVINGS)
+    found = bisect(small, end, jnp.zeros_like(end), midpoint=middle, num_iterations=_NUM_HALVINGS)
     return jnp.where(found.last_held, 0.0, found.holds)

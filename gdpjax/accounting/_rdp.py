@@ -17,6 +17,8 @@ The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.a
 a fixed size in `gdpjax.accounting._renyi_uniform`.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -197,6 +199,9 @@ def moments_accountant_epsilon(
     """
     _check_choice("conversion", conversion, CONVERSIONS)
     _check_choice("sampling", sampling, tuple(_LOG_MOMENTS))
+    run = noise_multiplier, sampling_prob, num_steps, delta
+    if sampling == "poisson" and not is_traced(run) and all(np.ndim(number) == 0 for number in run):
+        return _one_moments_accountant(*run, conversion)
     return _moments_accountant(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
 
 
@@ -205,6 +210,21 @@ def _moments_accountant(
     noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str, sampling: str
 ) -> Array:
     return moments_epsilon_kernel(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
+
+
+def _one_moments_accountant(
+    noise_multiplier: float, sampling_prob: float, num_steps: float, delta: float, conversion: str
+) -> np.float64:
+    """The epsilon of one configuration, by NumPy: to compile the program takes a second and more."""
+    named = {"noise_multiplier": (noise_multiplier, POSITIVE), "sampling_prob": (sampling_prob, UNIT)}
+    named |= {"num_steps": (num_steps, COUNT), "delta": (delta, DELTA)}
+    for name, (value, domain) in named.items():
+        check(name, value, domain)
+    noise, prob, steps, probability = (np.asarray(value, np.float64) for value, _ in named.values())
+    orders = np.asarray(DEFAULT_ORDERS)
+    with np.errstate(all="ignore"):
+        total = steps * (log_moments(noise, prob, orders, np) / (orders - 1))
+        return convert(total, orders, probability[..., None], conversion, np).min(axis=-1)
 
 
 def moments_epsilon_kernel(
@@ -229,14 +249,14 @@ def run_rdp(
     return jnp.where(steps > 0, jnp.maximum(steps, 1.0) * per_step, 0.0)
 
 
-def convert(rdp: Array, orders: Array, delta: Array, conversion: str) -> Array:
+def convert(rdp: Array, orders: Array, delta: Array, conversion: str, xp: Any = jnp) -> Array:
     """The epsilon of each order, raised by 2^-48 of its largest term against rounding."""
-    slack = 2.0**-48 * (rdp - jnp.log(delta) / (orders - 1) + 1 / orders)
+    slack = 2.0**-48 * (rdp - xp.log(delta) / (orders - 1) + 1 / orders)
     if conversion == "classic":
-        return rdp - jnp.log(delta) / (orders - 1) + slack
-    epsilon = rdp + jnp.log1p(-1 / orders) - (jnp.log(delta) + jnp.log(orders)) / (orders - 1) + slack
-    negligible = -jnp.expm1(-rdp) <= delta * delta
-    return jnp.where(negligible, 0.0, jnp.maximum(epsilon, 0.0))
+        return rdp - xp.log(delta) / (orders - 1) + slack
+    epsilon = rdp + xp.log1p(-1 / orders) - (xp.log(delta) + xp.log(orders)) / (orders - 1) + slack
+    negligible = -xp.expm1(-rdp) <= delta * delta
+    return xp.where(negligible, 0.0, xp.maximum(epsilon, 0.0))
 
 
 def convert_to_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:

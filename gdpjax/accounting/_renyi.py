@@ -34,10 +34,12 @@ rounding of float64.
 """
 
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
+import scipy
 
 from gdpjax._core.types import Array
 
@@ -55,27 +57,30 @@ _LARGEST_EXPONENT = 600.0
 _LARGEST_INVERSE_NOISE = 1e145
 
 
-def log_moments(noise_multiplier: Array, sampling_prob: Array, orders: np.ndarray | Array) -> Array:
-    """Upper bounds on log A: configurations [...] and orders [K], concrete or traced, to [..., K]."""
-    h, p = jnp.broadcast_arrays(1 / noise_multiplier, sampling_prob)
+def log_moments(noise_multiplier: Array, sampling_prob: Array, orders: np.ndarray | Array, xp: Any = jnp) -> Array:
+    """Upper bounds on log A: configurations [...] and orders [K], concrete or traced, to [..., K].
+
+    By jax.numpy, or by NumPy (``xp``), which has nothing to compile, for float64 arrays and concrete orders.
+    """
+    h, p = xp.broadcast_arrays(1 / noise_multiplier, sampling_prob)
     h, p = h[..., None], p[..., None]
-    inner = jnp.where((p > 0) & (p < 1), p, 0.5)
+    inner = xp.where((p > 0) & (p < 1), p, 0.5)
     if isinstance(orders, np.ndarray):
-        result = _of_concrete_orders(h, inner, orders)
+        result = _of_concrete_orders(xp, h, inner, orders)
     else:
         result = _of_traced_orders(h, inner, orders)
     full = 0.5 * orders * (orders - 1) * h * h
     # A grows with p, so the closed form at p = 1 caps every bound.
-    result = jnp.where(p == 1, full, jnp.where(p == 0, 0.0, jnp.minimum(result, full))) * _ROUNDING
+    result = xp.where(p == 1, full, xp.where(p == 0, 0.0, xp.minimum(result, full))) * _ROUNDING
     # Where h^2 overflows, so do the moments.
-    return jnp.where((h < _LARGEST_INVERSE_NOISE) | (p == 0), result, jnp.inf)
+    return xp.where((h < _LARGEST_INVERSE_NOISE) | (p == 0), result, xp.inf)
 
 
-def _of_concrete_orders(h: Array, p: Array, orders: np.ndarray) -> Array:
+def _of_concrete_orders(xp: Any, h: Array, p: Array, orders: np.ndarray) -> Array:
     tabulated = orders <= LARGEST_WHOLE_ORDER
     needed = np.unique([np.floor(orders[tabulated]), np.ceil(orders[tabulated])])
     needed = np.unique(np.append(needed, 1.0)).astype(int)
-    table = _whole_orders(h, p, needed)
+    table = _whole_orders(xp, h, p, needed)
     clipped = np.minimum(orders, LARGEST_WHOLE_ORDER)
     below, above = (np.searchsorted(needed, rounded(clipped)) for rounded in (np.floor, np.ceil))
     weight = np.where(above > below, clipped - np.floor(clipped), 0.0)
@@ -85,91 +90,95 @@ def _of_concrete_orders(h: Array, p: Array, orders: np.ndarray) -> Array:
     sizes = np.ceil(np.log2(orders) / 2)
     for size in np.unique(sizes[fractional]):
         members = np.flatnonzero(fractional & (sizes == size))
-        bound = _by_trapezoid(h, p, orders[members], orders[members].max(keepdims=True))
-        result = result.at[..., members].min(bound)
-    return jnp.where(tabulated, result, _by_jensen(h, p, orders)) if not tabulated.all() else result
+        bound = _by_trapezoid(xp, h, p, orders[members], orders[members].max(keepdims=True))
+        if xp is np:
+            result[..., members] = np.minimum(result[..., members], bound)
+        else:
+            result = result.at[..., members].min(bound)
+    return xp.where(tabulated, result, _by_jensen(xp, h, p, orders)) if not tabulated.all() else result
 
 
 def _of_traced_orders(h: Array, p: Array, orders: Array) -> Array:
-    table = _whole_orders(h, p, np.arange(1, LARGEST_TRACED_ORDER + 1))
+    table = _whole_orders(jnp, h, p, np.arange(1, LARGEST_TRACED_ORDER + 1))
     clipped = jnp.clip(jnp.where(orders >= 1, orders, 1.0), 1.0, LARGEST_TRACED_ORDER)
     below = jnp.floor(clipped)
     weight = clipped - below
     index = below.astype(int) - 1
     line = (1 - weight) * table[..., index] + weight * table[..., jnp.minimum(index + 1, LARGEST_TRACED_ORDER - 1)]
-    trapezoid = jnp.where(weight > 0, _by_trapezoid(h, p, clipped, clipped), jnp.inf)
-    return jnp.where(orders <= LARGEST_TRACED_ORDER, jnp.minimum(line, trapezoid), _by_jensen(h, p, orders))
+    trapezoid = jnp.where(weight > 0, _by_trapezoid(jnp, h, p, clipped, clipped), jnp.inf)
+    return jnp.where(orders <= LARGEST_TRACED_ORDER, jnp.minimum(line, trapezoid), _by_jensen(jnp, h, p, orders))
 
 
-def _whole_orders(h: Array, p: Array, orders: np.ndarray) -> Array:
+def _whole_orders(xp: Any, h: Array, p: Array, orders: np.ndarray) -> Array:
     """log A of sorted whole orders >= 1, the first of which is 1; [..., 1] to [..., K]."""
-    columns = [jnp.zeros_like(h)]
+    columns = [xp.zeros_like(h)]
     # Orders of similar size share one rectangular sum, so that little of it is padding and few sums are compiled.
     sizes = np.maximum(np.ceil(np.log2(orders)), 4)
     for size in np.unique(sizes[orders > 1]):
         members = orders[(sizes == size) & (orders > 1)]
         k = np.arange(2, int(members[-1]) + 1)
         log_binomial = np.array([[_log_comb(a, int(j)) for j in k] for a in members])
-        odds = k * (jnp.log(p) - jnp.log1p(-p)) + _log_expm1(0.5 * k * (k - 1) * h * h)
-        excess = logsumexp(odds[..., None, :] + log_binomial, axis=-1) + members * jnp.log1p(-p)
-        columns.append(jnp.logaddexp(0.0, excess))
-    return jnp.concatenate(columns, axis=-1)
+        odds = k * (xp.log(p) - xp.log1p(-p)) + _log_expm1(xp, 0.5 * k * (k - 1) * h * h)
+        logsumexp = scipy.special.logsumexp if xp is np else jax.scipy.special.logsumexp
+        excess = logsumexp(odds[..., None, :] + log_binomial, axis=-1) + members * xp.log1p(-p)
+        columns.append(xp.logaddexp(0.0, excess))
+    return xp.concatenate(columns, axis=-1)
 
 
 def _log_comb(n: int, k: int) -> float:
     return math.log(math.comb(n, k)) if k <= n else -math.inf
 
 
-def _log_expm1(x: Array) -> Array:
-    return x + jnp.log(-jnp.expm1(-x))
+def _log_expm1(xp: Any, x: Array) -> Array:
+    return x + xp.log(-xp.expm1(-x))
 
 
-def _by_jensen(h: Array, p: Array, orders: Array) -> Array:
-    return jnp.logaddexp(0.0, jnp.log(p) + _log_expm1(0.5 * orders * (orders - 1) * h * h))
+def _by_jensen(xp: Any, h: Array, p: Array, orders: Array) -> Array:
+    return xp.logaddexp(0.0, xp.log(p) + _log_expm1(xp, 0.5 * orders * (orders - 1) * h * h))
 
 
-def _by_trapezoid(h: Array, p: Array, orders: Array, largest: Array) -> Array:
+def _by_trapezoid(xp: Any, h: Array, p: Array, orders: Array, largest: Array) -> Array:
     """log A by the trapezoid rule plus its error bounds; inf where a term would overflow.
 
     ``largest`` [1] or [K] is the order that decides where the nodes of each order end.
     """
-    right = jnp.maximum(largest, 2.0) * h + _CUT
+    right = xp.maximum(largest, 2.0) * h + _CUT
     spacing = (right + _CUT) / (_NUM_NODES - 1)
     nodes = -_CUT + spacing[..., None] * np.arange(_NUM_NODES)
-    gap = _weighted_gap(nodes, h[..., None], p[..., None], orders[..., None])
-    excess = spacing / math.sqrt(2 * math.pi) * jnp.sum(gap, axis=-1) + _trapezoid_error(h, p, orders, spacing)
-    exponent = jnp.maximum(0.5 * orders * (orders - 1) * h * h, right * h)
+    gap = _weighted_gap(xp, nodes, h[..., None], p[..., None], orders[..., None])
+    excess = spacing / math.sqrt(2 * math.pi) * xp.sum(gap, axis=-1) + _trapezoid_error(xp, h, p, orders, spacing)
+    exponent = xp.maximum(0.5 * orders * (orders - 1) * h * h, right * h)
     representable = (exponent < _LARGEST_EXPONENT) & (orders < _LARGEST_EXPONENT)
-    return jnp.where(representable, jnp.log1p(jnp.where(representable, excess, 1.0)), jnp.inf)
+    return xp.where(representable, xp.log1p(xp.where(representable, excess, 1.0)), xp.inf)
 
 
-def _weighted_gap(u: Array, h: Array, p: Array, orders: Array) -> Array:
+def _weighted_gap(xp: Any, u: Array, h: Array, p: Array, orders: Array) -> Array:
     """exp(-u^2/2) g(s(u)) without overflow or cancellation; [..., 1 or K, nodes] to [..., K, nodes]."""
-    s = p * jnp.expm1(jnp.minimum(h * u - 0.5 * h * h, _LARGEST_EXPONENT))
-    log_ratio, density = jnp.log1p(s), jnp.exp(-0.5 * u * u)
+    s = p * xp.expm1(xp.minimum(h * u - 0.5 * h * h, _LARGEST_EXPONENT))
+    log_ratio, density = xp.log1p(s), xp.exp(-0.5 * u * u)
     near = orders * log_ratio < 1
-    tiny = orders * jnp.abs(s) < 0.03
-    s_tiny = jnp.where(tiny, s, 0.0)
-    series = jnp.zeros_like(s_tiny)
+    tiny = orders * xp.abs(s) < 0.03
+    s_tiny = xp.where(tiny, s, 0.0)
+    series = xp.zeros_like(s_tiny)
     for k in range(8, 1, -1):  # g = a(a-1)/2 s^2 (1 + s (a-2)/3 (1 + s (a-3)/4 (...)))
         series = s_tiny * ((orders - k) / (k + 1)) * (1 + series)
     series = 0.5 * orders * (orders - 1) * s_tiny * s_tiny * (1 + series)
-    direct = (1 + s) * jnp.expm1((orders - 1) * jnp.where(near, log_ratio, 0.0)) - (orders - 1) * s
-    far_exponent = jnp.where(near, 0.0, jnp.minimum(orders * log_ratio - 0.5 * u * u, _LARGEST_EXPONENT))
-    far = jnp.exp(far_exponent) - density * (1 + orders * s)
-    return jnp.where(near, density * jnp.where(tiny, series, direct), far)
+    direct = (1 + s) * xp.expm1((orders - 1) * xp.where(near, log_ratio, 0.0)) - (orders - 1) * s
+    far_exponent = xp.where(near, 0.0, xp.minimum(orders * log_ratio - 0.5 * u * u, _LARGEST_EXPONENT))
+    far = xp.exp(far_exponent) - density * (1 + orders * s)
+    return xp.where(near, density * xp.where(tiny, series, direct), far)
 
 
-def _trapezoid_error(h: Array, p: Array, orders: Array, spacing: Array) -> Array:
+def _trapezoid_error(xp: Any, h: Array, p: Array, orders: Array, spacing: Array) -> Array:
     """The three error bounds of the module docstring."""
-    extra = jnp.maximum(orders - 2, 0.0)
-    base = jnp.maximum(0.5 * orders * (orders - 1), orders - 1) * p * p * jnp.exp2(jnp.minimum(extra, 600.0))
-    squares = jnp.exp(jnp.minimum(h * h, _LARGEST_EXPONENT))
-    high = jnp.exp(jnp.minimum(extra * jnp.log(p) + 0.5 * orders * (orders - 1) * h * h, _LARGEST_EXPONENT))
-    depth = jnp.minimum(jnp.where(orders >= 2, math.pi, 0.5 * math.pi) / h, 2 * math.pi / spacing)
+    extra = xp.maximum(orders - 2, 0.0)
+    base = xp.maximum(0.5 * orders * (orders - 1), orders - 1) * p * p * xp.exp2(xp.minimum(extra, 600.0))
+    squares = xp.exp(xp.minimum(h * h, _LARGEST_EXPONENT))
+    high = xp.exp(xp.minimum(extra * xp.log(p) + 0.5 * orders * (orders - 1) * h * h, _LARGEST_EXPONENT))
+    depth = xp.minimum(xp.where(orders >= 2, math.pi, 0.5 * math.pi) / h, 2 * math.pi / spacing)
     decay = 2 * math.pi * depth / spacing
     # d <= 2 pi/t makes the exponent at most -decay/2, so nothing overflows.
-    relative = 2 * jnp.exp(0.5 * depth * depth - decay) / -jnp.expm1(-decay)
+    relative = 2 * xp.exp(0.5 * depth * depth - decay) / -xp.expm1(-decay)
     discretisation = relative * 2 * base * (squares + 1 + 2 * high)
     cut = (_CUT_MASS + spacing * _CUT_DENSITY) * base * (1 + squares + high)
     return discretisation + cut

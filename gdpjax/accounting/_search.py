@@ -25,7 +25,6 @@ back to the host, as the accountant is.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -128,18 +127,18 @@ class _Target(NamedTuple):
 
     bounds: Callable[..., Any]
     domains: dict[str, Domain]
-    coordinate: Callable[[Any, Array, Array], Array]
+    coordinate: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _log_rough_mu(xp: Any, epsilon: Array, delta: Array) -> Array:
-    z = -(scipy.special.ndtri(delta) if xp is np else jax.scipy.special.ndtri(delta))
-    root = xp.sqrt(z * z + 2 * epsilon)
-    mu = xp.where(z > 0, 2 * epsilon / (xp.abs(z) + root), root - z)
-    return xp.log(mu + delta * np.sqrt(2 * np.pi))
+def _log_rough_mu(epsilon: Array, delta: Array) -> Array:
+    z = -scipy.special.ndtri(delta)
+    root = np.sqrt(z * z + 2 * epsilon)
+    mu = np.where(z > 0, 2 * epsilon / (np.abs(z) + root), root - z)
+    return np.log(mu + delta * np.sqrt(2 * np.pi))
 
 
-def _log_mu_of_level(xp: Any, level: Array, epsilon: Array) -> Array:
-    return _log_rough_mu(xp, epsilon, level)
+def _log_mu_of_level(level: Array, epsilon: Array) -> Array:
+    return _log_rough_mu(epsilon, level)
 
 
 def _true_positive_rate(*arguments: Array) -> Bounds:
@@ -148,14 +147,13 @@ def _true_positive_rate(*arguments: Array) -> Bounds:
     return Bounds(1.0 - beta.upper, 1.0 - beta.lower)
 
 
-def _log_mu_of_rates(xp: Any, tpr: Array, fpr: Array) -> Array:
-    quantile = scipy.special.ndtri if xp is np else jax.scipy.special.ndtri
-    return xp.log(xp.maximum(quantile(tpr) - quantile(fpr), 1e-300))
+def _log_mu_of_rates(tpr: Array, fpr: Array) -> Array:
+    return np.log(np.maximum(scipy.special.ndtri(tpr) - scipy.special.ndtri(fpr), 1e-300))
 
 
 _TARGETS = {
     "epsilon": _Target(of_runs("epsilon"), {"epsilon": POSITIVE, "delta": DELTA}, _log_rough_mu),
-    "mu": _Target(of_runs("mu"), {"mu": POSITIVE, "failure": OPEN_UNIT}, lambda xp, mu, failure: xp.log(mu)),
+    "mu": _Target(of_runs("mu"), {"mu": POSITIVE, "failure": OPEN_UNIT}, lambda mu, failure: np.log(mu)),
     "level": _Target(of_runs("delta"), {"level": OPEN_UNIT, "epsilon": NONNEGATIVE}, _log_mu_of_level),
     "tpr": _Target(_true_positive_rate, {"tpr": OPEN_UNIT, "fpr": OPEN_UNIT}, _log_mu_of_rates),
 }
@@ -163,26 +161,26 @@ _TARGETS = {
 
 
 class _Steps(NamedTuple):
-    """The secant search for one unknown and one kind of target, for NumPy and jax.numpy (``xp``) alike."""
+    """The secant search for one unknown and one kind of target, on the host."""
 
     unknown: str
     target: _Target
 
-    def begin(self, xp: Any, goal: Array, chance: Array, *run: Array) -> roots.Search:
-        guess = _clt_inverse(xp, self.unknown, self.target.coordinate(xp, goal, chance), run)
-        return roots.begin(xp, AXES[self.unknown], *guess)
+    def begin(self, goal: Array, chance: Array, *run: Array) -> roots.Search:
+        guess = _clt_inverse(np, self.unknown, self.target.coordinate(goal, chance), run)
+        return roots.begin(AXES[self.unknown], *guess)
 
     def upper_end(self, point: Array, chance: Array, *run: Array) -> Array:
         values = [point if name == self.unknown else value for name, value in zip(_RUN, run, strict=True)]
         return self.target.bounds(*values, chance).upper
 
-    def advance(self, xp: Any, state: roots.Search, upper: Array, goal: Array, chance: Array) -> roots.Search:
-        excess = self.target.coordinate(xp, upper, chance) - self.target.coordinate(xp, goal, chance)
-        return roots.advance(xp, AXES[self.unknown], state, excess, upper <= goal * _SEARCH_MARGIN)
+    def advance(self, state: roots.Search, upper: Array, goal: Array, chance: Array) -> roots.Search:
+        excess = self.target.coordinate(upper, chance) - self.target.coordinate(goal, chance)
+        return roots.advance(AXES[self.unknown], state, excess, upper <= goal * _SEARCH_MARGIN)
 
-    def answer(self, xp: Any, state: roots.Search) -> Answer:
-        too_lax = xp.logical_and(state.held, state.holds == AXES[self.unknown].riskiest)
-        return _answer(xp, self.unknown, state.holds, ~state.held, too_lax)
+    def answer(self, state: roots.Search) -> Answer:
+        too_lax = np.logical_and(state.held, state.holds == AXES[self.unknown].riskiest)
+        return _answer(np, self.unknown, state.holds, ~state.held, too_lax)
 
     def of_one(self, *row: float) -> float:
         """The value for one element."""
@@ -191,13 +189,13 @@ class _Steps(NamedTuple):
     def on_host(self, goal: Array, chance: Array, *run: Array) -> Answer:
         """The answer for many elements; each round evaluates the unfinished ones."""
         with np.errstate(all="ignore"):
-            state = self.begin(np, goal, chance, *run)
+            state = self.begin(goal, chance, *run)
             upper = np.zeros_like(goal)
             while not state.done.all():
                 left = ~state.done
                 upper[left] = self.upper_end(*(row[left] for row in (state.point, chance, *run)))
-                state = self.advance(np, state, upper, goal, chance)
-            return self.answer(np, state)
+                state = self.advance(state, upper, goal, chance)
+            return self.answer(state)
 
 
 def _secant(unknown: str, target: _Target) -> Callable[..., Answer]:

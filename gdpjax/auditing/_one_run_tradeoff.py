@@ -128,7 +128,7 @@ def one_run_refutes(
     >>> bool(one_run_refutes(ApproximateDP(1.0, 1e-5), 900, 1000, 1000))
     True
     """
-    check_symmetric("curve", curve, "a one-run audit")
+    curve = check_symmetric("curve", curve, "a one-run audit")
     if any(np.ndim(leaf) for leaf in curve.shapes().values()):
         raise ValueError("curve must be one curve, got an array of curves; ask about them one by one")
 

@@ -25,6 +25,7 @@ from gdpjax._core.arguments import (
     leaves_of,
 )
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
+from gdpjax._core.run_length import next_row
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger._events import (
@@ -138,23 +139,18 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
     check_scalar("sampling_prob", sampling_prob, UNIT)
     check_scalar("extra_delta", extra_delta, HALF_OPEN_UNIT)
     state = jax.tree.map(jnp.asarray, state)  # a restored state may hold NumPy arrays
-    capacity, real = state.noise_multiplier.shape[0], state.noise_multiplier.dtype
+    real = state.noise_multiplier.dtype
     noise = round_toward(noise_multiplier, -np.inf, real)
     prob = round_toward(sampling_prob, np.inf, real)
     lost = state.extra_delta + jnp.asarray(extra_delta, real)
     lost = jnp.where(lost > state.extra_delta, jnp.nextafter(lost, jnp.asarray(jnp.inf, real)), lost)
-    last = jnp.maximum(state.used - 1, 0)
-    same = (state.used > 0) & (state.noise_multiplier[last] == noise) & (state.sampling_prob[last] == prob)
-    full = ~same & (state.used >= capacity)
-    row = jnp.where(same | full, last, state.used)
-    noise = jnp.where(full, jnp.minimum(state.noise_multiplier[last], noise), noise)
-    prob = jnp.where(full, jnp.maximum(state.sampling_prob[last], prob), prob)
+    step = next_row(state.noise_multiplier, state.sampling_prob, state.used[None], noise[None], prob[None])
     return LedgerState(
-        noise_multiplier=state.noise_multiplier.at[row].set(noise),
-        sampling_prob=state.sampling_prob.at[row].set(prob),
-        num_steps=state.num_steps.at[row].add(1),
-        used=jnp.where(same | full, state.used, state.used + 1),
-        overflow=state.overflow | full,
+        noise_multiplier=jnp.where(step.row, step.noise_multiplier, state.noise_multiplier),
+        sampling_prob=jnp.where(step.row, step.sampling_prob, state.sampling_prob),
+        num_steps=state.num_steps + step.row.astype(jnp.int32),
+        used=state.used + step.is_new[0].astype(jnp.int32),
+        overflow=state.overflow | step.is_merged[0],
         extra_delta=lost,
         kind=state.kind,
         scheme=state.scheme,

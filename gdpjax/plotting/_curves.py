@@ -79,7 +79,7 @@ def tradeoff_curves(
 
     Args:
         noise_multiplier: stddev of the noise / sensitivity, > 0, of DP-SGD with Poisson sampling; or a `CertifiedCurve`
-            (such as ``plan.curve``, or what `gdpjax.tradeoff.compose` gives between bounds), a `Ledger` or one of its
+            (such as ``plan.curve``, or what `gdpjax.tradeoff.compose` returns), a `Ledger` or one of its
             events, then only ``delta=`` follows.
         sampling_prob: probability in [0, 1] that an example joins a batch.
         num_steps: whole number >= 1 of steps.

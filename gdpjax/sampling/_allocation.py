@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_choice, check_count
-from gdpjax._core.checks import WHOLE, check_scalar
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, padded, real_rows
+from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step, padded, real_rows
 from gdpjax.sampling._poisson import overflow_probability
 
 _LONGEST_BLOCK = 2**16
@@ -63,9 +62,7 @@ def allocation_sample(
     num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
     steps_per_epoch, num_selected = _checked(steps_per_epoch, num_selected, bins)
     rows = checked_rows(num_examples, num_valid)
-    check_scalar("step", step, WHOLE)
-    valid = jnp.asarray(WHOLE.contains(step))
-    step = jnp.where(valid, jnp.asarray(step), 0).astype(jnp.int32)
+    step, valid = checked_step(step)
 
     # Which block of the run the step is in, where in it, and how long that is.
     short, num_longer = divmod(steps_per_epoch, num_selected)

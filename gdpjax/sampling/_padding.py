@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.checks import Domain, check_scalar
+from gdpjax._core.checks import WHOLE, Domain, check_scalar
 from gdpjax._core.types import Array
 
 _WORD = 32
@@ -33,6 +33,13 @@ def checked_rows(num_examples: int, num_valid: Array | None) -> Domain:
     if num_valid is not None:
         check_scalar("num_valid", num_valid, rows)
     return rows
+
+
+def checked_step(step: Array) -> tuple[Array, Array]:
+    """A step of a run as int32 and whether it is a whole number >= 0; ValueError if it is a number and is not."""
+    check_scalar("step", step, WHOLE)
+    valid = jnp.asarray(WHOLE.contains(step))
+    return jnp.where(valid, jnp.asarray(step), 0).astype(jnp.int32), valid
 
 
 def real_rows(included: Array, num_valid: Array | None, rows: Domain) -> tuple[Array, Array]:

@@ -13,10 +13,9 @@ also differ in the order of their rows: the bracket of `gdpjax.ledger.ShuffledEv
 import jax.numpy as jnp
 
 from gdpjax._core.arguments import check_count
-from gdpjax._core.checks import WHOLE, check_scalar
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, padded, real_rows
+from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step, padded, real_rows
 from gdpjax.sampling._ranks import lowest_rows_of
 
 _NUM_WORDS = 4
@@ -54,9 +53,7 @@ def shuffled_sample(
     """
     num_examples, steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
     rows = checked_rows(num_examples, num_valid)
-    check_scalar("step", step, WHOLE)
-    valid = jnp.asarray(WHOLE.contains(step))
-    step = jnp.where(valid, jnp.asarray(step), 0).astype(jnp.int32)
+    step, valid = checked_step(step)
 
     # The ranks of this step: the longer batches come first.
     short, num_longer = divmod(num_examples, steps_per_epoch)

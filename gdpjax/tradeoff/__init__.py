@@ -2,8 +2,8 @@
 
 Read in the order `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
 `_derived` (curves of curves), `_operators`, `_duality`, `_operational`, `_functionals`, `_limit`, and for numeric
-composition `_cells`, `_grid`, `_compose`. What is known of a mechanism in brackets: `_certified_curve`, `_regret`,
-`_curve_bounds`.
+composition `_cells`, `_grid`, `_numeric`, `_compose`. What is known of a mechanism in brackets: `_certified_curve`,
+`_regret`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
 """
 
 from gdpjax.tradeoff._abstract import Curve
@@ -12,6 +12,7 @@ from gdpjax.tradeoff._certified_curve import CertifiedCurve, NoGuarantee
 from gdpjax.tradeoff._compose import compose
 from gdpjax.tradeoff._curve_bounds import CurveBounds
 from gdpjax.tradeoff._duality import convex_conjugate, delta, dominating_mu, epsilon, from_delta_curve
+from gdpjax.tradeoff._exact_curve import ExactCurve
 from gdpjax.tradeoff._functionals import kappa2, kappa3, kappa3bar, kl
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
@@ -25,6 +26,7 @@ __all__ = [
     "CertifiedCurve",
     "Curve",
     "CurveBounds",
+    "ExactCurve",
     "Gaussian",
     "Identity",
     "Laplace",

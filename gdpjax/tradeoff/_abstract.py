@@ -32,6 +32,7 @@ import numpy as np
 from gdpjax._core import xla
 from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced, narrow
+from gdpjax._core.roots import bisect, middle
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
@@ -156,15 +157,17 @@ class Curve:
 
 
 def check_curve(name: str, value: Any) -> Curve:
-    """``value`` if it is a curve, else ValueError."""
-    if not isinstance(value, Curve):
+    """``value`` if it is a curve, the curve of an `ExactCurve`, else ValueError."""
+    curve = value if isinstance(value, Curve) else getattr(value, "exact", value)
+    if not isinstance(curve, Curve):
         raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {shown(value)}")
-    return value
+    return curve
 
 
 def check_symmetric(name: str, curve: Curve, what: str) -> Curve:
     """``curve`` if it is symmetric, else ValueError saying what needs that."""
-    if not check_curve(name, curve).is_symmetric():
+    curve = check_curve(name, curve)
+    if not curve.is_symmetric():
         raise ValueError(f"{what} needs a symmetric curve, got {type(curve).__name__}; use symmetrize({name}) first")
     return curve
 
@@ -176,17 +179,12 @@ def from_positive(profile: Callable[[Array], Array], epsilon: Array) -> Array:
     return jnp.where(epsilon >= 0, right, 1.0 - jnp.exp(-size) * (1.0 - right))
 
 
-def bisect(condition: Callable[[Array], Array], low: Array, high: Array) -> Array:
+def last_point(condition: Callable[[Array], Array], low: Array, high: Array) -> Array:
     """The last point found in [low, high] where ``condition`` holds, for one that holds at low and fails later."""
-
-    def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        middle = 0.5 * (ends[0] + ends[1])
-        good = condition(middle)
-        return jnp.where(good, middle, ends[0]), jnp.where(good, ends[1], middle)
-
     low, high = (jnp.asarray(end, jnp.float64) for end in (low, high))
     shape = jnp.broadcast_shapes(low.shape, high.shape, jax.eval_shape(condition, low).shape)
-    return jax.lax.fori_loop(0, _NUM_BISECTIONS, step, (jnp.broadcast_to(low, shape), jnp.broadcast_to(high, shape)))[0]
+    ends = jnp.broadcast_to(low, shape), jnp.broadcast_to(high, shape)
+    return bisect(condition, *ends, midpoint=middle, num_iterations=_NUM_BISECTIONS, check_ends=False).holds
 
 
 def profile_by_search(curve: Curve, epsilon: Array) -> Array:
@@ -200,7 +198,7 @@ def profile_by_search(curve: Curve, epsilon: Array) -> Array:
         return jnp.where(t < 0, 0.5 * jnp.exp(t), 1.0 - 0.5 * jnp.exp(-t))
 
     frozen = jax.lax.stop_gradient((curve, epsilon))
-    t = bisect(
+    t = last_point(
         lambda t: frozen[0].derivative(alpha_at(t)) <= -jnp.exp(frozen[1]), jnp.asarray(-745.0), jnp.asarray(40.0)
     )
     candidates = jnp.stack(jnp.broadcast_arrays(jnp.zeros_like(t), alpha_at(t), jnp.ones_like(t)))

@@ -109,7 +109,7 @@ class CertifiedCurve(abc.ABC):
         """
         check("fpr", fpr, UNIT)
         beta = _concrete(self.tradeoff(fpr), "tpr")
-        return Bounds(_complement(beta.upper, -1.0), _complement(beta.lower, 1.0))
+        return Bounds(rounded_complement(beta.upper, -1.0), rounded_complement(beta.lower, 1.0))
 
     def bayes_success(self, prior: Array) -> Bounds:
         """The largest probability of a right guess by an attacker who knows how likely membership is.
@@ -252,7 +252,7 @@ def _concrete(bounds: Bounds, question: str) -> Bounds:
     return Bounds(*(np.asarray(end, np.float64) for end in bounds))
 
 
-def _complement(share: np.ndarray, side: float) -> Any:
+def rounded_complement(share: np.ndarray, side: float) -> Any:
     """1 - share, rounded to the given side; exact for 0 and from 1/2 on."""
     rest = 1.0 - share
     exact = (share == 0) | (share >= 0.5)

@@ -22,34 +22,34 @@ import scipy
 from gdpjax._core.checks import COUNT, Domain, check_scalar, is_traced
 from gdpjax.tradeoff._abstract import Curve, check_curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._cells import Cut, cells_of, loss_range
 from gdpjax.tradeoff._curve_bounds import CurveBounds
+from gdpjax.tradeoff._exact_curve import ExactCurve
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
-from gdpjax.tradeoff._grid import _U, above_from, below_from, compose_grids, points_above, vertices_below
-from gdpjax.tradeoff._operators import inverse, symmetrize
-from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices, lower_hull
+from gdpjax.tradeoff._grid import _U
+from gdpjax.tradeoff._numeric import NUM_CELLS, numerically
+from gdpjax.tradeoff._operators import symmetrize
+from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
-_LEAST_EXPONENT = -40
-"""Of the spacing of a grid, 2^exponent: a finer one than the error of the losses would only make cells."""
 _NUM_CELLS = Domain("a whole number from 64 to 65536", lambda x: (x >= 64) & (x <= 65536) & (x == x // 1))
 
 
-def compose(*curves: Curve, times: int = 1, num_cells: int = 8192) -> Curve | CurveBounds:
+def compose(*curves: Curve, times: int = 1, num_cells: int = NUM_CELLS) -> ExactCurve | CurveBounds:
     """The trade-off curve of several mechanisms together.
 
     Formula: f_1 (x) ... (x) f_n = T(N_1 x ... x N_n, A_1 x ... x A_n), symmetrised if a curve is not symmetric.
 
     Args:
-        curves: trade-off curves, at least one.
+        curves: trade-off curves, at least one; an `ExactCurve` stands for its ``exact``.
         times: how often the whole list is composed, a whole number >= 1, static.
         num_cells: static; size of the grids of the numeric method, 64 to 65536. Width falls like its inverse square,
             time grows like its square.
 
     Returns:
-        A symmetric curve, exact, in the closed cases: Gaussians (parameters may be traced or arrays), identities,
-        (epsilon, delta) pairs with one epsilon (what 1e-16 hides near beta = 1 is rounded down: there the epsilon of
-        a tiny delta is an upper bound, maybe inf), a single curve. Otherwise `CurveBounds(lower, upper)` of piecewise-
-        linear curves, certified: the truth, in exact arithmetic, lies in between.
+        A `CertifiedCurve`, which unpacks into a lower and an upper curve: the truth, in exact arithmetic, lies in
+        between. In the closed cases it is an `ExactCurve`, whose ``exact`` is a symmetric curve and both of these:
+        Gaussians (parameters may be traced or arrays), identities, (epsilon, delta) pairs with one epsilon (what 1e-16
+        hides near beta = 1 is rounded down: there the epsilon of a tiny delta is an upper bound, maybe inf), a single
+        curve. Otherwise it is `CurveBounds` of two piecewise-linear curves.
 
     Raises:
         ValueError: no curve, something else, or traced or array parameters where there is no closed form.
@@ -58,7 +58,7 @@ def compose(*curves: Curve, times: int = 1, num_cells: int = 8192) -> Curve | Cu
     arXiv:1311.0776, Theorem 3.3; Doroshenko et al., arXiv:2207.04380 (the discretisation from below).
 
     >>> from gdpjax.tradeoff import Laplace
-    >>> print(compose(Gaussian(3.0), Gaussian(4.0)).mu)
+    >>> print(compose(Gaussian(3.0), Gaussian(4.0)).exact.mu)
     5.0
     >>> lower, upper = compose(Laplace(0.5), times=8)
     >>> print(f"{lower(0.1):.4f} {upper(0.1):.4f}")
@@ -72,20 +72,21 @@ def compose(*curves: Curve, times: int = 1, num_cells: int = 8192) -> Curve | Cu
     parts = [check_curve(f"curve {i}", curve) for i, curve in enumerate(curves)]
     parts = [curve for curve in parts if not isinstance(curve, Identity)]
     if not parts:
-        return Identity()
+        return ExactCurve(Identity())
     gaussians = [curve for curve in parts if isinstance(curve, Gaussian)]
     others = [curve for curve in parts if not isinstance(curve, Gaussian)]
     merged = [_compose_gaussians(gaussians, times)] if gaussians else []
     if not others:
-        return merged[0]
+        return ExactCurve(merged[0], error=_rounding_of_mu(len(gaussians), times))
     if len(others) == 1 and not merged and times == 1:
-        return symmetrize(others[0])
+        return ExactCurve(symmetrize(others[0]))
     _check_numeric(others + merged)
     pairs = [curve for curve in others if isinstance(curve, ApproximateDP)]
     epsilons = {float(curve.epsilon) for curve in pairs}
     if not merged and len(pairs) == len(others) and len(epsilons) == 1:
         return _compose_pairs(epsilons.pop(), pairs, times)
-    return _compose_numeric(*_counted(others, times), merged, int(num_cells))
+    distinct, counts = _counted(others, times)
+    return numerically(distinct + merged, counts + [1] * len(merged), int(num_cells))
 
 
 def _compose_gaussians(curves: list[Gaussian], times: int) -> Gaussian:
@@ -101,6 +102,11 @@ def _compose_gaussians(curves: list[Gaussian], times: int) -> Gaussian:
     return Gaussian((np.sqrt(times) * scale * np.sqrt(sum((mu / scale) ** 2 for mu in mus)))[()])
 
 
+def _rounding_of_mu(num_curves: int, times: int) -> float:
+    """The relative rounding of the root of a sum of squares: half of each term's and sum's, and some more."""
+    return 0.0 if num_curves * times == 1 else (num_curves + 8.0) * _U
+
+
 def _check_numeric(curves: list[Curve]) -> None:
     for curve in curves:
         if is_traced(curve):
@@ -114,14 +120,13 @@ def _check_numeric(curves: list[Curve]) -> None:
             )
 
 
-def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> Curve:
-    if len(curves) * times == 1:
-        return curves[0]
+def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> ExactCurve:
     with np.errstate(divide="ignore"):  # a product of 1 - delta would lose what is below 1e-16 in each
         log_survives = times * sum(float(np.log1p(-float(curve.delta))) for curve in curves)
     survives = math.exp(log_survives)
     if epsilon == 0 or np.isinf(epsilon) or survives == 0:
-        return ApproximateDP(epsilon if survives else 0.0, -math.expm1(log_survives))
+        pair = ApproximateDP(epsilon if survives else 0.0, -math.expm1(log_survives))
+        return ExactCurve(pair, error=(len(curves) + 8.0) * _U)
 
     # The number j of coins that show what the alternative likes: binomial, and mirrored under the null.
     n = len(curves) * times
@@ -142,7 +147,9 @@ def _compose_pairs(epsilon: float, curves: list[ApproximateDP], times: int) -> C
     beta *= survives
     if survives == 1.0:
         alpha[-1], beta[0] = 1.0, 1.0
-    return from_vertices(alpha, beta)
+    # Of the logarithms, which are sums of terms below n (log n + epsilon), and of adding n masses.
+    rounding = 32.0 * (n + 1) * (4.0 + math.log(n + 1) + epsilon) * _U
+    return ExactCurve(from_vertices(alpha, beta), error=rounding)
 
 
 def _counted(curves: list[Curve], times: int) -> tuple[list[Curve], list[int]]:
@@ -153,59 +160,3 @@ def _counted(curves: list[Curve], times: int) -> tuple[list[Curve], list[int]]:
         key = structure, tuple(np.asarray(leaf, np.float64).tobytes() for leaf in leaves)
         found[key] = (curve, found.get(key, (curve, 0))[1] + times)
     return [curve for curve, _ in found.values()], [count for _, count in found.values()]
-
-
-def _compose_numeric(curves: list[Curve], counts: list[int], merged: list, num_cells: int) -> CurveBounds:
-    """Bounds on the composition of each curve as often as it is counted, and of the merged curves once."""
-    curves = curves + merged
-    counts = counts + [1] * len(merged)
-
-    # A polygon counts as symmetric if it is so to 1e-10, which many steps would add up: it is composed both ways.
-    orders = [curves]
-    if not all(curve.is_symmetric() and not isinstance(curve, PiecewiseLinear) for curve in curves):
-        orders.append([inverse(curve) for curve in curves])
-
-    below = []
-    above = []
-    for order in orders:
-        lower_grids = []
-        upper_grids = []
-        for curve in order:
-            exponent = _exponent(curve, num_cells)
-            spacing = math.ldexp(1.0, exponent)
-            lower_grids.append(below_from(cells_of(curve, Cut(spacing, below=True)), exponent))
-            upper_grids.append(above_from(cells_of(curve, Cut(spacing, below=False)), exponent))
-        below.append(vertices_below(compose_grids(lower_grids, counts, num_cells)))
-        above.append(points_above(compose_grids(upper_grids, counts, num_cells)))
-    return CurveBounds(_polygon(below, lower=True), _polygon(above, lower=False))
-
-
-def _exponent(curve: Curve, num_cells: int) -> int:
-    """The exponent of a spacing at which a curve has at most so many cells."""
-    low, high = loss_range(curve)
-    if high <= low:
-        return _LEAST_EXPONENT
-    widest = (high - low) / (num_cells - 4)
-    return max(math.floor(math.log2(widest)) + 1, _LEAST_EXPONENT)
-
-
-def _polygon(parts: list, *, lower: bool) -> PiecewiseLinear:
-    """The hull of points and their mirror images, moved outwards by the rounding of the hull itself.
-
-    A vertex that is dropped although it is below the chord by rounding lies below it by at most 6 u min(y, 1 - y).
-    """
-    alpha = np.concatenate([alpha for alpha, _ in parts])
-    beta = np.concatenate([beta for _, beta in parts])
-    x = np.append(alpha, beta)
-    y = np.append(beta, alpha)
-    slack = 16.0 * (x.size + 4) * _U
-    if lower:
-        # Nothing is claimed beyond the largest alpha of a vertex, where the curve reaches 0.
-        end = float(np.max(x))
-        x = np.append(x, [end, 1.0])
-        y = np.append(y, [0.0, 0.0])
-        y = np.maximum(np.nextafter(y - slack * np.minimum(y, 1.0 - y), -1.0), 0.0)
-        return from_vertices(x, y, "down")
-    y = np.minimum(np.nextafter(y + slack * np.minimum(y, np.maximum(1.0 - y, 0.0)), 2.0), 1.0)
-    x, y = lower_hull(np.append(x, [0.0, 1.0]), np.append(y, [1.0, 0.0]))
-    return PiecewiseLinear(x, np.minimum(y, 1.0 - x + 1e-13).clip(0.0, 1.0), "up")

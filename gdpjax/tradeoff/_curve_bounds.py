@@ -1,11 +1,12 @@
-"""Two polygons with a trade-off curve in between, and what they say about it: `CurveBounds`.
+"""Two curves with a trade-off curve in between, and what they say about it: `CurveBounds`.
 
     lower, upper = bounds = compose(Laplace(0.5), times=8)
     bounds.epsilon(1e-5)
 
-The profile of a polygon is the largest value of a linear function over its vertices, so every answer is a maximum that
-NumPy finds at once, without compiling anything for the number of vertices. The lower polygon gives the upper ends of
-epsilon, delta and mu, and the other way round. Each maximum is moved outwards by more than its rounding.
+The lower curve gives the upper ends of epsilon, delta and mu, and the other way round. Mostly both are polygons. The
+profile of a polygon is the largest value of a linear function over its vertices, so every answer is a maximum that
+NumPy finds at once, without compiling anything for the number of vertices; each is moved outwards by more than its
+rounding. Curves in closed form answer in `_closed_answers`.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +17,11 @@ import numpy as np
 from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, is_traced
 from gdpjax._core.types import FAILURE, Array, Bounds
-from gdpjax.tradeoff._certified_curve import CertifiedCurve
+from gdpjax.tradeoff import _closed_answers
+from gdpjax.tradeoff._abstract import Curve
+from gdpjax.tradeoff._certified_curve import CertifiedCurve, rounded_complement
 from gdpjax.tradeoff._duality import required_mu, smallest_mu
+from gdpjax.tradeoff._gaussian import Gaussian
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
 
 _SLACK = 1e-15  # absolute, of 1 - beta - e^epsilon alpha where that is positive
@@ -25,8 +29,8 @@ _ROWS = 64  # how many numbers are compared with all vertices at a time
 
 
 class _TwoCurves(NamedTuple):
-    lower: PiecewiseLinear
-    upper: PiecewiseLinear
+    lower: Curve
+    upper: Curve
 
 
 class CurveBounds(_TwoCurves, CertifiedCurve):
@@ -46,39 +50,41 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
     def epsilon(self, delta: Array) -> Bounds:
         """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in [0, 1)."""
         delta = _numbers("delta", delta, HALF_OPEN_UNIT)
-        lower = _mapped(lambda rows: _epsilon(self.upper, rows, -1.0), delta)
-        upper = _mapped(lambda rows: _epsilon(self.lower, rows, 1.0), delta)
-        return Bounds(lower, upper)
+        return Bounds(_epsilon(self.upper, delta, -1.0)[()], _epsilon(self.lower, delta, 1.0)[()])
 
     def delta(self, epsilon: Array) -> Bounds:
-        """Certified bracket on the smallest delta of (``epsilon``, delta)-DP; below 1e-15 the lower end is 0."""
+        """Certified bracket on the smallest delta of (``epsilon``, delta)-DP; of polygons from 0 below 1e-15."""
         epsilon = _numbers("epsilon", epsilon, NONNEGATIVE)
-        lower = _mapped(lambda rows: _delta(self.upper, rows) - _SLACK, epsilon)
-        upper = _mapped(lambda rows: _delta(self.lower, rows) + _SLACK, epsilon)
-        return Bounds(np.clip(lower, 0.0, 1.0)[()], np.clip(upper, 0.0, 1.0)[()])
+        return Bounds(_delta(self.upper, epsilon, -1.0)[()], _delta(self.lower, epsilon, 1.0)[()])
 
     def mu(self, failure: Array = FAILURE) -> Bounds:
         """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}; one failure at a time."""
         failure = check_number("failure", failure, HALF_OPEN_UNIT)
         ends = self.epsilon(failure)
+        if np.ndim(ends.lower) or np.ndim(ends.upper):
+            raise ValueError("mu is of one curve at a time, and these are many")
         # Where delta never falls to the failure, no mu is enough.
         lower, upper = np.float64(ends.lower), np.float64(ends.upper)
-        if 0 < lower < np.inf:
+        if isinstance(self.upper, Gaussian) and failure == 0:
+            lower = np.float64(self.upper.mu)
+        elif 0 < lower < np.inf:
             lower = required_mu(lambda epsilon: self.delta(epsilon).lower, failure, float(lower))
         if 0 < upper < np.inf:
             upper = smallest_mu(lambda epsilon: self.delta(epsilon).upper, failure, float(upper))
+        if isinstance(self.lower, Gaussian):
+            upper = np.minimum(upper, np.float64(self.lower.mu))
         return Bounds(np.minimum(lower, upper), upper)
 
     def tradeoff(self, alpha: Array) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
         alpha = _numbers("alpha", alpha, UNIT)
-        lower, upper = self.lower(alpha) * (1.0 - _SLACK), self.upper(alpha) * (1.0 + _SLACK)
-        return Bounds(np.asarray(lower)[()], np.minimum(upper, 1.0 - alpha)[()])
+        lower, upper = _error(self.lower, alpha, -1.0), _error(self.upper, alpha, 1.0)
+        return Bounds(np.asarray(lower)[()], np.minimum(upper, rounded_complement(alpha, 1.0))[()])
 
 
 def _numbers(name: str, value: Array, domain: Domain) -> np.ndarray:
     if is_traced(value):
-        raise ValueError(f"bounds by polygons are read outside compiled code: {name} must be a number")
+        raise ValueError(f"certified bounds are read outside compiled code: {name} must be a number")
     check(name, value, domain)
     return np.asarray(value, np.float64)
 
@@ -97,7 +103,29 @@ def _sides(curve: PiecewiseLinear) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield beta, alpha
 
 
-def _delta(curve: PiecewiseLinear, epsilon: np.ndarray) -> np.ndarray:
+def _error(curve: Curve, alpha: np.ndarray, side: float) -> np.ndarray:
+    """A bound on f(alpha)."""
+    if isinstance(curve, PiecewiseLinear):
+        return curve(alpha) * (1.0 + side * _SLACK)
+    return _closed_answers.error_of(curve, alpha, side)
+
+
+def _delta(curve: Curve, epsilon: np.ndarray, side: float) -> np.ndarray:
+    """A bound on delta(epsilon), for both orders."""
+    if not isinstance(curve, PiecewiseLinear):
+        return _closed_answers.delta_of(curve, epsilon, side)
+    largest = _mapped(lambda rows: _largest_gap(curve, rows), epsilon)
+    return np.clip(largest + side * _SLACK, 0.0, 1.0)
+
+
+def _epsilon(curve: Curve, delta: np.ndarray, side: float) -> np.ndarray:
+    """A bound on the smallest epsilon >= 0 at which nothing asks for more than delta."""
+    if not isinstance(curve, PiecewiseLinear):
+        return _closed_answers.epsilon_of(curve, delta, side)
+    return _mapped(lambda rows: _steepest(curve, rows, side), delta)
+
+
+def _largest_gap(curve: PiecewiseLinear, epsilon: np.ndarray) -> np.ndarray:
     """max 1 - beta - e^epsilon alpha over the vertices, in both orders; epsilon is a column."""
     with np.errstate(over="ignore", invalid="ignore"):
         slope = np.exp(epsilon)
@@ -105,7 +133,7 @@ def _delta(curve: PiecewiseLinear, epsilon: np.ndarray) -> np.ndarray:
     return np.maximum(np.max(gaps[0], axis=1), np.max(gaps[1], axis=1))
 
 
-def _epsilon(curve: PiecewiseLinear, delta: np.ndarray, side: float) -> np.ndarray:
+def _steepest(curve: PiecewiseLinear, delta: np.ndarray, side: float) -> np.ndarray:
     """The smallest epsilon >= 0 at which no vertex asks for more than delta, rounded to the given side."""
     largest = np.ones(len(delta))
     for alpha, beta in _sides(curve):

@@ -30,13 +30,13 @@ import jax.numpy as jnp
 from gdpjax._core.checks import UNIT, check
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
-from gdpjax.tradeoff._abstract import Curve, bisect, from_positive
+from gdpjax.tradeoff._abstract import Curve, from_positive, last_point
 
 
 def _solve(curve: Curve, beta: Array, high: Array) -> Array:
     """inf {t in [0, high] : f(t) <= beta}, differentiable in the curve and in beta."""
     frozen, goal, end = jax.lax.stop_gradient((curve, beta, high))
-    start = bisect(lambda t: frozen.value(t) > goal, jnp.zeros(()), end)
+    start = last_point(lambda t: frozen.value(t) > goal, jnp.zeros(()), end)
     slope = jax.lax.stop_gradient(frozen.derivative(start))
     steep = (slope < 0) & (slope > -jnp.inf)
     step = (beta - curve.value(start)) / jnp.where(steep, slope, 1.0)
@@ -232,7 +232,7 @@ class Hull(Curve):
 
         wide = jnp.zeros(jnp.broadcast_shapes(at.shape, *(jnp.shape(leaf) for leaf in frozen.shapes().values())))
         # Slopes below e^-30 belong to beta < 1e-13, which 1 - D could not resolve.
-        return bisect(too_flat, wide - 30.0, wide + 700.0)
+        return last_point(too_flat, wide - 30.0, wide + 700.0)
 
     def value(self, alpha: Array) -> Array:
         epsilon = self._touching(alpha)

@@ -35,7 +35,7 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array
-from gdpjax.tradeoff._abstract import Curve, bisect, check_curve, curve_function
+from gdpjax.tradeoff._abstract import Curve, check_curve, curve_function, last_point
 from gdpjax.tradeoff._derived import Grouped, Inverse, Mixture, Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
@@ -132,7 +132,7 @@ def epsilon(f: Curve, delta: Array) -> Array:
     def exceeds(log_epsilon: Array) -> Array:
         return _both(frozen, jnp.exp(log_epsilon)) > target
 
-    low = bisect(exceeds, jnp.full(shape, -700.0), jnp.full(shape, np.log(_LARGEST)))
+    low = last_point(exceeds, jnp.full(shape, -700.0), jnp.full(shape, np.log(_LARGEST)))
     # The other end of the last interval, where the condition was found to hold.
     high = jnp.exp(low) * (1.0 + 2e-15)
     # This adds nothing to the value; its derivative is that of the implicit function theorem.
@@ -277,7 +277,7 @@ def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
     >>> print(f"{dominating_mu(ApproximateDP(1.0)):.4f}")
     1.2320
     """
-    check_curve("f", f)
+    f = check_curve("f", f)
     check_scalar("failure", failure, HALF_OPEN_UNIT)
     if is_traced((f, failure)):
         raise ValueError("dominating_mu is computed on the host: call it outside compiled code")

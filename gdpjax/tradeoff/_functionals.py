@@ -109,7 +109,7 @@ def is_precise(curve: Curve) -> bool:
 
 
 def _law(f: Curve, what: str) -> LossLaw:
-    check_symmetric("f", f, what)
+    f = check_symmetric("f", f, what)
     if is_traced(f):
         raise ValueError(f"{what} is computed on the host: call it outside compiled code")
     if any(np.ndim(value) for value in f.shapes().values()):

@@ -62,8 +62,8 @@ def _moments(curves: tuple[Curve, ...], times: int) -> tuple[float, float, float
     check_scalar("times", times, COUNT)
     if not curves:
         raise ValueError("a limit theorem needs at least one curve, got none")
-    for i, curve in enumerate(curves):
-        check_symmetric(f"curve {i}", curve, "a limit theorem")
+    curves = tuple(check_symmetric(f"curve {i}", curve, "a limit theorem") for i, curve in enumerate(curves))
+    for curve in curves:
         if not _functionals.is_precise(curve):
             raise ValueError(
                 f"the moments of {type(curve).__name__} are not known precisely enough for a certified band; "

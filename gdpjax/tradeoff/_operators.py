@@ -61,8 +61,7 @@ def biconjugate(*curves: Curve) -> Curve:
     """
     if not curves:
         raise ValueError("biconjugate needs at least one curve, got none")
-    for i, curve in enumerate(curves):
-        check_curve(f"curve {i}", curve)
+    curves = tuple(check_curve(f"curve {i}", curve) for i, curve in enumerate(curves))
     if len(curves) == 1:
         return curves[0]
     if not is_traced(curves):
@@ -98,7 +97,8 @@ def symmetrize(f: Curve) -> Curve:
     >>> print(f"{symmetrize(mixture(Gaussian(2.0), 0.5))(0.3):.6f}")
     0.358655
     """
-    if check_curve("f", f).is_symmetric():
+    f = check_curve("f", f)
+    if f.is_symmetric():
         return f
     if isinstance(f, Mixture) and f.curve.is_symmetric():
         return subsample(f.curve, f.sampling_prob)
@@ -179,7 +179,7 @@ def group(f: Curve, k: int) -> Curve:
     >>> print(group(Gaussian(0.5), 3).mu)
     1.5
     """
-    check_symmetric("f", f, "group privacy")
+    f = check_symmetric("f", f, "group privacy")
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or not 1 <= k < 2**53:
         raise ValueError(f"k must be a whole number >= 1, below 2^53, got {shown(k)}")
     if isinstance(f, Gaussian):

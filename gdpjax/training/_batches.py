@@ -1,5 +1,7 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
+from typing import Any
+
 from gdpjax._core.arguments import check_instance
 from gdpjax.sampling import (
     AllocationBatches,
@@ -10,7 +12,7 @@ from gdpjax.sampling import (
 )
 from gdpjax.training._data import check_count
 from gdpjax.training._loop import State
-from gdpjax.training._plan import Plan
+from gdpjax.training._plan import IN_EPOCHS, Plan
 
 
 def batch_source(
@@ -48,41 +50,19 @@ def batch_source(
     """
     check_count(plan, num_examples)
     check_instance("state", state, State, "of the run")
+    rows = state.sampling_key, plan.max_examples
     if plan.sampling == "uniform":
-        return UniformBatches(state.sampling_key, plan.max_examples, plan.capacity, num_steps=plan.max_steps)
-    if plan.sampling == "allocation":
-        return AllocationBatches(
-            state.sampling_key,
-            plan.max_examples,
-            plan.steps_per_epoch,
-            num_epochs=plan.max_steps // plan.steps_per_epoch,
-            capacity=plan.capacity,
-            num_selected=plan.num_selected,
-            bins=plan.bins,
-            num_valid=num_examples,
-        )
-    if plan.sampling == "shuffled":
-        return ShuffledBatches(
-            state.sampling_key,
-            plan.max_examples,
-            plan.steps_per_epoch,
-            num_epochs=plan.max_steps // plan.steps_per_epoch,
-            num_valid=num_examples,
-        )
-    if plan.sampling == "truncated_poisson":
-        return TruncatedPoissonBatches(
-            state.sampling_key,
-            plan.max_examples,
-            plan.sampling_prob,
-            num_steps=plan.max_steps,
-            capacity=plan.capacity,
-            num_valid=num_examples,
-        )
-    return PoissonBatches(
-        state.sampling_key,
-        plan.max_examples,
-        plan.sampling_prob,
-        num_steps=plan.max_steps,
-        capacity=plan.capacity,
-        num_valid=num_examples,
-    )
+        return UniformBatches(*rows, plan.capacity, num_steps=plan.max_steps)
+    if plan.sampling in IN_EPOCHS:
+        num_epochs = plan.max_steps // plan.steps_per_epoch
+        epochs: dict[str, Any] = {
+            "steps_per_epoch": plan.steps_per_epoch,
+            "num_epochs": num_epochs,
+            "num_valid": num_examples,
+        }
+        if plan.sampling == "shuffled":
+            return ShuffledBatches(*rows, **epochs)
+        selection = {"num_selected": plan.num_selected, "bins": plan.bins}
+        return AllocationBatches(*rows, **epochs, **selection, capacity=plan.capacity)
+    source = TruncatedPoissonBatches if plan.sampling == "truncated_poisson" else PoissonBatches
+    return source(*rows, plan.sampling_prob, num_steps=plan.max_steps, capacity=plan.capacity, num_valid=num_examples)

@@ -1,16 +1,18 @@
 """`make_plan`: a plan from a noise multiplier, or from a privacy target that is met and verified.
 
 Calibration looks for the edge of "the upper end of the certified bracket of the plan's own Event is at most the
-target" on the logarithm of the noise multiplier (Brent's method), and then *verifies*: the plan that is returned was
-evaluated itself, with its overflow, sampling, relation and groups, and met the target.
+target", by the secant search of `gdpjax.accounting.calibrate_noise_multiplier` (`gdpjax._core.roots`). At each noise
+multiplier a whole plan is evaluated, because its capacity and overflow move along. The plan that is returned is one of
+these, evaluated with its overflow, sampling, relation and groups, and met the target.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-import scipy
+import numpy as np
 
+from gdpjax._core import roots
 from gdpjax._core.arguments import check_count, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
@@ -19,7 +21,7 @@ from gdpjax.accounting import certified, steps_of_epochs
 from gdpjax.training._plan import FAILURE, IN_EPOCHS, Plan, steps_of_epoch
 
 _LEAST, _MOST = 1e-2, 1e6
-_TOLERANCE = 1e-6
+_NOISE = roots.Axis(_MOST, _LEAST)
 _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
 _ELSEWHERE = {
     "l2_clip": "clip",
@@ -169,26 +171,15 @@ def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], fl
     if upper(plan) > target:
         raise ValueError(f"the target {name} = {target} cannot be met: even noise_multiplier = {_MOST:g} exceeds it")
 
-    def excess(log_noise: float) -> float:
-        try:
-            value = upper(plan.replace(noise_multiplier=math.exp(log_noise)))
-        except ValueError:  # too little noise for its finite range
-            return math.inf
-        return math.log(value / target) if 0 < value < math.inf else math.copysign(1e3, value - target)
-
-    # Walk from 1 toward the target, so that the slow ends of the accountant's range are only visited if they must be.
-    low = high = 0.0
-    start = excess(0.0)
-    while high < math.log(_MOST) and excess(high) > 0:
-        low, high = high, high + math.log(2.0)
-    while start <= 0 and excess(low) <= 0:
-        low, high = low - math.log(2.0), low
-        if low < math.log(_LEAST):
-            raise ValueError(
-                f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it"
-            )
-    finite = lambda x: min(excess(x), 1e3)  # noqa: E731
-    edge = float(scipy.optimize.root_scalar(finite, bracket=(low, high), xtol=_TOLERANCE, rtol=_TOLERANCE).root)
-    while excess(edge) > 0:
-        edge += _TOLERANCE
-    return plan.replace(noise_multiplier=math.exp(edge))
+    # From 1 on, so that the slow ends of the accountant's range are only visited if they must be.
+    state = roots.begin(_NOISE, np.ones(1), np.ones(1))
+    with np.errstate(all="ignore"):
+        while not state.done.all():
+            try:
+                value = upper(plan.replace(noise_multiplier=float(state.point[0])))
+            except ValueError:  # too little noise for its finite range
+                value = math.inf
+            state = roots.advance(_NOISE, state, np.log(np.array([value]) / target), np.array([value <= target]))
+    if state.holds[0] == _LEAST:
+        raise ValueError(f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it")
+    return plan.replace(noise_multiplier=float(state.holds[0]))

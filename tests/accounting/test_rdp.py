@@ -79,11 +79,21 @@ def test_without_the_error_terms_the_trapezoid_rule_would_understate(monkeypatch
     monkeypatch.setattr(_renyi, "_NUM_NODES", 12)
     with jax.enable_x64(True):
         orders, h, p = np.array([2.5]), jnp.array([1.0]), jnp.array([0.1])
-        certified = float(_renyi._by_trapezoid(h, p, orders, orders)[0])
+        certified = float(_renyi._by_trapezoid(jnp, h, p, orders, orders)[0])
         monkeypatch.setattr(_renyi, "_trapezoid_error", lambda *_: 0.0)
-        bare = [float(_renyi._by_trapezoid(h, p, orders, np.array([x]))[0]) for x in np.linspace(2.5, 4, 7)]
+        bare = [float(_renyi._by_trapezoid(jnp, h, p, orders, np.array([x]))[0]) for x in np.linspace(2.5, 4, 7)]
     exact = float(exact_rdp(1.0, 0.1, 2.5) * 1.5)
     assert min(bare) < exact < certified
+
+
+@pytest.mark.parametrize("conversion", ["tight", "classic"])
+def test_one_configuration_is_computed_with_numpy_to_the_same_digits(conversion):
+    noise = np.array([1e-160, 0.05, 0.4, 1.3, 40.0, 1e200])
+    prob, steps, delta = np.array([[0.0], [1e-9], [0.01], [1.0]]), 700, np.array([[[1e-20]], [[0.3]]])
+    many = moments_accountant_epsilon(noise, prob, steps, delta, conversion=conversion)
+    rows = zip(*(row.ravel() for row in np.broadcast_arrays(noise, prob, delta)), strict=True)
+    ones = [moments_accountant_epsilon(s, p, steps, d, conversion=conversion) for s, p, d in rows]
+    np.testing.assert_allclose(ones, many.ravel(), rtol=1e-12)
 
 
 def test_ends_and_shapes():

@@ -9,6 +9,7 @@ from gdpjax.accounting import certified
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import AllocationEvent, ledger_of
 from gdpjax.sampling import allocation_sample
+from tests.auditing.private_epoch import release_epoch
 
 NOISE, STEPS = 0.3, 2
 GRADIENTS = np.array([0.0] * 5 + [1.0], np.float32)  # the last example is the target
@@ -16,25 +17,11 @@ GRADIENTS = np.array([0.0] * 5 + [1.0], np.float32)  # the last example is the t
 
 def release(key, included):
     """The noisy sums of an epoch, in exactly one of which the target is."""
-    sample_key, noise_key = jax.random.split(key)
-    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    tx = gdpjax.privatize(
-        grad_fn,
-        noise_multiplier=NOISE,
-        sampling_prob=1 / STEPS,
-        expected_batch_size=1.0,
-        key=noise_key,
-        sampling="allocation",
-        scheme={"steps_per_epoch": STEPS},
-    )
-    w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
-    state, released = tx.init(w), []
-    for step in range(STEPS):
-        batch = allocation_sample(sample_key, step, len(GRADIENTS), STEPS, len(GRADIENTS), num_valid=num_valid)
-        total = grad_fn(w, jnp.asarray(GRADIENTS)[batch.indices], is_padding=batch.is_padding)
-        mean, state = tx.update(total, state, w)
-        released.append(mean)
-    return jnp.stack(released)
+
+    def draw(key, step, num_valid):
+        return allocation_sample(key, step, len(GRADIENTS), STEPS, len(GRADIENTS), num_valid=num_valid)
+
+    return release_epoch(key, included, draw, GRADIENTS, noise_multiplier=NOISE, num_steps=STEPS, sampling="allocation")
 
 
 def audited(event):

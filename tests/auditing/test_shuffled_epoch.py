@@ -11,6 +11,7 @@ from gdpjax.accounting import certified, tradeoff_bounds
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import AllocationEvent, ShuffledEvent, ledger_of
 from gdpjax.sampling import shuffled_sample
+from tests.auditing.private_epoch import release_epoch
 
 NOISE, STEPS = 0.4, 4
 GRADIENTS = np.array([-1.0] * 11 + [1.0], np.float32)  # the last example is the target
@@ -19,25 +20,14 @@ SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 def release(key, included):
     """The noisy sums of an epoch, in one of which the target is, or a null example in its place."""
-    sample_key, noise_key = jax.random.split(key)
-    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    tx = gdpjax.privatize(
-        grad_fn,
-        noise_multiplier=NOISE,
-        sampling_prob=1 / STEPS,
-        expected_batch_size=1.0,
-        key=noise_key,
-        sampling="shuffled",
-        scheme={"steps_per_epoch": STEPS},
+
+    def draw(key, step, num_valid):
+        return shuffled_sample(key, step, len(GRADIENTS), STEPS, num_valid=num_valid)
+
+    released = release_epoch(
+        key, included, draw, GRADIENTS, noise_multiplier=NOISE, num_steps=STEPS, sampling="shuffled"
     )
-    w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
-    state, released = tx.init(w), []
-    for step in range(STEPS):
-        batch = shuffled_sample(sample_key, step, len(GRADIENTS), STEPS, num_valid=num_valid)
-        total = grad_fn(w, jnp.asarray(GRADIENTS)[batch.indices], is_padding=batch.is_padding)
-        mean, state = tx.update(total, state, w)
-        released.append(mean)
-    return jnp.sort(jnp.stack(released))  # which step it was does not matter, the largest sum does
+    return jnp.sort(released)  # which step it was does not matter, the largest sum does
 
 
 def audited(claimed):

@@ -30,14 +30,15 @@ from gdpjax.tradeoff import (
     subsample,
     symmetrize,
 )
-from gdpjax.tradeoff._compose import _compose_numeric, _counted
+from gdpjax.tradeoff._compose import _counted
+from gdpjax.tradeoff._numeric import numerically
 
 ALPHA = np.array([1e-9, 1e-5, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.8, 0.97, 0.9999])
 
 
 def numeric(*curves, times=1, num_cells=4096):
     """The numeric method also where there is a closed form."""
-    return _compose_numeric(*_counted(list(curves), times), [], num_cells)
+    return numerically(*_counted(list(curves), times), num_cells)
 
 
 def assert_around(bounds, exact, alpha=ALPHA, width=None):
@@ -49,14 +50,14 @@ def assert_around(bounds, exact, alpha=ALPHA, width=None):
 
 
 def test_closed_forms():
-    assert compose(Gaussian(3.0), Identity(), Gaussian(4.0)).mu == 5.0
-    assert compose(Gaussian(0.5), times=16).mu == 2.0
-    assert isinstance(compose(Identity(), Identity(), times=3), Identity)
-    np.testing.assert_allclose(compose(Gaussian([0.3, 3.0]), Gaussian([0.4, 4.0])).mu, [0.5, 5.0])
-    assert jax.jit(lambda mu: compose(Gaussian(mu), Gaussian(4.0)).mu)(3.0) == 5.0
-    assert jax.grad(lambda mu: compose(Gaussian(mu), Gaussian(mu)).mu)(0.0) == 0
-    assert isinstance(compose(mixture(Gaussian(1.0), 0.3)), type(subsample(Gaussian(1.0), 0.3)))
-    assert compose(ApproximateDP(0.0, 0.1), ApproximateDP(0.0, 0.2)).delta == pytest.approx(0.28, rel=1e-15)
+    assert compose(Gaussian(3.0), Identity(), Gaussian(4.0)).exact.mu == 5.0
+    assert compose(Gaussian(0.5), times=16).exact.mu == 2.0
+    assert isinstance(compose(Identity(), Identity(), times=3).exact, Identity)
+    np.testing.assert_allclose(compose(Gaussian([0.3, 3.0]), Gaussian([0.4, 4.0])).exact.mu, [0.5, 5.0])
+    assert jax.jit(lambda mu: compose(Gaussian(mu), Gaussian(4.0)).exact.mu)(3.0) == 5.0
+    assert jax.grad(lambda mu: compose(Gaussian(mu), Gaussian(mu)).exact.mu)(0.0) == 0
+    assert isinstance(compose(mixture(Gaussian(1.0), 0.3)).exact, type(subsample(Gaussian(1.0), 0.3)))
+    assert compose(ApproximateDP(0.0, 0.1), ApproximateDP(0.0, 0.2)).exact.delta == pytest.approx(0.28, rel=1e-15)
 
 
 @pytest.mark.parametrize(("e", "d", "n"), [(0.1, 0.0, 60), (1.0, 0.01, 5), (0.7, 0.2, 2), (0.01, 1e-4, 1000)])
@@ -74,7 +75,7 @@ def test_identical_pairs_against_the_binomial_formula(e, d, n):
 
 
 def test_pairs_with_a_tiny_delta_keep_it_and_no_epsilon_is_too_small():
-    assert compose(ApproximateDP(0.0, 1e-17), times=10_000).delta == pytest.approx(1e-13, rel=1e-12)
+    assert compose(ApproximateDP(0.0, 1e-17), times=10_000).exact.delta == pytest.approx(1e-13, rel=1e-12)
     curve = compose(ApproximateDP(0.1), times=1000)  # the largest losses have mass far below 1e-16
     for d, exact in ((1e-6, 19.344671447993278), (1e-15, 29.354668980334964), (1e-20, 33.44120934085879), (0.0, 100.0)):
         assert epsilon(curve, d) >= exact

@@ -24,6 +24,7 @@ from gdpjax.training import (
     resume_run,
     start_run,
 )
+from tests.training.interrupted import finished, interrupted
 
 N, D = 60, 3
 PLAN = dict(
@@ -210,33 +211,6 @@ def test_users_take_part_whole():
 # A run in a folder.
 
 
-class Killed(BaseException):
-    """Stands for kill -9."""
-
-
-def interrupted(parts, folder, at, chunk, key=KEY):
-    """Stop without any farewell after ``at`` steps; the infos of the chunks before."""
-    infos = []
-
-    def stop(done):
-        if done == at:
-            raise Killed
-
-    run = start_run(folder, *parts, key=key, scan=False)
-    try:
-        while True:
-            infos += run.advance(chunk, on_step=stop)
-    except Killed:
-        return infos
-
-
-def finished(run, chunk=5):
-    infos = []
-    while not run.finished:
-        infos += run.advance(chunk)
-    return infos
-
-
 @pytest.fixture(scope="module")
 def parts():
     """Training, parameters and data of a run of four epochs of seven steps."""
@@ -247,7 +221,7 @@ def parts():
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(parts, tmp_path):
     whole = start_run(tmp_path / "whole", *parts, key=KEY, scan=False)
     finished(whole)
-    interrupted(parts, tmp_path / "run", 12, 5)
+    interrupted(parts, tmp_path / "run", 12, 5, KEY)
     run = resume_run(tmp_path / "run", *parts, scan=False)
     finished(run)
     leaves = zip(jax.tree.leaves((run.state.params, run.state.opt_state)),

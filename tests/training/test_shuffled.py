@@ -22,6 +22,7 @@ from gdpjax.training import (
     resume_run,
     start_run,
 )
+from tests.training.interrupted import finished, interrupted
 
 N, D = 60, 3
 PLAN = dict(
@@ -153,33 +154,6 @@ def test_users_take_part_whole():
 
 
 # A run in a folder.
-
-
-class Killed(BaseException):
-    """Stands for kill -9."""
-
-
-def interrupted(parts, folder, at, chunk, key=KEY):
-    """Stop without any farewell after ``at`` steps; the infos of the chunks before."""
-    infos = []
-
-    def stop(done):
-        if done == at:
-            raise Killed
-
-    run = start_run(folder, *parts, key=key, scan=False)
-    try:
-        while True:
-            infos += run.advance(chunk, on_step=stop)
-    except Killed:
-        return infos
-
-
-def finished(run, chunk=5):
-    infos = []
-    while not run.finished:
-        infos += run.advance(chunk)
-    return infos
 
 
 def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(padded, tmp_path, monkeypatch):

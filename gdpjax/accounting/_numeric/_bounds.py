@@ -27,8 +27,9 @@ _TINY = 2.3e-308
 _SMALLEST_PROB = 1e-30
 _SMALLEST_ALPHA = 1e-300
 _SMALLEST_NOISE_SEARCHED = 0.2
-PROFILE_SHARING = 6
-"""How many neighbouring epsilon of a profile share a contour."""
+PROFILE_SHARING = (6, 24)
+"""How many neighbouring epsilon of a profile share a contour: at least, and at most where they are close together."""
+_CLOSE = 0.5  # nats that the ones that share a contour may span
 
 
 class Family(NamedTuple):
@@ -210,7 +211,9 @@ def _profile(family: Family, columns: list[Any], epsilon: Array, width: float) -
     if _closed.has_closed_form(run):
         lower, upper = np.array([_closed.delta(run, one) for one in epsilon]).T
     else:
-        groups = [epsilon[i : i + PROFILE_SHARING] for i in range(0, epsilon.size, PROFILE_SHARING)]
+        spacing = np.max(np.diff(epsilon), initial=1e-300)
+        sharing = int(np.clip(_CLOSE / spacing, *PROFILE_SHARING))
+        groups = [epsilon[i : i + sharing] for i in range(0, epsilon.size, sharing)]
         answers = [_driver.log_deltas_of_run(run, group, width) for group in groups]
         lower = np.exp(np.concatenate([answer.lower for answer in answers])) * (1.0 - 1e-12)
         upper = np.exp(np.concatenate([answer.upper for answer in answers])) * (1.0 + 1e-12)

@@ -1,0 +1,32 @@
+"""The noisy sums of a private epoch, for audits of the sampling."""
+
+import jax
+import jax.numpy as jnp
+
+import gdpjax
+
+
+def release_epoch(key, included, draw, gradients, *, noise_multiplier, num_steps, sampling):
+    """What an epoch of ``num_steps`` releases of the gradients; the last one is the target, ``included`` or not.
+
+    ``draw(key, step, num_valid)`` gives the batch of a step.
+    """
+    sample_key, noise_key = jax.random.split(key)
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    tx = gdpjax.privatize(
+        grad_fn,
+        noise_multiplier=noise_multiplier,
+        sampling_prob=1 / num_steps,
+        expected_batch_size=1.0,
+        key=noise_key,
+        sampling=sampling,
+        scheme={"steps_per_epoch": num_steps},
+    )
+    w, num_valid = jnp.zeros(()), jnp.where(included, len(gradients), len(gradients) - 1)
+    state, released = tx.init(w), []
+    for step in range(num_steps):
+        batch = draw(sample_key, step, num_valid)
+        total = grad_fn(w, jnp.asarray(gradients)[batch.indices], is_padding=batch.is_padding)
+        mean, state = tx.update(total, state, w)
+        released.append(mean)
+    return jnp.stack(released)
