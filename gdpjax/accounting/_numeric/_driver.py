@@ -5,12 +5,20 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _atoms, _finite, _plan, _solve
+from gdpjax.accounting._numeric import _atoms, _finite, _line, _plan, _rare, _solve
+from gdpjax.accounting._numeric._moments import Window
+from gdpjax.accounting._numeric._plan import Composition
 from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_loss
 
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
 TRIES = 5
+TRIES_BEFORE_RARE = 2
+RARE_TRIES = 3
+RARE_WIDTH = 1e-2
+"""The relative width from which on `_rare` is tried, where it applies."""
+LEAST_RARE_EPSILON = 1e-6
+"""Where an example is hardly ever sampled, the width of a bracket on epsilon is relative to this below it."""
 _LOWEST_LOG_DELTA = -690.0
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
@@ -66,13 +74,39 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
     coarse = _plan.masses(run, windows)
     estimate, theta = _plan.first_guess(coarse, log_delta)
     lower, upper = 0.0, _trivial_upper(run, log_delta)
-    for i in range(TRIES):
-        if not (upper - lower > target * max(estimate, _plan.LEAST_EPSILON) and upper > against):
+    is_rare = _rare.is_rare(run)
+    is_telling = is_rare and run.steps[0].sign > 0
+    least = LEAST_RARE_EPSILON if is_rare else _plan.LEAST_EPSILON
+    for i in range(TRIES_BEFORE_RARE if is_telling else TRIES):
+        if not (upper - lower > target * max(estimate, least) and upper > against):
             break
         slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
         width = min(max(slack, target), 0.2) * 0.8**i
-        plan = _plan.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta)
-        bounds, estimate = _solve.epsilon_bracket(run, plan)
+        plan = _plan.make_plan(
+            run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta, least=least
+        )
+        data = _line.transform(run, windows, plan.contour)
+        bounds, estimate = _solve.epsilon_bracket(data, plan)
+        lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+    answer = Answer(lower, upper, min(max(estimate, lower), upper))
+    if is_telling and upper > against and upper - lower > max(target, RARE_WIDTH) * max(upper, least):
+        return _rare_epsilon(run, windows, coarse, answer, log_delta, target)
+    return answer
+
+
+def _rare_epsilon(
+    run: Run, windows: list[Window], coarse: Composition, known: Answer, log_delta: float, target: float
+) -> Answer:
+    """The bracket by the telling runs of `_rare` alone, within what is known already."""
+    lower, upper, estimate = known
+    if not lower > 0:  # otherwise the estimate is good
+        estimate = min(_rare.first_guess(coarse, log_delta), upper)
+    for i in range(RARE_TRIES):
+        if not (upper - lower > target * max(upper, LEAST_RARE_EPSILON) and estimate > 0):
+            break
+        width = target * 0.8**i
+        plan, split = _rare.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False)
+        bounds, estimate = _solve.epsilon_bracket(_rare.transform(run, windows, split, plan.contour), plan)
         lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
     return Answer(lower, upper, min(max(estimate, lower), upper))
 
@@ -111,7 +145,8 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
     middle = epsilon.size // 2
     estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, epsilon[middle]))
     theta = 1.0
-    for i in range(TRIES + 2 * (epsilon.size - 1)):
+    is_rare = _rare.is_rare(run) and run.steps[0].sign > 0
+    for i in range((TRIES_BEFORE_RARE if is_rare else TRIES) + 2 * (epsilon.size - 1)):
         too_wide = (upper - lower > target) & (upper > np.maximum(against, _LOWEST_LOG_DELTA))
         if not too_wide.any():
             break
@@ -123,10 +158,35 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
         coarse = _plan.masses(run, windows)
         plan = _plan.make_plan(run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta)
         theta = plan.contour.theta
-        new, found = _solve.log_delta_bracket(run, plan, epsilon)
+        data = _line.transform(run, windows, plan.contour)
+        new, found = _solve.log_delta_bracket(data, plan, epsilon)
         # No lower bound: the window may have been too narrow for a delta this small.
         found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
         better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
         estimate = np.where(better, found, estimate)
         lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
-    return Answer(lower, upper, np.clip(estimate, lower, upper))
+    answer = Answer(lower, upper, np.clip(estimate, lower, upper))
+    if is_rare:
+        return _rare_log_deltas(run, epsilon, answer, against, target)
+    return answer
+
+
+def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, target: float) -> Answer:
+    """The brackets by the telling runs of `_rare` alone, within what is known already; each with its own contour."""
+    lower, upper, estimate = (np.array(leaf) for leaf in known)
+    for at in range(epsilon.size):
+        guess = _rare.guess_log_delta(run, epsilon[at]) if epsilon[at] > 0 else -np.inf
+        for _ in range(RARE_TRIES):
+            too_wide = upper[at] - lower[at] > max(target, RARE_WIDTH)
+            if not too_wide or not upper[at] > max(against[at], _LOWEST_LOG_DELTA) or not guess > _LOWEST_LOG_DELTA:
+                break
+            guess = min(max(guess, lower[at]), upper[at], -1e-12)
+            windows = _plan.windows(run, guess)
+            coarse = _plan.masses(run, windows)
+            plan, split = _rare.make_plan(run, windows, coarse, epsilon[at], guess, target, of_delta=True)
+            data = _rare.transform(run, windows, split, plan.contour)
+            new, found = _solve.log_delta_bracket(data, plan, epsilon[at : at + 1])
+            lower[at], upper[at] = max(lower[at], new.lower[0]), min(upper[at], new.upper[0])
+            guess = found[0]
+        estimate[at] = min(max(estimate[at], lower[at]), upper[at])
+    return Answer(lower, upper, estimate)

@@ -11,6 +11,7 @@ the product). Both phi and the computed one are at most 1 (up to rounding), so m
 difference at 2. K(theta) itself is off by sum_j T_j u_j(0).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,9 +57,11 @@ class Transform(NamedTuple):
     log_above: float
     lost: float
     phase_rounding: float
+    least: float = -np.inf
+    """The epsilon from which on upper bounds hold."""
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """One kind of event: A / A(theta) per frequency with its error, log A(theta), and log A at the alias exponents."""
 
     num_steps: float
@@ -72,13 +75,9 @@ class _Line(NamedTuple):
 
 def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
     """Evaluate M along the line; ``windows`` are those of the steps of ``run``."""
-    spacing = 2.0 * np.pi / contour.period
-    wanted = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
-    num_blocks = _whole(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK)
-    frequency = spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
-
+    frequency = frequencies(contour)
     lines = [
-        *(_step_line(step, window, contour, frequency) for step, window in zip(run.steps, windows, strict=True)),
+        *step_lines(run.steps, windows, contour, frequency),
         *(_finite_line(event, contour, frequency) for event in run.finite),
         *(_atoms_line(event, contour, frequency) for event in run.atoms),
     ]
@@ -100,9 +99,6 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
         alias += count * (line.alias + 8.0 * UNIT_ROUNDOFF * np.abs(line.alias))
 
     trusted = max((line.at_zero for line in lines), default=0.0) < 0.2
-    missed = sum(
-        step.num_steps * np.log1p(-min(window.lost, 0.5)) for step, window in zip(run.steps, windows, strict=True)
-    )
     return Transform(
         frequency=frequency,
         modulus=modulus,
@@ -112,9 +108,25 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
         log_size_error=size_error if trusted else np.inf,
         log_below=alias[0],
         log_above=alias[1],
-        lost=-np.expm1(missed + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9),
+        lost=lost(run, windows),
         phase_rounding=4.0 * np.pi * UNIT_ROUNDOFF * sum(line.num_steps for line in lines),
     )
+
+
+def frequencies(contour: Contour) -> Array:
+    """The frequencies up to the cutoff, in whole blocks."""
+    spacing = 2.0 * np.pi / contour.period
+    wanted = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
+    num_blocks = _whole(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK)
+    return spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
+
+
+def lost(run: Run, windows: list[Window]) -> float:
+    """A bound on the P-mass that windows and events with infinite losses take out of the run."""
+    missed = sum(
+        step.num_steps * np.log1p(-min(window.lost, 0.5)) for step, window in zip(run.steps, windows, strict=True)
+    )
+    return -np.expm1(missed + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9)
 
 
 def _whole(wanted: float, least: int, most: int) -> int:
@@ -122,7 +134,12 @@ def _whole(wanted: float, least: int, most: int) -> int:
     return int(np.fmin(np.fmax(np.ceil(wanted), least), most))
 
 
-def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> _Line:
+def step_lines(steps: Sequence[Step], windows: list[Window], contour: Contour, frequency: Array) -> list[Line]:
+    """The phases of subsampled Gaussian steps, each in its window."""
+    return [_step_line(step, window, contour, frequency) for step, window in zip(steps, windows, strict=True)]
+
+
+def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> Line:
     """One phase of subsampled Gaussian steps: the sum over its parts, and a symmetric step's atom at loss 0."""
     theta = np.array([contour.theta, contour.below, contour.above])
     levels = contour.cutoff * _LEVELS
@@ -170,7 +187,7 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     # phi divides by the computed A(theta), itself off by at_zero.
     error = (fixed + slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
     alias = np.logaddexp(log_rule[1:] + 4.0 * fixed, log_error[1:])
-    return _Line(step.num_steps, real / total, imag / total, error, log_a, at_zero, alias)
+    return Line(step.num_steps, real / total, imag / total, error, log_a, at_zero, alias)
 
 
 def _log_total(terms: list[Array]) -> Array:
@@ -230,7 +247,7 @@ def _fourier_product(loss: Array, weight: Array, spacing: float, blocks: int) ->
     return outer.reshape(16 * blocks, -1) @ inner.T
 
 
-def _finite_line(event: Finite, contour: Contour, frequency: Array) -> _Line:
+def _finite_line(event: Finite, contour: Contour, frequency: Array) -> Line:
     """Events of bounded loss of one kind."""
     theta = contour.theta
     at_zero = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, 0.0)
@@ -239,10 +256,10 @@ def _finite_line(event: Finite, contour: Contour, frequency: Array) -> _Line:
     points = np.array([theta, contour.below, contour.above])
     log_a = _finite.log_moment(event, points)
     alias = log_a[1:] + UNIT_ROUNDOFF * _finite.ratio_error(event, points[1:], np.zeros(2))
-    return _Line(event.num_steps, real, imag, error, log_a[0], at_zero, alias)
+    return Line(event.num_steps, real, imag, error, log_a[0], at_zero, alias)
 
 
-def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> _Line:
+def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> Line:
     """Events of known outcomes of one kind."""
     theta, points = contour.theta, np.array([contour.theta, contour.below, contour.above])
     log_moments = _atoms.log_moment(event, points)
@@ -264,4 +281,4 @@ def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> _Line:
     # At the two other exponents the losses may be further off, in proportion.
     room = (contour.above + 1.0) * (event.displacement + 16.0 * UNIT_ROUNDOFF * np.max(np.abs(event.loss)))
     alias = log_moments[1:] + 4.0 * fixed + event.rounding + room
-    return _Line(event.num_steps, real / total, imag / total, error, log_a, at_zero, alias)
+    return Line(event.num_steps, real / total, imag / total, error, log_a, at_zero, alias)

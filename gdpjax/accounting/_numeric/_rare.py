@@ -1,0 +1,282 @@
+"""Runs in which an example is hardly ever sampled: the part of the run in which something telling happens.
+
+With a tiny p the privacy loss of nearly every run is next to nothing, while delta is the probability of the few runs
+with one telling outcome. On the line that suits those the moments M are those of the silent many, delta is far below
+the rounding of M, and a bracket relative to M says nothing. So this module takes the silent runs out of M.
+
+**Telling outcomes.** Cut the outcomes of every step of the direction "remove" at the same loss c: an outcome u is
+telling if u > a_j, where log r_j(a_j) = c, and quiet otherwise. Let A_j = X_j + Y_j be a step's moments, X_j over its
+quiet outcomes and Y_j over its telling ones. A run is quiet if all its outcomes are. P splits into two positive
+measures, the one of the quiet runs and the one of all others, with the moments
+
+    M_quiet(z) = prod_j X_j(z)^{T_j},    M_r(z) = prod_j (X_j + Y_j)(z)^{T_j} - prod_j X_j(z)^{T_j}.
+
+delta(e) = E_P[(1 - e^{e - L})_+] splits in the same way. The part of the telling runs is bracketed on the contour: the
+kernels, aliases and tails of `_contour` are those of any positive measure below P. It is a lower bound on delta(e) at
+every e. The quiet runs add at most the Chernoff bound c(t) e^{K_quiet(t) - t e}, which falls with e: taken once, at a
+`least` epsilon, it holds beyond, where it is added to what windows lose. With T c < e it can be made as small as one
+likes, since quiet runs then have no loss above e; a larger c, as long as the bound is small, leaves fewer runs in M_r.
+
+**Without cancellation.** M_r = prod X^T * expm1(sum_j T_j log1p(Y_j / X_j)), whatever branch the complex logarithms
+take, since T_j are whole.
+
+**Errors.** M_r is a polynomial in the X_j and Y_j, homogeneous of degree T_j in the two of phase j, with nonnegative
+coefficients. On the line |X_j(theta + it)| <= X_j(theta), and likewise for Y_j. If the computed X_j and Y_j are off by
+at most u_j times X_j(theta) and Y_j(theta), the polynomial is therefore off by at most what it grows by if all its
+arguments grow by 1 + u_j at theta, (prod_j (1 + u_j)^{T_j} - 1) M_r(theta). The rounding of the quotient h = Y / X,
+of log1p(h) and of the products with T_j is that of slightly different X_j and Y_j:
+
+* |h| <= 1/2: log1p(h) = log1p(2 Re h + |h|^2) / 2 + i arg is right to 12 ulp of |h|, as if Y had moved by 24 ulp;
+* |h| > 1/2: log|1 + h| is right to 4 ulp of 1 + |log|1 + h||, and |1 + h| <= 3 |h|: as if Y had moved by 12 ulp of
+  itself, times 1 + |log|1 + h||.
+
+48 (1 + |log1p(h)|) ulp for each step stand for both and for log X. What is left is the rounding of the last expm1 and
+of its products, 16 ulp of the sum of the sizes of its terms.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from gdpjax._core.types import Array
+from gdpjax.accounting._numeric import _contour, _line, _moments, _plan, _ratio
+from gdpjax.accounting._numeric._line import Contour, Transform
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
+from gdpjax.accounting._numeric._plan import Composition, Masses, Plan
+from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric._run import Run, chance_of_leaking, num_steps
+
+MOST_CHANCE = 0.3
+_CUTS = 16
+_LEAST_SHARE = 0.9
+_LEAST_WIDTH = 0.25
+_LOG_QUIET = np.log(1e-5)
+
+
+class Split(NamedTuple):
+    """Where the outcomes of the steps are cut, and what the quiet runs add to delta from an epsilon on."""
+
+    quiet: list[Window]
+    telling: list[Window]
+    least: float
+    log_quiet_delta: float
+
+
+def is_rare(run: Run) -> bool:
+    """Whether the run is one of Poisson steps alone, with the example hardly ever in a batch."""
+    return not run.is_symmetric and chance_of_leaking(run) < MOST_CHANCE
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The transform of the telling runs.
+
+
+def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -> Transform:
+    """Evaluate M_r along the line; as `_line.transform`, which it takes the place of."""
+    frequency = _line.frequencies(contour)
+    counts = np.array([step.num_steps for step in run.steps])
+    quiet = _line.step_lines(run.steps, split.quiet, contour, frequency)
+    telling = _line.step_lines(run.steps, split.telling, contour, frequency)
+
+    # Over the phases, relative to prod_j X_j(theta)^{T_j}: log prod X^T and sum T log1p(Y / X), both complex.
+    log_quiet, growth = np.zeros((2, frequency.size), complex)
+    log_growth_of_errors = np.zeros(frequency.size)
+    log_size = 0.0
+    for count, x, y in zip(counts, quiet, telling, strict=True):
+        value = _away_from_zero(x.real + 1j * x.imag)
+        ratio = np.exp(y.log_a - x.log_a) * (y.real + 1j * y.imag) / value
+        log_one_more = complex_log1p(ratio)
+        log_quiet += count * np.log(value)
+        growth += count * log_one_more
+        rounding = UNIT_ROUNDOFF * (48.0 + 4.0 * counts.size) * (1.0 + np.abs(log_one_more))
+        log_growth_of_errors += count * np.log1p(np.maximum(_moved(x), _moved(y)) + rounding)
+        log_size += count * x.log_a
+
+    # expm1 with the sum of the sizes of its terms, both times prod X^T.
+    a, b = growth.real, growth.imag
+    scale = np.exp(log_quiet.real)
+    cos_part, sin_part = np.expm1(a) * np.cos(b) - 2.0 * np.sin(0.5 * b) ** 2, np.exp(a) * np.sin(b)
+    terms = scale * (np.abs(np.expm1(a)) + 2.0 * np.sin(0.5 * b) ** 2 + np.abs(sin_part))
+    at_theta = np.expm1(a[0])
+    modulus = scale * np.hypot(cos_part, sin_part) / at_theta
+
+    # The errors relative to M_r(theta), and of dividing by it.
+    error = np.expm1(log_growth_of_errors) + 16.0 * UNIT_ROUNDOFF * terms / at_theta
+    at_zero = error[0]
+    error = np.minimum((error + at_zero * (1.0 + error)) * (1.0 + 2.0 * at_zero), 1.0 + modulus)
+    log_moment = log_size + np.log(at_theta)
+    size_error = 2.0 * at_zero + 8.0 * UNIT_ROUNDOFF * (1.0 + abs(log_moment) + counts.size * abs(log_size))
+    trusted = at_zero < 0.2 and max(line.at_zero for line in (*quiet, *telling)) < 0.2
+
+    points = (contour.below, contour.above)
+    pairs = [[_log_moments_bound(run.steps, part, t) for t in points] for part in (split.quiet, split.telling)]
+    log_below, log_above = (_log_moment_bound(counts, x, y) for x, y in zip(*pairs, strict=True))
+    lost = _line.lost(run, windows) + np.exp(min(split.log_quiet_delta, 0.0))
+    return Transform(
+        frequency=frequency,
+        modulus=np.log(np.maximum(modulus, 1e-150)),
+        angle=np.imag(log_quiet) + np.arctan2(sin_part, cos_part),
+        error=np.where(np.isnan(error), np.inf, error),
+        log_size=log_moment,
+        log_size_error=size_error if trusted else np.inf,
+        log_below=log_below,
+        log_above=log_above,
+        lost=min(lost * (1.0 + 1e-9), 1.0),
+        phase_rounding=4.0 * np.pi * UNIT_ROUNDOFF * np.sum(counts),
+        least=split.least,
+    )
+
+
+def complex_log1p(h: Array) -> Array:
+    """log(1 + h), to a few ulp of |h| where that is small, by some branch."""
+    size = np.abs(h)
+    near = np.where(size <= 0.5, h, 0.0)
+    far = np.where(size <= 0.5, 0.0, h)
+    real = np.where(
+        size <= 0.5,
+        0.5 * np.log1p(2.0 * near.real + np.abs(near) ** 2),
+        np.log(np.maximum(np.hypot(1.0 + far.real, far.imag), 1e-150)),
+    )
+    return real + 1j * np.arctan2(h.imag, 1.0 + h.real)
+
+
+def _away_from_zero(value: Array) -> Array:
+    return np.where(np.abs(value) < 1e-150, 1e-150, value)
+
+
+def _moved(line: _line.Line) -> Array:
+    """What a moment along the line is off by, relative to its exact value at theta."""
+    rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
+    return (line.error + 2.0 * line.at_zero) * (1.0 + 4.0 * line.at_zero) + rounding
+
+
+def _log_moment_bound(counts: Array, x: Array, y: Array) -> float:
+    """An upper bound on log M_r from bounds on each log X_j and log Y_j."""
+    log_quiet = counts @ x
+    growth = counts @ _softplus(y - x)
+    slack = 1e-12 * (1.0 + growth) * (1.0 + np.max(np.abs(x)) + np.max(np.abs(y)))
+    slack = slack + 8.0 * UNIT_ROUNDOFF * counts.size * (counts @ np.abs(x))
+    return log_quiet + growth + np.log(-np.expm1(-growth)) + slack
+
+
+def _softplus(x: Array) -> Array:
+    """log(1 + e^x), right to a few ulp of itself."""
+    return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
+
+
+def _log_moments_bound(steps: tuple[Step, ...], windows: list[Window], exponent: float) -> Array:
+    """Upper bounds on the log moments of the steps [steps] at one exponent, with panels narrow enough for it."""
+    contour = Contour(exponent, 2.0 * np.pi / exponent, 0.0, exponent, exponent, exponent, -50.0)
+    lines = _line.step_lines(steps, windows, contour, _line.frequencies(contour))
+    return np.array([line.log_a + 2.0 * line.at_zero if line.at_zero < 0.2 else np.inf for line in lines])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where to cut. Only the Chernoff bound of the quiet runs is certified.
+
+
+def make_split(run: Run, windows: list[Window], coarse: Composition, epsilon: float, log_delta: float) -> Split:
+    """The highest cut at which the quiet runs still add next to nothing to delta(epsilon)."""
+    least = _LEAST_SHARE * epsilon
+    goal = log_delta + _LOG_QUIET
+    steps = num_steps(run)
+    ((counts, loss, log_weight),) = coarse.parts
+    exponents = np.geomspace(1.0, 100.0 - 20.0 * log_delta, 24) / epsilon
+
+    # From the highest of the losses down; the lowest one is below epsilon in total.
+    for level in least * np.geomspace(0.9, min(0.7 / steps, 0.8), _CUTS):
+        quiet = Masses(counts, loss, np.where(loss <= level, log_weight, -np.inf))
+        bounds = counts @ quiet.log_moments(exponents) + _contour.log_peak(exponents) - exponents * least
+        if np.min(bounds) < goal:
+            break
+    exponent = exponents[np.argmin(bounds)]
+
+    ends = [_cut(step, window, level) for step, window in zip(run.steps, windows, strict=True)]
+    quiet_windows = [Window(window.lower, end, 0.0) for window, end in zip(windows, ends, strict=True)]
+    telling = [Window(end, window.upper, 0.0) for window, end in zip(windows, ends, strict=True)]
+    log_quiet_delta = _log_quiet_delta(run.steps, quiet_windows, exponent, least)
+    return Split(quiet_windows, telling, least, log_quiet_delta)
+
+
+def _cut(step: Step, window: Window, level: float) -> float:
+    """About where log r is ``level``, with some room to both ends of the window."""
+    low, high = window.lower + _LEAST_WIDTH, window.upper - _LEAST_WIDTH
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        if _ratio.log_ratio(np.array([middle]), step)[0] > level:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _log_quiet_delta(steps: tuple[Step, ...], windows: list[Window], exponent: float, least: float) -> float:
+    """log of the Chernoff bound c(t) e^{K(t) - t e} on what the quiet runs add to delta."""
+    counts = np.array([step.num_steps for step in steps])
+    log_moments = _log_moments_bound(steps, windows, exponent)
+    bound = counts @ log_moments + _contour.log_peak(exponent) - exponent * least
+    size = counts.size * (counts @ np.abs(log_moments)) + exponent * least
+    return bound + 1e-13 * (1.0 + size)
+
+
+def make_plan(
+    run: Run, windows: list[Window], coarse: Composition, epsilon: float, log_delta: float, width: float,
+    *, of_delta: bool,
+) -> tuple[Plan, Split]:  # fmt: skip
+    """The plan for the telling runs about a guess of (epsilon, log delta), as `_plan.make_plan`, and the cut."""
+    split = make_split(run, windows, coarse, epsilon, log_delta)
+    ((quiet,), (telling,)) = (_plan.masses(run, part).parts for part in (split.quiet, split.telling))
+    pieces = Telling(quiet, telling)
+    theta = _plan.saddle_line(pieces, epsilon, 1.0 / epsilon)
+    scale = 1.0 if of_delta else theta * epsilon
+    contour = _plan.choose_contour(pieces, theta, epsilon, log_delta, width * scale)
+    return Plan(contour, windows, epsilon, log_delta), split
+
+
+class Telling(NamedTuple):
+    """The telling runs for planning: log M_r = K_quiet + log(e^g - 1), g = sum_j T_j log(1 + Y_j / X_j)."""
+
+    quiet: Masses
+    telling: Masses
+
+    def cumulants(self, theta: float) -> tuple[float, float, float]:
+        """log M_r and its two derivatives at theta."""
+        counts = self.quiet.counts
+        quiet, telling = self.quiet.cumulants(theta), self.telling.cumulants(theta)
+        h, h1, h2 = (y - x for x, y in zip(quiet, telling, strict=True))
+        share = expit(h)
+        g, g1, g2 = (
+            counts @ part for part in (_softplus(h), share * h1, share * h2 + share * (1.0 - share) * h1**2)
+        )
+        rise = -1.0 / np.expm1(-g)
+        k, k1, k2 = (counts @ part for part in quiet)
+        return k + g - np.log(rise), k1 + rise * g1, k2 + rise * g2 + rise * (1.0 - rise) * g1**2
+
+    def log_moments(self, theta: Array) -> Array:
+        """log M_r at each theta [points]."""
+        quiet, telling = self.quiet.log_moments(theta), self.telling.log_moments(theta)
+        growth = self.quiet.counts @ _softplus(telling - quiet)
+        return self.quiet.counts @ quiet + growth + np.log(-np.expm1(-growth))
+
+
+def first_guess(coarse: Composition, log_delta: float) -> float:
+    """The epsilon at which single outcomes, of any of the steps, make up delta; next to 0 if they do not."""
+    ((_, loss, _),) = coarse.parts
+    low, high = np.log(1e-12), np.log(max(np.max(loss), 1e-11))
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if _single(coarse, np.exp(middle)) > log_delta else (low, middle)
+    return np.exp(low)
+
+
+def guess_log_delta(run: Run, epsilon: float) -> float:
+    """What single outcomes make up of log delta at epsilon."""
+    return _single(_plan.masses(run, _plan.windows(run, -650.0)), epsilon)
+
+
+def _single(coarse: Composition, epsilon: float) -> float:
+    """log of the sum over all steps of their own delta(epsilon)."""
+    ((counts, loss, log_weight),) = coarse.parts
+    lost = -np.expm1(np.minimum(epsilon - loss, 0.0))
+    return np.log(np.sum(np.exp(log_weight + np.log(counts)[:, None]) * lost))
