@@ -40,7 +40,7 @@ import numpy as np
 from scipy.special import expit
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _contour, _line, _moments, _plan, _ratio
+from gdpjax.accounting._numeric import _contour, _line, _plan, _ratio
 from gdpjax.accounting._numeric._line import Contour, Transform
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
 from gdpjax.accounting._numeric._plan import Composition, Masses, Plan
@@ -246,9 +246,7 @@ class Telling(NamedTuple):
         quiet, telling = self.quiet.cumulants(theta), self.telling.cumulants(theta)
         h, h1, h2 = (y - x for x, y in zip(quiet, telling, strict=True))
         share = expit(h)
-        g, g1, g2 = (
-            counts @ part for part in (_softplus(h), share * h1, share * h2 + share * (1.0 - share) * h1**2)
-        )
+        g, g1, g2 = (counts @ part for part in (_softplus(h), share * h1, share * h2 + share * (1.0 - share) * h1**2))
         rise = -1.0 / np.expm1(-g)
         k, k1, k2 = (counts @ part for part in quiet)
         return k + g - np.log(rise), k1 + rise * g1, k2 + rise * g2 + rise * (1.0 - rise) * g1**2
