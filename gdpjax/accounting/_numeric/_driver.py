@@ -77,8 +77,10 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
     is_rare = _rare.is_rare(run)
     is_telling = is_rare and run.steps[0].sign > 0
     least = LEAST_RARE_EPSILON if is_rare else _plan.LEAST_EPSILON
-    for i in range(TRIES_BEFORE_RARE if is_telling else TRIES):
+    for i in range(TRIES):
         if not (upper - lower > target * max(estimate, least) and upper > against):
+            break
+        if is_telling and i >= TRIES_BEFORE_RARE and upper - lower > RARE_WIDTH * upper:
             break
         slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
         width = min(max(slack, target), 0.2) * 0.8**i
@@ -145,10 +147,13 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
     middle = epsilon.size // 2
     estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, epsilon[middle]))
     theta = 1.0
-    is_rare = _rare.is_rare(run) and run.steps[0].sign > 0
-    for i in range((TRIES_BEFORE_RARE if is_rare else TRIES) + 2 * (epsilon.size - 1)):
+    is_telling = _rare.is_rare(run) and run.steps[0].sign > 0
+    more = 2 * (epsilon.size - 1)
+    for i in range(TRIES + more):
         too_wide = (upper - lower > target) & (upper > np.maximum(against, _LOWEST_LOG_DELTA))
         if not too_wide.any():
+            break
+        if is_telling and i >= TRIES_BEFORE_RARE + more and np.max((upper - lower)[too_wide]) > RARE_WIDTH:
             break
         at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
         guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
@@ -166,7 +171,7 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
         estimate = np.where(better, found, estimate)
         lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
     answer = Answer(lower, upper, np.clip(estimate, lower, upper))
-    if is_rare:
+    if is_telling:
         return _rare_log_deltas(run, epsilon, answer, against, target)
     return answer
 
