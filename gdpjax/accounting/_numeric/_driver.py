@@ -181,14 +181,14 @@ def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, ta
     lower, upper, estimate = (np.array(leaf) for leaf in known)
     for at in range(epsilon.size):
         guess = _rare.guess_log_delta(run, epsilon[at]) if epsilon[at] > 0 else -np.inf
-        for _ in range(RARE_TRIES):
+        for i in range(RARE_TRIES):
             too_wide = upper[at] - lower[at] > max(target, RARE_WIDTH)
             if not too_wide or not upper[at] > max(against[at], _LOWEST_LOG_DELTA) or not guess > _LOWEST_LOG_DELTA:
                 break
             guess = min(max(guess, lower[at]), upper[at], -1e-12)
             windows = _plan.windows(run, guess)
             coarse = _plan.masses(run, windows)
-            plan, split = _rare.make_plan(run, windows, coarse, epsilon[at], guess, target, of_delta=True)
+            plan, split = _rare.make_plan(run, windows, coarse, epsilon[at], guess, target * 0.5**i, of_delta=True)
             data = _rare.transform(run, windows, split, plan.contour)
             new, found = _solve.log_delta_bracket(data, plan, epsilon[at : at + 1])
             lower[at], upper[at] = max(lower[at], new.lower[0]), min(upper[at], new.upper[0])

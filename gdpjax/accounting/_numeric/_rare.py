@@ -230,6 +230,8 @@ def make_plan(
     pieces = Telling(quiet, telling)
     theta = _plan.saddle_line(pieces, epsilon, 1.0 / epsilon)
     scale = 1.0 if of_delta else theta * epsilon
+    # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1 / theta is larger.
+    scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
     contour = _plan.choose_contour(pieces, theta, epsilon, log_delta, width * scale)
     return Plan(contour, windows, epsilon, log_delta), split
 
