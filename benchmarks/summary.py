@@ -35,7 +35,7 @@ def read(name: str) -> dict[str, Any] | None:
 
 def page() -> str:
     """The whole page."""
-    areas = [_accounting, _clipping, _training, _sweeps, _experiments]
+    areas = [_accounting, _allocation, _clipping, _training, _sweeps, _experiments]
     found = [area() for area in areas]
     overview = table(
         ("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"),
@@ -136,6 +136,26 @@ def _accounting() -> tuple[list[Row], tuple[str, str]]:
         _missed(_targets(result)),
     ]
     return rows, (title, "\n\n".join(filter(None, parts)))
+
+
+def _allocation() -> tuple[list[Row], tuple[str, str]]:
+    """Certified epsilons of random allocation, beside what the peer took on another machine."""
+    result, title = read("allocation_cpu"), "Random allocation"
+    if result is None:
+        return _absent(title, "certified epsilon of random allocation", title)
+    name = "times faster than the peer, least"
+    row = (
+        title,
+        f"certified epsilon, both ends, {len(result['rows'])} runs one by one",
+        f"{cell(result['batch']['median'])} a second",
+        "as PLD_accounting was recorded",
+        result["targets"][name]["measured"],
+        _met(_targets(result)),
+        _link("allocation_cpu"),
+    )
+    note = "The ratio is the least of all runs, in single calls."
+    body = f"{note} {_missed(_targets(result))}".strip()
+    return [row], (title, body)
 
 
 def _failed(library: dict[str, Any]) -> bool:
@@ -297,6 +317,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "accounting_cpu": Command("make bench-accounting", "10 minutes"),
+    "allocation_cpu": Command(None, "a minute"),
     "clipping_cpu": Command("make bench-clipping", "an hour"),
     "training_cpu": Command("make bench-training", "half an hour"),
     "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),

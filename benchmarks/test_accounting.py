@@ -69,7 +69,7 @@ def run(settings: Settings) -> dict[str, Any]:
             "compilations": compilations,
         },
         "accuracy": accuracy,
-        "comparison": comparison.summarize(runs, settings.subset, raced, lower, upper),
+        "comparison": comparison.summarize(runs, settings.subset, raced, *comparison.reference(runs)),
         "gaussian": gaussian.measure(settings.points, settings.repetitions),
         "mu": comparison.compare_mu(runs, settings.subset, settings.repetitions),
         "fresh": _fresh(settings) if settings.processes else {},

@@ -33,6 +33,14 @@ def points(result: dict[str, Any]) -> list[tuple[str, str, float, float]]:
     return found
 
 
+def bracket_curve(result: dict[str, Any]) -> list[tuple[float, float]]:
+    """(configurations/s, median relative width) of our bracket in single calls, from the widest to the narrowest."""
+    libraries = result["comparison"]["libraries"]
+    own = [at for name, at in libraries.items() if name.startswith("gdpjax epsilon_bounds")]
+    found = [(at["per_second"], at["relative_width"]["median_size"]) for at in own]
+    return sorted(found, key=lambda point: -point[1])
+
+
 def merged(found: list[tuple[str, str, float, float]]) -> list[tuple[str, str, float, float]]:
     """Labels, one for peers of equal standing that lie within a factor of CLOSE of each other."""
     labels: list[tuple[str, str, float, float]] = []
@@ -55,6 +63,8 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
             axes.scatter(
                 [p[2] for p in own], [p[3] for p in own], marker=marker, color=colour, s=42, label=label, zorder=3
             )
+        rates, widths = zip(*bracket_curve(result), strict=True)
+        axes.plot(rates, widths, marker=".", color=STANDINGS["bracket"][1], lw=1.0, label="bracket, rtol 1e-2 to 1e-6")
         for name, standing, rate, size in merged(points(result)):
             own = name.startswith("gdpjax")
             right, up, across, along = OWN_LABELS[standing] if own else LEFT if 10 < rate < 100 else RIGHT
@@ -70,4 +80,4 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
         )
         axes.margins(0.08, 0.12)
         axes.grid(color="0.92", zorder=0)
-        figure.legend(loc="outside upper center", ncols=3, frameon=False)
+        figure.legend(loc="outside upper center", ncols=2, frameon=False)

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.accounting.grid import make_grid, make_points
 from gdpjax import accounting
 
-FIRST_CALL_TARGET = 10.0
+FIRST_CALL_TARGET = 2.0
 MEMORY_TARGET = 2e9
 WIDTH_TARGET = 1e-3
 
@@ -31,7 +31,7 @@ def _points(call: Callable[..., Any], columns: str, target: float) -> Function:
 
 
 FUNCTIONS = {
-    "epsilon_bounds": _runs(accounting.epsilon_bounds, 100),
+    "epsilon_bounds": _runs(accounting.epsilon_bounds, 500),
     "epsilon_estimate": _runs(accounting.epsilon_estimate, 500),
     "moments_accountant_epsilon": _runs(accounting.moments_accountant_epsilon, 1_000),
     "clt_epsilon": _runs(accounting.clt_epsilon, None),

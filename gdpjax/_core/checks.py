@@ -166,23 +166,28 @@ def check_broadcast(**arrays: Any) -> None:
         raise ValueError(f"array arguments must broadcast together, got shapes: {listing}") from error
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def narrow(value: Any, rounding: str) -> Any:
-    """float64 to float32, rounded "nearest", "up" or "down"; call it with x64 enabled.
+def _rounded_to_float32(xp: Any, value: Any, rounding: str) -> Any:
+    """float64 to float32, rounded "nearest", "up" or "down", by NumPy or jax.numpy.
 
     Results too small for a normal float32 are rounded to a normal number or zero, since devices flush the others.
     """
-    single = value.astype(jnp.float32)
+    single = value.astype(xp.float32)
     if rounding == "nearest":
         return single
     up = rounding == "up"
-    wide = single.astype(jnp.float64)
+    wide = single.astype(xp.float64)
     wrong = wide < value if up else wide > value
-    bumped = jnp.where(wrong, jnp.nextafter(single, jnp.float32(np.inf if up else -np.inf)), single)
-    tiny = jnp.float32(np.finfo(np.float32).tiny)
-    if up:
-        return jnp.where((value > 0) & (bumped < tiny), tiny, jnp.where((value < 0) & (bumped > -tiny), 0.0, bumped))
-    return jnp.where((value > 0) & (bumped < tiny), 0.0, jnp.where((value < 0) & (bumped > -tiny), -tiny, bumped))
+    bumped = xp.where(wrong, xp.nextafter(single, xp.float32(np.inf if up else -np.inf)), single)
+    tiny, zero = xp.float32(np.finfo(np.float32).tiny), xp.float32(0.0)
+    positive, negative = (tiny, zero) if up else (zero, -tiny)
+    bumped = xp.where((value > 0) & (bumped < tiny), positive, bumped)
+    return xp.where((value < 0) & (bumped > -tiny), negative, bumped)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def narrow(value: Any, rounding: str) -> Any:
+    """`_rounded_to_float32` of JAX arrays; call it with x64 enabled."""
+    return _rounded_to_float32(jnp, value, rounding)
 
 
 @narrow.defjvp
@@ -190,21 +195,10 @@ def _narrow_jvp(rounding: str, primals: Any, tangents: Any) -> Any:
     return narrow(primals[0], rounding), tangents[0].astype(jnp.float32)
 
 
-def narrow_on_host(value: Any, rounding: str) -> np.ndarray:
-    """`narrow` of NumPy float64 arrays, without JAX."""
-    value = np.asarray(value, np.float64)
+def narrow_on_host(value: np.ndarray, rounding: str) -> np.ndarray:
+    """`_rounded_to_float32` of NumPy arrays."""
     with np.errstate(all="ignore"):
-        single = value.astype(np.float32)
-    if rounding == "nearest":
-        return single
-    up = rounding == "up"
-    wide = single.astype(np.float64)
-    wrong = wide < value if up else wide > value
-    bumped = np.where(wrong, np.nextafter(single, np.float32(np.inf if up else -np.inf)), single)
-    tiny = np.finfo(np.float32).tiny
-    positive, negative = (tiny, np.float32(0)) if up else (np.float32(0), -tiny)
-    bumped = np.where((value > 0) & (bumped < tiny), positive, bumped)
-    return np.where((value < 0) & (bumped > -tiny), negative, bumped).astype(np.float32)
+        return np.asarray(_rounded_to_float32(np, np.asarray(value), rounding))
 
 
 def _wide(value: Any) -> Any:

@@ -83,8 +83,8 @@ def epsilon_bounds(
         neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
         group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
             only.
-        rtol: relative width at which the search stops, 1e-6 to 1e-2, static; a hundredth of it takes about three times
-            as long. Of allocation, truncated and shuffled batches it is the default.
+        rtol: relative width at which the search stops, 1e-6 to 1e-2, static. Below 1e-5 many brackets stay wider than
+            it. Of allocation, truncated and shuffled batches it is the default.
 
     Returns:
         ``Bounds(lower, upper)`` of the broadcast shape. Certified: the truth, in exact arithmetic, lies in between.
@@ -111,7 +111,7 @@ def epsilon_estimate(
     delta: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
 ) -> Array:  # fmt: skip
-    """A fast estimate of the epsilon that `epsilon_bounds` brackets, without the bracket.
+    """An estimate of the epsilon that `epsilon_bounds` brackets, in about the same time, without the bracket.
 
     The same contour with a thirty times coarser smoothing, whose two one-sided errors cancel to first order.
 

@@ -44,6 +44,7 @@ import scipy
 from gdpjax._core.arguments import check_callable, check_flag
 from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, check, check_broadcast, is_traced
 from gdpjax._core.types import Array, Bounds
+from gdpjax.accounting._numeric import complement
 
 Ideal = Callable[[np.ndarray], Bounds]
 _ULPS = 1e-15
@@ -78,8 +79,11 @@ class Lost(NamedTuple):
 
     def from_below(self, epsilon: Any) -> Any:
         """a + s (1 + e^epsilon), rounded up: what may be missing from delta(epsilon)."""
-        ratio = np.exp(np.minimum(epsilon, 700.0))
-        return (self.announced + self.silent * (1.0 + ratio)) * (1.0 + 1e-12)
+        # Beyond 700 the largest number stands for e^epsilon: unlike inf it leaves 0 where nothing is silent.
+        largest = np.finfo(np.float64).max
+        ratio = np.where(np.asarray(epsilon) < 700.0, np.exp(np.minimum(epsilon, 700.0)), largest)
+        with np.errstate(over="ignore"):
+            return (self.announced + self.silent * (1.0 + ratio)) * (1.0 + 1e-12)
 
 
 def delta_after_overflow(delta: Array, overflow: Array) -> Array:
@@ -214,7 +218,7 @@ def tradeoff(ideal: Ideal, alpha: np.ndarray, lost: Lost) -> Bounds:
     lower = keep * failing(alpha / keep * (1.0 + _ULPS), 0, -1.0) * (1.0 - _ULPS)
     silent = _moved(lost.silent, 1.0)
     smaller = np.maximum((alpha - silent) * (1.0 - _ULPS) - 1e-300, 0.0) if silent else alpha
-    upper = np.minimum(failing(smaller, 1, 1.0) + overflow, 1.0 - alpha)
+    upper = np.minimum(failing(smaller, 1, 1.0) + overflow, complement(alpha).upper)
     return Bounds(np.minimum(lower, upper)[()], upper[()])
 
 

@@ -325,8 +325,9 @@ def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
 
 def _of_nothing(question: str, at: np.ndarray) -> Bounds:
     """The answer for a run that releases nothing."""
-    answer = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
-    return Bounds(answer[()], answer[()])
+    if question == "tradeoff":
+        return _numeric.complement(at)
+    return Bounds(np.zeros_like(at)[()], np.zeros_like(at)[()])
 
 
 def _is_zero(noise_multiplier: Any) -> bool:
@@ -422,8 +423,8 @@ def certified(
         group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
             only.
         rtol: relative width of the brackets on epsilon and delta at which the search for them stops, 1e-6 to 1e-2,
-            static. A hundredth of it takes about three times as long. Of allocation, truncated and shuffled batches
-            it is the default.
+            static. Below 1e-5 many brackets stay wider than it. Of allocation, truncated and shuffled batches it is the
+            default.
 
     Returns:
         A `gdpjax.tradeoff.CertifiedCurve`, whose answers are certified brackets: epsilon, delta, mu, tradeoff, and what

@@ -45,9 +45,7 @@ def add_parser(commands: Any) -> None:
     )
     calibrate.add_argument("--delta", type=float)
     calibrate.add_argument("--failure", type=float, help="failure probability of a certified mu")
-    calibrate.add_argument(
-        "--with-mu", action="store_true", help="report the certified mu, too, which takes a second"
-    )
+    calibrate.add_argument("--with-mu", action="store_true", help="report the certified mu, too, which takes a second")
     calibrate.add_argument("--accountant", choices=("numeric", "rdp", "clt"), default="numeric")
     add_run_options(calibrate)
     add_json_option(calibrate)

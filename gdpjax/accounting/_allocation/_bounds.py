@@ -21,12 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, is_traced
-from gdpjax._core.gdp import delta_kernel, epsilon_kernel
+from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._allocation import _average, _lognormal, _one_run
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
-from gdpjax.accounting._numeric import _driver, _plan
+from gdpjax.accounting._numeric import _closed, _driver, _plan
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._numeric._run import Run
@@ -187,10 +187,10 @@ def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
 
 def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
     """The bracket on delta, the larger of the two directions."""
-    gaussian = float(delta_kernel(np, np.asarray(epsilon), np.asarray(math.sqrt(scheme.squared_mu))))
-    largest = min(gaussian * (1.0 + _SLACK) + _TINY, 1.0)
+    gaussian = _closed.gaussian_delta(epsilon, math.sqrt(scheme.squared_mu))
+    largest = min(float(gaussian.upper) + _TINY, 1.0)
     if scheme.is_gaussian:
-        return Bounds(max(gaussian * (1.0 - _SLACK) - _TINY, 0.0), largest)
+        return Bounds(max(float(gaussian.lower) - _TINY, 0.0), largest)
 
     def coarse(log_delta: float) -> Run | None:
         below = events_of_scheme(scheme, log_tail_of([scheme], log_delta), FEWEST_CELLS).below

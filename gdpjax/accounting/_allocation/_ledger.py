@@ -20,11 +20,11 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, WHOLE, Domain
-from gdpjax._core.gdp import delta_kernel, epsilon_kernel
+from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme
-from gdpjax.accounting._numeric import _dominating, _driver, _finite, _tradeoff
+from gdpjax.accounting._numeric import _closed, _dominating, _driver, _finite, _tradeoff
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._numeric._finite import Finite
@@ -126,7 +126,7 @@ def _delta(parts: _Parts, epsilon: float) -> Bounds:
     rest = epsilon - _finite.largest_loss(parts.finite) * (1.0 + 1e-12)
     trivial = 1.0
     if rest >= 0:
-        trivial = float(delta_kernel(np, np.asarray(rest), np.asarray(parts.mu))) * (1.0 + _SLACK)
+        trivial = float(_closed.gaussian_delta(rest, parts.mu).upper)
     lower = _at_least(0.0, runs.below, lambda run: np.exp(_driver.log_delta_of_run(run, epsilon).lower) * (1.0 - 1e-12))
     upper = _at_most(
         trivial, runs.above, lambda run: np.exp(_driver.log_delta_of_run(run, epsilon).upper) * (1.0 + 1e-12)

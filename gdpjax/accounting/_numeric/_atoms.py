@@ -74,7 +74,7 @@ def largest_loss(events: Sequence[Atoms]) -> float:
 
 def log_lost(events: Sequence[Atoms]) -> float:
     """log of the probability that nothing is lost in any event."""
-    return sum(event.num_steps * np.log1p(-min(event.lost, 0.5)) for event in events)
+    return sum(event.num_steps * np.log1p(-min(event.lost, 1.0)) for event in events)
 
 
 def rounding_terms(atoms: Atoms, exponent: Array) -> tuple[Array, Array]:

@@ -54,13 +54,9 @@ def batched(
     return call
 
 
-def _num_vectors(phase_groups: tuple[int, ...]) -> int:
-    return sum(phase_groups)
-
-
 def _shape(values: Any, phase_groups: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the answer: all arguments broadcast together, without the last axis of the vectors."""
-    vectors = _num_vectors(phase_groups)
+    vectors = sum(phase_groups)
     shapes = [np.shape(value)[:-1] if i < vectors else np.shape(value) for i, value in enumerate(values)]
     return np.broadcast_shapes(*shapes)
 
@@ -89,7 +85,7 @@ def _call_back(
 ) -> Any:
     """`answer` on the host, at numbers that are known when the compiled program runs."""
     shape = _shape(values, phase_groups)
-    vectors = _num_vectors(phase_groups)
+    vectors = sum(phase_groups)
     traced = [i for i, value in enumerate(values) if is_traced(value)]
     known = {i: np.asarray(value, np.float64) for i, value in enumerate(values) if i not in traced}
 

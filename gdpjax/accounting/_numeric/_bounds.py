@@ -127,18 +127,18 @@ class _Question(NamedTuple):
     core: Callable[[Run, float, float], Any]
     argument: str
     domain: checks.Domain
-    nothing: Callable[[float], float]
+    nothing: Callable[[float], Bounds]
 
 
-def _none(at: float) -> float:
-    return 0.0
+def _none(_at: float) -> Bounds:
+    return Bounds(0.0, 0.0)
 
 
 _QUESTIONS = {
     "epsilon": _Question(_epsilon_core, "delta", checks.OPEN_UNIT, _none),
     "estimate": _Question(_estimate_core, "delta", checks.OPEN_UNIT, _none),
     "delta": _Question(_delta_core, "epsilon", checks.NONNEGATIVE, _none),
-    "tradeoff": _Question(_tradeoff_core, "alpha", checks.UNIT, lambda alpha: 1.0 - alpha),
+    "tradeoff": _Question(_tradeoff_core, "alpha", checks.UNIT, _tradeoff.complement),
     "mu": _Question(_mu_core, "failure", checks.OPEN_UNIT, _none),
 }
 
@@ -148,10 +148,10 @@ def _core(question: _Question, family: Family) -> Callable[..., Any]:
         run, raised = _prepare(family, values[:-1])
         nothing = question.nothing(values[-1])
         if not run.steps and not run.finite:
-            return Bounds(nothing, nothing) if question.core is not _estimate_core else nothing
+            return nothing if question.core is not _estimate_core else nothing.upper
         answer = question.core(run, values[-1], family.rtol)
         if raised and isinstance(answer, Bounds):  # of a run with a larger p, so nothing at all is the other end
-            return Bounds(min(answer.lower, nothing), max(answer.upper, nothing))
+            return Bounds(min(answer.lower, nothing.lower), max(answer.upper, nothing.upper))
         return answer
 
     return core

@@ -9,8 +9,9 @@ with P, Q = N(1, sigma^2), N(0, sigma^2) and delta_mu that of the Gaussian mecha
 the one-step curve f_p lies below its inverse where its slope is below -1 (Dong, Roth and Su, arXiv:1905.02383, Section
 4). The symmetric step has the same delta. Without sampling e' = e, so one formula serves both.
 
-A computed value is off by a few ulp of e' and mu, which log delta_mu feels up to x^2 < 1400 times where delta is above
-1e-300 (x = e' / mu - mu / 2): far below the 1e-9 by which values are moved to the safe side. The inverse is taken at
+A computed e' and mu are off by a few ulp, and x = e' / mu - mu / 2 by as much of e' / mu + mu, of which it is the
+difference. log delta_mu feels |x| + 1 times that at most; values are moved by it, and by 1e-9, to the safe side.
+epsilon itself is of the size of mu^2, and feels a few ulp of that. The inverse is taken at
 delta_mu = delta / p, which may be as close to 1 as delta is to p; `gdpjax._core.gdp` works from 1 - delta / p there.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
 from gdpjax._core.types import Bounds
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
 from gdpjax.accounting._numeric._run import Run, gaussian_mu, is_alone
 
 _SLACK = 1e-9
@@ -45,5 +47,14 @@ def delta(run: Run, epsilon: float) -> Bounds:
         inner = np.log1p(np.expm1(epsilon) / p)
     else:
         inner = epsilon + np.log1p((p - 1.0) * np.exp(-epsilon)) - np.log(p)
-    value = p * delta_kernel(np, inner, gaussian_mu(run))
-    return Bounds(value * (1.0 - _SLACK), value * (1.0 + _SLACK))
+    lower, upper = gaussian_delta(inner, gaussian_mu(run))
+    return Bounds(p * lower, p * upper)
+
+
+def gaussian_delta(epsilon: float, mu: float) -> Bounds:
+    """delta at epsilon of a Gaussian mechanism, where both are right to eight roundings of their own size."""
+    value = delta_kernel(np, np.asarray(epsilon), np.asarray(mu))
+    safe = max(mu, 1e-300)
+    moved = 16.0 * UNIT_ROUNDOFF * (np.abs(epsilon / safe - 0.5 * mu) + 1.0) * (epsilon / safe + mu)
+    least = value * np.exp(-moved) * (1.0 - 2.0 * _SLACK)
+    return Bounds(least, np.fmin(value * np.exp(moved) * (1.0 + 2.0 * _SLACK), 1.0))

@@ -1,4 +1,4 @@
-"""One configuration, both directions, as many tries as it needs; and many configurations in a loop."""
+"""One run, both directions, as many tries as it needs."""
 
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from gdpjax.accounting._numeric._run import Run, gaussian_mu, largest_loss
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
 TRIES = 5
+_PROGRESS = 0.95
+"""A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
 TRIES_BEFORE_RARE = 2
 RARE_TRIES = 3
 RARE_WIDTH = 1e-2
@@ -89,7 +91,10 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
         )
         data = _line.transform(run, windows, plan.contour)
         bounds, estimate = _solve.epsilon_bracket(data, plan)
+        before = upper - lower
         lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+        if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
+            break
     answer = Answer(lower, upper, min(max(estimate, lower), upper))
     if is_telling and upper > against and upper - lower > max(target, RARE_WIDTH) * max(upper, least):
         return _rare_epsilon(run, windows, coarse, answer, log_delta, target)
@@ -169,7 +174,10 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
         found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
         better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
         estimate = np.where(better, found, estimate)
+        before = upper - lower
         lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
+        if i > 0 and np.all(lower > -np.inf) and np.all(upper - lower > _PROGRESS * before):
+            break
     answer = Answer(lower, upper, np.clip(estimate, lower, upper))
     if is_telling:
         return _rare_log_deltas(run, epsilon, answer, against, target)

@@ -20,7 +20,7 @@ from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _finite, _moments, _ratio
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._finite import Finite
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Nodes, Window
 from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run
 
@@ -109,7 +109,7 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
         log_below=alias[0],
         log_above=alias[1],
         lost=lost(run, windows),
-        phase_rounding=4.0 * np.pi * UNIT_ROUNDOFF * sum(line.num_steps for line in lines),
+        phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + len(lines)) * sum(line.num_steps for line in lines),
     )
 
 
@@ -124,7 +124,7 @@ def frequencies(contour: Contour) -> Array:
 def lost(run: Run, windows: list[Window]) -> float:
     """A bound on the P-mass that windows and events with infinite losses take out of the run."""
     missed = sum(
-        step.num_steps * np.log1p(-min(window.lost, 0.5)) for step, window in zip(run.steps, windows, strict=True)
+        step.num_steps * np.log1p(-min(window.lost, 1.0)) for step, window in zip(run.steps, windows, strict=True)
     )
     return -np.expm1(missed + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9)
 
@@ -157,23 +157,12 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     log_rule = np.logaddexp(log_rule, atom)
     log_a = log_rule[0]
 
-    # Averages over the nodes of their relative errors and of the errors of their losses.
+    # Rounding: at theta with its weights, which the Fourier sums take, and at the alias exponents.
     mass = np.exp(atom - log_a)
-    fixed, slope, total = 48.0 * mass, 0.0, mass
-    weights = []
-    for part, node in zip(parts, nodes, strict=True):
-        exponent = node.log_weight + contour.theta * node.loss - log_a
-        weight = np.exp(exponent)
-        node_fixed, node_slope = _moments.rounding_terms(part, node)
-        fixed += np.dot(weight, node_fixed + 2.0 * np.abs(exponent))
-        slope += np.dot(weight, node_slope)
-        total += np.sum(weight)
-        weights.append(weight)
-    slope *= UNIT_ROUNDOFF
-    count = sum(node.loss.size for node in nodes)
-    fixed = UNIT_ROUNDOFF * (fixed + 2.0 * count + 2.0 * abs(log_a) + 16.0)
-    at_most = contour.theta + (1.0 if step.sign > 0 or step.symmetric else 0.0)  # at least |s|
-    fixed = fixed + at_most * slope
+    roundings = [_rounding(parts, nodes, *point, atom) for point in zip(theta, log_rule, strict=True)]
+    fixed, slope = roundings[0]
+    weights = [np.exp(node.log_weight + contour.theta * node.loss - log_a) for node in nodes]
+    total = mass + sum(np.sum(weight) for weight in weights)
 
     # The quadrature's errors, relative to A(theta), up to each level of the frequency.
     relative = np.exp(np.minimum(log_error_at - log_a, 2.0))
@@ -186,8 +175,31 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
         real, imag = real + more[0], imag + more[1]
     # phi divides by the computed A(theta), itself off by at_zero.
     error = (fixed + slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
-    alias = np.logaddexp(log_rule[1:] + 4.0 * fixed, log_error[1:])
+    moved = np.array([2.0 * fixed for fixed, _ in roundings[1:]])
+    alias = np.logaddexp(log_rule[1:] + moved, log_error[1:])
     return Line(step.num_steps, real / total, imag / total, error, log_a, at_zero, alias)
+
+
+def _rounding(
+    parts: tuple[Step, ...], nodes: list[Nodes], theta: float, log_a: float, atom: float
+) -> tuple[float, float]:
+    """The relative rounding error of A(theta), and that of the losses, which errors at a frequency grow with.
+
+    They are averages over the nodes of the relative errors of their weights, and of the errors of their losses.
+    """
+    mass = np.exp(atom - log_a)
+    fixed, slope = 48.0 * mass, 0.0
+    for part, node in zip(parts, nodes, strict=True):
+        exponent = node.log_weight + theta * node.loss - log_a
+        weight = np.exp(exponent)
+        node_fixed, node_slope = _moments.rounding_terms(part, node)
+        fixed += np.dot(weight, node_fixed + 2.0 * np.abs(exponent))
+        slope += np.dot(weight, node_slope)
+    slope = UNIT_ROUNDOFF * slope
+    count = sum(node.loss.size for node in nodes)
+    fixed = UNIT_ROUNDOFF * (fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0)
+    at_most = theta + max(part.shift for part in parts)  # at least |s|
+    return fixed + at_most * slope, slope
 
 
 def _log_total(terms: list[Array]) -> Array:

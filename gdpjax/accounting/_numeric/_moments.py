@@ -89,18 +89,19 @@ def choose_window(step: Step, log_target: float) -> Window:
 
     # With p = 1 the mixture is the moved component alone; the other weights are then exactly zero.
     weights = np.exp(log_w)
-    mixed_above = np.sum(weights * _tail(upper - centres))
+    mixed_above = np.sum(weights * _tail(upper, centres))
     if step.symmetric:
-        lost = mixed_above + _tail(upper)
+        lost = mixed_above + _tail(upper, 0.0)
     elif remove:
-        lost = mixed_above + np.sum(weights * _tail(centres - lower))
+        lost = mixed_above + np.sum(weights * _tail(centres, lower))
     else:
-        lost = _tail(-lower) + _tail(upper)
+        lost = _tail(0.0, lower) + _tail(upper, 0.0)
     return Window(lower, upper, lost * (1.0 + 1e-12))
 
 
-def _tail(x: Array) -> Array:
-    """A bound on P(N(0, 1) > x)."""
+def _tail(high: Array, low: Array) -> Array:
+    """A bound on P(N(0, 1) > high - low), where both are right to four roundings."""
+    x = high - low - 8.0 * UNIT_ROUNDOFF * (np.abs(high) + np.abs(low))
     return np.where(x >= 0, 0.5 * np.exp(-0.5 * np.maximum(x, 0.0) ** 2), 1.0)
 
 

@@ -123,7 +123,7 @@ def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -
         log_below=log_below,
         log_above=log_above,
         lost=min(lost * (1.0 + 1e-9), 1.0),
-        phase_rounding=4.0 * np.pi * UNIT_ROUNDOFF * np.sum(counts),
+        phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + counts.size) * np.sum(counts),
         least=split.least,
     )
 

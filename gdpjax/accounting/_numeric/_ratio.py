@@ -75,6 +75,8 @@ def log_ratio(u: Array, step: Step) -> Array:
         return _log_group_ratio(u, step)
     p = step.sampling_prob
     v = (u - 0.5 / step.noise_multiplier) / step.noise_multiplier
+    if p == 1.0:
+        return v
     moderate = np.minimum(v, _LARGE)
     excess = p * np.expm1(moderate)
     # Far below zero 1 + excess would cancel.
@@ -161,7 +163,7 @@ def log_modulus(x: Array, y: Array, step: Step) -> Array:
         return np.minimum(value, ell) - 1e-15 * log_ratio_error(x, step, ell) - 1e-14
     v = (x - 0.5 / sigma) / sigma
     loss = 4.0 * (1.0 - p) * p * np.exp(v - 2.0 * ell) * np.sin(0.5 * y / sigma) ** 2
-    return ell + 0.5 * np.log(np.maximum(1.0 - loss, 1e-300))
+    return ell + 0.5 * np.log(np.maximum(1.0 - loss, 1e-300)) - 1e-14 * np.abs(ell) - 2e-15
 
 
 def _phasor(x: Array, y: Array, step: Step) -> tuple[Array, Array, Array]:

@@ -1,6 +1,7 @@
 """A whole run: phases of subsampled Gaussian steps, events of bounded loss, and events given by their outcomes."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -67,8 +68,14 @@ def chance_of_leaking(run: Run) -> float:
 
 def gaussian_mu(run: Run) -> float:
     """mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes: they reveal less."""
-    squared = sum(step.num_steps * (step.group_size / step.noise_multiplier) ** 2 for step in run.steps)
-    return np.sqrt(squared + sum(event.num_steps * event.mu**2 for event in run.atoms))
+    squares = [step.num_steps * (step.group_size / step.noise_multiplier) ** 2 for step in run.steps]
+    squares += [event.num_steps * event.mu**2 for event in run.atoms]
+    return np.sqrt(_sum(squares))
+
+
+def _sum(terms: list[float]) -> float:
+    """The sum of positive terms, rounded once."""
+    return np.float64(math.fsum(terms)) if np.all(np.isfinite(terms)) else np.sum(terms)
 
 
 def trivial_mu(run: Run) -> float:

@@ -18,7 +18,7 @@ them, and the lower bound is taken at the same e.
 
 import numpy as np
 
-from gdpjax._core.types import Bounds
+from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _contour, _driver, _line, _plan
 from gdpjax.accounting._numeric._contour import Sums
 from gdpjax.accounting._numeric._line import Contour, Transform
@@ -29,6 +29,15 @@ _WIDTH = 2e-3
 _TINY = 2.3e-308  # what underflows to zero is positive
 _LOG_S = (np.log(1e-7), np.log(1e10))
 _WHERE_A, _WHERE_B, _AT_ZERO = range(3)
+
+
+def complement(alpha: Array) -> Bounds:
+    """The curve 1 - alpha of a run that reveals nothing: one number where it is a float, else the two around it."""
+    value = 1.0 - np.asarray(alpha, np.float64)
+    is_exact = 1.0 - value == alpha
+    lower = np.where(is_exact, value, np.nextafter(value, 0.0))
+    upper = np.where(is_exact, value, np.minimum(np.nextafter(value, 2.0), 1.0))
+    return Bounds(lower[()], upper[()])
 
 
 def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
@@ -47,7 +56,7 @@ def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
         rest = 1.0 - delta * (1.0 + 1e-12)
         growth = np.exp(min(epsilon, 700.0))
         lowest = np.fmax(lowest, max(rest - growth * alpha, (rest - alpha) / growth) - 1e-15)
-    return Bounds(max(lowest, 0.0), min(highest * (1.0 + 1e-12) + _TINY, 1.0 - alpha))
+    return Bounds(max(lowest, 0.0), min(highest * (1.0 + 1e-12) + _TINY, complement(alpha).upper))
 
 
 def _threshold(coarse: Coarse, alpha: float, kind: int) -> float:

@@ -1,5 +1,7 @@
 """The brackets contain the truth. Tightness is tested elsewhere."""
 
+import fractions
+
 import mpmath
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
-from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate
+from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate, tradeoff_bounds
 from tests.accounting.numeric import oracle, reference
 
 RUN = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -185,3 +187,29 @@ def test_corners_are_finite_and_ordered():
 def test_beyond_the_stated_range_nothing_is_nan(extreme):
     bounds = epsilon_bounds(*extreme)
     assert 0 <= bounds.lower <= bounds.upper
+
+
+def test_delta_without_noise_to_speak_of_in_closed_form():
+    """Where mu is so large that its last digit is felt; at 60 digits, by mpmath."""
+    cases = [
+        (5.153459150717255e-05, 1.0, 46, 8664849436.649944, "1.6563447902910704882e-268"),
+        (0.0015752002026927924, 1.0, 246313, 49644199532.79859, "5.1228303105275766699e-198"),
+        (0.00010686581380803882, 1.0, 132448, 5798807920454.874, "0.0001823925095950367"),
+        (0.00012996247424301946, 1.0, 2190613, 64848762310565.664, "3.4225305607492767391e-147"),
+        (1.0333747486880834e-06, 0.5, 1, 468251876395.4051, "3.2609215936827848457e-174"),
+    ]
+    for *run, epsilon, truth in cases:
+        lower, upper = delta_bounds(*run, epsilon)
+        assert lower <= float(truth) <= upper
+        assert upper < 1.001 * lower
+
+
+@pytest.mark.parametrize("alpha", [1e-20, 0.1, 0.3, 0.5, 0.75, 1.0, 0.0])
+@pytest.mark.parametrize("sampling_prob", [0.0, 5e-324, 1e-20])
+def test_one_less_alpha_is_between_two_floats(alpha, sampling_prob):
+    lower, upper = tradeoff_bounds(1.0, sampling_prob, 1, alpha)
+    truth = 1 - fractions.Fraction(alpha)
+    assert fractions.Fraction(upper) >= truth
+    if sampling_prob == 0:
+        assert fractions.Fraction(lower) <= truth
+        assert upper - lower <= 2.3e-16
