@@ -41,6 +41,16 @@ def _worse(first: Answer, second: Answer) -> Answer:
     return Answer(*(np.maximum(a, b) for a, b in zip(first, second, strict=True)))
 
 
+def _within(first: Answer, second: Answer) -> Answer:
+    """What both brackets leave, with the estimate of the first."""
+    return _inside(Answer(np.maximum(first.lower, second.lower), np.minimum(first.upper, second.upper), first.estimate))
+
+
+def _inside(answer: Answer) -> Answer:
+    """The answer with its estimate moved into the bracket."""
+    return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
+
+
 def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) -> Answer:
     """The bracket on epsilon, the larger of the two directions, of a run.
 
@@ -75,30 +85,44 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
     windows = _plan.windows(run, log_delta)
     coarse = _plan.masses(run, windows)
     estimate, theta = _plan.first_guess(coarse, log_delta)
-    lower, upper = 0.0, _trivial_upper(run, log_delta)
-    is_rare = _rare.is_rare(run)
-    is_telling = is_rare and run.steps[0].sign > 0
-    least = LEAST_RARE_EPSILON if is_rare else _plan.LEAST_EPSILON
-    for i in range(TRIES):
-        if not (upper - lower > target * max(estimate, least) and upper > against):
-            break
-        if is_telling and i >= TRIES_BEFORE_RARE and upper - lower > RARE_WIDTH * upper:
-            break
-        slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
-        width = min(max(slack, target), 0.2) * 0.8**i
-        plan = _plan.make_plan(
-            run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta, least=least
-        )
-        data = _line.transform(run, windows, plan.contour)
-        bounds, estimate = _solve.epsilon_bracket(data, plan)
-        before = upper - lower
-        lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
-        if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
-            break
-    answer = Answer(lower, upper, min(max(estimate, lower), upper))
-    if is_telling and upper > against and upper - lower > max(target, RARE_WIDTH) * max(upper, least):
-        return _rare_epsilon(run, windows, coarse, answer, log_delta, target)
-    return answer
+    nothing = Answer(0.0, _trivial_upper(run, log_delta), estimate)
+
+    def ordinary(known: Answer, tries: range, least: float = _plan.LEAST_EPSILON) -> Answer:
+        lower, upper, estimate = known
+        for i in tries:
+            if not (upper - lower > target * max(estimate, least) and upper > against):
+                break
+            slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
+            width = min(max(slack, target), 0.2) * 0.8**i
+            plan = _plan.make_plan(
+                run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta, least=least
+            )
+            data = _line.transform(run, windows, plan.contour)
+            bounds, estimate = _solve.epsilon_bracket(data, plan)
+            before = upper - lower
+            lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+            if i > tries[0] and lower > 0 and upper - lower > _PROGRESS * before:
+                break
+        return Answer(lower, upper, estimate)
+
+    def wide(known: Answer, share: float) -> bool:
+        lower, upper, estimate = known
+        return upper > against and upper - lower > share * max(estimate, LEAST_RARE_EPSILON)
+
+    if not _rare.is_rare(run):
+        return _inside(ordinary(nothing, range(TRIES)))
+
+    # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
+    answer = ordinary(nothing, range(TRIES_BEFORE_RARE))
+    telling = answer
+    if run.steps[0].sign > 0 and wide(answer, RARE_WIDTH):
+        telling = _rare_epsilon(run, windows, coarse, answer, log_delta, target)
+    if wide(telling, target):
+        answer = ordinary(answer, range(TRIES_BEFORE_RARE, TRIES))
+    answer = _within(telling, answer)
+    if answer.estimate < _plan.LEAST_EPSILON and wide(answer, target):
+        answer = ordinary(answer, range(TRIES), LEAST_RARE_EPSILON)
+    return _inside(answer)
 
 
 def _rare_epsilon(
@@ -149,39 +173,49 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
     beyond = epsilon > largest_loss(run) if is_bounded else np.zeros(epsilon.shape, bool)
     lower, upper = np.full(epsilon.shape, -np.inf), np.where(beyond, infinite, 0.0)
 
-    middle = epsilon.size // 2
+    middle, sharing = epsilon.size // 2, 2 * (epsilon.size - 1)
     estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, epsilon[middle]))
-    theta = 1.0
-    is_telling = _rare.is_rare(run) and run.steps[0].sign > 0
-    more = 2 * (epsilon.size - 1)
-    for i in range(TRIES + more):
-        too_wide = (upper - lower > target) & (upper > np.maximum(against, _LOWEST_LOG_DELTA))
-        if not too_wide.any():
-            break
-        if is_telling and i >= TRIES_BEFORE_RARE + more and np.max((upper - lower)[too_wide]) > RARE_WIDTH:
-            break
-        at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
-        guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
-        width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
-        # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
-        windows = _plan.windows(run, (np.min(guess) if i == 0 else guess[at]))
-        coarse = _plan.masses(run, windows)
-        plan = _plan.make_plan(run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta)
-        theta = plan.contour.theta
-        data = _line.transform(run, windows, plan.contour)
-        new, found = _solve.log_delta_bracket(data, plan, epsilon)
-        # No lower bound: the window may have been too narrow for a delta this small.
-        found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
-        better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
-        estimate = np.where(better, found, estimate)
-        before = upper - lower
-        lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
-        if i > 0 and np.all(lower > -np.inf) and np.all(upper - lower > _PROGRESS * before):
-            break
-    answer = Answer(lower, upper, np.clip(estimate, lower, upper))
-    if is_telling:
-        return _rare_log_deltas(run, epsilon, answer, against, target)
-    return answer
+    nothing = Answer(lower, upper, estimate)
+
+    def is_wide(known: Answer, share: float) -> Array:
+        return (known.upper - known.lower > share) & (known.upper > np.maximum(against, _LOWEST_LOG_DELTA))
+
+    def ordinary(known: Answer, theta: float, tries: range) -> tuple[Answer, float]:
+        lower, upper, estimate = known
+        for i in tries:
+            too_wide = is_wide(Answer(lower, upper, estimate), target)
+            if not too_wide.any():
+                break
+            at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
+            guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
+            width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
+            # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
+            windows = _plan.windows(run, (np.min(guess) if i == 0 else guess[at]))
+            coarse = _plan.masses(run, windows)
+            plan = _plan.make_plan(run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta)
+            theta = plan.contour.theta
+            data = _line.transform(run, windows, plan.contour)
+            new, found = _solve.log_delta_bracket(data, plan, epsilon)
+            # No lower bound: the window may have been too narrow for a delta this small.
+            found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
+            better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
+            estimate = np.where(better, found, estimate)
+            before = upper - lower
+            lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
+            if i > tries[0] and np.all(lower > -np.inf) and np.all(upper - lower > _PROGRESS * before):
+                break
+        return Answer(lower, upper, estimate), theta
+
+    if not (_rare.is_rare(run) and run.steps[0].sign > 0):
+        return _inside(ordinary(nothing, 1.0, range(TRIES + sharing))[0])
+
+    # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
+    before_rare = TRIES_BEFORE_RARE + sharing
+    answer, theta = ordinary(nothing, 1.0, range(before_rare))
+    telling = _rare_log_deltas(run, epsilon, answer, against, target)
+    if np.any(is_wide(telling, target)):
+        answer, _ = ordinary(answer, theta, range(before_rare, TRIES + sharing))
+    return _within(telling, answer)
 
 
 def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, target: float) -> Answer:

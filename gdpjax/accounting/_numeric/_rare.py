@@ -30,8 +30,9 @@ of log1p(h) and of the products with T_j is that of slightly different X_j and Y
 * |h| > 1/2: log|1 + h| is right to 4 ulp of 1 + |log|1 + h||, and |1 + h| <= 3 |h|: as if Y had moved by 12 ulp of
   itself, times 1 + |log|1 + h||.
 
-48 (1 + |log1p(h)|) ulp for each step stand for both and for log X. What is left is the rounding of the last expm1 and
-of its products, 16 ulp of the sum of the sizes of its terms.
+48 (1 + |log1p(h)| + |log X|) ulp for each step stand for both and for log X, with X relative to X(theta), which moves
+the Y = h X that the quotient stands for as well. What is left is the rounding of the last expm1 and of its products, 64
+ulp of the sum of the sizes of its terms, and that of the sum of the two angles.
 """
 
 from typing import NamedTuple
@@ -52,6 +53,8 @@ _CUTS = 16
 _LEAST_SHARE = 0.9
 _LEAST_WIDTH = 0.25
 _LOG_QUIET = np.log(1e-5)
+_SMALLEST = 1e-280
+"""Below it what is relative to M_quiet underflows somewhere."""
 
 
 class Split(NamedTuple):
@@ -87,27 +90,29 @@ def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -
         value = _away_from_zero(x.real + 1j * x.imag)
         ratio = np.exp(y.log_a - x.log_a) * (y.real + 1j * y.imag) / value
         log_one_more = complex_log1p(ratio)
-        log_quiet += count * np.log(value)
+        log_value = np.log(value)
+        log_quiet += count * log_value
         growth += count * log_one_more
-        rounding = UNIT_ROUNDOFF * (48.0 + 4.0 * counts.size) * (1.0 + np.abs(log_one_more))
+        size = 1.0 + np.abs(log_one_more) + np.abs(log_value)
+        rounding = UNIT_ROUNDOFF * (48.0 + 4.0 * counts.size) * size
         log_growth_of_errors += count * np.log1p(np.maximum(_moved(x), _moved(y)) + rounding)
         log_size += count * x.log_a
 
     # expm1 with the sum of the sizes of its terms, both times prod X^T.
-    a, b = growth.real, growth.imag
-    scale = np.exp(log_quiet.real)
+    a, b = np.real(growth), np.imag(growth)
+    scale = np.exp(np.real(log_quiet))
     cos_part, sin_part = np.expm1(a) * np.cos(b) - 2.0 * np.sin(0.5 * b) ** 2, np.exp(a) * np.sin(b)
     terms = scale * (np.abs(np.expm1(a)) + 2.0 * np.sin(0.5 * b) ** 2 + np.abs(sin_part))
     at_theta = np.expm1(a[0])
     modulus = scale * np.hypot(cos_part, sin_part) / at_theta
 
     # The errors relative to M_r(theta), and of dividing by it.
-    error = np.expm1(log_growth_of_errors) + 16.0 * UNIT_ROUNDOFF * terms / at_theta
+    error = np.expm1(log_growth_of_errors) + 64.0 * UNIT_ROUNDOFF * terms / at_theta
     at_zero = error[0]
     error = np.minimum((error + at_zero * (1.0 + error)) * (1.0 + 2.0 * at_zero), 1.0 + modulus)
     log_moment = log_size + np.log(at_theta)
     size_error = 2.0 * at_zero + 8.0 * UNIT_ROUNDOFF * (1.0 + abs(log_moment) + counts.size * abs(log_size))
-    trusted = at_zero < 0.2 and max(line.at_zero for line in (*quiet, *telling)) < 0.2
+    trusted = at_zero < 0.2 and max(line.at_zero for line in (*quiet, *telling)) < 0.2 and at_theta > _SMALLEST
 
     points = (contour.below, contour.above)
     pairs = [[_log_moments_bound(run.steps, part, t) for t in points] for part in (split.quiet, split.telling)]
@@ -123,7 +128,7 @@ def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -
         log_below=log_below,
         log_above=log_above,
         lost=min(lost * (1.0 + 1e-9), 1.0),
-        phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + counts.size) * np.sum(counts),
+        phase_rounding=np.pi * UNIT_ROUNDOFF * (8.0 + counts.size) * np.sum(counts),
         least=split.least,
     )
 
@@ -135,10 +140,10 @@ def complex_log1p(h: Array) -> Array:
     far = np.where(size <= 0.5, 0.0, h)
     real = np.where(
         size <= 0.5,
-        0.5 * np.log1p(2.0 * near.real + np.abs(near) ** 2),
-        np.log(np.maximum(np.hypot(1.0 + far.real, far.imag), 1e-150)),
+        0.5 * np.log1p(2.0 * np.real(near) + np.abs(near) ** 2),
+        np.log(np.maximum(np.hypot(1.0 + np.real(far), np.imag(far)), 1e-150)),
     )
-    return real + 1j * np.arctan2(h.imag, 1.0 + h.real)
+    return real + 1j * np.arctan2(np.imag(h), 1.0 + np.real(h))
 
 
 def _away_from_zero(value: Array) -> Array:
@@ -154,7 +159,7 @@ def _moved(line: _line.Line) -> Array:
 def _log_moment_bound(counts: Array, x: Array, y: Array) -> float:
     """An upper bound on log M_r from bounds on each log X_j and log Y_j."""
     log_quiet = counts @ x
-    growth = counts @ _softplus(y - x)
+    growth = np.maximum(counts @ _softplus(y - x), _SMALLEST)
     slack = 1e-12 * (1.0 + growth) * (1.0 + np.max(np.abs(x)) + np.max(np.abs(y)))
     slack = slack + 8.0 * UNIT_ROUNDOFF * counts.size * (counts @ np.abs(x))
     return log_quiet + growth + np.log(-np.expm1(-growth)) + slack

@@ -133,6 +133,17 @@ def test_random_brackets_are_narrow():
     assert np.mean((bounds.upper - bounds.lower <= 1e-2 * bounds.upper)[seen]) >= 0.8
 
 
+@pytest.mark.parametrize("row", [(0.612, 9.38e-5, 11, 3e-5), (0.9615, 4.661e-5, 5447, 1.66e-9), *TELLING[:3]])
+def test_no_bracket_is_wider_than_without_the_telling_runs(row, monkeypatch):
+    bounds = epsilon_bounds(*row)
+    at_upper = delta_bounds(*row[:3], bounds.upper)
+    monkeypatch.setattr(_rare, "is_rare", lambda run: False)
+    ordinary = epsilon_bounds(*row)
+    assert ordinary.lower <= bounds.lower <= bounds.upper <= ordinary.upper
+    ordinary = delta_bounds(*row[:3], bounds.upper)
+    assert ordinary.lower <= at_upper.lower <= at_upper.upper <= ordinary.upper
+
+
 def test_phases_and_groups():
     one = epsilon_bounds(0.6, 2e-6, 300, 1e-9)
     two = of_phases("epsilon")([0.6, 0.6], [2e-6, 2e-6], [100, 200], 1e-9)
