@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _atoms, _finite, _line, _plan, _rare, _solve
 from gdpjax.accounting._numeric._moments import Window
 from gdpjax.accounting._numeric._plan import Composition
@@ -16,7 +16,7 @@ TRIES = 5
 _PROGRESS = 0.95
 """A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
 TRIES_BEFORE_RARE = 2
-RARE_TRIES = 3
+RARE_TRIES = 5
 RARE_WIDTH = 1e-2
 """The relative width from which on `_rare` is tried, where it applies."""
 LEAST_RARE_EPSILON = 1e-6
@@ -121,7 +121,7 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
         answer = ordinary(answer, range(TRIES_BEFORE_RARE, TRIES))
     answer = _within(telling, answer)
     if answer.estimate < _plan.LEAST_EPSILON and wide(answer, target):
-        answer = ordinary(answer, range(TRIES), LEAST_RARE_EPSILON)
+        answer = ordinary(answer, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
     return _inside(answer)
 
 
@@ -137,8 +137,12 @@ def _rare_epsilon(
             break
         width = target * 0.8**i
         plan, split = _rare.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False)
-        bounds, estimate = _solve.epsilon_bracket(_rare.transform(run, windows, split, plan.contour), plan)
+        data = _rare.transform(run, windows, split, plan.contour)
+        bounds, estimate = _rare.epsilon_bracket(data, plan, split.loud, Bounds(lower, upper), log_delta)
+        before = upper - lower
         lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+        if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
+            break
     return Answer(lower, upper, min(max(estimate, lower), upper))
 
 
@@ -232,8 +236,7 @@ def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, ta
             coarse = _plan.masses(run, windows)
             plan, split = _rare.make_plan(run, windows, coarse, epsilon[at], guess, target * 0.5**i, of_delta=True)
             data = _rare.transform(run, windows, split, plan.contour)
-            new, found = _solve.log_delta_bracket(data, plan, epsilon[at : at + 1])
-            lower[at], upper[at] = max(lower[at], new.lower[0]), min(upper[at], new.upper[0])
-            guess = found[0]
+            new, guess = _rare.log_delta_bracket(data, plan, split.loud, epsilon[at])
+            lower[at], upper[at] = max(lower[at], new.lower), min(upper[at], new.upper)
         estimate[at] = min(max(estimate[at], lower[at]), upper[at])
     return Answer(lower, upper, estimate)

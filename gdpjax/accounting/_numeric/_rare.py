@@ -17,6 +17,16 @@ every e. The quiet runs add at most the Chernoff bound c(t) e^{K_quiet(t) - t e}
 `least` epsilon, it holds beyond, where it is added to what windows lose. With T c < e it can be made as small as one
 likes, since quiet runs then have no loss above e; a larger c, as long as the bound is small, leaves fewer runs in M_r.
 
+**Loud outcomes.** Losses far above epsilon would ask for a long period and many frequencies, and matter only by their
+probability. So outcomes above a second cut a'_j, with losses of at least c', are loud, and taken out as well. No loss
+of a step is below k log(1 - p), so a run with a loud outcome has a loss of at least c' - lambda, lambda = -k sum T
+log(1 - p). At e <= c' - lambda these runs add exactly
+
+    E_P[(1 - e^{e - L}); loud] = P(loud) - e^e Q(loud),   P(loud) = 1 - prod_j (1 - P_j(u > a'_j))^{T_j},
+
+and likewise for Q. Beyond, what they add is smaller, and still at least that: the test "loud" bounds it from below.
+"Telling" is meant without the loud from here on: Y_j are the moments over the outcomes between the two cuts.
+
 **Without cancellation.** M_r = prod X^T * expm1(sum_j T_j log1p(Y_j / X_j)), whatever branch the complex logarithms
 take, since T_j are whole.
 
@@ -38,32 +48,55 @@ ulp of the sum of the sizes of its terms, and that of the sum of the two angles.
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, ndtr
 
-from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _contour, _line, _plan, _ratio
+from gdpjax._core.types import Array, Bounds
+from gdpjax.accounting._numeric import _contour, _line, _plan, _ratio, _solve
 from gdpjax.accounting._numeric._line import Contour, Transform
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
 from gdpjax.accounting._numeric._plan import Composition, Masses, Plan
 from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run, chance_of_leaking, num_steps
+from gdpjax.accounting._numeric._run import Run, chance_of_leaking, largest_loss, num_steps
 
 MOST_CHANCE = 0.3
 _CUTS = 16
 _LEAST_SHARE = 0.9
 _LEAST_WIDTH = 0.25
 _LOG_QUIET = np.log(1e-5)
+_LOUD = 3.0
+"""Outcomes with losses above this many epsilon are loud."""
+_NARROWEST = 0.05
+_LEAST_REST = 1e-4
+_BISECTIONS = 40
+_ROUNDING = 1e-12
 _SMALLEST = 1e-280
 """Below it what is relative to M_quiet underflows somewhere."""
 
 
+class Loud(NamedTuple):
+    """The runs with a loud outcome: how likely they are under P and under Q, and the epsilon that no loss is below."""
+
+    p: Bounds
+    q: Bounds
+    most: float
+
+    def least_delta(self, epsilon: float) -> float:
+        """A lower bound on what the loud runs add to delta(epsilon)."""
+        return max(self.p.lower - np.exp(epsilon) * self.q.upper, 0.0)
+
+    def most_delta(self, epsilon: float) -> float:
+        """An upper bound on that, from ``epsilon`` on."""
+        return max(self.p.upper - np.exp(min(epsilon, self.most)) * self.q.lower, 0.0)
+
+
 class Split(NamedTuple):
-    """Where the outcomes of the steps are cut, and what the quiet runs add to delta from an epsilon on."""
+    """Where the outcomes of the steps are cut, what the quiet runs add to delta from an epsilon on, and the loud."""
 
     quiet: list[Window]
     telling: list[Window]
     least: float
     log_quiet_delta: float
+    loud: Loud
 
 
 def is_rare(run: Run) -> bool:
@@ -183,25 +216,65 @@ def _log_moments_bound(steps: tuple[Step, ...], windows: list[Window], exponent:
 
 def make_split(run: Run, windows: list[Window], coarse: Composition, epsilon: float, log_delta: float) -> Split:
     """The highest cut at which the quiet runs still add next to nothing to delta(epsilon)."""
+    # A run with one outcome above this level has a loss above epsilon, whatever the others are.
+    level = _LOUD * epsilon + largest_loss(run)
+    tops = [_cut(step, window, level) for step, window in zip(run.steps, windows, strict=True)]
+    loud = _loud(run, tops)
+
     least = _LEAST_SHARE * epsilon
-    goal = log_delta + _LOG_QUIET
+    goal = _log_rest(loud, epsilon, log_delta) + _LOG_QUIET
     steps = num_steps(run)
     ((counts, loss, log_weight),) = coarse.parts
     exponents = np.geomspace(1.0, 100.0 - 20.0 * log_delta, 24) / epsilon
 
-    # From the highest of the losses down; the lowest one is below epsilon in total.
+    # From the highest of the losses down; the lowest one is below epsilon in total. The coarse bound leaves out what is
+    # between two of its nodes, so the certified one decides.
     for level in least * np.geomspace(0.9, min(0.7 / steps, 0.8), _CUTS):
         quiet = Masses(counts, loss, np.where(loss <= level, log_weight, -np.inf))
         bounds = counts @ quiet.log_moments(exponents) + _contour.log_peak(exponents) - exponents * least
         if np.min(bounds) < goal:
-            break
-    exponent = exponents[np.argmin(bounds)]
+            split = _split(run, windows, tops, level, exponents[np.argmin(bounds)], least, loud)
+            if split.log_quiet_delta < goal + 1.0:
+                return split
+    return _split(run, windows, tops, level, exponents[np.argmin(bounds)], least, loud)
 
-    ends = [_cut(step, window, level) for step, window in zip(run.steps, windows, strict=True)]
-    quiet_windows = [Window(window.lower, end, 0.0) for window, end in zip(windows, ends, strict=True)]
-    telling = [Window(end, window.upper, 0.0) for window, end in zip(windows, ends, strict=True)]
-    log_quiet_delta = _log_quiet_delta(run.steps, quiet_windows, exponent, least)
-    return Split(quiet_windows, telling, least, log_quiet_delta)
+
+def _split(
+    run: Run, windows: list[Window], tops: list[float], level: float, exponent: float, least: float, loud: Loud
+) -> Split:
+    """The cut at a level of the losses."""
+    ends = [
+        min(_cut(step, window, level), top - _NARROWEST)
+        for step, window, top in zip(run.steps, windows, tops, strict=True)
+    ]
+    quiet = [Window(window.lower, end, 0.0) for window, end in zip(windows, ends, strict=True)]
+    telling = [Window(end, top, 0.0) for end, top in zip(ends, tops, strict=True)]
+    return Split(quiet, telling, least, _log_quiet_delta(run.steps, quiet, exponent, least), loud)
+
+
+def _log_rest(loud: Loud, epsilon: float, log_delta: float) -> float:
+    """About the log of what the runs that are not loud add to delta."""
+    share = loud.most_delta(epsilon) * np.exp(-log_delta)
+    return log_delta + np.log(max(1.0 - share, _LEAST_REST))
+
+
+def _loud(run: Run, tops: list[float]) -> Loud:
+    """The runs with an outcome above these."""
+    missed_p = missed_q = 0.0
+    most, slack = np.inf, 1e-11
+    for step, top in zip(run.steps, tops, strict=True):
+        centres = np.arange(step.group_size + 1.0) / step.noise_multiplier
+        weights = np.exp(_ratio.log_weights(step.sampling_prob, step.group_size))
+        missed_p += step.num_steps * np.log1p(-np.dot(weights, ndtr(centres - top)))
+        missed_q += step.num_steps * np.log1p(-ndtr(-top))
+
+        # Both are right to some ulp of the square of the argument, and of what it is the difference of.
+        slack += 16.0 * UNIT_ROUNDOFF * (40.0 + abs(top) + centres[-1]) ** 2
+        at_top = np.array([top])
+        loss = _ratio.log_ratio(at_top, step)
+        most = min(most, (loss - 1e-15 * _ratio.log_ratio_error(at_top, step, loss))[0])
+    p, q = (-np.expm1(missed) * np.array([1.0 - slack, 1.0 + slack]) for missed in (missed_p, missed_q))
+    return Loud(Bounds(*p), Bounds(*q), most - largest_loss(run))
 
 
 def _cut(step: Step, window: Window, level: float) -> float:
@@ -233,12 +306,59 @@ def make_plan(
     split = make_split(run, windows, coarse, epsilon, log_delta)
     ((quiet,), (telling,)) = (_plan.masses(run, part).parts for part in (split.quiet, split.telling))
     pieces = Telling(quiet, telling)
+    log_delta = _log_rest(split.loud, epsilon, log_delta)
     theta = _plan.saddle_line(pieces, epsilon, 1.0 / epsilon)
     scale = 1.0 if of_delta else theta * epsilon
     # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1 / theta is larger.
     scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
     contour = _plan.choose_contour(pieces, theta, epsilon, log_delta, width * scale)
     return Plan(contour, windows, epsilon, log_delta), split
+
+
+def epsilon_bracket(data: Transform, plan: Plan, loud: Loud, known: Bounds, log_delta: float) -> tuple[Bounds, float]:
+    """The bracket on epsilon within a ``known`` one, and where to look next: two bisections by certified bounds."""
+    contour, origin = plan.contour, plan.epsilon
+    sums = _contour.make_sums(("upper", "lower"), data, contour, origin)
+
+    def is_above(e: float) -> bool:
+        rest = np.exp(_contour.log_upper_delta(data, contour, sums, origin, e))
+        return (rest + loud.most_delta(e)) * (1.0 + _ROUNDING) <= np.exp(log_delta)
+
+    def is_below(e: float) -> bool:
+        rest = np.exp(_contour.log_lower_delta(data, contour, sums, origin, e))
+        return (rest + loud.least_delta(e)) * (1.0 - _ROUNDING) >= np.exp(log_delta)
+
+    first, last = max(data.least, known.lower), min(loud.most, known.upper)
+    upper, lower = known.upper, known.lower
+    fails, holds = first, last
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (fails + holds)
+        if is_above(middle):
+            holds = upper = min(upper, middle)
+        else:
+            fails = middle
+    holds, fails = known.lower, last
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (fails + holds)
+        if is_below(middle):
+            holds = lower = max(lower, middle)
+        else:
+            fails = middle
+
+    # Next to the end that was found, or in between; if all of them are above, clearly below.
+    if lower > known.lower:
+        guess = min(0.5 * (lower + upper), 1.02 * lower)
+    else:
+        guess = 0.98 * upper if upper > 1.001 * first else 0.4 * upper
+    return Bounds(lower, upper), guess
+
+
+def log_delta_bracket(data: Transform, plan: Plan, loud: Loud, epsilon: float) -> tuple[Bounds, float]:
+    """The bracket on log delta at epsilon, and an estimate, as `_solve.log_delta_bracket`."""
+    bounds, guess = _solve.log_delta_bracket(data, plan, np.array([epsilon]))
+    added = np.log([loud.least_delta(epsilon), loud.most_delta(epsilon), loud.least_delta(epsilon)])
+    lower, upper, estimate = np.logaddexp([bounds.lower[0], bounds.upper[0], guess[0]], added)
+    return Bounds(lower - 1e-13 * (1.0 + abs(lower)), min(upper + 1e-13 * (1.0 + abs(upper)), 0.0)), estimate
 
 
 class Telling(NamedTuple):

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
+from gdpjax._core.types import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds
-from gdpjax.accounting._numeric import _plan, _rare, _solve, of_phases
+from gdpjax.accounting._numeric import _plan, _rare, of_phases
 from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run
 from tests.accounting.numeric import oracle
@@ -75,8 +76,9 @@ def rare_bracket(run, epsilon, log_delta):
     coarse = _plan.masses(run, windows)
     plan, split = _rare.make_plan(run, windows, coarse, epsilon, log_delta, 1e-3, of_delta=True)
     data = _rare.transform(run, windows, split, plan.contour)
-    points = epsilon * np.array([0.8, 0.92, 1.0, 1.1, 1.5])
-    return points, _solve.log_delta_bracket(data, plan, points)[0]
+    points = epsilon * np.array([0.8, 0.92, 1.0, 1.1, 1.5, 4.0])
+    found = [_rare.log_delta_bracket(data, plan, split.loud, at)[0] for at in points]
+    return points, Bounds(*np.transpose(found))
 
 
 def phases_of(sigma, p, steps):
@@ -124,6 +126,23 @@ def test_brackets_are_narrow_and_agree_with_the_oracle(row):
     at_middle = delta_bounds(sigma, p, steps, middle)
     assert at_middle.lower <= delta * 1.05
     assert delta <= at_middle.upper * 1.05
+
+
+FEW_STEPS = [(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7), (0.5668, 3.475e-5, 3, 4.002e-6)]
+
+
+@pytest.mark.parametrize("row", FEW_STEPS)
+def test_brackets_are_narrow_where_losses_are_far_above_epsilon(row):
+    """Delta is a large share of the chance to be sampled at all, so epsilon is far below the usual loss."""
+    sigma, p, steps, delta = row
+    bounds = epsilon_bounds(*row)
+    assert bounds.upper - bounds.lower <= 1e-3 * bounds.upper
+    at_lower, at_upper = (few_steps_delta(e, [(sigma, p)] * steps) for e in bounds)
+    assert at_upper <= delta * (1.0 + 1e-7)
+    assert delta * (1.0 - 1e-7) <= at_lower
+    at_upper = delta_bounds(sigma, p, steps, bounds.upper)
+    assert at_upper.upper - at_upper.lower <= 1e-2 * delta
+    assert at_upper.lower <= delta
 
 
 def test_random_brackets_are_narrow():
