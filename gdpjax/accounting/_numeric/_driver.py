@@ -17,7 +17,7 @@ _PROGRESS = 0.95
 """A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
 TRIES_BEFORE_RARE = 2
 RARE_TRIES = 5
-RARE_WIDTH = 1e-2
+RARE_WIDTH = 2e-3
 """The relative width from which on `_rare` is tried, where it applies."""
 LEAST_RARE_EPSILON = 1e-6
 """Where an example is hardly ever sampled, the width of a bracket on epsilon is relative to this below it."""
