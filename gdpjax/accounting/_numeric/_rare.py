@@ -67,6 +67,7 @@ _LOUD = 3.0
 """Outcomes with losses above this many epsilon are loud."""
 _NARROWEST = 0.05
 _LEAST_REST = 1e-4
+_TINY = 2.3e-308  # what underflows to zero is positive
 _BISECTIONS = 40
 _ROUNDING = 1e-12
 _SMALLEST = 1e-280
@@ -274,7 +275,7 @@ def _loud(run: Run, tops: list[float]) -> Loud:
         loss = _ratio.log_ratio(at_top, step)
         most = min(most, (loss - 1e-15 * _ratio.log_ratio_error(at_top, step, loss))[0])
     p, q = (-np.expm1(missed) * np.array([1.0 - slack, 1.0 + slack]) for missed in (missed_p, missed_q))
-    return Loud(Bounds(*p), Bounds(*q), most - largest_loss(run))
+    return Loud(Bounds(p[0], p[1] + _TINY * num_steps(run)), Bounds(*q), most - largest_loss(run))
 
 
 def _cut(step: Step, window: Window, level: float) -> float:
@@ -299,9 +300,15 @@ def _log_quiet_delta(steps: tuple[Step, ...], windows: list[Window], exponent: f
 
 
 def make_plan(
-    run: Run, windows: list[Window], coarse: Composition, epsilon: float, log_delta: float, width: float,
-    *, of_delta: bool,
-) -> tuple[Plan, Split]:  # fmt: skip
+    run: Run,
+    windows: list[Window],
+    coarse: Composition,
+    epsilon: float,
+    log_delta: float,
+    width: float,
+    *,
+    of_delta: bool,
+) -> tuple[Plan, Split]:
     """The plan for the telling runs about a guess of (epsilon, log delta), as `_plan.make_plan`, and the cut."""
     split = make_split(run, windows, coarse, epsilon, log_delta)
     ((quiet,), (telling,)) = (_plan.masses(run, part).parts for part in (split.quiet, split.telling))

@@ -200,3 +200,17 @@ def test_a_cut_too_high_is_caught(monkeypatch):
     monkeypatch.setattr(_rare, "make_split", wrong)
     with pytest.raises(AssertionError):
         check_few_steps(random_runs(12, 1, most_steps=2))
+
+
+@pytest.mark.parametrize("factor", [0.9999, 1.0001])
+def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
+    """The probabilities of the loud runs make up most of delta here."""
+    loud = _rare._loud
+
+    def wrong(*args):
+        found = loud(*args)
+        return found._replace(p=Bounds(*(factor * end for end in found.p)))
+
+    monkeypatch.setattr(_rare, "_loud", wrong)
+    with pytest.raises(AssertionError):
+        check_few_steps([(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7)])
