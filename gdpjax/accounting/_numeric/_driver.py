@@ -17,8 +17,8 @@ _PROGRESS = 0.95
 """A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
 TRIES_BEFORE_RARE = 2
 RARE_TRIES = 5
-RARE_WIDTH = 2e-3
-"""The relative width from which on `_rare` is tried, where it applies."""
+RARE_WIDTH, RARE_DELTA_WIDTH = 2e-3, 1e-2
+"""The relative widths of epsilon and of delta from which on `_rare` is tried, where it applies."""
 LEAST_RARE_EPSILON = 1e-6
 """Where an example is hardly ever sampled, the width of a bracket on epsilon is relative to this below it."""
 _LOWEST_LOG_DELTA = -690.0
@@ -228,7 +228,7 @@ def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, ta
     for at in range(epsilon.size):
         guess = _rare.guess_log_delta(run, epsilon[at]) if epsilon[at] > 0 else -np.inf
         for i in range(RARE_TRIES):
-            too_wide = upper[at] - lower[at] > max(target, RARE_WIDTH)
+            too_wide = upper[at] - lower[at] > max(target, RARE_DELTA_WIDTH)
             if not too_wide or not upper[at] > max(against[at], _LOWEST_LOG_DELTA) or not guess > _LOWEST_LOG_DELTA:
                 break
             guess = min(max(guess, lower[at]), upper[at], -1e-12)
