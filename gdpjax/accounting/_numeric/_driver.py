@@ -143,7 +143,8 @@ def _rare_epsilon(
         lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
         if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
             break
-    return Answer(lower, upper, min(max(estimate, lower), upper))
+    # A guess next to an upper end alone is no estimate.
+    return _inside(Answer(lower, upper, estimate if lower > known.lower else known.estimate))
 
 
 def _trivial_upper(run: Run, log_delta: float) -> float:
