@@ -147,7 +147,7 @@ def log_geometric(rate: float) -> float:
 
 def log_upper_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float) -> float:
     """log of a certified upper bound on delta(epsilon), by the first kernel of ``sums``, "upper"."""
-    if abs(epsilon - origin) > contour.period:
+    if abs(epsilon - origin) > contour.period or epsilon < data.least:
         return 0.0
     value = evaluate(sums, epsilon - origin)[0][0]
     above = log_scale(data, contour, epsilon, 1.0) + _log(max(value, 0.0) + sums.error[0])

@@ -4,9 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _atoms, _finite, _plan, _solve
+from gdpjax._core.types import Array, Bounds
+from gdpjax.accounting._numeric import _atoms, _finite, _line, _plan, _rare, _solve
 from gdpjax.accounting._numeric._contour import log_peak
+from gdpjax.accounting._numeric._moments import Window
+from gdpjax.accounting._numeric._plan import Composition
 from gdpjax.accounting._numeric._run import Run, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
@@ -14,6 +16,12 @@ ESTIMATE_WIDTH = 3e-2
 TRIES = 5
 _PROGRESS = 0.95
 """A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
+TRIES_BEFORE_RARE = 2
+RARE_TRIES = 5
+RARE_WIDTH, RARE_DELTA_WIDTH = 2e-3, 1e-2
+"""The relative widths of epsilon and of delta from which on `_rare` is tried, where it applies."""
+LEAST_RARE_EPSILON = 1e-6
+"""Where an example is hardly ever sampled, the width of a bracket on epsilon is relative to this below it."""
 _LOWEST_LOG_DELTA = -690.0
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
@@ -34,6 +42,16 @@ class Answer(NamedTuple):
 
 def _worse(first: Answer, second: Answer) -> Answer:
     return Answer(*(np.maximum(a, b) for a, b in zip(first, second, strict=True)))
+
+
+def _within(first: Answer, second: Answer) -> Answer:
+    """What both brackets leave, with the estimate of the first."""
+    return _inside(Answer(np.maximum(first.lower, second.lower), np.minimum(first.upper, second.upper), first.estimate))
+
+
+def _inside(answer: Answer) -> Answer:
+    """The answer with its estimate moved into the bracket."""
+    return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
 
 
 def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) -> Answer:
@@ -62,7 +80,7 @@ def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> boo
     coarse = _plan.masses(run, windows)
     theta = _plan.saddle_line(coarse, epsilon)
     guess = _plan.saddle_log_delta(coarse, theta) - theta * epsilon
-    chernoff = _plan.cumulants(coarse, theta)[0] - theta * epsilon + log_peak(theta)
+    chernoff = coarse.cumulants(theta)[0] - theta * epsilon + log_peak(theta)
     likely = is_alone(run) and chernoff < log_delta - _CLEAR
     if likely and _solve.log_chernoff_delta(run, windows, theta, epsilon) <= log_delta - 1e-13:
         return True
@@ -72,7 +90,8 @@ def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> boo
     if not room > width * theta * max(epsilon, _plan.LEAST_EPSILON):
         return False
     contour = _plan.choose_contour(coarse, theta, epsilon, guess, min(room, 1.0))
-    return _solve.log_upper_delta(run, _plan.Plan(contour, windows, epsilon, guess)) <= log_delta - 1e-13
+    plan = _plan.Plan(contour, windows, epsilon, guess)
+    return _solve.log_upper_delta(_line.transform(run, windows, contour), plan) <= log_delta - 1e-13
 
 
 def estimate_of_run(run: Run, log_delta: float) -> float:
@@ -97,19 +116,66 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
     windows = _plan.windows(run, log_delta)
     coarse = _plan.masses(run, windows)
     estimate, theta = _plan.first_guess(coarse, log_delta)
-    lower, upper = 0.0, _trivial_upper(run, log_delta)
-    for i in range(TRIES):
-        if not (upper - lower > target * max(estimate, _plan.LEAST_EPSILON) and upper > against):
+    nothing = Answer(0.0, _trivial_upper(run, log_delta), estimate)
+
+    def ordinary(known: Answer, tries: range, least: float = _plan.LEAST_EPSILON) -> Answer:
+        lower, upper, estimate = known
+        for i in tries:
+            if not (upper - lower > target * max(estimate, least) and upper > against):
+                break
+            slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
+            width = min(max(slack, target), 0.2) * 0.8**i
+            plan = _plan.make_plan(
+                run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta, least=least
+            )
+            data = _line.transform(run, windows, plan.contour)
+            bounds, estimate = _solve.epsilon_bracket(data, plan)
+            before = upper - lower
+            lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+            if i > tries[0] and lower > 0 and upper - lower > _PROGRESS * before:
+                break
+        return Answer(lower, upper, estimate)
+
+    def wide(known: Answer, share: float) -> bool:
+        lower, upper, estimate = known
+        return upper > against and upper - lower > share * max(estimate, LEAST_RARE_EPSILON)
+
+    if not _rare.is_rare(run):
+        return _inside(ordinary(nothing, range(TRIES)))
+
+    # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
+    answer = ordinary(nothing, range(TRIES_BEFORE_RARE))
+    telling = answer
+    if run.steps[0].sign > 0 and wide(answer, RARE_WIDTH):
+        telling = _rare_epsilon(run, windows, coarse, answer, log_delta, target)
+    if wide(telling, target):
+        answer = ordinary(answer, range(TRIES_BEFORE_RARE, TRIES))
+    answer = _within(telling, answer)
+    if answer.estimate < _plan.LEAST_EPSILON and wide(answer, target):
+        answer = ordinary(answer, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
+    return _inside(answer)
+
+
+def _rare_epsilon(
+    run: Run, windows: list[Window], coarse: Composition, known: Answer, log_delta: float, target: float
+) -> Answer:
+    """The bracket by the telling runs of `_rare` alone, within what is known already."""
+    lower, upper, estimate = known
+    if not lower > 0:  # otherwise the estimate is good
+        estimate = min(_rare.first_guess(coarse, log_delta), upper)
+    for i in range(RARE_TRIES):
+        if not (upper - lower > target * max(upper, LEAST_RARE_EPSILON) and estimate > 0):
             break
-        slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
-        width = min(max(slack, target), 0.2) * 0.8**i
-        plan = _plan.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta)
-        bounds, estimate = _solve.epsilon_bracket(run, plan)
+        width = target * 0.8**i
+        plan, split = _rare.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False)
+        data = _rare.transform(run, windows, split, plan.contour)
+        bounds, estimate = _rare.epsilon_bracket(data, plan, split.loud, Bounds(lower, upper), log_delta)
         before = upper - lower
         lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
         if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
             break
-    return Answer(lower, upper, min(max(estimate, lower), upper))
+    # A guess next to an upper end alone is no estimate.
+    return _inside(Answer(lower, upper, estimate if lower > known.lower else known.estimate))
 
 
 def _trivial_upper(run: Run, log_delta: float) -> float:
@@ -150,28 +216,66 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
     """
     lower, upper = np.full(epsilon.shape, -np.inf), np.where(_is_beyond(run, epsilon), _log_infinite(run), 0.0)
 
-    middle = epsilon.size // 2
+    middle, sharing = epsilon.size // 2, 2 * (epsilon.size - 1)
     estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, epsilon[middle]))
-    theta = 1.0
-    for i in range(TRIES + 2 * (epsilon.size - 1)):
-        too_wide = (upper - lower > target) & (upper > np.maximum(against, _LOWEST_LOG_DELTA))
-        if not too_wide.any():
-            break
-        at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
-        guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
-        width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
-        # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
-        windows = _plan.windows(run, (np.min(guess) if i == 0 else guess[at]))
-        coarse = _plan.masses(run, windows)
-        plan = _plan.make_plan(run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta)
-        theta = plan.contour.theta
-        new, found = _solve.log_delta_bracket(run, plan, epsilon)
-        # No lower bound: the window may have been too narrow for a delta this small.
-        found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
-        better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
-        estimate = np.where(better, found, estimate)
-        before = upper - lower
-        lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
-        if i > 0 and np.all(lower > -np.inf) and np.all(upper - lower > _PROGRESS * before):
-            break
-    return Answer(lower, upper, np.clip(estimate, lower, upper))
+    nothing = Answer(lower, upper, estimate)
+
+    def is_wide(known: Answer, share: float) -> Array:
+        return (known.upper - known.lower > share) & (known.upper > np.maximum(against, _LOWEST_LOG_DELTA))
+
+    def ordinary(known: Answer, theta: float, tries: range) -> tuple[Answer, float]:
+        lower, upper, estimate = known
+        for i in tries:
+            too_wide = is_wide(Answer(lower, upper, estimate), target)
+            if not too_wide.any():
+                break
+            at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
+            guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
+            width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
+            # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
+            windows = _plan.windows(run, (np.min(guess) if i == 0 else guess[at]))
+            coarse = _plan.masses(run, windows)
+            plan = _plan.make_plan(run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta)
+            theta = plan.contour.theta
+            data = _line.transform(run, windows, plan.contour)
+            new, found = _solve.log_delta_bracket(data, plan, epsilon)
+            # No lower bound: the window may have been too narrow for a delta this small.
+            found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
+            better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
+            estimate = np.where(better, found, estimate)
+            before = upper - lower
+            lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
+            if i > tries[0] and np.all(lower > -np.inf) and np.all(upper - lower > _PROGRESS * before):
+                break
+        return Answer(lower, upper, estimate), theta
+
+    if not (_rare.is_rare(run) and run.steps[0].sign > 0):
+        return _inside(ordinary(nothing, 1.0, range(TRIES + sharing))[0])
+
+    # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
+    before_rare = TRIES_BEFORE_RARE + sharing
+    answer, theta = ordinary(nothing, 1.0, range(before_rare))
+    telling = _rare_log_deltas(run, epsilon, answer, against, target)
+    if np.any(is_wide(telling, target)):
+        answer, _ = ordinary(answer, theta, range(before_rare, TRIES + sharing))
+    return _within(telling, answer)
+
+
+def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, target: float) -> Answer:
+    """The brackets by the telling runs of `_rare` alone, within what is known already; each with its own contour."""
+    lower, upper, estimate = (np.array(leaf) for leaf in known)
+    for at in range(epsilon.size):
+        guess = _rare.guess_log_delta(run, epsilon[at]) if epsilon[at] > 0 else -np.inf
+        for i in range(RARE_TRIES):
+            too_wide = upper[at] - lower[at] > max(target, RARE_DELTA_WIDTH)
+            if not too_wide or not upper[at] > max(against[at], _LOWEST_LOG_DELTA) or not guess > _LOWEST_LOG_DELTA:
+                break
+            guess = min(max(guess, lower[at]), upper[at], -1e-12)
+            windows = _plan.windows(run, guess)
+            coarse = _plan.masses(run, windows)
+            plan, split = _rare.make_plan(run, windows, coarse, epsilon[at], guess, target * 0.5**i, of_delta=True)
+            data = _rare.transform(run, windows, split, plan.contour)
+            new, guess = _rare.log_delta_bracket(data, plan, split.loud, epsilon[at])
+            lower[at], upper[at] = max(lower[at], new.lower), min(upper[at], new.upper)
+        estimate[at] = min(max(estimate[at], lower[at]), upper[at])
+    return Answer(lower, upper, estimate)

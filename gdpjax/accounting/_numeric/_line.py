@@ -12,6 +12,7 @@ difference at 2. K(theta) itself is off by sum_j T_j u_j(0).
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,9 +61,11 @@ class Transform(NamedTuple):
     log_above: float
     lost: float
     phase_rounding: float
+    least: float = -np.inf
+    """The epsilon from which on upper bounds hold."""
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """One kind of event: A / A(theta) per frequency with its error, log A(theta), and log A at the alias exponents."""
 
     num_steps: float
@@ -75,13 +78,9 @@ class _Line(NamedTuple):
 
 def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
     """Evaluate M along the line; ``windows`` are those of the steps of ``run``."""
-    spacing = 2.0 * np.pi / contour.period
-    wanted = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
-    num_blocks = _whole(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK)
-    frequency = spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
-
+    frequency = frequencies(contour)
     lines = [
-        *(_step_line(step, window, contour, frequency) for step, window in zip(run.steps, windows, strict=True)),
+        *step_lines(run.steps, windows, contour, frequency),
         *(_finite_line(event, contour, frequency) for event in run.finite),
         *(_atoms_line(event, contour, frequency) for event in run.atoms),
     ]
@@ -115,6 +114,14 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
         lost=lost_mass(run, windows),
         phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + len(lines)) * sum(line.num_steps for line in lines),
     )
+
+
+def frequencies(contour: Contour) -> Array:
+    """The frequencies up to the cutoff, in whole blocks."""
+    spacing = 2.0 * np.pi / contour.period
+    wanted = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
+    num_blocks = _whole(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK)
+    return spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
 
 
 def lost_mass(run: Run, windows: list[Window]) -> float:
@@ -157,6 +164,11 @@ class _Rule(NamedTuple):
     """Upper bounds on log A at the two alias exponents."""
 
 
+def step_lines(steps: Sequence[Step], windows: list[Window], contour: Contour, frequency: Array) -> list[Line]:
+    """The phases of subsampled Gaussian steps, each in its window."""
+    return [_step_line(step, window, contour, frequency) for step, window in zip(steps, windows, strict=True)]
+
+
 def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
     """One phase of subsampled Gaussian steps: the sum over its parts, and a symmetric step's atom at loss 0."""
     theta = np.array([contour.theta, contour.below, contour.above])
@@ -192,7 +204,7 @@ def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
     )
 
 
-def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> _Line:
+def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> Line:
     """One phase of subsampled Gaussian steps."""
     rule = _step_rule(step, window, contour)
     at_zero = rule.fixed + rule.quadrature[0]
@@ -202,7 +214,7 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     error = (rule.fixed + rule.slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
     sums = sum(_fourier(node.loss, weight, frequency) for node, weight in zip(rule.nodes, rule.weights, strict=True))
     total = rule.mass + sum(weight.sum() for weight in rule.weights)
-    return _Line(step.num_steps, (rule.mass + sums) / total, error, rule.log_a, at_zero, rule.alias)
+    return Line(step.num_steps, (rule.mass + sums) / total, error, rule.log_a, at_zero, rule.alias)
 
 
 def _rounding(
@@ -298,7 +310,7 @@ def _radices(count: int) -> list[int]:
     return [_RADIX] * (digits - 1) + [math.ceil(count / _RADIX ** (digits - 1))]
 
 
-def _finite_line(event: Finite, contour: Contour, frequency: Array) -> _Line:
+def _finite_line(event: Finite, contour: Contour, frequency: Array) -> Line:
     """Events of bounded loss of one kind."""
     theta = contour.theta
     at_zero = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, 0.0)
@@ -307,10 +319,10 @@ def _finite_line(event: Finite, contour: Contour, frequency: Array) -> _Line:
     points = np.array([theta, contour.below, contour.above])
     log_a = _finite.log_moment(event, points)
     alias = log_a[1:] + UNIT_ROUNDOFF * _finite.ratio_error(event, points[1:], np.zeros(2))
-    return _Line(event.num_steps, ratio, error, log_a[0], at_zero, alias)
+    return Line(event.num_steps, ratio, error, log_a[0], at_zero, alias)
 
 
-def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> _Line:
+def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> Line:
     """Events of known outcomes of one kind."""
     theta, points = contour.theta, np.array([contour.theta, contour.below, contour.above])
     log_moments = _atoms.log_moment(event, points)
@@ -331,4 +343,4 @@ def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> _Line:
     # At the two other exponents the losses may be further off, in proportion.
     room = (contour.above + 1.0) * (event.displacement + 16.0 * UNIT_ROUNDOFF * np.max(np.abs(event.loss)))
     alias = log_moments[1:] + 4.0 * fixed + event.rounding + room
-    return _Line(event.num_steps, ratio, error, log_a, at_zero, alias)
+    return Line(event.num_steps, ratio, error, log_a, at_zero, alias)

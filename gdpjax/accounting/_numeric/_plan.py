@@ -12,7 +12,7 @@ of frequencies is then D t_N / (2 pi), the number of panels what the quadrature 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,8 +50,23 @@ class Masses(NamedTuple):
     log_weight: Array
     """[events, n]"""
 
+    def cumulants(self, theta: float) -> tuple[Array, Array, Array]:
+        """K, K' and K'' of each event [events] at theta."""
+        exponent = self.log_weight + theta * self.loss
+        top = exponent.max(axis=1)
+        weight = np.exp(exponent - top[:, None])
+        total = weight.sum(axis=1)
+        mean = np.einsum("ij,ij->i", weight, self.loss) / total
+        centred = self.loss - mean[:, None]
+        spread = np.einsum("ij,ij,ij->i", weight, centred, centred) / total
+        return np.log(total) + top, mean, spread
 
-def masses(run: Run, windows: list[Window]) -> list[Masses]:
+    def log_moments(self, theta: Array) -> Array:
+        """K of each event at each theta [events, points]."""
+        return _moments.log_sum(self.log_weight[:, None] + theta[:, None] * self.loss[:, None], axis=2)
+
+
+def masses(run: Run, windows: list[Window]) -> "Composition":
     """A coarse quadrature of every phase, and the outcomes of the other events."""
     found = []
     if run.steps:
@@ -62,7 +77,7 @@ def masses(run: Run, windows: list[Window]) -> list[Masses]:
         found.append(_one_event(event.num_steps, *_finite.distribution(event)))
     for event in run.atoms:
         found.append(_one_event(event.num_steps, *_atoms.distribution(event)))
-    return found
+    return Composition(found)
 
 
 def _coarse(step: Step, window: Window) -> tuple[Array, Array]:
@@ -78,29 +93,36 @@ def _one_event(count: float, loss: Array, log_weight: Array) -> Masses:
     return Masses(np.array([count]), loss[None], log_weight[None])
 
 
-def cumulants(masses: list[Masses], theta: float) -> tuple[float, float, float]:
-    """K, K' and K'' of the composition at theta."""
-    zeroth = first = second = 0.0
-    for counts, loss, log_weight in masses:
-        exponent = log_weight + theta * loss
-        top = exponent.max(axis=1)
-        weight = np.exp(exponent - top[:, None])
-        total = weight.sum(axis=1)
-        mean = np.einsum("ij,ij->i", weight, loss) / total
-        centred = loss - mean[:, None]
-        spread = np.einsum("ij,ij,ij->i", weight, centred, centred) / total
-        zeroth += counts @ (np.log(total) + top)
-        first += counts @ mean
-        second += counts @ spread
-    return zeroth, first, second
+class Coarse(Protocol):
+    """A positive measure on the losses of a run, of which planning knows the moments roughly."""
+
+    def cumulants(self, theta: float) -> tuple[float, float, float]:
+        """K, K' and K'' at theta."""
+        ...
+
+    def log_moments(self, theta: Array) -> Array:
+        """K at each theta [points]."""
+        ...
 
 
-def log_moments(masses: list[Masses], theta: Array) -> Array:
-    """K at each theta [points]."""
-    return sum(
-        (part.counts @ _moments.log_sum(part.log_weight[:, None] + theta[:, None] * part.loss[:, None], axis=2))
-        for part in masses
-    ) + np.zeros(theta.size)
+class Composition(NamedTuple):
+    """All the events of a run."""
+
+    parts: list[Masses]
+
+    def cumulants(self, theta: float) -> tuple[float, float, float]:
+        """K, K' and K'' at theta."""
+        zeroth = first = second = 0.0
+        for part in self.parts:
+            log_moment, mean, spread = part.cumulants(theta)
+            zeroth += part.counts @ log_moment
+            first += part.counts @ mean
+            second += part.counts @ spread
+        return zeroth, first, second
+
+    def log_moments(self, theta: Array) -> Array:
+        """K at each theta [points]."""
+        return sum(part.counts @ part.log_moments(theta) for part in self.parts) + np.zeros(theta.size)
 
 
 def rising_root(function: Callable[[float], tuple[float, float]], low: float, high: float, start: float) -> float:
@@ -122,32 +144,32 @@ def rising_root(function: Callable[[float], tuple[float, float]], low: float, hi
     return np.exp(min(max(x + step, low), high))
 
 
-def chernoff_line(masses: list[Masses], log_delta: float) -> float:
+def chernoff_line(coarse: Coarse, log_delta: float) -> float:
     """theta of the best Chernoff bound on epsilon at delta."""
 
     def slope(theta: float) -> tuple[float, float]:
-        k, k1, k2 = cumulants(masses, theta)
+        k, k1, k2 = coarse.cumulants(theta)
         return theta * k1 - k + np.log1p(theta) + log_delta, theta * k2 + 1.0 / (1.0 + theta)
 
-    variance = cumulants(masses, 0.0)[2]
+    variance = coarse.cumulants(0.0)[2]
     start = 0.5 * np.log(-2.0 * log_delta / variance) if variance > 0 else 0.0
     return rising_root(slope, *_LOG_THETA, start)
 
 
-def saddle_line(masses: list[Masses], epsilon: float, start: float = 1.0) -> float:
+def saddle_line(coarse: Coarse, epsilon: float, start: float = 1.0) -> float:
     """theta of the saddle point of e^{K(z) - z e} / (z (z + 1)), sought from ``start``."""
 
     def slope(theta: float) -> tuple[float, float]:
-        _, k1, k2 = cumulants(masses, theta)
+        _, k1, k2 = coarse.cumulants(theta)
         rest = 1.0 / theta + 1.0 / (1.0 + theta)
         return k1 - rest - epsilon, k2 + theta**-2 + (1.0 + theta) ** -2
 
     return rising_root(slope, *_LOG_THETA, np.log(start))
 
 
-def saddle_log_delta(masses: list[Masses], theta: float) -> float:
+def saddle_log_delta(coarse: Coarse, theta: float) -> float:
     """The saddle-point estimate of log delta(e) + theta e."""
-    k, _, k2 = cumulants(masses, theta)
+    k, _, k2 = coarse.cumulants(theta)
     spread = k2 + theta**-2 + (1.0 + theta) ** -2
     return k - np.log(theta * (1.0 + theta)) - 0.5 * np.log(2.0 * np.pi * spread)
 
@@ -165,22 +187,22 @@ class Rough(NamedTuple):
     theta: float
 
 
-def first_guess(coarse: list[Masses], log_delta: float) -> Rough:
+def first_guess(coarse: Coarse, log_delta: float) -> Rough:
     """The saddle-point formula on the line of the Chernoff bound."""
     theta = chernoff_line(coarse, log_delta)
     return Rough(max((saddle_log_delta(coarse, theta) - log_delta) / theta, 0.0), theta)
 
 
 def make_plan(
-    run: Run, windows: list[Window], coarse: list[Masses], epsilon: float, log_delta: float, width: float,
-    *, of_delta: bool, start: float = 1.0,
+    run: Run, windows: list[Window], coarse: Coarse, epsilon: float, log_delta: float, width: float,
+    *, of_delta: bool, start: float = 1.0, least: float = LEAST_EPSILON,
 ) -> Plan:  # fmt: skip
     """The plan about a guess of (epsilon, log delta), for a relative ``width`` of delta, or else of epsilon.
 
     ``coarse`` are the `masses` of the run, ``start`` a guess of theta.
     """
     theta = saddle_line(coarse, epsilon, start)
-    scale = 1.0 if of_delta else theta * max(epsilon, LEAST_EPSILON)
+    scale = 1.0 if of_delta else theta * max(epsilon, least)
     return Plan(choose_contour(coarse, theta, epsilon, log_delta, width * scale), windows, epsilon, log_delta)
 
 
@@ -191,14 +213,14 @@ def guess_log_delta(run: Run, epsilon: float) -> float:
     return saddle_log_delta(coarse, theta) - theta * epsilon
 
 
-def choose_contour(coarse: list[Masses], theta: float, epsilon: float, log_delta: float, width: float) -> Contour:
+def choose_contour(coarse: Coarse, theta: float, epsilon: float, log_delta: float, width: float) -> Contour:
     """Period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
     slack = np.log(0.02 * min(width, 1.0))
     goal = log_delta + slack
 
     # The period at which both aliases are small, with the best of some exponents.
     points = theta * np.concatenate([[1.0], _BELOW, _ABOVE])
-    log_k = log_moments(coarse, points)
+    log_k = coarse.log_moments(points)
     k, points, log_k = log_k[0], points[1:], log_k[1:]
     needed = np.maximum(_contour.log_peak(points) + log_k - points * epsilon - goal, 1.0) / np.abs(points - theta)
     left, right = needed[: _BELOW.size], needed[_BELOW.size :]

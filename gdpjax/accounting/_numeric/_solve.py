@@ -14,7 +14,7 @@ _MARGINS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 _KERNELS = ("upper", "lower")
 
 
-def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, float]:
+def epsilon_bracket(data: Transform, plan: Plan) -> tuple[Bounds, float]:
     """A certified bracket on the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside it.
 
     Any e with a certified delta(e) <= delta is an upper bound, any with delta(e) >= delta a lower one. Newton's method
@@ -22,7 +22,6 @@ def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, float]:
     Chernoff bound or 0 if none does. Comparisons leave 1e-13 for the rounding of log delta.
     """
     contour = plan.contour
-    data = _line.transform(run, plan.windows, contour)
     sums = _contour.make_sums(_KERNELS, data, contour, plan.epsilon)
     shift, converged = _estimate(sums, data, contour, plan)
     crossings = _crossings(sums, data, contour, plan, shift)
@@ -49,9 +48,8 @@ def epsilon_bracket(run: Run, plan: Plan) -> tuple[Bounds, float]:
     return bounds, min(max(guess, bounds.lower), bounds.upper)
 
 
-def log_upper_delta(run: Run, plan: Plan) -> float:
+def log_upper_delta(data: Transform, plan: Plan) -> float:
     """A certified upper bound on log delta(plan.epsilon) of one direction."""
-    data = _line.transform(run, plan.windows, plan.contour)
     sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
     return _contour.log_upper_delta(data, plan.contour, sums, plan.epsilon, plan.epsilon)
 
@@ -64,10 +62,9 @@ def log_chernoff_delta(run: Run, windows: list[Window], theta: float, epsilon: f
     return np.logaddexp(bound + slack, np.log(_line.lost_mass(run, windows)))
 
 
-def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Array]:
+def log_delta_bracket(data: Transform, plan: Plan, epsilon: Array) -> tuple[Bounds, Array]:
     """Certified brackets on log delta of one direction at each epsilon [n], near plan.epsilon, and estimates inside."""
     contour, origin = plan.contour, plan.epsilon
-    data = _line.transform(run, plan.windows, contour)
     sums = _contour.make_sums(_KERNELS, data, contour, origin)
     lower, upper, guess = np.zeros((3, epsilon.size))
     for i, e in enumerate(epsilon):
@@ -75,6 +72,7 @@ def log_delta_bracket(run: Run, plan: Plan, epsilon: Array) -> tuple[Bounds, Arr
         below = _contour.log_lower_delta(data, contour, sums, origin, e)
         chernoff = _contour.log_scale(data, contour, e, 1.0) + _contour.log_peak(contour.theta)
         chernoff = np.logaddexp(chernoff + 1e-12 * (1.0 + abs(chernoff)), np.log(data.lost))
+        chernoff = chernoff if e >= data.least else 0.0
         lower[i] = -np.inf if np.isnan(below) else below
         upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
         value = np.mean(_contour.evaluate(sums, e - origin)[0])
@@ -138,4 +136,4 @@ def _chernoff(data: Transform, contour: Contour, log_delta: float) -> float:
     room = log_delta + np.log1p(-share)
     peak = _contour.log_peak(contour.theta)
     slack = 1e-14 * (1.0 + abs(data.log_size) + abs(peak) + abs(log_delta))
-    return max((data.log_size + data.log_size_error + peak - room + slack) / contour.theta, 0.0)
+    return max((data.log_size + data.log_size_error + peak - room + slack) / contour.theta, data.least, 0.0)

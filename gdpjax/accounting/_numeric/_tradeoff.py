@@ -22,7 +22,7 @@ from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _contour, _driver, _line, _plan
 from gdpjax.accounting._numeric._contour import Sums
 from gdpjax.accounting._numeric._line import Contour, Transform
-from gdpjax.accounting._numeric._plan import Masses
+from gdpjax.accounting._numeric._plan import Coarse
 from gdpjax.accounting._numeric._run import Run
 
 _WIDTH = 2e-3
@@ -59,7 +59,7 @@ def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
     return Bounds(max(lowest, 0.0), min(highest * (1.0 + 1e-12) + _TINY, complement(alpha).upper))
 
 
-def _threshold(masses: list[Masses], alpha: float, kind: int) -> float:
+def _threshold(coarse: Coarse, alpha: float, kind: int) -> float:
     """Roughly the e with Q(L > e) = alpha (kind 0) or P(L <= e) = alpha (kind 1), from the saddle-point formulas.
 
     A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, s > 0;
@@ -70,7 +70,7 @@ def _threshold(masses: list[Masses], alpha: float, kind: int) -> float:
     goal = np.log(min(alpha, 1.0 - alpha))
 
     def point(s: float) -> tuple[float, float]:
-        k, k1, k2 = _plan.cumulants(masses, side * s - 1.0 if kind == _WHERE_A else side * s)
+        k, k1, k2 = coarse.cumulants(side * s - 1.0 if kind == _WHERE_A else side * s)
         e = k1 - side / s
         return e, k - side * s * e - np.log(s) - 0.5 * np.log(2.0 * np.pi * (k2 + s**-2))
 

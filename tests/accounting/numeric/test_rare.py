@@ -1,0 +1,216 @@
+"""Runs in which an example is hardly ever sampled: brackets are true, and narrow down to tiny epsilon."""
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.special import log_ndtr
+
+from gdpjax._core.types import Bounds
+from gdpjax.accounting import delta_bounds, epsilon_bounds
+from gdpjax.accounting._numeric import _plan, _rare, of_phases
+from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric._run import Run
+from tests.accounting.numeric import oracle
+
+TELLING = [
+    (0.285, 9.7e-6, 30, 2.2e-5),
+    (0.715, 3.3e-6, 1e4, 1.8e-12),
+    (0.5679, 5.287e-6, 4, 1.329e-12),
+    (0.5124, 5.309e-7, 3568, 1.079e-10),
+    (0.3531, 7.328e-7, 221, 9.701e-8),
+    (1.217, 1.912e-7, 37, 4.61e-12),
+    (3.738, 2.101e-7, 64, 3.564e-9),
+]
+
+
+def random_runs(size, seed, most_steps=1e4):
+    """Runs with p in 1e-7 .. 1e-4, of which delta is not above the chance that the example is ever in a batch."""
+    uniform = np.random.default_rng(seed).uniform
+    rows = []
+    while len(rows) < size:
+        sigma, p, steps = np.exp(uniform(np.log(0.25), np.log(4))), 10 ** uniform(-7, -4), 10 ** uniform(0, 4)
+        steps = float(np.round(min(steps, most_steps)))
+        delta = 10 ** uniform(-12, -3)
+        if delta < -np.expm1(steps * np.log1p(-p)):
+            rows.append((sigma, p, steps, delta))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# delta of up to three steps under "remove", by integrating the closed form of the last one.
+
+
+def one_step_delta(epsilon, sigma, p):
+    """delta of one step at any epsilon, negative ones too."""
+    inside = np.expm1(epsilon) + p
+    mu = 1.0 / sigma
+    inner = np.log(np.where(inside > 0, inside, 1.0) / p)
+    first, second = log_ndtr(0.5 * mu - inner / mu), inner + log_ndtr(-0.5 * mu - inner / mu)
+    above = p * np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
+    return np.where(inside > 0, above, -np.expm1(epsilon))
+
+
+def outcomes(sigma, p, nodes=24, panels=160):
+    """Losses of a step and their weights under the mixture."""
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    edges = np.linspace(-9.0, 9.0 + 1.0 / sigma, panels + 1)
+    half = 0.5 * np.diff(edges)[:, None]
+    u = (half * x + 0.5 * (edges[1:] + edges[:-1])[:, None]).ravel()
+    loss = np.log1p(p * np.expm1((u - 0.5 / sigma) / sigma))
+    return loss, (half * w).ravel() * np.exp(loss - 0.5 * u**2) / np.sqrt(2 * np.pi)
+
+
+def few_steps_delta(epsilon, phases):
+    """delta of one, two or three steps under "remove"."""
+    *others, last = phases
+    loss, weight = np.zeros(1), np.ones(1)
+    for step in others:
+        more, share = outcomes(*step, panels=600 if len(others) == 1 else 80)
+        loss, weight = np.add.outer(loss, more).ravel(), np.outer(weight, share).ravel()
+    return np.dot(weight, one_step_delta(epsilon - loss, *last))
+
+
+def rare_bracket(run, epsilon, log_delta):
+    """Bracket on log delta from the telling runs alone, planned about a guess."""
+    windows = _plan.windows(run, log_delta)
+    coarse = _plan.masses(run, windows)
+    plan, split = _rare.make_plan(run, windows, coarse, epsilon, log_delta, 1e-3, of_delta=True)
+    data = _rare.transform(run, windows, split, plan.contour)
+    points = epsilon * np.array([0.8, 0.92, 1.0, 1.1, 1.5, 4.0])
+    found = [_rare.log_delta_bracket(data, plan, split.loud, at)[0] for at in points]
+    return points, Bounds(*np.transpose(found))
+
+
+def phases_of(sigma, p, steps):
+    """One, two or three steps that differ."""
+    return [(sigma * (1.0 + 0.1 * i), p * (1.0 + 0.3 * i)) for i in range(int(steps))]
+
+
+def check_few_steps(rows, tolerance=1e-6):
+    """How many of the brackets from the telling runs alone are narrow; all of them must be true."""
+    narrow = []
+    for sigma, p, steps, delta in rows:
+        phases = phases_of(sigma, p, steps)
+        run = Run(tuple(Step(s, q, 1.0) for s, q in phases))
+        with np.errstate(all="ignore"):
+            epsilon = _rare.first_guess(_plan.masses(run, _plan.windows(run, np.log(delta))), np.log(delta))
+            points, bounds = rare_bracket(run, epsilon, np.log(delta))
+        for at, lower, upper in zip(points, *bounds, strict=True):
+            truth = np.log(few_steps_delta(at, phases))
+            assert lower <= truth + tolerance, (phases, at)
+            assert truth - tolerance <= upper, (phases, at)
+        narrow.append(bounds.upper[2] - bounds.lower[2] < 0.05)
+        assert bounds.upper[0] == 0.0  # below the least epsilon nothing is said
+    return np.mean(narrow)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_telling_runs_of_two_steps_give_true_brackets(seed):
+    assert check_few_steps(random_runs(12, seed, most_steps=2)) >= 0.5
+
+
+def test_the_telling_runs_of_three_steps_give_true_brackets():
+    rows = [(0.3636, 1.46e-5, 3, 6.2e-10), (0.3156, 3.147e-5, 3, 1.43e-10), (1.2, 2e-6, 3, 1e-9)]
+    assert check_few_steps(rows, tolerance=2e-3) == 1.0  # the integral is that exact
+
+
+@pytest.mark.parametrize("row", TELLING)
+def test_brackets_are_narrow_and_agree_with_the_oracle(row):
+    sigma, p, steps, delta = row
+    bounds = epsilon_bounds(*row)
+    assert bounds.upper - bounds.lower <= 1e-2 * bounds.lower
+    options = {"log_tail": np.log(delta) - 12.0, "bins": 2**15}
+    assert oracle.both_directions(sigma, p, steps, bounds.upper, **options)[0] <= np.log(delta) + 1e-7
+    assert oracle.both_directions(sigma, p, steps, bounds.lower, **options)[1] >= np.log(delta) - 1e-7
+    middle = 0.5 * (bounds.lower + bounds.upper)
+    at_middle = delta_bounds(sigma, p, steps, middle)
+    assert at_middle.lower <= delta * 1.05
+    assert delta <= at_middle.upper * 1.05
+
+
+FEW_STEPS = [(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7), (0.5668, 3.475e-5, 3, 4.002e-6)]
+
+
+@pytest.mark.parametrize("row", FEW_STEPS)
+def test_brackets_are_narrow_where_losses_are_far_above_epsilon(row):
+    """Delta is a large share of the chance to be sampled at all, so epsilon is far below the usual loss."""
+    sigma, p, steps, delta = row
+    bounds = epsilon_bounds(*row)
+    assert bounds.upper - bounds.lower <= 1e-3 * bounds.upper
+    at_lower, at_upper = (few_steps_delta(e, [(sigma, p)] * steps) for e in bounds)
+    assert at_upper <= delta * (1.0 + 1e-7)
+    assert delta * (1.0 - 1e-7) <= at_lower
+    at_upper = delta_bounds(sigma, p, steps, bounds.upper)
+    assert at_upper.upper - at_upper.lower <= 1e-2 * delta
+    assert at_upper.lower <= delta
+
+
+def test_random_brackets_are_narrow():
+    rows = random_runs(16, 7)
+    bounds = epsilon_bounds(*np.transpose(rows))
+    seen = bounds.upper > 1e-6
+    assert np.mean((bounds.upper - bounds.lower <= 1e-2 * bounds.upper)[seen]) >= 0.8
+
+
+@pytest.mark.parametrize("row", [(0.612, 9.38e-5, 11, 3e-5), (0.9615, 4.661e-5, 5447, 1.66e-9), *TELLING[:3]])
+def test_no_bracket_is_wider_than_without_the_telling_runs(row, monkeypatch):
+    bounds = epsilon_bounds(*row)
+    at_upper = delta_bounds(*row[:3], bounds.upper)
+    monkeypatch.setattr(_rare, "is_rare", lambda run: False)
+    ordinary = epsilon_bounds(*row)
+    assert ordinary.lower <= bounds.lower <= bounds.upper <= ordinary.upper
+    ordinary = delta_bounds(*row[:3], bounds.upper)
+    assert ordinary.lower <= at_upper.lower <= at_upper.upper <= ordinary.upper
+
+
+def test_phases_and_groups():
+    one = epsilon_bounds(0.6, 2e-6, 300, 1e-9)
+    two = of_phases("epsilon")([0.6, 0.6], [2e-6, 2e-6], [100, 200], 1e-9)
+    assert two.lower <= one.upper
+    assert one.lower <= two.upper
+    assert two.upper - two.lower <= 1e-2 * two.upper
+
+
+def test_complex_log1p():
+    random = np.random.default_rng(0)
+    h = 10.0 ** random.uniform(-20, 5, 400) * np.exp(1j * random.uniform(0, 2 * np.pi, 400))
+    h = np.append(h, [-0.5, 0.5j, -0.5 + 1e-9j, -0.49999999])
+    with mpmath.workdps(50):
+        for value, found in zip(h, _rare.complex_log1p(h), strict=True):
+            truth = mpmath.log(1 + mpmath.mpc(value))
+            size = abs(value) if abs(value) <= 0.5 else 1 + abs(truth)
+            assert abs(mpmath.mpc(found) - truth) <= 12 * 2.0**-53 * size
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tests above would notice.
+
+
+def test_a_cut_too_high_is_caught(monkeypatch):
+    """If the cut moves up and what the quiet runs add stays what it was, upper bounds are false."""
+    make_split = _rare.make_split
+
+    def wrong(*args):
+        split = make_split(*args)
+        ends = [window.upper - 0.3 for window in split.telling]
+        quiet = [window._replace(upper=end) for window, end in zip(split.quiet, ends, strict=True)]
+        telling = [window._replace(lower=end) for window, end in zip(split.telling, ends, strict=True)]
+        return split._replace(quiet=quiet, telling=telling)
+
+    monkeypatch.setattr(_rare, "make_split", wrong)
+    with pytest.raises(AssertionError):
+        check_few_steps(random_runs(12, 1, most_steps=2))
+
+
+@pytest.mark.parametrize("factor", [0.9999, 1.0001])
+def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
+    """The probabilities of the loud runs make up most of delta here."""
+    loud = _rare._loud
+
+    def wrong(*args):
+        found = loud(*args)
+        return found._replace(p=Bounds(*(factor * end for end in found.p)))
+
+    monkeypatch.setattr(_rare, "_loud", wrong)
+    with pytest.raises(AssertionError):
+        check_few_steps([(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7)])
