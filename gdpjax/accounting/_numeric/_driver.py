@@ -20,6 +20,8 @@ TRIES_BEFORE_RARE = 2
 RARE_TRIES = 5
 RARE_WIDTH, RARE_DELTA_WIDTH = 2e-3, 1e-2
 """The relative widths of epsilon and of delta from which on `_rare` is tried, where it applies."""
+RARE_LAST_WIDTH = 0.02
+"""The same for other runs, after all the ordinary tries."""
 LEAST_RARE_EPSILON = 1e-6
 """Where an example is hardly ever sampled, the width of a bracket on epsilon is relative to this below it."""
 _LOWEST_LOG_DELTA = -690.0
@@ -141,7 +143,10 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
         return upper > against and upper - lower > share * max(estimate, LEAST_RARE_EPSILON)
 
     if not _rare.is_rare(run):
-        return _inside(ordinary(nothing, range(TRIES)))
+        answer = ordinary(nothing, range(TRIES))
+        if _rare.applies(run) and wide(answer, RARE_LAST_WIDTH):
+            answer = _rare_epsilon(run, windows, coarse, answer, log_delta, target)
+        return _inside(answer)
 
     # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
     answer = ordinary(nothing, range(TRIES_BEFORE_RARE))
@@ -249,8 +254,13 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
                 break
         return Answer(lower, upper, estimate), theta
 
-    if not (_rare.is_rare(run) and run.steps[0].sign > 0):
+    if not _rare.applies(run):
         return _inside(ordinary(nothing, 1.0, range(TRIES + sharing))[0])
+    if not _rare.is_rare(run):
+        answer, _ = ordinary(nothing, 1.0, range(TRIES + sharing))
+        if np.any(is_wide(answer, RARE_LAST_WIDTH)):
+            answer = _rare_log_deltas(run, epsilon, answer, against, target)
+        return _inside(answer)
 
     # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
     before_rare = TRIES_BEFORE_RARE + sharing

@@ -52,17 +52,20 @@ from scipy.special import expit, ndtr
 
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _contour, _line, _plan, _ratio, _solve
-from gdpjax.accounting._numeric._line import Contour, Transform
+from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour, Transform
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
 from gdpjax.accounting._numeric._plan import Composition, Masses, Plan
 from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run, chance_of_leaking, largest_loss, num_steps
+from gdpjax.accounting._numeric._run import Run, chance_of_leaking, is_alone, largest_loss, num_steps
 
 MOST_CHANCE = 0.3
 _CUTS = 16
 _LEAST_SHARE = 0.9
 _LEAST_WIDTH = 0.25
 _LOG_QUIET = np.log(1e-5)
+_LINES = np.array([1.0, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9])
+_CANCELLING = 5.0
+_FEW = 0.9
 _LOUD = 3.0
 """Outcomes with losses above this many epsilon are loud."""
 _NARROWEST = 0.05
@@ -90,6 +93,9 @@ class Loud(NamedTuple):
         return max(self.p.upper - np.exp(min(epsilon, self.most)) * self.q.lower, 0.0)
 
 
+_NONE_LOUD = Loud(Bounds(0.0, 0.0), Bounds(0.0, 0.0), np.inf)
+
+
 class Split(NamedTuple):
     """Where the outcomes of the steps are cut, what the quiet runs add to delta from an epsilon on, and the loud."""
 
@@ -98,6 +104,12 @@ class Split(NamedTuple):
     least: float
     log_quiet_delta: float
     loud: Loud
+
+
+def applies(run: Run) -> bool:
+    """Whether the run is one of Poisson steps alone, towards "remove"."""
+    sampled = is_alone(run) and all(step.sampling_prob < 1.0 for step in run.steps)
+    return sampled and not run.is_symmetric and all(step.sign > 0 for step in run.steps)
 
 
 def is_rare(run: Run) -> bool:
@@ -217,10 +229,13 @@ def _log_moments_bound(steps: tuple[Step, ...], windows: list[Window], exponent:
 
 def make_split(run: Run, windows: list[Window], coarse: Composition, epsilon: float, log_delta: float) -> Split:
     """The highest cut at which the quiet runs still add next to nothing to delta(epsilon)."""
-    # A run with one outcome above this level has a loss above epsilon, whatever the others are.
+    # A run with one outcome above this level has a loss above epsilon, whatever the others are. Where the windows do
+    # not reach it, no outcome is called loud.
     level = _LOUD * epsilon + largest_loss(run)
     tops = [_cut(step, window, level) for step, window in zip(run.steps, windows, strict=True)]
     loud = _loud(run, tops)
+    if not loud.most > epsilon:
+        tops, loud = [window.upper for window in windows], _NONE_LOUD
 
     least = _LEAST_SHARE * epsilon
     goal = _log_rest(loud, epsilon, log_delta) + _LOG_QUIET
@@ -314,12 +329,25 @@ def make_plan(
     ((quiet,), (telling,)) = (_plan.masses(run, part).parts for part in (split.quiet, split.telling))
     pieces = Telling(quiet, telling)
     log_delta = _log_rest(split.loud, epsilon, log_delta)
-    theta = _plan.saddle_line(pieces, epsilon, 1.0 / epsilon)
-    scale = 1.0 if of_delta else theta * epsilon
-    # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1 / theta is larger.
-    scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
-    contour = _plan.choose_contour(pieces, theta, epsilon, log_delta, width * scale)
+    saddle = _plan.saddle_line(pieces, epsilon, 1.0 / epsilon)
+
+    # Beyond some exponent runs with thousands of telling outcomes take over, and next to it the period is too long. To
+    # the left of it are better lines, until the terms of the sum cancel.
+    contours = []
+    for theta in saddle * _LINES:
+        scale = 1.0 if of_delta else theta * epsilon
+        # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1/theta is larger.
+        scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
+        contours.append(_plan.choose_contour(pieces, theta, epsilon, log_delta, width * scale))
+        cancels = contours[-1].log_error < contours[0].log_error - _CANCELLING
+        if _num_frequencies(contours[0]) < _FEW * MAX_FREQUENCIES or cancels:
+            break
+    contour = min(contours, key=lambda each: each.period / each.eta)
     return Plan(contour, windows, epsilon, log_delta), split
+
+
+def _num_frequencies(contour: Contour) -> float:
+    return contour.cutoff * contour.period / (2.0 * np.pi)
 
 
 def epsilon_bracket(data: Transform, plan: Plan, loud: Loud, known: Bounds, log_delta: float) -> tuple[Bounds, float]:
