@@ -7,7 +7,7 @@ from scipy.special import log_ndtr
 
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds
-from gdpjax.accounting._numeric import _plan, _rare, of_phases
+from gdpjax.accounting._numeric import _driver, _plan, _rare, of_phases
 from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run
 from tests.accounting.numeric import oracle
@@ -214,3 +214,35 @@ def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
     monkeypatch.setattr(_rare, "_loud", wrong)
     with pytest.raises(AssertionError):
         check_few_steps([(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs whose example is sampled often, and whose losses come from a single outcome all the same.
+
+
+@pytest.mark.parametrize(
+    ("delta", "lower", "upper"), [(1e-30, 0.4602, 0.4609), (1e-163, 12.15, 12.51), (1e-169, 12.15, 12.98)]
+)
+def test_many_steps_of_which_one_tells(delta, lower, upper):
+    bounds = epsilon_bounds(1.207, 2.84e-5, 10**6, delta)
+    assert lower < bounds.lower < bounds.upper < upper
+
+
+def test_the_telling_runs_agree_with_the_ordinary_tries(monkeypatch):
+    uniform = np.random.default_rng(9).uniform
+    useful = 0
+    for _ in range(12):
+        log_delta = np.log(10 ** uniform(-40, -8))
+        step = Step(np.exp(uniform(-0.5, 1)), 10 ** uniform(-4, -2), float(round(10 ** uniform(3, 5))))
+        run = Run((step,), ())
+        with np.errstate(all="ignore"), monkeypatch.context() as patch:
+            patch.setattr(_rare, "applies", lambda run: False)
+            patch.setattr(_rare, "is_rare", lambda run: False)
+            ordinary = _driver.direction_epsilon(run, log_delta, 0.0, 1e-4)
+            windows = _plan.windows(run, log_delta)
+            nothing = _driver.Answer(0.0, 1e6, max(ordinary.estimate, 1e-3))
+            telling = _driver._rare_epsilon(run, windows, _plan.masses(run, windows), nothing, log_delta, 1e-3)
+        assert telling.lower <= ordinary.upper
+        assert ordinary.lower <= telling.upper
+        useful += telling.lower > 0
+    assert useful >= 3
