@@ -20,7 +20,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr
 
 from gdpjax._core import gdp
 from gdpjax._core.checks import (
@@ -33,6 +32,7 @@ from gdpjax._core.checks import (
     float64_function,
     is_traced,
 )
+from gdpjax._core.dominating import dominates
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, check_curve, curve_function, last_point
@@ -246,12 +246,6 @@ def _mu_of(epsilon: Array, delta: Array) -> Array:
     return jnp.where(inside, gdp.gdp_mu(epsilon, jnp.where(inside, delta, 0.5)), jnp.where(delta > 0, jnp.inf, 0.0))
 
 
-@float64_function(epsilon=NONNEGATIVE, mu=NONNEGATIVE)
-def _tangent(epsilon: Array, mu: Array) -> tuple[Array, Array]:
-    """delta_mu and minus its derivative in e^epsilon."""
-    return gdp.gdp_delta(epsilon, mu), ndtr(-epsilon / mu - 0.5 * mu)
-
-
 def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
     """The smallest mu for which f is mu-GDP up to a failure probability.
 
@@ -306,7 +300,7 @@ def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, en
         return np.float64(required)
 
     def suffices(excess: Array) -> bool:
-        return _suffices(required * (1.0 + float(excess)), grid, needed)
+        return bool(dominates(required * (1.0 + float(excess)), grid, needed, 0.0).all())
 
     # An excess that is enough, then the smallest one.
     excess = 1e-9
@@ -342,15 +336,3 @@ def _needed_deltas(
 def _mu_of_points(grid: np.ndarray, needed: np.ndarray) -> float:
     """The smallest mu whose delta is as large as needed at every point."""
     return float(np.max(np.asarray(_mu_of(grid, needed))))
-
-
-def _suffices(mu: float, grid: np.ndarray, needed: np.ndarray) -> bool:
-    """Whether delta_mu is at least ``needed``, linearly interpolated in e^epsilon, between all points of the grid."""
-    middle = 0.5 * (grid[:-1] + grid[1:])
-    value, alpha = (np.asarray(part) for part in _tangent(middle, mu))
-    slack = 1e-12 * value
-
-    # The tangent in the middle of each interval, at its two ends.
-    at_start = value - alpha * np.exp(middle) * np.expm1(grid[:-1] - middle)
-    at_end = value - alpha * np.exp(middle) * np.expm1(grid[1:] - middle)
-    return bool(np.all(needed[:-1] <= at_start - slack) and np.all(needed[1:] <= at_end - slack))

@@ -7,17 +7,16 @@ four digits. The statement f >= G_mu (x) f_{0, d} says delta(e) <= R_mu(e) := d 
 
 *Lower end.* Every epsilon with its lower bound on delta forces mu to be at least the one whose curve passes there.
 
-*Upper end.* Beyond the epsilon with delta <= d every mu is enough. Below it, both sides are convex in y = e^e. On an
-interval delta lies below the chord through its upper bounds and R_mu above its tangent in the middle, and two linear
-functions are compared at the two ends. Each interval has a smallest mu that passes; the largest of these is the upper
-end. Intervals that ask for more than the lower end are divided again.
+*Upper end.* Beyond the epsilon with delta <= d every mu is enough. Below it, each interval between two points has a
+smallest mu that passes, by `gdpjax._core.dominating`; the largest of these is the upper end. Intervals that ask for
+more than the lower end are divided again.
 """
 
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import log_ndtr
 
+from gdpjax._core.dominating import dominates
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Bounds
 from gdpjax.tradeoff._regret import NUM_POINTS, Deltas, gaussian_delta, merged
@@ -81,17 +80,5 @@ def _forced(epsilon: np.ndarray, lower: np.ndarray, failure: float, known: Bound
 
 def _enough(epsilon: np.ndarray, upper: np.ndarray, failure: float, known: Bounds) -> np.ndarray:
     """A mu that is enough on each interval between two epsilon; all of ``known.upper`` is enough anyway."""
-    left, right = epsilon[:-1], epsilon[1:]
-    middle = 0.5 * (left + right)
-
-    def passes(mu: np.ndarray) -> np.ndarray:
-        level, error = gaussian_delta(middle, mu)
-        slope = np.exp(np.minimum(middle + log_ndtr(-middle / mu - 0.5 * mu), 0.0))
-        good = np.ones(middle.shape, bool)
-        for end, bound in ((left, upper[:-1]), (right, upper[1:])):
-            change = slope * np.expm1(end - middle)
-            tangent = level - error - change - 1e-12 * (level + np.abs(change))
-            good &= failure + (1.0 - failure) * tangent >= bound * (1.0 + 1e-15)
-        return good
-
-    return _bisected(passes, middle.shape, known)[0]
+    shape = epsilon[1:].shape
+    return _bisected(lambda mu: dominates(mu, epsilon, upper, failure), shape, known)[0]

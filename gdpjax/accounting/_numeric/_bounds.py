@@ -25,6 +25,8 @@ _FINITE = {"count": checks.WHOLE, "bound": checks.NONNEGATIVE, "categories": che
 _GROUP = {"group_size": checks.COUNT}
 _TINY = 2.3e-308
 _SMALLEST_PROB = 1e-30
+_NEARLY_ALL = 0.9
+"""Above this sampling probability a run reveals little less than without sampling."""
 _SMALLEST_ALPHA = 1e-300
 _SMALLEST_NOISE_SEARCHED = 0.2
 PROFILE_SHARING = (6, 24)
@@ -76,7 +78,8 @@ def _epsilon_core(run: Run, delta: float, rtol: float) -> Bounds:
     lower, upper, _ = _driver.epsilon_of_run(run, np.log(delta), rtol)
     if run.finite:
         lower = max(lower, _finite.epsilon_from_atom(run.finite, np.log(delta)))
-    if not upper - lower <= rtol * lower:
+    nearly_all = all(step.sampling_prob > _NEARLY_ALL for step in run.steps)
+    if nearly_all or not upper - lower <= rtol * lower:
         upper = np.fmin(upper, _epsilon_without_sampling(run, delta))
     return Bounds(lower, upper)
 

@@ -6,21 +6,15 @@ sqrt(T) / sigma whatever the sampling: in the extreme tail subsampling buys noth
 *Lower bound*: each e with its lower bound on delta(e) forces mu to be at least the mu whose curve passes there.
 
 *Upper bound*: a grid 0 = e_0 < ... < e_n, where e_n has a certified delta(e_n) <= d, so that everything beyond holds
-for any mu. In y = e^e both sides are convex (suprema of linear functions of y), so on [y_i, y_{i+1}] the left side is
-below the chord through its upper bounds, and R_mu above its tangent at a point y_m in between,
-
-    R_mu(y_m) - (1 - d) Phi(-e_m / mu - mu / 2) (y - y_m).
-
-Two linear functions need comparing at the two ends only. A mu that passes on all intervals is an upper bound;
-bisection finds the smallest, up to 1e-6, which is right because R_mu increases with mu. Rounding of the closed forms
-(1e-12 relative) is covered by comparing with 1e-9 to spare.
+for any mu; on the intervals by `gdpjax._core.dominating`. A mu that passes on all of them is an upper bound; bisection
+finds the smallest, up to 1e-9, which is right because R_mu increases with mu.
 """
 
 import numpy as np
-from scipy.special import log_ndtr
 
-from gdpjax._core.gdp import delta_kernel, mu_kernel
-from gdpjax._core.types import Array, Bounds
+from gdpjax._core.dominating import dominates
+from gdpjax._core.gdp import mu_kernel
+from gdpjax._core.types import Bounds
 from gdpjax.accounting._numeric import _driver
 from gdpjax.accounting._numeric._run import Run, trivial_mu
 
@@ -51,24 +45,10 @@ def mu_of_run(run: Run, failure: float) -> Bounds:
     fails, holds = lower, trivial
     for _ in range(40):
         middle = np.sqrt(max(fails, 1e-12 * holds)) * np.sqrt(holds)
-        if dominates(middle, epsilon, high, failure):
+        if dominates(middle, epsilon, high, failure).all():
             holds = middle
         else:
             fails = middle
         if not fails < holds * (1.0 - 1e-9):
             break
     return Bounds(lower, holds)
-
-
-def dominates(mu: float, epsilon: Array, bound: Array, failure: float) -> bool:
-    """Whether the tangents of R_mu lie above the chords through (epsilon, bound), on every interval."""
-    left, right = epsilon[:-1], epsilon[1:]
-    middle = 0.5 * (left + right)
-    level = delta_kernel(np, middle, np.asarray(mu))
-    slope = np.exp(middle + log_ndtr(-middle / mu - 0.5 * mu))  # e^{e_m} Phi(-e_m / mu - mu / 2) <= delta-like
-
-    def tangent(e: Array) -> Array:
-        change = slope * np.expm1(e - middle)
-        return failure + (1.0 - failure) * (level - change - 1e-9 * (level + np.abs(change)))
-
-    return bool(np.all((tangent(left) >= bound[:-1]) & (tangent(right) >= bound[1:] * (1.0 - 1e-12))))

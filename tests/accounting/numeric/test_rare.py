@@ -157,6 +157,7 @@ def test_no_bracket_is_wider_than_without_the_telling_runs(row, monkeypatch):
     bounds = epsilon_bounds(*row)
     at_upper = delta_bounds(*row[:3], bounds.upper)
     monkeypatch.setattr(_rare, "is_rare", lambda run: False)
+    monkeypatch.setattr(_rare, "applies", lambda run: False)
     ordinary = epsilon_bounds(*row)
     assert ordinary.lower <= bounds.lower <= bounds.upper <= ordinary.upper
     ordinary = delta_bounds(*row[:3], bounds.upper)
