@@ -29,6 +29,7 @@ _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
 """An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
 _FAR_BELOW = 3.0
+_CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
 _CLEAR = 0.01
 _NEGLIGIBLE = 2e-5
 """... or by this much, since brackets next to epsilon 0 are that wide."""
@@ -146,6 +147,10 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
         answer = ordinary(nothing, range(TRIES))
         if _rare.applies(run) and wide(answer, RARE_LAST_WIDTH):
             answer = _rare_epsilon(run, windows, coarse, answer, log_delta, target)
+        if is_alone(run) and wide(answer, RARE_LAST_WIDTH):
+            # The best exponent may be next to one from which on the moments explode.
+            chernoff = [_solve.chernoff_epsilon(run, windows, theta * share, log_delta) for share in _CHERNOFF_LINES]
+            answer = answer._replace(upper=np.fmin(answer.upper, np.fmin.reduce(chernoff)))
         return _inside(answer)
 
     # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.

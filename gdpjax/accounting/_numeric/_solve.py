@@ -41,7 +41,8 @@ def epsilon_bracket(data: Transform, plan: Plan) -> tuple[Bounds, float]:
             lower = below if passed else None
         if upper is not None and lower is not None:
             break
-    chernoff = _chernoff(data, contour, plan.log_delta)
+    log_size = data.log_size + data.log_size_error
+    chernoff = max(_chernoff(log_size, contour.theta, data.lost, plan.log_delta), data.least)
     upper = np.fmin(chernoff, np.inf if upper is None else upper)
     bounds = Bounds(0.0 if lower is None else lower, upper)
     guess = plan.epsilon + shift if converged else 0.5 * (bounds.lower + bounds.upper)
@@ -128,12 +129,18 @@ def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess:
     return crossing(0, sums.error[0], goals[0]), crossing(1, -sums.error[1], goals[1])
 
 
-def _chernoff(data: Transform, contour: Contour, log_delta: float) -> float:
-    """delta <= c(theta) e^{K(theta) - theta e} + lost, solved for e."""
-    share = data.lost / np.exp(log_delta) if log_delta > -700.0 else np.inf
+def chernoff_epsilon(run: Run, windows: list[Window], theta: float, log_delta: float) -> float:
+    """The Chernoff bound on epsilon of one direction of a run of steps, which needs no line."""
+    log_size = _line.log_moment_of_steps(run, windows, theta)
+    return _chernoff(log_size, theta, _line.lost_mass(run, windows), log_delta)
+
+
+def _chernoff(log_size: float, theta: float, lost: float, log_delta: float) -> float:
+    """delta <= c(theta) e^{K(theta) - theta e} + lost, solved for e; ``log_size`` is at least K(theta)."""
+    share = lost / np.exp(log_delta) if log_delta > -700.0 else np.inf
     if not share < 0.5:
         return np.inf
     room = log_delta + np.log1p(-share)
-    peak = _contour.log_peak(contour.theta)
-    slack = 1e-14 * (1.0 + abs(data.log_size) + abs(peak) + abs(log_delta))
-    return max((data.log_size + data.log_size_error + peak - room + slack) / contour.theta, data.least, 0.0)
+    peak = _contour.log_peak(theta)
+    slack = 1e-14 * (1.0 + abs(log_size) + abs(peak) + abs(log_delta))
+    return max((log_size + peak - room + slack) / theta, 0.0)

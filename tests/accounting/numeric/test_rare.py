@@ -6,7 +6,7 @@ import pytest
 from scipy.special import log_ndtr
 
 from gdpjax._core.types import Bounds
-from gdpjax.accounting import delta_bounds, epsilon_bounds
+from gdpjax.accounting import delta_bounds, epsilon_bounds, moments_accountant_epsilon
 from gdpjax.accounting._numeric import _driver, _plan, _rare, of_phases
 from gdpjax.accounting._numeric._ratio import Step
 from gdpjax.accounting._numeric._run import Run
@@ -227,6 +227,19 @@ def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
 def test_many_steps_of_which_one_tells(delta, lower, upper):
     bounds = epsilon_bounds(1.207, 2.84e-5, 10**6, delta)
     assert lower < bounds.lower < bounds.upper < upper
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        (2.9127214595443474, 3.40931126442227e-05, 532627, 2.8099279798542517e-129),
+        (2.095248515099611, 1.6193434141203448e-05, 25178, 5.295020695248577e-114),
+        (1.0695178076245764, 6.122658283000325e-06, 2911749, 4.563204246364445e-110),
+    ],
+)
+def test_the_upper_end_is_not_above_the_moments_accountant(run):
+    """Next to the best exponent the moments explode, and the upper ends were in the tens of thousands."""
+    assert epsilon_bounds(*run).upper < moments_accountant_epsilon(*run)
 
 
 def test_the_telling_runs_agree_with_the_ordinary_tries(monkeypatch):
