@@ -25,12 +25,15 @@ RARE_LAST_WIDTH = 0.02
 LEAST_RARE_EPSILON = 1e-6
 """Where an example is hardly ever sampled, the width of a bracket on epsilon is relative to this below it."""
 _LOWEST_LOG_DELTA = -690.0
+_CLEAR = 0.01
+"""A rough Chernoff bound on log delta that is lower by this much is worth certifying."""
+_FAR_BELOW = 3.0
+"""To show that log delta is below another number it is enough to be right to this."""
+_CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
+"""Shares of the best exponent at which the Chernoff bound is tried."""
 _CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
 """An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
-_FAR_BELOW = 3.0
-_CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
-_CLEAR = 0.01
 _NEGLIGIBLE = 2e-5
 """... or by this much, since brackets next to epsilon 0 are that wide."""
 

@@ -50,6 +50,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, ndtr
 
+from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _contour, _line, _plan, _ratio, _solve
 from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour, Transform
@@ -363,22 +364,12 @@ def epsilon_bracket(data: Transform, plan: Plan, loud: Loud, known: Bounds, log_
         rest = np.exp(_contour.log_lower_delta(data, contour, sums, origin, e))
         return (rest + loud.least_delta(e)) * (1.0 - _ROUNDING) >= np.exp(log_delta)
 
+    # The last point that a bisection keeps may be the end it was given, of which nothing is known.
     first, last = max(data.least, known.lower), min(loud.most, known.upper)
-    upper, lower = known.upper, known.lower
-    fails, holds = first, last
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (fails + holds)
-        if is_above(middle):
-            holds = upper = min(upper, middle)
-        else:
-            fails = middle
-    holds, fails = known.lower, last
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (fails + holds)
-        if is_below(middle):
-            holds = lower = max(lower, middle)
-        else:
-            fails = middle
+    highest = float(bisect_on_host(is_above, last, first, num_iterations=_BISECTIONS)[0])
+    lowest = float(bisect_on_host(is_below, known.lower, last, num_iterations=_BISECTIONS)[0])
+    upper = min(known.upper, highest) if is_above(highest) else known.upper
+    lower = max(known.lower, lowest) if is_below(lowest) else known.lower
 
     # Next to the end that was found, or in between; if all of them are above, clearly below.
     if lower > known.lower:
