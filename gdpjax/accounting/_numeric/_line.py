@@ -30,7 +30,7 @@ FREQUENCY_BLOCK = 256
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 _CELLS = 128
-_FINE = -25.0
+_FINE = -40.0
 _INNER = 64
 _RADIX = 4
 _NODES_AT_ONCE = 1024
@@ -132,14 +132,12 @@ def lost_mass(run: Run, windows: list[Window]) -> float:
     return -np.expm1(kept + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9)
 
 
-def log_moment_of_steps(run: Run, windows: list[Window], theta: float) -> float:
-    """An upper bound on K(theta) of the steps alone, without a line."""
+def log_moments_above(steps: Sequence[Step], windows: list[Window], theta: float) -> Array:
+    """Upper bounds on log A(theta) of each of the steps [steps], without a line."""
     still = Contour(theta, np.inf, 0.0, 0.0, theta, theta, _FINE)
-    total = 0.0
-    for step, window in zip(run.steps, windows, strict=True):
-        log_a = _step_rule(step, window, still).alias[0]
-        total += step.num_steps * (log_a + 8.0 * UNIT_ROUNDOFF * abs(log_a))
-    return total
+    rules = [_step_rule(step, window, still) for step, window in zip(steps, windows, strict=True)]
+    bounds = np.array([rule.alias[0] for rule in rules])
+    return bounds + 8.0 * UNIT_ROUNDOFF * np.abs(bounds)
 
 
 def _whole(wanted: float, least: int, most: int) -> int:

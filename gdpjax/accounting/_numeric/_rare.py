@@ -162,7 +162,7 @@ def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -
     trusted = at_zero < 0.2 and max(line.at_zero for line in (*quiet, *telling)) < 0.2 and at_theta > _SMALLEST
 
     points = (contour.below, contour.above)
-    pairs = [[_log_moments_bound(run.steps, part, t) for t in points] for part in (split.quiet, split.telling)]
+    pairs = [[_line.log_moments_above(run.steps, part, t) for t in points] for part in (split.quiet, split.telling)]
     log_below, log_above = (_log_moment_bound(counts, x, y) for x, y in zip(*pairs, strict=True))
     lost = _line.lost_mass(run, windows) + np.exp(min(split.log_quiet_delta, 0.0))
     return Transform(
@@ -215,13 +215,6 @@ def _log_moment_bound(counts: Array, x: Array, y: Array) -> float:
 def _softplus(x: Array) -> Array:
     """log(1 + e^x), right to a few ulp of itself."""
     return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
-
-
-def _log_moments_bound(steps: tuple[Step, ...], windows: list[Window], exponent: float) -> Array:
-    """Upper bounds on the log moments of the steps [steps] at one exponent, with panels narrow enough for it."""
-    contour = Contour(exponent, 2.0 * np.pi / exponent, 0.0, exponent, exponent, exponent, -50.0)
-    lines = _line.step_lines(steps, windows, contour, _line.frequencies(contour))
-    return np.array([line.log_a + 2.0 * line.at_zero if line.at_zero < 0.2 else np.inf for line in lines])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -309,7 +302,7 @@ def _cut(step: Step, window: Window, level: float) -> float:
 def _log_quiet_delta(steps: tuple[Step, ...], windows: list[Window], exponent: float, least: float) -> float:
     """log of the Chernoff bound c(t) e^{K(t) - t e} on what the quiet runs add to delta."""
     counts = np.array([step.num_steps for step in steps])
-    log_moments = _log_moments_bound(steps, windows, exponent)
+    log_moments = _line.log_moments_above(steps, windows, exponent)
     bound = counts @ log_moments + _contour.log_peak(exponent) - exponent * least
     size = counts.size * (counts @ np.abs(log_moments)) + exponent * least
     return bound + 1e-13 * (1.0 + size)

@@ -57,7 +57,7 @@ def log_upper_delta(data: Transform, plan: Plan) -> float:
 
 def log_chernoff_delta(run: Run, windows: list[Window], theta: float, epsilon: float) -> float:
     """The Chernoff bound on log delta(epsilon) of one direction of a run of steps, which needs no line."""
-    log_size, shifted = _line.log_moment_of_steps(run, windows, theta), theta * epsilon
+    log_size, shifted = _log_size_above(run, windows, theta), theta * epsilon
     bound = log_size - shifted + _contour.log_peak(theta)
     slack = 1e-13 * (1.0 + abs(log_size) + abs(shifted))
     return np.logaddexp(bound + slack, np.log(_line.lost_mass(run, windows)))
@@ -131,8 +131,13 @@ def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess:
 
 def chernoff_epsilon(run: Run, windows: list[Window], theta: float, log_delta: float) -> float:
     """The Chernoff bound on epsilon of one direction of a run of steps, which needs no line."""
-    log_size = _line.log_moment_of_steps(run, windows, theta)
-    return _chernoff(log_size, theta, _line.lost_mass(run, windows), log_delta)
+    return _chernoff(_log_size_above(run, windows, theta), theta, _line.lost_mass(run, windows), log_delta)
+
+
+def _log_size_above(run: Run, windows: list[Window], theta: float) -> float:
+    """An upper bound on K(theta) of a run of steps."""
+    counts = np.array([step.num_steps for step in run.steps])
+    return counts @ _line.log_moments_above(run.steps, windows, theta)
 
 
 def _chernoff(log_size: float, theta: float, lost: float, log_delta: float) -> float:
