@@ -21,8 +21,8 @@ from gdpjax.accounting._gdp import (
     gdp_tradeoff,
 )
 from gdpjax.accounting._length import steps_of_epochs
-from gdpjax.accounting._lost_mass import delta_after_overflow, epsilon_with_overflow
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
+from gdpjax.accounting._overflow import delta_after_overflow, epsilon_with_overflow
 from gdpjax.accounting._rdp import moments_accountant_epsilon, rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
 from gdpjax.accounting._reliability import clt_is_reliable
 from gdpjax.accounting._run_curve import certified, mu_and_regret, with_overflow

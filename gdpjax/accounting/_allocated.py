@@ -13,7 +13,7 @@ import numpy as np
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import allocation_delta_bounds, allocation_epsilon_bounds, of_allocation
 from gdpjax.accounting._ledgers import Described, describe
-from gdpjax.accounting._lost_mass import Lost
+from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEvent
 
 _EVERYTHING = {"epsilon": math.inf, "delta": 1.0, "tradeoff": 0.0, "mu": math.inf}

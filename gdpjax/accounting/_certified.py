@@ -12,7 +12,7 @@ import numpy as np
 
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric, _shuffled, _truncated
+from gdpjax.accounting import _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import has_allocation
 from gdpjax.accounting._ledgers import describe
 from gdpjax.accounting._numeric import Family
@@ -150,7 +150,7 @@ def epsilon_estimate(
         if described.lost.is_nothing:
             return estimate(delta)
         check_concrete("delta", delta, OPEN_UNIT)
-        return _lost_mass.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
+        return _overflow.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
     family = family_of_runs(sampling, neighboring_relation, group_size)
     _refuse_uniform(family)
     size = (group_size,) if group_size > 1 else ()

@@ -3,12 +3,12 @@
 Steps become phases (noise_multiplier, sampling_prob, num_steps), a release of all the data with Gaussian noise a phase
 with sampling_prob 1, events of bounded loss rows (num_steps, bound, categories). What is only known to be (epsilon,
 delta)-DP is at worst a binary randomized response that fails with probability delta, so f = f_rest (x) f_{0, failure}
-with failure = 1 - prod (1 - delta): the failures are taken out here and put back, exactly, by `_lost_mass`.
+with failure = 1 - prod (1 - delta): the failures are taken out here and put back, exactly, by `_overflow`.
 
 A step without noise (noise_multiplier 0) shows an example that is in its batch and nothing of one that is not. Its
 curve is f_{0, p}, a failure of probability p, attained where the gradients of all others are zero.
 
-A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components (`_numeric._ratio`),
+A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components (`_numeric._likelihood_ratio`),
 and the sensitivity of a whole-data release is k times as large.
 """
 
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdpjax.accounting._lost_mass import Lost
 from gdpjax.accounting._numeric import LAPLACE, Family
+from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import (
     AnyEvent,
     ApproximateDPEvent,

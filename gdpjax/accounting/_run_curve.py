@@ -41,11 +41,11 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _lost_mass, _numeric, _shuffled, _truncated
+from gdpjax.accounting import _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
 from gdpjax.accounting._ledgers import Described, describe
-from gdpjax.accounting._lost_mass import Lost
 from gdpjax.accounting._numeric import Family
+from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -80,10 +80,10 @@ def check_options(ledger: Ledger | AnyEvent, sampling: str, relation: Neighborin
 
 
 _QUESTIONS = {
-    "epsilon": ("delta", OPEN_UNIT, _lost_mass.epsilon),
-    "delta": ("epsilon", NONNEGATIVE, _lost_mass.delta),
-    "tradeoff": ("alpha", UNIT, _lost_mass.tradeoff),
-    "mu": ("failure", OPEN_UNIT, _lost_mass.mu),
+    "epsilon": ("delta", OPEN_UNIT, _overflow.epsilon),
+    "delta": ("epsilon", NONNEGATIVE, _overflow.delta),
+    "tradeoff": ("alpha", UNIT, _overflow.tradeoff),
+    "mu": ("failure", OPEN_UNIT, _overflow.mu),
 }
 """What each question is asked at, and what lost mass does to its answer."""
 
@@ -214,7 +214,7 @@ class _LedgerCurve(AbstractRunCurve):
 
 
 class CurveWithLostMass(_LedgerCurve):
-    """The certified curve of a run that may fail, or overflow, from that of the run that does not: see `_lost_mass`.
+    """The certified curve of a run that may fail, or overflow, from that of the run that does not: see `_overflow`.
 
     Attributes:
         ideal: the curve of the run if nothing is lost.
@@ -229,7 +229,7 @@ class CurveWithLostMass(_LedgerCurve):
         return with_lost_mass(getattr(self.ideal, question), at, self.lost)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
-        return _lost_mass.delta(lambda at: self.ideal._deltas(at, width), epsilon, self.lost)
+        return _overflow.delta(lambda at: self.ideal._deltas(at, width), epsilon, self.lost)
 
 
 class TruncatedCurve(_LedgerCurve):

@@ -22,7 +22,7 @@ Bin(T, q) are of the second kind, M is shown, and for every m
 
     delta(e) <= P(M > m) + delta of T - m steps (s, p) and m steps (s / 2, p).
 
-As an event of probability P(M > m) in which anything may happen this is an overflow (`_lost_mass`), whose price is
+As an event of probability P(M > m) in which anything may happen this is an overflow (`_overflow`), whose price is
 known. m is chosen so that it is a thousandth of what is asked for.
 
 **From below.** Let all others have gradient 0 and n = N. Then only whether x is in the batch matters: every step is

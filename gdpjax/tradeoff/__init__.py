@@ -1,23 +1,23 @@
 """f-DP: trade-off curves and the operators on them.
 
 Read in the order `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
-`_derived` (curves of curves), `_operators`, `_duality`, `_operational`, `_functionals`, `_limit`, and for numeric
-composition `_cells`, `_grid`, `_numeric`, `_compose`. What is known of a mechanism in brackets: `_certified_curve`,
+`_derived_curves` (curves of curves), `_operators`, `_duality`, `_attack_risk`, `_loss_moments`, `_limit`, and for numeric
+composition `_loss_cells`, `_grid`, `_numeric`, `_compose`. What is known of a mechanism in brackets: `_certified_curve`,
 `_regret`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
 """
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
+from gdpjax.tradeoff._attack_risk import attack_advantage, bayes_error, reconstruction_robustness, true_positive_rate
 from gdpjax.tradeoff._certified_curve import CertifiedCurve, NoGuarantee
 from gdpjax.tradeoff._compose import compose
 from gdpjax.tradeoff._curve_bounds import CurveBounds
 from gdpjax.tradeoff._duality import convex_conjugate, delta, dominating_mu, epsilon, from_delta_curve
 from gdpjax.tradeoff._exact_curve import ExactCurve
-from gdpjax.tradeoff._functionals import kappa2, kappa3, kappa3bar, kl
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._limit import NormalApproximation, berry_esseen, central_limit
-from gdpjax.tradeoff._operational import attack_advantage, bayes_error, reconstruction_robustness, true_positive_rate
+from gdpjax.tradeoff._loss_moments import kappa2, kappa3, kappa3bar, kl
 from gdpjax.tradeoff._operators import biconjugate, group, inverse, mixture, parallel, subsample, symmetrize
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_probabilities
 

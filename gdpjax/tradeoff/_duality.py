@@ -36,7 +36,7 @@ from gdpjax._core.dominating import dominates
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, check_curve, curve_function, last_point
-from gdpjax.tradeoff._derived import Grouped, Inverse, Mixture, Subsampled
+from gdpjax.tradeoff._derived_curves import Grouped, Inverse, Mixture, Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 

@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from gdpjax.tradeoff._cells import LOSS_ERROR, RELATIVE_ERROR, Cells
+from gdpjax.tradeoff._loss_cells import LOSS_ERROR, RELATIVE_ERROR, Cells
 
 _U = 2.0**-53
 """Unit roundoff of float64."""

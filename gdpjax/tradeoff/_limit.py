@@ -12,7 +12,7 @@ The composition is non-increasing, so that the lower bound extends as a constant
 0. The upper one is 1 - alpha on the left, and its value at 1 - gamma (or 1 - alpha) on the right. For arrays of curves
 with sum kl -> K, sum kappa2 -> s^2, max kl -> 0 and sum kappa3 -> 0 the limit is G_{2K/s}.
 
-The moments are computed to a relative 1e-7 or better (`_functionals`); gamma is enlarged by 1e-6 of itself and by 1e-9
+The moments are computed to a relative 1e-7 or better (`_loss_moments`); gamma is enlarged by 1e-6 of itself and by 1e-9
 (1 + mu) for the rounding of mu, since moving mu by d moves G_mu by at most d phi(0). Curves whose moments come from a
 polygon in place of the curve are refused.
 """
@@ -24,7 +24,7 @@ from jax import numpy as jnp
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, UNIT, check_scalar, float64_function
 from gdpjax._core.types import Array, Bounds
-from gdpjax.tradeoff import _functionals
+from gdpjax.tradeoff import _loss_moments
 from gdpjax.tradeoff._abstract import Curve, check_symmetric
 from gdpjax.tradeoff._gaussian import Gaussian
 
@@ -64,13 +64,13 @@ def _moments(curves: tuple[Curve, ...], times: int) -> tuple[float, float, float
         raise ValueError("a limit theorem needs at least one curve, got none")
     curves = tuple(check_symmetric(f"curve {i}", curve, "a limit theorem") for i, curve in enumerate(curves))
     for curve in curves:
-        if not _functionals.is_precise(curve):
+        if not _loss_moments.is_precise(curve):
             raise ValueError(
                 f"the moments of {type(curve).__name__} are not known precisely enough for a certified band; "
                 "compose it numerically, or give the piecewise-linear curve of its bounds"
             )
     rows = np.array(
-        [(k := _functionals.kl(f), k * k, _functionals.kappa2(f), _functionals.kappa3bar(f)) for f in curves]
+        [(k := _loss_moments.kl(f), k * k, _loss_moments.kappa2(f), _loss_moments.kappa3bar(f)) for f in curves]
     )
     if not np.isfinite(rows).all():
         raise ValueError("a curve with f(0) < 1 has infinite moments: no limit theorem; compose it numerically")

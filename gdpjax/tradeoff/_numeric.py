@@ -2,7 +2,7 @@
 
     numerically([Laplace(0.5)], [8], num_cells=8192)    # CurveBounds
 
-Each curve is cut into cells of nearly constant loss (`_cells`), rounded to one side; grids of losses are convolved
+Each curve is cut into cells of nearly constant loss (`_loss_cells`), rounded to one side; grids of losses are convolved
 (`_grid`), and the hull of the points that they give is the polygon of that side.
 """
 
@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 from gdpjax.tradeoff._abstract import Curve
-from gdpjax.tradeoff._cells import Cut, cells_of, loss_range
 from gdpjax.tradeoff._curve_bounds import CurveBounds
 from gdpjax.tradeoff._grid import _U, above_from, below_from, compose_grids, points_above, vertices_below
+from gdpjax.tradeoff._loss_cells import Cut, cells_of, loss_range
 from gdpjax.tradeoff._operators import inverse
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices, lower_hull
 

@@ -11,7 +11,7 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, check_curve, check_symmetric
-from gdpjax.tradeoff._derived import Grouped, Hull, Mixture, Subsampled
+from gdpjax.tradeoff._derived_curves import Grouped, Hull, Mixture, Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices

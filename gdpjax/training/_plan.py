@@ -11,7 +11,7 @@ others, so that nothing can be set against them. What follows from what:
   at most a thousandth of delta and 1e-12; tau is in the Event and so in delta. A group of k needs k - 1 rows more: when
   the others fill fewer than capacity - k + 1 rows, the batch fits whatever the group does. Its bracket is the ideal
   run's at (delta - tau) / (1 - tau) above and at delta + tau below, as for one example: a run that meets such a batch
-  stops and says so (`accounting._lost_mass`).
+  stops and says so (`accounting._overflow`).
 * Noise has a largest value z_max = 9.1 standard deviations (63-bit tails). An output beyond z_max under one data set
   and not under its neighbour has probability at most p T P(Z > z_max - k / s) (groups of k, noise multiplier s), which
   must be below a hundredth of delta. A plan with less noise, or none, trains (as a baseline without privacy, or for an

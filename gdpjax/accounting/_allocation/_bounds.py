@@ -26,10 +26,10 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._allocation import _average, _lognormal, _one_run
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
-from gdpjax.accounting._numeric import _closed, _driver, _plan
+from gdpjax.accounting._numeric import _closed_forms, _contour_choice, _directions
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._batch import batched
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric._run_description import Run
 
 _EPSILON_WIDTH = 3e-4
 _DELTA_WIDTH = 3e-3
@@ -144,7 +144,7 @@ def guess_log_delta(epsilon: float, events: Callable[[float], Run | None]) -> fl
         run = events(guess)
         if run is None:
             return _FIRST_LOG_DELTA
-        guesses = [_plan.guess_log_delta(run.towards(sign), epsilon) for sign in run.signs]
+        guesses = [_contour_choice.guess_log_delta(run.towards(sign), epsilon) for sign in run.signs]
         guess = min(max(*guesses, _LOWEST_LOG_TAIL), 0.0) if np.all(np.isfinite(guesses)) else _FIRST_LOG_DELTA
     return guess
 
@@ -177,17 +177,17 @@ def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
             upper = _one_run.upper_epsilon(only_pair(above), delta, largest)
         return Bounds(lower, upper)
     if below is not None:
-        found = _driver.epsilon_of_run(_run(below), math.log(delta), _EPSILON_WIDTH)
+        found = _directions.epsilon_of_run(_run(below), math.log(delta), _EPSILON_WIDTH)
         lower = float(np.fmax(found.lower, 0.0))
     if above is not None:
-        found = _driver.epsilon_of_run(_run(above), math.log(delta), _EPSILON_WIDTH)
+        found = _directions.epsilon_of_run(_run(above), math.log(delta), _EPSILON_WIDTH)
         upper = float(np.fmin(found.upper, largest))
     return Bounds(lower, upper)
 
 
 def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
     """The bracket on delta, the larger of the two directions."""
-    gaussian = _closed.gaussian_delta(epsilon, math.sqrt(scheme.squared_mu))
+    gaussian = _closed_forms.gaussian_delta(epsilon, math.sqrt(scheme.squared_mu))
     largest = min(float(gaussian.upper) + _TINY, 1.0)
     if scheme.is_gaussian:
         return Bounds(max(float(gaussian.lower) - _TINY, 0.0), largest)
@@ -206,10 +206,10 @@ def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
             upper = _one_run.upper_delta(only_pair(above), epsilon)
     else:
         if below is not None:
-            found = _driver.log_delta_of_run(_run(below), epsilon, _DELTA_WIDTH)
+            found = _directions.log_delta_of_run(_run(below), epsilon, _DELTA_WIDTH)
             lower = float(np.exp(found.lower)) * (1.0 - 1e-12)
         if above is not None:
-            found = _driver.log_delta_of_run(_run(above), epsilon, _DELTA_WIDTH)
+            found = _directions.log_delta_of_run(_run(above), epsilon, _DELTA_WIDTH)
             upper = float(np.exp(found.upper)) * (1.0 + 1e-12)
     return Bounds(float(np.fmax(lower - _TINY, 0.0)), float(np.fmin(upper, largest)))
 

@@ -24,12 +24,12 @@ from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme
-from gdpjax.accounting._numeric import _closed, _dominating, _driver, _finite, _tradeoff
+from gdpjax.accounting._numeric import _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
 from gdpjax.accounting._numeric._atoms import Atoms
 from gdpjax.accounting._numeric._batch import batched
-from gdpjax.accounting._numeric._finite import Finite
-from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric._bounded_losses import Finite
+from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._run_description import Run
 
 _SLACK = 1e-9
 _TINY = 2.3e-308
@@ -64,7 +64,7 @@ class _Parts(NamedTuple):
     @property
     def whole_mu(self) -> float:
         """A mu that the whole run has, with the events of bounded loss."""
-        return math.sqrt(self.mu**2 + _finite.squared_mu(self.finite)) * (1.0 + _SLACK)
+        return math.sqrt(self.mu**2 + _bounded_losses.squared_mu(self.finite)) * (1.0 + _SLACK)
 
     @property
     def least_noise(self) -> float:
@@ -110,10 +110,10 @@ def _at_most(number: float, run: Run | None, known: Callable[[Run], float]) -> f
 def _epsilon(parts: _Parts, delta: float) -> Bounds:
     runs = _bracket(parts, math.log(delta))
     gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(parts.mu)))
-    trivial = gaussian * (1.0 + _SLACK) + 1e-12 + _finite.largest_loss(parts.finite)
+    trivial = gaussian * (1.0 + _SLACK) + 1e-12 + _bounded_losses.largest_loss(parts.finite)
     return Bounds(
-        _at_least(0.0, runs.below, lambda run: _driver.epsilon_of_run(run, math.log(delta)).lower),
-        _at_most(trivial, runs.above, lambda run: _driver.epsilon_of_run(run, math.log(delta)).upper),
+        _at_least(0.0, runs.below, lambda run: _directions.epsilon_of_run(run, math.log(delta)).lower),
+        _at_most(trivial, runs.above, lambda run: _directions.epsilon_of_run(run, math.log(delta)).upper),
     )
 
 
@@ -123,13 +123,15 @@ def _delta(parts: _Parts, epsilon: float) -> Bounds:
 
     runs = _bracket(parts, _bounds.guess_log_delta(epsilon, coarse))
     # Events of bounded loss shift epsilon by their largest loss at most.
-    rest = epsilon - _finite.largest_loss(parts.finite) * (1.0 + 1e-12)
+    rest = epsilon - _bounded_losses.largest_loss(parts.finite) * (1.0 + 1e-12)
     trivial = 1.0
     if rest >= 0:
-        trivial = float(_closed.gaussian_delta(rest, parts.mu).upper)
-    lower = _at_least(0.0, runs.below, lambda run: np.exp(_driver.log_delta_of_run(run, epsilon).lower) * (1.0 - 1e-12))
+        trivial = float(_closed_forms.gaussian_delta(rest, parts.mu).upper)
+    lower = _at_least(
+        0.0, runs.below, lambda run: np.exp(_directions.log_delta_of_run(run, epsilon).lower) * (1.0 - 1e-12)
+    )
     upper = _at_most(
-        trivial, runs.above, lambda run: np.exp(_driver.log_delta_of_run(run, epsilon).upper) * (1.0 + 1e-12)
+        trivial, runs.above, lambda run: np.exp(_directions.log_delta_of_run(run, epsilon).upper) * (1.0 + 1e-12)
     )
     return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 

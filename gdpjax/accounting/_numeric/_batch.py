@@ -1,6 +1,6 @@
 """Many runs: a loop over rows on the host, whether called eagerly, under jit or under vmap.
 
-Rows differ in cost by two orders of magnitude, because the numbers of nodes and of frequencies do (see `_line`). So
+Rows differ in cost by two orders of magnitude, because the numbers of nodes and of frequencies do (see `_characteristic_function`). So
 they run one after another, each with its own sizes; memory is that of one row.
 
 Everything is computed by NumPy in float64. In traced code the same loop is a call back to the host, one for a whole

@@ -27,7 +27,7 @@ e^{K(theta) - theta e} (1 / pi) integral_{t_N} |k|, with |k_U| <= e^{eta^2 (thet
 |k_L| <= e^{-eta^2 t^2 / 2} (e^{eta^2 theta^2 / 2} + e^{eta^2 (theta + 1)^2 / 2}) / t. The integrals are below
 e^{-x^2 / 2} / t_N min(1, x^-2) and e^{-x^2 / 2} / x^2, x = eta t_N.
 
-The errors of M itself are derived in `_line`.
+The errors of M itself are derived in `_characteristic_function`.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric._line import Contour, Transform
+from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
 
 

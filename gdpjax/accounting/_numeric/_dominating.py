@@ -15,8 +15,8 @@ import numpy as np
 from gdpjax._core.dominating import dominates
 from gdpjax._core.gdp import mu_kernel
 from gdpjax._core.types import Bounds
-from gdpjax.accounting._numeric import _driver
-from gdpjax.accounting._numeric._run import Run, trivial_mu
+from gdpjax.accounting._numeric import _directions
+from gdpjax.accounting._numeric._run_description import Run, trivial_mu
 
 _INTERVALS = 96
 _SHARING = 6  # how many neighbouring points of the grid share a contour
@@ -25,11 +25,11 @@ _WIDTH = 3e-3
 
 def mu_of_run(run: Run, failure: float) -> Bounds:
     """The bracket on mu of a run."""
-    top = _driver.epsilon_of_run(run, np.log(failure)).upper
+    top = _directions.epsilon_of_run(run, np.log(failure)).upper
     if not top > 0:
         return Bounds(0.0, 0.0)
     epsilon = top * (np.arange(_INTERVALS) / _INTERVALS)
-    answers = [_driver.log_deltas_of_run(run, group, _WIDTH) for group in epsilon.reshape(-1, _SHARING)]
+    answers = [_directions.log_deltas_of_run(run, group, _WIDTH) for group in epsilon.reshape(-1, _SHARING)]
     low = np.exp(np.concatenate([answer.lower for answer in answers])) * (1.0 - 1e-12)
     high = np.minimum(np.exp(np.concatenate([answer.upper for answer in answers])) * (1.0 + 1e-12), 1.0)
 

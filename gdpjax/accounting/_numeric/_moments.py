@@ -1,6 +1,6 @@
 """One-step moments of the privacy loss by Gauss-Legendre quadrature, with proved errors.
 
-With u ~ N(0, 1) under one of the two distributions of a step and the likelihood ratio r(u) of `_ratio`, the two
+With u ~ N(0, 1) under one of the two distributions of a step and the likelihood ratio r(u) of `_likelihood_ratio`, the two
 directions are
 
     remove:  P = mixture, Q = N(0, 1), L = +log r,  E_P[e^{zL}] = integral phi r^{z+1}   (shift 1, sign +1)
@@ -44,8 +44,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _ratio
-from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric import _likelihood_ratio
+from gdpjax.accounting._numeric._likelihood_ratio import Step
 
 UNIT_ROUNDOFF = 2.0**-53
 NODES_PER_PANEL = 32
@@ -74,7 +74,7 @@ class Nodes(NamedTuple):
 def choose_window(step: Step, log_target: float) -> Window:
     """A window outside of which one step has P-mass of about exp(log_target), and a proved bound on that mass."""
     sigma, k = step.noise_multiplier, step.group_size
-    log_w = _ratio.log_weights(step.sampling_prob, k)
+    log_w = _likelihood_ratio.log_weights(step.sampling_prob, k)
     centres = np.arange(k + 1.0) / sigma
     reach = np.sqrt(2.0 * max(-log_target, 2.0))
     remove = step.sign > 0 or step.symmetric
@@ -115,7 +115,7 @@ def make_nodes(step: Step, edges: Array) -> Nodes:
     """The composite Gauss-Legendre rule on the panels between ``edges``, phi r^shift folded into the weights."""
     width, centre = (edges[1:] - edges[:-1])[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
     u = (centre + 0.5 * width * _NODES).reshape(-1)
-    ell = _ratio.log_ratio(u, step)
+    ell = _likelihood_ratio.log_ratio(u, step)
     rule = (_LOG_WEIGHTS + np.log(width * (0.5 / np.sqrt(2.0 * np.pi)))).reshape(-1)
     log_weight = rule - 0.5 * u**2
     if step.sign > 0:
@@ -142,7 +142,7 @@ def quadrature_error(step: Step, edges: Array, theta: Array, levels: Array, expo
     width, centre = (edges[1:] - edges[:-1])[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
 
     # The ellipses [panels, heights], and the rectangles around them.
-    height = np.minimum(_ratio.largest_height(step), 2.0 * width) * _HEIGHTS
+    height = np.minimum(_likelihood_ratio.largest_height(step), 2.0 * width) * _HEIGHTS
     beta = 2.0 * height / width
     stretch = np.sqrt(1.0 + beta**2)
     rho = beta + stretch
@@ -152,14 +152,14 @@ def quadrature_error(step: Step, edges: Array, theta: Array, levels: Array, expo
 
     # The bound on the integrand there, and the rule's error; of the heights the best for each panel and exponent.
     if step.sign > 0:
-        log_r = _ratio.log_ratio(right, step)
-        log_r = log_r + 1e-15 * _ratio.log_ratio_error(right, step, log_r)
+        log_r = _likelihood_ratio.log_ratio(right, step)
+        log_r = log_r + 1e-15 * _likelihood_ratio.log_ratio_error(right, step, log_r)
     else:
-        log_r = _ratio.log_modulus(left, height, step)
+        log_r = _likelihood_ratio.log_modulus(left, height, step)
     rate = -2.0 * NODES_PER_PANEL * np.log(rho) - np.log1p(-1.0 / rho) + 0.5 * (height**2 - nearest**2)
     rate = rate + np.log(4.0 / np.sqrt(2.0 * np.pi) * width)
     still = rate[..., None] + log_r[..., None] * (step.shift + step.sign * theta)
-    moving = still[..., :1] + _ratio.argument(right, height, step)[..., None] * levels[1:]
+    moving = still[..., :1] + _likelihood_ratio.argument(right, height, step)[..., None] * levels[1:]
     errors = np.concatenate([still, moving], axis=2).min(axis=1)
 
     # Neither the integral nor the rule exceeds what a panel carries.
@@ -185,8 +185,10 @@ def rounding_terms(step: Step, nodes: Nodes) -> tuple[Array, Array]:
     """Per node, in units of 2^-53: the relative error (c0, c1) that stands for c0 + |s| c1 in the docstring."""
     size, ell = np.abs(nodes.position), step.sign * nodes.loss
     moved = 6.0 * (size + nodes.width + step.group_size / step.noise_multiplier)
-    slope = _ratio.posterior_mean(nodes.position, step, ell) / step.noise_multiplier
-    return 54.0 + 2.0 * size**2 + moved * size, _ratio.log_ratio_error(nodes.position, step, ell) + moved * slope
+    slope = _likelihood_ratio.posterior_mean(nodes.position, step, ell) / step.noise_multiplier
+    return 54.0 + 2.0 * size**2 + moved * size, _likelihood_ratio.log_ratio_error(
+        nodes.position, step, ell
+    ) + moved * slope
 
 
 def rotations(angle: Array, *radices: int) -> Array:

@@ -19,11 +19,11 @@ them, and the lower bound is taken at the same e.
 import numpy as np
 
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _contour, _driver, _line, _plan
+from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _directions
+from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
 from gdpjax.accounting._numeric._contour import Sums
-from gdpjax.accounting._numeric._line import Contour, Transform
-from gdpjax.accounting._numeric._plan import Coarse
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric._contour_choice import Coarse
+from gdpjax.accounting._numeric._run_description import Run
 
 _WIDTH = 2e-3
 _TINY = 2.3e-308  # what underflows to zero is positive
@@ -43,16 +43,16 @@ def complement(alpha: Array) -> Bounds:
 def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
     """The bracket on f(alpha), 0 < alpha < 1, of a run."""
     run = run.towards(1.0)
-    coarse = _plan.masses(run, _plan.windows(run, -60.0))
+    coarse = _contour_choice.masses(run, _contour_choice.windows(run, -60.0))
     highest, lowest = 1.0, 0.0
     for kind in (_WHERE_A, _WHERE_B, _AT_ZERO):
         start = 0.0 if kind == _AT_ZERO else max(_threshold(coarse, alpha, kind), 0.0)
-        log_delta = min(max(_plan.guess_log_delta(run, start), -600.0), -1e-9)
+        log_delta = min(max(_contour_choice.guess_log_delta(run, start), -600.0), -1e-9)
         upper, epsilon = _test(run, start, log_delta, alpha, kind)
         highest = np.fmin(highest, upper)
         # The slope of f at alpha is about -e^epsilon there.
         epsilon = max(epsilon, 0.0) if upper < 1.0 else start
-        delta = np.exp(_driver.log_delta_of_run(run, epsilon, _WIDTH).upper)
+        delta = np.exp(_directions.log_delta_of_run(run, epsilon, _WIDTH).upper)
         rest = 1.0 - delta * (1.0 + 1e-12)
         growth = np.exp(min(epsilon, 700.0))
         lowest = np.fmax(lowest, max(rest - growth * alpha, (rest - alpha) / growth) - 1e-15)
@@ -86,9 +86,11 @@ def _threshold(coarse: Coarse, alpha: float, kind: int) -> float:
 
 def _test(run: Run, epsilon: float, log_delta: float, alpha: float, kind: int) -> tuple[float, float]:
     """An upper bound on f(alpha) from the test at a threshold near ``epsilon`` (1 if none is found), and that."""
-    windows = _plan.windows(run, log_delta)
-    plan = _plan.make_plan(run, windows, _plan.masses(run, windows), epsilon, log_delta, _WIDTH, of_delta=True)
-    data = _line.transform(run, windows, plan.contour)
+    windows = _contour_choice.windows(run, log_delta)
+    plan = _contour_choice.make_plan(
+        run, windows, _contour_choice.masses(run, windows), epsilon, log_delta, _WIDTH, of_delta=True
+    )
+    data = _characteristic_function.transform(run, windows, plan.contour)
     sums = _contour.make_sums(("reject_q", "reject_p"), data, plan.contour, epsilon)
 
     shift = 0.0

@@ -5,9 +5,9 @@ import pathlib
 
 import numpy as np
 
-from gdpjax.accounting._numeric import _driver
-from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric import _directions
+from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._run_description import Run
 
 _DATA = json.loads((pathlib.Path(__file__).parents[2] / "data" / "subsampled_gaussian.json").read_text())
 COMPOSED, ONE_STEP = _DATA["composed"], _DATA["one_step"]
@@ -27,14 +27,14 @@ def run(noise_multiplier, sampling_prob, num_steps, direction):
 def _run(function, sigma, p, steps, direction, last):
     with np.errstate(all="ignore"):
         rows = [function(run(*row[:3], direction), row[3]) for row in np.broadcast(sigma, p, steps, last)]
-    return _driver.Answer(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
+    return _directions.Answer(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
 
 
 def direction_epsilon(sigma, p, steps, direction, delta):
     """Brackets on epsilon in one direction, arrays of equal length."""
-    width = _driver.RELATIVE_WIDTH
+    width = _directions.RELATIVE_WIDTH
     return _run(
-        lambda one, at: _driver.direction_epsilon(one, at, 0.0, width), sigma, p, steps, direction, np.log(delta)
+        lambda one, at: _directions.direction_epsilon(one, at, 0.0, width), sigma, p, steps, direction, np.log(delta)
     )
 
 
@@ -42,7 +42,7 @@ def direction_log_delta(sigma, p, steps, direction, epsilon):
     """Brackets on log delta in one direction, arrays of equal length."""
 
     def one_log_delta(one, at):
-        answer = _driver.direction_log_deltas(one, np.array([at]), np.full(1, -np.inf))
+        answer = _directions.direction_log_deltas(one, np.array([at]), np.full(1, -np.inf))
         return [leaf[0] for leaf in answer]
 
     return _run(one_log_delta, sigma, p, steps, direction, epsilon)

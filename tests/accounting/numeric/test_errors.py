@@ -8,13 +8,13 @@ import pytest
 from scipy import integrate
 from scipy.special import erf, ndtr
 
-from gdpjax.accounting._numeric import _contour, _line, _moments, _plan, _ratio
-from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _likelihood_ratio, _moments
+from gdpjax.accounting._numeric._likelihood_ratio import Step
 from tests.accounting.numeric import reference
 
 
 def bounds_of(run, window, contour, epsilon, names=("upper", "lower")):
-    data = _line.transform(run, window, contour)
+    data = _characteristic_function.transform(run, window, contour)
     origin = float(epsilon[0])
     sums = _contour.make_sums(names, data, contour, origin)
     upper = _contour.log_upper_delta(data, contour, sums, origin, epsilon[0])
@@ -22,7 +22,9 @@ def bounds_of(run, window, contour, epsilon, names=("upper", "lower")):
 
 
 def planned(run, windows, epsilon, log_delta, width):
-    return _plan.make_plan(run, windows, _plan.masses(run, windows), epsilon, log_delta, width, of_delta=True)
+    return _contour_choice.make_plan(
+        run, windows, _contour_choice.masses(run, windows), epsilon, log_delta, width, of_delta=True
+    )
 
 
 def spoil(contour, rng, mode):
@@ -56,7 +58,7 @@ def violations(seed, mode, rows=reference.COMPOSED):
                 run = reference.run(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
                 log_delta = np.log(row["delta"])
                 loss = rng.uniform(10.0, 16.0) if mode == "window" else rng.uniform(-5.0, 3.0)
-                window = _plan.windows(run, log_delta + loss)
+                window = _contour_choice.windows(run, log_delta + loss)
                 around = np.array([row[direction]["lower"], row[direction]["upper"]])
                 contour = planned(run, window, float(around[0]), log_delta, 1e-2).contour
                 upper, lower = bounds_of(run, window, spoil(contour, rng, mode), around)
@@ -142,8 +144,8 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_fourier_sums_match_direct_evaluation(blocks):
     loss, weight = np.linspace(-0.3, 2.0, 1500), np.exp(-(np.linspace(-3.0, 3.0, 1500) ** 2))
-    frequency = 0.37 * np.arange(blocks * _line.FREQUENCY_BLOCK)
-    found = _line._fourier(loss, weight, frequency)
+    frequency = 0.37 * np.arange(blocks * _characteristic_function.FREQUENCY_BLOCK)
+    found = _characteristic_function._fourier(loss, weight, frequency)
     direct = np.exp(1j * frequency[:, None] * loss) @ weight
     np.testing.assert_allclose(found, direct, atol=1e-11)
 
@@ -171,7 +173,7 @@ def test_kernels_are_the_transforms_of_their_functions(name):
 @pytest.mark.parametrize("name", ["upper", "lower", "reject_p", "reject_q"])
 def test_tail_bounds_cover_the_tails(name):
     for theta, eta, start in ((2.0, 0.1, 5.0), (2.0, 0.1, 50.0), (30.0, 0.01, 300.0), (0.1, 0.6, 2.0)):
-        contour = _line.Contour(theta, 1.0, eta, start, theta, theta, 0.0)
+        contour = _characteristic_function.Contour(theta, 1.0, eta, start, theta, theta, 0.0)
         t = np.linspace(start, start + 60.0 / eta, 400001)
         kernel, _ = _contour.kernel(name, theta + 1j * t, eta)
         exact = float(np.trapezoid(np.abs(kernel), t)) / np.pi
@@ -181,7 +183,7 @@ def test_tail_bounds_cover_the_tails(name):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_windows_lose_no_more_than_they_say(direction):
     for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
-        (window,) = _plan.windows(reference.run(sigma, p, 10, direction), -12.0)
+        (window,) = _contour_choice.windows(reference.run(sigma, p, 10, direction), -12.0)
         base = ndtr(window.lower) + ndtr(-window.upper)
         moved = ndtr(window.lower - 1 / sigma) + ndtr(1 / sigma - window.upper)
         lost = (1 - p) * base + p * moved if direction == "remove" else base
@@ -196,9 +198,9 @@ def test_log_ratio_is_accurate(group_size):
         u = rng.uniform(-15.0, 15.0 + 1 / sigma, 100)
         step = Step(sigma, p, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
-            value = _ratio.log_ratio(u, step)
-            errors = _ratio.log_ratio_error(u, step, value)
-            means = _ratio.posterior_mean(u, step, value)
+            value = _likelihood_ratio.log_ratio(u, step)
+            errors = _likelihood_ratio.log_ratio_error(u, step, value)
+            means = _likelihood_ratio.posterior_mean(u, step, value)
         for one, ell, error, mean in zip(u, value, errors, means, strict=True):
             with mpmath.workdps(60):
                 truth = mpmath.log(ratio_exactly(mpmath.mpf(one), sigma, p, group_size))
@@ -214,12 +216,12 @@ def test_the_ratio_off_the_axis_is_bounded_by_the_corners_of_the_rectangle(group
     for sigma, p in ((0.5, 0.01), (1.0, 0.3), (5.0, 0.9), (2.0, 1.0)):
         step = Step(sigma, p, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
-            height = float(_ratio.largest_height(step)) * rng.uniform(0.1, 1.0)
+            height = float(_likelihood_ratio.largest_height(step)) * rng.uniform(0.1, 1.0)
             left, right = np.sort(rng.uniform(-6.0, 8.0, 2))
             x, y = rng.uniform(left, right, 200), rng.uniform(-height, height, 200)
-            most = float(_ratio.log_ratio(np.asarray(right), step))
-            least = float(_ratio.log_modulus(np.asarray(left), np.asarray(height), step))
-            turn = float(_ratio.argument(np.asarray(right), np.asarray(height), step))
+            most = float(_likelihood_ratio.log_ratio(np.asarray(right), step))
+            least = float(_likelihood_ratio.log_modulus(np.asarray(left), np.asarray(height), step))
+            turn = float(_likelihood_ratio.argument(np.asarray(right), np.asarray(height), step))
         for a, b in zip(x, y, strict=True):
             r = complex(ratio_exactly(mpmath.mpc(a, b), sigma, p, group_size))
             assert least - 1e-9 <= np.log(abs(r)) <= most + 1e-9

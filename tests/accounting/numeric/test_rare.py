@@ -7,9 +7,9 @@ from scipy.special import log_ndtr
 
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds, moments_accountant_epsilon
-from gdpjax.accounting._numeric import _driver, _plan, _rare, of_phases
-from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric import _contour_choice, _directions, _rare_outcomes, of_phases
+from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._run_description import Run
 from tests.accounting.numeric import oracle
 
 TELLING = [
@@ -72,12 +72,12 @@ def few_steps_delta(epsilon, phases):
 
 def rare_bracket(run, epsilon, log_delta):
     """Bracket on log delta from the telling runs alone, planned about a guess."""
-    windows = _plan.windows(run, log_delta)
-    coarse = _plan.masses(run, windows)
-    plan, split = _rare.make_plan(run, windows, coarse, epsilon, log_delta, 1e-3, of_delta=True)
-    data = _rare.transform(run, windows, split, plan.contour)
+    windows = _contour_choice.windows(run, log_delta)
+    coarse = _contour_choice.masses(run, windows)
+    plan, split = _rare_outcomes.make_plan(run, windows, coarse, epsilon, log_delta, 1e-3, of_delta=True)
+    data = _rare_outcomes.transform(run, windows, split, plan.contour)
     points = epsilon * np.array([0.8, 0.92, 1.0, 1.1, 1.5, 4.0])
-    found = [_rare.log_delta_bracket(data, plan, split.loud, at)[0] for at in points]
+    found = [_rare_outcomes.log_delta_bracket(data, plan, split.loud, at)[0] for at in points]
     return points, Bounds(*np.transpose(found))
 
 
@@ -93,7 +93,9 @@ def check_few_steps(rows, tolerance=1e-6):
         phases = phases_of(sigma, p, steps)
         run = Run(tuple(Step(s, q, 1.0) for s, q in phases))
         with np.errstate(all="ignore"):
-            epsilon = _rare.first_guess(_plan.masses(run, _plan.windows(run, np.log(delta))), np.log(delta))
+            epsilon = _rare_outcomes.first_guess(
+                _contour_choice.masses(run, _contour_choice.windows(run, np.log(delta))), np.log(delta)
+            )
             points, bounds = rare_bracket(run, epsilon, np.log(delta))
         for at, lower, upper in zip(points, *bounds, strict=True):
             truth = np.log(few_steps_delta(at, phases))
@@ -156,8 +158,8 @@ def test_random_brackets_are_narrow():
 def test_no_bracket_is_wider_than_without_the_telling_runs(row, monkeypatch):
     bounds = epsilon_bounds(*row)
     at_upper = delta_bounds(*row[:3], bounds.upper)
-    monkeypatch.setattr(_rare, "is_rare", lambda run: False)
-    monkeypatch.setattr(_rare, "applies", lambda run: False)
+    monkeypatch.setattr(_rare_outcomes, "is_rare", lambda run: False)
+    monkeypatch.setattr(_rare_outcomes, "applies", lambda run: False)
     ordinary = epsilon_bounds(*row)
     assert ordinary.lower <= bounds.lower <= bounds.upper <= ordinary.upper
     ordinary = delta_bounds(*row[:3], bounds.upper)
@@ -177,7 +179,7 @@ def test_complex_log1p():
     h = 10.0 ** random.uniform(-20, 5, 400) * np.exp(1j * random.uniform(0, 2 * np.pi, 400))
     h = np.append(h, [-0.5, 0.5j, -0.5 + 1e-9j, -0.49999999])
     with mpmath.workdps(50):
-        for value, found in zip(h, _rare.complex_log1p(h), strict=True):
+        for value, found in zip(h, _rare_outcomes.complex_log1p(h), strict=True):
             truth = mpmath.log(1 + mpmath.mpc(value))
             size = abs(value) if abs(value) <= 0.5 else 1 + abs(truth)
             assert abs(mpmath.mpc(found) - truth) <= 12 * 2.0**-53 * size
@@ -189,7 +191,7 @@ def test_complex_log1p():
 
 def test_a_cut_too_high_is_caught(monkeypatch):
     """If the cut moves up and what the quiet runs add stays what it was, upper bounds are false."""
-    make_split = _rare.make_split
+    make_split = _rare_outcomes.make_split
 
     def wrong(*args):
         split = make_split(*args)
@@ -198,7 +200,7 @@ def test_a_cut_too_high_is_caught(monkeypatch):
         telling = [window._replace(lower=end) for window, end in zip(split.telling, ends, strict=True)]
         return split._replace(quiet=quiet, telling=telling)
 
-    monkeypatch.setattr(_rare, "make_split", wrong)
+    monkeypatch.setattr(_rare_outcomes, "make_split", wrong)
     with pytest.raises(AssertionError):
         check_few_steps(random_runs(12, 1, most_steps=2))
 
@@ -206,13 +208,13 @@ def test_a_cut_too_high_is_caught(monkeypatch):
 @pytest.mark.parametrize("factor", [0.9999, 1.0001])
 def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
     """The probabilities of the loud runs make up most of delta here."""
-    loud = _rare._loud
+    loud = _rare_outcomes._loud
 
     def wrong(*args):
         found = loud(*args)
         return found._replace(p=Bounds(*(factor * end for end in found.p)))
 
-    monkeypatch.setattr(_rare, "_loud", wrong)
+    monkeypatch.setattr(_rare_outcomes, "_loud", wrong)
     with pytest.raises(AssertionError):
         check_few_steps([(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7)])
 
@@ -250,12 +252,14 @@ def test_the_telling_runs_agree_with_the_ordinary_tries(monkeypatch):
         step = Step(np.exp(uniform(-0.5, 1)), 10 ** uniform(-4, -2), float(round(10 ** uniform(3, 5))))
         run = Run((step,), ())
         with np.errstate(all="ignore"), monkeypatch.context() as patch:
-            patch.setattr(_rare, "applies", lambda run: False)
-            patch.setattr(_rare, "is_rare", lambda run: False)
-            ordinary = _driver.direction_epsilon(run, log_delta, 0.0, 1e-4)
-            windows = _plan.windows(run, log_delta)
-            nothing = _driver.Answer(0.0, 1e6, max(ordinary.estimate, 1e-3))
-            telling = _driver._rare_epsilon(run, windows, _plan.masses(run, windows), nothing, log_delta, 1e-3)
+            patch.setattr(_rare_outcomes, "applies", lambda run: False)
+            patch.setattr(_rare_outcomes, "is_rare", lambda run: False)
+            ordinary = _directions.direction_epsilon(run, log_delta, 0.0, 1e-4)
+            windows = _contour_choice.windows(run, log_delta)
+            nothing = _directions.Answer(0.0, 1e6, max(ordinary.estimate, 1e-3))
+            telling = _directions._rare_epsilon(
+                run, windows, _contour_choice.masses(run, windows), nothing, log_delta, 1e-3
+            )
         assert telling.lower <= ordinary.upper
         assert ordinary.lower <= telling.upper
         useful += telling.lower > 0

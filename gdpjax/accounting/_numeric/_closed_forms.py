@@ -20,7 +20,7 @@ import numpy as np
 from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
-from gdpjax.accounting._numeric._run import Run, gaussian_mu, is_alone
+from gdpjax.accounting._numeric._run_description import Run, gaussian_mu, is_alone
 
 _SLACK = 1e-9
 

@@ -3,12 +3,12 @@
 import numpy as np
 
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _contour, _line
+from gdpjax.accounting._numeric import _characteristic_function, _contour
+from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
 from gdpjax.accounting._numeric._contour import Sums
-from gdpjax.accounting._numeric._line import Contour, Transform
+from gdpjax.accounting._numeric._contour_choice import Plan
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._plan import Plan
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric._run_description import Run
 
 _MARGINS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 _KERNELS = ("upper", "lower")
@@ -60,7 +60,7 @@ def log_chernoff_delta(run: Run, windows: list[Window], theta: float, epsilon: f
     log_size, shifted = _log_size_above(run, windows, theta), theta * epsilon
     bound = log_size - shifted + _contour.log_peak(theta)
     slack = 1e-13 * (1.0 + abs(log_size) + abs(shifted))
-    return np.logaddexp(bound + slack, np.log(_line.lost_mass(run, windows)))
+    return np.logaddexp(bound + slack, np.log(_characteristic_function.lost_mass(run, windows)))
 
 
 def log_delta_bracket(data: Transform, plan: Plan, epsilon: Array) -> tuple[Bounds, Array]:
@@ -131,13 +131,15 @@ def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess:
 
 def chernoff_epsilon(run: Run, windows: list[Window], theta: float, log_delta: float) -> float:
     """The Chernoff bound on epsilon of one direction of a run of steps, which needs no line."""
-    return _chernoff(_log_size_above(run, windows, theta), theta, _line.lost_mass(run, windows), log_delta)
+    return _chernoff(
+        _log_size_above(run, windows, theta), theta, _characteristic_function.lost_mass(run, windows), log_delta
+    )
 
 
 def _log_size_above(run: Run, windows: list[Window], theta: float) -> float:
     """An upper bound on K(theta) of a run of steps."""
     counts = np.array([step.num_steps for step in run.steps])
-    return counts @ _line.log_moments_above(run.steps, windows, theta)
+    return counts @ _characteristic_function.log_moments_above(run.steps, windows, theta)
 
 
 def _chernoff(log_size: float, theta: float, lost: float, log_delta: float) -> float:

@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 
-from gdpjax.accounting._numeric import _atoms, _finite
+from gdpjax.accounting._numeric import _atoms, _bounded_losses
 from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._finite import Finite
-from gdpjax.accounting._numeric._ratio import Step
+from gdpjax.accounting._numeric._bounded_losses import Finite
+from gdpjax.accounting._numeric._likelihood_ratio import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def largest_loss(run: Run) -> float:
     for step in run.steps:
         each = -np.log1p(-step.sampling_prob) if step.sampling_prob < 1 else np.inf
         subsampled += step.num_steps * step.group_size * each
-    return subsampled * (1.0 + 1e-12) + _finite.largest_loss(run.finite) + _atoms.largest_loss(run.atoms)
+    return subsampled * (1.0 + 1e-12) + _bounded_losses.largest_loss(run.finite) + _atoms.largest_loss(run.atoms)
 
 
 def chance_of_leaking(run: Run) -> float:
@@ -81,4 +81,4 @@ def _sum(terms: list[float]) -> float:
 def trivial_mu(run: Run) -> float:
     """A mu that the whole run has, whatever the sampling."""
     mu = gaussian_mu(run) * (1.0 + 1e-12)
-    return np.sqrt(mu**2 + _finite.squared_mu(run.finite)) * (1.0 + 1e-12) if run.finite else mu
+    return np.sqrt(mu**2 + _bounded_losses.squared_mu(run.finite)) * (1.0 + 1e-12) if run.finite else mu

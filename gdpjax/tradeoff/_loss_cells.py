@@ -26,7 +26,7 @@ import scipy
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._derived import Inverse, Mixture, Subsampled
+from gdpjax.tradeoff._derived_curves import Inverse, Mixture, Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, lower_hull

@@ -13,11 +13,18 @@ import numpy as np
 from gdpjax._core import checks
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _closed, _dominating, _driver, _finite, _run, _tradeoff
+from gdpjax.accounting._numeric import (
+    _bounded_losses,
+    _closed_forms,
+    _directions,
+    _dominating,
+    _run_description,
+    _tradeoff,
+)
 from gdpjax.accounting._numeric._batch import batched
-from gdpjax.accounting._numeric._finite import Finite
-from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric._bounded_losses import Finite
+from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._run_description import Run
 
 _RUN = {"noise_multiplier": checks.POSITIVE, "sampling_prob": checks.UNIT, "num_steps": checks.COUNT}
 _PHASES = {**_RUN, "num_steps": checks.WHOLE}
@@ -43,7 +50,7 @@ class Family(NamedTuple):
     """Whether the size of a group is an argument, after the steps; otherwise it is 1."""
     finite: bool = False
     """Whether there are events of bounded loss, further arguments."""
-    rtol: float = _driver.RELATIVE_WIDTH
+    rtol: float = _directions.RELATIVE_WIDTH
     """The relative width at which the search for an epsilon or a delta stops."""
 
 
@@ -69,15 +76,15 @@ def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
 
 
 def _epsilon_core(run: Run, delta: float, rtol: float) -> Bounds:
-    if delta >= _run.chance_of_leaking(run):
+    if delta >= _run_description.chance_of_leaking(run):
         return Bounds(0.0, 0.0)
-    if _closed.has_closed_form(run):
-        exact = _closed.epsilon(run, delta)
+    if _closed_forms.has_closed_form(run):
+        exact = _closed_forms.epsilon(run, delta)
         if exact.upper < np.inf:
             return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta)))
-    lower, upper, _ = _driver.epsilon_of_run(run, np.log(delta), rtol)
+    lower, upper, _ = _directions.epsilon_of_run(run, np.log(delta), rtol)
     if run.finite:
-        lower = max(lower, _finite.epsilon_from_atom(run.finite, np.log(delta)))
+        lower = max(lower, _bounded_losses.epsilon_from_atom(run.finite, np.log(delta)))
     nearly_all = all(step.sampling_prob > _NEARLY_ALL for step in run.steps)
     if nearly_all or not upper - lower <= rtol * lower:
         upper = np.fmin(upper, _epsilon_without_sampling(run, delta))
@@ -86,29 +93,29 @@ def _epsilon_core(run: Run, delta: float, rtol: float) -> Bounds:
 
 def _epsilon_without_sampling(run: Run, delta: float) -> float:
     """An upper bound, since with sampling the steps reveal less; near zero delta fixes epsilon only absolutely."""
-    gaussian = epsilon_kernel(np, delta, 1.0 - delta, _run.gaussian_mu(run))
-    return gaussian * (1.0 + 1e-10) + 1e-12 + _finite.largest_loss(run.finite)
+    gaussian = epsilon_kernel(np, delta, 1.0 - delta, _run_description.gaussian_mu(run))
+    return gaussian * (1.0 + 1e-10) + 1e-12 + _bounded_losses.largest_loss(run.finite)
 
 
 def _estimate_core(run: Run, delta: float, _rtol: float) -> float:
-    if delta >= _run.chance_of_leaking(run):
+    if delta >= _run_description.chance_of_leaking(run):
         return 0.0
-    if _closed.has_closed_form(run):
-        exact = _closed.epsilon(run, delta)
+    if _closed_forms.has_closed_form(run):
+        exact = _closed_forms.epsilon(run, delta)
         if exact.upper < np.inf:
             return 0.5 * (exact.lower + exact.upper) if exact.lower > 0 else 0.0
-    return _driver.estimate_of_run(run, np.log(delta))
+    return _directions.estimate_of_run(run, np.log(delta))
 
 
 def _delta_core(run: Run, epsilon: float, rtol: float) -> Bounds:
-    leaking = _run.chance_of_leaking(run)
-    if _closed.has_closed_form(run):
-        lower, upper = _closed.delta(run, epsilon)
+    leaking = _run_description.chance_of_leaking(run)
+    if _closed_forms.has_closed_form(run):
+        lower, upper = _closed_forms.delta(run, epsilon)
     else:
-        answer = _driver.log_delta_of_run(run, epsilon, rtol)
+        answer = _directions.log_delta_of_run(run, epsilon, rtol)
         lower, upper = np.exp(answer.lower) * (1.0 - 1e-12), np.exp(answer.upper) * (1.0 + 1e-12)
     if run.finite:
-        lower = max(lower, _finite.delta_from_atom(run.finite, epsilon))
+        lower = max(lower, _bounded_losses.delta_from_atom(run.finite, epsilon))
     upper = np.fmin(upper, leaking)
     return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 
@@ -125,7 +132,7 @@ def _mu_core(run: Run, failure: float, _rtol: float) -> Bounds:
     # The whole run has this mu whatever the sampling. For the smallest noises the search takes long and finds little
     # better.
     if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
-        return Bounds(0.0, _run.trivial_mu(run))
+        return Bounds(0.0, _run_description.trivial_mu(run))
     return _dominating.mu_of_run(run, failure)
 
 
@@ -211,14 +218,14 @@ def _profile(family: Family, columns: list[Any], epsilon: Array, width: float) -
     run, raised = _prepare(family, tuple(np.asarray(column, np.float64) for column in columns))
     if not run.steps and not run.finite:
         return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
-    if _closed.has_closed_form(run):
-        lower, upper = np.array([_closed.delta(run, one) for one in epsilon]).T
+    if _closed_forms.has_closed_form(run):
+        lower, upper = np.array([_closed_forms.delta(run, one) for one in epsilon]).T
     else:
         spacing = np.max(np.diff(epsilon), initial=1e-300)
         sharing = int(np.clip(_CLOSE / spacing, *PROFILE_SHARING))
         groups = [epsilon[i : i + sharing] for i in range(0, epsilon.size, sharing)]
-        answers = [_driver.log_deltas_of_run(run, group, width) for group in groups]
+        answers = [_directions.log_deltas_of_run(run, group, width) for group in groups]
         lower = np.exp(np.concatenate([answer.lower for answer in answers])) * (1.0 - 1e-12)
         upper = np.exp(np.concatenate([answer.upper for answer in answers])) * (1.0 + 1e-12)
-    upper = np.minimum(np.fmin(upper, _run.chance_of_leaking(run)) + _TINY, 1.0)
+    upper = np.minimum(np.fmin(upper, _run_description.chance_of_leaking(run)) + _TINY, 1.0)
     return Bounds(np.zeros_like(upper) if raised else np.maximum(lower - _TINY, 0.0), upper)

@@ -52,12 +52,18 @@ from scipy.special import expit, ndtr
 
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _contour, _line, _plan, _ratio, _solve
-from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour, Transform
+from gdpjax.accounting._numeric import (
+    _characteristic_function,
+    _contour,
+    _contour_choice,
+    _inversion,
+    _likelihood_ratio,
+)
+from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, Transform
+from gdpjax.accounting._numeric._contour_choice import Composition, Masses, Plan
+from gdpjax.accounting._numeric._likelihood_ratio import Step
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
-from gdpjax.accounting._numeric._plan import Composition, Masses, Plan
-from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run, chance_of_leaking, is_alone, largest_loss, num_steps
+from gdpjax.accounting._numeric._run_description import Run, chance_of_leaking, is_alone, largest_loss, num_steps
 
 MOST_CHANCE = 0.3
 _CUTS = 16
@@ -123,11 +129,11 @@ def is_rare(run: Run) -> bool:
 
 
 def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -> Transform:
-    """Evaluate M_r along the line; as `_line.transform`, which it takes the place of."""
-    frequency = _line.frequencies(contour)
+    """Evaluate M_r along the line; as `_characteristic_function.transform`, which it takes the place of."""
+    frequency = _characteristic_function.frequencies(contour)
     counts = np.array([step.num_steps for step in run.steps])
-    quiet = _line.step_lines(run.steps, split.quiet, contour, frequency)
-    telling = _line.step_lines(run.steps, split.telling, contour, frequency)
+    quiet = _characteristic_function.step_lines(run.steps, split.quiet, contour, frequency)
+    telling = _characteristic_function.step_lines(run.steps, split.telling, contour, frequency)
 
     # Over the phases, relative to prod_j X_j(theta)^{T_j}: log prod X^T and sum T log1p(Y / X), both complex.
     log_quiet, growth = np.zeros((2, frequency.size), complex)
@@ -162,9 +168,12 @@ def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -
     trusted = at_zero < 0.2 and max(line.at_zero for line in (*quiet, *telling)) < 0.2 and at_theta > _SMALLEST
 
     points = (contour.below, contour.above)
-    pairs = [[_line.log_moments_above(run.steps, part, t) for t in points] for part in (split.quiet, split.telling)]
+    pairs = [
+        [_characteristic_function.log_moments_above(run.steps, part, t) for t in points]
+        for part in (split.quiet, split.telling)
+    ]
     log_below, log_above = (_log_moment_bound(counts, x, y) for x, y in zip(*pairs, strict=True))
-    lost = _line.lost_mass(run, windows) + np.exp(min(split.log_quiet_delta, 0.0))
+    lost = _characteristic_function.lost_mass(run, windows) + np.exp(min(split.log_quiet_delta, 0.0))
     return Transform(
         frequency=frequency,
         modulus=np.log(np.maximum(modulus, 1e-150)),
@@ -197,7 +206,7 @@ def _away_from_zero(value: Array) -> Array:
     return np.where(np.abs(value) < 1e-150, 1e-150, value)
 
 
-def _moved(line: _line.Line) -> Array:
+def _moved(line: _characteristic_function.Line) -> Array:
     """What a moment along the line is off by, relative to its exact value at theta."""
     rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
     return (line.error + 2.0 * line.at_zero) * (1.0 + 4.0 * line.at_zero) + rounding
@@ -274,15 +283,15 @@ def _loud(run: Run, tops: list[float]) -> Loud:
     most, slack = np.inf, 1e-11
     for step, top in zip(run.steps, tops, strict=True):
         centres = np.arange(step.group_size + 1.0) / step.noise_multiplier
-        weights = np.exp(_ratio.log_weights(step.sampling_prob, step.group_size))
+        weights = np.exp(_likelihood_ratio.log_weights(step.sampling_prob, step.group_size))
         missed_p += step.num_steps * np.log1p(-np.dot(weights, ndtr(centres - top)))
         missed_q += step.num_steps * np.log1p(-ndtr(-top))
 
         # Both are right to some ulp of the square of the argument, and of what it is the difference of.
         slack += 16.0 * UNIT_ROUNDOFF * (40.0 + abs(top) + centres[-1]) ** 2
         at_top = np.array([top])
-        loss = _ratio.log_ratio(at_top, step)
-        most = min(most, (loss - 1e-15 * _ratio.log_ratio_error(at_top, step, loss))[0])
+        loss = _likelihood_ratio.log_ratio(at_top, step)
+        most = min(most, (loss - 1e-15 * _likelihood_ratio.log_ratio_error(at_top, step, loss))[0])
     p, q = (-np.expm1(missed) * np.array([1.0 - slack, 1.0 + slack]) for missed in (missed_p, missed_q))
     return Loud(Bounds(p[0], p[1] + _TINY * num_steps(run)), Bounds(*q), most - largest_loss(run))
 
@@ -292,7 +301,7 @@ def _cut(step: Step, window: Window, level: float) -> float:
     low, high = window.lower + _LEAST_WIDTH, window.upper - _LEAST_WIDTH
     for _ in range(50):
         middle = 0.5 * (low + high)
-        if _ratio.log_ratio(np.array([middle]), step)[0] > level:
+        if _likelihood_ratio.log_ratio(np.array([middle]), step)[0] > level:
             high = middle
         else:
             low = middle
@@ -302,7 +311,7 @@ def _cut(step: Step, window: Window, level: float) -> float:
 def _log_quiet_delta(steps: tuple[Step, ...], windows: list[Window], exponent: float, least: float) -> float:
     """log of the Chernoff bound c(t) e^{K(t) - t e} on what the quiet runs add to delta."""
     counts = np.array([step.num_steps for step in steps])
-    log_moments = _line.log_moments_above(steps, windows, exponent)
+    log_moments = _characteristic_function.log_moments_above(steps, windows, exponent)
     bound = counts @ log_moments + _contour.log_peak(exponent) - exponent * least
     size = counts.size * (counts @ np.abs(log_moments)) + exponent * least
     return bound + 1e-13 * (1.0 + size)
@@ -318,12 +327,12 @@ def make_plan(
     *,
     of_delta: bool,
 ) -> tuple[Plan, Split]:
-    """The plan for the telling runs about a guess of (epsilon, log delta), as `_plan.make_plan`, and the cut."""
+    """The plan for the telling runs about a guess of (epsilon, log delta), as `_contour_choice.make_plan`, and the cut."""
     split = make_split(run, windows, coarse, epsilon, log_delta)
-    ((quiet,), (telling,)) = (_plan.masses(run, part).parts for part in (split.quiet, split.telling))
+    ((quiet,), (telling,)) = (_contour_choice.masses(run, part).parts for part in (split.quiet, split.telling))
     pieces = Telling(quiet, telling)
     log_delta = _log_rest(split.loud, epsilon, log_delta)
-    saddle = _plan.saddle_line(pieces, epsilon, 1.0 / epsilon)
+    saddle = _contour_choice.saddle_line(pieces, epsilon, 1.0 / epsilon)
 
     # Beyond some exponent runs with thousands of telling outcomes take over, and next to it the period is too long. To
     # the left of it are better lines, until the terms of the sum cancel.
@@ -332,7 +341,7 @@ def make_plan(
         scale = 1.0 if of_delta else theta * epsilon
         # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1/theta is larger.
         scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
-        contours.append(_plan.choose_contour(pieces, theta, epsilon, log_delta, width * scale))
+        contours.append(_contour_choice.choose_contour(pieces, theta, epsilon, log_delta, width * scale))
         cancels = contours[-1].log_error < contours[0].log_error - _CANCELLING
         if _num_frequencies(contours[0]) < _FEW * MAX_FREQUENCIES or cancels:
             break
@@ -373,8 +382,8 @@ def epsilon_bracket(data: Transform, plan: Plan, loud: Loud, known: Bounds, log_
 
 
 def log_delta_bracket(data: Transform, plan: Plan, loud: Loud, epsilon: float) -> tuple[Bounds, float]:
-    """The bracket on log delta at epsilon, and an estimate, as `_solve.log_delta_bracket`."""
-    bounds, guess = _solve.log_delta_bracket(data, plan, np.array([epsilon]))
+    """The bracket on log delta at epsilon, and an estimate, as `_inversion.log_delta_bracket`."""
+    bounds, guess = _inversion.log_delta_bracket(data, plan, np.array([epsilon]))
     added = np.log([loud.least_delta(epsilon), loud.most_delta(epsilon), loud.least_delta(epsilon)])
     lower, upper, estimate = np.logaddexp([bounds.lower[0], bounds.upper[0], guess[0]], added)
     return Bounds(lower - 1e-13 * (1.0 + abs(lower)), min(upper + 1e-13 * (1.0 + abs(upper)), 0.0)), estimate
@@ -416,7 +425,7 @@ def first_guess(coarse: Composition, log_delta: float) -> float:
 
 def guess_log_delta(run: Run, epsilon: float) -> float:
     """What single outcomes make up of log delta at epsilon."""
-    return _single(_plan.masses(run, _plan.windows(run, -650.0)), epsilon)
+    return _single(_contour_choice.masses(run, _contour_choice.windows(run, -650.0)), epsilon)
 
 
 def _single(coarse: Composition, epsilon: float) -> float:

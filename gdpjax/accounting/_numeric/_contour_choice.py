@@ -17,11 +17,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _atoms, _contour, _finite, _moments, _ratio
-from gdpjax.accounting._numeric._line import MAX_FREQUENCIES, Contour
+from gdpjax.accounting._numeric import _atoms, _bounded_losses, _contour, _likelihood_ratio, _moments
+from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour
+from gdpjax.accounting._numeric._likelihood_ratio import Step
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run, num_steps
+from gdpjax.accounting._numeric._run_description import Run, num_steps
 
 PLAN_PANELS = 8
 LEAST_EPSILON = 1e-3
@@ -74,7 +74,7 @@ def masses(run: Run, windows: list[Window]) -> "Composition":
         loss, log_weight = (np.stack(column) for column in zip(*pairs, strict=True))
         found.append(Masses(np.array([step.num_steps for step in run.steps]), loss, log_weight))
     for event in run.finite:
-        found.append(_one_event(event.num_steps, *_finite.distribution(event)))
+        found.append(_one_event(event.num_steps, *_bounded_losses.distribution(event)))
     for event in run.atoms:
         found.append(_one_event(event.num_steps, *_atoms.distribution(event)))
     return Composition(found)
@@ -82,10 +82,10 @@ def masses(run: Run, windows: list[Window]) -> "Composition":
 
 def _coarse(step: Step, window: Window) -> tuple[Array, Array]:
     edges = _moments.uniform_edges(window, PLAN_PANELS)
-    pieces = [_moments.make_nodes(part, edges) for part in _ratio.parts(step)]
+    pieces = [_moments.make_nodes(part, edges) for part in _likelihood_ratio.parts(step)]
     losses, log_weights = [piece.loss for piece in pieces], [piece.log_weight for piece in pieces]
     if step.symmetric:
-        losses, log_weights = [*losses, np.zeros(1)], [*log_weights, np.log([_ratio.rest(step)])]
+        losses, log_weights = [*losses, np.zeros(1)], [*log_weights, np.log([_likelihood_ratio.rest(step)])]
     return np.concatenate(losses), np.concatenate(log_weights)
 
 

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _atoms, _finite, _moments, _ratio
+from gdpjax.accounting._numeric import _atoms, _bounded_losses, _likelihood_ratio, _moments
 from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._finite import Finite
+from gdpjax.accounting._numeric._bounded_losses import Finite
+from gdpjax.accounting._numeric._likelihood_ratio import Step
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Nodes, Window
-from gdpjax.accounting._numeric._ratio import Step
-from gdpjax.accounting._numeric._run import Run
+from gdpjax.accounting._numeric._run_description import Run
 
 MAX_PANELS = 512
 FREQUENCY_BLOCK = 256
@@ -171,7 +171,7 @@ def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
     """One phase of subsampled Gaussian steps: the sum over its parts, and a symmetric step's atom at loss 0."""
     theta = np.array([contour.theta, contour.below, contour.above])
     levels = contour.cutoff * _LEVELS
-    parts = _ratio.parts(step)
+    parts = _likelihood_ratio.parts(step)
     edges = [_panel_edges(part, window, contour) for part in parts]
     nodes = [_moments.make_nodes(part, edge) for part, edge in zip(parts, edges, strict=True)]
     exponents = [node.log_weight + theta[:, None] * node.loss for node in nodes]
@@ -182,7 +182,7 @@ def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
     log_rule, log_error, log_error_at = (
         _log_total([getattr(each, name) for each in sums]) for name in ("log_rule", "log_error", "log_error_at")
     )
-    atom = np.log(_ratio.rest(step)) if step.symmetric else -np.inf
+    atom = np.log(_likelihood_ratio.rest(step)) if step.symmetric else -np.inf
     log_rule = np.logaddexp(log_rule, atom)
 
     # The weights at theta and at the alias exponents, and the errors that rounding makes there.
@@ -265,8 +265,8 @@ def _panel_density(step: Step, contour: Contour, u: Array, size: float) -> Array
     Where the mass is, that is enough for the oscillation of e^{itL} and for the slope of the weights; see `_turn`.
     """
     sigma, k = step.noise_multiplier, step.group_size
-    ell = _ratio.log_ratio(u, step)
-    slope = _ratio.posterior_mean(u, step, ell) / sigma
+    ell = _likelihood_ratio.log_ratio(u, step)
+    slope = _likelihood_ratio.posterior_mean(u, step, ell) / sigma
     exponent = step.shift + step.sign * contour.theta
     mass = exponent * ell - 0.5 * u**2
     log_a = _moments.log_sum(mass, axis=0) + np.log(size)  # roughly
@@ -311,12 +311,12 @@ def _radices(count: int) -> list[int]:
 def _finite_line(event: Finite, contour: Contour, frequency: Array) -> Line:
     """Events of bounded loss of one kind."""
     theta = contour.theta
-    at_zero = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, 0.0)
-    ratio = _finite.ratio(event, theta, frequency)
-    error = UNIT_ROUNDOFF * _finite.ratio_error(event, theta, frequency)
+    at_zero = UNIT_ROUNDOFF * _bounded_losses.ratio_error(event, theta, 0.0)
+    ratio = _bounded_losses.ratio(event, theta, frequency)
+    error = UNIT_ROUNDOFF * _bounded_losses.ratio_error(event, theta, frequency)
     points = np.array([theta, contour.below, contour.above])
-    log_a = _finite.log_moment(event, points)
-    alias = log_a[1:] + UNIT_ROUNDOFF * _finite.ratio_error(event, points[1:], np.zeros(2))
+    log_a = _bounded_losses.log_moment(event, points)
+    alias = log_a[1:] + UNIT_ROUNDOFF * _bounded_losses.ratio_error(event, points[1:], np.zeros(2))
     return Line(event.num_steps, ratio, error, log_a[0], at_zero, alias)
 
 

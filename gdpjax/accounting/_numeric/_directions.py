@@ -5,11 +5,18 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _atoms, _finite, _line, _plan, _rare, _solve
+from gdpjax.accounting._numeric import (
+    _atoms,
+    _bounded_losses,
+    _characteristic_function,
+    _contour_choice,
+    _inversion,
+    _rare_outcomes,
+)
 from gdpjax.accounting._numeric._contour import log_peak
+from gdpjax.accounting._numeric._contour_choice import Composition
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._plan import Composition
-from gdpjax.accounting._numeric._run import Run, gaussian_mu, is_alone, largest_loss
+from gdpjax.accounting._numeric._run_description import Run, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
@@ -19,7 +26,7 @@ _PROGRESS = 0.95
 TRIES_BEFORE_RARE = 2
 RARE_TRIES = 5
 RARE_WIDTH, RARE_DELTA_WIDTH = 2e-3, 1e-2
-"""The relative widths of epsilon and of delta from which on `_rare` is tried, where it applies."""
+"""The relative widths of epsilon and of delta from which on `_rare_outcomes` is tried, where it applies."""
 RARE_LAST_WIDTH = 0.02
 """The same for other runs, after all the ordinary tries."""
 LEAST_RARE_EPSILON = 1e-6
@@ -82,22 +89,24 @@ def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> boo
     """
     if _is_beyond(run, epsilon):
         return _log_infinite(run) <= log_delta - 1e-13
-    windows = _plan.windows(run, log_delta)
-    coarse = _plan.masses(run, windows)
-    theta = _plan.saddle_line(coarse, epsilon)
-    guess = _plan.saddle_log_delta(coarse, theta) - theta * epsilon
+    windows = _contour_choice.windows(run, log_delta)
+    coarse = _contour_choice.masses(run, windows)
+    theta = _contour_choice.saddle_line(coarse, epsilon)
+    guess = _contour_choice.saddle_log_delta(coarse, theta) - theta * epsilon
     chernoff = coarse.cumulants(theta)[0] - theta * epsilon + log_peak(theta)
     likely = is_alone(run) and chernoff < log_delta - _CLEAR
-    if likely and _solve.log_chernoff_delta(run, windows, theta, epsilon) <= log_delta - 1e-13:
+    if likely and _inversion.log_chernoff_delta(run, windows, theta, epsilon) <= log_delta - 1e-13:
         return True
     if not guess > log_delta - _FAR_BELOW:  # the line need not be the best one for so small a delta
-        theta, guess = _plan.chernoff_line(coarse, log_delta), log_delta - _FAR_BELOW
+        theta, guess = _contour_choice.chernoff_line(coarse, log_delta), log_delta - _FAR_BELOW
     room = 0.5 * (log_delta - guess)
-    if not room > width * theta * max(epsilon, _plan.LEAST_EPSILON):
+    if not room > width * theta * max(epsilon, _contour_choice.LEAST_EPSILON):
         return False
-    contour = _plan.choose_contour(coarse, theta, epsilon, guess, min(room, 1.0))
-    plan = _plan.Plan(contour, windows, epsilon, guess)
-    return _solve.log_upper_delta(_line.transform(run, windows, contour), plan) <= log_delta - 1e-13
+    contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, min(room, 1.0))
+    plan = _contour_choice.Plan(contour, windows, epsilon, guess)
+    return (
+        _inversion.log_upper_delta(_characteristic_function.transform(run, windows, contour), plan) <= log_delta - 1e-13
+    )
 
 
 def estimate_of_run(run: Run, log_delta: float) -> float:
@@ -108,7 +117,9 @@ def estimate_of_run(run: Run, log_delta: float) -> float:
     largest_guess, best = -1.0, 0.0
     for sign in run.signs:
         directed = run.towards(sign)
-        guess = _plan.first_guess(_plan.masses(directed, _plan.windows(directed, log_delta)), log_delta).epsilon
+        guess = _contour_choice.first_guess(
+            _contour_choice.masses(directed, _contour_choice.windows(directed, log_delta)), log_delta
+        ).epsilon
         if guess > _CLEARLY_BELOW * largest_guess:
             answer = direction_epsilon(directed, log_delta, best, ESTIMATE_WIDTH)
             narrow = answer.upper - answer.estimate <= _CONFIRMED * answer.upper + _NEGLIGIBLE
@@ -119,23 +130,23 @@ def estimate_of_run(run: Run, log_delta: float) -> float:
 
 def direction_epsilon(run: Run, log_delta: float, against: float, target: float) -> Answer:
     """One direction; the bracket need not be tight once its upper end is below ``against``."""
-    windows = _plan.windows(run, log_delta)
-    coarse = _plan.masses(run, windows)
-    estimate, theta = _plan.first_guess(coarse, log_delta)
+    windows = _contour_choice.windows(run, log_delta)
+    coarse = _contour_choice.masses(run, windows)
+    estimate, theta = _contour_choice.first_guess(coarse, log_delta)
     nothing = Answer(0.0, _trivial_upper(run, log_delta), estimate)
 
-    def ordinary(known: Answer, tries: range, least: float = _plan.LEAST_EPSILON) -> Answer:
+    def ordinary(known: Answer, tries: range, least: float = _contour_choice.LEAST_EPSILON) -> Answer:
         lower, upper, estimate = known
         for i in tries:
             if not (upper - lower > target * max(estimate, least) and upper > against):
                 break
             slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
             width = min(max(slack, target), 0.2) * 0.8**i
-            plan = _plan.make_plan(
+            plan = _contour_choice.make_plan(
                 run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta, least=least
             )
-            data = _line.transform(run, windows, plan.contour)
-            bounds, estimate = _solve.epsilon_bracket(data, plan)
+            data = _characteristic_function.transform(run, windows, plan.contour)
+            bounds, estimate = _inversion.epsilon_bracket(data, plan)
             before = upper - lower
             lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
             if i > tries[0] and lower > 0 and upper - lower > _PROGRESS * before:
@@ -146,13 +157,15 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
         lower, upper, estimate = known
         return upper > against and upper - lower > share * max(estimate, LEAST_RARE_EPSILON)
 
-    if not _rare.is_rare(run):
+    if not _rare_outcomes.is_rare(run):
         answer = ordinary(nothing, range(TRIES))
-        if _rare.applies(run) and wide(answer, RARE_LAST_WIDTH):
+        if _rare_outcomes.applies(run) and wide(answer, RARE_LAST_WIDTH):
             answer = _rare_epsilon(run, windows, coarse, answer, log_delta, target)
         if is_alone(run) and wide(answer, RARE_LAST_WIDTH):
             # The best exponent may be next to one from which on the moments explode.
-            chernoff = [_solve.chernoff_epsilon(run, windows, theta * share, log_delta) for share in _CHERNOFF_LINES]
+            chernoff = [
+                _inversion.chernoff_epsilon(run, windows, theta * share, log_delta) for share in _CHERNOFF_LINES
+            ]
             answer = answer._replace(upper=np.fmin(answer.upper, np.fmin.reduce(chernoff)))
         return _inside(answer)
 
@@ -164,7 +177,7 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
     if wide(telling, target):
         answer = ordinary(answer, range(TRIES_BEFORE_RARE, TRIES))
     answer = _within(telling, answer)
-    if answer.estimate < _plan.LEAST_EPSILON and wide(answer, target):
+    if answer.estimate < _contour_choice.LEAST_EPSILON and wide(answer, target):
         answer = ordinary(answer, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
     return _inside(answer)
 
@@ -172,17 +185,17 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
 def _rare_epsilon(
     run: Run, windows: list[Window], coarse: Composition, known: Answer, log_delta: float, target: float
 ) -> Answer:
-    """The bracket by the telling runs of `_rare` alone, within what is known already."""
+    """The bracket by the telling runs of `_rare_outcomes` alone, within what is known already."""
     lower, upper, estimate = known
     if not lower > 0:  # otherwise the estimate is good
-        estimate = min(_rare.first_guess(coarse, log_delta), upper)
+        estimate = min(_rare_outcomes.first_guess(coarse, log_delta), upper)
     for i in range(RARE_TRIES):
         if not (upper - lower > target * max(upper, LEAST_RARE_EPSILON) and estimate > 0):
             break
         width = target * 0.8**i
-        plan, split = _rare.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False)
-        data = _rare.transform(run, windows, split, plan.contour)
-        bounds, estimate = _rare.epsilon_bracket(data, plan, split.loud, Bounds(lower, upper), log_delta)
+        plan, split = _rare_outcomes.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False)
+        data = _rare_outcomes.transform(run, windows, split, plan.contour)
+        bounds, estimate = _rare_outcomes.epsilon_bracket(data, plan, split.loud, Bounds(lower, upper), log_delta)
         before = upper - lower
         lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
         if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
@@ -194,7 +207,7 @@ def _rare_epsilon(
 def _trivial_upper(run: Run, log_delta: float) -> float:
     """Without sampling the steps are mu-GDP, delta <= Phi(mu/2 - e/mu) <= e^{-x^2/2}; other losses are bounded."""
     mu = gaussian_mu(run)
-    return mu * (np.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _finite.largest_loss(run.finite)
+    return mu * (np.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _bounded_losses.largest_loss(run.finite)
 
 
 def _is_beyond(run: Run, epsilon: Array) -> Array:
@@ -230,7 +243,7 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
     lower, upper = np.full(epsilon.shape, -np.inf), np.where(_is_beyond(run, epsilon), _log_infinite(run), 0.0)
 
     middle, sharing = epsilon.size // 2, 2 * (epsilon.size - 1)
-    estimate = np.full(epsilon.shape, _plan.guess_log_delta(run, epsilon[middle]))
+    estimate = np.full(epsilon.shape, _contour_choice.guess_log_delta(run, epsilon[middle]))
     nothing = Answer(lower, upper, estimate)
 
     def is_wide(known: Answer, share: float) -> Array:
@@ -246,12 +259,14 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
             guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
             width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
             # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
-            windows = _plan.windows(run, (np.min(guess) if i == 0 else guess[at]))
-            coarse = _plan.masses(run, windows)
-            plan = _plan.make_plan(run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta)
+            windows = _contour_choice.windows(run, (np.min(guess) if i == 0 else guess[at]))
+            coarse = _contour_choice.masses(run, windows)
+            plan = _contour_choice.make_plan(
+                run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta
+            )
             theta = plan.contour.theta
-            data = _line.transform(run, windows, plan.contour)
-            new, found = _solve.log_delta_bracket(data, plan, epsilon)
+            data = _characteristic_function.transform(run, windows, plan.contour)
+            new, found = _inversion.log_delta_bracket(data, plan, epsilon)
             # No lower bound: the window may have been too narrow for a delta this small.
             found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
             better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
@@ -262,9 +277,9 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
                 break
         return Answer(lower, upper, estimate), theta
 
-    if not _rare.applies(run):
+    if not _rare_outcomes.applies(run):
         return _inside(ordinary(nothing, 1.0, range(TRIES + sharing))[0])
-    if not _rare.is_rare(run):
+    if not _rare_outcomes.is_rare(run):
         answer, _ = ordinary(nothing, 1.0, range(TRIES + sharing))
         if np.any(is_wide(answer, RARE_LAST_WIDTH)):
             answer = _rare_log_deltas(run, epsilon, answer, against, target)
@@ -280,20 +295,22 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
 
 
 def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, target: float) -> Answer:
-    """The brackets by the telling runs of `_rare` alone, within what is known already; each with its own contour."""
+    """The brackets by the telling runs of `_rare_outcomes` alone, within what is known already; each with its own contour."""
     lower, upper, estimate = (np.array(leaf) for leaf in known)
     for at in range(epsilon.size):
-        guess = _rare.guess_log_delta(run, epsilon[at]) if epsilon[at] > 0 else -np.inf
+        guess = _rare_outcomes.guess_log_delta(run, epsilon[at]) if epsilon[at] > 0 else -np.inf
         for i in range(RARE_TRIES):
             too_wide = upper[at] - lower[at] > max(target, RARE_DELTA_WIDTH)
             if not too_wide or not upper[at] > max(against[at], _LOWEST_LOG_DELTA) or not guess > _LOWEST_LOG_DELTA:
                 break
             guess = min(max(guess, lower[at]), upper[at], -1e-12)
-            windows = _plan.windows(run, guess)
-            coarse = _plan.masses(run, windows)
-            plan, split = _rare.make_plan(run, windows, coarse, epsilon[at], guess, target * 0.5**i, of_delta=True)
-            data = _rare.transform(run, windows, split, plan.contour)
-            new, guess = _rare.log_delta_bracket(data, plan, split.loud, epsilon[at])
+            windows = _contour_choice.windows(run, guess)
+            coarse = _contour_choice.masses(run, windows)
+            plan, split = _rare_outcomes.make_plan(
+                run, windows, coarse, epsilon[at], guess, target * 0.5**i, of_delta=True
+            )
+            data = _rare_outcomes.transform(run, windows, split, plan.contour)
+            new, guess = _rare_outcomes.log_delta_bracket(data, plan, split.loud, epsilon[at])
             lower[at], upper[at] = max(lower[at], new.lower), min(upper[at], new.upper)
         estimate[at] = min(max(estimate[at], lower[at]), upper[at])
     return Answer(lower, upper, estimate)

@@ -21,7 +21,7 @@ import scipy
 from gdpjax._core.checks import is_traced
 from gdpjax.tradeoff._abstract import Curve, check_symmetric
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._derived import Subsampled
+from gdpjax.tradeoff._derived_curves import Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
