@@ -1,35 +1,21 @@
-"""Domains of arguments and the float64 policy, in one decorator.
+"""Domains of arguments: what a number may be, and a ValueError that says so where it is not.
 
-Every accounting function is a pure function of a few real arguments. `float64_function` gives it, in this order:
-
-1. *Static checks.* Each concrete argument must lie in its declared `Domain`; NaN never does. A violation is a
-   ValueError that names the argument, what was expected and what was got. Shapes must broadcast.
-2. *Traced checks.* A tracer cannot be inspected, so elements outside the domain give NaN, never a silent number.
-3. *Precision.* The body runs in float64 whatever the global x64 flag is, and the flag is left alone
-   (``jax.enable_x64`` is a context, also under outer traces). Called eagerly the result is a NumPy float64 array:
-   a JAX float64 array would be silently truncated by the first jax.numpy call made without x64. Under an outer
-   trace without x64 the result is float32, rounded in the direction that keeps its standing: up for an upper
-   bound, outward for a bracket, to nearest for an estimate.
+Each concrete argument must lie in its declared `Domain`; NaN never does. A violation is a ValueError that names the
+argument, what was expected and what was got. A tracer cannot be inspected, so it passes; what happens to it is the
+business of `gdpjax._core.precision`.
 """
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from gdpjax._core import xla
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Bounds
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,93 +150,3 @@ def check_broadcast(**arrays: Any) -> None:
     except ValueError as error:
         listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise ValueError(f"array arguments must broadcast together, got shapes: {listing}") from error
-
-
-def _rounded_to_float32(xp: Any, value: Any, rounding: str) -> Any:
-    """float64 to float32, rounded "nearest", "up" or "down", by NumPy or jax.numpy.
-
-    Results too small for a normal float32 are rounded to a normal number or zero, since devices flush the others.
-    """
-    single = value.astype(xp.float32)
-    if rounding == "nearest":
-        return single
-    up = rounding == "up"
-    wide = single.astype(xp.float64)
-    wrong = wide < value if up else wide > value
-    bumped = xp.where(wrong, xp.nextafter(single, xp.float32(np.inf if up else -np.inf)), single)
-    tiny, zero = xp.float32(np.finfo(np.float32).tiny), xp.float32(0.0)
-    positive, negative = (tiny, zero) if up else (zero, -tiny)
-    bumped = xp.where((value > 0) & (bumped < tiny), positive, bumped)
-    return xp.where((value < 0) & (bumped > -tiny), negative, bumped)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def narrow(value: Any, rounding: str) -> Any:
-    """`_rounded_to_float32` of JAX arrays; call it with x64 enabled."""
-    return _rounded_to_float32(jnp, value, rounding)
-
-
-@narrow.defjvp
-def _narrow_jvp(rounding: str, primals: Any, tangents: Any) -> Any:
-    return narrow(primals[0], rounding), tangents[0].astype(jnp.float32)
-
-
-def narrow_on_host(value: np.ndarray, rounding: str) -> np.ndarray:
-    """`_rounded_to_float32` of NumPy arrays."""
-    with np.errstate(all="ignore"):
-        return np.asarray(_rounded_to_float32(np, np.asarray(value), rounding))
-
-
-def _wide(value: Any) -> Any:
-    """A checked argument as a float64 JAX array; Python integers may be wider than JAX's."""
-    return jnp.asarray(value if is_traced(value) else np.asarray(value).astype(np.float64), jnp.float64)
-
-
-def _narrow_result(result: Any, rounding: str) -> Any:
-    if isinstance(result, Bounds):
-        return Bounds(narrow(result.lower, "down"), narrow(result.upper, "up"))
-    return jax.tree.map(lambda leaf: narrow(leaf, rounding), result)
-
-
-def float64_function(
-    *, rounding: str = "nearest", broadcast: bool = True, **domains: Domain
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate ``body`` with the checks and the precision policy of this module.
-
-    ``domains`` maps each real array argument to its `Domain`; the body receives those as float64 JAX arrays. Other
-    arguments are static. ``broadcast=False`` skips the shape check for bodies with their own shape rules. The body
-    is jitted once per set of static arguments and returns an array or a pytree of arrays (`Bounds` included).
-    """
-
-    def decorate(body: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(body)
-        statics = tuple(name for name in signature.parameters if name not in domains)
-        compiled = xla.jit(body, static_argnames=statics)
-
-        @functools.wraps(body)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            for name in statics:
-                check_static(name, bound.arguments[name])
-            numbers = {name: bound.arguments[name] for name in domains}
-            for name, value in numbers.items():
-                check(name, value, domains[name])
-            if broadcast:
-                check_broadcast(**numbers)
-            wide_outside = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-            with jax.enable_x64(True):
-                wide = {name: _wide(value) for name, value in numbers.items()}
-                result = compiled(**{**bound.arguments, **wide})
-                if not is_traced(result):
-                    return jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
-                for name, domain in domains.items():
-                    if is_traced(numbers[name]):
-                        inside = domain.contains(wide[name])
-                        inside = inside if broadcast else jnp.all(inside)
-                        result = jax.tree.map(lambda leaf, ok=inside: jnp.where(ok, leaf, jnp.nan), result)
-                return result if wide_outside else _narrow_result(result, rounding)
-
-        return wrapper
-
-    return decorate

@@ -27,9 +27,8 @@ from gdpjax._core.checks import (
     UNIT,
     WHOLE,
     check,
-    float64_function,
-    narrow,
 )  # fmt: skip
+from gdpjax._core.precision import float64_function, narrow
 from gdpjax._core.types import Array
 from gdpjax.accounting._clt import poisson_factor
 from gdpjax.accounting._gdp import DELTA

@@ -29,8 +29,8 @@ from gdpjax._core.checks import (
     check,
     check_broadcast,
     is_traced,
-    narrow,
 )
+from gdpjax._core.precision import narrow
 from gdpjax._core.run_length import next_row
 from gdpjax._core.types import FAILURE, Array
 from gdpjax.accounting import _numeric

@@ -28,7 +28,8 @@ import jax.numpy as jnp
 from jax.scipy.special import erf, ndtr
 
 from gdpjax._core import gdp
-from gdpjax._core.checks import COUNT, POSITIVE, UNIT, float64_function
+from gdpjax._core.checks import COUNT, POSITIVE, UNIT
+from gdpjax._core.precision import float64_function
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA

@@ -31,9 +31,9 @@ import math
 import jax.numpy as jnp
 from jax.scipy.special import log_ndtr, ndtr
 
-from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT, float64_function
-from gdpjax._core.chunks import map_chunks
+from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT
 from gdpjax._core.normal import LOG_SQRT_TWO_PI, mills_difference, mills_ratio
+from gdpjax._core.precision import float64_function, map_chunks
 from gdpjax._core.roots import bisect, middle
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array

@@ -17,7 +17,8 @@ from jax.scipy.special import ndtr, ndtri
 
 from gdpjax._core import gdp
 from gdpjax._core.arguments import check_count
-from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT, Domain, float64_function
+from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT, Domain
+from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
 
 _TINY = float(np.finfo(np.float64).tiny)

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_positions
-from gdpjax._core.checks import OPEN_UNIT, WHOLE, Domain, check, float64_function, is_traced
+from gdpjax._core.checks import OPEN_UNIT, WHOLE, Domain, check, is_traced
 from gdpjax._core.keys import bits
+from gdpjax._core.precision import float64_function
 from gdpjax._core.roots import bisect, geometric_midpoint
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array

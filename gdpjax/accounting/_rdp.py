@@ -33,10 +33,9 @@ from gdpjax._core.checks import (
     Domain,
     check,
     check_broadcast,
-    float64_function,
     is_traced,
 )
-from gdpjax._core.chunks import map_chunks
+from gdpjax._core.precision import float64_function, map_chunks
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA

@@ -30,23 +30,12 @@ import numpy as np
 import scipy
 
 from gdpjax._core import roots
-from gdpjax._core.checks import (
-    COUNT,
-    NONNEGATIVE,
-    OPEN_UNIT,
-    POSITIVE,
-    UNIT,
-    Domain,
-    check,
-    check_broadcast,
-    float64_function,
-    is_traced,
-)
+from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, Domain, check, check_broadcast, is_traced
+from gdpjax._core.precision import batched, float64_function
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._numeric import of_runs
-from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._rdp import moments_epsilon_kernel
 
 # Aim a little below the target, by more than two compilations of one formula can differ.

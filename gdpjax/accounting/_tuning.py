@@ -52,9 +52,8 @@ from gdpjax._core.checks import (
     RENYI_ORDER,
     UNIT,
     Domain,
-    float64_function,
 )  # fmt: skip
-from gdpjax._core.chunks import map_chunks
+from gdpjax._core.precision import float64_function, map_chunks
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._num_runs import SHAPE, check_parameters, mean_kernel

@@ -26,9 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_array, check_count
-from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar, float64_function, is_traced
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar, is_traced
 from gdpjax._core.keys import bits as random_bits
 from gdpjax._core.keys import fold_in
+from gdpjax._core.precision import float64_function
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Mechanism

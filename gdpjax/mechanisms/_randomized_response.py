@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_array, check_count, check_number
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, float64_function, is_traced
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
 from gdpjax._core.keys import one_key_at_a_time, split
+from gdpjax._core.precision import float64_function
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Mechanism, coin

@@ -31,7 +31,8 @@ import numpy as np
 
 from gdpjax._core import xla
 from gdpjax._core.arguments import check_array
-from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced, narrow
+from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced
+from gdpjax._core.precision import narrow
 from gdpjax._core.roots import bisect, middle
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array

@@ -22,17 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import gdp
-from gdpjax._core.checks import (
-    HALF_OPEN_UNIT,
-    NONNEGATIVE,
-    REAL,
-    UNIT,
-    check,
-    check_scalar,
-    float64_function,
-    is_traced,
-)
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, REAL, UNIT, check, check_scalar, is_traced
 from gdpjax._core.dominating import dominates
+from gdpjax._core.precision import float64_function
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, check_curve, curve_function, last_point

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from jax import numpy as jnp
 
-from gdpjax._core.checks import COUNT, NONNEGATIVE, UNIT, check_scalar, float64_function
+from gdpjax._core.checks import COUNT, NONNEGATIVE, UNIT, check_scalar
+from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, Bounds
 from gdpjax.tradeoff import _loss_moments
 from gdpjax.tradeoff._abstract import Curve, check_symmetric

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, UNIT
+from gdpjax._core.precision import batched
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import (
     _search,
@@ -18,7 +19,6 @@ from gdpjax.accounting import (
     moments_accountant_epsilon,
     mu_bounds,
 )
-from gdpjax.accounting._numeric._batch import batched
 
 EPSILON = np.array([0.5, 1.0, 4.0, 30.0])
 DELTA = 1e-5

@@ -22,13 +22,13 @@ import numpy as np
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, is_traced
 from gdpjax._core.gdp import epsilon_kernel
+from gdpjax._core.precision import batched
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._allocation import _average, _lognormal, _one_run
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
 from gdpjax.accounting._numeric import _closed_forms, _contour_choice, _directions
 from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._numeric._run_description import Run
 
 _EPSILON_WIDTH = 3e-4

@@ -21,12 +21,12 @@ from scipy.special import ndtr, ndtri
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, WHOLE, Domain
 from gdpjax._core.gdp import epsilon_kernel
+from gdpjax._core.precision import batched
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme
 from gdpjax.accounting._numeric import _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
 from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._numeric._bounded_losses import Finite
 from gdpjax.accounting._numeric._likelihood_ratio import Step
 from gdpjax.accounting._numeric._run_description import Run

@@ -12,6 +12,7 @@ import numpy as np
 
 from gdpjax._core import checks
 from gdpjax._core.gdp import epsilon_kernel
+from gdpjax._core.precision import batched
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import (
     _bounded_losses,
@@ -21,7 +22,6 @@ from gdpjax.accounting._numeric import (
     _run_description,
     _tradeoff,
 )
-from gdpjax.accounting._numeric._batch import batched
 from gdpjax.accounting._numeric._bounded_losses import Finite
 from gdpjax.accounting._numeric._likelihood_ratio import Step
 from gdpjax.accounting._numeric._run_description import Run

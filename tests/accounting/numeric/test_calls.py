@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from gdpjax._core.checks import POSITIVE
+from gdpjax._core.precision import batched
 from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate
 from gdpjax.accounting._numeric import of_phases
-from gdpjax.accounting._numeric._batch import batched
 
 FUNCTIONS = [epsilon_bounds, delta_bounds, epsilon_estimate]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
