@@ -139,6 +139,8 @@ class Event:
 TRUNCATED_POISSON = "truncated_poisson"
 ALLOCATION = "allocation"
 SHUFFLED = "shuffled"
+CORRELATED = "correlated"
+CYCLIC_POISSON = "cyclic_poisson"
 _SCHEMES = {
     TRUNCATED_POISSON: (NeighboringRelation.ADD_OR_REMOVE_ONE,),
     ALLOCATION: (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
@@ -147,6 +149,12 @@ _SCHEMES = {
         NeighboringRelation.ADD_OR_REMOVE_ONE,
         NeighboringRelation.REPLACE_ONE,
     ),
+    CORRELATED: (
+        NeighboringRelation.REPLACE_SPECIAL,
+        NeighboringRelation.ADD_OR_REMOVE_ONE,
+        NeighboringRelation.REPLACE_ONE,
+    ),
+    CYCLIC_POISSON: (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
 }
 
 
@@ -154,6 +162,8 @@ _EVENTS_OF_SCHEMES = {
     TRUNCATED_POISSON: "TruncatedPoissonEvent",
     ALLOCATION: "AllocationEvent",
     SHUFFLED: "ShuffledEvent",
+    CORRELATED: "CorrelatedGaussianEvent",
+    CYCLIC_POISSON: "CyclicPoissonEvent",
 }
 
 
@@ -316,6 +326,146 @@ class ShuffledEvent:
         return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
 
+@dataclasses.dataclass(frozen=True)
+class CorrelatedGaussianEvent:
+    """Noisy sums whose noise is correlated over the steps, as the matrix mechanism adds it: one Gaussian release.
+
+    With the strategy C (lower triangular) step t releases g_t + sigma sens(C) sum_s C^-1[t, s] z_s, where z_s are
+    standard normal, sigma is ``noise_multiplier`` times the sensitivity of one sum, and sens(C) is the largest norm of
+    C x over the participations that are promised. All the steps together are one Gaussian mechanism, (1 /
+    noise_multiplier)-GDP, also when gradients are chosen adaptively. Nothing is assumed about sampling.
+
+    Args:
+      noise_multiplier: sigma >= 0 of the formula above.
+      num_steps: how many steps were made, a whole number from 1 to ``planned_steps``.
+      planned_steps: number n of steps that sens(C) is for; None: ``num_steps``.
+      max_participations: the most steps that an example takes part in, a whole number >= 1.
+      min_separation: how many steps lie at least between the beginnings of two of them, a whole number >= 1.
+      is_exact: whether sens(C) is attained by some example, and not only an upper bound. Lower ends are 0 where it is
+        not, and where fewer steps were made than planned.
+      neighboring_relation: REPLACE_SPECIAL (default), REPLACE_ONE, or ADD_OR_REMOVE_ONE where an example more or less
+        leaves the steps of all others as they are.
+
+    Raises:
+      ValueError: a value out of range.
+
+    Reference: arXiv:2202.08312 (adaptive inputs), arXiv:2306.08153 (several participations);
+    docs/theory/matrix_mechanism.md.
+
+    >>> CorrelatedGaussianEvent(2.0, 100, max_participations=4, min_separation=25).planned_steps
+    100
+    """
+
+    noise_multiplier: float
+    num_steps: int
+    planned_steps: int | None = None
+    max_participations: int = 1
+    min_separation: int = 1
+    is_exact: bool = True
+    neighboring_relation: NeighboringRelation | None = None
+    sampling: ClassVar[str] = CORRELATED
+
+    def __post_init__(self) -> None:
+        if self.planned_steps is None:
+            object.__setattr__(self, "planned_steps", self.num_steps)
+        counts = dict.fromkeys(("num_steps", "planned_steps", "max_participations", "min_separation"), COUNT)
+        _set_numbers(self, noise_multiplier=NONNEGATIVE, **counts)
+        object.__setattr__(self, "is_exact", check_flag("is_exact", self.is_exact))
+        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
+        object.__setattr__(self, "neighboring_relation", relation)
+        assert self.planned_steps is not None
+        if self.num_steps > self.planned_steps:
+            raise ValueError(
+                f"num_steps must be at most planned_steps={self.planned_steps}, the steps that the sensitivity is for, "
+                f"got {self.num_steps}"
+            )
+
+    @property
+    def attains_bound(self) -> bool:
+        """Whether (1 / noise_multiplier)-GDP is exact, and not only an upper bound."""
+        return self.is_exact and self.num_steps == self.planned_steps
+
+    @property
+    def from_above(self) -> "GaussianEvent":
+        """The one Gaussian release that reveals at least as much, and exactly as much where `attains_bound`."""
+        assert self.neighboring_relation is not None
+        return GaussianEvent(self.noise_multiplier, 1, self.neighboring_relation)
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoissonEvent:
+    """Noisy sums over Poisson batches of one group after the other, with noise that is correlated within a cycle.
+
+    Every example belongs to one of ``num_groups`` groups, whatever the data. Step t draws each example of group t mod
+    num_groups independently with probability ``sampling_prob``. The noise is that of a banded strategy C with at most
+    num_groups bands and column norms at most 1, so that the columns of an example's steps are orthogonal: to one
+    example the run is ceil(num_steps / num_groups) Poisson-subsampled Gaussian steps.
+
+    Args:
+      noise_multiplier: stddev of the noise over the sensitivity of one sum and the largest column norm of C, >= 0.
+      sampling_prob: probability in [0, 1] that an example of the step's group is drawn.
+      num_steps: how many steps were made, a whole number >= 1.
+      num_groups: number of groups, a whole number >= 1.
+      neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL.
+      overflow, announced: as in `Event`.
+
+    Raises:
+      ValueError: a value out of range, or another relation.
+
+    Reference: arXiv:2306.08153, theorem 4.
+
+    >>> CyclicPoissonEvent(1.0, 0.1, 100, num_groups=8).num_rounds
+    13
+    """
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+    num_groups: int
+    neighboring_relation: NeighboringRelation | None = None
+    overflow: float = 0.0
+    announced: bool = False
+    sampling: ClassVar[str] = CYCLIC_POISSON
+
+    def __post_init__(self) -> None:
+        counts = dict.fromkeys(("num_steps", "num_groups"), COUNT)
+        _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, overflow=HALF_OPEN_UNIT, **counts)
+        object.__setattr__(self, "announced", check_flag("announced", self.announced))
+        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
+        object.__setattr__(self, "neighboring_relation", relation)
+
+    @property
+    def num_rounds(self) -> int:
+        """The most steps that an example may be drawn in, ceil(num_steps / num_groups)."""
+        return -(-self.num_steps // self.num_groups)
+
+    @property
+    def from_above(self) -> Event:
+        """The Poisson-subsampled steps that reveal at least as much to one example."""
+        return self._rounds(self.num_rounds)
+
+    @property
+    def from_below(self) -> Event | None:
+        """The Poisson-subsampled steps whose noise all columns of C bear; None if no cycle was finished.
+
+        Columns of C that reach beyond the last step are shorter. Those of the first group do not, in all cycles that
+        were finished, if C is a banded Toeplitz strategy of column norm 1.
+        """
+        finished = self.num_steps // self.num_groups
+        return self._rounds(finished) if finished else None
+
+    def _rounds(self, num_rounds: int) -> Event:
+        return Event(
+            self.noise_multiplier,
+            self.sampling_prob,
+            num_rounds,
+            "poisson",
+            self.neighboring_relation,
+            self.overflow,
+            self.announced,
+        )
+
+
 def _set_missing_steps(event: AllocationEvent | ShuffledEvent) -> None:
     """Check that the last epoch was begun."""
     if event.missing_steps != int(event.missing_steps) or event.missing_steps >= event.steps_per_epoch:
@@ -434,6 +584,8 @@ AnyEvent = (
     | TruncatedPoissonEvent
     | AllocationEvent
     | ShuffledEvent
+    | CorrelatedGaussianEvent
+    | CyclicPoissonEvent
     | GaussianEvent
     | LaplaceEvent
     | RandomizedResponseEvent
@@ -444,6 +596,8 @@ EVENT_TYPES = {
     "truncated_poisson": TruncatedPoissonEvent,
     "allocation": AllocationEvent,
     "shuffled": ShuffledEvent,
+    "correlated": CorrelatedGaussianEvent,
+    "cyclic_poisson": CyclicPoissonEvent,
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,

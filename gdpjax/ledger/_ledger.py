@@ -12,6 +12,8 @@ from gdpjax.ledger._events import (
     EVENT_TYPES,
     AllocationEvent,
     AnyEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
     Event,
     GaussianEvent,
     LaplaceEvent,
@@ -56,7 +58,15 @@ def _refuse_unusual(event: AnyEvent, form: str) -> None:
         )
 
 
+def _plain(event: AnyEvent) -> AnyEvent:
+    """Return the release that other libraries know in place of one with correlated noise; others as they are."""
+    if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
+        return event.from_above
+    return event
+
+
 def _described(event: AnyEvent, form: str) -> dict[str, Any]:
+    event = _plain(event)
     _refuse_unusual(event, form)
     return _event_to_dict(event)
 
@@ -144,7 +154,7 @@ class Ledger(Sequence[AnyEvent]):
 
     def _rows(self, form: str) -> list[tuple[float, float, int]]:
         rows = []
-        for event in self._events:
+        for event in map(_plain, self._events):
             if not isinstance(event, Event | GaussianEvent):
                 raise ValueError(f"{form} can express Gaussian events, got {type(event).__name__}")
             _refuse_unusual(event, form)

@@ -15,7 +15,7 @@ from gdpjax._core.arguments import check_choice, check_count, check_text
 from gdpjax._core.checks import UNIT, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
-from gdpjax.ledger._events import ALLOCATION, SHUFFLED, TRUNCATED_POISSON
+from gdpjax.ledger._events import ALLOCATION, CORRELATED, CYCLIC_POISSON, SHUFFLED, TRUNCATED_POISSON
 
 _REQUIRED = object()
 
@@ -23,10 +23,17 @@ _FIELDS: dict[str, dict[str, Any]] = {
     TRUNCATED_POISSON: {"max_examples": _REQUIRED, "capacity": _REQUIRED},
     ALLOCATION: {"steps_per_epoch": _REQUIRED, "num_selected": 1, "bins": "fresh"},
     SHUFFLED: {"steps_per_epoch": _REQUIRED},
+    CORRELATED: {
+        "planned_steps": _REQUIRED,
+        "max_participations": _REQUIRED,
+        "min_separation": _REQUIRED,
+        "is_exact": "no",
+    },
+    CYCLIC_POISSON: {"num_groups": _REQUIRED},
 }
 """The fields of each scheme and their defaults, in the order in which a `LedgerState` holds them."""
 
-_WORDS = {"bins": ("fresh", "fixed")}
+_WORDS = {"bins": ("fresh", "fixed"), "is_exact": ("no", "yes")}
 """Fields that are words, each with its words: a `LedgerState` holds the position of one."""
 
 _MOST = np.iinfo(np.int32).max

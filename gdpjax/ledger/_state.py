@@ -30,9 +30,13 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger._events import (
     ALLOCATION,
+    CORRELATED,
+    CYCLIC_POISSON,
     SHUFFLED,
     TRUNCATED_POISSON,
     AllocationEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
     Event,
     ShuffledEvent,
     TruncatedPoissonEvent,
@@ -81,6 +85,13 @@ _KINDS = (
     _Kind(SHUFFLED, _SPECIAL),
     _Kind(SHUFFLED, _ADDED),
     _Kind(SHUFFLED, _REPLACED),
+    _Kind(CORRELATED, _SPECIAL),
+    _Kind(CORRELATED, _ADDED),
+    _Kind(CORRELATED, _REPLACED),
+    _Kind(CYCLIC_POISSON, _ADDED),
+    _Kind(CYCLIC_POISSON, _SPECIAL),
+    _Kind(CYCLIC_POISSON, _ADDED, announced=True),
+    _Kind(CYCLIC_POISSON, _SPECIAL, announced=True),
 )
 """Saved states hold an index into these: new ones go to the end."""
 
@@ -96,12 +107,13 @@ def init_ledger(
 
     ``scheme`` holds what the events say beside noise and sampling probability, by the names of their fields:
     max_examples and capacity of a `TruncatedPoissonEvent`, steps_per_epoch, num_selected and bins of an
-    `AllocationEvent`, or steps_per_epoch of a `ShuffledEvent`.
+    `AllocationEvent`, steps_per_epoch of a `ShuffledEvent`, num_groups of a `CyclicPoissonEvent`, or planned_steps,
+    max_participations, min_separation and is_exact ("yes" or "no") of a `CorrelatedGaussianEvent`.
     """
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
     check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
-    announced = check_flag("announced", announced) and sampling in ("poisson", ALLOCATION)
+    announced = check_flag("announced", announced) and sampling in ("poisson", ALLOCATION, CYCLIC_POISSON)
     kind = _KINDS.index(_Kind(sampling, relation, announced))
     fields = check_scheme(sampling, scheme)
     real = jnp.result_type(float)
@@ -192,6 +204,10 @@ def ledger_from_state(state: LedgerState) -> Ledger:
         return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), **scheme) for s, p, t in rows if int(t)])
     if kind.sampling in (ALLOCATION, SHUFFLED):
         return Ledger(_events_of_epochs(state, kind))
+    if kind.sampling == CORRELATED:
+        return Ledger(_correlated_event(state, kind))
+    if kind.sampling == CYCLIC_POISSON:
+        return Ledger(_cyclic_event(state, kind))
     events = [Event(float(s), float(p), int(t), **kind._asdict()) for s, p, t in rows if int(t)]
     if events and float(state.extra_delta):
         # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
@@ -222,6 +238,61 @@ def _events_of_epochs(state: LedgerState, kind: _Kind) -> list[AllocationEvent |
     if kind.sampling == SHUFFLED:
         return [ShuffledEvent(**numbers)]
     return [AllocationEvent(**numbers, announced=kind.announced)]
+
+
+def _rows_made(state: LedgerState) -> list[tuple[float, float, int]]:
+    """Return the noise multiplier, sampling probability and number of steps of every row that has steps."""
+    rows = []
+    for noise, prob, num_steps in zip(state.noise_multiplier, state.sampling_prob, state.num_steps, strict=True):
+        if int(num_steps):
+            rows.append((float(noise), float(prob), int(num_steps)))
+    return rows
+
+
+def _correlated_event(state: LedgerState, kind: _Kind) -> list[CorrelatedGaussianEvent]:
+    """Return the steps so far as one release, with the least of the noise multipliers that they had.
+
+    A sum g_t with noise sigma_t w_t is a rescaled sum g_t / sigma_t with noise w_t, of a sensitivity that is at most
+    that of the least sigma_t.
+    """
+    rows = _rows_made(state)
+    if not rows:
+        return []
+    scheme = scheme_of_numbers(kind.sampling, state.scheme)
+    num_steps = sum(steps for _, _, steps in rows)
+    is_exact = scheme["is_exact"] == "yes" and len(rows) == 1
+    if num_steps > scheme["planned_steps"]:
+        raise ValueError(
+            f"{num_steps} steps were made, but the sensitivity of the correlated noise is that of "
+            f"{scheme['planned_steps']}: the steps beyond released NaN, and nothing is known of the rest"
+        )
+    return [
+        CorrelatedGaussianEvent(
+            noise_multiplier=min(noise for noise, _, _ in rows),
+            num_steps=num_steps,
+            neighboring_relation=kind.neighboring_relation,
+            **{**scheme, "is_exact": is_exact},
+        )
+    ]
+
+
+def _cyclic_event(state: LedgerState, kind: _Kind) -> list[CyclicPoissonEvent]:
+    """Return the steps so far as one event, with the least noise and the largest probability that they had."""
+    rows = _rows_made(state)
+    if not rows:
+        return []
+    scheme = scheme_of_numbers(kind.sampling, state.scheme)
+    return [
+        CyclicPoissonEvent(
+            noise_multiplier=min(noise for noise, _, _ in rows),
+            sampling_prob=max(prob for _, prob, _ in rows),
+            num_steps=sum(steps for _, _, steps in rows),
+            neighboring_relation=kind.neighboring_relation,
+            overflow=float(state.extra_delta),
+            announced=kind.announced,
+            **scheme,
+        )
+    ]
 
 
 _CALLING_ONCE = {
