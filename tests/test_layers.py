@@ -13,6 +13,7 @@ LAYERS = {
     "ledger": {"_core"},
     "clipping": {"_core"},
     "sampling": {"_core"},
+    "correlated": {"_core"},
     "mechanisms": {"_core", "tradeoff"},
     "transforms": {"_core", "clipping", "ledger"},
     "accounting": {"_core", "tradeoff", "ledger", "mechanisms"},

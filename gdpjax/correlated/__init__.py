@@ -1,0 +1,26 @@
+"""Noise that is correlated over steps: training that is exactly one Gaussian mechanism, mu = 1 / noise_multiplier."""
+
+from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd
+from gdpjax.correlated._banded_toeplitz import BandedToeplitz
+from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
+from gdpjax.correlated._dense import Dense
+from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs, MinSep, SingleParticipation
+from gdpjax.correlated._strategy import AbstractNoiseStrategy
+from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum
+
+__all__ = [
+    "AbstractNoiseStrategy",
+    "AbstractParticipation",
+    "AbstractWorkload",
+    "BandedInverse",
+    "BandedToeplitz",
+    "BufferedToeplitz",
+    "Dense",
+    "FixedEpochs",
+    "MinSep",
+    "MomentumSGD",
+    "PrefixSum",
+    "SingleParticipation",
+    "bisr",
+    "lambda_cgd",
+]

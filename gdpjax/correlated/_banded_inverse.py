@@ -1,0 +1,178 @@
+"""A banded C^-1: the noise of a step is a short sum of draws, which can be made again from their keys."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.arguments import check_choice, check_count
+from gdpjax._core.checks import UNIT, check_scalar, is_traced
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.types import Array, PyTree
+from gdpjax.correlated import _buffers
+from gdpjax.correlated._series import CertifiedSeries, certified_reciprocal
+from gdpjax.correlated._strategy import Draw
+from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, checked_coefficients
+from gdpjax.correlated._workloads import MomentumSGD
+
+MEMORY = ("regenerate", "buffer", "auto")
+_LARGEST_AUTOMATIC_BUFFER = 2**28
+"""Bytes of past draws that "auto" keeps rather than drawing them again."""
+
+
+@pytree_dataclass
+class BandedInverse(AbstractToeplitzStrategy):
+    """C^-1 with c_0, ..., c_{p-1} below its diagonal, and zeros beyond.
+
+        w_t = sum_{j = 0}^{p - 1} c_j z_{t-j},          z_s = 0 for s < 0
+
+    With memory="regenerate" the p draws are made at each step from their keys, and there is no state. With "buffer"
+    the last p - 1 draws are kept in a ring buffer, which is secret. Both give the same noise, but for rounding.
+
+    Args:
+        noising_coefficients: c_0 > 0, c_1, ..., c_{p-1}, shape [p].
+        memory: "regenerate", "buffer", or "auto": a buffer where it has at most 256 MiB and p > 2.
+
+    Returns:
+        A strategy. Its sensitivity is exact (to a relative 1e-9) if the power series 1 / (c_0 + c_1 x + ...) has
+        coefficients that do not increase and are not negative; otherwise it is an upper bound.
+
+    Raises:
+        ValueError: coefficients that are no list of finite numbers, c_0 <= 0, or an unknown memory.
+
+    Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128.
+
+    >>> from gdpjax.correlated import MinSep
+    >>> strategy = BandedInverse([1.0, -0.5])
+    >>> print(f"{strategy.sensitivity(64, MinSep(4, 16))**2:.6f}", strategy.error(64))
+    5.333455 8.875
+    """
+
+    noising_coefficients: Array
+    memory: str = dataclasses.field(default="auto", metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        coefficients = checked_coefficients("noising_coefficients", self.noising_coefficients)
+        object.__setattr__(self, "noising_coefficients", coefficients)
+        check_choice("memory", self.memory, MEMORY)
+
+    @property
+    def num_bands(self) -> int:
+        """How many diagonals of C^-1 are not zero, p."""
+        return np.shape(self.noising_coefficients)[0]
+
+    def column(self, num_steps: int) -> CertifiedSeries:
+        """Return the first column of C, the power series of the reciprocal."""
+        return certified_reciprocal(self.noising_coefficients, num_steps)
+
+    def inverse_column(self, num_steps: int) -> np.ndarray:
+        """Return the first column of C^-1."""
+        column = np.zeros(num_steps)
+        used = min(num_steps, self.num_bands)
+        column[:used] = self.noising_coefficients[:used]
+        return column
+
+    def init(self, like: PyTree) -> PyTree:
+        """Return (), or the empty ring buffer, float32 zeros with a leading axis of p - 1."""
+        if self._draws_again(like):
+            return ()
+        return _buffers.zeros_like_each(like, self.num_bands - 1)
+
+    def _draws_again(self, like: PyTree) -> bool:
+        """Whether past draws are made again for noise of these shapes."""
+        if self.memory == "regenerate" or self.num_bands == 1:
+            return True
+        if self.memory == "buffer":
+            return False
+        num_coordinates = sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(like))
+        num_bytes = 4 * (self.num_bands - 1) * num_coordinates
+        return self.num_bands == 2 or num_bytes > _LARGEST_AUTOMATIC_BUFFER
+
+    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return w_step, and the ring buffer with z_step in the place of the oldest draw if there is one."""
+        halves = _buffers.in_two_halves(self.noising_coefficients)
+        if isinstance(state, tuple) and not state:
+            return _sum_of_draws(halves, step, draw), ()
+        ours = _buffers.as_noise(draw(step))
+        lags = _buffers.lag_of_each_slot(step, self.num_bands - 1)
+        noise = _buffers.add(_buffers.times(halves[:, 0], ours), _buffers.sum_of_slots(halves[:, lags], state))
+        return noise, _buffers.write(state, step, ours)
+
+
+def _sum_of_draws(halves: Array, step: Array, draw: Draw) -> PyTree:
+    """Return sum_j c_j z_{step-j} with one draw at a time, in a loop whose size does not grow with p."""
+    step = jnp.asarray(step)
+
+    def add_draw(lag: Array, total: PyTree) -> PyTree:
+        past = step - lag
+        # Before step 0 there is no draw: any other one, times 0.
+        half = jnp.where(past >= 0, halves[:, lag], 0.0)
+        return _buffers.add(total, _buffers.times(half, _buffers.as_noise(draw(jnp.maximum(past, 0)))))
+
+    nothing = _buffers.zeros_like_each(jax.eval_shape(draw, step))
+    return jax.lax.fori_loop(0, halves.shape[1], add_draw, nothing)
+
+
+def lambda_cgd(lam: Any) -> BandedInverse:
+    """Return the strategy of DP-lambda-CGD, w_t = z_t - lam z_{t-1}.
+
+    Its C has the coefficients lam^t. One more draw a step is all that it costs.
+
+    Args:
+        lam: the part of the noise that the next step takes back, in [0, 1], a number or traced; 0 is independent noise.
+
+    Returns:
+        BandedInverse([1, -lam]), whose sensitivity is exact to a relative 1e-9.
+
+    Raises:
+        ValueError: lam outside [0, 1]; a traced one becomes NaN.
+
+    Reference: DP-lambda-CGD, arXiv:2601.22334.
+
+    >>> lambda_cgd(0.75).noising_coefficients
+    array([ 1.  , -0.75])
+    """
+    check_scalar("lam", lam, UNIT)
+    if is_traced(lam):
+        lam = jnp.where((lam >= 0) & (lam <= 1), lam, jnp.nan)
+        return BandedInverse(jnp.stack([jnp.ones_like(lam), -lam]))
+    return BandedInverse([1.0, -float(lam)])
+
+
+def bisr(num_bands: int, momentum: float = 0.0, weight_decay: float = 0.0) -> BandedInverse:
+    """Return the banded inverse square root: the first coefficients of the square root of the workload's inverse.
+
+        ((1 - (1 - weight_decay) x) (1 - momentum x))^(1/2)  =  c_0 + c_1 x + ... + c_{p-1} x^{p-1} + ...
+
+    It needs no optimisation, and its error is within a constant of the best for every n and participation if p is of
+    the order of the best number of bands.
+
+    Args:
+        num_bands: p >= 1.
+        momentum: of the workload `MomentumSGD`, in [0, 1).
+        weight_decay: of the workload, in [0, 1).
+
+    Returns:
+        A `BandedInverse` with p coefficients.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128, section 3.
+
+    >>> bisr(4).noising_coefficients
+    array([ 1.    , -0.5   , -0.125 , -0.0625])
+    """
+    num_bands = check_count("num_bands", num_bands)
+    workload = MomentumSGD(momentum, weight_decay)
+
+    # (1 - x)^(1/2) has the coefficients r_0 = 1, r_j = r_{j-1} (2 j - 3) / (2 j).
+    index = np.arange(1, num_bands)
+    root = np.cumprod(np.concatenate([[1.0], (2 * index - 3) / (2 * index)]))
+    powers = np.arange(num_bands)
+    decaying = root * (1.0 - workload.weight_decay) ** powers
+    with_momentum = root * workload.momentum**powers
+    return BandedInverse(np.convolve(decaying, with_momentum)[:num_bands])

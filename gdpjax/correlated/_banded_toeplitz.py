@@ -1,0 +1,79 @@
+"""A banded Toeplitz C: the noise of a step corrects that of the last few steps (BandMF)."""
+
+from typing import Any
+
+import numpy as np
+
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.types import Array, PyTree
+from gdpjax.correlated import _buffers
+from gdpjax.correlated._series import CertifiedSeries, reciprocal
+from gdpjax.correlated._strategy import Draw
+from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, checked_coefficients
+
+
+@pytree_dataclass
+class BandedToeplitz(AbstractToeplitzStrategy):
+    """C with c_0, ..., c_{b-1} below its diagonal, and zeros beyond: w solves C w = z.
+
+        w_t = (z_t - sum_{j = 1}^{b - 1} c_j w_{t-j}) / c_0
+
+    The state is a ring buffer of the last b - 1 outputs, which is secret.
+
+    Args:
+        coefficients: c_0 > 0, c_1, ..., c_{b-1}, shape [b].
+
+    Returns:
+        A strategy. Its sensitivity is exact (to a relative 1e-9) if the coefficients do not increase and are not
+        negative, or if participations are at least b steps apart; otherwise it is an upper bound.
+
+    Raises:
+        ValueError: coefficients that are no list of finite numbers, or c_0 <= 0.
+
+    Reference: Choquette-Choo et al., arXiv:2306.08153; Kalinin and Lampert, arXiv:2405.13763; McKenna, arXiv:2405.15913.
+
+    >>> from gdpjax.correlated import MinSep
+    >>> strategy = BandedToeplitz([0.8, 0.6])
+    >>> print(f"{strategy.sensitivity(100, MinSep(4, 2)):.6f}", f"{strategy.error(100):.4f}")
+    2.000000 26.7270
+    """
+
+    coefficients: Array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", checked_coefficients("coefficients", self.coefficients))
+
+    @property
+    def num_bands(self) -> int:
+        """How many diagonals of C are not zero, b."""
+        return np.shape(self.coefficients)[0]
+
+    def column(self, num_steps: int) -> CertifiedSeries:
+        """Return the first column of C, which is exact."""
+        column = np.zeros(num_steps)
+        used = min(num_steps, self.num_bands)
+        column[:used] = self.coefficients[:used]
+        return CertifiedSeries(column, np.zeros(num_steps), num_nonzero=used)
+
+    def inverse_column(self, num_steps: int) -> np.ndarray:
+        """Return the first column of C^-1."""
+        return reciprocal(self.coefficients, num_steps)
+
+    def init(self, like: PyTree) -> PyTree:
+        """Return the empty ring buffer, float32 zeros with a leading axis of b - 1; () for one band."""
+        return _buffers.zeros_like_each(like, self.num_bands - 1) if self.num_bands > 1 else ()
+
+    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return w_step, and the ring buffer with it in the place of the oldest output."""
+        coefficients: Any = self.coefficients
+        ours = _buffers.as_noise(draw(step))
+        first = _buffers.in_two_halves(1.0 / coefficients[0])
+        if self.num_bands == 1:
+            return _buffers.times(first, ours), ()
+
+        # Outputs before step 0 are the zeros that the buffer begins with.
+        lags = _buffers.lag_of_each_slot(step, self.num_bands - 1)
+        halves = _buffers.in_two_halves(coefficients)[:, lags]
+        rest = _buffers.subtract(ours, _buffers.sum_of_slots(halves, state))
+        noise = _buffers.times(first, rest)
+        return noise, _buffers.write(state, step, noise)

@@ -1,0 +1,100 @@
+"""Buffers of past noise with the shapes of the parameters, and products with coefficients that keep 48 bits.
+
+A buffer has one leading axis before the axes of each leaf. It is read as a whole and written in one place, so that no
+data move between steps, and it is sharded as its leaf is.
+
+Coefficients are float64 numbers where they are known, and noise is float32. A strategy whose poles lie near 1 raises
+its coefficients to powers as high as the number of steps, so rounding them to float32 would change the matrix by more
+than rounding. A product is therefore taken with both halves of the coefficient, (high + low) z, high and low float32.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdpjax._core.checks import is_traced
+from gdpjax._core.types import Array, PyTree
+
+
+def noise_dtype(leaf: Any) -> Any:
+    """Return the dtype of the noise for a leaf: float32, or float64 for a leaf of it."""
+    return jnp.promote_types(leaf.dtype, jnp.float32)
+
+
+def zeros_like_each(like: PyTree, num_slots: int | None = None) -> PyTree:
+    """Return zeros for each leaf, after a leading axis of ``num_slots`` if that is given, sharded as the leaf is."""
+    leading = () if num_slots is None else (num_slots,)
+
+    def zeros(leaf: Any) -> Array:
+        leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+        return jnp.zeros((*leading, *leaf.shape), noise_dtype(leaf), device=_sharding(leaf, leading))
+
+    return jax.tree.map(zeros, like)
+
+
+def _sharding(leaf: Any, leading: tuple[int, ...]) -> Any:
+    """Return the sharding of a leaf with an unsharded axis for the slots, or None where it has none that is named."""
+    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return None
+    spec = jax.sharding.PartitionSpec(*[None] * len(leading), *sharding.spec)
+    return jax.sharding.NamedSharding(sharding.mesh, spec)
+
+
+def in_two_halves(coefficients: Any) -> Array:
+    """Return float32 numbers [2, ...] whose sum is the coefficients; the second is 0 where they are traced."""
+    if is_traced(coefficients) or isinstance(coefficients, jax.Array):
+        high = jnp.asarray(coefficients).astype(jnp.float32)
+        low = (coefficients - high.astype(coefficients.dtype)).astype(jnp.float32)
+        return jnp.stack([high, low])
+    coefficients = np.asarray(coefficients, np.float64)
+    high = coefficients.astype(np.float32)
+    return jnp.asarray(np.stack([high, (coefficients - high).astype(np.float32)]))
+
+
+def times(halves: Array, tree: PyTree) -> PyTree:
+    """Return (high + low) leaf for each leaf; ``halves`` has shape [2], or [2, slots] for buffers of so many slots."""
+
+    def product(leaf: Array) -> Array:
+        axes = (1,) * (leaf.ndim - (halves.ndim - 1))
+        high, low = halves.reshape(*halves.shape, *axes).astype(leaf.dtype)
+        return high * leaf + low * leaf
+
+    return jax.tree.map(product, tree)
+
+
+def add(left: PyTree, right: PyTree) -> PyTree:
+    """Return the sum leaf by leaf."""
+    return jax.tree.map(jnp.add, left, right)
+
+
+def subtract(left: PyTree, right: PyTree) -> PyTree:
+    """Return the difference leaf by leaf."""
+    return jax.tree.map(jnp.subtract, left, right)
+
+
+def sum_of_slots(halves: Array, buffers: PyTree) -> PyTree:
+    """Return the sum over the slots of coefficient times slot, for halves [2, slots]."""
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), times(halves, buffers))
+
+
+def as_noise(tree: PyTree) -> PyTree:
+    """Return a draw in float32 or wider."""
+    return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf)), tree)
+
+
+def lag_of_each_slot(step: Array, num_slots: int) -> Array:
+    """Return how many steps before ``step`` the slots of a ring buffer were written, each from 1 to num_slots."""
+    return jnp.mod(step - 1 - jnp.arange(num_slots), num_slots) + 1
+
+
+def write(buffers: PyTree, step: Array, tree: PyTree) -> PyTree:
+    """Return the ring buffer with its oldest slot, number step modulo the slots, replaced by ``tree``."""
+
+    def replaced(buffer: Array, leaf: Array) -> Array:
+        slot = jnp.mod(step, buffer.shape[0])
+        return jax.lax.dynamic_update_index_in_dim(buffer, leaf.astype(buffer.dtype), slot, 0)
+
+    return jax.tree.map(replaced, buffers, tree)

@@ -1,0 +1,129 @@
+"""Any lower-triangular C, for runs short enough that an n x n matrix is no burden."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from gdpjax._core.arguments import check_array, check_count
+from gdpjax._core.checks import REAL, check, is_traced
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.shown import shown
+from gdpjax._core.types import Array, PyTree
+from gdpjax.correlated import _buffers
+from gdpjax.correlated._participation import AbstractParticipation, check_participation
+from gdpjax.correlated._sensitivity import dense_sensitivity
+from gdpjax.correlated._strategy import AbstractNoiseStrategy, Draw, check_error, refuse_traced
+from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
+
+
+@pytree_dataclass
+class Dense(AbstractNoiseStrategy):
+    """A lower-triangular C given in full.
+
+        w_t = sum_{s <= t} (C^-1)[t, s] z_s
+
+    All draws of the steps before are made again at each step, so there is no state, and n steps cost n^2 / 2 draws.
+    Steps after the last row of the matrix have noise that is NaN.
+
+    Args:
+        matrix: C, lower-triangular with a positive diagonal, shape [n, n].
+
+    Returns:
+        A strategy for at most n steps. Its sensitivity is exact (to a relative 1e-9) for a single participation, for
+        fixed epochs if C^T C has no negative entry, and if columns of C at participations of one example are
+        orthogonal; otherwise it is an upper bound.
+
+    Raises:
+        ValueError: a matrix that is not square, lower-triangular and finite with a positive diagonal.
+
+    Reference: Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.06530.
+
+    >>> from gdpjax.correlated import SingleParticipation
+    >>> strategy = Dense([[1.0, 0.0], [0.5, 1.0]])
+    >>> print(f"{strategy.sensitivity(2, SingleParticipation())**2:.6f}", strategy.error(2))
+    1.250000 1.125
+    """
+
+    matrix: Array
+
+    def __post_init__(self) -> None:
+        array = check_array("matrix", self.matrix, ndim=2)
+        check("matrix", array, REAL)
+        if array.shape[0] != array.shape[1] or array.shape[0] == 0:
+            raise ValueError(f"matrix must be square, one row and one column per step, got {shown(self.matrix)}")
+        if is_traced(array):
+            return
+        array = np.array(array, np.float64)
+        if np.any(np.triu(array, 1)) or np.any(np.diag(array) <= 0):
+            raise ValueError(
+                "matrix must be lower-triangular with a positive diagonal; of a Gram matrix C^T C, pass the factor C"
+            )
+        array.setflags(write=False)
+        object.__setattr__(self, "matrix", array)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of steps that the matrix is for, n."""
+        return np.shape(self.matrix)[0]
+
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> float:
+        """Return a certified upper bound on the sensitivity; see `AbstractNoiseStrategy.sensitivity`."""
+        refuse_traced(self, "sensitivity")
+        matrix = self._first_rows(num_steps)
+        return dense_sensitivity(matrix, check_participation(participation))
+
+    def error(
+        self,
+        num_steps: int,
+        error: str = "mean",
+        *,
+        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+    ) -> float:
+        """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`."""
+        refuse_traced(self, "error")
+        matrix = self._first_rows(num_steps)
+        check_error(error)
+        coefficients = check_workload(workload).coefficients(len(matrix))
+        outputs = solve_triangular(matrix.T, toeplitz_matrix(coefficients).T, lower=False).T
+        squared = np.sum(outputs * outputs, axis=1)
+        return float(squared.mean() if error == "mean" else squared.max())
+
+    def _first_rows(self, num_steps: int) -> np.ndarray:
+        """Return C for the first ``num_steps`` steps."""
+        num_steps = check_count("num_steps", num_steps)
+        if num_steps > self.num_rows:
+            raise ValueError(f"num_steps must be at most {self.num_rows}, the size of the matrix, got {num_steps}")
+        return np.asarray(self.matrix)[:num_steps, :num_steps]
+
+    def init(self, like: PyTree) -> PyTree:
+        """Return (), since all draws are made again."""
+        return ()
+
+    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return w_step and ()."""
+        step = jnp.asarray(step)
+        row = _buffers.in_two_halves(self._inverse())[:, step]
+        row = jnp.where(step < self.num_rows, row, jnp.nan)
+
+        def add_draw(past: Array, total: PyTree) -> PyTree:
+            return _buffers.add(total, _buffers.times(row[:, past], _buffers.as_noise(draw(past))))
+
+        nothing = _buffers.zeros_like_each(jax.eval_shape(draw, step))
+        return jax.lax.fori_loop(0, step + 1, add_draw, nothing), ()
+
+    def _inverse(self) -> Any:
+        """Return C^-1, in the precision that C has."""
+        if is_traced(self.matrix):
+            matrix = jnp.asarray(self.matrix)
+            return jax.scipy.linalg.solve_triangular(matrix, jnp.eye(self.num_rows, dtype=matrix.dtype), lower=True)
+        return solve_triangular(np.asarray(self.matrix), np.eye(self.num_rows), lower=True)
+
+
+def toeplitz_matrix(column: np.ndarray) -> np.ndarray:
+    """Return the lower-triangular Toeplitz matrix with this first column."""
+    size = len(column)
+    lag = np.subtract.outer(np.arange(size), np.arange(size))
+    return np.where(lag >= 0, column[np.maximum(lag, 0)], 0.0)

@@ -1,0 +1,223 @@
+"""Certified sensitivities of a matrix C under a participation.
+
+    sens(C)^2 = max over patterns P and |x_t| <= 1 of sum_{i, j in P} G_ij <x_i, x_j>,          G = C^T C
+
+is at most the maximum of S(P) = sum_{i, j in P} |G_ij|, and equal to it where G has no negative entry. The functions
+here return the smallest of several proved bounds on max_P S(P); docs/theory/matrix_mechanism.md has the proofs.
+
+* One participation, or columns at participations of one example that are orthogonal: S(P) is a sum over P, exact.
+* Fixed epochs: there are b patterns. If C is Toeplitz the first one is the worst, otherwise all are tried.
+* Toeplitz with coefficients that do not increase and are not negative: the pattern 0, b, 2 b, ... is the worst. For
+  other coefficients the same formula holds for any larger coefficients that do not increase.
+* Lags: entry (i, j) of a pattern has a lag of at least (j - i) b and lies at or after step j b, so |G| is at most its
+  largest value there.
+* Rows: S(P) is a sum over i in P, of at most the largest sum of |G_ij| over the j of any pattern that has i.
+
+Every number is rounded outwards, by the bound on the rounding error of all of its sums.
+"""
+
+import math
+
+import numpy as np
+
+from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs
+from gdpjax.correlated._series import CertifiedSeries
+
+_UNIT = 2.0**-53
+_CLOSE = 1e-9
+"""A bound this close to a value that is attained is taken without looking for a better one."""
+_LARGEST_GRAM = 2048
+"""Steps up to which n x n numbers are formed for a better bound."""
+_MOST_OPERATIONS = 10**9
+"""Multiplications that may be spent on a better bound."""
+
+
+def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractParticipation) -> float:
+    """Return an upper bound on the sensitivity of the Toeplitz matrix with this first column."""
+    num_steps = len(column.values)
+    count, separation = participation.limits(num_steps)
+    magnitudes = column.magnitudes()
+
+    # Columns that share no row: the first ones are the longest.
+    if count == 1 or column.num_nonzero <= separation:
+        return _of_disjoint_columns(magnitudes, count, separation)
+
+    # With fixed epochs the first pattern is the worst; otherwise it is for coefficients that do not increase.
+    is_fixed = isinstance(participation, FixedEpochs)
+    largest_to_come = np.maximum.accumulate(magnitudes[::-1])[::-1]
+    bound = _of_first_pattern(magnitudes if is_fixed else largest_to_come, count, separation)
+    attained = np.linalg.norm(_sum_of_columns(column.values, count, separation))
+    if bound <= (1.0 + _CLOSE) * attained:
+        return bound
+
+    # The coefficients go up or below zero: look closer where that is affordable.
+    if is_fixed and num_steps * count**2 <= _MOST_OPERATIONS:
+        return min(bound, _of_first_columns(column, count, separation))
+    if not is_fixed and num_steps <= _LARGEST_GRAM:
+        return min(bound, _of_toeplitz_gram(column, count, separation))
+    return bound
+
+
+def dense_sensitivity(matrix: np.ndarray, participation: AbstractParticipation) -> float:
+    """Return an upper bound on the sensitivity of a lower-triangular matrix."""
+    gram, error = _gram(matrix)
+    count, separation = participation.limits(len(matrix))
+    if isinstance(participation, FixedEpochs):
+        return _outward_with_errors(_largest_of_epochs(gram, separation), error, count, len(matrix))
+    return _of_gram(gram, error, count, separation)
+
+
+# Toeplitz matrices
+
+
+def _of_disjoint_columns(magnitudes: np.ndarray, count: int, separation: int) -> float:
+    """Return the norm of the columns 0, b, ..., (k - 1) b together, which are orthogonal."""
+    num_steps = len(magnitudes)
+    # Column t has the coefficients 0 to n - 1 - t.
+    squared_norms = np.cumsum(magnitudes * magnitudes)
+    lengths = num_steps - separation * np.arange(count)
+    return _root_outward(float(squared_norms[lengths - 1].sum()), num_steps + count)
+
+
+def _of_first_pattern(magnitudes: np.ndarray, count: int, separation: int) -> float:
+    """Return the norm of the sum of the columns 0, b, ..., (k - 1) b."""
+    total = _sum_of_columns(magnitudes, count, separation)
+    num_rows = -(-len(magnitudes) // separation)
+    return _root_outward(float(total @ total), len(magnitudes) + 4 * num_rows)
+
+
+def _sum_of_columns(coefficients: np.ndarray, count: int, separation: int) -> np.ndarray:
+    """Return sum_{i < k} c_{m - i b} for each m; of coefficients >= 0, at least that but for 4 n / b roundings.
+
+    With the coefficients in rows of b it is a running sum down the rows, less that of k rows before.
+    """
+    num_steps = len(coefficients)
+    num_rows = -(-num_steps // separation)
+    padded = np.zeros(num_rows * separation)
+    padded[:num_steps] = coefficients
+    sums = np.cumsum(padded.reshape(num_rows, separation), axis=0)
+    totals = sums.copy()
+    if count < num_rows:
+        totals[count:] -= sums[:-count]
+        # Both of them were rounded.
+        totals[count:] += 2.0 * num_rows * _UNIT * np.abs(sums[count:])
+    return totals.ravel()[:num_steps]
+
+
+def _of_first_columns(column: CertifiedSeries, count: int, separation: int) -> float:
+    """Return the square root of the sum of |G_ij| over the columns i and j in 0, b, ..., (k - 1) b."""
+    num_steps = len(column.values)
+    places = separation * np.arange(count)
+    gram, error = _gram(_toeplitz_columns(column.values, places))
+    error += _of_uncertain_column(column)
+    return _outward_with_errors(float(gram.sum()), error, count, num_steps)
+
+
+def _of_toeplitz_gram(column: CertifiedSeries, count: int, separation: int) -> float:
+    """Return the bound by the Gram matrix of all columns."""
+    gram, error = _gram(_toeplitz_columns(column.values, np.arange(len(column.values))))
+    return _of_gram(gram, error + _of_uncertain_column(column), count, separation)
+
+
+def _toeplitz_columns(coefficients: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the columns at these places of the lower-triangular Toeplitz matrix, shape [n, places]."""
+    lag = np.subtract.outer(np.arange(len(coefficients)), places)
+    return np.where(lag >= 0, coefficients[np.maximum(lag, 0)], 0.0)
+
+
+def _of_uncertain_column(column: CertifiedSeries) -> float:
+    """Return by how much an entry of C^T C can move: |(c + e)^T (c' + e') - c^T c'| <= 2 |c| |e| + |e|^2."""
+    norm, uncertainty = np.linalg.norm(column.values), np.linalg.norm(column.errors)
+    return float((2.0 * norm + uncertainty) * uncertainty) * (1.0 + 1e-9)
+
+
+# Gram matrices
+
+
+def _gram(matrix: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return |C^T C|, and a bound on the rounding error of its entries."""
+    gram = np.abs(matrix.T @ matrix)
+    largest = float(np.max(np.diag(gram)))
+    return gram, (len(matrix) + 8) * 2.0 * _UNIT * largest
+
+
+def _of_gram(gram: np.ndarray, error: float, count: int, separation: int) -> float:
+    """Return the smaller of the two bounds that |G|, with this error in each entry, gives for patterns b apart."""
+    squared = _by_rows(gram, count, separation)
+    if count > 1:
+        squared = min(squared, _by_lags(gram, count, separation))
+    return _outward_with_errors(squared, error, count, len(gram))
+
+
+def _outward_with_errors(squared: float, error: float, count: int, num_steps: int) -> float:
+    """Return the root of a sum of k^2 entries, each with this error, and rounded."""
+    return _root_outward(squared + count * count * error, count * count + num_steps)
+
+
+def _largest_of_epochs(gram: np.ndarray, separation: int) -> float:
+    """Return the largest sum of |G_ij| over i and j congruent modulo b."""
+    count = len(gram) // separation
+    blocks = gram.reshape(count, separation, count, separation)
+    sums = np.einsum("irjr->r", blocks)
+    return float(np.max(sums))
+
+
+def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
+    """Return sum_{i, j < k} of the largest |G| with a lag of at least |i - j| b, at or after step max(i, j) b."""
+    num_steps = len(gram)
+
+    # Entry [d, j] is |G[j - d, j]|, or 0 where that is outside.
+    lag, later = np.indices(gram.shape, sparse=True)
+    by_lag = np.where(lag <= later, gram[np.maximum(later - lag, 0), later], 0.0)
+    by_lag = np.maximum.accumulate(by_lag[::-1], axis=0)[::-1]
+    by_lag = np.maximum.accumulate(by_lag[:, ::-1], axis=1)[:, ::-1]
+
+    # Participations i < j of the pattern.
+    places = separation * np.arange(count)
+    places = places[places < num_steps]
+    chosen = by_lag[np.ix_(places, places)]
+    pairs = np.abs(np.subtract.outer(np.arange(len(places)), np.arange(len(places))))
+    latest = np.maximum.outer(np.arange(len(places)), np.arange(len(places)))
+    return float(np.sum(chosen[pairs, latest]))
+
+
+def _by_rows(gram: np.ndarray, count: int, separation: int) -> float:
+    """Return the largest sum over a pattern of the largest sum of a row over a pattern that has its diagonal."""
+    num_steps = len(gram)
+    if count * num_steps**2 > _MOST_OPERATIONS:
+        return math.inf
+    index = np.arange(num_steps)
+
+    # before[m, i]: the largest sum of row i over at most m participations that end b steps before i; after: likewise.
+    before = np.zeros((count, num_steps))
+    after = np.zeros((count, num_steps))
+    for direction, sums in ((1, before), (-1, after)):
+        rows = gram[::direction, ::direction]
+        best = np.zeros_like(rows)
+        for num_more in range(1, count):
+            best = _with_one_more(rows, best, separation)
+            reached = np.maximum(index - separation, 0)
+            diagonal = np.where(index >= separation, best[index, reached], 0.0)
+            sums[num_more] = diagonal[::direction]
+
+    # Split the other k - 1 participations between before and after.
+    row_sums = np.zeros(num_steps)
+    for num_before in range(count):
+        np.maximum(row_sums, before[num_before] + after[count - 1 - num_before], out=row_sums)
+    row_sums += np.diag(gram)
+    best = np.zeros((1, num_steps))
+    for _ in range(count):
+        best = _with_one_more(row_sums[None, :], best, separation)
+    return float(best[0, -1])
+
+
+def _with_one_more(weights: np.ndarray, best: np.ndarray, separation: int) -> np.ndarray:
+    """Return the largest sums of at most m + 1 weights b apart up to each step, from those of m; row by row."""
+    earlier = np.zeros_like(best)
+    earlier[:, separation:] = best[:, :-separation]
+    return np.maximum.accumulate(earlier + weights, axis=1)
+
+
+def _root_outward(squared: float, num_roundings: int) -> float:
+    """Return the square root, above the true one if ``squared`` is the result of so many roundings of positive sums."""
+    return float(np.nextafter(math.sqrt(squared * (1.0 + 4.0 * (num_roundings + 8) * _UNIT)), math.inf))

@@ -1,0 +1,94 @@
+"""Power series in float64: reciprocals, geometric sums, and bounds on their rounding errors."""
+
+import dataclasses
+
+import numpy as np
+from scipy.signal import fftconvolve, lfilter
+
+_UNIT = 2.0**-53
+"""The largest relative error of one rounded operation."""
+_SMALLEST = 1e-290
+"""More than all that is lost to numbers too small for float64."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CertifiedSeries:
+    """Coefficients of a power series, each within ``errors`` of the true one."""
+
+    values: np.ndarray
+    errors: np.ndarray
+    num_nonzero: int
+    """All coefficients from this one on are exactly zero."""
+
+    def magnitudes(self) -> np.ndarray:
+        """Return upper bounds on the absolute values of the coefficients."""
+        return (np.abs(self.values) + self.errors) * (1.0 + 2.0 * _UNIT)
+
+
+def reciprocal(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
+    """Return the first coefficients of 1 / (c_0 + c_1 x + ...), by c_0 y_t = [t = 0] - sum_j c_j y_{t-j}."""
+    impulse = np.zeros(num_steps)
+    impulse[0] = 1.0
+    with np.errstate(all="ignore"):
+        return np.asarray(lfilter([1.0], coefficients[:num_steps], impulse))
+
+
+def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedSeries:
+    """Return `reciprocal` with a bound on the error of each coefficient.
+
+    With a_j = c_j / c_0 the computed y fulfils the recurrence but for a residual of at most
+
+        r_t = gamma sum_j |a_j| |y_{t-j}|,          gamma = 2 (p + 8) 2^-53 for p coefficients,
+
+    so that its error e is at most the convolution of the true series of 1 / a with r. The true one is at most c_0 (|y| + e)
+    in size, so e_t <= f_t + (e * s)_t with s = c_0 r and f = |y| * s, and e_t <= max_{u <= t} f_u / (1 - sum s).
+
+    Raises:
+        ValueError: the series grows so fast that nothing can be said.
+    """
+    first = float(coefficients[0])
+    values = reciprocal(coefficients, num_steps)
+    magnitudes = np.abs(values)
+
+    # The residual of the recurrence.
+    relative = np.abs(coefficients[:num_steps]) / first
+    gamma = 2.0 * (len(relative) + 8) * _UNIT
+    residual = first * gamma * np.asarray(lfilter(relative, [1.0], magnitudes)) + _SMALLEST
+    total = float(residual.sum()) * (1.0 + 1e-6)
+    if not total < 0.5:
+        raise ValueError(
+            f"the noising coefficients have a reciprocal series that grows too fast to be summed over {num_steps} "
+            "steps: its sensitivity is beyond any use. Choose coefficients with 1 - sum_j |c_j| / c_0 >= 0 (j >= 1)"
+        )
+
+    # The convolution by FFT, whose error is relative to the norms.
+    convolved = np.abs(fftconvolve(magnitudes, residual)[:num_steps])
+    convolved += 1e-13 * np.linalg.norm(magnitudes) * np.linalg.norm(residual)
+    errors = np.maximum.accumulate(convolved) / (1.0 - total)
+    return CertifiedSeries(values, errors, num_nonzero=num_steps if len(relative) > 1 else 1)
+
+
+def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> CertifiedSeries:
+    """Return 1, and sum_i scale_i decay_i^(t-1) for t >= 1, with a bound on the error of each.
+
+    Powers are right to 4 units in the last place, so that the sum of d terms is within (d + 8) 2^-52 of its terms' sizes.
+    """
+    powers = np.power(np.asarray(decay)[:, None], np.arange(num_steps - 1))
+    values = np.concatenate([[1.0], scale @ powers])
+    errors = np.concatenate([[0.0], (len(scale) + 8) * 2.0 * _UNIT * (np.abs(scale) @ powers) + _SMALLEST])
+    return CertifiedSeries(values, errors, num_nonzero=num_steps if len(scale) else 1)
+
+
+def buffered_inverse(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> np.ndarray:
+    """Return the first coefficients of the reciprocal of the series of `geometric_sums`.
+
+    The series is prod_i (1 - pole_i x) / (1 - decay_i x), where the poles of the reciprocal are the eigenvalues of
+    diag(decay) - 1 scale^T, the matrix by which the buffers move in a step without a draw. One factor at a time is a
+    recurrence of first order, which is stable.
+    """
+    poles = np.linalg.eigvals(np.diag(decay) - np.asarray(scale)[None, :]) if len(scale) else []
+    column = np.zeros(num_steps)
+    column[0] = 1.0
+    for numerator, pole in zip(decay, poles, strict=True):
+        column = lfilter([1.0, -numerator], [1.0, -pole], column)
+    return np.asarray(np.real(column))

@@ -1,0 +1,114 @@
+"""The one interface of all strategies of correlated noise.
+
+A strategy is an invertible lower-triangular matrix C. The noise of step t is
+
+    w_t = sum_{s <= t} Cinv[t, s] z_s,          z_s independent standard normal,
+
+so that errors made in one step are taken back in later ones, and a run that releases g_t + sigma sens(C) w_t is one
+Gaussian mechanism with mu = 1 / sigma (docs/theory/matrix_mechanism.md has the proof). Use:
+
+    strategy = bisr(num_bands=8)
+    scale = sigma * clip_norm * strategy.sensitivity(num_steps, MinSep(4, 100))
+    state = strategy.init(params)
+    for step in range(num_steps):
+        noise, state = strategy.next(step, draw, state)     # add scale * noise to the clipped sum of this step
+
+``draw(step)`` is the caller's: it gives z_step, a pytree like ``params``, and gives the same numbers whenever it is
+called for that step. With draws that are made again from a key, a strategy may keep nothing between steps.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+from gdpjax._core.arguments import check_choice
+from gdpjax._core.checks import is_traced
+from gdpjax._core.types import Array, PyTree
+from gdpjax.correlated._participation import AbstractParticipation
+from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum
+
+Draw = Callable[[Array], PyTree]
+"""Gives the standard normal pytree z_s of a step s, the same one every time; s may be traced."""
+
+
+class AbstractNoiseStrategy(abc.ABC):
+    """A lower-triangular matrix C, as a pytree of its coefficients.
+
+    The coefficients may be traced in `init` and `next`, so that a sweep over them is one vmapped program.
+    `sensitivity` and `error` need them known.
+    """
+
+    @abc.abstractmethod
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> float:
+        """Return max |C x|_2 over x with rows |x_t| <= 1 on steps that the participation allows, and 0 elsewhere.
+
+        This is for neighbours of which one has an example more (ADD_OR_REMOVE_ONE and REPLACE_SPECIAL). For
+        REPLACE_ONE it doubles.
+
+        Args:
+            num_steps: n, the number of steps of the run, or of a longer one that it is the beginning of.
+            participation: in which steps an example may take part.
+
+        Returns:
+            A certified upper bound, rounded outwards. The class says where it is exact.
+
+        Raises:
+            ValueError: wrong arguments, traced coefficients, or coefficients that grow beyond float64.
+        """
+
+    @abc.abstractmethod
+    def error(
+        self,
+        num_steps: int,
+        error: str = "mean",
+        *,
+        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+    ) -> float:
+        """Return the squared error of the workload's outputs for z of unit variance, per coordinate.
+
+        Output t has the squared error sum_s (A C^-1)[t, s]^2. With noise multiplier sigma it is multiplied by
+        (sigma clip_norm sens(C))^2, so strategies are compared by sensitivity^2 times error.
+
+        Args:
+            num_steps: n.
+            error: "mean" or "max" over the n outputs.
+            workload: A; the prefix sums unless it is given.
+
+        Returns:
+            A float, right to about n 1e-16 of it.
+
+        Raises:
+            ValueError: wrong arguments, or traced coefficients.
+        """
+
+    @abc.abstractmethod
+    def init(self, like: PyTree) -> PyTree:
+        """Return the state before step 0 for noise of the shapes in ``like``, arrays or ShapeDtypeStructs.
+
+        A state that is not empty is secret: it holds past noise, which would uncover the sums it was added to. Keep
+        it in no output, and in checkpoints only under the protection that the key has.
+        """
+
+    @abc.abstractmethod
+    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the noise w_step, float32 or wider, and the next state.
+
+        Args:
+            step: the number of the step from 0, traced or not; one more than in the call before.
+            draw: gives z_s for any s from 0 to step, the same one every time.
+            state: what `init` or the call before returned.
+        """
+
+
+def check_error(error: Any) -> str:
+    """Return ``error`` if it is "mean" or "max"."""
+    return check_choice("error", error, ("mean", "max"))
+
+
+def refuse_traced(strategy: Any, question: str) -> None:
+    """Raise ValueError if the coefficients of ``strategy`` are traced."""
+    if is_traced(strategy):
+        raise ValueError(
+            f"{question} needs coefficients that are known, and those of this {type(strategy).__name__} are traced; "
+            "compute it outside of jit, grad and vmap and pass the number in"
+        )
