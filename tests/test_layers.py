@@ -15,11 +15,11 @@ LAYERS = {
     "sampling": {"_core"},
     "correlated": {"_core"},
     "mechanisms": {"_core", "tradeoff"},
-    "transforms": {"_core", "clipping", "ledger"},
+    "transforms": {"_core", "clipping", "ledger", "correlated"},
     "accounting": {"_core", "tradeoff", "ledger", "mechanisms"},
     "optimizers": {"_core", "transforms"},
     "auditing": {"_core", "accounting", "tradeoff"},
-    "training": {"_core", "optimizers", "clipping", "sampling", "accounting", "tradeoff", "ledger", "transforms"},
+    "training": {"_core", "correlated", "optimizers", "clipping", "sampling", "accounting", "tradeoff", "ledger", "transforms"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
     "reporting": {"_core", "accounting", "tradeoff", "ledger", "training"},
     "cli": {

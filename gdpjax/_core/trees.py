@@ -62,13 +62,24 @@ def leaf_keys(key: Array, tree: PyTree) -> PyTree:
     """One key per leaf, from a 64-bit digest of its path: adding a leaf elsewhere does not change the others' noise."""
     key = as_key(key)
     refuse_key_of_a_loop(key)
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = leaf_names(tree)
+    keys = [key_of_leaf(key, name) for name in names]
+    return jax.tree.unflatten(jax.tree.structure(tree), keys)
+
+
+def leaf_names(tree: PyTree) -> list[str]:
+    """Return the paths of the leaves as texts; ValueError if two of them are the same."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [leaf_name(path) for path, _ in paths]
     if len(set(names)) != len(names):
         raise ValueError(f"two leaves of the tree have the same path, so they would get the same noise: {names}")
-    words = [_digest_words(name) for name in names]
-    keys = [fold_in(fold_in(key, first), second) for first, second in words]
-    return jax.tree.unflatten(structure, keys)
+    return names
+
+
+def key_of_leaf(key: Array, name: str) -> Array:
+    """Return the key of the leaf of this name, by a 64-bit digest of it."""
+    first, second = _digest_words(name)
+    return fold_in(fold_in(key, first), second)
 
 
 def broadcast_trainable(trainable: PyTree | None, params: PyTree) -> PyTree:

@@ -4,6 +4,7 @@ from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
 from gdpjax.correlated._dense import Dense
+from gdpjax.correlated._documents import from_document, to_document
 from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs, MinSep, SingleParticipation
 from gdpjax.correlated._strategy import AbstractNoiseStrategy
 from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum
@@ -22,5 +23,7 @@ __all__ = [
     "PrefixSum",
     "SingleParticipation",
     "bisr",
+    "from_document",
     "lambda_cgd",
+    "to_document",
 ]

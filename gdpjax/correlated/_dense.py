@@ -14,7 +14,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
-from gdpjax.correlated._sensitivity import dense_sensitivity
+from gdpjax.correlated._sensitivity import dense_attained, dense_sensitivity
 from gdpjax.correlated._strategy import AbstractNoiseStrategy, Draw, check_error, refuse_traced
 from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
 
@@ -74,6 +74,12 @@ class Dense(AbstractNoiseStrategy):
         refuse_traced(self, "sensitivity")
         matrix = self._first_rows(num_steps)
         return dense_sensitivity(matrix, check_participation(participation))
+
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+        """Return the norm of the first columns that one example may have; see `AbstractNoiseStrategy.attained`."""
+        refuse_traced(self, "attained")
+        matrix = self._first_rows(num_steps)
+        return dense_attained(matrix, check_participation(participation))
 
     def error(
         self,

@@ -67,6 +67,24 @@ def dense_sensitivity(matrix: np.ndarray, participation: AbstractParticipation) 
     return _of_gram(gram, error, count, separation)
 
 
+def toeplitz_attained(column: CertifiedSeries, participation: AbstractParticipation) -> float:
+    """Return the norm of C x for an x of ones at the steps 0, b, ..., (k - 1) b, C Toeplitz."""
+    count, separation = participation.limits(len(column.values))
+    return float(np.linalg.norm(_sum_of_columns(column.values, count, separation)))
+
+
+def dense_attained(matrix: np.ndarray, participation: AbstractParticipation) -> float:
+    """Return the norm of C x for an x of ones at one allowed set of steps: the best, for fixed epochs."""
+    count, separation = participation.limits(len(matrix))
+    beginnings = range(separation) if isinstance(participation, FixedEpochs) else range(1)
+    best = 0.0
+    for first in beginnings:
+        places = first + separation * np.arange(count)
+        change = np.sum(matrix[:, places[places < len(matrix)]], axis=1)
+        best = max(best, float(np.linalg.norm(change)))
+    return best
+
+
 # Toeplitz matrices
 
 

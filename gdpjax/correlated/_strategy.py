@@ -57,6 +57,14 @@ class AbstractNoiseStrategy(abc.ABC):
         """
 
     @abc.abstractmethod
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+        """Return |C x|_2 for an x that the participation allows: a lower bound on the sensitivity.
+
+        The example takes part as often and as early as it may, with the largest contribution of one direction.
+        Arguments and errors are those of `sensitivity`; right to about n 1e-16 of it.
+        """
+
+    @abc.abstractmethod
     def error(
         self,
         num_steps: int,

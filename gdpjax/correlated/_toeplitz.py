@@ -13,7 +13,7 @@ from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
-from gdpjax.correlated._sensitivity import toeplitz_sensitivity
+from gdpjax.correlated._sensitivity import toeplitz_attained, toeplitz_sensitivity
 from gdpjax.correlated._series import CertifiedSeries
 from gdpjax.correlated._strategy import AbstractNoiseStrategy, check_error, refuse_traced
 from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
@@ -40,6 +40,13 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
         num_steps = check_count("num_steps", num_steps)
         check_participation(participation)
         return toeplitz_sensitivity(self.column(num_steps), participation)
+
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+        """Return the norm of the first columns that one example may have; see `AbstractNoiseStrategy.attained`."""
+        refuse_traced(self, "attained")
+        num_steps = check_count("num_steps", num_steps)
+        check_participation(participation)
+        return toeplitz_attained(self.column(num_steps), participation)
 
     def error(
         self,

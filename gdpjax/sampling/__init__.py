@@ -4,6 +4,7 @@ from gdpjax.sampling._allocation import allocation_error, allocation_overflow, a
 from gdpjax.sampling._batches import (
     AllocationBatches,
     BatchOverflowError,
+    CyclicPoissonBatches,
     IndexBatch,
     PoissonBatches,
     ShuffledBatches,
@@ -11,6 +12,7 @@ from gdpjax.sampling._batches import (
     UniformBatches,
     poisson_batches,
 )
+from gdpjax.sampling._cyclic import cyclic_poisson_sample
 from gdpjax.sampling._padding import PoissonSample
 from gdpjax.sampling._poisson import (
     choose_capacity,
@@ -25,6 +27,7 @@ from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 __all__ = [
     "AllocationBatches",
     "BatchOverflowError",
+    "CyclicPoissonBatches",
     "IndexBatch",
     "PoissonBatches",
     "PoissonSample",
@@ -35,6 +38,7 @@ __all__ = [
     "allocation_overflow",
     "allocation_sample",
     "choose_capacity",
+    "cyclic_poisson_sample",
     "dyadic_probability",
     "overflow_probability",
     "poisson_batches",

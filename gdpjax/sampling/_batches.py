@@ -30,6 +30,7 @@ from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.sampling._allocation import allocation_overflow, allocation_sample
+from gdpjax.sampling._cyclic import checked_groups, cyclic_poisson_sample
 from gdpjax.sampling._padding import PoissonSample
 from gdpjax.sampling._poisson import (
     choose_capacity,
@@ -193,6 +194,69 @@ class PoissonBatches(_Batches):
         )
 
 
+class CyclicPoissonBatches(_Batches):
+    """The batches of a run of cyclic Poisson sampling, by step, padded to ``capacity`` rows.
+
+    ``batches[t]`` has the rows of ``cyclic_poisson_sample(key, t, num_examples, sampling_prob, num_groups, capacity)``.
+
+    Args:
+      key: one PRNG key, used for nothing else.
+      num_examples: N >= 1; the public maximum where the true number is private.
+      sampling_prob: number in [0, 1]; its `dyadic_probability` is used, and is the attribute ``sampling_prob``.
+      num_groups: from 1 to num_examples.
+      num_steps: length of the run, a whole number >= 1.
+      capacity: slots of a batch, a whole number >= 1.
+      num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
+
+    Attributes:
+      overflow: for the `gdpjax.ledger.CyclicPoissonEvent`, the probability that a batch does not fit.
+
+    Raises:
+      ValueError: values out of range.
+
+    >>> batches = CyclicPoissonBatches(jax.random.key(0), 100, 1.0, 4, num_steps=8, capacity=30)
+    >>> batches[6].indices[:3].tolist()
+    [2, 6, 10]
+    """
+
+    _on_device = "cyclic_poisson_sample with the key and the step"
+
+    def __init__(
+        self,
+        key: Array,
+        num_examples: int,
+        sampling_prob: float,
+        num_groups: int,
+        *,
+        num_steps: int,
+        capacity: int,
+        num_valid: int | None = None,
+    ) -> None:
+        num_examples, self.num_groups = checked_groups(num_examples, num_groups)
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
+        self.capacity = int(check_count("capacity", capacity))
+        longest_group = -(-num_examples // self.num_groups)
+        self.overflow = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
+        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+
+    def _batch(self, step: int) -> IndexBatch:
+        scheme = self.num_examples, self.sampling_prob, self.num_groups, self.capacity
+        sample = _cyclic_at(self._key_data, step, self._num_valid, self._impl, *scheme)
+        if int(sample.count) > self.capacity:
+            raise BatchOverflowError(
+                f"step {step} drew {int(sample.count)} examples and the capacity is {self.capacity}; the probability of "
+                f"that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a new "
+                "key, and account for both"
+            )
+        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
+
+    def __repr__(self) -> str:
+        return (
+            f"CyclicPoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
+            f"num_groups={self.num_groups}, num_steps={self.num_steps}, capacity={self.capacity})"
+        )
+
+
 class AllocationBatches(_Batches):
     """The batches of a run of random allocation, by step, padded to ``capacity`` rows.
 
@@ -265,6 +329,7 @@ class ShuffledBatches(_Batches):
       num_examples: N >= 1; the public maximum where the true number is private.
       steps_per_epoch: number t of batches in an epoch, from 1 to num_examples.
       num_epochs: length of the run in epochs, a whole number >= 1.
+      bins: "fresh" or "fixed", as in `shuffled_sample`.
       num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
 
     Attributes:
@@ -282,9 +347,17 @@ class ShuffledBatches(_Batches):
     _on_device = "shuffled_sample with the key and the step"
 
     def __init__(
-        self, key: Array, num_examples: int, steps_per_epoch: int, *, num_epochs: int, num_valid: int | None = None
+        self,
+        key: Array,
+        num_examples: int,
+        steps_per_epoch: int,
+        *,
+        num_epochs: int,
+        bins: str = "fresh",
+        num_valid: int | None = None,
     ) -> None:
         num_examples, self.steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
+        self.bins = check_choice("bins", bins, ("fresh", "fixed"))
         num_epochs = int(check_count("num_epochs", num_epochs))
         super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs)
         self.capacity = -(-num_examples // self.steps_per_epoch)
@@ -292,8 +365,8 @@ class ShuffledBatches(_Batches):
         self._num_valid = _checked_num_valid(num_valid, self.num_examples)
 
     def _batch(self, step: int) -> IndexBatch:
-        sizes = self.num_examples, self.steps_per_epoch
-        sample = _shuffled_at(self._key_data, step, self._num_valid, self._impl, *sizes)
+        order = self.num_examples, self.steps_per_epoch, self.bins
+        sample = _shuffled_at(self._key_data, step, self._num_valid, self._impl, *order)
         return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
 
     def __repr__(self) -> str:
@@ -444,12 +517,27 @@ def _allocation_at(
     )
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
 def _shuffled_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, steps_per_epoch: int
+    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, steps_per_epoch: int, bins: str
 ) -> PoissonSample:
     key = jax.random.wrap_key_data(key_data, impl=impl)
-    return shuffled_sample(key, step, num_examples, steps_per_epoch, num_valid=num_valid)
+    return shuffled_sample(key, step, num_examples, steps_per_epoch, bins=bins, num_valid=num_valid)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
+def _cyclic_at(
+    key_data: Array,
+    step: Array,
+    num_valid: Array,
+    impl: str,
+    num_examples: int,
+    sampling_prob: float,
+    num_groups: int,
+    capacity: int,
+) -> PoissonSample:
+    key = jax.random.wrap_key_data(key_data, impl=impl)
+    return cyclic_poisson_sample(key, step, num_examples, sampling_prob, num_groups, capacity, num_valid=num_valid)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

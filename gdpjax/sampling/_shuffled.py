@@ -12,7 +12,7 @@ also differ in the order of their rows: the bracket of `gdpjax.ledger.ShuffledEv
 
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_count
+from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
 from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step, padded, real_rows
@@ -23,7 +23,13 @@ _FIRST, _OTHERS = 0, 1
 
 
 def shuffled_sample(
-    key: Array, step: Array, num_examples: int, steps_per_epoch: int, *, num_valid: Array | None = None
+    key: Array,
+    step: Array,
+    num_examples: int,
+    steps_per_epoch: int,
+    *,
+    bins: str = "fresh",
+    num_valid: Array | None = None,
 ) -> PoissonSample:
     """Draw the batch of one step of shuffled epochs on the device.
 
@@ -36,6 +42,8 @@ def shuffled_sample(
       step: which step of the run, from 0, a number or a traced one.
       num_examples: N >= 1, static; the public maximum where the true number is private.
       steps_per_epoch: number t of batches in an epoch, from 1 to num_examples, static.
+      bins: "fresh" if the rows are permuted anew in each epoch, "fixed" if once for all, so that every row comes back
+        exactly t steps later (`gdpjax.correlated.FixedEpochs`).
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
@@ -52,6 +60,7 @@ def shuffled_sample(
     [4, 3, 3]
     """
     num_examples, steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
+    check_choice("bins", bins, ("fresh", "fixed"))
     rows = checked_rows(num_examples, num_valid)
     step, valid = checked_step(step)
 
@@ -62,7 +71,7 @@ def shuffled_sample(
     last = first + short + (place < num_longer)
 
     # Keys are checked here, outside of the branch that draws the other words.
-    of_epoch = fold_in(key, epoch)
+    of_epoch = fold_in(key, epoch if bins == "fresh" else jnp.zeros_like(epoch))
     word, others = bits(fold_in(of_epoch, _FIRST), (num_examples,)), fold_in(of_epoch, _OTHERS)
 
     def more() -> Array:

@@ -5,6 +5,7 @@ from typing import Any
 from gdpjax._core.arguments import check_instance
 from gdpjax.sampling import (
     AllocationBatches,
+    CyclicPoissonBatches,
     PoissonBatches,
     ShuffledBatches,
     TruncatedPoissonBatches,
@@ -14,10 +15,17 @@ from gdpjax.training._data import check_count
 from gdpjax.training._loop import State
 from gdpjax.training._plan import IN_EPOCHS, Plan
 
+_Source = (
+    AllocationBatches
+    | CyclicPoissonBatches
+    | PoissonBatches
+    | ShuffledBatches
+    | TruncatedPoissonBatches
+    | UniformBatches
+)
 
-def batch_source(
-    plan: Plan, state: State, num_examples: int
-) -> AllocationBatches | PoissonBatches | ShuffledBatches | TruncatedPoissonBatches | UniformBatches:
+
+def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
     """The batches of a run by step, for a loader that feeds ``training.step_on``.
 
     Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
@@ -61,8 +69,17 @@ def batch_source(
             "num_valid": num_examples,
         }
         if plan.sampling == "shuffled":
-            return ShuffledBatches(*rows, **epochs)
+            return ShuffledBatches(*rows, **epochs, bins=plan.order)
         selection = {"num_selected": plan.num_selected, "bins": plan.bins}
         return AllocationBatches(*rows, **epochs, **selection, capacity=plan.capacity)
+    if plan.sampling == "cyclic_poisson":
+        return CyclicPoissonBatches(
+            *rows,
+            plan.sampling_prob,
+            plan.num_groups,
+            num_steps=plan.max_steps,
+            capacity=plan.capacity,
+            num_valid=num_examples,
+        )
     source = TruncatedPoissonBatches if plan.sampling == "truncated_poisson" else PoissonBatches
     return source(*rows, plan.sampling_prob, num_steps=plan.max_steps, capacity=plan.capacity, num_valid=num_examples)

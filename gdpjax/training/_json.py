@@ -12,10 +12,18 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.documents import DocumentError, convert_document, parse_document
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.clipping import AbstractClipRule
+from gdpjax.correlated import from_document, to_document
 
 FORMAT_VERSION = 1
 """Version of the JSON form; another one is refused."""
-_LATER = {"truncate_at": None, "num_selected": 1, "bins": "fresh"}
+_LATER = {
+    "truncate_at": None,
+    "num_selected": 1,
+    "bins": "fresh",
+    "correlation": None,
+    "participation": None,
+    "num_groups": 1,
+}
 """Fields that plans did not always have, and their values in those plans."""
 FOLLOWS = ("sampling_prob", "capacity", "overflow")
 """Properties of a plan that are written and checked."""
@@ -28,6 +36,9 @@ def plan_to_dict(plan: Any) -> dict[str, Any]:
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     fields["clip"] = plan.clip.to_dict()
     fields["neighboring_relation"] = plan.neighboring_relation.value
+    for name in ("correlation", "participation"):
+        if fields[name] is not None:
+            fields[name] = to_document(fields[name])
     for name, usual in _LATER.items():
         if fields[name] == usual:
             del fields[name]  # so that plans of the older schemes are written as they always were
@@ -56,6 +67,9 @@ def plan_from_json(cls: Any, text: str) -> Any:
         raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
     data["clip"] = _rule_of(data["clip"])
     try:
+        for name in ("correlation", "participation"):
+            if data[name] is not None:
+                data[name] = from_document(data[name])
         data["neighboring_relation"] = NeighboringRelation(data["neighboring_relation"])
         plan = cls(**data)
     except (TypeError, ValueError, OverflowError) as error:

@@ -41,6 +41,7 @@ from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import (
     BatchOverflowError,
     allocation_sample,
+    cyclic_poisson_sample,
     poisson_sample,
     shuffled_sample,
     truncated_poisson_sample,
@@ -162,13 +163,17 @@ def private_training(
 
     def transformation(key: Array) -> optax.GradientTransformation:
         """Chain the noise and the ledger with the optimizer."""
+        is_sampled = plan.recorded_as != "correlated"
         private = privatize(
             grad_fn,
             noise_multiplier=plan.noise_multiplier,
-            sampling_prob=plan.sampling_prob,
+            sampling_prob=plan.sampling_prob if is_sampled else None,
             expected_batch_size=plan.expected_batch_size,
             key=key,
-            sampling=plan.sampling,
+            sampling=plan.sampling if is_sampled else None,
+            correlation=plan.correlation,
+            participation=plan.participation,
+            num_steps=None if plan.correlation is None else plan.max_steps,
             neighboring_relation=plan.neighboring_relation,
             ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
@@ -328,7 +333,20 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
         )
         return sample.indices, sample.is_padding, sample.count <= plan.capacity
     if plan.sampling == "shuffled":  # and so do those of a permutation
-        sample = shuffled_sample(sampling_key, step, plan.max_examples, plan.steps_per_epoch, num_valid=num_examples)
+        sample = shuffled_sample(
+            sampling_key, step, plan.max_examples, plan.steps_per_epoch, bins=plan.order, num_valid=num_examples
+        )
+        return sample.indices, sample.is_padding, sample.count <= plan.capacity
+    if plan.sampling == "cyclic_poisson":
+        sample = cyclic_poisson_sample(
+            sampling_key,
+            step,
+            plan.max_examples,
+            plan.sampling_prob,
+            plan.num_groups,
+            plan.capacity,
+            num_valid=num_examples,
+        )
         return sample.indices, sample.is_padding, sample.count <= plan.capacity
     key = fold_in(sampling_key, step)
     if plan.sampling == "uniform":

@@ -18,6 +18,7 @@ from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting import certified, steps_of_epochs
+from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.training._plan import FAILURE, IN_EPOCHS, Plan, steps_of_epoch
 
 _LEAST, _MOST = 1e-2, 1e6
@@ -53,10 +54,13 @@ def make_plan(
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     mu: float | None = None,
-    sampling: str = "poisson",
+    sampling: str | None = None,
     capacity: int | None = None,
     num_selected: int = 1,
     bins: str = "fresh",
+    correlation: AbstractNoiseStrategy | None = None,
+    participation: AbstractParticipation | None = None,
+    num_groups: int = 1,
     neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
     unit: str = "example",
@@ -77,11 +81,19 @@ def make_plan(
         without privacy, which says so; or a target instead:
       epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
       mu: the same for mu, but for a failure probability of 1e-10.
-      sampling: "poisson", "truncated_poisson", "allocation", "shuffled" or "uniform". Allocation and shuffled batches
+      sampling: "poisson" (default), "truncated_poisson", "allocation", "shuffled" or "uniform"; with a correlation
+        "shuffled" (default) or "cyclic_poisson". Allocation and shuffled batches
         have epochs of round(max_examples num_selected / expected_batch_size) steps, and run whole epochs. What is known
         of shuffled batches is a wide bracket, whose upper end is the one without sampling (docs/theory/shuffling.md).
       capacity: with "truncated_poisson" the most examples that a batch keeps; it follows from the rest elsewhere.
       num_selected, bins: with "allocation", as in `gdpjax.ledger.AllocationEvent`.
+      correlation: a strategy of `gdpjax.correlated`: noise that is correlated over the steps. With "shuffled" the run is
+        one Gaussian release, (1 / noise_multiplier)-GDP whatever the order of the examples; the batches are shuffled
+        once and come back in the same order in each epoch. With "cyclic_poisson" the strategy has bands, and the
+        privacy of its run is amplified by sampling (`gdpjax.ledger.CyclicPoissonEvent`).
+      participation: with a correlation and "shuffled", the promise that the sensitivity is for; `FixedEpochs` of the
+        plan's epochs unless given. With ``MinSep(k, 1)`` every epoch is shuffled anew.
+      num_groups: with "cyclic_poisson", the number of groups that take turns, at least the strategy's bands.
       neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, truncated
         Poisson with ADD_OR_REMOVE_ONE, uniform with REPLACE_ONE, shuffled with REPLACE_SPECIAL (default) or either.
       group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
@@ -110,6 +122,8 @@ def make_plan(
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {got}")
+    if sampling is None:
+        sampling = "poisson" if correlation is None else "shuffled"
     if epochs is not None:
         epochs = check_number("epochs", epochs, POSITIVE)
         max_examples = check_count("max_examples", max_examples)
@@ -139,6 +153,9 @@ def make_plan(
         truncate_at=capacity,
         num_selected=num_selected,
         bins=bins,
+        correlation=correlation,
+        participation=participation,
+        num_groups=num_groups,
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan
@@ -147,14 +164,14 @@ def make_plan(
 
 
 def _epsilon_upper(plan: Plan) -> float:
-    if plan.sampling == "shuffled":
+    if plan.recorded_as == "shuffled":
         return _unamplified("epsilon", plan, plan.delta)
     return float(plan.epsilon_bounds().upper)
 
 
 def _mu_upper(plan: Plan) -> float:
     """The upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
-    if plan.sampling == "shuffled":
+    if plan.recorded_as == "shuffled":
         return _unamplified("mu", plan, FAILURE)
     return float(plan.curve_if(announced=False).mu().upper)
 

@@ -27,10 +27,21 @@ import scipy
 
 from gdpjax._core.arguments import check_choice, check_count, check_number, check_text
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, is_traced
+from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
 from gdpjax.accounting import certified, with_overflow
 from gdpjax.clipping import as_rule
-from gdpjax.ledger import AllocationEvent, Event, ShuffledEvent, TruncatedPoissonEvent, resolve_scheme_relation
+from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, BandedToeplitz, FixedEpochs
+from gdpjax.ledger import (
+    AllocationEvent,
+    AnyEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
+    Event,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+    resolve_scheme_relation,
+)
 from gdpjax.sampling import (
     allocation_overflow,
     choose_capacity,
@@ -42,6 +53,7 @@ from gdpjax.sampling import (
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
 from gdpjax.training._json import plan_from_json, plan_to_json
 from gdpjax.training._statement import statement_of
+from gdpjax.transforms import resolve_correlation
 
 LARGEST_NOISE = 9.1
 """Standard deviations: the largest value of the noise, P(|Z| > 9.1) = 2^-63."""
@@ -87,17 +99,21 @@ class Plan:
     truncate_at: int | None = None
     num_selected: int = 1
     bins: str = "fresh"
+    correlation: AbstractNoiseStrategy | None = None
+    participation: AbstractParticipation | None = None
+    num_groups: int = 1
 
     def __post_init__(self) -> None:
         check_scalar("noise_multiplier", self.noise_multiplier, NONNEGATIVE)
-        for name in ("max_examples", "max_steps", "group_size", "num_selected"):
+        for name in ("max_examples", "max_steps", "group_size", "num_selected", "num_groups"):
             _set(self, name, check_count(name, getattr(self, name)))
         for name, domain in (("expected_batch_size", POSITIVE), ("delta", OPEN_UNIT)):
             _set(self, name, check_number(name, getattr(self, name), domain))
         for name in ("unit", "tuned", "released"):
             check_text(name, getattr(self, name), "words for the statement")
         _set(self, "clip", as_rule(self.clip))
-        _set(self, "neighboring_relation", resolve_scheme_relation(self.sampling, self.neighboring_relation))
+        self._check_correlation()
+        _set(self, "neighboring_relation", resolve_scheme_relation(self.recorded_as, self.neighboring_relation))
         check_choice("bins", self.bins, ("fresh", "fixed"))
         if self.truncate_at is not None:
             _set(self, "truncate_at", check_count("capacity", self.truncate_at))
@@ -126,6 +142,8 @@ class Plan:
             )
         if self.sampling in IN_EPOCHS:
             self._check_epochs()
+        if self.sampling == "cyclic_poisson" or self.correlation is not None:
+            self._check_participation()
         if self.sampling != "allocation" and (self.num_selected != 1 or self.bins != "fresh"):
             raise ValueError(f'num_selected and bins belong to sampling="allocation", got sampling={self.sampling!r}')
         if self.sampling == "truncated_poisson" and self.group_size > 1:
@@ -150,6 +168,94 @@ class Plan:
                 f"{self.max_steps} steps: give a multiple of that, or epochs as a whole number"
             )
 
+    def _check_correlation(self) -> None:
+        """ValueError unless the noise goes with the sampling."""
+        if self.correlation is None:
+            if self.participation is not None:
+                raise ValueError("participation belongs to correlated noise: give correlation=")
+            if self.sampling == "cyclic_poisson":
+                raise ValueError(
+                    'sampling="cyclic_poisson" is for correlated noise: give correlation=, such as '
+                    "gdpjax.correlated.BandedToeplitz, of at most num_groups bands"
+                )
+            return
+        if not isinstance(self.correlation, AbstractNoiseStrategy):
+            raise ValueError(
+                "correlation must be a strategy of gdpjax.correlated, such as gdpjax.correlated.bisr(4), got "
+                f"{shown(self.correlation)}"
+            )
+        if self.sampling not in ("shuffled", "cyclic_poisson"):
+            raise ValueError(
+                'correlated noise goes with sampling="shuffled" (each example once an epoch) or "cyclic_poisson", got '
+                f"sampling={shown(self.sampling)}"
+            )
+
+    def _check_participation(self) -> None:
+        """ValueError unless the batches of this plan keep the promise that the sensitivity is for."""
+        if self.group_size > 1:
+            raise ValueError("group_size > 1 has a proved bound for Poisson sampling, not for correlated noise")
+        if self.sampling == "cyclic_poisson":
+            self._check_groups()
+            return
+        if self.num_groups != 1:
+            raise ValueError('num_groups belongs to sampling="cyclic_poisson"')
+        if self.participation is None:
+            _set(self, "participation", FixedEpochs(self.num_epochs))
+        if not isinstance(self.participation, AbstractParticipation):
+            raise ValueError(
+                "participation must be a promise of gdpjax.correlated, such as MinSep(max_participations=8, "
+                f"min_separation=250), got {shown(self.participation)}"
+            )
+        most, separation = self.participation.limits(self.max_steps)
+        if self.num_epochs > most or (self.num_epochs > 1 and self.steps_per_epoch < separation):
+            raise ValueError(
+                f"with {self.num_epochs} epochs of {self.steps_per_epoch} steps every example takes part "
+                f"{self.num_epochs} times, {self.steps_per_epoch} steps apart, which is not what the participation "
+                f"promises: {self.participation.describe()} of {self.max_steps} steps"
+            )
+        if isinstance(self.participation, FixedEpochs) and self.num_epochs != self.participation.num_epochs:
+            raise ValueError(f"the plan has {self.num_epochs} epochs, got participation={self.participation}")
+
+    def _check_groups(self) -> None:
+        if self.participation is not None:
+            raise ValueError('sampling="cyclic_poisson" says how examples take part: leave participation out')
+        if self.num_groups > self.max_examples:
+            raise ValueError(f"num_groups must be at most max_examples={self.max_examples}, got {self.num_groups}")
+        if not isinstance(self.correlation, BandedToeplitz) or self.correlation.num_bands > self.num_groups:
+            raise ValueError(
+                f"with num_groups={self.num_groups} the strategy must be a gdpjax.correlated.BandedToeplitz of at most "
+                f"that many bands, got {shown(self.correlation)}"
+            )
+        if self.expected_batch_size > self._longest_group:
+            raise ValueError(
+                f"a batch comes from one group of at most {self._longest_group} rows, got expected_batch_size="
+                f"{self.expected_batch_size}"
+            )
+
+    @property
+    def recorded_as(self) -> str:
+        """What the ledger calls the steps: the sampling, or "correlated" where it does not matter."""
+        if self.correlation is not None and self.sampling == "shuffled":
+            return "correlated"
+        return self.sampling
+
+    @property
+    def num_epochs(self) -> int:
+        """How many epochs there are, under "allocation" and "shuffled"."""
+        return self.max_steps // self.steps_per_epoch
+
+    @property
+    def order(self) -> str:
+        """ "fixed" if shuffled epochs all have the order of the first one, which keeps examples apart; else "fresh"."""
+        if self.participation is None:
+            return "fresh"
+        keeps_apart = isinstance(self.participation, FixedEpochs) or self.participation.limits(self.max_steps)[1] > 1
+        return "fixed" if keeps_apart else "fresh"
+
+    @property
+    def _longest_group(self) -> int:
+        return -(-self.max_examples // self.num_groups)
+
     @property
     def is_private(self) -> bool:
         """Whether there is enough noise for a guarantee: enough, in particular, for its finite range.
@@ -161,7 +267,9 @@ class Plan:
 
     def _beyond(self, shift: float) -> float:
         """p T P(Z > z_max - shift) of the module docstring."""
-        return self.sampling_prob * self.max_steps * float(scipy.special.ndtr(shift - LARGEST_NOISE))
+        # Under correlated noise every step that an example takes part in may shift the draws of all later steps.
+        prob = 1.0 if self.recorded_as == "correlated" else self.sampling_prob
+        return prob * self.max_steps * float(scipy.special.ndtr(shift - LARGEST_NOISE))
 
     def without_privacy(self) -> str | None:
         """Why this plan guarantees nothing, as the end of a sentence; None where it does."""
@@ -198,6 +306,8 @@ class Plan:
         share = self.expected_batch_size / self.max_examples
         if self.sampling in IN_EPOCHS:
             return self.num_selected / self.steps_per_epoch
+        if self.sampling == "cyclic_poisson":
+            return dyadic_probability(self.expected_batch_size / self._longest_group)
         return share if self.sampling == "uniform" else dyadic_probability(share)
 
     @functools.cached_property
@@ -211,6 +321,9 @@ class Plan:
             return self.truncate_at
         allowed = min(_ALLOWED_OVERFLOW, self.delta / 1000)
         prob = self.sampling_prob
+        if self.sampling == "cyclic_poisson":
+            least = choose_capacity(self._longest_group, prob, self.max_steps, allowed)
+            return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
         if self.sampling == "allocation":  # in the shortest block
             prob = min(math.nextafter(1 / (self.steps_per_epoch // self.num_selected), 2.0), 1.0)
         least = choose_capacity(self.max_examples, prob, self.max_steps, allowed) + self.group_size - 1
@@ -221,6 +334,10 @@ class Plan:
         """tau: probability, over the whole run, that a batch does not fit (or a draw or permutation is not uniform)."""
         if self.sampling == "uniform":
             return uniform_sampling_error(self.max_examples, self.max_steps)
+        if self.sampling == "cyclic_poisson":
+            return overflow_probability(self._longest_group, self.sampling_prob, self.max_steps, self.capacity)
+        if self.recorded_as == "correlated":
+            return 0.0  # every batch fits, and the order of the rows does not matter
         if self.sampling == "shuffled":
             return shuffled_error(self.max_examples, self.max_steps // self.steps_per_epoch)
         if self.truncate_at is not None:
@@ -240,7 +357,7 @@ class Plan:
     @property
     def announces_overflow(self) -> bool:
         """Whether a run of this plan may stop at a batch above its capacity, which it then says."""
-        return self.sampling in ("poisson", "allocation")
+        return self.sampling in ("poisson", "allocation", "cyclic_poisson")
 
     @property
     def scheme(self) -> dict[str, Any] | None:
@@ -249,7 +366,9 @@ class Plan:
             return {"max_examples": self.max_examples, "capacity": self.truncate_at}
         if self.sampling == "allocation":
             return {"steps_per_epoch": self.steps_per_epoch, "num_selected": self.num_selected, "bins": self.bins}
-        if self.sampling == "shuffled":
+        if self.sampling == "cyclic_poisson":
+            return {"num_groups": self.num_groups}
+        if self.recorded_as == "shuffled":
             return {"steps_per_epoch": self.steps_per_epoch}
         return None
 
@@ -259,12 +378,14 @@ class Plan:
         return self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
-    def event(self) -> Event | TruncatedPoissonEvent | AllocationEvent | ShuffledEvent:
+    def event(self) -> AnyEvent:
         """What `max_steps` steps of this plan release."""
         if is_traced(self.noise_multiplier):
             raise ValueError(
                 "a plan whose noise_multiplier is traced has no event; use plan.event outside compiled code"
             )
+        if self.correlation is not None:
+            return self._correlated_event()
         if self.sampling == "allocation":
             return AllocationEvent(
                 self.noise_multiplier,
@@ -296,6 +417,27 @@ class Plan:
             self.neighboring_relation,
             self.overflow,
             self.announces_overflow,
+        )
+
+    def _correlated_event(self) -> CorrelatedGaussianEvent | CyclicPoissonEvent:
+        if self.sampling == "cyclic_poisson":
+            return CyclicPoissonEvent(
+                self.noise_multiplier,
+                self.sampling_prob,
+                self.max_steps,
+                self.num_groups,
+                self.neighboring_relation,
+                self.overflow,
+                self.announces_overflow,
+            )
+        scheme = resolve_correlation(self.correlation, self.participation, self.max_steps, None, None).scheme
+        is_exact = scheme.pop("is_exact") == "yes"
+        return CorrelatedGaussianEvent(
+            self.noise_multiplier,
+            self.max_steps,
+            **scheme,
+            is_exact=is_exact,
+            neighboring_relation=self.neighboring_relation,
         )
 
     @property

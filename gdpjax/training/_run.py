@@ -252,11 +252,25 @@ class Run:
         if same and repeats_bits(environment()):
             self._pending = [chunk.num_steps for chunk in lost]
             return
+        if self.training.plan.correlation is not None:
+            self._keep_correlated_keys(lost)
+            return
         self._pay_for_lost()
+
+    def _keep_correlated_keys(self, lost: list[Any]) -> None:
+        """Go on with the same keys, which later noise needs to take back that of earlier steps, or refuse to."""
+        if lost or self._records.was_torn:
+            raise CheckpointError(
+                f"the last chunk of {self.folder} was interrupted, and its bits are not sure to be the same if it is "
+                "repeated here. With correlated noise it can neither be repeated otherwise (the same noise on other "
+                "gradients) nor be left out under new keys (the noise of later steps takes back that of earlier ones). "
+                "Resume on the machine, versions and data that it began with, or begin a new run and account for both"
+            )
+        self._pending = []
 
     def _refuse_other_data(self, fingerprints: list[dict[str, Any]]) -> None:
         """In epochs a row that moved would have another step, and its example might take part once too often."""
-        if self.training.plan.sampling not in IN_EPOCHS:
+        if self.training.plan.sampling not in (*IN_EPOCHS, "cyclic_poisson"):
             return
         if any(fingerprint["data"] != self.fingerprint["data"] for fingerprint in fingerprints):
             raise ValueError(
@@ -271,6 +285,11 @@ class Run:
         """
         if self._pending or self.step == self._records.end:
             return
+        if self.training.plan.correlation is not None:
+            raise ValueError(
+                "run.state was set to an earlier state, from which a run with correlated noise cannot go on: the noise "
+                "of later steps takes back that of the steps that were made since"
+            )
         if self.step > self._records.end:
             raise ValueError(
                 f"run.state is charged for {self.step} steps, but this run has {self._records.end} on record: it is "

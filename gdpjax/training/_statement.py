@@ -17,11 +17,40 @@ def _mechanism(plan: Any) -> str:
     return (
         f"Mechanism: the Gaussian mechanism on sums of per-{plan.unit} gradients {plan.clip.describe()}, with noise of "
         f"standard deviation {plan.noise_multiplier:.6g} times the sensitivity{doubled}, divided by the public "
-        f"constant {plan.expected_batch_size:.6g}."
+        f"constant {plan.expected_batch_size:.6g}." + _correlation(plan)
+    )
+
+
+def _correlation(plan: Any) -> str:
+    """Return the sentence that follows the mechanism where noise is correlated over the steps."""
+    if plan.correlation is None:
+        return ""
+    strategy = plan.correlation
+    kind = type(strategy).__name__
+    size = f" of {strategy.num_bands} bands" if hasattr(strategy, "num_bands") else ""
+    promise = "one participation" if plan.participation is None else "the participation below"
+    return (
+        f" The noise is correlated over the steps: that of step t is a row of the inverse of a {kind} strategy{size} "
+        f"applied to independent draws, times the sensitivity of that strategy for {promise}."
     )
 
 
 def _sampling(plan: Any) -> str:
+    if plan.recorded_as == "correlated":
+        order = "once and come back in that order in every epoch" if plan.order == "fixed" else "anew in every epoch"
+        return (
+            f"Participation: every {plan.unit} takes part {plan.participation.describe()} of {plan.max_steps}, which "
+            f"the batches of this plan keep: the rows are shuffled {order}, {plan.num_epochs} of "
+            f"{plan.steps_per_epoch} steps. Nothing is assumed about the randomness of that order, and the whole run is "
+            "one Gaussian release (the statement holds for all its steps, however many were run)."
+        )
+    if plan.sampling == "cyclic_poisson":
+        return (
+            f"Sampling: cyclic Poisson batches: the {plan.unit}s are in {plan.num_groups} fixed groups, and every "
+            f"{plan.unit} of group t mod {plan.num_groups} joins the batch of step t independently with probability "
+            f"{plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement holds for this "
+            "maximum, however many were run)."
+        )
     if plan.sampling == "poisson":
         how = f"Poisson batches: every {plan.unit} joins each batch independently with probability"
         return (

@@ -3,12 +3,14 @@
 from gdpjax.transforms._accumulate import AccumulateState, accumulate_clipped
 from gdpjax.transforms._adaptive import AdaptiveState, clip_norm_of, privatize_adaptive
 from gdpjax.transforms._clip import ClipAndSum, clip_and_sum
+from gdpjax.transforms._correlated import Correlation, resolve_correlation
 from gdpjax.transforms._noise import NoiseState, PrivatizeState, add_gaussian_noise, privatize
 
 __all__ = [
     "AccumulateState",
     "AdaptiveState",
     "ClipAndSum",
+    "Correlation",
     "NoiseState",
     "PrivatizeState",
     "accumulate_clipped",
@@ -17,4 +19,5 @@ __all__ = [
     "clip_norm_of",
     "privatize",
     "privatize_adaptive",
+    "resolve_correlation",
 ]

@@ -45,13 +45,16 @@ from gdpjax._core.trees import (
     is_floating,
     leaf_keys,
     leaf_name,
+    leaf_names,
     num_elements,
     refuse_complex,
     wide_dtype,
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import AccumulationCharge, charge_of_sum
+from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.ledger import LedgerState, check_scheme, init_ledger, record_step, resolve_scheme_relation
+from gdpjax.transforms._correlated import draws_of, noised_leaves, resolve_correlation
 
 SAMPLING_PROB = Domain(
     "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
@@ -79,11 +82,13 @@ class PrivatizeState(NamedTuple):
       count: int32, the steps done.
       key_data: the data of the noise key.
       ledger: the ledger of the steps done.
+      past_noise: what correlated noise keeps of earlier steps, as secret as the key; None where noise is independent.
     """
 
     count: Array
     key_data: Array
     ledger: LedgerState
+    past_noise: PyTree = None
 
 
 @jax.custom_batching.custom_vmap
@@ -153,6 +158,19 @@ def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> A
 def asks_for_no_noise(noise_multiplier: Any) -> bool:
     """Return whether this is a number, known before compiling, that is exactly 0."""
     return not is_traced(noise_multiplier) and not callable(noise_multiplier) and float(noise_multiplier) == 0.0
+
+
+def correlated_noisy_mean(total: PyTree, noise: dict[str, Array], stddev: Array, expected_batch_size: Array) -> PyTree:
+    """Return (total + stddev * noise) / expected_batch_size at the leaves that have noise, exact zeros at the others."""
+    released = []
+    for name, leaf in zip(leaf_names(total), jax.tree.leaves(total), strict=True):
+        if name not in noise:
+            released.append(jnp.zeros_like(leaf))
+            continue
+        dtype = wide_dtype(leaf)
+        noised = leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise[name].astype(dtype)
+        released.append(noised / jnp.asarray(expected_batch_size, dtype))
+    return jax.tree.unflatten(jax.tree.structure(total), released)
 
 
 def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: Array, trainable: PyTree) -> PyTree:
@@ -331,15 +349,18 @@ def privatize(
     clip: Any,
     *,
     noise_multiplier: Any,
-    sampling_prob: Array,
     expected_batch_size: Array,
     key: Array,
-    sampling: str = "poisson",
+    sampling_prob: Array | None = None,
+    sampling: str | None = None,
     neighboring_relation: NeighboringRelation | None = None,
     ledger_capacity: int = 16,
     overflow_per_step: Array = 0.0,
     announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
+    correlation: AbstractNoiseStrategy | None = None,
+    participation: AbstractParticipation | None = None,
+    num_steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
@@ -364,6 +385,17 @@ def privatize(
         ``sampling="allocation"`` {"steps_per_epoch": t, "num_selected": k, "bins": "fresh" or "fixed"} as in
         `AllocationEvent` (k is 1 and bins are fresh if left out), and ``sampling_prob`` must be k / t.
         With ``sampling="shuffled"`` {"steps_per_epoch": t} as in `ShuffledEvent`, and ``sampling_prob`` must be 1 / t.
+      correlation: a strategy C of `gdpjax.correlated`, for noise that is correlated over the steps:
+
+          (sum + noise_multiplier * sensitivity * sens(C) * sum_s C^-1[t, s] z_s) / expected_batch_size
+
+        The run is one Gaussian release, (1 / noise_multiplier)-GDP. The noise multiplier is then one number.
+      participation: with a correlation, the promise how often and how far apart an example takes part, such as
+        `gdpjax.correlated.MinSep`; the loop must keep it (`gdpjax.correlated.check_batches`). ``sampling``,
+        ``sampling_prob`` and ``scheme`` are left out. Or ``sampling="cyclic_poisson"`` with
+        ``scheme={"num_groups": b}`` and ``sampling_prob`` within a group, as in `CyclicPoissonEvent`, for a
+        `gdpjax.correlated.BandedToeplitz` of at most b bands.
+      num_steps: with a correlation, the most steps that will be taken; what a step beyond releases is NaN.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
@@ -387,7 +419,13 @@ def privatize(
     check_clip(clip)
     if not callable(noise_multiplier):
         check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
-    sampling_prob = checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)
+    correlated = resolve_correlation(correlation, participation, num_steps, sampling, scheme)
+    if correlated is None:
+        sampling = "poisson" if sampling is None else sampling
+    else:
+        sampling, scheme = correlated.sampling, correlated.scheme
+        _refuse_schedule(noise_multiplier)
+    sampling_prob = _checked_sampling_prob(sampling_prob, sampling)
     expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
     relation = resolve_scheme_relation(sampling, neighboring_relation)
@@ -397,12 +435,19 @@ def privatize(
     hyperparameters = [sampling_prob, expected_batch_size, sensitivity]
     if not callable(noise_multiplier):
         hyperparameters.append(noise_multiplier)
+    if correlated is not None:
+        hyperparameters.extend([correlated.sensitivity, *jax.tree.leaves(correlated.strategy)])
 
     def init(params: PyTree) -> PrivatizeState:
         refuse_constant_key(key, *hyperparameters)
         check_params(params)
         ledger = empty_ledger(ledger_capacity, sampling, relation, announced, scheme)
-        return PrivatizeState(jnp.zeros((), jnp.int32), unshared(key_data, hyperparameters, params)[0], ledger)
+        past_noise = None
+        if correlated is not None:
+            trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
+            past_noise = correlated.strategy.init(noised_leaves(params, trainable))
+        data, _ = unshared(key_data, hyperparameters, params)
+        return PrivatizeState(jnp.zeros((), jnp.int32), data, ledger, past_noise)
 
     def update(
         updates: PyTree,
@@ -429,13 +474,50 @@ def privatize(
 
         # Each step and each leaf has a key of its own.
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        stddev = noise_stddev(multiplier, sensitivity * factor, valid)
-        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
-
-        # Release the noisy mean, and record the step.
+        key = jax.random.wrap_key_data(data, impl=impl)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
-        released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
+        past_noise = state.past_noise
+
+        # Release the noisy mean.
+        if correlated is None:
+            stddev = noise_stddev(multiplier, sensitivity * factor, valid)
+            keys = leaf_keys(fold_in(key, state.count), updates)
+            released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
+        else:
+            # A step that the strategy's sensitivity is not for gets no noise that it would be private with: NaN.
+            planned = jnp.where(state.count < correlated.num_steps, valid, jnp.nan)
+            stddev = noise_stddev(multiplier, sensitivity * factor * correlated.sensitivity, planned)
+            refuse_key_of_a_loop(key)
+            draw = draws_of(key, noised_leaves(updates, trainable))
+            noise, past_noise = correlated.strategy.next(state.count, draw, state.past_noise)
+            released = correlated_noisy_mean(updates, noise, stddev, expected_batch_size)
+
+        # Record the step.
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)
-        return released, PrivatizeState(optax.safe_increment(state.count), state.key_data, ledger)
+        count = optax.safe_increment(state.count)
+        return released, PrivatizeState(count, state.key_data, ledger, past_noise)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _refuse_schedule(noise_multiplier: Any) -> None:
+    """ValueError for a noise multiplier that changes on the way, under correlated noise."""
+    if callable(noise_multiplier):
+        raise ValueError(
+            "correlated noise takes one noise_multiplier for the whole run: later steps take back the noise of earlier "
+            f"ones; got the schedule {shown(noise_multiplier)}"
+        )
+
+
+def _checked_sampling_prob(sampling_prob: Any, sampling: str) -> Array:
+    """Return the sampling probability; 1 under correlated noise without sampling, where it says nothing."""
+    if sampling == "correlated":
+        if sampling_prob is not None:
+            raise ValueError(
+                "correlated noise assumes nothing about sampling: leave sampling_prob out, and give participation=, "
+                "the promise how often and how far apart an example takes part"
+            )
+        return 1.0
+    if sampling_prob is None:
+        raise ValueError(f"sampling_prob is needed: {SAMPLING_PROB.text}, the one that is really sampled with")
+    return checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)

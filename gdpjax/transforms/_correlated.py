@@ -1,0 +1,154 @@
+"""Noise that is correlated over the steps, for `privatize`: what the strategy, the promise and the horizon amount to.
+
+    privatize(grad_fn, noise_multiplier=1.0, expected_batch_size=64, key=key, num_steps=2000,
+              correlation=gdpjax.correlated.bisr(4), participation=gdpjax.correlated.MinSep(8, 250))
+
+The noise of step t is sigma Delta sens(C) w_t with w_t = sum_s C^-1[t, s] z_s, where Delta is the sensitivity of one sum
+and sens(C) that of the strategy C under the promised participation. The standard normal z_s of a leaf is a function of
+the noise key, the step s and the leaf's path alone, so a strategy that keeps no state draws those of earlier steps
+again, and a run that is resumed goes on with the same noise.
+
+The derivation is in docs/theory/matrix_mechanism.md.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from gdpjax._core.arguments import check_count
+from gdpjax._core.keys import fold_in
+from gdpjax._core.noise import standard_normal
+from gdpjax._core.shown import shown
+from gdpjax._core.trees import is_floating, key_of_leaf, leaf_names, num_elements, wide_dtype
+from gdpjax._core.types import Array, PyTree
+from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, BandedToeplitz, SingleParticipation
+
+_MOST_STEPS = 2**31 - 1
+_ROUNDING = 1e-8
+"""How far above a value that is attained a sensitivity is still called exact; lower ends allow for it."""
+
+
+class Correlation(NamedTuple):
+    """What `privatize` needs to know of correlated noise.
+
+    Attributes:
+      strategy: the strategy C.
+      num_steps: the steps that ``sensitivity`` is for; there is no noise, and so no release, for a step beyond.
+      sensitivity: sens(C), an upper bound; traced where the coefficients of C are.
+      sampling: how the ledger calls the steps, "correlated" or "cyclic_poisson".
+      scheme: what the ledger's event says of them.
+    """
+
+    strategy: AbstractNoiseStrategy
+    num_steps: int
+    sensitivity: Any
+    sampling: str
+    scheme: dict[str, Any]
+
+
+def resolve_correlation(
+    correlation: Any, participation: Any, num_steps: Any, sampling: str | None, scheme: Any
+) -> Correlation | None:
+    """Return what the arguments of `privatize` say of correlated noise; None where the noise is independent."""
+    if correlation is None:
+        if participation is not None or num_steps is not None:
+            raise ValueError(
+                "participation and num_steps belong to correlated noise: give correlation=, such as "
+                f"gdpjax.correlated.bisr(4); got participation={shown(participation)} and num_steps={shown(num_steps)}"
+            )
+        return None
+    if not isinstance(correlation, AbstractNoiseStrategy):
+        raise ValueError(
+            "correlation must be a strategy of gdpjax.correlated, such as gdpjax.correlated.bisr(4), got "
+            f"{shown(correlation)}"
+        )
+    if num_steps is None:
+        raise ValueError(
+            "correlated noise needs num_steps=, the most steps that the run will take: its sensitivity grows with them"
+        )
+    num_steps = check_count("num_steps", num_steps, most=_MOST_STEPS)
+    if sampling == "cyclic_poisson":
+        return _cyclic(correlation, participation, num_steps, scheme)
+    if sampling not in (None, "correlated"):
+        raise ValueError(
+            "correlated noise takes no sampling= but the promise participation=, or sampling='cyclic_poisson', got "
+            f"sampling={shown(sampling)}"
+        )
+    if scheme is not None:
+        raise ValueError(f"what correlated noise has for a scheme follows from the rest, got scheme={shown(scheme)}")
+    if not isinstance(participation, AbstractParticipation):
+        raise ValueError(
+            "correlated noise needs participation=, the promise how often and how far apart an example takes part, "
+            f"such as gdpjax.correlated.MinSep(max_participations=8, min_separation=250); got {shown(participation)}"
+        )
+    max_participations, min_separation = participation.limits(num_steps)
+    sensitivity = correlation.sensitivity(num_steps, participation)
+    attained = correlation.attained(num_steps, participation)
+    is_exact = sensitivity <= attained * (1.0 + _ROUNDING)
+    return Correlation(
+        strategy=correlation,
+        num_steps=num_steps,
+        sensitivity=sensitivity,
+        sampling="correlated",
+        scheme={
+            "planned_steps": num_steps,
+            "max_participations": max_participations,
+            "min_separation": min_separation,
+            "is_exact": "yes" if is_exact else "no",
+        },
+    )
+
+
+def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: int, scheme: Any) -> Correlation:
+    """Return what banded noise amounts to under cyclic Poisson sampling."""
+    if participation is not None:
+        raise ValueError("sampling='cyclic_poisson' says how examples take part: leave participation= out")
+    num_groups = scheme.get("num_groups") if isinstance(scheme, dict) else None
+    if num_groups is None:
+        raise ValueError(f'sampling="cyclic_poisson" takes scheme={{"num_groups": ...}}, got {shown(scheme)}')
+    num_groups = check_count("num_groups", num_groups)
+    if not isinstance(correlation, BandedToeplitz) or correlation.num_bands > num_groups:
+        raise ValueError(
+            "the steps of an example are only subsampled independently of each other where the columns of the strategy "
+            f"that are num_groups = {num_groups} apart are orthogonal: give a BandedToeplitz of at most that many "
+            f"bands, got {shown(correlation)}"
+        )
+    return Correlation(
+        strategy=correlation,
+        num_steps=num_steps,
+        sensitivity=correlation.sensitivity(num_steps, SingleParticipation()),
+        sampling="cyclic_poisson",
+        scheme={"num_groups": num_groups},
+    )
+
+
+def is_noised(leaf: Array, trained: bool) -> bool:
+    """Return whether a leaf gets noise: it is trained, floating, and not empty."""
+    return trained and is_floating(leaf) and num_elements(leaf) > 0
+
+
+def noised_leaves(tree: PyTree, trainable: PyTree) -> dict[str, Array]:
+    """Return the leaves that get noise, by their paths."""
+    leaves = {}
+    marks = jax.tree.leaves(trainable)
+    for name, leaf, trained in zip(leaf_names(tree), jax.tree.leaves(tree), marks, strict=True):
+        if is_noised(leaf, trained):
+            leaves[name] = leaf
+    return leaves
+
+
+def draws_of(key: Array, leaves: dict[str, Array]) -> Callable[[Array], dict[str, Array]]:
+    """Return the function from a step to its standard normal draws, of the shapes of ``leaves``.
+
+    It is called in loops over earlier steps, so the key is looked at before.
+    """
+
+    def draw(step: Array) -> dict[str, Array]:
+        of_step = fold_in(key, step)
+        draws = {}
+        for name, leaf in leaves.items():
+            draws[name] = standard_normal(key_of_leaf(of_step, name), leaf.shape, wide_dtype(leaf))
+        return draws
+
+    return draw
