@@ -41,7 +41,7 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _numeric, _overflow, _shuffled, _truncated
+from gdpjax.accounting import _correlated, _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
 from gdpjax.accounting._ledgers import Described, describe
 from gdpjax.accounting._numeric import Family
@@ -277,6 +277,25 @@ class GaussianCurve(_LedgerCurve):
         return _shuffled.gaussian(self.events, question, at)
 
 
+class CurveBetween(_LedgerCurve):
+    """The certified curve of a Ledger that lies between those of two others.
+
+    Attributes:
+        above, below: the curves of runs that reveal at least and at most as much.
+    """
+
+    def __init__(self, above: CertifiedCurve, below: CertifiedCurve) -> None:
+        self.above = above
+        self.below = below
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        above = getattr(self.above, question)(at)
+        below = getattr(self.below, question)(at)
+        if question == "tradeoff":
+            return Bounds(above.lower, below.upper)
+        return Bounds(below.lower, above.upper)
+
+
 class ShuffledCurve(_LedgerCurve):
     """The certified curve of a Ledger with shuffled batches: between those of Ledgers without.
 
@@ -360,6 +379,10 @@ def of_description(described: Described, rtol: float = RTOL) -> CertifiedCurve:
 
 def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
     """The curve of a Ledger or event, by the schemes that are in it."""
+    if _correlated.has_correlated(run):
+        above = _curve_of_ledger(_correlated.from_above(run), group_size, rtol)
+        below = _curve_of_ledger(_correlated.from_below(run), group_size, rtol)
+        return CurveBetween(above, below)
     if _shuffled.has_shuffled(run):
         refuse_groups("shuffled", group_size)
         _refuse_rtol("shuffled", rtol)

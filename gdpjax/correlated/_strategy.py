@@ -21,6 +21,9 @@ import abc
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
+
 from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array, PyTree
@@ -37,6 +40,19 @@ class AbstractNoiseStrategy(abc.ABC):
     The coefficients may be traced in `init` and `next`, so that a sweep over them is one vmapped program.
     `sensitivity` and `error` need them known.
     """
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self) or is_traced((self, other)):
+            return self is other
+        return self._content() == other._content()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __hash__(self) -> int:
+        return id(self) if is_traced(self) else hash(self._content())
+
+    def _content(self) -> tuple[Any, ...]:
+        """Return the class and the coefficients as numbers that can be compared."""
+        leaves, structure = jax.tree.flatten(self)
+        return type(self), structure, tuple(np.asarray(leaf, np.float64).tobytes() for leaf in leaves)
 
     @abc.abstractmethod
     def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> float:

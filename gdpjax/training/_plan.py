@@ -430,7 +430,9 @@ class Plan:
                 self.overflow,
                 self.announces_overflow,
             )
-        scheme = resolve_correlation(self.correlation, self.participation, self.max_steps, None, None).scheme
+        correlated = resolve_correlation(self.correlation, self.participation, self.max_steps, None, None)
+        assert correlated is not None
+        scheme = dict(correlated.scheme)
         is_exact = scheme.pop("is_exact") == "yes"
         return CorrelatedGaussianEvent(
             self.noise_multiplier,
