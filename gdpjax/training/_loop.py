@@ -50,7 +50,7 @@ from gdpjax.sampling import (
 from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
-from gdpjax.transforms import privatize
+from gdpjax.transforms import privatize, resolve_correlation
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
 """Values of ``State.status``."""
@@ -161,6 +161,12 @@ def private_training(
         constant_work=check_flag("constant_work", constant_work),
     ).drawn_from(plan.max_examples)
 
+    # The sensitivity of correlated noise is looked at once, not at each step.
+    horizon = None if plan.correlation is None else plan.max_steps
+    cyclic = "cyclic_poisson" if plan.sampling == "cyclic_poisson" else None
+    scheme = plan.scheme if cyclic else None
+    correlated = resolve_correlation(plan.correlation, plan.participation, horizon, cyclic, scheme)
+
     def transformation(key: Array) -> optax.GradientTransformation:
         """Chain the noise and the ledger with the optimizer."""
         is_sampled = plan.recorded_as != "correlated"
@@ -171,9 +177,7 @@ def private_training(
             expected_batch_size=plan.expected_batch_size,
             key=key,
             sampling=plan.sampling if is_sampled else None,
-            correlation=plan.correlation,
-            participation=plan.participation,
-            num_steps=None if plan.correlation is None else plan.max_steps,
+            correlation=correlated,
             neighboring_relation=plan.neighboring_relation,
             ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,

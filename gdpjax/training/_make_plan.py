@@ -87,8 +87,8 @@ def make_plan(
         of shuffled batches is a wide bracket, whose upper end is the one without sampling (docs/theory/shuffling.md).
       capacity: with "truncated_poisson" the most examples that a batch keeps; it follows from the rest elsewhere.
       num_selected, bins: with "allocation", as in `gdpjax.ledger.AllocationEvent`.
-      correlation: a strategy of `gdpjax.correlated`: noise that is correlated over the steps. With "shuffled" the run is
-        one Gaussian release, (1 / noise_multiplier)-GDP whatever the order of the examples; the batches are shuffled
+      correlation: a strategy of `gdpjax.correlated`: noise that is correlated over the steps. With "shuffled" the run
+        is one Gaussian release, (1 / noise_multiplier)-GDP whatever the order of the examples; the batches are shuffled
         once and come back in the same order in each epoch. With "cyclic_poisson" the strategy has bands, and the
         privacy of its run is amplified by sampling (`gdpjax.ledger.CyclicPoissonEvent`).
       participation: with a correlation and "shuffled", the promise that the sensitivity is for; `FixedEpochs` of the

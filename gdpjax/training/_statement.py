@@ -41,8 +41,8 @@ def _sampling(plan: Any) -> str:
         return (
             f"Participation: every {plan.unit} takes part {plan.participation.describe()} of {plan.max_steps}, which "
             f"the batches of this plan keep: the rows are shuffled {order}, {plan.num_epochs} of "
-            f"{plan.steps_per_epoch} steps. Nothing is assumed about the randomness of that order, and the whole run is "
-            "one Gaussian release (the statement holds for all its steps, however many were run)."
+            f"{plan.steps_per_epoch} steps. Nothing is assumed about the randomness of that order, and the whole run "
+            "is one Gaussian release (the statement holds for all its steps, however many were run)."
         )
     if plan.sampling == "cyclic_poisson":
         return (

@@ -3,7 +3,7 @@
     privatize(grad_fn, noise_multiplier=1.0, expected_batch_size=64, key=key, num_steps=2000,
               correlation=gdpjax.correlated.bisr(4), participation=gdpjax.correlated.MinSep(8, 250))
 
-The noise of step t is sigma Delta sens(C) w_t with w_t = sum_s C^-1[t, s] z_s, where Delta is the sensitivity of one sum
+The noise of step t is sigma Delta sens(C) w_t with w_t = sum_s C^-1[t, s] z_s. Delta is the sensitivity of one sum,
 and sens(C) that of the strategy C under the promised participation. The standard normal z_s of a leaf is a function of
 the noise key, the step s and the leaf's path alone, so a strategy that keeps no state draws those of earlier steps
 again, and a run that is resumed goes on with the same noise.
@@ -11,18 +11,29 @@ again, and a run that is resumed goes on with the same noise.
 The derivation is in docs/theory/matrix_mechanism.md.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from gdpjax._core.arguments import check_count
+from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import fold_in
 from gdpjax._core.noise import standard_normal
+from gdpjax._core.precision import narrow_on_host
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import is_floating, key_of_leaf, leaf_names, num_elements, wide_dtype
 from gdpjax._core.types import Array, PyTree
-from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, BandedToeplitz, SingleParticipation
+from gdpjax.correlated import (
+    AbstractNoiseStrategy,
+    AbstractParticipation,
+    BandedToeplitz,
+    SingleParticipation,
+    from_document,
+    to_document,
+)
 
 _MOST_STEPS = 2**31 - 1
 _ROUNDING = 1e-8
@@ -58,6 +69,8 @@ def resolve_correlation(
                 f"gdpjax.correlated.bisr(4); got participation={shown(participation)} and num_steps={shown(num_steps)}"
             )
         return None
+    if isinstance(correlation, Correlation):
+        return correlation
     if not isinstance(correlation, AbstractNoiseStrategy):
         raise ValueError(
             "correlation must be a strategy of gdpjax.correlated, such as gdpjax.correlated.bisr(4), got "
@@ -83,9 +96,10 @@ def resolve_correlation(
             f"such as gdpjax.correlated.MinSep(max_participations=8, min_separation=250); got {shown(participation)}"
         )
     max_participations, min_separation = participation.limits(num_steps)
-    sensitivity = correlation.sensitivity(num_steps, participation)
-    attained = correlation.attained(num_steps, participation)
-    is_exact = sensitivity <= attained * (1.0 + _ROUNDING)
+    sensitivity = sensitivity_of(correlation, num_steps, participation)
+    is_exact = False
+    if not is_traced(sensitivity):
+        is_exact = sensitivity <= correlation.attained(num_steps, participation) * (1.0 + _ROUNDING)
     return Correlation(
         strategy=correlation,
         num_steps=num_steps,
@@ -117,10 +131,33 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
     return Correlation(
         strategy=correlation,
         num_steps=num_steps,
-        sensitivity=correlation.sensitivity(num_steps, SingleParticipation()),
+        sensitivity=sensitivity_of(correlation, num_steps, SingleParticipation()),
         sampling="cyclic_poisson",
         scheme={"num_groups": num_groups},
     )
+
+
+def sensitivity_of(strategy: AbstractNoiseStrategy, num_steps: int, participation: AbstractParticipation) -> Any:
+    """Return the sensitivity of a strategy, whose coefficients may be traced.
+
+    The certified computation is NumPy's. In compiled code it is a call back to the host, one for each configuration of
+    a sweep, and the result is rounded up to float32. Coefficients out of range give NaN.
+    """
+    if not is_traced(strategy):
+        return strategy.sensitivity(num_steps, participation)
+    leaves, structure = jax.tree.flatten(strategy)
+
+    def on_host(*coefficients: Any) -> np.ndarray:
+        numbers = [np.asarray(leaf, np.float64) for leaf in coefficients]
+        try:
+            known = from_document(to_document(jax.tree.unflatten(structure, numbers)))
+            sensitivity = known.sensitivity(num_steps, participation)
+        except ValueError:
+            sensitivity = math.nan
+        return narrow_on_host(np.asarray(sensitivity), "up")
+
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    return jax.pure_callback(on_host, shape, *leaves, vmap_method="sequential")
 
 
 def is_noised(leaf: Array, trained: bool) -> bool:

@@ -54,7 +54,7 @@ from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import AccumulationCharge, charge_of_sum
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.ledger import LedgerState, check_scheme, init_ledger, record_step, resolve_scheme_relation
-from gdpjax.transforms._correlated import draws_of, noised_leaves, resolve_correlation
+from gdpjax.transforms._correlated import Correlation, draws_of, noised_leaves, resolve_correlation
 
 SAMPLING_PROB = Domain(
     "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
@@ -161,7 +161,7 @@ def asks_for_no_noise(noise_multiplier: Any) -> bool:
 
 
 def correlated_noisy_mean(total: PyTree, noise: dict[str, Array], stddev: Array, expected_batch_size: Array) -> PyTree:
-    """Return (total + stddev * noise) / expected_batch_size at the leaves that have noise, exact zeros at the others."""
+    """Return (total + stddev * noise) / expected_batch_size at the leaves that have noise, zeros at the others."""
     released = []
     for name, leaf in zip(leaf_names(total), jax.tree.leaves(total), strict=True):
         if name not in noise:
@@ -358,7 +358,7 @@ def privatize(
     overflow_per_step: Array = 0.0,
     announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
-    correlation: AbstractNoiseStrategy | None = None,
+    correlation: AbstractNoiseStrategy | Correlation | None = None,
     participation: AbstractParticipation | None = None,
     num_steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
