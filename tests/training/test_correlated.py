@@ -1,0 +1,215 @@
+"""Runs with correlated noise: the plan, the promise that its batches keep, the loop, and runs that are killed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax
+from gdpjax import correlated
+from gdpjax.accounting import certified, gdp_epsilon
+from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, ledger_of
+from gdpjax.training import (
+    FINISHED,
+    CheckpointError,
+    Plan,
+    _run,
+    batch_source,
+    make_plan,
+    private_training,
+    resume_run,
+    start_run,
+)
+from tests.training.interrupted import finished, interrupted
+
+N, D = 60, 3
+PARAMS = {"w": jnp.zeros(D)}
+KEY = jax.random.key(71)
+COMMON = {"clip": 1.0, "max_examples": N, "expected_batch_size": 6, "epochs": 3, "delta": 1e-5, "noise_multiplier": 2.0}
+BANDED = correlated.BandedToeplitz([1.0, 0.5, 0.3])
+SCHEMES = {
+    "fixed": {"correlation": correlated.bisr(3)},
+    "apart": {"correlation": BANDED, "participation": correlated.MinSep(3, 10)},
+    "fresh": {"correlation": correlated.lambda_cgd(0.5), "participation": correlated.MinSep(4, 1)},
+    "buffered": {"correlation": correlated.BufferedToeplitz([0.9], [0.3])},
+    "cyclic": {"correlation": BANDED, "sampling": "cyclic_poisson", "num_groups": 5},
+}
+
+
+def built(scheme, **changes):
+    plan = make_plan(**{**COMMON, **SCHEMES[scheme], **changes})
+    training = private_training(plan, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
+    return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+
+
+def trained(training, rows, key=KEY):
+    data = training.place(rows, np.zeros(N))
+    return training.run_steps(training.init(PARAMS, key), data, training.plan.max_steps)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_plan_and_its_json(scheme):
+    plan = built(scheme)[0].plan
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.event == plan.event
+    assert hash(again.correlation) == hash(plan.correlation)
+
+
+def test_the_events():
+    assert built("fixed")[0].plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
+    assert built("apart")[0].plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
+    assert built("fresh")[0].plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 4, 1)
+    plan = built("cyclic")[0].plan
+    assert plan.event == CyclicPoissonEvent(2.0, plan.sampling_prob, 30, 5, overflow=plan.overflow, announced=True)
+    assert plan.sampling_prob == pytest.approx(6 / 12, abs=1e-9)
+
+
+def test_a_target_is_met_by_the_noise_of_one_gaussian():
+    plan = make_plan(**{**COMMON, "noise_multiplier": None, "epsilon": 2.0}, correlation=correlated.bisr(3))
+    assert gdp_epsilon(1e-5, 1 / plan.noise_multiplier) == pytest.approx(2.0, rel=1e-3)
+    assert plan.epsilon_bounds().upper <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sentence"),
+    [
+        ("fixed", "takes part at the same place of each of 3 epochs of 30"),
+        ("apart", "in at most 3 steps, at least 10 apart"),
+        ("fresh", "the rows are shuffled anew in every epoch"),
+        ("cyclic", "the examples are in 5 fixed groups"),
+    ],
+)
+def test_the_statement_says_what_is_promised(scheme, sentence):
+    text = built(scheme)[0].plan.statement()
+    assert sentence in text
+    assert "correlated over the steps" in text
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(scheme):
+    training, rows = built(scheme)
+    plan = training.plan
+    state, info = trained(training, rows)
+    assert int(state.status) == FINISHED
+    event = ledger_of(state.opt_state)[0]
+    assert type(event) is type(plan.event)
+    assert event.num_steps == plan.max_steps
+    assert np.all(np.isfinite(state.params["w"]))
+
+    # The rows of every step, from the norms of their gradients: as the host draws them.
+    source = batch_source(plan, state, N)
+    steps_of_row = {row: [] for row in range(N)}
+    for step in range(plan.max_steps):
+        on_device = np.rint(info.norms[step][~np.asarray(info.is_padding[step])]).astype(int) - 1
+        indices, is_padding = source[step]
+        np.testing.assert_array_equal(on_device, indices[~is_padding])
+        for row in on_device:
+            steps_of_row[row].append(step)
+    for row, steps in steps_of_row.items():
+        if scheme == "cyclic":
+            assert all(step % 5 == row % 5 for step in steps)
+        else:
+            most, separation = plan.participation.limits(plan.max_steps)
+            assert len(steps) == 3 <= most
+            assert np.all(np.diff(steps) >= separation)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"participation": correlated.SingleParticipation()}, "not what the participation promises"),
+        ({"participation": correlated.MinSep(2, 1)}, "not what the participation promises"),
+        ({"participation": correlated.MinSep(3, 11)}, "not what the participation promises"),
+        ({"participation": "often"}, "participation must be"),
+        ({"sampling": "poisson"}, "correlated noise goes with"),
+        ({"sampling": "cyclic_poisson"}, "BandedToeplitz of at most"),
+        ({"correlation": "bisr"}, "correlation must be"),
+        ({"correlation": None, "participation": correlated.MinSep(3, 1)}, "belongs to correlated noise"),
+        ({"group_size": 2}, "group_size"),
+        ({"num_groups": 2}, "num_groups belongs to"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(**{**COMMON, **SCHEMES["fixed"], **changes})
+
+
+@pytest.mark.parametrize("scheme", ["fixed", "apart", "buffered", "cyclic"])
+def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
+    training, rows = built(scheme)
+    data = training.place(rows, np.zeros(N))
+    key = jax.random.fold_in(KEY, list(SCHEMES).index(scheme))
+    whole = start_run(tmp_path / "whole", training, PARAMS, data, key=key, scan=False)
+    finished(whole)
+    interrupted((training, PARAMS, data), tmp_path / "killed", at=17, chunk=5, key=key)
+    again = resume_run(tmp_path / "killed", training, PARAMS, data, scan=False)
+    finished(again)
+    np.testing.assert_array_equal(again.state.params["w"], whole.state.params["w"])
+    assert again.ledger == whole.ledger
+
+
+def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
+    training, rows = built("apart")
+    data = training.place(rows, np.zeros(N))
+    interrupted((training, PARAMS, data), tmp_path / "killed", at=17, chunk=5, key=jax.random.key(72))
+    monkeypatch.setattr(_run, "repeats_bits", lambda environment: False)
+    with pytest.raises(CheckpointError, match="correlated noise"):
+        resume_run(tmp_path / "killed", training, PARAMS, data, scan=False)
+
+
+def test_a_state_that_was_put_back_is_refused(tmp_path):
+    training, rows = built("apart")
+    data = training.place(rows, np.zeros(N))
+    run = start_run(tmp_path / "run", training, PARAMS, data, key=KEY, scan=False)
+    early = run.state
+    run.advance(5)
+    run.state = early
+    with pytest.raises(ValueError, match="earlier state"):
+        run.advance(5)
+
+
+def test_other_data_are_refused(tmp_path):
+    training, rows = built("cyclic")
+    data = training.place(rows, np.zeros(N))
+    start_run(tmp_path / "run", training, PARAMS, data, key=jax.random.key(74)).advance(5)
+    with pytest.raises(ValueError, match="row for row"):
+        resume_run(tmp_path / "run", training, PARAMS, training.place(rows[::-1], np.zeros(N)))
+
+
+def test_a_sweep_over_noise_and_lambda_is_one_program():
+    plan = make_plan(**COMMON, correlation=correlated.lambda_cgd(0.5))
+    rows = np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+    compiled = []
+
+    def run(noise_multiplier, lam, key):
+        compiled.append(1)
+        one = plan.replace(noise_multiplier=noise_multiplier, correlation=correlated.lambda_cgd(lam))
+        training = private_training(one, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
+        return trained(training, rows, key)[0].params["w"]
+
+    noise, lams, keys = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.0, 0.5, 0.9]), jax.random.split(KEY, 3)
+    swept = jax.jit(jax.vmap(run))(noise, lams, keys)
+    assert len(compiled) == 1
+    for i in range(3):
+        np.testing.assert_allclose(swept[i], run(float(noise[i]), float(lams[i]), keys[i]), rtol=1e-4, atol=1e-4)
+
+
+def test_correlation_takes_noise_back():
+    """Of the sum of all steps, which is what a constant learning rate makes of them."""
+    deviations = {}
+    for name, strategy in {"independent": correlated.BandedInverse([1.0]), "correlated": correlated.bisr(8)}.items():
+        plan = make_plan(**{**COMMON, "epochs": 1, "max_examples": 600}, correlation=strategy)
+        training = private_training(plan, lambda params, x, y: 0.0 * jnp.sum(params), optax.sgd(1.0))
+        data = training.place(np.zeros((600, 1)), np.zeros(600))
+        state, _ = training.run_steps(training.init(jnp.zeros(4000), KEY), data, plan.max_steps)
+        deviations[name] = float(np.std(state.params))
+    assert deviations["correlated"] < 0.5 * deviations["independent"]
+    assert certified(plan.event).epsilon(1e-5).upper == pytest.approx(gdp_epsilon(1e-5, 0.5), rel=1e-6)
+
+
+def test_users_are_the_unit_as_everywhere():
+    plan = make_plan(**COMMON, **SCHEMES["fixed"], unit="user")
+    assert "every user takes part" in plan.statement()
+    assert plan.neighboring_relation is gdpjax.NeighboringRelation.REPLACE_SPECIAL
