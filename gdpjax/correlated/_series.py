@@ -30,7 +30,12 @@ def reciprocal(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
     impulse = np.zeros(num_steps)
     impulse[0] = 1.0
     with np.errstate(all="ignore"):
-        return np.asarray(lfilter([1.0], coefficients[:num_steps], impulse))
+        return divide(impulse, coefficients[:num_steps])
+
+
+def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Return the first coefficients of a power series divided by c_0 + c_1 x + ..., as many as are given."""
+    return np.asarray(lfilter([1.0], coefficients, series))
 
 
 def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedSeries:
