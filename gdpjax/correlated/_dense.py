@@ -16,7 +16,7 @@ from gdpjax.correlated import _buffers
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import dense_sensitivity
 from gdpjax.correlated._strategy import AbstractNoiseStrategy, Draw, check_error, refuse_traced
-from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 
 @pytree_dataclass
@@ -80,7 +80,7 @@ class Dense(AbstractNoiseStrategy):
         num_steps: int,
         error: str = "mean",
         *,
-        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+        workload: AbstractWorkload = PREFIX_SUM,
     ) -> float:
         """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`."""
         refuse_traced(self, "error")

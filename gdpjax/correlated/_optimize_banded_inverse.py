@@ -9,7 +9,7 @@ from gdpjax.correlated._participation import AbstractParticipation, check_partic
 from gdpjax.correlated._sensitivity import sum_of_columns
 from gdpjax.correlated._series import divide, reciprocal
 from gdpjax.correlated._strategy import check_error
-from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum, check_workload
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, MomentumSGD, check_workload
 
 _SHRINKING = (1.0, 0.99, 0.95, 0.9)
 """The first guesses are c_j times powers of these."""
@@ -23,7 +23,7 @@ def optimize_banded_inverse(
     participation: AbstractParticipation,
     error: str = "mean",
     *,
-    workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+    workload: AbstractWorkload = PREFIX_SUM,
 ) -> BandedInverse:
     """Return the banded inverse strategy of least certified sensitivity^2 times error that L-BFGS finds.
 
@@ -69,16 +69,14 @@ def optimize_banded_inverse(
     values = [smooth(start)[0] for start in starts]
     start = starts[int(np.argmin(values))]
     best = minimize(smooth, start)
-    least = certified_loss(best)
 
-    # The loss takes the pattern 0, b, 2 b, ... for the worst. Where another one may be worse, the coefficients of C are
-    # made not to increase, by a penalty that grows, and the better of the two is kept.
-    is_first_pattern_worst = least <= smooth(best)[0] + _SAME and not _increases(best, num_steps)
-    point = best
-    if not is_first_pattern_worst:
+    # The loss takes the pattern 0, b, 2 b, ... for the worst one. Where the certified loss is larger, another one may
+    # be worse: then the coefficients of C are made not to increase, by a penalty that grows, and the best is kept.
+    candidates = [start, best]
+    if certified_loss(best) > smooth(best)[0] + _SAME:
         for penalty in _PENALTIES:
-            point = minimize(loss(penalty), point)
-    candidates = [best, point, start] if not is_first_pattern_worst else [best]
+            best = minimize(loss(penalty), best)
+            candidates.append(best)
     losses = [certified_loss(candidate) for candidate in candidates]
     best = candidates[int(np.argmin(losses))]
     return BandedInverse(np.concatenate([[1.0], best]))
@@ -105,8 +103,8 @@ def _loss(
 ) -> Loss:
     """Return log |v|^2 + log sum_s weight_s b_s^2, where v is the sum of the columns 0, b, 2 b, ... of C.
 
-    The noising coefficients are (1, x), c is their reciprocal series, and b = a (1, x) as power series. Every increase of
-    c is charged ``penalty`` times its square.
+    The noising coefficients are (1, x), c is their reciprocal series, and b = a (1, x) as power series. Every increase
+    of c is charged ``penalty`` times its square.
     """
     weights = weights_of_error(num_steps, error)
 
@@ -140,9 +138,3 @@ def _loss(
         return float(value), (of_sensitivity + of_error)[1:]
 
     return loss
-
-
-def _increases(point: np.ndarray, num_steps: int) -> bool:
-    """Whether a coefficient of C is larger than the one before, or negative, by more than rounding."""
-    column = reciprocal(np.concatenate([[1.0], point]), num_steps)
-    return bool(np.any(np.diff(column, append=0.0) > 1e-12))

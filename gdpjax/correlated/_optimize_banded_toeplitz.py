@@ -7,7 +7,7 @@ from gdpjax.correlated._banded_toeplitz import BandedToeplitz
 from gdpjax.correlated._minimize import Loss, correlate, minimize, weights_of_error
 from gdpjax.correlated._series import divide, reciprocal
 from gdpjax.correlated._strategy import check_error
-from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 
 def optimize_banded_toeplitz(
@@ -15,7 +15,7 @@ def optimize_banded_toeplitz(
     num_bands: int,
     error: str = "mean",
     *,
-    workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+    workload: AbstractWorkload = PREFIX_SUM,
 ) -> BandedToeplitz:
     """Return the banded Toeplitz strategy of least |c|^2 times error, scaled to |c| = 1.
 

@@ -169,7 +169,8 @@ def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
     num_steps = len(gram)
 
     # Entry [d, j] is |G[j - d, j]|, or 0 where that is outside.
-    lag, later = np.indices(gram.shape, sparse=True)
+    index = np.arange(num_steps)
+    lag, later = index[:, None], index[None, :]
     by_lag = np.where(lag <= later, gram[np.maximum(later - lag, 0), later], 0.0)
     by_lag = np.maximum.accumulate(by_lag[::-1], axis=0)[::-1]
     by_lag = np.maximum.accumulate(by_lag[:, ::-1], axis=1)[:, ::-1]

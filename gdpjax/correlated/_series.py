@@ -45,8 +45,9 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
 
         r_t = gamma sum_j |a_j| |y_{t-j}|,          gamma = 2 (p + 8) 2^-53 for p coefficients,
 
-    so that its error e is at most the convolution of the true series of 1 / a with r. The true one is at most c_0 (|y| + e)
-    in size, so e_t <= f_t + (e * s)_t with s = c_0 r and f = |y| * s, and e_t <= max_{u <= t} f_u / (1 - sum s).
+    so that its error e is at most the convolution of the true series of 1 / a with r. The true one is at most
+    c_0 (|y| + e) in size, so e_t <= f_t + (e * s)_t with s = c_0 r and f = |y| * s, and so
+    e_t <= max_{u <= t} f_u / (1 - sum s).
 
     Raises:
         ValueError: the series grows so fast that nothing can be said.
@@ -76,7 +77,7 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
 def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> CertifiedSeries:
     """Return 1, and sum_i scale_i decay_i^(t-1) for t >= 1, with a bound on the error of each.
 
-    Powers are right to 4 units in the last place, so that the sum of d terms is within (d + 8) 2^-52 of its terms' sizes.
+    Powers are right to 4 units in the last place, so the sum of d terms is within (d + 8) 2^-52 of the sum of sizes.
     """
     powers = np.power(np.asarray(decay)[:, None], np.arange(num_steps - 1))
     values = np.concatenate([[1.0], scale @ powers])

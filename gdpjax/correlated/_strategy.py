@@ -25,7 +25,7 @@ from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated._participation import AbstractParticipation
-from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload
 
 Draw = Callable[[Array], PyTree]
 """Gives the standard normal pytree z_s of a step s, the same one every time; s may be traced."""
@@ -62,7 +62,7 @@ class AbstractNoiseStrategy(abc.ABC):
         num_steps: int,
         error: str = "mean",
         *,
-        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+        workload: AbstractWorkload = PREFIX_SUM,
     ) -> float:
         """Return the squared error of the workload's outputs for z of unit variance, per coordinate.
 

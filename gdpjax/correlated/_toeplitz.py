@@ -16,7 +16,7 @@ from gdpjax.correlated._participation import AbstractParticipation, check_partic
 from gdpjax.correlated._sensitivity import toeplitz_sensitivity
 from gdpjax.correlated._series import CertifiedSeries
 from gdpjax.correlated._strategy import AbstractNoiseStrategy, check_error, refuse_traced
-from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 
 class AbstractToeplitzStrategy(AbstractNoiseStrategy):
@@ -46,7 +46,7 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
         num_steps: int,
         error: str = "mean",
         *,
-        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+        workload: AbstractWorkload = PREFIX_SUM,
     ) -> float:
         """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`.
 
