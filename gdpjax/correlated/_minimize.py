@@ -7,11 +7,13 @@ one evaluation costs a few recurrences over the steps. So optimisation takes mil
 from collections.abc import Callable
 
 import numpy as np
-from scipy import optimize
+from scipy import fft, optimize
 
 Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """Gives a number and its gradient."""
 
+_LONGEST_DIRECT = 4096
+"""Steps up to which a correlation is summed directly."""
 _OUTSIDE = 1e10
 """The loss where the numbers overflow, so that the line search turns back."""
 
@@ -42,5 +44,11 @@ def weights_of_error(num_steps: int, error: str) -> np.ndarray:
 
 def correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
     """Return sum_t left_t right_{t-j} for each lag j from 0 to num_lags - 1, of arrays of one length."""
-    padded = np.concatenate([left, np.zeros(num_lags - 1)])
-    return np.correlate(padded, right, mode="valid")
+    if len(left) <= _LONGEST_DIRECT:
+        padded = np.concatenate([left, np.zeros(num_lags - 1)])
+        return np.correlate(padded, right, mode="valid")
+
+    # By FFT, long enough that no lag wraps around to another one.
+    length = fft.next_fast_len(len(left) + num_lags, real=True)
+    spectrum = fft.rfft(left, length) * np.conj(fft.rfft(right, length))
+    return fft.irfft(spectrum, length)[:num_lags]

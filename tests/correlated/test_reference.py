@@ -1,6 +1,6 @@
 """Figures of another implementation, and the optimisers beside them.
 
-The losses are sensitivity^2 times the squared error of prefix sums, of the optimisers of jax_privacy (8967688, float64);
+The losses are sensitivity^2 times the squared error of prefix sums, of jax_privacy's optimisers (8967688, float64);
 the sensitivities of small cases are by brute force over all patterns.
 """
 
@@ -63,7 +63,7 @@ TOEPLITZ = [
     (2048, 32, "max", 77.88440034873325),
 ]
 
-# (number of steps, (participations, separation), bands, squared sensitivity, mean and max error of BISR, optimised loss)
+# (steps, (participations, separation), bands, squared sensitivity, mean and max error of BISR, optimised loss)
 INVERSE = [
     (64, (4, 16), 2, 5.333455404577156, 8.875, 16.75, 26.156470782923275),
     (64, (4, 16), 4, 6.606767524112627, 4.26776123046875, 7.34765625, 24.1769172965721),
