@@ -50,5 +50,5 @@ def correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
 
     # By FFT, long enough that no lag wraps around to another one.
     length = fft.next_fast_len(len(left) + num_lags, real=True)
-    spectrum = fft.rfft(left, length) * np.conj(fft.rfft(right, length))
-    return fft.irfft(spectrum, length)[:num_lags]
+    spectrum = np.fft.rfft(left, length) * np.conj(np.fft.rfft(right, length))
+    return np.fft.irfft(spectrum, length)[:num_lags]

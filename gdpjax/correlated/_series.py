@@ -52,7 +52,7 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
     Raises:
         ValueError: the series grows so fast that nothing can be said.
     """
-    first = float(coefficients[0])
+    first = abs(float(coefficients[0]))
     values = reciprocal(coefficients, num_steps)
     magnitudes = np.abs(values)
 
@@ -81,7 +81,7 @@ def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> Cert
     """
     powers = np.power(np.asarray(decay)[:, None], np.arange(num_steps - 1))
     values = np.concatenate([[1.0], scale @ powers])
-    errors = np.concatenate([[0.0], (len(scale) + 8) * 2.0 * _UNIT * (np.abs(scale) @ powers) + _SMALLEST])
+    errors = np.concatenate([[0.0], (len(scale) + 8) * 2.0 * _UNIT * (np.abs(scale) @ np.abs(powers)) + _SMALLEST])
     return CertifiedSeries(values, errors, num_nonzero=num_steps if len(scale) else 1)
 
 

@@ -118,11 +118,30 @@ def test_wrong_arguments_are_refused_by_name(message):
         REFUSED[message]()
 
 
-def test_traced_coefficients_have_no_certificate():
-    with pytest.raises(ValueError, match="sensitivity needs coefficients that are known"):
-        jax.jit(lambda lam: lambda_cgd(lam).sensitivity(10, SingleParticipation()))(0.5)
-    with pytest.raises(ValueError, match="error needs coefficients that are known"):
-        jax.jit(lambda c: Dense(c).error(2))(jnp.eye(2))
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.jit(jax.vmap(f))])
+def test_traced_coefficients_are_certified_on_the_host(transform):
+    """As float32 numbers, rounded upwards; one program for a whole sweep."""
+    participation = MinSep(3, 7)
+    lams = jnp.array([0.0, 0.3, 0.9], jnp.float32)
+    function = transform(lambda lam: lambda_cgd(lam).sensitivity(50, participation))
+    swept = jnp.stack([function(lam) for lam in lams]) if transform is jax.jit else function(lams)
+    for lam, value in zip(lams, swept, strict=True):
+        known = lambda_cgd(float(lam)).sensitivity(50, participation)
+        assert known <= float(value) <= known * (1 + 2e-7)
+    matrix = jnp.eye(3) + jnp.tril(jnp.ones((3, 3)))
+    known = Dense(matrix)
+    assert float(jax.jit(lambda c: Dense(c).sensitivity(3, participation))(matrix)) >= known.sensitivity(
+        3, participation
+    )
+    assert float(jax.jit(lambda c: Dense(c).error(3))(matrix)) == pytest.approx(known.error(3))
+
+
+def test_wrong_traced_coefficients_show():
+    """The exception of known ones is NaN."""
+    explodes = jax.jit(lambda c: BandedInverse(jnp.stack([1.0, c])).sensitivity(1000, SingleParticipation()))
+    assert np.isnan(explodes(-3.0))
+    outside = jax.jit(lambda lam: lambda_cgd(lam).sensitivity(10, SingleParticipation()))
+    assert np.isnan(outside(1.5))
 
 
 def test_a_traced_lambda_outside_its_range_shows():
