@@ -5,6 +5,10 @@ from gdpjax.correlated._banded_toeplitz import BandedToeplitz
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
 from gdpjax.correlated._dense import Dense
 from gdpjax.correlated._documents import from_document, to_document
+from gdpjax.correlated._optimize_banded_inverse import optimize_banded_inverse
+from gdpjax.correlated._optimize_banded_toeplitz import optimize_banded_toeplitz
+from gdpjax.correlated._optimize_buffered_toeplitz import optimize_buffered_toeplitz
+from gdpjax.correlated._optimize_dense import optimize_dense
 from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs, MinSep, SingleParticipation
 from gdpjax.correlated._strategy import AbstractNoiseStrategy
 from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum
@@ -25,5 +29,9 @@ __all__ = [
     "bisr",
     "from_document",
     "lambda_cgd",
+    "optimize_banded_inverse",
+    "optimize_banded_toeplitz",
+    "optimize_buffered_toeplitz",
+    "optimize_dense",
     "to_document",
 ]

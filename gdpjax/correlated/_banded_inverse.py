@@ -137,8 +137,8 @@ def lambda_cgd(lam: Any) -> BandedInverse:
     """
     check_scalar("lam", lam, UNIT)
     if is_traced(lam):
-        lam = jnp.where((lam >= 0) & (lam <= 1), lam, jnp.nan)
-        return BandedInverse(jnp.stack([jnp.ones_like(lam), -lam]))
+        coefficients = jnp.stack([jnp.ones_like(lam), -lam])
+        return BandedInverse(jnp.where((lam >= 0) & (lam <= 1), coefficients, jnp.nan))
     return BandedInverse([1.0, -float(lam)])
 
 

@@ -30,12 +30,12 @@ class BandedToeplitz(AbstractToeplitzStrategy):
     Raises:
         ValueError: coefficients that are no list of finite numbers, or c_0 <= 0.
 
-    Reference: Choquette-Choo et al., arXiv:2306.08153; Kalinin and Lampert, arXiv:2405.13763; McKenna, arXiv:2405.15913.
+    Reference: Choquette-Choo et al., arXiv:2306.08153, section 3; Kalinin and Lampert, arXiv:2405.13763.
 
     >>> from gdpjax.correlated import MinSep
     >>> strategy = BandedToeplitz([0.8, 0.6])
     >>> print(f"{strategy.sensitivity(100, MinSep(4, 2)):.6f}", f"{strategy.error(100):.4f}")
-    2.000000 26.7270
+    2.000000 26.8520
     """
 
     coefficients: Array

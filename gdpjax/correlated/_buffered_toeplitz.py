@@ -43,7 +43,7 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
     >>> from gdpjax.correlated import MinSep
     >>> strategy = BufferedToeplitz(decay=[0.986, 0.623], scale=[0.231, 0.273])
     >>> f"{strategy.sensitivity(1000, MinSep(10, 100))**2 * strategy.error(1000, 'max'):.2f}"
-    '223.59'
+    '223.60'
     """
 
     decay: Array

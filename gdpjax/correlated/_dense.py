@@ -15,8 +15,8 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import dense_attained, dense_sensitivity
-from gdpjax.correlated._strategy import AbstractNoiseStrategy, Draw, check_error, refuse_traced
-from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
+from gdpjax.correlated._strategy import AbstractNoiseStrategy, Draw, check_error, of_coefficients
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 
 @pytree_dataclass
@@ -69,40 +69,56 @@ class Dense(AbstractNoiseStrategy):
         """The number of steps that the matrix is for, n."""
         return np.shape(self.matrix)[0]
 
-    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> float:
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return a certified upper bound on the sensitivity; see `AbstractNoiseStrategy.sensitivity`."""
-        refuse_traced(self, "sensitivity")
-        matrix = self._first_rows(num_steps)
-        return dense_sensitivity(matrix, check_participation(participation))
+        num_steps = self._checked_steps(num_steps)
+        check_participation(participation).limits(num_steps)
 
-    def attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+        def compute(strategy: Dense) -> float:
+            matrix = np.tril(strategy.matrix)
+            return dense_sensitivity(matrix[:num_steps, :num_steps], participation)
+
+        return of_coefficients(self, compute, rounding="up")
+
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return the norm of the first columns that one example may have; see `AbstractNoiseStrategy.attained`."""
-        refuse_traced(self, "attained")
-        matrix = self._first_rows(num_steps)
-        return dense_attained(matrix, check_participation(participation))
+        num_steps = self._checked_steps(num_steps)
+        check_participation(participation)
+
+        def compute(strategy: Dense) -> float:
+            matrix = np.tril(strategy.matrix)
+            return dense_attained(matrix[:num_steps, :num_steps], participation)
+
+        return of_coefficients(self, compute, rounding="down")
 
     def error(
         self,
         num_steps: int,
         error: str = "mean",
         *,
-        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
-    ) -> float:
+        workload: AbstractWorkload = PREFIX_SUM,
+    ) -> Array:
         """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`."""
-        refuse_traced(self, "error")
-        matrix = self._first_rows(num_steps)
+        num_steps = self._checked_steps(num_steps)
         check_error(error)
-        coefficients = check_workload(workload).coefficients(len(matrix))
-        outputs = solve_triangular(matrix.T, toeplitz_matrix(coefficients).T, lower=False).T
-        squared = np.sum(outputs * outputs, axis=1)
-        return float(squared.mean() if error == "mean" else squared.max())
+        coefficients = check_workload(workload).coefficients(num_steps)
+        outputs_of_draws = toeplitz_matrix(coefficients)
 
-    def _first_rows(self, num_steps: int) -> np.ndarray:
-        """Return C for the first ``num_steps`` steps."""
+        def compute(strategy: Dense) -> float:
+            # A C^-1 is the transpose of the solution of C^T y = A^T.
+            matrix = np.asarray(strategy.matrix)[:num_steps, :num_steps]
+            rows = solve_triangular(matrix, outputs_of_draws.T, lower=True, trans=1)
+            squared = np.sum(rows * rows, axis=0)
+            return float(squared.mean() if error == "mean" else squared.max())
+
+        return of_coefficients(self, compute, rounding="nearest")
+
+    def _checked_steps(self, num_steps: int) -> int:
+        """Return ``num_steps``, at most the size of the matrix."""
         num_steps = check_count("num_steps", num_steps)
         if num_steps > self.num_rows:
             raise ValueError(f"num_steps must be at most {self.num_rows}, the size of the matrix, got {num_steps}")
-        return np.asarray(self.matrix)[:num_steps, :num_steps]
+        return num_steps
 
     def init(self, like: PyTree) -> PyTree:
         """Return (), since all draws are made again."""

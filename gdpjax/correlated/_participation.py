@@ -83,8 +83,8 @@ class MinSep(AbstractParticipation):
 class FixedEpochs(AbstractParticipation):
     """Each example takes part once in each of ``num_epochs`` epochs, always at the same place of the epoch.
 
-    With n steps an epoch has b = n / num_epochs of them, and the example of place r has the steps r, r + b, r + 2 b, ...
-    It may be absent from some of them, which only makes the change smaller or equal.
+    With n steps an epoch has b = n / num_epochs of them, and the example of place r has the steps r, r + b, ...
+    It may be absent from some of them, which makes no change larger.
 
     Args:
         num_epochs: at least 1.

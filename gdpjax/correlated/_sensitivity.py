@@ -30,6 +30,8 @@ _LARGEST_GRAM = 2048
 """Steps up to which n x n numbers are formed for a better bound."""
 _MOST_OPERATIONS = 10**9
 """Multiplications that may be spent on a better bound."""
+_MOST_ROW_SUMS = 2 * 10**8
+"""Additions that may be spent on the bound by rows."""
 
 
 def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractParticipation) -> float:
@@ -46,7 +48,7 @@ def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractPartici
     is_fixed = isinstance(participation, FixedEpochs)
     largest_to_come = np.maximum.accumulate(magnitudes[::-1])[::-1]
     bound = _of_first_pattern(magnitudes if is_fixed else largest_to_come, count, separation)
-    attained = np.linalg.norm(_sum_of_columns(column.values, count, separation))
+    attained = np.linalg.norm(sum_of_columns(column.values, count, separation))
     if bound <= (1.0 + _CLOSE) * attained:
         return bound
 
@@ -99,12 +101,12 @@ def _of_disjoint_columns(magnitudes: np.ndarray, count: int, separation: int) ->
 
 def _of_first_pattern(magnitudes: np.ndarray, count: int, separation: int) -> float:
     """Return the norm of the sum of the columns 0, b, ..., (k - 1) b."""
-    total = _sum_of_columns(magnitudes, count, separation)
+    total = sum_of_columns(magnitudes, count, separation)
     num_rows = -(-len(magnitudes) // separation)
     return _root_outward(float(total @ total), len(magnitudes) + 4 * num_rows)
 
 
-def _sum_of_columns(coefficients: np.ndarray, count: int, separation: int) -> np.ndarray:
+def sum_of_columns(coefficients: np.ndarray, count: int, separation: int) -> np.ndarray:
     """Return sum_{i < k} c_{m - i b} for each m; of coefficients >= 0, at least that but for 4 n / b roundings.
 
     With the coefficients in rows of b it is a running sum down the rows, less that of k rows before.
@@ -185,8 +187,8 @@ def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
     num_steps = len(gram)
 
     # Entry [d, j] is |G[j - d, j]|, or 0 where that is outside.
-    lag = np.arange(num_steps)[:, None]
-    later = np.arange(num_steps)[None, :]
+    index = np.arange(num_steps)
+    lag, later = index[:, None], index[None, :]
     by_lag = np.where(lag <= later, gram[np.maximum(later - lag, 0), later], 0.0)
     by_lag = np.maximum.accumulate(by_lag[::-1], axis=0)[::-1]
     by_lag = np.maximum.accumulate(by_lag[:, ::-1], axis=1)[:, ::-1]
@@ -203,31 +205,49 @@ def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
 def _by_rows(gram: np.ndarray, count: int, separation: int) -> float:
     """Return the largest sum over a pattern of the largest sum of a row over a pattern that has its diagonal."""
     num_steps = len(gram)
-    if count * num_steps**2 > _MOST_OPERATIONS:
+    as_many_as_fit = count == 1 + (num_steps - 1) // separation
+    if not as_many_as_fit and count * num_steps**2 > _MOST_ROW_SUMS:
         return math.inf
-    index = np.arange(num_steps)
-
-    # before[m, i]: the largest sum of row i over at most m participations that end b steps before i; after: likewise.
-    before = np.zeros((count, num_steps))
-    after = np.zeros((count, num_steps))
-    for direction, sums in ((1, before), (-1, after)):
-        rows = gram[::direction, ::direction]
-        best = np.zeros_like(rows)
-        for num_more in range(1, count):
-            best = _with_one_more(rows, best, separation)
-            reached = np.maximum(index - separation, 0)
-            diagonal = np.where(index >= separation, best[index, reached], 0.0)
-            sums[num_more] = diagonal[::direction]
+    sums_before = _sums_of_any_number if as_many_as_fit else _sums_of_few
+    backwards = gram[::-1, ::-1]
+    before = sums_before(gram, count, separation)
+    after = sums_before(backwards, count, separation)[:, ::-1]
 
     # Split the other k - 1 participations between before and after.
     row_sums = np.zeros(num_steps)
-    for num_before in range(count):
-        np.maximum(row_sums, before[num_before] + after[count - 1 - num_before], out=row_sums)
+    for num_before, num_after in zip(range(len(before)), reversed(range(len(after))), strict=True):
+        np.maximum(row_sums, before[num_before] + after[num_after], out=row_sums)
     row_sums += np.diag(gram)
+
+    # The participations themselves.
     best = np.zeros((1, num_steps))
     for _ in range(count):
         best = _with_one_more(row_sums[None, :], best, separation)
     return float(best[0, -1])
+
+
+def _sums_of_few(gram: np.ndarray, count: int, separation: int) -> np.ndarray:
+    """Return, at [m, i], the largest sum of row i over at most m < k participations of which the last is b before i."""
+    index = np.arange(len(gram))
+    earlier = np.maximum(index - separation, 0)
+    sums = np.zeros((count, len(gram)))
+    best = np.zeros_like(gram)
+    for num_participations in range(1, count):
+        best = _with_one_more(gram, best, separation)
+        sums[num_participations] = np.where(index >= separation, best[index, earlier], 0.0)
+    return sums
+
+
+def _sums_of_any_number(gram: np.ndarray, count: int, separation: int) -> np.ndarray:
+    """Return, at [0, i], the largest sum of row i over any number of participations of which the last is b before i."""
+    num_steps = len(gram)
+    columns = np.ascontiguousarray(gram.T)
+    best = np.zeros((num_steps + separation, num_steps))
+    # Row t + b is over participations up to step t; the first b rows are over none.
+    for step in range(num_steps):
+        with_this = best[step] + columns[step]
+        np.maximum(best[step + separation - 1], with_this, out=best[step + separation])
+    return np.diag(best)[None, :num_steps]
 
 
 def _with_one_more(weights: np.ndarray, best: np.ndarray, separation: int) -> np.ndarray:

@@ -30,7 +30,12 @@ def reciprocal(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
     impulse = np.zeros(num_steps)
     impulse[0] = 1.0
     with np.errstate(all="ignore"):
-        return np.asarray(lfilter([1.0], coefficients[:num_steps], impulse))
+        return divide(impulse, coefficients[:num_steps])
+
+
+def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Return the first coefficients of a power series divided by c_0 + c_1 x + ..., as many as are given."""
+    return np.asarray(lfilter([1.0], coefficients, series))
 
 
 def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedSeries:
@@ -40,13 +45,14 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
 
         r_t = gamma sum_j |a_j| |y_{t-j}|,          gamma = 2 (p + 8) 2^-53 for p coefficients,
 
-    so that its error e is at most the convolution of the true series of 1 / a with r. The true one is at most c_0 (|y| + e)
-    in size, so e_t <= f_t + (e * s)_t with s = c_0 r and f = |y| * s, and e_t <= max_{u <= t} f_u / (1 - sum s).
+    so that its error e is at most the convolution of the true series of 1 / a with r. The true one is at most
+    c_0 (|y| + e) in size, so e_t <= f_t + (e * s)_t with s = c_0 r and f = |y| * s, and so
+    e_t <= max_{u <= t} f_u / (1 - sum s).
 
     Raises:
         ValueError: the series grows so fast that nothing can be said.
     """
-    first = float(coefficients[0])
+    first = abs(float(coefficients[0]))
     values = reciprocal(coefficients, num_steps)
     magnitudes = np.abs(values)
 
@@ -71,11 +77,11 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
 def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> CertifiedSeries:
     """Return 1, and sum_i scale_i decay_i^(t-1) for t >= 1, with a bound on the error of each.
 
-    Powers are right to 4 units in the last place, so that the sum of d terms is within (d + 8) 2^-52 of its terms' sizes.
+    Powers are right to 4 units in the last place, so the sum of d terms is within (d + 8) 2^-52 of the sum of sizes.
     """
     powers = np.power(np.asarray(decay)[:, None], np.arange(num_steps - 1))
     values = np.concatenate([[1.0], scale @ powers])
-    errors = np.concatenate([[0.0], (len(scale) + 8) * 2.0 * _UNIT * (np.abs(scale) @ powers) + _SMALLEST])
+    errors = np.concatenate([[0.0], (len(scale) + 8) * 2.0 * _UNIT * (np.abs(scale) @ np.abs(powers)) + _SMALLEST])
     return CertifiedSeries(values, errors, num_nonzero=num_steps if len(scale) else 1)
 
 

@@ -18,17 +18,19 @@ called for that step. With draws that are made again from a key, a strategy may 
 """
 
 import abc
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_choice
-from gdpjax._core.checks import is_traced
+from gdpjax._core.checks import is_traced, narrow_on_host
 from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated._participation import AbstractParticipation
-from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload
 
 Draw = Callable[[Array], PyTree]
 """Gives the standard normal pytree z_s of a step s, the same one every time; s may be traced."""
@@ -37,8 +39,8 @@ Draw = Callable[[Array], PyTree]
 class AbstractNoiseStrategy(abc.ABC):
     """A lower-triangular matrix C, as a pytree of its coefficients.
 
-    The coefficients may be traced in `init` and `next`, so that a sweep over them is one vmapped program.
-    `sensitivity` and `error` need them known.
+    The coefficients may be traced, so that a sweep over them is one vmapped program. `sensitivity` and `error` are then
+    computed on the host when the program runs, of the float32 coefficients that it has; they have no gradient.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -55,7 +57,7 @@ class AbstractNoiseStrategy(abc.ABC):
         return type(self), structure, tuple(np.asarray(leaf, np.float64).tobytes() for leaf in leaves)
 
     @abc.abstractmethod
-    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> float:
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return max |C x|_2 over x with rows |x_t| <= 1 on steps that the participation allows, and 0 elsewhere.
 
         This is for neighbours of which one has an example more (ADD_OR_REMOVE_ONE and REPLACE_SPECIAL). For
@@ -66,14 +68,15 @@ class AbstractNoiseStrategy(abc.ABC):
             participation: in which steps an example may take part.
 
         Returns:
-            A certified upper bound, rounded outwards. The class says where it is exact.
+            A certified upper bound, a float rounded outwards; the class says where it is exact. Of traced coefficients
+            a float32, rounded upwards, and NaN where they are wrong.
 
         Raises:
-            ValueError: wrong arguments, traced coefficients, or coefficients that grow beyond float64.
+            ValueError: wrong arguments, or coefficients that grow beyond float64.
         """
 
     @abc.abstractmethod
-    def attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return |C x|_2 for an x that the participation allows: a lower bound on the sensitivity.
 
         The example takes part as often and as early as it may, with the largest contribution of one direction.
@@ -86,7 +89,7 @@ class AbstractNoiseStrategy(abc.ABC):
         num_steps: int,
         error: str = "mean",
         *,
-        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
+        workload: AbstractWorkload = PREFIX_SUM,
     ) -> float:
         """Return the squared error of the workload's outputs for z of unit variance, per coordinate.
 
@@ -99,10 +102,10 @@ class AbstractNoiseStrategy(abc.ABC):
             workload: A; the prefix sums unless it is given.
 
         Returns:
-            A float, right to about n 1e-16 of it.
+            A float, right to about n 1e-16 of it; of traced coefficients a float32.
 
         Raises:
-            ValueError: wrong arguments, or traced coefficients.
+            ValueError: wrong arguments.
         """
 
     @abc.abstractmethod
@@ -129,10 +132,25 @@ def check_error(error: Any) -> str:
     return check_choice("error", error, ("mean", "max"))
 
 
-def refuse_traced(strategy: Any, question: str) -> None:
-    """Raise ValueError if the coefficients of ``strategy`` are traced."""
-    if is_traced(strategy):
-        raise ValueError(
-            f"{question} needs coefficients that are known, and those of this {type(strategy).__name__} are traced; "
-            "compute it outside of jit, grad and vmap and pass the number in"
-        )
+def of_coefficients(strategy: Any, compute: Callable[[Any], float], rounding: str) -> Any:
+    """Return a number that NumPy computes of the coefficients of ``strategy``.
+
+    Where they are traced it is a call back to the host, with a float32 for its result, rounded "up", "down" or to the "nearest". NaN
+    there stands for the ValueError that known coefficients would raise.
+    """
+    if not is_traced(strategy):
+        return compute(strategy)
+    leaves, structure = jax.tree.flatten(strategy)
+
+    def on_host(*leaves: Any) -> np.ndarray:
+        wide = [np.asarray(leaf, np.float64) for leaf in leaves]
+        known = jax.tree.unflatten(structure, wide)
+        try:
+            with np.errstate(all="ignore"):
+                value = compute(known)
+        except ValueError:
+            value = math.nan
+        return narrow_on_host(np.asarray(value), rounding)
+
+    kind = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.pure_callback(on_host, kind, *leaves, vmap_method="sequential")

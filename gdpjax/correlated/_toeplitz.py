@@ -12,11 +12,12 @@ import numpy as np
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.shown import shown
+from gdpjax._core.types import Array
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import toeplitz_attained, toeplitz_sensitivity
 from gdpjax.correlated._series import CertifiedSeries
-from gdpjax.correlated._strategy import AbstractNoiseStrategy, check_error, refuse_traced
-from gdpjax.correlated._workloads import AbstractWorkload, PrefixSum, check_workload
+from gdpjax.correlated._strategy import AbstractNoiseStrategy, check_error, of_coefficients
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 
 class AbstractToeplitzStrategy(AbstractNoiseStrategy):
@@ -30,40 +31,50 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
     def inverse_column(self, num_steps: int) -> np.ndarray:
         """Return the first column of C^-1, float64 of shape [num_steps]."""
 
-    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> float:
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return a certified upper bound on the sensitivity; see `AbstractNoiseStrategy.sensitivity`.
 
         It is exact but for a relative 1e-9 if the coefficients of C do not increase and are not negative, if C has no
         more bands than participations are steps apart, and for a single participation.
         """
-        refuse_traced(self, "sensitivity")
         num_steps = check_count("num_steps", num_steps)
-        check_participation(participation)
-        return toeplitz_sensitivity(self.column(num_steps), participation)
+        check_participation(participation).limits(num_steps)
 
-    def attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+        def compute(strategy: AbstractToeplitzStrategy) -> float:
+            return toeplitz_sensitivity(strategy.column(num_steps), participation)
+
+        return of_coefficients(self, compute, rounding="up")
+
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return the norm of the first columns that one example may have; see `AbstractNoiseStrategy.attained`."""
-        refuse_traced(self, "attained")
         num_steps = check_count("num_steps", num_steps)
         check_participation(participation)
-        return toeplitz_attained(self.column(num_steps), participation)
+
+        def compute(strategy: AbstractToeplitzStrategy) -> float:
+            return toeplitz_attained(strategy.column(num_steps), participation)
+
+        return of_coefficients(self, compute, rounding="down")
 
     def error(
         self,
         num_steps: int,
         error: str = "mean",
         *,
-        workload: AbstractWorkload = PrefixSum(),  # noqa: B008
-    ) -> float:
+        workload: AbstractWorkload = PREFIX_SUM,
+    ) -> Array:
         """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`.
 
         With b the first column of A C^-1 the squared error of output t is b_0^2 + ... + b_t^2.
         """
-        refuse_traced(self, "error")
         num_steps = check_count("num_steps", num_steps)
         check_error(error)
-        column = check_workload(workload).apply(self.inverse_column(num_steps))
-        return squared_error(column, error)
+        check_workload(workload)
+
+        def compute(strategy: AbstractToeplitzStrategy) -> float:
+            column = workload.apply(strategy.inverse_column(num_steps))
+            return squared_error(column, error)
+
+        return of_coefficients(self, compute, rounding="nearest")
 
 
 def squared_error(column: np.ndarray, error: str) -> float:

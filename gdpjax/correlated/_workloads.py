@@ -42,6 +42,10 @@ class PrefixSum(AbstractWorkload):
         return np.cumsum(series)
 
 
+PREFIX_SUM = PrefixSum()
+"""The workload of whatever is not given one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MomentumSGD(AbstractWorkload):
     """The parameters of SGD with heavy-ball momentum and weight decay.

@@ -11,18 +11,15 @@ again, and a run that is resumed goes on with the same noise.
 The derivation is in docs/theory/matrix_mechanism.md.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import fold_in
 from gdpjax._core.noise import standard_normal
-from gdpjax._core.precision import narrow_on_host
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import is_floating, key_of_leaf, leaf_names, num_elements, wide_dtype
 from gdpjax._core.types import Array, PyTree
@@ -31,8 +28,6 @@ from gdpjax.correlated import (
     AbstractParticipation,
     BandedToeplitz,
     SingleParticipation,
-    from_document,
-    to_document,
 )
 
 _MOST_STEPS = 2**31 - 1
@@ -96,7 +91,7 @@ def resolve_correlation(
             f"such as gdpjax.correlated.MinSep(max_participations=8, min_separation=250); got {shown(participation)}"
         )
     max_participations, min_separation = participation.limits(num_steps)
-    sensitivity = sensitivity_of(correlation, num_steps, participation)
+    sensitivity = correlation.sensitivity(num_steps, participation)
     is_exact = False
     if not is_traced(sensitivity):
         is_exact = sensitivity <= correlation.attained(num_steps, participation) * (1.0 + _ROUNDING)
@@ -131,33 +126,10 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
     return Correlation(
         strategy=correlation,
         num_steps=num_steps,
-        sensitivity=sensitivity_of(correlation, num_steps, SingleParticipation()),
+        sensitivity=correlation.sensitivity(num_steps, SingleParticipation()),
         sampling="cyclic_poisson",
         scheme={"num_groups": num_groups},
     )
-
-
-def sensitivity_of(strategy: AbstractNoiseStrategy, num_steps: int, participation: AbstractParticipation) -> Any:
-    """Return the sensitivity of a strategy, whose coefficients may be traced.
-
-    The certified computation is NumPy's. In compiled code it is a call back to the host, one for each configuration of
-    a sweep, and the result is rounded up to float32. Coefficients out of range give NaN.
-    """
-    if not is_traced(strategy):
-        return strategy.sensitivity(num_steps, participation)
-    leaves, structure = jax.tree.flatten(strategy)
-
-    def on_host(*coefficients: Any) -> np.ndarray:
-        numbers = [np.asarray(leaf, np.float64) for leaf in coefficients]
-        try:
-            known = from_document(to_document(jax.tree.unflatten(structure, numbers)))
-            sensitivity = known.sensitivity(num_steps, participation)
-        except ValueError:
-            sensitivity = math.nan
-        return narrow_on_host(np.asarray(sensitivity), "up")
-
-    shape = jax.ShapeDtypeStruct((), np.float32)
-    return jax.pure_callback(on_host, shape, *leaves, vmap_method="sequential")
 
 
 def is_noised(leaf: Array, trained: bool) -> bool:

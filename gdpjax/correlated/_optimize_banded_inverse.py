@@ -1,0 +1,140 @@
+"""The best banded inverse strategy under a participation."""
+
+import numpy as np
+
+from gdpjax._core.arguments import check_count
+from gdpjax.correlated._banded_inverse import BandedInverse, bisr
+from gdpjax.correlated._minimize import Loss, correlate, minimize, weights_of_error
+from gdpjax.correlated._participation import AbstractParticipation, check_participation
+from gdpjax.correlated._sensitivity import sum_of_columns
+from gdpjax.correlated._series import divide, reciprocal
+from gdpjax.correlated._strategy import check_error
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, MomentumSGD, check_workload
+
+_SHRINKING = (1.0, 0.99, 0.95, 0.9)
+"""The first guesses are c_j times powers of these."""
+_PENALTIES = (1e2, 1e4, 1e6)
+_SAME = 1e-6
+
+
+def optimize_banded_inverse(
+    num_steps: int,
+    num_bands: int,
+    participation: AbstractParticipation,
+    error: str = "mean",
+    *,
+    workload: AbstractWorkload = PREFIX_SUM,
+) -> BandedInverse:
+    """Return the banded inverse strategy of least certified sensitivity^2 times error that L-BFGS finds.
+
+    Args:
+        num_steps: n >= 1.
+        num_bands: p from 1 to n, the number of draws of which the noise of a step is made.
+        participation: in which steps an example may take part.
+        error: "mean" or "max", the squared error that is made small.
+        workload: what the run computes of the released sums.
+
+    Returns:
+        A `BandedInverse` whose first coefficient is 1, never worse than `bisr`. No certificate says that no other
+        strategy is better.
+
+    Raises:
+        ValueError: a number outside its range, or an unknown error.
+
+    Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128, section 5.
+
+    >>> from gdpjax.correlated import MinSep
+    >>> participation = MinSep(max_participations=4, min_separation=16)
+    >>> strategy = optimize_banded_inverse(64, 2, participation)
+    >>> f"{strategy.sensitivity(64, participation)**2 * strategy.error(64):.4f}"
+    '26.1565'
+    """
+    num_steps = check_count("num_steps", num_steps)
+    num_bands = check_count("num_bands", num_bands, most=num_steps)
+    count, separation = check_participation(participation).limits(num_steps)
+    check_error(error)
+    check_workload(workload)
+
+    def loss(penalty: float) -> Loss:
+        return _loss(num_steps, num_bands, count, separation, error, workload, penalty)
+
+    def certified_loss(point: np.ndarray) -> float:
+        strategy = BandedInverse(np.concatenate([[1.0], point]))
+        squared = strategy.sensitivity(num_steps, participation) ** 2
+        return float(np.log(squared) + np.log(strategy.error(num_steps, error, workload=workload)))
+
+    # Begin with the best of a few square roots.
+    smooth = loss(0.0)
+    starts = _starts(num_bands, workload)
+    values = [smooth(start)[0] for start in starts]
+    start = starts[int(np.argmin(values))]
+    best = minimize(smooth, start)
+
+    # The loss takes the pattern 0, b, 2 b, ... for the worst one. Where the certified loss is larger, another one may
+    # be worse: then the coefficients of C are made not to increase, by a penalty that grows, and the best is kept.
+    candidates = [start, best]
+    if certified_loss(best) > smooth(best)[0] + _SAME:
+        for penalty in _PENALTIES:
+            best = minimize(loss(penalty), best)
+            candidates.append(best)
+    losses = [certified_loss(candidate) for candidate in candidates]
+    best = candidates[int(np.argmin(losses))]
+    return BandedInverse(np.concatenate([[1.0], best]))
+
+
+def _starts(num_bands: int, workload: AbstractWorkload) -> list[np.ndarray]:
+    """Return the coefficients of the square root of the inverse workload after the first, and shrunk ones."""
+    roots = bisr(num_bands)
+    if isinstance(workload, MomentumSGD):
+        roots = bisr(num_bands, workload.momentum, workload.weight_decay)
+    coefficients = np.asarray(roots.noising_coefficients)[1:]
+    powers = np.arange(1, num_bands)
+    return [coefficients * factor**powers for factor in _SHRINKING]
+
+
+def _loss(
+    num_steps: int,
+    num_bands: int,
+    count: int,
+    separation: int,
+    error: str,
+    workload: AbstractWorkload,
+    penalty: float,
+) -> Loss:
+    """Return log |v|^2 + log sum_s weight_s b_s^2, where v is the sum of the columns 0, b, 2 b, ... of C.
+
+    The noising coefficients are (1, x), c is their reciprocal series, and b = a (1, x) as power series. Every increase
+    of c is charged ``penalty`` times its square.
+    """
+    weights = weights_of_error(num_steps, error)
+
+    def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
+        noising = np.concatenate([[1.0], point])
+        column = reciprocal(noising, num_steps)
+
+        # The sensitivity; the adjoint of a sum of shifted columns is the same sum backwards.
+        pattern = sum_of_columns(column, count, separation)
+        squared_sensitivity = pattern @ pattern
+        to_column = 2.0 * sum_of_columns(pattern[::-1], count, separation)[::-1] / squared_sensitivity
+
+        # Increases of c, where c is 0 after its end.
+        increase = np.maximum(np.diff(column, append=0.0), 0.0)
+        to_column -= 2.0 * penalty * increase
+        to_column[1:] += 2.0 * penalty * increase[:-1]
+
+        # d c = -c^2 d x as series.
+        backwards = divide(to_column[::-1], noising)[::-1]
+        of_sensitivity = -correlate(backwards, column, num_bands)
+
+        # The error, a linear function of the noising coefficients.
+        padded = np.zeros(num_steps)
+        padded[:num_bands] = noising
+        outputs = workload.apply(padded)
+        weighted = weights * outputs
+        squared_error = weighted @ outputs
+        of_error = 2.0 * workload.apply(weighted[::-1])[::-1][:num_bands] / squared_error
+
+        value = np.log(squared_sensitivity) + np.log(squared_error) + penalty * (increase @ increase)
+        return float(value), (of_sensitivity + of_error)[1:]
+
+    return loss

@@ -1,0 +1,84 @@
+"""The best banded Toeplitz strategy for a single participation, or for any whose participations share no band."""
+
+import numpy as np
+
+from gdpjax._core.arguments import check_count
+from gdpjax.correlated._banded_toeplitz import BandedToeplitz
+from gdpjax.correlated._minimize import Loss, correlate, minimize, weights_of_error
+from gdpjax.correlated._series import divide, reciprocal
+from gdpjax.correlated._strategy import check_error
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
+
+
+def optimize_banded_toeplitz(
+    num_steps: int,
+    num_bands: int,
+    error: str = "mean",
+    *,
+    workload: AbstractWorkload = PREFIX_SUM,
+) -> BandedToeplitz:
+    """Return the banded Toeplitz strategy of least |c|^2 times error, scaled to |c| = 1.
+
+    |c| is its sensitivity for a single participation. For k participations that are at least num_bands steps apart the
+    sensitivity is at most sqrt(k), and the same strategy is close to the best.
+
+    Args:
+        num_steps: n >= 1.
+        num_bands: b from 1 to n.
+        error: "mean" or "max", the squared error that is made small.
+        workload: what the run computes of the released sums.
+
+    Returns:
+        A `BandedToeplitz` with coefficients of norm 1. It is where L-BFGS ends from the square root of the workload;
+        no certificate says that no other strategy is better.
+
+    Raises:
+        ValueError: a number outside its range, or an unknown error.
+
+    Reference: McKenna, arXiv:2405.15913, section 3.
+
+    >>> strategy = optimize_banded_toeplitz(64, 4, "max")
+    >>> f"{strategy.error(64, 'max'):.4f}"
+    '18.9247'
+    """
+    num_steps = check_count("num_steps", num_steps)
+    num_bands = check_count("num_bands", num_bands, most=num_steps)
+    check_error(error)
+    loss = _loss(num_steps, num_bands, error, check_workload(workload))
+
+    # The square root of the workload is the best strategy without bands, but for a constant.
+    start = _square_root(workload.coefficients(num_bands))
+    best = minimize(loss, start[1:] / start[0])
+    coefficients = np.concatenate([[1.0], best])
+    return BandedToeplitz(coefficients / np.linalg.norm(coefficients))
+
+
+def _loss(num_steps: int, num_bands: int, error: str, workload: AbstractWorkload) -> Loss:
+    """Return log |c|^2 + log sum_s weight_s b_s^2 of c = (1, x), where b = a / c as power series."""
+    weights = weights_of_error(num_steps, error)
+
+    def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
+        coefficients = np.concatenate([[1.0], point])
+        column = workload.apply(reciprocal(coefficients, num_steps))
+        weighted = weights * column
+        squared_error = weighted @ column
+        squared_norm = coefficients @ coefficients
+
+        # d b = -(b / c) d c as series, so the adjoint is a recurrence that runs backwards, and then a correlation.
+        backwards = divide(2.0 * weighted[::-1], coefficients)[::-1]
+        of_error = -correlate(backwards, column, num_bands)
+        of_norm = 2.0 * coefficients
+        gradient = of_norm / squared_norm + of_error / squared_error
+        return float(np.log(squared_norm) + np.log(squared_error)), gradient[1:]
+
+    return loss
+
+
+def _square_root(series: np.ndarray) -> np.ndarray:
+    """Return the power series r with r r = series, from 2 r_0 r_t = series_t - sum_{0 < s < t} r_s r_{t-s}."""
+    root = np.zeros_like(series)
+    root[0] = np.sqrt(series[0])
+    for index in range(1, len(series)):
+        inner = root[1:index] @ root[index - 1 : 0 : -1]
+        root[index] = (series[index] - inner) / (2.0 * root[0])
+    return root

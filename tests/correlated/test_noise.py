@@ -1,0 +1,180 @@
+"""The noise of the steps is C^-1 z, eager, under jit and vmap, with any memory, and continues from its state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, Dense, bisr, lambda_cgd
+from gdpjax.correlated._buffers import in_two_halves, times
+from tests.correlated.matrices import matrix_of
+from tests.eight_devices import report_of
+
+NUM_STEPS = 23
+KEY = jax.random.key(3)
+LIKE = {"w": jax.ShapeDtypeStruct((3, 2), jnp.float32), "b": jax.ShapeDtypeStruct((4,), jnp.bfloat16)}
+DENSE = np.tril(np.random.default_rng(0).normal(size=(NUM_STEPS, NUM_STEPS)) * 0.1, -1) + np.eye(NUM_STEPS)
+STRATEGIES = {
+    "banded_toeplitz": BandedToeplitz([0.8, 0.5, 0.3]),
+    "one_band": BandedToeplitz([2.0]),
+    "regenerate": BandedInverse([1.0, -0.5, -0.2], memory="regenerate"),
+    "buffer": BandedInverse([1.0, -0.5, -0.2], memory="buffer"),
+    "one_draw": BandedInverse([0.5], memory="buffer"),
+    "lambda_cgd": lambda_cgd(0.9),
+    "bisr": bisr(9, 0.9, 0.01),
+    "buffered": BufferedToeplitz([0.99, 0.5], [0.3, 0.2]),
+    "dense": Dense(DENSE),
+}
+
+
+def draw(step):
+    key = jax.random.fold_in(KEY, step)
+    first, second = jax.random.split(key)
+    return {"w": jax.random.normal(first, (3, 2)), "b": jax.random.normal(second, (4,))}
+
+
+def draws():
+    drawn = jax.vmap(draw)(jnp.arange(NUM_STEPS))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64).reshape(NUM_STEPS, -1), drawn)
+
+
+def run(strategy, wrap=jax.jit, num_steps=NUM_STEPS):
+    advance = wrap(lambda step, state: strategy.next(step, draw, state))
+    state, noises = strategy.init(LIKE), []
+    for step in range(num_steps):
+        noise, state = advance(jnp.int32(step), state)
+        noises.append(noise)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *noises)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_noise_is_the_inverse_matrix_times_the_draws(name):
+    strategy = STRATEGIES[name]
+    noise, drawn = run(strategy), draws()
+    for leaf in ("w", "b"):
+        truth = np.linalg.solve(matrix_of(strategy, NUM_STEPS), drawn[leaf])
+        assert noise[leaf].dtype == np.float32
+        np.testing.assert_allclose(noise[leaf].reshape(NUM_STEPS, -1), truth, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["banded_toeplitz", "regenerate", "buffer", "buffered", "dense"])
+def test_eager_noise_is_that_of_jit(name):
+    eager = run(STRATEGIES[name], wrap=lambda f: f, num_steps=4)
+    compiled = run(STRATEGIES[name], num_steps=4)
+    for leaf in ("w", "b"):
+        np.testing.assert_allclose(eager[leaf], compiled[leaf], atol=1e-6)
+
+
+def test_both_memories_give_the_same_noise():
+    regenerated, buffered = run(STRATEGIES["regenerate"]), run(STRATEGIES["buffer"])
+    for leaf in ("w", "b"):
+        np.testing.assert_allclose(regenerated[leaf], buffered[leaf], atol=1e-6)
+
+
+def test_a_sweep_over_coefficients_is_one_program():
+    """Also over the coefficients of every family, each row as it is alone."""
+    traces = []
+
+    def noise_of(lam):
+        traces.append(lam)
+        strategy = lambda_cgd(lam)
+        state = strategy.init(LIKE)
+        _, state = strategy.next(0, draw, state)
+        return strategy.next(1, draw, state)[0]
+
+    swept = jax.jit(jax.vmap(noise_of))(jnp.array([0.0, 0.5, 0.9]))
+    assert len(traces) == 1
+    first, second = draw(0), draw(1)
+    for row, lam in enumerate([0.0, 0.5, 0.9]):
+        np.testing.assert_allclose(swept["w"][row], second["w"] - lam * first["w"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda c: BandedToeplitz(jnp.array([1.0, 0.5, 0.2]) * c),
+        lambda c: BandedInverse(jnp.array([1.0, -0.5, -0.2]) * c, memory="buffer"),
+        lambda c: BufferedToeplitz(jnp.array([0.9, 0.5]) * c, jnp.array([0.3, 0.2]) * c),
+        lambda c: Dense(jnp.asarray(DENSE, jnp.float32) * c),
+    ],
+    ids=["banded_toeplitz", "banded_inverse", "buffered", "dense"],
+)
+def test_traced_coefficients(build):
+    def third_noise(factor):
+        strategy = build(factor)
+        state = strategy.init(LIKE)
+        for step in range(3):
+            noise, state = strategy.next(step, draw, state)
+        return noise
+
+    factors = jnp.array([0.5, 1.0])
+    swept = jax.vmap(third_noise)(factors)
+    for row, factor in enumerate(factors):
+        np.testing.assert_allclose(swept["w"][row], third_noise(factor)["w"], atol=2e-6)
+
+
+def test_a_strategy_is_a_pytree_of_its_coefficients():
+    strategy = bisr(4)
+    leaves, structure = jax.tree.flatten(strategy)
+    assert len(leaves) == 1
+    assert jax.tree.unflatten(structure, leaves).memory == "auto"
+
+
+def test_which_memory_is_chosen():
+    small, large = jnp.zeros(10), jax.ShapeDtypeStruct((2**30,), jnp.float32)
+    assert lambda_cgd(0.5).init(small) == ()
+    assert bisr(4).init(small).shape == (3, 10)
+    assert bisr(4).init(large) == ()
+    assert BandedToeplitz([1.0, 0.5]).init({"a": small})["a"].shape == (1, 10)
+    assert BandedToeplitz([1.0]).init(small) == ()
+
+
+def test_a_program_of_many_draws_is_no_larger():
+    """The loop over draws holds one draw, whatever the number of bands."""
+
+    def size(num_bands):
+        strategy = BandedInverse(bisr(num_bands).noising_coefficients, memory="regenerate")
+        return len(str(jax.make_jaxpr(lambda step: strategy.next(step, draw, ())[0])(0)))
+
+    assert size(64) < 1.1 * size(4)
+
+
+def test_ring_buffers_are_written_in_one_place():
+    strategy = BandedToeplitz([1.0, 0.5, 0.25, 0.1])
+    state = jax.tree.map(lambda leaf: jnp.full_like(leaf, 7.0), strategy.init(LIKE))
+    _, after = strategy.next(5, draw, state)
+    changed = (np.asarray(after["w"]) != 7.0).any(axis=(1, 2))
+    np.testing.assert_array_equal(changed, [False, False, True])
+
+
+def test_steps_beyond_a_dense_matrix_show():
+    noise, _ = Dense(np.eye(3)).next(3, draw, ())
+    assert np.isnan(noise["w"]).all()
+
+
+def test_coefficients_keep_more_than_float32():
+    """Both halves together are right to 48 bits; one alone would be wrong by 1e-8."""
+    coefficient = 1.0 - 1e-8
+    with jax.enable_x64(True):
+        product = times(in_two_halves(coefficient), jnp.full(3, 3.0, jnp.float64))
+        np.testing.assert_allclose(product, 3.0 * coefficient, rtol=1e-14)
+
+
+def test_the_covariance_of_many_draws():
+    """The realised covariance of the steps is C^-1 C^-T, on 40,000 coordinates."""
+    strategy, num_steps, size = BandedInverse([1.0, -0.5, -0.25]), 6, 40_000
+    many = lambda step: jax.random.normal(jax.random.fold_in(KEY, step), (size,))  # noqa: E731
+    state = strategy.init(jnp.zeros(size))
+    noises = []
+    for step in range(num_steps):
+        noise, state = strategy.next(step, many, state)
+        noises.append(np.asarray(noise, np.float64))
+    inverse = np.linalg.inv(matrix_of(strategy, num_steps))
+    np.testing.assert_allclose(np.cov(noises), inverse @ inverse.T, atol=6 * 2 / np.sqrt(size))
+
+
+def test_buffers_lie_where_the_parameters_do():
+    """On eight devices, in a process of its own: no step moves data between them."""
+    for name, report in report_of("tests.correlated.on_a_mesh").items():
+        assert report["spec"] == [None, "x"], name
+        assert report["communication"] == [], name
