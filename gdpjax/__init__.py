@@ -5,7 +5,18 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
-from gdpjax import accounting, auditing, ledger, mechanisms, plotting, reporting, sampling, tradeoff, training
+from gdpjax import (
+    accounting,
+    auditing,
+    correlated,
+    ledger,
+    mechanisms,
+    plotting,
+    reporting,
+    sampling,
+    tradeoff,
+    training,
+)
 from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
@@ -60,6 +71,7 @@ __all__ = [
     "clip_and_sum",
     "clip_norm_of",
     "clipped_grad",
+    "correlated",
     "dpadam",
     "dpsgd",
     "explain",

@@ -18,6 +18,7 @@ from gdpjax import (
     accounting,
     auditing,
     clipping,
+    correlated,
     ledger,
     mechanisms,
     plotting,
@@ -185,6 +186,32 @@ def cases() -> dict[str, Case]:
             PRIVATE | {"initial_l2_clip_norm": 1.0, "count_stddev": 2.0, "target_quantile": 0.5, "learning_rate": 0.2,
                        "l2_clip_norm_range": (1e-3, 1e3)},
         ),
+        # correlated noise
+        "BandedInverse": (correlated.BandedInverse, ([1.0, -0.5],), {"memory": "buffer"}),
+        "BandedToeplitz": (correlated.BandedToeplitz, ([1.0, 0.5],), {}),
+        "BufferedToeplitz": (correlated.BufferedToeplitz, ([0.9, 0.5], [0.2, 0.1]), {}),
+        "Dense": (correlated.Dense, (np.eye(2),), {}),
+        "FixedEpochs": (correlated.FixedEpochs, (2,), {}),
+        "MinSep": (correlated.MinSep, (2, 3), {}),
+        "MomentumSGD": (correlated.MomentumSGD, (0.9, 0.01), {}),
+        "bisr": (correlated.bisr, (3, 0.9, 0.01), {}),
+        "lambda_cgd": (correlated.lambda_cgd, (0.5,), {}),
+        "sensitivity": (correlated.bisr(3).sensitivity, (8, correlated.MinSep(2, 3)), {}),
+        "sensitivity of Dense": (correlated.Dense(np.eye(8)).sensitivity, (8, correlated.MinSep(2, 3)), {}),
+        "error": (correlated.bisr(3).error, (8, "max"), {"workload": correlated.PrefixSum()}),
+        "error of Dense": (correlated.Dense(np.eye(8)).error, (8, "max"), {"workload": correlated.PrefixSum()}),
+        "optimize_banded_inverse": (
+            correlated.optimize_banded_inverse, (8, 2, correlated.MinSep(2, 3), "max"),
+            {"workload": correlated.PrefixSum()},
+        ),
+        "optimize_banded_toeplitz": (
+            correlated.optimize_banded_toeplitz, (8, 2, "max"), {"workload": correlated.PrefixSum()}
+        ),
+        "optimize_buffered_toeplitz": (
+            correlated.optimize_buffered_toeplitz, (8, correlated.MinSep(2, 3), "max"),
+            {"max_buffers": 2, "workload": correlated.PrefixSum()},
+        ),
+        "optimize_dense": (correlated.optimize_dense, (8, 2), {"workload": correlated.PrefixSum()}),
         # ledger
         "Event": (gdpjax.Event, run, {"sampling": "poisson", "overflow": 0.0,
                                       "neighboring_relation": gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE}),
@@ -464,7 +491,8 @@ def _figure() -> Any:
 
 # Records of results: they hold what they are given.
 RECORDS = {
-    "AbstractClipRule", "AbstractFactor", "AbstractPrimitive", "Full", "Outer", "Sparse",
+    "AbstractClipRule", "AbstractFactor", "AbstractNoiseStrategy", "AbstractParticipation", "AbstractPrimitive",
+    "AbstractWorkload", "PrefixSum", "SingleParticipation", "Full", "Outer", "Sparse",
     "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
     "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad",
     "Curve", "CurveBounds", "ExactCurve", "Report",
@@ -490,6 +518,7 @@ MODULES = (
     accounting,
     auditing,
     clipping,
+    correlated,
     ledger,
     mechanisms,
     plotting,

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
@@ -107,7 +107,7 @@ class Dense(AbstractNoiseStrategy):
         def compute(strategy: Dense) -> float:
             # A C^-1 is the transpose of the solution of C^T y = A^T.
             matrix = np.asarray(strategy.matrix)[:num_steps, :num_steps]
-            rows = solve_triangular(matrix, outputs_of_draws.T, lower=True, trans=1)
+            rows = scipy.linalg.solve_triangular(matrix, outputs_of_draws.T, lower=True, trans=1)
             squared = np.sum(rows * rows, axis=0)
             return float(squared.mean() if error == "mean" else squared.max())
 
@@ -141,7 +141,7 @@ class Dense(AbstractNoiseStrategy):
         if is_traced(self.matrix):
             matrix = jnp.asarray(self.matrix)
             return jax.scipy.linalg.solve_triangular(matrix, jnp.eye(self.num_rows, dtype=matrix.dtype), lower=True)
-        return solve_triangular(np.asarray(self.matrix), np.eye(self.num_rows), lower=True)
+        return scipy.linalg.solve_triangular(np.asarray(self.matrix), np.eye(self.num_rows), lower=True)
 
 
 def toeplitz_matrix(column: np.ndarray) -> np.ndarray:

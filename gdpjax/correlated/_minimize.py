@@ -7,7 +7,7 @@ one evaluation costs a few recurrences over the steps. So optimisation takes mil
 from collections.abc import Callable
 
 import numpy as np
-from scipy import fft, optimize
+import scipy
 
 Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """Gives a number and its gradient."""
@@ -31,7 +31,7 @@ def minimize(loss: Loss, start: np.ndarray, *, max_iterations: int = 300, tolera
     if len(start) == 0:
         return start
     options = {"maxiter": max_iterations, "maxcor": 20, "ftol": tolerance, "gtol": 1e-7}
-    result = optimize.minimize(guarded, start, jac=True, method="L-BFGS-B", options=options)
+    result = scipy.optimize.minimize(guarded, start, jac=True, method="L-BFGS-B", options=options)
     return np.asarray(result.x)
 
 
@@ -49,6 +49,6 @@ def correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
         return np.correlate(padded, right, mode="valid")
 
     # By FFT, long enough that no lag wraps around to another one.
-    length = fft.next_fast_len(len(left) + num_lags, real=True)
+    length = scipy.fft.next_fast_len(len(left) + num_lags, real=True)
     spectrum = np.fft.rfft(left, length) * np.conj(np.fft.rfft(right, length))
     return np.fft.irfft(spectrum, length)[:num_lags]

@@ -13,7 +13,7 @@ block, to fulfil the constraints exactly, and its error is above the least by no
 """
 
 import numpy as np
-from scipy import linalg
+import scipy
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._dense import Dense, toeplitz_matrix
@@ -137,7 +137,7 @@ def _square_root(squared_workload: np.ndarray, factors: np.ndarray) -> tuple[np.
     right = squared_workload.reshape(-1, separation, 1, count) @ factors
     right = right.reshape(separation, count, -1)
     both = (factors.transpose(0, 2, 1) @ right).reshape(shape)
-    eigenvalues, vectors = linalg.eigh(both, driver="evd", overwrite_a=True, check_finite=False)
+    eigenvalues, vectors = scipy.linalg.eigh(both, driver="evd", overwrite_a=True, check_finite=False)
     return np.sqrt(np.maximum(eigenvalues, 0.0)), vectors
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from scipy.signal import fftconvolve, lfilter
+import scipy
 
 _UNIT = 2.0**-53
 """The largest relative error of one rounded operation."""
@@ -35,7 +35,7 @@ def reciprocal(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
 
 def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Return the first coefficients of a power series divided by c_0 + c_1 x + ..., as many as are given."""
-    return np.asarray(lfilter([1.0], coefficients, series))
+    return np.asarray(scipy.signal.lfilter([1.0], coefficients, series))
 
 
 def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedSeries:
@@ -59,7 +59,7 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
     # The residual of the recurrence.
     relative = np.abs(coefficients[:num_steps]) / first
     gamma = 2.0 * (len(relative) + 8) * _UNIT
-    residual = first * gamma * np.asarray(lfilter(relative, [1.0], magnitudes)) + _SMALLEST
+    residual = first * gamma * np.asarray(scipy.signal.lfilter(relative, [1.0], magnitudes)) + _SMALLEST
     total = float(residual.sum()) * (1.0 + 1e-6)
     if not total < 0.5:
         raise ValueError(
@@ -68,7 +68,7 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
         )
 
     # The convolution by FFT, whose error is relative to the norms.
-    convolved = np.abs(fftconvolve(magnitudes, residual)[:num_steps])
+    convolved = np.abs(scipy.signal.fftconvolve(magnitudes, residual)[:num_steps])
     convolved += 1e-13 * np.linalg.norm(magnitudes) * np.linalg.norm(residual)
     errors = np.maximum.accumulate(convolved) / (1.0 - total)
     return CertifiedSeries(values, errors, num_nonzero=num_steps if len(relative) > 1 else 1)
@@ -96,5 +96,5 @@ def buffered_inverse(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> np
     column = np.zeros(num_steps)
     column[0] = 1.0
     for numerator, pole in zip(decay, poles, strict=True):
-        column = lfilter([1.0, -numerator], [1.0, -pole], column)
+        column = scipy.signal.lfilter([1.0, -numerator], [1.0, -pole], column)
     return np.asarray(np.real(column))

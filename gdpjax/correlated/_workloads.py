@@ -9,10 +9,10 @@ import abc
 import dataclasses
 
 import numpy as np
-from scipy.signal import lfilter
 
 from gdpjax._core.arguments import check_count, check_instance, check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT
+from gdpjax.correlated._series import divide
 
 
 class AbstractWorkload(abc.ABC):
@@ -79,8 +79,8 @@ class MomentumSGD(AbstractWorkload):
 
     def apply(self, series: np.ndarray) -> np.ndarray:
         """Return the series divided by 1 - (1 - weight_decay) x and by 1 - momentum x."""
-        shrinking = lfilter([1.0], [1.0, self.weight_decay - 1.0], series)
-        return np.asarray(lfilter([1.0], [1.0, -self.momentum], shrinking))
+        decayed = divide(series, np.array([1.0, self.weight_decay - 1.0]))
+        return divide(decayed, np.array([1.0, -self.momentum]))
 
 
 def check_workload(value: object) -> AbstractWorkload:
