@@ -72,7 +72,7 @@ def dense_sensitivity(matrix: np.ndarray, participation: AbstractParticipation) 
 def toeplitz_attained(column: CertifiedSeries, participation: AbstractParticipation) -> float:
     """Return the norm of C x for an x of ones at the steps 0, b, ..., (k - 1) b, C Toeplitz."""
     count, separation = participation.limits(len(column.values))
-    return float(np.linalg.norm(_sum_of_columns(column.values, count, separation)))
+    return float(np.linalg.norm(sum_of_columns(column.values, count, separation)))
 
 
 def dense_attained(matrix: np.ndarray, participation: AbstractParticipation) -> float:

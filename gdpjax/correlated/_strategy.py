@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_choice
-from gdpjax._core.checks import is_traced, narrow_on_host
+from gdpjax._core.checks import is_traced
+from gdpjax._core.precision import narrow_on_host
 from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated._participation import AbstractParticipation
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload
@@ -135,7 +136,8 @@ def check_error(error: Any) -> str:
 def of_coefficients(strategy: Any, compute: Callable[[Any], float], rounding: str) -> Any:
     """Return a number that NumPy computes of the coefficients of ``strategy``.
 
-    Where they are traced it is a call back to the host, with a float32 for its result, rounded "up", "down" or to the "nearest". NaN
+    Where they are traced it is a call back to the host, with a float32 for its result, rounded "up", "down" or to the
+    "nearest". NaN
     there stands for the ValueError that known coefficients would raise.
     """
     if not is_traced(strategy):
