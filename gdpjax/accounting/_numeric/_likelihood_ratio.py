@@ -72,7 +72,8 @@ def parts(step: Step) -> tuple[Step, ...]:
 def rest(step: Step) -> float:
     """Return the probability of loss 0 in a symmetric step, outside its parts."""
     # (1 - p) (1 - 2 Phi(-u0)), with u0 = 1 / (2 sigma).
-    central_mass = erf(0.5 / step.noise_multiplier / np.sqrt(2.0))
+    u0 = 0.5 / step.noise_multiplier
+    central_mass = erf(u0 / np.sqrt(2.0))
     return (1.0 - step.sampling_prob) * central_mass
 
 
@@ -121,19 +122,22 @@ def exponents(u: Array, step: Step) -> tuple[Array, Array]:
     """Return log w_j [k + 1], and v_j with j on a new last axis [..., k + 1]."""
     noise_multiplier = step.noise_multiplier
     j = np.arange(step.group_size + 1.0)
-    centred = np.asarray(u)[..., None] - 0.5 * j / noise_multiplier
+    half_shift = 0.5 * j / noise_multiplier
+    centred = np.asarray(u)[..., None] - half_shift
     v = j * centred / noise_multiplier
-    return log_weights(step.sampling_prob, step.group_size), v
+    log_w = log_weights(step.sampling_prob, step.group_size)
+    return log_w, v
 
 
 def _log_group_ratio(u: Array, step: Step) -> Array:
     """Return log r(u) for a group of more than one row."""
     log_w, v = exponents(u, step)
     # Near r = 1 sum_j w_j (e^{v_j} - 1) is small, and log1p keeps its relative precision.
-    terms = np.exp(log_w) * np.expm1(np.minimum(v, _LARGE))
-    excess = np.sum(terms, axis=-1)
+    excess_of_each = np.expm1(np.minimum(v, _LARGE))
+    excess = np.sum(np.exp(log_w) * excess_of_each, axis=-1)
     near = np.abs(excess) < 0.25
-    value_near = np.log1p(np.where(near, excess, 0.0))
+    safe_excess = np.where(near, excess, 0.0)
+    value_near = np.log1p(safe_excess)
     value_far = logsumexp(log_w + v, axis=-1)
     return np.where(near, value_near, value_far)
 
@@ -149,17 +153,27 @@ def log_ratio_error(u: Array, step: Step, ell: Array) -> Array:
     log_w, v = exponents(u, step)
 
     # The relative error of a term: the sums, the table of log w_j, the products in v_j.
-    log_w_error = np.where(log_w > -np.inf, 4.0 * np.abs(log_w), 0.0)
-    term_error = 16.0 + 2.0 * step.group_size + log_w_error + 8.0 * np.abs(v)
+    is_possible = log_w > -np.inf
+    log_w_error = np.where(is_possible, 4.0 * np.abs(log_w), 0.0)
+    sum_error = 16.0 + 2.0 * step.group_size
+    term_error = sum_error + log_w_error + 8.0 * np.abs(v)
 
     # The size of a term relative to r. Near r = 1 it is that of w_j (e^{v_j} - 1), where r >= 0.76 is allowed for.
-    share = np.exp(np.minimum(log_w + v - ell[..., None], 0.0))
-    excess = np.abs(np.expm1(np.minimum(v, _LARGE)))
+    share = _posterior(log_w, v, ell)
+    moderate = np.minimum(v, _LARGE)
+    excess = np.abs(np.expm1(moderate))
     size_near = np.exp(log_w) * excess * 1.5
     size_far = share + np.minimum(size_near, 2.0)
     is_near = np.abs(np.expm1(ell)) < 0.24
     size = np.where(is_near[..., None], size_near, size_far)
-    return 12.0 * np.abs(ell) + np.sum(term_error * size, axis=-1)
+    cancellation = np.sum(term_error * size, axis=-1)
+    return 12.0 * np.abs(ell) + cancellation
+
+
+def _posterior(log_w: Array, v: Array, ell: Array) -> Array:
+    """Return the probability of each j given u, w_j e^{v_j} / r [..., k + 1]."""
+    log_share = log_w + v - ell[..., None]
+    return np.exp(np.minimum(log_share, 0.0))
 
 
 def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
@@ -172,7 +186,7 @@ def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
         log_share = np.log(step.sampling_prob) + v - ell
         return np.exp(np.minimum(log_share, 0.0))
     log_w, v = exponents(u, step)
-    share = np.exp(np.minimum(log_w + v - ell[..., None], 0.0))
+    share = _posterior(log_w, v, ell)
     j = np.arange(step.group_size + 1.0)
     mean = np.sum(j * share, axis=-1)
     return np.minimum(mean, step.group_size)
@@ -193,9 +207,13 @@ def argument(x: Array, y: Array, step: Step) -> Array:
     sampling_prob = step.sampling_prob
     v = _shifted_exponent(x, step)
     phi = y / step.noise_multiplier
-    missed = (1.0 - sampling_prob) * np.exp(-np.maximum(v, 0.0))
-    drawn = sampling_prob * np.exp(np.minimum(v, 0.0))
-    return np.arctan2(drawn * np.sin(phi), missed + drawn * np.cos(phi))
+    missed_scale = np.exp(-np.maximum(v, 0.0))
+    drawn_scale = np.exp(np.minimum(v, 0.0))
+    missed = (1.0 - sampling_prob) * missed_scale
+    drawn = sampling_prob * drawn_scale
+    imag = drawn * np.sin(phi)
+    real = missed + drawn * np.cos(phi)
+    return np.arctan2(imag, real)
 
 
 def log_modulus(x: Array, y: Array, step: Step) -> Array:
@@ -203,15 +221,18 @@ def log_modulus(x: Array, y: Array, step: Step) -> Array:
     ell = log_ratio(x, step)
     if step.group_size > 1:
         cos_sum, sin_sum, top = _sum_of_vectors(x, y, step)
-        squared = np.maximum(cos_sum**2 + sin_sum**2, 1e-300)
-        value = top + 0.5 * np.log(squared)
-        return np.minimum(value, ell) - 1e-15 * log_ratio_error(x, step, ell) - 1e-14
+        squared = cos_sum**2 + sin_sum**2
+        value = top + 0.5 * np.log(np.maximum(squared, 1e-300))
+        rounding = 1e-15 * log_ratio_error(x, step, ell)
+        return np.minimum(value, ell) - rounding - 1e-14
 
     # |r(x + iy)|^2 = r(x)^2 - 2 (1 - p) p e^v (1 - cos phi), and 1 - cos phi = 2 sin^2(phi / 2).
     sampling_prob = step.sampling_prob
     v = _shifted_exponent(x, step)
     sine = np.sin(0.5 * y / step.noise_multiplier)
-    relative_fall = 4.0 * (1.0 - sampling_prob) * sampling_prob * np.exp(v - 2.0 * ell) * sine**2
+    relative_size = np.exp(v - 2.0 * ell)
+    coefficient = 4.0 * (1.0 - sampling_prob) * sampling_prob
+    relative_fall = coefficient * relative_size * sine**2
     remaining = np.maximum(1.0 - relative_fall, 1e-300)
     rounding = 1e-14 * np.abs(ell)
     return ell + 0.5 * np.log(remaining) - rounding - 2e-15
