@@ -130,8 +130,8 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
     for event in run.atoms:
         lines.append(_atoms_line(event, contour, frequency))
 
-    # The product over the lines. Of ratios phi with errors u and m = |phi| + u it needs log prod |phi|^T, the sum of the
-    # angles, log prod m^T, and sum T u / m.
+    # The product over the lines. Of ratios phi with errors u and m = |phi| + u it needs log prod |phi|^T, the sum of
+    # the angles, log prod m^T, and sum T u / m.
     modulus, angle, log_largest, relative_error = np.zeros((4, frequency.size))
     log_size = 0.0
     log_size_error = 0.0
