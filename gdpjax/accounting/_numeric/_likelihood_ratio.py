@@ -138,8 +138,7 @@ def _log_group_ratio(u: Array, step: Step) -> Array:
     near = np.abs(excess) < 0.25
     safe_excess = np.where(near, excess, 0.0)
     value_near = np.log1p(safe_excess)
-    value_far = logsumexp(log_w + v, axis=-1)
-    return np.where(near, value_near, value_far)
+    return np.where(near, value_near, logsumexp(log_w + v, axis=-1))
 
 
 def log_ratio_error(u: Array, step: Step, ell: Array) -> Array:
