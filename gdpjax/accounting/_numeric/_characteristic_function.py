@@ -130,7 +130,7 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
     for event in run.atoms:
         lines.append(_atoms_line(event, contour, frequency))
 
-    # The product over the lines. Of ratios phi with errors u and m = |phi| + u it needs log prod |phi|^T, the sum of
+    # The product over the lines. Of ratios chi with errors u and m = |chi| + u it needs log prod |chi|^T, the sum of
     # the angles, log prod m^T, and sum T u / m.
     modulus, angle, log_largest, relative_error = np.zeros((4, frequency.size))
     log_size = 0.0

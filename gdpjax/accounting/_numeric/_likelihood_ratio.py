@@ -205,13 +205,13 @@ def argument(x: Array, y: Array, step: Step) -> Array:
     # Both components are divided by the larger one, so that neither overflows.
     sampling_prob = step.sampling_prob
     v = _shifted_exponent(x, step)
-    phi = y / step.noise_multiplier
+    omega = y / step.noise_multiplier
     missed_scale = np.exp(-np.maximum(v, 0.0))
     drawn_scale = np.exp(np.minimum(v, 0.0))
     missed = (1.0 - sampling_prob) * missed_scale
     drawn = sampling_prob * drawn_scale
-    imag = drawn * np.sin(phi)
-    real = missed + drawn * np.cos(phi)
+    imag = drawn * np.sin(omega)
+    real = missed + drawn * np.cos(omega)
     return np.arctan2(imag, real)
 
 
@@ -225,7 +225,7 @@ def log_modulus(x: Array, y: Array, step: Step) -> Array:
         rounding = 1e-15 * log_ratio_error(x, step, ell)
         return np.minimum(value, ell) - rounding - 1e-14
 
-    # |r(x + iy)|^2 = r(x)^2 - 2 (1 - p) p e^v (1 - cos phi), and 1 - cos phi = 2 sin^2(phi / 2).
+    # |r(x + iy)|^2 = r(x)^2 - 2 (1 - p) p e^v (1 - cos omega), and 1 - cos omega = 2 sin^2(omega / 2).
     sampling_prob = step.sampling_prob
     v = _shifted_exponent(x, step)
     sine = np.sin(0.5 * y / step.noise_multiplier)
@@ -238,12 +238,12 @@ def log_modulus(x: Array, y: Array, step: Step) -> Array:
 
 
 def _sum_of_vectors(x: Array, y: Array, step: Step) -> tuple[Array, Array, Array]:
-    """Return sum_j b_j e^{i j phi} as its real and imaginary parts, both relative to e^top, and top."""
+    """Return sum_j b_j e^{i j omega} as its real and imaginary parts, both relative to e^top, and top."""
     log_w, v = exponents(x, step)
     top = np.max(log_w + v, axis=-1)
     size = np.exp(log_w + v - top[..., None])
-    phi = (y / step.noise_multiplier)[..., None]
-    angle = np.arange(step.group_size + 1.0) * phi
+    omega = (y / step.noise_multiplier)[..., None]
+    angle = np.arange(step.group_size + 1.0) * omega
     cos_sum = np.sum(size * np.cos(angle), axis=-1)
     sin_sum = np.sum(size * np.sin(angle), axis=-1)
     return cos_sum, sin_sum, top
