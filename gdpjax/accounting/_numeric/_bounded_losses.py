@@ -96,9 +96,11 @@ def log_moment(finite: Finite, theta: Array) -> Array:
     terms = list(_log_terms(finite, theta))
     if finite.is_laplace:
         rate = 1.0 + 2.0 * theta
-        between = -np.expm1(-rate * finite.bound) / (2.0 * rate)
+        rise = -np.expm1(-rate * finite.bound)
+        between = rise / (2.0 * rate)
         terms.append(np.log(between))
-    return theta * finite.bound + logsumexp(np.stack(terms), axis=0)
+    log_total = logsumexp(np.stack(terms), axis=0)
+    return theta * finite.bound + log_total
 
 
 def ratio(finite: Finite, theta: float, frequency: Array) -> Array:
@@ -123,7 +125,8 @@ def ratio(finite: Finite, theta: float, frequency: Array) -> Array:
     # Laplace's continuous part, a quotient without cancellation near t = 0.
     rate = 1.0 + 2.0 * theta
     rise = -complex_expm1(-rate * bound, -2.0 * turn)
-    quotient = rise / (2.0 * (1.0 + 2.0 * (theta + 1j * frequency)))
+    z = theta + 1j * frequency
+    quotient = rise / (2.0 * (1.0 + 2.0 * z))
     rotation = cos + 1j * sin
     return atoms + quotient * np.exp(-log_total) * rotation
 
@@ -136,7 +139,8 @@ def ratio_error(finite: Finite, theta: Array, frequency: Array) -> Array:
 def complex_expm1(a: Array, b: Array) -> Array:
     """Return e^{a + ib} - 1 without cancellation near zero."""
     # The real part is e^a cos b - 1 = (e^a - 1) cos b - (1 - cos b).
-    real = np.expm1(a) * np.cos(b) - 2.0 * np.sin(0.5 * b) ** 2
+    cos_deficit = 2.0 * np.sin(0.5 * b) ** 2
+    real = np.expm1(a) * np.cos(b) - cos_deficit
     imag = np.exp(a) * np.sin(b)
     return real + 1j * imag
 

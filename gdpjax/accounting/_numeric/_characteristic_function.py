@@ -132,7 +132,10 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
 
     # The product over the lines. Of ratios chi with errors u and m = |chi| + u it needs log prod |chi|^T, the sum of
     # the angles, log prod m^T, and sum T u / m.
-    modulus, angle, log_largest, relative_error = np.zeros((4, frequency.size))
+    modulus = np.zeros(frequency.size)
+    angle = np.zeros(frequency.size)
+    log_largest = np.zeros(frequency.size)
+    relative_error = np.zeros(frequency.size)
     log_size = 0.0
     log_size_error = 0.0
     alias = np.zeros(2)
@@ -358,7 +361,8 @@ def _rounding(
         count += rule.loss.size
 
     slope = UNIT_ROUNDOFF * slope
-    fixed = UNIT_ROUNDOFF * (fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0)
+    fixed = fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0
+    fixed = UNIT_ROUNDOFF * fixed
 
     # The exponent of r is s = shift + sign * z: |Re s| is at most this, and |Im s| = t.
     largest_shift = max(part.shift for part in parts)

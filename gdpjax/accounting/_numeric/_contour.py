@@ -57,7 +57,8 @@ def kernel(name: str, z: Array, eta: float) -> tuple[Array, Array]:
     gauss = np.exp(half_variance * z**2)
     first = 1.0 / (z * (z + 1.0))
     second = q / (z + 1.0)
-    scale = np.abs(gauss) * (np.abs(first) + np.abs(second))
+    size = np.abs(first) + np.abs(second)
+    scale = np.abs(gauss) * size
     return gauss * (first - second), scale
 
 
@@ -112,7 +113,8 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
     measure[0] *= 0.5
     modulus = np.exp(data.modulus[inside]) * measure
     angle = data.angle[inside] - t * origin
-    turned = modulus * (np.cos(angle) + 1j * np.sin(angle))
+    rotation = np.cos(angle) + 1j * np.sin(angle)
+    turned = modulus * rotation
 
     # The phase is right to a few ulp of its size, the kernel to 64 ulp and its own exponent, and the sum adds one ulp
     # for each term.
@@ -127,15 +129,18 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
     # The tail starts at one term fewer than was summed, in case the comparison with the cutoff rounded the other way.
     last = max(t.size - 2.0, 0.5) * spacing
     z = contour.theta + 1j * t
-    real, imag = np.zeros((2, len(names), t.size))
-    errors = np.zeros(len(names))
+    num_kernels = len(names)
+    real = np.zeros((num_kernels, t.size))
+    imag = np.zeros((num_kernels, t.size))
+    errors = np.zeros(num_kernels)
     for i, name in enumerate(names):
         value, scale = kernel(name, z, contour.eta)
         term = value * turned
         real[i] = term.real
         imag[i] = term.imag
         tail = _exp(log_tail(name, contour, last))
-        errors[i] = np.dot(scale, error) * (1.0 + 1e-9) + tail
+        rounding = np.dot(scale, error) * (1.0 + 1e-9)
+        errors[i] = rounding + tail
     return Sums(t, real, imag, errors)
 
 
@@ -153,7 +158,9 @@ def evaluate(sums: Sums, shift: float) -> tuple[Array, Array]:
     cos = np.cos(phase)
     sin = np.sin(phase)
     values = sums.real @ cos + sums.imag @ sin
-    slopes = sums.imag @ (t * cos) - sums.real @ (t * sin)
+    cos_slopes = sums.imag @ (t * cos)
+    sin_slopes = sums.real @ (t * sin)
+    slopes = cos_slopes - sin_slopes
     return values, slopes
 
 

@@ -98,7 +98,8 @@ def choose_window(step: Step, log_target: float) -> Window:
 
 def _normal_tail(high: Array, low: Array) -> Array:
     """Bound P(N(0, 1) > high - low) from above, where both ends are right to four roundings."""
-    rounding = 8.0 * UNIT_ROUNDOFF * (np.abs(high) + np.abs(low))
+    size = np.abs(high) + np.abs(low)
+    rounding = 8.0 * UNIT_ROUNDOFF * size
     x = high - low - rounding
     # Phi(-x) <= e^{-x^2 / 2} / 2 for x >= 0.
     positive = np.maximum(x, 0.0)
@@ -131,7 +132,8 @@ def make_nodes(step: Step, edges: Array) -> Nodes:
     ell = _likelihood_ratio.log_ratio(u, step)
 
     # log of: Gauss-Legendre weight, half the width, phi(u).
-    log_width = np.log(width * (0.5 / np.sqrt(2.0 * np.pi)))
+    scale = 0.5 / np.sqrt(2.0 * np.pi)
+    log_width = np.log(width * scale)
     log_rule = (_LOG_WEIGHTS + log_width).reshape(-1)
     log_weight = log_rule - 0.5 * u**2
     widest = np.max(width)
@@ -154,6 +156,52 @@ class Totals(NamedTuple):
     log_error_at: Array
 
 
+class _Ellipses(NamedTuple):
+    """Ellipses with their foci at the ends of a panel, several for each panel, and the rectangles around them.
+
+    Attributes:
+        rho: The semi-axes are (w / 4) (rho +- 1 / rho) [panels, heights].
+        height: The height of the rectangle above the real axis [panels, heights].
+        left: Its smallest real part [panels, heights].
+        right: Its largest real part [panels, heights].
+    """
+
+    rho: Array
+    height: Array
+    left: Array
+    right: Array
+
+
+def _make_ellipses(step: Step, width: Array, centre: Array) -> _Ellipses:
+    """Return ellipses of the heights `_HEIGHTS` for panels of these widths and centres, each [panels, 1]."""
+    largest_height = _likelihood_ratio.largest_height(step)
+    largest_height = np.minimum(largest_height, 2.0 * width)
+    height = largest_height * _HEIGHTS
+
+    # In units of half a panel the semi-axes are beta = (rho - 1 / rho) / 2 and stretch = (rho + 1 / rho) / 2.
+    beta = 2.0 * height / width
+    stretch = np.sqrt(1.0 + beta**2)
+    rho = beta + stretch
+    reach = 0.5 * width * stretch
+    return _Ellipses(
+        rho=rho,
+        height=height,
+        left=centre - reach,
+        right=centre + reach,
+    )
+
+
+def _log_ratio_in(step: Step, ellipses: _Ellipses) -> Array:
+    """Return log r or log |r| where |r|^{Re s} is largest on each rectangle [panels, heights], rounded to that side."""
+    if step.sign > 0:
+        # Re s >= 0: |r| is largest at the right end of the real axis.
+        log_r = _likelihood_ratio.log_ratio(ellipses.right, step)
+        error = _likelihood_ratio.log_ratio_error(ellipses.right, step, log_r)
+        return log_r + 1e-15 * error
+    # Re s < 0: |r| is smallest at the upper left corner.
+    return _likelihood_ratio.log_modulus(ellipses.left, ellipses.height, step)
+
+
 def quadrature_error(step: Step, edges: Array, theta: Array, levels: Array, exponents: Array) -> Totals:
     """Return the moments of a rule at several exponents, and bounds on its errors.
 
@@ -164,53 +212,53 @@ def quadrature_error(step: Step, edges: Array, theta: Array, levels: Array, expo
         levels: Frequencies up to which errors are bounded [levels]. The first is 0.
         exponents: The logarithms of the weighted nodes at each exponent [points, n].
     """
+    num_points = theta.size
     width, centre = _widths_and_centres(edges)
+    ellipses = _make_ellipses(step, width, centre)
 
-    # The ellipses [panels, heights] with their foci at the ends of a panel, and the rectangles around them.
-    largest_height = np.minimum(_likelihood_ratio.largest_height(step), 2.0 * width)
-    height = largest_height * _HEIGHTS
-    beta = 2.0 * height / width
-    stretch = np.sqrt(1.0 + beta**2)
-    rho = beta + stretch
-    reach = 0.5 * width * stretch
-    left = centre - reach
-    right = centre + reach
-    contains_zero = (left < 0) & (right > 0)
-    nearer_end = np.minimum(np.abs(left), np.abs(right))
+    # |phi(x + iy)| <= e^{y^2 / 2} phi(smallest |x|), without 1 / sqrt(2 pi).
+    contains_zero = (ellipses.left < 0) & (ellipses.right > 0)
+    left_size = np.abs(ellipses.left)
+    right_size = np.abs(ellipses.right)
+    nearer_end = np.minimum(left_size, right_size)
     smallest_size = np.where(contains_zero, 0.0, nearer_end)
+    log_phi = 0.5 * (ellipses.height**2 - smallest_size**2)
 
-    # A bound on |r|^{Re s}: r at the right end where Re s >= 0, |r| at the left corner where Re s < 0.
-    if step.sign > 0:
-        log_r = _likelihood_ratio.log_ratio(right, step)
-        log_r_error = _likelihood_ratio.log_ratio_error(right, step, log_r)
-        log_r = log_r + 1e-15 * log_r_error
-    else:
-        log_r = _likelihood_ratio.log_modulus(left, height, step)
+    # The error of the rule is 4 w M rho^{-2N} / (1 - 1 / rho). These are its logs without the factor |r^s| of M, for
+    # each ellipse [panels, heights].
+    rho = ellipses.rho
+    log_power = -2.0 * NODES_PER_PANEL * np.log(rho)
+    log_geometric_sum = -np.log1p(-1.0 / rho)
+    log_factor = np.log(4.0 / np.sqrt(2.0 * np.pi) * width)
+    log_rate = log_power + log_geometric_sum + log_phi
+    log_rate = log_rate + log_factor
 
-    # The error of the rule, 4 w M rho^{-2N} / (1 - 1 / rho), for each ellipse: [panels, heights].
-    decay = -2.0 * NODES_PER_PANEL * np.log(rho) - np.log1p(-1.0 / rho)
-    log_phi = 0.5 * (height**2 - smallest_size**2)
-    log_rate = decay + log_phi
-    log_rate = log_rate + np.log(4.0 / np.sqrt(2.0 * np.pi) * width)
-
-    # At each exponent without oscillation, and at the first exponent up to each level: [panels, heights, .].
+    # |r^s| is |r|^{Re s} at frequency 0, for each exponent. Up to the frequency t it is at most e^{t arg r} times that,
+    # for the first exponent. Both arrays are [panels, heights, .], and the best height counts.
     powers = step.shift + step.sign * theta
+    log_r = _log_ratio_in(step, ellipses)
     still = log_rate[..., None] + log_r[..., None] * powers
-    angle = _likelihood_ratio.argument(right, height, step)
-    moving = still[..., :1] + angle[..., None] * levels[1:]
-    errors = np.concatenate([still, moving], axis=2).min(axis=1)
+    angle = _likelihood_ratio.argument(ellipses.right, ellipses.height, step)
+    growth = angle[..., None] * levels[1:]
+    moving = still[..., :1] + growth
+    errors = np.concatenate([still, moving], axis=2)
+    errors = errors.min(axis=1)
+    still_errors = errors[:, :num_points]
+    moving_errors = errors[:, num_points:]
 
-    # Neither the integral nor the rule exceeds what a panel carries.
-    by_panel = exponents.reshape(theta.size, -1, NODES_PER_PANEL)
+    # Neither the integral nor the rule exceeds what a panel carries at frequency 0.
+    by_panel = exponents.reshape(num_points, -1, NODES_PER_PANEL)
     log_mass = log_sum(by_panel, axis=2)
-    trivial = np.log(2.0) + np.logaddexp(log_mass[0] + 1e-9, errors[:, 0])
-    errors[:, theta.size :] = np.minimum(errors[:, theta.size :], trivial[:, None])
+    log_largest = np.logaddexp(log_mass[0] + 1e-9, still_errors[:, 0])
+    trivial = np.log(2.0) + log_largest
+    errors[:, num_points:] = np.minimum(moving_errors, trivial[:, None])
 
     log_errors = log_sum(errors, axis=0) + 1e-9
+    log_error_at = np.append(log_errors[0], log_errors[num_points:])
     return Totals(
         log_rule=log_sum(log_mass, axis=1),
-        log_error=log_errors[: theta.size],
-        log_error_at=np.append(log_errors[0], log_errors[theta.size :]),
+        log_error=log_errors[:num_points],
+        log_error_at=log_error_at,
     )
 
 
