@@ -5,7 +5,8 @@ A run is a product of independent events. On the line z = theta + it its moments
     M(theta + it) = prod_j A_j(theta + it)^{T_j},        t = 0, h, 2h, ...,        h = 2 pi / D,
 
 where A_j are the moments of one event of kind j and T_j is its number. `transform` evaluates them on the line of a
-`Contour`, for the trapezoid sums of `_contour`. Each kind of event contributes a `Line`, whatever its distribution is:
+`Contour`, for the trapezoid sums of `_contour`. The result for each kind of event is one `Line`, whatever its
+distribution is:
 
 * the quadrature nodes of a subsampled Gaussian step (`_moments`), or the outcomes of an event (`_atoms`), give
   A_j(theta + it) / A_j(theta) = sum_i w_i e^{i t L_i} with positive weights w_i;
