@@ -1,8 +1,8 @@
 """Events whose privacy loss is bounded: randomized response, (epsilon, 0)-DP and the Laplace mechanism.
 
-Their moments have a formula. Let e be the largest loss (`Finite.bound`). Randomized response with k categories gives
-the true answer with probability a e^e and each of the k - 1 other answers with probability a = 1 / (e^e + k - 1), so
-that
+Their moments have a formula. Let e be the largest loss (`Finite.bound`). Randomized response with k
+categories gives the true answer with probability a e^e and each of the k - 1 other answers with probability a, where
+a = 1 / (e^e + k - 1), so that
 
     A(z) = a e^e e^{ze} + a e^{-ze} + a (k - 2).
 
