@@ -14,7 +14,7 @@ from gdpjax.accounting._numeric import (
     _rare_outcomes,
 )
 from gdpjax.accounting._numeric._contour import log_peak
-from gdpjax.accounting._numeric._contour_choice import Composition
+from gdpjax.accounting._numeric._contour_choice import CoarseRun
 from gdpjax.accounting._numeric._moments import Window
 from gdpjax.accounting._numeric._run_description import Run, gaussian_mu, is_alone, largest_loss
 
@@ -89,8 +89,8 @@ def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> boo
     """
     if _is_beyond(run, epsilon):
         return _log_infinite(run) <= log_delta - 1e-13
-    windows = _contour_choice.windows(run, log_delta)
-    coarse = _contour_choice.masses(run, windows)
+    windows = _contour_choice.choose_windows(run, log_delta)
+    coarse = _contour_choice.coarse_run(run, windows)
     theta = _contour_choice.saddle_line(coarse, epsilon)
     guess = _contour_choice.saddle_log_delta(coarse, theta) - theta * epsilon
     chernoff = coarse.cumulants(theta)[0] - theta * epsilon + log_peak(theta)
@@ -103,7 +103,7 @@ def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> boo
     if not room > width * theta * max(epsilon, _contour_choice.LEAST_EPSILON):
         return False
     contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, min(room, 1.0))
-    plan = _contour_choice.Plan(contour, windows, epsilon, guess)
+    plan = _contour_choice.ContourPlan(contour, windows, epsilon, guess)
     return (
         _inversion.log_upper_delta(_characteristic_function.transform(run, windows, contour), plan) <= log_delta - 1e-13
     )
@@ -118,7 +118,7 @@ def estimate_of_run(run: Run, log_delta: float) -> float:
     for sign in run.signs:
         directed = run.towards(sign)
         guess = _contour_choice.first_guess(
-            _contour_choice.masses(directed, _contour_choice.windows(directed, log_delta)), log_delta
+            _contour_choice.coarse_run(directed, _contour_choice.choose_windows(directed, log_delta)), log_delta
         ).epsilon
         if guess > _CLEARLY_BELOW * largest_guess:
             answer = direction_epsilon(directed, log_delta, best, ESTIMATE_WIDTH)
@@ -130,8 +130,8 @@ def estimate_of_run(run: Run, log_delta: float) -> float:
 
 def direction_epsilon(run: Run, log_delta: float, against: float, target: float) -> Answer:
     """One direction; the bracket need not be tight once its upper end is below ``against``."""
-    windows = _contour_choice.windows(run, log_delta)
-    coarse = _contour_choice.masses(run, windows)
+    windows = _contour_choice.choose_windows(run, log_delta)
+    coarse = _contour_choice.coarse_run(run, windows)
     estimate, theta = _contour_choice.first_guess(coarse, log_delta)
     nothing = Answer(0.0, _trivial_upper(run, log_delta), estimate)
 
@@ -183,7 +183,7 @@ def direction_epsilon(run: Run, log_delta: float, against: float, target: float)
 
 
 def _rare_epsilon(
-    run: Run, windows: list[Window], coarse: Composition, known: Answer, log_delta: float, target: float
+    run: Run, windows: list[Window], coarse: CoarseRun, known: Answer, log_delta: float, target: float
 ) -> Answer:
     """The bracket by the telling runs of `_rare_outcomes` alone, within what is known already."""
     lower, upper, estimate = known
@@ -259,8 +259,8 @@ def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float
             guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
             width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
             # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
-            windows = _contour_choice.windows(run, (np.min(guess) if i == 0 else guess[at]))
-            coarse = _contour_choice.masses(run, windows)
+            windows = _contour_choice.choose_windows(run, (np.min(guess) if i == 0 else guess[at]))
+            coarse = _contour_choice.coarse_run(run, windows)
             plan = _contour_choice.make_plan(
                 run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta
             )
@@ -304,8 +304,8 @@ def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, ta
             if not too_wide or not upper[at] > max(against[at], _LOWEST_LOG_DELTA) or not guess > _LOWEST_LOG_DELTA:
                 break
             guess = min(max(guess, lower[at]), upper[at], -1e-12)
-            windows = _contour_choice.windows(run, guess)
-            coarse = _contour_choice.masses(run, windows)
+            windows = _contour_choice.choose_windows(run, guess)
+            coarse = _contour_choice.coarse_run(run, windows)
             plan, split = _rare_outcomes.make_plan(
                 run, windows, coarse, epsilon[at], guess, target * 0.5**i, of_delta=True
             )

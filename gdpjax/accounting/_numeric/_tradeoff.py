@@ -22,7 +22,7 @@ from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _directions
 from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
 from gdpjax.accounting._numeric._contour import Sums
-from gdpjax.accounting._numeric._contour_choice import Coarse
+from gdpjax.accounting._numeric._contour_choice import CoarseMeasure
 from gdpjax.accounting._numeric._run_description import Run
 
 _WIDTH = 2e-3
@@ -43,7 +43,7 @@ def complement(alpha: Array) -> Bounds:
 def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
     """The bracket on f(alpha), 0 < alpha < 1, of a run."""
     run = run.towards(1.0)
-    coarse = _contour_choice.masses(run, _contour_choice.windows(run, -60.0))
+    coarse = _contour_choice.coarse_run(run, _contour_choice.choose_windows(run, -60.0))
     highest, lowest = 1.0, 0.0
     for kind in (_WHERE_A, _WHERE_B, _AT_ZERO):
         start = 0.0 if kind == _AT_ZERO else max(_threshold(coarse, alpha, kind), 0.0)
@@ -59,7 +59,7 @@ def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
     return Bounds(max(lowest, 0.0), min(highest * (1.0 + 1e-12) + _TINY, complement(alpha).upper))
 
 
-def _threshold(coarse: Coarse, alpha: float, kind: int) -> float:
+def _threshold(coarse: CoarseMeasure, alpha: float, kind: int) -> float:
     """Roughly the e with Q(L > e) = alpha (kind 0) or P(L <= e) = alpha (kind 1), from the saddle-point formulas.
 
     A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, s > 0;
@@ -86,9 +86,9 @@ def _threshold(coarse: Coarse, alpha: float, kind: int) -> float:
 
 def _test(run: Run, epsilon: float, log_delta: float, alpha: float, kind: int) -> tuple[float, float]:
     """An upper bound on f(alpha) from the test at a threshold near ``epsilon`` (1 if none is found), and that."""
-    windows = _contour_choice.windows(run, log_delta)
+    windows = _contour_choice.choose_windows(run, log_delta)
     plan = _contour_choice.make_plan(
-        run, windows, _contour_choice.masses(run, windows), epsilon, log_delta, _WIDTH, of_delta=True
+        run, windows, _contour_choice.coarse_run(run, windows), epsilon, log_delta, _WIDTH, of_delta=True
     )
     data = _characteristic_function.transform(run, windows, plan.contour)
     sums = _contour.make_sums(("reject_q", "reject_p"), data, plan.contour, epsilon)
