@@ -319,10 +319,8 @@ def make_plan(
         least: below it the width of a bracket on epsilon is relative to this.
     """
     theta = saddle_line(coarse, epsilon, start)
-    if of_delta:
-        scale = 1.0
-    else:  # log delta falls with the slope -theta
-        scale = theta * max(epsilon, least)
+    # log delta falls with the slope -theta.
+    scale = 1.0 if of_delta else theta * max(epsilon, least)
     contour = choose_contour(coarse, theta, epsilon, log_delta, width * scale)
     return ContourPlan(contour, windows, epsilon, log_delta)
 

@@ -1,8 +1,9 @@
 """Bracket runs in which an example is hardly ever sampled, by the part of the run in which something telling happens.
 
-With a tiny sampling probability the privacy loss of nearly every run is next to nothing, and delta is the probability of
-the few runs with one telling outcome. On the line that suits those, the moments M are those of the silent many, delta is
-far below the rounding of M, and a bracket relative to M says nothing. So this module takes the silent runs out of M.
+With a tiny sampling probability the privacy loss of nearly every run is next to nothing, and delta is the probability
+of the few runs with one telling outcome. On the line that suits those, the moments M are those of the silent many,
+delta is far below the rounding of M, and a bracket relative to M says nothing. So this module takes the silent runs out
+of M.
 
 The outcomes of every step of the direction "remove" are cut at two levels of the loss, into *quiet*, *telling* and
 *loud* ones (`OutcomeSplit`). delta(e) is then the sum of three parts:

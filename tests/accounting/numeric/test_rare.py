@@ -255,11 +255,9 @@ def test_the_telling_runs_agree_with_the_ordinary_tries(monkeypatch):
             patch.setattr(_rare_outcomes, "applies", lambda run: False)
             patch.setattr(_rare_outcomes, "is_rare", lambda run: False)
             ordinary = _directions.direction_epsilon(run, log_delta, 0.0, 1e-4)
-            windows = _contour_choice.choose_windows(run, log_delta)
-            nothing = _directions.Answer(0.0, 1e6, max(ordinary.estimate, 1e-3))
-            telling = _directions._rare_epsilon(
-                run, windows, _contour_choice.coarse_run(run, windows), nothing, log_delta, 1e-3
-            )
+            search, _ = _directions.begin_epsilon_search(run, log_delta, 0.0, 1e-3)
+            nothing = _directions.EstimatedBounds(0.0, 1e6, max(ordinary.estimate, 1e-3))
+            telling = _directions.telling_epsilon(search, nothing)
         assert telling.lower <= ordinary.upper
         assert ordinary.lower <= telling.upper
         useful += telling.lower > 0
