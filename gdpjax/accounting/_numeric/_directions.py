@@ -52,6 +52,7 @@ _COARSEST_WIDTH = 0.2
 """The width relative to epsilon of the first contour of a direction that hardly matters."""
 _LOWEST_LOG_DELTA = -690.0
 _LOG_DELTA_ROUNDING = 1e-13
+_EXP_ROUNDING = 1e-12
 _LEAST_MISSING = 1e-12
 """A guess of log delta is at least this far below 0."""
 
@@ -406,6 +407,32 @@ def log_deltas_of_run(run: Run, epsilon: Array, width: float = RELATIVE_WIDTH) -
     for sign in run.signs:
         best = _larger(best, direction_log_deltas(run.towards(sign), epsilon, best.lower, width))
     return best
+
+
+def deltas_on_grid(run: Run, epsilon: Array, num_sharing: int, width: float) -> Bounds:
+    """Return brackets on delta at many epsilon [n], of which some neighbours each share a contour.
+
+    Args:
+        run: the run.
+        epsilon: the points [n].
+        num_sharing: how many neighbours share a contour.
+        width: the relative width that the brackets aim at.
+    """
+    lower, upper = [], []
+    for start in range(0, epsilon.size, num_sharing):
+        neighbours = epsilon[start : start + num_sharing]
+        log_delta = log_deltas_of_run(run, neighbours, width)
+        lower.append(log_delta.lower)
+        upper.append(log_delta.upper)
+    return exp_outward(np.concatenate(lower), np.concatenate(upper))
+
+
+def exp_outward(log_lower: Array, log_upper: Array) -> Bounds:
+    """Return a bracket from the logarithms of its ends, with room for the rounding of exp."""
+    return Bounds(
+        np.exp(log_lower) * (1.0 - _EXP_ROUNDING),
+        np.exp(log_upper) * (1.0 + _EXP_ROUNDING),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

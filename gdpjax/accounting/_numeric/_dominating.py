@@ -26,7 +26,6 @@ _WIDTH = 3e-3
 _NUM_BISECTIONS = 40
 _MU_WIDTH = 1e-9
 """The relative width at which the bisection stops, and the room for rounding in the mu that a point forces."""
-_DELTA_ROUNDING = 1e-12
 
 
 def mu_of_run(run: Run, failure: float) -> Bounds:
@@ -41,30 +40,19 @@ def mu_of_run(run: Run, failure: float) -> Bounds:
     if not last > 0:
         return Bounds(0.0, 0.0)
     epsilon = last * (np.arange(_NUM_INTERVALS) / _NUM_INTERVALS)
-    delta = _deltas_of_run(run, epsilon)
+    delta = _directions.deltas_on_grid(run, epsilon, _SHARING, _WIDTH)
+    highest_delta = np.minimum(delta.upper, 1.0)
 
     trivial = trivial_mu(run)
     lower = min(_forced_mu(epsilon, delta.lower, failure), trivial)
     upper = _dominating_mu(
         epsilon=np.append(epsilon, last),
-        delta=np.append(delta.upper, failure),
+        delta=np.append(highest_delta, failure),
         failure=failure,
         fails=lower,
         holds=trivial,
     )
     return Bounds(lower, upper)
-
-
-def _deltas_of_run(run: Run, epsilon: Array) -> Bounds:
-    """Return brackets on delta at the points of the grid [n]."""
-    lower, upper = [], []
-    for group in epsilon.reshape(-1, _SHARING):
-        log_delta = _directions.log_deltas_of_run(run, group, _WIDTH)
-        lower.append(log_delta.lower)
-        upper.append(log_delta.upper)
-    low = np.exp(np.concatenate(lower)) * (1.0 - _DELTA_ROUNDING)
-    high = np.exp(np.concatenate(upper)) * (1.0 + _DELTA_ROUNDING)
-    return Bounds(low, np.minimum(high, 1.0))
 
 
 def _forced_mu(epsilon: Array, delta: Array, failure: float) -> float:
