@@ -31,7 +31,7 @@ _ESTIMATE_STEPS = 14
 _CROSSING_STEPS = 3
 
 
-class _Line(NamedTuple):
+class PlannedLine(NamedTuple):
     """The transform of a run along a planned contour, and the sums of the two kernels about the plan's epsilon."""
 
     data: Transform
@@ -40,16 +40,23 @@ class _Line(NamedTuple):
 
     def log_upper_delta(self, epsilon: float) -> float:
         """Return a certified upper bound on log delta(epsilon)."""
-        return _contour.log_upper_delta(self.data, self.plan.contour, self.sums, self.plan.epsilon, epsilon)
+        plan = self.plan
+        return _contour.log_upper_delta(self.data, plan.contour, self.sums, plan.epsilon, epsilon)
 
     def log_lower_delta(self, epsilon: float) -> float:
         """Return a certified lower bound on log delta(epsilon)."""
-        return _contour.log_lower_delta(self.data, self.plan.contour, self.sums, self.plan.epsilon, epsilon)
+        plan = self.plan
+        return _contour.log_lower_delta(self.data, plan.contour, self.sums, plan.epsilon, epsilon)
 
 
-def _make_line(data: Transform, plan: ContourPlan) -> _Line:
+def make_line(data: Transform, plan: ContourPlan) -> PlannedLine:
+    """Return the transform with the sums of the two kernels."""
     sums = _contour.make_sums(_KERNELS, data, plan.contour, plan.epsilon)
-    return _Line(data, plan, sums)
+    return PlannedLine(data, plan, sums)
+
+
+def _clipped(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -62,23 +69,23 @@ def epsilon_bracket(data: Transform, plan: ContourPlan) -> tuple[Bounds, float]:
     Each end is the first one of a widening sequence of proposals that is certified. If none is, the upper end is the
     Chernoff bound and the lower one is 0.
     """
-    line = _make_line(data, plan)
+    line = make_line(data, plan)
     shift, converged = _estimate(line)
     upper_crossing, lower_crossing = _crossings(line, shift)
     highest = max(plan.epsilon + upper_crossing, 0.0)
     lowest = max(plan.epsilon + lower_crossing, 0.0)
 
-    upper = _certified_upper(line, highest)
+    # A number that is not known says nothing.
     lower = _certified_lower(line, lowest)
-    bounds = Bounds(lower, np.fmin(_chernoff_upper(line), upper))
+    upper = np.fmin(_chernoff_upper(line), _certified_upper(line, highest))
 
-    guess = plan.epsilon + shift
+    estimate = plan.epsilon + shift
     if not converged:
-        guess = 0.5 * (bounds.lower + bounds.upper)
-    return bounds, min(max(guess, bounds.lower), bounds.upper)
+        estimate = 0.5 * (lower + upper)
+    return Bounds(lower, upper), _clipped(estimate, lower, upper)
 
 
-def _certified_upper(line: _Line, highest: float) -> float:
+def _certified_upper(line: PlannedLine, highest: float) -> float:
     """Return the first point from ``highest`` upwards, or the plan's epsilon, with a certified delta(e) <= delta."""
     points = []
     for margin in _MARGINS:
@@ -93,7 +100,7 @@ def _certified_upper(line: _Line, highest: float) -> float:
     return np.inf
 
 
-def _certified_lower(line: _Line, lowest: float) -> float:
+def _certified_lower(line: PlannedLine, lowest: float) -> float:
     """Return the first point from ``lowest`` downwards, or the plan's epsilon, with a certified delta(e) >= delta."""
     points = []
     for margin in _MARGINS:
@@ -108,7 +115,7 @@ def _certified_lower(line: _Line, lowest: float) -> float:
     return 0.0
 
 
-def _chernoff_upper(line: _Line) -> float:
+def _chernoff_upper(line: PlannedLine) -> float:
     """Return the Chernoff bound on epsilon on the line itself; below ``least`` nothing is known."""
     data, plan = line.data, line.plan
     log_size = data.log_size + data.log_size_error
@@ -116,7 +123,7 @@ def _chernoff_upper(line: _Line) -> float:
     return max(bound, data.least)
 
 
-def _estimate(line: _Line) -> tuple[float, bool]:
+def _estimate(line: PlannedLine) -> tuple[float, bool]:
     """Return where the mean of the two sums, without error terms, crosses delta, and whether the search converged.
 
     The answer is a shift from plan.epsilon, sought by Newton's method. A step to where the (smaller) error of the upper
@@ -129,35 +136,39 @@ def _estimate(line: _Line) -> tuple[float, bool]:
     last_good, move = 0.0, 0.0
     longest_move = 0.4 * reach
     for _ in range(_ESTIMATE_STEPS):
-        shift = min(max(last_good + move, -reach, -plan.epsilon), reach)
+        shift = _clipped(last_good + move, max(-reach, -plan.epsilon), reach)
         values, slopes = _contour.evaluate(sums, shift)
         value = 0.5 * (values[_UPPER] + values[_LOWER])
         slope = 0.5 * (slopes[_UPPER] + slopes[_LOWER])
 
         # log delta is log_size - theta e + log(value), and delta falls by at least a little.
         if value > 2.0 * sums.error[_UPPER]:
-            log_delta = data.log_size - theta * (plan.epsilon + shift) + np.log(value)
+            epsilon = plan.epsilon + shift
+            log_delta = data.log_size - theta * epsilon + np.log(value)
             rate = min(slope / value - theta, -0.02 * theta)
             last_good = shift
             move = -(log_delta - plan.log_delta) / rate
         else:
             longest_move = 0.3 * min(longest_move, abs(move))
-        move = min(max(move, -longest_move), longest_move)
+        move = _clipped(move, -longest_move, longest_move)
         if not abs(move) > close:
             break
-    shift = min(max(last_good + move, -reach), reach)
-    return shift, abs(move) <= close
+    converged = abs(move) <= close
+    return _clipped(last_good + move, -reach, reach), converged
 
 
-def _crossings(line: _Line, guess: float) -> tuple[float, float]:
+def _crossings(line: PlannedLine, guess: float) -> tuple[float, float]:
     """Return where the upper and the lower bound cross delta, about: shifts from plan.epsilon.
 
     What is added to the sums for the lost mass and the aliases is held fixed at the ``guess``.
     """
     data, plan, sums = line.data, line.plan, line.sums
-    lost_share = np.exp(min(np.log(data.lost) - plan.log_delta, -0.5))
+    log_lost_share = np.log(data.lost) - plan.log_delta
+    lost_share = np.exp(min(log_lost_share, -0.5))
     log_alias = _contour.log_alias(data, plan.contour, plan.epsilon + guess)
     alias_share = np.exp(min(log_alias - plan.log_delta, 0.0))
+
+    # The bounds are the two sums, moved by their errors.
     upper_goal = plan.log_delta + np.log1p(-lost_share)
     lower_goal = plan.log_delta + np.log1p(alias_share)
     upper = _crossing(line, _UPPER, sums.error[_UPPER], upper_goal, guess)
@@ -165,7 +176,13 @@ def _crossings(line: _Line, guess: float) -> tuple[float, float]:
     return upper, lower
 
 
-def _crossing(line: _Line, kernel: int, error: float, goal: float, guess: float) -> float:
+def _crossing(
+    line: PlannedLine,
+    kernel: int,
+    error: float,
+    goal: float,
+    guess: float,
+) -> float:
     """Return where one sum, moved by its error, makes log delta the goal, by Newton's method from the guess."""
     plan = line.plan
     theta = plan.contour.theta
@@ -174,11 +191,12 @@ def _crossing(line: _Line, kernel: int, error: float, goal: float, guess: float)
     for _ in range(_CROSSING_STEPS):
         values, slopes = _contour.evaluate(line.sums, shift)
         value = max(values[kernel] + error, 1e-300)
-        log_delta = line.data.log_size - theta * (plan.epsilon + shift) + np.log(value)
+        epsilon = plan.epsilon + shift
+        log_delta = line.data.log_size - theta * epsilon + np.log(value)
         rate = min(slopes[kernel] / value - theta, -0.05 * theta)
 
         proposal = shift - (log_delta - goal) / rate
-        move = min(max(proposal, guess - reach), guess + reach) - shift
+        move = _clipped(proposal, guess - reach, guess + reach) - shift
         shift += move
         # The next step would be about the square of this one.
         if not abs(move) > 1e-5 * abs(plan.epsilon + shift):
@@ -193,10 +211,14 @@ def _crossing(line: _Line, kernel: int, error: float, goal: float, guess: float)
 def log_upper_delta(data: Transform, plan: ContourPlan) -> float:
     """Return a certified upper bound on log delta(plan.epsilon) of one direction."""
     sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
-    return _contour.log_upper_delta(data, plan.contour, sums, plan.epsilon, plan.epsilon)
+    return PlannedLine(data, plan, sums).log_upper_delta(plan.epsilon)
 
 
-def log_delta_bracket(data: Transform, plan: ContourPlan, epsilon: Array) -> tuple[Bounds, Array]:
+def log_delta_bracket(
+    data: Transform,
+    plan: ContourPlan,
+    epsilon: Array,
+) -> tuple[Bounds, Array]:
     """Return certified brackets on log delta of one direction at each epsilon, and estimates inside them.
 
     Args:
@@ -204,7 +226,7 @@ def log_delta_bracket(data: Transform, plan: ContourPlan, epsilon: Array) -> tup
         plan: made for an epsilon near those asked about.
         epsilon: the points [n].
     """
-    line = _make_line(data, plan)
+    line = make_line(data, plan)
     theta = plan.contour.theta
     lower, upper, estimate = np.zeros((3, epsilon.size))
     for i, e in enumerate(epsilon):
@@ -212,23 +234,24 @@ def log_delta_bracket(data: Transform, plan: ContourPlan, epsilon: Array) -> tup
         above = line.log_upper_delta(e)
         below = line.log_lower_delta(e)
         chernoff = _log_chernoff_delta_on_line(line, e)
-        lower[i] = -np.inf if np.isnan(below) else below
+        lower[i] = np.fmax(below, -np.inf)
         upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
 
         # The mean of the two sums, without error terms.
         values, _ = _contour.evaluate(line.sums, e - plan.epsilon)
         value = max(np.mean(values), 1e-300)
         middle = data.log_size - theta * e + np.log(value)
-        estimate[i] = min(max(middle, lower[i]), upper[i])
+        estimate[i] = _clipped(middle, lower[i], upper[i])
     return Bounds(lower, upper), estimate
 
 
-def _log_chernoff_delta_on_line(line: _Line, epsilon: float) -> float:
+def _log_chernoff_delta_on_line(line: PlannedLine, epsilon: float) -> float:
     """Return the Chernoff bound on log delta(epsilon) at the theta of the line."""
     data, contour = line.data, line.plan.contour
     if not epsilon >= data.least:
         return 0.0
-    bound = _contour.log_scale(data, contour, epsilon, 1.0) + _contour.log_peak(contour.theta)
+    log_scale = _contour.log_scale(data, contour, epsilon, 1.0)
+    bound = log_scale + _contour.log_peak(contour.theta)
     slack = 1e-12 * (1.0 + abs(bound))
     return np.logaddexp(bound + slack, np.log(data.lost))
 
@@ -237,7 +260,12 @@ def _log_chernoff_delta_on_line(line: _Line, epsilon: float) -> float:
 # Chernoff bounds on runs of steps, which need no line.
 
 
-def log_chernoff_delta(run: Run, windows: list[Window], theta: float, epsilon: float) -> float:
+def log_chernoff_delta(
+    run: Run,
+    windows: list[Window],
+    theta: float,
+    epsilon: float,
+) -> float:
     """Return the Chernoff bound on log delta(epsilon) of one direction of a run of steps."""
     log_size = _log_size_above(run, windows, theta)
     tilt = theta * epsilon
@@ -247,7 +275,12 @@ def log_chernoff_delta(run: Run, windows: list[Window], theta: float, epsilon: f
     return np.logaddexp(bound + slack, np.log(lost))
 
 
-def chernoff_epsilon(run: Run, windows: list[Window], theta: float, log_delta: float) -> float:
+def chernoff_epsilon(
+    run: Run,
+    windows: list[Window],
+    theta: float,
+    log_delta: float,
+) -> float:
     """Return the Chernoff bound on epsilon of one direction of a run of steps."""
     log_size = _log_size_above(run, windows, theta)
     lost = _characteristic_function.lost_mass(run, windows)
@@ -269,5 +302,6 @@ def _chernoff(log_size: float, theta: float, lost: float, log_delta: float) -> f
         return np.inf
     goal = log_delta + np.log1p(-share)
     peak = _contour.log_peak(theta)
-    slack = 1e-14 * (1.0 + abs(log_size) + abs(peak) + abs(log_delta))
+    size = 1.0 + abs(log_size) + abs(peak) + abs(log_delta)
+    slack = 1e-14 * size
     return max((log_size + peak - goal + slack) / theta, 0.0)

@@ -33,8 +33,8 @@ from gdpjax.accounting._numeric import (
     _likelihood_ratio,
 )
 from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, Line, Transform
-from gdpjax.accounting._numeric._contour import Sums
 from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan, Cumulants, OutcomeMasses
+from gdpjax.accounting._numeric._inversion import PlannedLine
 from gdpjax.accounting._numeric._likelihood_ratio import Step
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
 from gdpjax.accounting._numeric._run_description import Run, chance_of_leaking, is_alone, largest_loss, num_steps
@@ -87,12 +87,14 @@ class LoudRuns(NamedTuple):
 
     def least_delta(self, epsilon: float) -> float:
         """Return a lower bound on what the loud runs add to delta(epsilon)."""
-        return max(self.p.lower - np.exp(epsilon) * self.q.upper, 0.0)
+        added = self.p.lower - np.exp(epsilon) * self.q.upper
+        return max(added, 0.0)
 
     def largest_delta(self, epsilon: float) -> float:
         """Return an upper bound on what they add to delta, from ``epsilon`` on."""
         known = min(epsilon, self.least_loss)
-        return max(self.p.upper - np.exp(known) * self.q.lower, 0.0)
+        added = self.p.upper - np.exp(known) * self.q.lower
+        return max(added, 0.0)
 
 
 _NONE_LOUD = LoudRuns(Bounds(0.0, 0.0), Bounds(0.0, 0.0), np.inf)
@@ -124,7 +126,12 @@ def is_rare(run: Run) -> bool:
 # The transform of the telling runs.
 
 
-def transform(run: Run, windows: list[Window], split: OutcomeSplit, contour: Contour) -> Transform:
+def transform(
+    run: Run,
+    windows: list[Window],
+    split: OutcomeSplit,
+    contour: Contour,
+) -> Transform:
     """Evaluate M_r along the line; it takes the place of `_characteristic_function.transform`.
 
     Args:
@@ -164,7 +171,9 @@ def transform(run: Run, windows: list[Window], split: OutcomeSplit, contour: Con
     largest_error = max(line.at_zero for line in (*quiet, *telling))
     trusted = at_zero < 0.2 and largest_error < 0.2 and at_theta > _SMALLEST
 
-    lost = _characteristic_function.lost_mass(run, windows) + np.exp(min(split.log_quiet_delta, 0.0))
+    # Upper bounds on delta add what the windows lose and what the quiet runs add.
+    quiet_delta = np.exp(min(split.log_quiet_delta, 0.0))
+    lost = _characteristic_function.lost_mass(run, windows) + quiet_delta
     total_steps = np.sum([step.num_steps for step in run.steps])
     return Transform(
         frequency=frequency,
@@ -196,9 +205,9 @@ class _Product(NamedTuple):
 
 def _product(quiet: Sequence[Line], telling: Sequence[Line]) -> _Product:
     """Add up the phases, of which the lines of X_j and of Y_j are given."""
-    num_phases = len(quiet)
-    log_quiet, growth = np.zeros((2, quiet[0].ratio.size), complex)
-    log_error_growth = np.zeros(quiet[0].ratio.size)
+    num_phases, num_frequencies = len(quiet), quiet[0].ratio.size
+    log_quiet, growth = np.zeros((2, num_frequencies), complex)
+    log_error_growth = np.zeros(num_frequencies)
     log_size = 0.0
     for x, y in zip(quiet, telling, strict=True):
         count = x.num_steps
@@ -223,7 +232,8 @@ def complex_log1p(h: Array) -> Array:
     is_near = np.abs(h) <= 0.5
     near = np.where(is_near, h, 0.0)
     far = np.where(is_near, 0.0, h)
-    near_real = 0.5 * np.log1p(2.0 * np.real(near) + np.abs(near) ** 2)
+    near_excess = 2.0 * np.real(near) + np.abs(near) ** 2
+    near_real = 0.5 * np.log1p(near_excess)
     far_modulus = np.hypot(1.0 + np.real(far), np.imag(far))
     far_real = np.log(np.maximum(far_modulus, _NOT_ZERO))
     angle = np.arctan2(np.imag(h), 1.0 + np.real(h))
@@ -237,10 +247,15 @@ def _away_from_zero(value: Array) -> Array:
 def _error_against_exact(line: Line) -> Array:
     """Return what a moment along the line is off by, relative to its exact value at theta."""
     rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
-    return (line.error + 2.0 * line.at_zero) * (1.0 + 4.0 * line.at_zero) + rounding
+    error = line.error + 2.0 * line.at_zero
+    return error * (1.0 + 4.0 * line.at_zero) + rounding
 
 
-def _log_moment_above(steps: tuple[Step, ...], split: OutcomeSplit, theta: float) -> float:
+def _log_moment_above(
+    steps: tuple[Step, ...],
+    split: OutcomeSplit,
+    theta: float,
+) -> float:
     """Return an upper bound on log M_r(theta), from bounds on each log X_j and log Y_j."""
     counts = np.array([step.num_steps for step in steps])
     log_x = _characteristic_function.log_moments_above(steps, split.quiet, theta)
@@ -248,8 +263,10 @@ def _log_moment_above(steps: tuple[Step, ...], split: OutcomeSplit, theta: float
     log_quiet = counts @ log_x
     growth = np.maximum(counts @ _softplus(log_y - log_x), _SMALLEST)
 
-    slack = 1e-12 * (1.0 + growth) * (1.0 + np.max(np.abs(log_x)) + np.max(np.abs(log_y)))
-    slack = slack + 8.0 * UNIT_ROUNDOFF * counts.size * (counts @ np.abs(log_x))
+    # The rounding of the growth, and of the sum over the phases.
+    size_x, size_y = np.abs(log_x), np.abs(log_y)
+    slack = 1e-12 * (1.0 + growth) * (1.0 + np.max(size_x) + np.max(size_y))
+    slack = slack + 8.0 * UNIT_ROUNDOFF * counts.size * (counts @ size_x)
     return log_quiet + growth + np.log(-np.expm1(-growth)) + slack
 
 
@@ -262,7 +279,13 @@ def _softplus(x: Array) -> Array:
 # Where to cut. Only the Chernoff bound of the quiet runs and the numbers of the loud ones are certified.
 
 
-def make_split(run: Run, windows: list[Window], coarse: CoarseRun, epsilon: float, log_delta: float) -> OutcomeSplit:
+def make_split(
+    run: Run,
+    windows: list[Window],
+    coarse: CoarseRun,
+    epsilon: float,
+    log_delta: float,
+) -> OutcomeSplit:
     """Return the highest cut at which the quiet runs still add next to nothing to delta(epsilon).
 
     Args:
@@ -286,7 +309,8 @@ def make_split(run: Run, windows: list[Window], coarse: CoarseRun, epsilon: floa
     ((counts, loss, log_weight),) = coarse.parts
     level = best_exponent = np.nan
     for level in levels:
-        quiet = OutcomeMasses(counts, loss, np.where(loss <= level, log_weight, -np.inf))
+        quiet_log_weight = np.where(loss <= level, log_weight, -np.inf)
+        quiet = OutcomeMasses(counts, loss, quiet_log_weight)
         log_bounds = counts @ quiet.log_moments(exponents) + log_peaks - exponents * least_epsilon
         best = np.argmin(log_bounds)
         best_exponent = exponents[best]
@@ -322,7 +346,11 @@ def _log_rest(loud: LoudRuns, epsilon: float, log_delta: float) -> float:
     return log_delta + np.log(max(1.0 - loud_share, _LEAST_REST))
 
 
-def _cut_loud_outcomes(run: Run, windows: list[Window], epsilon: float) -> tuple[list[float], LoudRuns]:
+def _cut_loud_outcomes(
+    run: Run,
+    windows: list[Window],
+    epsilon: float,
+) -> tuple[list[float], LoudRuns]:
     """Return the outcomes from which on they are loud, one for each step, and the runs that have one.
 
     A run with one outcome above the level has a loss above epsilon, whatever its other outcomes are. Where the windows
@@ -344,11 +372,13 @@ def _loud_runs(run: Run, tops: list[float]) -> LoudRuns:
     least_loss = np.inf
     slack = 1e-11
     for step, top in zip(run.steps, tops, strict=True):
-        # The chances that a step has no loud outcome, under the mixture and under N(0, 1).
+        # The chances that a step has a loud outcome, under the mixture and under N(0, 1), and that none has.
         centres = np.arange(step.group_size + 1.0) / step.noise_multiplier
         weights = np.exp(_likelihood_ratio.log_weights(step.sampling_prob, step.group_size))
-        log_missed_p += step.num_steps * np.log1p(-np.dot(weights, ndtr(centres - top)))
-        log_missed_q += step.num_steps * np.log1p(-ndtr(-top))
+        step_chance_p = np.dot(weights, ndtr(centres - top))
+        step_chance_q = ndtr(-top)
+        log_missed_p += step.num_steps * np.log1p(-step_chance_p)
+        log_missed_q += step.num_steps * np.log1p(-step_chance_q)
 
         # Both are right to some ulp of the square of the argument, and of what it is the difference of.
         slack += 16.0 * UNIT_ROUNDOFF * (40.0 + abs(top) + centres[-1]) ** 2
@@ -360,10 +390,11 @@ def _loud_runs(run: Run, tops: list[float]) -> LoudRuns:
         least_loss = min(least_loss, (loss - loss_error)[0])
 
     chance_p, chance_q = -np.expm1(log_missed_p), -np.expm1(log_missed_q)
+    least, largest = 1.0 - slack, 1.0 + slack
     underflow = _TINY * num_steps(run)
     return LoudRuns(
-        p=Bounds(chance_p * (1.0 - slack), chance_p * (1.0 + slack) + underflow),
-        q=Bounds(chance_q * (1.0 - slack), chance_q * (1.0 + slack)),
+        p=Bounds(chance_p * least, chance_p * largest + underflow),
+        q=Bounds(chance_q * least, chance_q * largest),
         least_loss=least_loss - largest_loss(run),
     )
 
@@ -372,7 +403,8 @@ def _cut(step: Step, window: Window, level: float) -> float:
     """Return about the outcome at which log r is ``level``, with some room to both ends of the window."""
 
     def is_below(outcome: float) -> bool:
-        return not _likelihood_ratio.log_ratio(np.array([outcome]), step)[0] > level
+        (loss,) = _likelihood_ratio.log_ratio(np.array([outcome]), step)
+        return not loss > level
 
     low = window.lower + _LEAST_DISTANCE
     high = window.upper - _LEAST_DISTANCE
@@ -380,7 +412,12 @@ def _cut(step: Step, window: Window, level: float) -> float:
     return float(cut)
 
 
-def _log_quiet_delta(steps: tuple[Step, ...], windows: list[Window], exponent: float, least_epsilon: float) -> float:
+def _log_quiet_delta(
+    steps: tuple[Step, ...],
+    windows: list[Window],
+    exponent: float,
+    least_epsilon: float,
+) -> float:
     """Return log of the Chernoff bound c(t) e^{K(t) - t e} on what the quiet runs add to delta."""
     counts = np.array([step.num_steps for step in steps])
     log_moments = _characteristic_function.log_moments_above(steps, windows, exponent)
@@ -464,7 +501,7 @@ class TellingMeasure(NamedTuple):
         g1 = counts @ (share * h1)
         g2 = counts @ (share * h2 + share * (1.0 - share) * h1**2)
 
-        # The slope of log(e^g - 1) in g is 1 / (1 - e^-g).
+        # The slope of log(e^g - 1) in g is 1 / (1 - e^-g), of which the slope is rise (1 - rise).
         rise = -1.0 / np.expm1(-g)
         log_moment = counts @ quiet.log_moment + g - np.log(rise)
         mean = counts @ quiet.mean + rise * g1
@@ -486,7 +523,8 @@ def first_guess(coarse: CoarseRun, log_delta: float) -> float:
         return bool(_log_delta_of_single_outcomes(coarse, np.exp(log_epsilon)) > log_delta)
 
     ((_, loss, _),) = coarse.parts
-    low, high = np.log(1e-12), np.log(max(np.max(loss), 1e-11))
+    largest = max(np.max(loss), 1e-11)
+    low, high = np.log(1e-12), np.log(largest)
     log_epsilon, _ = bisect_on_host(is_below, low, high, num_iterations=_NUM_CUT_BISECTIONS)
     return np.exp(float(log_epsilon))
 
@@ -512,22 +550,20 @@ def _log_delta_of_single_outcomes(coarse: CoarseRun, epsilon: float) -> float:
 class _SumOfParts(NamedTuple):
     """The telling runs along a line and the loud runs, and a delta that is asked about."""
 
-    data: Transform
-    plan: ContourPlan
-    sums: Sums
+    line: PlannedLine
     loud: LoudRuns
     log_delta: float
 
     def is_above(self, epsilon: float) -> bool:
         """Return whether the epsilon at delta is certainly at most this."""
-        log_rest = _contour.log_upper_delta(self.data, self.plan.contour, self.sums, self.plan.epsilon, epsilon)
-        delta = np.exp(log_rest) + self.loud.largest_delta(epsilon)
+        telling = np.exp(self.line.log_upper_delta(epsilon))
+        delta = telling + self.loud.largest_delta(epsilon)
         return delta * (1.0 + _ROUNDING) <= np.exp(self.log_delta)
 
     def is_below(self, epsilon: float) -> bool:
         """Return whether the epsilon at delta is certainly at least this."""
-        log_rest = _contour.log_lower_delta(self.data, self.plan.contour, self.sums, self.plan.epsilon, epsilon)
-        delta = np.exp(log_rest) + self.loud.least_delta(epsilon)
+        telling = np.exp(self.line.log_lower_delta(epsilon))
+        delta = telling + self.loud.least_delta(epsilon)
         return delta * (1.0 - _ROUNDING) >= np.exp(self.log_delta)
 
 
@@ -543,19 +579,20 @@ def epsilon_bracket(
         known: a bracket on epsilon.
         log_delta: log of the delta that is asked about.
     """
-    sums = _contour.make_sums(("upper", "lower"), data, plan.contour, plan.epsilon)
-    parts = _SumOfParts(data, plan, sums, loud, log_delta)
+    line = _inversion.make_line(data, plan)
+    parts = _SumOfParts(line, loud, log_delta)
 
     # Two bisections by certified bounds. The last point that a bisection keeps may be the end it was given, of which
     # nothing is known.
-    first, last = max(data.least, known.lower), min(loud.least_loss, known.upper)
-    highest = float(bisect_on_host(parts.is_above, last, first, num_iterations=_NUM_BISECTIONS)[0])
-    lowest = float(bisect_on_host(parts.is_below, known.lower, last, num_iterations=_NUM_BISECTIONS)[0])
+    first = max(data.least, known.lower)
+    last = min(loud.least_loss, known.upper)
+    highest, _ = bisect_on_host(parts.is_above, last, first, num_iterations=_NUM_BISECTIONS)
+    lowest, _ = bisect_on_host(parts.is_below, known.lower, last, num_iterations=_NUM_BISECTIONS)
     lower, upper = known
-    if parts.is_above(highest):
-        upper = min(upper, highest)
-    if parts.is_below(lowest):
-        lower = max(lower, lowest)
+    if parts.is_above(float(highest)):
+        upper = min(upper, float(highest))
+    if parts.is_below(float(lowest)):
+        lower = max(lower, float(lowest))
 
     # Look next to the end that was improved, or in between. If no point was shown to be below, look clearly lower.
     if lower > known.lower:
@@ -567,10 +604,16 @@ def epsilon_bracket(
     return Bounds(lower, upper), guess
 
 
-def log_delta_bracket(data: Transform, plan: ContourPlan, loud: LoudRuns, epsilon: float) -> tuple[Bounds, float]:
+def log_delta_bracket(
+    data: Transform,
+    plan: ContourPlan,
+    loud: LoudRuns,
+    epsilon: float,
+) -> tuple[Bounds, float]:
     """Return the bracket on log delta at epsilon, and an estimate, as `_inversion.log_delta_bracket`."""
     telling, telling_estimate = _inversion.log_delta_bracket(data, plan, np.array([epsilon]))
-    log_least, log_largest = np.log([loud.least_delta(epsilon), loud.largest_delta(epsilon)])
+    log_least = np.log(loud.least_delta(epsilon))
+    log_largest = np.log(loud.largest_delta(epsilon))
     lower = np.logaddexp(telling.lower[0], log_least)
     upper = np.logaddexp(telling.upper[0], log_largest)
     estimate = np.logaddexp(telling_estimate[0], log_least)

@@ -57,8 +57,10 @@ def complement(alpha: Array) -> Bounds:
     """Return the curve 1 - alpha of a run that reveals nothing: one number where it is a float, else its neighbours."""
     value = 1.0 - np.asarray(alpha, np.float64)
     is_exact = 1.0 - value == alpha
-    lower = np.where(is_exact, value, np.nextafter(value, 0.0))
-    upper = np.where(is_exact, value, np.minimum(np.nextafter(value, 2.0), 1.0))
+    below = np.nextafter(value, 0.0)
+    above = np.minimum(np.nextafter(value, 2.0), 1.0)
+    lower = np.where(is_exact, value, below)
+    upper = np.where(is_exact, value, above)
     return Bounds(lower[()], upper[()])
 
 
@@ -81,16 +83,20 @@ def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
         # The slope of f at alpha is about -e^epsilon there.
         epsilon = max(epsilon, 0.0) if upper < 1.0 else start
         lowest = np.fmax(lowest, _bound_by_delta(run, epsilon, alpha))
-    upper = min(highest * (1.0 + _ROUNDING) + _TINY, complement(alpha).upper)
+    highest = highest * (1.0 + _ROUNDING) + _TINY
+    upper = min(highest, complement(alpha).upper)
     return Bounds(max(lowest, 0.0), upper)
 
 
 def _bound_by_delta(run: Run, epsilon: float, alpha: float) -> float:
     """Return the lower bound on f(alpha) by an upper bound on delta(epsilon)."""
-    delta = np.exp(_directions.log_delta_of_run(run, epsilon, _WIDTH).upper)
+    log_delta = _directions.log_delta_of_run(run, epsilon, _WIDTH)
+    delta = np.exp(log_delta.upper)
     rest = 1.0 - delta * (1.0 + _ROUNDING)
     growth = np.exp(min(epsilon, _LARGEST_EXPONENT))
-    return max(rest - growth * alpha, (rest - alpha) / growth) - 1e-15
+    line = rest - growth * alpha
+    mirrored_line = (rest - alpha) / growth
+    return max(line, mirrored_line) - 1e-15
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -114,9 +120,15 @@ def _guess_threshold(coarse: CoarseMeasure, alpha: float, place: _Place) -> floa
     goal = np.log(min(alpha, 1.0 - alpha))
 
     def is_too_likely(log_s: float) -> bool:
-        return bool(_tail(coarse, np.exp(log_s), side, is_under_q).log_prob > goal)
+        tail = _tail(coarse, np.exp(log_s), side, is_under_q)
+        return bool(tail.log_prob > goal)
 
-    low, high = bisect_on_host(is_too_likely, _LOG_LEAST_S, _LOG_LARGEST_S, num_iterations=_NUM_GUESS_BISECTIONS)
+    low, high = bisect_on_host(
+        is_too_likely,
+        holds=_LOG_LEAST_S,
+        fails=_LOG_LARGEST_S,
+        num_iterations=_NUM_GUESS_BISECTIONS,
+    )
     log_s = float(0.5 * (low + high))
     return _tail(coarse, np.exp(log_s), side, is_under_q).threshold
 
@@ -151,7 +163,13 @@ class _TestErrors(NamedTuple):
     b: float
 
 
-def _bound_by_test(run: Run, epsilon: float, log_delta: float, alpha: float, place: _Place) -> tuple[float, float]:
+def _bound_by_test(
+    run: Run,
+    epsilon: float,
+    log_delta: float,
+    alpha: float,
+    place: _Place,
+) -> tuple[float, float]:
     """Return an upper bound on f(alpha) from a test with a threshold near ``epsilon``, and that threshold.
 
     The bound is 1 where the test says nothing.
@@ -204,24 +222,35 @@ def _bound_by_errors(errors: _TestErrors, alpha: float) -> float:
     return bound
 
 
-def _errors(data: Transform, contour: Contour, sums: Sums, epsilon: float, shift: float) -> _TestErrors:
+def _errors(
+    data: Transform,
+    contour: Contour,
+    sums: Sums,
+    epsilon: float,
+    shift: float,
+) -> _TestErrors:
     """Return certified upper bounds on the two errors of the test with the threshold epsilon + shift."""
     value, _ = _contour.evaluate(sums, shift)
     threshold = epsilon + shift
 
     # The sum under Q is e^e a and an upper bound as it stands.
     log_scale = _contour.log_scale(data, contour, threshold, 1.0)
-    a = np.exp(log_scale - threshold) * (max(value[0], 0.0) + sums.error[0])
+    largest_sum = max(value[0], 0.0) + sums.error[0]
+    a = np.exp(log_scale - threshold) * largest_sum
 
     # The sum under P is 1 - b and has aliases.
     log_scale = _contour.log_scale(data, contour, threshold, -1.0)
-    power = np.exp(log_scale) * max(value[1] - sums.error[1], 0.0)
-    power = power - np.exp(_log_alias(data, contour, threshold))
+    least_sum = max(value[1] - sums.error[1], 0.0)
+    alias = np.exp(_log_alias(data, contour, threshold))
+    power = np.exp(log_scale) * least_sum - alias
 
     # A number that is not known says nothing.
     a = a * (1.0 + _ROUNDING)
     b = 1.0 - power * (1.0 - _ROUNDING)
-    return _TestErrors(np.fmin(max(a, 0.0), 1.0), np.fmin(max(b, 0.0), 1.0))
+    return _TestErrors(
+        a=np.fmin(max(a, 0.0), 1.0),
+        b=np.fmin(max(b, 0.0), 1.0),
+    )
 
 
 def _log_alias(data: Transform, contour: Contour, e: float) -> float:
@@ -237,6 +266,7 @@ def _log_alias(data: Transform, contour: Contour, e: float) -> float:
 
 def _log_alias_on_one_side(contour: Contour, t: float, log_moment: float, e: float) -> float:
     """Return log of the geometric sum of the bounds at the exponent t."""
-    bound = log_moment + 0.5 * (contour.eta * t) ** 2 - t * e
+    smoothing = 0.5 * (contour.eta * t) ** 2
+    bound = log_moment + smoothing - t * e
     distance = abs(contour.theta - t)
     return bound + _contour.log_geometric(distance * contour.period)
