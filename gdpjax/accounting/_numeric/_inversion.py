@@ -75,7 +75,6 @@ def epsilon_bracket(data: Transform, plan: ContourPlan) -> tuple[Bounds, float]:
     highest = max(plan.epsilon + upper_crossing, 0.0)
     lowest = max(plan.epsilon + lower_crossing, 0.0)
 
-    # A number that is not known says nothing.
     lower = _certified_lower(line, lowest)
     upper = np.fmin(_chernoff_upper(line), _certified_upper(line, highest))
 
@@ -87,31 +86,27 @@ def epsilon_bracket(data: Transform, plan: ContourPlan) -> tuple[Bounds, float]:
 
 def _certified_upper(line: PlannedLine, highest: float) -> float:
     """Return the first point from ``highest`` upwards, or the plan's epsilon, with a certified delta(e) <= delta."""
-    points = []
+    goal = line.plan.log_delta - _LOG_DELTA_ROUNDING
     for margin in _MARGINS:
         distance = margin * max(highest, _LEAST_MARGIN_EPSILON)
-        points.append(highest + distance if highest > 0 else 0.0)
-    points.append(line.plan.epsilon)
-
-    goal = line.plan.log_delta - _LOG_DELTA_ROUNDING
-    for point in points:
+        point = highest + distance if highest > 0 else 0.0
         if line.log_upper_delta(point) <= goal:
             return point
+    if line.log_upper_delta(line.plan.epsilon) <= goal:
+        return line.plan.epsilon
     return np.inf
 
 
 def _certified_lower(line: PlannedLine, lowest: float) -> float:
     """Return the first point from ``lowest`` downwards, or the plan's epsilon, with a certified delta(e) >= delta."""
-    points = []
+    goal = line.plan.log_delta + _LOG_DELTA_ROUNDING
     for margin in _MARGINS:
         distance = margin * max(lowest, _LEAST_MARGIN_EPSILON)
-        points.append(max(lowest - distance, 0.0))
-    points.append(line.plan.epsilon)
-
-    goal = line.plan.log_delta + _LOG_DELTA_ROUNDING
-    for point in points:
+        point = max(lowest - distance, 0.0)
         if line.log_lower_delta(point) >= goal:
             return point
+    if line.log_lower_delta(line.plan.epsilon) >= goal:
+        return line.plan.epsilon
     return 0.0
 
 
