@@ -27,7 +27,7 @@ def run(noise_multiplier, sampling_prob, num_steps, direction):
 def _run(function, sigma, p, steps, direction, last):
     with np.errstate(all="ignore"):
         rows = [function(run(*row[:3], direction), row[3]) for row in np.broadcast(sigma, p, steps, last)]
-    return _directions.Answer(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
+    return _directions.EstimatedBounds(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
 
 
 def direction_epsilon(sigma, p, steps, direction, delta):

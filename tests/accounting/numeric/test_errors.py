@@ -23,7 +23,7 @@ def bounds_of(run, window, contour, epsilon, names=("upper", "lower")):
 
 def planned(run, windows, epsilon, log_delta, width):
     return _contour_choice.make_plan(
-        run, windows, _contour_choice.masses(run, windows), epsilon, log_delta, width, of_delta=True
+        run, windows, _contour_choice.coarse_run(run, windows), epsilon, log_delta, width, of_delta=True
     )
 
 
@@ -58,7 +58,7 @@ def violations(seed, mode, rows=reference.COMPOSED):
                 run = reference.run(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
                 log_delta = np.log(row["delta"])
                 loss = rng.uniform(10.0, 16.0) if mode == "window" else rng.uniform(-5.0, 3.0)
-                window = _contour_choice.windows(run, log_delta + loss)
+                window = _contour_choice.choose_windows(run, log_delta + loss)
                 around = np.array([row[direction]["lower"], row[direction]["upper"]])
                 contour = planned(run, window, float(around[0]), log_delta, 1e-2).contour
                 upper, lower = bounds_of(run, window, spoil(contour, rng, mode), around)
@@ -183,7 +183,7 @@ def test_tail_bounds_cover_the_tails(name):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_windows_lose_no_more_than_they_say(direction):
     for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
-        (window,) = _contour_choice.windows(reference.run(sigma, p, 10, direction), -12.0)
+        (window,) = _contour_choice.choose_windows(reference.run(sigma, p, 10, direction), -12.0)
         base = ndtr(window.lower) + ndtr(-window.upper)
         moved = ndtr(window.lower - 1 / sigma) + ndtr(1 / sigma - window.upper)
         lost = (1 - p) * base + p * moved if direction == "remove" else base
