@@ -1,0 +1,179 @@
+r"""Renyi moments of one block of random allocation, rigorously from above, in both directions.
+
+    log_moments_allocation(noise_multiplier=1.0, steps=100, orders=np.array([2.0, 8.0]))
+
+An example takes part in exactly one of t steps, chosen uniformly. With h = 1 / noise_multiplier, the likelihood ratio
+of the worst case is a mean of independent log-normal numbers of mean one under Q,
+
+    R = (Y_1 + ... + Y_t) / t,      Y_i = exp(h g_i - h^2 / 2),      g_i standard normal,
+
+and the moments of order a are E R^a (remove) and E R^(1 - a) (add).
+
+*Remove.* A mean over 2m steps is the mean of two independent means over m steps, so the binomial theorem gives the
+moments of whole orders of one from those of the other. Their logarithms are convex in a, so the line between two whole
+orders is above them.
+
+*Add.* By E R^-b = (1 / Gamma(b)) int_0^oo l^(b-1) E[e^(-l R)] dl, and E[e^(-l R)] is the t-th power of the Laplace
+transform of one log-normal number at l / t. Both integrals are taken by the trapezoid rule with its error bound.
+
+Proofs, error bounds and rounding: docs/theory/allocation.md, "Renyi divergences".
+"""
+
+import math
+
+import numpy as np
+from scipy.special import gammaln
+
+LARGEST_WHOLE_ORDER = 1024
+"""Above it only the Gaussian mechanism's moment is used, for which the draw is known."""
+
+_UNIT_ROUNDOFF = 2.0**-53
+_LARGEST_INVERSE_NOISE = 1e145
+
+# The integral over l = e^w.
+_SMALLEST_NOISE = 0.1
+_SPACING = 2.0**-5
+_REACH = 44.0
+_SMALLEST_TRANSFORM = 1e-10
+
+# The integral over a standard normal number.
+_CUT = 9.0
+_CUT_MASS = 1.1286e-19  # Phi(-9), rounded up
+_CUT_DENSITY = 1.0281e-18  # phi(9), rounded up
+_LARGEST_STRIP = 6.0
+_DECAY = 42.0
+
+
+def log_moments_allocation(noise_multiplier: float, steps: int, orders: np.ndarray) -> np.ndarray:
+    """Upper bounds on the larger of log E R^a and log E R^(1 - a), for orders a > 1 of shape [K]."""
+    h = 1.0 / noise_multiplier
+    if h >= _LARGEST_INVERSE_NOISE:
+        return np.full(orders.shape, np.inf)
+    gaussian = 0.5 * orders * (orders - 1.0) * h * h
+    if steps > 1:
+        both = np.maximum(log_moments_remove(h, steps, orders), log_moments_add(h, steps, orders))
+        gaussian = np.minimum(gaussian, both)
+    return gaussian * (1.0 + 8.0 * _UNIT_ROUNDOFF)
+
+
+def log_moments_remove(h: float, steps: int, orders: np.ndarray) -> np.ndarray:
+    """Upper bounds on log E R^a, from those of the neighbouring whole orders; inf above the largest one."""
+    largest = int(min(np.ceil(orders.max()), LARGEST_WHOLE_ORDER))
+    table = _whole_orders(h, steps, largest)
+
+    clipped = np.minimum(orders, largest)
+    below = np.floor(clipped).astype(int)
+    above = np.minimum(below + 1, largest)
+    weight = clipped - below
+    line = (1.0 - weight) * table[below] + weight * table[above]
+    return np.where(orders <= largest, line * (1.0 + 4.0 * _UNIT_ROUNDOFF), np.inf)
+
+
+def _whole_orders(h: float, steps: int, largest: int) -> np.ndarray:
+    """Upper bounds on log E R^a for a = 0, ..., largest."""
+    a = np.arange(largest + 1.0)
+    one_step = 0.5 * a * (a - 1.0) * h * h
+    log_binomial = gammaln(a + 1.0)[:, None] - gammaln(a + 1.0) - gammaln(np.maximum(a[:, None] - a, 0.0) + 1.0)
+    means = {1: one_step}
+
+    def mean_of(size: int) -> np.ndarray:
+        """log E of the powers of a mean over ``size`` steps, from those of its two halves."""
+        if size not in means:
+            half = size // 2
+            means[size] = _mean_of_two(mean_of(half), mean_of(size - half), half / size, log_binomial)
+        return means[size]
+
+    moments = mean_of(steps)
+    # Rounding: in each of the rounds the excess over 1 of a moment is right to ``relative`` of itself.
+    rounds = math.ceil(math.log2(steps))
+    magnitude = 20.0 * gammaln(a + 1.0) + 8.0 * one_step + 4.0 * a + 2000.0
+    relative = _UNIT_ROUNDOFF * magnitude
+    return moments + 2.0 * rounds * relative * (1.0 + one_step) * np.minimum(moments, 1.0)
+
+
+def _mean_of_two(first: np.ndarray, second: np.ndarray, share: float, log_binomial: np.ndarray) -> np.ndarray:
+    """The log moments of share X + (1 - share) Z from those of independent X and Z.
+
+    E(share X + (1 - share) Z)^a - 1 = sum_j C(a, j) share^j (1 - share)^(a - j) (E X^j E Z^(a - j) - 1).
+    """
+    j = np.arange(first.size)
+    rest = j[:, None] - j
+    log_weight = log_binomial + j * math.log(share) + rest * math.log1p(-share)
+
+    # A product of moments of orders 0 and 1 is 1, and its excess 0.
+    together = first + second[np.maximum(rest, 0)]
+    with np.errstate(divide="ignore"):
+        log_excess = together + np.log(-np.expm1(-together))
+    terms = np.where(rest >= 0, log_weight + log_excess, -np.inf)
+    moments = np.zeros(first.size)
+    moments[2:] = np.logaddexp(0.0, _log_sum(terms[2:]))
+    return moments
+
+
+def _log_sum(terms: np.ndarray) -> np.ndarray:
+    """log of the sum of e^terms over the last axis, in which some term is finite."""
+    largest = np.max(terms, axis=-1)
+    return largest + np.log(np.sum(np.exp(terms - largest[..., None]), axis=-1))
+
+
+def log_moments_add(h: float, steps: int, orders: np.ndarray) -> np.ndarray:
+    """Upper bounds on log E R^(1 - a)."""
+    b = orders - 1.0
+    # An arithmetic mean is at least the geometric one, exp(h g / sqrt(t) - h^2 / 2) with a standard normal g.
+    by_geometric_mean = 0.5 * b * h * h * (1.0 + b / steps) * (1.0 + 8.0 * _UNIT_ROUNDOFF)
+    if h * _SMALLEST_NOISE > 1.0:
+        return by_geometric_mean
+    return np.minimum(by_geometric_mean, _by_transform(h, steps, b))
+
+
+def _by_transform(h: float, steps: int, b: np.ndarray) -> np.ndarray:
+    """log E R^-b by the integral over w of e^(b w) E[exp(-e^w R)] / Gamma(b); inf where the bound is of no use."""
+    w = np.arange(-_REACH, _REACH, _SPACING)
+    transform = steps * _log_laplace(h, np.exp(w) / steps)
+    count = int(np.argmax(transform < steps * math.log(_SMALLEST_TRANSFORM))) or w.size
+    w, transform = w[:count], transform[:count]
+    b = b[:, None]
+    terms = b * w + transform
+
+    # Left of the nodes the transform is at most 1, and the sum a geometric series.
+    left = b * (w[:1] - _SPACING) - np.log(-np.expm1(-b * _SPACING))
+    # The terms are log-concave in w: right of the nodes they fall at least as fast as between the last two.
+    log_ratio = terms[:, -1:] - terms[:, -2:-1] + 2e-7 * steps
+    falling = log_ratio < 0.0
+    right = terms[:, -1:] - np.log(np.expm1(np.clip(-log_ratio, 1e-300, 600.0)))
+    total = _log_sum(np.concatenate([left, terms, right], axis=1)) + math.log(_SPACING)
+
+    # The trapezoid rule is off by 2 cos(d)^-b / (e^(2 pi d / spacing) - 1) of the integral; the best d has this
+    # tangent.
+    b = b[:, 0]
+    tangent = 2.0 * math.pi / _SPACING / b
+    decay = 2.0 * math.pi / _SPACING * np.arctan(tangent)
+    log_error = math.log(2.0) + 0.5 * b * np.log1p(tangent**2) - decay - np.log(-np.expm1(-decay))
+    usable = falling[:, 0] & (log_error < -1.0)
+    error = np.where(usable, np.exp(np.minimum(log_error, -1.0)), 0.0)
+
+    # Exponents are right to a few ulp of the largest that matters.
+    matters = terms > terms.max(axis=1, keepdims=True) - 50.0
+    largest = np.max(np.where(matters, np.abs(b[:, None] * w) + np.abs(transform), 0.0), axis=1)
+    rounding = _UNIT_ROUNDOFF * (8.0 * largest + 8.0 * np.abs(gammaln(b)) + 16.0 * np.abs(total) + 256.0)
+    return np.where(usable, np.maximum(total - gammaln(b) - np.log1p(-error), 0.0) + rounding, np.inf)
+
+
+def _log_laplace(h: float, s: np.ndarray) -> np.ndarray:
+    """Upper bounds on log E[e^(-s Y)], at s of shape [n]."""
+    strip = min(0.5 * math.pi / h, _LARGEST_STRIP)
+    decay = _DECAY + 0.5 * strip**2
+    spacing = 2.0 * math.pi * strip / decay
+    u = np.arange(-_CUT, h + _CUT + spacing, spacing)
+    weight = spacing / math.sqrt(2.0 * math.pi) * np.exp(-0.5 * u * u)
+    z = s[:, None] * np.exp(h * u - 0.5 * h * h)
+
+    largest = 0.5 * (h + _CUT) ** 2 + h * (h + _CUT)
+    rounding = _UNIT_ROUNDOFF * (256.0 + 8.0 * largest)
+    error = 2.0 * math.exp(0.5 * strip**2) / math.expm1(decay) * np.minimum(s, 2.0)
+    cut = 2.0 * (_CUT_MASS + spacing * _CUT_DENSITY)
+
+    # Where s Y is small the transform is 1 - E[1 - e^(-s Y)], elsewhere it is better summed itself.
+    gap = np.sum(weight * -np.expm1(-z), axis=1) * (1.0 - rounding) - error
+    direct = np.sum(weight * np.exp(-z), axis=1) * (1.0 + rounding) + error + cut
+    return np.minimum(np.log1p(-np.clip(gap, 0.0, 1.0 - 2.0**-50)), np.log(direct))
