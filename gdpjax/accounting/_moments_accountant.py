@@ -9,6 +9,7 @@ probability that is taken from delta: a thousandth of it, or a tenth (`gdpjax.ac
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -84,17 +85,17 @@ def moments_accountant_epsilon(
     1.191
     >>> from gdpjax.ledger import AllocationEvent
     >>> print(f"{moments_accountant_epsilon(AllocationEvent(1.3, 234, 15), delta=1e-5):.3f}")
-    0.951
+    0.929
     """
     check_one_of("conversion", conversion, CONVERSIONS)
     check_one_of("sampling", sampling, SAMPLINGS)
     if check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
         check_options(noise_multiplier, sampling, None)  # pyright: ignore[reportArgumentType]
         return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
-    run = noise_multiplier, sampling_prob, num_steps, delta
+    run: tuple[Any, Any, Any, Any] = (noise_multiplier, sampling_prob, num_steps, delta)
     if sampling == "poisson" and not is_traced(run) and all(np.ndim(number) == 0 for number in run):
         return _one_moments_accountant(*run, conversion)
-    return _moments_accountant(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
+    return _moments_accountant(*run, conversion, sampling)
 
 
 @float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)

@@ -9,17 +9,18 @@ of the worst case is a mean of independent log-normal numbers of mean one under 
 
 and the moments of order a are E R^a (remove) and E R^(1 - a) (add).
 
-*Remove.* A mean over 2m steps is the mean of two independent means over m steps, so the binomial theorem gives the
-moments of whole orders of one from those of the other. Their logarithms are convex in a, so the line between two whole
-orders is above them.
+*Whole orders, remove.* A mean over 2m steps is the mean of two independent means over m steps, so the binomial theorem
+gives the moments of one from those of the other.
 
-*Add.* By E R^-b = (1 / Gamma(b)) int_0^oo l^(b-1) E[e^(-l R)] dl, and E[e^(-l R)] is the t-th power of the Laplace
-transform of one log-normal number at l / t. Both integrals are taken by the trapezoid rule with its error bound.
+*Add, and fractional orders below 8.* R^-b = (1 / Gamma(b)) int_0^oo l^(b-1) e^(-l R) dl, and E[e^(-l R)] is the t-th
+power of the Laplace transform of one log-normal number at l / t. Both integrals are taken by the trapezoid rule with
+its error bound. Other fractional orders are interpolated: the logarithm of a moment is convex in its order.
 
 Proofs, error bounds and rounding: docs/theory/allocation.md, "Renyi divergences".
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import gammaln
@@ -35,6 +36,8 @@ _SMALLEST_NOISE = 0.1
 _SPACING = 2.0**-5
 _REACH = 44.0
 _SMALLEST_TRANSFORM = 1e-10
+_LARGEST_POWER = 8
+"""Orders below it are not interpolated."""
 
 # The integral over a standard normal number.
 _CUT = 9.0
@@ -57,7 +60,7 @@ def log_moments_allocation(noise_multiplier: float, steps: int, orders: np.ndarr
 
 
 def log_moments_remove(h: float, steps: int, orders: np.ndarray) -> np.ndarray:
-    """Upper bounds on log E R^a, from those of the neighbouring whole orders; inf above the largest one."""
+    """Upper bounds on log E R^a; inf above the largest whole order."""
     largest = int(min(np.ceil(orders.max()), LARGEST_WHOLE_ORDER))
     table = _whole_orders(h, steps, largest)
 
@@ -66,7 +69,16 @@ def log_moments_remove(h: float, steps: int, orders: np.ndarray) -> np.ndarray:
     above = np.minimum(below + 1, largest)
     weight = clipped - below
     line = (1.0 - weight) * table[below] + weight * table[above]
-    return np.where(orders <= largest, line * (1.0 + 4.0 * _UNIT_ROUNDOFF), np.inf)
+    moments = np.where(orders <= largest, line * (1.0 + 4.0 * _UNIT_ROUNDOFF), np.inf)
+    if h * _SMALLEST_NOISE > 1.0:
+        return moments
+
+    for power in range(2, _LARGEST_POWER + 1):
+        inside = (orders > power - 1) & (orders < power)
+        if inside.any():
+            exact = _by_transform(h, steps, power, power - orders[inside])
+            moments[inside] = np.minimum(moments[inside], exact)
+    return moments
 
 
 def _whole_orders(h: float, steps: int, largest: int) -> np.ndarray:
@@ -123,40 +135,99 @@ def log_moments_add(h: float, steps: int, orders: np.ndarray) -> np.ndarray:
     by_geometric_mean = 0.5 * b * h * h * (1.0 + b / steps) * (1.0 + 8.0 * _UNIT_ROUNDOFF)
     if h * _SMALLEST_NOISE > 1.0:
         return by_geometric_mean
-    return np.minimum(by_geometric_mean, _by_transform(h, steps, b))
+    return np.minimum(by_geometric_mean, _by_transform(h, steps, 0, b))
 
 
-def _by_transform(h: float, steps: int, b: np.ndarray) -> np.ndarray:
-    """log E R^-b by the integral over w of e^(b w) E[exp(-e^w R)] / Gamma(b); inf where the bound is of no use."""
-    w = np.arange(-_REACH, _REACH, _SPACING)
-    transform = steps * _log_laplace(h, np.exp(w) / steps)
-    count = int(np.argmax(transform < steps * math.log(_SMALLEST_TRANSFORM))) or w.size
-    w, transform = w[:count], transform[:count]
-    b = b[:, None]
-    terms = b * w + transform
+class _Piece(NamedTuple):
+    """Upper bounds on the logarithm of a function of w = log l that falls from a largest value and is log-concave.
 
-    # Left of the nodes the transform is at most 1, and the sum a geometric series.
-    left = b * (w[:1] - _SPACING) - np.log(-np.expm1(-b * _SPACING))
-    # The terms are log-concave in w: right of the nodes they fall at least as fast as between the last two.
-    log_ratio = terms[:, -1:] - terms[:, -2:-1] + 2e-7 * steps
-    falling = log_ratio < 0.0
-    right = terms[:, -1:] - np.log(np.expm1(np.clip(-log_ratio, 1e-300, 600.0)))
-    total = _log_sum(np.concatenate([left, terms, right], axis=1)) + math.log(_SPACING)
+    Attributes:
+        at_nodes: at the first nodes, as many as are good to a relative error of 1e-7 a step.
+        largest: what it is at most anywhere.
+    """
+
+    at_nodes: np.ndarray
+    largest: float
+
+
+def _by_transform(h: float, steps: int, power: int, b: np.ndarray) -> np.ndarray:
+    """Upper bounds on log E R^(power - b), for b > 0 of shape [K]; inf where the bound is of no use.
+
+    R^power e^(-l R) has a mean that is a sum over the partitions of ``power``: the steps in a partition have as many
+    factors Y as its parts say, the others none.
+    """
+    nodes = np.arange(-_REACH, _REACH, _SPACING)
+    s = np.exp(nodes) / steps
+    # E[Y^k e^(-s Y)] is E[Y^k] times the transform at s e^(k h^2).
+    transforms = [_log_laplace(h, s * math.exp(k * h * h)) for k in range(power + 1)]
+    pieces = []
+    for parts in _partitions(power, power):
+        others = steps - len(parts)
+        if others < 0:
+            continue
+        largest = _log_count(parts, steps) + sum(0.5 * k * (k - 1.0) * h * h for k in parts)
+        at_nodes = largest + others * transforms[0] + sum(transforms[k] for k in parts)
+        least = np.minimum(transforms[0], transforms[parts[0]] if parts else 0.0)
+        good = int(np.argmax(least < math.log(_SMALLEST_TRANSFORM))) or nodes.size
+        pieces.append(_Piece(at_nodes[:good], largest))
+    return _log_mellin(nodes, pieces, b, 2e-7 * steps)
+
+
+def _partitions(number: int, largest: int) -> list[tuple[int, ...]]:
+    """The partitions of a number into parts of at most ``largest``, each in decreasing order."""
+    if number == 0:
+        return [()]
+    found = []
+    for part in range(min(number, largest), 0, -1):
+        found += [(part, *rest) for rest in _partitions(number - part, part)]
+    return found
+
+
+def _log_count(parts: tuple[int, ...], steps: int) -> float:
+    """log of the probability that so many draws of one of ``steps`` steps repeat as ``parts`` says."""
+    count = math.factorial(sum(parts))
+    for k in parts:
+        count //= math.factorial(k)
+    for k in set(parts):
+        count //= math.factorial(parts.count(k))
+    different = math.fsum(math.log1p(-i / steps) for i in range(len(parts)))
+    return math.log(count) + different - (sum(parts) - len(parts)) * math.log(steps)
+
+
+def _log_mellin(nodes: np.ndarray, pieces: list[_Piece], b: np.ndarray, ratio_error: float) -> np.ndarray:
+    """Upper bounds on the log of the integral of e^(b w) times the sum of the pieces, over Gamma(b)."""
+    total = np.full(b.shape, -np.inf)
+    largest_exponent = np.zeros(b.shape)
+    usable = np.ones(b.shape, bool)
+    rate = b[:, None]
+    for at_nodes, largest in pieces:
+        w = nodes[: at_nodes.size]
+        terms = rate * w + at_nodes
+        # Left of the nodes the piece is at most its largest value, and the sum a geometric series.
+        left = largest + rate * (w[0] - _SPACING) - np.log(-np.expm1(-rate * _SPACING))
+        # Right of them the terms, log-concave in w, fall at least as fast as between the last two.
+        log_ratio = terms[:, -1:] - terms[:, -2:-1] + ratio_error
+        right = terms[:, -1:] - np.log(np.expm1(np.clip(-log_ratio, 1e-300, 600.0)))
+        usable &= log_ratio[:, 0] < 0.0
+        total = np.logaddexp(total, _log_sum(np.concatenate([left, terms, right], axis=1)))
+
+        matters = terms > terms.max(axis=1, keepdims=True) - 50.0
+        size = np.where(matters, np.abs(rate * w) + np.abs(at_nodes), 0.0)
+        largest_exponent = np.maximum(largest_exponent, size.max(axis=1))
+    total = total + math.log(_SPACING)
 
     # The trapezoid rule is off by 2 cos(d)^-b / (e^(2 pi d / spacing) - 1) of the integral; the best d has this
     # tangent.
-    b = b[:, 0]
     tangent = 2.0 * math.pi / _SPACING / b
     decay = 2.0 * math.pi / _SPACING * np.arctan(tangent)
     log_error = math.log(2.0) + 0.5 * b * np.log1p(tangent**2) - decay - np.log(-np.expm1(-decay))
-    usable = falling[:, 0] & (log_error < -1.0)
-    error = np.where(usable, np.exp(np.minimum(log_error, -1.0)), 0.0)
+    usable &= log_error < -1.0
+    error = np.exp(np.minimum(log_error, -1.0))
 
     # Exponents are right to a few ulp of the largest that matters.
-    matters = terms > terms.max(axis=1, keepdims=True) - 50.0
-    largest = np.max(np.where(matters, np.abs(b[:, None] * w) + np.abs(transform), 0.0), axis=1)
-    rounding = _UNIT_ROUNDOFF * (8.0 * largest + 8.0 * np.abs(gammaln(b)) + 16.0 * np.abs(total) + 256.0)
-    return np.where(usable, np.maximum(total - gammaln(b) - np.log1p(-error), 0.0) + rounding, np.inf)
+    rounding = 8.0 * largest_exponent + 8.0 * np.abs(gammaln(b)) + 16.0 * np.abs(total) + 256.0
+    moments = np.maximum(total - gammaln(b) - np.log1p(-error), 0.0) + _UNIT_ROUNDOFF * rounding
+    return np.where(usable, moments, np.inf)
 
 
 def _log_laplace(h: float, s: np.ndarray) -> np.ndarray:
