@@ -30,6 +30,7 @@ LARGEST_WHOLE_ORDER = 1024
 
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_INVERSE_NOISE = 1e145
+_SMALLEST_INVERSE_NOISE = 1e-145
 
 # The integral over l = e^w.
 _SMALLEST_NOISE = 0.1
@@ -49,7 +50,7 @@ _DECAY = 42.0
 
 def log_moments_allocation(noise_multiplier: float, steps: int, orders: np.ndarray) -> np.ndarray:
     """Upper bounds on the larger of log E R^a and log E R^(1 - a), for orders a > 1 of shape [K]."""
-    h = 1.0 / noise_multiplier
+    h = max(1.0 / noise_multiplier, _SMALLEST_INVERSE_NOISE)
     if h >= _LARGEST_INVERSE_NOISE:
         return np.full(orders.shape, np.inf)
     gaussian = 0.5 * orders * (orders - 1.0) * h * h
@@ -85,14 +86,14 @@ def _whole_orders(h: float, steps: int, largest: int) -> np.ndarray:
     """Upper bounds on log E R^a for a = 0, ..., largest."""
     a = np.arange(largest + 1.0)
     one_step = 0.5 * a * (a - 1.0) * h * h
-    log_binomial = gammaln(a + 1.0)[:, None] - gammaln(a + 1.0) - gammaln(np.maximum(a[:, None] - a, 0.0) + 1.0)
+    binomials = _Binomials.up_to(largest)
     means = {1: one_step}
 
     def mean_of(size: int) -> np.ndarray:
         """log E of the powers of a mean over ``size`` steps, from those of its two halves."""
         if size not in means:
             half = size // 2
-            means[size] = _mean_of_two(mean_of(half), mean_of(size - half), half / size, log_binomial)
+            means[size] = binomials.mean_of_two(mean_of(half), mean_of(size - half), half / size)
         return means[size]
 
     moments = mean_of(steps)
@@ -103,23 +104,46 @@ def _whole_orders(h: float, steps: int, largest: int) -> np.ndarray:
     return moments + 2.0 * rounds * relative * (1.0 + one_step) * np.minimum(moments, 1.0)
 
 
-def _mean_of_two(first: np.ndarray, second: np.ndarray, share: float, log_binomial: np.ndarray) -> np.ndarray:
-    """The log moments of share X + (1 - share) Z from those of independent X and Z.
+class _Binomials(NamedTuple):
+    """The binomial coefficients C(a, j) of a = 2, ..., largest, one row after another.
 
-    E(share X + (1 - share) Z)^a - 1 = sum_j C(a, j) share^j (1 - share)^(a - j) (E X^j E Z^(a - j) - 1).
+    Attributes:
+        row: a - 2 of each.
+        starts: where the rows start.
+        j, rest: j and a - j.
+        log: their logarithms.
     """
-    j = np.arange(first.size)
-    rest = j[:, None] - j
-    log_weight = log_binomial + j * math.log(share) + rest * math.log1p(-share)
 
-    # A product of moments of orders 0 and 1 is 1, and its excess 0.
-    together = first + second[np.maximum(rest, 0)]
-    with np.errstate(divide="ignore"):
-        log_excess = together + np.log(-np.expm1(-together))
-    terms = np.where(rest >= 0, log_weight + log_excess, -np.inf)
-    moments = np.zeros(first.size)
-    moments[2:] = np.logaddexp(0.0, _log_sum(terms[2:]))
-    return moments
+    row: np.ndarray
+    starts: np.ndarray
+    j: np.ndarray
+    rest: np.ndarray
+    log: np.ndarray
+
+    @classmethod
+    def up_to(cls, largest: int) -> "_Binomials":
+        # The rows of a = 0 and 1 have three elements.
+        a, j = (index[3:] for index in np.tril_indices(largest + 1))
+        log_factorial = gammaln(np.arange(largest + 1.0) + 1.0)
+        log = log_factorial[a] - log_factorial[j] - log_factorial[a - j]
+        return cls(a - 2, np.flatnonzero(j == 0), j, a - j, log)
+
+    def mean_of_two(self, first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
+        """The log moments of share X + (1 - share) Z from those of independent X and Z.
+
+        E(share X + (1 - share) Z)^a - 1 = sum_j C(a, j) share^j (1 - share)^(a - j) (E X^j E Z^(a - j) - 1).
+        """
+        log_weight = self.log + self.j * math.log(share) + self.rest * math.log1p(-share)
+        together = first[self.j] + second[self.rest]
+        # A product of first moments is 1: nothing is left of it.
+        with np.errstate(divide="ignore"):
+            terms = log_weight + together + np.log(-np.expm1(-together))
+
+        largest = np.maximum.reduceat(terms, self.starts)
+        total = np.add.reduceat(np.exp(terms - largest[self.row]), self.starts)
+        moments = np.zeros(first.size)
+        moments[2:] = np.logaddexp(0.0, largest + np.log(total))
+        return moments
 
 
 def _log_sum(terms: np.ndarray) -> np.ndarray:
@@ -158,8 +182,8 @@ def _by_transform(h: float, steps: int, power: int, b: np.ndarray) -> np.ndarray
     """
     nodes = np.arange(-_REACH, _REACH, _SPACING)
     s = np.exp(nodes) / steps
-    # E[Y^k e^(-s Y)] is E[Y^k] times the transform at s e^(k h^2).
-    transforms = [_log_laplace(h, s * math.exp(k * h * h)) for k in range(power + 1)]
+    # E[Y^k e^(-s Y)] is E[Y^k] times the transform at s e^(k h^2). It falls in s, so less than that is safe.
+    transforms = [_log_laplace(h, s * math.exp(min(k * h * h, 500.0))) for k in range(power + 1)]
     pieces = []
     for parts in _partitions(power, power):
         others = steps - len(parts)

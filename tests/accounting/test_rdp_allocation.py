@@ -49,7 +49,7 @@ def test_both_directions_are_above_the_integrals_and_next_to_them(noise, steps):
     assert (both >= np.maximum(exact, exact_add) * (1 - 1e-10)).all()
 
 
-def test_an_odd_order_is_the_sum_over_all_draws():
+def test_a_whole_order_is_the_mean_over_all_draws():
     """E R^a is a mean over the t^a ways in which a draws of a step may fall."""
     for noise, steps, order in itertools.product([0.4, 1.0, 5.0], [2, 3, 5], [2, 3, 5]):
         total = mp.mpf(0)
@@ -96,6 +96,7 @@ def test_one_step_is_the_gaussian_mechanism():
         rdp_allocation(1.3, 6, 2, orders, num_selected=6), 12 * orders / (2 * 1.3**2), rtol=1e-13
     )
     assert rdp_allocation(1e-150, 5, 1, 2.0) == np.inf
+    assert 0 < rdp_allocation(1e300, 5, 1, 2.0) < 1e-280
 
 
 def test_fixed_bins_are_one_epoch_and_blocks_add_up():
@@ -107,7 +108,7 @@ def test_fixed_bins_are_one_epoch_and_blocks_add_up():
 
 
 def test_it_grows_with_the_order_and_falls_with_noise_and_steps():
-    orders = np.concatenate([np.linspace(1.02, 12, 200), [30, 64.5, 128, 512, 1024, 1025, 5000.0]])
+    orders = np.concatenate([np.linspace(1.02, 12, 200), [30, 64.5, 128, 500, 1025, 5000.0]])
     for noise, steps in [(0.3, 7), (1.0, 100), (4.0, 10_000)]:
         rdp = rdp_allocation(noise, steps, 1, orders)
         assert (np.diff(rdp) > -1e-9 * rdp[1:]).all()
@@ -116,6 +117,18 @@ def test_it_grows_with_the_order_and_falls_with_noise_and_steps():
     assert (np.diff(noisy, axis=0) < 0).all()
     longer = rdp_allocation(1.0, np.array([1, 2, 3, 10, 11, 500]), 1, ORDERS)
     assert (np.diff(longer, axis=0) < 0).all()
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.05, 0.1, 0.11, 50.0, 1e8])
+@pytest.mark.parametrize("steps", [2, 7, 1000, 2**53 - 1])
+def test_ends_of_the_range(noise, steps):
+    orders = np.array([1 + 1e-12, 1.001, 1.999999, 2.0, 2.000001, 7.5, 30.5, 200.0, 1e6])
+    rdp = rdp_allocation(noise, steps, 1, orders)
+    assert (rdp > 0).all()
+    assert (rdp <= orders / (2 * noise**2) * (1 + 1e-12)).all()
+    # What is known of a moment to an absolute error counts as much as that divided by the order less 1.
+    second = np.logaddexp(0, np.log(-np.expm1(-(noise**-2))) + noise**-2 - np.log(float(steps)))
+    assert second <= rdp[3] * (1 + 1e-12) <= second * (1 + 1e-6) + 1e-12
 
 
 def test_shapes():

@@ -61,7 +61,7 @@ def worst(noise, prob, num_examples, capacity):
     return most
 
 
-@pytest.mark.parametrize(("noise", "prob", "num_examples", "capacity"), [case for case in CASES if case[0] > 0.6])
+@pytest.mark.parametrize(("noise", "prob", "num_examples", "capacity"), CASES)
 def test_no_data_set_exceeds_the_bound(noise, prob, num_examples, capacity):
     found = worst(noise, prob, num_examples, capacity)
     bound = rdp_truncated_poisson(noise, prob, num_examples, capacity, ORDERS)
@@ -74,6 +74,15 @@ def test_poisson_accounting_would_be_wrong():
     found = worst(0.7, 0.9, 5, 3)
     assert (found > 1.2 * rdp_subsampled_gaussian(0.7, 0.9, ORDERS)).any()
     assert (found <= rdp_truncated_poisson(0.7, 0.9, 5, 3, ORDERS)).all()
+
+
+def test_the_bound_is_its_formula():
+    noise, prob, num_examples, capacity = 1.0, 0.1, 200, 25
+    overflow = stats.binom.sf(capacity - 1, num_examples - 1, prob)
+    fitting, displacing = (np.exp((ORDERS - 1) * rdp_subsampled_gaussian(s, prob, ORDERS)) for s in (noise, noise / 2))
+    moment = (1 - overflow) * fitting + overflow * displacing
+    found = rdp_truncated_poisson(noise, prob, num_examples, capacity, ORDERS)
+    np.testing.assert_allclose(found, np.log(moment) / (ORDERS - 1), rtol=1e-8)
 
 
 def test_a_capacity_that_suffices_is_poisson_sampling():
