@@ -180,7 +180,7 @@ def rdp_of_ledger(ledger: Ledger | AnyEvent, orders: Array) -> np.ndarray:
     Reference: Mironov, arXiv:1702.07476, Propositions 1 (composition), 5 (randomized response), 6 (Laplace) and 7
     (Gaussian).
 
-    >>> from gdpjax.ledger import AllocationEvent
+    >>> from gdpjax.ledger import AllocationEvent, GaussianEvent, Ledger
     >>> print(f"{rdp_of_ledger(Ledger([AllocationEvent(1.0, 100, 5), GaussianEvent(10.0)]), 8.0):.4f}")
     0.4226
     """
