@@ -14,7 +14,7 @@ from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import has_allocation
-from gdpjax.accounting._ledgers import describe
+from gdpjax.accounting._ledgers import check_form, describe
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._run_curve import (
     RTOL,
@@ -29,27 +29,12 @@ from gdpjax.ledger import AnyEvent, Ledger
 from gdpjax.tradeoff import CertifiedCurve
 
 
-def _check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str) -> bool:
-    """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has."""
-    if isinstance(run, Ledger | AnyEvent):
-        if sampling_prob is not None or num_steps is not None:
-            raise ValueError(f"after a Ledger give {name} as a keyword: f(ledger, {name}=...), and nothing else")
-        if query is None:
-            raise ValueError(f"{name} is missing: f(ledger, {name}=...)")
-        return True
-    values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, name: query}
-    missing = [key for key, value in values.items() if value is None]
-    if missing:
-        raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(values)}, or a Ledger and {name}=...")
-    return False
-
-
 def _curve(
     run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, ...]
 ) -> CertifiedCurve:
     """The curve that a call of a function below asks about."""
     checked_group_size(options[2])
-    _check_form(run, sampling_prob, num_steps, query, name)
+    check_form(run, sampling_prob, num_steps, query, name)
     return curve_of(run, sampling_prob, num_steps, *options)
 
 
@@ -133,7 +118,7 @@ def epsilon_estimate(
     True
     """
     group_size = checked_group_size(group_size)
-    if _check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
+    if check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
         check_options(noise_multiplier, sampling, neighboring_relation)  # pyright: ignore[reportArgumentType]
         if _shuffled.has_shuffled(noise_multiplier):  # pyright: ignore[reportArgumentType]
             raise ValueError("shuffled batches have a wide bracket and no estimate in it: use epsilon_bounds")
