@@ -1,7 +1,8 @@
 r"""Renyi moments of one Poisson-subsampled Gaussian step, rigorously from above.
 
 The moments accountant (`_rdp`) adds up the Renyi divergences of its steps. `log_moments` gives log A(a) of one step,
-and log A(a) / (a - 1) is the Renyi divergence of order a. With h = 1/noise_multiplier, p = sampling_prob and u ~ N(0, 1),
+and log A(a) / (a - 1) is the Renyi divergence of order a. With h = 1/noise_multiplier, p = sampling_prob and
+u ~ N(0, 1),
 
     A(a) = E[(1 + s)^a],    s = p (w - 1),    w = exp(h u - h^2/2),
     A(a) - 1 = E[g(s)],     g(s) = (1 + s)^a - 1 - a s >= 0.
