@@ -1,43 +1,17 @@
 """The price of a small probability of failure or overflow: brackets of a run from those of the run without it.
 
 Each of `epsilon`, `delta`, `tradeoff` and `mu` below takes the bracket of the ideal run, as a function, and `Lost`, the
-probabilities of failure and overflow. `CertifiedCurve`s use them by `_run_curve.with_lost_mass`.
+probabilities of failure and overflow. `_run_curve.CurveWithLostMass` asks them.
 
-**Events that fail**, with probability d in all (`_ledgers`): the curve is exactly f (x) f_{0, d}, that is
+* Events fail with probability d in all (`_ledgers`): delta(e) = d + (1 - d) delta_0(e).
+* Padded batches overflow with probability tau = s + a, silently (s) or announced (a), see `Event.overflow`:
 
-    delta(e) = d + (1 - d) delta_0(e),   f(alpha) = (1 - d) f_0(alpha / (1 - d)), 0 above 1 - d.
+      delta_ideal(e) - a - s (1 + e^e) <= delta(e) <= tau + (1 - tau) delta_ideal(e),
+      (1 - tau) f_ideal(alpha / (1 - tau)) <= f(alpha) <= f_ideal(alpha - s) + s + a.
 
-**Overflow.** A run whose padded batches may overflow with probability tau (`Event.overflow`) is the ideal run except on
-an event of probability at most tau that depends on the other examples alone. Condition on it: with probability 1 - tau
-the run is ideal, otherwise anything may happen, and by joint convexity
-
-    delta(e) <= tau + (1 - tau) delta_ideal(e),   f(alpha) >= (1 - tau) f_ideal(alpha / (1 - tau)).
-
-Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau), infinite where delta <= tau, and a mu statement
-with failure probability q is the ideal one's with (q - tau) / (1 - tau).
-
-**From below** it matters what happens then. Let S be the best test of the ideal run and P, Q the ideal distributions.
-
-* *Silent* overflow, probability s: anything may be released in place of the ideal output. S has at least P(S) - s and
-  at most Q(S) + s, so delta(e) >= delta_ideal(e) - s (1 + e^e) and f(alpha) <= f_ideal(alpha - s) + s.
-* *Announced* overflow, probability a: the run stops and says so. The test "S, and nothing was announced" has at least
-  P(S) - a and at most Q(S), so delta(e) >= delta_ideal(e) - a and f(alpha) <= f_ideal(alpha) + a.
-
-Both together: delta(e) >= delta_ideal(e) - a - s (1 + e^e) and f(alpha) <= f_ideal(alpha - s) + s + a. Hence epsilon is
-at least the ideal one at delta + a + s (1 + e^{upper}). The factor e^{upper} is why only announced overflow leaves a
-bracket tight where epsilon is large. For mu let only announced overflow occur, and mu be below both the certified upper
-end m and the ideal lower end at failure probability q + a / (1 - delta_m(0)). For some e, with
-d = delta_mu(e) <= delta_m(0),
-
-    delta(e) + a >= delta_ideal(e) > q + (1 - q) d + (1 - d) a / (1 - delta_m(0)) >= q + (1 - q) d + a:
-
-so the statement (mu, q) fails. After silent overflow nothing is claimed (lower = 0).
-
-**Rounding.** Quotients are rounded to the safe side by 1e-15 of themselves (`_ULPS`). d and tau are rounded, too
-(log1p, a product, a sum and expm1, each to an ulp or two), so every end is computed after moving them by 2e-15 of
-themselves (`_LOST_ERROR`) to its own safe side. In particular "d exceeds delta" is said only where it surely does. A
-single guarantee's delta is exact. Where all losses are bounded, epsilon is at most their sum as soon as delta reaches
-d. Every function here is for NumPy arrays.
+Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau) and at least the ideal one at
+delta + a + s (1 + e^{upper}). Every quotient and every lost mass is rounded to the safe side. Proofs and rounding are
+in docs/theory/overflow.md. Every function here is for NumPy arrays.
 """
 
 from collections.abc import Callable
@@ -61,7 +35,7 @@ _LOWER_END, _UPPER_END = 0, 1
 
 
 class Lost(NamedTuple):
-    """The probabilities of failure and overflow, in the words of the module docstring.
+    """The probabilities of failure and overflow, in the symbols of the module docstring.
 
     Attributes:
         failure: d, the probability that a guarantee fails.
