@@ -95,7 +95,7 @@ def check_options(
             raise ValueError(f"expected sampling to be that of the events, got {shown(sampling)}: leave it out")
 
 
-class _Question(NamedTuple):
+class _CurveQuestion(NamedTuple):
     """A question that every curve answers.
 
     Attributes:
@@ -110,10 +110,10 @@ class _Question(NamedTuple):
 
 
 _QUESTIONS = {
-    "epsilon": _Question("delta", OPEN_UNIT, _overflow.epsilon),
-    "delta": _Question("epsilon", NONNEGATIVE, _overflow.delta),
-    "tradeoff": _Question("alpha", UNIT, _overflow.tradeoff),
-    "mu": _Question("failure", OPEN_UNIT, _overflow.mu),
+    "epsilon": _CurveQuestion("delta", OPEN_UNIT, _overflow.epsilon),
+    "delta": _CurveQuestion("epsilon", NONNEGATIVE, _overflow.delta),
+    "tradeoff": _CurveQuestion("alpha", UNIT, _overflow.tradeoff),
+    "mu": _CurveQuestion("failure", OPEN_UNIT, _overflow.mu),
 }
 
 
