@@ -5,7 +5,7 @@ convex functions of R,
 
     remove: delta(e) = E (R - e^e)_+,        add: delta(e) = E (1 - e^e R)_+,
 
-so a law that is larger than that of R in convex order overstates both, and a smaller one understates both. A `Law`
+so a law that is larger than that of R in convex order overstates both, and a smaller one understates both. A `RatioLaw`
 holds one of each, on the same grid of values y_k = e^{origin + k spacing}, 0 <= k < size:
 
 * `upper`, the Q-mass at each y_k, with the Q-mass `at_zero` of the value 0 and the P-mass `at_infinity`. It came about
@@ -28,7 +28,7 @@ SMALLEST_MASS = 1e-280
 """Labels with less Q-mass or P-mass are left out."""
 
 
-class Grid(NamedTuple):
+class RatioGrid(NamedTuple):
     """The values e^{origin + k spacing} for 0 <= k < size."""
 
     origin: float
@@ -49,7 +49,7 @@ class Grid(NamedTuple):
         return 1e-300 * math.exp(self.origin + self.spacing * self.size)
 
 
-class Law(NamedTuple):
+class RatioLaw(NamedTuple):
     """The law of R from above and from below; see the module's docstring. The arrays are [size]."""
 
     upper: np.ndarray
@@ -83,14 +83,14 @@ class Pair(NamedTuple):
     displacement: float
 
 
-def upper_pair(law: Law, grid: Grid) -> Pair:
+def upper_pair(law: RatioLaw, grid: RatioGrid) -> Pair:
     """The pair that overstates both directions."""
     inflation = 1.0 + 2.0 * law.rounding
     lost = law.at_infinity * inflation, law.at_zero * inflation
     return _pair(law.upper, grid.log_values(), lost, law.rounding, law.displacement)
 
 
-def lower_pair(law: Law, grid: Grid) -> Pair:
+def lower_pair(law: RatioLaw, grid: RatioGrid) -> Pair:
     """The pair that understates both directions; what is left out of it counts for nothing."""
     mass = np.where(law.lower > SMALLEST_MASS, law.lower, 0.0)
     log_ratio = grid.log_values() + np.log1p(law.mean_excess())

@@ -22,7 +22,7 @@ import math
 
 import numpy as np
 
-from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Grid, Law
+from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, RatioGrid, RatioLaw
 
 SMALLEST_NOISE = 0.05
 _LARGEST_LOG_VALUE = 650.0
@@ -30,13 +30,13 @@ _LARGEST_LOG_VALUE = 650.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
-def one_step(noise_multiplier: float, size: int, log_tail: float) -> tuple[Law, Grid]:
+def one_step(noise_multiplier: float, size: int, log_tail: float) -> tuple[RatioLaw, RatioGrid]:
     """The law of one step on ``size`` values, which leaves out tails of about e^log_tail."""
     shift = 1.0 / noise_multiplier
     reach = min(math.sqrt(-2.0 * log_tail), (_LARGEST_LOG_VALUE - 0.5 * shift**2) / shift)
     width = (2.0 * reach + shift) / (size - 1.0)
     spacing = width * shift
-    grid = Grid(-reach * shift - 0.5 * shift**2, spacing, size)
+    grid = RatioGrid(-reach * shift - 0.5 * shift**2, spacing, size)
 
     # The nodes of each cell, half by half [size - 1, 2, 16], with the density folded into their weights.
     start = (-reach + width * np.arange(size - 1))[:, None, None]
@@ -71,7 +71,7 @@ def one_step(noise_multiplier: float, size: int, log_tail: float) -> tuple[Law, 
     # The exponent of the density is right to a few ulp of its size, and a node to a few ulp of its size.
     rounding = UNIT_ROUNDOFF * (100.0 + 8.0 * (reach + shift) ** 2)
     displacement = 16.0 * UNIT_ROUNDOFF * grid.reach
-    law = Law(
+    law = RatioLaw(
         upper=upper,
         at_zero=tail + 1e-300,
         at_infinity=tail + grid.underflow(),
