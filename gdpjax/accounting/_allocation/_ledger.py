@@ -239,8 +239,8 @@ def _make_run(
     """Return the run with these columns of numbers, without the events that do nothing."""
     schemes = [_bounds.make_scheme(*row) for row in _rows(scheme_columns)]
     steps = []
-    for row in _rows(step_columns):
-        step = Step(*row)
+    for noise_multiplier, sampling_prob, num_steps in _rows(step_columns):
+        step = Step(noise_multiplier, sampling_prob, num_steps)
         if step.sampling_prob > 0 and step.num_steps > 0:
             steps.append(step)
     finite = []
