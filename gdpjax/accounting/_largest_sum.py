@@ -14,8 +14,8 @@ independently in each epoch. Every test of (M_1, ..., M_E) is a test of the run,
 
 **Scores.** M is replaced by a whole number k(M), log(P / Q) of a cell around M in units of h, rounded. The run is
 replaced by the sum of the scores of its epochs. That is post-processing whatever the scores are, so the laws of the
-sum, convolutions of positive masses, are a pair whose tests are attacks on the run. Merging neighbouring scores, to keep
-arrays short, is post-processing as well, and an outcome that is left out is one on which no test rejects.
+sum, convolutions of positive masses, are a pair whose tests are attacks on the run. Merging neighbouring scores, to
+keep arrays short, is post-processing as well, and an outcome that is left out is one on which no test rejects.
 
 **Rounding.** Masses are stored twice, rounded down and up, by 1e-11 of the distribution function they are differences
 of and by the rounding of sums of positive products. A test of P against Q takes P from below and Q from above.

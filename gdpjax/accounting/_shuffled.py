@@ -7,8 +7,8 @@ any permutations and any gradients.
 
 **From below** an example may have a step of the epoch that was drawn for it alone, as in random allocation. The worst
 data show no more where the gradients of all others are zero (or, under REPLACE_ONE, the opposite of the target's).
-Under REPLACE_SPECIAL and ADD_OR_REMOVE_ONE the null example takes a place in a batch, which then lacks another example. That
-shows more, and at small noise nearly all; `_largest_sum` bounds it from below.
+Under REPLACE_SPECIAL and ADD_OR_REMOVE_ONE the null example takes a place in a batch, which then lacks another example.
+That shows more, and at small noise nearly all; `_largest_sum` bounds it from below.
 
 The first of these lower ends counts the other events of a ledger, the second leaves them out.
 """
