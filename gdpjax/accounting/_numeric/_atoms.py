@@ -25,7 +25,7 @@ _MERGED = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Atoms:
+class OutcomeEvents:
     """An event of n outcomes in one direction, and the number of times it happens.
 
     Attributes:
@@ -72,7 +72,7 @@ class Atoms:
         return self.lost_q
 
 
-def distribution(atoms: Atoms) -> tuple[Array, Array]:
+def distribution(atoms: OutcomeEvents) -> tuple[Array, Array]:
     """Return (losses, log weights) of a coarser pair, for planning only."""
     loss = atoms.loss
     log_weight = atoms.log_weight
@@ -88,13 +88,13 @@ def distribution(atoms: Atoms) -> tuple[Array, Array]:
     return losses, log_weights
 
 
-def log_moment(atoms: Atoms, theta: Array) -> Array:
+def log_moment(atoms: OutcomeEvents, theta: Array) -> Array:
     """Return log A(theta) of one event at each theta [points]."""
     exponent = atoms.log_weight + theta[:, None] * atoms.loss
     return log_sum(exponent, axis=1)
 
 
-def largest_loss(events: Sequence[Atoms]) -> float:
+def largest_loss(events: Sequence[OutcomeEvents]) -> float:
     """Return the largest finite loss of all the events together, rounded up."""
     total = 0.0
     for event in events:
@@ -105,7 +105,7 @@ def largest_loss(events: Sequence[Atoms]) -> float:
     return total
 
 
-def log_lost(events: Sequence[Atoms]) -> float:
+def log_lost(events: Sequence[OutcomeEvents]) -> float:
     """Return the log of the probability that nothing is lost in any event."""
     total = 0.0
     for event in events:
@@ -114,7 +114,7 @@ def log_lost(events: Sequence[Atoms]) -> float:
     return total
 
 
-def rounding_terms(atoms: Atoms, exponent: Array) -> tuple[Array, Array]:
+def rounding_terms(atoms: OutcomeEvents, exponent: Array) -> tuple[Array, Array]:
     """Return the errors of each node: c0 of its weight e^exponent, relative, and c1 of its loss, absolute.
 
     54 ulp stand for the tables and the rotations, as in `_moments`.

@@ -1,6 +1,6 @@
 """Events whose privacy loss is bounded: randomized response, (epsilon, 0)-DP and the Laplace mechanism.
 
-Their moments have a formula. Let e be the largest loss (`Finite.bound`). Randomized response with k
+Their moments have a formula. Let e be the largest loss (`BoundedLossEvents.bound`). Randomized response with k
 categories gives the true answer with probability a e^e and each of the k - 1 other answers with probability a, where
 a = 1 / (e^e + k - 1), so that
 
@@ -12,7 +12,7 @@ k = 2 is the worst of all (e, 0)-DP mechanisms. The Laplace mechanism of scale s
 
 Both pairs of distributions are symmetric: the same for "remove" and "add".
 
-    >>> response = Finite(num_steps=1.0, bound=1.0, categories=2.0)
+    >>> response = BoundedLossEvents(num_steps=1.0, bound=1.0, categories=2.0)
     >>> print(log_moment(response, np.zeros(1)).round(12))  # A(0) is the total probability
     [0.]
 
@@ -33,7 +33,7 @@ LAPLACE = 0.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
-class Finite(NamedTuple):
+class BoundedLossEvents(NamedTuple):
     """Events with bounded loss, all of one kind.
 
     Attributes:
@@ -52,7 +52,7 @@ class Finite(NamedTuple):
         return self.categories == LAPLACE
 
 
-def _log_probabilities(finite: Finite) -> tuple[float, float, float]:
+def _log_probabilities(finite: BoundedLossEvents) -> tuple[float, float, float]:
     """Return the logs of the probabilities of the losses e, -e and 0, without Laplace's continuous part."""
     bound = finite.bound
     if finite.is_laplace:
@@ -67,7 +67,7 @@ def _log_probabilities(finite: Finite) -> tuple[float, float, float]:
     return largest, smallest, zero
 
 
-def distribution(finite: Finite) -> tuple[Array, Array]:
+def distribution(finite: BoundedLossEvents) -> tuple[Array, Array]:
     """Return (losses [n], log weights [n]) of a discrete approximation, for planning only."""
     bound = finite.bound
     losses = np.array([bound, -bound, 0.0])
@@ -83,7 +83,7 @@ def distribution(finite: Finite) -> tuple[Array, Array]:
     return losses, log_weights
 
 
-def _log_terms(finite: Finite, theta: Array) -> tuple[Array, Array, Array]:
+def _log_terms(finite: BoundedLossEvents, theta: Array) -> tuple[Array, Array, Array]:
     """Return the logs of the terms of A(theta) e^{-theta e} for the losses e, -e and 0."""
     bound = finite.bound
     log_largest, log_smallest, log_zero = _log_probabilities(finite)
@@ -92,7 +92,7 @@ def _log_terms(finite: Finite, theta: Array) -> tuple[Array, Array, Array]:
     return log_largest + 0.0 * theta, smallest, zero
 
 
-def log_moment(finite: Finite, theta: Array) -> Array:
+def log_moment(finite: BoundedLossEvents, theta: Array) -> Array:
     """Return log A(theta), theta >= 0 [points], right to (64 + 4 theta e) ulp."""
     terms = list(_log_terms(finite, theta))
     if finite.is_laplace:
@@ -104,7 +104,7 @@ def log_moment(finite: Finite, theta: Array) -> Array:
     return theta * finite.bound + log_total
 
 
-def ratio(finite: Finite, theta: float, frequency: Array) -> Array:
+def ratio(finite: BoundedLossEvents, theta: float, frequency: Array) -> Array:
     """Return A(theta + it) / A(theta) at each frequency t [n]."""
     bound = finite.bound
     log_total = log_moment(finite, np.asarray(theta)) - theta * bound
@@ -132,7 +132,7 @@ def ratio(finite: Finite, theta: float, frequency: Array) -> Array:
     return atoms + quotient * np.exp(-log_total) * rotation
 
 
-def ratio_error(finite: Finite, theta: Array, frequency: Array) -> Array:
+def ratio_error(finite: BoundedLossEvents, theta: Array, frequency: Array) -> Array:
     """Return the error of `ratio` in ulp, which includes that of dividing by A(theta)."""
     return 128.0 + (16.0 * frequency + 8.0 * theta) * finite.bound
 
@@ -146,7 +146,7 @@ def complex_expm1(a: Array, b: Array) -> Array:
     return real + 1j * imag
 
 
-def largest_loss(events: Sequence[Finite]) -> float:
+def largest_loss(events: Sequence[BoundedLossEvents]) -> float:
     """Return the largest loss of all the events together."""
     total = 0.0
     for event in events:
@@ -154,7 +154,7 @@ def largest_loss(events: Sequence[Finite]) -> float:
     return total * (1.0 + 1e-12)
 
 
-def largest_atom(events: Sequence[Finite]) -> tuple[float, float]:
+def largest_atom(events: Sequence[BoundedLossEvents]) -> tuple[float, float]:
     """Return the largest loss L of all the events together and the log of its probability m, both rounded down."""
     loss = 0.0
     log_mass = 0.0
@@ -168,7 +168,7 @@ def largest_atom(events: Sequence[Finite]) -> tuple[float, float]:
     return loss * (1.0 - 1e-12), log_mass - rounding
 
 
-def epsilon_from_atom(events: Sequence[Finite], log_delta: float) -> float:
+def epsilon_from_atom(events: Sequence[BoundedLossEvents], log_delta: float) -> float:
     """Return a lower bound on epsilon at e^log_delta, from the largest loss alone."""
     loss, log_mass = largest_atom(events)
     # delta(x) >= m (1 - e^{x - L}), solved for x.
@@ -180,14 +180,14 @@ def epsilon_from_atom(events: Sequence[Finite], log_delta: float) -> float:
     return max(loss + below_loss - 1e-12, 0.0)
 
 
-def delta_from_atom(events: Sequence[Finite], epsilon: float) -> float:
+def delta_from_atom(events: Sequence[BoundedLossEvents], epsilon: float) -> float:
     """Return a lower bound on delta at epsilon, from the largest loss alone."""
     loss, log_mass = largest_atom(events)
     gain = -np.expm1(min(epsilon - loss, 0.0))
     return np.exp(log_mass) * gain * (1.0 - 1e-12)
 
 
-def squared_mu(events: Sequence[Finite]) -> float:
+def squared_mu(events: Sequence[BoundedLossEvents]) -> float:
     """Return an upper bound on mu^2 of all the events together."""
     total = 0.0
     for event in events:

@@ -5,7 +5,7 @@ A run is a product of independent events. On the line z = theta + it its moments
     M(theta + it) = prod_j A_j(theta + it)^{T_j},        t = 0, h, 2h, ...,        h = 2 pi / D,
 
 where A_j are the moments of one event of kind j and T_j is its number. `transform` evaluates them on the line of a
-`Contour`, for the trapezoid sums of `_contour`. The result for each kind of event is one `Line`, whatever its
+`Contour`, for the trapezoid sums of `_contour`. The result for each kind of event is one `EventsOnLine`, whatever its
 distribution is:
 
 * the quadrature nodes of a subsampled Gaussian step (`_moments`), or the outcomes of an event (`_atoms`), give
@@ -24,11 +24,11 @@ import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _bounded_losses, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._bounded_losses import Finite
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Nodes, Totals, Window
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._atoms import OutcomeEvents
+from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, QuadratureNodes, QuadratureTotals, Window
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 MAX_PANELS = 512
 FREQUENCY_BLOCK = 256
@@ -66,7 +66,7 @@ class Contour(NamedTuple):
     log_error: float
 
 
-class Transform(NamedTuple):
+class RunOnLine(NamedTuple):
     """The moments of a run along a line, relative to M(theta).
 
     Attributes:
@@ -96,7 +96,7 @@ class Transform(NamedTuple):
     least: float = -np.inf
 
 
-class Line(NamedTuple):
+class EventsOnLine(NamedTuple):
     """The moments A of one kind of event along a line.
 
     Attributes:
@@ -116,7 +116,7 @@ class Line(NamedTuple):
     alias: Array
 
 
-def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
+def transform(run: RunDescription, windows: list[Window], contour: Contour) -> RunOnLine:
     """Evaluate M along the line.
 
     Args:
@@ -165,7 +165,7 @@ def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
     largest_at_zero = max((line.at_zero for line in lines), default=0.0)
     if not largest_at_zero < 0.2:
         log_size_error = np.inf
-    return Transform(
+    return RunOnLine(
         frequency=frequency,
         modulus=modulus,
         angle=angle,
@@ -188,7 +188,7 @@ def frequencies(contour: Contour) -> Array:
     return spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
 
 
-def lost_mass(run: Run, windows: list[Window]) -> float:
+def lost_mass(run: RunDescription, windows: list[Window]) -> float:
     """Bound the P-mass that the windows of steps and the infinite losses of atoms take out of the composition."""
     log_remaining = 0.0
     for step, window in zip(run.steps, windows, strict=True):
@@ -198,7 +198,7 @@ def lost_mass(run: Run, windows: list[Window]) -> float:
     return -np.expm1(log_remaining) * (1.0 + 1e-9)
 
 
-def log_moments_above(steps: Sequence[Step], windows: list[Window], theta: float) -> Array:
+def log_moments_above(steps: Sequence[SubsampledGaussian], windows: list[Window], theta: float) -> Array:
     """Return upper bounds on log A(theta) of each of the steps [steps], without a line."""
     no_line = Contour(
         theta=theta,
@@ -236,7 +236,7 @@ class _Rule(NamedTuple):
         alias: Upper bounds on log A at the two alias exponents [2].
     """
 
-    nodes: list[Nodes]
+    nodes: list[QuadratureNodes]
     weights: list[Array]
     mass: float
     log_a: float
@@ -246,7 +246,9 @@ class _Rule(NamedTuple):
     alias: Array
 
 
-def step_lines(steps: Sequence[Step], windows: list[Window], contour: Contour, frequency: Array) -> list[Line]:
+def step_lines(
+    steps: Sequence[SubsampledGaussian], windows: list[Window], contour: Contour, frequency: Array
+) -> list[EventsOnLine]:
     """Return the lines of several kinds of subsampled Gaussian steps, each in its window."""
     lines = []
     for step, window in zip(steps, windows, strict=True):
@@ -254,11 +256,11 @@ def step_lines(steps: Sequence[Step], windows: list[Window], contour: Contour, f
     return lines
 
 
-def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
+def _step_rule(step: SubsampledGaussian, window: Window, contour: Contour) -> _Rule:
     """Return the quadrature of one kind of step: the sum over its parts, and a symmetric step's atom at loss 0."""
     theta = np.array([contour.theta, contour.below, contour.above])
     levels = contour.cutoff * _LEVELS
-    parts = _likelihood_ratio.parts(step)
+    parts = _likelihood_ratio.one_signed_parts(step)
     nodes = []
     exponents = []
     sums = []
@@ -272,7 +274,7 @@ def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
     total = _log_total(sums)
     log_mass = -np.inf
     if step.symmetric:
-        log_mass = np.log(_likelihood_ratio.rest(step))
+        log_mass = np.log(_likelihood_ratio.mass_at_zero_loss(step))
     log_rule = np.logaddexp(total.log_rule, log_mass)
 
     # The weights at theta and at the alias exponents, and the errors that rounding makes there.
@@ -296,7 +298,7 @@ def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
     )
 
 
-def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> Line:
+def _step_line(step: SubsampledGaussian, window: Window, contour: Contour, frequency: Array) -> EventsOnLine:
     """Return the line of one kind of subsampled Gaussian step."""
     rule = _step_rule(step, window, contour)
     at_zero = rule.fixed + rule.quadrature[0]
@@ -316,7 +318,7 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
     for nodes, weight in zip(rule.nodes, rule.weights, strict=True):
         sums = sums + _fourier(nodes.loss, weight, frequency)
         total_weight = total_weight + weight.sum()
-    return Line(
+    return EventsOnLine(
         num_steps=step.num_steps,
         ratio=(rule.mass + sums) / (rule.mass + total_weight),
         error=error,
@@ -327,8 +329,8 @@ def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -
 
 
 def _rounding(
-    parts: tuple[Step, ...],
-    nodes: list[Nodes],
+    parts: tuple[SubsampledGaussian, ...],
+    nodes: list[QuadratureNodes],
     theta: Array,
     log_a: Array,
     mass: Array,
@@ -371,19 +373,19 @@ def _rounding(
     return fixed + exponent_of_ratio * slope, slope
 
 
-def _log_total(terms: list[Totals]) -> Totals:
+def _log_total(terms: list[QuadratureTotals]) -> QuadratureTotals:
     """Return the sum over the parts of a step, which are one or two."""
     if len(terms) == 1:
         return terms[0]
     first, second = terms
-    return Totals(
+    return QuadratureTotals(
         log_rule=np.logaddexp(first.log_rule, second.log_rule),
         log_error=np.logaddexp(first.log_error, second.log_error),
         log_error_at=np.logaddexp(first.log_error_at, second.log_error_at),
     )
 
 
-def _panel_edges(step: Step, window: Window, contour: Contour) -> Array:
+def _panel_edges(step: SubsampledGaussian, window: Window, contour: Contour) -> Array:
     """Return the edges of the panels [panels + 1], as close as `_panel_density` asks for."""
     # The number of panels from the lower end up to the end of each cell.
     size = (window.upper - window.lower) / _CELLS
@@ -402,7 +404,7 @@ def _panel_edges(step: Step, window: Window, contour: Contour) -> Array:
     return edges
 
 
-def _panel_density(step: Step, contour: Contour, u: Array, size: float) -> Array:
+def _panel_density(step: SubsampledGaussian, contour: Contour, u: Array, size: float) -> Array:
     """Return the panels per unit of u [n] that the quadrature needs.
 
     Where the mass is, that is enough for the oscillation of e^{itL} and for the slope of the weights; see
@@ -470,7 +472,7 @@ def _radices(count: int) -> list[int]:
     return [_RADIX] * num_fours + [last]
 
 
-def _finite_line(event: Finite, contour: Contour, frequency: Array) -> Line:
+def _finite_line(event: BoundedLossEvents, contour: Contour, frequency: Array) -> EventsOnLine:
     """Return the line of events of bounded loss of one kind."""
     theta = contour.theta
     at_zero_ulp = _bounded_losses.ratio_error(event, theta, 0.0)
@@ -479,7 +481,7 @@ def _finite_line(event: Finite, contour: Contour, frequency: Array) -> Line:
     points = np.array([theta, contour.below, contour.above])
     log_a = _bounded_losses.log_moment(event, points)
     alias_ulp = _bounded_losses.ratio_error(event, points[1:], np.zeros(2))
-    return Line(
+    return EventsOnLine(
         num_steps=event.num_steps,
         ratio=_bounded_losses.ratio(event, theta, frequency),
         error=UNIT_ROUNDOFF * error_ulp,
@@ -489,7 +491,7 @@ def _finite_line(event: Finite, contour: Contour, frequency: Array) -> Line:
     )
 
 
-def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> Line:
+def _atoms_line(event: OutcomeEvents, contour: Contour, frequency: Array) -> EventsOnLine:
     """Return the line of events of known outcomes of one kind."""
     theta = contour.theta
     points = np.array([theta, contour.below, contour.above])
@@ -519,4 +521,4 @@ def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> Line:
     loss_error = event.displacement + 16.0 * UNIT_ROUNDOFF * largest_loss
     room = (contour.above + 1.0) * loss_error
     alias = log_moments[1:] + 4.0 * at_zero + event.rounding + room
-    return Line(event.num_steps, ratio, error, log_a, at_zero, alias)
+    return EventsOnLine(event.num_steps, ratio, error, log_a, at_zero, alias)

@@ -6,8 +6,8 @@ A run without sampling is one Gaussian mechanism with mu^2 = k^2 sum T / sigma^2
 
 where delta_mu is that of the Gaussian mechanism. With p = 1 this is e' = e, so one formula serves both.
 
-    >>> from gdpjax.accounting._numeric._likelihood_ratio import Step
-    >>> one_step = Run((Step(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0),))
+    >>> from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+    >>> one_step = RunDescription((SubsampledGaussian(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0),))
     >>> print(f"{delta(one_step, epsilon=1.0).upper:.6f}")
     0.028868
 
@@ -19,13 +19,13 @@ import numpy as np
 from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
-from gdpjax.accounting._numeric._run_description import Run, gaussian_mu, is_alone
+from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone
 
 _SLACK = 1e-9
 """The relative slack for the rounding of the closed forms."""
 
 
-def has_closed_form(run: Run) -> bool:
+def has_closed_form(run: RunDescription) -> bool:
     """Return whether nothing is sampled, or there is only one step, of one example."""
     if not is_alone(run):
         return False
@@ -37,7 +37,7 @@ def has_closed_form(run: Run) -> bool:
     return total == 1.0
 
 
-def epsilon(run: Run, delta: float) -> Bounds:
+def epsilon(run: RunDescription, delta: float) -> Bounds:
     """Bracket the smallest epsilon at delta of a run with a closed form."""
     sampling_prob = run.steps[0].sampling_prob
     value = subsampled_epsilon_kernel(np, delta, sampling_prob, gaussian_mu(run))
@@ -47,7 +47,7 @@ def epsilon(run: Run, delta: float) -> Bounds:
     return Bounds(max(lower, 0.0), upper)
 
 
-def delta(run: Run, epsilon: float) -> Bounds:
+def delta(run: RunDescription, epsilon: float) -> Bounds:
     """Bracket delta at epsilon of a run with a closed form. The caller undoes underflow to zero."""
     sampling_prob = run.steps[0].sampling_prob
     # e' = log(1 + (e^epsilon - 1) / p), without cancellation at small epsilon and without overflow at large epsilon.

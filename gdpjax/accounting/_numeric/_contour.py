@@ -21,7 +21,7 @@ import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric._bounded_losses import complex_expm1
-from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
+from gdpjax.accounting._numeric._characteristic_function import Contour, RunOnLine
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
 
 
@@ -83,7 +83,7 @@ def log_tail(name: str, contour: Contour, start: float) -> float:
     return bound - 0.5 * x**2 - np.log(np.pi) + 1e-9
 
 
-class Sums(NamedTuple):
+class TrapezoidSums(NamedTuple):
     """e^{theta epsilon - log_size} F(epsilon) for several kernels, as trigonometric sums in epsilon - origin.
 
     Attributes:
@@ -99,7 +99,7 @@ class Sums(NamedTuple):
     error: Array
 
 
-def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin: float) -> Sums:
+def make_sums(names: tuple[str, ...], data: RunOnLine, contour: Contour, origin: float) -> TrapezoidSums:
     """Return the trapezoid sums about epsilon = ``origin``.
 
     The errors hold for |epsilon - origin| <= period.
@@ -141,7 +141,7 @@ def make_sums(names: tuple[str, ...], data: Transform, contour: Contour, origin:
         tail = _exp(log_tail(name, contour, last))
         rounding = np.dot(scale, error) * (1.0 + 1e-9)
         errors[i] = rounding + tail
-    return Sums(t, real, imag, errors)
+    return TrapezoidSums(t, real, imag, errors)
 
 
 def _exp(x: float) -> float:
@@ -151,7 +151,7 @@ def _exp(x: float) -> float:
     return np.inf
 
 
-def evaluate(sums: Sums, shift: float) -> tuple[Array, Array]:
+def evaluate(sums: TrapezoidSums, shift: float) -> tuple[Array, Array]:
     """Return the sums at epsilon = origin + shift, and their derivatives in epsilon, each [kernels]."""
     t = sums.frequency
     phase = shift * t
@@ -172,7 +172,7 @@ def log_peak(theta: Array) -> Array:
     return -theta * np.log1p(1.0 / theta) - np.log1p(theta)
 
 
-def log_alias(data: Transform, contour: Contour, epsilon: float) -> float:
+def log_alias(data: RunOnLine, contour: Contour, epsilon: float) -> float:
     """Return the log of a bound on the aliases of a function F that is nowhere above (1 - e^{-x})_+.
 
     These are sum_{m >= 1} e^{theta m D} F(epsilon + mD) + e^{-theta m D} F(epsilon - mD).
@@ -198,7 +198,7 @@ def log_geometric(rate: float) -> float:
     return np.inf
 
 
-def log_upper_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float) -> float:
+def log_upper_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, origin: float, epsilon: float) -> float:
     """Return the log of a certified upper bound on delta(epsilon).
 
     The first kernel of ``sums`` is "upper".
@@ -212,7 +212,7 @@ def log_upper_delta(data: Transform, contour: Contour, sums: Sums, origin: float
     return min(np.logaddexp(above, _log(data.lost)), 0.0)
 
 
-def log_lower_delta(data: Transform, contour: Contour, sums: Sums, origin: float, epsilon: float) -> float:
+def log_lower_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, origin: float, epsilon: float) -> float:
     """Return the log of a certified lower bound on delta(epsilon), which may be -inf.
 
     The second kernel of ``sums`` is "lower".
@@ -238,7 +238,7 @@ def _log(x: float) -> float:
     return np.nan
 
 
-def log_scale(data: Transform, contour: Contour, epsilon: float, side: float) -> float:
+def log_scale(data: RunOnLine, contour: Contour, epsilon: float, side: float) -> float:
     """Return K(theta) - theta epsilon, moved to the given side by its rounding and quadrature error."""
     shift = contour.theta * epsilon
     exponent = data.log_size - shift

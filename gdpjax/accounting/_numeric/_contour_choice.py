@@ -25,9 +25,9 @@ import numpy as np
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _bounded_losses, _contour, _likelihood_ratio, _moments
 from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._run_description import Run, num_steps
+from gdpjax.accounting._numeric._run_description import RunDescription, num_steps
 
 LEAST_EPSILON = 1e-3
 """Below it the width of a bracket on epsilon is relative to this."""
@@ -133,14 +133,14 @@ class CoarseRun(NamedTuple):
 # Rough moments of a run.
 
 
-def choose_windows(run: Run, log_delta: float) -> list[Window]:
+def choose_windows(run: RunDescription, log_delta: float) -> list[Window]:
     """Return windows of the steps that lose about a millionth of delta over the whole run."""
     steps = max(num_steps(run), 1.0)
     target = log_delta + _LOG_WINDOW_SHARE - np.log(4.0 * steps)
     return [_moments.choose_window(step, target) for step in run.steps]
 
 
-def coarse_run(run: Run, windows: list[Window]) -> CoarseRun:
+def coarse_run(run: RunDescription, windows: list[Window]) -> CoarseRun:
     """Return a coarse quadrature of every phase, together with the outcomes of the other events."""
     parts = []
     if run.steps:
@@ -154,7 +154,7 @@ def coarse_run(run: Run, windows: list[Window]) -> CoarseRun:
     return CoarseRun(parts)
 
 
-def _coarse_steps(steps: tuple[Step, ...], windows: list[Window]) -> OutcomeMasses:
+def _coarse_steps(steps: tuple[SubsampledGaussian, ...], windows: list[Window]) -> OutcomeMasses:
     """Return the nodes of all phases, which are equally many."""
     counts = np.array([step.num_steps for step in steps])
     losses, log_weights = [], []
@@ -165,11 +165,11 @@ def _coarse_steps(steps: tuple[Step, ...], windows: list[Window]) -> OutcomeMass
     return OutcomeMasses(counts, np.stack(losses), np.stack(log_weights))
 
 
-def _coarse_step(step: Step, window: Window) -> tuple[Array, Array]:
+def _coarse_step(step: SubsampledGaussian, window: Window) -> tuple[Array, Array]:
     """Return the losses and log weights of a few nodes of one step."""
     edges = _moments.uniform_edges(window, _COARSE_PANELS)
     losses, log_weights = [], []
-    for part in _likelihood_ratio.parts(step):
+    for part in _likelihood_ratio.one_signed_parts(step):
         nodes = _moments.make_nodes(part, edges)
         losses.append(nodes.loss)
         log_weights.append(nodes.log_weight)
@@ -177,7 +177,7 @@ def _coarse_step(step: Step, window: Window) -> tuple[Array, Array]:
     # A symmetric step has an atom at loss 0 as well.
     if step.symmetric:
         losses.append(np.zeros(1))
-        log_weights.append(np.log([_likelihood_ratio.rest(step)]))
+        log_weights.append(np.log([_likelihood_ratio.mass_at_zero_loss(step)]))
     return np.concatenate(losses), np.concatenate(log_weights)
 
 
@@ -282,7 +282,7 @@ def first_guess(coarse: CoarseMeasure, log_delta: float) -> RoughEpsilon:
     return RoughEpsilon(max(epsilon, 0.0), theta)
 
 
-def guess_log_delta(run: Run, epsilon: float) -> float:
+def guess_log_delta(run: RunDescription, epsilon: float) -> float:
     """Return a rough log delta at epsilon, by the saddle-point formula with windows for any delta."""
     coarse = coarse_run(run, choose_windows(run, LOG_ANY_DELTA))
     theta = saddle_line(coarse, epsilon)
@@ -294,7 +294,7 @@ def guess_log_delta(run: Run, epsilon: float) -> float:
 
 
 def make_plan(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     coarse: CoarseMeasure,
     epsilon: float,

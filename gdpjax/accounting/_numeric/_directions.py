@@ -26,7 +26,7 @@ from gdpjax.accounting._numeric import (
 from gdpjax.accounting._numeric._contour import log_peak
 from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._run_description import Run, gaussian_mu, is_alone, largest_loss
+from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
@@ -105,7 +105,7 @@ def _with_estimate_inside(bracket: EstimatedBounds) -> EstimatedBounds:
 # Epsilon of a run.
 
 
-def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
+def epsilon_of_run(run: RunDescription, log_delta: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
     """Return the bracket on epsilon, the larger of the two directions.
 
     "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a
@@ -120,7 +120,7 @@ def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) ->
     return best
 
 
-def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> bool:
+def _is_smaller(run: RunDescription, log_delta: float, epsilon: float, width: float) -> bool:
     """Return whether the epsilon of one direction is certainly at most this one, by one try, as coarse as it may be.
 
     That is so if delta(epsilon) is at most e^log_delta. The smoothing takes half of the gap between the two, and there
@@ -153,7 +153,7 @@ def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> boo
     return _inversion.log_upper_delta(data, plan) <= goal
 
 
-def estimate_of_run(run: Run, log_delta: float) -> float:
+def estimate_of_run(run: RunDescription, log_delta: float) -> float:
     """Return an estimate of epsilon; it is inf where the certified upper end stays far above the estimate.
 
     A direction whose rough guess is far below that of another is left out.
@@ -187,7 +187,7 @@ def _confirmed_estimate(bracket: EstimatedBounds, run_lower: float) -> float:
 class EpsilonSearch(NamedTuple):
     """What all tries at the epsilon of one direction share."""
 
-    run: Run
+    run: RunDescription
     log_delta: float
     run_lower: float
     """What the epsilon of the whole run is known to exceed: an upper end below it need not be improved."""
@@ -204,7 +204,7 @@ class EpsilonSearch(NamedTuple):
         return gap > width * max(bracket.estimate, least) and bracket.upper > self.run_lower
 
 
-def direction_epsilon(run: Run, log_delta: float, run_lower: float, target_width: float) -> EstimatedBounds:
+def direction_epsilon(run: RunDescription, log_delta: float, run_lower: float, target_width: float) -> EstimatedBounds:
     """Bracket the epsilon of one direction.
 
     Args:
@@ -220,7 +220,7 @@ def direction_epsilon(run: Run, log_delta: float, run_lower: float, target_width
 
 
 def begin_epsilon_search(
-    run: Run, log_delta: float, run_lower: float, target_width: float
+    run: RunDescription, log_delta: float, run_lower: float, target_width: float
 ) -> tuple[EpsilonSearch, float]:
     """Return what the tries share, and a first guess of epsilon."""
     windows = _contour_choice.choose_windows(run, log_delta)
@@ -367,7 +367,7 @@ def _with_chernoff_bounds(search: EpsilonSearch, bracket: EstimatedBounds) -> Es
 # Bounds that need no search.
 
 
-def _trivial_upper(run: Run, log_delta: float) -> float:
+def _trivial_upper(run: RunDescription, log_delta: float) -> float:
     """Return an upper bound on epsilon that ignores the sampling.
 
     Without sampling the steps are mu-GDP, delta <= Phi(mu/2 - e/mu) <= e^{-x^2/2}; other losses are bounded.
@@ -377,7 +377,7 @@ def _trivial_upper(run: Run, log_delta: float) -> float:
     return gaussian + _bounded_losses.largest_loss(run.finite)
 
 
-def _is_beyond(run: Run, epsilon: Array) -> Array:
+def _is_beyond(run: RunDescription, epsilon: Array) -> Array:
     """Return where epsilon exceeds all losses of a direction but the infinite ones of atoms: delta is their mass."""
     is_bounded = not run.is_symmetric and all(step.sign < 0 for step in run.steps)
     if not is_bounded:
@@ -385,7 +385,7 @@ def _is_beyond(run: Run, epsilon: Array) -> Array:
     return epsilon > largest_loss(run)
 
 
-def _log_infinite(run: Run) -> float:
+def _log_infinite(run: RunDescription) -> float:
     """Return log of the mass of the infinite losses."""
     return np.log(-np.expm1(_atoms.log_lost(run.atoms)))
 
@@ -394,13 +394,13 @@ def _log_infinite(run: Run) -> float:
 # Log delta of a run.
 
 
-def log_delta_of_run(run: Run, epsilon: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
+def log_delta_of_run(run: RunDescription, epsilon: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
     """Return the bracket on log delta, the larger of the two directions."""
     brackets = log_deltas_of_run(run, np.array([epsilon]), width)
     return EstimatedBounds(brackets.lower[0], brackets.upper[0], brackets.estimate[0])
 
 
-def log_deltas_of_run(run: Run, epsilon: Array, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
+def log_deltas_of_run(run: RunDescription, epsilon: Array, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
     """Return the same at several epsilon [n] that are close enough to share a contour."""
     nothing = np.full(epsilon.shape, -np.inf)
     best = EstimatedBounds(nothing, nothing, nothing)
@@ -409,7 +409,7 @@ def log_deltas_of_run(run: Run, epsilon: Array, width: float = RELATIVE_WIDTH) -
     return best
 
 
-def deltas_on_grid(run: Run, epsilon: Array, num_sharing: int, width: float) -> Bounds:
+def deltas_on_grid(run: RunDescription, epsilon: Array, num_sharing: int, width: float) -> Bounds:
     """Return brackets on delta at many epsilon [n], of which some neighbours each share a contour.
 
     Args:
@@ -442,7 +442,7 @@ def exp_outward(log_lower: Array, log_upper: Array) -> Bounds:
 class DeltaSearch(NamedTuple):
     """What all tries at the deltas of one direction share."""
 
-    run: Run
+    run: RunDescription
     epsilon: Array
     """The points [n] that share a contour."""
     run_lower: Array
@@ -457,7 +457,7 @@ class DeltaSearch(NamedTuple):
 
 
 def direction_log_deltas(
-    run: Run, epsilon: Array, run_lower: Array, target_width: float = RELATIVE_WIDTH
+    run: RunDescription, epsilon: Array, run_lower: Array, target_width: float = RELATIVE_WIDTH
 ) -> EstimatedBounds:
     """Bracket log delta of one direction at several epsilon.
 

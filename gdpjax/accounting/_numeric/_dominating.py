@@ -16,7 +16,7 @@ from gdpjax._core.dominating import dominates
 from gdpjax._core.gdp import mu_kernel
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _directions
-from gdpjax.accounting._numeric._run_description import Run, trivial_mu
+from gdpjax.accounting._numeric._run_description import RunDescription, trivial_mu
 
 _NUM_INTERVALS = 96
 _SHARING = 6
@@ -28,7 +28,7 @@ _MU_WIDTH = 1e-9
 """The relative width at which the bisection stops, and the room for rounding in the mu that a point forces."""
 
 
-def mu_of_run(run: Run, failure: float) -> Bounds:
+def mu_of_run(run: RunDescription, failure: float) -> Bounds:
     """Return the bracket on mu of a run.
 
     Args:

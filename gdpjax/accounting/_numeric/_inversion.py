@@ -11,11 +11,11 @@ import numpy as np
 
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _characteristic_function, _contour
-from gdpjax.accounting._numeric._characteristic_function import Transform
-from gdpjax.accounting._numeric._contour import Sums
+from gdpjax.accounting._numeric._characteristic_function import RunOnLine
+from gdpjax.accounting._numeric._contour import TrapezoidSums
 from gdpjax.accounting._numeric._contour_choice import ContourPlan
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _MARGINS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 """Relative distances from a proposal at which an end is tried, until one is certified."""
@@ -34,9 +34,9 @@ _CROSSING_STEPS = 3
 class PlannedLine(NamedTuple):
     """The transform of a run along a planned contour, and the sums of the two kernels about the plan's epsilon."""
 
-    data: Transform
+    data: RunOnLine
     plan: ContourPlan
-    sums: Sums
+    sums: TrapezoidSums
 
     def log_upper_delta(self, epsilon: float) -> float:
         """Return a certified upper bound on log delta(epsilon)."""
@@ -49,7 +49,7 @@ class PlannedLine(NamedTuple):
         return _contour.log_lower_delta(self.data, plan.contour, self.sums, plan.epsilon, epsilon)
 
 
-def make_line(data: Transform, plan: ContourPlan) -> PlannedLine:
+def make_line(data: RunOnLine, plan: ContourPlan) -> PlannedLine:
     """Return the transform with the sums of the two kernels."""
     sums = _contour.make_sums(_KERNELS, data, plan.contour, plan.epsilon)
     return PlannedLine(data, plan, sums)
@@ -63,7 +63,7 @@ def _clipped(value: float, low: float, high: float) -> float:
 # Epsilon.
 
 
-def epsilon_bracket(data: Transform, plan: ContourPlan) -> tuple[Bounds, float]:
+def epsilon_bracket(data: RunOnLine, plan: ContourPlan) -> tuple[Bounds, float]:
     """Return a certified bracket on the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside.
 
     Each end is the first one of a widening sequence of proposals that is certified. If none is, the upper end is the
@@ -203,14 +203,14 @@ def _crossing(
 # Log delta.
 
 
-def log_upper_delta(data: Transform, plan: ContourPlan) -> float:
+def log_upper_delta(data: RunOnLine, plan: ContourPlan) -> float:
     """Return a certified upper bound on log delta(plan.epsilon) of one direction."""
     sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
     return PlannedLine(data, plan, sums).log_upper_delta(plan.epsilon)
 
 
 def log_delta_bracket(
-    data: Transform,
+    data: RunOnLine,
     plan: ContourPlan,
     epsilon: Array,
 ) -> tuple[Bounds, Array]:
@@ -256,7 +256,7 @@ def _log_chernoff_delta_on_line(line: PlannedLine, epsilon: float) -> float:
 
 
 def log_chernoff_delta(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     theta: float,
     epsilon: float,
@@ -271,7 +271,7 @@ def log_chernoff_delta(
 
 
 def chernoff_epsilon(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     theta: float,
     log_delta: float,
@@ -282,7 +282,7 @@ def chernoff_epsilon(
     return _chernoff(log_size, theta, lost, log_delta)
 
 
-def _log_size_above(run: Run, windows: list[Window], theta: float) -> float:
+def _log_size_above(run: RunDescription, windows: list[Window], theta: float) -> float:
     """Return an upper bound on K(theta) of a run of steps."""
     counts = np.array([step.num_steps for step in run.steps])
     return counts @ _characteristic_function.log_moments_above(run.steps, windows, theta)

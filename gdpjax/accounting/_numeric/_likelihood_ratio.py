@@ -10,7 +10,7 @@ The quadrature in `_moments` needs log r at its nodes, the rounding error of tha
 real axis:
 
     >>> import numpy as np
-    >>> step = Step(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0)
+    >>> step = SubsampledGaussian(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0)
     >>> print(log_ratio(np.array([0.5]), step))
     [0.]
 
@@ -32,7 +32,7 @@ _LARGE = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class SubsampledGaussian:
     """One kind of step, in one direction, and the number of times it is done.
 
     Attributes:
@@ -60,7 +60,7 @@ class Step:
         return 0.0
 
 
-def parts(step: Step) -> tuple[Step, ...]:
+def one_signed_parts(step: SubsampledGaussian) -> tuple[SubsampledGaussian, ...]:
     """Return the one-signed parts whose moments add up to those of a step."""
     if not step.symmetric:
         return (step,)
@@ -69,7 +69,7 @@ def parts(step: Step) -> tuple[Step, ...]:
     return remove, add
 
 
-def rest(step: Step) -> float:
+def mass_at_zero_loss(step: SubsampledGaussian) -> float:
     """Return the probability of loss 0 in a symmetric step, outside its parts."""
     # (1 - p) (1 - 2 Phi(-u0)), with u0 = 1 / (2 sigma).
     u0 = 0.5 / step.noise_multiplier
@@ -77,13 +77,13 @@ def rest(step: Step) -> float:
     return (1.0 - step.sampling_prob) * central_mass
 
 
-def _shifted_exponent(u: Array, step: Step) -> Array:
+def _shifted_exponent(u: Array, step: SubsampledGaussian) -> Array:
     """Return v_1, the exponent of the component that is shifted by one row."""
     noise_multiplier = step.noise_multiplier
     return (u - 0.5 / noise_multiplier) / noise_multiplier
 
 
-def log_ratio(u: Array, step: Step) -> Array:
+def log_ratio(u: Array, step: SubsampledGaussian) -> Array:
     """Return log r(u), with an error of at most `log_ratio_error`."""
     if step.group_size > 1:
         return _log_group_ratio(u, step)
@@ -118,7 +118,7 @@ def log_weights(sampling_prob: float, group_size: int) -> np.ndarray:
     return np.log(choices) + log_drawn + log_missed
 
 
-def exponents(u: Array, step: Step) -> tuple[Array, Array]:
+def exponents(u: Array, step: SubsampledGaussian) -> tuple[Array, Array]:
     """Return log w_j [k + 1], and v_j with j on a new last axis [..., k + 1]."""
     noise_multiplier = step.noise_multiplier
     j = np.arange(step.group_size + 1.0)
@@ -129,7 +129,7 @@ def exponents(u: Array, step: Step) -> tuple[Array, Array]:
     return log_w, v
 
 
-def _log_group_ratio(u: Array, step: Step) -> Array:
+def _log_group_ratio(u: Array, step: SubsampledGaussian) -> Array:
     """Return log r(u) for a group of more than one row."""
     log_w, v = exponents(u, step)
     # Near r = 1 sum_j w_j (e^{v_j} - 1) is small, and log1p keeps its relative precision.
@@ -141,7 +141,7 @@ def _log_group_ratio(u: Array, step: Step) -> Array:
     return np.where(near, value_near, logsumexp(log_w + v, axis=-1))
 
 
-def log_ratio_error(u: Array, step: Step, ell: Array) -> Array:
+def log_ratio_error(u: Array, step: SubsampledGaussian, ell: Array) -> Array:
     """Bound the absolute error of ``ell`` = log r(u) for exact u, in ulp.
 
     The error is 12 |ell|. For k > 1 the cancellation in the sums adds to it: each log w_j and v_j is right to a few
@@ -175,7 +175,7 @@ def _posterior(log_w: Array, v: Array, ell: Array) -> Array:
     return np.exp(np.minimum(log_share, 0.0))
 
 
-def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
+def posterior_mean(u: Array, step: SubsampledGaussian, ell: Array) -> Array:
     """Return the mean of j given u, sum_j j w_j e^{v_j} / r, where ``ell`` = log r(u).
 
     This is the slope of log r, times sigma.
@@ -191,12 +191,12 @@ def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
     return np.minimum(mean, step.group_size)
 
 
-def largest_height(step: Step) -> float:
+def largest_height(step: SubsampledGaussian) -> float:
     """Return the distance y from the real axis up to which |r| and arg r are monotone."""
     return 0.499 * np.pi * step.noise_multiplier / step.group_size
 
 
-def argument(x: Array, y: Array, step: Step) -> Array:
+def argument(x: Array, y: Array, step: SubsampledGaussian) -> Array:
     """Return arg r(x + iy) for 0 <= y <= `largest_height`, and no less."""
     if step.group_size > 1:
         cos_sum, sin_sum, _ = _sum_of_vectors(x, y, step)
@@ -215,7 +215,7 @@ def argument(x: Array, y: Array, step: Step) -> Array:
     return np.arctan2(imag, real)
 
 
-def log_modulus(x: Array, y: Array, step: Step) -> Array:
+def log_modulus(x: Array, y: Array, step: SubsampledGaussian) -> Array:
     """Return log |r(x + iy)| for 0 <= y <= `largest_height`, and no more."""
     ell = log_ratio(x, step)
     if step.group_size > 1:
@@ -237,7 +237,7 @@ def log_modulus(x: Array, y: Array, step: Step) -> Array:
     return ell + 0.5 * np.log(remaining) - rounding - 2e-15
 
 
-def _sum_of_vectors(x: Array, y: Array, step: Step) -> tuple[Array, Array, Array]:
+def _sum_of_vectors(x: Array, y: Array, step: SubsampledGaussian) -> tuple[Array, Array, Array]:
     """Return sum_j b_j e^{i j omega} as its real and imaginary parts, both relative to e^top, and top."""
     log_w, v = exponents(x, step)
     top = np.max(log_w + v, axis=-1)

@@ -1,6 +1,6 @@
 """Moments of the privacy loss of one step by Gauss-Legendre quadrature, with proved errors.
 
-The moments of both directions are one integral, with `Step.shift` and `Step.sign` as data:
+The moments of both directions are one integral, with `SubsampledGaussian.shift` and `SubsampledGaussian.sign` as data:
 
     A(z) = E_P[e^{zL}] = integral phi(u) r(u)^{shift} e^{z L(u)} du,        L = sign * log r,
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _likelihood_ratio
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 
 UNIT_ROUNDOFF = 2.0**-53
 NODES_PER_PANEL = 32
@@ -43,7 +43,7 @@ class Window(NamedTuple):
     lost: float
 
 
-class Nodes(NamedTuple):
+class QuadratureNodes(NamedTuple):
     """A quadrature rule for E_P[.].
 
     Attributes:
@@ -59,7 +59,7 @@ class Nodes(NamedTuple):
     width: float
 
 
-def choose_window(step: Step, log_target: float) -> Window:
+def choose_window(step: SubsampledGaussian, log_target: float) -> Window:
     """Return a window outside of which one step has P-mass of about exp(log_target), with a proved bound on it."""
     noise_multiplier = step.noise_multiplier
     group_size = step.group_size
@@ -122,7 +122,7 @@ def _widths_and_centres(edges: Array) -> tuple[Array, Array]:
     return width, centre
 
 
-def make_nodes(step: Step, edges: Array) -> Nodes:
+def make_nodes(step: SubsampledGaussian, edges: Array) -> QuadratureNodes:
     """Return the composite Gauss-Legendre rule on the panels between ``edges``.
 
     The weights contain the factor phi r^shift of the integrand.
@@ -138,11 +138,11 @@ def make_nodes(step: Step, edges: Array) -> Nodes:
     log_weight = log_rule - 0.5 * u**2
     widest = np.max(width)
     if step.sign > 0:
-        return Nodes(u, ell, log_weight + ell, widest)
-    return Nodes(u, -ell, log_weight, widest)
+        return QuadratureNodes(u, ell, log_weight + ell, widest)
+    return QuadratureNodes(u, -ell, log_weight, widest)
 
 
-class Totals(NamedTuple):
+class QuadratureTotals(NamedTuple):
     """Moments by a quadrature rule, and bounds on their errors, both as logarithms.
 
     Attributes:
@@ -172,7 +172,7 @@ class _Ellipses(NamedTuple):
     right: Array
 
 
-def _make_ellipses(step: Step, width: Array, centre: Array) -> _Ellipses:
+def _make_ellipses(step: SubsampledGaussian, width: Array, centre: Array) -> _Ellipses:
     """Return ellipses of the heights `_HEIGHTS` for panels of these widths and centres, each [panels, 1]."""
     largest_height = _likelihood_ratio.largest_height(step)
     largest_height = np.minimum(largest_height, 2.0 * width)
@@ -191,7 +191,7 @@ def _make_ellipses(step: Step, width: Array, centre: Array) -> _Ellipses:
     )
 
 
-def _log_ratio_in(step: Step, ellipses: _Ellipses) -> Array:
+def _log_ratio_in(step: SubsampledGaussian, ellipses: _Ellipses) -> Array:
     """Return log r or log |r| where |r|^{Re s} is largest on each rectangle [panels, heights], rounded to that side."""
     if step.sign > 0:
         # Re s >= 0: |r| is largest at the right end of the real axis.
@@ -202,7 +202,9 @@ def _log_ratio_in(step: Step, ellipses: _Ellipses) -> Array:
     return _likelihood_ratio.log_modulus(ellipses.left, ellipses.height, step)
 
 
-def quadrature_error(step: Step, edges: Array, theta: Array, levels: Array, exponents: Array) -> Totals:
+def quadrature_error(
+    step: SubsampledGaussian, edges: Array, theta: Array, levels: Array, exponents: Array
+) -> QuadratureTotals:
     """Return the moments of a rule at several exponents, and bounds on its errors.
 
     Args:
@@ -255,7 +257,7 @@ def quadrature_error(step: Step, edges: Array, theta: Array, levels: Array, expo
 
     log_errors = log_sum(errors, axis=0) + 1e-9
     log_error_at = np.append(log_errors[0], log_errors[num_points:])
-    return Totals(
+    return QuadratureTotals(
         log_rule=log_sum(log_mass, axis=1),
         log_error=log_errors[:num_points],
         log_error_at=log_error_at,
@@ -270,7 +272,7 @@ def log_sum(exponent: Array, axis: int) -> Array:
     return np.log(total) + top.squeeze(axis)
 
 
-def rounding_terms(step: Step, nodes: Nodes) -> tuple[Array, Array]:
+def rounding_terms(step: SubsampledGaussian, nodes: QuadratureNodes) -> tuple[Array, Array]:
     """Bound the rounding of each weighted node by c0 + |s| c1, in units of 2^-53 of the node.
 
     Returns:

@@ -29,9 +29,9 @@ from gdpjax.accounting._numeric import (
     _run_description,
     _tradeoff,
 )
-from gdpjax.accounting._numeric._bounded_losses import Finite
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 # The arguments that describe a run, and their domains.
 _RUN = {
@@ -85,7 +85,7 @@ POISSON = Family()
 class _PreparedRun(NamedTuple):
     """A run without what does nothing, and whether a sampling probability was raised to the smallest that is used."""
 
-    run: Run
+    run: RunDescription
     raised: bool
 
     @property
@@ -111,7 +111,7 @@ def _prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
         if not (sampling_prob > 0 and count > 0):
             continue
         raised = raised or bool(sampling_prob < _SMALLEST_PROB)
-        step = Step(
+        step = SubsampledGaussian(
             noise_multiplier=noise_multiplier,
             sampling_prob=max(sampling_prob, _SMALLEST_PROB),
             num_steps=count,
@@ -120,15 +120,15 @@ def _prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
         )
         steps.append(step)
     finite = _bounded_events(further) if family.finite else ()
-    return _PreparedRun(Run(tuple(steps), finite), raised)
+    return _PreparedRun(RunDescription(tuple(steps), finite), raised)
 
 
-def _bounded_events(columns: list[np.ndarray]) -> tuple[Finite, ...]:
+def _bounded_events(columns: list[np.ndarray]) -> tuple[BoundedLossEvents, ...]:
     """Return the events of bounded loss that the columns (count, bound, categories) describe."""
     events = []
     for count, bound, categories in zip(*columns, strict=True):
         if count > 0 and bound > 0:
-            events.append(Finite(float(count), float(bound), float(categories)))
+            events.append(BoundedLossEvents(float(count), float(bound), float(categories)))
     return tuple(events)
 
 
@@ -136,7 +136,7 @@ def _bounded_events(columns: list[np.ndarray]) -> tuple[Finite, ...]:
 # The questions, about one run.
 
 
-def _epsilon(run: Run, delta: float, rtol: float) -> Bounds:
+def _epsilon(run: RunDescription, delta: float, rtol: float) -> Bounds:
     """Return the bracket on epsilon at delta."""
     if delta >= _run_description.chance_of_leaking(run):
         return Bounds(0.0, 0.0)
@@ -157,7 +157,7 @@ def _epsilon(run: Run, delta: float, rtol: float) -> Bounds:
     return Bounds(lower, upper)
 
 
-def _closed_form_epsilon(run: Run, delta: float) -> Bounds | None:
+def _closed_form_epsilon(run: RunDescription, delta: float) -> Bounds | None:
     """Return the epsilon of a run with a closed form, or None if it has none or it overflows."""
     if not _closed_forms.has_closed_form(run):
         return None
@@ -165,7 +165,7 @@ def _closed_form_epsilon(run: Run, delta: float) -> Bounds | None:
     return exact if exact.upper < np.inf else None
 
 
-def _epsilon_without_sampling(run: Run, delta: float) -> float:
+def _epsilon_without_sampling(run: RunDescription, delta: float) -> float:
     """Return an upper bound on epsilon, since with sampling the steps reveal less.
 
     Near zero delta fixes epsilon only absolutely, which the 1e-12 is for.
@@ -175,7 +175,7 @@ def _epsilon_without_sampling(run: Run, delta: float) -> float:
     return gaussian * (1.0 + 1e-10) + 1e-12 + _bounded_losses.largest_loss(run.finite)
 
 
-def _estimate(run: Run, delta: float, _rtol: float) -> float:
+def _estimate(run: RunDescription, delta: float, _rtol: float) -> float:
     """Return an estimate of epsilon at delta."""
     if delta >= _run_description.chance_of_leaking(run):
         return 0.0
@@ -187,7 +187,7 @@ def _estimate(run: Run, delta: float, _rtol: float) -> float:
     return 0.0
 
 
-def _delta(run: Run, epsilon: float, rtol: float) -> Bounds:
+def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
     """Return the bracket on delta at epsilon."""
     if _closed_forms.has_closed_form(run):
         lower, upper = _closed_forms.delta(run, epsilon)
@@ -200,7 +200,7 @@ def _delta(run: Run, epsilon: float, rtol: float) -> Bounds:
     return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 
 
-def _tradeoff_at(run: Run, alpha: float, _rtol: float) -> Bounds:
+def _tradeoff_at(run: RunDescription, alpha: float, _rtol: float) -> Bounds:
     """Return the bracket on the trade-off curve at alpha."""
     if alpha in (0.0, 1.0):
         return Bounds(1.0 - alpha, 1.0 - alpha)
@@ -211,7 +211,7 @@ def _tradeoff_at(run: Run, alpha: float, _rtol: float) -> Bounds:
     return bounds
 
 
-def _mu(run: Run, failure: float, _rtol: float) -> Bounds:
+def _mu(run: RunDescription, failure: float, _rtol: float) -> Bounds:
     """Return the bracket on mu with a failure probability."""
     # The whole run has the mu without sampling in any case.
     if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
@@ -230,7 +230,7 @@ def _nothing_estimate(_at: float) -> float:
 class _Question(NamedTuple):
     """A question about a run, the name and domain of what it is asked at, and its answer where nothing is revealed."""
 
-    ask: Callable[[Run, float, float], Any]
+    ask: Callable[[RunDescription, float, float], Any]
     argument: str
     domain: checks.Domain
     nothing: Callable[[float], Any]

@@ -32,12 +32,18 @@ from gdpjax.accounting._numeric import (
     _inversion,
     _likelihood_ratio,
 )
-from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, Line, Transform
+from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, EventsOnLine, RunOnLine
 from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan, Cumulants, OutcomeMasses
 from gdpjax.accounting._numeric._inversion import PlannedLine
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
-from gdpjax.accounting._numeric._run_description import Run, chance_of_leaking, is_alone, largest_loss, num_steps
+from gdpjax.accounting._numeric._run_description import (
+    RunDescription,
+    chance_of_leaking,
+    is_alone,
+    largest_loss,
+    num_steps,
+)
 
 _RARE_CHANCE = 0.3
 """The example is hardly ever sampled if the chance that it ever is lies below this."""
@@ -110,14 +116,14 @@ class OutcomeSplit(NamedTuple):
     loud: LoudRuns
 
 
-def applies(run: Run) -> bool:
+def applies(run: RunDescription) -> bool:
     """Return whether the run is one of Poisson steps alone, in the direction "remove"."""
     if run.is_symmetric or not is_alone(run):
         return False
     return all(step.sampling_prob < 1.0 and step.sign > 0 for step in run.steps)
 
 
-def is_rare(run: Run) -> bool:
+def is_rare(run: RunDescription) -> bool:
     """Return whether the run is one of Poisson steps alone, with the example hardly ever in a batch."""
     return not run.is_symmetric and chance_of_leaking(run) < _RARE_CHANCE
 
@@ -127,11 +133,11 @@ def is_rare(run: Run) -> bool:
 
 
 def transform(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     split: OutcomeSplit,
     contour: Contour,
-) -> Transform:
+) -> RunOnLine:
     """Evaluate M_r along the line; it takes the place of `_characteristic_function.transform`.
 
     Args:
@@ -175,7 +181,7 @@ def transform(
     quiet_delta = np.exp(min(split.log_quiet_delta, 0.0))
     lost = _characteristic_function.lost_mass(run, windows) + quiet_delta
     total_steps = np.sum([step.num_steps for step in run.steps])
-    return Transform(
+    return RunOnLine(
         frequency=frequency,
         modulus=np.log(np.maximum(modulus, _NOT_ZERO)),
         angle=np.imag(product.log_quiet) + np.arctan2(imag_part, real_part),
@@ -203,7 +209,7 @@ class _Product(NamedTuple):
     """sum_j T_j log X_j(theta)."""
 
 
-def _product(quiet: Sequence[Line], telling: Sequence[Line]) -> _Product:
+def _product(quiet: Sequence[EventsOnLine], telling: Sequence[EventsOnLine]) -> _Product:
     """Add up the phases, of which the lines of X_j and of Y_j are given."""
     num_phases, num_frequencies = len(quiet), quiet[0].ratio.size
     log_quiet, growth = np.zeros((2, num_frequencies), complex)
@@ -244,7 +250,7 @@ def _away_from_zero(value: Array) -> Array:
     return np.where(np.abs(value) < _NOT_ZERO, _NOT_ZERO, value)
 
 
-def _error_against_exact(line: Line) -> Array:
+def _error_against_exact(line: EventsOnLine) -> Array:
     """Return what a moment along the line is off by, relative to its exact value at theta."""
     rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
     error = line.error + 2.0 * line.at_zero
@@ -252,7 +258,7 @@ def _error_against_exact(line: Line) -> Array:
 
 
 def _log_moment_above(
-    steps: tuple[Step, ...],
+    steps: tuple[SubsampledGaussian, ...],
     split: OutcomeSplit,
     theta: float,
 ) -> float:
@@ -280,7 +286,7 @@ def _softplus(x: Array) -> Array:
 
 
 def make_split(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     coarse: CoarseRun,
     epsilon: float,
@@ -322,7 +328,7 @@ def make_split(
 
 
 def _split_at(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     tops: list[float],
     level: float,
@@ -347,7 +353,7 @@ def _log_rest(loud: LoudRuns, epsilon: float, log_delta: float) -> float:
 
 
 def _cut_loud_outcomes(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     epsilon: float,
 ) -> tuple[list[float], LoudRuns]:
@@ -366,7 +372,7 @@ def _cut_loud_outcomes(
     return [window.upper for window in windows], _NONE_LOUD
 
 
-def _loud_runs(run: Run, tops: list[float]) -> LoudRuns:
+def _loud_runs(run: RunDescription, tops: list[float]) -> LoudRuns:
     """Return the runs with an outcome above these."""
     log_missed_p = log_missed_q = 0.0
     least_loss = np.inf
@@ -399,7 +405,7 @@ def _loud_runs(run: Run, tops: list[float]) -> LoudRuns:
     )
 
 
-def _cut(step: Step, window: Window, level: float) -> float:
+def _cut(step: SubsampledGaussian, window: Window, level: float) -> float:
     """Return about the outcome at which log r is ``level``, with some room to both ends of the window."""
 
     def is_below(outcome: float) -> bool:
@@ -413,7 +419,7 @@ def _cut(step: Step, window: Window, level: float) -> float:
 
 
 def _log_quiet_delta(
-    steps: tuple[Step, ...],
+    steps: tuple[SubsampledGaussian, ...],
     windows: list[Window],
     exponent: float,
     least_epsilon: float,
@@ -432,7 +438,7 @@ def _log_quiet_delta(
 
 
 def make_plan(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
     coarse: CoarseRun,
     epsilon: float,
@@ -529,7 +535,7 @@ def first_guess(coarse: CoarseRun, log_delta: float) -> float:
     return np.exp(float(log_epsilon))
 
 
-def guess_log_delta(run: Run, epsilon: float) -> float:
+def guess_log_delta(run: RunDescription, epsilon: float) -> float:
     """Return what single outcomes make up of log delta at epsilon."""
     windows = _contour_choice.choose_windows(run, _contour_choice.LOG_ANY_DELTA)
     return _log_delta_of_single_outcomes(_contour_choice.coarse_run(run, windows), epsilon)
@@ -568,7 +574,7 @@ class _SumOfParts(NamedTuple):
 
 
 def epsilon_bracket(
-    data: Transform, plan: ContourPlan, loud: LoudRuns, known: Bounds, log_delta: float
+    data: RunOnLine, plan: ContourPlan, loud: LoudRuns, known: Bounds, log_delta: float
 ) -> tuple[Bounds, float]:
     """Return the bracket on epsilon within a ``known`` one, and where to look next.
 
@@ -605,7 +611,7 @@ def epsilon_bracket(
 
 
 def log_delta_bracket(
-    data: Transform,
+    data: RunOnLine,
     plan: ContourPlan,
     loud: LoudRuns,
     epsilon: float,

@@ -2,8 +2,8 @@
 
 A run has phases of subsampled Gaussian steps, events of bounded loss, and events given by their outcomes:
 
-    >>> steps = Step(noise_multiplier=2.0, sampling_prob=0.01, num_steps=100.0)
-    >>> run = Run(steps=(steps,), finite=(Finite(num_steps=1.0, bound=0.5, categories=2.0),))
+    >>> steps = SubsampledGaussian(noise_multiplier=2.0, sampling_prob=0.01, num_steps=100.0)
+    >>> run = RunDescription(steps=(steps,), finite=(BoundedLossEvents(num_steps=1.0, bound=0.5, categories=2.0),))
     >>> num_steps(run), is_alone(run)
     (101.0, False)
 """
@@ -14,13 +14,13 @@ import math
 import numpy as np
 
 from gdpjax.accounting._numeric import _atoms, _bounded_losses
-from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._bounded_losses import Finite
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._atoms import OutcomeEvents
+from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunDescription:
     """A run in one direction.
 
     Attributes:
@@ -29,15 +29,15 @@ class Run:
         atoms: Events given by their outcomes.
     """
 
-    steps: tuple[Step, ...]
-    finite: tuple[Finite, ...] = ()
-    atoms: tuple[Atoms, ...] = ()
+    steps: tuple[SubsampledGaussian, ...]
+    finite: tuple[BoundedLossEvents, ...] = ()
+    atoms: tuple[OutcomeEvents, ...] = ()
 
-    def towards(self, sign: float) -> "Run":
+    def towards(self, sign: float) -> "RunDescription":
         """Return the run in the direction "remove" (+1) or "add" (-1)."""
         steps = tuple(dataclasses.replace(step, sign=sign) for step in self.steps)
         atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
-        return Run(steps, self.finite, atoms)
+        return RunDescription(steps, self.finite, atoms)
 
     @property
     def is_symmetric(self) -> bool:
@@ -52,18 +52,18 @@ class Run:
         return 1.0, -1.0
 
 
-def num_steps(run: Run) -> float:
+def num_steps(run: RunDescription) -> float:
     """Return the number of all steps and events."""
     parts = (*run.steps, *run.finite, *run.atoms)
     return sum(part.num_steps for part in parts)
 
 
-def is_alone(run: Run) -> bool:
+def is_alone(run: RunDescription) -> bool:
     """Return whether nothing but subsampled Gaussian steps is run."""
     return not run.finite and not run.atoms
 
 
-def largest_loss(run: Run) -> float:
+def largest_loss(run: RunDescription) -> float:
     """Return the largest finite loss: of events, and of steps in the direction "add", where r >= (1 - p)^k."""
     subsampled = 0.0
     for step in run.steps:
@@ -76,7 +76,7 @@ def largest_loss(run: Run) -> float:
     return subsampled * (1.0 + 1e-12) + of_finite + of_atoms
 
 
-def chance_of_leaking(run: Run) -> float:
+def chance_of_leaking(run: RunDescription) -> float:
     """Bound every delta(e), e >= 0, by the probability that one of the group is ever in a batch.
 
     If none is, the outputs of neighbours are the same. With other events the bound is 1.
@@ -92,7 +92,7 @@ def chance_of_leaking(run: Run) -> float:
     return min(-np.expm1(log_missed) * (1.0 + 1e-12), 1.0)
 
 
-def gaussian_mu(run: Run) -> float:
+def gaussian_mu(run: RunDescription) -> float:
     """Return mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes.
 
     With sampling the steps reveal less.
@@ -113,7 +113,7 @@ def _sum(terms: list[float]) -> float:
     return np.sum(terms)
 
 
-def trivial_mu(run: Run) -> float:
+def trivial_mu(run: RunDescription) -> float:
     """Return a mu that the whole run has, whatever the sampling."""
     mu = gaussian_mu(run) * (1.0 + 1e-12)
     if not run.finite:

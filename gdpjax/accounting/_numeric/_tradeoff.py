@@ -26,10 +26,10 @@ import numpy as np
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _directions
-from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
-from gdpjax.accounting._numeric._contour import Sums
+from gdpjax.accounting._numeric._characteristic_function import Contour, RunOnLine
+from gdpjax.accounting._numeric._contour import TrapezoidSums
 from gdpjax.accounting._numeric._contour_choice import CoarseMeasure
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _WIDTH = 2e-3
 """The relative width that brackets on delta aim at."""
@@ -64,7 +64,7 @@ def complement(alpha: Array) -> Bounds:
     return Bounds(lower[()], upper[()])
 
 
-def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
+def tradeoff_of_run(run: RunDescription, alpha: float) -> Bounds:
     """Return the bracket on f(alpha) of a run, 0 < alpha < 1."""
     run = run.towards(1.0)
     windows = _contour_choice.choose_windows(run, _COARSE_LOG_DELTA)
@@ -88,7 +88,7 @@ def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
     return Bounds(max(lowest, 0.0), upper)
 
 
-def _bound_by_delta(run: Run, epsilon: float, alpha: float) -> float:
+def _bound_by_delta(run: RunDescription, epsilon: float, alpha: float) -> float:
     """Return the lower bound on f(alpha) by an upper bound on delta(epsilon)."""
     log_delta = _directions.log_delta_of_run(run, epsilon, _WIDTH)
     delta = np.exp(log_delta.upper)
@@ -164,7 +164,7 @@ class _TestErrors(NamedTuple):
 
 
 def _bound_by_test(
-    run: Run,
+    run: RunDescription,
     epsilon: float,
     log_delta: float,
     alpha: float,
@@ -188,9 +188,9 @@ def _bound_by_test(
 
 
 def _corrected_shift(
-    data: Transform,
+    data: RunOnLine,
     contour: Contour,
-    sums: Sums,
+    sums: TrapezoidSums,
     epsilon: float,
     alpha: float,
     place: _Place,
@@ -223,9 +223,9 @@ def _bound_by_errors(errors: _TestErrors, alpha: float) -> float:
 
 
 def _errors(
-    data: Transform,
+    data: RunOnLine,
     contour: Contour,
-    sums: Sums,
+    sums: TrapezoidSums,
     epsilon: float,
     shift: float,
 ) -> _TestErrors:
@@ -253,7 +253,7 @@ def _errors(
     )
 
 
-def _log_alias(data: Transform, contour: Contour, e: float) -> float:
+def _log_alias(data: RunOnLine, contour: Contour, e: float) -> float:
     """Return log of a bound on the aliases of P(L + eta N > e).
 
     It is `_contour.log_alias` for a probability, which is at most 1 and at most e^{K(t) + eta^2 t^2 / 2 - t e}.

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 
 from gdpjax.accounting._numeric import _directions
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _DATA = json.loads((pathlib.Path(__file__).parents[2] / "data" / "subsampled_gaussian.json").read_text())
 COMPOSED, ONE_STEP = _DATA["composed"], _DATA["one_step"]
@@ -20,8 +20,10 @@ def columns(rows, *names):
 
 
 def run(noise_multiplier, sampling_prob, num_steps, direction):
-    """A `Run` of one phase."""
-    return Run((Step(float(noise_multiplier), float(sampling_prob), float(num_steps), DIRECTIONS[direction]),))
+    """A `RunDescription` of one phase."""
+    return RunDescription(
+        (SubsampledGaussian(float(noise_multiplier), float(sampling_prob), float(num_steps), DIRECTIONS[direction]),)
+    )
 
 
 def _run(function, sigma, p, steps, direction, last):

@@ -9,7 +9,7 @@ from scipy import integrate
 from scipy.special import erf, ndtr
 
 from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from tests.accounting.numeric import reference
 
 
@@ -121,7 +121,7 @@ FREQUENCIES = (0.0, 3.0, 60.0)
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     sigma, p, theta, sign, group_size = case
     low, high = -8.0, 8.0 + group_size / sigma
-    step = Step(sigma, p, 1.0, sign, group_size)
+    step = SubsampledGaussian(sigma, p, 1.0, sign, group_size)
     edges = np.linspace(low, high, panels + 1)
     nodes = _moments.make_nodes(step, edges)
     exponent = nodes.log_weight + theta * nodes.loss
@@ -196,7 +196,7 @@ def test_log_ratio_is_accurate(group_size):
     rng = np.random.default_rng(0)
     for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (50.0, 0.3), (0.5, 0.999999), (2.0, 1.0)):
         u = rng.uniform(-15.0, 15.0 + 1 / sigma, 100)
-        step = Step(sigma, p, 1.0, 1.0, group_size)
+        step = SubsampledGaussian(sigma, p, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
             value = _likelihood_ratio.log_ratio(u, step)
             errors = _likelihood_ratio.log_ratio_error(u, step, value)
@@ -214,7 +214,7 @@ def test_the_ratio_off_the_axis_is_bounded_by_the_corners_of_the_rectangle(group
     """|r| and arg r on a rectangle, against the two functions that the quadrature bound calls."""
     rng = np.random.default_rng(1)
     for sigma, p in ((0.5, 0.01), (1.0, 0.3), (5.0, 0.9), (2.0, 1.0)):
-        step = Step(sigma, p, 1.0, 1.0, group_size)
+        step = SubsampledGaussian(sigma, p, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
             height = float(_likelihood_ratio.largest_height(step)) * rng.uniform(0.1, 1.0)
             left, right = np.sort(rng.uniform(-6.0, 8.0, 2))

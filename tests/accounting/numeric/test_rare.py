@@ -8,8 +8,8 @@ from scipy.special import log_ndtr
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds, moments_accountant_epsilon
 from gdpjax.accounting._numeric import _contour_choice, _directions, _rare_outcomes, of_phases
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import oracle
 
 TELLING = [
@@ -91,7 +91,7 @@ def check_few_steps(rows, tolerance=1e-6):
     narrow = []
     for sigma, p, steps, delta in rows:
         phases = phases_of(sigma, p, steps)
-        run = Run(tuple(Step(s, q, 1.0) for s, q in phases))
+        run = RunDescription(tuple(SubsampledGaussian(s, q, 1.0) for s, q in phases))
         with np.errstate(all="ignore"):
             epsilon = _rare_outcomes.first_guess(
                 _contour_choice.coarse_run(run, _contour_choice.choose_windows(run, np.log(delta))), np.log(delta)
@@ -249,8 +249,8 @@ def test_the_telling_runs_agree_with_the_ordinary_tries(monkeypatch):
     useful = 0
     for _ in range(12):
         log_delta = np.log(10 ** uniform(-40, -8))
-        step = Step(np.exp(uniform(-0.5, 1)), 10 ** uniform(-4, -2), float(round(10 ** uniform(3, 5))))
-        run = Run((step,), ())
+        step = SubsampledGaussian(np.exp(uniform(-0.5, 1)), 10 ** uniform(-4, -2), float(round(10 ** uniform(3, 5))))
+        run = RunDescription((step,), ())
         with np.errstate(all="ignore"), monkeypatch.context() as patch:
             patch.setattr(_rare_outcomes, "applies", lambda run: False)
             patch.setattr(_rare_outcomes, "is_rare", lambda run: False)
