@@ -154,9 +154,11 @@ def _largest_gap(curve: PiecewiseLinear, epsilon: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         slope = np.exp(epsilon)
         for alpha, beta in _sides(curve):
-            product = np.where(alpha > 0, slope * alpha, 0.0)
-            gaps = 1.0 - beta - product
-            largest = np.maximum(largest, np.max(gaps, axis=1))
+            # The products are a large array [num_rows, num_vertices], whose memory the gaps take over.
+            products = np.where(alpha > 0, slope * alpha, 0.0)
+            np.subtract(1.0 - beta, products, out=products)
+            largest = np.maximum(largest, np.max(products, axis=1))
+            del products
     return largest
 
 
