@@ -4,8 +4,9 @@
 
 An epoch is two events given by their outcomes (`_numeric._atoms`), one a kind of block, in a pair that understates
 and in one that overstates: `_bounds.events_of_scheme`. They go into one `RunDescription` beside the other phases and
-the events of bounded loss. Of the two runs, below and above, epsilon, delta and mu are asked: the lower end comes from the run below
-and the upper end from the one above. For the trade-off curve, which falls where the others rise, it is the reverse.
+the events of bounded loss. Of the two runs, below and above, epsilon, delta and mu are asked: the lower end comes from
+the run below and the upper end from the one above. For the trade-off curve, which falls where the others rise, it is
+the reverse.
 What the run below leaves out is never part of a test, so the errors of its tests are those of tests of the true run.
 
 Nothing is known from the pairs where their rounding is large or the noise is below the smallest that they are made for:
