@@ -299,6 +299,12 @@ def cases() -> dict[str, Case]:
         ),
         "rdp": (accounting.rdp, ((2.0, 3.0),), {}),
         "rdp().step": (accounting.rdp((2.0, 3.0)).step, (accounting.rdp((2.0, 3.0)).init(), *run), {}),
+        "rdp_allocation": (accounting.rdp_allocation, (1.0, 4, 2, order2[1]), {"num_selected": 2, "bins": "fresh"}),
+        "rdp_of_ledger": (accounting.rdp_of_ledger, (gdpjax.Ledger([event]), order2[1]), {}),
+        "rdp_truncated_poisson": (accounting.rdp_truncated_poisson, (1.0, 0.1, 100, 20, order2[1]), {}),
+        "moments_accountant_epsilon(ledger)": (
+            accounting.moments_accountant_epsilon, (gdpjax.Ledger([event]),), {"delta": 1e-3}
+        ),
         "rdp_delta": (accounting.rdp_delta, (*order2, 1.0), {}),
         "rdp_epsilon": (accounting.rdp_epsilon, (*order2, 1e-3), {"conversion": "tight"}),
         "rdp_subsampled_gaussian": (accounting.rdp_subsampled_gaussian, (1.0, 0.1, order2[1]), {}),

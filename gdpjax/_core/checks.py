@@ -83,6 +83,8 @@ def number_kind(dtype: Any) -> str:
 
 def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
     """The real numbers in ``value``, which texts, times, truth values and complex numbers are not."""
+    if np.ma.is_masked(value):  # NumPy would go on with what is under the mask
+        raise ValueError(f"{name} must be {text}, got an array with masked elements: fill them, or leave them out")
     try:
         array = np.asarray(value)
         real = number_kind(array.dtype) in NUMBER_KINDS

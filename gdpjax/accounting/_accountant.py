@@ -27,7 +27,7 @@ from gdpjax._core.checks import (
     UNIT,
     WHOLE,
     check,
-)  # fmt: skip
+)
 from gdpjax._core.precision import float64_function, narrow
 from gdpjax._core.types import Array
 from gdpjax.accounting._clt import poisson_factor
@@ -78,7 +78,8 @@ def rdp(orders: Array = DEFAULT_ORDERS) -> Accountant:
     Returns:
         An `Accountant`; its state, epsilon and delta are upper bounds. Renyi differential privacy implies no useful mu,
         so mu(state) raises ValueError. A step costs about as much as a call of `rdp_subsampled_gaussian`: where the
-        hyperparameters are constant, make one step of num_steps.
+        hyperparameters are constant, make one step of num_steps. Its steps are Poisson-sampled: epochs of random
+        allocation, and truncated batches, are computed on the host, by `rdp_of_ledger`.
 
     Raises:
         ValueError: an argument outside its range, here or in the functions.

@@ -37,6 +37,7 @@ from gdpjax.accounting import _numeric
 from gdpjax.accounting._accountant import Accountant
 
 MOST_STEPS = 2**31 - 1
+_STEP_DOMAINS = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": WHOLE}
 
 
 class Phases(NamedTuple):
@@ -49,7 +50,7 @@ class Phases(NamedTuple):
 
 
 def numeric(capacity: int = 16) -> Accountant:
-    """The certified accountant for training loops: upper bounds on epsilon, delta and mu, tight to about 1e-3.
+    """Return the certified accountant for training loops: upper bounds on epsilon, delta and mu, tight to about 1e-3.
 
     Formula: the upper end of `epsilon_bounds`, `delta_bounds` and `mu_bounds` of the steps so far, in phases.
 
@@ -77,11 +78,20 @@ def numeric(capacity: int = 16) -> Accountant:
     capacity = int(capacity)
 
     def init(shape: tuple[int, ...] = ()) -> Phases:
-        rows = (*shape, capacity)
-        ones, zeros = jnp.ones(rows, jnp.float32), jnp.zeros(rows, jnp.float32)
-        return Phases(ones, zeros, jnp.zeros(rows, jnp.int32), jnp.zeros(tuple(shape), bool))
+        rows_shape = (*shape, capacity)
+        return Phases(
+            noise_multiplier=jnp.ones(rows_shape, jnp.float32),
+            sampling_prob=jnp.zeros(rows_shape, jnp.float32),
+            num_steps=jnp.zeros(rows_shape, jnp.int32),
+            merged=jnp.zeros(tuple(shape), bool),
+        )
 
-    def step(state: Phases, noise_multiplier: Array, sampling_prob: Array, num_steps: Array = 1) -> Phases:
+    def step(
+        state: Phases,
+        noise_multiplier: Array,
+        sampling_prob: Array,
+        num_steps: Array = 1,
+    ) -> Phases:
         _check_state(state, capacity)
         return _step(state, noise_multiplier, sampling_prob, num_steps)
 
@@ -101,62 +111,107 @@ def numeric(capacity: int = 16) -> Accountant:
 
 
 def _check_state(state: Phases, capacity: int) -> None:
+    """Raise ValueError unless the state is one of an accountant of this capacity."""
     if not isinstance(state, Phases):
         raise ValueError(f"state must come from accountant.init() or accountant.step(), got {type(state).__name__}")
-    if np.shape(state.noise_multiplier)[-1:] != (capacity,):
-        raise ValueError(
-            f"state must belong to an accountant of capacity {capacity}, got shape {np.shape(state.noise_multiplier)}"
-        )
+    shape = np.shape(state.noise_multiplier)
+    if shape[-1:] != (capacity,):
+        raise ValueError(f"state must belong to an accountant of capacity {capacity}, got shape {shape}")
 
 
-def _step(state: Phases, noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Phases:
-    given = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
-    domains = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": WHOLE}
+def _step(
+    state: Phases,
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+) -> Phases:
+    """Return the state after some equal steps, or raise ValueError where that is possible and they are not valid."""
+    given = {
+        "noise_multiplier": noise_multiplier,
+        "sampling_prob": sampling_prob,
+        "num_steps": num_steps,
+    }
     for name, value in given.items():
-        check(name, value, domains[name])
+        check(name, value, _STEP_DOMAINS[name])
     check_broadcast(state=state.merged, **given)
+
     with jax.enable_x64(True):
-        wide = {name: jnp.asarray(value, jnp.float64) for name, value in given.items()}
-        inside = [domains[name].contains(value) for name, value in wide.items()]
-        valid = inside[0] & inside[1] & inside[2]
-        new = _record(Phases(*(jnp.asarray(part) for part in state)), valid, **wide)
-    if not is_traced(new) and (np.isnan(new.noise_multiplier) & ~np.isnan(state.noise_multiplier)).any():
-        raise ValueError(f"num_steps must stay at most {MOST_STEPS} in a phase; make another one for more")
-    return new
+        noise_multiplier = jnp.asarray(noise_multiplier, jnp.float64)
+        sampling_prob = jnp.asarray(sampling_prob, jnp.float64)
+        num_steps = jnp.asarray(num_steps, jnp.float64)
+        is_valid = POSITIVE.contains(noise_multiplier) & UNIT.contains(sampling_prob) & WHOLE.contains(num_steps)
+        state_arrays = Phases(*[jnp.asarray(part) for part in state])
+        new_state = _record(state_arrays, is_valid, noise_multiplier, sampling_prob, num_steps)
+
+    if not is_traced(new_state):
+        became_nan = np.isnan(new_state.noise_multiplier) & ~np.isnan(state.noise_multiplier)
+        if became_nan.any():
+            raise ValueError(f"num_steps must stay at most {MOST_STEPS} in a phase; make another one for more")
+    return new_state
 
 
 @jax.jit
-def _record(state: Phases, valid: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Phases:
-    noise, prob = narrow(noise_multiplier, "down"), narrow(sampling_prob, "up")
-    shape = jnp.broadcast_shapes(state.merged.shape, valid.shape)
-    noise, prob, steps, valid = (jnp.broadcast_to(x, shape)[..., None] for x in (noise, prob, num_steps, valid))
-    rows, counts, probs = (jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in (
-        state.noise_multiplier, state.num_steps, state.sampling_prob))  # fmt: skip
-    used = jnp.sum(counts > 0, axis=-1, keepdims=True)
-    step = next_row(rows, probs, used, noise, prob)
-    nothing = steps == 0
-    row = step.row & ~(nothing & valid)
-    total = counts + steps
-    too_many = total > MOST_STEPS
+def _record(
+    state: Phases,
+    is_valid: Array,
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+) -> Phases:
+    """Return the state after some equal steps, with a row of NaN where they are not valid or too many."""
+    # The step as a row of one element, and the rows of the state, broadcast together.
+    shape = jnp.broadcast_shapes(state.merged.shape, is_valid.shape)
+    new_noise = jnp.broadcast_to(narrow(noise_multiplier, "down"), shape)[..., None]
+    new_prob = jnp.broadcast_to(narrow(sampling_prob, "up"), shape)[..., None]
+    new_steps = jnp.broadcast_to(num_steps, shape)[..., None]
+    is_valid = jnp.broadcast_to(is_valid, shape)[..., None]
+    rows_shape = (*shape, state.num_steps.shape[-1])
+    noise_of_rows = jnp.broadcast_to(state.noise_multiplier, rows_shape)
+    prob_of_rows = jnp.broadcast_to(state.sampling_prob, rows_shape)
+    steps_of_rows = jnp.broadcast_to(state.num_steps, rows_shape)
+
+    # The row that the step joins; no steps at all leave the rows as they are.
+    num_used = jnp.sum(steps_of_rows > 0, axis=-1, keepdims=True)
+    next_step = next_row(noise_of_rows, prob_of_rows, num_used, new_noise, new_prob)
+    is_nothing = new_steps == 0
+    is_changed = next_step.row & ~(is_nothing & is_valid)
+
+    total = steps_of_rows + new_steps
+    is_usable = is_valid & ~(total > MOST_STEPS)
+    changed_noise = jnp.where(is_usable, next_step.noise_multiplier, jnp.nan)
+    changed_steps = jnp.where(is_usable, total, 1.0)
+    is_merged = (next_step.is_merged & is_valid & ~is_nothing)[..., 0]
     return Phases(
-        jnp.where(row, jnp.where(valid & ~too_many, step.noise_multiplier, jnp.nan), rows).astype(jnp.float32),
-        jnp.where(row & valid, step.sampling_prob, probs),
-        jnp.where(row, jnp.where(valid & ~too_many, total, 1.0), counts).astype(jnp.int32),
-        jnp.broadcast_to(state.merged, shape) | (step.is_merged & valid & ~nothing)[..., 0],
+        noise_multiplier=jnp.where(is_changed, changed_noise, noise_of_rows).astype(jnp.float32),
+        sampling_prob=jnp.where(is_changed & is_valid, next_step.sampling_prob, prob_of_rows),
+        num_steps=jnp.where(is_changed, changed_steps, steps_of_rows).astype(jnp.int32),
+        merged=jnp.broadcast_to(state.merged, shape) | is_merged,
     )
 
 
-def _upper_end(question: str, state: Phases, name: str, query: Array, domain: Domain) -> Array:
-    """The upper end of the bounds of what the state holds, state and query broadcast together."""
+def _upper_end(
+    question: str,
+    state: Phases,
+    name: str,
+    query: Array,
+    domain: Domain,
+) -> Array:
+    """Return the upper end of the bounds on the run in the state, state and query broadcast together."""
     check(name, query, domain)
     check_broadcast(state=state.merged, **{name: query})
+    ask = _numeric.of_phases(question)
     columns = state.noise_multiplier, state.sampling_prob, state.num_steps
     if not is_traced((state, query)):
         columns = tuple(np.asarray(column, np.float64) for column in columns)
         check("noise_multiplier", columns[0], POSITIVE)
-        return _numeric.of_phases(question)(*columns, query).upper
+        return ask(*columns, query).upper
+
+    # Elements are mapped, so that an invalid one is NaN alone.
     shape = np.broadcast_shapes(np.shape(state.merged), np.shape(query))
-    flat = [jnp.broadcast_to(column, (*shape, column.shape[-1])).reshape(-1, column.shape[-1]) for column in columns]
-    # Mapped, so that an invalid element is NaN alone.
-    bounds = jax.vmap(_numeric.of_phases(question))(*flat, jnp.broadcast_to(query, shape).reshape(-1))
+    flat_columns = []
+    for column in columns:
+        capacity = column.shape[-1]
+        flat_columns.append(jnp.broadcast_to(column, (*shape, capacity)).reshape(-1, capacity))
+    flat_query = jnp.broadcast_to(query, shape).reshape(-1)
+    bounds = jax.vmap(ask)(*flat_columns, flat_query)
     return bounds.upper.reshape(shape)

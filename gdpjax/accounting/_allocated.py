@@ -12,7 +12,7 @@ import numpy as np
 
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import allocation_delta_bounds, allocation_epsilon_bounds, of_allocation
-from gdpjax.accounting._ledgers import Described, describe
+from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEvent
 
@@ -21,7 +21,7 @@ _EVERYTHING = {"epsilon": math.inf, "delta": 1.0, "tradeoff": 0.0, "mu": math.in
 
 def has_allocation(run: Ledger | AnyEvent) -> bool:
     """Whether the run has an event of random allocation."""
-    return any(isinstance(event, AllocationEvent) for event in _events(run))
+    return any(isinstance(event, AllocationEvent) for event in events_of(run))
 
 
 class Allocated:
@@ -34,17 +34,14 @@ class Allocated:
     """
 
     def __init__(self, run: Ledger | AnyEvent) -> None:
-        events = _events(run)
+        events = events_of(run)
         self.allocations = [event for event in events if isinstance(event, AllocationEvent)]
         others = [event for event in events if not isinstance(event, AllocationEvent)]
         if any(isinstance(event, TruncatedPoissonEvent) for event in others):
             raise ValueError("no bound is known for a Ledger with both random allocation and truncated Poisson batches")
-        relations = {event.neighboring_relation for event in events}
-        if len(relations) > 1:
-            names = ", ".join(sorted(relation.name for relation in relations if relation is not None))
-            raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
+        check_relations(events)
         self.rest = describe(Ledger(others), 1) if others else None
-        self.lost = _lost(self.allocations, self.rest)
+        self.lost = lost_of(self.allocations, self.rest)
 
     def answer(self, question: str, at: np.ndarray) -> Bounds:
         """The bracket of the run without what is lost."""
@@ -78,11 +75,16 @@ class Allocated:
         return of_allocation(question, rest is not None, len(others) > 3)(*columns, *others, at)
 
 
-def _lost(allocations: Sequence[AllocationEvent], rest: Described | None) -> Lost:
+def lost_of(allocations: Sequence[AllocationEvent], rest: Described | None) -> Lost:
+    """What epochs of random allocation and the rest of a run may lose together."""
     before = Lost(0.0, 0.0) if rest is None else rest.lost
-    silent = math.fsum([before.silent, *(event.overflow for event in allocations if not event.announced)])
-    announced = math.fsum([before.announced, *(event.overflow for event in allocations if event.announced)])
-    return before._replace(silent=min(silent, 1.0), announced=min(announced, 1.0), largest_loss=math.inf)
+    silent = math.fsum(event.overflow for event in allocations if not event.announced)
+    announced = math.fsum(event.overflow for event in allocations if event.announced)
+    return before._replace(
+        silent=min(before.silent + silent, 1.0),
+        announced=min(before.announced + announced, 1.0),
+        largest_loss=math.inf,
+    )
 
 
 def _finished(event: AllocationEvent) -> list[AllocationEvent]:
@@ -97,7 +99,3 @@ def _finished(event: AllocationEvent) -> list[AllocationEvent]:
 def _numbers(event: AllocationEvent) -> tuple[float, int, int, int, bool]:
     fixed = event.bins == "fixed"
     return event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected, fixed
-
-
-def _events(run: Ledger | AnyEvent) -> Sequence[AnyEvent]:
-    return run.events if isinstance(run, Ledger) else (run,)

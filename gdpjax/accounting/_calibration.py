@@ -1,7 +1,10 @@
 r"""Calibration: the noise multiplier, number of steps or sampling probability that meets a privacy target.
 
+    noise_multiplier = calibrate_noise_multiplier(epsilon=2.0, delta=1e-5, sampling_prob=0.01, num_steps=1000)
+
 epsilon decreases in the noise multiplier and increases in num_steps and sampling_prob, so "the best value that meets
-the target" is the edge of a monotone condition. `_search` finds it, for each accountant by its own method:
+the target" is the edge of a monotone condition. This module checks the target; `_search` finds the edge, for each
+accountant by its own method:
 
 * ``accountant="numeric"``, the default: secant steps on the upper end of the certified bracket, for epsilon, for mu, or
   for what an attacker can do: membership advantage, true positive rate at a false positive rate, success of a Bayesian
@@ -44,7 +47,7 @@ def calibrate_noise_multiplier(
     num_steps: Array,
     accountant: str = "numeric",
 ) -> Array:
-    """The smallest noise multiplier that meets a privacy target.
+    """Return the smallest noise multiplier that meets a privacy target.
 
     Formula: min { s : epsilon(s, sampling_prob, num_steps, delta) <= epsilon }; for "clt",
     s = log(1 + (mu / (sampling_prob sqrt(num_steps)))^2)^{-1/2}.
@@ -80,13 +83,20 @@ def calibrate_noise_multiplier(
     >>> print(f"{s:.4f}")
     1.0223
     """
-    attack = _Attack(advantage, tpr, fpr, bayes_success, prior)
-    target = _target(accountant, epsilon, delta, mu, failure, attack)
+    attack = _AttackTarget(advantage, tpr, fpr, bayes_success, prior)
+    target = _checked_target(accountant, epsilon, delta, mu, failure, attack)
     if _asks_for_nothing(target):
-        for name, value in (("sampling_prob", sampling_prob), ("num_steps", num_steps)):
-            check(name, value, UNIT if name == "sampling_prob" else COUNT)
-        return np.zeros(np.broadcast_shapes(*map(np.shape, (*target.arguments.values(), sampling_prob, num_steps))))[()]
-    return _calibrate("noise_multiplier", target, accountant, sampling_prob=sampling_prob, num_steps=num_steps)
+        check("sampling_prob", sampling_prob, UNIT)
+        check("num_steps", num_steps, COUNT)
+        shapes = [np.shape(value) for value in (*target.arguments.values(), sampling_prob, num_steps)]
+        return np.zeros(np.broadcast_shapes(*shapes))[()]
+    return _calibrate(
+        "noise_multiplier",
+        target,
+        accountant,
+        sampling_prob=sampling_prob,
+        num_steps=num_steps,
+    )
 
 
 def calibrate_num_steps(
@@ -104,7 +114,7 @@ def calibrate_num_steps(
     sampling_prob: Array,
     accountant: str = "numeric",
 ) -> Array:
-    """The largest number of steps that meets a privacy target.
+    """Return the largest number of steps that meets a privacy target.
 
     Formula: max { T >= 1 : epsilon(noise_multiplier, sampling_prob, T, delta) <= epsilon }.
 
@@ -139,9 +149,15 @@ def calibrate_num_steps(
     >>> print(int(steps))
     1454
     """
-    attack = _Attack(advantage, tpr, fpr, bayes_success, prior)
-    target = _target(accountant, epsilon, delta, mu, failure, attack)
-    return _calibrate("num_steps", target, accountant, noise_multiplier=noise_multiplier, sampling_prob=sampling_prob)
+    attack = _AttackTarget(advantage, tpr, fpr, bayes_success, prior)
+    target = _checked_target(accountant, epsilon, delta, mu, failure, attack)
+    return _calibrate(
+        "num_steps",
+        target,
+        accountant,
+        noise_multiplier=noise_multiplier,
+        sampling_prob=sampling_prob,
+    )
 
 
 def calibrate_sampling_prob(
@@ -159,7 +175,7 @@ def calibrate_sampling_prob(
     num_steps: Array,
     accountant: str = "numeric",
 ) -> Array:
-    """The largest sampling probability that meets a privacy target.
+    """Return the largest sampling probability that meets a privacy target.
 
     Formula: max { p in (0, 1] : epsilon(noise_multiplier, p, num_steps, delta) <= epsilon }.
 
@@ -194,13 +210,19 @@ def calibrate_sampling_prob(
     >>> print(f"{p:.6f}")
     0.012062
     """
-    attack = _Attack(advantage, tpr, fpr, bayes_success, prior)
-    target = _target(accountant, epsilon, delta, mu, failure, attack)
-    return _calibrate("sampling_prob", target, accountant, noise_multiplier=noise_multiplier, num_steps=num_steps)
+    attack = _AttackTarget(advantage, tpr, fpr, bayes_success, prior)
+    target = _checked_target(accountant, epsilon, delta, mu, failure, attack)
+    return _calibrate(
+        "sampling_prob",
+        target,
+        accountant,
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+    )
 
 
-class _Attack(NamedTuple):
-    """A target in terms of what an attacker can do, as it was given."""
+class _AttackTarget(NamedTuple):
+    """A target for what an attacker can do, as it was given; None for all that was not."""
 
     advantage: Array | None
     tpr: Array | None
@@ -209,43 +231,53 @@ class _Attack(NamedTuple):
     prior: Array | None
 
     def names(self) -> list[str]:
-        """What was given."""
+        """Return the names of the arguments that were given."""
         return [name for name, value in self._asdict().items() if value is not None]
 
 
-class _Goal(NamedTuple):
-    """A target: which search serves it, the arguments of that, and what it is called."""
+class _CheckedTarget(NamedTuple):
+    """A target after the checks of its form.
+
+    Attributes:
+        kind: the kind of target, by which `_search` knows it.
+        arguments: the keyword arguments of the search.
+        description: the names of the arguments that gave it, for error messages.
+    """
 
     kind: str
     arguments: dict[str, Any]
-    meaning: str
+    description: str
 
 
-def _asks_for_nothing(target: _Goal) -> bool:
-    """Whether every target is infinite, so that no noise at all meets it."""
-    wanted = target.arguments.get(target.kind)
-    return not is_traced(wanted) and bool(np.all(np.asarray(wanted) == np.inf))
+def _asks_for_nothing(target: _CheckedTarget) -> bool:
+    """Return whether every target is infinite, so that no noise at all meets it."""
+    goal = target.arguments.get(target.kind)
+    return not is_traced(goal) and bool(np.all(np.asarray(goal) == np.inf))
 
 
-def _target(
+def _checked_target(
     accountant: str,
     epsilon: Array | None,
     delta: Array | None,
     mu: Array | None,
     failure: Array | None,
-    attack: _Attack,
-) -> _Goal:
-    """The target as keyword arguments of the kernels, after the checks that need no numbers."""
+    attack: _AttackTarget,
+) -> _CheckedTarget:
+    """Return the target as keyword arguments of the searches, after the checks that need no numbers."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {shown(accountant)}")
+
+    # A target for an attack.
     if attack.names():
-        others = {"epsilon": epsilon, "delta": delta, "mu": mu, "failure": failure}
-        given = [name for name, value in others.items() if value is not None]
-        if given:
-            raise ValueError(f"give one target, not {attack.names()[0]} together with {', '.join(given)}")
+        bounds_given = {"epsilon": epsilon, "delta": delta, "mu": mu, "failure": failure}
+        names_given = [name for name, value in bounds_given.items() if value is not None]
+        if names_given:
+            raise ValueError(f"give one target, not {attack.names()[0]} together with {', '.join(names_given)}")
         if accountant != "numeric":
             raise ValueError(f'a target {attack.names()[0]} needs accountant "numeric", got {accountant!r}')
-        return _attack_goal(attack)
+        return _checked_attack_target(attack)
+
+    # Either mu, or epsilon and delta.
     if mu is not None and (epsilon is not None or delta is not None):
         raise ValueError("give either mu or both epsilon and delta as the target, not mu together with them")
     if mu is None and (epsilon is None or delta is None):
@@ -256,71 +288,97 @@ def _target(
         raise ValueError(
             'accountant "rdp" bounds epsilon, not mu: give epsilon and delta, or choose "clt" (an estimate)'
         )
-    if mu is not None:
-        check("mu", mu, _TARGET)
-        arguments = {"mu": mu}
-        if accountant != "clt":
-            arguments["failure"] = FAILURE if failure is None else failure
-        return _Goal("mu", arguments, " and ".join(arguments))
-    check("epsilon", epsilon, _TARGET)
-    return _Goal("epsilon", {"epsilon": epsilon, "delta": delta}, "epsilon and delta")
+
+    if mu is None:
+        check("epsilon", epsilon, _TARGET)
+        return _CheckedTarget("epsilon", {"epsilon": epsilon, "delta": delta}, "epsilon and delta")
+    check("mu", mu, _TARGET)
+    arguments = {"mu": mu}
+    if accountant != "clt":
+        arguments["failure"] = FAILURE if failure is None else failure
+    return _CheckedTarget("mu", arguments, " and ".join(arguments))
 
 
-def _attack_goal(attack: _Attack) -> _Goal:
-    """The goal of an attack: a delta at some epsilon, or a true positive rate at a false positive rate.
-
-    The advantage is delta(0). The success of an attacker with prior q is max(q, 1 - q) + min(q, 1 - q) delta at the
-    logarithm of their ratio, which is solved for delta and lowered by more than the rounding of both formulas.
-    """
+def _checked_attack_target(attack: _AttackTarget) -> _CheckedTarget:
+    """Return the target of an attack: a delta at some epsilon, or a true positive rate at a false positive rate."""
     if is_traced(attack):
         raise ValueError("a target in terms of an attack must be numbers known before compiling")
     names = set(attack.names())
     if names == {"advantage"}:
+        # The advantage is delta(0).
         check("advantage", attack.advantage, OPEN_UNIT)
-        return _Goal("level", {"level": attack.advantage, "epsilon": 0.0}, "advantage")
+        return _CheckedTarget("level", {"level": attack.advantage, "epsilon": 0.0}, "advantage")
     if names == {"tpr", "fpr"}:
-        check("fpr", attack.fpr, OPEN_UNIT)
-        check("tpr", attack.tpr, OPEN_UNIT)
-        check_broadcast(tpr=attack.tpr, fpr=attack.fpr)
-        if not np.all(np.asarray(attack.tpr) > np.asarray(attack.fpr)):
-            raise ValueError("tpr must be above fpr, which guessing reaches without looking at the release")
-        return _Goal("tpr", {"tpr": attack.tpr, "fpr": attack.fpr}, "tpr and fpr")
-    if names not in ({"bayes_success"}, {"bayes_success", "prior"}):
-        given = " and ".join(attack.names())
-        raise ValueError(
-            f"give a complete target: advantage, or tpr and fpr, or bayes_success (and prior), got {given}"
-        )
-    check("bayes_success", attack.bayes_success, OPEN_UNIT)
-    prior = 0.5 if attack.prior is None else attack.prior
+        return _true_positive_rate_target(attack.tpr, attack.fpr)
+    if names == {"bayes_success"}:
+        return _bayes_success_target(attack.bayes_success, 0.5)
+    if names == {"bayes_success", "prior"}:
+        return _bayes_success_target(attack.bayes_success, attack.prior)
+    given = " and ".join(attack.names())
+    raise ValueError(f"give a complete target: advantage, or tpr and fpr, or bayes_success (and prior), got {given}")
+
+
+def _true_positive_rate_target(tpr: Array, fpr: Array) -> _CheckedTarget:
+    """Return the target of a true positive rate at a false positive rate."""
+    check("fpr", fpr, OPEN_UNIT)
+    check("tpr", tpr, OPEN_UNIT)
+    check_broadcast(tpr=tpr, fpr=fpr)
+    if not np.all(np.asarray(tpr) > np.asarray(fpr)):
+        raise ValueError("tpr must be above fpr, which guessing reaches without looking at the release")
+    return _CheckedTarget("tpr", {"tpr": tpr, "fpr": fpr}, "tpr and fpr")
+
+
+def _bayes_success_target(bayes_success: Array, prior: Array) -> _CheckedTarget:
+    """Return the target of a success probability as that of a delta at some epsilon.
+
+    The success of an attacker with prior q is max(q, 1 - q) + min(q, 1 - q) delta at the logarithm of their ratio. This
+    is solved for delta, and lowered by more than the rounding of both formulas.
+    """
+    check("bayes_success", bayes_success, OPEN_UNIT)
     check("prior", prior, OPEN_UNIT)
-    check_broadcast(bayes_success=attack.bayes_success, prior=prior)
-    success, prior = np.asarray(attack.bayes_success, np.float64), np.asarray(prior, np.float64)
-    larger, smaller = np.maximum(prior, 1.0 - prior), np.minimum(prior, 1.0 - prior)
+    check_broadcast(bayes_success=bayes_success, prior=prior)
+    bayes_success = np.asarray(bayes_success, np.float64)
+    prior = np.asarray(prior, np.float64)
+
+    larger = np.maximum(prior, 1.0 - prior)
+    smaller = np.minimum(prior, 1.0 - prior)
     log_ratio = np.log(larger / smaller)
-    level = (success * (1.0 - 2e-15) - larger) / smaller - 4e-15 * (1.0 + log_ratio)
+    rounding = 4e-15 * (1.0 + log_ratio)
+    level = (bayes_success * (1.0 - 2e-15) - larger) / smaller - rounding
     if not np.all(level > 0):
         raise ValueError("bayes_success must exceed max(prior, 1 - prior), which guessing reaches without the release")
-    return _Goal("level", {"level": level, "epsilon": log_ratio}, "bayes_success")
+    return _CheckedTarget("level", {"level": level, "epsilon": log_ratio}, "bayes_success")
 
 
-def _calibrate(unknown: str, target: _Goal, accountant: str, **known: Array) -> Array:
-    known[unknown] = 1.0  # a placeholder inside every domain
+def _calibrate(
+    unknown: str,
+    target: _CheckedTarget,
+    accountant: str,
+    **known: Array,
+) -> Array:
+    """Return the value of ``unknown`` that meets the target, or raise ValueError where there is none."""
+    run = {**known, unknown: 1.0}  # a placeholder inside every domain
     arguments = target.arguments
     if accountant == "clt":
-        mu = arguments["mu"] if target.kind == "mu" else gdp_mu(arguments["epsilon"], arguments["delta"])
-        answer = CLOSED_FORMS[unknown](mu, **known)
+        mu = arguments.get("mu")
+        if mu is None:
+            mu = gdp_mu(arguments["epsilon"], arguments["delta"])
+        answer = CLOSED_FORMS[unknown](mu, **run)
     elif accountant == "rdp":
-        answer = BISECTIONS[unknown](**arguments, **known)
+        answer = BISECTIONS[unknown](**arguments, **run)
     else:
-        answer = SECANTS[unknown, target.kind](**arguments, **known)
+        answer = SECANTS[unknown, target.kind](**arguments, **run)
     if is_traced(answer.value):
         return answer.value
+
     axis = AXES[unknown]
     if answer.too_strict.any():
         raise ValueError(
-            f"the target {target.meaning} cannot be met: even {unknown} = {axis.safest:.4g} exceeds it "
+            f"the target {target.description} cannot be met: even {unknown} = {axis.safest:.4g} exceeds it "
             f"by the accountant {accountant!r}"
         )
     if unknown != "sampling_prob" and answer.too_lax.any():
-        raise ValueError(f"the target {target.meaning} asks for nothing: even {unknown} = {axis.riskiest:.4g} meets it")
+        raise ValueError(
+            f"the target {target.description} asks for nothing: even {unknown} = {axis.riskiest:.4g} meets it"
+        )
     return answer.value

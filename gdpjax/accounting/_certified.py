@@ -5,7 +5,6 @@ homogeneous run per element, or one `Ledger` (or event) whose phases may differ.
 `certified`, in `_run_curve`, which also says between which neighbours the bounds hold.
 """
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import has_allocation
-from gdpjax.accounting._ledgers import describe
+from gdpjax.accounting._ledgers import check_form, describe
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._run_curve import (
     RTOL,
@@ -29,31 +28,26 @@ from gdpjax.ledger import AnyEvent, Ledger
 from gdpjax.tradeoff import CertifiedCurve
 
 
-def _check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str) -> bool:
-    """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has."""
-    if isinstance(run, Ledger | AnyEvent):
-        if sampling_prob is not None or num_steps is not None:
-            raise ValueError(f"after a Ledger give {name} as a keyword: f(ledger, {name}=...), and nothing else")
-        if query is None:
-            raise ValueError(f"{name} is missing: f(ledger, {name}=...)")
-        return True
-    values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, name: query}
-    missing = [key for key, value in values.items() if value is None]
-    if missing:
-        raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(values)}, or a Ledger and {name}=...")
-    return False
-
-
 def _curve(
-    run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str, options: tuple[Any, ...]
+    run: Any,
+    sampling_prob: Any,
+    num_steps: Any,
+    query: Any,
+    name: str,
+    options: tuple[Any, ...],
 ) -> CertifiedCurve:
-    """The curve that a call of a function below asks about."""
-    checked_group_size(options[2])
-    _check_form(run, sampling_prob, num_steps, query, name)
+    """Return the curve that a call of a function below asks about.
+
+    ``options`` are the last arguments of `_run_curve.curve_of`, from the sampling on.
+    """
+    _, _, group_size, *_ = options
+    checked_group_size(group_size)
+    check_form(run, sampling_prob, num_steps, query, name)
     return curve_of(run, sampling_prob, num_steps, *options)
 
 
 def _refuse_uniform(family: Family) -> None:
+    """Raise ValueError for an estimate under uniform sampling."""
     if family.symmetric:
         raise ValueError(
             "epsilon under uniform sampling is known only to lie in a wide bracket, so there is no estimate: use "
@@ -62,11 +56,17 @@ def _refuse_uniform(family: Family) -> None:
 
 
 def epsilon_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
-    delta: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
-    group_size: int = 1, rtol: float = RTOL,
-) -> Bounds:  # fmt: skip
-    """Certified bracket on the exact epsilon of subsampled Gaussian steps, or of a whole Ledger.
+    noise_multiplier: Array | Ledger | AnyEvent,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    delta: Array | None = None,
+    *,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
+    rtol: float = RTOL,
+) -> Bounds:
+    """Bracket the exact epsilon of subsampled Gaussian steps, or of a whole Ledger.
 
     The smallest epsilon >= 0 with delta(epsilon) <= ``delta``, where delta(epsilon) is the larger of
     sup_S P(S) - e^epsilon Q(S) and sup_S Q(S) - e^epsilon P(S) for P = ((1 - p) N(0, s^2) + p N(1, s^2))^T and
@@ -103,15 +103,21 @@ def epsilon_bounds(
     (True, True)
     """
     options = (sampling, neighboring_relation, group_size, rtol)
-    return _curve(noise_multiplier, sampling_prob, num_steps, delta, "delta", options).epsilon(delta)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, delta, "delta", options)
+    return curve.epsilon(delta)
 
 
 def epsilon_estimate(
-    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
-    delta: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    delta: Array | None = None,
+    *,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
-) -> Array:  # fmt: skip
-    """An estimate of the epsilon that `epsilon_bounds` brackets, in about the same time, without the bracket.
+) -> Array:
+    """Estimate the epsilon that `epsilon_bounds` brackets, in about the same time, without the bracket.
 
     The same contour with a thirty times coarser smoothing, whose two one-sided errors cancel to first order.
 
@@ -133,36 +139,55 @@ def epsilon_estimate(
     True
     """
     group_size = checked_group_size(group_size)
-    if _check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
-        check_options(noise_multiplier, sampling, neighboring_relation)  # pyright: ignore[reportArgumentType]
-        if _shuffled.has_shuffled(noise_multiplier):  # pyright: ignore[reportArgumentType]
-            raise ValueError("shuffled batches have a wide bracket and no estimate in it: use epsilon_bounds")
-        if has_allocation(noise_multiplier):  # pyright: ignore[reportArgumentType]
-            raise ValueError("random allocation has a certified bracket and no estimate beside it: use epsilon_bounds")
-        if _truncated.has_truncated(noise_multiplier):  # pyright: ignore[reportArgumentType]
-            refuse_groups("truncated_poisson", group_size)
-            check_concrete("delta", delta, OPEN_UNIT)
-            bound = _truncated.from_above(noise_multiplier, float(np.min(delta)))  # pyright: ignore
-            return epsilon_estimate(bound, delta=delta)
-        described = describe(noise_multiplier, group_size)  # pyright: ignore[reportArgumentType]
-        _refuse_uniform(described.family)
-        estimate = functools.partial(_numeric.of_phases("estimate", described.family), *described.columns)
-        if described.lost.is_nothing:
-            return estimate(delta)
-        check_concrete("delta", delta, OPEN_UNIT)
-        return _overflow.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
+    if check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
+        run: Any = noise_multiplier
+        check_options(run, sampling, neighboring_relation)
+        return _estimate_of_ledger(run, delta, group_size)
     family = family_of_runs(sampling, neighboring_relation, group_size)
     _refuse_uniform(family)
-    size = (group_size,) if group_size > 1 else ()
-    return _numeric.of_runs("estimate", family)(noise_multiplier, sampling_prob, num_steps, *size, delta)
+    estimate = _numeric.of_runs("estimate", family)
+    if group_size > 1:
+        return estimate(noise_multiplier, sampling_prob, num_steps, group_size, delta)
+    return estimate(noise_multiplier, sampling_prob, num_steps, delta)
+
+
+def _estimate_of_ledger(run: Ledger | AnyEvent, delta: Any, group_size: int) -> Array:
+    """Return `epsilon_estimate` of a Ledger or event, by the sampling schemes that are in it."""
+    if _shuffled.has_shuffled(run):
+        raise ValueError("shuffled batches have a wide bracket and no estimate in it: use epsilon_bounds")
+    if has_allocation(run):
+        raise ValueError("random allocation has a certified bracket and no estimate beside it: use epsilon_bounds")
+    if _truncated.has_truncated(run):
+        refuse_groups("truncated_poisson", group_size)
+        check_concrete("delta", delta, OPEN_UNIT)
+        bound = _truncated.from_above(run, float(np.min(delta)))
+        return epsilon_estimate(bound, delta=delta)
+
+    described = describe(run, group_size)
+    _refuse_uniform(described.family)
+    ask = _numeric.of_phases("estimate", described.family)
+
+    def estimate(delta: Array) -> Array:
+        return ask(*described.columns, delta)
+
+    if described.lost.is_nothing:
+        return estimate(delta)
+    check_concrete("delta", delta, OPEN_UNIT)
+    return _overflow.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
 
 
 def delta_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
-    epsilon: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
-    group_size: int = 1, rtol: float = RTOL,
-) -> Bounds:  # fmt: skip
-    """Certified bracket on the exact delta(epsilon) of subsampled Gaussian steps, or of a whole Ledger.
+    noise_multiplier: Array | Ledger | AnyEvent,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    epsilon: Array | None = None,
+    *,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    group_size: int = 1,
+    rtol: float = RTOL,
+) -> Bounds:
+    """Bracket the exact delta(epsilon) of subsampled Gaussian steps, or of a whole Ledger.
 
     See `epsilon_bounds` for the definition of delta(epsilon).
 
@@ -187,15 +212,21 @@ def delta_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size, rtol)
-    return _curve(noise_multiplier, sampling_prob, num_steps, epsilon, "epsilon", options).delta(epsilon)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, epsilon, "epsilon", options)
+    return curve.delta(epsilon)
 
 
 def tradeoff_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
-    alpha: Array | None = None, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    alpha: Array | None = None,
+    *,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
-) -> Bounds:  # fmt: skip
-    """Certified bracket on the trade-off curve f(alpha) of subsampled Gaussian steps, or of a whole Ledger.
+) -> Bounds:
+    """Bracket the trade-off curve f(alpha) of subsampled Gaussian steps, or of a whole Ledger.
 
     The largest convex curve below both directions: f = min(f_rem, f_add)**, with f(alpha) the smallest type II error
     of a test of type I error alpha (and its mirror image).
@@ -218,15 +249,21 @@ def tradeoff_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size)
-    return _curve(noise_multiplier, sampling_prob, num_steps, alpha, "alpha", options).tradeoff(alpha)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, alpha, "alpha", options)
+    return curve.tradeoff(alpha)
 
 
 def mu_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent, sampling_prob: Array | None = None, num_steps: Array | None = None,
-    failure: Array = FAILURE, *, sampling: str = "poisson", neighboring_relation: NeighboringRelation | None = None,
+    noise_multiplier: Array | Ledger | AnyEvent,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    failure: Array = FAILURE,
+    *,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
-) -> Bounds:  # fmt: skip
-    """Certified bracket on the smallest mu such that the run is mu-GDP except with probability ``failure``.
+) -> Bounds:
+    """Bracket the smallest mu such that the run is mu-GDP except with probability ``failure``.
 
     f >= G_mu (x) f_{0, failure}, i.e. delta(epsilon) <= failure + (1 - failure) delta_mu(epsilon) for all epsilon >= 0.
     Such statements compose: mus in squares, failures by union.
@@ -251,4 +288,5 @@ def mu_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size)
-    return _curve(noise_multiplier, sampling_prob, num_steps, failure, "failure", options).mu(failure)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, failure, "failure", options)
+    return curve.mu(failure)

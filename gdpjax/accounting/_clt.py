@@ -35,15 +35,17 @@ from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 
 _SERIES_BELOW = 0.5
-_SERIES = tuple(
-    (-1) ** n * (1 - 3.0 ** (-2 * n)) / (math.factorial(n) * (2 * n + 1) * math.sqrt(math.pi)) for n in range(1, 15)
-)
+_NUM_SERIES_TERMS = 14
 SAMPLING = ("poisson", "uniform")
 
 
 @float64_function(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
-def clt_mu_poisson(noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Array:
-    """The limiting mu of noisy SGD with Poisson sampling: an asymptotic estimate.
+def clt_mu_poisson(
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+) -> Array:
+    """Return the limiting mu of noisy SGD with Poisson sampling: an asymptotic estimate.
 
     Formula: mu = sampling_prob sqrt(num_steps (e^{1/noise_multiplier^2} - 1)).
 
@@ -64,12 +66,17 @@ def clt_mu_poisson(noise_multiplier: Array, sampling_prob: Array, num_steps: Arr
     >>> print(f"{clt_mu_poisson(1.3, 256 / 60000, 3516):.4f}")
     0.2273
     """
-    return _scaled(poisson_factor(1 / noise_multiplier), sampling_prob, num_steps)
+    factor = poisson_factor(1 / noise_multiplier)
+    return _limiting_mu(factor, sampling_prob, num_steps)
 
 
 @float64_function(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
-def clt_mu_uniform(noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Array:
-    """The limiting mu of noisy SGD with batches of fixed size: an asymptotic estimate.
+def clt_mu_uniform(
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+) -> Array:
+    """Return the limiting mu of noisy SGD with batches of fixed size: an asymptotic estimate.
 
     Neighbours are replace-one and the noise multiplier is relative to that sensitivity.
 
@@ -91,14 +98,20 @@ def clt_mu_uniform(noise_multiplier: Array, sampling_prob: Array, num_steps: Arr
     >>> print(f"{clt_mu_uniform(1.3, 256 / 60000, 3516):.4f}")
     0.2847
     """
-    return _scaled(_uniform_factor(1 / noise_multiplier), sampling_prob, num_steps)
+    factor = _uniform_factor(1 / noise_multiplier)
+    return _limiting_mu(factor, sampling_prob, num_steps)
 
 
 @float64_function(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
 def clt_epsilon(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, *, sampling: str = "poisson"
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+    delta: Array,
+    *,
+    sampling: str = "poisson",
 ) -> Array:
-    """The epsilon of the limiting mu: an asymptotic estimate that may understate the true epsilon.
+    """Return the epsilon of the limiting mu: an asymptotic estimate that may understate the true epsilon.
 
     Formula: epsilon(delta) of mu-GDP (`gdp_epsilon`) at mu = `clt_mu_poisson` or `clt_mu_uniform`.
 
@@ -122,32 +135,53 @@ def clt_epsilon(
     """
     if sampling not in SAMPLING:
         raise ValueError(f"sampling must be one of {', '.join(SAMPLING)}, got {shown(sampling)}")
-    factor = poisson_factor if sampling == "poisson" else _uniform_factor
-    return gdp.gdp_epsilon(delta, _scaled(factor(1 / noise_multiplier), sampling_prob, num_steps))
+    factor_function = poisson_factor if sampling == "poisson" else _uniform_factor
+    factor = factor_function(1 / noise_multiplier)
+    mu = _limiting_mu(factor, sampling_prob, num_steps)
+    return gdp.gdp_epsilon(delta, mu)
 
 
-def poisson_factor(h: Array) -> Array:
-    """sqrt(e^{h^2} - 1), the limiting mu of one step over its sampling probability, at h = 1 / noise_multiplier."""
-    return jnp.exp(0.5 * h * h) * jnp.sqrt(-jnp.expm1(-h * h))
+def poisson_factor(inverse_noise: Array) -> Array:
+    """Return sqrt(e^{h^2} - 1), the limiting mu of one step over its sampling probability, h = 1 / noise_multiplier."""
+    growth = jnp.exp(0.5 * inverse_noise * inverse_noise)
+    return growth * jnp.sqrt(-jnp.expm1(-inverse_noise * inverse_noise))
 
 
-def _uniform_factor(h: Array) -> Array:
-    squared = h * h
-    bracket = -jnp.expm1(-squared) * ndtr(1.5 * h) + jnp.exp(-squared) * _erf_remainder(h)
+def _uniform_factor(inverse_noise: Array) -> Array:
+    """Return the same for batches of fixed size, sqrt(2 (e^{h^2} Phi(1.5 h) + 3 Phi(-0.5 h) - 2))."""
+    squared = inverse_noise * inverse_noise
+
+    # The bracket over e^{h^2}, which is multiplied outside of the root.
+    leading = -jnp.expm1(-squared) * ndtr(1.5 * inverse_noise)
+    bracket = leading + jnp.exp(-squared) * _erf_remainder(inverse_noise)
     return math.sqrt(2.0) * jnp.exp(0.5 * squared) * jnp.sqrt(bracket)
 
 
-def _erf_remainder(h: Array) -> Array:
-    """(erf(a) - 3 erf(a/3)) / 2 at a = 1.5 h / sqrt 2."""
-    a = 1.5 * h / math.sqrt(2.0)
-    small = jnp.minimum(a, 1.5 * _SERIES_BELOW / math.sqrt(2.0))
+def _series_coefficients() -> list[float]:
+    """Return (-1)^n (1 - 3^{-2n}) / (n! (2n+1) sqrt(pi)) for n = 1, 2, ..., `_NUM_SERIES_TERMS`."""
+    coefficients = []
+    for n in range(1, _NUM_SERIES_TERMS + 1):
+        denominator = math.factorial(n) * (2 * n + 1) * math.sqrt(math.pi)
+        coefficients.append((-1) ** n * (1 - 3.0 ** (-2 * n)) / denominator)
+    return coefficients
+
+
+def _erf_remainder(inverse_noise: Array) -> Array:
+    """Return (erf(a) - 3 erf(a/3)) / 2 at a = 1.5 h / sqrt 2."""
+    a = 1.5 * inverse_noise / math.sqrt(2.0)
+    direct = 0.5 * (erf(a) - 3 * erf(a / 3))
+
+    # For small h, Horner's rule for the alternating series.
+    small_a = jnp.minimum(a, 1.5 * _SERIES_BELOW / math.sqrt(2.0))
     total = jnp.zeros_like(a)
-    for coefficient in reversed(_SERIES):
-        total = (total + coefficient) * small * small
-    return jnp.where(h < _SERIES_BELOW, small * total, 0.5 * (erf(a) - 3 * erf(a / 3)))
+    for coefficient in reversed(_series_coefficients()):
+        total = (total + coefficient) * small_a * small_a
+    series = small_a * total
+    return jnp.where(inverse_noise < _SERIES_BELOW, series, direct)
 
 
-def _scaled(factor: Array, sampling_prob: Array, num_steps: Array) -> Array:
-    """sampling_prob sqrt(num_steps) factor, where nothing released means 0 even if the factor overflowed."""
+def _limiting_mu(factor: Array, sampling_prob: Array, num_steps: Array) -> Array:
+    """Return sampling_prob sqrt(num_steps) factor; 0 where nothing is released, even if the factor overflowed."""
     weight = sampling_prob * jnp.sqrt(num_steps)
-    return jnp.where(weight > 0, weight * jnp.where(weight > 0, factor, 0.0), 0.0)
+    safe_factor = jnp.where(weight > 0, factor, 0.0)
+    return jnp.where(weight > 0, weight * safe_factor, 0.0)

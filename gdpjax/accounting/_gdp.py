@@ -28,7 +28,7 @@ DELTA = Domain(f"a number in [{_TINY:.4g}, 1)", lambda x: (x >= _TINY) & (x < 1)
 
 @float64_function(epsilon=NONNEGATIVE, mu=EXTENDED_NONNEGATIVE)
 def gdp_delta(epsilon: Array, mu: Array) -> Array:
-    """The smallest delta for which mu-GDP implies (epsilon, delta)-DP.
+    """Return the smallest delta for which mu-GDP implies (epsilon, delta)-DP.
 
     Formula: delta = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
 
@@ -53,7 +53,7 @@ def gdp_delta(epsilon: Array, mu: Array) -> Array:
 
 @float64_function(epsilon=NONNEGATIVE, mu=EXTENDED_NONNEGATIVE)
 def gdp_log_delta(epsilon: Array, mu: Array) -> Array:
-    """The natural logarithm of `gdp_delta`, for deltas too small to be a float64.
+    """Return the natural logarithm of `gdp_delta`, for deltas too small to be a float64.
 
     Formula: log delta = log phi(x) + log(M(x) - M(x + mu)), x = epsilon/mu - mu/2, M the Mills ratio.
 
@@ -77,7 +77,7 @@ def gdp_log_delta(epsilon: Array, mu: Array) -> Array:
 
 @float64_function(delta=DELTA, mu=EXTENDED_NONNEGATIVE)
 def gdp_epsilon(delta: Array, mu: Array) -> Array:
-    """The smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
+    """Return the smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
 
     Formula: the root epsilon >= 0 of Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2) = delta.
 
@@ -101,7 +101,7 @@ def gdp_epsilon(delta: Array, mu: Array) -> Array:
 
 @float64_function(epsilon=NONNEGATIVE, delta=DELTA)
 def gdp_mu(epsilon: Array, delta: Array) -> Array:
-    """The largest mu for which mu-GDP implies (epsilon, delta)-DP.
+    """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP.
 
     It is the mu of the Gaussian mechanism that is (epsilon, delta)-DP and no better. It says nothing about other
     mechanisms: an arbitrary (epsilon, delta)-DP mechanism need not be mu-GDP for any mu.
@@ -128,7 +128,7 @@ def gdp_mu(epsilon: Array, delta: Array) -> Array:
 
 @float64_function(alpha=UNIT, mu=EXTENDED_NONNEGATIVE)
 def gdp_tradeoff(alpha: Array, mu: Array) -> Array:
-    """The Gaussian trade-off curve G_mu: least type II error of a test with type I error alpha.
+    """Return the Gaussian trade-off curve G_mu: the least type II error of a test with type I error alpha.
 
     Formula: G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu).
 
@@ -147,16 +147,20 @@ def gdp_tradeoff(alpha: Array, mu: Array) -> Array:
     >>> print(f"{gdp_tradeoff(0.5, 1.0):.10f}")
     0.1586552539
     """
-    inner = jnp.where((alpha > 0) & (alpha < 1), alpha, 0.5)
-    finite = jnp.where(mu < jnp.inf, mu, 0.0)
-    beta = jnp.where(mu < jnp.inf, ndtr(-ndtri(inner) - finite), 0.0)
-    at_ends = jnp.where((alpha == 0) & (mu < jnp.inf), 1.0, 0.0)
-    return jnp.where((alpha > 0) & (alpha < 1), beta, at_ends)
+    is_inside = (alpha > 0) & (alpha < 1)
+    is_finite = mu < jnp.inf
+    inner_alpha = jnp.where(is_inside, alpha, 0.5)
+    finite_mu = jnp.where(is_finite, mu, 0.0)
+    beta = jnp.where(is_finite, ndtr(-ndtri(inner_alpha) - finite_mu), 0.0)
+
+    # The ends: f(0) = 1 unless nothing is private, and f(1) = 0.
+    beta_at_ends = jnp.where((alpha == 0) & is_finite, 1.0, 0.0)
+    return jnp.where(is_inside, beta, beta_at_ends)
 
 
 @float64_function(broadcast=False, mu=EXTENDED_NONNEGATIVE)
 def gdp_compose(mu: Array, axis: int = -1) -> Array:
-    """The mu of several Gaussian-private mechanisms together.
+    """Return the mu of several Gaussian-private mechanisms together.
 
     Formula: mu = sqrt(sum_i mu_i^2).
 
@@ -178,16 +182,22 @@ def gdp_compose(mu: Array, axis: int = -1) -> Array:
     axis = check_count("axis", axis, least=-mu.ndim)
     if not -mu.ndim <= axis < mu.ndim:
         raise ValueError(f"mu must have axis {axis} to compose along, got shape {mu.shape}")
+
+    # The largest mu is taken out of the root, so that no square overflows.
     largest = jnp.max(mu, axis=axis, keepdims=True, initial=0.0)
     scale = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
     squares = jnp.sum((mu / scale) ** 2, axis=axis)
+
     # The guard keeps the derivative at mu = 0 finite.
-    return jnp.squeeze(scale, axis) * jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+    is_positive = squares > 0
+    root = jnp.sqrt(jnp.where(is_positive, squares, 1.0))
+    root = jnp.where(is_positive, root, 0.0)
+    return jnp.squeeze(scale, axis) * root
 
 
 @float64_function(mu=EXTENDED_NONNEGATIVE, k=COUNT)
 def gdp_group(mu: Array, k: Array) -> Array:
-    """The mu that a mu-GDP mechanism gives a group of k people.
+    """Return the mu that a mu-GDP mechanism gives a group of k people.
 
     Formula: mu_k = k mu.
 

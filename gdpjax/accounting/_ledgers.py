@@ -8,13 +8,13 @@ with failure = 1 - prod (1 - delta): the failures are taken out here and put bac
 A step without noise (noise_multiplier 0) shows an example that is in its batch and nothing of one that is not. Its
 curve is f_{0, p}, a failure of probability p, attained where the gradients of all others are zero.
 
-A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components (`_numeric._likelihood_ratio`),
-and the sensitivity of a whole-data release is k times as large.
+A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components
+(`_numeric._likelihood_ratio`), and the sensitivity of a whole-data release is k times as large.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,34 @@ from gdpjax.ledger import (
 )
 
 
+def check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str) -> bool:
+    """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has."""
+    if isinstance(run, Ledger | AnyEvent):
+        if sampling_prob is not None or num_steps is not None:
+            raise ValueError(f"after a Ledger give {name} as a keyword: f(ledger, {name}=...), and nothing else")
+        if query is None:
+            raise ValueError(f"{name} is missing: f(ledger, {name}=...)")
+        return True
+    values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, name: query}
+    missing = [key for key, value in values.items() if value is None]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(values)}, or a Ledger and {name}=...")
+    return False
+
+
+def events_of(run: Ledger | AnyEvent) -> tuple[AnyEvent, ...]:
+    """The events of a Ledger, or the one event."""
+    return run.events if isinstance(run, Ledger) else (run,)
+
+
+def check_relations(events: Sequence[AnyEvent]) -> None:
+    """ValueError unless all events are about the same neighbours."""
+    relations = {event.neighboring_relation for event in events}
+    if len(relations) > 1:
+        names = ", ".join(sorted(relation.name for relation in relations if relation is not None))
+        raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
+
+
 class Described(NamedTuple):
     """A run in phases: what kind, its arrays, and the probabilities of failure and overflow that are not in them."""
 
@@ -42,28 +70,37 @@ class Described(NamedTuple):
 
 def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     """The description of ``ledger``; ValueError for mixed relations, or where a group's bound is not known."""
-    events = list(ledger.events) if isinstance(ledger, Ledger) else [ledger]
-    relations = {event.neighboring_relation for event in events}
-    if len(relations) > 1:
-        names = ", ".join(sorted(relation.name for relation in relations if relation is not None))
-        raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
+    events = events_of(ledger)
+    check_relations(events)
     if group_size > 1:
         _check_groups(events)
+
+    # Gaussian steps are phases, what has a bounded loss is a row of its own.
     steps = [_phase(event) for event in events if isinstance(event, Event | GaussianEvent)]
     phases = [step for step in steps if step[0] > 0]
     others = [_bounded(event, group_size) for event in events if not isinstance(event, Event | GaussianEvent)]
-    uniform = any(isinstance(e, Event) and e.sampling == "uniform" and e.sampling_prob < 1 for e in events)
+    uniform = any(_is_uniform(event) for event in events)
     family = Family(uniform, group_size > 1, bool(others))
     columns = _columns(phases) + group_columns(group_size)
     columns += _columns(others) if others else ()
-    subsampled = [event for event in events if isinstance(event, Event)]
-    silent = min(1.0, math.fsum(event.overflow for event in subsampled if not event.announced))
-    announced = min(1.0, math.fsum(event.overflow for event in subsampled if event.announced))
-    largest = math.inf if any(prob > 0 for _, prob, _ in phases) else math.fsum(n * bound for n, bound, _ in others)
+
+    # What may be lost: steps without noise, guarantees that fail, batches that do not fit.
     bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
-    failure, exact = _failure([e for e in events if isinstance(e, ApproximateDPEvent) and e.delta > 0], bare)
-    lost = Lost(failure, silent, exact, largest * (1.0 + 1e-12), announced)
+    guarantees = [event for event in events if isinstance(event, ApproximateDPEvent) and event.delta > 0]
+    failure, exact = _failure(guarantees, bare)
+    subsampled = [event for event in events if isinstance(event, Event)]
+    silent = math.fsum(event.overflow for event in subsampled if not event.announced)
+    announced = math.fsum(event.overflow for event in subsampled if event.announced)
+
+    largest = math.fsum(count * bound for count, bound, _ in others)
+    if any(prob > 0 for _, prob, _ in phases):
+        largest = math.inf
+    lost = Lost(failure, min(silent, 1.0), exact, largest * (1.0 + 1e-12), min(announced, 1.0))
     return Described(family, columns, lost, bool(phases or others))
+
+
+def _is_uniform(event: AnyEvent) -> bool:
+    return isinstance(event, Event) and event.sampling == "uniform" and event.sampling_prob < 1
 
 
 def _failure(events: list[ApproximateDPEvent], bare: list[tuple[float, float]]) -> tuple[float, bool]:

@@ -1,4 +1,4 @@
-"""How many steps a number of epochs is."""
+"""The number of steps that a number of epochs is."""
 
 import math
 
@@ -7,7 +7,7 @@ from gdpjax._core.checks import POSITIVE
 
 
 def steps_of_epochs(epochs: float, num_examples: float, batch_size: float) -> int:
-    """The number of steps that pass ``epochs`` times over the data, in expectation.
+    """Return the number of steps that pass ``epochs`` times over the data, in expectation.
 
     Formula: max(1, floor(epochs num_examples / batch_size + 1/2)): to the nearest whole number, halves up. Plans, the
     command line and the experiments all count with it, so that what is priced is what is run.

@@ -35,6 +35,7 @@ MEAN_ABOVE_ONE = Domain("a number in (1, 1e6]", lambda x: (x > 1) & (x <= 1e6))
 
 _SAMPLED_MEAN = Domain("a number in (0, 600]", lambda x: (x > 0) & (x <= 600))
 _SMALLEST_GAMMA = 2.0**-1000
+_LARGEST_GAMMA = 1 - 2.0**-53
 _SMALLEST_START = -690.0  # log P of the first value must be representable
 _LARGEST_MEAN = 1e6
 _TAIL = 2.0**-70
@@ -42,7 +43,7 @@ _TAIL = 2.0**-70
 
 @float64_function(eta=SHAPE, gamma=OPEN_UNIT)
 def mean_num_runs(eta: Array, gamma: Array) -> Array:
-    """The mean of the truncated negative binomial number of runs.
+    """Return the mean of the truncated negative binomial number of runs.
 
     Formula: E[K] = (1 - gamma) eta / (gamma (1 - gamma^eta)), at eta = 0 (1 - gamma) / (gamma log(1/gamma)).
 
@@ -66,7 +67,7 @@ def mean_num_runs(eta: Array, gamma: Array) -> Array:
 
 @float64_function(rounding="down", mean=MEAN_ABOVE_ONE, eta=SHAPE)
 def gamma_for_mean_num_runs(mean: Array, eta: Array) -> Array:
-    """The gamma at which the truncated negative binomial number of runs has a given mean.
+    """Return the gamma at which the truncated negative binomial number of runs has a given mean.
 
     Formula: the root gamma of `mean_num_runs`(eta, gamma) = mean.
 
@@ -88,12 +89,17 @@ def gamma_for_mean_num_runs(mean: Array, eta: Array) -> Array:
     """
     shape = jnp.broadcast_shapes(mean.shape, eta.shape)
 
-    def enough(gamma: Array) -> Array:
+    def is_enough(gamma: Array) -> Array:
         return mean_kernel(eta, gamma) >= mean
 
-    ends = jnp.full(shape, _SMALLEST_GAMMA), jnp.full(shape, 1 - 2.0**-53)
-    found = bisect(enough, *ends, midpoint=geometric_midpoint, num_iterations=64)
-    return jnp.where(found.first_held & ~found.last_held, found.holds, jnp.nan)
+    root = bisect(
+        is_enough,
+        jnp.full(shape, _SMALLEST_GAMMA),
+        jnp.full(shape, _LARGEST_GAMMA),
+        midpoint=geometric_midpoint,
+        num_iterations=64,
+    )
+    return jnp.where(root.first_held & ~root.last_held, root.holds, jnp.nan)
 
 
 def sample_num_runs(
@@ -105,7 +111,7 @@ def sample_num_runs(
     mean: Array | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Array:
-    """How many training runs to make before the best one is released.
+    """Draw the number of training runs to make before the best one is released.
 
     The number itself is private: publish neither it nor the runs that lost. Draw it from a key of its own.
 
@@ -142,10 +148,11 @@ def sample_num_runs(
         check("eta", eta, SHAPE)
         check("gamma", gamma, OPEN_UNIT)
         parameters = (eta, gamma)
-    inferred = np.broadcast_shapes(*(np.shape(parameter) for parameter in parameters))
-    shape = inferred if shape is None else check_positions("shape", shape)
-    if np.broadcast_shapes(shape, inferred) != shape:
-        raise ValueError(f"shape must hold the parameters' shape {inferred}, got {shape}")
+    parameters_shape = np.broadcast_shapes(*[np.shape(parameter) for parameter in parameters])
+    shape = parameters_shape if shape is None else check_positions("shape", shape)
+    if np.broadcast_shapes(shape, parameters_shape) != shape:
+        raise ValueError(f"shape must hold the parameters' shape {parameters_shape}, got {shape}")
+
     words = bits(key, (2, *shape))
     sample = _poisson_from_bits if distribution == "poisson" else _negative_binomial_from_bits
     runs = sample(words[0], words[1], *parameters)
@@ -157,13 +164,18 @@ def sample_num_runs(
 
 
 def check_parameters(
-    distribution: str, *, eta: Array | None = None, gamma: Array | None = None, mean: Array | None = None
+    distribution: str,
+    *,
+    eta: Array | None = None,
+    gamma: Array | None = None,
+    mean: Array | None = None,
 ) -> None:
     """Raise ValueError unless exactly the parameters of the distribution are given."""
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {shown(distribution)}")
     needed = {"mean"} if distribution == "poisson" else {"eta", "gamma"}
-    given = {name for name, value in (("eta", eta), ("gamma", gamma), ("mean", mean)) if value is not None}
+    parameters = {"eta": eta, "gamma": gamma, "mean": mean}
+    given = {name for name, value in parameters.items() if value is not None}
     if given != needed:
         raise ValueError(
             f"distribution {distribution!r} takes {' and '.join(sorted(needed))}, "
@@ -172,46 +184,88 @@ def check_parameters(
 
 
 def mean_kernel(eta: Array, gamma: Array) -> Array:
-    """`mean_num_runs` without its checks."""
+    """Return `mean_num_runs` without its checks."""
+    # x / (1 - e^{-x}) at x = eta log(1/gamma), by its series near 0.
     rate = -jnp.log(gamma)
     x = eta * rate
-    near_zero = jnp.abs(x) < 1e-5
-    safe = jnp.where(near_zero, 1.0, x)
-    factor = jnp.where(near_zero, 1 + x / 2 + x * x / 12, -safe / jnp.expm1(-safe))
+    is_near_zero = jnp.abs(x) < 1e-5
+    safe_x = jnp.where(is_near_zero, 1.0, x)
+    series = 1 + x / 2 + x * x / 12
+    factor = jnp.where(is_near_zero, series, -safe_x / jnp.expm1(-safe_x))
+
     # log(1/gamma) = -log1p(-(1 - gamma)): the quotient tends to 1 as gamma does.
     return (1 - gamma) / gamma * factor / rate
 
 
 @float64_function(high=WHOLE, low=WHOLE, eta=SHAPE, gamma=OPEN_UNIT)
-def _negative_binomial_from_bits(high: Array, low: Array, eta: Array, gamma: Array) -> Array:
+def _negative_binomial_from_bits(
+    high: Array,
+    low: Array,
+    eta: Array,
+    gamma: Array,
+) -> Array:
+    """Return the truncated negative binomial number that two words of random bits stand for."""
     mean = mean_kernel(eta, gamma)
     log_start = (eta + 1) * jnp.log(gamma) + jnp.log(mean)
-    return _search(high, low, 1.0, log_start, mean, lambda k: (1 - gamma) * (k + eta) / (k + 1))
+
+    def ratio(k: Array) -> Array:
+        return (1 - gamma) * (k + eta) / (k + 1)
+
+    return _sequential_search(high, low, 1.0, log_start, mean, ratio)
 
 
 @float64_function(high=WHOLE, low=WHOLE, mean=_SAMPLED_MEAN)
 def _poisson_from_bits(high: Array, low: Array, mean: Array) -> Array:
-    return _search(high, low, 0.0, -mean, mean, lambda k: mean / (k + 1))
+    """Return the Poisson number that two words of random bits stand for."""
+
+    def ratio(k: Array) -> Array:
+        return mean / (k + 1)
+
+    return _sequential_search(high, low, 0.0, -mean, mean, ratio)
 
 
-def _search(
-    high: Array, low: Array, first: float, log_start: Array, mean: Array, ratio: Callable[[Array], Array]
+def _sequential_search(
+    high: Array,
+    low: Array,
+    first: float,
+    log_start: Array,
+    mean: Array,
+    ratio: Callable[[Array], Array],
 ) -> Array:
-    """The smallest k with P(K <= k) >= u, u the uniform number of the two words."""
+    """Return the smallest k with P(K <= k) >= u, where u is the uniform number of the two words.
+
+    Args:
+        high, low: the two words of 32 random bits.
+        first: the smallest value of K.
+        log_start: log P(K = first).
+        mean: the mean of K.
+        ratio: P(K = k + 1) / P(K = k) as a function of k.
+    """
+    # 53 bits make the uniform number.
     uniform = high * 2.0**-32 + (jnp.floor(low * 2.0**-11) + 0.5) * 2.0**-53
     shape = jnp.broadcast_shapes(uniform.shape, log_start.shape)
-    usable = (log_start >= _SMALLEST_START) & (mean <= _LARGEST_MEAN)
-    pmf = jnp.broadcast_to(jnp.where(usable, jnp.exp(log_start), jnp.nan), shape)
+    is_usable = (log_start >= _SMALLEST_START) & (mean <= _LARGEST_MEAN)
+    start = jnp.where(is_usable, jnp.exp(log_start), jnp.nan)
+    pmf = jnp.broadcast_to(start, shape)
 
-    def unfinished(state: tuple[Array, Array, Array]) -> Array:
+    # The state is (k, P(K <= k), P(K = k)).
+    def is_unfinished(state: tuple[Array, Array, Array]) -> Array:
         k, total, pmf = state
         return (total < uniform) & ((k < mean) | (pmf > _TAIL))
 
+    def is_any_unfinished(state: tuple[Array, Array, Array]) -> Array:
+        return jnp.any(is_unfinished(state))
+
     def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         k, total, pmf = state
-        more, following = unfinished(state), pmf * ratio(k)
-        return jnp.where(more, k + 1, k), jnp.where(more, total + following, total), jnp.where(more, following, pmf)
+        continues = is_unfinished(state)
+        next_pmf = pmf * ratio(k)
+        return (
+            jnp.where(continues, k + 1, k),
+            jnp.where(continues, total + next_pmf, total),
+            jnp.where(continues, next_pmf, pmf),
+        )
 
-    state = (jnp.full(shape, first), pmf, pmf)
-    k, _, _ = jax.lax.while_loop(lambda state: jnp.any(unfinished(state)), step, state)
-    return jnp.where(usable, k, jnp.nan)
+    start_state = (jnp.full(shape, first), pmf, pmf)
+    k, _, _ = jax.lax.while_loop(is_any_unfinished, step, start_state)
+    return jnp.where(is_usable, k, jnp.nan)

@@ -1,38 +1,17 @@
-"""What a small probability of arbitrary failure adds to the brackets of a run.
+"""The price of a small probability of failure or overflow: brackets of a run from those of the run without it.
 
-**Events that fail**, with probability d in all (`_ledgers`): the curve is exactly f (x) f_{0, d}, that is
+Each of `epsilon`, `delta`, `tradeoff` and `mu` below takes the bracket of the ideal run, as a function, and `Lost`, the
+probabilities of failure and overflow. `_run_curve.CurveWithLostMass` asks them.
 
-    delta(e) = d + (1 - d) delta_0(e),   f(alpha) = (1 - d) f_0(alpha / (1 - d)), 0 above 1 - d.
+* Events fail with probability d in all (`_ledgers`): delta(e) = d + (1 - d) delta_0(e).
+* Padded batches overflow with probability tau = s + a, silently (s) or announced (a), see `Event.overflow`:
 
-**Overflow.** A run whose padded batches may overflow with probability tau (`Event.overflow`) is the ideal run except on
-an event of probability at most tau that depends on the other examples alone. Condition on it: with probability 1 - tau
-the run is ideal, otherwise anything may happen, and by joint convexity
+      delta_ideal(e) - a - s (1 + e^e) <= delta(e) <= tau + (1 - tau) delta_ideal(e),
+      (1 - tau) f_ideal(alpha / (1 - tau)) <= f(alpha) <= f_ideal(alpha - s) + s + a.
 
-    delta(e) <= tau + (1 - tau) delta_ideal(e),   f(alpha) >= (1 - tau) f_ideal(alpha / (1 - tau)).
-
-Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau), infinite where delta <= tau, and a mu statement
-with failure probability q is the ideal one's with (q - tau) / (1 - tau).
-
-**From below** it matters what happens then. Let S be the best test of the ideal run and P, Q the ideal distributions.
-
-* *Silent* overflow, probability s: anything may be released in place of the ideal output. S has at least P(S) - s and
-  at most Q(S) + s, so delta(e) >= delta_ideal(e) - s (1 + e^e) and f(alpha) <= f_ideal(alpha - s) + s.
-* *Announced* overflow, probability a: the run stops and says so. The test "S, and nothing was announced" has at least
-  P(S) - a and at most Q(S), so delta(e) >= delta_ideal(e) - a and f(alpha) <= f_ideal(alpha) + a.
-
-Both together: delta(e) >= delta_ideal(e) - a - s (1 + e^e) and f(alpha) <= f_ideal(alpha - s) + s + a. Hence epsilon is
-at least the ideal one at delta + a + s (1 + e^{upper}): e^{upper} is why only announced overflow leaves a bracket tight
-where epsilon is large. For mu let only announced overflow occur, and mu be below both the certified upper end m and the
-ideal lower end at failure probability q + a / (1 - delta_m(0)). For some e, with d = delta_mu(e) <= delta_m(0),
-
-    delta(e) + a >= delta_ideal(e) > q + (1 - q) d + (1 - d) a / (1 - delta_m(0)) >= q + (1 - q) d + a:
-
-so the statement (mu, q) fails. After silent overflow nothing is claimed (lower = 0).
-
-Quotients are rounded to the safe side by 1e-15 of themselves. d and tau are rounded, too (log1p, a product, a sum and
-expm1, each to an ulp or two), so every end is computed with what is 2e-15 of them on its own safe side: in particular
-"d exceeds delta" is said only where it surely does. A single guarantee's delta is exact. Where all losses are bounded,
-epsilon is at most their sum as soon as delta reaches d. Every function here is for NumPy arrays.
+Hence epsilon is at most the ideal one at (delta - tau) / (1 - tau) and at least the ideal one at
+delta + a + s (1 + e^{upper}). Every quotient and every lost mass is rounded to the safe side. Proofs and rounding are
+in docs/theory/overflow.md. Every function here is for NumPy arrays.
 """
 
 from collections.abc import Callable
@@ -49,17 +28,21 @@ from gdpjax.accounting._numeric import complement
 Ideal = Callable[[np.ndarray], Bounds]
 _ULPS = 1e-15
 _LOST_ERROR = 2e-15
+_SMALLEST_POSITIVE = 1e-300
+_LARGEST_EXPONENT = 700.0
+_UP, _DOWN = 1.0, -1.0
+_LOWER_END, _UPPER_END = 0, 1
 
 
 class Lost(NamedTuple):
-    """What is lost, in the words of the module docstring.
+    """The probabilities of failure and overflow, in the symbols of the module docstring.
 
     Attributes:
-      failure: d, the probability that a guarantee fails.
-      silent: s, the probability of an overflow that is not announced.
-      exact: whether ``failure`` is free of rounding.
-      largest_loss: of the run if nothing is lost.
-      announced: a, the probability of an overflow that is.
+        failure: d, the probability that a guarantee fails.
+        silent: s, the probability of an overflow that is not announced.
+        exact: whether ``failure`` is free of rounding.
+        largest_loss: the largest privacy loss of the run if nothing is lost.
+        announced: a, the probability of an overflow that is announced.
     """
 
     failure: float
@@ -70,24 +53,26 @@ class Lost(NamedTuple):
 
     @property
     def overflow(self) -> Any:
-        """tau, the probability of an overflow of either kind."""
+        """Return tau, the probability of an overflow of either kind."""
         return np.minimum(self.silent + self.announced, 1.0)
 
     @property
     def is_nothing(self) -> bool:
+        """Return whether nothing can fail or overflow."""
         return not (self.failure or np.any(self.overflow))
 
     def from_below(self, epsilon: Any) -> Any:
-        """a + s (1 + e^epsilon), rounded up: what may be missing from delta(epsilon)."""
+        """Return a + s (1 + e^epsilon), rounded up: the most that may be missing from delta(epsilon)."""
         # Beyond 700 the largest number stands for e^epsilon: unlike inf it leaves 0 where nothing is silent.
         largest = np.finfo(np.float64).max
-        ratio = np.where(np.asarray(epsilon) < 700.0, np.exp(np.minimum(epsilon, 700.0)), largest)
+        is_moderate = np.asarray(epsilon) < _LARGEST_EXPONENT
+        ratio = np.where(is_moderate, np.exp(np.minimum(epsilon, _LARGEST_EXPONENT)), largest)
         with np.errstate(over="ignore"):
             return (self.announced + self.silent * (1.0 + ratio)) * (1.0 + 1e-12)
 
 
 def delta_after_overflow(delta: Array, overflow: Array) -> Array:
-    """The delta that is left for a run without overflow, once the overflow of its padded batches is paid for.
+    """Return the delta that is left for a run without overflow, once the overflow of its padded batches is paid for.
 
     An upper bound on the ideal run's epsilon at this delta is one on the real run's epsilon at ``delta``.
 
@@ -107,14 +92,20 @@ def delta_after_overflow(delta: Array, overflow: Array) -> Array:
     9.000009e-06
     """
     _check_overflow(delta, overflow)
-    left = _without(np.asarray(delta, np.float64), np.asarray(overflow, np.float64), -1.0)
-    if not np.all(left > 0):
+    remaining = _without(np.asarray(delta, np.float64), np.asarray(overflow, np.float64), _DOWN)
+    if not np.all(remaining > 0):
         raise ValueError(f"delta must exceed the overflow probability {overflow}, got delta = {delta}")
-    return left[()]
+    return remaining[()]
 
 
-def epsilon_with_overflow(ideal: Ideal, delta: Array, overflow: Array, *, announced: bool = False) -> Bounds:
-    """The bracket on the epsilon of a run whose padded batches may overflow, from that of the run without overflow.
+def epsilon_with_overflow(
+    ideal: Ideal,
+    delta: Array,
+    overflow: Array,
+    *,
+    announced: bool = False,
+) -> Bounds:
+    """Bracket the epsilon of a run whose padded batches may overflow, from the bracket of the run without overflow.
 
     Formula: upper is that of the ideal run at `delta_after_overflow`, inf where nothing is left; lower is the ideal
     one at delta + overflow (1 + e^upper), or at delta + overflow if announced. A `Ledger` with overflow in its events
@@ -139,12 +130,19 @@ def epsilon_with_overflow(ideal: Ideal, delta: Array, overflow: Array, *, announ
     """
     check_callable("ideal", ideal, "a function of delta that gives a bracket")
     _check_overflow(delta, overflow)
-    columns = np.broadcast_arrays(np.asarray(delta, np.float64), np.asarray(overflow, np.float64))
-    silent, loud = (0.0, columns[1]) if check_flag("announced", announced) else (columns[1], 0.0)
-    return epsilon(ideal, columns[0], Lost(0.0, silent, announced=loud))
+    delta, overflow = np.broadcast_arrays(
+        np.asarray(delta, np.float64),
+        np.asarray(overflow, np.float64),
+    )
+    if check_flag("announced", announced):
+        lost = Lost(failure=0.0, silent=0.0, announced=overflow)
+    else:
+        lost = Lost(failure=0.0, silent=overflow)
+    return epsilon(ideal, delta, lost)
 
 
 def _check_overflow(delta: Array, overflow: Array) -> None:
+    """Raise ValueError unless both are known numbers in their ranges that broadcast."""
     if is_traced((delta, overflow)):
         raise ValueError("overflow is paid for outside compiled code: give delta and overflow as numbers")
     check("delta", delta, OPEN_UNIT)
@@ -152,86 +150,167 @@ def _check_overflow(delta: Array, overflow: Array) -> None:
     check_broadcast(delta=delta, overflow=overflow)
 
 
-def _without(share: np.ndarray, lost: Any, side: float) -> np.ndarray:
-    """(share - lost) / (1 - lost), moved to the given side; 0 where lost takes all."""
-    lost = _moved(lost, -side)
-    keep = 1.0 - np.minimum(lost, 1.0)
-    left = (share - lost) / np.where(keep > 0, keep, 1.0) * (1.0 + side * _ULPS)
-    return np.where(keep > 0, left, 0.0)
+def _rounded(lost: Any, direction: float) -> Any:
+    """Return a lost mass, moved up (`_UP`) or down (`_DOWN`) by what it may be rounded."""
+    return lost * (1.0 + direction * _LOST_ERROR)
 
 
-def _moved(lost: Any, side: float) -> Any:
-    """A lost mass, moved to the given side by its rounding."""
-    return lost * (1.0 + side * _LOST_ERROR)
+def _without(share: np.ndarray, lost: Any, direction: float) -> np.ndarray:
+    """Return (share - lost) / (1 - lost), rounded up or down; 0 where everything is lost."""
+    lost = _rounded(lost, -direction)
+    kept_mass = 1.0 - np.minimum(lost, 1.0)
+    divisor = np.where(kept_mass > 0, kept_mass, 1.0)
+    remaining = (share - lost) / divisor * (1.0 + direction * _ULPS)
+    return np.where(kept_mass > 0, remaining, 0.0)
 
 
-def _where(ideal: Ideal, end: int, at: np.ndarray, otherwise: float) -> np.ndarray:
-    """One end of the ideal bracket where ``at`` is in (0, 1)."""
-    inside = (at > 0) & (at < 1)
-    return np.where(inside, ideal(np.where(inside, at, 0.5))[end], otherwise)
+def _without_any(share: np.ndarray, lost: Lost) -> np.ndarray:
+    """Return what is left of a probability after overflow and failure, rounded down."""
+    without_overflow = _without(share, lost.overflow, _DOWN)
+    return _without(without_overflow, lost.failure, _DOWN)
+
+
+def _at_inner_points(
+    ideal: Ideal,
+    end: int,
+    points: np.ndarray,
+    otherwise: float,
+) -> np.ndarray:
+    """Return one end of the ideal bracket at the points in (0, 1), and ``otherwise`` at all others."""
+    is_inside = (points > 0) & (points < 1)
+    bracket = ideal(np.where(is_inside, points, 0.5))
+    return np.where(is_inside, bracket[end], otherwise)
 
 
 def epsilon(ideal: Ideal, delta: np.ndarray, lost: Lost) -> Bounds:
-    """The bracket on epsilon at delta."""
-    room = _without(_without(delta, lost.overflow, -1.0), lost.failure, -1.0)
-    upper = _where(ideal, 1, room, np.inf)
-    worse = delta
+    """Bracket epsilon at delta.
+
+    Args:
+        ideal: the bracket of the run that loses nothing, as a function of delta.
+        delta: strictly between 0 and 1, float64 [...].
+        lost: the probabilities of failure and overflow.
+    """
+    # From above: the ideal epsilon at what is left of delta.
+    upper = _at_inner_points(ideal, _UPPER_END, _without_any(delta, lost), np.inf)
+
+    # From below: the ideal epsilon at a larger delta, which pays for the overflow.
+    larger_delta = delta
     if np.any(lost.overflow):
-        worse = delta + lost.from_below(upper)
-    room = _without(worse, lost.failure, 1.0)
-    lower = _where(ideal, 0, np.maximum(room, 1e-300), 0.0)
+        larger_delta = delta + lost.from_below(upper)
+    remaining = _without(larger_delta, lost.failure, _UP)
+    lower = _at_inner_points(ideal, _LOWER_END, np.maximum(remaining, _SMALLEST_POSITIVE), 0.0)
+
+    # Where delta covers all failures, epsilon is at most the largest loss.
     if not np.any(lost.overflow):
-        covered = delta >= (lost.failure if lost.exact else _moved(lost.failure, 1.0))
-        upper = np.where(covered, np.minimum(upper, lost.largest_loss), upper)
+        failure = lost.failure if lost.exact else _rounded(lost.failure, _UP)
+        is_covered = delta >= failure
+        upper = np.where(is_covered, np.minimum(upper, lost.largest_loss), upper)
         lower = np.minimum(lower, upper)
-    certain = worse < lost.failure if lost.exact else room < 0
-    return Bounds(np.where(certain, np.inf, lower)[()], upper[()])
+
+    # Where the failures surely exceed delta, no epsilon holds.
+    exceeds_delta = larger_delta < lost.failure if lost.exact else remaining < 0
+    return Bounds(np.where(exceeds_delta, np.inf, lower)[()], upper[()])
 
 
-def epsilon_estimate(ideal: Callable[[np.ndarray], np.ndarray], delta: np.ndarray, lost: Lost) -> np.ndarray:
-    """An estimate of the upper end of `epsilon`."""
-    room = _without(_without(delta, lost.overflow, -1.0), lost.failure, -1.0)
-    return np.where(room > 0, ideal(np.where(room > 0, room, 0.5)), np.inf)[()]
+def epsilon_estimate(
+    ideal: Callable[[np.ndarray], np.ndarray],
+    delta: np.ndarray,
+    lost: Lost,
+) -> np.ndarray:
+    """Return an estimate of the upper end of `epsilon`, from one of the ideal run."""
+    remaining = _without_any(delta, lost)
+    estimate = ideal(np.where(remaining > 0, remaining, 0.5))
+    return np.where(remaining > 0, estimate, np.inf)[()]
 
 
 def delta(ideal: Ideal, epsilon: np.ndarray, lost: Lost) -> Bounds:
-    """The bracket on delta at epsilon."""
-    failures = _moved(lost.failure, -1.0), min(_moved(lost.failure, 1.0), 1.0)
-    lower, upper = (failure + (1.0 - failure) * end for failure, end in zip(failures, ideal(epsilon), strict=True))
+    """Bracket delta at epsilon.
+
+    Args:
+        ideal: the bracket of the run that loses nothing, as a function of epsilon.
+        epsilon: finite and >= 0, float64 [...].
+        lost: the probabilities of failure and overflow.
+    """
+    ideal_lower, ideal_upper = ideal(epsilon)
+
+    # Failures: d + (1 - d) delta_0.
+    least_failure = _rounded(lost.failure, _DOWN)
+    largest_failure = min(_rounded(lost.failure, _UP), 1.0)
+    lower = least_failure + (1.0 - least_failure) * ideal_lower
+    upper = largest_failure + (1.0 - largest_failure) * ideal_upper
+
+    # Overflow, which is paid for on both sides.
     lower = lower - lost.from_below(epsilon)
-    overflow = min(_moved(lost.overflow, 1.0), 1.0)
+    overflow = min(_rounded(lost.overflow, _UP), 1.0)
     upper = overflow + (1.0 - overflow) * upper
-    return Bounds(np.maximum(lower * (1.0 - _ULPS), 0.0)[()], np.minimum(upper * (1.0 + _ULPS), 1.0)[()])
+
+    lower = np.maximum(lower * (1.0 - _ULPS), 0.0)
+    upper = np.minimum(upper * (1.0 + _ULPS), 1.0)
+    return Bounds(lower[()], upper[()])
+
+
+def _failing_tradeoff(
+    ideal: Ideal,
+    alpha: np.ndarray,
+    failure: float,
+    end: int,
+    direction: float,
+) -> np.ndarray:
+    """Return one end of the curve (1 - d) f_0(alpha / (1 - d)) of a run whose guarantees fail, rounded up or down."""
+    kept_mass = max(1.0 - _rounded(failure, -direction), _SMALLEST_POSITIVE)
+    ideal_alpha = alpha / kept_mass * (1.0 - direction * _ULPS)
+    bracket = ideal(np.clip(ideal_alpha, 0.0, 1.0))
+    value = kept_mass * bracket[end] * (1.0 + direction * _ULPS)
+    return np.where(ideal_alpha >= 1.0, 0.0, value)
 
 
 def tradeoff(ideal: Ideal, alpha: np.ndarray, lost: Lost) -> Bounds:
-    """The bracket on the trade-off curve at alpha."""
+    """Bracket the trade-off curve at alpha.
 
-    def failing(alpha: np.ndarray, end: int, side: float) -> np.ndarray:
-        keep = max(1.0 - _moved(lost.failure, -side), 1e-300)
-        at = alpha / keep * (1.0 - side * _ULPS)
-        value = keep * ideal(np.clip(at, 0.0, 1.0))[end] * (1.0 + side * _ULPS)
-        return np.where(at >= 1.0, 0.0, value)
+    Args:
+        ideal: the bracket of the run that loses nothing, as a function of alpha.
+        alpha: type I error in [0, 1], float64 [...].
+        lost: the probabilities of failure and overflow.
+    """
+    # From below: (1 - tau) f(alpha / (1 - tau)).
+    overflow = _rounded(lost.overflow, _UP)
+    kept_mass = max(1.0 - overflow, _SMALLEST_POSITIVE)
+    larger_alpha = alpha / kept_mass * (1.0 + _ULPS)
+    lower = _failing_tradeoff(ideal, larger_alpha, lost.failure, _LOWER_END, _DOWN)
+    lower = kept_mass * lower * (1.0 - _ULPS)
 
-    overflow = _moved(lost.overflow, 1.0)
-    keep = max(1.0 - overflow, 1e-300)
-    lower = keep * failing(alpha / keep * (1.0 + _ULPS), 0, -1.0) * (1.0 - _ULPS)
-    silent = _moved(lost.silent, 1.0)
-    smaller = np.maximum((alpha - silent) * (1.0 - _ULPS) - 1e-300, 0.0) if silent else alpha
-    upper = np.minimum(failing(smaller, 1, 1.0) + overflow, complement(alpha).upper)
+    # From above: f(alpha - s) + s + a, and never more than guessing, 1 - alpha.
+    smaller_alpha = alpha
+    silent = _rounded(lost.silent, _UP)
+    if silent:
+        smaller_alpha = (alpha - silent) * (1.0 - _ULPS) - _SMALLEST_POSITIVE
+        smaller_alpha = np.maximum(smaller_alpha, 0.0)
+    upper = _failing_tradeoff(ideal, smaller_alpha, lost.failure, _UPPER_END, _UP) + overflow
+    upper = np.minimum(upper, complement(alpha).upper)
     return Bounds(np.minimum(lower, upper)[()], upper[()])
 
 
 def mu(ideal: Ideal, failure: np.ndarray, lost: Lost) -> Bounds:
-    """The bracket on mu at a failure probability."""
-    room = _without(_without(failure, lost.overflow, -1.0), lost.failure, -1.0)
-    upper = _where(ideal, 1, room, np.inf)
+    """Bracket mu at a failure probability.
+
+    Args:
+        ideal: the bracket of the run that loses nothing, as a function of the failure probability.
+        failure: strictly between 0 and 1, float64 [...].
+        lost: the probabilities of failure and overflow.
+    """
+    upper = _at_inner_points(ideal, _UPPER_END, _without_any(failure, lost), np.inf)
     if lost.silent:
         return Bounds(np.zeros_like(upper)[()], upper[()])
-    more = failure
+
+    # From below: the ideal mu at q + a / (1 - delta_m(0)), where 1 - delta_m(0) = 2 Phi(-m/2) at the upper end m.
+    larger_failure = failure
     if lost.announced:
-        more = failure + lost.announced / np.maximum(2.0 * scipy.special.ndtr(-0.5 * upper), 1e-300) * (1.0 + 1e-9)
-    room = _without(more, lost.failure, 1.0)
-    lower = _where(ideal, 0, room, 0.0)
-    certain = (room < 0) if not lost.announced else False
-    return Bounds(np.where(certain, np.inf, np.minimum(lower, upper))[()], upper[()])
+        success = np.maximum(2.0 * scipy.special.ndtr(-0.5 * upper), _SMALLEST_POSITIVE)
+        larger_failure = failure + lost.announced / success * (1.0 + 1e-9)
+    remaining = _without(larger_failure, lost.failure, _UP)
+    lower = np.minimum(_at_inner_points(ideal, _LOWER_END, remaining, 0.0), upper)
+
+    # Where the failures surely exceed q, no mu holds.
+    if not lost.announced:
+        lower = np.where(remaining < 0, np.inf, lower)
+    return Bounds(lower[()], upper[()])

@@ -14,7 +14,8 @@ Solved for delta, "tight" reads delta = min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1
 the total variation distance.
 
 The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.accounting._renyi`, those with batches of
-a fixed size in `gdpjax.accounting._renyi_uniform`.
+a fixed size in `gdpjax.accounting._renyi_uniform`. Other schemes, and a whole Ledger, are in
+`gdpjax.accounting._rdp_schemes`; the accountant's epsilon is in `gdpjax.accounting._moments_accountant`.
 """
 
 from typing import Any
@@ -24,7 +25,6 @@ import numpy as np
 
 from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import (
-    COUNT,
     EXTENDED_NONNEGATIVE,
     NONNEGATIVE,
     POSITIVE,
@@ -50,6 +50,7 @@ accountant, refined between 11 and 20, where the best order of usual small-epsil
 
 CONVERSIONS = ("tight", "classic")
 _LOG_MOMENTS = {"poisson": log_moments, "uniform": log_moments_uniform}
+SAMPLINGS = tuple(_LOG_MOMENTS)
 
 
 def rdp_subsampled_gaussian(
@@ -89,7 +90,7 @@ def rdp_subsampled_gaussian(
     check("sampling_prob", sampling_prob, UNIT)
     check("orders", orders, RENYI_ORDER)
     check_broadcast(noise_multiplier=noise_multiplier, sampling_prob=sampling_prob)
-    _check_choice("sampling", sampling, tuple(_LOG_MOMENTS))
+    check_one_of("sampling", sampling, SAMPLINGS)
     if np.ndim(orders) > 1:
         raise ValueError(f"orders must be a number or have one axis, got shape {np.shape(orders)}")
     columns = column(noise_multiplier), column(sampling_prob)
@@ -129,7 +130,7 @@ def rdp_epsilon(rdp: Array, orders: Array, delta: Array, conversion: str = "tigh
     >>> print(f"{rdp_epsilon([0.5, 1.0], [2.0, 4.0], 1e-5):.4f}")
     4.0879
     """
-    _check_choice("conversion", conversion, CONVERSIONS)
+    check_one_of("conversion", conversion, CONVERSIONS)
     check_orders(rdp, orders)
     return _epsilon_per_order(rdp, orders, column(delta), conversion).min(axis=-1)
 
@@ -162,68 +163,6 @@ def rdp_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
     """
     check_orders(rdp, orders)
     return _delta_per_order(rdp, orders, column(epsilon)).min(axis=-1)
-
-
-def moments_accountant_epsilon(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str = "tight", *,
-    sampling: str = "poisson",
-) -> Array:  # fmt: skip
-    """The epsilon of DP-SGD by the moments accountant: an upper bound.
-
-    The smallest over 182 orders from 1.1 to 512. Neighbours are add-or-remove-one for Poisson sampling, replace-one for
-    uniform sampling.
-
-    Formula: `rdp_epsilon` of num_steps * `rdp_subsampled_gaussian`.
-
-    Args:
-        noise_multiplier: stddev of the noise / sensitivity, > 0.
-        sampling_prob: probability in [0, 1] that an example joins a batch.
-        num_steps: whole number >= 1 of steps.
-        delta: probability strictly between 0 and 1.
-        conversion: "tight", or "classic" as in the papers that introduced it.
-        sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement; the noise
-            multiplier is then relative to the replace-one sensitivity).
-
-    Returns:
-        epsilon >= 0 in nats, of the broadcast shape; upper bound.
-
-    Raises:
-        ValueError: an argument outside its range, an unknown conversion or sampling, or shapes that do not broadcast.
-
-    Reference: Abadi et al., arXiv:1607.00133, Section 3.2; Mironov, Talwar and Zhang, arXiv:1908.10530; Balle, Barthe
-    and Gaboardi, arXiv:1807.01647, Theorem 9 (uniform).
-
-    >>> print(f"{moments_accountant_epsilon(1.3, 256 / 60000, 3516, 1e-5, conversion='classic'):.3f}")
-    1.191
-    """
-    _check_choice("conversion", conversion, CONVERSIONS)
-    _check_choice("sampling", sampling, tuple(_LOG_MOMENTS))
-    run = noise_multiplier, sampling_prob, num_steps, delta
-    if sampling == "poisson" and not is_traced(run) and all(np.ndim(number) == 0 for number in run):
-        return _one_moments_accountant(*run, conversion)
-    return _moments_accountant(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
-
-
-@float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
-def _moments_accountant(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str, sampling: str
-) -> Array:
-    return moments_epsilon_kernel(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
-
-
-def _one_moments_accountant(
-    noise_multiplier: float, sampling_prob: float, num_steps: float, delta: float, conversion: str
-) -> np.float64:
-    """The epsilon of one configuration, by NumPy: to compile the program takes a second and more."""
-    named = {"noise_multiplier": (noise_multiplier, POSITIVE), "sampling_prob": (sampling_prob, UNIT)}
-    named |= {"num_steps": (num_steps, COUNT), "delta": (delta, DELTA)}
-    for name, (value, domain) in named.items():
-        check(name, value, domain)
-    noise, prob, steps, probability = (np.asarray(value, np.float64) for value, _ in named.values())
-    orders = np.asarray(DEFAULT_ORDERS)
-    with np.errstate(all="ignore"):
-        total = steps * (log_moments(noise, prob, orders, np) / (orders - 1))
-        return convert(total, orders, probability[..., None], conversion, np).min(axis=-1)
 
 
 def moments_epsilon_kernel(
@@ -299,6 +238,6 @@ def check_orders(rdp: Array, orders: Array) -> None:
         )
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")

@@ -1,10 +1,11 @@
-"""Whether the central limit theorem's epsilon may be used: compare it with the certified bracket.
+"""A test of whether the central limit theorem's epsilon may be used, by comparing it with the certified bracket.
 
 The theorem is a limit without a usable rate: its epsilon is off by a factor of four in realistic runs, in either
-direction. A rule of thumb on the skewness of the privacy loss is right most of the time; the bracket is always right
-and costs milliseconds. So the answer is yes exactly where the bracket proves that the estimate is within 5% of the
-truth: |epsilon_clt - e| <= 0.05 e holds for every e in [lower, upper] if and only if
-0.95 upper <= epsilon_clt <= 1.05 lower.
+direction. A rule of thumb on the skewness of the privacy loss is right most of the time. The bracket is always right
+and costs milliseconds. So `clt_is_reliable` is True exactly where the bracket proves that the estimate is within 5% of
+the truth: |epsilon_clt - e| <= 0.05 e holds for every e in [lower, upper] if and only if
+
+    0.95 upper <= epsilon_clt <= 1.05 lower.
 """
 
 import jax.numpy as jnp
@@ -18,8 +19,13 @@ from gdpjax.accounting._clt import clt_epsilon
 TOLERANCE = 0.05
 
 
-def clt_is_reliable(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array) -> Array:
-    """Whether `clt_epsilon` is proved to be within 5% of the true epsilon of this run.
+def clt_is_reliable(
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+    delta: Array,
+) -> Array:
+    """Return whether `clt_epsilon` is proved to be within 5% of the true epsilon of this run.
 
     Formula: 0.95 upper <= epsilon_clt <= 1.05 lower, with the bracket of `epsilon_bounds`.
 
@@ -42,10 +48,13 @@ def clt_is_reliable(noise_multiplier: Array, sampling_prob: Array, num_steps: Ar
     (True, False)
     """
     bounds = epsilon_bounds(noise_multiplier, sampling_prob, num_steps, delta)
-    return proves_reliable(bounds, clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta))
+    estimate = clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta)
+    return proves_reliable(bounds, estimate)
 
 
 def proves_reliable(bounds: Bounds, estimate: Array) -> Array:
-    """Whether a bracket proves ``estimate`` to be within `TOLERANCE` of the truth, for callers who have both."""
+    """Return whether a bracket proves ``estimate`` to be within `TOLERANCE` of the truth."""
     xp = jnp if is_traced((bounds, estimate)) else np
-    return xp.logical_and(estimate >= (1 - TOLERANCE) * bounds.upper, estimate <= (1 + TOLERANCE) * bounds.lower)
+    is_large_enough = estimate >= (1 - TOLERANCE) * bounds.upper
+    is_small_enough = estimate <= (1 + TOLERANCE) * bounds.lower
+    return xp.logical_and(is_large_enough, is_small_enough)

@@ -1,36 +1,19 @@
 r"""Renyi moments of one Poisson-subsampled Gaussian step, rigorously from above.
 
-With h = 1/noise_multiplier, p = sampling_prob, u ~ N(0, 1), w = exp(h u - h^2/2) and s = p (w - 1), the moment of
-order a is A(a) = E[(1 + s)^a]; the Renyi divergence of the step is log A(a) / (a - 1). The other direction of the
-add-or-remove pair is never larger (Mironov, Talwar and Zhang, arXiv:1908.10530, Theorem 5). E[s] = 0, so
+The moments accountant (`_rdp`) adds up the Renyi divergences of its steps. `log_moments` gives log A(a) of one step,
+and log A(a) / (a - 1) is the Renyi divergence of order a. With h = 1/noise_multiplier, p = sampling_prob and
+u ~ N(0, 1),
 
-    A(a) - 1 = E[g(s)],    g(s) = (1 + s)^a - 1 - a s >= 0,
+    A(a) = E[(1 + s)^a],    s = p (w - 1),    w = exp(h u - h^2/2),
+    A(a) - 1 = E[g(s)],     g(s) = (1 + s)^a - 1 - a s >= 0.
 
-and everything below sums non-negative terms: A - 1 keeps its relative accuracy down to p^2 h^2 = 1e-300.
+* At whole orders the binomial theorem gives A - 1 as a finite sum of positive terms.
+* At fractional orders the trapezoid rule takes the integral. Bounds on its three errors are added.
+* Between whole orders log A is convex, and above the tabulated ones A - 1 <= p (exp(a(a-1) h^2/2) - 1). Both always
+  hold, so an order at which the trapezoid rule does badly is answered by the smaller bound.
 
-*Whole orders.* The binomial theorem, with the identity sum_k C(a,k) p^k (1-p)^{a-k} = 1 taken off term by term:
-A(a) - 1 = sum_{k=2}^a C(a,k) p^k (1-p)^{a-k} (exp(k(k-1) h^2/2) - 1), summed as logarithms.
-
-*Fractional orders.* The two-sided binomial series of the literature converges like a power of the number of terms
-and cancels, so the integral is taken by the trapezoid rule instead, which converges geometrically because the
-integrand f(u) = phi(u) g(s(u)) is analytic for abs(Im u) < pi/h. Three errors are bounded and *added*. Write
-X = exp(a(a-1) h^2/2), e = max(a-2, 0), C = max(a(a-1)/2, a-1).
-
-1. Discretisation with spacing t: at most 2 M / (exp(2 pi d/t) - 1) for M >= int abs(f(u + ib)) du, abs(b) < d
-   (Trefethen and Weideman, SIAM Review 56 (2014), Theorem 5.1). Taylor's remainder is
-   g(s) = a(a-1) s^2 int_0^1 (1-v) (1+vs)^{a-2} dv, abs(s) <= p (w+1) and abs(phi(u+ib)) = phi(u) exp(b^2/2).
-   For a >= 2, abs(1+vs)^{a-2} <= (1+pw)^e <= 2^e (1 + (pw)^e). For a < 2 and d <= pi/(2h), Re(1+vs) >= 1-v makes the
-   integral at most 1/a. Either way M <= exp(d^2/2) C p^2 2^{e+1} (exp(h^2) + 1 + 2 p^e X), with d = pi/h or, for
-   a < 2, half of it; beyond 2 pi/t a larger d no longer helps.
-2. Nodes left of -9: 0 >= s >= -p there, so g <= C p^2.
-3. Nodes right of U >= max(a, 2) h + 9: g <= C p^2 w^2 2^e (1 + (pw)^e), a sum of two shifted Gaussians that decrease
-   beyond U. Both cuts have weight at most Phi(-9) + t phi(9) under the (shifted) density.
-
-*Fallbacks.* log A is convex in a (Hoelder), so the line between the two neighbouring whole orders is always an upper
-bound; the smaller of the two is taken, so that no input is ever answered by an underestimate: where the spacing is too
-coarse (tiny noise multipliers, large fractional orders) the line wins. Above the tabulated whole orders Jensen's
-inequality in p gives A - 1 <= p (X - 1). All results are finally raised by 2^-36 of themselves, which covers the
-rounding of float64.
+All results are raised by 2^-36 of themselves, which covers the rounding of float64. The derivation, error by error, is
+docs/theory/subsampled_renyi.md.
 """
 
 import math
@@ -55,130 +38,268 @@ _CUT_MASS = 1.1286e-19  # Phi(-9), rounded up
 _CUT_DENSITY = 1.0281e-18  # phi(9), rounded up
 _LARGEST_EXPONENT = 600.0
 _LARGEST_INVERSE_NOISE = 1e145
+_LAST_SERIES_TERM = 8
 
 
-def log_moments(noise_multiplier: Array, sampling_prob: Array, orders: np.ndarray | Array, xp: Any = jnp) -> Array:
-    """Upper bounds on log A: configurations [...] and orders [K], concrete or traced, to [..., K].
+def log_moments(
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    orders: np.ndarray | Array,
+    xp: Any = jnp,
+) -> Array:
+    """Return upper bounds on log A(a) of one step.
 
-    By jax.numpy, or by NumPy (``xp``), which has nothing to compile, for float64 arrays and concrete orders.
+    Args:
+        noise_multiplier: stddev of the noise / sensitivity, > 0, float64 [...].
+        sampling_prob: probability in [0, 1] that an example joins a batch, float64 [...].
+        orders: Renyi orders > 1, [K], concrete (a NumPy array) or traced.
+        xp: jax.numpy, or numpy, which has nothing to compile, for float64 arrays and concrete orders.
+
+    Returns:
+        upper bounds, [..., K].
     """
-    h, p = xp.broadcast_arrays(1 / noise_multiplier, sampling_prob)
-    h, p = h[..., None], p[..., None]
-    inner = xp.where((p > 0) & (p < 1), p, 0.5)
+    inverse_noise, sampling_prob = xp.broadcast_arrays(
+        1 / noise_multiplier,
+        sampling_prob,
+    )
+    inverse_noise = inverse_noise[..., None]
+    sampling_prob = sampling_prob[..., None]
+
+    # The sums need a probability strictly inside (0, 1); the ends are closed forms.
+    inner_prob = xp.where((sampling_prob > 0) & (sampling_prob < 1), sampling_prob, 0.5)
     if isinstance(orders, np.ndarray):
-        result = _of_concrete_orders(xp, h, inner, orders)
+        bound = _at_concrete_orders(xp, inverse_noise, inner_prob, orders)
     else:
-        result = _of_traced_orders(h, inner, orders)
-    full = 0.5 * orders * (orders - 1) * h * h
+        bound = _at_traced_orders(inverse_noise, inner_prob, orders)
+
     # A grows with p, so the closed form at p = 1 caps every bound.
-    result = xp.where(p == 1, full, xp.where(p == 0, 0.0, xp.minimum(result, full))) * _ROUNDING
+    unsampled = log_moments_without_sampling(inverse_noise, orders)
+    bound = xp.where(sampling_prob == 0, 0.0, xp.minimum(bound, unsampled))
+    bound = xp.where(sampling_prob == 1, unsampled, bound) * _ROUNDING
+
     # Where h^2 overflows, so do the moments.
-    return xp.where((h < _LARGEST_INVERSE_NOISE) | (p == 0), result, xp.inf)
+    is_finite = (inverse_noise < _LARGEST_INVERSE_NOISE) | (sampling_prob == 0)
+    return xp.where(is_finite, bound, xp.inf)
 
 
-def _of_concrete_orders(xp: Any, h: Array, p: Array, orders: np.ndarray) -> Array:
-    tabulated = orders <= LARGEST_WHOLE_ORDER
-    needed = np.unique([np.floor(orders[tabulated]), np.ceil(orders[tabulated])])
-    needed = np.unique(np.append(needed, 1.0)).astype(int)
-    table = _whole_orders(xp, h, p, needed)
+def log_moments_without_sampling(
+    inverse_noise: Array,
+    orders: np.ndarray | Array,
+) -> Array:
+    """Return a(a-1) h^2/2, which is log A(a) of a step that every example takes part in."""
+    return 0.5 * orders * (orders - 1) * inverse_noise * inverse_noise
+
+
+def _at_concrete_orders(
+    xp: Any,
+    inverse_noise: Array,
+    sampling_prob: Array,
+    orders: np.ndarray,
+) -> Array:
+    """Return the bounds at orders [K] that are known before compiling; [..., 1] to [..., K]."""
+    # Tabulate the whole orders on both sides of each order.
+    is_tabulated = orders <= LARGEST_WHOLE_ORDER
+    tabulated = orders[is_tabulated]
+    whole_orders = np.unique([np.floor(tabulated), np.ceil(tabulated)])
+    whole_orders = np.unique(np.append(whole_orders, 1.0)).astype(int)
+    table = _at_whole_orders(xp, inverse_noise, sampling_prob, whole_orders)
+
+    # log A is convex, so the line between the two neighbours is an upper bound.
     clipped = np.minimum(orders, LARGEST_WHOLE_ORDER)
-    below, above = (np.searchsorted(needed, rounded(clipped)) for rounded in (np.floor, np.ceil))
-    weight = np.where(above > below, clipped - np.floor(clipped), 0.0)
-    result = (1 - weight) * table[..., below] + weight * table[..., above]
-    fractional = tabulated & (orders != np.floor(orders))
-    # Orders of similar size share one grid of nodes, laid out for the largest of them.
+    floor = np.floor(clipped)
+    below = np.searchsorted(whole_orders, floor)
+    above = np.searchsorted(whole_orders, np.ceil(clipped))
+    weight = np.where(above > below, clipped - floor, 0.0)
+    bound = (1 - weight) * table[..., below] + weight * table[..., above]
+
+    # The trapezoid rule improves on the line at fractional orders. Orders of similar size share one grid of nodes,
+    # which is laid out for the largest of them.
+    is_fractional = is_tabulated & (orders != np.floor(orders))
     sizes = np.ceil(np.log2(orders) / 2)
-    for size in np.unique(sizes[fractional]):
-        members = np.flatnonzero(fractional & (sizes == size))
-        bound = _by_trapezoid(xp, h, p, orders[members], orders[members].max(keepdims=True))
+    for size in np.unique(sizes[is_fractional]):
+        members = np.flatnonzero(is_fractional & (sizes == size))
+        largest_order = orders[members].max(keepdims=True)
+        integral = _by_trapezoid(xp, inverse_noise, sampling_prob, orders[members], largest_order)
         if xp is np:
-            result[..., members] = np.minimum(result[..., members], bound)
+            bound[..., members] = np.minimum(bound[..., members], integral)
         else:
-            result = result.at[..., members].min(bound)
-    return xp.where(tabulated, result, _by_jensen(xp, h, p, orders)) if not tabulated.all() else result
+            bound = bound.at[..., members].min(integral)
+
+    if is_tabulated.all():
+        return bound
+    jensen = _by_jensen(xp, inverse_noise, sampling_prob, orders)
+    return xp.where(is_tabulated, bound, jensen)
 
 
-def _of_traced_orders(h: Array, p: Array, orders: Array) -> Array:
-    table = _whole_orders(jnp, h, p, np.arange(1, LARGEST_TRACED_ORDER + 1))
+def _at_traced_orders(inverse_noise: Array, sampling_prob: Array, orders: Array) -> Array:
+    """Return the bounds at orders [K] that are not known before compiling; [..., 1] to [..., K]."""
+    whole_orders = np.arange(1, LARGEST_TRACED_ORDER + 1)
+    table = _at_whole_orders(jnp, inverse_noise, sampling_prob, whole_orders)
+
+    # The line between the two neighbouring whole orders.
     clipped = jnp.clip(jnp.where(orders >= 1, orders, 1.0), 1.0, LARGEST_TRACED_ORDER)
-    below = jnp.floor(clipped)
-    weight = clipped - below
-    index = below.astype(int) - 1
-    line = (1 - weight) * table[..., index] + weight * table[..., jnp.minimum(index + 1, LARGEST_TRACED_ORDER - 1)]
-    trapezoid = jnp.where(weight > 0, _by_trapezoid(jnp, h, p, clipped, clipped), jnp.inf)
-    return jnp.where(orders <= LARGEST_TRACED_ORDER, jnp.minimum(line, trapezoid), _by_jensen(jnp, h, p, orders))
+    floor = jnp.floor(clipped)
+    weight = clipped - floor
+    below = floor.astype(int) - 1
+    above = jnp.minimum(below + 1, LARGEST_TRACED_ORDER - 1)
+    line = (1 - weight) * table[..., below] + weight * table[..., above]
+
+    integral = _by_trapezoid(jnp, inverse_noise, sampling_prob, clipped, clipped)
+    integral = jnp.where(weight > 0, integral, jnp.inf)
+    jensen = _by_jensen(jnp, inverse_noise, sampling_prob, orders)
+    return jnp.where(orders <= LARGEST_TRACED_ORDER, jnp.minimum(line, integral), jensen)
 
 
-def _whole_orders(xp: Any, h: Array, p: Array, orders: np.ndarray) -> Array:
-    """log A of sorted whole orders >= 1, the first of which is 1; [..., 1] to [..., K]."""
-    columns = [xp.zeros_like(h)]
+def _at_whole_orders(
+    xp: Any,
+    inverse_noise: Array,
+    sampling_prob: Array,
+    orders: np.ndarray,
+) -> Array:
+    """Return log A at sorted whole orders >= 1, the first of which is 1; [..., 1] to [..., K]."""
+    logsumexp = scipy.special.logsumexp if xp is np else jax.scipy.special.logsumexp
+    log_odds = xp.log(sampling_prob) - xp.log1p(-sampling_prob)
+    columns = [xp.zeros_like(inverse_noise)]
+
     # Orders of similar size share one rectangular sum, so that little of it is padding and few sums are compiled.
     sizes = np.maximum(np.ceil(np.log2(orders)), 4)
     for size in np.unique(sizes[orders > 1]):
         members = orders[(sizes == size) & (orders > 1)]
         k = np.arange(2, int(members[-1]) + 1)
-        log_binomial = np.array([[_log_comb(a, int(j)) for j in k] for a in members])
-        odds = k * (xp.log(p) - xp.log1p(-p)) + _log_expm1(xp, 0.5 * k * (k - 1) * h * h)
-        logsumexp = scipy.special.logsumexp if xp is np else jax.scipy.special.logsumexp
-        excess = logsumexp(odds[..., None, :] + log_binomial, axis=-1) + members * xp.log1p(-p)
-        columns.append(xp.logaddexp(0.0, excess))
+        log_binomial = _log_binomials(members, k)
+
+        # The terms C(a,k) p^k (1-p)^{a-k} (exp(k(k-1) h^2/2) - 1), as logarithms.
+        log_gain = _log_expm1(xp, log_moments_without_sampling(inverse_noise, k))
+        log_terms = k * log_odds + log_gain
+        log_excess = logsumexp(log_terms[..., None, :] + log_binomial, axis=-1)
+        log_excess = log_excess + members * xp.log1p(-sampling_prob)
+        columns.append(xp.logaddexp(0.0, log_excess))
     return xp.concatenate(columns, axis=-1)
 
 
-def _log_comb(n: int, k: int) -> float:
-    return math.log(math.comb(n, k)) if k <= n else -math.inf
+def _log_binomials(orders: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Return log C(a, k) for each of the orders [K] and each k [J], shape [K, J]; -inf where k > a."""
+    table = np.full((len(orders), len(k)), -np.inf)
+    for row, order in enumerate(orders):
+        for column, number in enumerate(k):
+            if number <= order:
+                table[row, column] = math.log(math.comb(order, int(number)))
+    return table
 
 
 def _log_expm1(xp: Any, x: Array) -> Array:
+    """Return log(e^x - 1) without overflow."""
     return x + xp.log(-xp.expm1(-x))
 
 
-def _by_jensen(xp: Any, h: Array, p: Array, orders: Array) -> Array:
-    return xp.logaddexp(0.0, xp.log(p) + _log_expm1(xp, 0.5 * orders * (orders - 1) * h * h))
+def _by_jensen(
+    xp: Any,
+    inverse_noise: Array,
+    sampling_prob: Array,
+    orders: Array,
+) -> Array:
+    """Return log(1 + p (exp(a(a-1) h^2/2) - 1)), an upper bound on log A(a)."""
+    log_gain = _log_expm1(xp, log_moments_without_sampling(inverse_noise, orders))
+    return xp.logaddexp(0.0, xp.log(sampling_prob) + log_gain)
 
 
-def _by_trapezoid(xp: Any, h: Array, p: Array, orders: Array, largest: Array) -> Array:
-    """log A by the trapezoid rule plus its error bounds; inf where a term would overflow.
+def _by_trapezoid(
+    xp: Any,
+    inverse_noise: Array,
+    sampling_prob: Array,
+    orders: Array,
+    largest_order: Array,
+) -> Array:
+    """Return log A by the trapezoid rule plus its error bounds; inf where a term would overflow.
 
-    ``largest`` [1] or [K] is the order that decides where the nodes of each order end.
+    ``largest_order`` [1] or [K] decides where the nodes of each order end.
     """
-    right = xp.maximum(largest, 2.0) * h + _CUT
-    spacing = (right + _CUT) / (_NUM_NODES - 1)
+    # The nodes, equally spaced from -9 to U = max(a, 2) h + 9.
+    right_end = xp.maximum(largest_order, 2.0) * inverse_noise + _CUT
+    spacing = (right_end + _CUT) / (_NUM_NODES - 1)
     nodes = -_CUT + spacing[..., None] * np.arange(_NUM_NODES)
-    gap = _weighted_gap(xp, nodes, h[..., None], p[..., None], orders[..., None])
-    excess = spacing / math.sqrt(2 * math.pi) * xp.sum(gap, axis=-1) + _trapezoid_error(xp, h, p, orders, spacing)
-    exponent = xp.maximum(0.5 * orders * (orders - 1) * h * h, right * h)
-    representable = (exponent < _LARGEST_EXPONENT) & (orders < _LARGEST_EXPONENT)
-    return xp.where(representable, xp.log1p(xp.where(representable, excess, 1.0)), xp.inf)
+
+    # The sum over the nodes, and all that it may have missed.
+    gap = _weighted_gap(
+        xp,
+        nodes,
+        inverse_noise[..., None],
+        sampling_prob[..., None],
+        orders[..., None],
+    )
+    integral = spacing / math.sqrt(2 * math.pi) * xp.sum(gap, axis=-1)
+    error = _trapezoid_error(xp, inverse_noise, sampling_prob, orders, spacing)
+    excess = integral + error
+
+    unsampled = log_moments_without_sampling(inverse_noise, orders)
+    exponent = xp.maximum(unsampled, right_end * inverse_noise)
+    is_representable = (exponent < _LARGEST_EXPONENT) & (orders < _LARGEST_EXPONENT)
+    excess = xp.where(is_representable, excess, 1.0)
+    return xp.where(is_representable, xp.log1p(excess), xp.inf)
 
 
-def _weighted_gap(xp: Any, u: Array, h: Array, p: Array, orders: Array) -> Array:
-    """exp(-u^2/2) g(s(u)) without overflow or cancellation; [..., 1 or K, nodes] to [..., K, nodes]."""
-    s = p * xp.expm1(xp.minimum(h * u - 0.5 * h * h, _LARGEST_EXPONENT))
-    log_ratio, density = xp.log1p(s), xp.exp(-0.5 * u * u)
-    near = orders * log_ratio < 1
-    tiny = orders * xp.abs(s) < 0.03
-    s_tiny = xp.where(tiny, s, 0.0)
-    series = xp.zeros_like(s_tiny)
-    for k in range(8, 1, -1):  # g = a(a-1)/2 s^2 (1 + s (a-2)/3 (1 + s (a-3)/4 (...)))
-        series = s_tiny * ((orders - k) / (k + 1)) * (1 + series)
-    series = 0.5 * orders * (orders - 1) * s_tiny * s_tiny * (1 + series)
-    direct = (1 + s) * xp.expm1((orders - 1) * xp.where(near, log_ratio, 0.0)) - (orders - 1) * s
-    far_exponent = xp.where(near, 0.0, xp.minimum(orders * log_ratio - 0.5 * u * u, _LARGEST_EXPONENT))
+def _weighted_gap(
+    xp: Any,
+    u: Array,
+    inverse_noise: Array,
+    sampling_prob: Array,
+    orders: Array,
+) -> Array:
+    """Return exp(-u^2/2) g(s(u)) without overflow or cancellation; [..., 1 or K, nodes] to [..., K, nodes]."""
+    exponent = inverse_noise * u - 0.5 * inverse_noise * inverse_noise
+    s = sampling_prob * xp.expm1(xp.minimum(exponent, _LARGEST_EXPONENT))
+    log_ratio = xp.log1p(s)
+    density = xp.exp(-0.5 * u * u)
+    is_near = orders * log_ratio < 1
+    is_tiny = orders * xp.abs(s) < 0.03
+
+    # Where s is tiny, the power series of g.
+    series = power_remainder_series(xp, xp.where(is_tiny, s, 0.0), orders)
+
+    # Where (1+s)^a is moderate, g = (1 + s) ((1+s)^{a-1} - 1) - (a - 1) s.
+    near_log_ratio = xp.where(is_near, log_ratio, 0.0)
+    moderate = (1 + s) * xp.expm1((orders - 1) * near_log_ratio) - (orders - 1) * s
+
+    # Where it is large, nothing cancels; the density joins the exponent, which alone might overflow.
+    far_exponent = xp.minimum(orders * log_ratio - 0.5 * u * u, _LARGEST_EXPONENT)
+    far_exponent = xp.where(is_near, 0.0, far_exponent)
     far = xp.exp(far_exponent) - density * (1 + orders * s)
-    return xp.where(near, density * xp.where(tiny, series, direct), far)
+    return xp.where(is_near, density * xp.where(is_tiny, series, moderate), far)
 
 
-def _trapezoid_error(xp: Any, h: Array, p: Array, orders: Array, spacing: Array) -> Array:
-    """The three error bounds of the module docstring."""
-    extra = xp.maximum(orders - 2, 0.0)
-    base = xp.maximum(0.5 * orders * (orders - 1), orders - 1) * p * p * xp.exp2(xp.minimum(extra, 600.0))
-    squares = xp.exp(xp.minimum(h * h, _LARGEST_EXPONENT))
-    high = xp.exp(xp.minimum(extra * xp.log(p) + 0.5 * orders * (orders - 1) * h * h, _LARGEST_EXPONENT))
-    depth = xp.minimum(xp.where(orders >= 2, math.pi, 0.5 * math.pi) / h, 2 * math.pi / spacing)
+def power_remainder_series(xp: Any, s: Array, orders: Array) -> Array:
+    """Return (1+s)^a - 1 - a s for s near 0, by a(a-1)/2 s^2 (1 + s (a-2)/3 (1 + s (a-3)/4 (...)))."""
+    series = xp.zeros_like(s)
+    for k in range(_LAST_SERIES_TERM, 1, -1):
+        series = s * ((orders - k) / (k + 1)) * (1 + series)
+    return 0.5 * orders * (orders - 1) * s * s * (1 + series)
+
+
+def _trapezoid_error(
+    xp: Any,
+    inverse_noise: Array,
+    sampling_prob: Array,
+    orders: Array,
+    spacing: Array,
+) -> Array:
+    """Return the sum of the three errors of the trapezoid rule; the symbols are those of the theory page."""
+    # C p^2 2^e, exp(h^2) and p^e X.
+    power = xp.maximum(orders - 2, 0.0)
+    curvature = xp.maximum(0.5 * orders * (orders - 1), orders - 1)
+    base = curvature * sampling_prob * sampling_prob * xp.exp2(xp.minimum(power, 600.0))
+    square_moment = xp.exp(xp.minimum(inverse_noise * inverse_noise, _LARGEST_EXPONENT))
+    log_high_moment = power * xp.log(sampling_prob) + log_moments_without_sampling(
+        inverse_noise,
+        orders,
+    )
+    high_moment = xp.exp(xp.minimum(log_high_moment, _LARGEST_EXPONENT))
+
+    # The half-width d of the strip. d <= 2 pi/t makes the exponent at most -decay/2, so nothing overflows.
+    depth = xp.where(orders >= 2, math.pi, 0.5 * math.pi) / inverse_noise
+    depth = xp.minimum(depth, 2 * math.pi / spacing)
     decay = 2 * math.pi * depth / spacing
-    # d <= 2 pi/t makes the exponent at most -decay/2, so nothing overflows.
     relative = 2 * xp.exp(0.5 * depth * depth - decay) / -xp.expm1(-decay)
-    discretisation = relative * 2 * base * (squares + 1 + 2 * high)
-    cut = (_CUT_MASS + spacing * _CUT_DENSITY) * base * (1 + squares + high)
+
+    discretisation = relative * 2 * base * (square_moment + 1 + 2 * high_moment)
+    cut = (_CUT_MASS + spacing * _CUT_DENSITY) * base * (1 + square_moment + high_moment)
     return discretisation + cut

@@ -1,34 +1,13 @@
 r"""Renyi moments of one Gaussian step on a batch of fixed size, drawn without replacement, rigorously from above.
 
-Neighbours replace one example. p = batch size / number of examples, h = 1/noise_multiplier relative to the replace-one
-sensitivity, so that given a batch with the example the two outputs are N(0, 1) and N(h, 1) at worst.
+Neighbours replace one example. With p = batch size / number of examples, h = 1/noise_multiplier relative to the
+replace-one sensitivity, and s = p (exp(h u - h^2/2) - 1), u ~ N(0, 1), the moment of order a of a step is at most
 
-*The bound.* Write H_y(A||B) = int (a - y b)_+ for y >= 0. Balle, Barthe and Gaboardi (arXiv:1807.01647, Theorem 9): for
-y >= 1 both H_y(A||B) and H_y(B||A) of the two outputs A, B of a step are at most
+    A(a) = 1 + E[F_a(s)] - E[F_a(s) 1{s < 0}] + E[F_{1-a}(s) 1{s > 0}],      F_b(s) = (1+s)^b - 1 - b s,
 
-    p H_{1 + (y-1)/p}(N(h,1) || N(0,1)) = E_{u ~ N(0,1)}[(r - y)_+],    r = 1 + s,  s = p (exp(h u - h^2/2) - 1).
-
-By Taylor's formula for the power of the likelihood ratio, and H_y(A||B) - (1 - y) = y H_{1/y}(B||A) for y < 1, the
-moment of order a is
-
-    E_B[(A/B)^a] = 1 + a(a-1) (int_1^oo y^{a-2} H_y(A||B) dy + int_1^oo y^{-a-1} H_y(B||A) dy),
-
-which increases with both. Insert the bound and exchange the integrals: with F_b(s) = (1+s)^b - 1 - b s,
-
-    A(a) - 1 <= E[(F_a(s) + F_{1-a}(s)) 1{s > 0}] = E[F_a(s)] - E[F_a(s) 1{s < 0}] + E[F_{1-a}(s) 1{s > 0}].
-
-(It is the moment of the worst pair of C_p(G_h), Dong, Roth and Su, arXiv:1905.02383, Theorem 4.2.) The first term is
-Poisson sampling's, `_renyi.log_moments`, already bounded. The others are taken on cells of u. F_b is convex in s, the
-mass and the mean of s in a cell are differences of normal distribution functions, so
-
-* F_{1-a} lies below its chord, whose mean over the cell is m ((1-l) F(s_left) + l F(s_right)), l the place of the mean,
-* F_a lies above its tangent (Jensen): its mean over the cell is at least m F_a(mean of s).
-
-F_a decreases where it is used and F_{1-a} increases, so raising l covers the rounding of both. Left of -9, F_a >= 0 is
-left out; right of U = 2h + 9, F_{1-a} <= min(a(a-1)/2 s^2, (a-1) s) has mean at most min(a(a-1)/2 p^2 e^{h^2} Phi(-9),
-(a-1) p Phi(-9)). Second order in the cell width: about 1e-3 of the result at ordinary parameters.
-
-*Fallback.* F_{1-a}'' <= F_a'' for s > 0, and both vanish with their slopes at 0, so A(a) - 1 <= 2 E[F_a(s)] always.
+and never more than 1 + 2 E[F_a(s)]. The first mean is that of Poisson sampling, which `_renyi.log_moments` bounds. The
+second, `_loss`, is bounded from below and the third, `_gain`, from above, on cells of u: F_b is convex, so on a cell it
+lies above its tangent and below its chord. The derivation is docs/theory/subsampled_renyi.md.
 """
 
 import jax.numpy as jnp
@@ -36,7 +15,7 @@ import numpy as np
 from jax.scipy.special import ndtr
 
 from gdpjax._core.types import Array
-from gdpjax.accounting._renyi import log_moments
+from gdpjax.accounting._renyi import log_moments, log_moments_without_sampling, power_remainder_series
 
 _ROUNDING = 2.0**-36
 _NUM_CELLS = 128
@@ -45,64 +24,118 @@ _CUT_MASS = 1.1286e-19  # Phi(-9), rounded up
 _LARGEST_EXPONENT = 600.0
 
 
-def log_moments_uniform(noise_multiplier: Array, sampling_prob: Array, orders: np.ndarray | Array) -> Array:
-    """Upper bounds on log A: configurations [...] and orders [K], concrete or traced, to [..., K]."""
-    poisson = log_moments(noise_multiplier, sampling_prob, orders)
-    h, p = jnp.broadcast_arrays(1 / noise_multiplier, sampling_prob)
-    h, p = h[..., None], p[..., None]
-    representable = h * (2 * h + _CUT) < _LARGEST_EXPONENT
-    safe = jnp.where(representable, h, 1.0)
-    change = _gain(safe, p, orders) * (1 + _ROUNDING) - _loss(safe, p, orders) * (1 - _ROUNDING)
-    # log(A + change) and log(2 A - 1), without overflow
-    refined = poisson + jnp.log1p(jnp.where(representable, change * jnp.exp(-poisson), 0.0))
-    doubled = poisson + jnp.log1p(-jnp.expm1(-poisson))
-    result = jnp.where(representable, jnp.minimum(refined, doubled), doubled) * (1 + _ROUNDING)
-    full = 0.5 * orders * (orders - 1) * h * h * (1 + _ROUNDING)
-    return jnp.where(p == 1, full, jnp.where(p == 0, 0.0, jnp.minimum(result, full)))
+def log_moments_uniform(
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    orders: np.ndarray | Array,
+) -> Array:
+    """Return upper bounds on log A(a) of one step.
+
+    Args:
+        noise_multiplier: stddev of the noise / sensitivity, > 0, float64 [...].
+        sampling_prob: batch size / number of examples, in [0, 1], float64 [...].
+        orders: Renyi orders > 1, [K], concrete or traced.
+
+    Returns:
+        upper bounds, [..., K].
+    """
+    log_poisson = log_moments(noise_multiplier, sampling_prob, orders)
+    inverse_noise, sampling_prob = jnp.broadcast_arrays(
+        1 / noise_multiplier,
+        sampling_prob,
+    )
+    inverse_noise = inverse_noise[..., None]
+    sampling_prob = sampling_prob[..., None]
+
+    # The two corrections of the Poisson moment, each rounded up.
+    is_representable = inverse_noise * (2 * inverse_noise + _CUT) < _LARGEST_EXPONENT
+    safe_inverse_noise = jnp.where(is_representable, inverse_noise, 1.0)
+    gain = _gain(safe_inverse_noise, sampling_prob, orders) * (1 + _ROUNDING)
+    loss = _loss(safe_inverse_noise, sampling_prob, orders) * (1 - _ROUNDING)
+    change = gain - loss
+
+    # log(A + change) and log(2 A - 1), without overflow.
+    relative_change = jnp.where(is_representable, change * jnp.exp(-log_poisson), 0.0)
+    refined = log_poisson + jnp.log1p(relative_change)
+    doubled = log_poisson + jnp.log1p(-jnp.expm1(-log_poisson))
+    bound = jnp.where(
+        is_representable,
+        jnp.minimum(refined, doubled),
+        doubled,
+    ) * (1 + _ROUNDING)
+
+    # A grows with p, so the closed form at p = 1 caps the bound.
+    unsampled = log_moments_without_sampling(inverse_noise, orders) * (1 + _ROUNDING)
+    bound = jnp.where(sampling_prob == 0, 0.0, jnp.minimum(bound, unsampled))
+    return jnp.where(sampling_prob == 1, unsampled, bound)
 
 
-def _gain(h: Array, p: Array, orders: Array) -> Array:
-    """An upper bound on E[F_{1-a}(s) 1{s > 0}], [..., 1] to [..., K]."""
-    s, mass, place = _cells(h, p, 0.5 * h, 2 * h + _CUT)
-    value = _excess(s, 1 - orders[..., None])
-    inside = jnp.sum(mass * ((1 - place) * value[..., :-1] + place * value[..., 1:]), axis=-1)
-    curved = 0.5 * orders * p * jnp.exp(h * h)
-    return inside + (orders - 1) * p * jnp.minimum(curved, 1.0) * _CUT_MASS
+def _gain(inverse_noise: Array, sampling_prob: Array, orders: Array) -> Array:
+    """Return an upper bound on E[F_{1-a}(s) 1{s > 0}]; [..., 1] to [..., K]."""
+    left_end = 0.5 * inverse_noise
+    right_end = 2 * inverse_noise + _CUT
+    s, mass, place = _cells(inverse_noise, sampling_prob, left_end, right_end)
+
+    # The mean of the chord over each cell.
+    value = _power_remainder(s, 1 - orders[..., None])
+    chord = (1 - place) * value[..., :-1] + place * value[..., 1:]
+    inside = jnp.sum(mass * chord, axis=-1)
+
+    # The tail right of the last cell.
+    curvature = 0.5 * orders * sampling_prob * jnp.exp(inverse_noise * inverse_noise)
+    tail = (orders - 1) * sampling_prob * jnp.minimum(curvature, 1.0) * _CUT_MASS
+    return inside + tail
 
 
-def _loss(h: Array, p: Array, orders: Array) -> Array:
-    """A lower bound on E[F_a(s) 1{s < 0}], [..., 1] to [..., K]."""
-    s, mass, place = _cells(h, p, -_CUT, 0.5 * h)
+def _loss(inverse_noise: Array, sampling_prob: Array, orders: Array) -> Array:
+    """Return a lower bound on E[F_a(s) 1{s < 0}]; [..., 1] to [..., K]."""
+    s, mass, place = _cells(inverse_noise, sampling_prob, -_CUT, 0.5 * inverse_noise)
     mean = (1 - place) * s[..., :-1] + place * s[..., 1:]
-    return jnp.sum(mass * _excess(jnp.minimum(mean, 0.0), orders[..., None]), axis=-1)
+    value = _power_remainder(jnp.minimum(mean, 0.0), orders[..., None])
+    return jnp.sum(mass * value, axis=-1)
 
 
-def _cells(h: Array, p: Array, left: Array, right: Array) -> tuple[Array, Array, Array]:
-    """s at the edges of equal cells of u [..., 1, N+1], the mass of each cell, and the place of the mean of s in it."""
-    width = (right - left) / _NUM_CELLS
-    u = (left + width * np.arange(_NUM_CELLS + 1))[..., None, :]
-    h, p, width = h[..., None], p[..., None], width[..., None]
-    shift = jnp.expm1(h * u - 0.5 * h * h)  # s / p
-    low, high = shift[..., :-1], shift[..., 1:]
+def _cells(
+    inverse_noise: Array,
+    sampling_prob: Array,
+    left_end: Array | float,
+    right_end: Array,
+) -> tuple[Array, Array, Array]:
+    """Return (s, mass, place) of the N equal cells of u between two ends.
+
+    s [..., 1, N+1] is taken at the edges of the cells. The mass [..., 1, N] is that of u, and the place in [0, 1] is
+    where the mean of s lies between the two edges of the cell.
+    """
+    width = (right_end - left_end) / _NUM_CELLS
+    u = (left_end + width * np.arange(_NUM_CELLS + 1))[..., None, :]
+    inverse_noise = inverse_noise[..., None]
+    sampling_prob = sampling_prob[..., None]
+    width = width[..., None]
+
+    # s / p at the edges, and its mean over each cell.
+    shift = jnp.expm1(inverse_noise * u - 0.5 * inverse_noise * inverse_noise)
     mass = _mass(u)
-    mean = _mass(u - h) / mass - 1
+    mean = _mass(u - inverse_noise) / mass - 1
+
     # Twice the rounding of the quotient, whose numerator is a difference of numbers that agree to about h width.
-    place = (mean - low) / (high - low) + _ROUNDING / (h * width)
-    return p * shift, mass, jnp.clip(place, 0.0, 1.0)
+    rounding = _ROUNDING / (inverse_noise * width)
+    low = shift[..., :-1]
+    high = shift[..., 1:]
+    place = (mean - low) / (high - low) + rounding
+    return sampling_prob * shift, mass, jnp.clip(place, 0.0, 1.0)
 
 
 def _mass(u: Array) -> Array:
-    """Phi(u_{i+1}) - Phi(u_i), accurate relative to itself."""
+    """Return Phi(u_{i+1}) - Phi(u_i), accurate relative to itself."""
     left, right = u[..., :-1], u[..., 1:]
-    return jnp.where(left > 0, ndtr(-left) - ndtr(-right), ndtr(right) - ndtr(left))
+    in_right_tail = ndtr(-left) - ndtr(-right)
+    in_left_tail = ndtr(right) - ndtr(left)
+    return jnp.where(left > 0, in_right_tail, in_left_tail)
 
 
-def _excess(s: Array, b: Array) -> Array:
-    """F_b(s) = (1+s)^b - 1 - b s without cancellation."""
-    tiny = jnp.abs(s) * (1 + jnp.abs(b)) < 0.01
-    small = jnp.where(tiny, s, 0.0)
-    series = jnp.zeros_like(small * b)
-    for k in range(8, 1, -1):  # b(b-1)/2 s^2 (1 + s (b-2)/3 (1 + s (b-3)/4 (...)))
-        series = small * ((b - k) / (k + 1)) * (1 + series)
-    series = 0.5 * b * (b - 1) * small * small * (1 + series)
-    return jnp.where(tiny, series, jnp.expm1(b * jnp.log1p(s)) - b * s)
+def _power_remainder(s: Array, orders: Array) -> Array:
+    """Return F_b(s) = (1+s)^b - 1 - b s without cancellation, where b is the order."""
+    is_tiny = jnp.abs(s) * (1 + jnp.abs(orders)) < 0.01
+    series = power_remainder_series(jnp, jnp.where(is_tiny, s, 0.0), orders)
+    direct = jnp.expm1(orders * jnp.log1p(s)) - orders * s
+    return jnp.where(is_tiny, series, direct)

@@ -1,11 +1,17 @@
-"""The certified curve of a run: what `certified` returns and the functions of `_certified` ask.
+"""The certified curve of a run, which `certified` returns and the functions of `_certified` ask.
 
     curve = certified(1.0, 0.01, 1000)        # noise multiplier, sampling probability, steps
     curve = certified(plan.event)             # or a Ledger, or one of its events
     curve.epsilon(1e-5), curve.mu(), curve.tpr(0.01), curve.regret()
 
-A run is described once; each question is then one call of `_numeric`, which computes on the host (`RunCurve`). What a
-small probability of failure or overflow adds is put around that curve by `CurveWithLostMass`.
+A run is described once; each question is then one call of `_numeric`, which computes on the host (`RunCurve`). Other
+classes stand around such curves:
+
+* `CurveWithLostMass` pays for a small probability of failure or overflow.
+* `TruncatedCurve` and `ShuffledCurve` lie between the curves of two runs with simpler sampling.
+* `AllocationCurve` and `GaussianCurve` ask other accountants.
+
+`_curve_of_ledger` chooses among them.
 
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
@@ -20,7 +26,7 @@ Other pairs are refused.
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,83 +62,117 @@ _RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2)
 
 
 def checked_group_size(group_size: int) -> int:
+    """Return the group size as an int, or raise ValueError."""
     check("group_size", group_size, COUNT)
     if np.ndim(group_size) != 0 or group_size > LARGEST_GROUP:
         raise ValueError(f"group_size must be one whole number between 1 and {LARGEST_GROUP}, got {shown(group_size)}")
     return int(group_size)  # 2.0 is a whole number, too
 
 
-def family_of_runs(sampling: str, neighboring_relation: NeighboringRelation | None, group_size: int) -> Family:
-    """The kind of homogeneous run that a call with arrays describes."""
+def family_of_runs(
+    sampling: str,
+    neighboring_relation: NeighboringRelation | None,
+    group_size: int,
+) -> Family:
+    """Return the kind of homogeneous run that a call with arrays describes."""
     resolve_relation(sampling, neighboring_relation)
     if sampling == "uniform" and group_size > 1:
         raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
     return Family(symmetric=sampling == "uniform", groups=group_size > 1)
 
 
-def check_options(ledger: Ledger | AnyEvent, sampling: str, relation: NeighboringRelation | None) -> None:
-    """The events of a Ledger say these themselves, so keywords can only agree or be wrong."""
-    for event in ledger.events if isinstance(ledger, Ledger) else [ledger]:
+def check_options(
+    ledger: Ledger | AnyEvent,
+    sampling: str,
+    relation: NeighboringRelation | None,
+) -> None:
+    """Raise ValueError where a keyword contradicts the events of a Ledger, which say these things themselves."""
+    events = ledger.events if isinstance(ledger, Ledger) else [ledger]
+    for event in events:
         if relation is not None and check_relation(relation) is not event.neighboring_relation:
             raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
         if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
             raise ValueError(f"expected sampling to be that of the events, got {shown(sampling)}: leave it out")
 
 
+class _CurveQuestion(NamedTuple):
+    """A question that every curve answers.
+
+    Attributes:
+        name: the name of the number that it is asked at.
+        domain: the domain of that number.
+        with_lost_mass: the bracket on the answer after `Lost`, from the bracket of the ideal run.
+    """
+
+    name: str
+    domain: Domain
+    with_lost_mass: Callable[[Callable[[np.ndarray], Bounds], np.ndarray, Lost], Bounds]
+
+
 _QUESTIONS = {
-    "epsilon": ("delta", OPEN_UNIT, _overflow.epsilon),
-    "delta": ("epsilon", NONNEGATIVE, _overflow.delta),
-    "tradeoff": ("alpha", UNIT, _overflow.tradeoff),
-    "mu": ("failure", OPEN_UNIT, _overflow.mu),
+    "epsilon": _CurveQuestion("delta", OPEN_UNIT, _overflow.epsilon),
+    "delta": _CurveQuestion("epsilon", NONNEGATIVE, _overflow.delta),
+    "tradeoff": _CurveQuestion("alpha", UNIT, _overflow.tradeoff),
+    "mu": _CurveQuestion("failure", OPEN_UNIT, _overflow.mu),
 }
-"""What each question is asked at, and what lost mass does to its answer."""
 
 
 class AbstractRunCurve(CertifiedCurve):
     """The certified curve of something that was run, which is asked by the name of the question."""
 
     def epsilon(self, delta: Array) -> Bounds:
-        """Certified bracket on epsilon, as `epsilon_bounds` says."""
+        """Bracket epsilon, as `epsilon_bounds` says."""
         return self._answer("epsilon", delta)
 
     def delta(self, epsilon: Array) -> Bounds:
-        """Certified bracket on delta, as `delta_bounds` says."""
+        """Bracket delta, as `delta_bounds` says."""
         return self._answer("delta", epsilon)
 
     def mu(self, failure: Array = FAILURE) -> Bounds:
-        """Certified bracket on mu, as `mu_bounds` says."""
+        """Bracket mu, as `mu_bounds` says."""
         return self._answer("mu", failure)
 
     def tradeoff(self, alpha: Array) -> Bounds:
-        """Certified bracket on the trade-off curve, as `tradeoff_bounds` says."""
+        """Bracket the trade-off curve, as `tradeoff_bounds` says."""
         return self._answer("tradeoff", alpha)
 
     def regret(self, mu: Array | None = None) -> Bounds:
-        """Certified bracket on the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
+        """Bracket the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
         if is_traced((self._arrays(), mu)):
             raise ValueError("regret is computed outside compiled code: give runs and mu as numbers")
-        mu = self.mu().upper if mu is None else mu
+        if mu is None:
+            mu = self.mu().upper
         return self._one_by_one(CertifiedCurve.regret, mu)
 
     def reported_mu(self, failure: Array = FAILURE) -> Bounds:
-        """The bracket of `mu` narrowed, as `CertifiedCurve.reported_mu`; of every run of an array."""
+        """Narrow the bracket of `mu`, as `CertifiedCurve.reported_mu`; of every run of an array."""
         if is_traced((self._arrays(), failure)):
             raise ValueError("a narrowed mu is computed outside compiled code: give runs and failure as numbers")
         return self._one_by_one(CertifiedCurve.reported_mu, failure)
 
-    def _one_by_one(self, question: Callable[[CertifiedCurve, float], Bounds], at: Array) -> Bounds:
+    def _one_by_one(
+        self,
+        question: Callable[[CertifiedCurve, float], Bounds],
+        at: Array,
+    ) -> Bounds:
         """Return the answers of the single runs of an array, each at its element of ``at``."""
         check("the number asked at", at, EXTENDED_NONNEGATIVE)
         arrays = self._arrays()
-        check_broadcast(**{f"column {i}": column for i, column in enumerate(arrays)}, at=at)
+        named_arrays = {f"column {i}": column for i, column in enumerate(arrays)}
+        check_broadcast(**named_arrays, at=at)
         shape = np.broadcast_shapes(np.shape(at), *map(np.shape, arrays))
         if shape == ():
             return question(self, float(at))
+
+        # Every element is a run of its own.
         at = np.broadcast_to(at, shape)
+        columns = [np.broadcast_to(column, shape) for column in arrays]
         answer = Bounds(np.zeros(shape), np.zeros(shape))
-        for place in np.ndindex(*shape):
-            run = self._run_of(tuple(np.broadcast_to(column, shape)[place] for column in arrays))
-            answer.lower[place], answer.upper[place] = question(run, float(at[place]))
+        for index in np.ndindex(*shape):
+            run = self._run_of(tuple(column[index] for column in columns))
+            lower, upper = question(run, float(at[index]))
+            answer.lower[index] = lower
+            answer.upper[index] = upper
         return answer
 
     def _arrays(self) -> tuple[Array, ...]:
@@ -166,34 +206,49 @@ class RunCurve(AbstractRunCurve):
         in_phases: bool,
         releases: bool = True,
     ) -> None:
-        self.family, self.columns, self.in_phases, self.releases = family, columns, in_phases, releases
+        self.family = family
+        self.columns = columns
+        self.in_phases = in_phases
+        self.releases = releases
 
     def _arrays(self) -> tuple[Array, ...]:
         return () if self.in_phases else self.columns
 
     def _run_of(self, numbers: tuple[Array, ...]) -> CertifiedCurve:
-        return self if self.in_phases else RunCurve(self.family, numbers, in_phases=False, releases=self.releases)
+        if self.in_phases:
+            return self
+        return RunCurve(self.family, numbers, in_phases=False, releases=self.releases)
 
     def _answer(self, question: str, at: Array) -> Bounds:
         if not self.releases and not is_traced(at):
             name, domain, _ = _QUESTIONS[question]
             check(name, at, domain)
             return _of_nothing(question, np.asarray(at, np.float64))
-        lift = _numeric.of_phases if self.in_phases else _numeric.of_runs
-        return self._bracket(question, lambda family: lift(question, family)(*self.columns, at))
+
+        def ask(family: Family) -> Bounds:
+            ask_runs = _numeric.of_phases if self.in_phases else _numeric.of_runs
+            return ask_runs(question, family)(*self.columns, at)
+
+        return self._bracket(question, ask)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
-        """Brackets on delta of one run at many epsilon, which share the work, to a given relative width."""
+        """Bracket delta of one run at many epsilon, which share the work, to a given relative width."""
         if not self.releases:
             return _of_nothing("delta", epsilon)
         columns = self.columns if self.in_phases else _as_phases(self.columns)
-        return self._bracket("delta", lambda family: _numeric.profile_of_phases(family)(*columns, epsilon, width))
+
+        def ask(family: Family) -> Bounds:
+            return _numeric.profile_of_phases(family)(*columns, epsilon, width)
+
+        return self._bracket("delta", ask)
 
     def _bracket(self, question: str, ask: Callable[[Family], Bounds]) -> Bounds:
-        """The bracket without lost mass. Under uniform sampling its ends come from two different pairs of laws."""
+        """Return the bracket that ``ask`` gives for this kind of run."""
         answer = ask(self.family)
         if not self.family.symmetric:
             return answer
+
+        # Under uniform sampling the two ends come from two different pairs of laws.
         poisson = ask(self.family._replace(symmetric=False))
         if question == "tradeoff":
             return Bounds(answer.lower, poisson.upper)
@@ -210,7 +265,7 @@ class _LedgerCurve(AbstractRunCurve):
 
     @abc.abstractmethod
     def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
-        """The bracket on the answer to ``question``, at numbers in its domain."""
+        """Return the bracket on the answer to ``question``, at numbers in its domain."""
 
 
 class CurveWithLostMass(_LedgerCurve):
@@ -222,14 +277,18 @@ class CurveWithLostMass(_LedgerCurve):
     """
 
     def __init__(self, ideal: CertifiedCurve, lost: Lost) -> None:
-        self.ideal, self.lost = ideal, lost
+        self.ideal = ideal
+        self.lost = lost
 
     def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
-        with_lost_mass = _QUESTIONS[question][2]
-        return with_lost_mass(getattr(self.ideal, question), at, self.lost)
+        ideal = getattr(self.ideal, question)
+        return _QUESTIONS[question].with_lost_mass(ideal, at, self.lost)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
-        return _overflow.delta(lambda at: self.ideal._deltas(at, width), epsilon, self.lost)
+        def ideal(epsilon: np.ndarray) -> Bounds:
+            return self.ideal._deltas(epsilon, width)
+
+        return _overflow.delta(ideal, epsilon, self.lost)
 
 
 class TruncatedCurve(_LedgerCurve):
@@ -244,13 +303,14 @@ class TruncatedCurve(_LedgerCurve):
 
     def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
         def of_bound(bound: Ledger) -> Bounds:
-            return getattr(of_description(describe(bound, 1)), question)(at)
+            curve = of_description(describe(bound, 1))
+            return getattr(curve, question)(at)
 
         return _truncated.bracket(self.run, question, at, of_bound)
 
 
 class AllocationCurve(_LedgerCurve):
-    """The certified curve of a Ledger with random allocation, alone or beside other events, if nothing is lost.
+    """The certified curve of a Ledger with random allocation, alone or with other events, if nothing is lost.
 
     Attributes:
         run: the Ledger, split.
@@ -301,25 +361,27 @@ class ShuffledCurve(_LedgerCurve):
 
     Attributes:
         above, below: the curves of runs that reveal at least and at most as much.
-        sums: what the largest noisy sums of the epochs prove beside ``below``, or None.
+        sums: the attacks on the largest noisy sums of the epochs, which prove more than ``below`` may; or None.
     """
 
     def __init__(self, run: Ledger | AnyEvent) -> None:
-        alone = _shuffled.only_shuffled(run)
-        if alone:
-            overflow = min(math.fsum(event.overflow for event in alone), 1.0)
-            self.above = with_lost_mass(GaussianCurve(alone), Lost(0.0, overflow))
+        shuffled_events = _shuffled.only_shuffled(run)
+        if shuffled_events:
+            overflow = min(math.fsum(event.overflow for event in shuffled_events), 1.0)
+            lost = Lost(failure=0.0, silent=overflow)
+            self.above = with_lost_mass(GaussianCurve(shuffled_events), lost)
         else:
             self.above = _curve_of_ledger(_shuffled.from_above(run))
         self.below = _curve_of_ledger(_shuffled.from_below(run))
         self.sums = _shuffled.largest_sums(run)
 
     def reported_mu(self, failure: float = FAILURE) -> Bounds:
-        """The bracket of `mu`: what lies between its ends is not known, and no narrower one is."""
+        """Return the bracket of `mu`: the truth may be anywhere in it, and no narrower one is known."""
         return self.mu(failure)
 
     def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
-        below, above = (getattr(curve, question)(at) for curve in (self.below, self.above))
+        below = getattr(self.below, question)(at)
+        above = getattr(self.above, question)(at)
         if question == "tradeoff":
             upper = _shuffled.bounded_from_below(question, at, below.upper, self.sums)
             return Bounds(np.minimum(above.lower, upper), upper)
@@ -328,38 +390,40 @@ class ShuffledCurve(_LedgerCurve):
 
 
 def refuse_groups(sampling: str, group_size: int) -> None:
+    """Raise ValueError for a group of more than one example."""
     if group_size > 1:
         raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
 
 
 def _refuse_rtol(sampling: str, rtol: float) -> None:
+    """Raise ValueError for any other relative width than the default one."""
     if rtol != RTOL:
         raise ValueError(f"rtol is available for poisson and uniform sampling, got {sampling}: leave it at {RTOL}")
 
 
 def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
-    """One homogeneous run as the one phase of a run."""
+    """Return the columns of one homogeneous run as those of a run with one phase."""
     return tuple(np.reshape(np.asarray(column, np.float64), 1) for column in columns)
 
 
 def _of_nothing(question: str, at: np.ndarray) -> Bounds:
-    """The answer for a run that releases nothing."""
+    """Return the answer for a run that releases nothing."""
     if question == "tradeoff":
         return _numeric.complement(at)
     return Bounds(np.zeros_like(at)[()], np.zeros_like(at)[()])
 
 
 def _is_zero(noise_multiplier: Any) -> bool:
-    """Whether this is the one number 0, known before compiling."""
-    numbers = int | float | np.floating | np.integer
-    return (
-        isinstance(noise_multiplier, numbers)
-        and not isinstance(noise_multiplier, bool | np.timedelta64)
-        and bool(noise_multiplier == 0)
-    )
+    """Return whether this is the one number 0, known before compiling."""
+    if isinstance(noise_multiplier, bool | np.timedelta64):
+        return False
+    if not isinstance(noise_multiplier, int | float | np.floating | np.integer):
+        return False
+    return bool(noise_multiplier == 0)
 
 
 def check_concrete(name: str, value: Any, domain: Domain) -> None:
+    """Raise ValueError unless the value is known before compiling and in its domain."""
     if is_traced(value):
         kind = "a Ledger with overflow, truncated or shuffled batches, allocation or delta"
         raise ValueError(f"{kind} is read outside compiled code, where {name} is a number")
@@ -367,18 +431,25 @@ def check_concrete(name: str, value: Any, domain: Domain) -> None:
 
 
 def with_lost_mass(ideal: CertifiedCurve, lost: Lost) -> CertifiedCurve:
-    """Return the curve of a run that loses what ``lost`` says, from that of the run that loses nothing."""
-    return ideal if lost.is_nothing else CurveWithLostMass(ideal, lost)
+    """Return the curve of a run that may fail or overflow, from that of the run that does not."""
+    if lost.is_nothing:
+        return ideal
+    return CurveWithLostMass(ideal, lost)
 
 
 def of_description(described: Described, rtol: float = RTOL) -> CertifiedCurve:
-    """The curve of a Ledger that was described."""
-    family, columns, lost, releases = described
-    return with_lost_mass(RunCurve(family._replace(rtol=rtol), columns, in_phases=True, releases=releases), lost)
+    """Return the curve of a Ledger that was described."""
+    family = described.family._replace(rtol=rtol)
+    ideal = RunCurve(family, described.columns, in_phases=True, releases=described.releases)
+    return with_lost_mass(ideal, described.lost)
 
 
-def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
-    """The curve of a Ledger or event, by the schemes that are in it."""
+def _curve_of_ledger(
+    run: Ledger | AnyEvent,
+    group_size: int = 1,
+    rtol: float = RTOL,
+) -> CertifiedCurve:
+    """Return the curve of a Ledger or event, by the sampling schemes that are in it."""
     if _correlated.has_correlated(run):
         above = _curve_of_ledger(_correlated.from_above(run), group_size, rtol)
         below = _curve_of_ledger(_correlated.from_below(run), group_size, rtol)
@@ -408,14 +479,20 @@ def curve_of(
     group_size: int,
     rtol: float = RTOL,
 ) -> CertifiedCurve:
-    """`certified` after the checks of its form; the numbers of arrays are checked when they are used."""
+    """Return the curve of `certified`, after the checks of its form; arrays are checked when they are used.
+
+    Args:
+        run: the noise multiplier of arrays, or a Ledger or event.
+        sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol: as in `certified`.
+    """
     group_size = checked_group_size(group_size)
     check_scalar("rtol", rtol, _RTOL)
     rtol = float(rtol)
     if isinstance(run, Ledger | AnyEvent):
         check_options(run, sampling, neighboring_relation)
         return _curve_of_ledger(run, group_size, rtol)
-    if _is_zero(run):  # the events of a Ledger may be without noise
+    if _is_zero(run):
+        # The events of a Ledger may be without noise.
         event = Event(0.0, sampling_prob, num_steps, sampling, neighboring_relation)
         return of_description(describe(event, group_size), rtol)
     family = family_of_runs(sampling, neighboring_relation, group_size)._replace(rtol=rtol)
@@ -433,7 +510,7 @@ def certified(
     group_size: int = 1,
     rtol: float = RTOL,
 ) -> CertifiedCurve:
-    """The certified trade-off curve of subsampled Gaussian steps, or of a whole Ledger, to ask anything about.
+    """Return the certified trade-off curve of subsampled Gaussian steps, or of a whole Ledger, to ask anything about.
 
     Args:
         noise_multiplier: stddev of the noise / sensitivity, > 0, or the one number 0 for a run without privacy; or a
@@ -466,23 +543,51 @@ def certified(
     (True, True)
     """
     group_size = checked_group_size(group_size)
-    given = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
     if isinstance(noise_multiplier, Ledger | AnyEvent):
         if sampling_prob is not None or num_steps is not None:
             raise ValueError("after a Ledger nothing else follows: certified(ledger)")
     else:
-        missing = [name for name, value in given.items() if value is None]
-        if missing:
-            raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(given)}, or a Ledger")
-        if not _is_zero(noise_multiplier):
-            for (name, value), domain in zip(given.items(), (POSITIVE, UNIT, COUNT), strict=True):
-                check(name, value, domain)
-            check_broadcast(**given)
-    return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol)
+        _check_arrays(noise_multiplier, sampling_prob, num_steps)
+    return curve_of(
+        noise_multiplier,
+        sampling_prob,
+        num_steps,
+        sampling,
+        neighboring_relation,
+        group_size,
+        rtol,
+    )
 
 
-def with_overflow(curve: CertifiedCurve, overflow: float, *, announced: bool = False) -> CertifiedCurve:
-    """The certified curve of a run whose padded batches may overflow, from that of the run without overflow.
+def _check_arrays(
+    noise_multiplier: Array,
+    sampling_prob: Array | None,
+    num_steps: Array | None,
+) -> None:
+    """Raise ValueError unless all three are given, in their ranges, and broadcast."""
+    given = {
+        "noise_multiplier": noise_multiplier,
+        "sampling_prob": sampling_prob,
+        "num_steps": num_steps,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(given)}, or a Ledger")
+    if _is_zero(noise_multiplier):
+        return
+    check("noise_multiplier", noise_multiplier, POSITIVE)
+    check("sampling_prob", sampling_prob, UNIT)
+    check("num_steps", num_steps, COUNT)
+    check_broadcast(**given)
+
+
+def with_overflow(
+    curve: CertifiedCurve,
+    overflow: float,
+    *,
+    announced: bool = False,
+) -> CertifiedCurve:
+    """Return the certified curve of a run whose padded batches may overflow, from that of the run without overflow.
 
     Formula: delta_ideal(e) - overflow <= delta(e) <= overflow + (1 - overflow) delta_ideal(e) where it is announced;
     where it is not, overflow (1 + e^e) on the left. A `Ledger` with overflow in its events needs no such call.
@@ -506,12 +611,18 @@ def with_overflow(curve: CertifiedCurve, overflow: float, *, announced: bool = F
     check_instance("curve", curve, CertifiedCurve, "such as gdpjax.accounting.certified gives")
     overflow = check_number("overflow", overflow, HALF_OPEN_UNIT)
     if check_flag("announced", announced):
-        return with_lost_mass(curve, Lost(failure=0.0, silent=0.0, announced=overflow))
-    return with_lost_mass(curve, Lost(failure=0.0, silent=overflow))
+        lost = Lost(failure=0.0, silent=0.0, announced=overflow)
+    else:
+        lost = Lost(failure=0.0, silent=overflow)
+    return with_lost_mass(curve, lost)
 
 
-def mu_and_regret(noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> tuple[Bounds, Bounds]:
-    """Certified brackets on the mu to report for a run of Poisson-sampled Gaussian steps, and on its regret.
+def mu_and_regret(
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+) -> tuple[Bounds, Bounds]:
+    """Bracket the mu to report for a run of Poisson-sampled Gaussian steps, and its regret.
 
     Formula: mu as `mu_bounds` with failure probability 1e-10, in a bracket of about 1e-4; the regret of reporting the
     upper end of it is inf { k >= 0 : f(a + k) - k <= G_mu(a) for all a }, see `gdpjax.tradeoff.CertifiedCurve.regret`.

@@ -1,24 +1,24 @@
-r"""How calibration finds the edge of a privacy target, one method per accountant.
+r"""The searches for the edge of a privacy target, one method for each accountant; `_calibration` calls them.
 
-A target is a number, an epsilon, a mu, a delta or a rate, that an accountant's upper bound must not exceed; the bound
-decreases in the noise multiplier and increases in num_steps and sampling_prob. Each method here returns an `Answer`,
-whose value lies on the safe side of the edge.
+A target is a number, an epsilon, a mu, a delta or a rate, that an accountant's upper bound must not exceed. The bound
+decreases in the noise multiplier and increases in num_steps and sampling_prob. Each method here returns a
+`CalibratedValue`, which lies on the safe side of the edge.
 
-* *closed form* ("clt"): mu = p sqrt(T (e^{1/s^2} - 1)), solved for the unknown in logarithms.
-* *bisection* ("rdp"): `gdpjax._core.roots.bisect` on the moments accountant, all elements side by side, to rounding.
-* *secant steps* ("numeric"): an evaluation of the certified bracket costs milliseconds (epsilon) to a second (mu), so
-  few may be spent: `gdpjax._core.roots.advance`, to 2e-6 of the unknown, or to one step. The search
+* *Closed form* ("clt"): mu = p sqrt(T (e^{1/s^2} - 1)), solved for the unknown in logarithms.
+* *Bisection* ("rdp"): `gdpjax._core.roots.bisect` on the moments accountant, all elements side by side, to rounding.
+* *Secant steps* ("numeric"): an evaluation of the certified bracket costs milliseconds (epsilon) to a second (mu), so
+  few may be spent. `gdpjax._core.roots.advance` needs few, and goes to 2e-6 of the unknown, or to one step. The search
   starts at the clt's closed form and works in the coordinates in which that formula is a straight line.
   With z = Phi^{-1}(1 - d),
 
       y = log mu,    or    y = log(sqrt(z^2 + 2 epsilon) - z + d sqrt(2 pi))
 
-  for a target (epsilon, d): the mu whose epsilon that roughly is, the last term where epsilon is nearly 0. Against the
-  logarithm of the unknown, y has slope 1/2 for num_steps, 1 for sampling_prob and -h^2 / (1 - e^{-h^2}), h = 1/s, for
-  the noise multiplier, as far as the limit theorem holds. Whether the target is met is decided by the certified upper
-  end alone, at the very value that is returned.
+  for a target (epsilon, d). This is the mu whose epsilon that roughly is; the last term matters where epsilon is nearly
+  0. Against the logarithm of the unknown, y has slope 1/2 for num_steps, 1 for sampling_prob and
+  -h^2 / (1 - e^{-h^2}), h = 1/s, for the noise multiplier, as far as the limit theorem holds. The certified upper end
+  alone decides whether the target is met, at the very value that is returned.
 
-"numeric" runs on the host, where each round evaluates the elements that are not finished; in traced code it is a call
+"numeric" runs on the host, where each round evaluates the elements that are not finished. In traced code it is a call
 back to the host, as the accountant is.
 """
 
@@ -38,7 +38,7 @@ from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._numeric import of_runs
 from gdpjax.accounting._rdp import moments_epsilon_kernel
 
-# Aim a little below the target, by more than two compilations of one formula can differ.
+# The searches aim a little below the target, by more than two compilations of one formula can differ.
 _SEARCH_MARGIN = 1 - 1e-10
 _CLOSED_MARGIN = 1 - 1e-12
 
@@ -51,68 +51,132 @@ _ROUNDING = {"noise_multiplier": "up", "num_steps": "down", "sampling_prob": "do
 _RUN: dict[str, Any] = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": COUNT}
 
 
-class Answer(NamedTuple):
-    """The value, NaN where there is none, and why: even the safest end misses the target, or the riskiest meets it."""
+class CalibratedValue(NamedTuple):
+    """The value at the edge of a target, NaN where there is none, and why there is none.
+
+    Attributes:
+        value: the calibrated value, on the safe side of the edge.
+        too_strict: whether even the safest value misses the target.
+        too_lax: whether even the riskiest value meets it.
+    """
 
     value: Array
     too_strict: Array
     too_lax: Array
 
 
-def _answer(xp: Any, unknown: str, value: Array, too_strict: Array, too_lax: Array) -> Answer:
+def _calibrated(
+    xp: Any,
+    unknown: str,
+    value: Array,
+    too_strict: Array,
+    too_lax: Array,
+) -> CalibratedValue:
+    """Return the value where there is one. Every example in every batch is a value, too: sampling_prob = 1."""
     lax_value = 1.0 if unknown == "sampling_prob" else xp.nan
-    return Answer(xp.where(too_strict, xp.nan, xp.where(too_lax, lax_value, value)), too_strict, too_lax)
+    value = xp.where(too_lax, lax_value, value)
+    value = xp.where(too_strict, xp.nan, value)
+    return CalibratedValue(value, too_strict, too_lax)
 
 
-def _clt_inverse(xp: Any, unknown: str, log_mu: Array, run: Sequence[Array]) -> tuple[Array, Array]:
-    """The value at which mu = p sqrt(T (e^{h^2} - 1)), h = 1/s, and |d log mu / d log value| there."""
-    noise, prob, steps = run
+def _clt_inverse(
+    xp: Any,
+    unknown: str,
+    log_mu: Array,
+    run: Sequence[Array],
+) -> tuple[Array, Array]:
+    """Return the value at which mu = p sqrt(T (e^{h^2} - 1)), h = 1/s, and |d log mu / d log value| there."""
+    noise_multiplier, sampling_prob, num_steps = run
     if unknown == "noise_multiplier":
-        squared = xp.logaddexp(0.0, 2 * (log_mu - xp.log(prob)) - xp.log(steps))  # h^2, without overflow
+        # h^2 = log(1 + mu^2 / (p^2 T)), without overflow.
+        log_ratio = 2 * (log_mu - xp.log(sampling_prob)) - xp.log(num_steps)
+        squared = xp.logaddexp(0.0, log_ratio)
         return 1 / xp.sqrt(squared), squared / -xp.expm1(-squared)
-    squared = noise**-2.0
-    rest = log_mu - 0.5 * squared - 0.5 * xp.log(-xp.expm1(-squared))
+
+    # The logarithm of mu / sqrt(e^{h^2} - 1), which is p sqrt(T).
+    squared = noise_multiplier**-2.0
+    log_scale = log_mu - 0.5 * squared - 0.5 * xp.log(-xp.expm1(-squared))
     if unknown == "num_steps":
-        return xp.exp(2 * (rest - xp.log(prob))), xp.full_like(rest, 0.5)
-    return xp.exp(rest - 0.5 * xp.log(steps)), xp.ones_like(rest)
+        value = xp.exp(2 * (log_scale - xp.log(sampling_prob)))
+        return value, xp.full_like(log_scale, 0.5)
+    value = xp.exp(log_scale - 0.5 * xp.log(num_steps))
+    return value, xp.ones_like(log_scale)
 
 
-def _closed_form(unknown: str) -> Callable[..., Answer]:
+def _closed_form(unknown: str) -> Callable[..., CalibratedValue]:
+    """Return the calibration of ``unknown`` to a limiting mu."""
     axis = AXES[unknown]
 
     @float64_function(rounding=_ROUNDING[unknown], mu=POSITIVE, **_RUN)
-    def closed_form(mu: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Answer:
+    def closed_form(
+        mu: Array,
+        noise_multiplier: Array,
+        sampling_prob: Array,
+        num_steps: Array,
+    ) -> CalibratedValue:
         run = noise_multiplier, sampling_prob, num_steps
-        value, _ = _clt_inverse(jnp, unknown, jnp.log(mu * _CLOSED_MARGIN), run)
-        value = jnp.floor(value) if axis.whole else value
-        return _answer(
-            jnp, unknown, value, axis.sign * (value - axis.safest) < 0, axis.sign * (value - axis.riskiest) > 0
-        )
+        log_mu = jnp.log(mu * _CLOSED_MARGIN)
+        value, _ = _clt_inverse(jnp, unknown, log_mu, run)
+        if axis.whole:
+            value = jnp.floor(value)
+        too_strict = axis.sign * (value - axis.safest) < 0
+        too_lax = axis.sign * (value - axis.riskiest) > 0
+        return _calibrated(jnp, unknown, value, too_strict, too_lax)
 
     return closed_form
 
 
-def _bisection(unknown: str) -> Callable[..., Answer]:
+def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
+    """Return the calibration of ``unknown`` to an epsilon of the moments accountant."""
     axis = AXES[unknown]
-    midpoint, iterations = (whole_midpoint, 41) if axis.whole else (geometric_midpoint, 42)
+    midpoint = whole_midpoint if axis.whole else geometric_midpoint
+    num_iterations = 41 if axis.whole else 42
 
     @float64_function(rounding=_ROUNDING[unknown], epsilon=POSITIVE, delta=DELTA, **_RUN)
-    def search(epsilon: Array, delta: Array, noise_multiplier: Array, sampling_prob: Array, num_steps: Array) -> Answer:
-        run = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
+    def search(
+        epsilon: Array,
+        delta: Array,
+        noise_multiplier: Array,
+        sampling_prob: Array,
+        num_steps: Array,
+    ) -> CalibratedValue:
+        run = {
+            "noise_multiplier": noise_multiplier,
+            "sampling_prob": sampling_prob,
+            "num_steps": num_steps,
+        }
 
-        def meets(value: Array) -> Array:
-            return moments_epsilon_kernel(**{**run, unknown: value}, delta=delta) <= epsilon * _SEARCH_MARGIN
+        def meets_target(value: Array) -> Array:
+            run_at_value = {**run, unknown: value}
+            return moments_epsilon_kernel(**run_at_value, delta=delta) <= epsilon * _SEARCH_MARGIN
 
-        shape = jnp.broadcast_shapes(epsilon.shape, delta.shape, *(value.shape for value in run.values()))
-        ends = jnp.full(shape, axis.safest), jnp.full(shape, axis.riskiest)
-        found = bisect(meets, *ends, midpoint=midpoint, num_iterations=iterations)
-        return _answer(jnp, unknown, found.holds, ~found.first_held, found.last_held)
+        shape = jnp.broadcast_shapes(
+            epsilon.shape,
+            delta.shape,
+            noise_multiplier.shape,
+            sampling_prob.shape,
+            num_steps.shape,
+        )
+        root = bisect(
+            meets_target,
+            jnp.full(shape, axis.safest),
+            jnp.full(shape, axis.riskiest),
+            midpoint=midpoint,
+            num_iterations=num_iterations,
+        )
+        return _calibrated(jnp, unknown, root.holds, ~root.first_held, root.last_held)
 
     return search
 
 
 class _Target(NamedTuple):
-    """A kind of target: the certified bracket of it, the domains of the goal and of delta or failure, and y."""
+    """A kind of target.
+
+    Attributes:
+        bounds: the certified bracket of it, a function of a run and of the condition.
+        domains: names and domains of the goal and of the condition, which is a delta, failure, epsilon or fpr.
+        coordinate: y of the module docstring, a function of the goal and the condition.
+    """
 
     bounds: Callable[..., Any]
     domains: dict[str, Domain]
@@ -120,93 +184,150 @@ class _Target(NamedTuple):
 
 
 def _log_rough_mu(epsilon: Array, delta: Array) -> Array:
+    """Return the log of the mu whose epsilon at delta is roughly this."""
     z = -scipy.special.ndtri(delta)
     root = np.sqrt(z * z + 2 * epsilon)
+    # root - z, without cancellation.
     mu = np.where(z > 0, 2 * epsilon / (np.abs(z) + root), root - z)
     return np.log(mu + delta * np.sqrt(2 * np.pi))
 
 
+def _log_mu(mu: Array, failure: Array) -> Array:
+    """Return the log of mu, at any failure probability."""
+    return np.log(mu)
+
+
 def _log_mu_of_level(level: Array, epsilon: Array) -> Array:
+    """Return the log of the mu whose delta at epsilon is roughly this level."""
     return _log_rough_mu(epsilon, level)
 
 
+def _log_mu_of_rates(tpr: Array, fpr: Array) -> Array:
+    """Return the log of the mu whose true positive rate is ``tpr`` at a false positive rate."""
+    mu = scipy.special.ndtri(tpr) - scipy.special.ndtri(fpr)
+    return np.log(np.maximum(mu, 1e-300))
+
+
 def _true_positive_rate(*arguments: Array) -> Bounds:
-    """The bracket on 1 - f(fpr); its rounding is far below the margin of the search."""
+    """Bracket 1 - f(fpr); its rounding is far below the margin of the search."""
     beta = of_runs("tradeoff")(*arguments)
     return Bounds(1.0 - beta.upper, 1.0 - beta.lower)
 
 
-def _log_mu_of_rates(tpr: Array, fpr: Array) -> Array:
-    return np.log(np.maximum(scipy.special.ndtri(tpr) - scipy.special.ndtri(fpr), 1e-300))
-
-
 _TARGETS = {
-    "epsilon": _Target(of_runs("epsilon"), {"epsilon": POSITIVE, "delta": DELTA}, _log_rough_mu),
-    "mu": _Target(of_runs("mu"), {"mu": POSITIVE, "failure": OPEN_UNIT}, lambda mu, failure: np.log(mu)),
-    "level": _Target(of_runs("delta"), {"level": OPEN_UNIT, "epsilon": NONNEGATIVE}, _log_mu_of_level),
-    "tpr": _Target(_true_positive_rate, {"tpr": OPEN_UNIT, "fpr": OPEN_UNIT}, _log_mu_of_rates),
+    "epsilon": _Target(
+        bounds=of_runs("epsilon"),
+        domains={"epsilon": POSITIVE, "delta": DELTA},
+        coordinate=_log_rough_mu,
+    ),
+    "mu": _Target(
+        bounds=of_runs("mu"),
+        domains={"mu": POSITIVE, "failure": OPEN_UNIT},
+        coordinate=_log_mu,
+    ),
+    "level": _Target(
+        bounds=of_runs("delta"),
+        domains={"level": OPEN_UNIT, "epsilon": NONNEGATIVE},
+        coordinate=_log_mu_of_level,
+    ),
+    "tpr": _Target(
+        bounds=_true_positive_rate,
+        domains={"tpr": OPEN_UNIT, "fpr": OPEN_UNIT},
+        coordinate=_log_mu_of_rates,
+    ),
 }
 """A level is a delta at a given epsilon: the goal there is delta, as advantage and Bayes success ask for."""
 
 
-class _Steps(NamedTuple):
-    """The secant search for one unknown and one kind of target, on the host."""
+class _SecantSearch(NamedTuple):
+    """The secant search for one unknown and one kind of target, on the host.
+
+    Its arguments are columns, one element a search: the goal, the condition (see `_Target`), and the run, which is
+    (noise_multiplier, sampling_prob, num_steps) with a placeholder for the unknown.
+    """
 
     unknown: str
     target: _Target
 
-    def begin(self, goal: Array, chance: Array, *run: Array) -> roots.Search:
-        guess = _clt_inverse(np, self.unknown, self.target.coordinate(goal, chance), run)
-        return roots.begin(AXES[self.unknown], *guess)
+    def begin(self, goal: Array, condition: Array, *run: Array) -> roots.Search:
+        """Return the state of the search that starts at the central limit theorem's value."""
+        log_mu = self.target.coordinate(goal, condition)
+        value, slope = _clt_inverse(np, self.unknown, log_mu, run)
+        return roots.begin(AXES[self.unknown], value, slope)
 
-    def upper_end(self, point: Array, chance: Array, *run: Array) -> Array:
-        values = [point if name == self.unknown else value for name, value in zip(_RUN, run, strict=True)]
-        return self.target.bounds(*values, chance).upper
+    def upper_end(self, point: Array, condition: Array, *run: Array) -> Array:
+        """Return the certified upper end of what the target bounds, with the unknown at ``point``."""
+        columns = []
+        for name, column in zip(_RUN, run, strict=True):
+            columns.append(point if name == self.unknown else column)
+        return self.target.bounds(*columns, condition).upper
 
-    def advance(self, state: roots.Search, upper: Array, goal: Array, chance: Array) -> roots.Search:
-        excess = self.target.coordinate(upper, chance) - self.target.coordinate(goal, chance)
-        return roots.advance(AXES[self.unknown], state, excess, upper <= goal * _SEARCH_MARGIN)
+    def advance(
+        self,
+        state: roots.Search,
+        upper: Array,
+        goal: Array,
+        condition: Array,
+    ) -> roots.Search:
+        """Return the next state, once the upper ends at the points of this one are known."""
+        excess = self.target.coordinate(upper, condition) - self.target.coordinate(goal, condition)
+        meets_target = upper <= goal * _SEARCH_MARGIN
+        return roots.advance(AXES[self.unknown], state, excess, meets_target)
 
-    def answer(self, state: roots.Search) -> Answer:
-        too_lax = np.logical_and(state.held, state.holds == AXES[self.unknown].riskiest)
-        return _answer(np, self.unknown, state.holds, ~state.held, too_lax)
+    def answer(self, state: roots.Search) -> CalibratedValue:
+        """Return what a finished search says."""
+        is_riskiest = state.holds == AXES[self.unknown].riskiest
+        too_lax = np.logical_and(state.held, is_riskiest)
+        return _calibrated(np, self.unknown, state.holds, ~state.held, too_lax)
 
-    def of_one(self, *row: float) -> float:
-        """The value for one element."""
-        return float(self.on_host(*(np.array([number]) for number in row)).value[0])
-
-    def on_host(self, goal: Array, chance: Array, *run: Array) -> Answer:
-        """The answer for many elements; each round evaluates the unfinished ones."""
+    def on_host(self, goal: Array, condition: Array, *run: Array) -> CalibratedValue:
+        """Return the answer for many elements; each round evaluates the unfinished ones."""
         with np.errstate(all="ignore"):
-            state = self.begin(goal, chance, *run)
+            state = self.begin(goal, condition, *run)
             upper = np.zeros_like(goal)
             while not state.done.all():
-                left = ~state.done
-                upper[left] = self.upper_end(*(row[left] for row in (state.point, chance, *run)))
-                state = self.advance(state, upper, goal, chance)
+                active = ~state.done
+                active_columns = [column[active] for column in (state.point, condition, *run)]
+                upper[active] = self.upper_end(*active_columns)
+                state = self.advance(state, upper, goal, condition)
             return self.answer(state)
 
+    def of_one(self, *row: float) -> float:
+        """Return the value for one element."""
+        columns = [np.array([number]) for number in row]
+        return float(self.on_host(*columns).value[0])
 
-def _secant(unknown: str, target: _Target) -> Callable[..., Answer]:
-    steps = _Steps(unknown, target)
+
+def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
+    """Return the calibration of ``unknown`` to a target of the certified accountant."""
+    secant_search = _SecantSearch(unknown, target)
     domains: dict[str, Any] = {**target.domains, **_RUN}
-    traced = batched(steps.of_one, bounds=False, **domains)
+    traced_search = batched(secant_search.of_one, bounds=False, **domains)
 
-    def search(**arguments: Array) -> Answer:
+    def search(**arguments: Array) -> CalibratedValue:
         values = [arguments[name] for name in domains]
         if is_traced(values):
-            value = traced(*values)
-            return Answer(value, jnp.isnan(value), jnp.isnan(value))
+            value = traced_search(*values)
+            return CalibratedValue(value, jnp.isnan(value), jnp.isnan(value))
+
         for name, domain in domains.items():
             check(name, arguments[name], domain)
         check_broadcast(**arguments)
-        rows = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
-        answer = steps.on_host(*(row.ravel() for row in rows))
-        return Answer(*(part.reshape(rows[0].shape)[()] for part in answer))
+        columns = np.broadcast_arrays(*[np.asarray(value, np.float64) for value in values])
+        shape = columns[0].shape
+        answer = secant_search.on_host(*[column.ravel() for column in columns])
+        return CalibratedValue(*[part.reshape(shape)[()] for part in answer])
 
     return search
 
 
 CLOSED_FORMS = {unknown: _closed_form(unknown) for unknown in AXES}
 BISECTIONS = {unknown: _bisection(unknown) for unknown in AXES}
-SECANTS = {(unknown, kind): _secant(unknown, target) for unknown in AXES for kind, target in _TARGETS.items()}
+SECANTS = {
+    (unknown, kind): _secant(
+        unknown,
+        target,
+    )
+    for unknown in AXES
+    for kind, target in _TARGETS.items()
+}

@@ -25,6 +25,10 @@ Bin(T, q) are of the second kind, M is shown, and for every m
 As an event of probability P(M > m) in which anything may happen this is an overflow (`_overflow`), whose price is
 known. m is chosen so that it is a thousandth of what is asked for.
 
+* m = 0 is enough much earlier: show in the steps of the second kind also whether x was drawn, which is independent of
+  K. Where it was not, both data sets release the same. So of T steps none reveals more than Poisson's, except with a
+  probability of at most T p q; that is taken where it is small enough.
+
 **From below.** Let all others have gradient 0 and n = N. Then only whether x is in the batch matters: every step is
 Poisson's with the probability that x is kept,
 
@@ -90,11 +94,31 @@ def _events(run: Ledger | AnyEvent) -> tuple[AnyEvent, ...]:
     return run.events if isinstance(run, Ledger) else (run,)
 
 
+def overflow_of_a_step(event: TruncatedPoissonEvent) -> float:
+    """q = P(Bin(N - 1, p) >= B), rounded up: the probability that an example finds no free place in a batch."""
+    return _tail_above(event.max_examples - 1, event.sampling_prob, event.capacity)
+
+
+def ties(event: TruncatedPoissonEvent) -> float:
+    """T N 2^-128, rounded up: the probability of equal random bits; none where every batch fits."""
+    if event.capacity >= event.max_examples:
+        return 0.0
+    probability = float(event.num_steps) * float(event.max_examples) * 2.0**-128
+    return min(probability * (1 + 1e-12), 0.5)
+
+
 def _above(event: TruncatedPoissonEvent, spare: float) -> list[Event]:
-    overflow = _tail_above(event.max_examples - 1, event.sampling_prob, event.capacity)
-    count, more = _most_overflows(event.num_steps, overflow, spare)
-    lost = min(more + _ties(event), 1.0 - 2.0**-53)
-    noise, prob, relation = event.noise_multiplier, event.sampling_prob, event.neighboring_relation
+    """The steps of both kinds, and the rest of the second kind as overflow of the first event."""
+    overflow = overflow_of_a_step(event)
+    count = 0
+    more = event.num_steps * event.sampling_prob * overflow * (1 + _ROUNDING)
+    if more > spare:
+        count, more = _most_overflows(event.num_steps, overflow, spare)
+    lost = min(more + ties(event), 1.0 - 2.0**-53)
+    noise = event.noise_multiplier
+    prob = event.sampling_prob
+    relation = event.neighboring_relation
+
     steps: list[Event] = []
     if count < event.num_steps:
         fitting = Event(noise, prob, event.num_steps - count, "poisson", relation, lost)
@@ -105,20 +129,23 @@ def _above(event: TruncatedPoissonEvent, spare: float) -> list[Event]:
 
 
 def _below(event: TruncatedPoissonEvent) -> Event:
-    n, p, capacity = event.max_examples, event.sampling_prob, event.capacity
+    """Poisson steps with the probability that an example is kept, rounded down."""
+    n = event.max_examples
+    p = event.sampling_prob
+    capacity = event.capacity
     fits = 1.0 - _tail(n - 1, p, capacity)
-    kept = (p * fits + capacity / n * _tail(n, p, capacity + 1)) * (1 - _ROUNDING)
+    displaces = capacity / n * _tail(n, p, capacity + 1)
+    kept = (p * fits + displaces) * (1 - _ROUNDING)
     kept = min(max(kept - 1e-15 * p, 0.0), p)
     return Event(
-        event.noise_multiplier, kept, event.num_steps, "poisson", event.neighboring_relation, _ties(event), True
+        event.noise_multiplier,
+        kept,
+        event.num_steps,
+        sampling="poisson",
+        neighboring_relation=event.neighboring_relation,
+        overflow=ties(event),
+        announced=True,
     )
-
-
-def _ties(event: TruncatedPoissonEvent) -> float:
-    """T N 2^-128; none where every batch fits."""
-    if event.capacity >= event.max_examples:
-        return 0.0
-    return min(float(event.num_steps) * float(event.max_examples) * 2.0**-128 * (1 + 1e-12), 0.5)
 
 
 def _most_overflows(num_steps: int, prob: float, spare: float) -> tuple[int, float]:

@@ -1,41 +1,15 @@
 r"""The privacy of choosing hyperparameters: release the best of a random number of private runs.
 
-Run a mechanism Q (one private training run with randomly chosen hyperparameters, scored without touching private data
-or inside Q's budget) K times, with K drawn from a fixed law that knows nothing of the data, and release the best of the
-K outcomes. With ties broken by a fixed order, outcomes are totally ordered. Let Q, Q' be the laws of one run on two
-neighbouring data sets, A, A' those of the release, q(y) = Q(outcome <= y), and f(x) = E[x^K]. Then for an outcome y
+Run a mechanism K times, with K drawn from a fixed law that knows nothing of the data (`_num_runs`), and release the
+best of the K outcomes. Let rdp(l) bound the Renyi divergence of order l of one run in both directions. That of the
+release is at most
 
-    A(y) = f(q(y)) - f(q(y-)) = Q(y) E[f'(X_y)],    X_y uniform on [q(y-), q(y)],
+    truncated negative binomial:  rdp(l) + (1 + eta) min_m [(1 - 1/m) rdp(m) + log(1/gamma) / m] + log E[K] / (l - 1),
+    Poisson:                      log( e^{-mean} + mean e^{(l-1)(rdp(l) + mean d)} ) / (l - 1),
 
-and A' is the same with X'_y. The map (a, b) -> a^l b^{1-l} is convex and homogeneous for l > 1, so that by Jensen's
-inequality (X and X' from one uniform number)
-
-    sum_y A(y)^l A'(y)^{1-l} <= sum_y Q(y)^l Q'(y)^{1-l} max f'(x)^l f'(x')^{1-l},                                  (*)
-
-the maximum over all pairs (x, x') that are probabilities of one (randomised) event under Q and Q'. Let l be the order,
-rdp(l) >= D_l of one run in both directions, and bars denote complements.
-
-*Truncated negative binomial* (Papernot and Steinke, arXiv:2110.03620, Theorem 2). With t = 1 - (1 - gamma) x in
-[gamma, 1], itself the probability of an event, f'(x) = E[K] gamma^{eta+1} t^{-eta-1}. For any order m >= 1,
-D_m(Q' || Q) <= rdp(m) gives t' <= e^{(1-1/m) rdp(m)} t^{1-1/m}, hence (t')^{l-1} t^{-l} gamma is at most
-e^{(l-1)(1-1/m) rdp(m)} gamma t^{-1-(l-1)/m} <= e^{(l-1)(1-1/m) rdp(m)} gamma^{-(l-1)/m}, and
-
-    rdp_tuned(l) = rdp(l) + (1 + eta) min_m [(1 - 1/m) rdp(m) + log(1/gamma) / m] + log E[K] / (l - 1).
-
-m = 1 needs no knowledge of rdp and is always among the candidates.
-
-*Poisson* (the same paper, Theorem 6). f'(x) = mean e^{-mean xbar}. Let one run be (e, d)-DP with
-e = log(1 + 1/(l - 1)): xbar' <= e^e xbar + d, so (l-1) xbar' - l xbar <= (l-1) d, and the factor of (*) is at most
-mean e^{(l-1) mean d}. The theorem concludes rdp(l) + mean d + log(mean) / (l - 1). But K = 0 has probability e^{-mean}
-on every data set and adds that much to the left of (*); without it the formula is negative for mean < 1 where nothing
-is leaked. We keep the term:
-
-    rdp_tuned(l) = log( e^{-mean} + mean e^{(l-1)(rdp(l) + mean d)} ) / (l - 1),
-
-which for mean >= 5 is the theorem's number to 2e-3 / (l - 1). It holds whatever is released for K = 0, as long as that
-does not depend on the data. d comes from rdp itself (`rdp_delta`), or from a better accountant.
-
-All results are raised by 2^-36 of themselves against rounding.
+where one run is (log(l / (l - 1)), d)-DP. `tuning_rdp` computes these, and `tuning_epsilon` turns them into the epsilon
+of DP-SGD. They are Theorems 2 and 6 of Papernot and Steinke (arXiv:2110.03620), the second with a term that the theorem
+leaves out. The proofs are docs/theory/tuning.md. All results are raised by 2^-36 of themselves against rounding.
 """
 
 from typing import Any
@@ -52,7 +26,7 @@ from gdpjax._core.checks import (
     RENYI_ORDER,
     UNIT,
     Domain,
-)  # fmt: skip
+)
 from gdpjax._core.precision import float64_function, map_chunks
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
@@ -61,7 +35,7 @@ from gdpjax.accounting._rdp import DEFAULT_ORDERS, check_orders, column, convert
 
 _POISSON_MEAN = Domain("a number in (0, 1e6]", lambda x: (x > 0) & (x <= 1e6))
 _ROUNDING = 1 + 2.0**-36
-_LARGE = 500.0
+_LARGEST_EXPONENT = 500.0
 
 
 def tuning_rdp(
@@ -74,7 +48,7 @@ def tuning_rdp(
     mean: Array | None = None,
     one_run_delta: Array | None = None,
 ) -> Array:
-    """Renyi differential privacy of releasing the best of a random number of runs: an upper bound.
+    """Bound the Renyi differential privacy of releasing the best of a random number of runs from above.
 
     Only the best run may be released: neither the others nor their number.
 
@@ -128,7 +102,7 @@ def tuning_epsilon(
     gamma: Array | None = None,
     mean: Array | None = None,
 ) -> Array:
-    """The epsilon of DP-SGD with privately chosen hyperparameters, by the moments accountant: an upper bound.
+    """Bound the epsilon of DP-SGD with privately chosen hyperparameters from above, by the moments accountant.
 
     Each run is DP-SGD with Poisson sampling and add-or-remove-one neighbours; the best of a random number of runs is
     released.
@@ -164,72 +138,143 @@ def tuning_epsilon(
     return _poisson_epsilon(*run, mean)
 
 
-@float64_function(rounding="up", rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, eta=SHAPE, gamma=OPEN_UNIT)
+@float64_function(
+    rounding="up",
+    rdp=EXTENDED_NONNEGATIVE,
+    orders=RENYI_ORDER,
+    eta=SHAPE,
+    gamma=OPEN_UNIT,
+)
 def _negative_binomial(rdp: Array, orders: Array, eta: Array, gamma: Array) -> Array:
+    """Return `tuning_rdp` of the truncated negative binomial law."""
     return _negative_binomial_kernel(rdp, orders, eta, gamma)
 
 
 @float64_function(rounding="up", rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, mean=_POISSON_MEAN)
 def _poisson(rdp: Array, orders: Array, mean: Array) -> Array:
+    """Return `tuning_rdp` of the Poisson law, with d from rdp."""
     return _poisson_kernel(rdp, orders, mean, _one_run_delta(rdp, orders))
 
 
-@float64_function(rounding="up", rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, mean=_POISSON_MEAN, one_run_delta=UNIT)
-def _poisson_with_delta(rdp: Array, orders: Array, mean: Array, one_run_delta: Array) -> Array:
+@float64_function(
+    rounding="up",
+    rdp=EXTENDED_NONNEGATIVE,
+    orders=RENYI_ORDER,
+    mean=_POISSON_MEAN,
+    one_run_delta=UNIT,
+)
+def _poisson_with_delta(
+    rdp: Array,
+    orders: Array,
+    mean: Array,
+    one_run_delta: Array,
+) -> Array:
+    """Return `tuning_rdp` of the Poisson law, with a given d."""
     return _poisson_kernel(rdp, orders, mean, one_run_delta)
 
 
-_RUN: dict[str, Any] = dict(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
+_RUN: dict[str, Any] = {
+    "noise_multiplier": POSITIVE,
+    "sampling_prob": UNIT,
+    "num_steps": COUNT,
+    "delta": DELTA,
+}
 
 
 @float64_function(rounding="up", **_RUN, eta=SHAPE, gamma=OPEN_UNIT)
 def _negative_binomial_epsilon(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, eta: Array, gamma: Array
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+    delta: Array,
+    eta: Array,
+    gamma: Array,
 ) -> Array:
+    """Return `tuning_epsilon` of the truncated negative binomial law."""
     orders = np.asarray(DEFAULT_ORDERS)
 
-    def kernel(noise: Array, prob: Array, steps: Array, probability: Array, eta: Array, gamma: Array) -> Array:
-        one_run = run_rdp(noise, prob, steps, orders)
-        tuned = _negative_binomial_kernel(one_run, orders, eta[..., None], gamma[..., None])
-        return convert(tuned, orders, probability[..., None], "tight").min(axis=-1)
+    def kernel(
+        noise_multiplier: Array,
+        sampling_prob: Array,
+        num_steps: Array,
+        delta: Array,
+        eta: Array,
+        gamma: Array,
+    ) -> Array:
+        rdp = run_rdp(noise_multiplier, sampling_prob, num_steps, orders)
+        tuned_rdp = _negative_binomial_kernel(rdp, orders, eta[..., None], gamma[..., None])
+        return convert(tuned_rdp, orders, delta[..., None], "tight").min(axis=-1)
 
     return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta, eta, gamma)
 
 
 @float64_function(rounding="up", **_RUN, mean=_POISSON_MEAN)
 def _poisson_epsilon(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, mean: Array
+    noise_multiplier: Array,
+    sampling_prob: Array,
+    num_steps: Array,
+    delta: Array,
+    mean: Array,
 ) -> Array:
+    """Return `tuning_epsilon` of the Poisson law."""
     orders = np.asarray(DEFAULT_ORDERS)
 
-    def kernel(noise: Array, prob: Array, steps: Array, probability: Array, mean: Array) -> Array:
-        one_run = run_rdp(noise, prob, steps, orders)
-        tuned = _poisson_kernel(one_run, orders, mean[..., None], _one_run_delta(one_run, jnp.asarray(orders)))
-        return convert(tuned, orders, probability[..., None], "tight").min(axis=-1)
+    def kernel(
+        noise_multiplier: Array,
+        sampling_prob: Array,
+        num_steps: Array,
+        delta: Array,
+        mean: Array,
+    ) -> Array:
+        rdp = run_rdp(noise_multiplier, sampling_prob, num_steps, orders)
+        one_run_delta = _one_run_delta(rdp, jnp.asarray(orders))
+        tuned_rdp = _poisson_kernel(rdp, orders, mean[..., None], one_run_delta)
+        return convert(tuned_rdp, orders, delta[..., None], "tight").min(axis=-1)
 
     return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta, mean)
 
 
-def _negative_binomial_kernel(rdp: Array, orders: Array, eta: Array, gamma: Array) -> Array:
+def _negative_binomial_kernel(
+    rdp: Array,
+    orders: Array,
+    eta: Array,
+    gamma: Array,
+) -> Array:
+    """Return `tuning_rdp` of the truncated negative binomial law, [..., K], unchecked."""
+    # The smallest candidate over all orders m, and over m = 1, whose candidate is log(1/gamma).
     rate = -jnp.log(gamma)
     candidates = (1 - 1 / orders) * rdp + rate / orders
-    selection = (1 + eta) * jnp.minimum(candidates.min(axis=-1, keepdims=True), rate)
-    return (rdp + selection + jnp.log(mean_kernel(eta, gamma)) / (orders - 1)) * _ROUNDING
+    smallest = jnp.minimum(candidates.min(axis=-1, keepdims=True), rate)
+    selection = (1 + eta) * smallest
+    repetition = jnp.log(mean_kernel(eta, gamma)) / (orders - 1)
+    return (rdp + selection + repetition) * _ROUNDING
 
 
 def _one_run_delta(rdp: Array, orders: Array) -> Array:
-    """d_l of one run for every order l, from all the orders m; sequential in l to bound the memory."""
+    """Return d_l of one run for every order l, from all the orders m; sequential in l to bound the memory."""
 
     def at_order(order: Array) -> Array:
-        return convert_to_delta(rdp, orders, -jnp.log1p(-1 / order)).min(axis=-1)
+        epsilon = -jnp.log1p(-1 / order)
+        return convert_to_delta(rdp, orders, epsilon).min(axis=-1)
 
     return jnp.moveaxis(jax.lax.map(at_order, orders), 0, -1)
 
 
-def _poisson_kernel(rdp: Array, orders: Array, mean: Array, one_run_delta: Array) -> Array:
+def _poisson_kernel(
+    rdp: Array,
+    orders: Array,
+    mean: Array,
+    one_run_delta: Array,
+) -> Array:
+    """Return `tuning_rdp` of the Poisson law, [..., K], unchecked."""
     exponent = (orders - 1) * (rdp + mean * one_run_delta)
-    # e^{-mean} + mean e^x - 1 = (e^{-mean} - 1 + mean) + mean (e^x - 1); mean^2 / 2 bounds the first where it cancels
+
+    # e^{-mean} + mean e^x - 1 = (e^{-mean} - 1 + mean) + mean (e^x - 1); mean^2 / 2 bounds the first where it cancels.
     gap = jnp.where(mean < 0.01, 0.5 * mean * mean, mean + jnp.expm1(-mean))
-    moderate = jnp.log1p(gap + mean * jnp.expm1(jnp.minimum(exponent, _LARGE)))
+    gain = mean * jnp.expm1(jnp.minimum(exponent, _LARGEST_EXPONENT))
+    moderate = jnp.log1p(gap + gain)
+
+    # Where e^x is too large, the sum is taken of logarithms.
     large = jnp.logaddexp(-mean, jnp.log(mean) + exponent)
-    return jnp.where(exponent < _LARGE, moderate, large) / (orders - 1) * _ROUNDING
+    log_moment = jnp.where(exponent < _LARGEST_EXPONENT, moderate, large)
+    return log_moment / (orders - 1) * _ROUNDING

@@ -13,7 +13,7 @@ from gdpjax.accounting import (
     delta_after_overflow,
     moments_accountant_epsilon,
 )
-from gdpjax.ledger import Event
+from gdpjax.ledger import AllocationEvent, AnyEvent, Event, TruncatedPoissonEvent
 from gdpjax.reporting._runs import Described
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -62,10 +62,12 @@ def figures_of(run: Described, deltas: tuple[float, ...]) -> list[Figure]:
     return figures + _other_accountants(run.event, deltas[0], epsilons[0])
 
 
-def _other_accountants(event: Event | None, delta: float, epsilon: Bounds) -> list[Figure]:
+def _other_accountants(event: AnyEvent | None, delta: float, epsilon: Bounds) -> list[Figure]:
     """What the moments accountant and the central limit theorem say, where they know the scheme."""
     moments = clt = mu = None
-    if event is not None and event.sampling in ("poisson", "uniform"):
+    if isinstance(event, AllocationEvent | TruncatedPoissonEvent):
+        moments = float(moments_accountant_epsilon(event, delta=delta))
+    if isinstance(event, Event) and event.sampling in ("poisson", "uniform"):
         run = event.noise_multiplier, event.sampling_prob, event.num_steps
         clt = float(clt_epsilon(*run, delta, sampling=event.sampling))
         mu = float((clt_mu_poisson if event.sampling == "poisson" else clt_mu_uniform)(*run))

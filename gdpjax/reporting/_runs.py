@@ -40,7 +40,7 @@ class Described(NamedTuple):
     scheme: str
     neighbours: str
     curve: CertifiedCurve
-    event: Event | None = None
+    event: AnyEvent | None = None
     not_private: str = ""
 
 
@@ -96,7 +96,8 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
     scheme = "; ".join(dict.fromkeys(map(_words, events))) if len(events) <= 3 else _summary(events)
     (only,) = events if len(events) == 1 else (None,)
-    event = only if isinstance(only, Event) and only.noise_multiplier > 0 else None
+    known = isinstance(only, Event | AllocationEvent | TruncatedPoissonEvent)
+    event = only if known and only.noise_multiplier > 0 else None
     bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
     bare = bare or any(isinstance(e, AllocationEvent | ShuffledEvent) and e.noise_multiplier == 0 for e in events)
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""

@@ -1,9 +1,15 @@
 """f-DP: trade-off curves and the operators on them.
 
-Read in the order `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
-`_derived_curves` (curves of curves), `_operators`, `_duality`, `_attack_risk`, `_loss_moments`, `_limit`, and for numeric
-composition `_loss_cells`, `_grid`, `_numeric`, `_compose`. What is known of a mechanism in brackets: `_certified_curve`,
-`_regret`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
+    curve = compose(Laplace(0.5), times=8)
+    curve.epsilon(1e-5)             # Bounds(lower, upper): the truth is in between
+
+Read the modules in this order:
+
+* curves: `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
+  `_derived_curves` (curves of curves), `_operators`;
+* their meaning: `_duality` (epsilon, delta and mu), `_attack_risk`, `_loss_moments`, `_limit`;
+* numeric composition: `_loss_cells`, `_grid`, `_numeric`, `_compose`; derived in docs/theory/numeric_composition.md;
+* certified brackets: `_certified_curve`, `_regret`, `_narrowed_mu`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
 """
 
 from gdpjax.tradeoff._abstract import Curve

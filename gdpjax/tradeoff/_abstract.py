@@ -38,6 +38,9 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
 _NUM_BISECTIONS = 64
+# The search over alpha runs in a scale where alpha = e^t / 2 for t < 0 and alpha = 1 - e^-t / 2 for t >= 0.
+_LOWEST_SCALED_ALPHA = -745.0
+_HIGHEST_SCALED_ALPHA = 40.0
 
 
 def curve_function(**domains: Domain) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -45,33 +48,52 @@ def curve_function(**domains: Domain) -> Callable[[Callable[..., Any]], Callable
 
     def decorate(body: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(body)
-        first = next(iter(signature.parameters))
+        curve_name = next(iter(signature.parameters))
         compiled = xla.jit(body)
 
         @functools.wraps(body)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs).arguments
-            curve, numbers = check_curve(first, bound[first]), {name: bound[name] for name in domains}
-            for name, value in numbers.items():
-                check(name, value, domains[name])
-            check_broadcast(**numbers, **{f"the curve's {name}": value for name, value in curve.shapes().items()})
+            # Check the curve and the numbers.
+            arguments = signature.bind(*args, **kwargs).arguments
+            curve = check_curve(curve_name, arguments[curve_name])
+            numbers = {}
+            for name, domain in domains.items():
+                check(name, arguments[name], domain)
+                numbers[name] = arguments[name]
+            _check_broadcast_with_curve(curve, numbers)
+
+            # Compute in float64. What is traced may be out of range; then the result is NaN.
             wide_outside = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
             with jax.enable_x64(True):
-                wide_curve = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), curve)
-                wide = {name: jnp.asarray(value, jnp.float64) for name, value in numbers.items()}
-                result = compiled(wide_curve, **wide)
+                wide_curve = jax.tree.map(_as_float64, curve)
+                wide_numbers = {name: _as_float64(value) for name, value in numbers.items()}
+                result = compiled(wide_curve, **wide_numbers)
                 if not is_traced(result):
                     return np.asarray(result)[()]
                 valid = wide_curve.valid() if is_traced(curve) else True
                 for name, domain in domains.items():
                     if is_traced(numbers[name]):
-                        valid = valid & domain.contains(wide[name])
+                        valid = valid & domain.contains(wide_numbers[name])
                 result = jnp.where(valid, result, jnp.nan)
-                return result if wide_outside else narrow(result, curve.rounding)
+                if wide_outside:
+                    return result
+                return narrow(result, curve.rounding)
 
         return wrapper
 
     return decorate
+
+
+def _as_float64(value: Array) -> Array:
+    return jnp.asarray(value, jnp.float64)
+
+
+def _check_broadcast_with_curve(curve: "Curve", numbers: dict[str, Any]) -> None:
+    """Raise ValueError unless the numbers broadcast against each other and against the curve's parameters."""
+    arrays = dict(numbers)
+    for name, value in curve.shapes().items():
+        arrays[f"the curve's {name}"] = value
+    check_broadcast(**arrays)
 
 
 @curve_function(alpha=UNIT)
@@ -94,47 +116,53 @@ class Curve:
     rounding = "nearest"
 
     def __call__(self, alpha: Array) -> Array:
-        """Least type II error of a test with type I error at most ``alpha`` in [0, 1]; of the curve's standing."""
+        """Return the least type II error of a test with type I error at most ``alpha`` in [0, 1].
+
+        The result has the curve's standing: exact, or a bound.
+        """
         return _value(self, alpha)
 
     def slope(self, alpha: Array) -> Array:
-        """The derivative f'(alpha) <= 0; a one-sided one where the curve has a kink, -inf where it is vertical."""
+        """Return f'(alpha) <= 0: a one-sided derivative at a kink, -inf where the curve is vertical."""
         return _slope(self, alpha)
 
     def shapes(self) -> dict[str, Any]:
-        """The parameters that broadcast against alpha, by name."""
+        """Return the parameters that broadcast against alpha, by name."""
         return {}
 
     def valid(self) -> Array:
-        """Whether the parameters are in range, where they are traced."""
+        """Return whether traced parameters are in range."""
         return jnp.asarray(True)
 
     def is_symmetric(self) -> bool:
-        """Whether f equals its inverse; ValueError where that depends on traced numbers."""
+        """Return whether f equals its inverse; ValueError where that depends on traced numbers."""
         return True
 
     def value(self, alpha: Array) -> Array:
-        """f(alpha)."""
+        """Return f(alpha)."""
         raise NotImplementedError
 
     def derivative(self, alpha: Array) -> Array:
-        """f'(alpha)."""
+        """Return f'(alpha)."""
         raise NotImplementedError
 
     def profile(self, epsilon: Array) -> Array:
-        """D(epsilon) for every real epsilon; by default from values and slopes."""
+        """Return D(epsilon) for every real epsilon; by default it is found from values and slopes."""
         return profile_by_search(self, epsilon)
 
     def inverse_profile(self, epsilon: Array) -> Array:
-        """D'(epsilon) for every real epsilon; equal to `profile` for symmetric curves."""
+        """Return D'(epsilon) for every real epsilon; it equals `profile` for symmetric curves."""
         return self.profile(epsilon)
 
     def fixed_point(self) -> Array:
-        """The alpha with f(alpha) = alpha of a symmetric curve, where the tangent of slope -1 is: (1 - D(0)) / 2."""
+        """Return the alpha with f(alpha) = alpha of a symmetric curve.
+
+        The tangent there has slope -1, so it is (1 - D(0)) / 2.
+        """
         return 0.5 * (1.0 - self.profile(jnp.zeros(())))
 
     def inverse(self) -> "Curve":
-        """f^-1(alpha) = inf {t : f(t) <= alpha}."""
+        """Return the curve f^-1(alpha) = inf {t : f(t) <= alpha}."""
         return self
 
     def __post_init__(self) -> None:
@@ -150,23 +178,26 @@ class Curve:
         """Raise ValueError unless concrete parameters are in range."""
 
     def replaced(self, **changes: Any) -> Self:
-        """A copy with other parameters, unchecked."""
+        """Return a copy with other parameters, unchecked."""
         curve = object.__new__(type(self))
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
-            object.__setattr__(curve, field.name, changes.get(field.name, getattr(self, field.name)))
+            value = changes.get(field.name, getattr(self, field.name))
+            object.__setattr__(curve, field.name, value)
         return curve
 
 
 def check_curve(name: str, value: Any) -> Curve:
-    """``value`` if it is a curve, the curve of an `ExactCurve`, else ValueError."""
-    curve = value if isinstance(value, Curve) else getattr(value, "exact", value)
+    """Return ``value`` if it is a curve, or the curve of an `ExactCurve`; else raise ValueError."""
+    if isinstance(value, Curve):
+        return value
+    curve = getattr(value, "exact", value)
     if not isinstance(curve, Curve):
         raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {shown(value)}")
     return curve
 
 
 def check_symmetric(name: str, curve: Curve, what: str) -> Curve:
-    """``curve`` if it is symmetric, else ValueError saying what needs that."""
+    """Return ``curve`` if it is symmetric; else raise ValueError with what needs that."""
     curve = check_curve(name, curve)
     if not curve.is_symmetric():
         raise ValueError(f"{what} needs a symmetric curve, got {type(curve).__name__}; use symmetrize({name}) first")
@@ -174,33 +205,61 @@ def check_symmetric(name: str, curve: Curve, what: str) -> Curve:
 
 
 def from_positive(profile: Callable[[Array], Array], epsilon: Array) -> Array:
-    """D on the whole line from D on [0, inf), for a symmetric curve: D(-e) = 1 - e^-e (1 - D(e))."""
-    size = jnp.where(epsilon >= 0, epsilon, -epsilon)  # not abs, whose derivative at 0 would be 0
+    """Return D on the whole line from D on [0, inf), for a symmetric curve: D(-e) = 1 - e^-e (1 - D(e))."""
+    # This is the absolute value, but the derivative of jnp.abs at 0 would be 0.
+    size = jnp.where(epsilon >= 0, epsilon, -epsilon)
     right = profile(size)
-    return jnp.where(epsilon >= 0, right, 1.0 - jnp.exp(-size) * (1.0 - right))
+    left = 1.0 - jnp.exp(-size) * (1.0 - right)
+    return jnp.where(epsilon >= 0, right, left)
 
 
 def last_point(condition: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """The last point found in [low, high] where ``condition`` holds, for one that holds at low and fails later."""
-    low, high = (jnp.asarray(end, jnp.float64) for end in (low, high))
-    shape = jnp.broadcast_shapes(low.shape, high.shape, jax.eval_shape(condition, low).shape)
-    ends = jnp.broadcast_to(low, shape), jnp.broadcast_to(high, shape)
-    return bisect(condition, *ends, midpoint=middle, num_iterations=_NUM_BISECTIONS, check_ends=False).holds
+    """Return the last point in [low, high] where a bisection sees ``condition`` hold.
+
+    The condition holds at ``low`` and fails from some point on.
+    """
+    low = _as_float64(low)
+    high = _as_float64(high)
+    shape_of_condition = jax.eval_shape(condition, low).shape
+    shape = jnp.broadcast_shapes(low.shape, high.shape, shape_of_condition)
+    bracket = bisect(
+        condition,
+        jnp.broadcast_to(low, shape),
+        jnp.broadcast_to(high, shape),
+        midpoint=middle,
+        num_iterations=_NUM_BISECTIONS,
+        check_ends=False,
+    )
+    return bracket.holds
 
 
 def profile_by_search(curve: Curve, epsilon: Array) -> Array:
-    """sup_alpha 1 - f(alpha) - e^epsilon alpha: the maximum of a concave function, at f'(alpha) = -e^epsilon.
+    """Return sup_alpha 1 - f(alpha) - e^epsilon alpha by searching the alpha with f'(alpha) = -e^epsilon.
 
-    The search runs over the logarithm of alpha below 1/2 and of 1 - alpha above. A maximiser found badly still gives a
-    value that an actual test attains, and the derivative by the envelope theorem: d D / d epsilon = -e^epsilon alpha.
+    The function of alpha is concave. The search runs over the logarithm of alpha below 1/2 and of 1 - alpha above.
+    An imprecise maximiser still gives a value that an actual test attains, and the derivative follows from the envelope
+    theorem: d D / d epsilon = -e^epsilon alpha.
     """
+    frozen_curve, frozen_epsilon = jax.lax.stop_gradient((curve, epsilon))
 
-    def alpha_at(t: Array) -> Array:
-        return jnp.where(t < 0, 0.5 * jnp.exp(t), 1.0 - 0.5 * jnp.exp(-t))
+    def is_steep(scaled_alpha: Array) -> Array:
+        slope = frozen_curve.derivative(_unscaled(scaled_alpha))
+        return slope <= -jnp.exp(frozen_epsilon)
 
-    frozen = jax.lax.stop_gradient((curve, epsilon))
-    t = last_point(
-        lambda t: frozen[0].derivative(alpha_at(t)) <= -jnp.exp(frozen[1]), jnp.asarray(-745.0), jnp.asarray(40.0)
-    )
-    candidates = jnp.stack(jnp.broadcast_arrays(jnp.zeros_like(t), alpha_at(t), jnp.ones_like(t)))
-    return jnp.max(1.0 - curve.value(candidates) - jnp.exp(epsilon) * candidates, axis=0)
+    low = jnp.asarray(_LOWEST_SCALED_ALPHA)
+    high = jnp.asarray(_HIGHEST_SCALED_ALPHA)
+    scaled_alpha = last_point(is_steep, low, high)
+
+    # The maximum may also be at one of the two ends.
+    at_zero = jnp.zeros_like(scaled_alpha)
+    at_one = jnp.ones_like(scaled_alpha)
+    candidates = jnp.stack(jnp.broadcast_arrays(at_zero, _unscaled(scaled_alpha), at_one))
+    values = 1.0 - curve.value(candidates) - jnp.exp(epsilon) * candidates
+    return jnp.max(values, axis=0)
+
+
+def _unscaled(scaled_alpha: Array) -> Array:
+    """Return alpha from the number that `profile_by_search` searches."""
+    below_half = 0.5 * jnp.exp(scaled_alpha)
+    above_half = 1.0 - 0.5 * jnp.exp(-scaled_alpha)
+    return jnp.where(scaled_alpha < 0, below_half, above_half)

@@ -7,6 +7,9 @@ from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, from_positive
 
+_LARGEST_EXPONENT = 709.0
+"""The largest exponent whose exponential float64 can hold, rounded down."""
+
 
 @pytree_dataclass
 class ApproximateDP(Curve):
@@ -49,21 +52,28 @@ class ApproximateDP(Curve):
         rest = 1.0 - self.delta
         right = jnp.exp(-self.epsilon) * (rest - alpha)
         # Where alpha = 0 the product e^epsilon alpha is 0, whatever epsilon.
-        left = rest - jnp.where(alpha > 0, jnp.exp(jnp.minimum(self.epsilon, 709.0)) * alpha, 0.0)
-        return jnp.maximum(jnp.maximum(left, right), 0.0)
+        growth = jnp.exp(jnp.minimum(self.epsilon, _LARGEST_EXPONENT))
+        product = jnp.where(alpha > 0, growth * alpha, 0.0)
+        left = rest - product
+        larger = jnp.maximum(left, right)
+        return jnp.maximum(larger, 0.0)
 
     def derivative(self, alpha: Array) -> Array:
         rest = 1.0 - self.delta
         decay = jnp.exp(-self.epsilon)
-        return -jnp.where(alpha < self.fixed_point(), jnp.exp(self.epsilon), jnp.where(alpha < rest, decay, 0.0))
+        steep = jnp.exp(self.epsilon)
+        flat = jnp.where(alpha < rest, decay, 0.0)
+        return -jnp.where(alpha < self.fixed_point(), steep, flat)
 
     def profile(self, epsilon: Array) -> Array:
-        def right(e: Array) -> Array:
-            # (e^epsilon - e^e) / (1 + e^epsilon), without overflow
-            gap = -jnp.expm1(jnp.minimum(e - self.epsilon, 0.0)) / (1.0 + jnp.exp(-self.epsilon))
-            return self.delta + (1.0 - self.delta) * gap
+        return from_positive(self._profile_of_positive, epsilon)
 
-        return from_positive(right, epsilon)
+    def _profile_of_positive(self, epsilon: Array) -> Array:
+        """Return D at epsilon >= 0."""
+        # gap = (e^{self.epsilon} - e^epsilon) / (1 + e^{self.epsilon}), without overflow
+        excess = jnp.minimum(epsilon - self.epsilon, 0.0)
+        gap = -jnp.expm1(excess) / (1.0 + jnp.exp(-self.epsilon))
+        return self.delta + (1.0 - self.delta) * gap
 
     def fixed_point(self) -> Array:
         decay = jnp.exp(-self.epsilon)

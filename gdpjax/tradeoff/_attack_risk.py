@@ -1,4 +1,6 @@
-r"""What a trade-off curve means for an attacker.
+r"""The risk of an attack under a trade-off curve: advantage, true positive rate, Bayes error, reconstruction.
+
+    true_positive_rate(Gaussian(1.0), 0.01)     # what the best attack reaches at a false positive rate of 1%
 
 An attacker who must tell two neighbouring data sets apart runs a test: false positive rate alpha, true positive rate at
 most 1 - f(alpha). Everything else is a property of that region. An asymmetric curve speaks of one order of the two data
@@ -14,11 +16,12 @@ from gdpjax.tradeoff._abstract import Curve, curve_function
 
 @curve_function()
 def _advantage(f: Curve) -> Array:
-    return jnp.clip(f.profile(jnp.zeros(())), 0.0, 1.0)
+    distance = f.profile(jnp.zeros(()))
+    return jnp.clip(distance, 0.0, 1.0)
 
 
 def attack_advantage(f: Curve) -> Array:
-    """The largest membership advantage of any attack: true minus false positive rate.
+    """Return the largest membership advantage of any attack: true minus false positive rate.
 
     Formula: sup_alpha (1 - alpha - f(alpha)) = delta(0), the total variation distance.
 
@@ -43,7 +46,7 @@ def attack_advantage(f: Curve) -> Array:
 
 @curve_function(false_positive_rate=UNIT)
 def true_positive_rate(f: Curve, false_positive_rate: Array) -> Array:
-    """The largest true positive rate of an attack with a given false positive rate.
+    """Return the largest true positive rate of an attack with a given false positive rate.
 
     Formula: 1 - f(alpha) at alpha = false_positive_rate.
 
@@ -63,12 +66,14 @@ def true_positive_rate(f: Curve, false_positive_rate: Array) -> Array:
     >>> print(f"{true_positive_rate(Gaussian(1.0), 0.01):.6f}")
     0.092362
     """
-    return 1.0 - jnp.clip(f.value(false_positive_rate), 0.0, 1.0 - false_positive_rate)
+    largest_error = 1.0 - false_positive_rate
+    false_negative_rate = f.value(false_positive_rate)
+    return 1.0 - jnp.clip(false_negative_rate, 0.0, largest_error)
 
 
 @curve_function(prior=OPEN_UNIT)
 def bayes_error(f: Curve, prior: Array) -> Array:
-    """The least probability of error of an attacker who knows how likely the null hypothesis is.
+    """Return the least probability of error of an attacker who knows how likely the null hypothesis is.
 
     Formula: min_alpha (pi alpha + (1 - pi) f(alpha)) = (1 - pi) (1 - D(log(pi / (1 - pi)))), D the profile of f.
 
@@ -90,12 +95,14 @@ def bayes_error(f: Curve, prior: Array) -> Array:
     """
     log_odds = jnp.log(prior) - jnp.log1p(-prior)
     error = (1.0 - prior) * (1.0 - f.profile(log_odds))
-    return jnp.clip(error, 0.0, jnp.minimum(prior, 1.0 - prior))
+    # An attacker who ignores the release errs no more often than this.
+    without_release = jnp.minimum(prior, 1.0 - prior)
+    return jnp.clip(error, 0.0, without_release)
 
 
 @curve_function(baseline=UNIT)
 def reconstruction_robustness(f: Curve, baseline: Array) -> Array:
-    """The largest probability of reconstructing a record to a given accuracy.
+    """Return the largest probability of reconstructing a record to a given accuracy.
 
     An attacker without the release succeeds with probability at most kappa, the baseline (for the best constant guess
     under the prior on records). Guessing right is an event whose probability the release can raise to at most
@@ -119,4 +126,6 @@ def reconstruction_robustness(f: Curve, baseline: Array) -> Array:
     >>> print(f"{reconstruction_robustness(Gaussian(1.0), 0.001):.6f}")
     0.018298
     """
-    return 1.0 - jnp.clip(f.value(baseline), 0.0, 1.0 - baseline)
+    largest_error = 1.0 - baseline
+    error = f.value(baseline)
+    return 1.0 - jnp.clip(error, 0.0, largest_error)

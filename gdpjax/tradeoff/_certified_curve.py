@@ -1,4 +1,4 @@
-r"""What every certified description of a mechanism can answer: `CertifiedCurve`.
+r"""The questions that every certified description of a mechanism answers: `CertifiedCurve`.
 
     curve = gdpjax.accounting.certified(1.0, 0.01, 1000)
     curve.epsilon(1e-5)             # Bounds(lower, upper): the truth is in between
@@ -72,7 +72,7 @@ class CertifiedCurve(abc.ABC):
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
 
     def advantage(self) -> Bounds:
-        """The largest membership advantage: true less false positive rate of the best attack.
+        """Return the largest membership advantage: true less false positive rate of the best attack.
 
         Formula: delta(0), the total variation distance.
 
@@ -88,7 +88,7 @@ class CertifiedCurve(abc.ABC):
         return self.delta(0.0)
 
     def tpr(self, fpr: Array) -> Bounds:
-        """The largest true positive rate of an attack at a false positive rate.
+        """Return the largest true positive rate of an attack at a false positive rate.
 
         Formula: 1 - f(fpr).
 
@@ -109,10 +109,12 @@ class CertifiedCurve(abc.ABC):
         """
         check("fpr", fpr, UNIT)
         beta = _concrete(self.tradeoff(fpr), "tpr")
-        return Bounds(rounded_complement(beta.upper, -1.0), rounded_complement(beta.lower, 1.0))
+        lower = rounded_complement(beta.upper, -1.0)
+        upper = rounded_complement(beta.lower, 1.0)
+        return Bounds(lower, upper)
 
     def bayes_success(self, prior: Array) -> Bounds:
-        """The largest probability of a right guess by an attacker who knows how likely membership is.
+        """Return the largest probability of a right guess by an attacker who knows how likely membership is.
 
         Formula: max(q, 1 - q) + min(q, 1 - q) delta(|log((1 - q) / q)|) at q = prior.
 
@@ -137,21 +139,31 @@ class CertifiedCurve(abc.ABC):
         if is_traced(prior):
             raise ValueError("bayes_success is computed outside compiled code: prior must be a number")
         prior = np.asarray(prior, np.float64)
-        larger, smaller = np.maximum(prior, 1.0 - prior), np.minimum(prior, 1.0 - prior)
-        unsure = smaller > 0
+        # If the prior is below 1e-16, the larger part is rounded to 1. If it is above 1/2, the smaller part is exact.
+        larger = np.maximum(prior, 1.0 - prior)
+        smaller = np.minimum(prior, 1.0 - prior)
+        is_unsure = smaller > 0
+
         # The rounding of the logarithm moves delta by no more than itself, since delta falls by at most 1 per epsilon.
-        # Of a prior below 1e-16 the larger part is rounded to 1, of one above 1/2 the smaller part is exact.
-        epsilon = np.where(unsure, np.log(larger / np.where(unsure, smaller, 1.0)), 0.0)
+        safe_smaller = np.where(is_unsure, smaller, 1.0)
+        log_odds = np.log(larger / safe_smaller)
+        epsilon = np.where(is_unsure, log_odds, 0.0)
         error = np.where(epsilon > 0, 1e-15 * (1.0 + epsilon), 0.0)
         delta = _concrete(self.delta(epsilon), "bayes_success")
-        below = larger + smaller * np.maximum(delta.lower - error, 0.0)
-        above = larger + smaller * np.minimum(delta.upper + error, 1.0)
-        lower = np.where(unsure, np.maximum(below * (1.0 - 4e-16), np.nextafter(larger, 0.0)), 1.0)
-        upper = np.where(unsure, np.minimum(above * (1.0 + 4e-16), 1.0), 1.0)
+        lower_delta = np.maximum(delta.lower - error, 0.0)
+        upper_delta = np.minimum(delta.upper + error, 1.0)
+
+        # The attacker gains with the smaller part. The ends are moved by the rounding of these sums.
+        lower = (larger + smaller * lower_delta) * (1.0 - 4e-16)
+        upper = (larger + smaller * upper_delta) * (1.0 + 4e-16)
+        lower = np.maximum(lower, np.nextafter(larger, 0.0))
+        upper = np.minimum(upper, 1.0)
+        lower = np.where(is_unsure, lower, 1.0)
+        upper = np.where(is_unsure, upper, 1.0)
         return Bounds(np.minimum(lower, upper)[()], upper[()])
 
     def regret(self, mu: float | None = None) -> Bounds:
-        """How far the curve is from G_mu, along the diagonal: what is lost by reporting one number mu.
+        """Return the distance of the curve from G_mu, along the diagonal: the loss from reporting one number mu.
 
         Formula: inf { k >= 0 : f(a + k) - k <= G_mu(a) for all a } = max(0, sup_{epsilon >= 0} (delta_mu(epsilon) -
         delta(epsilon)) / (1 + e^epsilon)).
@@ -176,10 +188,11 @@ class CertifiedCurve(abc.ABC):
         """
         if mu is None:
             mu = _one_number(self.mu(FAILURE).upper)
-        return certified_regret(self._deltas, check_number("mu", mu, EXTENDED_NONNEGATIVE))
+        mu = check_number("mu", mu, EXTENDED_NONNEGATIVE)
+        return certified_regret(self._deltas, mu)
 
     def reported_mu(self, failure: float = FAILURE) -> Bounds:
-        """The bracket of `mu` narrowed to about 1e-4 where that is possible, for a number that will be printed.
+        """Return the bracket of `mu`, narrowed to about 1e-4 where that is possible, for a number that will be printed.
 
         Formula: as `mu`.
 
@@ -197,12 +210,13 @@ class CertifiedCurve(abc.ABC):
         1.3273
         """
         failure = check_number("failure", failure, OPEN_UNIT)
-        known = self.mu(failure)
-        known = Bounds(_one_number(known.lower), _one_number(known.upper))
-        return narrowed_mu(self._deltas, known, failure, _one_number(self.epsilon(failure).upper))
+        mu = self.mu(failure)
+        known = Bounds(_one_number(mu.lower), _one_number(mu.upper))
+        end = _one_number(self.epsilon(failure).upper)
+        return narrowed_mu(self._deltas, known, failure, end)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
-        """`delta` at an array of epsilon, with a relative width of about ``width`` where a subclass can."""
+        """Return `delta` at an array of epsilon, with a relative width of about ``width`` where a subclass can."""
         return self.delta(epsilon)
 
 
@@ -214,21 +228,22 @@ class NoGuarantee(CertifiedCurve):
     """
 
     def epsilon(self, delta: Array) -> Bounds:
-        """[0, inf]."""
+        """Return [0, inf]."""
         return self._all_between(0.0, np.inf, "delta", delta, HALF_OPEN_UNIT)
 
     def delta(self, epsilon: Array) -> Bounds:
-        """[0, 1]."""
+        """Return [0, 1]."""
         return self._all_between(0.0, 1.0, "epsilon", epsilon, NONNEGATIVE)
 
     def mu(self, failure: Array = FAILURE) -> Bounds:
-        """[0, inf]."""
+        """Return [0, inf]."""
         return self._all_between(0.0, np.inf, "failure", failure, HALF_OPEN_UNIT)
 
     def tradeoff(self, alpha: Array) -> Bounds:
-        """[0, 1 - alpha]."""
+        """Return [0, 1 - alpha]."""
         lower, _ = self._all_between(0.0, 1.0, "alpha", alpha, UNIT)
-        return Bounds(lower, (1.0 - np.asarray(alpha, np.float64))[()])
+        upper = 1.0 - np.asarray(alpha, np.float64)
+        return Bounds(lower, upper[()])
 
     def _all_between(self, lower: float, upper: float, name: str, at: Array, domain: Domain) -> Bounds:
         check(name, at, domain)
@@ -236,24 +251,30 @@ class NoGuarantee(CertifiedCurve):
             raise ValueError(f"what nothing is claimed about is read outside compiled code, where {name} is a number")
         if np.ndim(at) == 0:
             return Bounds(lower, upper)
-        return Bounds(np.full(np.shape(at), lower), np.full(np.shape(at), upper))
+        shape = np.shape(at)
+        return Bounds(np.full(shape, lower), np.full(shape, upper))
 
 
 def _one_number(value: Any) -> float:
+    """Return a concrete scalar as a float; else raise ValueError."""
     if is_traced(value) or np.ndim(value) != 0:
         raise ValueError("mu and its regret are of one mechanism at a time, outside compiled code: give one")
     return float(value)
 
 
 def _concrete(bounds: Bounds, question: str) -> Bounds:
-    """``bounds`` as float64 arrays; ValueError where they are traced."""
+    """Return ``bounds`` as float64 arrays; raise ValueError where they are traced."""
     if is_traced(bounds):
         raise ValueError(f"{question} is computed outside compiled code: give a mechanism and numbers that are known")
-    return Bounds(*(np.asarray(end, np.float64) for end in bounds))
+    lower = np.asarray(bounds.lower, np.float64)
+    upper = np.asarray(bounds.upper, np.float64)
+    return Bounds(lower, upper)
 
 
 def rounded_complement(share: np.ndarray, side: float) -> Any:
-    """1 - share, rounded to the given side; exact for 0 and from 1/2 on."""
+    """Return 1 - share, rounded to the given side; it is exact for 0 and from 1/2 on."""
     rest = 1.0 - share
-    exact = (share == 0) | (share >= 0.5)
-    return np.clip(np.where(exact, rest, np.nextafter(rest, side * np.inf)), 0.0, 1.0)[()]
+    is_exact = (share == 0) | (share >= 0.5)
+    rounded = np.nextafter(rest, side * np.inf)
+    rest = np.where(is_exact, rest, rounded)
+    return np.clip(rest, 0.0, 1.0)[()]

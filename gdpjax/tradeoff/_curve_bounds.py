@@ -9,6 +9,7 @@ NumPy finds at once, without compiling anything for the number of vertices; each
 rounding. Curves in closed form answer in `_closed_answers`.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -24,8 +25,10 @@ from gdpjax.tradeoff._duality import required_mu, smallest_mu
 from gdpjax.tradeoff._gaussian import Gaussian
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
 
-_SLACK = 1e-15  # absolute, of 1 - beta - e^epsilon alpha where that is positive
-_ROWS = 64  # how many numbers are compared with all vertices at a time
+_SLACK = 1e-15
+"""The absolute rounding of 1 - beta - e^epsilon alpha where that is positive."""
+_NUM_ROWS = 64
+"""How many numbers are compared with all vertices at a time."""
 
 
 class _TwoCurves(NamedTuple):
@@ -50,27 +53,34 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
     def epsilon(self, delta: Array) -> Bounds:
         """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in [0, 1)."""
         delta = _numbers("delta", delta, HALF_OPEN_UNIT)
-        return Bounds(_epsilon(self.upper, delta, -1.0)[()], _epsilon(self.lower, delta, 1.0)[()])
+        lower = _epsilon(self.upper, delta, -1.0)
+        upper = _epsilon(self.lower, delta, 1.0)
+        return Bounds(lower[()], upper[()])
 
     def delta(self, epsilon: Array) -> Bounds:
         """Certified bracket on the smallest delta of (``epsilon``, delta)-DP; of polygons from 0 below 1e-15."""
         epsilon = _numbers("epsilon", epsilon, NONNEGATIVE)
-        return Bounds(_delta(self.upper, epsilon, -1.0)[()], _delta(self.lower, epsilon, 1.0)[()])
+        lower = _delta(self.upper, epsilon, -1.0)
+        upper = _delta(self.lower, epsilon, 1.0)
+        return Bounds(lower[()], upper[()])
 
     def mu(self, failure: Array = FAILURE) -> Bounds:
         """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}; one failure at a time."""
         failure = check_number("failure", failure, HALF_OPEN_UNIT)
+        # Beyond these epsilon delta is at most the failure, and nothing is asked of mu.
         ends = self.epsilon(failure)
         if np.ndim(ends.lower) or np.ndim(ends.upper):
             raise ValueError("mu is of one curve at a time, and these are many")
-        # Where delta never falls to the failure, no mu is enough.
-        lower, upper = np.float64(ends.lower), np.float64(ends.upper)
+
+        # If the end is 0 then mu is 0. If it is inf, delta never falls to the failure, and no mu is enough.
+        lower = np.float64(ends.lower)
+        upper = np.float64(ends.upper)
         if isinstance(self.upper, Gaussian) and failure == 0:
             lower = np.float64(self.upper.mu)
         elif 0 < lower < np.inf:
-            lower = required_mu(lambda epsilon: self.delta(epsilon).lower, failure, float(lower))
+            lower = required_mu(self._lower_delta, failure, float(lower))
         if 0 < upper < np.inf:
-            upper = smallest_mu(lambda epsilon: self.delta(epsilon).upper, failure, float(upper))
+            upper = smallest_mu(self._upper_delta, failure, float(upper))
         if isinstance(self.lower, Gaussian):
             upper = np.minimum(upper, np.float64(self.lower.mu))
         return Bounds(np.minimum(lower, upper), upper)
@@ -78,11 +88,20 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
     def tradeoff(self, alpha: Array) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
         alpha = _numbers("alpha", alpha, UNIT)
-        lower, upper = _error(self.lower, alpha, -1.0), _error(self.upper, alpha, 1.0)
-        return Bounds(np.asarray(lower)[()], np.minimum(upper, rounded_complement(alpha, 1.0))[()])
+        lower = _error(self.lower, alpha, -1.0)
+        upper = _error(self.upper, alpha, 1.0)
+        upper = np.minimum(upper, rounded_complement(alpha, 1.0))
+        return Bounds(np.asarray(lower)[()], upper[()])
+
+    def _lower_delta(self, epsilon: np.ndarray) -> np.ndarray:
+        return self.delta(epsilon).lower
+
+    def _upper_delta(self, epsilon: np.ndarray) -> np.ndarray:
+        return self.delta(epsilon).upper
 
 
 def _numbers(name: str, value: Array, domain: Domain) -> np.ndarray:
+    """Return concrete numbers of a domain as an array; else raise ValueError."""
     if is_traced(value):
         raise ValueError(f"certified bounds are read outside compiled code: {name} must be a number")
     check(name, value, domain)
@@ -90,57 +109,71 @@ def _numbers(name: str, value: Array, domain: Domain) -> np.ndarray:
 
 
 def _mapped(function: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:
-    """``function`` of a column of numbers, a few rows at a time."""
-    flat = values.reshape(-1, 1)
-    parts = [function(flat[i : i + _ROWS]) for i in range(0, len(flat), _ROWS)]
-    return np.concatenate([*parts, np.empty(0)]).reshape(values.shape)[()]
+    """Return ``function`` of each number; it takes a column of them, a few rows at a time."""
+    column = values.reshape(-1, 1)
+    parts = [np.empty(0)]
+    for start in range(0, len(column), _NUM_ROWS):
+        rows = column[start : start + _NUM_ROWS]
+        parts.append(function(rows))
+    return np.concatenate(parts).reshape(values.shape)[()]
 
 
 def _sides(curve: PiecewiseLinear) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The vertices of the curve and of its mirror image."""
-    alpha, beta = np.asarray(curve.alpha, np.float64), np.asarray(curve.beta, np.float64)
+    """Yield the vertices of the curve and of its mirror image."""
+    alpha = np.asarray(curve.alpha, np.float64)
+    beta = np.asarray(curve.beta, np.float64)
     yield alpha, beta
     yield beta, alpha
 
 
 def _error(curve: Curve, alpha: np.ndarray, side: float) -> np.ndarray:
-    """A bound on f(alpha)."""
+    """Return a bound on f(alpha)."""
     if isinstance(curve, PiecewiseLinear):
         return curve(alpha) * (1.0 + side * _SLACK)
     return _closed_answers.error_of(curve, alpha, side)
 
 
 def _delta(curve: Curve, epsilon: np.ndarray, side: float) -> np.ndarray:
-    """A bound on delta(epsilon), for both orders."""
+    """Return a bound on delta(epsilon), for both orders."""
     if not isinstance(curve, PiecewiseLinear):
         return _closed_answers.delta_of(curve, epsilon, side)
-    largest = _mapped(lambda rows: _largest_gap(curve, rows), epsilon)
+    largest = _mapped(functools.partial(_largest_gap, curve), epsilon)
     return np.clip(largest + side * _SLACK, 0.0, 1.0)
 
 
 def _epsilon(curve: Curve, delta: np.ndarray, side: float) -> np.ndarray:
-    """A bound on the smallest epsilon >= 0 at which nothing asks for more than delta."""
+    """Return a bound on the smallest epsilon >= 0 at which the curve asks for no more than delta."""
     if not isinstance(curve, PiecewiseLinear):
         return _closed_answers.epsilon_of(curve, delta, side)
-    return _mapped(lambda rows: _steepest(curve, rows, side), delta)
+    return _mapped(functools.partial(_steepest, curve, side=side), delta)
 
 
 def _largest_gap(curve: PiecewiseLinear, epsilon: np.ndarray) -> np.ndarray:
-    """max 1 - beta - e^epsilon alpha over the vertices, in both orders; epsilon is a column."""
+    """Return max 1 - beta - e^epsilon alpha over the vertices, in both orders; ``epsilon`` is a column."""
+    largest = np.full(len(epsilon), -np.inf)
     with np.errstate(over="ignore", invalid="ignore"):
         slope = np.exp(epsilon)
-        gaps = [1.0 - beta - np.where(alpha > 0, slope * alpha, 0.0) for alpha, beta in _sides(curve)]
-    return np.maximum(np.max(gaps[0], axis=1), np.max(gaps[1], axis=1))
+        for alpha, beta in _sides(curve):
+            # The products are a large array [num_rows, num_vertices], whose memory the gaps take over.
+            products = np.where(alpha > 0, slope * alpha, 0.0)
+            np.subtract(1.0 - beta, products, out=products)
+            largest = np.maximum(largest, np.max(products, axis=1))
+            del products
+    return largest
 
 
 def _steepest(curve: PiecewiseLinear, delta: np.ndarray, side: float) -> np.ndarray:
-    """The smallest epsilon >= 0 at which no vertex asks for more than delta, rounded to the given side."""
+    """Return the smallest epsilon >= 0 at which no vertex asks for more than delta, rounded to the given side."""
+    # A vertex asks for 1 - beta - e^epsilon alpha <= delta.
     largest = np.ones(len(delta))
     for alpha, beta in _sides(curve):
         rest = 1.0 - beta - delta + side * _SLACK
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             slope = np.where(rest > 0, rest / alpha, 0.0)
         largest = np.maximum(largest, np.max(slope, axis=1))
+
+    # The logarithm is rounded, too.
     epsilon = np.log(largest)
     slack = _SLACK * (1.0 + np.minimum(epsilon, 1e3))
-    return np.where(epsilon > 0, np.maximum(epsilon + side * slack, 0.0), 0.0)
+    moved = np.maximum(epsilon + side * slack, 0.0)
+    return np.where(epsilon > 0, moved, 0.0)

@@ -34,14 +34,25 @@ from gdpjax.tradeoff._abstract import Curve, from_positive, last_point
 
 
 def _solve(curve: Curve, beta: Array, high: Array) -> Array:
-    """inf {t in [0, high] : f(t) <= beta}, differentiable in the curve and in beta."""
-    frozen, goal, end = jax.lax.stop_gradient((curve, beta, high))
-    start = last_point(lambda t: frozen.value(t) > goal, jnp.zeros(()), end)
-    slope = jax.lax.stop_gradient(frozen.derivative(start))
-    steep = (slope < 0) & (slope > -jnp.inf)
-    step = (beta - curve.value(start)) / jnp.where(steep, slope, 1.0)
-    moved = jnp.clip(start + jnp.where(steep, step, 0.0), 0.0, end)
-    return jnp.where(goal >= frozen.value(jnp.zeros(())), 0.0, moved)
+    """Return inf {alpha in [0, high] : f(alpha) <= beta}, differentiable in the curve and in beta."""
+    frozen_curve, frozen_beta, end = jax.lax.stop_gradient((curve, beta, high))
+
+    def is_above(alpha: Array) -> Array:
+        return frozen_curve.value(alpha) > frozen_beta
+
+    start = last_point(is_above, jnp.zeros(()), end)
+
+    # One Newton step. Its derivative is that of the implicit function theorem.
+    slope = jax.lax.stop_gradient(frozen_curve.derivative(start))
+    is_regular = (slope < 0) & (slope > -jnp.inf)
+    safe_slope = jnp.where(is_regular, slope, 1.0)
+    step = (beta - curve.value(start)) / safe_slope
+    step = jnp.where(is_regular, step, 0.0)
+    alpha = jnp.clip(start + step, 0.0, end)
+
+    # From f(0) on every alpha will do.
+    value_at_zero = frozen_curve.value(jnp.zeros(()))
+    return jnp.where(frozen_beta >= value_at_zero, 0.0, alpha)
 
 
 @pytree_dataclass
@@ -63,8 +74,9 @@ class Inverse(Curve):
         return _solve(self.curve, alpha, jnp.ones(()))
 
     def derivative(self, alpha: Array) -> Array:
-        flat = alpha >= self.curve.value(jnp.zeros(()))
-        return jnp.where(flat, 0.0, 1.0 / self.curve.derivative(self.value(alpha)))
+        is_flat = alpha >= self.curve.value(jnp.zeros(()))
+        slope_of_curve = self.curve.derivative(self.value(alpha))
+        return jnp.where(is_flat, 0.0, 1.0 / slope_of_curve)
 
     def profile(self, epsilon: Array) -> Array:
         return self.curve.inverse_profile(epsilon)
@@ -96,31 +108,49 @@ class Mixture(Curve):
         return self.curve.valid() & UNIT.contains(self.sampling_prob)
 
     def value(self, alpha: Array) -> Array:
-        return self.sampling_prob * self.curve.value(alpha) + (1.0 - self.sampling_prob) * (1.0 - alpha)
+        with_person = self.sampling_prob * self.curve.value(alpha)
+        without_person = (1.0 - self.sampling_prob) * (1.0 - alpha)
+        return with_person + without_person
 
     def derivative(self, alpha: Array) -> Array:
-        inner = self.curve.derivative(alpha)
-        weighted = jnp.where(self.sampling_prob > 0, self.sampling_prob * inner, 0.0)
-        return weighted - (1.0 - self.sampling_prob)
+        with_person = self.sampling_prob * self.curve.derivative(alpha)
+        # The slope of the curve may be -inf.
+        with_person = jnp.where(self.sampling_prob > 0, with_person, 0.0)
+        return with_person - (1.0 - self.sampling_prob)
 
     def profile(self, epsilon: Array) -> Array:
+        # D_p(epsilon) = p D(log r); ``excess`` is r - 1 = (e^epsilon - 1) / p.
         p = self.sampling_prob
-        safe = jnp.where(p > 0, p, 1.0)
-        excess = jnp.expm1(epsilon) / safe  # r - 1
+        safe_p = jnp.where(p > 0, p, 1.0)
+        excess = jnp.expm1(epsilon) / safe_p
         inside = (p > 0) & (excess > -1.0)
-        log_r = jnp.log1p(jnp.where(inside, jnp.minimum(excess, 1e300), 0.0))
-        return jnp.where(inside, p * self.curve.profile(log_r), jnp.maximum(0.0, -jnp.expm1(epsilon)))
+        safe_excess = jnp.where(inside, jnp.minimum(excess, 1e300), 0.0)
+        log_r = jnp.log1p(safe_excess)
+        scaled = p * self.curve.profile(log_r)
+        of_identity = jnp.maximum(0.0, -jnp.expm1(epsilon))
+        return jnp.where(inside, scaled, of_identity)
 
     def inverse_profile(self, epsilon: Array) -> Array:
+        # D_p'(epsilon) = c D'(log(p e^epsilon / c)) with c = 1 - (1 - p) e^epsilon. For p < 1/2 this is positive only
+        # where epsilon is small, and the first formula for c has no cancellation there.
         p = self.sampling_prob
-        # 1 - (1 - p) e^epsilon without cancellation: for p < 1/2 it is positive only where epsilon is small.
-        growth = jnp.exp(jnp.minimum(epsilon, 709.0))
-        c = jnp.where(p < 0.5, p * growth - jnp.expm1(jnp.minimum(epsilon, 709.0)), 1.0 - (1.0 - p) * growth)
+        capped = jnp.minimum(epsilon, 709.0)
+        growth = jnp.exp(capped)
+        for_small_p = p * growth - jnp.expm1(capped)
+        for_large_p = 1.0 - (1.0 - p) * growth
+        c = jnp.where(p < 0.5, for_small_p, for_large_p)
+
         inside = (p > 0) & (c > 0)
         c = jnp.where(inside, c, 1.0)
-        log_r = jnp.where(inside, jnp.log(jnp.where(p > 0, p, 1.0)) + epsilon - jnp.log(c), 0.0)
-        at_zero = jnp.maximum(0.0, -jnp.expm1(epsilon))
-        return jnp.where(inside, c * self.curve.inverse_profile(log_r), jnp.where(p > 0, 0.0, at_zero))
+        safe_p = jnp.where(p > 0, p, 1.0)
+        log_ratio = jnp.log(safe_p) + epsilon - jnp.log(c)
+        log_ratio = jnp.where(inside, log_ratio, 0.0)
+        scaled = c * self.curve.inverse_profile(log_ratio)
+
+        # With p = 0 it is the identity.
+        of_identity = jnp.maximum(0.0, -jnp.expm1(epsilon))
+        outside = jnp.where(p > 0, 0.0, of_identity)
+        return jnp.where(inside, scaled, outside)
 
     def inverse(self) -> Curve:
         return Inverse(self)
@@ -135,8 +165,9 @@ class Subsampled(Curve):
 
     @property
     def one_direction(self) -> Mixture:
-        """f_p, unchecked."""
-        return Mixture(self.curve, 0.5).replaced(sampling_prob=self.sampling_prob)
+        """The curve f_p, unchecked."""
+        any_mixture = Mixture(self.curve, 0.5)
+        return any_mixture.replaced(sampling_prob=self.sampling_prob)
 
     def check(self) -> None:
         check("sampling_prob", self.sampling_prob, UNIT)
@@ -148,27 +179,45 @@ class Subsampled(Curve):
         return self.one_direction.valid()
 
     def value(self, alpha: Array) -> Array:
-        mixture, left = self.one_direction, self.curve.fixed_point()
+        # The straight piece runs from left to right.
+        mixture = self.one_direction
+        left = self.curve.fixed_point()
         right = mixture.value(left)
-        inside = jnp.clip(alpha, right, 1.0)
-        solved = _solve(mixture, jnp.where(alpha > right, inside, 1.0), left)
-        middle = left + right - alpha
-        return jnp.where(alpha < left, mixture.value(alpha), jnp.where(alpha > right, solved, middle))
+
+        # The value of f_p^-1 beyond the straight piece.
+        is_beyond = alpha > right
+        clipped = jnp.clip(alpha, right, 1.0)
+        beyond = _solve(mixture, jnp.where(is_beyond, clipped, 1.0), left)
+
+        straight = left + right - alpha
+        not_left = jnp.where(is_beyond, beyond, straight)
+        return jnp.where(alpha < left, mixture.value(alpha), not_left)
 
     def derivative(self, alpha: Array) -> Array:
-        mixture, left = self.one_direction, self.curve.fixed_point()
+        # The straight piece runs from left to right.
+        mixture = self.one_direction
+        left = self.curve.fixed_point()
         right = mixture.value(left)
-        solved = _solve(mixture, jnp.where(alpha > right, alpha, 1.0), left)
+
+        # The slope of f_p^-1 beyond the straight piece, which is 0 where f_p^-1 is.
+        is_beyond = alpha > right
+        solved = _solve(mixture, jnp.where(is_beyond, alpha, 1.0), left)
         beyond = 1.0 / mixture.derivative(solved)
-        ends = jnp.where(alpha >= mixture.value(jnp.zeros(())), jnp.where(alpha < 1.0, 0.0, beyond), beyond)
-        return jnp.where(alpha < left, mixture.derivative(alpha), jnp.where(alpha > right, ends, -1.0))
+        where_zero = jnp.where(alpha < 1.0, 0.0, beyond)
+        value_at_zero = mixture.value(jnp.zeros(()))
+        beyond = jnp.where(alpha >= value_at_zero, where_zero, beyond)
+
+        not_left = jnp.where(is_beyond, beyond, -1.0)
+        return jnp.where(alpha < left, mixture.derivative(alpha), not_left)
 
     def profile(self, epsilon: Array) -> Array:
         return from_positive(self.one_direction.profile, epsilon)
 
     def fixed_point(self) -> Array:
+        # The middle of the straight piece.
         left = self.curve.fixed_point()
-        return 0.5 * (left + self.one_direction.value(left))
+        right = self.one_direction.value(left)
+        return 0.5 * (left + right)
 
 
 @pytree_dataclass
@@ -190,16 +239,21 @@ class Grouped(Curve):
         return 1.0 - alpha
 
     def derivative(self, alpha: Array) -> Array:
+        # The chain rule.
         slope = -jnp.ones_like(alpha)
         for _ in range(self.k):
-            slope = slope * -self.curve.derivative(alpha)
+            factor = -self.curve.derivative(alpha)
+            slope = slope * factor
             alpha = 1.0 - self.curve.value(alpha)
         return slope
 
 
 def _largest(profiles: list[Array]) -> Array:
-    """The pointwise maximum. By pairs: where ``jnp.max`` is differentiated, the values are compared with their maximum,
-    and a compiler may work one value out twice, to different last bits, and find it nowhere."""
+    """Return the pointwise maximum, by pairs.
+
+    Where ``jnp.max`` is differentiated, the values are compared with their maximum, and a compiler may compute one
+    value twice, to different last bits, and find it nowhere.
+    """
     return functools.reduce(jnp.maximum, profiles)
 
 
@@ -214,7 +268,11 @@ class Hull(Curve):
         return self.symmetric
 
     def shapes(self) -> dict:
-        return {f"{name}_{i}": value for i, curve in enumerate(self.curves) for name, value in curve.shapes().items()}
+        shapes = {}
+        for i, curve in enumerate(self.curves):
+            for name, value in curve.shapes().items():
+                shapes[f"{name}_{i}"] = value
+        return shapes
 
     def valid(self) -> Array:
         valid = jnp.asarray(True)
@@ -223,30 +281,41 @@ class Hull(Curve):
         return valid
 
     def _touching(self, alpha: Array) -> Array:
-        """The epsilon whose tangent touches the curve at alpha."""
-        frozen, at = jax.lax.stop_gradient((self, alpha))
+        """Return the epsilon whose tangent touches the curve at alpha."""
+        frozen, frozen_alpha = jax.lax.stop_gradient((self, alpha))
 
-        def too_flat(epsilon: Array) -> Array:
+        def is_too_flat(epsilon: Array) -> Array:
+            # The tangent of slope -e^epsilon touches at -D'(epsilon) e^-epsilon.
             _, change = jax.jvp(frozen.profile, (epsilon,), (jnp.ones_like(epsilon),))
-            return -change * jnp.exp(-epsilon) > at  # the tangent touches at a larger alpha
+            touching_alpha = -change * jnp.exp(-epsilon)
+            return touching_alpha > frozen_alpha
 
-        wide = jnp.zeros(jnp.broadcast_shapes(at.shape, *(jnp.shape(leaf) for leaf in frozen.shapes().values())))
+        shapes = [frozen_alpha.shape]
+        for parameter in frozen.shapes().values():
+            shapes.append(jnp.shape(parameter))
+        zeros = jnp.zeros(jnp.broadcast_shapes(*shapes))
         # Slopes below e^-30 belong to beta < 1e-13, which 1 - D could not resolve.
-        return last_point(too_flat, wide - 30.0, wide + 700.0)
+        return last_point(is_too_flat, zeros - 30.0, zeros + 700.0)
 
     def value(self, alpha: Array) -> Array:
         epsilon = self._touching(alpha)
         beta = 1.0 - self.profile(epsilon) - jnp.exp(epsilon) * alpha
-        return jnp.where(alpha < 1.0, jnp.maximum(beta, 0.0), 0.0)
+        beta = jnp.maximum(beta, 0.0)
+        return jnp.where(alpha < 1.0, beta, 0.0)
 
     def derivative(self, alpha: Array) -> Array:
-        return -jnp.exp(self._touching(alpha))
+        epsilon = self._touching(alpha)
+        return -jnp.exp(epsilon)
 
     def profile(self, epsilon: Array) -> Array:
-        return _largest([curve.profile(epsilon) for curve in self.curves])
+        profiles = [curve.profile(epsilon) for curve in self.curves]
+        return _largest(profiles)
 
     def inverse_profile(self, epsilon: Array) -> Array:
-        return _largest([curve.inverse_profile(epsilon) for curve in self.curves])
+        profiles = [curve.inverse_profile(epsilon) for curve in self.curves]
+        return _largest(profiles)
 
     def inverse(self) -> Curve:
-        return self if self.symmetric else Inverse(self)
+        if self.symmetric:
+            return self
+        return Inverse(self)

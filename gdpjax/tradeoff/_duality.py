@@ -33,34 +33,43 @@ from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
 _GROUP_RESOLUTION = 1e-13
-_LARGEST = 700.0  # beyond this epsilon, e^epsilon is near the end of float64
-_NUM_UNIFORM, _NUM_GEOMETRIC = 3072, 1024
+_LARGEST_EPSILON = 700.0
+"""Beyond this epsilon, e^epsilon is near the end of float64."""
+_NUM_UNIFORM = 3072
+_NUM_GEOMETRIC = 1024
 
 
 def _resolution(f: Curve) -> float:
-    """The delta below which a curve's profile is rounding: values of groups are right to that, composed k times."""
+    """Return the delta below which a curve's profile is rounding.
+
+    Values of groups are right to that, composed k times.
+    """
     if isinstance(f, Grouped):
         return _GROUP_RESOLUTION
-    # The largest one of the curves that f is made of.
+    # It is the largest one of the curves that f is made of.
     resolution = 0.0
     for field in dataclasses.fields(f):  # pyright: ignore[reportArgumentType]
-        part = getattr(f, field.name)
-        for curve in part if isinstance(part, tuple) else (part,):
-            if isinstance(curve, Curve):
-                resolution = max(resolution, _resolution(curve))
+        value = getattr(f, field.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in parts:
+            if isinstance(part, Curve):
+                resolution = max(resolution, _resolution(part))
     return resolution
 
 
-def _both(f: Curve, epsilon: Array) -> Array:
+def _larger_profile(f: Curve, epsilon: Array) -> Array:
+    """Return the larger one of the profiles of the two directions, in [0, 1]."""
     larger = f.profile(epsilon)
-    if type(f).inverse_profile is not Curve.inverse_profile:  # else the curve is symmetric by its type
+    # A class that does not define the other direction is symmetric.
+    is_symmetric_type = type(f).inverse_profile is Curve.inverse_profile
+    if not is_symmetric_type:
         larger = jnp.maximum(larger, f.inverse_profile(epsilon))
     return jnp.clip(larger, 0.0, 1.0)
 
 
 @curve_function(epsilon=NONNEGATIVE)
 def delta(f: Curve, epsilon: Array) -> Array:
-    """The smallest delta for which a mechanism with curve f is (epsilon, delta)-DP, in both directions.
+    """Return the smallest delta for which a mechanism with curve f is (epsilon, delta)-DP, in both directions.
 
     Formula: delta = 1 + f*(-e^epsilon) = sup_alpha (1 - f(alpha) - e^epsilon alpha), the larger one of f and f^-1.
 
@@ -80,12 +89,12 @@ def delta(f: Curve, epsilon: Array) -> Array:
     >>> print(f"{delta(Gaussian(1.0), 1.0):.10f}")
     0.1269367375
     """
-    return _both(f, epsilon)
+    return _larger_profile(f, epsilon)
 
 
 @curve_function(delta=HALF_OPEN_UNIT)
 def epsilon(f: Curve, delta: Array) -> Array:
-    """The smallest epsilon >= 0 for which a mechanism with curve f is (epsilon, delta)-DP, in both directions.
+    """Return the smallest epsilon >= 0 for which a mechanism with curve f is (epsilon, delta)-DP, in both directions.
 
     Formula: the smallest epsilon >= 0 with sup_alpha (1 - f(alpha) - e^epsilon alpha) <= delta, for f and f^-1.
 
@@ -109,38 +118,70 @@ def epsilon(f: Curve, delta: Array) -> Array:
     1.000000 0.789279
     """
     if isinstance(f, Gaussian):
-        positive = jnp.where(delta > 0, delta, 0.5)
-        value = gdp.gdp_epsilon(*jnp.broadcast_arrays(positive, f.mu))
-        return jnp.where((delta > 0) | (f.mu == 0), value, jnp.inf)
+        return _epsilon_of_gaussian(f, delta)
     step = f.curve if isinstance(f, Inverse) else f
     if isinstance(step, Mixture | Subsampled) and isinstance(step.curve, Gaussian):
-        # Both directions have the delta of the mixture, and a profile rounds away how close delta is to p.
-        positive, p, mu = jnp.broadcast_arrays(jnp.where(delta > 0, delta, 0.5), step.sampling_prob, step.curve.mu)
-        value = gdp.subsampled_epsilon(positive, p, mu)
-        return jnp.where((delta > 0) | (p == 0) | (mu == 0), value, jnp.inf)
-    frozen, target = jax.lax.stop_gradient((f, delta))
-    shape = jnp.broadcast_shapes(target.shape, _both(frozen, jnp.zeros(())).shape)
+        return _epsilon_of_subsampled_gaussian(step.sampling_prob, step.curve.mu, delta)
+    return _epsilon_by_search(f, delta)
+
+
+def _epsilon_of_gaussian(f: Gaussian, delta: Array) -> Array:
+    safe_delta = jnp.where(delta > 0, delta, 0.5)
+    safe_delta, mu = jnp.broadcast_arrays(safe_delta, f.mu)
+    value = gdp.gdp_epsilon(safe_delta, mu)
+    is_finite = (delta > 0) | (f.mu == 0)
+    return jnp.where(is_finite, value, jnp.inf)
+
+
+def _epsilon_of_subsampled_gaussian(sampling_prob: Array, mu: Array, delta: Array) -> Array:
+    """Return the epsilon of a mixture or a subsampled curve: both directions have the delta of the mixture.
+
+    A search with the profile would not do: a profile rounds away how close delta is to the sampling probability.
+    """
+    safe_delta = jnp.where(delta > 0, delta, 0.5)
+    safe_delta, sampling_prob, mu = jnp.broadcast_arrays(safe_delta, sampling_prob, mu)
+    value = gdp.subsampled_epsilon(safe_delta, sampling_prob, mu)
+    is_finite = (delta > 0) | (sampling_prob == 0) | (mu == 0)
+    return jnp.where(is_finite, value, jnp.inf)
+
+
+def _epsilon_by_search(f: Curve, delta: Array) -> Array:
+    """Return the end of a bisection in log epsilon at which the profile is at most delta."""
+    frozen_curve, target = jax.lax.stop_gradient((f, delta))
+    shape_of_profile = _larger_profile(frozen_curve, jnp.zeros(())).shape
+    shape = jnp.broadcast_shapes(target.shape, shape_of_profile)
 
     def exceeds(log_epsilon: Array) -> Array:
-        return _both(frozen, jnp.exp(log_epsilon)) > target
+        return _larger_profile(frozen_curve, jnp.exp(log_epsilon)) > target
 
-    low = last_point(exceeds, jnp.full(shape, -700.0), jnp.full(shape, np.log(_LARGEST)))
+    log_low = jnp.full(shape, -700.0)
+    log_high = jnp.full(shape, np.log(_LARGEST_EPSILON))
+    log_epsilon = last_point(exceeds, log_low, log_high)
     # The other end of the last interval, where the condition was found to hold.
-    high = jnp.exp(low) * (1.0 + 2e-15)
+    epsilon = jnp.exp(log_epsilon) * (1.0 + 2e-15)
+
     # This adds nothing to the value; its derivative is that of the implicit function theorem.
-    value, slope = jax.jvp(lambda e: _both(f, e), (high,), (jnp.ones_like(high),))
-    falls, change = slope < 0, value - delta
-    slope = jax.lax.stop_gradient(jnp.where(falls, slope, -1.0))
-    high = high - jnp.where(falls, (change - jax.lax.stop_gradient(change)) / slope, 0.0)
-    ends = [jnp.broadcast_to(end, shape) for end in (0.0, _LARGEST)]
-    at_zero, at_end = _both(frozen, jnp.stack(ends))
-    high = jnp.where(at_zero <= target, 0.0, jnp.where(at_end > target, jnp.inf, high))
-    return jnp.where(target < _resolution(f), jnp.inf, high)
+    def profile(epsilon: Array) -> Array:
+        return _larger_profile(f, epsilon)
+
+    value, slope = jax.jvp(profile, (epsilon,), (jnp.ones_like(epsilon),))
+    is_falling = slope < 0
+    difference = value - delta
+    slope = jax.lax.stop_gradient(jnp.where(is_falling, slope, -1.0))
+    zero_with_derivative = difference - jax.lax.stop_gradient(difference)
+    epsilon = epsilon - jnp.where(is_falling, zero_with_derivative / slope, 0.0)
+
+    # The two ends of the search, and what rounding hides.
+    ends = [jnp.broadcast_to(0.0, shape), jnp.broadcast_to(_LARGEST_EPSILON, shape)]
+    at_zero, at_end = _larger_profile(frozen_curve, jnp.stack(ends))
+    epsilon = jnp.where(at_end > target, jnp.inf, epsilon)
+    epsilon = jnp.where(at_zero <= target, 0.0, epsilon)
+    return jnp.where(target < _resolution(f), jnp.inf, epsilon)
 
 
 @curve_function(y=REAL)
 def convex_conjugate(f: Curve, y: Array) -> Array:
-    """The convex conjugate of f, in the given direction only.
+    """Return the convex conjugate of f, in the given direction only.
 
     Formula: f*(y) = sup_{0 <= x <= 1} (y x - f(x)). For y >= 0 it is y, since f(1) = 0; for y < 0 it is
     delta(log(-y)) - 1.
@@ -161,12 +202,14 @@ def convex_conjugate(f: Curve, y: Array) -> Array:
     >>> print(convex_conjugate(Identity(), -0.5))
     -0.5
     """
-    negative = jnp.where(y < 0, -y, 1.0)
-    return jnp.where(y < 0, f.profile(jnp.log(negative)) - 1.0, y)
+    steepness = jnp.where(y < 0, -y, 1.0)
+    epsilon = jnp.log(steepness)
+    of_falling_line = f.profile(epsilon) - 1.0
+    return jnp.where(y < 0, of_falling_line, y)
 
 
 def from_delta_curve(epsilon: Array, delta: Array) -> PiecewiseLinear:
-    """The curve that a family of (epsilon, delta) statements implies.
+    """Return the curve that a family of (epsilon, delta) statements implies.
 
     Formula: f(alpha) = max_i f_{epsilon_i, delta_i}(alpha).
 
@@ -191,55 +234,72 @@ def from_delta_curve(epsilon: Array, delta: Array) -> PiecewiseLinear:
         raise ValueError("from_delta_curve builds its points on the host: give concrete epsilon and delta")
     check("epsilon", epsilon, NONNEGATIVE)
     check("delta", delta, UNIT)
-    if np.max(epsilon, initial=0.0) > _LARGEST:
-        raise ValueError(f"epsilon must be at most {_LARGEST:g}, got {np.max(epsilon)}; leave such statements out")
-    slope, level = np.exp(np.asarray(epsilon, np.float64)), 1.0 - np.asarray(delta, np.float64)
+    largest = np.max(epsilon, initial=0.0)
+    if largest > _LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}, got {largest}; leave such statements out")
+    slope = np.exp(np.asarray(epsilon, np.float64))
+    level = 1.0 - np.asarray(delta, np.float64)
     if slope.ndim != 1 or slope.shape != level.shape or not slope.size:
         raise ValueError(
             f"epsilon and delta must be vectors of equal length, got shapes {slope.shape} and {level.shape}"
         )
+
+    # The left half is the maximum of the lines level - slope * alpha. Its corners are at alpha = 0, between
+    # neighbouring lines, and at the last line's point on the diagonal.
     slope, level = _upper_envelope(slope, level)
-    # Corners of the left half: alpha = 0, between neighbouring lines, and the last line's point on the diagonal.
-    corner = np.append((level[:-1] - level[1:]) / (slope[:-1] - slope[1:]), level[-1] / (1.0 + slope[-1]))
-    alpha = np.append(0.0, corner)
-    beta = np.append(level[0], np.maximum(level - slope * corner, corner))
+    crossings = (level[:-1] - level[1:]) / (slope[:-1] - slope[1:])
+    on_diagonal = level[-1] / (1.0 + slope[-1])
+    corners = np.append(crossings, on_diagonal)
+    alpha = np.append(0.0, corners)
+    beta_at_corners = np.maximum(level - slope * corners, corners)
+    beta = np.append(level[0], beta_at_corners)
+
+    # The right half is the mirror image.
     return from_vertices(np.append(alpha, beta), np.append(beta, alpha))
 
 
-def _upper_envelope(slope: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The lines level - slope * alpha that are the largest somewhere in 0 <= alpha <= their point on the diagonal."""
-    order = np.lexsort((slope, -level))
-    kept: list[tuple[float, float]] = []
+def _upper_envelope(slopes: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lines level - slope * alpha that are the largest somewhere up to their point on the diagonal."""
+    order = np.lexsort((slopes, -levels))
+    lines: list[tuple[float, float]] = []
     # By falling levels: a line is seen only if its slope falls, too.
-    for s, c in zip(slope[order], level[order], strict=True):
-        if kept and s >= kept[-1][0]:
+    for slope, level in zip(slopes[order], levels[order], strict=True):
+        if lines and slope >= lines[-1][0]:
             continue
         # The last line is hidden if this one takes over from the one before it no later than the last one does.
-        while len(kept) >= 2:
-            (s0, c0), (s1, c1) = kept[-2:]
-            if (c1 - c) * (s0 - s1) > (c0 - c1) * (s1 - s):
+        while len(lines) >= 2:
+            slope0, level0 = lines[-2]
+            slope1, level1 = lines[-1]
+            is_seen = (level1 - level) * (slope0 - slope1) > (level0 - level1) * (slope1 - slope)
+            if is_seen:
                 break
-            kept.pop()
-        kept.append((s, c))
+            lines.pop()
+        lines.append((slope, level))
 
     # Lines that take over only beyond the diagonal say nothing here.
-    while len(kept) >= 2:
-        (s0, c0), (s1, c1) = kept[-2:]
-        if (c0 - c1) * (1.0 + s0) <= c0 * (s0 - s1):
+    while len(lines) >= 2:
+        slope0, level0 = lines[-2]
+        slope1, level1 = lines[-1]
+        takes_over_before_diagonal = (level0 - level1) * (1.0 + slope0) <= level0 * (slope0 - slope1)
+        if takes_over_before_diagonal:
             break
-        kept.pop()
-    slopes, levels = np.array(kept).T
-    return slopes, levels
+        lines.pop()
+    seen_slopes, seen_levels = np.array(lines).T
+    return seen_slopes, seen_levels
 
 
 @float64_function(epsilon=NONNEGATIVE, delta=UNIT)
-def _mu_of(epsilon: Array, delta: Array) -> Array:
+def _mu_through_points(epsilon: Array, delta: Array) -> Array:
+    """Return the mu with delta_mu(epsilon) = delta, point by point: 0 for delta = 0, inf for delta = 1."""
     inside = (delta > 0) & (delta < 1)
-    return jnp.where(inside, gdp.gdp_mu(epsilon, jnp.where(inside, delta, 0.5)), jnp.where(delta > 0, jnp.inf, 0.0))
+    safe_delta = jnp.where(inside, delta, 0.5)
+    mu = gdp.gdp_mu(epsilon, safe_delta)
+    at_ends = jnp.where(delta > 0, jnp.inf, 0.0)
+    return jnp.where(inside, mu, at_ends)
 
 
 def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
-    """The smallest mu for which f is mu-GDP up to a failure probability.
+    """Return the smallest mu for which f is mu-GDP up to a failure probability.
 
     Formula: the smallest mu with f >= G_mu (x) f_{0, failure}, i.e. delta_f(epsilon) <= failure + (1 - failure)
     delta_mu(epsilon) for all epsilon >= 0. Such statements compose: mus in squares, failures by addition.
@@ -267,13 +327,22 @@ def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
     check_scalar("failure", failure, HALF_OPEN_UNIT)
     if is_traced((f, failure)):
         raise ValueError("dominating_mu is computed on the host: call it outside compiled code")
-    core = f
-    while isinstance(core, Subsampled):
-        core = core.curve if np.all(np.asarray(core.sampling_prob) > 0) else Identity()
-    if failure == 0 and isinstance(core, Gaussian):
-        return np.asarray(core.mu, np.float64)[()]
-    if failure == 0 and max(np.max(-f.slope(0.0)), np.max(-f.inverse().slope(0.0))) == np.inf:
-        raise ValueError("dominating_mu needs failure > 0 for a curve whose privacy loss is unbounded, got failure = 0")
+
+    # Without failures the tails decide: subsampling does not change the mu of a Gaussian.
+    if failure == 0:
+        inner = f
+        while isinstance(inner, Subsampled):
+            takes_part = np.all(np.asarray(inner.sampling_prob) > 0)
+            inner = inner.curve if takes_part else Identity()
+        if isinstance(inner, Gaussian):
+            return np.asarray(inner.mu, np.float64)[()]
+        steepest = np.max(-f.slope(0.0))
+        steepest_of_inverse = np.max(-f.inverse().slope(0.0))
+        if max(steepest, steepest_of_inverse) == np.inf:
+            raise ValueError(
+                "dominating_mu needs failure > 0 for a curve whose privacy loss is unbounded, got failure = 0"
+            )
+
     end = epsilon(f, failure)
     if np.ndim(end):
         raise ValueError("dominating_mu takes one curve; call it for each")
@@ -281,18 +350,29 @@ def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
         return np.float64(0.0)
     if np.isinf(end):
         return np.float64(np.inf)
-    return smallest_mu(lambda epsilon: np.asarray(delta(f, epsilon)), float(failure), float(end) * (1.0 + 1e-12))
+
+    def delta_at(epsilon: np.ndarray) -> np.ndarray:
+        return np.asarray(delta(f, epsilon))
+
+    return smallest_mu(delta_at, float(failure), float(end) * (1.0 + 1e-12))
 
 
 def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
-    """The mu of `dominating_mu` from upper bounds on delta, which is at most ``failure`` at ``end``, > 0 and finite."""
+    """Return the mu of `dominating_mu` from upper bounds on delta.
+
+    Args:
+        delta_at: maps epsilon to upper bounds on delta.
+        failure: failure probability in [0, 1).
+        end: a finite epsilon > 0 at which delta is at most ``failure``.
+    """
     grid, needed = _needed_deltas(delta_at, failure, end)
     required = _mu_of_points(grid, needed)
     if not 0 < required < np.inf:
         return np.float64(required)
 
     def suffices(excess: Array) -> bool:
-        return bool(dominates(required * (1.0 + float(excess)), grid, needed, 0.0).all())
+        mu = required * (1.0 + float(excess))
+        return bool(dominates(mu, grid, needed, 0.0).all())
 
     # An excess that is enough, then the smallest one.
     excess = 1e-9
@@ -300,31 +380,41 @@ def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, en
         excess *= 2.0
         if excess > 1e6:
             return np.float64(np.inf)
-    least, _ = bisect_on_host(suffices, excess, 0.0, num_iterations=20)
-    return np.float64(required * (1.0 + least))
+    least_excess, _ = bisect_on_host(suffices, excess, 0.0, num_iterations=20)
+    return np.float64(required * (1.0 + least_excess))
 
 
 def required_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
-    """A mu that every statement needs, from lower bounds on delta on the grid of `smallest_mu`."""
-    grid, needed = _needed_deltas(lambda epsilon: delta_at(epsilon) * (1.0 - 2e-12), failure, end)
-    return np.float64(_mu_of_points(grid, needed) * (1.0 - 1e-9))
+    """Return a mu that every statement needs, from lower bounds on delta on the grid of `smallest_mu`."""
+
+    def lowered(epsilon: np.ndarray) -> np.ndarray:
+        return delta_at(epsilon) * (1.0 - 2e-12)
+
+    grid, needed = _needed_deltas(lowered, failure, end)
+    mu = _mu_of_points(grid, needed)
+    return np.float64(mu * (1.0 - 1e-9))
 
 
 def _needed_deltas(
     delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Points in [0, end], and the delta_mu that is needed at each; always the same number, so one compilation."""
+    """Return points in [0, end], and the delta_mu that is needed at each."""
+    # The number of points is always the same, so one compiled program answers.
     uniform = np.linspace(0.0, end, _NUM_UNIFORM)
     geometric = np.geomspace(1e-6 * end, end, _NUM_GEOMETRIC + 1)[:-1]
     grid = np.union1d(uniform, geometric)
-    missing = _NUM_UNIFORM + _NUM_GEOMETRIC - grid.size
-    grid = np.append(grid, np.full(missing, end))
+    num_missing = _NUM_UNIFORM + _NUM_GEOMETRIC - grid.size
+    grid = np.append(grid, np.full(num_missing, end))
 
-    needed = np.clip((delta_at(grid) * (1.0 + 1e-12) - failure) / (1.0 - failure), 0.0, 1.0)
+    # delta_mu >= (delta - failure) / (1 - failure)
+    delta_with_rounding = delta_at(grid) * (1.0 + 1e-12)
+    needed = (delta_with_rounding - failure) / (1.0 - failure)
+    needed = np.clip(needed, 0.0, 1.0)
     needed = np.where(needed > 0, np.maximum(needed, 1e-300), 0.0)
     return grid, needed
 
 
 def _mu_of_points(grid: np.ndarray, needed: np.ndarray) -> float:
-    """The smallest mu whose delta is as large as needed at every point."""
-    return float(np.max(np.asarray(_mu_of(grid, needed))))
+    """Return the smallest mu whose delta is as large as needed at every point."""
+    mus = np.asarray(_mu_through_points(grid, needed))
+    return float(np.max(mus))

@@ -55,7 +55,7 @@ class ExactCurve(CertifiedCurve):
     error: float = dataclasses.field(default=0.0, metadata={"static": True})
 
     def __call__(self, alpha: Array) -> Array:
-        """Least type II error of a test with type I error at most ``alpha``, as `Curve.__call__`."""
+        """Return the least type II error of a test with type I error at most ``alpha``, as `Curve.__call__`."""
         return self.exact(alpha)
 
     def __iter__(self) -> Iterator[Curve]:
@@ -72,11 +72,11 @@ class ExactCurve(CertifiedCurve):
         return self.exact
 
     def slope(self, alpha: Array) -> Array:
-        """The derivative f'(alpha) <= 0, as `Curve.slope`."""
+        """Return the derivative f'(alpha) <= 0, as `Curve.slope`."""
         return self.exact.slope(alpha)
 
     def is_symmetric(self) -> bool:
-        """True: it speaks of both orders of two neighbours."""
+        """Return True: the curve speaks of both orders of two neighbours."""
         return True
 
     def epsilon(self, delta: Array) -> Bounds:
@@ -96,7 +96,7 @@ class ExactCurve(CertifiedCurve):
         return self._bounds().tradeoff(alpha)
 
     def _bounds(self) -> CurveBounds:
-        """Two curves around the one of exact arithmetic, made when they are first asked."""
+        """Return two curves around the one of exact arithmetic, made when they are first asked for."""
         if is_traced(self.exact):
             raise ValueError(
                 "certified bounds are read outside compiled code: give known parameters, or use the curve ``exact``"
@@ -107,14 +107,20 @@ class ExactCurve(CertifiedCurve):
 
 
 def _around(curve: Curve, error: float) -> CurveBounds:
+    """Return two curves around the one of exact arithmetic."""
     match curve:
         case Gaussian() if error:
             mu = np.asarray(curve.mu, np.float64)
-            return CurveBounds(Gaussian(mu * (1.0 + error)), Gaussian(mu * (1.0 - error)))
+            lower = Gaussian(mu * (1.0 + error))
+            upper = Gaussian(mu * (1.0 - error))
+            return CurveBounds(lower, upper)
         case ApproximateDP() if error:
             delta = np.asarray(curve.delta, np.float64)
-            larger = ApproximateDP(curve.epsilon, np.minimum(delta * (1.0 + error), 1.0))
-            return CurveBounds(larger, ApproximateDP(curve.epsilon, delta * (1.0 - error)))
+            larger_delta = np.minimum(delta * (1.0 + error), 1.0)
+            smaller_delta = delta * (1.0 - error)
+            lower = ApproximateDP(curve.epsilon, larger_delta)
+            upper = ApproximateDP(curve.epsilon, smaller_delta)
+            return CurveBounds(lower, upper)
         case PiecewiseLinear():
             if np.ndim(curve.alpha) > 1:
                 raise ValueError("certified bounds are of one polygon at a time, and these are many")
@@ -127,14 +133,26 @@ def _around(curve: Curve, error: float) -> CurveBounds:
 
 
 def _around_polygon(alpha: np.ndarray, beta: np.ndarray, error: float) -> CurveBounds:
-    """Two polygons around a symmetric one, whose vertices are right to ``error`` of themselves, 1 - beta and u."""
+    """Return polygons around a symmetric one, whose vertices are right to ``error`` of themselves, 1 - beta and u."""
+    # The half in which alpha is the smaller error has alpha's digits; the mirror image is the rest.
     if error:
         is_left = alpha <= 2.0 * beta
-        alpha, beta = alpha[is_left], beta[is_left]
-    moved = np.where(beta < 0.5, error * beta, error * (1.0 - beta) + 16.0 * _UNIT_ROUNDOFF * (error > 0))
+        alpha = alpha[is_left]
+        beta = beta[is_left]
+
+    # The error of beta: relative to beta or to 1 - beta. The point (0, 1) is exact.
+    unit_roundoff = _UNIT_ROUNDOFF if error > 0 else 0.0
+    error_near_one = error * (1.0 - beta) + 16.0 * unit_roundoff
+    error_of_beta = np.where(beta < 0.5, error * beta, error_near_one)
     is_exact = (alpha == 0) & (beta == 1)
-    moved = np.where(is_exact, 0.0, moved)
-    worse = alpha * (1.0 - error), np.maximum(beta - moved, 0.0)
-    # What underflowed is put back.
-    better = alpha * (1.0 + error) + np.where(alpha > 0, _UNDERFLOW * (error > 0), 0.0), beta + moved
-    return CurveBounds(polygon([worse], lower=True), polygon([better], lower=False))
+    error_of_beta = np.where(is_exact, 0.0, error_of_beta)
+
+    # Move the vertices both ways. The better alpha gets back what may have underflowed.
+    worse_alpha = alpha * (1.0 - error)
+    worse_beta = np.maximum(beta - error_of_beta, 0.0)
+    underflow = _UNDERFLOW if error > 0 else 0.0
+    better_alpha = alpha * (1.0 + error) + np.where(alpha > 0, underflow, 0.0)
+    better_beta = beta + error_of_beta
+    lower = polygon([(worse_alpha, worse_beta)], lower=True)
+    upper = polygon([(better_alpha, better_beta)], lower=False)
+    return CurveBounds(lower, upper)

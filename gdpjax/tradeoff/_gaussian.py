@@ -41,21 +41,38 @@ class Gaussian(Curve):
         return self.mu >= 0
 
     def value(self, alpha: Array) -> Array:
+        # Compute where alpha and mu are regular, and put the limits at the other places.
         inside = (alpha > 0) & (alpha < 1)
-        finite = jnp.where(self.mu < jnp.inf, self.mu, 0.0)
-        beta = ndtr(-ndtri(jnp.where(inside, alpha, 0.5)) - finite)
-        return jnp.where(self.mu < jnp.inf, jnp.where(inside, beta, jnp.where(alpha > 0, 0.0, 1.0)), 0.0)
+        is_finite = self.mu < jnp.inf
+        safe_mu = jnp.where(is_finite, self.mu, 0.0)
+        safe_alpha = jnp.where(inside, alpha, 0.5)
+        beta = ndtr(-ndtri(safe_alpha) - safe_mu)
+        at_ends = jnp.where(alpha > 0, 0.0, 1.0)
+        beta = jnp.where(inside, beta, at_ends)
+        return jnp.where(is_finite, beta, 0.0)
 
     def derivative(self, alpha: Array) -> Array:
+        # The slope is minus the likelihood ratio at x = -Phi^-1(alpha).
         inside = (alpha > 0) & (alpha < 1)
-        x = -ndtri(jnp.where(inside, alpha, 0.5))
-        finite = jnp.where(self.mu < jnp.inf, self.mu, 0.0)
-        ends = jnp.where(self.mu > 0, jnp.where(alpha > 0, 0.0, -jnp.inf), -1.0)
-        slope = jnp.where(inside, -jnp.exp(finite * x - 0.5 * finite**2), ends)
-        return jnp.where(self.mu < jnp.inf, slope, jnp.where(alpha > 0, 0.0, -jnp.inf))
+        safe_alpha = jnp.where(inside, alpha, 0.5)
+        x = -ndtri(safe_alpha)
+        is_finite = self.mu < jnp.inf
+        safe_mu = jnp.where(is_finite, self.mu, 0.0)
+        loss = safe_mu * x - 0.5 * safe_mu**2
+
+        # At alpha = 0 and 1, and for mu = inf, the slope has a limit.
+        limit = jnp.where(alpha > 0, 0.0, -jnp.inf)
+        at_ends = jnp.where(self.mu > 0, limit, -1.0)
+        slope = jnp.where(inside, -jnp.exp(loss), at_ends)
+        return jnp.where(is_finite, slope, limit)
 
     def profile(self, epsilon: Array) -> Array:
-        return from_positive(lambda e: gdp.gdp_delta(*jnp.broadcast_arrays(e, self.mu)), epsilon)
+        return from_positive(self._profile_of_positive, epsilon)
+
+    def _profile_of_positive(self, epsilon: Array) -> Array:
+        """Return D at epsilon >= 0."""
+        epsilon, mu = jnp.broadcast_arrays(epsilon, self.mu)
+        return gdp.gdp_delta(epsilon, mu)
 
     def fixed_point(self) -> Array:
         return ndtr(-0.5 * self.mu)

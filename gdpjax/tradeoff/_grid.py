@@ -1,26 +1,16 @@
 r"""Certified composition on grids of privacy losses.
 
-*From below.* Write D(e) = int (1 - e^{e - L})_+ dA for the profile. Two changes of a pair can only enlarge it:
-raising a loss, and splitting the alternative's mass of a cell whose losses lie in [k h, k' h] between these two ends
-so that the null mass a_1 e^{-kh} + a_2 e^{-k'h} is at most the cell's (the integrand is convex and decreasing in
-e^{-L}). After splitting, all losses are multiples of h, and a composition is a convolution of the alternative's masses
-a_k; the null's are a_k e^{-kh} and need no memory of their own. With A_j = sum_{k>j} a_k (infinite losses included) and
-N_j = sum_{k>j} a_k e^{-kh} the composition's curve lies above the polygon with vertices (N_j, 1 - A_j). It costs
-O(T h^2), as it keeps the mean of e^{-L}.
+    grid = below_from(cells, exponent)                      # losses on multiples of 2^exponent
+    grid = compose_grids([grid], [1000], num_cells=8192)
+    alpha, beta = vertices_below(grid)                      # a polygon below the curve of 1000 steps
 
-*From above.* Any test gives a point above the curve. Give each cell an index, any index; reject when the sum of indices
-exceeds t. Both errors are sums over convolutions: of the null masses and of the alternative's masses. With indices
-nearest to the losses the tests are nearly optimal, and the loss is O(T h^2) again, since it is second order in the
-perturbation of the statistic.
+* *From below* (`LowerCurveGrid`): each cell's mass is split between two neighbouring multiples of the spacing, which
+  can only lower the curve. A composition is a convolution of the alternative's masses.
+* *From above* (`UpperCurveGrid`): each cell goes to the nearest multiple, which makes a test, and any test gives a
+  point above the curve. A composition is a convolution of the masses under the null, and one under the alternative.
 
-*Rounding.* All numbers are nonnegative, so a sum of m products in any order has relative error at most (m + 1) u.
-Direct convolution (no FFT, whose error is relative to the largest entry) keeps every entry, and so each tail, to a
-relative error that is carried along: the sum of the two operands' errors and that. In the end vertices are moved
-outwards by it. Products that underflow are below 1e-290 in total.
-
-*Size.* h is a power of two, so that k h is exact. Where a convolution exceeds the number of cells, tails below _TAIL
-are given away (to infinity, or to the last index) and then h is doubled: odd indices are split (below) or merged
-(above). A power by repeated squaring thus has some thousand cells at each stage, whatever the number of steps.
+Both lose O(T h^2) for T steps with spacing h. All masses are nonnegative and keep a relative error, which is carried
+along. The proofs, the rounding terms and the choice of the spacing are in docs/theory/numeric_composition.md.
 """
 
 import math
@@ -28,25 +18,26 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from gdpjax.tradeoff._loss_cells import LOSS_ERROR, RELATIVE_ERROR, Cells
+from gdpjax.tradeoff._loss_cells import LOSS_ERROR, RELATIVE_ERROR, LossCells
 
-_U = 2.0**-53
+UNIT_ROUNDOFF = 2.0**-53
 """Unit roundoff of float64."""
 _TAIL = 1e-22
 """The mass of a tail that is given away."""
-_LOST = 1e-290
-"""What underflow can take away."""
+_UNDERFLOW = 1e-290
+"""The largest mass that underflow can take away."""
 _DEFLATION = 8.0 * LOSS_ERROR + 2.0 * RELATIVE_ERROR
+"""The error of the mean loss of a cell, in the direction that lowers the curve."""
 
 
-class Below(NamedTuple):
+class LowerCurveGrid(NamedTuple):
     """A composition from below: alternative masses at multiples of a spacing. It is an upper bound on D.
 
     Fields:
         first: index of the first mass; the loss of mass i is (first + i) 2^exponent.
-        mass: masses under the alternative.
-        infinite: what is lost to infinity.
-        exponent: of the spacing, 2^exponent.
+        mass: masses under the alternative [n].
+        infinite: the mass that is given to an infinite loss.
+        exponent: the exponent of the spacing 2^exponent.
         error: relative error of every mass.
     """
 
@@ -58,48 +49,76 @@ class Below(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of masses."""
+        """The number n of masses."""
         return self.mass.size
 
-    def convolved(self, other: "Below") -> "Below":
-        """The composition with another one of the same spacing."""
-        mass = np.convolve(self.mass, other.mass)
+    def convolved(self, grid: "LowerCurveGrid") -> "LowerCurveGrid":
+        """Return the composition with another grid of the same spacing."""
+        mass = np.convolve(self.mass, grid.mass)
         total = float(np.sum(self.mass))
-        total_of_other = float(np.sum(other.mass))
-        infinite = self.infinite * (total_of_other + other.infinite) + other.infinite * total
-        error = _error_of_products(self, other)
-        return Below(self.first + other.first, mass, infinite * (1.0 + 1e-9), self.exponent, error)
+        total_of_grid = float(np.sum(grid.mass))
+        # The loss of a composition is infinite if one of the two losses is.
+        infinite = self.infinite * (total_of_grid + grid.infinite) + grid.infinite * total
+        return LowerCurveGrid(
+            first=self.first + grid.first,
+            mass=mass,
+            infinite=infinite * (1.0 + 1e-9),
+            exponent=self.exponent,
+            error=_error_of_products(self, grid),
+        )
 
-    def trimmed(self) -> "Below":
-        """Without tails: the lower one at the first loss that is kept, the upper one at infinity."""
-        low, high = _kept(self.mass)
+    def trimmed(self) -> "LowerCurveGrid":
+        """Return the grid without tails: the lower one goes to the first loss that stays, the upper one to infinity."""
+        low, high = _without_tails(self.mass)
         mass = self.mass[low:high].copy()
         mass[0] += np.sum(self.mass[:low])
-        infinite = self.infinite + float(np.sum(self.mass[high:])) * (1.0 + 1e-9)
-        return Below(self.first + low, mass, infinite, self.exponent, self.error + (low + 1) * _U)
+        upper_tail = float(np.sum(self.mass[high:]))
+        return LowerCurveGrid(
+            first=self.first + low,
+            mass=mass,
+            infinite=self.infinite + upper_tail * (1.0 + 1e-9),
+            exponent=self.exponent,
+            error=self.error + (low + 1) * UNIT_ROUNDOFF,
+        )
 
-    def coarser(self) -> "Below":
-        """Twice the spacing: odd indices are split between their even neighbours, in the ratio that keeps e^{-L}."""
+    def coarser(self) -> "LowerCurveGrid":
+        """Return the grid with twice the spacing.
+
+        Odd indices are split between their even neighbours, in the ratio that keeps the mean of e^{-L}.
+        """
+        # The share of the left neighbour, rounded down.
         spacing = math.ldexp(1.0, self.exponent)
-        share = (1.0 - 8.0 * _U) / (1.0 + math.exp(spacing)) if spacing < 700.0 else 0.0
-        before = self.first % 2
-        after = 2 - (before + self.size) % 2
-        mass = np.concatenate([np.zeros(before), self.mass, np.zeros(after)])
+        share = 0.0
+        if spacing < 700.0:
+            share = (1.0 - 8.0 * UNIT_ROUNDOFF) / (1.0 + math.exp(spacing))
+
+        # Pad the masses so that the first index is even and the last one odd.
+        num_before = self.first % 2
+        num_after = 2 - (num_before + self.size) % 2
+        mass = np.concatenate([np.zeros(num_before), self.mass, np.zeros(num_after)])
+
         odd = mass[1::2]
         to_the_left = odd * share
-        halved = np.append(mass[::2] + to_the_left, 0.0)
-        halved[1:] += odd - to_the_left
-        return Below((self.first - before) // 2, halved, self.infinite, self.exponent + 1, self.error + 4 * _U)
+        to_the_right = odd - to_the_left
+        merged = np.append(mass[::2] + to_the_left, 0.0)
+        merged[1:] += to_the_right
+        return LowerCurveGrid(
+            first=(self.first - num_before) // 2,
+            mass=merged,
+            infinite=self.infinite,
+            exponent=self.exponent + 1,
+            error=self.error + 4 * UNIT_ROUNDOFF,
+        )
 
 
-class Above(NamedTuple):
+class UpperCurveGrid(NamedTuple):
     """A composition from above: both masses of a test statistic, infinite losses left out.
 
     Fields:
         first: index of the first mass; the statistic of mass i is (first + i) 2^exponent.
-        null: masses under the null.
-        alternative: masses under the alternative.
-        exponent: of the spacing, 2^exponent.
+        null: masses under the null [n].
+        alternative: masses under the alternative [n].
+        exponent: the exponent of the spacing 2^exponent.
         error: relative error of every mass.
     """
 
@@ -111,117 +130,149 @@ class Above(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of masses of each kind."""
+        """The number n of masses of each kind."""
         return self.null.size
 
-    def convolved(self, other: "Above") -> "Above":
-        """The composition with another one of the same spacing."""
-        null = np.convolve(self.null, other.null)
-        alternative = np.convolve(self.alternative, other.alternative)
-        return Above(self.first + other.first, null, alternative, self.exponent, _error_of_products(self, other))
+    def convolved(self, grid: "UpperCurveGrid") -> "UpperCurveGrid":
+        """Return the composition with another grid of the same spacing."""
+        return UpperCurveGrid(
+            first=self.first + grid.first,
+            null=np.convolve(self.null, grid.null),
+            alternative=np.convolve(self.alternative, grid.alternative),
+            exponent=self.exponent,
+            error=_error_of_products(self, grid),
+        )
 
-    def trimmed(self) -> "Above":
-        """Without tails, which are given to the first and the last index that is kept."""
-        low, high = _kept(self.null + self.alternative)
-        null = _with_tails(self.null, low, high)
-        alternative = _with_tails(self.alternative, low, high)
-        return Above(self.first + low, null, alternative, self.exponent, self.error + (self.size + 1) * _U)
+    def trimmed(self) -> "UpperCurveGrid":
+        """Return the grid without tails, which go to the first and the last index that stays."""
+        low, high = _without_tails(self.null + self.alternative)
+        return UpperCurveGrid(
+            first=self.first + low,
+            null=_with_tails_at_ends(self.null, low, high),
+            alternative=_with_tails_at_ends(self.alternative, low, high),
+            exponent=self.exponent,
+            error=self.error + (self.size + 1) * UNIT_ROUNDOFF,
+        )
 
-    def coarser(self) -> "Above":
-        """Twice the spacing: pairs of indices are merged."""
-        before = self.first % 2
-        after = (before + self.size) % 2
+    def coarser(self) -> "UpperCurveGrid":
+        """Return the grid with twice the spacing: pairs of indices are merged."""
+        num_before = self.first % 2
+        num_after = (num_before + self.size) % 2
+        return UpperCurveGrid(
+            first=(self.first - num_before) // 2,
+            null=_merged_pairs(self.null, num_before, num_after),
+            alternative=_merged_pairs(self.alternative, num_before, num_after),
+            exponent=self.exponent + 1,
+            error=self.error + UNIT_ROUNDOFF,
+        )
 
-        def merged(mass: np.ndarray) -> np.ndarray:
-            whole = np.concatenate([np.zeros(before), mass, np.zeros(after)])
-            return whole.reshape(-1, 2).sum(axis=1)
 
-        first = (self.first - before) // 2
-        return Above(first, merged(self.null), merged(self.alternative), self.exponent + 1, self.error + _U)
-
-
-Grid = TypeVar("Grid", Below, Above)
+LossGrid = TypeVar("LossGrid", LowerCurveGrid, UpperCurveGrid)
 
 
 # Grids of one curve.
 
 
-def below_from(cells: Cells, exponent: int) -> Below:
-    """Losses split to the multiples of 2^exponent on either side."""
-    h = math.ldexp(1.0, exponent)
-    unbounded = np.isposinf(cells.high)
-    infinite = cells.infinite + float(np.sum(cells.alternative[unbounded]))
-    null = cells.null[~unbounded]
-    alternative = cells.alternative[~unbounded]
-    low = cells.low[~unbounded]
-    high = cells.high[~unbounded]
-    if not alternative.size:
-        return Below(0, np.zeros(1), min(infinite, 1.0), exponent, RELATIVE_ERROR)
+def below_from(cells: LossCells, exponent: int) -> LowerCurveGrid:
+    """Return the grid from below: the masses of the cells split to the multiples of 2^exponent on either side."""
+    spacing = math.ldexp(1.0, exponent)
 
-    # The multiples of h on either side of each cell's losses. A cell that reaches to -inf goes to the upper one alone.
-    above = np.ceil((high + LOSS_ERROR) / h)
-    under = np.floor((np.maximum(low, -1e9) + 4.0 * LOSS_ERROR) / h)
+    # A cell that reaches to an infinite loss goes there.
+    is_unbounded = np.isposinf(cells.high)
+    infinite = cells.infinite + float(np.sum(cells.alternative[is_unbounded]))
+    is_bounded = ~is_unbounded
+    null = cells.null[is_bounded]
+    alternative = cells.alternative[is_bounded]
+    low = cells.low[is_bounded]
+    high = cells.high[is_bounded]
+    if not alternative.size:
+        return LowerCurveGrid(0, np.zeros(1), min(infinite, 1.0), exponent, RELATIVE_ERROR)
+
+    # The multiples of the spacing on either side of each cell's losses. A cell that reaches to -inf goes to the upper
+    # one alone.
+    upper_index = np.ceil((high + LOSS_ERROR) / spacing)
+    lower_index = np.floor((np.maximum(low, -1e9) + 4.0 * LOSS_ERROR) / spacing)
     has_no_end = np.isneginf(low)
-    above = np.where(has_no_end, above, np.maximum(above, under + 1.0))
-    under = np.where(has_no_end, above, under)
+    at_least_one_apart = np.maximum(upper_index, lower_index + 1.0)
+    upper_index = np.where(has_no_end, upper_index, at_least_one_apart)
+    lower_index = np.where(has_no_end, upper_index, lower_index)
 
     # The share of the lower one, which makes the null's mass at most that of the cell.
-    width = (above - under) * h
-    mean = np.log(alternative) - np.log(null) + _DEFLATION - under * h
+    width = (upper_index - lower_index) * spacing
+    mean_loss = np.log(alternative) - np.log(null) + _DEFLATION
+    mean_loss = mean_loss - lower_index * spacing
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.exp(-mean) * np.expm1(np.minimum(mean - width, 0.0)) / np.expm1(-width)
+        share = np.exp(-mean_loss) * np.expm1(np.minimum(mean_loss - width, 0.0)) / np.expm1(-width)
     share = np.where(width > 0, np.clip(share, 0.0, 1.0), 0.0)
+    to_the_lower = alternative * share
+    to_the_upper = alternative - to_the_lower
 
     # Add the masses up, index by index.
-    first = int(under.min())
-    size = int(above.max()) - first + 1
-    to_the_lower = alternative * share
-    mass = np.bincount((under - first).astype(int), to_the_lower, size)
-    mass += np.bincount((above - first).astype(int), alternative - to_the_lower, size)
-    return Below(first, mass, infinite, exponent, RELATIVE_ERROR + (alternative.size + 8) * _U)
+    first = int(lower_index.min())
+    size = int(upper_index.max()) - first + 1
+    mass = np.bincount((lower_index - first).astype(int), to_the_lower, size)
+    mass += np.bincount((upper_index - first).astype(int), to_the_upper, size)
+    error = RELATIVE_ERROR + (alternative.size + 8) * UNIT_ROUNDOFF
+    return LowerCurveGrid(first, mass, infinite, exponent, error)
 
 
-def above_from(cells: Cells, exponent: int) -> Above:
-    """Each cell at the multiple of 2^exponent nearest to the middle of its losses."""
-    h = math.ldexp(1.0, exponent)
+def above_from(cells: LossCells, exponent: int) -> UpperCurveGrid:
+    """Return the grid from above: each cell at the multiple of 2^exponent nearest to the middle of its losses."""
+    spacing = math.ldexp(1.0, exponent)
     low = np.where(np.isfinite(cells.low), cells.low, cells.high)
     high = np.where(np.isfinite(cells.high), cells.high, cells.low)
     if not low.size:
-        return Above(0, np.zeros(1), np.zeros(1), exponent, RELATIVE_ERROR)
-    nearest = np.rint(0.5 * (low + high) / h)
+        return UpperCurveGrid(0, np.zeros(1), np.zeros(1), exponent, RELATIVE_ERROR)
+    nearest = np.rint(0.5 * (low + high) / spacing)
+
+    # Add the masses up, index by index.
     first = int(nearest.min())
     size = int(nearest.max()) - first + 1
     index = (nearest - first).astype(int)
     null = np.bincount(index, cells.null, size)
     alternative = np.bincount(index, cells.alternative, size)
-    return Above(first, null, alternative, exponent, RELATIVE_ERROR + (low.size + 8) * _U)
+    error = RELATIVE_ERROR + (low.size + 8) * UNIT_ROUNDOFF
+    return UpperCurveGrid(first, null, alternative, exponent, error)
 
 
 # Composition.
 
 
-def _kept(mass: np.ndarray) -> tuple[int, int]:
-    """Where the tails of a mass function begin to matter."""
-    low = int(np.searchsorted(np.cumsum(mass), _TAIL))
-    high = mass.size - int(np.searchsorted(np.cumsum(mass[::-1]), _TAIL))
-    low = min(low, mass.size - 1)
+def _without_tails(mass: np.ndarray) -> tuple[int, int]:
+    """Return the range of indices outside of which a mass function has tails below _TAIL."""
+    size_of_lower_tail = int(np.searchsorted(np.cumsum(mass), _TAIL))
+    size_of_upper_tail = int(np.searchsorted(np.cumsum(mass[::-1]), _TAIL))
+    low = min(size_of_lower_tail, mass.size - 1)
+    high = mass.size - size_of_upper_tail
     return low, max(high, low + 1)
 
 
-def _with_tails(mass: np.ndarray, low: int, high: int) -> np.ndarray:
-    """The masses from low to high, the first and the last one with the tails beyond."""
-    kept = mass[low:high].copy()
-    kept[0] += np.sum(mass[:low])
-    kept[-1] += np.sum(mass[high:])
-    return kept
+def _with_tails_at_ends(mass: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Return the masses from low to high; the first and the last one have the tails beyond."""
+    inner = mass[low:high].copy()
+    inner[0] += np.sum(mass[:low])
+    inner[-1] += np.sum(mass[high:])
+    return inner
 
 
-def _error_of_products(a: Grid, b: Grid) -> float:
-    """Relative error of every sum of a convolution, by the errors of the operands and the number of products."""
-    return a.error + b.error + 2.0 * a.error * b.error + (min(a.size, b.size) + 2) * _U
+def _merged_pairs(mass: np.ndarray, num_before: int, num_after: int) -> np.ndarray:
+    """Return the sums of neighbouring pairs, after padding with zeros."""
+    padded = np.concatenate([np.zeros(num_before), mass, np.zeros(num_after)])
+    return padded.reshape(-1, 2).sum(axis=1)
 
 
-def _composed(a: Grid, b: Grid, num_cells: int) -> Grid:
+def _error_of_products(a: LossGrid, b: LossGrid) -> float:
+    """Return the relative error of every sum of a convolution.
+
+    It has the errors of the operands, and one rounding for each product that is added.
+    """
+    error_of_operands = a.error + b.error + 2.0 * a.error * b.error
+    num_products = min(a.size, b.size)
+    return error_of_operands + (num_products + 2) * UNIT_ROUNDOFF
+
+
+def _composed(a: LossGrid, b: LossGrid, num_cells: int) -> LossGrid:
+    """Return the composition of two grids, with at most ``num_cells`` masses."""
     # The same spacing for both.
     while a.exponent < b.exponent:
         a = a.coarser()
@@ -234,9 +285,9 @@ def _composed(a: Grid, b: Grid, num_cells: int) -> Grid:
     return grid
 
 
-def compose_grids(grids: list[Grid], counts: list[int], num_cells: int) -> Grid:
-    """Each grid to the power of its count, multiplied."""
-    result: Grid | None = None
+def compose_grids(grids: list[LossGrid], counts: list[int], num_cells: int) -> LossGrid:
+    """Return the composition of each grid with itself, repeated by its count, and of all grids."""
+    result: LossGrid | None = None
     for grid, count in zip(grids, counts, strict=True):
         # By repeated squaring.
         power = grid
@@ -253,32 +304,39 @@ def compose_grids(grids: list[Grid], counts: list[int], num_cells: int) -> Grid:
 # The curve of a composition.
 
 
-def vertices_below(grid: Below) -> tuple[np.ndarray, np.ndarray]:
-    """Points (N_j, 1 - A_j) for losses j h >= 0, moved towards the origin by all rounding."""
-    h = math.ldexp(1.0, grid.exponent)
-    error = grid.error + (grid.size + 16) * _U
+def vertices_below(grid: LowerCurveGrid) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points (N_j, 1 - A_j) for losses j h >= 0, moved towards the origin by all rounding."""
+    spacing = math.ldexp(1.0, grid.exponent)
     index = grid.first + np.arange(grid.size)
     with np.errstate(over="ignore", under="ignore"):
-        null = np.where(index > 0, grid.mass * np.exp(-h * np.maximum(index, 0)), 0.0)
+        decay = np.exp(-spacing * np.maximum(index, 0))
+        null = np.where(index > 0, grid.mass * decay, 0.0)
 
     # Sums over the indices above j, from j = 0 or just below the first.
     start = min(max(0, 1 - grid.first), grid.size)
     sums_of_alternative = _sums_from_above(grid.mass)[start:]
     sums_of_null = _sums_from_above(null)[start:]
 
-    alpha = np.maximum(sums_of_null * (1.0 - error) - _LOST, 0.0)
-    missing = (sums_of_alternative + grid.infinite) * (1.0 + error) + _LOST
-    return alpha, np.maximum(1.0 - missing, 0.0)
+    # Move both down.
+    error = grid.error + (grid.size + 16) * UNIT_ROUNDOFF
+    alpha = sums_of_null * (1.0 - error) - _UNDERFLOW
+    missing = (sums_of_alternative + grid.infinite) * (1.0 + error) + _UNDERFLOW
+    return np.maximum(alpha, 0.0), np.maximum(1.0 - missing, 0.0)
 
 
-def points_above(grid: Above) -> tuple[np.ndarray, np.ndarray]:
-    """The two errors of every threshold test, moved away from the origin by all rounding."""
-    error = grid.error + (grid.size + 16) * _U
+def points_above(grid: UpperCurveGrid) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two errors of every threshold test, moved away from the origin by all rounding."""
     alpha = _sums_from_above(grid.null)
     beta = np.append(0.0, np.cumsum(grid.alternative))
-    return np.minimum(alpha * (1.0 + error) + _LOST, 1.0), np.minimum(beta * (1.0 + error) + _LOST, 1.0)
+
+    # Move both up.
+    error = grid.error + (grid.size + 16) * UNIT_ROUNDOFF
+    alpha = alpha * (1.0 + error) + _UNDERFLOW
+    beta = beta * (1.0 + error) + _UNDERFLOW
+    return np.minimum(alpha, 1.0), np.minimum(beta, 1.0)
 
 
 def _sums_from_above(mass: np.ndarray) -> np.ndarray:
-    """The sum of the masses from each index on, and 0 beyond the last."""
-    return np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+    """Return the sum of the masses from each index on, and 0 beyond the last."""
+    sums = np.cumsum(mass[::-1])[::-1]
+    return np.append(sums, 0.0)

@@ -42,30 +42,37 @@ class Laplace(Curve):
         return NONNEGATIVE.contains(self.epsilon)
 
     def value(self, alpha: Array) -> Array:
-        left, middle, right = self._pieces(alpha)
+        is_left, safe_alpha, is_right = self._pieces(alpha)
         decay = jnp.exp(-self.epsilon)
-        return jnp.where(
-            left,
-            1.0 - jnp.where(left, alpha / decay, 0.0),
-            jnp.where(right, decay * (1.0 - alpha), decay * 0.25 / middle),
-        )
+        left = 1.0 - jnp.where(is_left, alpha / decay, 0.0)
+        right = decay * (1.0 - alpha)
+        middle = decay * 0.25 / safe_alpha
+        beta = jnp.where(is_right, right, middle)
+        return jnp.where(is_left, left, beta)
 
     def derivative(self, alpha: Array) -> Array:
-        left, middle, right = self._pieces(alpha)
+        is_left, safe_alpha, is_right = self._pieces(alpha)
         decay = jnp.exp(-self.epsilon)
-        return -jnp.where(left, jnp.exp(self.epsilon), jnp.where(right, decay, decay * 0.25 / middle**2))
+        left = jnp.exp(self.epsilon)
+        middle = decay * 0.25 / safe_alpha**2
+        steepness = jnp.where(is_right, decay, middle)
+        return -jnp.where(is_left, left, steepness)
 
     def _pieces(self, alpha: Array) -> tuple[Array, Array, Array]:
-        """Whether alpha is in the left piece, a safe alpha for the middle one, whether it is in the right one."""
-        left = alpha < 0.5 * jnp.exp(-self.epsilon)
-        right = alpha >= 0.5
-        return left, jnp.where(left | right, 0.5, alpha), right
+        """Return whether alpha is in the left piece, an alpha for the middle, whether it is in the right piece."""
+        is_left = alpha < 0.5 * jnp.exp(-self.epsilon)
+        is_right = alpha >= 0.5
+        safe_alpha = jnp.where(is_left | is_right, 0.5, alpha)
+        return is_left, safe_alpha, is_right
 
     def profile(self, epsilon: Array) -> Array:
-        return from_positive(
-            lambda e: jnp.where(e < self.epsilon, -jnp.expm1(0.5 * (jnp.minimum(e, self.epsilon) - self.epsilon)), 0.0),
-            epsilon,
-        )
+        return from_positive(self._profile_of_positive, epsilon)
+
+    def _profile_of_positive(self, epsilon: Array) -> Array:
+        """Return D at epsilon >= 0."""
+        capped = jnp.minimum(epsilon, self.epsilon)
+        gap = -jnp.expm1(0.5 * (capped - self.epsilon))
+        return jnp.where(epsilon < self.epsilon, gap, 0.0)
 
     def fixed_point(self) -> Array:
         return 0.5 * jnp.exp(-0.5 * self.epsilon)

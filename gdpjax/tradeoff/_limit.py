@@ -1,5 +1,8 @@
 r"""Composition by the central limit theorem: a Gaussian curve, and a certified band around the truth.
 
+    limit = berry_esseen(Laplace(0.1), times=100)
+    limit.bounds(0.2)               # Bounds(lower, upper) on the composition at alpha = 0.2
+
 For symmetric f_1 ... f_n the privacy loss of the composition is a sum of independent losses. With
 
     mu = 2 sum kl / sqrt(sum kappa2 - sum kl^2),    gamma = 0.56 sum kappa3bar / (sum kappa2 - sum kl^2)^{3/2},
@@ -32,15 +35,26 @@ from gdpjax.tradeoff._gaussian import Gaussian
 
 @float64_function(alpha=UNIT, mu=NONNEGATIVE, gamma=NONNEGATIVE)
 def _band(alpha: Array, mu: Array, gamma: Array) -> Bounds:
+    """Return the Berry-Esseen bounds at alpha; trivial ones where gamma >= 1/2."""
     curve = Gaussian(0.0).replaced(mu=mu)
-    usable = gamma < 0.5
     inside = jnp.clip(alpha, gamma, 1.0 - gamma)
-    lower = jnp.where(alpha > 1.0 - gamma, 0.0, curve.value(jnp.clip(inside + gamma, 0.0, 1.0)) - gamma)
-    upper = jnp.where(alpha < gamma, 1.0, curve.value(jnp.clip(inside - gamma, 0.0, 1.0)) + gamma)
-    trivial = 1.0 - alpha
-    return Bounds(
-        jnp.where(usable, jnp.clip(lower, 0.0, trivial), 0.0), jnp.where(usable, jnp.minimum(upper, trivial), trivial)
-    )
+
+    # G_mu(alpha + gamma) - gamma, constant to the left, and 0 beyond 1 - gamma.
+    to_the_right = jnp.clip(inside + gamma, 0.0, 1.0)
+    lower = curve.value(to_the_right) - gamma
+    lower = jnp.where(alpha > 1.0 - gamma, 0.0, lower)
+
+    # G_mu(alpha - gamma) + gamma, constant to the right, and nothing to the left of gamma.
+    to_the_left = jnp.clip(inside - gamma, 0.0, 1.0)
+    upper = curve.value(to_the_left) + gamma
+    upper = jnp.where(alpha < gamma, 1.0, upper)
+
+    # No curve is above 1 - alpha.
+    largest = 1.0 - alpha
+    is_usable = gamma < 0.5
+    lower = jnp.where(is_usable, jnp.clip(lower, 0.0, largest), 0.0)
+    upper = jnp.where(is_usable, jnp.minimum(upper, largest), largest)
+    return Bounds(lower, upper)
 
 
 class NormalApproximation(NamedTuple):
@@ -58,29 +72,45 @@ class NormalApproximation(NamedTuple):
         return _band(alpha, self.band_mu, self.gamma)
 
 
-def _moments(curves: tuple[Curve, ...], times: int) -> tuple[float, float, float, float]:
-    """Sums of kl, kl^2, kappa2 and kappa3bar."""
+class _SumsOfMoments(NamedTuple):
+    """Sums of the moments of several curves, in the notation of `_loss_moments`."""
+
+    kl: float
+    kl_squared: float
+    kappa2: float
+    kappa3bar: float
+
+
+def _sum_moments(curves: tuple[Curve, ...], times: int) -> _SumsOfMoments:
+    """Return ``times`` the sums of the moments of the curves; raise ValueError where there is no limit theorem."""
     check_scalar("times", times, COUNT)
     if not curves:
         raise ValueError("a limit theorem needs at least one curve, got none")
-    curves = tuple(check_symmetric(f"curve {i}", curve, "a limit theorem") for i, curve in enumerate(curves))
-    for curve in curves:
+    symmetric_curves = []
+    for i, curve in enumerate(curves):
+        symmetric_curves.append(check_symmetric(f"curve {i}", curve, "a limit theorem"))
+    for curve in symmetric_curves:
         if not _loss_moments.is_precise(curve):
             raise ValueError(
                 f"the moments of {type(curve).__name__} are not known precisely enough for a certified band; "
                 "compose it numerically, or give the piecewise-linear curve of its bounds"
             )
-    rows = np.array(
-        [(k := _loss_moments.kl(f), k * k, _loss_moments.kappa2(f), _loss_moments.kappa3bar(f)) for f in curves]
-    )
+
+    # A row of moments for each curve.
+    rows = np.empty((len(symmetric_curves), 4))
+    for row, curve in zip(rows, symmetric_curves, strict=True):
+        kl = _loss_moments.kl(curve)
+        kappa2 = _loss_moments.kappa2(curve)
+        kappa3bar = _loss_moments.kappa3bar(curve)
+        row[:] = kl, kl * kl, kappa2, kappa3bar
     if not np.isfinite(rows).all():
         raise ValueError("a curve with f(0) < 1 has infinite moments: no limit theorem; compose it numerically")
-    total = times * rows.sum(axis=0)
-    return float(total[0]), float(total[1]), float(total[2]), float(total[3])
+    sums = times * rows.sum(axis=0)
+    return _SumsOfMoments(*sums.tolist())
 
 
 def berry_esseen(*curves: Curve, times: int = 1) -> NormalApproximation:
-    """The Gaussian curve nearest to a composition, with the certified band of the Berry-Esseen theorem.
+    """Return the Gaussian curve nearest to a composition, with the certified band of the Berry-Esseen theorem.
 
     Formula: mu = 2 sum kl / sqrt(sum kappa2 - sum kl^2), gamma = 0.56 sum kappa3bar / (sum kappa2 - sum kl^2)^{3/2},
     G_mu(alpha + gamma) - gamma <= f_1 (x) ... (x) f_n (alpha) <= G_mu(alpha - gamma) + gamma.
@@ -102,17 +132,19 @@ def berry_esseen(*curves: Curve, times: int = 1) -> NormalApproximation:
     >>> print(f"{limit.band_mu:.4f} {limit.gamma:.4f}")
     0.9844 0.0569
     """
-    kl, kl_squared, kappa2, kappa3bar = _moments(curves, times)
-    variance = kappa2 - kl_squared
+    sums = _sum_moments(curves, times)
+    variance = sums.kappa2 - sums.kl_squared
     if not variance > 0:
         raise ValueError("no curve has any privacy loss: the composition is the identity")
-    mu = 2.0 * kl / np.sqrt(variance)
-    gamma = 0.56 * kappa3bar / variance**1.5
-    return NormalApproximation(Gaussian(mu), mu, gamma * (1.0 + 1e-6) + 1e-9 * (1.0 + mu))
+    mu = 2.0 * sums.kl / np.sqrt(variance)
+    gamma = 0.56 * sums.kappa3bar / variance**1.5
+    # The moments are right to 1e-7 of themselves, and mu is rounded.
+    gamma = gamma * (1.0 + 1e-6) + 1e-9 * (1.0 + mu)
+    return NormalApproximation(Gaussian(mu), mu, gamma)
 
 
 def central_limit(*curves: Curve, times: int = 1) -> NormalApproximation:
-    """The limit curve of a composition of many curves, each with a small privacy loss.
+    """Return the limit curve of a composition of many curves, each with a small privacy loss.
 
     Formula: G_mu with mu = 2 K / s, K = sum kl, s^2 = sum kappa2.
 
@@ -134,5 +166,6 @@ def central_limit(*curves: Curve, times: int = 1) -> NormalApproximation:
     0.9992
     """
     band = berry_esseen(*curves, times=times)
-    kl, _, kappa2, _ = _moments(curves, times)
-    return band._replace(curve=Gaussian(2.0 * kl / np.sqrt(kappa2)))
+    sums = _sum_moments(curves, times)
+    mu = 2.0 * sums.kl / np.sqrt(sums.kappa2)
+    return band._replace(curve=Gaussian(mu))

@@ -1,22 +1,13 @@
 r"""A curve cut into cells of nearly constant privacy loss, with certified masses: the input of numeric composition.
 
+    cells = cells_of(Laplace(0.5), CellRule(spacing=2.0**-6, below=True))
+    cells.null, cells.alternative   # the two masses of each cell
+
 A trade-off curve is a pair of laws on its own graph: the piece between alpha_i and alpha_{i+1} has null mass
 n = alpha_{i+1} - alpha_i and alternative mass a = f(alpha_i) - f(alpha_{i+1}), and its losses log |f'| lie between
-those at its ends. Cells are cut at multiples of a spacing h, moved by a little so that rounding leaves no loss beyond
-the next multiple (down, or up where the cells are going to be reversed). Masses must be accurate *relative to
-themselves*, since tiny tails decide a tiny delta; so none is a difference of large numbers:
-
-* Gaussian: the loss at x = -Phi^-1(alpha) is mu x - mu^2/2; both masses are Gauss-Legendre integrals of densities
-  (order 8, cells so narrow that x varies the density by e^{1/2} at most: remainder below 1e-15), and tails beyond
-  |x| = 10.5.
-* Laplace: atoms at the ends and exponentials in between, by expm1.
-* Polygons: differences of stored vertices, which are exact numbers.
-* Mixture: masses a' = p a + (1 - p) n, loss log(1 - p + p e^l). Inverse: n and a exchanged, losses negated.
-* C_p(f): the left half of f_p, its mirror image, and the straight piece with loss 0 (enlarged by 1e-12, which can only
-  give an upper bound on every error and on every delta).
-* Any other curve: a polygon below it or above it, from values trusted to an absolute 1e-12 and convexity.
-
-RELATIVE_ERROR bounds the relative error of every mass and LOSS_ERROR the absolute error of every loss.
+those at its ends. Tiny tails decide a tiny delta, so masses must be accurate *relative to themselves*, and none is a
+difference of large numbers. RELATIVE_ERROR bounds the relative error of every mass and LOSS_ERROR the absolute error of
+every loss. docs/theory/numeric_composition.md tells how each kind of curve is cut, and why these errors hold.
 """
 
 from typing import NamedTuple
@@ -34,34 +25,47 @@ from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, lower_hull
 RELATIVE_ERROR = 1e-12
 LOSS_ERROR = 1e-12
 _REACH = 10.5
+"""The distance from the mean at which the tails of a normal law begin."""
 _VALUE_ERROR = 1e-12
+"""The absolute error of the values of a curve of unknown kind."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
-class Cut(NamedTuple):
-    """How to cut: at multiples of ``spacing`` moved down (sign 1) or up (-1); ``below``: which polygon to use."""
+class CellRule(NamedTuple):
+    """The rule by which a curve is cut into cells.
+
+    Fields:
+        spacing: cells are cut at its multiples.
+        below: whether a curve of unknown kind is replaced by a polygon below it, or by one above it.
+        sign: 1 if the multiples are moved down by rounding, -1 if up, for cells that will be reversed.
+    """
 
     spacing: float
     below: bool
     sign: int = 1
 
+    def reversed(self) -> "CellRule":
+        """Return the rule for cells that will be reversed."""
+        return self._replace(sign=-self.sign)
+
     def edges(self, low: float, high: float) -> np.ndarray:
-        """Decreasing losses strictly inside (low, high), 0 among them if it is inside."""
+        """Return decreasing losses strictly inside (low, high), 0 among them if it is inside."""
         first = int(np.floor(low / self.spacing)) - 1
         last = int(np.ceil(high / self.spacing)) + 1
         multiples = self.spacing * np.arange(last, first - 1, -1)
         moved = multiples - self.sign * 2.0 * LOSS_ERROR
         edges = np.sort(np.append(moved, 0.0))[::-1]
-        return edges[(edges > low) & (edges < high)]
+        is_inside = (edges > low) & (edges < high)
+        return edges[is_inside]
 
 
-class Cells(NamedTuple):
+class LossCells(NamedTuple):
     """Pieces of a curve, and the masses that only the alternative and only the null have.
 
     Fields:
-        null: mass of each piece under the null.
-        alternative: mass of each piece under the alternative.
-        low, high: an interval for the loss of each piece (infinite ends allowed).
+        null: mass of each piece under the null [n].
+        alternative: mass of each piece under the alternative [n].
+        low, high: an interval for the loss of each piece (infinite ends allowed) [n].
         infinite: mass that only the alternative has.
         negative: mass that only the null has.
     """
@@ -74,53 +78,58 @@ class Cells(NamedTuple):
     negative: float
 
 
-_ALL_ONE = Cells(np.ones(1), np.ones(1), np.zeros(1), np.zeros(1), 0.0, 0.0)
-_NOTHING = np.zeros(0)
-_DISJOINT = Cells(_NOTHING, _NOTHING, _NOTHING, _NOTHING, infinite=1.0, negative=1.0)
+_ONE_CELL_WITHOUT_LOSS = LossCells(np.ones(1), np.ones(1), np.zeros(1), np.zeros(1), 0.0, 0.0)
+_EMPTY = np.zeros(0)
+_DISJOINT = LossCells(_EMPTY, _EMPTY, _EMPTY, _EMPTY, infinite=1.0, negative=1.0)
 
-# Parameters beyond these are taken for no privacy at all (from below), or for the parameters themselves (from above).
-_MOST_MU = 25.0
-_MOST_LAPLACE = 200.0
-_MOST_EPSILON = 600.0
+# From below, parameters beyond these count as no privacy at all. From above, they count as these.
+_LARGEST_MU = 25.0
+_LARGEST_LAPLACE = 200.0
+_LARGEST_EPSILON = 600.0
 
 
-def cells_of(curve: Curve, cut: Cut) -> Cells:
-    """The cells of a curve with concrete scalar parameters."""
+def cells_of(curve: Curve, rule: CellRule) -> LossCells:
+    """Return the cells of a curve with concrete scalar parameters."""
     match curve:
         case Identity():
-            return _ALL_ONE
+            return _ONE_CELL_WITHOUT_LOSS
         case Gaussian():
-            mu = min(float(curve.mu), _MOST_MU)
-            top = mu * (_REACH + 0.5 * mu)
-            return _DISJOINT if cut.below and mu == _MOST_MU else _gaussian(mu, cut.edges(-top, top))
+            return _cells_of_gaussian(float(curve.mu), rule)
         case Laplace():
-            theta = min(float(curve.epsilon), _MOST_LAPLACE)
-            return _DISJOINT if cut.below and theta == _MOST_LAPLACE else _laplace(theta, cut.edges(-theta, theta))
+            return _cells_of_laplace(float(curve.epsilon), rule)
         case ApproximateDP():
-            return _approximate_dp(float(curve.epsilon), float(curve.delta), cut)
+            return _cells_of_approximate_dp(float(curve.epsilon), float(curve.delta), rule)
         case PiecewiseLinear():
-            return _of_polygon(np.asarray(curve.alpha, np.float64), np.asarray(curve.beta, np.float64))
+            alpha = np.asarray(curve.alpha, np.float64)
+            beta = np.asarray(curve.beta, np.float64)
+            return _cells_of_polygon(alpha, beta)
         case Mixture():
-            return _mixture(curve.curve, float(curve.sampling_prob), cut)
+            return _cells_of_mixture(curve.curve, float(curve.sampling_prob), rule)
         case Inverse():
-            return _reversed(cells_of(curve.curve, cut._replace(sign=-cut.sign)))
+            cells = cells_of(curve.curve, rule.reversed())
+            return _reversed(cells)
         case Subsampled():
-            # The right half is the mirror image of the left one, cut with the other sign.
-            prob = float(curve.sampling_prob)
-            left = _mixture(curve.curve, prob, cut)
-            mirrored = _mixture(curve.curve, prob, cut._replace(sign=-cut.sign))
-            return _mirrored(_left_half(left), _left_half(mirrored))
-    polygon = polygon_below if cut.below else polygon_above
-    return _of_polygon(*polygon(curve))
+            # The right half is the mirror image of the left one, and is cut with the other sign.
+            sampling_prob = float(curve.sampling_prob)
+            left = _cells_of_mixture(curve.curve, sampling_prob, rule)
+            mirrored = _cells_of_mixture(curve.curve, sampling_prob, rule.reversed())
+            return _symmetric_cells(_left_half(left), _left_half(mirrored))
+
+    # Any other curve.
+    if rule.below:
+        alpha, beta = polygon_below(curve)
+    else:
+        alpha, beta = polygon_above(curve)
+    return _cells_of_polygon(alpha, beta)
 
 
 def loss_range(curve: Curve) -> tuple[float, float]:
-    """Roughly where the losses of a curve lie, tails beyond 1e-25 apart; equal ends if all are 0."""
+    """Return an interval of the losses of a curve but for tails of about 1e-25; equal ends if all losses are 0."""
     match curve:
         case Gaussian():
-            mu = min(float(curve.mu), _MOST_MU)
-            top = mu * (_REACH + 0.5 * mu)
-            return -top, top
+            mu = min(float(curve.mu), _LARGEST_MU)
+            largest_loss = _largest_loss_of_gaussian(mu)
+            return -largest_loss, largest_loss
         case Mixture():
             inner = np.array(loss_range(curve.curve))
             low, high = _mixed_loss(inner, float(curve.sampling_prob))
@@ -131,14 +140,18 @@ def loss_range(curve: Curve) -> tuple[float, float]:
         case Subsampled():
             _, high = loss_range(Mixture(curve.curve, curve.sampling_prob))
             return -high, high
-    cells = cells_of(curve, Cut(1.0, below=True))
+
+    # The finite losses of the cells of any other curve.
+    cells = cells_of(curve, CellRule(1.0, below=True))
     ends = np.append(cells.low, cells.high)
     ends = ends[np.isfinite(ends)]
-    return (float(ends.min()), float(ends.max())) if ends.size else (0.0, 0.0)
+    if not ends.size:
+        return 0.0, 0.0
+    return float(ends.min()), float(ends.max())
 
 
-def _of_polygon(alpha: np.ndarray, beta: np.ndarray) -> Cells:
-    """Cells of a polygon: its edges, of one loss each."""
+def _cells_of_polygon(alpha: np.ndarray, beta: np.ndarray) -> LossCells:
+    """Return the cells of a polygon: its edges, of one loss each."""
     null = np.diff(alpha)
     alternative = -np.diff(beta)
     infinite = 1.0 - float(beta[0])
@@ -152,56 +165,89 @@ def _of_polygon(alpha: np.ndarray, beta: np.ndarray) -> Cells:
     # The losses fall.
     loss = np.log(alternative) - np.log(null)
     order = np.argsort(-loss, kind="stable")
-    return Cells(null[order], alternative[order], loss[order], loss[order], infinite, negative)
+    loss = loss[order]
+    return LossCells(null[order], alternative[order], loss, loss, infinite, negative)
 
 
-def _approximate_dp(epsilon: float, delta: float, cut: Cut) -> Cells:
-    if np.isinf(epsilon) or delta == 1 or (cut.below and epsilon >= _MOST_EPSILON):
+def _cells_of_approximate_dp(epsilon: float, delta: float, rule: CellRule) -> LossCells:
+    if np.isinf(epsilon) or delta == 1:
         return _DISJOINT
-    epsilon = min(epsilon, _MOST_EPSILON)
-    masses = (1.0 - delta) / (1.0 + np.exp(np.array([epsilon, -epsilon])))
+    if rule.below and epsilon >= _LARGEST_EPSILON:
+        return _DISJOINT
+    epsilon = min(epsilon, _LARGEST_EPSILON)
     loss = np.array([epsilon, -epsilon])
-    return Cells(masses, masses[::-1], loss, loss, delta, delta)
+    masses = (1.0 - delta) / (1.0 + np.exp(loss))
+    return LossCells(masses, masses[::-1], loss, loss, delta, delta)
 
 
-def _gaussian(mu: float, edges: np.ndarray) -> Cells:
-    """Cells of G_mu between decreasing losses and the two tails beyond."""
+def _largest_loss_of_gaussian(mu: float) -> float:
+    """Return the loss at x = _REACH + mu; the smallest loss, at x = -_REACH, is its negative."""
+    return mu * (_REACH + 0.5 * mu)
+
+
+def _cells_of_gaussian(mu: float, rule: CellRule) -> LossCells:
+    mu = min(mu, _LARGEST_MU)
+    if rule.below and mu == _LARGEST_MU:
+        return _DISJOINT
+    largest_loss = _largest_loss_of_gaussian(mu)
+    edges = rule.edges(-largest_loss, largest_loss)
+    return _gaussian_between(mu, edges)
+
+
+def _gaussian_between(mu: float, edges: np.ndarray) -> LossCells:
+    """Return the cells of G_mu between decreasing losses, and the two tails beyond."""
     if mu == 0:
-        return _ALL_ONE
-    # The places x at which the losses mu x - mu^2 / 2 are, in falling order, between the two tails.
+        return _ONE_CELL_WITHOUT_LOSS
+    # The places x of the losses mu x - mu^2 / 2, in falling order, between the two tails.
     x = edges / mu + 0.5 * mu
-    inside = (x < mu + _REACH) & (x > -_REACH)
-    x = np.concatenate([[mu + _REACH], x[inside], [-_REACH]])
+    is_inside = (x < mu + _REACH) & (x > -_REACH)
+    x = np.concatenate([[mu + _REACH], x[is_inside], [-_REACH]])
 
     # Divide wide cells, so that the density changes little within each.
+    width = -np.diff(x)
     widest = 0.5 / (_REACH + mu)
-    counts = np.maximum(1, np.ceil(-np.diff(x) / widest)).astype(int)
+    counts = np.maximum(1, np.ceil(width / widest)).astype(int)
     start = np.repeat(x[:-1], counts)
-    step = np.repeat(-np.diff(x) / counts, counts)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    x = np.append(start - step * within, x[-1])
+    step = np.repeat(width / counts, counts)
+    index_of_first = np.cumsum(counts) - counts
+    index_within = np.arange(counts.sum()) - np.repeat(index_of_first, counts)
+    x = np.append(start - step * index_within, x[-1])
 
-    # Gauss-Legendre integrals of both densities over the cells, and their tails beyond.
+    # Both masses of the cells and of the tails beyond.
+    null = _normal_masses(x, 0.0)
+    alternative = _normal_masses(x, mu)
+    loss = mu * (x - 0.5 * mu)
+    low = np.append(loss, -np.inf)
+    high = np.append(np.inf, loss)
+    return LossCells(null, alternative, low, high, 0.0, 0.0)
+
+
+def _normal_masses(x: np.ndarray, mean: float) -> np.ndarray:
+    """Return the masses of N(mean, 1) above the first point, between the points, which fall, and below the last."""
+    # A Gauss-Legendre integral of the density over each cell.
     width = x[:-1] - x[1:]
     centre = 0.5 * (x[:-1] + x[1:])
     nodes = centre[:, None] + 0.5 * width[:, None] * _NODES
-    masses = []
-    for mean in (0.0, mu):
-        density = np.exp(-0.5 * (nodes - mean) ** 2)
-        body = 0.5 * width * (density @ _WEIGHTS) / np.sqrt(2.0 * np.pi)
-        upper_tail = scipy.special.ndtr(mean - x[0])
-        lower_tail = scipy.special.ndtr(x[-1] - mean)
-        masses.append(np.concatenate([[upper_tail], body, [lower_tail]]))
+    density = np.exp(-0.5 * (nodes - mean) ** 2)
+    between = 0.5 * width * (density @ _WEIGHTS) / np.sqrt(2.0 * np.pi)
 
-    null, alternative = masses
-    loss = mu * (x - 0.5 * mu)
-    return Cells(null, alternative, np.append(loss, -np.inf), np.append(np.inf, loss), 0.0, 0.0)
+    upper_tail = scipy.special.ndtr(mean - x[0])
+    lower_tail = scipy.special.ndtr(x[-1] - mean)
+    return np.concatenate([[upper_tail], between, [lower_tail]])
 
 
-def _laplace(theta: float, edges: np.ndarray) -> Cells:
-    """Cells of the Laplace curve between decreasing losses, and its two atoms."""
+def _cells_of_laplace(theta: float, rule: CellRule) -> LossCells:
+    theta = min(theta, _LARGEST_LAPLACE)
+    if rule.below and theta == _LARGEST_LAPLACE:
+        return _DISJOINT
+    edges = rule.edges(-theta, theta)
+    return _laplace_between(theta, edges)
+
+
+def _laplace_between(theta: float, edges: np.ndarray) -> LossCells:
+    """Return the cells of the Laplace curve between decreasing losses, and its two atoms."""
     if theta == 0:
-        return _ALL_ONE
+        return _ONE_CELL_WITHOUT_LOSS
     edges = np.concatenate([[theta], edges, [-theta]])
     upper = edges[:-1]
     lower = edges[1:]
@@ -213,10 +259,10 @@ def _laplace(theta: float, edges: np.ndarray) -> Cells:
     alternative = shrink * np.exp(-0.5 * (theta - upper))
 
     # The atoms at the largest and at the smallest loss.
-    small = 0.5 * np.exp(-theta)
-    return Cells(
-        null=np.concatenate([[small], null, [0.5]]),
-        alternative=np.concatenate([[0.5], alternative, [small]]),
+    small_atom = 0.5 * np.exp(-theta)
+    return LossCells(
+        null=np.concatenate([[small_atom], null, [0.5]]),
+        alternative=np.concatenate([[0.5], alternative, [small_atom]]),
         low=np.concatenate([[theta], lower, [-theta]]),
         high=np.concatenate([[theta], upper, [-theta]]),
         infinite=0.0,
@@ -225,49 +271,59 @@ def _laplace(theta: float, edges: np.ndarray) -> Cells:
 
 
 def _mixed_loss(loss: np.ndarray, p: float) -> np.ndarray:
-    """log(1 - p + p e^l)."""
-    with np.errstate(divide="ignore"):
-        return np.logaddexp(np.log1p(-p), np.log(p) + loss) if p > 0 else np.zeros_like(loss)
-
-
-def _inner_edges(cut: Cut, top: float, p: float) -> np.ndarray:
-    """Losses l within (-top, top) at which log(1 - p + p e^l) is an edge."""
-    low, high = _mixed_loss(np.array([-top, top]), p)
-    outer = cut.edges(low, high)
-    excess = np.expm1(np.minimum(outer, 700.0)) / p
-    return np.where(outer < 700.0, np.log1p(np.maximum(excess, -1.0 + 1e-16)), outer - np.log(p))
-
-
-def _mixture(curve: Curve, p: float, cut: Cut) -> Cells:
-    """Cells of p f + (1 - p) Id."""
+    """Return log(1 - p + p e^loss)."""
     if p == 0:
-        return _ALL_ONE
-    top = loss_range(curve)[1]
+        return np.zeros_like(loss)
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log1p(-p), np.log(p) + loss)
+
+
+def _edges_before_mixing(curve: Curve, p: float, rule: CellRule) -> np.ndarray:
+    """Return the losses l of a curve at which log(1 - p + p e^l) is an edge."""
+    _, largest_loss = loss_range(curve)
+    low, high = _mixed_loss(np.array([-largest_loss, largest_loss]), p)
+    edges = rule.edges(low, high)
+    # l = log(1 + (e^edge - 1) / p), which is edge - log p where e^edge overflows.
+    excess = np.expm1(np.minimum(edges, 700.0)) / p
+    moderate = np.log1p(np.maximum(excess, -1.0 + 1e-16))
+    large = edges - np.log(p)
+    return np.where(edges < 700.0, moderate, large)
+
+
+def _cells_of_mixture(curve: Curve, p: float, rule: CellRule) -> LossCells:
+    """Return the cells of p f + (1 - p) Id."""
+    if p == 0:
+        return _ONE_CELL_WITHOUT_LOSS
     match curve:
-        case Gaussian() if 0 < float(curve.mu) < _MOST_MU:
-            inner = _gaussian(float(curve.mu), _inner_edges(cut, top, p))
-        case Laplace() if 0 < float(curve.epsilon) < _MOST_LAPLACE:
-            inner = _laplace(float(curve.epsilon), _inner_edges(cut, top, p))
+        case Gaussian() if 0 < float(curve.mu) < _LARGEST_MU:
+            inner = _gaussian_between(float(curve.mu), _edges_before_mixing(curve, p, rule))
+        case Laplace() if 0 < float(curve.epsilon) < _LARGEST_LAPLACE:
+            inner = _laplace_between(float(curve.epsilon), _edges_before_mixing(curve, p, rule))
         case _:
-            inner = cells_of(curve, cut)
+            inner = cells_of(curve, rule)
+
     alternative = p * inner.alternative + (1.0 - p) * inner.null
-    low, high = _mixed_loss(inner.low, p), _mixed_loss(inner.high, p)
+    low = _mixed_loss(inner.low, p)
+    high = _mixed_loss(inner.high, p)
+    infinite = p * inner.infinite
     if p == 1 or inner.negative == 0:
-        return Cells(inner.null, alternative, low, high, p * inner.infinite, inner.negative)
-    # What had loss minus infinity now has log(1 - p).
-    return Cells(
+        return LossCells(inner.null, alternative, low, high, infinite, inner.negative)
+
+    # The mass with loss minus infinity now has loss log(1 - p).
+    smallest_loss = np.log1p(-p)
+    return LossCells(
         null=np.append(inner.null, inner.negative),
         alternative=np.append(alternative, (1.0 - p) * inner.negative),
-        low=np.append(low, np.log1p(-p)),
-        high=np.append(high, np.log1p(-p)),
-        infinite=p * inner.infinite,
+        low=np.append(low, smallest_loss),
+        high=np.append(high, smallest_loss),
+        infinite=infinite,
         negative=0.0,
     )
 
 
-def _reversed(cells: Cells) -> Cells:
-    """The cells of the inverse: null and alternative exchanged, losses negated."""
-    return Cells(
+def _reversed(cells: LossCells) -> LossCells:
+    """Return the cells of the inverse: null and alternative exchanged, losses negated."""
+    return LossCells(
         null=cells.alternative[::-1],
         alternative=cells.null[::-1],
         low=-cells.high[::-1],
@@ -277,22 +333,28 @@ def _reversed(cells: Cells) -> Cells:
     )
 
 
-def _left_half(cells: Cells) -> Cells:
-    """The cells with a positive loss, by the middles of their intervals."""
+def _left_half(cells: LossCells) -> LossCells:
+    """Return the cells with a positive loss, by the middles of their intervals."""
     middle = 0.5 * np.maximum(cells.low, -1e9) + 0.5 * np.minimum(cells.high, 1e9)
     is_left = middle > 0
-    return Cells(
-        cells.null[is_left], cells.alternative[is_left], cells.low[is_left], cells.high[is_left], cells.infinite, 0.0
+    return LossCells(
+        null=cells.null[is_left],
+        alternative=cells.alternative[is_left],
+        low=cells.low[is_left],
+        high=cells.high[is_left],
+        infinite=cells.infinite,
+        negative=0.0,
     )
 
 
-def _mirrored(left: Cells, mirrored: Cells) -> Cells:
-    """The symmetric curve with this left half, given once for the left and once for the right side."""
+def _symmetric_cells(left: LossCells, mirrored: LossCells) -> LossCells:
+    """Return the symmetric curve with this left half, given once for the left and once for the right side."""
     right = _reversed(mirrored)
-    # The straight piece in the middle, of loss 0, has what the two halves leave.
-    rest = 1.0 - float(np.sum(left.null) + np.sum(left.alternative)) - left.infinite
+    # The straight piece in the middle, of loss 0, has the mass that the two halves leave.
+    mass_of_halves = float(np.sum(left.null) + np.sum(left.alternative))
+    rest = 1.0 - mass_of_halves - left.infinite
     middle = max(0.0, rest) + 1e-12
-    return Cells(
+    return LossCells(
         null=np.concatenate([left.null, [middle], right.null]),
         alternative=np.concatenate([left.alternative, [middle], right.alternative]),
         low=np.concatenate([left.low, [0.0], right.low]),
@@ -303,19 +365,22 @@ def _mirrored(left: Cells, mirrored: Cells) -> Cells:
 
 
 def _sampled(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Return points of the curve, dense in both tails."""
     alpha = scipy.special.ndtr(np.linspace(-6.5, 6.5, 4097))
     return alpha, np.asarray(curve(alpha), np.float64)
 
 
 def polygon_above(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Vertices of a polygon above the curve: chords between raised values."""
+    """Return the vertices of a polygon above the curve: chords between raised values."""
     alpha, beta = _sampled(curve)
     raised = beta + _VALUE_ERROR
-    return lower_hull(np.concatenate([[0.0], alpha, [1.0]]), np.concatenate([[1.0], raised, [0.0]]))
+    alpha = np.concatenate([[0.0], alpha, [1.0]])
+    raised = np.concatenate([[1.0], raised, [0.0]])
+    return lower_hull(alpha, raised)
 
 
 def polygon_below(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Vertices of a polygon below the curve.
+    """Return the vertices of a polygon below the curve.
 
     By convexity the curve lies above the line through two earlier points, prolonged to the right, and above the line
     through two later points, prolonged to the left. With each pair's far value raised and near value lowered both
@@ -325,23 +390,32 @@ def polygon_below(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     above = y + _VALUE_ERROR
     below = np.maximum(y - _VALUE_ERROR, 0.0)
     # Slopes that are steeper than the chords, to be prolonged to the right, and flatter ones, to the left.
-    falling = np.minimum((below[1:] - above[:-1]) / np.diff(x), 0.0)
-    rising = np.minimum((above[1:] - below[:-1]) / np.diff(x), 0.0)
+    width = np.diff(x)
+    steeper = np.minimum((below[1:] - above[:-1]) / width, 0.0)
+    flatter = np.minimum((above[1:] - below[:-1]) / width, 0.0)
 
-    # Where the line from the left and the line from the right meet, between neighbouring points.
-    left_x, left_y, left_s = x[1:-2], below[1:-2], falling[:-2]
-    right_x, right_y, right_s = x[2:-1], below[2:-1], rising[2:]
-    gap = right_s - left_s
-    offset = left_y - right_y + right_s * right_x - left_s * left_x
-    where = np.divide(offset, gap, out=left_x.copy(), where=gap > 0)
-    where = np.clip(where, left_x, right_x)
-    from_left = left_y + left_s * (where - left_x)
-    from_right = right_y + right_s * (where - right_x)
-    lines = np.minimum(from_left, from_right)
+    # The line from the left and the line from the right, between neighbouring points.
+    left_x = x[1:-2]
+    left_y = below[1:-2]
+    left_slope = steeper[:-2]
+    right_x = x[2:-1]
+    right_y = below[2:-1]
+    right_slope = flatter[2:]
+
+    # The point where they cross.
+    gap = right_slope - left_slope
+    offset = left_y - right_y + right_slope * right_x - left_slope * left_x
+    crossing = np.divide(offset, gap, out=left_x.copy(), where=gap > 0)
+    crossing = np.clip(crossing, left_x, right_x)
+    from_left = left_y + left_slope * (crossing - left_x)
+    from_right = right_y + right_slope * (crossing - right_x)
+    lower_line = np.minimum(from_left, from_right)
 
     # The first and the last line, prolonged to the axes.
-    start = min(1.0, below[1] - rising[1] * x[1])
-    end = min(1.0, x[-2] - below[-2] / falling[-2]) if falling[-2] < 0 else x[-2]
-    vertex_x = np.concatenate([[0.0], x[1:-1], where, [end, 1.0]])
-    vertex_y = np.concatenate([[start], below[1:-1], lines - 1e-14, [0.0, 0.0]])
+    start = min(1.0, below[1] - flatter[1] * x[1])
+    end = x[-2]
+    if steeper[-2] < 0:
+        end = min(1.0, x[-2] - below[-2] / steeper[-2])
+    vertex_x = np.concatenate([[0.0], x[1:-1], crossing, [end, 1.0]])
+    vertex_y = np.concatenate([[start], below[1:-1], lower_line - 1e-14, [0.0, 0.0]])
     return lower_hull(vertex_x, np.maximum(vertex_y, 0.0))

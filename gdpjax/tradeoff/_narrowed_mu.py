@@ -19,7 +19,7 @@ import numpy as np
 from gdpjax._core.dominating import dominates
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Bounds
-from gdpjax.tradeoff._regret import NUM_POINTS, Deltas, gaussian_delta, merged
+from gdpjax.tradeoff._regret import NUM_POINTS, Deltas, Points, gaussian_delta, merged
 
 _WIDTHS = (1e-3, 3e-4, 1e-4)
 _RELATIVE_WIDTH = 2e-4
@@ -27,7 +27,7 @@ _NUM_HALVINGS = 40
 
 
 def narrowed_mu(deltas: Deltas, known: Bounds, failure: float, end: float) -> Bounds:
-    """The intersection of ``known`` with what brackets on delta say about mu.
+    """Return the intersection of ``known`` with a bracket on mu that follows from brackets on delta.
 
     Args:
         deltas: maps `NUM_POINTS` increasing epsilon and a relative width to certified bounds on delta.
@@ -40,45 +40,61 @@ def narrowed_mu(deltas: Deltas, known: Bounds, failure: float, end: float) -> Bo
     """
     if not (0 < known.upper < np.inf and 0 < end < np.inf):
         return known
-    low, high = 0.0, float(end)
-    epsilon = lower = upper = np.empty(0)
+    low = 0.0
+    high = float(end)
+    points: Points = (np.empty(0), np.empty(0), np.empty(0))
     best = known
     for width in _WIDTHS:
         if best.upper <= best.lower * (1.0 + _RELATIVE_WIDTH):
             break
+
+        # Ask for delta at more points, each time more precisely.
         new = np.linspace(low, high, NUM_POINTS)
         answer = deltas(new, width)
-        epsilon, lower, upper = merged((epsilon, lower, upper), (new, *answer))
+        epsilon, lower, upper = merged(points, (new, answer.lower, answer.upper))
         upper = np.where(epsilon >= end, np.minimum(upper, failure), upper)
-        forced = np.max(_forced(epsilon, lower, failure, best))
-        best = Bounds(np.maximum(best.lower, forced), best.upper)
-        enough = _enough(epsilon, upper, failure, best)
-        best = Bounds(best.lower, np.minimum(best.upper, np.max(enough)))
-        wide = np.flatnonzero(enough > best.lower * (1.0 + 0.5 * _RELATIVE_WIDTH))
+        points = (epsilon, lower, upper)
+
+        # Narrow the bracket.
+        required = _required_mus(epsilon, lower, failure, best)
+        best = Bounds(np.maximum(best.lower, np.max(required)), best.upper)
+        sufficient = _sufficient_mus(epsilon, upper, failure, best)
+        best = Bounds(best.lower, np.minimum(best.upper, np.max(sufficient)))
+
+        # Divide the intervals that ask for more than the lower end.
+        wide = np.flatnonzero(sufficient > best.lower * (1.0 + 0.5 * _RELATIVE_WIDTH))
         if wide.size:
-            low, high = epsilon[wide[0]], epsilon[wide[-1] + 1]
+            low = epsilon[wide[0]]
+            high = epsilon[wide[-1] + 1]
     return Bounds(np.float64(best.lower), np.float64(max(best.lower, best.upper)))
 
 
 def _bisected(
     condition: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], known: Bounds
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For a condition that begins to hold somewhere in ``known``: points where it does, and where it does not."""
-    ends = np.full(shape, known.upper), np.full(shape, known.lower)
-    return bisect_on_host(condition, *ends, num_iterations=_NUM_HALVINGS)
+    """Return points where a condition holds and points where it does not; it begins to hold somewhere in ``known``."""
+    holds = np.full(shape, known.upper)
+    fails = np.full(shape, known.lower)
+    return bisect_on_host(condition, holds, fails, num_iterations=_NUM_HALVINGS)
 
 
-def _forced(epsilon: np.ndarray, lower: np.ndarray, failure: float, known: Bounds) -> np.ndarray:
-    """A mu below which R_mu is certainly below the lower bound on delta, for every epsilon."""
+def _required_mus(epsilon: np.ndarray, lower: np.ndarray, failure: float, known: Bounds) -> np.ndarray:
+    """Return a mu below which R_mu is certainly below the lower bound on delta, for every epsilon."""
 
     def reaches(mu: np.ndarray) -> np.ndarray:
         value, error = gaussian_delta(epsilon, mu)
-        return (failure + (1.0 - failure) * (value + error)) * (1.0 + 1e-15) >= lower
+        largest = failure + (1.0 - failure) * (value + error)
+        return largest * (1.0 + 1e-15) >= lower
 
-    return _bisected(reaches, epsilon.shape, known)[1]
+    _, too_small = _bisected(reaches, epsilon.shape, known)
+    return too_small
 
 
-def _enough(epsilon: np.ndarray, upper: np.ndarray, failure: float, known: Bounds) -> np.ndarray:
-    """A mu that is enough on each interval between two epsilon; all of ``known.upper`` is enough anyway."""
-    shape = epsilon[1:].shape
-    return _bisected(lambda mu: dominates(mu, epsilon, upper, failure), shape, known)[0]
+def _sufficient_mus(epsilon: np.ndarray, upper: np.ndarray, failure: float, known: Bounds) -> np.ndarray:
+    """Return a mu that is enough on each interval between two epsilon; ``known.upper`` is enough anyway."""
+
+    def suffices(mu: np.ndarray) -> np.ndarray:
+        return dominates(mu, epsilon, upper, failure)
+
+    sufficient, _ = _bisected(suffices, epsilon[1:].shape, known)
+    return sufficient

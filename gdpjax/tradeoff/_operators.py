@@ -18,7 +18,7 @@ from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
 
 def inverse(f: Curve) -> Curve:
-    """The curve with null and alternative exchanged.
+    """Return the curve with null and alternative exchanged.
 
     Formula: f^-1(alpha) = inf {t in [0, 1] : f(t) <= alpha}.
 
@@ -40,7 +40,7 @@ def inverse(f: Curve) -> Curve:
 
 
 def biconjugate(*curves: Curve) -> Curve:
-    """The largest trade-off curve below all the given ones.
+    """Return the largest trade-off curve below all the given ones.
 
     Formula: (min_i f_i)**, the convex lower envelope of the pointwise minimum. Of one curve it is that curve.
 
@@ -64,22 +64,29 @@ def biconjugate(*curves: Curve) -> Curve:
     curves = tuple(check_curve(f"curve {i}", curve) for i, curve in enumerate(curves))
     if len(curves) == 1:
         return curves[0]
+
+    # Concrete curves of one kind have an envelope of that kind.
     if not is_traced(curves):
-        gaussians = [np.asarray(curve.mu, np.float64) for curve in curves if isinstance(curve, Gaussian)]
-        laplaces = [np.asarray(curve.epsilon, np.float64) for curve in curves if isinstance(curve, Laplace)]
-        polygons = [(curve.alpha, curve.beta) for curve in curves if isinstance(curve, PiecewiseLinear)]
+        gaussians = [curve for curve in curves if isinstance(curve, Gaussian)]
+        laplaces = [curve for curve in curves if isinstance(curve, Laplace)]
+        polygons = [curve for curve in curves if isinstance(curve, PiecewiseLinear)]
         if len(gaussians) == len(curves):
-            return Gaussian(np.maximum.reduce(gaussians))
+            mus = [np.asarray(curve.mu, np.float64) for curve in gaussians]
+            return Gaussian(np.maximum.reduce(mus))
         if len(laplaces) == len(curves):
-            return Laplace(np.maximum.reduce(laplaces))
+            epsilons = [np.asarray(curve.epsilon, np.float64) for curve in laplaces]
+            return Laplace(np.maximum.reduce(epsilons))
         if len(polygons) == len(curves):
-            alpha, beta = (np.concatenate([polygon[i] for polygon in polygons]) for i in (0, 1))
+            alpha = np.concatenate([curve.alpha for curve in polygons])
+            beta = np.concatenate([curve.beta for curve in polygons])
             return from_vertices(alpha, beta)
-    return Hull(curves, all(curve.is_symmetric() for curve in curves))
+
+    symmetric = all(curve.is_symmetric() for curve in curves)
+    return Hull(curves, symmetric)
 
 
 def symmetrize(f: Curve) -> Curve:
-    """The largest symmetric curve below f: what f says about an ordered pair holds for both orders.
+    """Return the largest symmetric curve below f, which holds for both orders of a pair.
 
     Formula: min{f, f^-1}**. Of f_p = p f + (1 - p) Id with symmetric f it is C_p(f).
 
@@ -111,7 +118,7 @@ def symmetrize(f: Curve) -> Curve:
 
 
 def mixture(f: Curve, sampling_prob: Array) -> Curve:
-    """The curve of one direction of subsampling: without the person against with probability ``sampling_prob`` of them.
+    """Return the curve of one direction of subsampling: the person takes part with probability ``sampling_prob``.
 
     Formula: f_p = p f + (1 - p) Id. The other direction is `inverse` of it, both together are `subsample`.
 
@@ -134,7 +141,7 @@ def mixture(f: Curve, sampling_prob: Array) -> Curve:
 
 
 def subsample(f: Curve, sampling_prob: Array) -> Curve:
-    """The curve of a mechanism that runs on a random subsample.
+    """Return the curve of a mechanism that runs on a random subsample.
 
     Formula: C_p(f) = min(f_p, f_p^-1)** with f_p = p f + (1 - p) Id: f_p on [0, x*], the straight line
     x* + f_p(x*) - x on [x*, f_p(x*)], f_p^-1 above, where x* = f(x*).
@@ -159,7 +166,7 @@ def subsample(f: Curve, sampling_prob: Array) -> Curve:
 
 
 def group(f: Curve, k: int) -> Curve:
-    """The curve that an f-private mechanism gives a group of k people.
+    """Return the curve that an f-private mechanism gives a group of k people.
 
     Formula: 1 - (1 - f)^{o k}, the k-fold iterate. For Gaussians it is G_{k mu}; for Laplace noise also k epsilon.
 
@@ -183,14 +190,23 @@ def group(f: Curve, k: int) -> Curve:
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or not 1 <= k < 2**53:
         raise ValueError(f"k must be a whole number >= 1, below 2^53, got {shown(k)}")
     if isinstance(f, Gaussian):
-        return f.replaced(mu=k * f.mu if is_traced(f) else k * np.asarray(f.mu, np.float64)[()])
+        return f.replaced(mu=_multiplied(f.mu, k))
     if isinstance(f, Laplace):
-        return f.replaced(epsilon=k * f.epsilon if is_traced(f) else k * np.asarray(f.epsilon, np.float64)[()])
-    return f if k == 1 else Grouped(f, int(k))
+        return f.replaced(epsilon=_multiplied(f.epsilon, k))
+    if k == 1:
+        return f
+    return Grouped(f, int(k))
+
+
+def _multiplied(parameter: Array, k: int) -> Array:
+    """Return k times a parameter, in float64 where it is concrete."""
+    if is_traced(parameter):
+        return k * parameter
+    return k * np.asarray(parameter, np.float64)[()]
 
 
 def parallel(*curves: Curve) -> Curve:
-    """The curve of mechanisms that run on disjoint parts of the data.
+    """Return the curve of mechanisms that run on disjoint parts of the data.
 
     A person is in one part only, and the other parts' outputs are the same for both neighbours: what an attacker sees
     is one of the mechanisms, at worst the least private.

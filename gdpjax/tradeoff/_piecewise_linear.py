@@ -16,8 +16,12 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve
 
-_ROUNDING = 1e-12  # how far rounded vertices may be from convex and from below the diagonal
-_SYMMETRY = 1e-10  # how far a curve may be from its mirror image, in each coordinate
+_ROUNDING = 1e-12
+"""How far rounded vertices may be from convex and from below the diagonal."""
+_SYMMETRY = 1e-10
+"""How far a curve may be from its mirror image, in each coordinate."""
+_ONE_CURVE_AT_A_NUMBER = "(n),(n),()->()"
+"""The shapes of alpha, beta and a number, for `jnp.vectorize`."""
 
 
 @pytree_dataclass
@@ -53,16 +57,17 @@ class PiecewiseLinear(Curve):
             return
         check("alpha", self.alpha, UNIT)
         check("beta", self.beta, UNIT)
-        for name in ("alpha", "beta"):
-            object.__setattr__(self, name, np.asarray(getattr(self, name), np.float64))
-        if np.shape(self.alpha) != np.shape(self.beta) or np.ndim(self.alpha) < 1 or np.shape(self.alpha)[-1] < 2:
+        alpha = np.asarray(self.alpha, np.float64)
+        beta = np.array(self.beta, np.float64)
+        if alpha.shape != beta.shape or alpha.ndim < 1 or alpha.shape[-1] < 2:
             raise ValueError(
                 "alpha and beta must be arrays of equal shape with at least two points, "
-                f"got shapes {np.shape(self.alpha)} and {np.shape(self.beta)}"
+                f"got shapes {alpha.shape} and {beta.shape}"
             )
-        _check_points(np.asarray(self.alpha), np.asarray(self.beta))
-        beta = np.array(self.beta)
-        beta[..., -1] = 0.0  # what rounding left there would be missing from the alternative's mass
+        _check_points(alpha, beta)
+        # A remainder of rounding at the end would be missing from the alternative's mass.
+        beta[..., -1] = 0.0
+        object.__setattr__(self, "alpha", alpha)
         object.__setattr__(self, "beta", beta)
 
     def is_symmetric(self) -> bool:
@@ -73,121 +78,163 @@ class PiecewiseLinear(Curve):
             )
         if np.ndim(self.alpha) != 1:
             raise ValueError("whether curves are symmetric is decided one by one; index the batch of curves first")
+
+        # The mirror image must lie between the curve moved towards the origin and the curve moved away from it.
         mirror = self.inverse()
         points = np.union1d(self.alpha, mirror.alpha)
         values = np.interp(points, mirror.alpha, mirror.beta)
-        lower = np.interp(np.minimum(points + _SYMMETRY, 1.0), self.alpha, self.beta) - _SYMMETRY
-        left = points >= _SYMMETRY
-        upper = np.where(left, np.interp(np.maximum(points - _SYMMETRY, 0.0), self.alpha, self.beta) + _SYMMETRY, 1.0)
-        return bool(np.all((lower <= values) & (values <= upper)))
+        to_the_right = np.minimum(points + _SYMMETRY, 1.0)
+        lower = np.interp(to_the_right, self.alpha, self.beta) - _SYMMETRY
+        to_the_left = np.maximum(points - _SYMMETRY, 0.0)
+        upper = np.interp(to_the_left, self.alpha, self.beta) + _SYMMETRY
+        upper = np.where(points >= _SYMMETRY, upper, 1.0)
+        is_between = (lower <= values) & (values <= upper)
+        return bool(np.all(is_between))
 
     def __call__(self, alpha: Array) -> Array:
-        """f(alpha); on the host where nothing is traced, since each number of points would compile anew."""
+        """Return f(alpha), computed on the host where nothing is traced: each number of points would compile anew."""
         if is_traced((self, alpha)) or np.ndim(self.alpha) != 1:
             return super().__call__(alpha)
         check("alpha", alpha, UNIT)
         at = np.asarray(alpha, np.float64)
-        x, y = np.asarray(self.alpha, np.float64), np.asarray(self.beta, np.float64)
-        i = np.clip(np.searchsorted(x, at, side="right") - 1, 0, x.size - 2)
-        beta = (y[i] * (x[i + 1] - at) + y[i + 1] * (at - x[i])) / (x[i + 1] - x[i])
+        x = np.asarray(self.alpha, np.float64)
+        y = np.asarray(self.beta, np.float64)
+
+        # Interpolate between the two vertices around each number, as `_interpolate` does.
+        i = np.searchsorted(x, at, side="right") - 1
+        i = np.clip(i, 0, x.size - 2)
+        weight_of_left = x[i + 1] - at
+        weight_of_right = at - x[i]
+        beta = (y[i] * weight_of_left + y[i + 1] * weight_of_right) / (x[i + 1] - x[i])
         return np.clip(beta, 0.0, 1.0 - at)[()]
 
     def value(self, alpha: Array) -> Array:
-        return jnp.vectorize(_interpolate, signature="(n),(n),()->()")(self.alpha, self.beta, alpha)
+        interpolate = jnp.vectorize(_interpolate, signature=_ONE_CURVE_AT_A_NUMBER)
+        return interpolate(self.alpha, self.beta, alpha)
 
     def derivative(self, alpha: Array) -> Array:
-        return jnp.vectorize(_segment_slope, signature="(n),(n),()->()")(self.alpha, self.beta, alpha)
+        slope = jnp.vectorize(_segment_slope, signature=_ONE_CURVE_AT_A_NUMBER)
+        return slope(self.alpha, self.beta, alpha)
 
     def profile(self, epsilon: Array) -> Array:
-        return jnp.vectorize(_largest_gap, signature="(n),(n),()->()")(self.alpha, self.beta, epsilon)
+        largest_gap = jnp.vectorize(_largest_gap, signature=_ONE_CURVE_AT_A_NUMBER)
+        return largest_gap(self.alpha, self.beta, epsilon)
 
     def inverse_profile(self, epsilon: Array) -> Array:
-        beyond = jnp.vectorize(_largest_gap, signature="(n),(n),()->()")(self.beta, self.alpha, epsilon)
-        return jnp.maximum(beyond, -jnp.expm1(epsilon))  # the inverse ends at (1, 0), whatever f(0) is
+        largest_gap = jnp.vectorize(_largest_gap, signature=_ONE_CURVE_AT_A_NUMBER)
+        of_vertices = largest_gap(self.beta, self.alpha, epsilon)
+        # The inverse ends at (1, 0), whatever f(0) is.
+        at_end = -jnp.expm1(epsilon)
+        return jnp.maximum(of_vertices, at_end)
 
     def inverse(self) -> "PiecewiseLinear":
         if is_traced((self.alpha, self.beta)):
             raise ValueError(
                 "the inverse of a piecewise-linear curve has points of its own: take it outside compiled code"
             )
-        alpha, beta = np.asarray(self.beta, np.float64)[::-1], np.asarray(self.alpha, np.float64)[::-1]
-        # Of the points of a flat piece of f the leftmost counts; where f(0) < 1 the inverse is 0 from there on.
-        keep = np.append(np.diff(alpha) > 0, True)
-        alpha, beta = alpha[keep], beta[keep]
+        alpha = np.asarray(self.beta, np.float64)[::-1]
+        beta = np.asarray(self.alpha, np.float64)[::-1]
+        # Only the leftmost point of a flat piece of f counts.
+        is_leftmost = np.append(np.diff(alpha) > 0, True)
+        alpha = alpha[is_leftmost]
+        beta = beta[is_leftmost]
+        # Where f(0) < 1 the inverse is 0 from f(0) on.
         if alpha[-1] < 1.0:
-            alpha, beta = np.append(alpha, 1.0), np.append(beta, 0.0)
-        rounding = self.rounding
-        return PiecewiseLinear(alpha, beta, rounding)
+            alpha = np.append(alpha, 1.0)
+            beta = np.append(beta, 0.0)
+        return PiecewiseLinear(alpha, beta, self.rounding)
 
 
 def _check_points(alpha: np.ndarray, beta: np.ndarray) -> None:
-    def refuse(bad: np.ndarray, offset: int, what: str) -> None:
-        if bad.any():
-            at = tuple(int(i) for i in np.argwhere(bad)[0])
-            at = (*at[:-1], at[-1] + offset)
-            raise ValueError(
-                f"a trade-off curve must be {what}; the first offending point is "
-                f"alpha = {alpha[at]}, beta = {beta[at]}, at index {at}"
-            )
+    """Raise ValueError unless the points are those of a trade-off function; arrays of shape [..., n]."""
+    is_wrong_end = np.zeros_like(alpha, bool)
+    is_wrong_end[..., 0] = alpha[..., 0] != 0
+    is_wrong_end[..., -1] = alpha[..., -1] != 1
+    _refuse(alpha, beta, is_wrong_end, 0, "given from alpha = 0 to alpha = 1")
 
-    first, last = np.zeros_like(alpha, bool), np.zeros_like(alpha, bool)
-    first[..., 0], last[..., -1] = alpha[..., 0] != 0, alpha[..., -1] != 1
-    refuse(first | last, 0, "given from alpha = 0 to alpha = 1")
-    refuse(np.diff(alpha) <= 0, 1, "given at strictly increasing alpha")
-    refuse(np.diff(beta) > 0, 1, "non-increasing")
-    refuse(beta > 1.0 - alpha + _ROUNDING, 0, "at most 1 - alpha")
-    middle = (np.diff(alpha)[..., 1:] * beta[..., :-2] + np.diff(alpha)[..., :-1] * beta[..., 2:]) / (
-        alpha[..., 2:] - alpha[..., :-2]
+    width = np.diff(alpha)
+    _refuse(alpha, beta, width <= 0, 1, "given at strictly increasing alpha")
+    _refuse(alpha, beta, np.diff(beta) > 0, 1, "non-increasing")
+    _refuse(alpha, beta, beta > 1.0 - alpha + _ROUNDING, 0, "at most 1 - alpha")
+
+    # The chord between the two neighbours of each inner point.
+    weighted_left = width[..., 1:] * beta[..., :-2]
+    weighted_right = width[..., :-1] * beta[..., 2:]
+    chord = (weighted_left + weighted_right) / (alpha[..., 2:] - alpha[..., :-2])
+    _refuse(alpha, beta, beta[..., 1:-1] > chord + _ROUNDING, 1, "convex")
+
+
+def _refuse(alpha: np.ndarray, beta: np.ndarray, is_bad: np.ndarray, offset: int, requirement: str) -> None:
+    """Raise ValueError if a point is bad, naming the first one; ``is_bad`` begins at the point ``offset``."""
+    if not is_bad.any():
+        return
+    first = [int(i) for i in np.argwhere(is_bad)[0]]
+    first[-1] += offset
+    index = tuple(first)
+    raise ValueError(
+        f"a trade-off curve must be {requirement}; the first offending point is "
+        f"alpha = {alpha[index]}, beta = {beta[index]}, at index {index}"
     )
-    refuse(beta[..., 1:-1] > middle + _ROUNDING, 1, "convex")
 
 
 def _segment(alpha: Array, at: Array) -> Array:
-    return jnp.clip(jnp.searchsorted(alpha, at, side="right") - 1, 0, alpha.shape[0] - 2)
+    """Return the index of the vertex to the left of a number."""
+    i = jnp.searchsorted(alpha, at, side="right") - 1
+    return jnp.clip(i, 0, alpha.shape[0] - 2)
 
 
 def _interpolate(alpha: Array, beta: Array, at: Array) -> Array:
     i = _segment(alpha, at)
     # Both terms are nonnegative, so that small values keep their relative accuracy.
-    return (beta[i] * (alpha[i + 1] - at) + beta[i + 1] * (at - alpha[i])) / (alpha[i + 1] - alpha[i])
+    left = beta[i] * (alpha[i + 1] - at)
+    right = beta[i + 1] * (at - alpha[i])
+    return (left + right) / (alpha[i + 1] - alpha[i])
 
 
 def _segment_slope(alpha: Array, beta: Array, at: Array) -> Array:
     i = _segment(alpha, at)
-    return -(beta[i] - beta[i + 1]) / (alpha[i + 1] - alpha[i])
+    fall = beta[i] - beta[i + 1]
+    return -fall / (alpha[i + 1] - alpha[i])
 
 
 def _largest_gap(alpha: Array, beta: Array, epsilon: Array) -> Array:
-    """max_j 1 - beta_j - e^epsilon alpha_j."""
-    return jnp.max(1.0 - beta - jnp.where(alpha > 0, jnp.exp(epsilon) * alpha, 0.0), initial=0.0)
+    """Return max_j 1 - beta_j - e^epsilon alpha_j, or 0 if that is negative."""
+    product = jnp.where(alpha > 0, jnp.exp(epsilon) * alpha, 0.0)
+    gaps = 1.0 - beta - product
+    return jnp.max(gaps, initial=0.0)
 
 
 def lower_hull(alpha: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The vertices of the lower convex hull of points, by increasing alpha (Andrew's chain)."""
+    """Return the vertices of the lower convex hull of points, by increasing alpha (Andrew's chain)."""
     order = np.lexsort((beta, alpha))
-    x, y = alpha[order], beta[order]
-    kept: list[int] = []
+    x = alpha[order]
+    y = beta[order]
+    chain: list[int] = []
     for i in range(len(x)):
-        if kept and x[i] == x[kept[-1]]:
+        if chain and x[i] == x[chain[-1]]:
             continue
-        while len(kept) >= 2:
-            a, b = kept[-2], kept[-1]
-            if (y[a] - y[b]) * (x[i] - x[b]) > (y[b] - y[i]) * (x[b] - x[a]):
+        # The last point is not a vertex if it is above the line from the one before it to this one.
+        while len(chain) >= 2:
+            a = chain[-2]
+            b = chain[-1]
+            is_below = (y[a] - y[b]) * (x[i] - x[b]) > (y[b] - y[i]) * (x[b] - x[a])
+            if is_below:
                 break
-            kept.pop()
-        kept.append(i)
-    return x[kept], y[kept]
+            chain.pop()
+        chain.append(i)
+    return x[chain], y[chain]
 
 
 def from_vertices(alpha: np.ndarray, beta: np.ndarray, rounding: str = "nearest") -> PiecewiseLinear:
-    """The largest curve below given points, some of which may be redundant; (1, 0) is added."""
+    """Return the largest curve below given points, some of which may be redundant; (1, 0) is added."""
     x, y = lower_hull(np.append(alpha, 1.0), np.append(beta, 0.0))
-    y = np.minimum(np.minimum.accumulate(y), 1.0 - x)
+    y = np.minimum.accumulate(y)
+    y = np.minimum(y, 1.0 - x)
     return PiecewiseLinear(x, y, rounding)
 
 
 def from_probabilities(null: Array, alternative: Array) -> PiecewiseLinear:
-    """The exact trade-off curve between two discrete laws.
+    """Return the exact trade-off curve between two discrete laws.
 
     Formula: the lower hull of (N(S), 1 - A(S)) over the sets S that collect outcomes by decreasing ratio A / N
     (Neyman and Pearson).
@@ -209,24 +256,34 @@ def from_probabilities(null: Array, alternative: Array) -> PiecewiseLinear:
     >>> print(from_probabilities([0.5, 0.5], [0.25, 0.75])(0.25))
     0.625
     """
-    laws = []
-    for name, law in (("null", null), ("alternative", alternative)):
-        if is_traced(law):
-            raise ValueError(f"{name} must be concrete: the outcomes are sorted on the host")
-        check(name, law, UNIT)
-        laws.append(np.asarray(law, np.float64))
-        if laws[-1].ndim != 1 or abs(laws[-1].sum() - 1.0) > 1e-9:
-            raise ValueError(
-                f"{name} must be one vector of probabilities that sum to 1, "
-                f"got shape {laws[-1].shape} and sum {laws[-1].sum()}"
-            )
-    n, a = laws
-    if n.shape != a.shape:
-        raise ValueError(f"null and alternative must have equal shapes, got {n.shape} and {a.shape}")
-    seen = (n > 0) | (a > 0)
-    n, a = n[seen] / n.sum(), a[seen] / a.sum()
-    order = np.argsort(np.arctan2(n, a), kind="stable")
-    n, a = n[order], a[order]
-    alpha = np.append(0.0, np.minimum(np.cumsum(n), 1.0))
-    beta = np.append(np.cumsum(a[::-1])[::-1], 0.0)
+    null = _checked_law("null", null)
+    alternative = _checked_law("alternative", alternative)
+    if null.shape != alternative.shape:
+        raise ValueError(f"null and alternative must have equal shapes, got {null.shape} and {alternative.shape}")
+
+    # Possible outcomes, by decreasing ratio of the two probabilities.
+    is_possible = (null > 0) | (alternative > 0)
+    null = null[is_possible] / null.sum()
+    alternative = alternative[is_possible] / alternative.sum()
+    order = np.argsort(np.arctan2(null, alternative), kind="stable")
+    null = null[order]
+    alternative = alternative[order]
+
+    # The errors of the tests that reject the first outcomes.
+    alpha = np.append(0.0, np.minimum(np.cumsum(null), 1.0))
+    remaining = np.cumsum(alternative[::-1])[::-1]
+    beta = np.append(remaining, 0.0)
     return from_vertices(alpha, np.minimum(beta, 1.0))
+
+
+def _checked_law(name: str, law: Array) -> np.ndarray:
+    """Return concrete probabilities as one vector; else raise ValueError."""
+    if is_traced(law):
+        raise ValueError(f"{name} must be concrete: the outcomes are sorted on the host")
+    check(name, law, UNIT)
+    law = np.asarray(law, np.float64)
+    if law.ndim != 1 or abs(law.sum() - 1.0) > 1e-9:
+        raise ValueError(
+            f"{name} must be one vector of probabilities that sum to 1, got shape {law.shape} and sum {law.sum()}"
+        )
+    return law

@@ -1,4 +1,4 @@
-r"""How far a Gaussian curve is from a trade-off curve that is only known in brackets: its regret, certified.
+r"""The regret of reporting one mu for a trade-off curve that is only known in brackets, certified.
 
     bracket = certified_regret(deltas, mu=1.57)     # deltas(epsilon, width) gives Bounds on delta_f(epsilon)
 
@@ -26,7 +26,7 @@ Points = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Epsilon, increasing, with the lower and the upper bounds on delta there."""
 
 NUM_POINTS = 48
-"""How many epsilon are asked for at a time, always, so that one compiled program answers."""
+"""Each question has this many epsilon, so that one compiled program answers them all."""
 _WIDTHS = (4e-3, 2e-3, 1e-3, 3e-4, 1e-4, 1e-4)
 _RELATIVE_WIDTH = 1e-2
 _ABSOLUTE_WIDTH = 1e-6
@@ -35,7 +35,7 @@ _LARGEST_EPSILON = 600.0
 
 
 def gaussian_delta(epsilon: np.ndarray, mu: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """delta of mu-GDP at ``epsilon``, for 0 < mu < inf, and a bound on its rounding error."""
+    """Return delta of mu-GDP at ``epsilon``, for 0 < mu < inf, and a bound on its rounding error."""
     # delta_mu(e) = Phi(mu / 2 - e / mu) - e^e Phi(-mu / 2 - e / mu)
     x = epsilon / mu
     first = ndtr(0.5 * mu - x)
@@ -47,12 +47,13 @@ def gaussian_delta(epsilon: np.ndarray, mu: float | np.ndarray) -> tuple[np.ndar
     with np.errstate(over="ignore"):
         density = np.exp(-0.5 * (0.5 * mu - x) ** 2)
     sizes = np.where(second > 0, epsilon - log_tail, 0.0)
-    error = 1e-15 * (first + density * np.minimum(mu + x, 1e300) + second * (4.0 + sizes))
+    size_of_arguments = np.minimum(mu + x, 1e300)
+    error = 1e-15 * (first + density * size_of_arguments + second * (4.0 + sizes))
     return np.maximum(first - second, 0.0), error
 
 
 def certified_regret(deltas: Deltas, mu: float) -> Bounds:
-    """The bracket on the regret of reporting ``mu`` for a symmetric curve.
+    """Return the bracket on the regret of reporting ``mu`` for a symmetric curve.
 
     Args:
         deltas: maps an array of `NUM_POINTS` increasing epsilon >= 0 and a relative width to certified bounds on delta
@@ -89,7 +90,7 @@ def certified_regret(deltas: Deltas, mu: float) -> Bounds:
         if best.upper <= _slightly_above(lower, 1.0):
             break
 
-        # Divide the intervals that may hold more than was found.
+        # Divide the intervals whose quotient may exceed the lower end.
         wide = np.flatnonzero(of_intervals > _slightly_above(lower, 0.5))
         if wide.size:
             epsilon, _, _ = points
@@ -100,7 +101,7 @@ def certified_regret(deltas: Deltas, mu: float) -> Bounds:
 
 
 def _regret_of_infinity(deltas: Deltas) -> Bounds:
-    """The regret of reporting mu = inf: f is moved until its fixed point (1 - delta(0)) / 2 is at the origin."""
+    """Return the regret of reporting mu = inf: f is moved until its fixed point (1 - delta(0)) / 2 is at the origin."""
     answer = deltas(np.linspace(0.0, 1.0, NUM_POINTS), _WIDTHS[-1])
     lower = 0.5 * (1.0 - np.asarray(answer.upper)[0])
     upper = 0.5 * (1.0 - np.asarray(answer.lower)[0])
@@ -108,41 +109,49 @@ def _regret_of_infinity(deltas: Deltas) -> Bounds:
 
 
 def _slightly_above(regret: float, share: float) -> float:
-    """The upper end of a bracket on ``regret`` of so large a share of the width that is aimed at."""
-    return max(regret * (1.0 + share * _RELATIVE_WIDTH), regret + share * _ABSOLUTE_WIDTH)
+    """Return the upper end of a bracket from ``regret`` on, whose width is a share of the width that is aimed at."""
+    by_relative_width = regret * (1.0 + share * _RELATIVE_WIDTH)
+    by_absolute_width = regret + share * _ABSOLUTE_WIDTH
+    return max(by_relative_width, by_absolute_width)
 
 
 def _outward(lower: float, upper: float) -> Bounds:
+    """Return the bracket moved outwards by rounding, in [0, 1/2]."""
     below = np.float64(lower) * (1.0 - 1e-15)
     above = np.float64(upper) * (1.0 + 1e-15)
     return Bounds(np.clip(below, 0.0, 0.5), np.clip(above, 0.0, 0.5))
 
 
 def _quotient_of_gaussian(epsilon: float, mu: float) -> float:
-    """An upper bound on the quotient at every larger epsilon."""
+    """Return an upper bound on the quotient at every larger epsilon."""
     value, error = gaussian_delta(np.asarray(epsilon), mu)
-    return float((value + error) / (1.0 + np.exp(epsilon)) * (1.0 + 1e-15))
+    quotient = (value + error) / (1.0 + np.exp(epsilon))
+    return float(quotient * (1.0 + 1e-15))
 
 
 def _where_negligible(mu: float) -> float:
-    """An epsilon beyond which the quotient is a small share of what it is at 0 for the identity."""
+    """Return an epsilon beyond which the quotient is a small share of its value at 0 for the identity."""
     goal = _NEGLIGIBLE * _quotient_of_gaussian(0.0, mu)
-    negligible, _ = bisect_on_host(
-        lambda epsilon: _quotient_of_gaussian(epsilon, mu) <= goal, _LARGEST_EPSILON, 0.0, num_iterations=60
-    )
+
+    def is_negligible(epsilon: float) -> bool:
+        return _quotient_of_gaussian(epsilon, mu) <= goal
+
+    negligible, _ = bisect_on_host(is_negligible, _LARGEST_EPSILON, 0.0, num_iterations=60)
     return float(negligible)
 
 
 def merged(old: Points, new: Points) -> Points:
-    """All points in order, each once, with the best of its bounds."""
-    epsilon = np.append(old[0], new[0])
+    """Return all points in order, each once, with the best of its bounds."""
+    old_epsilon, old_lower, old_upper = old
+    new_epsilon, new_lower, new_upper = new
+    epsilon = np.append(old_epsilon, new_epsilon)
     points, index = np.unique(epsilon, return_inverse=True)
 
     # The largest lower bound of each point, and the smallest upper one.
     lower = np.zeros_like(points)
     upper = np.ones_like(points)
-    np.maximum.at(lower, index, np.append(old[1], new[1]))
-    np.minimum.at(upper, index, np.append(old[2], new[2]))
+    np.maximum.at(lower, index, np.append(old_lower, new_lower))
+    np.minimum.at(upper, index, np.append(old_upper, new_upper))
 
     # delta falls with epsilon, so each bound holds on one side of its point, too.
     lower = np.maximum.accumulate(lower[::-1])[::-1]
@@ -151,7 +160,7 @@ def merged(old: Points, new: Points) -> Points:
 
 
 def _quotients(points: Points, mu: float) -> tuple[np.ndarray, np.ndarray]:
-    """Lower bounds on the quotient at every point, and upper bounds on it over every interval between two of them."""
+    """Return lower bounds on the quotient at every point, and upper bounds on it over every interval between two."""
     epsilon, lower, upper = points
     gaussian, error = gaussian_delta(epsilon, mu)
     # y - 1, whose differences keep their digits near epsilon = 0.
@@ -163,7 +172,8 @@ def _quotients(points: Points, mu: float) -> tuple[np.ndarray, np.ndarray]:
     run = shifted[:, None] - shifted[None, :]
     slopes = np.where(run > 0, right[None, :], left[None, :])
     lines = lower[None, :] + slopes * run
-    lower = np.maximum(lower, np.max(lines, axis=1) * (1.0 - 1e-12) - 1e-15)
+    highest_lines = np.max(lines, axis=1) * (1.0 - 1e-12) - 1e-15
+    lower = np.maximum(lower, highest_lines)
     right, left = _slopes(shifted, lower, upper)
 
     # Two linear functions that are above the numerator on an interval, each by its values at the two ends.
@@ -188,18 +198,20 @@ def _quotients(points: Points, mu: float) -> tuple[np.ndarray, np.ndarray]:
     denominator = 2.0 + shifted[:-1] + share * length
     at_crossing = np.where(crosses, numerator / denominator, -np.inf)
 
-    of_intervals = np.maximum(np.maximum(at_start, at_end), at_crossing)
+    at_ends = np.maximum(at_start, at_end)
+    of_intervals = np.maximum(at_ends, at_crossing)
     slack = 1e-12 * np.abs(of_intervals) + 1e-15
     return at_points - 1e-15, of_intervals + slack
 
 
 def _slopes(shifted: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A lower bound on the slope of D_f to the right of every point, and an upper bound on that to its left."""
+    """Return a lower bound on the slope of D_f to the right of every point, and an upper bound on that to its left."""
     run = shifted[:, None] - shifted[None, :]
     rise = lower[:, None] - upper[None, :]
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = rise / run
-        rounding = 1e-12 + 1e-15 * (shifted[:, None] + shifted[None, :]) / np.abs(run)
+        sizes = shifted[:, None] + shifted[None, :]
+        rounding = 1e-12 + 1e-15 * sizes / np.abs(run)
         steeper = slopes * (1.0 + rounding)
         flatter = slopes * (1.0 - np.minimum(rounding, 1.0))
     # A symmetric curve has no slope below -1/2 here.

@@ -284,12 +284,12 @@ def test_an_average_is_that_of_all_pairs(share, factor):
     """Beside a sum over all pairs, of two laws with any masses."""
     rng = np.random.default_rng(7)
     size, spacing = 61, 0.11
-    grid = _law.Grid(-2.5, spacing, size)
+    grid = _law.RatioGrid(-2.5, spacing, size)
 
     def law(scale):
         upper, lower = rng.exponential(size=(2, size)) * np.exp(-scale * np.linspace(-1, 1, size) ** 2)
         excess = lower * rng.uniform(-0.5, 0.5, size) * spacing
-        return _law.Law(upper, 1e-3, 2e-3, lower, excess, 1e-15, 1e-15, 1e-15)
+        return _law.RatioLaw(upper, 1e-3, 2e-3, lower, excess, 1e-15, 1e-15, 1e-15)
 
     first, second = law(3.0), law(5.0)
     made, finer = _average.average(first, second, grid, share, factor)

@@ -70,6 +70,17 @@ def test_no_data_set_exceeds_the_bound(noise, prob, num_examples, capacity):
     assert (found + error >= bounds.lower).all()
 
 
+@pytest.mark.parametrize(("noise", "prob", "num_examples", "capacity"), CASES)
+def test_no_data_set_exceeds_the_bound_without_second_kind(noise, prob, num_examples, capacity):
+    """A step in which the example pushes out another is an event of probability p q, in which all is lost."""
+    found = worst(noise, prob, num_examples, capacity)
+    (step,) = _truncated._above(TruncatedPoissonEvent(noise, prob, 1, num_examples, capacity), spare=1.0)
+    displaced = prob * stats.binom.sf(capacity - 1, num_examples - 1, prob)
+    assert (step.noise_multiplier, step.sampling_prob) == (noise, prob)
+    assert step.overflow == pytest.approx(displaced, rel=1e-8, abs=1e-30)
+    assert (found <= delta_bounds(step, epsilon=EPSILONS).upper + 2e-5 * found).all()
+
+
 def test_poisson_accounting_would_be_wrong():
     """Many examples are drawn, and one that takes the place of another moves the sum by two."""
     noise, prob, num_examples, capacity = 0.7, 0.9, 6, 4

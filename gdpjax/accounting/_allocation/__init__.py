@@ -5,7 +5,7 @@ The method, in the order in which it is derived: `_law` (the law of a likelihood
 blocks, and the public functions), `_ledger` (any question, beside other events).
 """
 
-from gdpjax.accounting._allocation._bounds import allocation_delta_bounds, allocation_epsilon_bounds
+from gdpjax.accounting._allocation._bounds import allocation_delta_bounds, allocation_epsilon_bounds, make_scheme
 from gdpjax.accounting._allocation._ledger import of_allocation
 
-__all__ = ["allocation_delta_bounds", "allocation_epsilon_bounds", "of_allocation"]
+__all__ = ["allocation_delta_bounds", "allocation_epsilon_bounds", "make_scheme", "of_allocation"]

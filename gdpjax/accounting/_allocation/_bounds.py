@@ -28,8 +28,8 @@ from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._allocation import _average, _lognormal, _one_run
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
 from gdpjax.accounting._numeric import _closed_forms, _contour_choice, _directions
-from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._atoms import OutcomeEvents
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _EPSILON_WIDTH = 3e-4
 _DELTA_WIDTH = 3e-3
@@ -42,10 +42,11 @@ _FIRST_LOG_DELTA = -25.0
 _GUESSES = 2
 _SLACK = 1e-9
 _TINY = 2.3e-308
+_EXP_ROUNDING = 1e-12
 
 
 class Scheme(NamedTuple):
-    """What is run, in blocks of steps in each of which an example takes part once.
+    """A run in blocks of steps, in each of which an example takes part once.
 
     There are ``counts[0]`` blocks of ``block`` steps and ``counts[1]`` blocks of one step more.
     """
@@ -56,44 +57,54 @@ class Scheme(NamedTuple):
 
     @property
     def num_blocks(self) -> float:
+        """Return the number of all blocks."""
         return sum(self.counts)
 
     @property
     def squared_mu(self) -> float:
-        """mu^2 of the run if it were known in which steps an example takes part."""
+        """Return mu^2 of the run if it were known in which steps an example takes part."""
         return self.num_blocks / self.noise_multiplier**2
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether an example takes part in every step, so that the run has just that mu."""
+        """Return whether an example takes part in every step, so that the run has just that mu."""
         return self.block == 1 and self.counts[1] == 0
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one block altogether, and nothing to compose."""
+        """Return whether there is one block altogether, and nothing to compose."""
         return self.num_blocks == 1
 
     @property
     def has_small_noise(self) -> bool:
-        """Whether the noise is below the smallest that the grid is made for, so that nothing is known from above."""
+        """Return whether the noise is too small for the grid, so that nothing is known from above."""
         return self.noise_multiplier < _lognormal.SMALLEST_NOISE
 
     @property
     def num_cells(self) -> int:
-        """How many grid values it takes: the more, the longer the blocks."""
-        return min(max(math.ceil(420.0 * self.block**0.35), FEWEST_CELLS), _MOST_CELLS)
+        """Return the number of grid values: the longer the blocks, the more."""
+        num_cells = math.ceil(420.0 * self.block**0.35)
+        return min(max(num_cells, FEWEST_CELLS), _MOST_CELLS)
 
 
-def make_scheme(noise_multiplier: float, steps: float, epochs: float, selected: float, fixed: float) -> Scheme:
-    """The blocks of ``epochs`` epochs in which ``selected`` of ``steps`` steps are drawn, one from each block.
+def make_scheme(
+    noise_multiplier: float,
+    steps: float,
+    epochs: float,
+    selected: float,
+    fixed: float,
+) -> Scheme:
+    """Return the blocks of ``epochs`` epochs in which ``selected`` of ``steps`` steps are drawn, one from each block.
 
     With ``fixed`` bins all epochs use the same draw. An example's E steps in a bin are then together one step with the
     noise multiplier s / sqrt(E).
     """
     if fixed > 0:
-        noise_multiplier, epochs = noise_multiplier / math.sqrt(epochs), 1.0
-    block, longer = divmod(int(steps), int(selected))
-    return Scheme(noise_multiplier, block, (epochs * (selected - longer), epochs * longer))
+        noise_multiplier = noise_multiplier / math.sqrt(epochs)
+        epochs = 1.0
+    block, num_longer = divmod(int(steps), int(selected))
+    counts = (epochs * (selected - num_longer), epochs * num_longer)
+    return Scheme(noise_multiplier, block, counts)
 
 
 class Sides(NamedTuple):
@@ -102,40 +113,61 @@ class Sides(NamedTuple):
     None stands for a side of which nothing is known.
     """
 
-    below: tuple[Atoms, ...] | None
-    above: tuple[Atoms, ...] | None
+    below: tuple[OutcomeEvents, ...] | None
+    above: tuple[OutcomeEvents, ...] | None
 
 
-def events_of_scheme(scheme: Scheme, log_tail: float, num_cells: int | None = None) -> Sides:
-    """Both sides of the blocks, where tails of e^log_tail are left out at each end and in each round.
+def events_of_scheme(
+    scheme: Scheme,
+    log_tail: float,
+    num_cells: int | None = None,
+) -> Sides:
+    """Return both sides of the blocks, where tails of e^log_tail are left out at each end and in each round.
 
     Noise multipliers below the smallest that the grid is made for count as that one, which understates.
     """
     # The relative error of a mass doubles with the number of steps.
     if scheme.block * 100.0 * UNIT_ROUNDOFF >= _LARGEST_ROUNDING:
         return Sides(None, None)
-    noise = max(scheme.noise_multiplier, _lognormal.SMALLEST_NOISE)
-    step, grid = _lognormal.one_step(noise, num_cells or scheme.num_cells, log_tail)
-    laws, grid = _average.average_of_steps(step, grid, scheme.block, scheme.counts[1] > 0, log_tail)
+    noise_multiplier = max(scheme.noise_multiplier, _lognormal.SMALLEST_NOISE)
+    step, grid = _lognormal.one_step(noise_multiplier, num_cells or scheme.num_cells, log_tail)
+    also_next = scheme.counts[1] > 0
+    laws, grid = _average.average_of_steps(step, grid, scheme.block, also_next, log_tail)
 
-    def events(make: Callable[..., Pair]) -> tuple[Atoms, ...] | None:
-        pairs = [(count, make(law, grid)) for count, law in zip(scheme.counts, laws, strict=False) if count > 0]
-        if any(pair.rounding >= _LARGEST_ROUNDING for _, pair in pairs):
+    below = _as_events(scheme, noise_multiplier, [lower_pair(law, grid) for law in laws])
+    if scheme.has_small_noise:
+        return Sides(below, None)
+    above = _as_events(scheme, noise_multiplier, [upper_pair(law, grid) for law in laws])
+    return Sides(below, above)
+
+
+def _as_events(
+    scheme: Scheme,
+    noise_multiplier: float,
+    pairs: list[Pair],
+) -> tuple[OutcomeEvents, ...] | None:
+    """Return the pairs of the kinds of block as events of the contour; None where their rounding is large."""
+    events = []
+    for count, pair in zip(scheme.counts, pairs, strict=False):
+        if count == 0:
+            continue
+        if pair.rounding >= _LARGEST_ROUNDING:
             return None
-        return tuple(Atoms(num_steps=count, mu=1.0 / noise, **pair._asdict()) for count, pair in pairs)
-
-    return Sides(events(lower_pair), None if scheme.has_small_noise else events(upper_pair))
+        events.append(OutcomeEvents(num_steps=count, mu=1.0 / noise_multiplier, **pair._asdict()))
+    return tuple(events)
 
 
 def log_tail_of(schemes: list[Scheme], log_delta: float) -> float:
-    """The log of the mass to be left out at each end and in each round, so that a small share of delta is lost."""
-    rounds = 2.0 + math.log2(max(scheme.block for scheme in schemes))
-    total = rounds * sum(scheme.num_blocks for scheme in schemes)
-    return max(log_delta + math.log(_LOST_SHARE) - math.log(total), _LOWEST_LOG_TAIL)
+    """Return the log of the mass to leave out at each end and in each round, so that a small share of delta is lost."""
+    largest_block = max(scheme.block for scheme in schemes)
+    num_blocks = sum(scheme.num_blocks for scheme in schemes)
+    num_rounds = 2.0 + math.log2(largest_block)
+    log_tail = log_delta + math.log(_LOST_SHARE) - math.log(num_rounds * num_blocks)
+    return max(log_tail, _LOWEST_LOG_TAIL)
 
 
-def guess_log_delta(epsilon: float, events: Callable[[float], Run | None]) -> float:
-    """A rough log delta: how far a grid must reach depends on it, so two coarse grids give it first.
+def guess_log_delta(epsilon: float, events: Callable[[float], RunDescription | None]) -> float:
+    """Return a rough log delta, on which depends how far a grid must reach; two coarse grids give it.
 
     ``events`` makes the run for a guess of log delta. The larger of the two directions counts.
     """
@@ -144,23 +176,32 @@ def guess_log_delta(epsilon: float, events: Callable[[float], Run | None]) -> fl
         run = events(guess)
         if run is None:
             return _FIRST_LOG_DELTA
-        guesses = [_contour_choice.guess_log_delta(run.towards(sign), epsilon) for sign in run.signs]
-        guess = min(max(*guesses, _LOWEST_LOG_TAIL), 0.0) if np.all(np.isfinite(guesses)) else _FIRST_LOG_DELTA
+        guesses = [
+            _contour_choice.guess_log_delta(
+                run.towards(sign),
+                epsilon,
+            )
+            for sign in run.signs
+        ]
+        guess = _FIRST_LOG_DELTA
+        if np.all(np.isfinite(guesses)):
+            guess = min(max(*guesses, _LOWEST_LOG_TAIL), 0.0)
     return guess
 
 
-def _run(events: tuple[Atoms, ...]) -> Run:
-    """A run of nothing else."""
-    return Run((), (), events)
+def _run_of_events(events: tuple[OutcomeEvents, ...]) -> RunDescription:
+    """Return a run of nothing but these events."""
+    return RunDescription((), (), events)
 
 
-def only_pair(events: tuple[Atoms, ...]) -> Pair:
-    """The pair of the only event."""
-    return Pair(*(getattr(events[0], name) for name in Pair._fields))
+def only_pair(events: tuple[OutcomeEvents, ...]) -> Pair:
+    """Return the pair of the only event."""
+    fields = [getattr(events[0], name) for name in Pair._fields]
+    return Pair(*fields)
 
 
 def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
-    """The bracket on epsilon, the larger of the two directions."""
+    """Bracket epsilon, the larger of the two directions."""
     mu = math.sqrt(scheme.squared_mu)
     gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(mu)))
     # Where epsilon is close to zero delta fixes it absolutely.
@@ -168,7 +209,8 @@ def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
     if scheme.is_gaussian:
         return Bounds(max(gaussian * (1.0 - _SLACK) - 1e-12, 0.0), largest)
 
-    below, above = events_of_scheme(scheme, log_tail_of([scheme], math.log(delta)))
+    log_delta = math.log(delta)
+    below, above = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
     lower, upper = 0.0, largest
     if scheme.is_single:
         if below is not None:
@@ -176,27 +218,29 @@ def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
         if above is not None:
             upper = _one_run.upper_epsilon(only_pair(above), delta, largest)
         return Bounds(lower, upper)
+
     if below is not None:
-        found = _directions.epsilon_of_run(_run(below), math.log(delta), _EPSILON_WIDTH)
-        lower = float(np.fmax(found.lower, 0.0))
+        bracket = _directions.epsilon_of_run(_run_of_events(below), log_delta, _EPSILON_WIDTH)
+        lower = float(np.fmax(bracket.lower, 0.0))
     if above is not None:
-        found = _directions.epsilon_of_run(_run(above), math.log(delta), _EPSILON_WIDTH)
-        upper = float(np.fmin(found.upper, largest))
+        bracket = _directions.epsilon_of_run(_run_of_events(above), log_delta, _EPSILON_WIDTH)
+        upper = float(np.fmin(bracket.upper, largest))
     return Bounds(lower, upper)
 
 
 def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
-    """The bracket on delta, the larger of the two directions."""
+    """Bracket delta, the larger of the two directions."""
     gaussian = _closed_forms.gaussian_delta(epsilon, math.sqrt(scheme.squared_mu))
     largest = min(float(gaussian.upper) + _TINY, 1.0)
     if scheme.is_gaussian:
         return Bounds(max(float(gaussian.lower) - _TINY, 0.0), largest)
 
-    def coarse(log_delta: float) -> Run | None:
-        below = events_of_scheme(scheme, log_tail_of([scheme], log_delta), FEWEST_CELLS).below
-        return None if below is None else _run(below)
+    def coarse_run(log_delta: float) -> RunDescription | None:
+        log_tail = log_tail_of([scheme], log_delta)
+        below = events_of_scheme(scheme, log_tail, FEWEST_CELLS).below
+        return None if below is None else _run_of_events(below)
 
-    log_delta = guess_log_delta(epsilon, coarse)
+    log_delta = guess_log_delta(epsilon, coarse_run)
     below, above = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
     lower, upper = 0.0, largest
     if scheme.is_single:
@@ -206,12 +250,14 @@ def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
             upper = _one_run.upper_delta(only_pair(above), epsilon)
     else:
         if below is not None:
-            found = _directions.log_delta_of_run(_run(below), epsilon, _DELTA_WIDTH)
-            lower = float(np.exp(found.lower)) * (1.0 - 1e-12)
+            bracket = _directions.log_delta_of_run(_run_of_events(below), epsilon, _DELTA_WIDTH)
+            lower = float(np.exp(bracket.lower)) * (1.0 - _EXP_ROUNDING)
         if above is not None:
-            found = _directions.log_delta_of_run(_run(above), epsilon, _DELTA_WIDTH)
-            upper = float(np.exp(found.upper)) * (1.0 + 1e-12)
-    return Bounds(float(np.fmax(lower - _TINY, 0.0)), float(np.fmin(upper, largest)))
+            bracket = _directions.log_delta_of_run(_run_of_events(above), epsilon, _DELTA_WIDTH)
+            upper = float(np.exp(bracket.upper)) * (1.0 + _EXP_ROUNDING)
+    lower = float(np.fmax(lower - _TINY, 0.0))
+    upper = float(np.fmin(upper, largest))
+    return Bounds(lower, upper)
 
 
 _SCHEME = {
@@ -224,10 +270,20 @@ _SCHEME = {
 
 
 def _core(answer: Callable[[Scheme, float], Bounds]) -> Callable[..., Bounds]:
-    def core(noise: float, steps: float, epochs: float, selected: float, fixed: float, at: float) -> Bounds:
+    """Return a question about a scheme as a function of the numbers that describe the scheme."""
+
+    def core(
+        noise_multiplier: float,
+        steps: float,
+        epochs: float,
+        selected: float,
+        fixed: float,
+        query: float,
+    ) -> Bounds:
         if selected > steps:
             return Bounds(math.nan, math.nan)
-        return answer(make_scheme(noise, steps, epochs, selected, fixed), at)
+        scheme = make_scheme(noise_multiplier, steps, epochs, selected, fixed)
+        return answer(scheme, query)
 
     return core
 
@@ -237,13 +293,14 @@ _DELTA = batched(_core(delta_of_scheme), **{**_SCHEME, "epsilon": NONNEGATIVE}) 
 
 
 def _checked(steps_per_epoch: Array, num_selected: Array, bins: str) -> float:
-    """1.0 for fixed bins and 0.0 for fresh ones; ValueError for anything else, or for too many steps selected."""
+    """Return 1.0 for fixed bins and 0.0 for fresh ones; ValueError for others, or for too many steps selected."""
     if not isinstance(bins, str) or bins not in ("fresh", "fixed"):
         raise ValueError(f'bins must be "fresh" or "fixed", got {shown(bins)}')
     if not is_traced((steps_per_epoch, num_selected)):
         try:
             too_many = np.any(np.asarray(num_selected) > np.asarray(steps_per_epoch))
-        except Exception:  # neither numbers nor shapes that broadcast, which is refused with its own words
+        except Exception:
+            # Neither numbers nor shapes that broadcast, which is refused with its own words.
             too_many = False
         if too_many:
             raise ValueError(
@@ -253,10 +310,15 @@ def _checked(steps_per_epoch: Array, num_selected: Array, bins: str) -> float:
 
 
 def allocation_epsilon_bounds(
-    noise_multiplier: Array, steps_per_epoch: Array, num_epochs: Array, delta: Array,
-    *, num_selected: Array = 1, bins: str = "fresh",
-) -> Bounds:  # fmt: skip
-    """Certified bracket on the exact epsilon of random allocation with Gaussian noise.
+    noise_multiplier: Array,
+    steps_per_epoch: Array,
+    num_epochs: Array,
+    delta: Array,
+    *,
+    num_selected: Array = 1,
+    bins: str = "fresh",
+) -> Bounds:
+    """Bracket the exact epsilon of random allocation with Gaussian noise.
 
     In each epoch of t = steps_per_epoch steps an example takes part in exactly one, chosen uniformly and independently
     of other epochs. The smallest epsilon >= 0 with delta(epsilon) <= ``delta``, where delta(epsilon) is the larger of
@@ -293,10 +355,15 @@ def allocation_epsilon_bounds(
 
 
 def allocation_delta_bounds(
-    noise_multiplier: Array, steps_per_epoch: Array, num_epochs: Array, epsilon: Array,
-    *, num_selected: Array = 1, bins: str = "fresh",
-) -> Bounds:  # fmt: skip
-    """Certified bracket on the exact delta(epsilon) of random allocation with Gaussian noise.
+    noise_multiplier: Array,
+    steps_per_epoch: Array,
+    num_epochs: Array,
+    epsilon: Array,
+    *,
+    num_selected: Array = 1,
+    bins: str = "fresh",
+) -> Bounds:
+    """Bracket the exact delta(epsilon) of random allocation with Gaussian noise.
 
     See `allocation_epsilon_bounds` for the definition of delta(epsilon).
 

@@ -1,9 +1,12 @@
-"""Any question about runs in which random allocation is composed with other events.
+"""The questions about runs in which random allocation is composed with other events.
+
+`of_allocation` gives each question as a function of arrays, which `_allocated` asks about a `Ledger`.
 
 An epoch is two events given by their outcomes (`_numeric._atoms`), one a kind of block, in a pair that understates
-and in one that overstates: `_bounds.events_of_scheme`. They go into one `Run` beside the other phases and the events of
-bounded loss. Of the two runs, below and above, epsilon, delta and mu are asked: the lower end comes from the run below
-and the upper end from the one above. For the trade-off curve, which falls where the others rise, it is the reverse.
+and in one that overstates: `_bounds.events_of_scheme`. They go into one `RunDescription` beside the other phases and
+the events of bounded loss. Of the two runs, below and above, epsilon, delta and mu are asked: the lower end comes from
+the run below and the upper end from the one above. For the trade-off curve, which falls where the others rise, it is
+the reverse.
 What the run below leaves out is never part of a test, so the errors of its tests are those of tests of the true run.
 
 Nothing is known from the pairs where their rounding is large or the noise is below the smallest that they are made for:
@@ -26,13 +29,14 @@ from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme
 from gdpjax.accounting._numeric import _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
-from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._bounded_losses import Finite
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._atoms import OutcomeEvents
+from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _SLACK = 1e-9
 _TINY = 2.3e-308
+_EXP_ROUNDING = 1e-12
 _SMALLEST_PROB = 1e-30
 _SMALLEST_ALPHA = 1e-300
 _SMALLEST_NOISE_SEARCHED = 0.2
@@ -48,150 +52,233 @@ _PHASES = {"phase_noise": POSITIVE, "phase_prob": UNIT, "phase_steps": WHOLE}
 _FINITE = {"count": WHOLE, "bound": NONNEGATIVE, "categories": NONNEGATIVE}
 
 
-class _Parts(NamedTuple):
-    """What a run consists of."""
+class _AllocationRun(NamedTuple):
+    """The events of a run in which there is random allocation.
+
+    Attributes:
+        schemes: the random allocations.
+        steps: the phases of Gaussian steps.
+        finite: the events of bounded loss.
+    """
 
     schemes: list[Scheme]
-    steps: tuple[Step, ...]
-    finite: tuple[Finite, ...]
+    steps: tuple[SubsampledGaussian, ...]
+    finite: tuple[BoundedLossEvents, ...]
 
     @property
     def mu(self) -> float:
-        """The mu of all Gaussian steps if it were known in which of them an example takes part: the most it can be."""
-        squared = sum(step.num_steps / step.noise_multiplier**2 for step in self.steps)
-        return math.sqrt(squared + sum(scheme.squared_mu for scheme in self.schemes))
+        """Return the mu of all Gaussian steps if it were known in which an example takes part: the largest possible."""
+        squared_of_steps = sum(step.num_steps / step.noise_multiplier**2 for step in self.steps)
+        squared_of_schemes = sum(scheme.squared_mu for scheme in self.schemes)
+        return math.sqrt(squared_of_steps + squared_of_schemes)
 
     @property
     def whole_mu(self) -> float:
-        """A mu that the whole run has, with the events of bounded loss."""
-        return math.sqrt(self.mu**2 + _bounded_losses.squared_mu(self.finite)) * (1.0 + _SLACK)
+        """Return a mu that the whole run has, with the events of bounded loss."""
+        squared = self.mu**2 + _bounded_losses.squared_mu(self.finite)
+        return math.sqrt(squared) * (1.0 + _SLACK)
 
     @property
     def least_noise(self) -> float:
-        """The smallest noise multiplier of all."""
+        """Return the smallest noise multiplier of all."""
         return min(part.noise_multiplier for part in (*self.schemes, *self.steps))
 
 
-class _Bracket(NamedTuple):
-    """The runs below and above; None where nothing is known from a pair."""
+class _RunPair(NamedTuple):
+    """A run that reveals at most as much and one that reveals at least as much; None where nothing is known."""
 
-    below: Run | None
-    above: Run | None
+    below: RunDescription | None
+    above: RunDescription | None
 
 
-def _bracket(parts: _Parts, log_delta: float, num_cells: int | None = None) -> _Bracket:
-    """The runs of ``parts`` for a question about a delta of e^log_delta."""
-    log_tail = _bounds.log_tail_of(parts.schemes, log_delta)
-    sides = [_bounds.events_of_scheme(scheme, log_tail, num_cells) for scheme in parts.schemes]
-
-    def run(steps: tuple[Step, ...], events: list[tuple[Atoms, ...] | None]) -> Run | None:
-        if any(one is None for one in events):
-            return None
-        return Run(steps, parts.finite, tuple(event for one in events for event in one or ()))
+def _run_pair(
+    run: _AllocationRun,
+    log_delta: float,
+    num_cells: int | None = None,
+) -> _RunPair:
+    """Return the runs below and above for a question about a delta of e^log_delta."""
+    log_tail = _bounds.log_tail_of(run.schemes, log_delta)
+    sides = [_bounds.events_of_scheme(scheme, log_tail, num_cells) for scheme in run.schemes]
 
     # Phases of a tiny probability are computed with a larger one, and left out below.
-    kept = tuple(step for step in parts.steps if step.sampling_prob >= _SMALLEST_PROB)
-    raised = tuple(
-        dataclasses.replace(step, sampling_prob=max(step.sampling_prob, _SMALLEST_PROB)) for step in parts.steps
+    steps_below = []
+    steps_above = []
+    for step in run.steps:
+        if step.sampling_prob >= _SMALLEST_PROB:
+            steps_below.append(step)
+        larger_prob = max(step.sampling_prob, _SMALLEST_PROB)
+        steps_above.append(dataclasses.replace(step, sampling_prob=larger_prob))
+    below = _joined(steps_below, run.finite, [side.below for side in sides])
+    above = _joined(steps_above, run.finite, [side.above for side in sides])
+    return _RunPair(below, above)
+
+
+def _joined(
+    steps: list[SubsampledGaussian],
+    finite: tuple[BoundedLossEvents, ...],
+    events_of_schemes: list[tuple[OutcomeEvents, ...] | None],
+) -> RunDescription | None:
+    """Return the run of all these events; None where nothing is known of a scheme."""
+    events = []
+    for events_of_scheme in events_of_schemes:
+        if events_of_scheme is None:
+            return None
+        events.extend(events_of_scheme)
+    return RunDescription(tuple(steps), finite, tuple(events))
+
+
+def _epsilon(run: _AllocationRun, delta: float) -> Bounds:
+    """Bracket epsilon at delta."""
+    log_delta = math.log(delta)
+    below, above = _run_pair(run, log_delta)
+    lower = 0.0
+    if below is not None:
+        bracket = _directions.epsilon_of_run(below, log_delta)
+        lower = float(np.fmax(bracket.lower, lower))
+
+    # The epsilon of the whole run if it is known when an example takes part.
+    gaussian = float(
+        epsilon_kernel(
+            np,
+            np.asarray(delta),
+            np.asarray(1.0 - delta),
+            np.asarray(run.mu),
+        )
     )
-    return _Bracket(run(kept, [side.below for side in sides]), run(raised, [side.above for side in sides]))
+    upper = gaussian * (1.0 + _SLACK) + 1e-12 + _bounded_losses.largest_loss(run.finite)
+    if above is not None:
+        bracket = _directions.epsilon_of_run(above, log_delta)
+        upper = float(np.fmin(bracket.upper, upper))
+    return Bounds(lower, upper)
 
 
-def _at_least(number: float, run: Run | None, known: Callable[[Run], float]) -> float:
-    """The larger of a number and of what is known from a run, if anything is."""
-    return number if run is None else float(np.fmax(known(run), number))
+def _delta(run: _AllocationRun, epsilon: float) -> Bounds:
+    """Bracket delta at epsilon."""
 
+    def coarse_run(log_delta: float) -> RunDescription | None:
+        return _run_pair(run, log_delta, _bounds.FEWEST_CELLS).above
 
-def _at_most(number: float, run: Run | None, known: Callable[[Run], float]) -> float:
-    """The smaller of the two."""
-    return number if run is None else float(np.fmin(known(run), number))
+    log_delta = _bounds.guess_log_delta(epsilon, coarse_run)
+    below, above = _run_pair(run, log_delta)
+    lower = 0.0
+    if below is not None:
+        bracket = _directions.log_delta_of_run(below, epsilon)
+        lower = float(np.fmax(np.exp(bracket.lower) * (1.0 - _EXP_ROUNDING), lower))
 
-
-def _epsilon(parts: _Parts, delta: float) -> Bounds:
-    runs = _bracket(parts, math.log(delta))
-    gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(parts.mu)))
-    trivial = gaussian * (1.0 + _SLACK) + 1e-12 + _bounded_losses.largest_loss(parts.finite)
-    return Bounds(
-        _at_least(0.0, runs.below, lambda run: _directions.epsilon_of_run(run, math.log(delta)).lower),
-        _at_most(trivial, runs.above, lambda run: _directions.epsilon_of_run(run, math.log(delta)).upper),
-    )
-
-
-def _delta(parts: _Parts, epsilon: float) -> Bounds:
-    def coarse(log_delta: float) -> Run | None:
-        return _bracket(parts, log_delta, _bounds.FEWEST_CELLS).above
-
-    runs = _bracket(parts, _bounds.guess_log_delta(epsilon, coarse))
     # Events of bounded loss shift epsilon by their largest loss at most.
-    rest = epsilon - _bounded_losses.largest_loss(parts.finite) * (1.0 + 1e-12)
-    trivial = 1.0
-    if rest >= 0:
-        trivial = float(_closed_forms.gaussian_delta(rest, parts.mu).upper)
-    lower = _at_least(
-        0.0, runs.below, lambda run: np.exp(_directions.log_delta_of_run(run, epsilon).lower) * (1.0 - 1e-12)
-    )
-    upper = _at_most(
-        trivial, runs.above, lambda run: np.exp(_directions.log_delta_of_run(run, epsilon).upper) * (1.0 + 1e-12)
-    )
+    upper = 1.0
+    shifted_epsilon = epsilon - _bounded_losses.largest_loss(run.finite) * (1.0 + _EXP_ROUNDING)
+    if shifted_epsilon >= 0:
+        upper = float(_closed_forms.gaussian_delta(shifted_epsilon, run.mu).upper)
+    if above is not None:
+        bracket = _directions.log_delta_of_run(above, epsilon)
+        upper = float(np.fmin(np.exp(bracket.upper) * (1.0 + _EXP_ROUNDING), upper))
     return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 
 
-def _mu(parts: _Parts, failure: float) -> Bounds:
-    whole = parts.whole_mu
-    # As for other runs: at the smallest noises the search takes long and finds little.
-    if parts.least_noise < _SMALLEST_NOISE_SEARCHED:
-        return Bounds(0.0, whole)
-    runs = _bracket(parts, math.log(failure))
-    lower = _at_least(0.0, runs.below, lambda run: _dominating.mu_of_run(run, failure).lower)
-    upper = _at_most(whole, runs.above, lambda run: _dominating.mu_of_run(run, failure).upper)
-    return Bounds(min(lower, whole), upper)
+def _mu(run: _AllocationRun, failure: float) -> Bounds:
+    """Bracket mu at a failure probability."""
+    # As for other runs: at the smallest noises the search takes long and improves little.
+    whole_mu = run.whole_mu
+    if run.least_noise < _SMALLEST_NOISE_SEARCHED:
+        return Bounds(0.0, whole_mu)
+
+    below, above = _run_pair(run, math.log(failure))
+    lower = 0.0
+    if below is not None:
+        bracket = _dominating.mu_of_run(below, failure)
+        lower = float(np.fmax(bracket.lower, lower))
+    upper = whole_mu
+    if above is not None:
+        bracket = _dominating.mu_of_run(above, failure)
+        upper = float(np.fmin(bracket.upper, upper))
+    return Bounds(min(lower, whole_mu), upper)
 
 
-def _curve(parts: _Parts, alpha: float) -> Bounds:
+def _tradeoff_at(run: _AllocationRun, alpha: float) -> Bounds:
+    """Bracket the trade-off curve at alpha; it falls, so the run above gives the lower end."""
     if alpha in (0.0, 1.0):
         return Bounds(1.0 - alpha, 1.0 - alpha)
-    at = min(max(alpha, _SMALLEST_ALPHA), 1.0 - 1e-16)
-    trivial = float(ndtr(-ndtri(at) - parts.whole_mu)) * (1.0 - _SLACK) - 1e-15
-    scale = min(at, 1.0 - at, max(trivial, _LEAST_BETA))
-    runs = _bracket(parts, math.log(scale))
-    lower = _at_least(max(trivial, 0.0), runs.above, lambda run: _tradeoff.tradeoff_of_run(run, at).lower)
-    upper = _at_most(1.0 - at, runs.below, lambda run: _tradeoff.tradeoff_of_run(run, at).upper)
+    inner_alpha = min(max(alpha, _SMALLEST_ALPHA), 1.0 - 1e-16)
+    trivial = float(ndtr(-ndtri(inner_alpha) - run.whole_mu)) * (1.0 - _SLACK) - 1e-15
+    scale = min(inner_alpha, 1.0 - inner_alpha, max(trivial, _LEAST_BETA))
+
+    below, above = _run_pair(run, math.log(scale))
+    lower = max(trivial, 0.0)
+    if above is not None:
+        bracket = _tradeoff.tradeoff_of_run(above, inner_alpha)
+        lower = float(np.fmax(bracket.lower, lower))
+    upper = 1.0 - inner_alpha
+    if below is not None:
+        bracket = _tradeoff.tradeoff_of_run(below, inner_alpha)
+        upper = float(np.fmin(bracket.upper, upper))
+
     # The curve falls, so below the smallest alpha only the lower bound at it holds.
-    return Bounds(lower, 1.0 if alpha < _SMALLEST_ALPHA else upper)
+    if alpha < _SMALLEST_ALPHA:
+        upper = 1.0
+    return Bounds(lower, upper)
 
 
-_QUESTIONS: dict[str, tuple[Callable[[_Parts, float], Bounds], str, Domain]] = {
+_QUESTIONS: dict[str, tuple[Callable[[_AllocationRun, float], Bounds], str, Domain]] = {
     "epsilon": (_epsilon, "delta", OPEN_UNIT),
     "delta": (_delta, "epsilon", NONNEGATIVE),
     "mu": (_mu, "failure", OPEN_UNIT),
-    "tradeoff": (_curve, "alpha", UNIT),
+    "tradeoff": (_tradeoff_at, "alpha", UNIT),
 }
 
 
 def _rows(columns: Sequence[np.ndarray]) -> list[tuple[float, ...]]:
-    """The numbers of each event, from the columns of all."""
+    """Return the numbers of each event, from the columns of all."""
     return [tuple(map(float, row)) for row in zip(*columns, strict=True)]
 
 
+def _make_run(
+    scheme_columns: Sequence[np.ndarray],
+    step_columns: Sequence[np.ndarray],
+    finite_columns: Sequence[np.ndarray],
+) -> _AllocationRun:
+    """Return the run with these columns of numbers, without the events that do nothing."""
+    schemes = [_bounds.make_scheme(*row) for row in _rows(scheme_columns)]
+    steps = []
+    for noise_multiplier, sampling_prob, num_steps in _rows(step_columns):
+        step = SubsampledGaussian(noise_multiplier, sampling_prob, num_steps)
+        if step.sampling_prob > 0 and step.num_steps > 0:
+            steps.append(step)
+    finite = []
+    for row in _rows(finite_columns):
+        event = BoundedLossEvents(*row)
+        if event.num_steps > 0 and event.bound > 0:
+            finite.append(event)
+    return _AllocationRun(schemes, tuple(steps), tuple(finite))
+
+
 @functools.cache
-def of_allocation(question: str, with_steps: bool, with_finite: bool) -> Callable[..., Any]:
-    """The question about runs of allocation, which are the last axis of its five arguments, and other events.
+def of_allocation(
+    question: str,
+    with_steps: bool,
+    with_finite: bool,
+) -> Callable[..., Any]:
+    """Return the question about runs of allocation, which are the last axis of its five arguments, and other events.
 
     Called with (noise_multiplier, steps_per_epoch, num_epochs, num_selected, fixed), then the phases and the events of
-    bounded loss as in `_numeric.of_phases` where there are any, then what it is asked at.
+    bounded loss as in `_numeric.of_phases` where there are any, then the number that it is asked at.
     """
     ask, name, domain = _QUESTIONS[question]
+    domains = dict(_ALLOCATION)
+    groups = [len(_ALLOCATION)]
+    if with_steps:
+        domains.update(_PHASES)
+        groups.append(len(_PHASES))
+    if with_finite:
+        domains.update(_FINITE)
+        groups.append(len(_FINITE))
+    domains[name] = domain
 
     def core(*values: Any) -> Bounds:
-        *columns, at = values
-        schemes = [_bounds.make_scheme(*row) for row in _rows(columns[:5])]
-        phases = [Step(noise, prob, count) for noise, prob, count in _rows(columns[5:8] if with_steps else [])]
-        events = [Finite(*row) for row in _rows(columns[-3:] if with_finite else [])]
-        # What does nothing is left out.
-        steps = tuple(phase for phase in phases if phase.sampling_prob > 0 and phase.num_steps > 0)
-        finite = tuple(event for event in events if event.num_steps > 0 and event.bound > 0)
-        return ask(_Parts(schemes, steps, finite), at)
+        *columns, query = values
+        step_columns = columns[5:8] if with_steps else []
+        finite_columns = columns[-3:] if with_finite else []
+        run = _make_run(columns[:5], step_columns, finite_columns)
+        return ask(run, query)
 
-    domains = {**_ALLOCATION, **(_PHASES if with_steps else {}), **(_FINITE if with_finite else {}), name: domain}
-    groups = (5, *((3,) if with_steps else ()), *((3,) if with_finite else ()))
-    return batched(core, phase_groups=groups, **domains)  # pyright: ignore
+    return batched(core, phase_groups=tuple(groups), **domains)  # pyright: ignore

@@ -1,4 +1,4 @@
-"""The law of one step: R = e^{g / s - 1 / (2 s^2)}, g standard normal under Q, s the noise multiplier.
+"""The law of one step, R = e^{g / s - 1 / (2 s^2)}, g standard normal under Q, s the noise multiplier.
 
 The grid is uniform in g, between -reach and 1/s + reach. In a cell [g_k, g_{k+1}] of width w = s h, with the values y_k
 and y_{k+1} = y_k e^h at its ends and x = (g - g_k) / s, the three masses that are needed are integrals of positive
@@ -22,33 +22,42 @@ import math
 
 import numpy as np
 
-from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Grid, Law
+from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, RatioGrid, RatioLaw
 
 SMALLEST_NOISE = 0.05
 _LARGEST_LOG_VALUE = 650.0
-"""So that the values are numbers: it is less than the reach wants only at the smallest noises and deltas."""
+"""It keeps the values finite, and is less than the reach needs only at the smallest noises and deltas."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
-def one_step(noise_multiplier: float, size: int, log_tail: float) -> tuple[Law, Grid]:
-    """The law of one step on ``size`` values, which leaves out tails of about e^log_tail."""
+def one_step(
+    noise_multiplier: float,
+    size: int,
+    log_tail: float,
+) -> tuple[RatioLaw, RatioGrid]:
+    """Return the law of one step on ``size`` values, which leaves out tails of about e^log_tail."""
     shift = 1.0 / noise_multiplier
-    reach = min(math.sqrt(-2.0 * log_tail), (_LARGEST_LOG_VALUE - 0.5 * shift**2) / shift)
+    largest_reach = (_LARGEST_LOG_VALUE - 0.5 * shift**2) / shift
+    reach = min(math.sqrt(-2.0 * log_tail), largest_reach)
     width = (2.0 * reach + shift) / (size - 1.0)
     spacing = width * shift
-    grid = Grid(-reach * shift - 0.5 * shift**2, spacing, size)
+    grid = RatioGrid(-reach * shift - 0.5 * shift**2, spacing, size)
 
     # The nodes of each cell, half by half [size - 1, 2, 16], with the density folded into their weights.
     start = (-reach + width * np.arange(size - 1))[:, None, None]
     inside = 0.25 * width * (1.0 + _NODES + np.array([[0.0], [2.0]]))
-    density = np.exp(-0.5 * (start + inside) ** 2) * (0.25 * width / math.sqrt(2.0 * math.pi) * _WEIGHTS)
+    weights = 0.25 * width / math.sqrt(2.0 * math.pi) * _WEIGHTS
+    density = np.exp(-0.5 * (start + inside) ** 2) * weights
 
     # e^x - 1 and e^h - e^x, without cancellation.
     rise = inside * shift
     above_left = np.expm1(rise)
     below_right = np.expm1(rise - spacing)
     to_right = np.sum(density * above_left, axis=(1, 2)) / math.expm1(spacing)
-    to_left = np.sum(density * -below_right, axis=(1, 2)) * (math.exp(spacing) / math.expm1(spacing))
+    to_left = np.sum(
+        density * -below_right,
+        axis=(1, 2),
+    ) * (math.exp(spacing) / math.expm1(spacing))
 
     # The P-mass below -reach, at the value y_0, is a Q-mass of P(-reach) / y_0 = e^{-reach^2 / 2} / 2 at most.
     tail = 0.5 * math.exp(-0.5 * reach**2) * (1.0 + 1e-9)
@@ -60,10 +69,10 @@ def one_step(noise_multiplier: float, size: int, log_tail: float) -> tuple[Law, 
     upper[-1] += far_tail
 
     # Each half goes to the nearer label.
-    halves = np.sum(density, axis=2)
+    half_masses = np.sum(density, axis=2)
     lower = np.zeros(size)
-    lower[:-1] += halves[:, 0]
-    lower[1:] += halves[:, 1]
+    lower[:-1] += half_masses[:, 0]
+    lower[1:] += half_masses[:, 1]
     excess = np.zeros(size)
     excess[:-1] += np.sum(density[:, 0] * above_left[0], axis=1)
     excess[1:] += np.sum(density[:, 1] * below_right[1], axis=1)
@@ -71,7 +80,7 @@ def one_step(noise_multiplier: float, size: int, log_tail: float) -> tuple[Law, 
     # The exponent of the density is right to a few ulp of its size, and a node to a few ulp of its size.
     rounding = UNIT_ROUNDOFF * (100.0 + 8.0 * (reach + shift) ** 2)
     displacement = 16.0 * UNIT_ROUNDOFF * grid.reach
-    law = Law(
+    law = RatioLaw(
         upper=upper,
         at_zero=tail + 1e-300,
         at_infinity=tail + grid.underflow(),

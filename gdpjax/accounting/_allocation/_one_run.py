@@ -1,4 +1,4 @@
-"""delta and epsilon of one finite pair, without composition: sums of positive terms.
+"""Delta and epsilon of one finite pair, without composition: sums of positive terms.
 
 remove: delta(e) = sum_k p_k (1 - e^{e - L_k})_+ + lost P,     add: delta(e) = sum_k q_k (1 - e^{e + L_k})_+ + lost Q,
 
@@ -18,7 +18,7 @@ _TO_SAFE_SIDE = 1e-7
 _CLOSE = 2e-7
 
 
-class _Side(NamedTuple):
+class _Direction(NamedTuple):
     """One direction of a pair: the outcomes' losses and masses, and the mass of infinite loss."""
 
     loss: np.ndarray
@@ -26,56 +26,62 @@ class _Side(NamedTuple):
     lost: float
 
     def delta(self, epsilon: float) -> tuple[float, float]:
-        """(delta, its rate of decrease in epsilon), without errors."""
+        """Return (delta, its rate of decrease in epsilon), without errors."""
         exceeds = self.loss > epsilon
         mass = self.mass[exceeds]
-        excess = epsilon - self.loss[exceeds]
-        value = float(np.sum(mass * -np.expm1(excess))) + self.lost
-        return value, float(np.sum(mass * np.exp(excess)))
+        difference = epsilon - self.loss[exceeds]
+        value = float(np.sum(mass * -np.expm1(difference))) + self.lost
+        rate = float(np.sum(mass * np.exp(difference)))
+        return value, rate
 
 
-class Curve:
+class PairBound:
     """The bound on delta(epsilon) that a pair gives, moved by its errors up (side 1) or down (side -1)."""
 
     def __init__(self, pair: Pair, side: float) -> None:
-        self._remove = _Side(pair.log_ratio, np.exp(pair.log_p), pair.lost_p)
-        self._add = _Side(-pair.log_ratio, np.exp(pair.log_q), pair.lost_q)
+        self._remove = _Direction(pair.log_ratio, np.exp(pair.log_p), pair.lost_p)
+        self._add = _Direction(-pair.log_ratio, np.exp(pair.log_q), pair.lost_q)
         # Each direction sums that many terms.
-        self._factor = 1.0 + side * (2.0 * pair.rounding + UNIT_ROUNDOFF * (2.0 * pair.log_ratio.size + 64.0))
-        self._largest = float(np.max(np.abs(pair.log_ratio)))
+        sum_rounding = UNIT_ROUNDOFF * (2.0 * pair.log_ratio.size + 64.0)
+        self._factor = 1.0 + side * (2.0 * pair.rounding + sum_rounding)
+        self._largest_loss = float(np.max(np.abs(pair.log_ratio)))
         self._displacement = pair.displacement
         self._side = side
 
     def delta(self, epsilon: float) -> tuple[float, float]:
-        """The larger of the two directions, and about its rate of decrease in epsilon."""
-        moved = epsilon - self._side * (self._displacement + 8.0 * UNIT_ROUNDOFF * (self._largest + epsilon))
-        value, rate = max(self._remove.delta(moved), self._add.delta(moved))
+        """Return the larger of the two directions, and about its rate of decrease in epsilon."""
+        loss_error = self._displacement + 8.0 * UNIT_ROUNDOFF * (self._largest_loss + epsilon)
+        moved_epsilon = epsilon - self._side * loss_error
+        value, rate = max(self._remove.delta(moved_epsilon), self._add.delta(moved_epsilon))
         return value * self._factor, rate
 
 
 def lower_delta(pair: Pair, epsilon: float) -> float:
-    """What delta is at least, for a pair that understates."""
-    return max(Curve(pair, -1.0).delta(epsilon)[0], 0.0)
+    """Return a lower bound on delta from a pair that understates."""
+    return max(PairBound(pair, -1.0).delta(epsilon)[0], 0.0)
 
 
 def upper_delta(pair: Pair, epsilon: float) -> float:
-    """What delta is at most, for a pair that overstates."""
-    return min(Curve(pair, 1.0).delta(epsilon)[0], 1.0)
+    """Return an upper bound on delta from a pair that overstates."""
+    return min(PairBound(pair, 1.0).delta(epsilon)[0], 1.0)
 
 
 def lower_epsilon(pair: Pair, delta: float, largest: float) -> float:
-    """What epsilon is at least, for a pair that understates, where it is known to be at most ``largest``."""
-    return _crossing(Curve(pair, -1.0), delta, largest, above=True)
+    """Return a lower bound on epsilon <= ``largest`` from a pair that understates."""
+    return _crossing(PairBound(pair, -1.0), delta, largest, above=True)
 
 
 def upper_epsilon(pair: Pair, delta: float, largest: float) -> float:
-    """What epsilon is at most, for a pair that overstates."""
-    curve = Curve(pair, 1.0)
-    return 0.0 if curve.delta(0.0)[0] <= delta else _crossing(curve, delta, largest, above=False)
+    """Return an upper bound on epsilon <= ``largest`` from a pair that overstates."""
+    curve = PairBound(pair, 1.0)
+    delta_at_zero, _ = curve.delta(0.0)
+    if delta_at_zero <= delta:
+        return 0.0
+    return _crossing(curve, delta, largest, above=False)
 
 
-def _crossing(curve: Curve, delta: float, largest: float, *, above: bool) -> float:
-    """The largest epsilon found at which the curve is above delta, or else the smallest at which it is not.
+def _crossing(curve: PairBound, delta: float, largest: float, *, above: bool) -> float:
+    """Return the largest known epsilon at which the curve is above delta, or else the smallest at which it is not.
 
     Newton's method for log delta proposes points, moved a little to the safe side; only a point at which the curve was
     evaluated is an answer. 0 and ``largest`` are ends to begin with, which every fourth step halves.
@@ -84,15 +90,20 @@ def _crossing(curve: Curve, delta: float, largest: float, *, above: bool) -> flo
     point = 0.5 * largest
     for i in range(_STEPS):
         value, rate = curve.delta(point)
-        safe = (value > delta) == above
+        is_safe = (value > delta) == above
         if value > delta:
             low = point
         else:
             high = point
 
-        newton = point + math.log(value / delta) * value / rate if value > 0 and rate > 0 else math.nan
-        if safe and abs(newton - point) <= _CLOSE * point:
+        # Newton's step for log delta, which is taken unless it leaves the bracket, or this is a step that halves.
+        newton = math.nan
+        if value > 0 and rate > 0:
+            newton = point + math.log(value / delta) * value / rate
+        if is_safe and abs(newton - point) <= _CLOSE * point:
             break
         proposal = newton * (1.0 - _TO_SAFE_SIDE if above else 1.0 + _TO_SAFE_SIDE)
-        point = proposal if low < proposal < high and i % 4 < 3 else 0.5 * (low + high)
+        point = 0.5 * (low + high)
+        if low < proposal < high and i % 4 < 3:
+            point = proposal
     return low if above else high

@@ -1,11 +1,15 @@
 """Certified composition of subsampled Gaussian steps and of events of bounded loss, by contour integration.
 
-The method, in the order in which it is derived: `_likelihood_ratio` (the likelihood ratio of a step), `_moments` (its moments),
-`_bounded_losses` (events of bounded loss), `_atoms` (events given by their outcomes), `_run_description` (a whole run), `_characteristic_function` (the
-composition along a line), `_contour` (delta and its bracket), `_contour_choice` (where the line goes), `_inversion` (epsilon from
-delta), `_rare_outcomes` (runs that hardly ever sample an example), `_directions` (directions and retries), `_tradeoff` and
-`_dominating` (the curve and mu), `_closed_forms` (closed forms), `_batch` (arrays), `_questions` (all of it, per run and per run
-in phases).
+The modules, in the order in which the method is derived:
+
+* `_likelihood_ratio`: the likelihood ratio of a step; `_moments`: its moments.
+* `_bounded_losses`, `_atoms`: events of bounded loss, and events given by their outcomes.
+* `_run_description`: a whole run; `_characteristic_function`: the composition along a line.
+* `_contour`: delta and its bracket; `_contour_choice`: where the line goes; `_inversion`: epsilon from delta.
+* `_rare_outcomes`: runs that hardly ever sample an example.
+* `_directions`: both directions, and as many tries as it needs.
+* `_tradeoff`, `_dominating`: the curve and mu; `_closed_forms`: runs that have one.
+* `_batch`: arrays; `_questions`: all of it, per run and per run in phases.
 
 All of it is NumPy in float64, one run after another, on the host. In a hard corner a number may be infinite or NaN;
 what is certified is decided by comparisons that NaN fails, and by `fmin` and `fmax`, which leave it out.

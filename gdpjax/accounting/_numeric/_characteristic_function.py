@@ -1,14 +1,19 @@
-"""The moment function of a composition along the line Re z = theta, with every error of it.
+"""The moments of a whole run along a vertical line, with a bound on every error.
 
-M(theta + it) = prod_j A_j(theta + it)^{T_j} over the phases j of a run, at t = k 2 pi / D, k < N. With the nodes of
-`_moments`, A_j(theta + it) / A_j(theta) = sum_i w_i e^{i t L_i}, a non-uniform Fourier transform of positive weights.
-For k = 64 k1 + k2, k2 < 64, the exponential is a product of two, so all the frequencies are one product of complex
-matrices, (N / 64, nodes) times (nodes, 64): some thirty times cheaper than as many sines and cosines.
+A run is a product of independent events. On the line z = theta + it its moments are therefore
 
-**Errors.** If the computed phi_j = A_j(theta + it) / A_j(theta) is off by at most u_j(t), quadrature and rounding, then
-with m_j = |phi_j| + u_j the product prod phi_j^{T_j} is off by at most (sum_j T_j u_j / m_j) prod m_j^{T_j} (telescope
-the product). Both phi and the computed one are at most 1 (up to rounding), so m_j may be capped there and the
-difference at 2. K(theta) itself is off by sum_j T_j u_j(0).
+    M(theta + it) = prod_j A_j(theta + it)^{T_j},        t = 0, h, 2h, ...,        h = 2 pi / D,
+
+where A_j are the moments of one event of kind j and T_j is its number. `transform` evaluates them on the line of a
+`Contour`, for the trapezoid sums of `_contour`. The result for each kind of event is one `EventsOnLine`, whatever its
+distribution is:
+
+* the quadrature nodes of a subsampled Gaussian step (`_moments`), or the outcomes of an event (`_atoms`), give
+  A_j(theta + it) / A_j(theta) = sum_i w_i e^{i t L_i} with positive weights w_i;
+* events of bounded loss have a formula (`_bounded_losses`).
+
+docs/theory/contour.md has the proofs: "The product along the line" for the errors of the product and for the matrix
+product by which the sums over i are evaluated, "Where the panels go" for the panels of the quadrature.
 """
 
 import math
@@ -19,25 +24,38 @@ import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _bounded_losses, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._bounded_losses import Finite
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Nodes, Window
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._atoms import OutcomeEvents
+from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, QuadratureNodes, QuadratureTotals, Window
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 MAX_PANELS = 512
 FREQUENCY_BLOCK = 256
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
+"""The frequencies up to which the error of the quadrature is bounded, relative to the cutoff."""
 _CELLS = 128
+"""The number of cells of a window on which the density of panels is evaluated."""
 _FINE = -40.0
+"""The `Contour.log_error` where no line is evaluated."""
 _INNER = 64
 _RADIX = 4
 _NODES_AT_ONCE = 1024
 
 
 class Contour(NamedTuple):
-    """Where the line is and how finely it is sampled; any values give true bounds, good ones give tight bounds."""
+    """A vertical line and how finely it is sampled. Any values give true bounds, and good ones give tight bounds.
+
+    Attributes:
+        theta: The real part of the line.
+        period: D. Frequencies are multiples of 2 pi / D.
+        eta: The smoothing.
+        cutoff: The largest frequency.
+        below: An exponent below theta, for the aliases on the left.
+        above: An exponent above theta, for the aliases on the right.
+        log_error: The log of the relative error of M that the quadrature aims at.
+    """
 
     theta: float
     period: float
@@ -48,8 +66,22 @@ class Contour(NamedTuple):
     log_error: float
 
 
-class Transform(NamedTuple):
-    """M / M(theta) per frequency: log-modulus, angle, error; log M(theta) with its error; K at the alias exponents."""
+class RunOnLine(NamedTuple):
+    """The moments of a run along a line, relative to M(theta).
+
+    Attributes:
+        frequency: t [n].
+        modulus: The log-modulus of M(theta + it) / M(theta) [n].
+        angle: Its angle [n].
+        error: A bound on its absolute error [n].
+        log_size: log M(theta).
+        log_size_error: A bound on the error of that.
+        log_below: An upper bound on log M at `Contour.below`.
+        log_above: An upper bound on log M at `Contour.above`.
+        lost: A bound on the P-mass that is not in M.
+        phase_rounding: A bound on the rounding of the angles.
+        least: The epsilon from which on upper bounds hold.
+    """
 
     frequency: Array
     modulus: Array
@@ -62,11 +94,19 @@ class Transform(NamedTuple):
     lost: float
     phase_rounding: float
     least: float = -np.inf
-    """The epsilon from which on upper bounds hold."""
 
 
-class Line(NamedTuple):
-    """One kind of event: A / A(theta) per frequency with its error, log A(theta), and log A at the alias exponents."""
+class EventsOnLine(NamedTuple):
+    """The moments A of one kind of event along a line.
+
+    Attributes:
+        num_steps: The number of events of this kind.
+        ratio: A(theta + it) / A(theta) [n].
+        error: A bound on its absolute error [n].
+        log_a: log A(theta).
+        at_zero: A bound on the relative error of A(theta).
+        alias: Upper bounds on log A at the two alias exponents [2].
+    """
 
     num_steps: float
     ratio: Array
@@ -76,120 +116,176 @@ class Line(NamedTuple):
     alias: Array
 
 
-def transform(run: Run, windows: list[Window], contour: Contour) -> Transform:
-    """Evaluate M along the line; ``windows`` are those of the steps of ``run``."""
-    frequency = frequencies(contour)
-    lines = [
-        *step_lines(run.steps, windows, contour, frequency),
-        *(_finite_line(event, contour, frequency) for event in run.finite),
-        *(_atoms_line(event, contour, frequency) for event in run.atoms),
-    ]
+def transform(run: RunDescription, windows: list[Window], contour: Contour) -> RunOnLine:
+    """Evaluate M along the line.
 
-    # The product: (log-modulus, angle, log prod m^T, sum T u / m).
-    modulus, angle, largest, ratio = np.zeros((4, frequency.size))
-    log_size = size_error = 0.0
+    Args:
+        run: The run.
+        windows: The windows of its subsampled Gaussian steps.
+        contour: The line.
+    """
+    frequency = frequencies(contour)
+    lines = step_lines(run.steps, windows, contour, frequency)
+    for event in run.finite:
+        lines.append(_finite_line(event, contour, frequency))
+    for event in run.atoms:
+        lines.append(_atoms_line(event, contour, frequency))
+
+    # The product over the lines. Of ratios chi with errors u and m = |chi| + u it needs log prod |chi|^T, the sum of
+    # the angles, log prod m^T, and sum T u / m.
+    modulus = np.zeros(frequency.size)
+    angle = np.zeros(frequency.size)
+    log_largest = np.zeros(frequency.size)
+    relative_error = np.zeros(frequency.size)
+    log_size = 0.0
+    log_size_error = 0.0
     alias = np.zeros(2)
+    total_steps = 0
     for line in lines:
         count = line.num_steps
         size = np.abs(line.ratio)
-        most = np.maximum(np.minimum(size + line.error, 1.0 + 4.0 * line.at_zero), size)
+        # The exact ratio is at most 1, and the computed one is at most 1 up to its error.
+        cap = 1.0 + 4.0 * line.at_zero
+        largest = np.minimum(size + line.error, cap)
+        largest = np.maximum(largest, size)
         modulus += count * np.log(np.maximum(size, 1e-150))
         angle += count * np.angle(line.ratio)
-        largest += count * np.log(np.maximum(most, 1e-150))
-        ratio += count * (line.error / most)
-        log_size += count * line.log_a
-        size_error += count * (2.0 * line.at_zero + 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a)))
-        alias += count * (line.alias + 8.0 * UNIT_ROUNDOFF * np.abs(line.alias))
+        log_largest += count * np.log(np.maximum(largest, 1e-150))
+        relative_error += count * (line.error / largest)
 
-    trusted = max((line.at_zero for line in lines), default=0.0) < 0.2
-    return Transform(
+        # log M(theta), and M at the alias exponents.
+        rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
+        alias_rounding = 8.0 * UNIT_ROUNDOFF * np.abs(line.alias)
+        log_size += count * line.log_a
+        log_size_error += count * (2.0 * line.at_zero + rounding)
+        alias += count * (line.alias + alias_rounding)
+        total_steps += count
+
+    # Where the quadrature has failed the formulas for relative errors do not hold.
+    largest_at_zero = max((line.at_zero for line in lines), default=0.0)
+    if not largest_at_zero < 0.2:
+        log_size_error = np.inf
+    return RunOnLine(
         frequency=frequency,
         modulus=modulus,
         angle=angle,
-        error=np.exp(largest) * np.minimum(ratio, 2.0),
+        error=np.exp(log_largest) * np.minimum(relative_error, 2.0),
         log_size=log_size,
-        log_size_error=size_error if trusted else np.inf,
+        log_size_error=log_size_error,
         log_below=alias[0],
         log_above=alias[1],
         lost=lost_mass(run, windows),
-        phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + len(lines)) * sum(line.num_steps for line in lines),
+        phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + len(lines)) * total_steps,
     )
 
 
 def frequencies(contour: Contour) -> Array:
-    """The frequencies up to the cutoff, in whole blocks."""
+    """Return the frequencies up to the cutoff, in whole blocks."""
     spacing = 2.0 * np.pi / contour.period
-    wanted = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
-    num_blocks = _whole(wanted, 1, MAX_FREQUENCIES // FREQUENCY_BLOCK)
+    blocks_to_cutoff = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
+    most_blocks = MAX_FREQUENCIES // FREQUENCY_BLOCK
+    num_blocks = _round_up_within(blocks_to_cutoff, 1, most_blocks)
     return spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
 
 
-def lost_mass(run: Run, windows: list[Window]) -> float:
-    """The P-mass that the windows of the steps and the infinite losses of atoms take out of the composition."""
-    kept = sum(
-        step.num_steps * np.log1p(-min(window.lost, 1.0)) for step, window in zip(run.steps, windows, strict=True)
+def lost_mass(run: RunDescription, windows: list[Window]) -> float:
+    """Bound the P-mass that the windows of steps and the infinite losses of atoms take out of the composition."""
+    log_remaining = 0.0
+    for step, window in zip(run.steps, windows, strict=True):
+        lost = min(window.lost, 1.0)
+        log_remaining += step.num_steps * np.log1p(-lost)
+    log_remaining = log_remaining + _atoms.log_lost(run.atoms)
+    return -np.expm1(log_remaining) * (1.0 + 1e-9)
+
+
+def log_moments_above(steps: Sequence[SubsampledGaussian], windows: list[Window], theta: float) -> Array:
+    """Return upper bounds on log A(theta) of each of the steps [steps], without a line."""
+    no_line = Contour(
+        theta=theta,
+        period=np.inf,
+        eta=0.0,
+        cutoff=0.0,
+        below=theta,
+        above=theta,
+        log_error=_FINE,
     )
-    return -np.expm1(kept + _atoms.log_lost(run.atoms)) * (1.0 + 1e-9)
-
-
-def log_moments_above(steps: Sequence[Step], windows: list[Window], theta: float) -> Array:
-    """Upper bounds on log A(theta) of each of the steps [steps], without a line."""
-    still = Contour(theta, np.inf, 0.0, 0.0, theta, theta, _FINE)
-    rules = [_step_rule(step, window, still) for step, window in zip(steps, windows, strict=True)]
-    bounds = np.array([rule.alias[0] for rule in rules])
+    bounds = np.zeros(len(steps))
+    for i, (step, window) in enumerate(zip(steps, windows, strict=True)):
+        rule = _step_rule(step, window, no_line)
+        bounds[i] = rule.alias[0]
     return bounds + 8.0 * UNIT_ROUNDOFF * np.abs(bounds)
 
 
-def _whole(wanted: float, least: int, most: int) -> int:
-    """``wanted`` rounded up to a whole number within its limits."""
-    return int(np.fmin(np.fmax(np.ceil(wanted), least), most))
+def _round_up_within(value: float, least: int, most: int) -> int:
+    """Return ``value`` rounded up to a whole number within its limits."""
+    rounded = np.fmax(np.ceil(value), least)
+    return int(np.fmin(rounded, most))
 
 
 class _Rule(NamedTuple):
-    """The quadrature of a step, relative to its own A(theta): nodes and weights of the parts, and what it is off by."""
+    """The quadrature of a step, relative to its own A(theta).
 
-    nodes: list[Nodes]
+    Attributes:
+        nodes: The nodes of each part of the step.
+        weights: Their weights at theta, for each part [n].
+        mass: The weight of an atom at loss 0.
+        log_a: log A(theta).
+        fixed: The rounding error at frequency t is at most fixed + slope t.
+        slope: The same.
+        quadrature: The error of the rule at each level [levels].
+        alias: Upper bounds on log A at the two alias exponents [2].
+    """
+
+    nodes: list[QuadratureNodes]
     weights: list[Array]
     mass: float
-    """The weight of an atom at loss 0."""
     log_a: float
     fixed: float
     slope: float
-    """Rounding: the error at frequency t is at most fixed + slope t."""
     quadrature: Array
-    """[levels]"""
     alias: Array
-    """Upper bounds on log A at the two alias exponents."""
 
 
-def step_lines(steps: Sequence[Step], windows: list[Window], contour: Contour, frequency: Array) -> list[Line]:
-    """The phases of subsampled Gaussian steps, each in its window."""
-    return [_step_line(step, window, contour, frequency) for step, window in zip(steps, windows, strict=True)]
+def step_lines(
+    steps: Sequence[SubsampledGaussian], windows: list[Window], contour: Contour, frequency: Array
+) -> list[EventsOnLine]:
+    """Return the lines of several kinds of subsampled Gaussian steps, each in its window."""
+    lines = []
+    for step, window in zip(steps, windows, strict=True):
+        lines.append(_step_line(step, window, contour, frequency))
+    return lines
 
 
-def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
-    """One phase of subsampled Gaussian steps: the sum over its parts, and a symmetric step's atom at loss 0."""
+def _step_rule(step: SubsampledGaussian, window: Window, contour: Contour) -> _Rule:
+    """Return the quadrature of one kind of step: the sum over its parts, and a symmetric step's atom at loss 0."""
     theta = np.array([contour.theta, contour.below, contour.above])
     levels = contour.cutoff * _LEVELS
-    parts = _likelihood_ratio.parts(step)
-    edges = [_panel_edges(part, window, contour) for part in parts]
-    nodes = [_moments.make_nodes(part, edge) for part, edge in zip(parts, edges, strict=True)]
-    exponents = [node.log_weight + theta[:, None] * node.loss for node in nodes]
-    sums = [
-        _moments.quadrature_error(part, edge, theta, levels, exponent)
-        for part, edge, exponent in zip(parts, edges, exponents, strict=True)
-    ]
-    log_rule, log_error, log_error_at = (
-        _log_total([getattr(each, name) for each in sums]) for name in ("log_rule", "log_error", "log_error_at")
-    )
-    atom = np.log(_likelihood_ratio.rest(step)) if step.symmetric else -np.inf
-    log_rule = np.logaddexp(log_rule, atom)
+    parts = _likelihood_ratio.one_signed_parts(step)
+    nodes = []
+    exponents = []
+    sums = []
+    for part in parts:
+        edges = _panel_edges(part, window, contour)
+        rule = _moments.make_nodes(part, edges)
+        exponent = rule.log_weight + theta[:, None] * rule.loss
+        nodes.append(rule)
+        exponents.append(exponent)
+        sums.append(_moments.quadrature_error(part, edges, theta, levels, exponent))
+    total = _log_total(sums)
+    log_mass = -np.inf
+    if step.symmetric:
+        log_mass = np.log(_likelihood_ratio.mass_at_zero_loss(step))
+    log_rule = np.logaddexp(total.log_rule, log_mass)
 
     # The weights at theta and at the alias exponents, and the errors that rounding makes there.
     exponents = [exponent - log_rule[:, None] for exponent in exponents]
     weights = [np.exp(exponent) for exponent in exponents]
-    mass = np.exp(atom - log_rule)
+    mass = np.exp(log_mass - log_rule)
     fixed, slope = _rounding(parts, nodes, theta, log_rule, mass, exponents, weights)
+
+    # At theta the error of the rule is relative to A(theta). At the alias exponents it is added to the bound.
+    log_quadrature = total.log_error_at - log_rule[0]
+    alias_rule = log_rule[1:] + 2.0 * fixed[1:]
     return _Rule(
         nodes=nodes,
         weights=[weight[0] for weight in weights],
@@ -197,148 +293,232 @@ def _step_rule(step: Step, window: Window, contour: Contour) -> _Rule:
         log_a=log_rule[0],
         fixed=fixed[0],
         slope=slope[0],
-        quadrature=np.exp(np.minimum(log_error_at - log_rule[0], 2.0)),
-        alias=np.logaddexp(log_rule[1:] + 2.0 * fixed[1:], log_error[1:]),
+        quadrature=np.exp(np.minimum(log_quadrature, 2.0)),
+        alias=np.logaddexp(alias_rule, total.log_error[1:]),
     )
 
 
-def _step_line(step: Step, window: Window, contour: Contour, frequency: Array) -> Line:
-    """One phase of subsampled Gaussian steps."""
+def _step_line(step: SubsampledGaussian, window: Window, contour: Contour, frequency: Array) -> EventsOnLine:
+    """Return the line of one kind of subsampled Gaussian step."""
     rule = _step_rule(step, window, contour)
     at_zero = rule.fixed + rule.quadrature[0]
+
+    # The error of the rule at each frequency is the one at the next level above it.
     levels = contour.cutoff * _LEVELS[1:]
-    quadrature = rule.quadrature[1 + np.minimum(np.searchsorted(levels, frequency), levels.size - 1)]
-    # phi divides by the computed A(theta), itself off by at_zero.
-    error = (rule.fixed + rule.slope * frequency + quadrature + at_zero) * (1.0 + 2.0 * at_zero)
-    sums = sum(_fourier(node.loss, weight, frequency) for node, weight in zip(rule.nodes, rule.weights, strict=True))
-    total = rule.mass + sum(weight.sum() for weight in rule.weights)
-    return Line(step.num_steps, (rule.mass + sums) / total, error, rule.log_a, at_zero, rule.alias)
+    next_level = np.searchsorted(levels, frequency)
+    next_level = np.minimum(next_level, levels.size - 1)
+    quadrature = rule.quadrature[1 + next_level]
+
+    # The ratio divides by the computed A(theta), which is itself off by at_zero.
+    error = rule.fixed + rule.slope * frequency + quadrature + at_zero
+    error = error * (1.0 + 2.0 * at_zero)
+
+    sums = 0.0
+    total_weight = 0.0
+    for nodes, weight in zip(rule.nodes, rule.weights, strict=True):
+        sums = sums + _fourier(nodes.loss, weight, frequency)
+        total_weight = total_weight + weight.sum()
+    return EventsOnLine(
+        num_steps=step.num_steps,
+        ratio=(rule.mass + sums) / (rule.mass + total_weight),
+        error=error,
+        log_a=rule.log_a,
+        at_zero=at_zero,
+        alias=rule.alias,
+    )
 
 
 def _rounding(
-    parts: tuple[Step, ...],
-    nodes: list[Nodes],
+    parts: tuple[SubsampledGaussian, ...],
+    nodes: list[QuadratureNodes],
     theta: Array,
     log_a: Array,
     mass: Array,
     exponents: list[Array],
     weights: list[Array],
 ) -> tuple[Array, Array]:
-    """The relative rounding error of A(theta), and that of the losses, which errors at a frequency grow with.
+    """Bound the rounding errors of A by fixed + slope t at frequency t, relative to A(theta).
 
-    At each theta [points] they are averages, with the ``weights`` e^exponents [points, n], of the relative errors of
-    the nodes' weights and of the errors of their losses; ``mass`` is the weight of an atom at loss 0.
+    They are averages over the nodes: of the relative errors of the weights, and of the errors of the losses.
+
+    Args:
+        parts: The one-signed parts of a step.
+        nodes: The quadrature nodes of each part.
+        theta: The exponents [points].
+        log_a: log A at each exponent [points].
+        mass: The weight of an atom at loss 0, relative to A [points].
+        exponents: The logarithms of the weights, relative to A, for each part [points, n].
+        weights: Their exponentials, for each part [points, n].
+
+    Returns:
+        fixed and slope, each [points].
     """
-    fixed, slope = 64.0 * mass, np.zeros(theta.size)
-    for part, node, exponent, weight in zip(parts, nodes, exponents, weights, strict=True):
-        node_fixed, node_slope = _moments.rounding_terms(part, node)
-        fixed = fixed + weight @ node_fixed + 2.0 * np.einsum("ij,ij->i", weight, np.abs(exponent))
+    fixed = 64.0 * mass
+    slope = np.zeros(theta.size)
+    count = 0
+    for part, rule, exponent, weight in zip(parts, nodes, exponents, weights, strict=True):
+        node_fixed, node_slope = _moments.rounding_terms(part, rule)
+        exp_error = 2.0 * np.einsum("ij,ij->i", weight, np.abs(exponent))
+        fixed = fixed + weight @ node_fixed + exp_error
         slope = slope + weight @ node_slope
+        count += rule.loss.size
+
     slope = UNIT_ROUNDOFF * slope
-    count = sum(node.loss.size for node in nodes)
-    fixed = UNIT_ROUNDOFF * (fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0)
-    at_most = theta + max(part.shift for part in parts)  # at least |s|
-    return fixed + at_most * slope, slope
+    fixed = fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0
+    fixed = UNIT_ROUNDOFF * fixed
+
+    # The exponent of r is s = shift + sign * z: |Re s| is at most this, and |Im s| = t.
+    largest_shift = max(part.shift for part in parts)
+    exponent_of_ratio = theta + largest_shift
+    return fixed + exponent_of_ratio * slope, slope
 
 
-def _log_total(terms: list[Array]) -> Array:
-    return np.logaddexp(*terms) if len(terms) == 2 else terms[0]
+def _log_total(terms: list[QuadratureTotals]) -> QuadratureTotals:
+    """Return the sum over the parts of a step, which are one or two."""
+    if len(terms) == 1:
+        return terms[0]
+    first, second = terms
+    return QuadratureTotals(
+        log_rule=np.logaddexp(first.log_rule, second.log_rule),
+        log_error=np.logaddexp(first.log_error, second.log_error),
+        log_error_at=np.logaddexp(first.log_error_at, second.log_error_at),
+    )
 
 
-def _panel_edges(step: Step, window: Window, contour: Contour) -> Array:
-    """The edges of the panels, as close as `_panel_density` asks for."""
+def _panel_edges(step: SubsampledGaussian, window: Window, contour: Contour) -> Array:
+    """Return the edges of the panels [panels + 1], as close as `_panel_density` asks for."""
+    # The number of panels from the lower end up to the end of each cell.
     size = (window.upper - window.lower) / _CELLS
     middle = window.lower + size * (np.arange(_CELLS) + 0.5)
-    rise = _panel_density(step, contour, middle, size) * size
-    reached = np.append(0.0, np.cumsum(rise))
-    panels = _whole(reached[-1] + 1.0, 2, MAX_PANELS)
-    edges = np.interp(
-        reached[-1] / panels * np.arange(panels + 1), reached, window.lower + size * np.arange(_CELLS + 1)
-    )
-    edges[0], edges[-1] = window.lower, window.upper
+    panels_in_cell = _panel_density(step, contour, middle, size) * size
+    panels_below = np.append(0.0, np.cumsum(panels_in_cell))
+    panels_needed = panels_below[-1]
+    num_panels = _round_up_within(panels_needed + 1.0, 2, MAX_PANELS)
+
+    # The points at which this number passes equally spaced values.
+    cell_edges = window.lower + size * np.arange(_CELLS + 1)
+    goals = panels_needed / num_panels * np.arange(num_panels + 1)
+    edges = np.interp(goals, panels_below, cell_edges)
+    edges[0] = window.lower
+    edges[-1] = window.upper
     return edges
 
 
-def _panel_density(step: Step, contour: Contour, u: Array, size: float) -> Array:
-    """Panels per unit of u that the quadrature needs.
+def _panel_density(step: SubsampledGaussian, contour: Contour, u: Array, size: float) -> Array:
+    """Return the panels per unit of u [n] that the quadrature needs.
 
-    Where the mass is, that is enough for the oscillation of e^{itL} and for the slope of the weights; see `_turn`.
+    Where the mass is, that is enough for the oscillation of e^{itL} and for the slope of the weights; see
+    `_turn_per_half_panel`. The points u [n] are the middles of cells of this size.
     """
-    sigma, k = step.noise_multiplier, step.group_size
+    noise_multiplier = step.noise_multiplier
     ell = _likelihood_ratio.log_ratio(u, step)
-    slope = _likelihood_ratio.posterior_mean(u, step, ell) / sigma
+    slope = _likelihood_ratio.posterior_mean(u, step, ell) / noise_multiplier
     exponent = step.shift + step.sign * contour.theta
-    mass = exponent * ell - 0.5 * u**2
-    log_a = _moments.log_sum(mass, axis=0) + np.log(size)  # roughly
-    matters = mass - log_a + np.log(step.num_steps) > contour.log_error - 3.0
-    turns = slope * (0.5 * contour.cutoff / _turn(np.log(step.num_steps) - contour.log_error))
+
+    # The cells whose errors could be felt after all steps.
+    log_mass = exponent * ell - 0.5 * u**2
+    rough_log_a = _moments.log_sum(log_mass, axis=0) + np.log(size)
+    log_share = log_mass - rough_log_a + np.log(step.num_steps)
+    matters = log_share > contour.log_error - 3.0
+
+    # Half a panel may turn e^{itL} by the angle for which the rule is good enough.
+    nats = np.log(step.num_steps) - contour.log_error
+    turns_per_loss = 0.5 * contour.cutoff / _turn_per_half_panel(nats)
+    turns = slope * turns_per_loss
     steepness = 0.06 * (np.abs(u) + abs(exponent) * slope)
-    return np.maximum(np.where(matters, turns + steepness, 0.0), max(0.5 * k / sigma, 0.25))
+    needed = np.where(matters, turns + steepness, 0.0)
+    least = max(0.5 * step.group_size / noise_multiplier, 0.25)
+    return np.maximum(needed, least)
 
 
-def _turn(nats: float) -> float:
-    """The angle by which e^{itL} may turn in half a panel, for an error of the rule of about e^-nats.
+def _turn_per_half_panel(nats: float) -> float:
+    """Return the angle by which e^{itL} may turn in half a panel, for an error of the rule of about e^-nats.
 
-    Over an ellipse of semi-axes (w/4)(rho +- 1/rho) the bound on e^{itL} grows as e^{a sinh x}, a the angle, x = log
-    rho, and the rule's error is e^{a sinh x - 2 N x}. That is least at a = 2 N / cosh x, with 2 N (x - tanh x) nats.
+    At the angle a the best ellipse has log rho = x with a = 2 N / cosh x, and the error is e^{-2 N (x - tanh x)}.
+    Newton's method solves for x.
     """
     order = 2.0 * _moments.NODES_PER_PANEL
     goal = min(max(nats, 1.0), 200.0) / order
     x = np.cbrt(3.0 * goal)
     for _ in range(4):
-        x -= (x - np.tanh(x) - goal) / np.tanh(x) ** 2
+        tanh = np.tanh(x)
+        x -= (x - tanh - goal) / tanh**2
     return order / np.cosh(x)
 
 
 def _fourier(loss: Array, weight: Array, frequency: Array) -> Array:
-    """sum_i w_i e^{i t L_i}, as the product of the matrices of e^{i 64 k1 h L_i} w_i and of e^{i k2 h L_i}."""
-    rows = frequency.size // _INNER
-    product = np.zeros((rows, _INNER), complex)
+    """Return sum_i w_i e^{i t L_i} at each frequency t [frequencies].
+
+    With t = (64 k1 + k2) h this is the product of the matrices e^{i 64 k1 h L_i} w_i and e^{i k2 h L_i}.
+    """
+    num_rows = frequency.size // _INNER
+    row_radices = _radices(num_rows)
+    inner_radices = _radices(_INNER)
+    product = np.zeros((num_rows, _INNER), complex)
     for start in range(0, loss.size, _NODES_AT_ONCE):
         some = slice(start, start + _NODES_AT_ONCE)
         angle = frequency[1] * loss[some]
-        outer = _moments.rotations(_INNER * angle, *_radices(rows))[:rows]
-        product += (outer * weight[some]) @ _moments.rotations(angle, *_radices(_INNER)).T
+        outer = _moments.rotations(_INNER * angle, *row_radices)[:num_rows]
+        inner = _moments.rotations(angle, *inner_radices)
+        product += (outer * weight[some]) @ inner.T
     return product.reshape(-1)
 
 
 def _radices(count: int) -> list[int]:
-    """Fours, and a last one that is smaller, whose product is at least ``count``."""
-    digits = max(math.ceil(math.log(count, _RADIX) - 1e-9), 1)
-    return [_RADIX] * (digits - 1) + [math.ceil(count / _RADIX ** (digits - 1))]
+    """Return fours, and a last radix that is at most four, whose product is at least ``count``."""
+    num_digits = math.ceil(math.log(count, _RADIX) - 1e-9)
+    num_fours = max(num_digits, 1) - 1
+    last = math.ceil(count / _RADIX**num_fours)
+    return [_RADIX] * num_fours + [last]
 
 
-def _finite_line(event: Finite, contour: Contour, frequency: Array) -> Line:
-    """Events of bounded loss of one kind."""
+def _finite_line(event: BoundedLossEvents, contour: Contour, frequency: Array) -> EventsOnLine:
+    """Return the line of events of bounded loss of one kind."""
     theta = contour.theta
-    at_zero = UNIT_ROUNDOFF * _bounded_losses.ratio_error(event, theta, 0.0)
-    ratio = _bounded_losses.ratio(event, theta, frequency)
-    error = UNIT_ROUNDOFF * _bounded_losses.ratio_error(event, theta, frequency)
+    at_zero_ulp = _bounded_losses.ratio_error(event, theta, 0.0)
+    error_ulp = _bounded_losses.ratio_error(event, theta, frequency)
+
     points = np.array([theta, contour.below, contour.above])
     log_a = _bounded_losses.log_moment(event, points)
-    alias = log_a[1:] + UNIT_ROUNDOFF * _bounded_losses.ratio_error(event, points[1:], np.zeros(2))
-    return Line(event.num_steps, ratio, error, log_a[0], at_zero, alias)
+    alias_ulp = _bounded_losses.ratio_error(event, points[1:], np.zeros(2))
+    return EventsOnLine(
+        num_steps=event.num_steps,
+        ratio=_bounded_losses.ratio(event, theta, frequency),
+        error=UNIT_ROUNDOFF * error_ulp,
+        log_a=log_a[0],
+        at_zero=UNIT_ROUNDOFF * at_zero_ulp,
+        alias=log_a[1:] + UNIT_ROUNDOFF * alias_ulp,
+    )
 
 
-def _atoms_line(event: Atoms, contour: Contour, frequency: Array) -> Line:
-    """Events of known outcomes of one kind."""
-    theta, points = contour.theta, np.array([contour.theta, contour.below, contour.above])
+def _atoms_line(event: OutcomeEvents, contour: Contour, frequency: Array) -> EventsOnLine:
+    """Return the line of events of known outcomes of one kind."""
+    theta = contour.theta
+    points = np.array([theta, contour.below, contour.above])
     log_moments = _atoms.log_moment(event, points)
     log_a = log_moments[0]
     exponent = event.log_weight + theta * event.loss - log_a
     weight = np.exp(exponent)
 
-    # Averages over the nodes of their relative errors and of the errors of their losses.
+    # Averages over the nodes: of their relative errors, and of the errors of their losses.
     node_fixed, node_slope = _atoms.rounding_terms(event, exponent)
     slope = np.dot(weight, node_slope)
-    summing = 2.0 * (event.loss.size + np.max(np.abs(log_moments))) + 16.0
+    largest_log = np.max(np.abs(log_moments))
+    summing = 2.0 * (event.loss.size + largest_log) + 16.0
     fixed = np.dot(weight, node_fixed) + UNIT_ROUNDOFF * summing
-    fixed = fixed + (theta + (1.0 if event.sign > 0 else 0.0)) * slope
-    at_zero = fixed
+    shift = 0.0
+    if event.sign > 0:
+        shift = 1.0
+    at_zero = fixed + (theta + shift) * slope
 
+    # As for steps: the ratio divides by the computed A(theta).
     ratio = _fourier(event.loss, weight, frequency) / np.sum(weight)
-    error = (fixed + slope * frequency + at_zero) * (1.0 + 2.0 * at_zero)
+    error = at_zero + slope * frequency + at_zero
+    error = error * (1.0 + 2.0 * at_zero)
+
     # At the two other exponents the losses may be further off, in proportion.
-    room = (contour.above + 1.0) * (event.displacement + 16.0 * UNIT_ROUNDOFF * np.max(np.abs(event.loss)))
-    alias = log_moments[1:] + 4.0 * fixed + event.rounding + room
-    return Line(event.num_steps, ratio, error, log_a, at_zero, alias)
+    largest_loss = np.max(np.abs(event.loss))
+    loss_error = event.displacement + 16.0 * UNIT_ROUNDOFF * largest_loss
+    room = (contour.above + 1.0) * loss_error
+    alias = log_moments[1:] + 4.0 * at_zero + event.rounding + room
+    return EventsOnLine(event.num_steps, ratio, error, log_a, at_zero, alias)

@@ -1,4 +1,14 @@
-"""One run, both directions, as many tries as it needs."""
+"""Bracket the epsilon or the delta of one run: both directions, with as many tries as it needs.
+
+The answer for a run is the larger one of its two directions. In each direction the tries come in this order, each only
+while the bracket is wider than asked for (`direction_epsilon`, `direction_log_deltas`):
+
+1. *Ordinary tries*: a contour about the best guess so far, each a little finer than the one before.
+2. *Telling runs*: the contour of `_rare_outcomes`. Where an example is hardly ever sampled it comes after the first two
+   ordinary tries, and the others after it; elsewhere it comes last.
+3. For epsilon, where an example is sampled more often: Chernoff bounds at other exponents. Where it is hardly ever
+   sampled and epsilon is tiny: two ordinary tries relative to that epsilon.
+"""
 
 from typing import NamedTuple
 
@@ -14,38 +24,55 @@ from gdpjax.accounting._numeric import (
     _rare_outcomes,
 )
 from gdpjax.accounting._numeric._contour import log_peak
-from gdpjax.accounting._numeric._contour_choice import Composition
+from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._run_description import Run, gaussian_mu, is_alone, largest_loss
+from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
 ESTIMATE_WIDTH = 3e-2
+
+# How many tries there are.
 TRIES = 5
-_PROGRESS = 0.95
-"""A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
 TRIES_BEFORE_RARE = 2
 RARE_TRIES = 5
-RARE_WIDTH, RARE_DELTA_WIDTH = 2e-3, 1e-2
-"""The relative widths of epsilon and of delta from which on `_rare_outcomes` is tried, where it applies."""
+_PROGRESS = 0.95
+"""A try that leaves more than this share of a bracket is the last: what bounds it are the numbers of frequencies."""
+
+# When the telling runs are tried, where `_rare_outcomes` applies.
+RARE_WIDTH = 2e-3
+"""The relative width of epsilon from which on they are tried in runs that hardly ever sample an example."""
+RARE_DELTA_WIDTH = 1e-2
+"""The same for delta."""
 RARE_LAST_WIDTH = 0.02
 """The same for other runs, after all the ordinary tries."""
 LEAST_RARE_EPSILON = 1e-6
 """Where an example is hardly ever sampled, the width of a bracket on epsilon is relative to this below it."""
+
+_COARSEST_WIDTH = 0.2
+"""The width relative to epsilon of the first contour of a direction that hardly matters."""
 _LOWEST_LOG_DELTA = -690.0
+_LOG_DELTA_ROUNDING = 1e-13
+_EXP_ROUNDING = 1e-12
+_LEAST_MISSING = 1e-12
+"""A guess of log delta is at least this far below 0."""
+
+# When it is enough to show that one direction is below the other.
 _CLEAR = 0.01
 """A rough Chernoff bound on log delta that is lower by this much is worth certifying."""
 _FAR_BELOW = 3.0
 """To show that log delta is below another number it is enough to be right to this."""
+_CLEARLY_BELOW = 0.5
+"""An estimate leaves a direction out whose guess is below this share of the larger one."""
+
 _CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
 """Shares of the best exponent at which the Chernoff bound is tried."""
-_CLEARLY_BELOW = 0.5
 _CONFIRMED = 0.2
 """An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
 _NEGLIGIBLE = 2e-5
 """... or by this much, since brackets next to epsilon 0 are that wide."""
 
 
-class Answer(NamedTuple):
+class EstimatedBounds(NamedTuple):
     """A certified bracket and an estimate inside it: numbers, or vectors."""
 
     lower: Array
@@ -53,264 +80,545 @@ class Answer(NamedTuple):
     estimate: Array
 
 
-def _worse(first: Answer, second: Answer) -> Answer:
-    return Answer(*(np.maximum(a, b) for a, b in zip(first, second, strict=True)))
+def _larger(first: EstimatedBounds, second: EstimatedBounds) -> EstimatedBounds:
+    """Return the bracket on the larger one of two numbers."""
+    return EstimatedBounds(
+        np.maximum(first.lower, second.lower),
+        np.maximum(first.upper, second.upper),
+        np.maximum(first.estimate, second.estimate),
+    )
 
 
-def _within(first: Answer, second: Answer) -> Answer:
-    """What both brackets leave, with the estimate of the first."""
-    return _inside(Answer(np.maximum(first.lower, second.lower), np.minimum(first.upper, second.upper), first.estimate))
+def _in_both(first: EstimatedBounds, second: EstimatedBounds) -> EstimatedBounds:
+    """Return what both brackets leave, with the estimate of the first."""
+    lower = np.maximum(first.lower, second.lower)
+    upper = np.minimum(first.upper, second.upper)
+    return _with_estimate_inside(EstimatedBounds(lower, upper, first.estimate))
 
 
-def _inside(answer: Answer) -> Answer:
-    """The answer with its estimate moved into the bracket."""
-    return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
+def _with_estimate_inside(bracket: EstimatedBounds) -> EstimatedBounds:
+    """Return the bracket with its estimate moved into it."""
+    return bracket._replace(estimate=np.clip(bracket.estimate, bracket.lower, bracket.upper))
 
 
-def epsilon_of_run(run: Run, log_delta: float, width: float = RELATIVE_WIDTH) -> Answer:
-    """The bracket on epsilon, the larger of the two directions, of a run.
+# ---------------------------------------------------------------------------------------------------------------------
+# Epsilon of a run.
+
+
+def epsilon_of_run(run: RunDescription, log_delta: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
+    """Return the bracket on epsilon, the larger of the two directions.
 
     "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a
     smoothing as coarse as the gap between the two allows.
     """
-    best = Answer(0.0, 0.0, 0.0)
+    best = EstimatedBounds(0.0, 0.0, 0.0)
     for sign in run.signs:
         directed = run.towards(sign)
-        if not (best.lower > 0 and _is_smaller(directed, log_delta, best.lower, width)):
-            best = _worse(best, direction_epsilon(directed, log_delta, best.lower, width))
+        if best.lower > 0 and _is_smaller(directed, log_delta, best.lower, width):
+            continue
+        best = _larger(best, direction_epsilon(directed, log_delta, best.lower, width))
     return best
 
 
-def _is_smaller(run: Run, log_delta: float, epsilon: float, width: float) -> bool:
-    """Whether the epsilon of one direction is certainly at most ``epsilon``: one try, as coarse as it may be.
+def _is_smaller(run: RunDescription, log_delta: float, epsilon: float, width: float) -> bool:
+    """Return whether the epsilon of one direction is certainly at most this one, by one try, as coarse as it may be.
 
     That is so if delta(epsilon) is at most e^log_delta. The smoothing takes half of the gap between the two, and there
     is no try where that is finer than a bracket of relative ``width`` needs.
     """
+    goal = log_delta - _LOG_DELTA_ROUNDING
     if _is_beyond(run, epsilon):
-        return _log_infinite(run) <= log_delta - 1e-13
-    windows = _contour_choice.windows(run, log_delta)
-    coarse = _contour_choice.masses(run, windows)
+        return _log_infinite(run) <= goal
+
+    # A Chernoff bound costs little. It is certified where a rough one is clearly below.
+    windows = _contour_choice.choose_windows(run, log_delta)
+    coarse = _contour_choice.coarse_run(run, windows)
     theta = _contour_choice.saddle_line(coarse, epsilon)
     guess = _contour_choice.saddle_log_delta(coarse, theta) - theta * epsilon
-    chernoff = coarse.cumulants(theta)[0] - theta * epsilon + log_peak(theta)
-    likely = is_alone(run) and chernoff < log_delta - _CLEAR
-    if likely and _inversion.log_chernoff_delta(run, windows, theta, epsilon) <= log_delta - 1e-13:
+    rough_chernoff = coarse.cumulants(theta).log_moment - theta * epsilon + log_peak(theta)
+    is_likely = is_alone(run) and rough_chernoff < log_delta - _CLEAR
+    if is_likely and _inversion.log_chernoff_delta(run, windows, theta, epsilon) <= goal:
         return True
-    if not guess > log_delta - _FAR_BELOW:  # the line need not be the best one for so small a delta
-        theta, guess = _contour_choice.chernoff_line(coarse, log_delta), log_delta - _FAR_BELOW
-    room = 0.5 * (log_delta - guess)
-    if not room > width * theta * max(epsilon, _contour_choice.LEAST_EPSILON):
+
+    # Where delta(epsilon) is very small the line need not be the best one for it.
+    if not guess > log_delta - _FAR_BELOW:
+        theta = _contour_choice.chernoff_line(coarse, log_delta)
+        guess = log_delta - _FAR_BELOW
+    half_gap = 0.5 * (log_delta - guess)
+    if not half_gap > width * theta * max(epsilon, _contour_choice.LEAST_EPSILON):
         return False
-    contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, min(room, 1.0))
-    plan = _contour_choice.Plan(contour, windows, epsilon, guess)
-    return (
-        _inversion.log_upper_delta(_characteristic_function.transform(run, windows, contour), plan) <= log_delta - 1e-13
-    )
+    contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, min(half_gap, 1.0))
+    plan = ContourPlan(contour, windows, epsilon, guess)
+    data = _characteristic_function.transform(run, windows, contour)
+    return _inversion.log_upper_delta(data, plan) <= goal
 
 
-def estimate_of_run(run: Run, log_delta: float) -> float:
-    """An estimate of epsilon; a direction whose rough guess is far below that of another is left out.
+def estimate_of_run(run: RunDescription, log_delta: float) -> float:
+    """Return an estimate of epsilon; it is inf where the certified upper end stays far above the estimate.
 
-    The search of a direction brackets what it estimates. Where the upper end stays far above, the estimate is inf.
+    A direction whose rough guess is far below that of another is left out.
     """
     largest_guess, best = -1.0, 0.0
     for sign in run.signs:
         directed = run.towards(sign)
-        guess = _contour_choice.first_guess(
-            _contour_choice.masses(directed, _contour_choice.windows(directed, log_delta)), log_delta
-        ).epsilon
+        windows = _contour_choice.choose_windows(directed, log_delta)
+        coarse = _contour_choice.coarse_run(directed, windows)
+        guess = _contour_choice.first_guess(coarse, log_delta).epsilon
         if guess > _CLEARLY_BELOW * largest_guess:
-            answer = direction_epsilon(directed, log_delta, best, ESTIMATE_WIDTH)
-            narrow = answer.upper - answer.estimate <= _CONFIRMED * answer.upper + _NEGLIGIBLE
-            best = max(best, answer.estimate if narrow or answer.upper <= best else np.inf)
+            bracket = direction_epsilon(directed, log_delta, best, ESTIMATE_WIDTH)
+            best = max(best, _confirmed_estimate(bracket, best))
         largest_guess = max(largest_guess, guess)
     return best
 
 
-def direction_epsilon(run: Run, log_delta: float, against: float, target: float) -> Answer:
-    """One direction; the bracket need not be tight once its upper end is below ``against``."""
-    windows = _contour_choice.windows(run, log_delta)
-    coarse = _contour_choice.masses(run, windows)
-    estimate, theta = _contour_choice.first_guess(coarse, log_delta)
-    nothing = Answer(0.0, _trivial_upper(run, log_delta), estimate)
-
-    def ordinary(known: Answer, tries: range, least: float = _contour_choice.LEAST_EPSILON) -> Answer:
-        lower, upper, estimate = known
-        for i in tries:
-            if not (upper - lower > target * max(estimate, least) and upper > against):
-                break
-            slack = 0.5 * (against / max(estimate, 1e-300) - 1.0)
-            width = min(max(slack, target), 0.2) * 0.8**i
-            plan = _contour_choice.make_plan(
-                run, windows, coarse, estimate, log_delta, width, of_delta=False, start=theta, least=least
-            )
-            data = _characteristic_function.transform(run, windows, plan.contour)
-            bounds, estimate = _inversion.epsilon_bracket(data, plan)
-            before = upper - lower
-            lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
-            if i > tries[0] and lower > 0 and upper - lower > _PROGRESS * before:
-                break
-        return Answer(lower, upper, estimate)
-
-    def wide(known: Answer, share: float) -> bool:
-        lower, upper, estimate = known
-        return upper > against and upper - lower > share * max(estimate, LEAST_RARE_EPSILON)
-
-    if not _rare_outcomes.is_rare(run):
-        answer = ordinary(nothing, range(TRIES))
-        if _rare_outcomes.applies(run) and wide(answer, RARE_LAST_WIDTH):
-            answer = _rare_epsilon(run, windows, coarse, answer, log_delta, target)
-        if is_alone(run) and wide(answer, RARE_LAST_WIDTH):
-            # The best exponent may be next to one from which on the moments explode.
-            chernoff = [
-                _inversion.chernoff_epsilon(run, windows, theta * share, log_delta) for share in _CHERNOFF_LINES
-            ]
-            answer = answer._replace(upper=np.fmin(answer.upper, np.fmin.reduce(chernoff)))
-        return _inside(answer)
-
-    # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
-    answer = ordinary(nothing, range(TRIES_BEFORE_RARE))
-    telling = answer
-    if run.steps[0].sign > 0 and wide(answer, RARE_WIDTH):
-        telling = _rare_epsilon(run, windows, coarse, answer, log_delta, target)
-    if wide(telling, target):
-        answer = ordinary(answer, range(TRIES_BEFORE_RARE, TRIES))
-    answer = _within(telling, answer)
-    if answer.estimate < _contour_choice.LEAST_EPSILON and wide(answer, target):
-        answer = ordinary(answer, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
-    return _inside(answer)
+def _confirmed_estimate(bracket: EstimatedBounds, run_lower: float) -> float:
+    """Return the estimate of a direction, or inf where it is not confirmed and might exceed ``run_lower``."""
+    room = _CONFIRMED * bracket.upper + _NEGLIGIBLE
+    is_confirmed = bracket.upper - bracket.estimate <= room
+    if is_confirmed or bracket.upper <= run_lower:
+        return bracket.estimate
+    return np.inf
 
 
-def _rare_epsilon(
-    run: Run, windows: list[Window], coarse: Composition, known: Answer, log_delta: float, target: float
-) -> Answer:
-    """The bracket by the telling runs of `_rare_outcomes` alone, within what is known already."""
-    lower, upper, estimate = known
-    if not lower > 0:  # otherwise the estimate is good
-        estimate = min(_rare_outcomes.first_guess(coarse, log_delta), upper)
+# ---------------------------------------------------------------------------------------------------------------------
+# Epsilon of one direction.
+
+
+class EpsilonSearch(NamedTuple):
+    """What all tries at the epsilon of one direction share."""
+
+    run: RunDescription
+    log_delta: float
+    run_lower: float
+    """What the epsilon of the whole run is known to exceed: an upper end below it need not be improved."""
+    target_width: float
+    """The relative width at which a bracket is narrow enough."""
+    windows: list[Window]
+    coarse: CoarseRun
+    theta: float
+    """Where to start the search for the line."""
+
+    def is_wide(self, bracket: EstimatedBounds, width: float, least: float = LEAST_RARE_EPSILON) -> bool:
+        """Return whether a bracket matters, and is wider than this relative to its estimate."""
+        gap = bracket.upper - bracket.lower
+        return gap > width * max(bracket.estimate, least) and bracket.upper > self.run_lower
+
+
+def direction_epsilon(run: RunDescription, log_delta: float, run_lower: float, target_width: float) -> EstimatedBounds:
+    """Bracket the epsilon of one direction.
+
+    Args:
+        run: the run in one direction.
+        log_delta: log of the delta that is asked about.
+        run_lower: the bracket need not be tight once its upper end is below this.
+        target_width: the relative width at which the search stops.
+    """
+    search, first_guess = begin_epsilon_search(run, log_delta, run_lower, target_width)
+    nothing = EstimatedBounds(0.0, _trivial_upper(run, log_delta), first_guess)
+    bracket_epsilon = _rare_epsilon if _rare_outcomes.is_rare(run) else _usual_epsilon
+    return _with_estimate_inside(bracket_epsilon(search, nothing))
+
+
+def begin_epsilon_search(
+    run: RunDescription, log_delta: float, run_lower: float, target_width: float
+) -> tuple[EpsilonSearch, float]:
+    """Return what the tries share, and a first guess of epsilon."""
+    windows = _contour_choice.choose_windows(run, log_delta)
+    coarse = _contour_choice.coarse_run(run, windows)
+    guess = _contour_choice.first_guess(coarse, log_delta)
+    search = EpsilonSearch(run, log_delta, run_lower, target_width, windows, coarse, guess.theta)
+    return search, guess.epsilon
+
+
+def _usual_epsilon(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
+    """Bracket epsilon where an example is not rare: the ordinary tries, then what else there is."""
+    bracket = _ordinary_epsilon(search, nothing, range(TRIES))
+    if _rare_outcomes.applies(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
+        bracket = telling_epsilon(search, bracket)
+    if is_alone(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
+        bracket = _with_chernoff_bounds(search, bracket)
+    return bracket
+
+
+def _rare_epsilon(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
+    """Bracket epsilon where an example is hardly ever sampled: the telling runs come between the ordinary tries."""
+    bracket = _ordinary_epsilon(search, nothing, range(TRIES_BEFORE_RARE))
+
+    # The telling runs, where the ordinary tries do not get far.
+    telling = bracket
+    is_remove = search.run.steps[0].sign > 0
+    if is_remove and search.is_wide(bracket, RARE_WIDTH):
+        telling = telling_epsilon(search, bracket)
+
+    # The ordinary tries that are left.
+    if search.is_wide(telling, search.target_width):
+        bracket = _ordinary_epsilon(search, bracket, range(TRIES_BEFORE_RARE, TRIES))
+    bracket = _in_both(telling, bracket)
+
+    # The width was relative to `LEAST_EPSILON` so far. Next to zero try again relative to a smaller one.
+    is_tiny = bracket.estimate < _contour_choice.LEAST_EPSILON
+    if is_tiny and search.is_wide(bracket, search.target_width):
+        bracket = _ordinary_epsilon(search, bracket, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
+    return bracket
+
+
+def _ordinary_epsilon(
+    search: EpsilonSearch,
+    known: EstimatedBounds,
+    tries: range,
+    least: float = _contour_choice.LEAST_EPSILON,
+) -> EstimatedBounds:
+    """Improve a bracket by contours for the whole run, until it is narrow or a try brings little.
+
+    Args:
+        search: what is asked.
+        known: what is known so far.
+        tries: numbers of the tries; each contour is finer than the one before.
+        least: below it the width of a bracket is relative to this.
+    """
+    bracket = known
+    for i in tries:
+        if not search.is_wide(bracket, search.target_width, least):
+            break
+
+        # The gap to an epsilon that is known to be larger allows for a coarse contour.
+        slack = 0.5 * (search.run_lower / max(bracket.estimate, 1e-300) - 1.0)
+        width = min(max(slack, search.target_width), _COARSEST_WIDTH) * 0.8**i
+        plan = _contour_choice.make_plan(
+            search.run,
+            search.windows,
+            search.coarse,
+            bracket.estimate,
+            search.log_delta,
+            width,
+            of_delta=False,
+            start=search.theta,
+            least=least,
+        )
+        data = _characteristic_function.transform(search.run, search.windows, plan.contour)
+        bounds, estimate = _inversion.epsilon_bracket(data, plan)
+        before = bracket
+        bracket = _narrowed(before, bounds, estimate)
+        if i > tries[0] and _is_stuck(before, bracket):
+            break
+    return bracket
+
+
+def telling_epsilon(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedBounds:
+    """Improve a bracket by the telling runs of `_rare_outcomes` alone."""
+    bracket = known
+    if not known.lower > 0:  # otherwise the estimate is good
+        guess = _rare_outcomes.first_guess(search.coarse, search.log_delta)
+        bracket = known._replace(estimate=min(guess, known.upper))
     for i in range(RARE_TRIES):
-        if not (upper - lower > target * max(upper, LEAST_RARE_EPSILON) and estimate > 0):
+        gap = bracket.upper - bracket.lower
+        is_wide = gap > search.target_width * max(bracket.upper, LEAST_RARE_EPSILON)
+        if not (is_wide and bracket.estimate > 0):
             break
-        width = target * 0.8**i
-        plan, split = _rare_outcomes.make_plan(run, windows, coarse, estimate, log_delta, width, of_delta=False)
-        data = _rare_outcomes.transform(run, windows, split, plan.contour)
-        bounds, estimate = _rare_outcomes.epsilon_bracket(data, plan, split.loud, Bounds(lower, upper), log_delta)
-        before = upper - lower
-        lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
-        if i > 0 and lower > 0 and upper - lower > _PROGRESS * before:
+        plan, split = _rare_outcomes.make_plan(
+            search.run,
+            search.windows,
+            search.coarse,
+            bracket.estimate,
+            search.log_delta,
+            search.target_width * 0.8**i,
+            of_delta=False,
+        )
+        data = _rare_outcomes.transform(search.run, search.windows, split, plan.contour)
+        inside = Bounds(bracket.lower, bracket.upper)
+        bounds, estimate = _rare_outcomes.epsilon_bracket(data, plan, split.loud, inside, search.log_delta)
+        before = bracket
+        bracket = _narrowed(before, bounds, estimate)
+        if i > 0 and _is_stuck(before, bracket):
             break
+
     # A guess next to an upper end alone is no estimate.
-    return _inside(Answer(lower, upper, estimate if lower > known.lower else known.estimate))
+    if not bracket.lower > known.lower:
+        bracket = bracket._replace(estimate=known.estimate)
+    return _with_estimate_inside(bracket)
 
 
-def _trivial_upper(run: Run, log_delta: float) -> float:
-    """Without sampling the steps are mu-GDP, delta <= Phi(mu/2 - e/mu) <= e^{-x^2/2}; other losses are bounded."""
+def _narrowed(bracket: EstimatedBounds, bounds: Bounds, estimate: float) -> EstimatedBounds:
+    """Return what a bracket and new bounds leave, with a new estimate."""
+    lower = max(bracket.lower, bounds.lower)
+    upper = min(bracket.upper, bounds.upper)
+    return EstimatedBounds(lower, upper, estimate)
+
+
+def _is_stuck(before: EstimatedBounds, after: EstimatedBounds) -> bool:
+    """Return whether a try found a lower end and left nearly all of the bracket."""
+    return after.lower > 0 and after.upper - after.lower > _PROGRESS * (before.upper - before.lower)
+
+
+def _with_chernoff_bounds(search: EpsilonSearch, bracket: EstimatedBounds) -> EstimatedBounds:
+    """Lower the upper end by Chernoff bounds at smaller exponents.
+
+    The best exponent may be next to one from which on the moments explode.
+    """
+    upper = bracket.upper
+    for share in _CHERNOFF_LINES:
+        theta = search.theta * share
+        bound = _inversion.chernoff_epsilon(search.run, search.windows, theta, search.log_delta)
+        upper = np.fmin(upper, bound)
+    return bracket._replace(upper=upper)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bounds that need no search.
+
+
+def _trivial_upper(run: RunDescription, log_delta: float) -> float:
+    """Return an upper bound on epsilon that ignores the sampling.
+
+    Without sampling the steps are mu-GDP, delta <= Phi(mu/2 - e/mu) <= e^{-x^2/2}; other losses are bounded.
+    """
     mu = gaussian_mu(run)
-    return mu * (np.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12) + _bounded_losses.largest_loss(run.finite)
+    gaussian = mu * (np.sqrt(-2.0 * log_delta) + 0.5 * mu) * (1.0 + 1e-12)
+    return gaussian + _bounded_losses.largest_loss(run.finite)
 
 
-def _is_beyond(run: Run, epsilon: Array) -> Array:
-    """Where epsilon exceeds all losses of one direction but the infinite ones of atoms, so that delta is their mass."""
+def _is_beyond(run: RunDescription, epsilon: Array) -> Array:
+    """Return where epsilon exceeds all losses of a direction but the infinite ones of atoms: delta is their mass."""
     is_bounded = not run.is_symmetric and all(step.sign < 0 for step in run.steps)
-    return epsilon > largest_loss(run) if is_bounded else np.zeros(np.shape(epsilon), bool)
+    if not is_bounded:
+        return np.zeros(np.shape(epsilon), bool)
+    return epsilon > largest_loss(run)
 
 
-def _log_infinite(run: Run) -> float:
-    """log of the mass of the infinite losses."""
+def _log_infinite(run: RunDescription) -> float:
+    """Return log of the mass of the infinite losses."""
     return np.log(-np.expm1(_atoms.log_lost(run.atoms)))
 
 
-def log_delta_of_run(run: Run, epsilon: float, width: float = RELATIVE_WIDTH) -> Answer:
-    """The bracket on log delta, the larger of the two directions, of a run."""
-    return Answer(*(leaf[0] for leaf in log_deltas_of_run(run, np.array([epsilon]), width)))
+# ---------------------------------------------------------------------------------------------------------------------
+# Log delta of a run.
 
 
-def log_deltas_of_run(run: Run, epsilon: Array, width: float = RELATIVE_WIDTH) -> Answer:
-    """The same at several epsilon [n] that are close enough to share a contour."""
+def log_delta_of_run(run: RunDescription, epsilon: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
+    """Return the bracket on log delta, the larger of the two directions."""
+    brackets = log_deltas_of_run(run, np.array([epsilon]), width)
+    return EstimatedBounds(brackets.lower[0], brackets.upper[0], brackets.estimate[0])
+
+
+def log_deltas_of_run(run: RunDescription, epsilon: Array, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
+    """Return the same at several epsilon [n] that are close enough to share a contour."""
     nothing = np.full(epsilon.shape, -np.inf)
-    best = Answer(nothing, nothing, nothing)
+    best = EstimatedBounds(nothing, nothing, nothing)
     for sign in run.signs:
-        best = _worse(best, direction_log_deltas(run.towards(sign), epsilon, best.lower, width))
+        best = _larger(best, direction_log_deltas(run.towards(sign), epsilon, best.lower, width))
     return best
 
 
-def direction_log_deltas(run: Run, epsilon: Array, against: Array, target: float = RELATIVE_WIDTH) -> Answer:
-    """One direction; a bracket need not be tight once its upper end is below ``against``.
+def deltas_on_grid(run: RunDescription, epsilon: Array, num_sharing: int, width: float) -> Bounds:
+    """Return brackets on delta at many epsilon [n], of which some neighbours each share a contour.
 
-    The contour is made for the middle of the points, then for the one with the widest bracket.
+    Args:
+        run: the run.
+        epsilon: the points [n].
+        num_sharing: how many neighbours share a contour.
+        width: the relative width that the brackets aim at.
     """
-    lower, upper = np.full(epsilon.shape, -np.inf), np.where(_is_beyond(run, epsilon), _log_infinite(run), 0.0)
-
-    middle, sharing = epsilon.size // 2, 2 * (epsilon.size - 1)
-    estimate = np.full(epsilon.shape, _contour_choice.guess_log_delta(run, epsilon[middle]))
-    nothing = Answer(lower, upper, estimate)
-
-    def is_wide(known: Answer, share: float) -> Array:
-        return (known.upper - known.lower > share) & (known.upper > np.maximum(against, _LOWEST_LOG_DELTA))
-
-    def ordinary(known: Answer, theta: float, tries: range) -> tuple[Answer, float]:
-        lower, upper, estimate = known
-        for i in tries:
-            too_wide = is_wide(Answer(lower, upper, estimate), target)
-            if not too_wide.any():
-                break
-            at = middle if i == 0 else int(np.argmax(np.where(too_wide, upper - lower, -1.0)))
-            guess = np.clip(estimate, _LOWEST_LOG_DELTA, -1e-12)
-            width = min(max(0.3 * (against[at] - guess[at]), target), 1.0)
-            # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
-            windows = _contour_choice.windows(run, (np.min(guess) if i == 0 else guess[at]))
-            coarse = _contour_choice.masses(run, windows)
-            plan = _contour_choice.make_plan(
-                run, windows, coarse, epsilon[at], guess[at], width, of_delta=True, start=theta
-            )
-            theta = plan.contour.theta
-            data = _characteristic_function.transform(run, windows, plan.contour)
-            new, found = _inversion.log_delta_bracket(data, plan, epsilon)
-            # No lower bound: the window may have been too narrow for a delta this small.
-            found = np.where(new.lower > -np.inf, found, np.fmin(found, 1.6 * guess))
-            better = (new.upper - new.lower < upper - lower) | (np.arange(epsilon.size) == at)
-            estimate = np.where(better, found, estimate)
-            before = upper - lower
-            lower, upper = np.maximum(lower, new.lower), np.minimum(upper, new.upper)
-            if i > tries[0] and np.all(lower > -np.inf) and np.all(upper - lower > _PROGRESS * before):
-                break
-        return Answer(lower, upper, estimate), theta
-
-    if not _rare_outcomes.applies(run):
-        return _inside(ordinary(nothing, 1.0, range(TRIES + sharing))[0])
-    if not _rare_outcomes.is_rare(run):
-        answer, _ = ordinary(nothing, 1.0, range(TRIES + sharing))
-        if np.any(is_wide(answer, RARE_LAST_WIDTH)):
-            answer = _rare_log_deltas(run, epsilon, answer, against, target)
-        return _inside(answer)
-
-    # The telling runs, where the ordinary tries do not get far; then the ordinary tries that are left.
-    before_rare = TRIES_BEFORE_RARE + sharing
-    answer, theta = ordinary(nothing, 1.0, range(before_rare))
-    telling = _rare_log_deltas(run, epsilon, answer, against, target)
-    if np.any(is_wide(telling, target)):
-        answer, _ = ordinary(answer, theta, range(before_rare, TRIES + sharing))
-    return _within(telling, answer)
+    lower, upper = [], []
+    for start in range(0, epsilon.size, num_sharing):
+        neighbours = epsilon[start : start + num_sharing]
+        log_delta = log_deltas_of_run(run, neighbours, width)
+        lower.append(log_delta.lower)
+        upper.append(log_delta.upper)
+    return exp_outward(np.concatenate(lower), np.concatenate(upper))
 
 
-def _rare_log_deltas(run: Run, epsilon: Array, known: Answer, against: Array, target: float) -> Answer:
-    """The brackets by the telling runs of `_rare_outcomes` alone, within what is known already; each with its own contour."""
-    lower, upper, estimate = (np.array(leaf) for leaf in known)
-    for at in range(epsilon.size):
-        guess = _rare_outcomes.guess_log_delta(run, epsilon[at]) if epsilon[at] > 0 else -np.inf
-        for i in range(RARE_TRIES):
-            too_wide = upper[at] - lower[at] > max(target, RARE_DELTA_WIDTH)
-            if not too_wide or not upper[at] > max(against[at], _LOWEST_LOG_DELTA) or not guess > _LOWEST_LOG_DELTA:
-                break
-            guess = min(max(guess, lower[at]), upper[at], -1e-12)
-            windows = _contour_choice.windows(run, guess)
-            coarse = _contour_choice.masses(run, windows)
-            plan, split = _rare_outcomes.make_plan(
-                run, windows, coarse, epsilon[at], guess, target * 0.5**i, of_delta=True
-            )
-            data = _rare_outcomes.transform(run, windows, split, plan.contour)
-            new, guess = _rare_outcomes.log_delta_bracket(data, plan, split.loud, epsilon[at])
-            lower[at], upper[at] = max(lower[at], new.lower), min(upper[at], new.upper)
-        estimate[at] = min(max(estimate[at], lower[at]), upper[at])
-    return Answer(lower, upper, estimate)
+def exp_outward(log_lower: Array, log_upper: Array) -> Bounds:
+    """Return a bracket from the logarithms of its ends, with room for the rounding of exp."""
+    return Bounds(
+        np.exp(log_lower) * (1.0 - _EXP_ROUNDING),
+        np.exp(log_upper) * (1.0 + _EXP_ROUNDING),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Log delta of one direction.
+
+
+class DeltaSearch(NamedTuple):
+    """What all tries at the deltas of one direction share."""
+
+    run: RunDescription
+    epsilon: Array
+    """The points [n] that share a contour."""
+    run_lower: Array
+    """What log delta of the whole run is known to exceed [n]: an upper end below it need not be improved."""
+    target_width: float
+    """The width of log delta at which a bracket is narrow enough."""
+
+    def is_wide(self, bracket: EstimatedBounds, width: float) -> Array:
+        """Return where a bracket matters, and is wider than this [n]."""
+        matters = bracket.upper > np.maximum(self.run_lower, _LOWEST_LOG_DELTA)
+        return (bracket.upper - bracket.lower > width) & matters
+
+
+def direction_log_deltas(
+    run: RunDescription, epsilon: Array, run_lower: Array, target_width: float = RELATIVE_WIDTH
+) -> EstimatedBounds:
+    """Bracket log delta of one direction at several epsilon.
+
+    Args:
+        run: the run in one direction.
+        epsilon: the points [n], close enough to share a contour.
+        run_lower: a bracket need not be tight once its upper end is below this [n].
+        target_width: the width of log delta at which the search stops.
+    """
+    search = DeltaSearch(run, epsilon, run_lower, target_width)
+    guess = _contour_choice.guess_log_delta(run, epsilon[epsilon.size // 2])
+    nothing = EstimatedBounds(
+        lower=np.full(epsilon.shape, -np.inf),
+        upper=np.where(_is_beyond(run, epsilon), _log_infinite(run), 0.0),
+        estimate=np.full(epsilon.shape, guess),
+    )
+    if _rare_outcomes.applies(run) and _rare_outcomes.is_rare(run):
+        return _rare_log_deltas(search, nothing)
+    return _usual_log_deltas(search, nothing)
+
+
+def _usual_log_deltas(search: DeltaSearch, nothing: EstimatedBounds) -> EstimatedBounds:
+    """Bracket log delta where an example is not rare: the ordinary tries, then the telling runs."""
+    bracket, _ = _ordinary_log_deltas(search, nothing, 1.0, range(TRIES + _sharing_tries(search)))
+    if _rare_outcomes.applies(search.run) and np.any(search.is_wide(bracket, RARE_LAST_WIDTH)):
+        bracket = _telling_log_deltas(search, bracket)
+    return _with_estimate_inside(bracket)
+
+
+def _rare_log_deltas(search: DeltaSearch, nothing: EstimatedBounds) -> EstimatedBounds:
+    """Bracket log delta where an example is hardly ever sampled: the telling runs between the ordinary tries."""
+    first_tries = TRIES_BEFORE_RARE + _sharing_tries(search)
+    all_tries = TRIES + _sharing_tries(search)
+    bracket, theta = _ordinary_log_deltas(search, nothing, 1.0, range(first_tries))
+
+    # The telling runs, where the ordinary tries do not get far.
+    telling = _telling_log_deltas(search, bracket)
+
+    # The ordinary tries that are left.
+    if np.any(search.is_wide(telling, search.target_width)):
+        bracket, _ = _ordinary_log_deltas(search, bracket, theta, range(first_tries, all_tries))
+    return _in_both(telling, bracket)
+
+
+def _sharing_tries(search: DeltaSearch) -> int:
+    """Return the number of further tries, two for each further point."""
+    return 2 * (search.epsilon.size - 1)
+
+
+def _ordinary_log_deltas(
+    search: DeltaSearch, known: EstimatedBounds, theta: float, tries: range
+) -> tuple[EstimatedBounds, float]:
+    """Improve brackets by contours for the whole run, until they are narrow or a try brings little.
+
+    The first contour is made for the middle of the points, others for the one with the widest bracket.
+
+    Args:
+        search: what is asked.
+        known: what is known so far [n].
+        theta: where to start the search for the line.
+        tries: numbers of the tries.
+
+    Returns:
+        the brackets [n], and the theta of the last line.
+    """
+    run, epsilon = search.run, search.epsilon
+    bracket = known
+    for i in tries:
+        is_wide = search.is_wide(bracket, search.target_width)
+        if not is_wide.any():
+            break
+        is_first = i == 0
+        at = epsilon.size // 2 if is_first else _widest(bracket, is_wide)
+
+        # The gap to a delta that is known to be larger allows for a coarse contour.
+        guess = np.clip(bracket.estimate, _LOWEST_LOG_DELTA, -_LEAST_MISSING)
+        slack = 0.3 * (search.run_lower[at] - guess[at])
+        width = min(max(slack, search.target_width), 1.0)
+
+        # Once for all points, later for the one at hand: a window for a much smaller delta does harm.
+        window_log_delta = np.min(guess) if is_first else guess[at]
+        windows = _contour_choice.choose_windows(run, window_log_delta)
+        coarse = _contour_choice.coarse_run(run, windows)
+        plan = _contour_choice.make_plan(
+            run,
+            windows,
+            coarse,
+            epsilon[at],
+            guess[at],
+            width,
+            of_delta=True,
+            start=theta,
+        )
+        theta = plan.contour.theta
+        data = _characteristic_function.transform(run, windows, plan.contour)
+        bounds, estimate = _inversion.log_delta_bracket(data, plan, epsilon)
+
+        # No lower bound: the window may have been too narrow for a delta this small.
+        estimate = np.where(bounds.lower > -np.inf, estimate, np.fmin(estimate, 1.6 * guess))
+
+        # Estimates of narrower brackets are better, and the one at hand has just been looked at.
+        is_narrower = bounds.upper - bounds.lower < bracket.upper - bracket.lower
+        is_better = is_narrower | (np.arange(epsilon.size) == at)
+        before = bracket
+        bracket = EstimatedBounds(
+            lower=np.maximum(before.lower, bounds.lower),
+            upper=np.minimum(before.upper, bounds.upper),
+            estimate=np.where(is_better, estimate, before.estimate),
+        )
+        if i > tries[0] and _are_stuck(before, bracket):
+            break
+    return bracket, theta
+
+
+def _widest(bracket: EstimatedBounds, is_wide: Array) -> int:
+    """Return the place of the widest bracket among those that are too wide."""
+    gap = np.where(is_wide, bracket.upper - bracket.lower, -1.0)
+    return int(np.argmax(gap))
+
+
+def _are_stuck(before: EstimatedBounds, after: EstimatedBounds) -> bool:
+    """Return whether all brackets have a lower end, and a try left nearly all of each."""
+    has_lower = after.lower > -np.inf
+    is_stuck = after.upper - after.lower > _PROGRESS * (before.upper - before.lower)
+    return bool(np.all(has_lower & is_stuck))
+
+
+def _telling_log_deltas(search: DeltaSearch, known: EstimatedBounds) -> EstimatedBounds:
+    """Improve brackets by the telling runs of `_rare_outcomes` alone, each with its own contour."""
+    lower, upper = np.array(known.lower), np.array(known.upper)
+    for at in range(search.epsilon.size):
+        inside = Bounds(lower[at], upper[at])
+        lower[at], upper[at] = _telling_log_delta(search, inside, search.epsilon[at], search.run_lower[at])
+    estimate = np.minimum(np.maximum(known.estimate, lower), upper)
+    return EstimatedBounds(lower, upper, estimate)
+
+
+def _telling_log_delta(search: DeltaSearch, known: Bounds, epsilon: float, run_lower: float) -> Bounds:
+    """Improve the bracket at one epsilon by the telling runs."""
+    if not epsilon > 0:
+        return known
+    lower, upper = known
+    guess = _rare_outcomes.guess_log_delta(search.run, epsilon)
+    for i in range(RARE_TRIES):
+        is_wide = upper - lower > max(search.target_width, RARE_DELTA_WIDTH)
+        matters = upper > max(run_lower, _LOWEST_LOG_DELTA)
+        if not (is_wide and matters and guess > _LOWEST_LOG_DELTA):
+            break
+        guess = min(max(guess, lower), upper, -_LEAST_MISSING)
+        windows = _contour_choice.choose_windows(search.run, guess)
+        coarse = _contour_choice.coarse_run(search.run, windows)
+        plan, split = _rare_outcomes.make_plan(
+            search.run,
+            windows,
+            coarse,
+            epsilon,
+            guess,
+            search.target_width * 0.5**i,
+            of_delta=True,
+        )
+        data = _rare_outcomes.transform(search.run, windows, split, plan.contour)
+        bounds, guess = _rare_outcomes.log_delta_bracket(data, plan, split.loud, epsilon)
+        lower, upper = max(lower, bounds.lower), min(upper, bounds.upper)
+    return Bounds(lower, upper)

@@ -1,153 +1,302 @@
-"""From the bracket on delta(e) to the bracket on epsilon(delta), for one direction of one configuration."""
+"""Turn brackets on delta(e) into brackets on epsilon(delta), for one direction of one run.
+
+Any e with a certified delta(e) <= delta is an upper bound on epsilon, and any e with delta(e) >= delta a lower one. So
+Newton's method, which knows nothing of errors, proposes points, and the certified bounds of `_contour` decide about
+them. The Chernoff bound is there where they do not reach.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _characteristic_function, _contour
-from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
-from gdpjax.accounting._numeric._contour import Sums
-from gdpjax.accounting._numeric._contour_choice import Plan
+from gdpjax.accounting._numeric._characteristic_function import RunOnLine
+from gdpjax.accounting._numeric._contour import TrapezoidSums
+from gdpjax.accounting._numeric._contour_choice import ContourPlan
 from gdpjax.accounting._numeric._moments import Window
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _MARGINS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
+"""Relative distances from a proposal at which an end is tried, until one is certified."""
+_LEAST_MARGIN_EPSILON = 1e-7
+"""Below it the distances are relative to this."""
+_LOG_DELTA_ROUNDING = 1e-13
+"""Comparisons leave this for the rounding of log delta."""
 _KERNELS = ("upper", "lower")
+_UPPER, _LOWER = range(2)
+_LEAST_LOG_DELTA = -700.0
+
+_ESTIMATE_STEPS = 14
+_CROSSING_STEPS = 3
 
 
-def epsilon_bracket(data: Transform, plan: Plan) -> tuple[Bounds, float]:
-    """A certified bracket on the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside it.
+class PlannedLine(NamedTuple):
+    """The transform of a run along a planned contour, and the sums of the two kernels about the plan's epsilon."""
 
-    Any e with a certified delta(e) <= delta is an upper bound, any with delta(e) >= delta a lower one. Newton's method
-    proposes, the certified bounds dispose: the first proposal of a widening sequence that passes is returned, the
-    Chernoff bound or 0 if none does. Comparisons leave 1e-13 for the rounding of log delta.
+    data: RunOnLine
+    plan: ContourPlan
+    sums: TrapezoidSums
+
+    def log_upper_delta(self, epsilon: float) -> float:
+        """Return a certified upper bound on log delta(epsilon)."""
+        plan = self.plan
+        return _contour.log_upper_delta(self.data, plan.contour, self.sums, plan.epsilon, epsilon)
+
+    def log_lower_delta(self, epsilon: float) -> float:
+        """Return a certified lower bound on log delta(epsilon)."""
+        plan = self.plan
+        return _contour.log_lower_delta(self.data, plan.contour, self.sums, plan.epsilon, epsilon)
+
+
+def make_line(data: RunOnLine, plan: ContourPlan) -> PlannedLine:
+    """Return the transform with the sums of the two kernels."""
+    sums = _contour.make_sums(_KERNELS, data, plan.contour, plan.epsilon)
+    return PlannedLine(data, plan, sums)
+
+
+def _clipped(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Epsilon.
+
+
+def epsilon_bracket(data: RunOnLine, plan: ContourPlan) -> tuple[Bounds, float]:
+    """Return a certified bracket on the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside.
+
+    Each end is the first one of a widening sequence of proposals that is certified. If none is, the upper end is the
+    Chernoff bound and the lower one is 0.
     """
-    contour = plan.contour
-    sums = _contour.make_sums(_KERNELS, data, contour, plan.epsilon)
-    shift, converged = _estimate(sums, data, contour, plan)
-    crossings = _crossings(sums, data, contour, plan, shift)
-    highest, lowest = (max(plan.epsilon + crossing, 0.0) for crossing in crossings)
+    line = make_line(data, plan)
+    shift, converged = _estimate(line)
+    upper_crossing, lower_crossing = _crossings(line, shift)
+    highest = max(plan.epsilon + upper_crossing, 0.0)
+    lowest = max(plan.epsilon + lower_crossing, 0.0)
 
-    lower, upper = None, None
-    for margin in (*_MARGINS, None):  # the last stands for the plan's own epsilon
-        above, below = plan.epsilon, plan.epsilon
-        if margin is not None:
-            above = highest + margin * max(highest, 1e-7) if highest > 0 else 0.0
-            below = max(lowest - margin * max(lowest, 1e-7), 0.0)
-        if upper is None:
-            passed = _contour.log_upper_delta(data, contour, sums, plan.epsilon, above) <= plan.log_delta - 1e-13
-            upper = above if passed else None
-        if lower is None:
-            passed = _contour.log_lower_delta(data, contour, sums, plan.epsilon, below) >= plan.log_delta + 1e-13
-            lower = below if passed else None
-        if upper is not None and lower is not None:
-            break
+    lower = _certified_lower(line, lowest)
+    upper = np.fmin(_chernoff_upper(line), _certified_upper(line, highest))
+
+    estimate = plan.epsilon + shift
+    if not converged:
+        estimate = 0.5 * (lower + upper)
+    return Bounds(lower, upper), _clipped(estimate, lower, upper)
+
+
+def _certified_upper(line: PlannedLine, highest: float) -> float:
+    """Return the first point from ``highest`` upwards, or the plan's epsilon, with a certified delta(e) <= delta."""
+    goal = line.plan.log_delta - _LOG_DELTA_ROUNDING
+    for margin in _MARGINS:
+        distance = margin * max(highest, _LEAST_MARGIN_EPSILON)
+        point = highest + distance if highest > 0 else 0.0
+        if line.log_upper_delta(point) <= goal:
+            return point
+    if line.log_upper_delta(line.plan.epsilon) <= goal:
+        return line.plan.epsilon
+    return np.inf
+
+
+def _certified_lower(line: PlannedLine, lowest: float) -> float:
+    """Return the first point from ``lowest`` downwards, or the plan's epsilon, with a certified delta(e) >= delta."""
+    goal = line.plan.log_delta + _LOG_DELTA_ROUNDING
+    for margin in _MARGINS:
+        distance = margin * max(lowest, _LEAST_MARGIN_EPSILON)
+        point = max(lowest - distance, 0.0)
+        if line.log_lower_delta(point) >= goal:
+            return point
+    if line.log_lower_delta(line.plan.epsilon) >= goal:
+        return line.plan.epsilon
+    return 0.0
+
+
+def _chernoff_upper(line: PlannedLine) -> float:
+    """Return the Chernoff bound on epsilon on the line itself; below ``least`` nothing is known."""
+    data, plan = line.data, line.plan
     log_size = data.log_size + data.log_size_error
-    chernoff = max(_chernoff(log_size, contour.theta, data.lost, plan.log_delta), data.least)
-    upper = np.fmin(chernoff, np.inf if upper is None else upper)
-    bounds = Bounds(0.0 if lower is None else lower, upper)
-    guess = plan.epsilon + shift if converged else 0.5 * (bounds.lower + bounds.upper)
-    return bounds, min(max(guess, bounds.lower), bounds.upper)
+    bound = _chernoff(log_size, plan.contour.theta, data.lost, plan.log_delta)
+    return max(bound, data.least)
 
 
-def log_upper_delta(data: Transform, plan: Plan) -> float:
-    """A certified upper bound on log delta(plan.epsilon) of one direction."""
-    sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
-    return _contour.log_upper_delta(data, plan.contour, sums, plan.epsilon, plan.epsilon)
+def _estimate(line: PlannedLine) -> tuple[float, bool]:
+    """Return where the mean of the two sums, without error terms, crosses delta, and whether the search converged.
 
-
-def log_chernoff_delta(run: Run, windows: list[Window], theta: float, epsilon: float) -> float:
-    """The Chernoff bound on log delta(epsilon) of one direction of a run of steps, which needs no line."""
-    log_size, shifted = _log_size_above(run, windows, theta), theta * epsilon
-    bound = log_size - shifted + _contour.log_peak(theta)
-    slack = 1e-13 * (1.0 + abs(log_size) + abs(shifted))
-    return np.logaddexp(bound + slack, np.log(_characteristic_function.lost_mass(run, windows)))
-
-
-def log_delta_bracket(data: Transform, plan: Plan, epsilon: Array) -> tuple[Bounds, Array]:
-    """Certified brackets on log delta of one direction at each epsilon [n], near plan.epsilon, and estimates inside."""
-    contour, origin = plan.contour, plan.epsilon
-    sums = _contour.make_sums(_KERNELS, data, contour, origin)
-    lower, upper, guess = np.zeros((3, epsilon.size))
-    for i, e in enumerate(epsilon):
-        above = _contour.log_upper_delta(data, contour, sums, origin, e)
-        below = _contour.log_lower_delta(data, contour, sums, origin, e)
-        chernoff = _contour.log_scale(data, contour, e, 1.0) + _contour.log_peak(contour.theta)
-        chernoff = np.logaddexp(chernoff + 1e-12 * (1.0 + abs(chernoff)), np.log(data.lost))
-        chernoff = chernoff if e >= data.least else 0.0
-        lower[i] = -np.inf if np.isnan(below) else below
-        upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
-        value = np.mean(_contour.evaluate(sums, e - origin)[0])
-        middle = data.log_size - contour.theta * e + np.log(max(value, 1e-300))
-        guess[i] = min(max(middle, lower[i]), upper[i])
-    return Bounds(lower, upper), guess
-
-
-def _estimate(sums: Sums, data: Transform, contour: Contour, plan: Plan) -> tuple[float, bool]:
-    """Where the mean of the two sums, without error terms, crosses delta: a shift from plan.epsilon, and convergence.
-
-    A step to where the (smaller) error of the upper sum drowns the value is taken back, and the next one is shorter.
+    The answer is a shift from plan.epsilon, sought by Newton's method. A step to where the (smaller) error of the upper
+    sum drowns the value is taken back, and the next one is shorter.
     """
-    reach = 0.45 * contour.period
-    close = 1e-3 * contour.eta
-    good, move, radius = 0.0, 0.0, 0.4 * reach
-    for _ in range(14):
-        shift = min(max(good + move, -reach, -plan.epsilon), reach)
+    data, plan, sums = line.data, line.plan, line.sums
+    theta = plan.contour.theta
+    reach = 0.45 * plan.contour.period
+    close = 1e-3 * plan.contour.eta
+    last_good, move = 0.0, 0.0
+    longest_move = 0.4 * reach
+    for _ in range(_ESTIMATE_STEPS):
+        shift = _clipped(last_good + move, max(-reach, -plan.epsilon), reach)
         values, slopes = _contour.evaluate(sums, shift)
-        value, slope = 0.5 * (values[0] + values[1]), 0.5 * (slopes[0] + slopes[1])
-        if value > 2.0 * sums.error[0]:
-            height = data.log_size - contour.theta * (plan.epsilon + shift) + np.log(value) - plan.log_delta
-            rate = min(slope / value - contour.theta, -0.02 * contour.theta)
-            good, move = shift, -height / rate
+        value = 0.5 * (values[_UPPER] + values[_LOWER])
+        slope = 0.5 * (slopes[_UPPER] + slopes[_LOWER])
+
+        # log delta is log_size - theta e + log(value), and delta falls by at least a little.
+        if value > 2.0 * sums.error[_UPPER]:
+            epsilon = plan.epsilon + shift
+            log_delta = data.log_size - theta * epsilon + np.log(value)
+            rate = min(slope / value - theta, -0.02 * theta)
+            last_good = shift
+            move = -(log_delta - plan.log_delta) / rate
         else:
-            radius = 0.3 * min(radius, abs(move))
-        move = min(max(move, -radius), radius)
+            longest_move = 0.3 * min(longest_move, abs(move))
+        move = _clipped(move, -longest_move, longest_move)
         if not abs(move) > close:
             break
-    return min(max(good + move, -reach), reach), abs(move) <= close
+    converged = abs(move) <= close
+    return _clipped(last_good + move, -reach, reach), converged
 
 
-def _crossings(sums: Sums, data: Transform, contour: Contour, plan: Plan, guess: float) -> tuple[float, float]:
-    """Where the two bounds cross delta, by Newton's method from the estimate; terms outside the sums held fixed."""
-    lost = np.exp(min(np.log(data.lost) - plan.log_delta, -0.5))
-    alias = np.exp(min(_contour.log_alias(data, contour, plan.epsilon + guess) - plan.log_delta, 0.0))
-    goals = plan.log_delta + np.log1p(-lost), plan.log_delta + np.log1p(alias)
-    reach = 0.2 * contour.period
+def _crossings(line: PlannedLine, guess: float) -> tuple[float, float]:
+    """Return where the upper and the lower bound cross delta, about: shifts from plan.epsilon.
 
-    def crossing(kernel: int, error: float, goal: float) -> float:
-        shift = guess
-        for _ in range(3):
-            values, slopes = _contour.evaluate(sums, shift)
-            safe = max(values[kernel] + error, 1e-300)
-            height = data.log_size - contour.theta * (plan.epsilon + shift) + np.log(safe) - goal
-            rate = min(slopes[kernel] / safe - contour.theta, -0.05 * contour.theta)
-            move = min(max(shift - height / rate, guess - reach), guess + reach) - shift
-            shift += move
-            if not abs(move) > 1e-5 * abs(plan.epsilon + shift):  # the next step would be about its square
-                break
-        return shift
+    What is added to the sums for the lost mass and the aliases is held fixed at the ``guess``.
+    """
+    data, plan, sums = line.data, line.plan, line.sums
+    log_lost_share = np.log(data.lost) - plan.log_delta
+    lost_share = np.exp(min(log_lost_share, -0.5))
+    log_alias = _contour.log_alias(data, plan.contour, plan.epsilon + guess)
+    alias_share = np.exp(min(log_alias - plan.log_delta, 0.0))
 
-    return crossing(0, sums.error[0], goals[0]), crossing(1, -sums.error[1], goals[1])
+    # The bounds are the two sums, moved by their errors.
+    upper_goal = plan.log_delta + np.log1p(-lost_share)
+    lower_goal = plan.log_delta + np.log1p(alias_share)
+    upper = _crossing(line, _UPPER, sums.error[_UPPER], upper_goal, guess)
+    lower = _crossing(line, _LOWER, -sums.error[_LOWER], lower_goal, guess)
+    return upper, lower
 
 
-def chernoff_epsilon(run: Run, windows: list[Window], theta: float, log_delta: float) -> float:
-    """The Chernoff bound on epsilon of one direction of a run of steps, which needs no line."""
-    return _chernoff(
-        _log_size_above(run, windows, theta), theta, _characteristic_function.lost_mass(run, windows), log_delta
-    )
+def _crossing(
+    line: PlannedLine,
+    kernel: int,
+    error: float,
+    goal: float,
+    guess: float,
+) -> float:
+    """Return where one sum, moved by its error, makes log delta the goal, by Newton's method from the guess."""
+    plan = line.plan
+    theta = plan.contour.theta
+    reach = 0.2 * plan.contour.period
+    shift = guess
+    for _ in range(_CROSSING_STEPS):
+        values, slopes = _contour.evaluate(line.sums, shift)
+        value = max(values[kernel] + error, 1e-300)
+        epsilon = plan.epsilon + shift
+        log_delta = line.data.log_size - theta * epsilon + np.log(value)
+        rate = min(slopes[kernel] / value - theta, -0.05 * theta)
+
+        proposal = shift - (log_delta - goal) / rate
+        move = _clipped(proposal, guess - reach, guess + reach) - shift
+        shift += move
+        # The next step would be about the square of this one.
+        if not abs(move) > 1e-5 * abs(plan.epsilon + shift):
+            break
+    return shift
 
 
-def _log_size_above(run: Run, windows: list[Window], theta: float) -> float:
-    """An upper bound on K(theta) of a run of steps."""
+# ---------------------------------------------------------------------------------------------------------------------
+# Log delta.
+
+
+def log_upper_delta(data: RunOnLine, plan: ContourPlan) -> float:
+    """Return a certified upper bound on log delta(plan.epsilon) of one direction."""
+    sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
+    return PlannedLine(data, plan, sums).log_upper_delta(plan.epsilon)
+
+
+def log_delta_bracket(
+    data: RunOnLine,
+    plan: ContourPlan,
+    epsilon: Array,
+) -> tuple[Bounds, Array]:
+    """Return certified brackets on log delta of one direction at each epsilon, and estimates inside them.
+
+    Args:
+        data: the transform along the plan's contour.
+        plan: made for an epsilon near those asked about.
+        epsilon: the points [n].
+    """
+    line = make_line(data, plan)
+    theta = plan.contour.theta
+    lower, upper, estimate = np.zeros((3, epsilon.size))
+    for i, e in enumerate(epsilon):
+        # The ends; a number that is not known says nothing.
+        above = line.log_upper_delta(e)
+        below = line.log_lower_delta(e)
+        chernoff = _log_chernoff_delta_on_line(line, e)
+        lower[i] = np.fmax(below, -np.inf)
+        upper[i] = np.fmin(np.fmin(above, chernoff), 0.0)
+
+        # The mean of the two sums, without error terms.
+        values, _ = _contour.evaluate(line.sums, e - plan.epsilon)
+        value = max(np.mean(values), 1e-300)
+        middle = data.log_size - theta * e + np.log(value)
+        estimate[i] = _clipped(middle, lower[i], upper[i])
+    return Bounds(lower, upper), estimate
+
+
+def _log_chernoff_delta_on_line(line: PlannedLine, epsilon: float) -> float:
+    """Return the Chernoff bound on log delta(epsilon) at the theta of the line."""
+    data, contour = line.data, line.plan.contour
+    if not epsilon >= data.least:
+        return 0.0
+    log_scale = _contour.log_scale(data, contour, epsilon, 1.0)
+    bound = log_scale + _contour.log_peak(contour.theta)
+    slack = 1e-12 * (1.0 + abs(bound))
+    return np.logaddexp(bound + slack, np.log(data.lost))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chernoff bounds on runs of steps, which need no line.
+
+
+def log_chernoff_delta(
+    run: RunDescription,
+    windows: list[Window],
+    theta: float,
+    epsilon: float,
+) -> float:
+    """Return the Chernoff bound on log delta(epsilon) of one direction of a run of steps."""
+    log_size = _log_size_above(run, windows, theta)
+    tilt = theta * epsilon
+    bound = log_size - tilt + _contour.log_peak(theta)
+    slack = 1e-13 * (1.0 + abs(log_size) + abs(tilt))
+    lost = _characteristic_function.lost_mass(run, windows)
+    return np.logaddexp(bound + slack, np.log(lost))
+
+
+def chernoff_epsilon(
+    run: RunDescription,
+    windows: list[Window],
+    theta: float,
+    log_delta: float,
+) -> float:
+    """Return the Chernoff bound on epsilon of one direction of a run of steps."""
+    log_size = _log_size_above(run, windows, theta)
+    lost = _characteristic_function.lost_mass(run, windows)
+    return _chernoff(log_size, theta, lost, log_delta)
+
+
+def _log_size_above(run: RunDescription, windows: list[Window], theta: float) -> float:
+    """Return an upper bound on K(theta) of a run of steps."""
     counts = np.array([step.num_steps for step in run.steps])
     return counts @ _characteristic_function.log_moments_above(run.steps, windows, theta)
 
 
 def _chernoff(log_size: float, theta: float, lost: float, log_delta: float) -> float:
-    """delta <= c(theta) e^{K(theta) - theta e} + lost, solved for e; ``log_size`` is at least K(theta)."""
-    share = lost / np.exp(log_delta) if log_delta > -700.0 else np.inf
+    """Solve delta <= c(theta) e^{K(theta) - theta e} + lost for e; ``log_size`` is at least K(theta)."""
+    if not log_delta > _LEAST_LOG_DELTA:
+        return np.inf
+    share = lost / np.exp(log_delta)
     if not share < 0.5:
         return np.inf
-    room = log_delta + np.log1p(-share)
+    goal = log_delta + np.log1p(-share)
     peak = _contour.log_peak(theta)
-    slack = 1e-14 * (1.0 + abs(log_size) + abs(peak) + abs(log_delta))
-    return max((log_size + peak - room + slack) / theta, 0.0)
+    size = 1.0 + abs(log_size) + abs(peak) + abs(log_delta)
+    slack = 1e-14 * size
+    return max((log_size + peak - goal + slack) / theta, 0.0)

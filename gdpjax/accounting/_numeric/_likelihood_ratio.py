@@ -1,27 +1,21 @@
-"""The likelihood ratio of one step, and what the quadrature has to know of it off the real axis.
+"""The likelihood ratio of one subsampled Gaussian step, on the real axis and near it.
 
-One step compares N(0, sigma^2) with the mixture sum_j w_j N(j, sigma^2), w_j = Bin(j; k, p): of a group of k rows j
-were drawn (k = 1 is the usual case). In units of sigma, u ~ N(0, 1) under the first, and the ratio of the second to it
-is
+This module is where the certified accountant begins. A step compares N(0, sigma^2) with a mixture of shifted normal
+distributions. The mixture's component j has the weight w_j = Bin(j; k, p): of a group of k rows, j are in the batch.
+In units of the noise, u ~ N(0, 1) under the first distribution, and the ratio of the second to the first is
 
-    r(u) = sum_j w_j e^{v_j},   v_j = j (u - j / (2 sigma)) / sigma,   increasing in u.
+    r(u) = sum_j w_j e^{v_j},        v_j = j (u - j / (2 sigma)) / sigma,        increasing in u.
 
-**Off the axis**, at x + iy with phi = y / sigma and 0 <= k phi < pi / 2, r = sum_j b_j e^{i j phi} with b_j > 0, a sum
-of vectors in the first quadrant. Let psi = arg r, so that sum_j b_j sin(j phi - psi) = 0 and |j phi - psi| < pi / 2.
-With d log b_j / dx = j / sigma, r' / r = (1 / sigma) sum_j j b_j e^{i (j phi - psi)} / |r|, hence
+The quadrature in `_moments` needs log r at its nodes, the rounding error of that, and bounds on |r| and arg r off the
+real axis:
 
-    sigma |r| d psi / dx    =  sum_j (j - psi / phi) b_j sin(j phi - psi) >= 0,
-    |r| d psi / d phi       =  sum_j j b_j cos(j phi - psi)              >= 0,
-    sigma |r| d log|r| / dx =  sum_j j b_j cos(j phi - psi)              >= 0,
-    |r| d log|r| / d phi    = -sum_j (j - psi / phi) b_j sin(j phi - psi) <= 0:
+    >>> import numpy as np
+    >>> step = SubsampledGaussian(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0)
+    >>> print(log_ratio(np.array([0.5]), step))
+    [0.]
 
-arg r grows with x and with |y|; |r| grows with x, falls with |y|, and is r(x) at most.
-
-**Symmetric steps.** Uniform sampling without replacement under replace-one obeys C_p(G_{1/sigma}), k = 1, which is the
-mixture's curve above loss 0 and its mirror image below (Dong, Roth and Su, arXiv:1905.02383, Section 4). As a pair, P
-has the mixture's outcomes with L = log r > 0, i.e. u > u0 = 1 / (2 sigma); for each of them one with loss -L and
-probability e^{-L} times as large, i.e. that under N(0, 1); and the rest, probability 1 - P(U > u0) - Q(U > u0) = (1 -
-p) (1 - 2 Phi(-u0)), at loss 0. So A(z) = integral_{u0}^inf phi (r^{z+1} + r^{-z}) + rest.
+docs/theory/contour.md derives the bounds ("The likelihood ratio of a step"), and the parts of a symmetric step
+("Symmetric steps").
 """
 
 import dataclasses
@@ -34,14 +28,21 @@ from scipy.special import erf, logsumexp, xlog1py, xlogy
 from gdpjax._core.types import Array
 
 _LARGE = 300.0
+"""Exponents above this one are not exponentiated."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """One kind of step, in one direction, and how often it is done.
+class SubsampledGaussian:
+    """One kind of step, in one direction, and the number of times it is done.
 
-    ``sign`` is +1 where L = log r and P is the mixture ("remove"), -1 where L = -log r and P = N(0, 1) ("add"). A
-    symmetric step has both parts, and ``sign`` says nothing. ``group_size`` is k.
+    Attributes:
+        noise_multiplier: sigma, the standard deviation of the noise over the clip norm.
+        sampling_prob: p, the probability with which each row is in the batch.
+        num_steps: The number of steps of this kind.
+        sign: +1 where P is the mixture and the loss is L = log r ("remove"); -1 where P is N(0, 1) and the loss is
+            L = -log r ("add"). A symmetric step has both parts, and its ``sign`` is not used.
+        group_size: k, the number of rows in the group.
+        symmetric: Whether the step samples uniformly, and one row is replaced.
     """
 
     noise_multiplier: float
@@ -54,122 +55,195 @@ class Step:
     @property
     def shift(self) -> float:
         """The exponent of r in the weight of an outcome under P."""
-        return 1.0 if self.sign > 0 else 0.0
+        if self.sign > 0:
+            return 1.0
+        return 0.0
 
 
-def parts(step: Step) -> tuple[Step, ...]:
-    """The one-signed parts of which a step's moments are the sum."""
+def one_signed_parts(step: SubsampledGaussian) -> tuple[SubsampledGaussian, ...]:
+    """Return the one-signed parts whose moments add up to those of a step."""
     if not step.symmetric:
         return (step,)
-    return tuple(dataclasses.replace(step, sign=sign, symmetric=False) for sign in (1.0, -1.0))
+    remove = dataclasses.replace(step, sign=1.0, symmetric=False)
+    add = dataclasses.replace(step, sign=-1.0, symmetric=False)
+    return remove, add
 
 
-def rest(step: Step) -> float:
-    """The probability of loss 0 in a symmetric step, outside its parts."""
-    return (1.0 - step.sampling_prob) * erf(0.5 / step.noise_multiplier / np.sqrt(2.0))
+def mass_at_zero_loss(step: SubsampledGaussian) -> float:
+    """Return the probability of loss 0 in a symmetric step, outside its parts."""
+    # (1 - p) (1 - 2 Phi(-u0)), with u0 = 1 / (2 sigma).
+    u0 = 0.5 / step.noise_multiplier
+    central_mass = erf(u0 / np.sqrt(2.0))
+    return (1.0 - step.sampling_prob) * central_mass
 
 
-def log_ratio(u: Array, step: Step) -> Array:
-    """log r(u): log1p near zero, a sum of positive terms elsewhere; its error is `log_ratio_error`."""
+def _shifted_exponent(u: Array, step: SubsampledGaussian) -> Array:
+    """Return v_1, the exponent of the component that is shifted by one row."""
+    noise_multiplier = step.noise_multiplier
+    return (u - 0.5 / noise_multiplier) / noise_multiplier
+
+
+def log_ratio(u: Array, step: SubsampledGaussian) -> Array:
+    """Return log r(u), with an error of at most `log_ratio_error`."""
     if step.group_size > 1:
         return _log_group_ratio(u, step)
-    p = step.sampling_prob
-    v = (u - 0.5 / step.noise_multiplier) / step.noise_multiplier
-    if p == 1.0:
+    sampling_prob = step.sampling_prob
+    v = _shifted_exponent(u, step)
+    if sampling_prob == 1.0:
         return v
+
+    # Near r = 1 the logarithm is log1p(p (e^v - 1)), which does not cancel.
     moderate = np.minimum(v, _LARGE)
-    excess = p * np.expm1(moderate)
-    # Far below zero 1 + excess would cancel.
+    excess = sampling_prob * np.expm1(moderate)
     value = np.log1p(np.maximum(excess, -0.25))
-    if p > 0.25:
-        value = np.where(excess < -0.25, np.log((1.0 - p) + p * np.exp(moderate)), value)
+
+    # Far below zero 1 + excess would cancel. A sum of two positive terms does not.
+    if sampling_prob > 0.25:
+        mixture = (1.0 - sampling_prob) + sampling_prob * np.exp(moderate)
+        value = np.where(excess < -0.25, np.log(mixture), value)
+
+    # Far above zero the exponential would overflow, and its own term alone is left.
     if np.max(v) > _LARGE:
-        value = np.where(v > _LARGE, v + np.log(p), value)
+        value = np.where(v > _LARGE, v + np.log(sampling_prob), value)
     return value
 
 
 @functools.lru_cache(maxsize=1024)
 def log_weights(sampling_prob: float, group_size: int) -> np.ndarray:
-    """log w_j [k + 1]."""
+    """Return log w_j [k + 1], the logarithms of the binomial weights."""
     j = np.arange(group_size + 1.0)
-    log_choose = np.log([math.comb(group_size, int(i)) for i in j])
-    return log_choose + xlogy(j, sampling_prob) + xlog1py(group_size - j, -sampling_prob)
+    choices = [math.comb(group_size, drawn) for drawn in range(group_size + 1)]
+    log_drawn = xlogy(j, sampling_prob)
+    log_missed = xlog1py(group_size - j, -sampling_prob)
+    return np.log(choices) + log_drawn + log_missed
 
 
-def exponents(u: Array, step: Step) -> tuple[Array, Array]:
-    """log w_j [k + 1] and v_j, on a new last axis."""
+def exponents(u: Array, step: SubsampledGaussian) -> tuple[Array, Array]:
+    """Return log w_j [k + 1], and v_j with j on a new last axis [..., k + 1]."""
+    noise_multiplier = step.noise_multiplier
     j = np.arange(step.group_size + 1.0)
-    v = j * (np.asarray(u)[..., None] - 0.5 * j / step.noise_multiplier) / step.noise_multiplier
-    return log_weights(step.sampling_prob, step.group_size), v
+    half_shift = 0.5 * j / noise_multiplier
+    centred = np.asarray(u)[..., None] - half_shift
+    v = j * centred / noise_multiplier
+    log_w = log_weights(step.sampling_prob, step.group_size)
+    return log_w, v
 
 
-def _log_group_ratio(u: Array, step: Step) -> Array:
+def _log_group_ratio(u: Array, step: SubsampledGaussian) -> Array:
+    """Return log r(u) for a group of more than one row."""
     log_w, v = exponents(u, step)
-    excess = np.sum(np.exp(log_w) * np.expm1(np.minimum(v, _LARGE)), axis=-1)
+    # Near r = 1 sum_j w_j (e^{v_j} - 1) is small, and log1p keeps its relative precision.
+    excess_of_each = np.expm1(np.minimum(v, _LARGE))
+    excess = np.sum(np.exp(log_w) * excess_of_each, axis=-1)
     near = np.abs(excess) < 0.25
-    return np.where(near, np.log1p(np.where(near, excess, 0.0)), logsumexp(log_w + v, axis=-1))
+    safe_excess = np.where(near, excess, 0.0)
+    value_near = np.log1p(safe_excess)
+    return np.where(near, value_near, logsumexp(log_w + v, axis=-1))
 
 
-def log_ratio_error(u: Array, step: Step, ell: Array) -> Array:
-    """The absolute error of ``ell`` = log r(u) for given u, in ulp: 12 |ell|, and for k > 1 what the sums cancel.
+def log_ratio_error(u: Array, step: SubsampledGaussian, ell: Array) -> Array:
+    """Bound the absolute error of ``ell`` = log r(u) for exact u, in ulp.
 
-    Each log w_j and v_j is right to a few ulp of its size; near r = 1 the terms are w_j (e^{v_j} - 1), whose signs
-    differ.
+    The error is 12 |ell|. For k > 1 the cancellation in the sums adds to it: each log w_j and v_j is right to a few
+    ulp of its size, and near r = 1 the terms are w_j (e^{v_j} - 1), whose signs differ.
     """
     if step.group_size == 1:
         return 12.0 * np.abs(ell)
     log_w, v = exponents(u, step)
-    size = 16.0 + 2.0 * step.group_size + np.where(log_w > -np.inf, 4.0 * np.abs(log_w), 0.0) + 8.0 * np.abs(v)
-    share = np.exp(np.minimum(log_w + v - ell[..., None], 0.0))
-    near = np.abs(np.expm1(ell)) < 0.24
-    lone = np.exp(log_w) * np.abs(np.expm1(np.minimum(v, _LARGE))) * 1.5
-    weight = np.where(near[..., None], lone, share + np.minimum(lone, 2.0))
-    return 12.0 * np.abs(ell) + np.sum(size * weight, axis=-1)
+
+    # The relative error of a term: the sums, the table of log w_j, the products in v_j.
+    is_possible = log_w > -np.inf
+    log_w_error = np.where(is_possible, 4.0 * np.abs(log_w), 0.0)
+    sum_error = 16.0 + 2.0 * step.group_size
+    term_error = sum_error + log_w_error + 8.0 * np.abs(v)
+
+    # The size of a term relative to r. Near r = 1 it is that of w_j (e^{v_j} - 1), where r >= 0.76 is allowed for.
+    share = _posterior(log_w, v, ell)
+    moderate = np.minimum(v, _LARGE)
+    excess = np.abs(np.expm1(moderate))
+    size_near = np.exp(log_w) * excess * 1.5
+    size_far = share + np.minimum(size_near, 2.0)
+    is_near = np.abs(np.expm1(ell)) < 0.24
+    size = np.where(is_near[..., None], size_near, size_far)
+    cancellation = np.sum(term_error * size, axis=-1)
+    return 12.0 * np.abs(ell) + cancellation
 
 
-def posterior_mean(u: Array, step: Step, ell: Array) -> Array:
-    """The mean of j given u, sum_j j w_j e^{v_j} / r: the slope of log r, times sigma."""
+def _posterior(log_w: Array, v: Array, ell: Array) -> Array:
+    """Return the probability of each j given u, w_j e^{v_j} / r [..., k + 1]."""
+    log_share = log_w + v - ell[..., None]
+    return np.exp(np.minimum(log_share, 0.0))
+
+
+def posterior_mean(u: Array, step: SubsampledGaussian, ell: Array) -> Array:
+    """Return the mean of j given u, sum_j j w_j e^{v_j} / r, where ``ell`` = log r(u).
+
+    This is the slope of log r, times sigma.
+    """
     if step.group_size == 1:
-        v = (u - 0.5 / step.noise_multiplier) / step.noise_multiplier
-        return np.exp(np.minimum(np.log(step.sampling_prob) + v - ell, 0.0))
+        v = _shifted_exponent(u, step)
+        log_share = np.log(step.sampling_prob) + v - ell
+        return np.exp(np.minimum(log_share, 0.0))
     log_w, v = exponents(u, step)
-    share = np.exp(np.minimum(log_w + v - ell[..., None], 0.0))
-    return np.minimum(np.sum(np.arange(step.group_size + 1.0) * share, axis=-1), step.group_size)
+    share = _posterior(log_w, v, ell)
+    j = np.arange(step.group_size + 1.0)
+    mean = np.sum(j * share, axis=-1)
+    return np.minimum(mean, step.group_size)
 
 
-def largest_height(step: Step) -> float:
-    """The y below which the statements of the module docstring hold."""
+def largest_height(step: SubsampledGaussian) -> float:
+    """Return the distance y from the real axis up to which |r| and arg r are monotone."""
     return 0.499 * np.pi * step.noise_multiplier / step.group_size
 
 
-def argument(x: Array, y: Array, step: Step) -> Array:
-    """arg r(x + iy) for 0 <= y <= `largest_height`, divided through by the largest term so that nothing overflows."""
-    sigma, p = step.noise_multiplier, step.sampling_prob
+def argument(x: Array, y: Array, step: SubsampledGaussian) -> Array:
+    """Return arg r(x + iy) for 0 <= y <= `largest_height`, and no less."""
     if step.group_size > 1:
-        cos, sin, _ = _phasor(x, y, step)
-        return np.arctan2(sin, cos) * (1.0 + 1e-9)
-    v = (x - 0.5 / sigma) / sigma
-    nothing, drawn = (1.0 - p) * np.exp(-np.maximum(v, 0.0)), p * np.exp(np.minimum(v, 0.0))
-    return np.arctan2(drawn * np.sin(y / sigma), nothing + drawn * np.cos(y / sigma))
+        cos_sum, sin_sum, _ = _sum_of_vectors(x, y, step)
+        return np.arctan2(sin_sum, cos_sum) * (1.0 + 1e-9)
+
+    # Both components are divided by the larger one, so that neither overflows.
+    sampling_prob = step.sampling_prob
+    v = _shifted_exponent(x, step)
+    omega = y / step.noise_multiplier
+    missed_scale = np.exp(-np.maximum(v, 0.0))
+    drawn_scale = np.exp(np.minimum(v, 0.0))
+    missed = (1.0 - sampling_prob) * missed_scale
+    drawn = sampling_prob * drawn_scale
+    imag = drawn * np.sin(omega)
+    real = missed + drawn * np.cos(omega)
+    return np.arctan2(imag, real)
 
 
-def log_modulus(x: Array, y: Array, step: Step) -> Array:
-    """log |r(x + iy)|, not more, for 0 <= y <= `largest_height`: r^2 less 2 (1 - p) p e^v (1 - cos)."""
-    sigma, p = step.noise_multiplier, step.sampling_prob
+def log_modulus(x: Array, y: Array, step: SubsampledGaussian) -> Array:
+    """Return log |r(x + iy)| for 0 <= y <= `largest_height`, and no more."""
     ell = log_ratio(x, step)
     if step.group_size > 1:
-        cos, sin, top = _phasor(x, y, step)
-        value = top + 0.5 * np.log(np.maximum(cos**2 + sin**2, 1e-300))
-        return np.minimum(value, ell) - 1e-15 * log_ratio_error(x, step, ell) - 1e-14
-    v = (x - 0.5 / sigma) / sigma
-    loss = 4.0 * (1.0 - p) * p * np.exp(v - 2.0 * ell) * np.sin(0.5 * y / sigma) ** 2
-    return ell + 0.5 * np.log(np.maximum(1.0 - loss, 1e-300)) - 1e-14 * np.abs(ell) - 2e-15
+        cos_sum, sin_sum, top = _sum_of_vectors(x, y, step)
+        squared = cos_sum**2 + sin_sum**2
+        value = top + 0.5 * np.log(np.maximum(squared, 1e-300))
+        rounding = 1e-15 * log_ratio_error(x, step, ell)
+        return np.minimum(value, ell) - rounding - 1e-14
+
+    # |r(x + iy)|^2 = r(x)^2 - 2 (1 - p) p e^v (1 - cos omega), and 1 - cos omega = 2 sin^2(omega / 2).
+    sampling_prob = step.sampling_prob
+    v = _shifted_exponent(x, step)
+    sine = np.sin(0.5 * y / step.noise_multiplier)
+    relative_size = np.exp(v - 2.0 * ell)
+    coefficient = 4.0 * (1.0 - sampling_prob) * sampling_prob
+    relative_fall = coefficient * relative_size * sine**2
+    remaining = np.maximum(1.0 - relative_fall, 1e-300)
+    rounding = 1e-14 * np.abs(ell)
+    return ell + 0.5 * np.log(remaining) - rounding - 2e-15
 
 
-def _phasor(x: Array, y: Array, step: Step) -> tuple[Array, Array, Array]:
-    """sum_j b_j e^{i j phi} as (cos, sin), relative to e^top."""
+def _sum_of_vectors(x: Array, y: Array, step: SubsampledGaussian) -> tuple[Array, Array, Array]:
+    """Return sum_j b_j e^{i j omega} as its real and imaginary parts, both relative to e^top, and top."""
     log_w, v = exponents(x, step)
     top = np.max(log_w + v, axis=-1)
-    share = np.exp(log_w + v - top[..., None])
-    angle = np.arange(step.group_size + 1.0) * (y / step.noise_multiplier)[..., None]
-    return np.sum(share * np.cos(angle), axis=-1), np.sum(share * np.sin(angle), axis=-1), top
+    size = np.exp(log_w + v - top[..., None])
+    omega = (y / step.noise_multiplier)[..., None]
+    angle = np.arange(step.group_size + 1.0) * omega
+    cos_sum = np.sum(size * np.cos(angle), axis=-1)
+    sin_sum = np.sum(size * np.sin(angle), axis=-1)
+    return cos_sum, sin_sum, top

@@ -1,7 +1,14 @@
-"""The whole computation for one run, lifted to arrays of runs and to runs in phases.
+"""Answer a question about a run: its epsilon, delta, trade-off curve or mu, for arrays of runs and for runs in phases.
 
-The losses of the phases of a run add up, so K is a sum over phases; a phase without steps or with sampling_prob 0 does
-nothing.
+    epsilon = of_runs("epsilon")                       # of runs with one phase, in broadcasting arrays
+    bracket = epsilon(noise_multiplier, sampling_prob, num_steps, delta)
+
+    delta = of_phases("delta", Family(groups=True))    # of runs in phases, the last axis of the arrays
+    bracket = delta(noise_multipliers, sampling_probs, nums_steps, group_sizes, epsilon)
+
+The losses of the phases of a run add up, so K is a sum over phases. A phase without steps or with sampling_prob 0 does
+nothing and is left out. Each question has a function of one run, which takes the closed form where there is one and
+otherwise the contour integral, improves the answer by bounds that cost nothing, and makes it safe against underflow.
 """
 
 import functools
@@ -22,23 +29,37 @@ from gdpjax.accounting._numeric import (
     _run_description,
     _tradeoff,
 )
-from gdpjax.accounting._numeric._bounded_losses import Finite
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 
-_RUN = {"noise_multiplier": checks.POSITIVE, "sampling_prob": checks.UNIT, "num_steps": checks.COUNT}
+# The arguments that describe a run, and their domains.
+_RUN = {
+    "noise_multiplier": checks.POSITIVE,
+    "sampling_prob": checks.UNIT,
+    "num_steps": checks.COUNT,
+}
 _PHASES = {**_RUN, "num_steps": checks.WHOLE}
-_FINITE = {"count": checks.WHOLE, "bound": checks.NONNEGATIVE, "categories": checks.NONNEGATIVE}
 _GROUP = {"group_size": checks.COUNT}
-_TINY = 2.3e-308
+_FINITE = {
+    "count": checks.WHOLE,
+    "bound": checks.NONNEGATIVE,
+    "categories": checks.NONNEGATIVE,
+}
+
+_TINY = 2.3e-308  # what underflows to zero is positive
 _SMALLEST_PROB = 1e-30
+"""A smaller sampling probability is replaced by this one."""
 _NEARLY_ALL = 0.9
 """Above this sampling probability a run reveals little less than without sampling."""
 _SMALLEST_ALPHA = 1e-300
+_LARGEST_ALPHA = 1.0 - 1e-16
 _SMALLEST_NOISE_SEARCHED = 0.2
+"""For smaller noises the search for mu takes long and finds little better than mu without sampling."""
 PROFILE_SHARING = (6, 24)
 """How many neighbouring epsilon of a profile share a contour: at least, and at most where they are close together."""
-_CLOSE = 0.5  # nats that the ones that share a contour may span
+_CLOSE = 0.5
+"""The ones that share a contour may span this many nats."""
 
 
 class Family(NamedTuple):
@@ -57,175 +78,297 @@ class Family(NamedTuple):
 POISSON = Family()
 
 
-class _Prepared(NamedTuple):
-    """A run without what does nothing, and whether one of its p was raised to the smallest that is computed with."""
+# ---------------------------------------------------------------------------------------------------------------------
+# The run that arguments describe.
 
-    run: Run
+
+class _PreparedRun(NamedTuple):
+    """A run without what does nothing, and whether a sampling probability was raised to the smallest that is used."""
+
+    run: RunDescription
     raised: bool
 
-
-def _prepare(family: Family, values: tuple[Any, ...]) -> _Prepared:
-    """The run that the columns describe."""
-    sigma, prob, steps, *others = (np.atleast_1d(value) for value in values)
-    sizes = np.broadcast_to(others.pop(0), steps.shape) if family.groups else np.ones_like(steps)
-    phases = [row for row in zip(sigma, prob, steps, sizes, strict=True) if row[1] > 0 and row[2] > 0]
-    made = tuple(Step(s, max(p, _SMALLEST_PROB), t, 1.0, int(k), family.symmetric) for s, p, t, k in phases)
-    events = zip(*others, strict=True) if family.finite else ()
-    finite = tuple(Finite(*map(float, event)) for event in events if event[0] > 0 and event[1] > 0)
-    return _Prepared(Run(made, finite), any(p < _SMALLEST_PROB for _, p, _, _ in phases))
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing is left."""
+        return not self.run.steps and not self.run.finite
 
 
-def _epsilon_core(run: Run, delta: float, rtol: float) -> Bounds:
+def _prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
+    """Return the run that the columns [phases] describe: the steps, their group sizes, the events of bounded loss."""
+    vectors = [np.atleast_1d(column) for column in columns]
+    noise_multipliers, sampling_probs, counts = vectors[:3]
+    further = vectors[3:]
+    group_sizes = np.ones_like(counts)
+    if family.groups:
+        group_sizes = np.broadcast_to(further[0], counts.shape)
+        further = further[1:]
+
+    steps = []
+    raised = False
+    rows = zip(noise_multipliers, sampling_probs, counts, group_sizes, strict=True)
+    for noise_multiplier, sampling_prob, count, group_size in rows:
+        if not (sampling_prob > 0 and count > 0):
+            continue
+        raised = raised or bool(sampling_prob < _SMALLEST_PROB)
+        step = SubsampledGaussian(
+            noise_multiplier=noise_multiplier,
+            sampling_prob=max(sampling_prob, _SMALLEST_PROB),
+            num_steps=count,
+            group_size=int(group_size),
+            symmetric=family.symmetric,
+        )
+        steps.append(step)
+    finite = _bounded_events(further) if family.finite else ()
+    return _PreparedRun(RunDescription(tuple(steps), finite), raised)
+
+
+def _bounded_events(columns: list[np.ndarray]) -> tuple[BoundedLossEvents, ...]:
+    """Return the events of bounded loss that the columns (count, bound, categories) describe."""
+    events = []
+    for count, bound, categories in zip(*columns, strict=True):
+        if count > 0 and bound > 0:
+            events.append(BoundedLossEvents(float(count), float(bound), float(categories)))
+    return tuple(events)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The questions, about one run.
+
+
+def _epsilon(run: RunDescription, delta: float, rtol: float) -> Bounds:
+    """Return the bracket on epsilon at delta."""
     if delta >= _run_description.chance_of_leaking(run):
         return Bounds(0.0, 0.0)
-    if _closed_forms.has_closed_form(run):
-        exact = _closed_forms.epsilon(run, delta)
-        if exact.upper < np.inf:
-            return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta)))
-    lower, upper, _ = _directions.epsilon_of_run(run, np.log(delta), rtol)
+    exact = _closed_form_epsilon(run, delta)
+    if exact is not None:
+        return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta)))
+
+    log_delta = np.log(delta)
+    lower, upper, _ = _directions.epsilon_of_run(run, log_delta, rtol)
     if run.finite:
-        lower = max(lower, _bounded_losses.epsilon_from_atom(run.finite, np.log(delta)))
+        lower = max(lower, _bounded_losses.epsilon_from_atom(run.finite, log_delta))
+
+    # The bound without sampling is of use where nearly all examples are sampled, or the bracket is wide.
     nearly_all = all(step.sampling_prob > _NEARLY_ALL for step in run.steps)
-    if nearly_all or not upper - lower <= rtol * lower:
+    is_narrow = upper - lower <= rtol * lower
+    if nearly_all or not is_narrow:
         upper = np.fmin(upper, _epsilon_without_sampling(run, delta))
     return Bounds(lower, upper)
 
 
-def _epsilon_without_sampling(run: Run, delta: float) -> float:
-    """An upper bound, since with sampling the steps reveal less; near zero delta fixes epsilon only absolutely."""
-    gaussian = epsilon_kernel(np, delta, 1.0 - delta, _run_description.gaussian_mu(run))
+def _closed_form_epsilon(run: RunDescription, delta: float) -> Bounds | None:
+    """Return the epsilon of a run with a closed form, or None if it has none or it overflows."""
+    if not _closed_forms.has_closed_form(run):
+        return None
+    exact = _closed_forms.epsilon(run, delta)
+    return exact if exact.upper < np.inf else None
+
+
+def _epsilon_without_sampling(run: RunDescription, delta: float) -> float:
+    """Return an upper bound on epsilon, since with sampling the steps reveal less.
+
+    Near zero delta fixes epsilon only absolutely, which the 1e-12 is for.
+    """
+    mu = _run_description.gaussian_mu(run)
+    gaussian = epsilon_kernel(np, delta, 1.0 - delta, mu)
     return gaussian * (1.0 + 1e-10) + 1e-12 + _bounded_losses.largest_loss(run.finite)
 
 
-def _estimate_core(run: Run, delta: float, _rtol: float) -> float:
+def _estimate(run: RunDescription, delta: float, _rtol: float) -> float:
+    """Return an estimate of epsilon at delta."""
     if delta >= _run_description.chance_of_leaking(run):
         return 0.0
-    if _closed_forms.has_closed_form(run):
-        exact = _closed_forms.epsilon(run, delta)
-        if exact.upper < np.inf:
-            return 0.5 * (exact.lower + exact.upper) if exact.lower > 0 else 0.0
-    return _directions.estimate_of_run(run, np.log(delta))
+    exact = _closed_form_epsilon(run, delta)
+    if exact is None:
+        return _directions.estimate_of_run(run, np.log(delta))
+    if exact.lower > 0:
+        return 0.5 * (exact.lower + exact.upper)
+    return 0.0
 
 
-def _delta_core(run: Run, epsilon: float, rtol: float) -> Bounds:
-    leaking = _run_description.chance_of_leaking(run)
+def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
+    """Return the bracket on delta at epsilon."""
     if _closed_forms.has_closed_form(run):
         lower, upper = _closed_forms.delta(run, epsilon)
     else:
-        answer = _directions.log_delta_of_run(run, epsilon, rtol)
-        lower, upper = np.exp(answer.lower) * (1.0 - 1e-12), np.exp(answer.upper) * (1.0 + 1e-12)
+        log_delta = _directions.log_delta_of_run(run, epsilon, rtol)
+        lower, upper = _directions.exp_outward(log_delta.lower, log_delta.upper)
     if run.finite:
         lower = max(lower, _bounded_losses.delta_from_atom(run.finite, epsilon))
-    upper = np.fmin(upper, leaking)
+    upper = np.fmin(upper, _run_description.chance_of_leaking(run))
     return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 
 
-def _tradeoff_core(run: Run, alpha: float, _rtol: float) -> Bounds:
+def _tradeoff_at(run: RunDescription, alpha: float, _rtol: float) -> Bounds:
+    """Return the bracket on the trade-off curve at alpha."""
     if alpha in (0.0, 1.0):
         return Bounds(1.0 - alpha, 1.0 - alpha)
-    bounds = _tradeoff.tradeoff_of_run(run, min(max(alpha, _SMALLEST_ALPHA), 1.0 - 1e-16))
+    bounds = _tradeoff.tradeoff_of_run(run, min(max(alpha, _SMALLEST_ALPHA), _LARGEST_ALPHA))
     # The curve falls, so below the smallest alpha only the lower bound at it holds.
-    return bounds._replace(upper=1.0) if alpha < _SMALLEST_ALPHA else bounds
+    if alpha < _SMALLEST_ALPHA:
+        return Bounds(bounds.lower, 1.0)
+    return bounds
 
 
-def _mu_core(run: Run, failure: float, _rtol: float) -> Bounds:
-    # The whole run has this mu whatever the sampling. For the smallest noises the search takes long and finds little
-    # better.
+def _mu(run: RunDescription, failure: float, _rtol: float) -> Bounds:
+    """Return the bracket on mu with a failure probability."""
+    # The whole run has the mu without sampling in any case.
     if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
         return Bounds(0.0, _run_description.trivial_mu(run))
     return _dominating.mu_of_run(run, failure)
 
 
-class _Question(NamedTuple):
-    """A core, the name and domain of what it is asked at, and its answer where nothing is revealed."""
-
-    core: Callable[[Run, float, float], Any]
-    argument: str
-    domain: checks.Domain
-    nothing: Callable[[float], Bounds]
-
-
-def _none(_at: float) -> Bounds:
+def _nothing(_at: float) -> Bounds:
     return Bounds(0.0, 0.0)
 
 
+def _nothing_estimate(_at: float) -> float:
+    return 0.0
+
+
+class _Question(NamedTuple):
+    """A question about a run, the name and domain of what it is asked at, and its answer where nothing is revealed."""
+
+    ask: Callable[[RunDescription, float, float], Any]
+    argument: str
+    domain: checks.Domain
+    nothing: Callable[[float], Any]
+
+
 _QUESTIONS = {
-    "epsilon": _Question(_epsilon_core, "delta", checks.OPEN_UNIT, _none),
-    "estimate": _Question(_estimate_core, "delta", checks.OPEN_UNIT, _none),
-    "delta": _Question(_delta_core, "epsilon", checks.NONNEGATIVE, _none),
-    "tradeoff": _Question(_tradeoff_core, "alpha", checks.UNIT, _tradeoff.complement),
-    "mu": _Question(_mu_core, "failure", checks.OPEN_UNIT, _none),
+    "epsilon": _Question(_epsilon, "delta", checks.OPEN_UNIT, _nothing),
+    "estimate": _Question(_estimate, "delta", checks.OPEN_UNIT, _nothing_estimate),
+    "delta": _Question(_delta, "epsilon", checks.NONNEGATIVE, _nothing),
+    "tradeoff": _Question(_tradeoff_at, "alpha", checks.UNIT, _tradeoff.complement),
+    "mu": _Question(_mu, "failure", checks.OPEN_UNIT, _nothing),
 }
 
 
-def _core(question: _Question, family: Family) -> Callable[..., Any]:
-    def core(*values: Any) -> Any:
-        run, raised = _prepare(family, values[:-1])
-        nothing = question.nothing(values[-1])
-        if not run.steps and not run.finite:
-            return nothing if question.core is not _estimate_core else nothing.upper
-        answer = question.core(run, values[-1], family.rtol)
-        if raised and isinstance(answer, Bounds):  # of a run with a larger p, so nothing at all is the other end
-            return Bounds(min(answer.lower, nothing.lower), max(answer.upper, nothing.upper))
-        return answer
+def _answer(question: _Question, family: Family, *values: Any) -> Any:
+    """Return the answer about one run, which is described by all values but the last, asked at the last."""
+    *columns, at = values
+    prepared = _prepare(family, tuple(columns))
+    nothing = question.nothing(at)
+    if prepared.is_nothing:
+        return nothing
+    answer = question.ask(prepared.run, at, family.rtol)
 
-    return core
+    # The answer is that of a run with a larger sampling probability, so nothing at all is the other end.
+    if prepared.raised and isinstance(answer, Bounds):
+        return Bounds(min(answer.lower, nothing.lower), max(answer.upper, nothing.upper))
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The questions, about arrays of runs.
 
 
 @functools.cache
 def of_runs(name: str, family: Family = POISSON) -> Callable[..., Any]:
-    """The question ``name`` for broadcasting arrays of runs, ``at`` and, in groups, their sizes."""
+    """Return a question for broadcasting arrays of runs.
+
+    Args:
+        name: "epsilon", "estimate", "delta", "tradeoff" or "mu".
+        family: what kind of runs.
+
+    Returns:
+        a function of noise_multiplier, sampling_prob, num_steps, group_size if the family has groups, and what the
+        question is asked at.
+    """
     question = _QUESTIONS[name]
-    domains = {**_RUN, **(_GROUP if family.groups else {}), question.argument: question.domain}
-    return batched(_core(question, family), bounds=name != "estimate", **domains)  # pyright: ignore
-
-
-def _of_phases(family: Family) -> tuple[dict[str, checks.Domain], tuple[int, ...]]:
-    """The arguments that describe a run in phases, and how many of them share a last axis."""
-    domains = {**_PHASES, **(_GROUP if family.groups else {}), **(_FINITE if family.finite else {})}
-    return domains, (3, *((1,) if family.groups else ()), *((3,) if family.finite else ()))
+    domains = dict(_RUN)
+    if family.groups:
+        domains.update(_GROUP)
+    domains[question.argument] = question.domain
+    return _batched(question, family, name, domains, ())
 
 
 @functools.cache
 def of_phases(name: str, family: Family = POISSON) -> Callable[..., Any]:
-    """The question ``name`` for runs in phases, which are the last axis of every argument but ``at``."""
+    """Return a question for runs in phases, which are the last axis of every argument but the last.
+
+    Args:
+        name: as in `of_runs`.
+        family: what kind of runs.
+
+    Returns:
+        a function of what `of_runs` takes, with count, bound and categories of the events of bounded loss before the
+        last argument, if the family has such.
+    """
     question = _QUESTIONS[name]
-    domains, groups = _of_phases(family)
-    domains = {**domains, question.argument: question.domain}
-    return batched(_core(question, family), phase_groups=groups, bounds=name != "estimate", **domains)  # pyright: ignore
+    domains, phase_groups = _arguments_of_phases(family)
+    domains[question.argument] = question.domain
+    return _batched(question, family, name, domains, phase_groups)
+
+
+def _batched(
+    question: _Question,
+    family: Family,
+    name: str,
+    domains: dict[str, checks.Domain],
+    phase_groups: tuple[int, ...],
+) -> Callable[..., Any]:
+    """Return the question lifted to arrays."""
+    ask = functools.partial(_answer, question, family)
+    is_bracket = name != "estimate"
+    return batched(ask, phase_groups=phase_groups, bounds=is_bracket, **domains)  # pyright: ignore
+
+
+def _arguments_of_phases(family: Family) -> tuple[dict[str, checks.Domain], tuple[int, ...]]:
+    """Return the arguments that describe a run in phases, and how many of them share a last axis."""
+    domains = dict(_PHASES)
+    phase_groups = [len(_PHASES)]
+    if family.groups:
+        domains.update(_GROUP)
+        phase_groups.append(len(_GROUP))
+    if family.finite:
+        domains.update(_FINITE)
+        phase_groups.append(len(_FINITE))
+    return domains, tuple(phase_groups)
 
 
 @functools.cache
 def profile_of_phases(family: Family = POISSON) -> Callable[..., Bounds]:
-    """delta of one run in phases at a vector of epsilon, which share the work, to a relative width that may differ.
+    """Return the question for delta of one run in phases at a vector of epsilon, which share the work.
 
-    Called as `of_phases`, with the vector of epsilon and the width at the end, and with numbers only.
+    Args:
+        family: what kind of run.
+
+    Returns:
+        a function of what `of_phases` takes, with the vector of epsilon and a relative width at the end, all of them
+        numbers that are known.
     """
-    domains, _ = _of_phases(family)
-
-    def profile(*values: Any) -> Bounds:
-        *columns, epsilon, width = values
-        for (name, domain), column in zip(domains.items(), columns, strict=True):
-            checks.check(name, column, domain)
-        checks.check("epsilon", epsilon, checks.NONNEGATIVE)
-        with np.errstate(all="ignore"):
-            return _profile(family, columns, np.asarray(epsilon, np.float64), width)
-
-    return profile
+    return functools.partial(_checked_profile, family)
 
 
-def _profile(family: Family, columns: list[Any], epsilon: Array, width: float) -> Bounds:
-    run, raised = _prepare(family, tuple(np.asarray(column, np.float64) for column in columns))
-    if not run.steps and not run.finite:
+def _checked_profile(family: Family, *values: Any) -> Bounds:
+    """Return brackets on delta at each epsilon [n], after a check of all arguments."""
+    *columns, epsilon, width = values
+    domains, _ = _arguments_of_phases(family)
+    for (name, domain), column in zip(domains.items(), columns, strict=True):
+        checks.check(name, column, domain)
+    checks.check("epsilon", epsilon, checks.NONNEGATIVE)
+
+    vectors = tuple(np.asarray(column, np.float64) for column in columns)
+    with np.errstate(all="ignore"):
+        return _profile(_prepare(family, vectors), np.asarray(epsilon, np.float64), width)
+
+
+def _profile(prepared: _PreparedRun, epsilon: Array, width: float) -> Bounds:
+    """Return brackets on delta at each epsilon [n]."""
+    if prepared.is_nothing:
         return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
+    run = prepared.run
     if _closed_forms.has_closed_form(run):
         lower, upper = np.array([_closed_forms.delta(run, one) for one in epsilon]).T
     else:
+        # As many neighbours share a contour as lie within some span.
         spacing = np.max(np.diff(epsilon), initial=1e-300)
-        sharing = int(np.clip(_CLOSE / spacing, *PROFILE_SHARING))
-        groups = [epsilon[i : i + sharing] for i in range(0, epsilon.size, sharing)]
-        answers = [_directions.log_deltas_of_run(run, group, width) for group in groups]
-        lower = np.exp(np.concatenate([answer.lower for answer in answers])) * (1.0 - 1e-12)
-        upper = np.exp(np.concatenate([answer.upper for answer in answers])) * (1.0 + 1e-12)
+        num_sharing = int(np.clip(_CLOSE / spacing, *PROFILE_SHARING))
+        lower, upper = _directions.deltas_on_grid(run, epsilon, num_sharing, width)
     upper = np.minimum(np.fmin(upper, _run_description.chance_of_leaking(run)) + _TINY, 1.0)
-    return Bounds(np.zeros_like(upper) if raised else np.maximum(lower - _TINY, 0.0), upper)
+    lower = np.maximum(lower - _TINY, 0.0)
+    if prepared.raised:  # the lower ends are those of a larger sampling probability
+        lower = np.zeros_like(upper)
+    return Bounds(lower, upper)

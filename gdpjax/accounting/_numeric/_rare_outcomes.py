@@ -1,50 +1,23 @@
-"""Runs in which an example is hardly ever sampled: the part of the run in which something telling happens.
+"""Bracket runs in which an example is hardly ever sampled, by the part of the run in which something telling happens.
 
-With a tiny p the privacy loss of nearly every run is next to nothing, while delta is the probability of the few runs
-with one telling outcome. On the line that suits those the moments M are those of the silent many, delta is far below
-the rounding of M, and a bracket relative to M says nothing. So this module takes the silent runs out of M.
+With a tiny sampling probability the privacy loss of nearly every run is next to nothing, and delta is the probability
+of the few runs with one telling outcome. On the line that suits those, the moments M are those of the silent many,
+delta is far below the rounding of M, and a bracket relative to M says nothing. So this module takes the silent runs out
+of M.
 
-**Telling outcomes.** Cut the outcomes of every step of the direction "remove" at the same loss c: an outcome u is
-telling if u > a_j, where log r_j(a_j) = c, and quiet otherwise. Let A_j = X_j + Y_j be a step's moments, X_j over its
-quiet outcomes and Y_j over its telling ones. A run is quiet if all its outcomes are. P splits into two positive
-measures, the one of the quiet runs and the one of all others, with the moments
+The outcomes of every step of the direction "remove" are cut at two levels of the loss, into *quiet*, *telling* and
+*loud* ones (`OutcomeSplit`). delta(e) is then the sum of three parts:
 
-    M_quiet(z) = prod_j X_j(z)^{T_j},    M_r(z) = prod_j (X_j + Y_j)(z)^{T_j} - prod_j X_j(z)^{T_j}.
+* quiet runs, with quiet outcomes only, add at most a Chernoff bound, which is chosen to be negligible;
+* loud runs, with a loud outcome, have a loss above e, and add P(loud) - e^e Q(loud) exactly (`LoudRuns`);
+* all others are put on the contour. With the moments X_j of the quiet and Y_j of the telling outcomes of phase j,
 
-delta(e) = E_P[(1 - e^{e - L})_+] splits in the same way. The part of the telling runs is bracketed on the contour: the
-kernels, aliases and tails of `_contour` are those of any positive measure below P. It is a lower bound on delta(e) at
-every e. The quiet runs add at most the Chernoff bound c(t) e^{K_quiet(t) - t e}, which falls with e: taken once, at a
-`least` epsilon, it holds beyond, where it is added to what windows lose. With T c < e it can be made as small as one
-likes, since quiet runs then have no loss above e; a larger c, as long as the bound is small, leaves fewer runs in M_r.
+      M_r = prod_j (X_j + Y_j)^{T_j} - prod_j X_j^{T_j} = prod_j X_j^{T_j} * expm1(sum_j T_j log1p(Y_j / X_j)).
 
-**Loud outcomes.** Losses far above epsilon would ask for a long period and many frequencies, and matter only by their
-probability. So outcomes above a second cut a'_j, with losses of at least c', are loud, and taken out as well. No loss
-of a step is below k log(1 - p), so a run with a loud outcome has a loss of at least c' - lambda, lambda = -k sum T
-log(1 - p). At e <= c' - lambda these runs add exactly
-
-    E_P[(1 - e^{e - L}); loud] = P(loud) - e^e Q(loud),   P(loud) = 1 - prod_j (1 - P_j(u > a'_j))^{T_j},
-
-and likewise for Q. Beyond, what they add is smaller, and still at least that: the test "loud" bounds it from below.
-"Telling" is meant without the loud from here on: Y_j are the moments over the outcomes between the two cuts.
-
-**Without cancellation.** M_r = prod X^T * expm1(sum_j T_j log1p(Y_j / X_j)), whatever branch the complex logarithms
-take, since T_j are whole.
-
-**Errors.** M_r is a polynomial in the X_j and Y_j, homogeneous of degree T_j in the two of phase j, with nonnegative
-coefficients. On the line |X_j(theta + it)| <= X_j(theta), and likewise for Y_j. If the computed X_j and Y_j are off by
-at most u_j times X_j(theta) and Y_j(theta), the polynomial is therefore off by at most what it grows by if all its
-arguments grow by 1 + u_j at theta, (prod_j (1 + u_j)^{T_j} - 1) M_r(theta). The rounding of the quotient h = Y / X,
-of log1p(h) and of the products with T_j is that of slightly different X_j and Y_j:
-
-* |h| <= 1/2: log1p(h) = log1p(2 Re h + |h|^2) / 2 + i arg is right to 12 ulp of |h|, as if Y had moved by 24 ulp;
-* |h| > 1/2: log|1 + h| is right to 4 ulp of 1 + |log|1 + h||, and |1 + h| <= 3 |h|: as if Y had moved by 12 ulp of
-  itself, times 1 + |log|1 + h||.
-
-48 (1 + |log1p(h)| + |log X|) ulp for each step stand for both and for log X, with X relative to X(theta), which moves
-the Y = h X that the quotient stands for as well. What is left is the rounding of the last expm1 and of its products, 64
-ulp of the sum of the sizes of its terms, and that of the sum of the two angles.
+docs/theory/telling_runs.md derives all of this, and the errors.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,280 +32,431 @@ from gdpjax.accounting._numeric import (
     _inversion,
     _likelihood_ratio,
 )
-from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, Transform
-from gdpjax.accounting._numeric._contour_choice import Composition, Masses, Plan
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, EventsOnLine, RunOnLine
+from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan, Cumulants, OutcomeMasses
+from gdpjax.accounting._numeric._inversion import PlannedLine
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
-from gdpjax.accounting._numeric._run_description import Run, chance_of_leaking, is_alone, largest_loss, num_steps
+from gdpjax.accounting._numeric._run_description import (
+    RunDescription,
+    chance_of_leaking,
+    is_alone,
+    largest_loss,
+    num_steps,
+)
 
-MOST_CHANCE = 0.3
-_CUTS = 16
+_RARE_CHANCE = 0.3
+"""The example is hardly ever sampled if the chance that it ever is lies below this."""
+
+# Where the outcomes are cut.
+_NUM_LEVELS = 16
 _LEAST_SHARE = 0.9
-_LEAST_WIDTH = 0.25
-_LOG_QUIET = np.log(1e-5)
-_LINES = np.array([1.0, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9])
-_CANCELLING = 5.0
-_FEW = 0.9
+"""Upper bounds hold from this share of the guessed epsilon on."""
+_LOG_QUIET_SHARE = np.log(1e-5)
+"""log of the share of delta that the quiet runs may add."""
 _LOUD = 3.0
 """Outcomes with losses above this many epsilon are loud."""
+_LEAST_DISTANCE = 0.25
+"""The distance of a cut from both ends of the window."""
 _NARROWEST = 0.05
+"""The least distance between the two cuts."""
 _LEAST_REST = 1e-4
-_TINY = 2.3e-308  # what underflows to zero is positive
-_BISECTIONS = 40
+"""The share of delta that the runs without a loud outcome are taken to add at least."""
+_NUM_CUT_BISECTIONS = 50
+
+# Where the line lies.
+_LINES = np.array([1.0, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9])
+"""Shares of the saddle point that are tried."""
+_CANCELLING = 5.0
+"""Terms of the sum cancel where the error to be reached falls by more than these nats."""
+_FEW_FREQUENCIES = 0.9 * MAX_FREQUENCIES
+
+# Rounding; the first three are in units of UNIT_ROUNDOFF.
+_STEP_ROUNDING = 48.0
+_PHASE_ROUNDING = 4.0
+_LAST_ROUNDING = 64.0
 _ROUNDING = 1e-12
+_TINY = 2.3e-308  # what underflows to zero is positive
 _SMALLEST = 1e-280
 """Below it what is relative to M_quiet underflows somewhere."""
+_NOT_ZERO = 1e-150
+
+_NUM_BISECTIONS = 40
 
 
-class Loud(NamedTuple):
-    """The runs with a loud outcome: how likely they are under P and under Q, and the epsilon that no loss is below."""
+class LoudRuns(NamedTuple):
+    """The runs with a loud outcome: how likely they are under P and under Q, and a number that no loss is below."""
 
     p: Bounds
     q: Bounds
-    most: float
+    least_loss: float
 
     def least_delta(self, epsilon: float) -> float:
-        """A lower bound on what the loud runs add to delta(epsilon)."""
-        return max(self.p.lower - np.exp(epsilon) * self.q.upper, 0.0)
+        """Return a lower bound on what the loud runs add to delta(epsilon)."""
+        added = self.p.lower - np.exp(epsilon) * self.q.upper
+        return max(added, 0.0)
 
-    def most_delta(self, epsilon: float) -> float:
-        """An upper bound on that, from ``epsilon`` on."""
-        return max(self.p.upper - np.exp(min(epsilon, self.most)) * self.q.lower, 0.0)
+    def largest_delta(self, epsilon: float) -> float:
+        """Return an upper bound on what they add to delta, from ``epsilon`` on."""
+        known = min(epsilon, self.least_loss)
+        added = self.p.upper - np.exp(known) * self.q.lower
+        return max(added, 0.0)
 
 
-_NONE_LOUD = Loud(Bounds(0.0, 0.0), Bounds(0.0, 0.0), np.inf)
+_NONE_LOUD = LoudRuns(Bounds(0.0, 0.0), Bounds(0.0, 0.0), np.inf)
 
 
-class Split(NamedTuple):
+class OutcomeSplit(NamedTuple):
     """Where the outcomes of the steps are cut, what the quiet runs add to delta from an epsilon on, and the loud."""
 
     quiet: list[Window]
     telling: list[Window]
-    least: float
+    least_epsilon: float
     log_quiet_delta: float
-    loud: Loud
+    loud: LoudRuns
 
 
-def applies(run: Run) -> bool:
-    """Whether the run is one of Poisson steps alone, towards "remove"."""
-    sampled = is_alone(run) and all(step.sampling_prob < 1.0 for step in run.steps)
-    return sampled and not run.is_symmetric and all(step.sign > 0 for step in run.steps)
+def applies(run: RunDescription) -> bool:
+    """Return whether the run is one of Poisson steps alone, in the direction "remove"."""
+    if run.is_symmetric or not is_alone(run):
+        return False
+    return all(step.sampling_prob < 1.0 and step.sign > 0 for step in run.steps)
 
 
-def is_rare(run: Run) -> bool:
-    """Whether the run is one of Poisson steps alone, with the example hardly ever in a batch."""
-    return not run.is_symmetric and chance_of_leaking(run) < MOST_CHANCE
+def is_rare(run: RunDescription) -> bool:
+    """Return whether the run is one of Poisson steps alone, with the example hardly ever in a batch."""
+    return not run.is_symmetric and chance_of_leaking(run) < _RARE_CHANCE
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The transform of the telling runs.
 
 
-def transform(run: Run, windows: list[Window], split: Split, contour: Contour) -> Transform:
-    """Evaluate M_r along the line; as `_characteristic_function.transform`, which it takes the place of."""
+def transform(
+    run: RunDescription,
+    windows: list[Window],
+    split: OutcomeSplit,
+    contour: Contour,
+) -> RunOnLine:
+    """Evaluate M_r along the line; it takes the place of `_characteristic_function.transform`.
+
+    Args:
+        run: Poisson steps in the direction "remove".
+        windows: those of its steps.
+        split: where the outcomes are cut.
+        contour: where the line is.
+    """
     frequency = _characteristic_function.frequencies(contour)
-    counts = np.array([step.num_steps for step in run.steps])
     quiet = _characteristic_function.step_lines(run.steps, split.quiet, contour, frequency)
     telling = _characteristic_function.step_lines(run.steps, split.telling, contour, frequency)
+    product = _product(quiet, telling)
+    num_phases = len(run.steps)
 
-    # Over the phases, relative to prod_j X_j(theta)^{T_j}: log prod X^T and sum T log1p(Y / X), both complex.
-    log_quiet, growth = np.zeros((2, frequency.size), complex)
-    log_growth_of_errors = np.zeros(frequency.size)
-    log_size = 0.0
-    for count, x, y in zip(counts, quiet, telling, strict=True):
-        value = _away_from_zero(x.ratio)
-        ratio = np.exp(y.log_a - x.log_a) * y.ratio / value
-        log_one_more = complex_log1p(ratio)
-        log_value = np.log(value)
-        log_quiet += count * log_value
-        growth += count * log_one_more
-        size = 1.0 + np.abs(log_one_more) + np.abs(log_value)
-        rounding = UNIT_ROUNDOFF * (48.0 + 4.0 * counts.size) * size
-        log_growth_of_errors += count * np.log1p(np.maximum(_moved(x), _moved(y)) + rounding)
-        log_size += count * x.log_a
-
-    # expm1 with the sum of the sizes of its terms, both times prod X^T.
-    a, b = np.real(growth), np.imag(growth)
-    scale = np.exp(np.real(log_quiet))
-    cos_part, sin_part = np.expm1(a) * np.cos(b) - 2.0 * np.sin(0.5 * b) ** 2, np.exp(a) * np.sin(b)
-    terms = scale * (np.abs(np.expm1(a)) + 2.0 * np.sin(0.5 * b) ** 2 + np.abs(sin_part))
-    at_theta = np.expm1(a[0])
-    modulus = scale * np.hypot(cos_part, sin_part) / at_theta
+    # M_r is scale * expm1(a + ib), with expm1(a + ib) = expm1(a) cos b - (1 - cos b) + i e^a sin b.
+    a, b = np.real(product.growth), np.imag(product.growth)
+    scale = np.exp(np.real(product.log_quiet))
+    grown = np.expm1(a)
+    turned = 2.0 * np.sin(0.5 * b) ** 2
+    real_part = grown * np.cos(b) - turned
+    imag_part = np.exp(a) * np.sin(b)
+    at_theta = grown[0]
+    modulus = scale * np.hypot(real_part, imag_part) / at_theta
 
     # The errors relative to M_r(theta), and of dividing by it.
-    error = np.expm1(log_growth_of_errors) + 64.0 * UNIT_ROUNDOFF * terms / at_theta
+    sizes = scale * (np.abs(grown) + turned + np.abs(imag_part))
+    error = np.expm1(product.log_error_growth) + _LAST_ROUNDING * UNIT_ROUNDOFF * sizes / at_theta
     at_zero = error[0]
-    error = np.minimum((error + at_zero * (1.0 + error)) * (1.0 + 2.0 * at_zero), 1.0 + modulus)
-    log_moment = log_size + np.log(at_theta)
-    size_error = 2.0 * at_zero + 8.0 * UNIT_ROUNDOFF * (1.0 + abs(log_moment) + counts.size * abs(log_size))
-    trusted = at_zero < 0.2 and max(line.at_zero for line in (*quiet, *telling)) < 0.2 and at_theta > _SMALLEST
+    error = (error + at_zero * (1.0 + error)) * (1.0 + 2.0 * at_zero)
+    error = np.minimum(error, 1.0 + modulus)
+    error = np.where(np.isnan(error), np.inf, error)
 
-    points = (contour.below, contour.above)
-    pairs = [
-        [_characteristic_function.log_moments_above(run.steps, part, t) for t in points]
-        for part in (split.quiet, split.telling)
-    ]
-    log_below, log_above = (_log_moment_bound(counts, x, y) for x, y in zip(*pairs, strict=True))
-    lost = _characteristic_function.lost_mass(run, windows) + np.exp(min(split.log_quiet_delta, 0.0))
-    return Transform(
+    # log M_r(theta), which is not trusted where the errors are large or something underflows.
+    log_size = product.log_size + np.log(at_theta)
+    log_size_terms = 1.0 + abs(log_size) + num_phases * abs(product.log_size)
+    log_size_error = 2.0 * at_zero + 8.0 * UNIT_ROUNDOFF * log_size_terms
+    largest_error = max(line.at_zero for line in (*quiet, *telling))
+    trusted = at_zero < 0.2 and largest_error < 0.2 and at_theta > _SMALLEST
+
+    # Upper bounds on delta add what the windows lose and what the quiet runs add.
+    quiet_delta = np.exp(min(split.log_quiet_delta, 0.0))
+    lost = _characteristic_function.lost_mass(run, windows) + quiet_delta
+    total_steps = np.sum([step.num_steps for step in run.steps])
+    return RunOnLine(
         frequency=frequency,
-        modulus=np.log(np.maximum(modulus, 1e-150)),
-        angle=np.imag(log_quiet) + np.arctan2(sin_part, cos_part),
-        error=np.where(np.isnan(error), np.inf, error),
-        log_size=log_moment,
-        log_size_error=size_error if trusted else np.inf,
-        log_below=log_below,
-        log_above=log_above,
+        modulus=np.log(np.maximum(modulus, _NOT_ZERO)),
+        angle=np.imag(product.log_quiet) + np.arctan2(imag_part, real_part),
+        error=error,
+        log_size=log_size,
+        log_size_error=log_size_error if trusted else np.inf,
+        log_below=_log_moment_above(run.steps, split, contour.below),
+        log_above=_log_moment_above(run.steps, split, contour.above),
         lost=min(lost * (1.0 + 1e-9), 1.0),
-        phase_rounding=np.pi * UNIT_ROUNDOFF * (8.0 + counts.size) * np.sum(counts),
-        least=split.least,
+        phase_rounding=np.pi * UNIT_ROUNDOFF * (8.0 + num_phases) * total_steps,
+        least=split.least_epsilon,
     )
+
+
+class _Product(NamedTuple):
+    """Sums over the phases, relative to prod_j X_j(theta)^{T_j}, along the line [n]."""
+
+    log_quiet: Array
+    """sum_j T_j log X_j, complex."""
+    growth: Array
+    """sum_j T_j log1p(Y_j / X_j), complex."""
+    log_error_growth: Array
+    """sum_j T_j log(1 + u_j), real."""
+    log_size: float
+    """sum_j T_j log X_j(theta)."""
+
+
+def _product(quiet: Sequence[EventsOnLine], telling: Sequence[EventsOnLine]) -> _Product:
+    """Add up the phases, of which the lines of X_j and of Y_j are given."""
+    num_phases, num_frequencies = len(quiet), quiet[0].ratio.size
+    log_quiet, growth = np.zeros((2, num_frequencies), complex)
+    log_error_growth = np.zeros(num_frequencies)
+    log_size = 0.0
+    for x, y in zip(quiet, telling, strict=True):
+        count = x.num_steps
+        relative_x = _away_from_zero(x.ratio)
+        quotient = np.exp(y.log_a - x.log_a) * y.ratio / relative_x
+        log_one_more = complex_log1p(quotient)
+        log_x = np.log(relative_x)
+        log_quiet += count * log_x
+        growth += count * log_one_more
+        log_size += count * x.log_a
+
+        # What X_j and Y_j are off by, and what the rounding of these lines amounts to.
+        size = 1.0 + np.abs(log_one_more) + np.abs(log_x)
+        rounding = UNIT_ROUNDOFF * (_STEP_ROUNDING + _PHASE_ROUNDING * num_phases) * size
+        off_by = np.maximum(_error_against_exact(x), _error_against_exact(y))
+        log_error_growth += count * np.log1p(off_by + rounding)
+    return _Product(log_quiet, growth, log_error_growth, log_size)
 
 
 def complex_log1p(h: Array) -> Array:
-    """log(1 + h), to a few ulp of |h| where that is small, by some branch."""
-    size = np.abs(h)
-    near = np.where(size <= 0.5, h, 0.0)
-    far = np.where(size <= 0.5, 0.0, h)
-    real = np.where(
-        size <= 0.5,
-        0.5 * np.log1p(2.0 * np.real(near) + np.abs(near) ** 2),
-        np.log(np.maximum(np.hypot(1.0 + np.real(far), np.imag(far)), 1e-150)),
-    )
-    return real + 1j * np.arctan2(np.imag(h), 1.0 + np.real(h))
+    """Return log(1 + h), to a few ulp of |h| where that is small, by some branch."""
+    is_near = np.abs(h) <= 0.5
+    near = np.where(is_near, h, 0.0)
+    far = np.where(is_near, 0.0, h)
+    near_excess = 2.0 * np.real(near) + np.abs(near) ** 2
+    near_real = 0.5 * np.log1p(near_excess)
+    far_modulus = np.hypot(1.0 + np.real(far), np.imag(far))
+    far_real = np.log(np.maximum(far_modulus, _NOT_ZERO))
+    angle = np.arctan2(np.imag(h), 1.0 + np.real(h))
+    return np.where(is_near, near_real, far_real) + 1j * angle
 
 
 def _away_from_zero(value: Array) -> Array:
-    return np.where(np.abs(value) < 1e-150, 1e-150, value)
+    return np.where(np.abs(value) < _NOT_ZERO, _NOT_ZERO, value)
 
 
-def _moved(line: _characteristic_function.Line) -> Array:
-    """What a moment along the line is off by, relative to its exact value at theta."""
+def _error_against_exact(line: EventsOnLine) -> Array:
+    """Return what a moment along the line is off by, relative to its exact value at theta."""
     rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
-    return (line.error + 2.0 * line.at_zero) * (1.0 + 4.0 * line.at_zero) + rounding
+    error = line.error + 2.0 * line.at_zero
+    return error * (1.0 + 4.0 * line.at_zero) + rounding
 
 
-def _log_moment_bound(counts: Array, x: Array, y: Array) -> float:
-    """An upper bound on log M_r from bounds on each log X_j and log Y_j."""
-    log_quiet = counts @ x
-    growth = np.maximum(counts @ _softplus(y - x), _SMALLEST)
-    slack = 1e-12 * (1.0 + growth) * (1.0 + np.max(np.abs(x)) + np.max(np.abs(y)))
-    slack = slack + 8.0 * UNIT_ROUNDOFF * counts.size * (counts @ np.abs(x))
+def _log_moment_above(
+    steps: tuple[SubsampledGaussian, ...],
+    split: OutcomeSplit,
+    theta: float,
+) -> float:
+    """Return an upper bound on log M_r(theta), from bounds on each log X_j and log Y_j."""
+    counts = np.array([step.num_steps for step in steps])
+    log_x = _characteristic_function.log_moments_above(steps, split.quiet, theta)
+    log_y = _characteristic_function.log_moments_above(steps, split.telling, theta)
+    log_quiet = counts @ log_x
+    growth = np.maximum(counts @ _softplus(log_y - log_x), _SMALLEST)
+
+    # The rounding of the growth, and of the sum over the phases.
+    size_x, size_y = np.abs(log_x), np.abs(log_y)
+    slack = 1e-12 * (1.0 + growth) * (1.0 + np.max(size_x) + np.max(size_y))
+    slack = slack + 8.0 * UNIT_ROUNDOFF * counts.size * (counts @ size_x)
     return log_quiet + growth + np.log(-np.expm1(-growth)) + slack
 
 
 def _softplus(x: Array) -> Array:
-    """log(1 + e^x), right to a few ulp of itself."""
+    """Return log(1 + e^x), right to a few ulp of itself."""
     return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Where to cut. Only the Chernoff bound of the quiet runs is certified.
+# Where to cut. Only the Chernoff bound of the quiet runs and the numbers of the loud ones are certified.
 
 
-def make_split(run: Run, windows: list[Window], coarse: Composition, epsilon: float, log_delta: float) -> Split:
-    """The highest cut at which the quiet runs still add next to nothing to delta(epsilon)."""
-    # A run with one outcome above this level has a loss above epsilon, whatever the others are. Where the windows do
-    # not reach it, no outcome is called loud.
-    level = _LOUD * epsilon + largest_loss(run)
-    tops = [_cut(step, window, level) for step, window in zip(run.steps, windows, strict=True)]
-    loud = _loud(run, tops)
-    if not loud.most > epsilon:
-        tops, loud = [window.upper for window in windows], _NONE_LOUD
+def make_split(
+    run: RunDescription,
+    windows: list[Window],
+    coarse: CoarseRun,
+    epsilon: float,
+    log_delta: float,
+) -> OutcomeSplit:
+    """Return the highest cut at which the quiet runs still add next to nothing to delta(epsilon).
 
-    least = _LEAST_SHARE * epsilon
-    goal = _log_rest(loud, epsilon, log_delta) + _LOG_QUIET
-    steps = num_steps(run)
-    ((counts, loss, log_weight),) = coarse.parts
+    Args:
+        run: Poisson steps in the direction "remove".
+        windows: those of its steps.
+        coarse: the `coarse_run` of it.
+        epsilon: a guess.
+        log_delta: a guess of log delta there.
+    """
+    tops, loud = _cut_loud_outcomes(run, windows, epsilon)
+
+    # Try levels from the highest of the losses down. At the lowest one all quiet runs have losses below epsilon.
+    least_epsilon = _LEAST_SHARE * epsilon
+    goal = _log_rest(loud, epsilon, log_delta) + _LOG_QUIET_SHARE
+    lowest_share = min(0.7 / num_steps(run), 0.8)
+    levels = least_epsilon * np.geomspace(0.9, lowest_share, _NUM_LEVELS)
     exponents = np.geomspace(1.0, 100.0 - 20.0 * log_delta, 24) / epsilon
+    log_peaks = _contour.log_peak(exponents)
 
-    # From the highest of the losses down; the lowest one is below epsilon in total. The coarse bound leaves out what is
-    # between two of its nodes, so the certified one decides.
-    for level in least * np.geomspace(0.9, min(0.7 / steps, 0.8), _CUTS):
-        quiet = Masses(counts, loss, np.where(loss <= level, log_weight, -np.inf))
-        bounds = counts @ quiet.log_moments(exponents) + _contour.log_peak(exponents) - exponents * least
-        if np.min(bounds) < goal:
-            split = _split(run, windows, tops, level, exponents[np.argmin(bounds)], least, loud)
+    # The coarse bound leaves out what is between two of its nodes, so the certified one decides.
+    ((counts, loss, log_weight),) = coarse.parts
+    level = best_exponent = np.nan
+    for level in levels:
+        quiet_log_weight = np.where(loss <= level, log_weight, -np.inf)
+        quiet = OutcomeMasses(counts, loss, quiet_log_weight)
+        log_bounds = counts @ quiet.log_moments(exponents) + log_peaks - exponents * least_epsilon
+        best = np.argmin(log_bounds)
+        best_exponent = exponents[best]
+        if log_bounds[best] < goal:
+            split = _split_at(run, windows, tops, level, best_exponent, least_epsilon, loud)
             if split.log_quiet_delta < goal + 1.0:
                 return split
-    return _split(run, windows, tops, level, exponents[np.argmin(bounds)], least, loud)
+    return _split_at(run, windows, tops, level, best_exponent, least_epsilon, loud)
 
 
-def _split(
-    run: Run, windows: list[Window], tops: list[float], level: float, exponent: float, least: float, loud: Loud
-) -> Split:
-    """The cut at a level of the losses."""
-    ends = [
-        min(_cut(step, window, level), top - _NARROWEST)
-        for step, window, top in zip(run.steps, windows, tops, strict=True)
-    ]
-    quiet = [Window(window.lower, end, 0.0) for window, end in zip(windows, ends, strict=True)]
-    telling = [Window(end, top, 0.0) for end, top in zip(ends, tops, strict=True)]
-    return Split(quiet, telling, least, _log_quiet_delta(run.steps, quiet, exponent, least), loud)
+def _split_at(
+    run: RunDescription,
+    windows: list[Window],
+    tops: list[float],
+    level: float,
+    exponent: float,
+    least_epsilon: float,
+    loud: LoudRuns,
+) -> OutcomeSplit:
+    """Return the split with quiet outcomes up to a level of the losses and loud ones from the ``tops`` on."""
+    quiet, telling = [], []
+    for step, window, top in zip(run.steps, windows, tops, strict=True):
+        end = min(_cut(step, window, level), top - _NARROWEST)
+        quiet.append(Window(window.lower, end, 0.0))
+        telling.append(Window(end, top, 0.0))
+    log_quiet_delta = _log_quiet_delta(run.steps, quiet, exponent, least_epsilon)
+    return OutcomeSplit(quiet, telling, least_epsilon, log_quiet_delta, loud)
 
 
-def _log_rest(loud: Loud, epsilon: float, log_delta: float) -> float:
-    """About the log of what the runs that are not loud add to delta."""
-    share = loud.most_delta(epsilon) * np.exp(-log_delta)
-    return log_delta + np.log(max(1.0 - share, _LEAST_REST))
+def _log_rest(loud: LoudRuns, epsilon: float, log_delta: float) -> float:
+    """Return about the log of what the runs that are not loud add to delta."""
+    loud_share = loud.largest_delta(epsilon) * np.exp(-log_delta)
+    return log_delta + np.log(max(1.0 - loud_share, _LEAST_REST))
 
 
-def _loud(run: Run, tops: list[float]) -> Loud:
-    """The runs with an outcome above these."""
-    missed_p = missed_q = 0.0
-    most, slack = np.inf, 1e-11
+def _cut_loud_outcomes(
+    run: RunDescription,
+    windows: list[Window],
+    epsilon: float,
+) -> tuple[list[float], LoudRuns]:
+    """Return the outcomes from which on they are loud, one for each step, and the runs that have one.
+
+    A run with one outcome above the level has a loss above epsilon, whatever its other outcomes are. Where the windows
+    do not reach the level, no outcome is called loud.
+    """
+    level = _LOUD * epsilon + largest_loss(run)
+    tops = []
+    for step, window in zip(run.steps, windows, strict=True):
+        tops.append(_cut(step, window, level))
+    loud = _loud_runs(run, tops)
+    if loud.least_loss > epsilon:
+        return tops, loud
+    return [window.upper for window in windows], _NONE_LOUD
+
+
+def _loud_runs(run: RunDescription, tops: list[float]) -> LoudRuns:
+    """Return the runs with an outcome above these."""
+    log_missed_p = log_missed_q = 0.0
+    least_loss = np.inf
+    slack = 1e-11
     for step, top in zip(run.steps, tops, strict=True):
+        # The chances that a step has a loud outcome, under the mixture and under N(0, 1), and that none has.
         centres = np.arange(step.group_size + 1.0) / step.noise_multiplier
         weights = np.exp(_likelihood_ratio.log_weights(step.sampling_prob, step.group_size))
-        missed_p += step.num_steps * np.log1p(-np.dot(weights, ndtr(centres - top)))
-        missed_q += step.num_steps * np.log1p(-ndtr(-top))
+        step_chance_p = np.dot(weights, ndtr(centres - top))
+        step_chance_q = ndtr(-top)
+        log_missed_p += step.num_steps * np.log1p(-step_chance_p)
+        log_missed_q += step.num_steps * np.log1p(-step_chance_q)
 
         # Both are right to some ulp of the square of the argument, and of what it is the difference of.
         slack += 16.0 * UNIT_ROUNDOFF * (40.0 + abs(top) + centres[-1]) ** 2
+
+        # The loss of a loud outcome is at least the one at the cut.
         at_top = np.array([top])
         loss = _likelihood_ratio.log_ratio(at_top, step)
-        most = min(most, (loss - 1e-15 * _likelihood_ratio.log_ratio_error(at_top, step, loss))[0])
-    p, q = (-np.expm1(missed) * np.array([1.0 - slack, 1.0 + slack]) for missed in (missed_p, missed_q))
-    return Loud(Bounds(p[0], p[1] + _TINY * num_steps(run)), Bounds(*q), most - largest_loss(run))
+        loss_error = 1e-15 * _likelihood_ratio.log_ratio_error(at_top, step, loss)
+        least_loss = min(least_loss, (loss - loss_error)[0])
+
+    chance_p, chance_q = -np.expm1(log_missed_p), -np.expm1(log_missed_q)
+    least, largest = 1.0 - slack, 1.0 + slack
+    underflow = _TINY * num_steps(run)
+    return LoudRuns(
+        p=Bounds(chance_p * least, chance_p * largest + underflow),
+        q=Bounds(chance_q * least, chance_q * largest),
+        least_loss=least_loss - largest_loss(run),
+    )
 
 
-def _cut(step: Step, window: Window, level: float) -> float:
-    """About where log r is ``level``, with some room to both ends of the window."""
-    low, high = window.lower + _LEAST_WIDTH, window.upper - _LEAST_WIDTH
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        if _likelihood_ratio.log_ratio(np.array([middle]), step)[0] > level:
-            high = middle
-        else:
-            low = middle
-    return low
+def _cut(step: SubsampledGaussian, window: Window, level: float) -> float:
+    """Return about the outcome at which log r is ``level``, with some room to both ends of the window."""
+
+    def is_below(outcome: float) -> bool:
+        (loss,) = _likelihood_ratio.log_ratio(np.array([outcome]), step)
+        return not loss > level
+
+    low = window.lower + _LEAST_DISTANCE
+    high = window.upper - _LEAST_DISTANCE
+    cut, _ = bisect_on_host(is_below, low, high, num_iterations=_NUM_CUT_BISECTIONS)
+    return float(cut)
 
 
-def _log_quiet_delta(steps: tuple[Step, ...], windows: list[Window], exponent: float, least: float) -> float:
-    """log of the Chernoff bound c(t) e^{K(t) - t e} on what the quiet runs add to delta."""
+def _log_quiet_delta(
+    steps: tuple[SubsampledGaussian, ...],
+    windows: list[Window],
+    exponent: float,
+    least_epsilon: float,
+) -> float:
+    """Return log of the Chernoff bound c(t) e^{K(t) - t e} on what the quiet runs add to delta."""
     counts = np.array([step.num_steps for step in steps])
     log_moments = _characteristic_function.log_moments_above(steps, windows, exponent)
-    bound = counts @ log_moments + _contour.log_peak(exponent) - exponent * least
-    size = counts.size * (counts @ np.abs(log_moments)) + exponent * least
+    tilt = exponent * least_epsilon
+    bound = counts @ log_moments + _contour.log_peak(exponent) - tilt
+    size = counts.size * (counts @ np.abs(log_moments)) + tilt
     return bound + 1e-13 * (1.0 + size)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Where the line goes.
+
+
 def make_plan(
-    run: Run,
+    run: RunDescription,
     windows: list[Window],
-    coarse: Composition,
+    coarse: CoarseRun,
     epsilon: float,
     log_delta: float,
     width: float,
     *,
     of_delta: bool,
-) -> tuple[Plan, Split]:
-    """The plan for the telling runs about a guess of (epsilon, log delta), as `_contour_choice.make_plan`, and the cut."""
+) -> tuple[ContourPlan, OutcomeSplit]:
+    """Return the plan for the telling runs about a guess of (epsilon, log delta), and where the outcomes are cut.
+
+    The arguments are those of `_contour_choice.make_plan`.
+    """
     split = make_split(run, windows, coarse, epsilon, log_delta)
-    ((quiet,), (telling,)) = (_contour_choice.masses(run, part).parts for part in (split.quiet, split.telling))
-    pieces = Telling(quiet, telling)
+    (quiet,) = _contour_choice.coarse_run(run, split.quiet).parts
+    (telling,) = _contour_choice.coarse_run(run, split.telling).parts
+    measure = TellingMeasure(quiet, telling)
     log_delta = _log_rest(split.loud, epsilon, log_delta)
-    saddle = _contour_choice.saddle_line(pieces, epsilon, 1.0 / epsilon)
+    saddle = _contour_choice.saddle_line(measure, epsilon, 1.0 / epsilon)
 
     # Beyond some exponent runs with thousands of telling outcomes take over, and next to it the period is too long. To
     # the left of it are better lines, until the terms of the sum cancel.
@@ -341,95 +465,165 @@ def make_plan(
         scale = 1.0 if of_delta else theta * epsilon
         # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1/theta is larger.
         scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
-        contours.append(_contour_choice.choose_contour(pieces, theta, epsilon, log_delta, width * scale))
-        cancels = contours[-1].log_error < contours[0].log_error - _CANCELLING
-        if _num_frequencies(contours[0]) < _FEW * MAX_FREQUENCIES or cancels:
+        contour = _contour_choice.choose_contour(measure, theta, epsilon, log_delta, width * scale)
+        contours.append(contour)
+        few_frequencies = _num_frequencies(contours[0]) < _FEW_FREQUENCIES
+        cancels = contour.log_error < contours[0].log_error - _CANCELLING
+        if few_frequencies or cancels:
             break
-    contour = min(contours, key=lambda each: each.period / each.eta)
-    return Plan(contour, windows, epsilon, log_delta), split
+    best = min(contours, key=_coarseness)
+    return ContourPlan(best, windows, epsilon, log_delta), split
 
 
 def _num_frequencies(contour: Contour) -> float:
     return contour.cutoff * contour.period / (2.0 * np.pi)
 
 
-def epsilon_bracket(data: Transform, plan: Plan, loud: Loud, known: Bounds, log_delta: float) -> tuple[Bounds, float]:
-    """The bracket on epsilon within a ``known`` one, and where to look next: two bisections by certified bounds."""
-    contour, origin = plan.contour, plan.epsilon
-    sums = _contour.make_sums(("upper", "lower"), data, contour, origin)
-
-    def is_above(e: float) -> bool:
-        rest = np.exp(_contour.log_upper_delta(data, contour, sums, origin, e))
-        return (rest + loud.most_delta(e)) * (1.0 + _ROUNDING) <= np.exp(log_delta)
-
-    def is_below(e: float) -> bool:
-        rest = np.exp(_contour.log_lower_delta(data, contour, sums, origin, e))
-        return (rest + loud.least_delta(e)) * (1.0 - _ROUNDING) >= np.exp(log_delta)
-
-    # The last point that a bisection keeps may be the end it was given, of which nothing is known.
-    first, last = max(data.least, known.lower), min(loud.most, known.upper)
-    highest = float(bisect_on_host(is_above, last, first, num_iterations=_BISECTIONS)[0])
-    lowest = float(bisect_on_host(is_below, known.lower, last, num_iterations=_BISECTIONS)[0])
-    upper = min(known.upper, highest) if is_above(highest) else known.upper
-    lower = max(known.lower, lowest) if is_below(lowest) else known.lower
-
-    # Next to the end that was found, or in between; if all of them are above, clearly below.
-    if lower > known.lower:
-        guess = min(0.5 * (lower + upper), 1.02 * lower)
-    else:
-        guess = 0.98 * upper if upper > 1.001 * first else 0.4 * upper
-    return Bounds(lower, upper), guess
+def _coarseness(contour: Contour) -> float:
+    """Return the period in units of the smoothing; the cutoff goes as the inverse of the smoothing."""
+    return contour.period / contour.eta
 
 
-def log_delta_bracket(data: Transform, plan: Plan, loud: Loud, epsilon: float) -> tuple[Bounds, float]:
-    """The bracket on log delta at epsilon, and an estimate, as `_inversion.log_delta_bracket`."""
-    bounds, guess = _inversion.log_delta_bracket(data, plan, np.array([epsilon]))
-    added = np.log([loud.least_delta(epsilon), loud.most_delta(epsilon), loud.least_delta(epsilon)])
-    lower, upper, estimate = np.logaddexp([bounds.lower[0], bounds.upper[0], guess[0]], added)
-    return Bounds(lower - 1e-13 * (1.0 + abs(lower)), min(upper + 1e-13 * (1.0 + abs(upper)), 0.0)), estimate
-
-
-class Telling(NamedTuple):
+class TellingMeasure(NamedTuple):
     """The telling runs for planning: log M_r = K_quiet + log(e^g - 1), g = sum_j T_j log(1 + Y_j / X_j)."""
 
-    quiet: Masses
-    telling: Masses
+    quiet: OutcomeMasses
+    telling: OutcomeMasses
 
-    def cumulants(self, theta: float) -> tuple[float, float, float]:
-        """log M_r and its two derivatives at theta."""
+    def cumulants(self, theta: float) -> Cumulants:
+        """Return log M_r and its two derivatives at theta."""
         counts = self.quiet.counts
-        quiet, telling = self.quiet.cumulants(theta), self.telling.cumulants(theta)
-        h, h1, h2 = (y - x for x, y in zip(quiet, telling, strict=True))
+        quiet = self.quiet.cumulants(theta)
+        telling = self.telling.cumulants(theta)
+
+        # log(Y_j / X_j) and its derivatives [phases].
+        h = telling.log_moment - quiet.log_moment
+        h1 = telling.mean - quiet.mean
+        h2 = telling.variance - quiet.variance
+
+        # g and its derivatives.
         share = expit(h)
-        g, g1, g2 = (counts @ part for part in (_softplus(h), share * h1, share * h2 + share * (1.0 - share) * h1**2))
+        g = counts @ _softplus(h)
+        g1 = counts @ (share * h1)
+        g2 = counts @ (share * h2 + share * (1.0 - share) * h1**2)
+
+        # The slope of log(e^g - 1) in g is 1 / (1 - e^-g), of which the slope is rise (1 - rise).
         rise = -1.0 / np.expm1(-g)
-        k, k1, k2 = (counts @ part for part in quiet)
-        return k + g - np.log(rise), k1 + rise * g1, k2 + rise * g2 + rise * (1.0 - rise) * g1**2
+        log_moment = counts @ quiet.log_moment + g - np.log(rise)
+        mean = counts @ quiet.mean + rise * g1
+        variance = counts @ quiet.variance + rise * g2 + rise * (1.0 - rise) * g1**2
+        return Cumulants(log_moment, mean, variance)
 
     def log_moments(self, theta: Array) -> Array:
-        """log M_r at each theta [points]."""
-        quiet, telling = self.quiet.log_moments(theta), self.telling.log_moments(theta)
+        """Return log M_r at each theta [points]."""
+        quiet = self.quiet.log_moments(theta)
+        telling = self.telling.log_moments(theta)
         growth = self.quiet.counts @ _softplus(telling - quiet)
         return self.quiet.counts @ quiet + growth + np.log(-np.expm1(-growth))
 
 
-def first_guess(coarse: Composition, log_delta: float) -> float:
-    """The epsilon at which single outcomes, of any of the steps, make up delta; next to 0 if they do not."""
+def first_guess(coarse: CoarseRun, log_delta: float) -> float:
+    """Return the epsilon at which single outcomes, of any of the steps, make up delta; next to 0 if they do not."""
+
+    def is_below(log_epsilon: float) -> bool:
+        return bool(_log_delta_of_single_outcomes(coarse, np.exp(log_epsilon)) > log_delta)
+
     ((_, loss, _),) = coarse.parts
-    low, high = np.log(1e-12), np.log(max(np.max(loss), 1e-11))
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if _single(coarse, np.exp(middle)) > log_delta else (low, middle)
-    return np.exp(low)
+    largest = max(np.max(loss), 1e-11)
+    low, high = np.log(1e-12), np.log(largest)
+    log_epsilon, _ = bisect_on_host(is_below, low, high, num_iterations=_NUM_CUT_BISECTIONS)
+    return np.exp(float(log_epsilon))
 
 
-def guess_log_delta(run: Run, epsilon: float) -> float:
-    """What single outcomes make up of log delta at epsilon."""
-    return _single(_contour_choice.masses(run, _contour_choice.windows(run, -650.0)), epsilon)
+def guess_log_delta(run: RunDescription, epsilon: float) -> float:
+    """Return what single outcomes make up of log delta at epsilon."""
+    windows = _contour_choice.choose_windows(run, _contour_choice.LOG_ANY_DELTA)
+    return _log_delta_of_single_outcomes(_contour_choice.coarse_run(run, windows), epsilon)
 
 
-def _single(coarse: Composition, epsilon: float) -> float:
-    """log of the sum over all steps of their own delta(epsilon)."""
+def _log_delta_of_single_outcomes(coarse: CoarseRun, epsilon: float) -> float:
+    """Return log of the sum over all steps of their own delta(epsilon)."""
     ((counts, loss, log_weight),) = coarse.parts
-    lost = -np.expm1(np.minimum(epsilon - loss, 0.0))
-    return np.log(np.sum(np.exp(log_weight + np.log(counts)[:, None]) * lost))
+    excess = -np.expm1(np.minimum(epsilon - loss, 0.0))
+    weight = np.exp(log_weight + np.log(counts)[:, None])
+    return np.log(np.sum(weight * excess))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Brackets.
+
+
+class _SumOfParts(NamedTuple):
+    """The telling runs along a line and the loud runs, and a delta that is asked about."""
+
+    line: PlannedLine
+    loud: LoudRuns
+    log_delta: float
+
+    def is_above(self, epsilon: float) -> bool:
+        """Return whether the epsilon at delta is certainly at most this."""
+        telling = np.exp(self.line.log_upper_delta(epsilon))
+        delta = telling + self.loud.largest_delta(epsilon)
+        return delta * (1.0 + _ROUNDING) <= np.exp(self.log_delta)
+
+    def is_below(self, epsilon: float) -> bool:
+        """Return whether the epsilon at delta is certainly at least this."""
+        telling = np.exp(self.line.log_lower_delta(epsilon))
+        delta = telling + self.loud.least_delta(epsilon)
+        return delta * (1.0 - _ROUNDING) >= np.exp(self.log_delta)
+
+
+def epsilon_bracket(
+    data: RunOnLine, plan: ContourPlan, loud: LoudRuns, known: Bounds, log_delta: float
+) -> tuple[Bounds, float]:
+    """Return the bracket on epsilon within a ``known`` one, and where to look next.
+
+    Args:
+        data: the transform of the telling runs along the plan's contour.
+        plan: made for an epsilon in the known bracket.
+        loud: the loud runs.
+        known: a bracket on epsilon.
+        log_delta: log of the delta that is asked about.
+    """
+    line = _inversion.make_line(data, plan)
+    parts = _SumOfParts(line, loud, log_delta)
+
+    # Two bisections by certified bounds. The last point that a bisection keeps may be the end it was given, of which
+    # nothing is known.
+    first = max(data.least, known.lower)
+    last = min(loud.least_loss, known.upper)
+    highest, _ = bisect_on_host(parts.is_above, last, first, num_iterations=_NUM_BISECTIONS)
+    lowest, _ = bisect_on_host(parts.is_below, known.lower, last, num_iterations=_NUM_BISECTIONS)
+    lower, upper = known
+    if parts.is_above(float(highest)):
+        upper = min(upper, float(highest))
+    if parts.is_below(float(lowest)):
+        lower = max(lower, float(lowest))
+
+    # Look next to the end that was improved, or in between. If no point was shown to be below, look clearly lower.
+    if lower > known.lower:
+        guess = min(0.5 * (lower + upper), 1.02 * lower)
+    elif upper > 1.001 * first:
+        guess = 0.98 * upper
+    else:
+        guess = 0.4 * upper
+    return Bounds(lower, upper), guess
+
+
+def log_delta_bracket(
+    data: RunOnLine,
+    plan: ContourPlan,
+    loud: LoudRuns,
+    epsilon: float,
+) -> tuple[Bounds, float]:
+    """Return the bracket on log delta at epsilon, and an estimate, as `_inversion.log_delta_bracket`."""
+    telling, telling_estimate = _inversion.log_delta_bracket(data, plan, np.array([epsilon]))
+    log_least = np.log(loud.least_delta(epsilon))
+    log_largest = np.log(loud.largest_delta(epsilon))
+    lower = np.logaddexp(telling.lower[0], log_least)
+    upper = np.logaddexp(telling.upper[0], log_largest)
+    estimate = np.logaddexp(telling_estimate[0], log_least)
+
+    lower = lower - 1e-13 * (1.0 + abs(lower))
+    upper = upper + 1e-13 * (1.0 + abs(upper))
+    return Bounds(lower, min(upper, 0.0)), estimate

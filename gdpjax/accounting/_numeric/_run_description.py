@@ -1,4 +1,12 @@
-"""A whole run: phases of subsampled Gaussian steps, events of bounded loss, and events given by their outcomes."""
+"""The description of a whole run, and what can be said about it without computing its moments.
+
+A run has phases of subsampled Gaussian steps, events of bounded loss, and events given by their outcomes:
+
+    >>> steps = SubsampledGaussian(noise_multiplier=2.0, sampling_prob=0.01, num_steps=100.0)
+    >>> run = RunDescription(steps=(steps,), finite=(BoundedLossEvents(num_steps=1.0, bound=0.5, categories=2.0),))
+    >>> num_steps(run), is_alone(run)
+    (101.0, False)
+"""
 
 import dataclasses
 import math
@@ -6,24 +14,30 @@ import math
 import numpy as np
 
 from gdpjax.accounting._numeric import _atoms, _bounded_losses
-from gdpjax.accounting._numeric._atoms import Atoms
-from gdpjax.accounting._numeric._bounded_losses import Finite
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._atoms import OutcomeEvents
+from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """Phases of steps, events of bounded loss, and events of known outcomes, in one direction. Each happens."""
+class RunDescription:
+    """A run in one direction.
 
-    steps: tuple[Step, ...]
-    finite: tuple[Finite, ...] = ()
-    atoms: tuple[Atoms, ...] = ()
+    Attributes:
+        steps: Phases of subsampled Gaussian steps.
+        finite: Events of bounded loss.
+        atoms: Events given by their outcomes.
+    """
 
-    def towards(self, sign: float) -> "Run":
-        """The run in the direction "remove" (+1) or "add" (-1)."""
+    steps: tuple[SubsampledGaussian, ...]
+    finite: tuple[BoundedLossEvents, ...] = ()
+    atoms: tuple[OutcomeEvents, ...] = ()
+
+    def towards(self, sign: float) -> "RunDescription":
+        """Return the run in the direction "remove" (+1) or "add" (-1)."""
         steps = tuple(dataclasses.replace(step, sign=sign) for step in self.steps)
         atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
-        return Run(steps, self.finite, atoms)
+        return RunDescription(steps, self.finite, atoms)
 
     @property
     def is_symmetric(self) -> bool:
@@ -32,53 +46,77 @@ class Run:
 
     @property
     def signs(self) -> tuple[float, ...]:
-        """The directions that differ; "remove" comes first, since it nearly always decides."""
-        return (1.0,) if self.is_symmetric else (1.0, -1.0)
+        """The directions that differ. "remove" comes first, since it nearly always decides."""
+        if self.is_symmetric:
+            return (1.0,)
+        return 1.0, -1.0
 
 
-def num_steps(run: Run) -> float:
-    """The number of all steps and events."""
-    return sum(part.num_steps for part in (*run.steps, *run.finite, *run.atoms))
+def num_steps(run: RunDescription) -> float:
+    """Return the number of all steps and events."""
+    parts = (*run.steps, *run.finite, *run.atoms)
+    return sum(part.num_steps for part in parts)
 
 
-def is_alone(run: Run) -> bool:
-    """Whether nothing but subsampled Gaussian steps is run."""
+def is_alone(run: RunDescription) -> bool:
+    """Return whether nothing but subsampled Gaussian steps is run."""
     return not run.finite and not run.atoms
 
 
-def largest_loss(run: Run) -> float:
-    """The largest finite loss: of events, and of steps in the direction "add", where r >= (1 - p)^k."""
+def largest_loss(run: RunDescription) -> float:
+    """Return the largest finite loss: of events, and of steps in the direction "add", where r >= (1 - p)^k."""
     subsampled = 0.0
     for step in run.steps:
-        each = -np.log1p(-step.sampling_prob) if step.sampling_prob < 1 else np.inf
-        subsampled += step.num_steps * step.group_size * each
-    return subsampled * (1.0 + 1e-12) + _bounded_losses.largest_loss(run.finite) + _atoms.largest_loss(run.atoms)
+        loss_of_one_row = np.inf
+        if step.sampling_prob < 1:
+            loss_of_one_row = -np.log1p(-step.sampling_prob)
+        subsampled += step.num_steps * step.group_size * loss_of_one_row
+    of_finite = _bounded_losses.largest_loss(run.finite)
+    of_atoms = _atoms.largest_loss(run.atoms)
+    return subsampled * (1.0 + 1e-12) + of_finite + of_atoms
 
 
-def chance_of_leaking(run: Run) -> float:
-    """A bound on every delta(e), e >= 0: the probability that one of the group is ever in a batch; 1 with other events.
+def chance_of_leaking(run: RunDescription) -> float:
+    """Bound every delta(e), e >= 0, by the probability that one of the group is ever in a batch.
 
-    If none is, the outputs of neighbours are the same.
+    If none is, the outputs of neighbours are the same. With other events the bound is 1.
     """
-    if not is_alone(run) or any(step.sampling_prob == 1.0 for step in run.steps):
+    if not is_alone(run):
         return 1.0
-    missed = sum(step.num_steps * step.group_size * np.log1p(-step.sampling_prob) for step in run.steps)
-    return min(-np.expm1(missed) * (1.0 + 1e-12), 1.0)
+    if any(step.sampling_prob == 1.0 for step in run.steps):
+        return 1.0
+    log_missed = 0.0
+    for step in run.steps:
+        num_draws = step.num_steps * step.group_size
+        log_missed += num_draws * np.log1p(-step.sampling_prob)
+    return min(-np.expm1(log_missed) * (1.0 + 1e-12), 1.0)
 
 
-def gaussian_mu(run: Run) -> float:
-    """mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes: they reveal less."""
-    squares = [step.num_steps * (step.group_size / step.noise_multiplier) ** 2 for step in run.steps]
-    squares += [event.num_steps * event.mu**2 for event in run.atoms]
+def gaussian_mu(run: RunDescription) -> float:
+    """Return mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes.
+
+    With sampling the steps reveal less.
+    """
+    squares = []
+    for step in run.steps:
+        mu_of_step = step.group_size / step.noise_multiplier
+        squares.append(step.num_steps * mu_of_step**2)
+    for event in run.atoms:
+        squares.append(event.num_steps * event.mu**2)
     return np.sqrt(_sum(squares))
 
 
 def _sum(terms: list[float]) -> float:
-    """The sum of positive terms, rounded once."""
-    return np.float64(math.fsum(terms)) if np.all(np.isfinite(terms)) else np.sum(terms)
+    """Return the sum of positive terms, rounded once."""
+    if np.all(np.isfinite(terms)):
+        return np.float64(math.fsum(terms))
+    return np.sum(terms)
 
 
-def trivial_mu(run: Run) -> float:
-    """A mu that the whole run has, whatever the sampling."""
+def trivial_mu(run: RunDescription) -> float:
+    """Return a mu that the whole run has, whatever the sampling."""
     mu = gaussian_mu(run) * (1.0 + 1e-12)
-    return np.sqrt(mu**2 + _bounded_losses.squared_mu(run.finite)) * (1.0 + 1e-12) if run.finite else mu
+    if not run.finite:
+        return mu
+    squared_mu = mu**2 + _bounded_losses.squared_mu(run.finite)
+    return np.sqrt(squared_mu) * (1.0 + 1e-12)

@@ -1,141 +1,272 @@
-"""The trade-off curve of a run, bracketed at given alpha.
+"""Bracket the trade-off curve of a run at given alpha.
 
 The curve is f = min(f_rem, f_add)**, the convex symmetric curve that both directions obey; f_add is f_rem inverted.
 With D(e) = max of the two deltas, f is the supremum of the curves of all (e, D(e)):
 
     f(alpha) = sup_{e >= 0} max(1 - D(e) - e^e alpha, e^{-e} (1 - D(e) - alpha)).
 
-*Lower bound*: any e, with an upper bound on D(e).  *Upper bound*: explicit tests. The test L + eta N > e of the
-direction "remove" (which never rejects on outcomes that were cut) has errors a(e) = Q(L + eta N > e) and
-b(e) = 1 - P(L + eta N > e). So f(a) <= b and, exchanging the hypotheses, f(b) <= a; f is non-increasing and convex. An
-upper bound on a is its trapezoid sum as it stands, since aliases are positive; an upper bound on b needs a lower bound
-on P(L + eta N > e), whose aliases are at most 1 and at most e^{K(t) + eta^2 t^2 / 2 - t e}.
+*Lower bound*: any e, with an upper bound on D(e).
 
-Three e are used: where the test's a is alpha, where its b is alpha (mirrored), and e = 0, between whose two points (a,
-b), (b, a) the curve lies below the chord. Saddle-point formulas propose the first two, the test's own errors correct
-them, and the lower bound is taken at the same e.
+*Upper bound*: explicit tests. The test L + eta N > e of the direction "remove" (which never rejects on outcomes that
+were cut) has the errors a(e) = Q(L + eta N > e) and b(e) = 1 - P(L + eta N > e). So f(a) <= b and, exchanging the
+hypotheses, f(b) <= a; f is non-increasing and convex. An upper bound on a is its trapezoid sum as it stands, since
+aliases are positive. An upper bound on b needs a lower bound on P(L + eta N > e), whose aliases are at most 1 and at
+most e^{K(t) + eta^2 t^2 / 2 - t e}.
+
+Three e are used (`_Place`): where the test's a is alpha, where its b is alpha (mirrored), and e = 0, between whose two
+points (a, b), (b, a) the curve lies below the chord. Saddle-point formulas propose the first two, the test's own errors
+correct them, and the lower bound is taken at the same e.
 """
+
+import enum
+from typing import NamedTuple
 
 import numpy as np
 
+from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _directions
-from gdpjax.accounting._numeric._characteristic_function import Contour, Transform
-from gdpjax.accounting._numeric._contour import Sums
-from gdpjax.accounting._numeric._contour_choice import Coarse
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._characteristic_function import Contour, RunOnLine
+from gdpjax.accounting._numeric._contour import TrapezoidSums
+from gdpjax.accounting._numeric._contour_choice import CoarseMeasure
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _WIDTH = 2e-3
+"""The relative width that brackets on delta aim at."""
+_COARSE_LOG_DELTA = -60.0
+"""The windows of the saddle-point formulas are made for this."""
+_LOWEST_LOG_DELTA, _HIGHEST_LOG_DELTA = -600.0, -1e-9
+_LARGEST_EXPONENT = 700.0
 _TINY = 2.3e-308  # what underflows to zero is positive
-_LOG_S = (np.log(1e-7), np.log(1e10))
-_WHERE_A, _WHERE_B, _AT_ZERO = range(3)
+_ROUNDING = 1e-12
+
+_LOG_LEAST_S, _LOG_LARGEST_S = np.log(1e-7), np.log(1e10)
+_NUM_GUESS_BISECTIONS = 24
+_NUM_TEST_BISECTIONS = 30
+
+
+class _Place(enum.Enum):
+    """Where the threshold of a test lies."""
+
+    A_IS_ALPHA = enum.auto()
+    B_IS_ALPHA = enum.auto()
+    ZERO = enum.auto()
 
 
 def complement(alpha: Array) -> Bounds:
-    """The curve 1 - alpha of a run that reveals nothing: one number where it is a float, else the two around it."""
+    """Return the curve 1 - alpha of a run that reveals nothing: one number where it is a float, else its neighbours."""
     value = 1.0 - np.asarray(alpha, np.float64)
     is_exact = 1.0 - value == alpha
-    lower = np.where(is_exact, value, np.nextafter(value, 0.0))
-    upper = np.where(is_exact, value, np.minimum(np.nextafter(value, 2.0), 1.0))
+    below = np.nextafter(value, 0.0)
+    above = np.minimum(np.nextafter(value, 2.0), 1.0)
+    lower = np.where(is_exact, value, below)
+    upper = np.where(is_exact, value, above)
     return Bounds(lower[()], upper[()])
 
 
-def tradeoff_of_run(run: Run, alpha: float) -> Bounds:
-    """The bracket on f(alpha), 0 < alpha < 1, of a run."""
+def tradeoff_of_run(run: RunDescription, alpha: float) -> Bounds:
+    """Return the bracket on f(alpha) of a run, 0 < alpha < 1."""
     run = run.towards(1.0)
-    coarse = _contour_choice.masses(run, _contour_choice.windows(run, -60.0))
-    highest, lowest = 1.0, 0.0
-    for kind in (_WHERE_A, _WHERE_B, _AT_ZERO):
-        start = 0.0 if kind == _AT_ZERO else max(_threshold(coarse, alpha, kind), 0.0)
-        log_delta = min(max(_contour_choice.guess_log_delta(run, start), -600.0), -1e-9)
-        upper, epsilon = _test(run, start, log_delta, alpha, kind)
+    windows = _contour_choice.choose_windows(run, _COARSE_LOG_DELTA)
+    coarse = _contour_choice.coarse_run(run, windows)
+    lowest, highest = 0.0, 1.0
+    for place in _Place:
+        # A test near the threshold that the saddle-point formulas propose.
+        start = 0.0
+        if place != _Place.ZERO:
+            start = max(_guess_threshold(coarse, alpha, place), 0.0)
+        log_delta = _contour_choice.guess_log_delta(run, start)
+        log_delta = min(max(log_delta, _LOWEST_LOG_DELTA), _HIGHEST_LOG_DELTA)
+        upper, epsilon = _bound_by_test(run, start, log_delta, alpha, place)
         highest = np.fmin(highest, upper)
+
         # The slope of f at alpha is about -e^epsilon there.
         epsilon = max(epsilon, 0.0) if upper < 1.0 else start
-        delta = np.exp(_directions.log_delta_of_run(run, epsilon, _WIDTH).upper)
-        rest = 1.0 - delta * (1.0 + 1e-12)
-        growth = np.exp(min(epsilon, 700.0))
-        lowest = np.fmax(lowest, max(rest - growth * alpha, (rest - alpha) / growth) - 1e-15)
-    return Bounds(max(lowest, 0.0), min(highest * (1.0 + 1e-12) + _TINY, complement(alpha).upper))
+        lowest = np.fmax(lowest, _bound_by_delta(run, epsilon, alpha))
+    highest = highest * (1.0 + _ROUNDING) + _TINY
+    upper = min(highest, complement(alpha).upper)
+    return Bounds(max(lowest, 0.0), upper)
 
 
-def _threshold(coarse: Coarse, alpha: float, kind: int) -> float:
-    """Roughly the e with Q(L > e) = alpha (kind 0) or P(L <= e) = alpha (kind 1), from the saddle-point formulas.
+def _bound_by_delta(run: RunDescription, epsilon: float, alpha: float) -> float:
+    """Return the lower bound on f(alpha) by an upper bound on delta(epsilon)."""
+    log_delta = _directions.log_delta_of_run(run, epsilon, _WIDTH)
+    delta = np.exp(log_delta.upper)
+    rest = 1.0 - delta * (1.0 + _ROUNDING)
+    growth = np.exp(min(epsilon, _LARGEST_EXPONENT))
+    line = rest - growth * alpha
+    mirrored_line = (rest - alpha) / growth
+    return max(line, mirrored_line) - 1e-15
 
-    A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, s > 0;
-    side is 1 for an upper tail and -1 for a lower one, and t = side s under P, side s - 1 under Q. The smaller tail
-    is used, where the formula is accurate.
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The threshold, roughly.
+
+
+class _Tail(NamedTuple):
+    """A threshold e, and log of the tail probability beyond it."""
+
+    threshold: float
+    log_prob: float
+
+
+def _guess_threshold(coarse: CoarseMeasure, alpha: float, place: _Place) -> float:
+    """Return roughly the e with Q(L > e) = alpha or P(L <= e) = alpha, from the saddle-point formulas.
+
+    The smaller tail is used, where the formula is accurate.
     """
-    side = 1.0 if (kind == _WHERE_A) == (alpha < 0.5) else -1.0
+    is_under_q = place == _Place.A_IS_ALPHA
+    side = 1.0 if is_under_q == (alpha < 0.5) else -1.0
     goal = np.log(min(alpha, 1.0 - alpha))
 
-    def point(s: float) -> tuple[float, float]:
-        k, k1, k2 = coarse.cumulants(side * s - 1.0 if kind == _WHERE_A else side * s)
-        e = k1 - side / s
-        return e, k - side * s * e - np.log(s) - 0.5 * np.log(2.0 * np.pi * (k2 + s**-2))
+    def is_too_likely(log_s: float) -> bool:
+        tail = _tail(coarse, np.exp(log_s), side, is_under_q)
+        return bool(tail.log_prob > goal)
 
-    low, high = _LOG_S
-    for _ in range(24):
-        middle = 0.5 * (low + high)
-        if point(np.exp(middle))[1] > goal:
-            low = middle
-        else:
-            high = middle
-    return point(np.exp(0.5 * (low + high)))[0]
-
-
-def _test(run: Run, epsilon: float, log_delta: float, alpha: float, kind: int) -> tuple[float, float]:
-    """An upper bound on f(alpha) from the test at a threshold near ``epsilon`` (1 if none is found), and that."""
-    windows = _contour_choice.windows(run, log_delta)
-    plan = _contour_choice.make_plan(
-        run, windows, _contour_choice.masses(run, windows), epsilon, log_delta, _WIDTH, of_delta=True
+    low, high = bisect_on_host(
+        is_too_likely,
+        holds=_LOG_LEAST_S,
+        fails=_LOG_LARGEST_S,
+        num_iterations=_NUM_GUESS_BISECTIONS,
     )
+    log_s = float(0.5 * (low + high))
+    return _tail(coarse, np.exp(log_s), side, is_under_q).threshold
+
+
+def _tail(coarse: CoarseMeasure, s: float, side: float, is_under_q: bool) -> _Tail:
+    """Return the tail of the loss whose saddle point is at s.
+
+    A tail probability is e^{K(t) - side s e} / (s sqrt(2 pi (K'' + s^-2))) on the line K'(t) = e + side / s, s > 0.
+
+    Args:
+        coarse: the rough moments under P.
+        s: where the line is.
+        side: 1 for an upper tail and -1 for a lower one.
+        is_under_q: whether the probability is that under Q, with t = side s - 1, or under P, with t = side s.
+    """
+    t = side * s - 1.0 if is_under_q else side * s
+    log_moment, mean, variance = coarse.cumulants(t)
+    threshold = mean - side / s
+    spread = 2.0 * np.pi * (variance + s**-2)
+    log_prob = log_moment - side * s * threshold - np.log(s) - 0.5 * np.log(spread)
+    return _Tail(threshold, log_prob)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The test.
+
+
+class _TestErrors(NamedTuple):
+    """Upper bounds on the two errors of a test."""
+
+    a: float
+    b: float
+
+
+def _bound_by_test(
+    run: RunDescription,
+    epsilon: float,
+    log_delta: float,
+    alpha: float,
+    place: _Place,
+) -> tuple[float, float]:
+    """Return an upper bound on f(alpha) from a test with a threshold near ``epsilon``, and that threshold.
+
+    The bound is 1 where the test says nothing.
+    """
+    windows = _contour_choice.choose_windows(run, log_delta)
+    coarse = _contour_choice.coarse_run(run, windows)
+    plan = _contour_choice.make_plan(run, windows, coarse, epsilon, log_delta, _WIDTH, of_delta=True)
     data = _characteristic_function.transform(run, windows, plan.contour)
     sums = _contour.make_sums(("reject_q", "reject_p"), data, plan.contour, epsilon)
 
     shift = 0.0
-    if kind != _AT_ZERO:
-        high = 0.3 * plan.contour.period
-        low = -high
-        for _ in range(30):
-            middle = 0.5 * (low + high)
-            a, b = _errors(data, plan.contour, sums, epsilon, middle)
-            if a > alpha if kind == _WHERE_A else b < alpha:  # a falls and b rises with the threshold
-                low = middle
-            else:
-                high = middle
-        shift = high if kind == _WHERE_A else low
+    if place != _Place.ZERO:
+        shift = _corrected_shift(data, plan.contour, sums, epsilon, alpha, place)
+    errors = _errors(data, plan.contour, sums, epsilon, shift)
+    return _bound_by_errors(errors, alpha), epsilon + shift
 
-    a, b = _errors(data, plan.contour, sums, epsilon, shift)
-    best = 1.0
+
+def _corrected_shift(
+    data: RunOnLine,
+    contour: Contour,
+    sums: TrapezoidSums,
+    epsilon: float,
+    alpha: float,
+    place: _Place,
+) -> float:
+    """Return the shift of the threshold at which the certified a, or b, is just below alpha."""
+
+    # The error a falls with the threshold, and b rises.
+    def is_left(shift: float) -> bool:
+        errors = _errors(data, contour, sums, epsilon, shift)
+        if place == _Place.A_IS_ALPHA:
+            return bool(errors.a > alpha)
+        return bool(errors.b < alpha)
+
+    reach = 0.3 * contour.period
+    low, high = bisect_on_host(is_left, -reach, reach, num_iterations=_NUM_TEST_BISECTIONS)
+    return float(high if place == _Place.A_IS_ALPHA else low)
+
+
+def _bound_by_errors(errors: _TestErrors, alpha: float) -> float:
+    """Return the best upper bound on f(alpha) by f(a) <= b, f(b) <= a, and the chord between the two."""
+    a, b = errors
+    bound = 1.0
     if a <= alpha:
-        best = min(best, b)
+        bound = min(bound, b)
     if b <= alpha:
-        best = min(best, a)
+        bound = min(bound, a)
     if a <= alpha <= b:
-        best = min(best, a + (b - alpha))  # b - alpha is exact where it is small
-    return best, epsilon + shift
+        bound = min(bound, a + (b - alpha))  # b - alpha is exact where it is small
+    return bound
 
 
-def _errors(data: Transform, contour: Contour, sums: Sums, epsilon: float, shift: float) -> tuple[float, float]:
-    """Certified upper bounds on the two errors of the test at threshold epsilon + shift."""
+def _errors(
+    data: RunOnLine,
+    contour: Contour,
+    sums: TrapezoidSums,
+    epsilon: float,
+    shift: float,
+) -> _TestErrors:
+    """Return certified upper bounds on the two errors of the test with the threshold epsilon + shift."""
     value, _ = _contour.evaluate(sums, shift)
-    e = epsilon + shift
-    above = _contour.log_scale(data, contour, e, 1.0)
-    below = _contour.log_scale(data, contour, e, -1.0)
-    a = np.exp(above - e) * (max(value[0], 0.0) + sums.error[0])
-    power = np.exp(below) * max(value[1] - sums.error[1], 0.0) - np.exp(_log_alias(data, contour, e))
-    a, b = a * (1.0 + 1e-12), 1.0 - power * (1.0 - 1e-12)
-    # What is not known says nothing.
-    return np.fmin(max(a, 0.0), 1.0), np.fmin(max(b, 0.0), 1.0)
+    threshold = epsilon + shift
+
+    # The sum under Q is e^e a and an upper bound as it stands.
+    log_scale = _contour.log_scale(data, contour, threshold, 1.0)
+    largest_sum = max(value[0], 0.0) + sums.error[0]
+    a = np.exp(log_scale - threshold) * largest_sum
+
+    # The sum under P is 1 - b and has aliases.
+    log_scale = _contour.log_scale(data, contour, threshold, -1.0)
+    least_sum = max(value[1] - sums.error[1], 0.0)
+    alias = np.exp(_log_alias(data, contour, threshold))
+    power = np.exp(log_scale) * least_sum - alias
+
+    # A number that is not known says nothing.
+    a = a * (1.0 + _ROUNDING)
+    b = 1.0 - power * (1.0 - _ROUNDING)
+    return _TestErrors(
+        a=np.fmin(max(a, 0.0), 1.0),
+        b=np.fmin(max(b, 0.0), 1.0),
+    )
 
 
-def _log_alias(data: Transform, contour: Contour, e: float) -> float:
-    """As `_contour.log_alias`, for P(L + eta N > .), which is at most 1 and at most e^{K + eta^2 t^2 / 2 - t e}."""
-    theta, period = contour.theta, contour.period
+def _log_alias(data: RunOnLine, contour: Contour, e: float) -> float:
+    """Return log of a bound on the aliases of P(L + eta N > e).
 
-    def side(t: float, log_k: float) -> float:
-        return log_k + 0.5 * (contour.eta * t) ** 2 - t * e + _contour.log_geometric(abs(theta - t) * period)
+    It is `_contour.log_alias` for a probability, which is at most 1 and at most e^{K(t) + eta^2 t^2 / 2 - t e}.
+    """
+    left = _log_alias_on_one_side(contour, contour.below, data.log_below, e)
+    right = _log_alias_on_one_side(contour, contour.above, data.log_above, e)
+    left_by_one = _contour.log_geometric(contour.theta * contour.period)
+    return np.logaddexp(min(left_by_one, left), right) + 1e-9
 
-    left = min(_contour.log_geometric(theta * period), side(contour.below, data.log_below))
-    return np.logaddexp(left, side(contour.above, data.log_above)) + 1e-9
+
+def _log_alias_on_one_side(contour: Contour, t: float, log_moment: float, e: float) -> float:
+    """Return log of the geometric sum of the bounds at the exponent t."""
+    smoothing = 0.5 * (contour.eta * t) ** 2
+    bound = log_moment + smoothing - t * e
+    distance = abs(contour.theta - t)
+    return bound + _contour.log_geometric(distance * contour.period)

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 
 from gdpjax.accounting._numeric import _directions
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 
 _DATA = json.loads((pathlib.Path(__file__).parents[2] / "data" / "subsampled_gaussian.json").read_text())
 COMPOSED, ONE_STEP = _DATA["composed"], _DATA["one_step"]
@@ -20,14 +20,16 @@ def columns(rows, *names):
 
 
 def run(noise_multiplier, sampling_prob, num_steps, direction):
-    """A `Run` of one phase."""
-    return Run((Step(float(noise_multiplier), float(sampling_prob), float(num_steps), DIRECTIONS[direction]),))
+    """A `RunDescription` of one phase."""
+    return RunDescription(
+        (SubsampledGaussian(float(noise_multiplier), float(sampling_prob), float(num_steps), DIRECTIONS[direction]),)
+    )
 
 
 def _run(function, sigma, p, steps, direction, last):
     with np.errstate(all="ignore"):
         rows = [function(run(*row[:3], direction), row[3]) for row in np.broadcast(sigma, p, steps, last)]
-    return _directions.Answer(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
+    return _directions.EstimatedBounds(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
 
 
 def direction_epsilon(sigma, p, steps, direction, delta):

@@ -9,7 +9,7 @@ from scipy import integrate
 from scipy.special import erf, ndtr
 
 from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._likelihood_ratio import Step
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from tests.accounting.numeric import reference
 
 
@@ -23,7 +23,7 @@ def bounds_of(run, window, contour, epsilon, names=("upper", "lower")):
 
 def planned(run, windows, epsilon, log_delta, width):
     return _contour_choice.make_plan(
-        run, windows, _contour_choice.masses(run, windows), epsilon, log_delta, width, of_delta=True
+        run, windows, _contour_choice.coarse_run(run, windows), epsilon, log_delta, width, of_delta=True
     )
 
 
@@ -58,7 +58,7 @@ def violations(seed, mode, rows=reference.COMPOSED):
                 run = reference.run(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
                 log_delta = np.log(row["delta"])
                 loss = rng.uniform(10.0, 16.0) if mode == "window" else rng.uniform(-5.0, 3.0)
-                window = _contour_choice.windows(run, log_delta + loss)
+                window = _contour_choice.choose_windows(run, log_delta + loss)
                 around = np.array([row[direction]["lower"], row[direction]["upper"]])
                 contour = planned(run, window, float(around[0]), log_delta, 1e-2).contour
                 upper, lower = bounds_of(run, window, spoil(contour, rng, mode), around)
@@ -121,7 +121,7 @@ FREQUENCIES = (0.0, 3.0, 60.0)
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     sigma, p, theta, sign, group_size = case
     low, high = -8.0, 8.0 + group_size / sigma
-    step = Step(sigma, p, 1.0, sign, group_size)
+    step = SubsampledGaussian(sigma, p, 1.0, sign, group_size)
     edges = np.linspace(low, high, panels + 1)
     nodes = _moments.make_nodes(step, edges)
     exponent = nodes.log_weight + theta * nodes.loss
@@ -183,7 +183,7 @@ def test_tail_bounds_cover_the_tails(name):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_windows_lose_no_more_than_they_say(direction):
     for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
-        (window,) = _contour_choice.windows(reference.run(sigma, p, 10, direction), -12.0)
+        (window,) = _contour_choice.choose_windows(reference.run(sigma, p, 10, direction), -12.0)
         base = ndtr(window.lower) + ndtr(-window.upper)
         moved = ndtr(window.lower - 1 / sigma) + ndtr(1 / sigma - window.upper)
         lost = (1 - p) * base + p * moved if direction == "remove" else base
@@ -196,7 +196,7 @@ def test_log_ratio_is_accurate(group_size):
     rng = np.random.default_rng(0)
     for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (50.0, 0.3), (0.5, 0.999999), (2.0, 1.0)):
         u = rng.uniform(-15.0, 15.0 + 1 / sigma, 100)
-        step = Step(sigma, p, 1.0, 1.0, group_size)
+        step = SubsampledGaussian(sigma, p, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
             value = _likelihood_ratio.log_ratio(u, step)
             errors = _likelihood_ratio.log_ratio_error(u, step, value)
@@ -214,7 +214,7 @@ def test_the_ratio_off_the_axis_is_bounded_by_the_corners_of_the_rectangle(group
     """|r| and arg r on a rectangle, against the two functions that the quadrature bound calls."""
     rng = np.random.default_rng(1)
     for sigma, p in ((0.5, 0.01), (1.0, 0.3), (5.0, 0.9), (2.0, 1.0)):
-        step = Step(sigma, p, 1.0, 1.0, group_size)
+        step = SubsampledGaussian(sigma, p, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
             height = float(_likelihood_ratio.largest_height(step)) * rng.uniform(0.1, 1.0)
             left, right = np.sort(rng.uniform(-6.0, 8.0, 2))

@@ -8,8 +8,8 @@ from scipy.special import log_ndtr
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds, moments_accountant_epsilon
 from gdpjax.accounting._numeric import _contour_choice, _directions, _rare_outcomes, of_phases
-from gdpjax.accounting._numeric._likelihood_ratio import Step
-from gdpjax.accounting._numeric._run_description import Run
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import oracle
 
 TELLING = [
@@ -72,8 +72,8 @@ def few_steps_delta(epsilon, phases):
 
 def rare_bracket(run, epsilon, log_delta):
     """Bracket on log delta from the telling runs alone, planned about a guess."""
-    windows = _contour_choice.windows(run, log_delta)
-    coarse = _contour_choice.masses(run, windows)
+    windows = _contour_choice.choose_windows(run, log_delta)
+    coarse = _contour_choice.coarse_run(run, windows)
     plan, split = _rare_outcomes.make_plan(run, windows, coarse, epsilon, log_delta, 1e-3, of_delta=True)
     data = _rare_outcomes.transform(run, windows, split, plan.contour)
     points = epsilon * np.array([0.8, 0.92, 1.0, 1.1, 1.5, 4.0])
@@ -91,10 +91,10 @@ def check_few_steps(rows, tolerance=1e-6):
     narrow = []
     for sigma, p, steps, delta in rows:
         phases = phases_of(sigma, p, steps)
-        run = Run(tuple(Step(s, q, 1.0) for s, q in phases))
+        run = RunDescription(tuple(SubsampledGaussian(s, q, 1.0) for s, q in phases))
         with np.errstate(all="ignore"):
             epsilon = _rare_outcomes.first_guess(
-                _contour_choice.masses(run, _contour_choice.windows(run, np.log(delta))), np.log(delta)
+                _contour_choice.coarse_run(run, _contour_choice.choose_windows(run, np.log(delta))), np.log(delta)
             )
             points, bounds = rare_bracket(run, epsilon, np.log(delta))
         for at, lower, upper in zip(points, *bounds, strict=True):
@@ -208,13 +208,13 @@ def test_a_cut_too_high_is_caught(monkeypatch):
 @pytest.mark.parametrize("factor", [0.9999, 1.0001])
 def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
     """The probabilities of the loud runs make up most of delta here."""
-    loud = _rare_outcomes._loud
+    loud = _rare_outcomes._loud_runs
 
     def wrong(*args):
         found = loud(*args)
         return found._replace(p=Bounds(*(factor * end for end in found.p)))
 
-    monkeypatch.setattr(_rare_outcomes, "_loud", wrong)
+    monkeypatch.setattr(_rare_outcomes, "_loud_runs", wrong)
     with pytest.raises(AssertionError):
         check_few_steps([(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7)])
 
@@ -249,17 +249,15 @@ def test_the_telling_runs_agree_with_the_ordinary_tries(monkeypatch):
     useful = 0
     for _ in range(12):
         log_delta = np.log(10 ** uniform(-40, -8))
-        step = Step(np.exp(uniform(-0.5, 1)), 10 ** uniform(-4, -2), float(round(10 ** uniform(3, 5))))
-        run = Run((step,), ())
+        step = SubsampledGaussian(np.exp(uniform(-0.5, 1)), 10 ** uniform(-4, -2), float(round(10 ** uniform(3, 5))))
+        run = RunDescription((step,), ())
         with np.errstate(all="ignore"), monkeypatch.context() as patch:
             patch.setattr(_rare_outcomes, "applies", lambda run: False)
             patch.setattr(_rare_outcomes, "is_rare", lambda run: False)
             ordinary = _directions.direction_epsilon(run, log_delta, 0.0, 1e-4)
-            windows = _contour_choice.windows(run, log_delta)
-            nothing = _directions.Answer(0.0, 1e6, max(ordinary.estimate, 1e-3))
-            telling = _directions._rare_epsilon(
-                run, windows, _contour_choice.masses(run, windows), nothing, log_delta, 1e-3
-            )
+            search, _ = _directions.begin_epsilon_search(run, log_delta, 0.0, 1e-3)
+            nothing = _directions.EstimatedBounds(0.0, 1e6, max(ordinary.estimate, 1e-3))
+            telling = _directions.telling_epsilon(search, nothing)
         assert telling.lower <= ordinary.upper
         assert ordinary.lower <= telling.upper
         useful += telling.lower > 0

@@ -1,0 +1,160 @@
+"""The moments accountant's epsilon, of runs that are arrays of numbers and of a Ledger.
+
+The Renyi divergences are those of `gdpjax.accounting._rdp` and `gdpjax.accounting._rdp_schemes`. A small probability of
+overflow or failure is taken from delta first (`gdpjax.accounting._overflow`).
+
+Truncated Poisson batches have several bounds, of which the smallest is taken. Either every step may displace an
+example, with its probability, which the high moments feel even where it is tiny. Or at most m steps do, except with a
+probability that is taken from delta: a thousandth of it, or a tenth (`gdpjax.accounting._truncated.from_above`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced
+from gdpjax._core.precision import float64_function
+from gdpjax._core.types import Array
+from gdpjax.accounting import _overflow, _truncated
+from gdpjax.accounting._allocated import lost_of
+from gdpjax.accounting._gdp import DELTA
+from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
+from gdpjax.accounting._overflow import Lost
+from gdpjax.accounting._rdp import (
+    CONVERSIONS,
+    DEFAULT_ORDERS,
+    SAMPLINGS,
+    check_one_of,
+    convert,
+    moments_epsilon_kernel,
+)
+from gdpjax.accounting._rdp_schemes import rdp_of_events
+from gdpjax.accounting._renyi import log_moments
+from gdpjax.accounting._run_curve import check_options
+from gdpjax.ledger import (
+    AllocationEvent,
+    AnyEvent,
+    Event,
+    GaussianEvent,
+    Ledger,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
+
+
+def moments_accountant_epsilon(
+    noise_multiplier: Array | Ledger | AnyEvent,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    delta: Array | None = None,
+    conversion: str = "tight",
+    *,
+    sampling: str = "poisson",
+) -> Array:
+    """The epsilon of DP-SGD, or of a whole Ledger, by the moments accountant: an upper bound.
+
+    The smallest over 182 orders from 1.1 to 512. Neighbours are add-or-remove-one for Poisson sampling, replace-one for
+    uniform sampling, and what the events of a Ledger say.
+
+    Formula: `rdp_epsilon` of num_steps * `rdp_subsampled_gaussian`; of a Ledger that of `rdp_of_ledger`, at the delta
+    that is left after overflow and failures: (delta - tau) / (1 - tau).
+
+    Args:
+        noise_multiplier: stddev of the noise / sensitivity, > 0; or a `Ledger` or one of its events, then only
+            ``delta=`` and ``conversion=`` follow.
+        sampling_prob: probability in [0, 1] that an example joins a batch.
+        num_steps: whole number >= 1 of steps.
+        delta: probability strictly between 0 and 1.
+        conversion: "tight", or "classic" as in the papers that introduced it.
+        sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement; the noise
+            multiplier is then relative to the replace-one sensitivity). The events of a Ledger say it themselves.
+
+    Returns:
+        epsilon >= 0 in nats, of the broadcast shape; upper bound. Of a Ledger it is inf where delta does not exceed
+        what may be lost, or where an event has no noise.
+
+    Raises:
+        ValueError: an argument outside its range, an unknown conversion or sampling, shapes that do not broadcast; an
+            incomplete or mixed call; a Ledger under several relations or with shuffled batches, whose Renyi divergences
+            are not known.
+
+    Reference: Abadi et al., arXiv:1607.00133, Section 3.2; Mironov, Talwar and Zhang, arXiv:1908.10530; Balle, Barthe
+    and Gaboardi, arXiv:1807.01647, Theorem 9 (uniform); Feldman and Shenfeld, arXiv:2502.08202, Section 6 (allocation).
+
+    >>> print(f"{moments_accountant_epsilon(1.3, 256 / 60000, 3516, 1e-5, conversion='classic'):.3f}")
+    1.191
+    >>> from gdpjax.ledger import AllocationEvent
+    >>> print(f"{moments_accountant_epsilon(AllocationEvent(1.3, 234, 15), delta=1e-5):.3f}")
+    0.929
+    """
+    check_one_of("conversion", conversion, CONVERSIONS)
+    check_one_of("sampling", sampling, SAMPLINGS)
+    if check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
+        check_options(noise_multiplier, sampling, None)  # pyright: ignore[reportArgumentType]
+        return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
+    run: tuple[Any, Any, Any, Any] = (noise_multiplier, sampling_prob, num_steps, delta)
+    if sampling == "poisson" and not is_traced(run) and all(np.ndim(number) == 0 for number in run):
+        return _one_moments_accountant(*run, conversion)
+    return _moments_accountant(*run, conversion, sampling)
+
+
+@float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
+def _moments_accountant(
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str, sampling: str
+) -> Array:
+    return moments_epsilon_kernel(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
+
+
+def _one_moments_accountant(
+    noise_multiplier: float, sampling_prob: float, num_steps: float, delta: float, conversion: str
+) -> np.float64:
+    """The epsilon of one configuration, by NumPy: to compile the program takes a second and more."""
+    named = {"noise_multiplier": (noise_multiplier, POSITIVE), "sampling_prob": (sampling_prob, UNIT)}
+    named |= {"num_steps": (num_steps, COUNT), "delta": (delta, DELTA)}
+    for name, (value, domain) in named.items():
+        check(name, value, domain)
+    noise, prob, steps, probability = (np.asarray(value, np.float64) for value, _ in named.values())
+    orders = np.asarray(DEFAULT_ORDERS)
+    with np.errstate(all="ignore"):
+        total = steps * (log_moments(noise, prob, orders, np) / (orders - 1))
+        return convert(total, orders, probability[..., None], conversion, np).min(axis=-1)
+
+
+def _epsilon_of_ledger(run: Ledger | AnyEvent, delta: Array, conversion: str) -> np.ndarray:
+    """The epsilon of a Ledger, at deltas of any shape."""
+    if is_traced(delta):
+        raise ValueError("the moments accountant of a Ledger is asked outside compiled code, where delta is a number")
+    check("delta", delta, DELTA)
+    delta = np.asarray(delta, np.float64)
+    bound = _epsilon_of_events(events_of(run), delta, conversion)
+    if _truncated.has_truncated(run) and delta.size:
+        for scale in (np.min(delta), 100.0 * np.min(delta)):
+            above = _truncated.from_above(run, float(scale))
+            bound = np.minimum(bound, _epsilon_of_events(above.events, delta, conversion))
+    return bound
+
+
+def _epsilon_of_events(events: Sequence[AnyEvent], delta: np.ndarray, conversion: str) -> np.ndarray:
+    """The epsilon of events by their divergences, after what they may lose is taken from delta."""
+    orders = np.asarray(DEFAULT_ORDERS)
+    # Steps without noise are failures, with the probability that an example is in them.
+    noisy = [event for event in events if not isinstance(event, Event | GaussianEvent) or event.noise_multiplier > 0]
+    rdp = rdp_of_events(noisy, orders)
+
+    def ideal(left: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return convert(rdp, orders, left[..., None], conversion, np).min(axis=-1)
+
+    # That function asks only at what is left of delta, rounded down: an upper bound comes out of an upper bound.
+    return _overflow.epsilon_estimate(ideal, delta, _lost(events))
+
+
+def _lost(events: Sequence[AnyEvent]) -> Lost:
+    """What may be lost in all of the events."""
+    check_relations(events)
+    schemes = AllocationEvent | TruncatedPoissonEvent | ShuffledEvent
+    rest = describe(Ledger([event for event in events if not isinstance(event, schemes)]), 1)
+    lost = lost_of([event for event in events if isinstance(event, AllocationEvent)], rest)
+    ties = sum(_truncated.ties(event) for event in events if isinstance(event, TruncatedPoissonEvent))
+    return lost._replace(silent=min(lost.silent + ties, 1.0))

@@ -1,0 +1,244 @@
+"""Renyi divergences of truncated Poisson batches and of a whole Ledger."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from scipy import integrate, stats
+from scipy.special import logsumexp
+
+from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.accounting import (
+    clt_epsilon,
+    delta_after_overflow,
+    epsilon_bounds,
+    moments_accountant_epsilon,
+    rdp_epsilon,
+    rdp_of_ledger,
+    rdp_subsampled_gaussian,
+    rdp_truncated_poisson,
+)
+from gdpjax.accounting._rdp import DEFAULT_ORDERS
+from gdpjax.ledger import (
+    AllocationEvent,
+    ApproximateDPEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    RandomizedResponseEvent,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
+from tests.accounting.test_truncated import CASES, sums
+
+ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0])
+WIDE = np.linspace(-30.0, 30.0, 6001)
+
+
+def log_density(law, noise):
+    return logsumexp([np.log(weight) + stats.norm.logpdf(WIDE, at, noise) for at, weight in law.items()], axis=0)
+
+
+def divergences(log_p, log_q):
+    """The larger Renyi divergence of the two directions at ORDERS, of log densities on WIDE."""
+    step = WIDE[1] - WIDE[0]
+    ways = [
+        [(logsumexp(a * x - (a - 1) * y) + np.log(step)) / (a - 1) for a in ORDERS]
+        for x, y in ((log_p, log_q), (log_q, log_p))
+    ]
+    return np.max(ways, axis=0)
+
+
+def worst(noise, prob, num_examples, capacity):
+    """The largest divergence over all data sets of up to ``num_examples`` with gradients of -1, 0 and 1."""
+    most = np.zeros(ORDERS.size)
+    for n in range(1, num_examples + 1):
+        for others in itertools.combinations_with_replacement((-1, 0, 1), n - 1):
+            without = log_density(sums(others, prob, capacity), noise)
+            for target in (1, -1):
+                both = log_density(sums((target, *others), prob, capacity), noise)
+                most = np.maximum(most, divergences(both, without))
+    return most
+
+
+@pytest.mark.parametrize(("noise", "prob", "num_examples", "capacity"), CASES)
+def test_no_data_set_exceeds_the_bound(noise, prob, num_examples, capacity):
+    found = worst(noise, prob, num_examples, capacity)
+    bound = rdp_truncated_poisson(noise, prob, num_examples, capacity, ORDERS)
+    assert (found <= bound * (1 + 1e-9)).all()
+    assert (found > 0.1 * bound).any()
+
+
+def test_poisson_accounting_would_be_wrong():
+    """Many examples are drawn, and one that takes the place of another moves the sum by two."""
+    found = worst(0.7, 0.9, 5, 3)
+    assert (found > 1.2 * rdp_subsampled_gaussian(0.7, 0.9, ORDERS)).any()
+    assert (found <= rdp_truncated_poisson(0.7, 0.9, 5, 3, ORDERS)).all()
+
+
+def test_the_bound_is_its_formula():
+    noise, prob, num_examples, capacity = 1.0, 0.1, 200, 25
+    overflow = stats.binom.sf(capacity - 1, num_examples - 1, prob)
+    fitting, displacing = (np.exp((ORDERS - 1) * rdp_subsampled_gaussian(s, prob, ORDERS)) for s in (noise, noise / 2))
+    moment = (1 - overflow) * fitting + overflow * displacing
+    found = rdp_truncated_poisson(noise, prob, num_examples, capacity, ORDERS)
+    np.testing.assert_allclose(found, np.log(moment) / (ORDERS - 1), rtol=1e-8)
+
+
+def test_a_capacity_that_suffices_is_poisson_sampling():
+    run = 1.3, 256 / 60_000
+    poisson = rdp_subsampled_gaussian(*run, ORDERS)
+    np.testing.assert_allclose(rdp_truncated_poisson(*run, 60_000, 60_000, ORDERS), poisson, rtol=1e-12)
+    np.testing.assert_allclose(rdp_truncated_poisson(*run, 60_000, 512, ORDERS), poisson, rtol=1e-9)
+    full = rdp_truncated_poisson(*run, 60_000, 1, ORDERS)
+    np.testing.assert_allclose(full, rdp_subsampled_gaussian(0.65, run[1], ORDERS), rtol=1e-6)
+    by_capacity = rdp_truncated_poisson(*run, 60_000, np.array([200, 256, 300, 340, 400]), ORDERS)
+    assert (np.diff(by_capacity, axis=0) < 0).all()
+    assert rdp_truncated_poisson(1.0, 0.0, 100, 10, 2.0) == 0
+
+    epsilon = moments_accountant_epsilon(*run, 3516, 1e-5)
+    for capacity, much_more in [(60_000, 1e-10), (400, 1e-6), (370, 1e-2)]:
+        found = moments_accountant_epsilon(TruncatedPoissonEvent(*run, 3516, 60_000, capacity), delta=1e-5)
+        assert epsilon <= found <= epsilon * (1 + much_more)
+
+
+@pytest.mark.parametrize("capacity", [40, 50, 60, 75, 90, 120])
+@pytest.mark.parametrize("delta", [1e-3, 1e-8])
+def test_truncated_epsilon_is_above_the_certified_lower_end(capacity, delta):
+    event = TruncatedPoissonEvent(1.0, 0.05, 60, 1000, capacity)
+    moments = moments_accountant_epsilon(event, delta=delta)
+    assert epsilon_bounds(event, delta=delta).lower < moments
+    assert moments < 1.2 * moments_accountant_epsilon(0.5, 0.05, 60, delta)
+
+
+def test_bounded_losses_are_their_integrals():
+    a = ORDERS
+    laplace = np.array(
+        [
+            np.log(
+                integrate.quad(
+                    lambda x, k=k: 0.5 * np.exp(-k * abs(x) + (k - 1) * abs(x - 0.7)),
+                    -60,
+                    60,
+                    points=[0, 0.7],
+                    limit=200,
+                )[0]
+            )
+            / (k - 1)
+            for k in a
+        ]
+    )
+    np.testing.assert_allclose(rdp_of_ledger(LaplaceEvent(0.7, 3), a), 3 * laplace, rtol=1e-7)
+    truth, other = np.exp(0.7) / (np.exp(0.7) + 3), 1 / (np.exp(0.7) + 3)
+    answers = truth**a * other ** (1 - a) + other**a * truth ** (1 - a) + 2 * other
+    found = rdp_of_ledger(RandomizedResponseEvent(0.7, num_categories=4), a)
+    np.testing.assert_allclose(found, np.log(answers) / (a - 1), rtol=1e-10)
+    binary = rdp_of_ledger(RandomizedResponseEvent(0.7), a)
+    np.testing.assert_allclose(rdp_of_ledger(ApproximateDPEvent(0.7, 0.0), a), binary, rtol=1e-14)
+    assert (rdp_of_ledger(LaplaceEvent(1e-9), a) <= 1e-9 * (1 + 1e-12)).all()
+    assert rdp_of_ledger(LaplaceEvent(900.0), 512.0) == pytest.approx(900.0, rel=1e-2)
+
+
+def test_a_ledger_adds_up():
+    events = [
+        Event(1.0, 0.05, 30),
+        TruncatedPoissonEvent(1.0, 0.05, 60, 1000, 90),
+        AllocationEvent(1.1, 40, 3),
+        GaussianEvent(5.0, 2),
+        LaplaceEvent(0.05, 4),
+        ApproximateDPEvent(0.1, 0.0),
+    ]
+    parts = [rdp_of_ledger(event, ORDERS) for event in events]
+    np.testing.assert_allclose(rdp_of_ledger(Ledger(events), ORDERS), sum(parts), rtol=1e-12)
+    np.testing.assert_allclose(parts[0], 30 * rdp_subsampled_gaussian(1.0, 0.05, ORDERS), rtol=1e-9)
+    np.testing.assert_allclose(parts[3], 2 * ORDERS / 50, rtol=1e-10)
+    assert rdp_of_ledger(Ledger(), 2.0) == 0
+    assert rdp_of_ledger(events[0], 2.0).shape == ()
+
+    orders = np.asarray(DEFAULT_ORDERS)
+    untruncated = Ledger([event for event in events if not isinstance(event, TruncatedPoissonEvent)])
+    by_hand = rdp_epsilon(rdp_of_ledger(untruncated, orders), orders, [1e-5, 1e-6])
+    np.testing.assert_allclose(moments_accountant_epsilon(untruncated, delta=[1e-5, 1e-6]), by_hand, rtol=1e-12)
+    assert moments_accountant_epsilon(Ledger(events), delta=1e-6) > by_hand[1]
+    assert (by_hand >= epsilon_bounds(untruncated, delta=np.array([1e-5, 1e-6])).lower).all()
+
+
+def test_fixed_size_batches_of_a_ledger():
+    event = Event(1.3, 0.01, 500, "uniform")
+    arrays = moments_accountant_epsilon(1.3, 0.01, 500, 1e-5, sampling="uniform")
+    assert moments_accountant_epsilon(event, delta=1e-5) == pytest.approx(float(arrays), rel=1e-9)
+    assert moments_accountant_epsilon(event, delta=1e-5, conversion="classic") > arrays
+
+
+def test_what_is_lost_is_taken_from_delta():
+    plain = 1.3, 0.01, 500
+    left = delta_after_overflow(1e-5, 4e-6)
+    expected = moments_accountant_epsilon(*plain, left)
+    assert moments_accountant_epsilon(Event(*plain, overflow=4e-6), delta=1e-5) == pytest.approx(expected, rel=1e-9)
+    both = Ledger([Event(*plain), ApproximateDPEvent(0.0, 4e-6)])
+    assert moments_accountant_epsilon(both, delta=1e-5) == pytest.approx(expected, rel=1e-6)
+    assert moments_accountant_epsilon(Event(*plain, overflow=1e-4), delta=1e-5) == np.inf
+    allocated = AllocationEvent(1.3, 100, 5)
+    lossy = AllocationEvent(1.3, 100, 5, overflow=4e-6)
+    expected = moments_accountant_epsilon(allocated, delta=left)
+    assert moments_accountant_epsilon(lossy, delta=1e-5) == pytest.approx(expected, rel=1e-9)
+
+
+def test_no_noise_is_no_privacy():
+    for event in (
+        Event(0.0, 0.1, 5), GaussianEvent(0.0), AllocationEvent(0.0, 10), TruncatedPoissonEvent(0.0, 0.1, 5, 100, 20)
+    ):  # fmt: skip
+        assert rdp_of_ledger(event, 2.0) == np.inf
+        assert moments_accountant_epsilon(event, delta=1e-5) == np.inf
+    assert rdp_of_ledger(Event(0.0, 0.0, 5), 2.0) == 0
+
+
+def test_refusals():
+    shuffled = ShuffledEvent(1.0, 100, 5)
+    message = "Renyi divergences of shuffled batches are not known"
+    with pytest.raises(ValueError, match=message):
+        rdp_of_ledger(shuffled, 2.0)
+    with pytest.raises(ValueError, match=message):
+        moments_accountant_epsilon(Ledger([shuffled]), delta=1e-5)
+    mixed = Ledger([Event(1.0, 0.1, 5), Event(1.0, 0.1, 5, "uniform", NeighboringRelation.REPLACE_ONE)])
+    for call in (lambda: rdp_of_ledger(mixed, 2.0), lambda: moments_accountant_epsilon(mixed, delta=1e-5)):
+        with pytest.raises(ValueError, match="must share one neighboring relation"):
+            call()
+    for event in (Event(1.0, 0.1, 5, overflow=1e-9), ApproximateDPEvent(1.0, 1e-9)):
+        with pytest.raises(ValueError, match="allows for no probability of failure"):
+            rdp_of_ledger(event, 2.0)
+    event = Event(1.0, 0.1, 5)
+    with pytest.raises(ValueError, match="expected a Ledger or one of its events, got 3"):
+        rdp_of_ledger(3, 2.0)
+    with pytest.raises(ValueError, match="orders must be"):
+        rdp_of_ledger(event, 0.5)
+    with pytest.raises(ValueError, match="outside compiled code"):
+        jax.jit(lambda a: rdp_of_ledger(event, a))(2.0)
+    with pytest.raises(ValueError, match="outside compiled code"):
+        jax.jit(lambda d: moments_accountant_epsilon(event, delta=d))(1e-5)
+    with pytest.raises(ValueError, match="delta is missing"):
+        moments_accountant_epsilon(event)
+    with pytest.raises(ValueError, match="give delta as a keyword"):
+        moments_accountant_epsilon(event, 0.1, delta=1e-5)
+    with pytest.raises(ValueError, match="missing num_steps, delta"):
+        moments_accountant_epsilon(1.0, 0.1)
+    with pytest.raises(ValueError, match="delta must be"):
+        moments_accountant_epsilon(event, delta=0.0)
+    with pytest.raises(ValueError, match="expected sampling to be that of the events"):
+        moments_accountant_epsilon(event, delta=1e-5, sampling="uniform")
+    with pytest.raises(ValueError, match="capacity must be a whole number"):
+        rdp_truncated_poisson(1.0, 0.1, 100, 0, 2.0)
+
+
+def test_masked_elements_are_refused():
+    noise = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    for call in (
+        lambda: moments_accountant_epsilon(noise, 0.1, 5, 1e-5),
+        lambda: epsilon_bounds(noise, 0.1, 5, 1e-5),
+        lambda: rdp_subsampled_gaussian(noise, 0.1, 2.0),
+        lambda: clt_epsilon(noise, 0.1, 5, 1e-5),
+    ):
+        with pytest.raises(ValueError, match=r"noise_multiplier must be .*got an array with masked elements"):
+            call()
+    whole = np.ma.masked_array([1.0, 2.0], mask=[False, False])
+    np.testing.assert_array_equal(clt_epsilon(whole, 0.1, 5, 1e-5), clt_epsilon([1.0, 2.0], 0.1, 5, 1e-5))
