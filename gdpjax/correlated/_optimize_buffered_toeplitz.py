@@ -20,8 +20,10 @@ from gdpjax.correlated._sensitivity import sum_of_columns
 from gdpjax.correlated._strategy import check_error
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
-_WORTH_A_BUFFER = 1e-4
-"""The relative gain of the loss below which no more buffers are tried."""
+_WORTH_A_BUFFER = 5e-4
+"""The relative gain of the loss for which one buffer more is taken."""
+_LONGEST_SEARCH = 4096
+"""Steps up to which L-BFGS begins at every guess, and not at the best two only."""
 
 
 def optimize_buffered_toeplitz(
@@ -34,7 +36,7 @@ def optimize_buffered_toeplitz(
 ) -> BufferedToeplitz:
     """Return the buffered Toeplitz strategy of least certified sensitivity^2 times error that L-BFGS finds.
 
-    One buffer is tried, then two, and so on while the loss becomes smaller by more than 1e-4 of it.
+    One buffer is tried, then two, and so on while the loss becomes smaller by more than 0.05 %.
 
     Args:
         num_steps: n >= 1.
@@ -66,16 +68,15 @@ def optimize_buffered_toeplitz(
     best, least = None, math.inf
     for num_buffers in range(1, max_buffers + 1):
         starts = _starts(num_steps, separation, num_buffers)
-        values = [loss(start)[0] for start in starts]
-        point = minimize(loss, starts[int(np.argmin(values))], max_iterations=150, tolerance=1e-9)
-        strategy = _strategy(point)
+        starts.sort(key=lambda start: loss(start)[0])
+        num_tried = len(starts) if num_steps <= _LONGEST_SEARCH else 2
+        ends = [minimize(loss, start, max_iterations=150, tolerance=1e-9) for start in starts[:num_tried]]
+        strategy = _strategy(min(ends, key=lambda end: loss(end)[0]))
         squared = strategy.sensitivity(num_steps, participation) ** 2
         certified = squared * strategy.error(num_steps, error, workload=workload)
-        is_worth_it = certified < (1.0 - _WORTH_A_BUFFER) * least
-        if certified < least:
-            best, least = strategy, certified
-        if not is_worth_it:
+        if certified > (1.0 - _WORTH_A_BUFFER) * least:
             break
+        best, least = strategy, certified
     assert best is not None
     return best
 
@@ -87,7 +88,7 @@ def _starts(num_steps: int, separation: int, num_buffers: int) -> list[np.ndarra
         for factor in (0.3, 1.0, 3.0):
             smallest.append(min(factor / length, 0.2))
     points = []
-    for distance in smallest:
+    for distance in sorted(set(smallest)):
         logits = logit(np.geomspace(distance, 0.7, 2 * num_buffers))
         points.append(np.concatenate([logits[:1], np.log(np.diff(logits))]))
     return points
