@@ -30,7 +30,7 @@ class BandedInverse(AbstractToeplitzStrategy):
         w_t = sum_{j = 0}^{p - 1} c_j z_{t-j},          z_s = 0 for s < 0
 
     With memory="regenerate" the p draws are made at each step from their keys, and there is no state. With "buffer"
-    the last p - 1 draws are kept in a ring buffer, which is secret. Both give the same noise, but for rounding.
+    the last p draws are kept in a ring buffer, which is secret. Both give the same noise, but for rounding.
 
     Args:
         noising_coefficients: c_0 > 0, c_1, ..., c_{p-1}, shape [p].
@@ -76,10 +76,10 @@ class BandedInverse(AbstractToeplitzStrategy):
         return column
 
     def init(self, like: PyTree) -> PyTree:
-        """Return (), or the empty ring buffer, float32 zeros with a leading axis of p - 1."""
+        """Return (), or the empty ring buffer, float32 zeros with a leading axis of p."""
         if self._draws_again(like):
             return ()
-        return _buffers.zeros_like_each(like, self.num_bands - 1)
+        return _buffers.zeros_like_each(like, self.num_bands)
 
     def _draws_again(self, like: PyTree) -> bool:
         """Whether past draws are made again for noise of these shapes."""
@@ -88,18 +88,19 @@ class BandedInverse(AbstractToeplitzStrategy):
         if self.memory == "buffer":
             return False
         num_coordinates = sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(like))
-        num_bytes = 4 * (self.num_bands - 1) * num_coordinates
+        num_bytes = 4 * self.num_bands * num_coordinates
         return self.num_bands == 2 or num_bytes > _LARGEST_AUTOMATIC_BUFFER
 
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return w_step, and the ring buffer with z_step in the place of the oldest draw if there is one."""
+        """Return w_step, and the ring buffer, if there is one, with z_step in the place of the oldest draw."""
         halves = _buffers.in_two_halves(self.noising_coefficients)
         if isinstance(state, tuple) and not state:
             return _sum_of_draws(halves, step, draw), ()
-        ours = _buffers.as_noise(draw(step))
-        lags = _buffers.lag_of_each_slot(step, self.num_bands - 1)
-        noise = _buffers.add(_buffers.times(halves[:, 0], ours), _buffers.sum_of_slots(halves[:, lags], state))
-        return noise, _buffers.write(state, step, ours)
+
+        # The draw of this step is written first and read with the others, so that the buffer is never copied.
+        state = _buffers.write(state, step, _buffers.as_noise(draw(step)))
+        lags = _buffers.lag_of_each_slot(step, self.num_bands)
+        return _buffers.sum_of_slots(halves[:, lags], state), state
 
 
 def _sum_of_draws(halves: Array, step: Array, draw: Draw) -> PyTree:
