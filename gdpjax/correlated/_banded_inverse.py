@@ -87,7 +87,9 @@ class BandedInverse(AbstractToeplitzStrategy):
             return True
         if self.memory == "buffer":
             return False
-        num_coordinates = sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(like))
+        num_coordinates = 0
+        for leaf in jax.tree.leaves(like):
+            num_coordinates += math.prod(np.shape(leaf))
         num_bytes = 4 * self.num_bands * num_coordinates
         return self.num_bands == 2 or num_bytes > _LARGEST_AUTOMATIC_BUFFER
 
@@ -110,8 +112,9 @@ def _sum_of_draws(halves: Array, step: Array, draw: Draw) -> PyTree:
     def add_draw(lag: Array, total: PyTree) -> PyTree:
         past = step - lag
         # Before step 0 there is no draw: any other one, times 0.
-        half = jnp.where(past >= 0, halves[:, lag], 0.0)
-        return _buffers.add(total, _buffers.times(half, _buffers.as_noise(draw(jnp.maximum(past, 0)))))
+        coefficient = jnp.where(past >= 0, halves[:, lag], 0.0)
+        drawn = _buffers.as_noise(draw(jnp.maximum(past, 0)))
+        return _buffers.add(total, _buffers.times(coefficient, drawn))
 
     nothing = _buffers.zeros_like_each(jax.eval_shape(draw, step))
     return jax.lax.fori_loop(0, halves.shape[1], add_draw, nothing)
@@ -139,7 +142,8 @@ def lambda_cgd(lam: Any) -> BandedInverse:
     check_scalar("lam", lam, UNIT)
     if is_traced(lam):
         coefficients = jnp.stack([jnp.ones_like(lam), -lam])
-        return BandedInverse(jnp.where((lam >= 0) & (lam <= 1), coefficients, jnp.nan))
+        is_allowed = UNIT.contains(lam)
+        return BandedInverse(jnp.where(is_allowed, coefficients, jnp.nan))
     return BandedInverse([1.0, -float(lam)])
 
 
@@ -172,7 +176,8 @@ def bisr(num_bands: int, momentum: float = 0.0, weight_decay: float = 0.0) -> Ba
 
     # (1 - x)^(1/2) has the coefficients r_0 = 1, r_j = r_{j-1} (2 j - 3) / (2 j).
     index = np.arange(1, num_bands)
-    root = np.cumprod(np.concatenate([[1.0], (2 * index - 3) / (2 * index)]))
+    ratios = (2 * index - 3) / (2 * index)
+    root = np.cumprod(np.concatenate([[1.0], ratios]))
     powers = np.arange(num_bands)
     decaying = root * (1.0 - workload.weight_decay) ** powers
     with_momentum = root * workload.momentum**powers

@@ -17,7 +17,6 @@ import numpy as np
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array, PyTree
 
-
 _MOST_UNROLLED = 64
 """Slots up to which a sum over them is written out, which is several times as fast as a reduction on the CPU."""
 
@@ -33,7 +32,9 @@ def zeros_like_each(like: PyTree, num_slots: int | None = None) -> PyTree:
 
     def zeros(leaf: Any) -> Array:
         leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-        return jnp.zeros((*leading, *leaf.shape), noise_dtype(leaf), device=_sharding(leaf, leading))
+        shape = (*leading, *leaf.shape)
+        sharding = _sharding(leaf, leading)
+        return jnp.zeros(shape, noise_dtype(leaf), device=sharding)
 
     return jax.tree.map(zeros, like)
 
@@ -55,15 +56,18 @@ def in_two_halves(coefficients: Any) -> Array:
         return jnp.stack([high, low])
     coefficients = np.asarray(coefficients, np.float64)
     high = coefficients.astype(np.float32)
-    return jnp.asarray(np.stack([high, (coefficients - high).astype(np.float32)]))
+    low = (coefficients - high).astype(np.float32)
+    return jnp.asarray(np.stack([high, low]))
 
 
 def times(halves: Array, tree: PyTree) -> PyTree:
     """Return (high + low) leaf for each leaf; ``halves`` has shape [2], or [2, slots] for buffers of so many slots."""
 
     def product(leaf: Array) -> Array:
-        axes = (1,) * (leaf.ndim - (halves.ndim - 1))
-        high, low = halves.reshape(*halves.shape, *axes).astype(leaf.dtype)
+        num_axes = leaf.ndim - (halves.ndim - 1)
+        axes = (1,) * num_axes
+        wide = halves.reshape(*halves.shape, *axes)
+        high, low = wide.astype(leaf.dtype)
         return high * leaf + low * leaf
 
     return jax.tree.map(product, tree)
@@ -113,6 +117,7 @@ def write(buffers: PyTree, step: Array, tree: PyTree) -> PyTree:
 
     def replaced(buffer: Array, leaf: Array) -> Array:
         slot = jnp.mod(step, buffer.shape[0])
-        return jax.lax.dynamic_update_index_in_dim(buffer, leaf.astype(buffer.dtype), slot, 0)
+        leaf = leaf.astype(buffer.dtype)
+        return jax.lax.dynamic_update_index_in_dim(buffer, leaf, slot, 0)
 
     return jax.tree.map(replaced, buffers, tree)
