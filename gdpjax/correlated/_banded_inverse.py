@@ -30,7 +30,7 @@ class BandedInverse(AbstractToeplitzStrategy):
         w_t = sum_{j = 0}^{p - 1} c_j z_{t-j},          z_s = 0 for s < 0
 
     With memory="regenerate" the p draws are made at each step from their keys, and there is no state. With "buffer"
-    the last p - 1 draws are kept in a ring buffer, which is secret. Both give the same noise, but for rounding.
+    the last p draws are kept in a ring buffer, which is secret. Both give the same noise, but for rounding.
 
     Args:
         noising_coefficients: c_0 > 0, c_1, ..., c_{p-1}, shape [p].
@@ -76,10 +76,10 @@ class BandedInverse(AbstractToeplitzStrategy):
         return column
 
     def init(self, like: PyTree) -> PyTree:
-        """Return (), or the empty ring buffer, float32 zeros with a leading axis of p - 1."""
+        """Return (), or the empty ring buffer, float32 zeros with a leading axis of p."""
         if self._draws_again(like):
             return ()
-        return _buffers.zeros_like_each(like, self.num_bands - 1)
+        return _buffers.zeros_like_each(like, self.num_bands)
 
     def _draws_again(self, like: PyTree) -> bool:
         """Whether past draws are made again for noise of these shapes."""
@@ -87,19 +87,22 @@ class BandedInverse(AbstractToeplitzStrategy):
             return True
         if self.memory == "buffer":
             return False
-        num_coordinates = sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(like))
-        num_bytes = 4 * (self.num_bands - 1) * num_coordinates
+        num_coordinates = 0
+        for leaf in jax.tree.leaves(like):
+            num_coordinates += math.prod(np.shape(leaf))
+        num_bytes = 4 * self.num_bands * num_coordinates
         return self.num_bands == 2 or num_bytes > _LARGEST_AUTOMATIC_BUFFER
 
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return w_step, and the ring buffer with z_step in the place of the oldest draw if there is one."""
+        """Return w_step, and the ring buffer, if there is one, with z_step in the place of the oldest draw."""
         halves = _buffers.in_two_halves(self.noising_coefficients)
         if isinstance(state, tuple) and not state:
             return _sum_of_draws(halves, step, draw), ()
-        ours = _buffers.as_noise(draw(step))
-        lags = _buffers.lag_of_each_slot(step, self.num_bands - 1)
-        noise = _buffers.add(_buffers.times(halves[:, 0], ours), _buffers.sum_of_slots(halves[:, lags], state))
-        return noise, _buffers.write(state, step, ours)
+
+        # The draw of this step is written first and read with the others, so that the buffer is never copied.
+        state = _buffers.write(state, step, _buffers.as_noise(draw(step)))
+        lags = _buffers.lag_of_each_slot(step, self.num_bands)
+        return _buffers.sum_of_slots(halves[:, lags], state), state
 
 
 def _sum_of_draws(halves: Array, step: Array, draw: Draw) -> PyTree:
@@ -109,8 +112,9 @@ def _sum_of_draws(halves: Array, step: Array, draw: Draw) -> PyTree:
     def add_draw(lag: Array, total: PyTree) -> PyTree:
         past = step - lag
         # Before step 0 there is no draw: any other one, times 0.
-        half = jnp.where(past >= 0, halves[:, lag], 0.0)
-        return _buffers.add(total, _buffers.times(half, _buffers.as_noise(draw(jnp.maximum(past, 0)))))
+        coefficient = jnp.where(past >= 0, halves[:, lag], 0.0)
+        drawn = _buffers.as_noise(draw(jnp.maximum(past, 0)))
+        return _buffers.add(total, _buffers.times(coefficient, drawn))
 
     nothing = _buffers.zeros_like_each(jax.eval_shape(draw, step))
     return jax.lax.fori_loop(0, halves.shape[1], add_draw, nothing)
@@ -138,7 +142,8 @@ def lambda_cgd(lam: Any) -> BandedInverse:
     check_scalar("lam", lam, UNIT)
     if is_traced(lam):
         coefficients = jnp.stack([jnp.ones_like(lam), -lam])
-        return BandedInverse(jnp.where((lam >= 0) & (lam <= 1), coefficients, jnp.nan))
+        is_allowed = UNIT.contains(lam)
+        return BandedInverse(jnp.where(is_allowed, coefficients, jnp.nan))
     return BandedInverse([1.0, -float(lam)])
 
 
@@ -171,7 +176,8 @@ def bisr(num_bands: int, momentum: float = 0.0, weight_decay: float = 0.0) -> Ba
 
     # (1 - x)^(1/2) has the coefficients r_0 = 1, r_j = r_{j-1} (2 j - 3) / (2 j).
     index = np.arange(1, num_bands)
-    root = np.cumprod(np.concatenate([[1.0], (2 * index - 3) / (2 * index)]))
+    ratios = (2 * index - 3) / (2 * index)
+    root = np.cumprod(np.concatenate([[1.0], ratios]))
     powers = np.arange(num_bands)
     decaying = root * (1.0 - workload.weight_decay) ** powers
     with_momentum = root * workload.momentum**powers

@@ -72,7 +72,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
             return _buffers.times(first, ours), ()
 
         # Outputs before step 0 are the zeros that the buffer begins with.
-        lags = _buffers.lag_of_each_slot(step, self.num_bands - 1)
+        lags = _buffers.lag_of_each_slot(step - 1, self.num_bands - 1) + 1
         halves = _buffers.in_two_halves(coefficients)[:, lags]
         rest = _buffers.subtract(ours, _buffers.sum_of_slots(halves, state))
         noise = _buffers.times(first, rest)

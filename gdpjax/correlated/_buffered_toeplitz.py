@@ -53,7 +53,9 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
         for name, domain in (("decay", _DECAY), ("scale", REAL)):
             array = check_array(name, getattr(self, name), ndim=1)
             check(name, array, domain)
-            object.__setattr__(self, name, array if is_traced(array) else np.array(array, np.float64))
+            if not is_traced(array):
+                array = np.array(array, np.float64)
+            object.__setattr__(self, name, array)
         if np.shape(self.decay) != np.shape(self.scale):
             raise ValueError(
                 f"decay and scale must have one number each per buffer, got {shown(self.decay)} and {shown(self.scale)}"
@@ -78,9 +80,11 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
 
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step, and the buffers after it."""
+        ours = _buffers.as_noise(draw(step))
         scale = _buffers.in_two_halves(self.scale)
-        noise = _buffers.subtract(_buffers.as_noise(draw(step)), _buffers.sum_of_slots(scale, state))
-        decayed = _buffers.times(_buffers.in_two_halves(self.decay), state)
+        decay = _buffers.in_two_halves(self.decay)
+        noise = _buffers.subtract(ours, _buffers.sum_of_slots(scale, state))
+        decayed = _buffers.times(decay, state)
         return noise, jax.tree.map(_added_to_each_slot, decayed, noise)
 
 

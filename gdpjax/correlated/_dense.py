@@ -52,12 +52,14 @@ class Dense(AbstractNoiseStrategy):
     def __post_init__(self) -> None:
         array = check_array("matrix", self.matrix, ndim=2)
         check("matrix", array, REAL)
-        if array.shape[0] != array.shape[1] or array.shape[0] == 0:
+        num_rows, num_columns = array.shape
+        if num_rows != num_columns or num_rows == 0:
             raise ValueError(f"matrix must be square, one row and one column per step, got {shown(self.matrix)}")
         if is_traced(array):
             return
         array = np.array(array, np.float64)
-        if np.any(np.triu(array, 1)) or np.any(np.diag(array) <= 0):
+        above_diagonal = np.triu(array, 1)
+        if np.any(above_diagonal) or np.any(np.diag(array) <= 0):
             raise ValueError(
                 "matrix must be lower-triangular with a positive diagonal; of a Gram matrix C^T C, pass the factor C"
             )
@@ -131,7 +133,8 @@ class Dense(AbstractNoiseStrategy):
         row = jnp.where(step < self.num_rows, row, jnp.nan)
 
         def add_draw(past: Array, total: PyTree) -> PyTree:
-            return _buffers.add(total, _buffers.times(row[:, past], _buffers.as_noise(draw(past))))
+            drawn = _buffers.as_noise(draw(past))
+            return _buffers.add(total, _buffers.times(row[:, past], drawn))
 
         nothing = _buffers.zeros_like_each(jax.eval_shape(draw, step))
         return jax.lax.fori_loop(0, step + 1, add_draw, nothing), ()
@@ -140,8 +143,10 @@ class Dense(AbstractNoiseStrategy):
         """Return C^-1, in the precision that C has."""
         if is_traced(self.matrix):
             matrix = jnp.asarray(self.matrix)
-            return jax.scipy.linalg.solve_triangular(matrix, jnp.eye(self.num_rows, dtype=matrix.dtype), lower=True)
-        return scipy.linalg.solve_triangular(np.asarray(self.matrix), np.eye(self.num_rows), lower=True)
+            identity = jnp.eye(self.num_rows, dtype=matrix.dtype)
+            return jax.scipy.linalg.solve_triangular(matrix, identity, lower=True)
+        identity = np.eye(self.num_rows)
+        return scipy.linalg.solve_triangular(self.matrix, identity, lower=True)
 
 
 def toeplitz_matrix(column: np.ndarray) -> np.ndarray:

@@ -18,7 +18,13 @@ _OUTSIDE = 1e10
 """The loss where the numbers overflow, so that the line search turns back."""
 
 
-def minimize(loss: Loss, start: np.ndarray, *, max_iterations: int = 300, tolerance: float = 1e-11) -> np.ndarray:
+def minimize(
+    loss: Loss,
+    start: np.ndarray,
+    *,
+    max_iterations: int = 300,
+    tolerance: float = 1e-11,
+) -> np.ndarray:
     """Return where L-BFGS from ``start`` ends: when an iteration gains less than ``tolerance``, or at the limit."""
 
     def guarded(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -30,8 +36,19 @@ def minimize(loss: Loss, start: np.ndarray, *, max_iterations: int = 300, tolera
 
     if len(start) == 0:
         return start
-    options = {"maxiter": max_iterations, "maxcor": 20, "ftol": tolerance, "gtol": 1e-7}
-    result = scipy.optimize.minimize(guarded, start, jac=True, method="L-BFGS-B", options=options)
+    options = {
+        "maxiter": max_iterations,
+        "maxcor": 20,
+        "ftol": tolerance,
+        "gtol": 1e-7,
+    }
+    result = scipy.optimize.minimize(
+        guarded,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options=options,
+    )
     return np.asarray(result.x)
 
 
@@ -50,5 +67,13 @@ def correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
 
     # By FFT, long enough that no lag wraps around to another one.
     length = scipy.fft.next_fast_len(len(left) + num_lags, real=True)
-    spectrum = np.fft.rfft(left, length) * np.conj(np.fft.rfft(right, length))
-    return np.fft.irfft(spectrum, length)[:num_lags]
+    of_left = np.fft.rfft(left, length)
+    of_right = np.fft.rfft(right, length)
+    correlation = np.fft.irfft(of_left * np.conj(of_right), length)
+    return correlation[:num_lags]
+
+
+def adjoint(operation: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Return the transpose of a lower-triangular Toeplitz operation applied to an array: the same one, backwards."""
+    backwards = operation(array[::-1])
+    return backwards[::-1]

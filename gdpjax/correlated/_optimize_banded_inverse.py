@@ -4,7 +4,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._banded_inverse import BandedInverse, bisr
-from gdpjax.correlated._minimize import Loss, correlate, minimize, weights_of_error
+from gdpjax.correlated._minimize import Loss, adjoint, correlate, minimize, weights_of_error
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import sum_of_columns
 from gdpjax.correlated._series import divide, reciprocal
@@ -60,8 +60,9 @@ def optimize_banded_inverse(
 
     def certified_loss(point: np.ndarray) -> float:
         strategy = BandedInverse(np.concatenate([[1.0], point]))
-        squared = strategy.sensitivity(num_steps, participation) ** 2
-        return float(np.log(squared) + np.log(strategy.error(num_steps, error, workload=workload)))
+        sensitivity = strategy.sensitivity(num_steps, participation)
+        squared_error = strategy.error(num_steps, error, workload=workload)
+        return float(2.0 * np.log(sensitivity) + np.log(squared_error))
 
     # Begin with the best of a few square roots.
     smooth = loss(0.0)
@@ -108,14 +109,18 @@ def _loss(
     """
     weights = weights_of_error(num_steps, error)
 
+    def sum_of_pattern(column: np.ndarray) -> np.ndarray:
+        return sum_of_columns(column, count, separation)
+
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         noising = np.concatenate([[1.0], point])
         column = reciprocal(noising, num_steps)
 
-        # The sensitivity; the adjoint of a sum of shifted columns is the same sum backwards.
-        pattern = sum_of_columns(column, count, separation)
+        # The sensitivity.
+        pattern = sum_of_pattern(column)
         squared_sensitivity = pattern @ pattern
-        to_column = 2.0 * sum_of_columns(pattern[::-1], count, separation)[::-1] / squared_sensitivity
+        to_column = 2.0 * adjoint(sum_of_pattern, pattern)
+        to_column /= squared_sensitivity
 
         # Increases of c, where c is 0 after its end.
         increase = np.maximum(np.diff(column, append=0.0), 0.0)
@@ -123,8 +128,8 @@ def _loss(
         to_column[1:] += 2.0 * penalty * increase[:-1]
 
         # d c = -c^2 d x as series.
-        backwards = divide(to_column[::-1], noising)[::-1]
-        of_sensitivity = -correlate(backwards, column, num_bands)
+        divided = adjoint(lambda series: divide(series, noising), to_column)
+        of_sensitivity = -correlate(divided, column, num_bands)
 
         # The error, a linear function of the noising coefficients.
         padded = np.zeros(num_steps)
@@ -132,9 +137,12 @@ def _loss(
         outputs = workload.apply(padded)
         weighted = weights * outputs
         squared_error = weighted @ outputs
-        of_error = 2.0 * workload.apply(weighted[::-1])[::-1][:num_bands] / squared_error
+        to_noising = 2.0 * adjoint(workload.apply, weighted)
+        of_error = to_noising[:num_bands] / squared_error
 
-        value = np.log(squared_sensitivity) + np.log(squared_error) + penalty * (increase @ increase)
-        return float(value), (of_sensitivity + of_error)[1:]
+        value = np.log(squared_sensitivity) + np.log(squared_error)
+        value += penalty * (increase @ increase)
+        gradient = of_sensitivity + of_error
+        return float(value), gradient[1:]
 
     return loss

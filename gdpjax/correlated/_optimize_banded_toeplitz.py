@@ -4,7 +4,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz
-from gdpjax.correlated._minimize import Loss, correlate, minimize, weights_of_error
+from gdpjax.correlated._minimize import Loss, adjoint, correlate, minimize, weights_of_error
 from gdpjax.correlated._series import divide, reciprocal
 from gdpjax.correlated._strategy import check_error
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
@@ -64,9 +64,9 @@ def _loss(num_steps: int, num_bands: int, error: str, workload: AbstractWorkload
         squared_error = weighted @ column
         squared_norm = coefficients @ coefficients
 
-        # d b = -(b / c) d c as series, so the adjoint is a recurrence that runs backwards, and then a correlation.
-        backwards = divide(2.0 * weighted[::-1], coefficients)[::-1]
-        of_error = -correlate(backwards, column, num_bands)
+        # d b = -(b / c) d c as series, so the adjoint divides by c backwards, and then correlates with b.
+        divided = adjoint(lambda series: divide(series, coefficients), 2.0 * weighted)
+        of_error = -correlate(divided, column, num_bands)
         of_norm = 2.0 * coefficients
         gradient = of_norm / squared_norm + of_error / squared_error
         return float(np.log(squared_norm) + np.log(squared_error)), gradient[1:]

@@ -14,14 +14,16 @@ from scipy.special import expit, logit
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
-from gdpjax.correlated._minimize import Loss, minimize, weights_of_error
+from gdpjax.correlated._minimize import Loss, adjoint, minimize, weights_of_error
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import sum_of_columns
 from gdpjax.correlated._strategy import check_error
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
-_WORTH_A_BUFFER = 1e-4
-"""The relative gain of the loss below which no more buffers are tried."""
+_WORTH_A_BUFFER = 5e-4
+"""The relative gain of the loss for which one buffer more is taken."""
+_LONGEST_SEARCH = 4096
+"""Steps up to which L-BFGS begins at every guess, and not at the best two only."""
 
 
 def optimize_buffered_toeplitz(
@@ -34,7 +36,7 @@ def optimize_buffered_toeplitz(
 ) -> BufferedToeplitz:
     """Return the buffered Toeplitz strategy of least certified sensitivity^2 times error that L-BFGS finds.
 
-    One buffer is tried, then two, and so on while the loss becomes smaller by more than 1e-4 of it.
+    One buffer is tried, then two, and so on while the loss becomes smaller by more than 0.05 %.
 
     Args:
         num_steps: n >= 1.
@@ -66,16 +68,17 @@ def optimize_buffered_toeplitz(
     best, least = None, math.inf
     for num_buffers in range(1, max_buffers + 1):
         starts = _starts(num_steps, separation, num_buffers)
-        values = [loss(start)[0] for start in starts]
-        point = minimize(loss, starts[int(np.argmin(values))], max_iterations=150, tolerance=1e-9)
-        strategy = _strategy(point)
+        starts.sort(key=lambda start: loss(start)[0])
+        num_tried = len(starts) if num_steps <= _LONGEST_SEARCH else 2
+        ends = []
+        for start in starts[:num_tried]:
+            ends.append(minimize(loss, start, max_iterations=150, tolerance=1e-9))
+        strategy = _strategy(min(ends, key=lambda end: loss(end)[0]))
         squared = strategy.sensitivity(num_steps, participation) ** 2
         certified = squared * strategy.error(num_steps, error, workload=workload)
-        is_worth_it = certified < (1.0 - _WORTH_A_BUFFER) * least
-        if certified < least:
-            best, least = strategy, certified
-        if not is_worth_it:
+        if certified > (1.0 - _WORTH_A_BUFFER) * least:
             break
+        best, least = strategy, certified
     assert best is not None
     return best
 
@@ -87,9 +90,10 @@ def _starts(num_steps: int, separation: int, num_buffers: int) -> list[np.ndarra
         for factor in (0.3, 1.0, 3.0):
             smallest.append(min(factor / length, 0.2))
     points = []
-    for distance in smallest:
+    for distance in sorted(set(smallest)):
         logits = logit(np.geomspace(distance, 0.7, 2 * num_buffers))
-        points.append(np.concatenate([logits[:1], np.log(np.diff(logits))]))
+        increments = np.diff(logits)
+        points.append(np.concatenate([logits[:1], np.log(increments)]))
     return points
 
 
@@ -103,29 +107,41 @@ def _strategy(point: np.ndarray) -> BufferedToeplitz:
 def _distances(point: np.ndarray) -> np.ndarray:
     """Return the increasing distances from 1 of decay_1, zero_1, decay_2, zero_2, ..."""
     increments = np.exp(point[1:])
-    return expit(np.concatenate([point[:1], point[0] + np.cumsum(increments)]))
+    others = point[0] + np.cumsum(increments)
+    return expit(np.concatenate([point[:1], others]))
 
 
-def _loss(num_steps: int, count: int, separation: int, error: str, workload: AbstractWorkload) -> Loss:
+def _loss(
+    num_steps: int,
+    count: int,
+    separation: int,
+    error: str,
+    workload: AbstractWorkload,
+) -> Loss:
     """Return log |v|^2 + log sum_s weight_s b_s^2, where v is the sum of the columns 0, b, 2 b, ... of C."""
     weights = weights_of_error(num_steps, error)
+
+    def sum_of_pattern(column: np.ndarray) -> np.ndarray:
+        return sum_of_columns(column, count, separation)
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         distances = _distances(point)
         to_decay, to_zero = distances[0::2], distances[1::2]
-        forward = _GeometricColumn.of(to_decay, _partial_fractions(to_decay, to_zero), num_steps)
-        inverse = _GeometricColumn.of(to_zero, _partial_fractions(to_zero, to_decay), num_steps)
+        forward = _GeometricColumn.of(to_decay, to_zero, num_steps)
+        inverse = _GeometricColumn.of(to_zero, to_decay, num_steps)
 
-        # The sensitivity; the adjoint of a sum of shifted columns is the same sum backwards.
-        pattern = sum_of_columns(forward.column, count, separation)
+        # The sensitivity.
+        pattern = sum_of_pattern(forward.column)
         squared_sensitivity = pattern @ pattern
-        to_column = 2.0 * sum_of_columns(pattern[::-1], count, separation)[::-1] / squared_sensitivity
+        to_column = 2.0 * adjoint(sum_of_pattern, pattern)
+        to_column /= squared_sensitivity
 
-        # The error; the adjoint of a Toeplitz workload is the same workload backwards.
+        # The error.
         outputs = workload.apply(inverse.column)
         weighted = weights * outputs
         squared_error = weighted @ outputs
-        to_inverse = 2.0 * workload.apply(weighted[::-1])[::-1] / squared_error
+        to_inverse = 2.0 * adjoint(workload.apply, weighted)
+        to_inverse /= squared_error
 
         # Through both columns to the distances, and to the free numbers.
         of_decay, of_zero = forward.pull_back(to_column)
@@ -134,9 +150,10 @@ def _loss(num_steps: int, count: int, separation: int, error: str, workload: Abs
         of_distances[0::2] = of_decay + more_of_decay
         of_distances[1::2] = of_zero + more_of_zero
         of_logits = of_distances * distances * (1.0 - distances)
-        of_increments = np.cumsum(of_logits[::-1])[::-1]
-        gradient = np.concatenate([of_increments[:1], of_increments[1:] * np.exp(point[1:])])
-        return float(np.log(squared_sensitivity) + np.log(squared_error)), gradient
+        gradient = adjoint(np.cumsum, of_logits)
+        gradient[1:] *= np.exp(point[1:])
+        value = np.log(squared_sensitivity) + np.log(squared_error)
+        return float(value), gradient
 
     return loss
 
@@ -182,8 +199,9 @@ class _GeometricColumn:
     scales: _Scales
 
     @classmethod
-    def of(cls, to_poles: np.ndarray, scales: _Scales, num_steps: int) -> "_GeometricColumn":
-        """Return the first coefficients for poles at these distances from 1."""
+    def of(cls, to_poles: np.ndarray, to_zeros: np.ndarray, num_steps: int) -> "_GeometricColumn":
+        """Return the first coefficients for poles and zeros at these distances from 1."""
+        scales = _partial_fractions(to_poles, to_zeros)
         powers = _powers(1.0 - to_poles, num_steps - 1)
         column = np.concatenate([[1.0], scales.values @ powers])
         return cls(column, powers, scales)

@@ -83,13 +83,15 @@ class _Multipliers:
     def start(self, scale: float) -> np.ndarray:
         """Return the point with all v_r equal to ``scale`` and nothing off the diagonal."""
         num_below = self.separation * len(self.below[0])
-        return np.concatenate([np.full(self.separation, np.log(scale)), np.zeros(num_below)])
+        sizes = np.full(self.separation, np.log(scale))
+        return np.concatenate([sizes, np.zeros(num_below)])
 
     def blocks(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return v, shape [b], and W, shape [b, k, k]."""
         sizes = np.exp(point[: self.separation])
         rows, columns = self.below
-        correlations = np.tile(np.eye(self.count), (self.separation, 1, 1))
+        identity = np.eye(self.count)
+        correlations = np.tile(identity, (self.separation, 1, 1))
         below = point[self.separation :].reshape(self.separation, -1)
         correlations[:, rows, columns] = below
         correlations[:, columns, rows] = below
@@ -112,7 +114,6 @@ class _Multipliers:
 def _loss(squared_workload: np.ndarray, multipliers: _Multipliers) -> Loss:
     """Return the negative lower bound on the mean squared error."""
     num_steps = len(squared_workload)
-    shape = (multipliers.separation, multipliers.count, num_steps)
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         try:
@@ -120,34 +121,49 @@ def _loss(squared_workload: np.ndarray, multipliers: _Multipliers) -> Loss:
         except np.linalg.LinAlgError:
             return np.inf, np.zeros_like(point)
         roots, vectors = _square_root(squared_workload, factors)
-        bound = 2.0 * roots.sum() - multipliers.blocks(point)[0].sum()
+        sizes, _ = multipliers.blocks(point)
+        bound = 2.0 * roots.sum() - sizes.sum()
 
         # The diagonal blocks of X = L^-T R L^-1.
-        pulled = np.linalg.solve(factors.transpose(0, 2, 1), vectors.reshape(shape))
+        pulled = _pulled(factors, vectors)
         gram_blocks = (pulled * roots) @ pulled.transpose(0, 2, 1)
-        return -bound / num_steps, -multipliers.gradient(point, gram_blocks) / num_steps
+        gradient = multipliers.gradient(point, gram_blocks)
+        return -bound / num_steps, -gradient / num_steps
 
     return loss
 
 
-def _square_root(squared_workload: np.ndarray, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _square_root(
+    squared_workload: np.ndarray,
+    factors: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the eigenvalues and vectors of (L^T M L)^(1/2)."""
     separation, count, _ = factors.shape
     shape = squared_workload.shape
     right = squared_workload.reshape(-1, separation, 1, count) @ factors
     right = right.reshape(separation, count, -1)
     both = (factors.transpose(0, 2, 1) @ right).reshape(shape)
-    eigenvalues, vectors = scipy.linalg.eigh(both, driver="evd", overwrite_a=True, check_finite=False)
+    eigenvalues, vectors = scipy.linalg.eigh(
+        both,
+        driver="evd",
+        overwrite_a=True,
+        check_finite=False,
+    )
     return np.sqrt(np.maximum(eigenvalues, 0.0)), vectors
 
 
 def _best_gram(squared_workload: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """Return X = L^-T (L^T M L)^(1/2) L^-1."""
-    separation, count, _ = factors.shape
     roots, vectors = _square_root(squared_workload, factors)
-    stacked = vectors.reshape(separation, count, -1)
-    pulled = np.linalg.solve(factors.transpose(0, 2, 1), stacked).reshape(vectors.shape)
+    pulled = _pulled(factors, vectors).reshape(vectors.shape)
     return (pulled * roots) @ pulled.T
+
+
+def _pulled(factors: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return L^-T times the vectors, by blocks of rows, shape [b, k, n]."""
+    separation, count, _ = factors.shape
+    stacked = vectors.reshape(separation, count, -1)
+    return np.linalg.solve(factors.transpose(0, 2, 1), stacked)
 
 
 def _scaled(gram: np.ndarray, count: int, separation: int) -> np.ndarray:
@@ -159,12 +175,14 @@ def _scaled(gram: np.ndarray, count: int, separation: int) -> np.ndarray:
     by_block = gram.reshape(separation, count, separation, count)
     blocks = by_block[places, :, places, :]
     eigenvalues, vectors = np.linalg.eigh(blocks)
-    inverse_roots = (vectors / np.sqrt(eigenvalues)[:, None, :]) @ vectors.transpose(0, 2, 1)
+    divided = vectors / np.sqrt(eigenvalues)[:, None, :]
+    inverse_roots = divided @ vectors.transpose(0, 2, 1)
     diagonals = np.sqrt(np.einsum("rii->ri", blocks))
     norms = np.linalg.norm(diagonals, axis=1, keepdims=True)
     scaling = (diagonals / norms)[:, :, None] * inverse_roots
-    left = (scaling @ gram.reshape(separation, count, -1)).reshape(gram.shape)
-    both = (scaling @ left.T.reshape(separation, count, -1)).reshape(gram.shape)
+    shape = (separation, count, -1)
+    left = (scaling @ gram.reshape(shape)).reshape(gram.shape)
+    both = (scaling @ left.T.reshape(shape)).reshape(gram.shape)
     return (both + both.T) / 2.0
 
 

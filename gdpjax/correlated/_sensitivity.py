@@ -46,9 +46,10 @@ def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractPartici
 
     # With fixed epochs the first pattern is the worst; otherwise it is for coefficients that do not increase.
     is_fixed = isinstance(participation, FixedEpochs)
-    largest_to_come = np.maximum.accumulate(magnitudes[::-1])[::-1]
-    bound = _of_first_pattern(magnitudes if is_fixed else largest_to_come, count, separation)
-    attained = np.linalg.norm(sum_of_columns(column.values, count, separation))
+    larger = magnitudes if is_fixed else _largest_to_come(magnitudes)
+    bound = _of_first_pattern(larger, count, separation)
+    pattern = sum_of_columns(column.values, count, separation)
+    attained = np.linalg.norm(pattern)
     if bound <= (1.0 + _CLOSE) * attained:
         return bound
 
@@ -135,8 +136,10 @@ def _of_first_columns(column: CertifiedSeries, count: int, separation: int) -> f
 
 def _of_toeplitz_gram(column: CertifiedSeries, count: int, separation: int) -> float:
     """Return the bound by the Gram matrix of all columns."""
-    gram, error = _gram(_toeplitz_columns(column.values, np.arange(len(column.values))))
-    return _of_gram(gram, error + _of_uncertain_column(column), count, separation)
+    places = np.arange(len(column.values))
+    gram, error = _gram(_toeplitz_columns(column.values, places))
+    error += _of_uncertain_column(column)
+    return _of_gram(gram, error, count, separation)
 
 
 def _toeplitz_columns(coefficients: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -147,8 +150,9 @@ def _toeplitz_columns(coefficients: np.ndarray, places: np.ndarray) -> np.ndarra
 
 def _of_uncertain_column(column: CertifiedSeries) -> float:
     """Return by how much an entry of C^T C can move: |(c + e)^T (c' + e') - c^T c'| <= 2 |c| |e| + |e|^2."""
-    norm, uncertainty = np.linalg.norm(column.values), np.linalg.norm(column.errors)
-    return float((2.0 * norm + uncertainty) * uncertainty) * (1.0 + 1e-9)
+    norm = float(np.linalg.norm(column.values))
+    uncertainty = float(np.linalg.norm(column.errors))
+    return (2.0 * norm + uncertainty) * uncertainty * (1.0 + 1e-9)
 
 
 # Gram matrices
@@ -189,17 +193,27 @@ def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
     # Entry [d, j] is |G[j - d, j]|, or 0 where that is outside.
     index = np.arange(num_steps)
     lag, later = index[:, None], index[None, :]
-    by_lag = np.where(lag <= later, gram[np.maximum(later - lag, 0), later], 0.0)
-    by_lag = np.maximum.accumulate(by_lag[::-1], axis=0)[::-1]
-    by_lag = np.maximum.accumulate(by_lag[:, ::-1], axis=1)[:, ::-1]
+    earlier = np.maximum(later - lag, 0)
+    by_lag = np.where(lag <= later, gram[earlier, later], 0.0)
+
+    # The largest at that lag or more, and at that step or later.
+    by_lag = _largest_to_come(by_lag)
+    by_lag = _largest_to_come(by_lag.T).T
 
     # Participations i < j of the pattern.
     places = separation * np.arange(count)
     places = places[places < num_steps]
     chosen = by_lag[np.ix_(places, places)]
-    pairs = np.abs(np.subtract.outer(np.arange(len(places)), np.arange(len(places))))
-    latest = np.maximum.outer(np.arange(len(places)), np.arange(len(places)))
-    return float(np.sum(chosen[pairs, latest]))
+    number = np.arange(len(places))
+    apart = np.abs(number[:, None] - number[None, :])
+    latest = np.maximum(number[:, None], number[None, :])
+    return float(np.sum(chosen[apart, latest]))
+
+
+def _largest_to_come(values: np.ndarray) -> np.ndarray:
+    """Return the largest of each value and those after it, along the first axis."""
+    backwards = np.maximum.accumulate(values[::-1], axis=0)
+    return backwards[::-1]
 
 
 def _by_rows(gram: np.ndarray, count: int, separation: int) -> float:
@@ -215,8 +229,8 @@ def _by_rows(gram: np.ndarray, count: int, separation: int) -> float:
 
     # Split the other k - 1 participations between before and after.
     row_sums = np.zeros(num_steps)
-    for num_before, num_after in zip(range(len(before)), reversed(range(len(after))), strict=True):
-        np.maximum(row_sums, before[num_before] + after[num_after], out=row_sums)
+    for ours, others in zip(before, after[::-1], strict=True):
+        np.maximum(row_sums, ours + others, out=row_sums)
     row_sums += np.diag(gram)
 
     # The participations themselves.
@@ -245,8 +259,9 @@ def _sums_of_any_number(gram: np.ndarray, count: int, separation: int) -> np.nda
     best = np.zeros((num_steps + separation, num_steps))
     # Row t + b is over participations up to step t; the first b rows are over none.
     for step in range(num_steps):
+        without = best[step + separation - 1]
         with_this = best[step] + columns[step]
-        np.maximum(best[step + separation - 1], with_this, out=best[step + separation])
+        best[step + separation] = np.maximum(without, with_this)
     return np.diag(best)[None, :num_steps]
 
 
@@ -259,4 +274,6 @@ def _with_one_more(weights: np.ndarray, best: np.ndarray, separation: int) -> np
 
 def _root_outward(squared: float, num_roundings: int) -> float:
     """Return the square root, above the true one if ``squared`` is the result of so many roundings of positive sums."""
-    return float(np.nextafter(math.sqrt(squared * (1.0 + 4.0 * (num_roundings + 8) * _UNIT)), math.inf))
+    relative_error = 4.0 * (num_roundings + 8) * _UNIT
+    root = math.sqrt(squared * (1.0 + relative_error))
+    return math.nextafter(root, math.inf)

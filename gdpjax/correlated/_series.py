@@ -59,7 +59,8 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
     # The residual of the recurrence.
     relative = np.abs(coefficients[:num_steps]) / first
     gamma = 2.0 * (len(relative) + 8) * _UNIT
-    residual = first * gamma * np.asarray(scipy.signal.lfilter(relative, [1.0], magnitudes)) + _SMALLEST
+    sums = np.asarray(scipy.signal.lfilter(relative, [1.0], magnitudes))
+    residual = first * gamma * sums + _SMALLEST
     total = float(residual.sum()) * (1.0 + 1e-6)
     if not total < 0.5:
         raise ValueError(
@@ -79,9 +80,13 @@ def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> Cert
 
     Powers are right to 4 units in the last place, so the sum of d terms is within (d + 8) 2^-52 of the sum of sizes.
     """
-    powers = np.power(np.asarray(decay)[:, None], np.arange(num_steps - 1))
+    exponents = np.arange(num_steps - 1)
+    powers = np.power(np.asarray(decay)[:, None], exponents)
     values = np.concatenate([[1.0], scale @ powers])
-    errors = np.concatenate([[0.0], (len(scale) + 8) * 2.0 * _UNIT * (np.abs(scale) @ np.abs(powers)) + _SMALLEST])
+
+    relative = (len(scale) + 8) * 2.0 * _UNIT
+    sizes = np.abs(scale) @ np.abs(powers)
+    errors = np.concatenate([[0.0], relative * sizes + _SMALLEST])
     return CertifiedSeries(values, errors, num_nonzero=num_steps if len(scale) else 1)
 
 
@@ -92,7 +97,8 @@ def buffered_inverse(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> np
     diag(decay) - 1 scale^T, the matrix by which the buffers move in a step without a draw. One factor at a time is a
     recurrence of first order, which is stable.
     """
-    poles = np.linalg.eigvals(np.diag(decay) - np.asarray(scale)[None, :]) if len(scale) else []
+    without_draw = np.diag(decay) - np.asarray(scale)[None, :]
+    poles = np.linalg.eigvals(without_draw) if len(scale) else []
     column = np.zeros(num_steps)
     column[0] = 1.0
     for numerator, pole in zip(decay, poles, strict=True):

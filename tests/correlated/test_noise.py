@@ -123,7 +123,7 @@ def test_a_strategy_is_a_pytree_of_its_coefficients():
 def test_which_memory_is_chosen():
     small, large = jnp.zeros(10), jax.ShapeDtypeStruct((2**30,), jnp.float32)
     assert lambda_cgd(0.5).init(small) == ()
-    assert bisr(4).init(small).shape == (3, 10)
+    assert bisr(4).init(small).shape == (4, 10)
     assert bisr(4).init(large) == ()
     assert BandedToeplitz([1.0, 0.5]).init({"a": small})["a"].shape == (1, 10)
     assert BandedToeplitz([1.0]).init(small) == ()
