@@ -19,7 +19,9 @@ LAYERS = {
     "accounting": {"_core", "tradeoff", "ledger", "mechanisms"},
     "optimizers": {"_core", "transforms"},
     "auditing": {"_core", "accounting", "tradeoff"},
-    "training": {"_core", "correlated", "optimizers", "clipping", "sampling", "accounting", "tradeoff", "ledger", "transforms"},
+    "training": {
+        "_core", "correlated", "optimizers", "clipping", "sampling", "accounting", "tradeoff", "ledger", "transforms",
+    },
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
     "reporting": {"_core", "accounting", "tradeoff", "ledger", "training"},
     "cli": {

@@ -11,7 +11,7 @@ import numpy as np
 
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _numeric, _overflow, _shuffled, _truncated
+from gdpjax.accounting import _correlated, _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import has_allocation
 from gdpjax.accounting._ledgers import check_form, describe
 from gdpjax.accounting._numeric import Family
@@ -153,6 +153,7 @@ def epsilon_estimate(
 
 def _estimate_of_ledger(run: Ledger | AnyEvent, delta: Any, group_size: int) -> Array:
     """Return `epsilon_estimate` of a Ledger or event, by the sampling schemes that are in it."""
+    run = _correlated.from_above(run)
     if _shuffled.has_shuffled(run):
         raise ValueError("shuffled batches have a wide bracket and no estimate in it: use epsilon_bounds")
     if has_allocation(run):

@@ -16,7 +16,7 @@ import numpy as np
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
-from gdpjax.accounting import _overflow, _truncated
+from gdpjax.accounting import _correlated, _overflow, _truncated
 from gdpjax.accounting._allocated import lost_of
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
@@ -127,6 +127,7 @@ def _epsilon_of_ledger(run: Ledger | AnyEvent, delta: Array, conversion: str) ->
         raise ValueError("the moments accountant of a Ledger is asked outside compiled code, where delta is a number")
     check("delta", delta, DELTA)
     delta = np.asarray(delta, np.float64)
+    run = _correlated.from_above(run)
     bound = _epsilon_of_events(events_of(run), delta, conversion)
     if _truncated.has_truncated(run) and delta.size:
         for scale in (np.min(delta), 100.0 * np.min(delta)):

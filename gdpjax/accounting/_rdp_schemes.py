@@ -9,7 +9,8 @@ Renyi divergences of adaptive compositions add up, so each event of a Ledger giv
 | `Event` | `rdp_subsampled_gaussian` |
 | `TruncatedPoissonEvent` | `gdpjax.accounting._renyi_truncated` |
 | `AllocationEvent` | `gdpjax.accounting._renyi_allocation`, one block of steps |
-| `GaussianEvent` | a / (2 s^2) |
+| `GaussianEvent`, `CorrelatedGaussianEvent` | a / (2 s^2) |
+| `CyclicPoissonEvent` | `rdp_subsampled_gaussian` of its rounds |
 | `LaplaceEvent` | log(a/(2a-1) e^{(a-1) e} + (a-1)/(2a-1) e^{-a e}) / (a - 1) |
 | `RandomizedResponseEvent` | log((e^{a e} + e^{(1-a) e} + k - 2) / (e^e + k - 1)) / (a - 1) |
 | `ApproximateDPEvent` | that of randomized response with k = 2, the worst mechanism of its epsilon, if delta = 0 |
@@ -26,6 +27,7 @@ from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import COUNT, POSITIVE, RENYI_ORDER, UNIT, Domain, check, check_broadcast, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
+from gdpjax.accounting import _correlated
 from gdpjax.accounting._allocation import make_scheme
 from gdpjax.accounting._ledgers import check_relations, events_of
 from gdpjax.accounting._rdp import rdp_subsampled_gaussian
@@ -187,7 +189,7 @@ def rdp_of_ledger(ledger: Ledger | AnyEvent, orders: Array) -> np.ndarray:
     if not isinstance(ledger, Ledger | AnyEvent):
         raise ValueError(f"expected a Ledger or one of its events, got {shown(ledger)}")
     static_orders = _check_concrete(orders, {})
-    events = events_of(ledger)
+    events = events_of(_correlated.from_above(ledger))
     for event in events:
         lost = max(getattr(event, "overflow", 0.0), getattr(event, "delta", 0.0))
         if lost > 0.0:

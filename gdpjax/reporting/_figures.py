@@ -13,7 +13,7 @@ from gdpjax.accounting import (
     delta_after_overflow,
     moments_accountant_epsilon,
 )
-from gdpjax.ledger import AllocationEvent, AnyEvent, Event, TruncatedPoissonEvent
+from gdpjax.ledger import AnyEvent, Event
 from gdpjax.reporting._runs import Described
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -65,7 +65,7 @@ def figures_of(run: Described, deltas: tuple[float, ...]) -> list[Figure]:
 def _other_accountants(event: AnyEvent | None, delta: float, epsilon: Bounds) -> list[Figure]:
     """What the moments accountant and the central limit theorem say, where they know the scheme."""
     moments = clt = mu = None
-    if isinstance(event, AllocationEvent | TruncatedPoissonEvent):
+    if event is not None and not isinstance(event, Event):
         moments = float(moments_accountant_epsilon(event, delta=delta))
     if isinstance(event, Event) and event.sampling in ("poisson", "uniform"):
         run = event.noise_multiplier, event.sampling_prob, event.num_steps

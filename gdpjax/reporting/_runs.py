@@ -10,7 +10,16 @@ from gdpjax._core.documents import parse_document, read_bytes
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting import certified
-from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, ShuffledEvent, TruncatedPoissonEvent
+from gdpjax.ledger import (
+    AllocationEvent,
+    AnyEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
+    Event,
+    Ledger,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
 from gdpjax.tradeoff import CertifiedCurve
 from gdpjax.training import Plan
 
@@ -22,6 +31,12 @@ _RELATIONS = {
     NeighboringRelation.REPLACE_ONE: "replace one",
     NeighboringRelation.REPLACE_SPECIAL: "replace one by a null one",
 }
+
+
+_KNOWN = Event | AllocationEvent | TruncatedPoissonEvent | CorrelatedGaussianEvent | CyclicPoissonEvent
+"""Events that the moments accountant knows."""
+_ALWAYS_DRAWN = AllocationEvent | ShuffledEvent | CorrelatedGaussianEvent | CyclicPoissonEvent
+"""Events whose examples take part, so that without noise they show."""
 
 
 class Described(NamedTuple):
@@ -96,10 +111,9 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
     scheme = "; ".join(dict.fromkeys(map(_words, events))) if len(events) <= 3 else _summary(events)
     (only,) = events if len(events) == 1 else (None,)
-    known = isinstance(only, Event | AllocationEvent | TruncatedPoissonEvent)
-    event = only if known and only.noise_multiplier > 0 else None
+    event = only if isinstance(only, _KNOWN) and only.noise_multiplier > 0 else None
     bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
-    bare = bare or any(isinstance(e, AllocationEvent | ShuffledEvent) and e.noise_multiplier == 0 for e in events)
+    bare = bare or any(isinstance(e, _ALWAYS_DRAWN) and e.noise_multiplier == 0 for e in events)
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     return Described(name, scheme or "nothing is released", neighbours, certified(run), event, reason)
 
@@ -125,6 +139,19 @@ def _words(event: AnyEvent) -> str:
             f"noise multiplier {event.noise_multiplier:.6g}, {event.num_steps} steps{unsure}; the upper ends are those "
             "without amplification by sampling"
         )
+    if isinstance(event, CorrelatedGaussianEvent):
+        made = "" if event.attains_bound else "; lower ends are 0: the sensitivity is a bound, or steps are missing"
+        return (
+            f"Gaussian steps with correlated noise, one Gaussian release: noise multiplier {event.noise_multiplier:.6g}, "
+            f"{event.num_steps} of {event.planned_steps} steps, each example in at most {event.max_participations}, "
+            f"{event.min_separation} apart{made}"
+        )
+    if isinstance(event, CyclicPoissonEvent):
+        return (
+            f"Gaussian steps with correlated noise on cyclic Poisson batches of {event.num_groups} groups: noise "
+            f"multiplier {event.noise_multiplier:.6g}, sampling probability {event.sampling_prob:.6g} within a group, "
+            f"{event.num_steps} steps{_lost(event)}"
+        )
     if not isinstance(event, Event):
         kind = type(event).__name__.removesuffix("Event")
         return f"{kind} release" if event.num_steps == 1 else f"{event.num_steps} {kind} releases"
@@ -135,7 +162,7 @@ def _words(event: AnyEvent) -> str:
     )
 
 
-def _lost(event: Event | AllocationEvent) -> str:
+def _lost(event: Event | AllocationEvent | CyclicPoissonEvent) -> str:
     kind = "announced overflow" if event.announced else "overflow"
     return f", {kind} {event.overflow:.2g}" if event.overflow else ""
 

@@ -244,8 +244,8 @@ class CyclicPoissonBatches(_Batches):
         sample = _cyclic_at(self._key_data, step, self._num_valid, self._impl, *scheme)
         if int(sample.count) > self.capacity:
             raise BatchOverflowError(
-                f"step {step} drew {int(sample.count)} examples and the capacity is {self.capacity}; the probability of "
-                f"that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a new "
+                f"step {step} drew {int(sample.count)} examples and the capacity is {self.capacity}; the probability "
+                f"of that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a new "
                 "key, and account for both"
             )
         return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
