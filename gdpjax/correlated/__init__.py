@@ -10,6 +10,7 @@ from gdpjax.correlated._optimize_banded_toeplitz import optimize_banded_toeplitz
 from gdpjax.correlated._optimize_buffered_toeplitz import optimize_buffered_toeplitz
 from gdpjax.correlated._optimize_dense import optimize_dense
 from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs, MinSep, SingleParticipation
+from gdpjax.correlated._promise import ParticipationError, check_batches
 from gdpjax.correlated._strategy import AbstractNoiseStrategy
 from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum
 
@@ -24,9 +25,11 @@ __all__ = [
     "FixedEpochs",
     "MinSep",
     "MomentumSGD",
+    "ParticipationError",
     "PrefixSum",
     "SingleParticipation",
     "bisr",
+    "check_batches",
     "from_document",
     "lambda_cgd",
     "optimize_banded_inverse",

@@ -142,7 +142,7 @@ def _words(event: AnyEvent) -> str:
     if isinstance(event, CorrelatedGaussianEvent):
         made = "" if event.attains_bound else "; lower ends are 0: the sensitivity is a bound, or steps are missing"
         return (
-            f"Gaussian steps with correlated noise, one Gaussian release: noise multiplier {event.noise_multiplier:.6g}, "
+            f"Gaussian steps with correlated noise, one release: noise multiplier {event.noise_multiplier:.6g}, "
             f"{event.num_steps} of {event.planned_steps} steps, each example in at most {event.max_participations}, "
             f"{event.min_separation} apart{made}"
         )

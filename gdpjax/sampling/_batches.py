@@ -245,8 +245,8 @@ class CyclicPoissonBatches(_Batches):
         if int(sample.count) > self.capacity:
             raise BatchOverflowError(
                 f"step {step} drew {int(sample.count)} examples and the capacity is {self.capacity}; the probability "
-                f"of that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a new "
-                "key, and account for both"
+                f"of that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a "
+                "new key, and account for both"
             )
         return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
 

@@ -8,6 +8,7 @@ from gdpjax._core.documents import (
     read_document_lines,
 )
 from gdpjax.training._batches import batch_source
+from gdpjax.training._choose_bands import choose_bands
 from gdpjax.training._data import Data, group_by_user
 from gdpjax.training._files import CheckpointError
 from gdpjax.training._fingerprint import environment
@@ -40,6 +41,7 @@ __all__ = [
     "Training",
     "batch_source",
     "check_status",
+    "choose_bands",
     "convert_document",
     "environment",
     "group_by_user",

@@ -1,0 +1,96 @@
+"""How many bands of correlated noise go best with amplification by sampling.
+
+More bands take back more of the noise of earlier steps, and leave less to amplification: with b bands an example is
+drawn from one group of b, with b times the probability, in one of b steps. The best number of bands meets the target
+with the least error, and 1 is Poisson sampling with independent noise.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gdpjax._core.arguments import check_choice, check_count
+from gdpjax._core.shown import shown
+from gdpjax.correlated import SingleParticipation, optimize_banded_toeplitz
+from gdpjax.training._make_plan import make_plan
+from gdpjax.training._plan import Plan
+
+
+def choose_bands(
+    *, num_bands: Sequence[int] | None = None, error: str = "mean", **arguments: Any
+) -> tuple[Plan, dict[int, float]]:
+    """Choose the number of bands of cyclic Poisson sampling that meets a privacy target with the least error.
+
+    Formula: the error of b bands is s_b |c| sqrt(L_b) / expected_batch_size, for the noise multiplier s_b that meets
+    the target, the column norm |c| of `optimize_banded_toeplitz`, and its mean or largest squared error L_b of the
+    prefix sums: the root mean square error of the sum of all steps until now, in units of the clip norm.
+
+    Args:
+        num_bands: the candidates; 1, 2, 4, ... as long as a batch fits its group if None.
+        error: "mean" or "max" over the steps.
+        **arguments: of `make_plan`, with a target epsilon or mu, and without what follows from the number of bands
+            (sampling, correlation, participation, num_groups).
+
+    Returns:
+        (plan, errors): the best plan, and the error of each number of bands that can meet the target.
+
+    Raises:
+        ValueError: as `make_plan`, or candidates none of which can meet the target.
+
+    Reference: Choquette-Choo et al., arXiv:2306.08153, section 5.
+
+    >>> plan, errors = choose_bands(clip=1.0, max_examples=10_000, expected_batch_size=100, epochs=2, delta=1e-5,
+    ...                             epsilon=8.0, num_bands=[1, 8])
+    >>> plan.num_groups, errors[8] < errors[1]
+    (8, True)
+    """
+    check_choice("error", error, ("mean", "max"))
+    for name in ("sampling", "correlation", "participation", "num_groups"):
+        if name in arguments:
+            raise ValueError(f"{name} follows from the number of bands: leave it out")
+    candidates = _candidates(num_bands, arguments)
+    plans: dict[int, Plan] = {}
+    reasons = []
+    for bands in candidates:
+        try:
+            plans[bands] = _banded_plan(bands, error, arguments)
+        except ValueError as reason:
+            reasons.append(f"{bands}: {reason}")
+    if not plans:
+        raise ValueError(f"no number of bands gives a plan; {'; '.join(reasons)}")
+    errors = {bands: _error_of(plan, error) for bands, plan in plans.items()}
+    best = min(errors, key=lambda bands: errors[bands])
+    return plans[best], errors
+
+
+def _candidates(num_bands: Sequence[int] | None, arguments: dict[str, Any]) -> list[int]:
+    """Return the numbers of bands to try, ascending."""
+    if num_bands is not None:
+        if isinstance(num_bands, str | bytes) or not isinstance(num_bands, Sequence) or not num_bands:
+            raise ValueError(f"num_bands must be a few whole numbers, got {shown(num_bands)}")
+        return sorted({check_count("num_bands", bands) for bands in num_bands})
+    powers = []
+    bands = 1
+    while bands * arguments.get("expected_batch_size", math.inf) <= arguments.get("max_examples", 0):
+        powers.append(bands)
+        bands *= 2
+    return powers or [1]
+
+
+def _banded_plan(bands: int, error: str, arguments: dict[str, Any]) -> Plan:
+    """Return the plan that meets the target with so many bands."""
+    # The number of steps does not depend on the strategy: independent noise tells it.
+    independent = optimize_banded_toeplitz(1, 1)
+    scheme = {"sampling": "cyclic_poisson", "num_groups": bands}
+    targets = {"epsilon": None, "mu": None, "noise_multiplier": 1.0}
+    num_steps = make_plan(**{**arguments, **targets}, **scheme, correlation=independent).max_steps
+    strategy = optimize_banded_toeplitz(num_steps, min(bands, num_steps), error)
+    return make_plan(**arguments, **scheme, correlation=strategy)
+
+
+def _error_of(plan: Plan, error: str) -> float:
+    """Return the root mean square error of the prefix sums, in units of the clip norm."""
+    assert plan.correlation is not None
+    sensitivity = float(plan.correlation.sensitivity(plan.max_steps, SingleParticipation()))
+    squared = float(plan.correlation.error(plan.max_steps, error))
+    return plan.noise_multiplier * sensitivity * math.sqrt(squared) / plan.expected_batch_size

@@ -1,0 +1,68 @@
+"""Batches that are checked against the promise about participation."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpjax.correlated import FixedEpochs, MinSep, ParticipationError, SingleParticipation, check_batches
+
+
+def used(batches, participation, num_steps):
+    """The batches that were given out before the promise was broken, and whether it was."""
+    out = []
+    try:
+        for batch in check_batches(batches, participation, num_steps):
+            out.append(batch)
+    except ParticipationError:
+        return out, True
+    return out, False
+
+
+@pytest.mark.parametrize(
+    ("batches", "participation", "num_good"),
+    [
+        ([[0], [1], [2], [0]], SingleParticipation(), 3),
+        ([[0], [1], [0], [1]], MinSep(2, 2), 4),
+        ([[0], [1], [0], [0]], MinSep(2, 2), 3),
+        ([[0], [1], [1], [0]], MinSep(2, 2), 2),
+        ([[0], [1], [0], [1]], FixedEpochs(2), 4),
+        ([[0], [1], [1], [0]], FixedEpochs(2), 2),
+        ([[0], [], [], [0]], MinSep(1, 1), 3),
+        ([[0, 0]], MinSep(2, 1), 0),
+        ([[0], [1], [2], [3], [4]], MinSep(1, 1), 4),
+    ],
+)
+def test_the_batch_that_breaks_the_promise_is_not_given_out(batches, participation, num_good):
+    good, broken = used(batches, participation, 4)
+    assert len(good) == num_good
+    assert broken is (num_good < len(batches))
+
+
+def test_padding_is_no_example():
+    batch = np.array([3, 0, 0]), np.array([False, True, True])
+    assert used([batch, batch], MinSep(2, 1), 2) == ([batch, batch], False)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 5), unique=True, max_size=4), max_size=12), st.integers(1, 4), st.integers(1, 5)
+)
+def test_it_is_the_definition(batches, most, separation):
+    good, broken = used(batches, MinSep(most, separation), 12)
+
+    def keeps(batches):
+        for example in range(6):
+            steps = [step for step, batch in enumerate(batches) if example in batch]
+            limit = min(most, 1 + 11 // separation)
+            if len(steps) > limit or any(np.diff(steps) < separation):
+                return False
+        return True
+
+    assert keeps(good)
+    assert broken is not keeps(batches)
+
+
+@pytest.mark.parametrize("batch", [[0.5], [[1, 2]], "ab"])
+def test_what_is_no_batch_is_refused(batch):
+    with pytest.raises(ValueError, match="whole numbers"):
+        list(check_batches([batch], MinSep(1, 1), 3))
