@@ -85,7 +85,7 @@ def _examples_of(batch: Any, step: int) -> list[int]:
     indices = np.asarray(batch[0] if is_padded else batch)
     if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
         raise ValueError(
-            f"a batch is a list of whole numbers, or (indices, is_padding); step {step} has {shown(batch)}"
+            f"expected whole numbers, or (indices, is_padding), as the batch of step {step}; got {shown(batch)}"
         )
     if is_padded:
         indices = indices[~np.asarray(batch[1], bool)]
