@@ -15,7 +15,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._series import CertifiedSeries, certified_reciprocal
 from gdpjax.correlated._strategy import Draw
-from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, checked_coefficients
+from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, checked_coefficients, length_of
 from gdpjax.correlated._workloads import MomentumSGD
 
 MEMORY = ("regenerate", "buffer", "auto")
@@ -34,7 +34,8 @@ class BandedInverse(AbstractToeplitzStrategy):
 
     Args:
         noising_coefficients: c_0 > 0, c_1, ..., c_{p-1}, shape [p].
-        memory: "regenerate", "buffer", or "auto": a buffer where it has at most 256 MiB and p > 2.
+        memory: "regenerate", "buffer", or "auto": a buffer where it has at most 256 MiB and p > 2. For a strategy that
+            is there already use ``dataclasses.replace(strategy, memory=...)``.
 
     Returns:
         A strategy. Its sensitivity is exact (to a relative 1e-9) if the power series 1 / (c_0 + c_1 x + ...) has
@@ -62,7 +63,7 @@ class BandedInverse(AbstractToeplitzStrategy):
     @property
     def num_bands(self) -> int:
         """How many diagonals of C^-1 are not zero, p."""
-        return np.shape(self.noising_coefficients)[0]
+        return length_of("noising_coefficients", self.noising_coefficients)
 
     def column(self, num_steps: int) -> CertifiedSeries:
         """Return the first column of C, the power series of the reciprocal."""
@@ -95,13 +96,14 @@ class BandedInverse(AbstractToeplitzStrategy):
 
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step, and the ring buffer, if there is one, with z_step in the place of the oldest draw."""
+        num_bands = self.num_bands
         halves = _buffers.in_two_halves(self.noising_coefficients)
         if isinstance(state, tuple) and not state:
             return _sum_of_draws(halves, step, draw), ()
 
         # The draw of this step is written first and read with the others, so that the buffer is never copied.
         state = _buffers.write(state, step, _buffers.as_noise(draw(step)))
-        lags = _buffers.lag_of_each_slot(step, self.num_bands)
+        lags = _buffers.lag_of_each_slot(step, num_bands)
         return _buffers.sum_of_slots(halves[:, lags], state), state
 
 

@@ -9,7 +9,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._series import CertifiedSeries, reciprocal
 from gdpjax.correlated._strategy import Draw
-from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, checked_coefficients
+from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, checked_coefficients, length_of
 
 
 @pytree_dataclass
@@ -46,7 +46,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
     @property
     def num_bands(self) -> int:
         """How many diagonals of C are not zero, b."""
-        return np.shape(self.coefficients)[0]
+        return length_of("coefficients", self.coefficients)
 
     def column(self, num_steps: int) -> CertifiedSeries:
         """Return the first column of C, which is exact."""

@@ -13,7 +13,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._series import CertifiedSeries, buffered_inverse, geometric_sums
 from gdpjax.correlated._strategy import Draw
-from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy
+from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, length_of
 
 _DECAY = Domain("numbers in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 
@@ -64,7 +64,7 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
     @property
     def num_buffers(self) -> int:
         """How many buffers there are, d."""
-        return np.shape(self.decay)[0]
+        return length_of("decay", self.decay)
 
     def column(self, num_steps: int) -> CertifiedSeries:
         """Return the first column of C."""
@@ -80,9 +80,12 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
 
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step, and the buffers after it."""
+        length_of("decay", self.decay)
         ours = _buffers.as_noise(draw(step))
         scale = _buffers.in_two_halves(self.scale)
         decay = _buffers.in_two_halves(self.decay)
+
+        # The draw less what the buffers hold, which is then added to all of them.
         noise = _buffers.subtract(ours, _buffers.sum_of_slots(scale, state))
         decayed = _buffers.times(decay, state)
         return noise, jax.tree.map(_added_to_each_slot, decayed, noise)

@@ -1,5 +1,7 @@
 """The best banded inverse strategy under a participation."""
 
+import math
+
 import numpy as np
 
 from gdpjax._core.arguments import check_count
@@ -60,7 +62,10 @@ def optimize_banded_inverse(
 
     def certified_loss(point: np.ndarray) -> float:
         strategy = BandedInverse(np.concatenate([[1.0], point]))
-        sensitivity = strategy.sensitivity(num_steps, participation)
+        try:
+            sensitivity = strategy.sensitivity(num_steps, participation)
+        except ValueError:  # the coefficients of C grow too fast
+            return math.inf
         squared_error = strategy.error(num_steps, error, workload=workload)
         return float(2.0 * np.log(sensitivity) + np.log(squared_error))
 
@@ -73,7 +78,7 @@ def optimize_banded_inverse(
 
     # The loss takes the pattern 0, b, 2 b, ... for the worst one. Where the certified loss is larger, another one may
     # be worse: then the coefficients of C are made not to increase, by a penalty that grows, and the best is kept.
-    candidates = [start, best]
+    candidates = [starts[0], start, best]
     if certified_loss(best) > smooth(best)[0] + _SAME:
         for penalty in _PENALTIES:
             best = minimize(loss(penalty), best)

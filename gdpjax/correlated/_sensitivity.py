@@ -21,9 +21,8 @@ import math
 import numpy as np
 
 from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs
-from gdpjax.correlated._series import CertifiedSeries
+from gdpjax.correlated._series import UNIT_ROUNDOFF, CertifiedSeries
 
-_UNIT = 2.0**-53
 _CLOSE = 1e-9
 """A bound this close to a value that is attained is taken without looking for a better one."""
 _LARGEST_GRAM = 2048
@@ -121,7 +120,7 @@ def sum_of_columns(coefficients: np.ndarray, count: int, separation: int) -> np.
     if count < num_rows:
         totals[count:] -= sums[:-count]
         # Both of them were rounded.
-        totals[count:] += 2.0 * num_rows * _UNIT * np.abs(sums[count:])
+        totals[count:] += 2.0 * num_rows * UNIT_ROUNDOFF * np.abs(sums[count:])
     return totals.ravel()[:num_steps]
 
 
@@ -162,14 +161,17 @@ def _gram(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     """Return |C^T C|, and a bound on the rounding error of its entries."""
     gram = np.abs(matrix.T @ matrix)
     largest = float(np.max(np.diag(gram)))
-    return gram, (len(matrix) + 8) * 2.0 * _UNIT * largest
+    return gram, (len(matrix) + 8) * 2.0 * UNIT_ROUNDOFF * largest
 
 
 def _of_gram(gram: np.ndarray, error: float, count: int, separation: int) -> float:
     """Return the smaller of the two bounds that |G|, with this error in each entry, gives for patterns b apart."""
-    squared = _by_rows(gram, count, separation)
-    if count > 1:
-        squared = min(squared, _by_lags(gram, count, separation))
+    if count == 1:
+        squared = float(np.max(np.diag(gram)))
+    else:
+        by_rows = _by_rows(gram, count, separation)
+        by_lags = _by_lags(gram, count, separation)
+        squared = min(by_rows, by_lags)
     return _outward_with_errors(squared, error, count, len(gram))
 
 
@@ -200,9 +202,8 @@ def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
     by_lag = _largest_to_come(by_lag)
     by_lag = _largest_to_come(by_lag.T).T
 
-    # Participations i < j of the pattern.
+    # The sum over pairs of participations.
     places = separation * np.arange(count)
-    places = places[places < num_steps]
     chosen = by_lag[np.ix_(places, places)]
     number = np.arange(len(places))
     apart = np.abs(number[:, None] - number[None, :])
@@ -223,6 +224,8 @@ def _by_rows(gram: np.ndarray, count: int, separation: int) -> float:
     if not as_many_as_fit and count * num_steps**2 > _MOST_ROW_SUMS:
         return math.inf
     sums_before = _sums_of_any_number if as_many_as_fit else _sums_of_few
+
+    # Participations after a step are those before it in a run that goes backwards.
     backwards = gram[::-1, ::-1]
     before = sums_before(gram, count, separation)
     after = sums_before(backwards, count, separation)[:, ::-1]
@@ -274,6 +277,6 @@ def _with_one_more(weights: np.ndarray, best: np.ndarray, separation: int) -> np
 
 def _root_outward(squared: float, num_roundings: int) -> float:
     """Return the square root, above the true one if ``squared`` is the result of so many roundings of positive sums."""
-    relative_error = 4.0 * (num_roundings + 8) * _UNIT
+    relative_error = 4.0 * (num_roundings + 8) * UNIT_ROUNDOFF
     root = math.sqrt(squared * (1.0 + relative_error))
     return math.nextafter(root, math.inf)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import scipy
 
-_UNIT = 2.0**-53
+UNIT_ROUNDOFF = 2.0**-53
 """The largest relative error of one rounded operation."""
 _SMALLEST = 1e-290
 """More than all that is lost to numbers too small for float64."""
@@ -22,7 +22,7 @@ class CertifiedSeries:
 
     def magnitudes(self) -> np.ndarray:
         """Return upper bounds on the absolute values of the coefficients."""
-        return (np.abs(self.values) + self.errors) * (1.0 + 2.0 * _UNIT)
+        return (np.abs(self.values) + self.errors) * (1.0 + 2.0 * UNIT_ROUNDOFF)
 
 
 def reciprocal(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
@@ -58,7 +58,7 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
 
     # The residual of the recurrence.
     relative = np.abs(coefficients[:num_steps]) / first
-    gamma = 2.0 * (len(relative) + 8) * _UNIT
+    gamma = 2.0 * (len(relative) + 8) * UNIT_ROUNDOFF
     sums = np.asarray(scipy.signal.lfilter(relative, [1.0], magnitudes))
     residual = first * gamma * sums + _SMALLEST
     total = float(residual.sum()) * (1.0 + 1e-6)
@@ -84,7 +84,7 @@ def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> Cert
     powers = np.power(np.asarray(decay)[:, None], exponents)
     values = np.concatenate([[1.0], scale @ powers])
 
-    relative = (len(scale) + 8) * 2.0 * _UNIT
+    relative = (len(scale) + 8) * 2.0 * UNIT_ROUNDOFF
     sizes = np.abs(scale) @ np.abs(powers)
     errors = np.concatenate([[0.0], relative * sizes + _SMALLEST])
     return CertifiedSeries(values, errors, num_nonzero=num_steps if len(scale) else 1)

@@ -18,6 +18,7 @@ called for that step. With draws that are made again from a key, a strategy may 
 """
 
 import abc
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -141,7 +142,8 @@ def of_coefficients(strategy: Any, compute: Callable[[Any], float], rounding: st
     there stands for the ValueError that known coefficients would raise.
     """
     if not is_traced(strategy):
-        return compute(strategy)
+        # Made anew, the strategy checks its coefficients again, which those of a vmapped one do not pass.
+        return compute(dataclasses.replace(strategy))
     leaves, structure = jax.tree.flatten(strategy)
 
     def on_host(*leaves: Any) -> np.ndarray:

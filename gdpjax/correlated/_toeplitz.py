@@ -87,6 +87,16 @@ def squared_error(column: np.ndarray, error: str) -> float:
     return float(squares @ num_rows) / len(column)
 
 
+def length_of(name: str, array: Any) -> int:
+    """Return how many coefficients there are; ValueError for those of several strategies in one array."""
+    shape = np.shape(array)
+    if len(shape) != 1:
+        raise ValueError(
+            f"{name} must have one axis, got shape {shape}; use several strategies at a time under jax.vmap"
+        )
+    return shape[0]
+
+
 def checked_coefficients(name: str, value: Any) -> Any:
     """Return coefficients as float64, or as they are if traced; the first one must be positive."""
     array = check_array(name, value, ndim=1)

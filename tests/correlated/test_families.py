@@ -136,6 +136,17 @@ def test_traced_coefficients_are_certified_on_the_host(transform):
     assert float(jax.jit(lambda c: Dense(c).error(3))(matrix)) == pytest.approx(known.error(3))
 
 
+def test_several_strategies_in_one_are_refused():
+    """What jax.vmap makes of a constructor is to be used under jax.vmap."""
+    swept = jax.vmap(lambda_cgd)(jnp.array([0.1, 0.5, 0.9]))
+    with pytest.raises(ValueError, match="noising_coefficients must be an array of numbers with 1 axes"):
+        swept.sensitivity(10, SingleParticipation())
+    with pytest.raises(ValueError, match=r"under jax\.vmap"):
+        swept.next(0, lambda _: jnp.ones(2), ())
+    each = jax.vmap(lambda strategy: strategy.sensitivity(10, SingleParticipation()))(swept)
+    assert np.all(np.diff(each) > 0)
+
+
 def test_wrong_traced_coefficients_show():
     """The exception of known ones is NaN."""
     explodes = jax.jit(lambda c: BandedInverse(jnp.stack([1.0, c])).sensitivity(1000, SingleParticipation()))

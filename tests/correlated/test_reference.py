@@ -21,6 +21,7 @@ from gdpjax.correlated import (
     optimize_buffered_toeplitz,
     optimize_dense,
 )
+from gdpjax.correlated._minimize import minimize
 
 SINGLE = SingleParticipation()
 NO_WORSE = 1 + 1e-3
@@ -331,3 +332,21 @@ def test_a_hundred_thousand_steps():
         optimize_buffered_toeplitz(100_000, participation, "mean", max_buffers=3),
     ):
         assert loss_of(strategy, 100_000, participation, "mean") < 10 * 50_000.5
+
+
+def test_the_minimizer_finds_minima():
+    """A narrow valley, a loss that overflows on the way, and a start that is the minimum."""
+
+    def valley(point):
+        x, y = point
+        value = (1 - x) ** 2 + 100 * (y - x**2) ** 2
+        gradient = np.array([-2 * (1 - x) - 400 * x * (y - x**2), 200 * (y - x**2)])
+        return value, gradient
+
+    def with_a_wall(point):
+        """x - log(x), which is not a number below zero."""
+        return float(point[0] - np.log(point[0])), 1 - 1 / point
+
+    np.testing.assert_allclose(minimize(valley, np.array([-1.2, 1.0]), tolerance=1e-16), [1, 1], atol=1e-6)
+    np.testing.assert_allclose(minimize(with_a_wall, np.array([30.0])), [1.0], atol=1e-4)
+    np.testing.assert_array_equal(minimize(valley, np.array([1.0, 1.0])), [1.0, 1.0])
