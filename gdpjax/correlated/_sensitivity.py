@@ -126,7 +126,7 @@ def _by_toeplitz_lags(magnitudes: np.ndarray, count: int, separation: int) -> fl
     """Return the root of the bound of `_by_lags`, for coefficients >= 0, from k convolutions.
 
     Entry (j - d, j) of C^T C is the sum of c_u c_{u + d} over u < n - j, which falls with j. So its largest value at or
-    after step j is the one at j, or at d if that is later.
+    after step j is the one at j. Where d > j it is the one at d, which the same sum gives, as c is 0 from n on.
     """
     num_steps = len(magnitudes)
     length = scipy.fft.next_fast_len(2 * num_steps, real=True)
@@ -140,14 +140,11 @@ def _by_toeplitz_lags(magnitudes: np.ndarray, count: int, separation: int) -> fl
         return sums + _FFT_ERROR * norm * norm
 
     squared = 0.0
-    at_first_step = correlation(num_steps)
     for number in range(count):
         step = number * separation
-        by_lag = at_first_step.copy()
-        by_lag[: step + 1] = correlation(num_steps - step)[: step + 1]
+        largest = _largest_to_come(correlation(num_steps - step))
 
         # The pairs of this participation with itself and, twice, with the earlier ones.
-        largest = _largest_to_come(by_lag)
         squared += largest[0] + 2.0 * largest[separation : step + 1 : separation].sum()
     return _root_outward(float(squared), num_steps + count * count)
 
