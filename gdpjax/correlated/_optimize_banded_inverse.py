@@ -47,7 +47,7 @@ def optimize_banded_inverse(
     Raises:
         ValueError: a number outside its range, or an unknown error.
 
-    Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128, section 5.
+    Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128.
 
     >>> from gdpjax.correlated import MinSep
     >>> participation = MinSep(max_participations=4, min_separation=16)
