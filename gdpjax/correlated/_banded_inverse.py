@@ -168,7 +168,7 @@ def bisr(num_bands: int, momentum: float = 0.0, weight_decay: float = 0.0) -> Ba
     Raises:
         ValueError: a number outside its range.
 
-    Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128, section 3.
+    Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128.
 
     >>> bisr(4).noising_coefficients
     array([ 1.    , -0.5   , -0.125 , -0.0625])

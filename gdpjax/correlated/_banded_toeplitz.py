@@ -30,7 +30,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
     Raises:
         ValueError: coefficients that are no list of finite numbers, or c_0 <= 0.
 
-    Reference: Choquette-Choo et al., arXiv:2306.08153, section 3; Kalinin and Lampert, arXiv:2405.13763.
+    Reference: Choquette-Choo et al., arXiv:2306.08153; Kalinin and Lampert, arXiv:2405.13763.
 
     >>> from gdpjax.correlated import MinSep
     >>> strategy = BandedToeplitz([0.8, 0.6])

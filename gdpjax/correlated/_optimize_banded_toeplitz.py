@@ -35,7 +35,7 @@ def optimize_banded_toeplitz(
     Raises:
         ValueError: a number outside its range, or an unknown error.
 
-    Reference: McKenna, arXiv:2405.15913, section 3.
+    Reference: McKenna, arXiv:2405.15913.
 
     >>> strategy = optimize_banded_toeplitz(64, 4, "max")
     >>> f"{strategy.error(64, 'max'):.4f}"

@@ -52,7 +52,7 @@ def optimize_buffered_toeplitz(
     Raises:
         ValueError: a number outside its range, or an unknown error.
 
-    Reference: McMahan, Xu and Zhang, arXiv:2408.08868, section 4; Dvijotham et al., arXiv:2404.16706.
+    Reference: McMahan, Xu and Zhang, arXiv:2408.08868; Dvijotham et al., arXiv:2404.16706.
 
     >>> from gdpjax.correlated import SingleParticipation
     >>> strategy = optimize_buffered_toeplitz(1000, SingleParticipation(), max_buffers=3)

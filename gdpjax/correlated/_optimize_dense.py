@@ -46,7 +46,7 @@ def optimize_dense(
     Raises:
         ValueError: num_epochs that does not divide num_steps.
 
-    Reference: Denisov et al., arXiv:2202.08312, section 3; Choquette-Choo et al., arXiv:2211.06530, section 3.
+    Reference: Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.06530.
 
     >>> strategy = optimize_dense(16)
     >>> f"{strategy.sensitivity(16, FixedEpochs(1)):.6f} {strategy.error(16):.4f}"

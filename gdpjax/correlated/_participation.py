@@ -55,7 +55,7 @@ class MinSep(AbstractParticipation):
     Raises:
         ValueError: a number that is not whole, or below 1.
 
-    Reference: Choquette-Choo et al., arXiv:2306.08153, section 3.
+    Reference: Choquette-Choo et al., arXiv:2306.08153.
 
     >>> MinSep(max_participations=4, min_separation=100).limits(250)
     (3, 100)
@@ -92,7 +92,7 @@ class FixedEpochs(AbstractParticipation):
     Raises:
         ValueError: num_epochs that is not a whole number >= 1; later, a num_steps that it does not divide.
 
-    Reference: Choquette-Choo et al., arXiv:2211.06530, section 2 ("(k, b)-participation").
+    Reference: Choquette-Choo et al., arXiv:2211.06530 ("(k, b)-participation").
 
     >>> FixedEpochs(4).limits(100)
     (4, 25)

@@ -19,6 +19,7 @@ Every number is rounded outwards, by the bound on the rounding error of all of i
 import math
 
 import numpy as np
+import scipy
 
 from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs
 from gdpjax.correlated._series import UNIT_ROUNDOFF, CertifiedSeries
@@ -29,6 +30,10 @@ _LARGEST_GRAM = 2048
 """Steps up to which n x n numbers are formed for a better bound."""
 _MOST_OPERATIONS = 10**9
 """Multiplications that may be spent on a better bound."""
+_MOST_TRANSFORMED = 3 * 10**7
+"""Numbers that may be sent through an FFT for a better bound."""
+_FFT_ERROR = 1e-13
+"""More than the relative error of a convolution by FFT, 2^-53 times a small multiple of log2 of its length."""
 _MOST_ROW_SUMS = 2 * 10**8
 """Additions that may be spent on the bound by rows."""
 
@@ -55,8 +60,10 @@ def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractPartici
     # The coefficients go up or below zero: look closer where that is affordable.
     if is_fixed and num_steps * count**2 <= _MOST_OPERATIONS:
         return min(bound, _of_first_columns(column, count, separation))
+    if not is_fixed and num_steps * count <= _MOST_TRANSFORMED:
+        bound = min(bound, _by_toeplitz_lags(magnitudes, count, separation))
     if not is_fixed and num_steps <= _LARGEST_GRAM:
-        return min(bound, _of_toeplitz_gram(column, count, separation))
+        bound = min(bound, _of_toeplitz_gram(column, count, separation))
     return bound
 
 
@@ -131,6 +138,33 @@ def _of_first_columns(column: CertifiedSeries, count: int, separation: int) -> f
     gram, error = _gram(_toeplitz_columns(column.values, places))
     error += _of_uncertain_column(column)
     return _outward_with_errors(float(gram.sum()), error, count, num_steps)
+
+
+def _by_toeplitz_lags(magnitudes: np.ndarray, count: int, separation: int) -> float:
+    """Return the root of the bound of `_by_lags`, for coefficients >= 0, from k convolutions.
+
+    Entry (j - d, j) of C^T C is the sum of c_u c_{u + d} over u < n - j, which falls with j. So its largest value at or
+    after step j is the one at j. Where d > j it is the one at d, which the same sum gives, as c is 0 from n on.
+    """
+    num_steps = len(magnitudes)
+    length = scipy.fft.next_fast_len(2 * num_steps, real=True)
+    spectrum = np.fft.rfft(magnitudes, length)
+    norm = float(np.linalg.norm(magnitudes))
+
+    def correlation(num_terms: int) -> np.ndarray:
+        """Return sum_{u < num_terms} c_u c_{u + d} for each lag d, or a little more."""
+        first = np.fft.rfft(magnitudes[:num_terms], length)
+        sums = np.fft.irfft(spectrum * np.conj(first), length)[:num_steps]
+        return sums + _FFT_ERROR * norm * norm
+
+    squared = 0.0
+    for number in range(count):
+        step = number * separation
+        largest = _largest_to_come(correlation(num_steps - step))
+
+        # The pairs of this participation with itself and, twice, with the earlier ones.
+        squared += largest[0] + 2.0 * largest[separation : step + 1 : separation].sum()
+    return _root_outward(float(squared), num_steps + count * count)
 
 
 def _of_toeplitz_gram(column: CertifiedSeries, count: int, separation: int) -> float:

@@ -64,7 +64,7 @@ class MomentumSGD(AbstractWorkload):
     Raises:
         ValueError: a number outside its range.
 
-    Reference: Kalinin and Lampert, arXiv:2405.13763, section 2.
+    Reference: Kalinin and Lampert, arXiv:2405.13763.
 
     >>> MomentumSGD(momentum=0.5).coefficients(4)
     array([1.   , 1.5  , 1.75 , 1.875])

@@ -19,7 +19,7 @@ from gdpjax.correlated import (
     bisr,
     lambda_cgd,
 )
-from gdpjax.correlated._sensitivity import dense_sensitivity
+from gdpjax.correlated._sensitivity import _by_toeplitz_lags, dense_sensitivity
 from gdpjax.correlated._series import certified_reciprocal, geometric_sums
 from tests.correlated.matrices import brute_force, matrix_of, patterns, toeplitz
 
@@ -153,6 +153,29 @@ def test_a_row_bound_needs_every_pattern_that_has_the_row():
     participation = MinSep(2, 2)
     truth = brute_force(matrix, participation)
     assert truth * ROUNDING <= dense_sensitivity(matrix, participation) <= truth * 1.01
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(cases(least=0.0))
+def test_lags_of_a_toeplitz_matrix_bound_every_pattern(case):
+    """The bound by convolutions alone, for coefficients that may increase."""
+    num_steps, participation, coefficients = case
+    matrix = toeplitz(coefficients, num_steps)
+    count, separation = participation.limits(num_steps)
+    truth = brute_force(matrix, MinSep(count, separation))
+    bound = _by_toeplitz_lags(matrix[:, 0], count, separation)
+    assert bound >= truth * ROUNDING
+    if np.all(np.diff(matrix[:, 0]) <= 0):
+        assert bound <= truth * EXACT
+
+
+def test_an_increase_costs_a_long_run_little():
+    """Coefficients that go up once: the bound is close to what the first pattern attains."""
+    column = np.concatenate([[1.0, 0.5, 0.6], np.geomspace(0.5, 1e-3, 20_000)])
+    strategy = BandedToeplitz(column)
+    bound = strategy.sensitivity(len(column), MinSep(4, 5000))
+    pattern = sum(np.concatenate([np.zeros(shift), column])[: len(column)] for shift in range(0, 20_000, 5000))
+    assert np.linalg.norm(pattern) <= bound <= np.linalg.norm(pattern) * (1 + 1e-9)
 
 
 def test_long_runs_take_no_n_by_n_memory():
