@@ -25,7 +25,7 @@ from tests.training.interrupted import finished, interrupted
 
 N, D = 60, 3
 PARAMS = {"w": jnp.zeros(D)}
-KEY = jax.random.key(71)
+KEY = jax.random.key(7071)
 COMMON = {"clip": 1.0, "max_examples": N, "expected_batch_size": 6, "epochs": 3, "delta": 1e-5, "noise_multiplier": 2.0}
 BANDED = correlated.BandedToeplitz([1.0, 0.5, 0.3])
 SCHEMES = {
@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
 def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
     training, rows = built("apart")
     data = training.place(rows, np.zeros(N))
-    interrupted((training, PARAMS, data), tmp_path / "killed", at=17, chunk=5, key=jax.random.key(72))
+    interrupted((training, PARAMS, data), tmp_path / "killed", at=17, chunk=5, key=jax.random.key(7072))
     monkeypatch.setattr(_run, "repeats_bits", lambda environment: False)
     with pytest.raises(CheckpointError, match="correlated noise"):
         resume_run(tmp_path / "killed", training, PARAMS, data, scan=False)
@@ -173,7 +173,7 @@ def test_a_state_that_was_put_back_is_refused(tmp_path):
 def test_other_data_are_refused(tmp_path):
     training, rows = built("cyclic")
     data = training.place(rows, np.zeros(N))
-    start_run(tmp_path / "run", training, PARAMS, data, key=jax.random.key(74)).advance(5)
+    start_run(tmp_path / "run", training, PARAMS, data, key=jax.random.key(7074)).advance(5)
     with pytest.raises(ValueError, match="row for row"):
         resume_run(tmp_path / "run", training, PARAMS, training.place(rows[::-1], np.zeros(N)))
 

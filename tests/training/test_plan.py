@@ -239,7 +239,7 @@ def test_names_from_elsewhere_are_answered(name, meant):
         (dict(expected_batch_size=70_000), "at most max_examples"),
         (dict(max_examples=0), "max_examples"),
         (dict(num_steps=1.5), "max_steps"),
-        (dict(sampling="shuffle"), "sampling must be one of .*, shuffled, got"),
+        (dict(sampling="shuffle"), "sampling must be one of .*, shuffled, .*got"),
         (dict(sampling="uniform", expected_batch_size=2.5), "one whole size"),
         (dict(sampling="uniform", group_size=2), "Poisson"),
         (dict(neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound"),
