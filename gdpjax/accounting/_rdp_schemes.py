@@ -78,10 +78,11 @@ def rdp_allocation(
 
     Returns:
         rdp >= 0 in nats of the whole run, a NumPy array of shape [..., K] ([...] for a single order); upper bound for
-        add-or-remove-one neighbours, in both directions. At orders below 8 and whole orders up to 1024 it is exact, to
-        about 1e-9 of itself and 1e-12 nats an epoch. Between whole orders above 8 it is the line between their log
-        moments, a percent high where those do not rise steeply. Beyond 1024 it is that of the run in which the draw is
-        known.
+        add-or-remove-one neighbours, in both directions. At whole orders from 2 to 1024 and, for noise multipliers from
+        0.5, at the orders below 8 its log moment (a - 1) rdp is right to about 1e-9 of itself and 1e-12 nats an epoch;
+        for less noise orders between whole ones are up to a tenth high. Between whole orders above 8 it is the line
+        between their log moments, a percent high where those do not rise steeply. Beyond 1024 it is that of the run in
+        which the draw is known.
 
     Raises:
         ValueError: an argument outside its range or traced, or shapes that do not broadcast.

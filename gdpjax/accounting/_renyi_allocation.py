@@ -69,7 +69,9 @@ def log_moments_remove(h: float, steps: int, orders: np.ndarray) -> np.ndarray:
     below = np.floor(clipped).astype(int)
     above = np.minimum(below + 1, largest)
     weight = clipped - below
-    line = (1.0 - weight) * table[below] + weight * table[above]
+    with np.errstate(invalid="ignore"):
+        line = (1.0 - weight) * table[below] + weight * table[above]
+    line = np.where(weight == 0.0, table[below], line)
     moments = np.where(orders <= largest, line * (1.0 + 4.0 * _UNIT_ROUNDOFF), np.inf)
     if h * _SMALLEST_NOISE > 1.0:
         return moments
@@ -101,7 +103,9 @@ def _whole_orders(h: float, steps: int, largest: int) -> np.ndarray:
     rounds = math.ceil(math.log2(steps))
     magnitude = 20.0 * gammaln(a + 1.0) + 8.0 * one_step + 4.0 * a + 2000.0
     relative = _UNIT_ROUNDOFF * magnitude
-    return moments + 2.0 * rounds * relative * (1.0 + one_step) * np.minimum(moments, 1.0)
+    bounds = moments + 2.0 * rounds * relative * (1.0 + one_step) * np.minimum(moments, 1.0)
+    # Of noise so small that this overflows nothing is known but that the moment is large.
+    return np.where(np.isnan(bounds), np.inf, bounds)
 
 
 class _Binomials(NamedTuple):

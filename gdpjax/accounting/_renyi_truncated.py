@@ -37,7 +37,8 @@ def log_moments_truncated(event: TruncatedPoissonEvent, orders: np.ndarray) -> n
         excess = np.log1p(-overflow) + _log_expm1(fitting)
         excess_displacing = np.log(overflow) + _log_expm1(displacing)
         mean = np.logaddexp(0.0, np.logaddexp(excess, excess_displacing))
-    return np.minimum(mean * _ROUNDING, displacing)
+    # The largest moments have no excess that is a number: fmin leaves it out.
+    return np.fmin(mean * _ROUNDING, displacing)
 
 
 def _log_expm1(x: np.ndarray) -> np.ndarray:

@@ -9,9 +9,15 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon, rdp_allocation, rdp_subsampled_gaussian
+from gdpjax.accounting import (
+    epsilon_bounds,
+    moments_accountant_epsilon,
+    rdp_allocation,
+    rdp_of_ledger,
+    rdp_subsampled_gaussian,
+)
 from gdpjax.accounting._renyi_allocation import log_moments_add, log_moments_allocation, log_moments_remove
-from gdpjax.ledger import AllocationEvent
+from gdpjax.ledger import AllocationEvent, TruncatedPoissonEvent
 
 ORDERS = np.array([1.05, 1.5, 2.0, 2.7, 4.0, 6.3, 9.0, 17.0])
 
@@ -181,3 +187,12 @@ def test_allocation_is_as_good_as_poisson_sampling_of_the_same_rate():
 def test_refusals(arguments, keywords, message):
     with pytest.raises(ValueError, match=message):
         rdp_allocation(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-60, 1e-78, 1e-80, 1e-100, 1e-145, 1e-160])
+@pytest.mark.parametrize("order", [2.0, 512.0, 1024.0])
+def test_noise_that_is_next_to_nothing_gives_no_nan(noise_multiplier, order):
+    for steps in (1, 2, 7):
+        assert rdp_allocation(noise_multiplier, steps, 1, order) > 1e60
+    event = TruncatedPoissonEvent(noise_multiplier, 1.0, 1, max_examples=2, capacity=1)
+    assert rdp_of_ledger(event, order) > 1e60
