@@ -193,6 +193,9 @@ def cases() -> dict[str, Case]:
         "Dense": (correlated.Dense, (np.eye(2),), {}),
         "FixedEpochs": (correlated.FixedEpochs, (2,), {}),
         "MinSep": (correlated.MinSep, (2, 3), {}),
+        "check_batches": (_first(correlated.check_batches), ([[0], [1]], correlated.MinSep(2, 1), 4), {}),
+        "to_document": (correlated.to_document, (correlated.MinSep(2, 3),), {}),
+        "from_document": (correlated.from_document, ({"type": "FixedEpochs", "num_epochs": 2},), {}),
         "MomentumSGD": (correlated.MomentumSGD, (0.9, 0.01), {}),
         "bisr": (correlated.bisr, (3, 0.9, 0.01), {}),
         "lambda_cgd": (correlated.lambda_cgd, (0.5,), {}),
@@ -223,6 +226,8 @@ def cases() -> dict[str, Case]:
         "ApproximateDPEvent": (ledger.ApproximateDPEvent, (1.0, 1e-5, 2), {}),
         "GaussianEvent": (ledger.GaussianEvent, (1.0, 2), {}),
         "LaplaceEvent": (ledger.LaplaceEvent, (1.0, 2), {}),
+        "CorrelatedGaussianEvent": (ledger.CorrelatedGaussianEvent, (1.0, 10, 12, 2, 5), {"is_exact": False}),
+        "CyclicPoissonEvent": (ledger.CyclicPoissonEvent, (1.0, 0.1, 10, 3), {"overflow": 1e-9, "announced": True}),
         "ShuffledEvent": (ledger.ShuffledEvent, (1.0, 10, 3), {"overflow": 1e-9, "missing_steps": 1}),
         "TruncatedPoissonEvent": (ledger.TruncatedPoissonEvent, (1.0, 0.1, 3, 20, 4), {}),
         "RandomizedResponseEvent": (ledger.RandomizedResponseEvent, (1.0, 3, 2), {}),
@@ -389,6 +394,10 @@ def cases() -> dict[str, Case]:
         "allocation_sample": (
             sampling.allocation_sample, (KEY, 5, 20, 4, 16), {"num_selected": 2, "num_valid": 10}
         ),
+        "CyclicPoissonBatches": (
+            _first(sampling.CyclicPoissonBatches), (KEY, 20, 0.1, 3), {"num_steps": 6, "capacity": 7, "num_valid": 10},
+        ),
+        "cyclic_poisson_sample": (sampling.cyclic_poisson_sample, (KEY, 5, 20, 0.1, 3, 7), {"num_valid": 10}),
         "ShuffledBatches": (
             _first(sampling.ShuffledBatches), (KEY, 20, 3), {"num_epochs": 2, "num_valid": 10}
         ),
@@ -451,6 +460,11 @@ def cases() -> dict[str, Case]:
             {"clip": 1.0, "max_examples": 8, "expected_batch_size": 2, "epochs": 1.0, "delta": 1e-3,
              "noise_multiplier": 2.0, "sampling": "poisson", "group_size": 1, "unit": "row"},
         ),
+        "choose_bands": (
+            training.choose_bands, (),
+            {"clip": 1.0, "max_examples": 8, "expected_batch_size": 2, "epochs": 1.0, "delta": 1e-3, "mu": 1.0,
+             "num_bands": [1, 2], "error": "max"},
+        ),
         "private_training": (
             _trained, (plan(), loss_fn, optax.sgd(0.1)),
             {"num_arrays": 2, "example_key": False, "keep_batch_dim": False, "strategy": "auto", "microbatch_size": 4,
@@ -498,7 +512,7 @@ def _figure() -> Any:
 # Records of results: they hold what they are given.
 RECORDS = {
     "AbstractClipRule", "AbstractFactor", "AbstractNoiseStrategy", "AbstractParticipation", "AbstractPrimitive",
-    "AbstractWorkload", "PrefixSum", "SingleParticipation", "Full", "Outer", "Sparse",
+    "AbstractWorkload", "Correlation", "PrefixSum", "SingleParticipation", "Full", "Outer", "Sparse",
     "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
     "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad",
     "Curve", "CurveBounds", "ExactCurve", "Report",
@@ -508,7 +522,7 @@ RECORDS = {
     "NeighboringRelation", "NoGuarantee",
 }  # fmt: skip
 # Called by the layers above with arguments that they have checked.
-BETWEEN_LAYERS = {"accumulation_charge", "charge_of_sum", "clip_rows", "rule_sensitivity"}
+BETWEEN_LAYERS = {"accumulation_charge", "charge_of_sum", "clip_rows", "resolve_correlation", "rule_sensitivity"}
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {
     "convert_document",

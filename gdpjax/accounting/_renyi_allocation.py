@@ -103,8 +103,9 @@ def _whole_orders(h: float, steps: int, largest: int) -> np.ndarray:
     rounds = math.ceil(math.log2(steps))
     magnitude = 20.0 * gammaln(a + 1.0) + 8.0 * one_step + 4.0 * a + 2000.0
     relative = _UNIT_ROUNDOFF * magnitude
-    bounds = moments + 2.0 * rounds * relative * (1.0 + one_step) * np.minimum(moments, 1.0)
     # Of noise so small that this overflows nothing is known but that the moment is large.
+    with np.errstate(over="ignore", invalid="ignore"):
+        bounds = moments + 2.0 * rounds * relative * (1.0 + one_step) * np.minimum(moments, 1.0)
     return np.where(np.isnan(bounds), np.inf, bounds)
 
 

@@ -519,5 +519,5 @@ def _checked_sampling_prob(sampling_prob: Any, sampling: str) -> Array:
             )
         return 1.0
     if sampling_prob is None:
-        raise ValueError(f"sampling_prob is needed: {SAMPLING_PROB.text}, the one that is really sampled with")
+        raise ValueError(f"sampling_prob must be {SAMPLING_PROB.text}, the one that is really sampled with; got None")
     return checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)
