@@ -65,6 +65,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "total_seconds": time.perf_counter() - start,
         "errors": measured_errors,
         "costs": measured_costs,
+        "peers": costs.PEERS,
         "optimizers": optimized,
         "targets": targets,
     }
