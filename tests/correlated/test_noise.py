@@ -189,8 +189,8 @@ def test_a_mesh_has_the_noise_of_one_device_where_the_parameters_lie(on_a_mesh):
         assert report["outputs_in_place"], name
         assert report["buffers_in_place"], name
         assert report["communicates"] <= found["independent"]["communicates"], name
-        has_buffers = name not in ("independent", "lambda_cgd", "drawn_again", "dense")
-        assert report["num_buffers"] == 3 * has_buffers, name
+        has_buffers = name not in ("independent", "drawn_again")
+        assert report["num_buffers"] == 2 * has_buffers, name
 
 
 def test_a_run_on_a_mesh_is_that_of_one_device(on_a_mesh):
