@@ -135,3 +135,13 @@ def write(buffers: PyTree, step: Array, tree: PyTree) -> PyTree:
         return jax.lax.dynamic_update_index_in_dim(buffer, leaf, slot, 0)
 
     return jax.tree.map(replaced, buffers, tree)
+
+
+def written(buffers: PyTree, step: Array) -> PyTree:
+    """Return what `write` has put into the ring buffer at ``step``."""
+
+    def slot_of_step(buffer: Array) -> Array:
+        slot = jnp.mod(step, buffer.shape[0])
+        return jax.lax.dynamic_index_in_dim(buffer, slot, 0, keepdims=False)
+
+    return jax.tree.map(slot_of_step, buffers)
