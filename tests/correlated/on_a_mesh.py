@@ -141,7 +141,7 @@ def main() -> None:
     for name, strategy in STRATEGIES.items():
         alone, _, _ = released(strategy)
         report["noise"][name] = of_noise(strategy, automatic, alone)
-        if name in ("banded_inverse", "buffered"):
+        if name in ("banded_inverse", "banded_toeplitz"):
             report["noise"][f"{name}, explicit axes"] = of_noise(strategy, explicit, alone)
     for name in ("drawn_again", "banded_toeplitz"):
         report["training"][name] = of_training(STRATEGIES[name], automatic)
