@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: docs help demo test test-slow bench-accounting bench-clipping bench-training bench-sweeps lint format wheel clean
+.PHONY: docs help demo test test-slow bench-accounting bench-clipping bench-training bench-correlated bench-sweeps lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,10 @@ bench-clipping: $(VENV)/.benchmarks-clipping ## time clipped gradients beside ot
 bench-training: RESULT ?= benchmarks/results/training_cpu.json
 bench-training: $(VENV)/.benchmarks-clipping ## time private training beside other libraries, half an hour on idle cores
 	$(BIN)/python -m benchmarks.test_training --threads $(THREADS) --output $(RESULT)
+
+bench-correlated: RESULT ?= benchmarks/results/correlated_cpu.json
+bench-correlated: $(VENV)/.benchmarks-clipping ## time correlated noise and its optimisers, ten minutes on an idle core
+	$(BIN)/python -m benchmarks.test_correlated --output $(RESULT)
 
 bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json
 bench-sweeps: THREADS = 2

@@ -35,7 +35,7 @@ def read(name: str) -> dict[str, Any] | None:
 
 def page() -> str:
     """The whole page."""
-    areas = [_accounting, _allocation, _clipping, _training, _sweeps, _experiments]
+    areas = [_accounting, _allocation, _clipping, _training, _correlated, _sweeps, _experiments]
     found = [area() for area in areas]
     overview = table(
         ("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"),
@@ -265,6 +265,64 @@ def _training() -> tuple[list[Row], tuple[str, str]]:
     return rows, (title, "\n\n".join([body, _missed(_targets(result))]))
 
 
+def _correlated() -> tuple[list[Row], tuple[str, str]]:
+    """Errors of correlated noise by family, and what its noise and its optimisers take beside the peer's."""
+    name, title = "correlated_cpu", "Correlated noise"
+    result = read(name)
+    if result is None:
+        return _absent(title, "noise of a step, and optimisers", title)
+    rows: list[Row] = []
+    for size, contenders in result["costs"].items():
+        prefix = f"{int(size):,} coordinates: "
+        for peer, ours in result["peers"].items():
+            if peer not in contenders:
+                continue
+            seconds, theirs = (contenders[each]["processor_seconds"]["median"] for each in (ours, peer))
+            rows.append(
+                (
+                    title,
+                    f"noise of {int(size):,} coordinates: {ours.removeprefix('gdpjax ')}",
+                    _milliseconds(seconds),
+                    f"{_milliseconds(theirs)} (jax_privacy)",
+                    theirs / seconds,
+                    _met(_targets(result, f"{prefix}{ours} /")),
+                    _link(name),
+                )
+            )
+    slowest = min(result["optimizers"], key=lambda row: row["times_faster"])
+    rows.append(
+        (
+            title,
+            f"{len(result['optimizers'])} strategies optimised, the least gain",
+            _milliseconds(slowest["seconds"]),
+            f"{cell(slowest['peer']['seconds'])} s (jax_privacy as recorded)",
+            slowest["times_faster"],
+            _met(_targets(result, "optimisers")),
+            _link(name),
+        )
+    )
+
+    # The errors of all families beside each other.
+    runs = {_promise(run["promise"]): run["families"] for run in result["errors"]}
+    errors = {run: {row["family"]: row["of_independent"] for row in families} for run, families in runs.items()}
+    families = list(dict.fromkeys(family for of_run in errors.values() for family in of_run))
+    body = table(
+        ("RMSE of prefix sums over that of independent noise", *errors),
+        [(family, *(of_run.get(family) for of_run in errors.values())) for family in families],
+    )
+    parts = [
+        "At the same privacy; an example takes part at most k times, at least b steps apart. Times in the summary are "
+        "of the processor.",
+        body,
+        _missed(_targets(result)),
+    ]
+    return rows, (title, "\n\n".join(parts))
+
+
+def _promise(promise: dict[str, Any]) -> str:
+    return f"n={promise['num_steps']:,} k={promise['count']} b={promise['separation']:,}"
+
+
 def _sweeps() -> tuple[list[Row], tuple[str, str]]:
     """Configurations side by side in one program, beside one at a time."""
     result, title = read("sweeps_cpu"), "Sweeps"
@@ -320,6 +378,7 @@ COMMANDS = {
     "allocation_cpu": Command(None, "a minute"),
     "clipping_cpu": Command("make bench-clipping", "an hour"),
     "training_cpu": Command("make bench-training", "half an hour"),
+    "correlated_cpu": Command("make bench-correlated", "10 minutes"),
     "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
     "recipes": Command(None, "hours"),
     "reproduce_mnist": Command(None, "2 hours"),

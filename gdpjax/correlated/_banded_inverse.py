@@ -108,16 +108,22 @@ class BandedInverse(AbstractToeplitzStrategy):
 
 
 def _sum_of_draws(halves: Array, step: Array, draw: Draw) -> PyTree:
-    """Return sum_j c_j z_{step-j} with one draw at a time, in a loop whose size does not grow with p."""
+    """Return sum_j c_j z_{step-j}; more than two draws are made in a loop, whose size does not grow with p."""
     step = jnp.asarray(step)
 
-    def add_draw(lag: Array, total: PyTree) -> PyTree:
+    def one_draw(lag: Array) -> PyTree:
         past = step - lag
         # Before step 0 there is no draw: any other one, times 0.
         coefficient = jnp.where(past >= 0, halves[:, lag], 0.0)
         drawn = _buffers.as_noise(draw(jnp.maximum(past, 0)))
-        return _buffers.add(total, _buffers.times(coefficient, drawn))
+        return _buffers.times(coefficient, drawn)
 
+    def add_draw(lag: Array, total: PyTree) -> PyTree:
+        return _buffers.add(total, one_draw(lag))
+
+    # A sum of two is one pass over the memory, where a loop takes one for each.
+    if halves.shape[1] == 2:
+        return _buffers.add(one_draw(jnp.asarray(0)), one_draw(jnp.asarray(1)))
     nothing = _buffers.zeros_like_each(jax.eval_shape(draw, step))
     return jax.lax.fori_loop(0, halves.shape[1], add_draw, nothing)
 

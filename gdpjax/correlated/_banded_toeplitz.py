@@ -76,4 +76,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
         halves = _buffers.in_two_halves(coefficients)[:, lags]
         rest = _buffers.subtract(ours, _buffers.sum_of_slots(halves, state))
         noise = _buffers.times(first, rest)
-        return noise, _buffers.write(state, step, noise)
+
+        # Read back from the buffer, the output has one use and is computed once; the buffer would be copied otherwise.
+        state = _buffers.write(state, step, noise)
+        return _buffers.written(state, step), state

@@ -40,12 +40,21 @@ def zeros_like_each(like: PyTree, num_slots: int | None = None) -> PyTree:
 
 
 def _sharding(leaf: Any, leading: tuple[int, ...]) -> Any:
-    """Return the sharding of a leaf with an unsharded axis for the slots, or None where it has none that is named."""
-    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
+    """Return the sharding of a leaf with an unsharded axis for the slots, or None where it has none that is named.
+
+    A traced leaf has one if axes of its mesh are explicit; where they are automatic, the compiler chooses.
+    """
+    sharding = _explicit_sharding(leaf) if is_traced(leaf) else getattr(leaf, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
     spec = jax.sharding.PartitionSpec(*[None] * len(leading), *sharding.spec)
     return jax.sharding.NamedSharding(sharding.mesh, spec)
+
+
+def _explicit_sharding(leaf: Array) -> Any:
+    """Return the sharding in the type of an array, or None where no axis of its mesh is explicit."""
+    sharding = jax.typeof(leaf).sharding
+    return sharding if sharding.mesh.explicit_axes else None
 
 
 def in_two_halves(coefficients: Any) -> Array:
@@ -118,6 +127,21 @@ def write(buffers: PyTree, step: Array, tree: PyTree) -> PyTree:
     def replaced(buffer: Array, leaf: Array) -> Array:
         slot = jnp.mod(step, buffer.shape[0])
         leaf = leaf.astype(buffer.dtype)
+        sharding = _explicit_sharding(buffer)
+        if sharding is not None:
+            # A draw is the same on all devices by its type; each keeps the part that lies beside its parameters.
+            of_slot = jax.sharding.PartitionSpec(*sharding.spec[1:])
+            leaf = jax.sharding.reshard(leaf, jax.sharding.NamedSharding(sharding.mesh, of_slot))
         return jax.lax.dynamic_update_index_in_dim(buffer, leaf, slot, 0)
 
     return jax.tree.map(replaced, buffers, tree)
+
+
+def written(buffers: PyTree, step: Array) -> PyTree:
+    """Return what `write` has put into the ring buffer at ``step``."""
+
+    def slot_of_step(buffer: Array) -> Array:
+        slot = jnp.mod(step, buffer.shape[0])
+        return jax.lax.dynamic_index_in_dim(buffer, slot, 0, keepdims=False)
+
+    return jax.tree.map(slot_of_step, buffers)

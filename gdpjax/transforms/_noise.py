@@ -401,6 +401,11 @@ def privatize(
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
       Frozen leaves (``trainable`` of clip) and integer leaves leave as exact zeros.
 
+      Over a mesh the noise is the same as on one device, and lies where the parameters lie, with any buffers of past
+      noise; no array of a leaf's size is sent between devices. A leaf whose first axis alone is split, into parts of a
+      multiple of 64 numbers, is drawn in parts, one a device. Of any other leaf that is split every device draws the
+      noise of the whole and keeps its part, which takes time and temporary memory of the whole leaf.
+
     Raises:
       ValueError: values out of range, a clip without ``sensitivity``, updates that are no sum of this clip or were
         changed since, params=None, a leaf whose shape is not its parameter's, masked leaves, a key shared under vmap or

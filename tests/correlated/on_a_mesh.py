@@ -1,38 +1,150 @@
-"""Print, as JSON, where buffers lie on a mesh of eight devices and what a compiled step sends between them."""
+"""Print, as JSON, what correlated noise does on a mesh of eight devices: its bits, its layout, its communication."""
 
 import json
+import math
 import re
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz
+import gdpjax
+from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, MinSep
+from gdpjax.training import make_plan, private_training
 
 STRATEGIES = {
-    "banded_toeplitz": BandedToeplitz([0.8, 0.5, 0.3]),
+    "independent": None,
+    "drawn_again": BandedInverse([1.0, -0.5, -0.2], memory="regenerate"),
     "banded_inverse": BandedInverse([1.0, -0.5, -0.2], memory="buffer"),
+    "banded_toeplitz": BandedToeplitz([0.8, 0.5, 0.3]),
     "buffered": BufferedToeplitz([0.99, 0.5], [0.3, 0.2]),
 }
-COMMUNICATION = re.compile(r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(")
+# The first is drawn in parts, one a device; of the second every device draws the whole and keeps its part.
+LEAVES = {
+    "first_axis": ((4096, 32), PartitionSpec("x")),
+    "last_axis": ((64, 2048), PartitionSpec(None, "x")),
+}
+STEPS = 3
+COMMUNICATION = re.compile(
+    r"= (?P<result>.+?) (?P<kind>all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(-start)?\("
+)
+ARRAY = re.compile(r"[a-z]+[0-9]*\[([0-9,]*)\]")
+
+
+def largest_communication(text):
+    """Return how many elements the largest array has that a compiled program sends between devices."""
+    largest = 0
+    for found in COMMUNICATION.finditer(text):
+        for shape in ARRAY.findall(found["result"]):
+            largest = max(largest, math.prod(int(size) for size in shape.split(",") if size))
+    return largest
+
+
+def transformation(strategy):
+    """Return `privatize` with this noise."""
+    noise = {"sampling_prob": 0.1}
+    if strategy is not None:
+        noise = {"correlation": strategy, "participation": MinSep(2, 2), "num_steps": 4}
+    return gdpjax.privatize(
+        gdpjax.Sensitivity(1.0), noise_multiplier=1.0, expected_batch_size=10, key=jax.random.key(0), **noise
+    )
+
+
+def zeros(mesh=None):
+    """Return the leaves, sharded over a mesh if there is one."""
+    tree = {}
+    for name, (shape, spec) in LEAVES.items():
+        where = None if mesh is None else NamedSharding(mesh, spec)
+        tree[name] = jax.device_put(jnp.zeros(shape), where)
+    return tree
+
+
+def released(strategy, mesh=None):
+    """Return what some steps release, the last state, and the compiled step."""
+    params = zeros(mesh)
+    private = transformation(strategy)
+    state = private.init(params)
+    step = jax.jit(private.update).lower(params, state, params).compile()
+    outputs = []
+    for _ in range(STEPS):
+        output, state = step(params, state, params)
+        outputs.append(output)
+    return outputs, state, step.as_text()
+
+
+def of_noise(strategy, mesh, alone):
+    """Return what the noise of one strategy does on a mesh, beside what it is on one device."""
+    spread, state, text = released(strategy, mesh)
+    pairs = list(zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True))
+    specs = [NamedSharding(mesh, LEAVES[name][1]) for name in sorted(LEAVES)]
+
+    # A buffer has an axis for its slots before those of its leaf.
+    beside = [NamedSharding(mesh, PartitionSpec(None, *each.spec)) for each in specs]
+    buffers = jax.tree.leaves(state.past_noise)
+    smallest = min(math.prod(shape) for shape, _ in LEAVES.values())
+    return {
+        "difference": max(float(np.abs(np.asarray(one) - np.asarray(many)).max()) for one, many in pairs),
+        "outputs_in_place": all(
+            leaf.sharding.is_equivalent_to(spec, 2)
+            for output in spread
+            for leaf, spec in zip(jax.tree.leaves(output), specs, strict=True)
+        ),
+        "buffers_in_place": all(
+            buffer.sharding.is_equivalent_to(spec, 3) for buffer, spec in zip(buffers, beside, strict=False)
+        ),
+        "num_buffers": len(buffers),
+        "communicates": largest_communication(text) / smallest,
+    }
+
+
+def trained(strategy, mesh=None, with_data=True):
+    """Return the parameters after a short run, flat; without data only the noise moves them."""
+    plan = make_plan(
+        clip=1.0, max_examples=96, expected_batch_size=24, epochs=1, delta=1e-5, noise_multiplier=2.0,
+        correlation=strategy,
+    )  # fmt: skip
+
+    def loss(params, x, y):
+        return with_data * jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"] - y) ** 2)
+
+    training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(96, 16)).astype(np.float32), draw.normal(size=(96, 8)).astype(np.float32)
+    params = {"a": jnp.asarray(draw.normal(size=(16, 64)) / 4, jnp.float32), "b": jnp.zeros((64, 8))}
+    if mesh is None:
+        data = training.place(x, y)
+    else:
+        data = training.place(x, y, sharding=NamedSharding(mesh, PartitionSpec()))
+        params = jax.device_put(params, NamedSharding(mesh, PartitionSpec(None, "x")))
+    state = training.init(params, jax.random.key(7))
+    state, _ = training.run_steps(state, data, plan.max_steps)
+    assert gdpjax.ledger_of(state.opt_state).events[0].num_steps == plan.max_steps
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+
+
+def of_training(strategy, mesh):
+    """Return how far runs on the mesh end from those on one device, with data and with noise only."""
+    found = {}
+    for name, with_data in (("run", True), ("noise", False)):
+        reference = trained(strategy, None, with_data)
+        apart = np.abs(trained(strategy, mesh, with_data) - reference).max()
+        found[name] = float(apart / np.abs(reference).max())
+    return found
 
 
 def main() -> None:
-    mesh = jax.make_mesh((8,), ("x",))
-    sharding = NamedSharding(mesh, PartitionSpec("x"))
-    params = jax.device_put(jnp.zeros((16, 3)), sharding)
-    report = {}
+    automatic = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    explicit = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    report = {"noise": {}, "training": {}}
     for name, strategy in STRATEGIES.items():
-        state = strategy.init(params)
-
-        def advance(step, drawn, state, strategy=strategy):
-            return strategy.next(step, lambda _: drawn, state)
-
-        program = jax.jit(advance).lower(1, params, state).compile()
-        report[name] = {
-            "spec": list(state.sharding.spec),
-            "communication": COMMUNICATION.findall(program.as_text()),
-        }
+        alone, _, _ = released(strategy)
+        report["noise"][name] = of_noise(strategy, automatic, alone)
+        if name in ("banded_inverse", "banded_toeplitz"):
+            report["noise"][f"{name}, explicit axes"] = of_noise(strategy, explicit, alone)
+    for name in ("drawn_again", "banded_toeplitz"):
+        report["training"][name] = of_training(STRATEGIES[name], automatic)
     print(json.dumps(report))
 
 

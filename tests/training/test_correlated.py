@@ -196,6 +196,47 @@ def test_a_sweep_over_noise_and_lambda_is_one_program():
         np.testing.assert_allclose(swept[i], run(float(noise[i]), float(lams[i]), keys[i]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("scheme", ["fixed", "apart", "buffered", "cyclic"])
+def test_two_calls_of_run_steps_compile_once(scheme):
+    training, rows = built(scheme)
+    data = training.place(rows, np.zeros(N))
+    state, _ = training.run_steps(training.init(PARAMS, KEY), data, 10)
+    state, _ = training.run_steps(state, data, 10)
+    again, _ = training.run_steps(training.init(PARAMS, jax.random.key(76)), data, 10)
+    assert training.run_steps._cache_size() == 1
+    assert np.all(np.isfinite(state.params["w"]))
+    assert not np.array_equal(again.params["w"], state.params["w"])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda c: correlated.BandedToeplitz(jnp.stack([1.0, 0.5 * c, 0.3 * c])),
+        lambda c: correlated.BandedInverse(jnp.stack([1.0, -0.5 * c, -0.1 * c]), memory="buffer"),
+        lambda c: correlated.BufferedToeplitz(jnp.stack([0.9 * c, 0.5 * c]), jnp.stack([0.3 * c, 0.2 * c])),
+    ],
+    ids=["banded_toeplitz", "banded_inverse", "buffered"],
+)
+def test_a_sweep_over_noise_and_coefficients_is_one_program(strategy):
+    plan = make_plan(**COMMON, correlation=correlated.lambda_cgd(0.5))
+    rows = np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+    traces = []
+
+    def run(noise_multiplier, coefficient, key):
+        traces.append(1)
+        one = plan.replace(noise_multiplier=noise_multiplier, correlation=strategy(coefficient))
+        training = private_training(one, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
+        return trained(training, rows, key)[0].params["w"]
+
+    sweep = jax.jit(jax.vmap(run))
+    noise, coefficients, keys = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0]), jax.random.split(KEY, 2)
+    swept = sweep(noise, coefficients, keys)
+    sweep(2 * noise, 0.9 * coefficients, keys)
+    assert len(traces) == sweep._cache_size() == 1
+    alone = run(noise[1], coefficients[1], keys[1])
+    np.testing.assert_allclose(swept[1], alone, rtol=1e-4, atol=1e-4)
+
+
 def test_correlation_takes_noise_back():
     """Of the sum of all steps, which is what a constant learning rate makes of them."""
     deviations = {}
