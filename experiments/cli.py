@@ -8,6 +8,7 @@ import tyro
 
 from experiments.config import (
     PRESETS,
+    CorrelatedFigureConfig,
     DataConfig,
     DemoConfig,
     FdpFiguresConfig,
@@ -60,6 +61,12 @@ def _gradients_figure(config: Any) -> None:
     run(config)
 
 
+def _correlated_figure(config: Any) -> None:
+    from experiments.correlated_figure import run
+
+    run(config)
+
+
 def _sweep(config: Any) -> None:
     from experiments.sweeps import run
 
@@ -102,6 +109,9 @@ COMMANDS = {
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),
     "gradients-figure": Command(
         lambda dataset: GradientsFigureConfig(), _gradients_figure, "Draw the figure of docs/gradients.md."
+    ),
+    "correlated-figure": Command(
+        lambda dataset: CorrelatedFigureConfig(), _correlated_figure, "Draw the figure of docs/correlated.md."
     ),
 }
 

@@ -113,6 +113,14 @@ class GradientsFigureConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CorrelatedFigureConfig:
+    """Draw the figure of docs/correlated.md."""
+
+    output: Path = Path("docs/figures")
+    """Folder of the PNG file."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepConfig:
     """Train many configurations, those of one shape in one compiled program, and report."""
 
