@@ -8,6 +8,7 @@ import tyro
 
 from experiments.config import (
     PRESETS,
+    CorrelatedConfig,
     CorrelatedFigureConfig,
     DataConfig,
     DemoConfig,
@@ -61,6 +62,12 @@ def _gradients_figure(config: Any) -> None:
     run(config)
 
 
+def _correlated(config: Any) -> None:
+    from experiments.correlated import run
+
+    run(config)
+
+
 def _correlated_figure(config: Any) -> None:
     from experiments.correlated_figure import run
 
@@ -104,6 +111,9 @@ COMMANDS = {
     ),
     "recipes": Command(
         lambda dataset: RecipesConfig(tyro.MISSING), _recipes, "Train better recipes than the paper's, and say how."
+    ),
+    "correlated": Command(
+        lambda dataset: CorrelatedConfig(), _correlated, "Compare correlated noise with Poisson DP-SGD."
     ),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),

@@ -688,7 +688,7 @@ TRAPS = {
             "tests/training/test_correlated.py::test_a_killed_run_goes_on_with_the_same_noise",
             "tests/transforms/test_correlated.py::test_a_run_that_goes_on_from_its_state_is_the_same_run",
         ),
-        "MUT72",
+        "resuming and a state put back go on as with independent noise: the first two of these fail",
     ),
     73: Trap(
         "A batch brings an example back earlier, or more often, than the sensitivity of correlated noise is for.",
@@ -699,7 +699,7 @@ TRAPS = {
             "tests/training/test_correlated.py::test_what_does_not_go_together_is_refused",
             "tests/training/test_correlated.py::test_other_data_are_refused",
         ),
-        "MUT73",
+        "check_batches allows one step less; the plan shuffles every epoch anew: the first three of these fail",
     ),
     74: Trap(
         "A run with correlated noise goes on beyond the steps that its sensitivity is for.",
@@ -708,7 +708,7 @@ TRAPS = {
             "tests/correlated/test_promise.py::test_the_batch_that_breaks_the_promise_is_not_given_out",
             "tests/correlated/test_noise.py::test_steps_beyond_a_dense_matrix_show",
         ),
-        "MUT74",
+        "steps beyond num_steps get noise like the others: the first of these fails",
     ),
     75: Trap(
         "The sensitivity of a strategy is stated too small, or is one that only some participations have.",
@@ -727,7 +727,7 @@ TRAPS = {
             "tests/transforms/test_correlated.py::test_noise_that_reaches_over_a_cycle_is_refused",
             "tests/training/test_correlated.py::test_what_does_not_go_together_is_refused",
         ),
-        "MUT76",
+        "strategies of more bands than there are groups are accepted by privatize: the first of these fails",
     ),
 }
 
