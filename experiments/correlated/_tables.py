@@ -149,7 +149,7 @@ def _settings(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _draw(result: dict[str, Any], path: Path) -> None:
     """Draw accuracy against epsilon, a line with intervals for each method, side by side at each epsilon."""
-    figure, axes = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.8, 3.2), layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
     for place, (method, color, marker) in enumerate(zip(methods, COLORS, MARKERS, strict=False)):
         rows = [row for row in result["rows"] if row["method"] == method]
@@ -164,6 +164,6 @@ def _draw(result: dict[str, Any], path: Path) -> None:
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
     axes.set(xlabel=f"certified epsilon (delta = {result['delta']:g})", ylabel="test accuracy (%)")
-    axes.legend(loc="lower right")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
