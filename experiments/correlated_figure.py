@@ -52,7 +52,8 @@ def covariance(strategy: BandedInverse | BandedToeplitz) -> np.ndarray:
 def draw() -> Figure:
     """One image of correlations for each strategy, and below the deviation of the running sums."""
     figure = plt.figure(figsize=(7.2, 4.5), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(1.0, 1.05))
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1.0, 1.05))
+    above, below = parts
     images = above.subplots(1, 4)
     sums = below.subplots()
     for axes, (name, (strategy, color)) in zip(images, strategies().items(), strict=True):
