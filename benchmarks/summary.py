@@ -381,6 +381,7 @@ COMMANDS = {
     "correlated_cpu": Command("make bench-correlated", "10 minutes"),
     "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
     "recipes": Command(None, "hours"),
+    "correlated_adult": Command(None, "10 minutes"),
     "reproduce_mnist": Command(None, "2 hours"),
     "reproduce_adult": Command(None, "a minute"),
     "reproduce_imdb": Command(None, "3 minutes"),

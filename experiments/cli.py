@@ -8,6 +8,8 @@ import tyro
 
 from experiments.config import (
     PRESETS,
+    CorrelatedConfig,
+    CorrelatedFigureConfig,
     DataConfig,
     DemoConfig,
     FdpFiguresConfig,
@@ -60,6 +62,18 @@ def _gradients_figure(config: Any) -> None:
     run(config)
 
 
+def _correlated(config: Any) -> None:
+    from experiments.correlated import run
+
+    run(config)
+
+
+def _correlated_figure(config: Any) -> None:
+    from experiments.correlated_figure import run
+
+    run(config)
+
+
 def _sweep(config: Any) -> None:
     from experiments.sweeps import run
 
@@ -98,10 +112,16 @@ COMMANDS = {
     "recipes": Command(
         lambda dataset: RecipesConfig(tyro.MISSING), _recipes, "Train better recipes than the paper's, and say how."
     ),
+    "correlated": Command(
+        lambda dataset: CorrelatedConfig(), _correlated, "Compare correlated noise with Poisson DP-SGD."
+    ),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),
     "gradients-figure": Command(
         lambda dataset: GradientsFigureConfig(), _gradients_figure, "Draw the figure of docs/gradients.md."
+    ),
+    "correlated-figure": Command(
+        lambda dataset: CorrelatedFigureConfig(), _correlated_figure, "Draw the figure of docs/correlated.md."
     ),
 }
 

@@ -113,6 +113,34 @@ class GradientsFigureConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CorrelatedFigureConfig:
+    """Draw the figure of docs/correlated.md."""
+
+    output: Path = Path("docs/figures")
+    """Folder of the PNG file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrelatedConfig:
+    """Compare correlated noise with Poisson DP-SGD at equal epsilon. Interrupted, the same command goes on."""
+
+    task: Literal["adult", "mnist"] = "adult"
+    """adult: logistic regression, minutes on one core. mnist: the network of arXiv:1911.11607, for a GPU."""
+    seeds: int = 5
+    """Trainings of each method at each epsilon, with the settings that were chosen on held-out training data."""
+    quick: bool = False
+    """One epoch, two learning rates and two epsilons, to see it run; the results are not for comparison."""
+    width: int = 32
+    """Trainings that are one program, at most; a crash loses those."""
+    runs: Path = Path("runs/correlated")
+    """Folder of what was trained; a training on record is not run again."""
+    results: Path = Path("benchmarks/results")
+    """Folder of the result file and its table."""
+    figures: Path = Path("docs/figures")
+    """Folder of the figure."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepConfig:
     """Train many configurations, those of one shape in one compiled program, and report."""
 

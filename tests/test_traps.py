@@ -680,6 +680,55 @@ TRAPS = {
         ),
         "a new sampling key on resuming: the first of these fails",
     ),
+    72: Trap(
+        "A run with correlated noise goes on with new keys: its later steps take back noise that was never added.",
+        (
+            "tests/training/test_correlated.py::test_a_chunk_whose_bits_are_not_sure_is_refused",
+            "tests/training/test_correlated.py::test_a_state_that_was_put_back_is_refused",
+            "tests/training/test_correlated.py::test_a_killed_run_goes_on_with_the_same_noise",
+            "tests/transforms/test_correlated.py::test_a_run_that_goes_on_from_its_state_is_the_same_run",
+        ),
+        "resuming and a state put back go on as with independent noise: the first two of these fail",
+    ),
+    73: Trap(
+        "A batch brings an example back earlier, or more often, than the sensitivity of correlated noise is for.",
+        (
+            "tests/correlated/test_promise.py::test_the_batch_that_breaks_the_promise_is_not_given_out",
+            "tests/correlated/test_promise.py::test_it_is_the_definition",
+            "tests/training/test_correlated.py::test_the_loop_records_the_plan_and_its_batches_keep_the_promise",
+            "tests/training/test_correlated.py::test_what_does_not_go_together_is_refused",
+            "tests/training/test_correlated.py::test_other_data_are_refused",
+        ),
+        "check_batches allows one step less; the plan shuffles every epoch anew: the first three of these fail",
+    ),
+    74: Trap(
+        "A run with correlated noise goes on beyond the steps that its sensitivity is for.",
+        (
+            "tests/transforms/test_correlated.py::test_steps_beyond_the_planned_ones_release_nothing",
+            "tests/correlated/test_promise.py::test_the_batch_that_breaks_the_promise_is_not_given_out",
+            "tests/correlated/test_noise.py::test_steps_beyond_a_dense_matrix_show",
+        ),
+        "steps beyond num_steps get noise like the others: the first of these fails",
+    ),
+    75: Trap(
+        "The sensitivity of a strategy is stated too small, or is one that only some participations have.",
+        (
+            "tests/transforms/test_correlated.py::test_the_audit_sees_a_sensitivity_that_is_too_small",
+            "tests/correlated/test_sensitivity.py::test_no_banded_toeplitz_is_below_brute_force",
+            "tests/correlated/test_sensitivity.py::test_no_banded_inverse_is_below_brute_force",
+            "tests/correlated/test_sensitivity.py::test_no_buffered_toeplitz_is_below_brute_force",
+            "tests/correlated/test_sensitivity.py::test_no_dense_matrix_is_below_brute_force",
+        ),
+        "in the test: a sensitivity that is a tenth too small is refuted by the audit",
+    ),
+    76: Trap(
+        "Noise that reaches over a cycle of groups is accounted for as independent Poisson steps.",
+        (
+            "tests/transforms/test_correlated.py::test_noise_that_reaches_over_a_cycle_is_refused",
+            "tests/training/test_correlated.py::test_what_does_not_go_together_is_refused",
+        ),
+        "strategies of more bands than there are groups are accepted by privatize: the first of these fails",
+    ),
 }
 
 

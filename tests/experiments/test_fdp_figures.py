@@ -24,6 +24,11 @@ def test_the_figure_of_the_gradient_engine_is_drawn(tmp_path):
     assert "diag" in (tmp_path / "gradients.svg").read_text()
 
 
+def test_the_figure_of_correlated_noise_is_drawn(tmp_path):
+    assert cli.main(["correlated-figure", "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "correlated_noise.png").stat().st_size > 10_000
+
+
 def test_adult_is_read_and_checked(tmp_path, monkeypatch):
     path = tmp_path / "adult.data.gz"
     path.write_bytes(gzip.compress("\n".join([ROW.format("Bachelors"), ROW.format("9th"), ""]).encode()))

@@ -1,0 +1,143 @@
+"""The tasks, and for each method the plan that meets an epsilon.
+
+All methods have the same data, model, clip norm, batch size and grid of epochs and learning rates, and plain SGD: what
+it makes of the noise are sums, which the strategies are made for. A plan depends on public numbers alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import gdpjax
+from gdpjax.correlated import (
+    AbstractNoiseStrategy,
+    AbstractParticipation,
+    FixedEpochs,
+    SingleParticipation,
+    bisr,
+    lambda_cgd,
+    optimize_buffered_toeplitz,
+)
+from gdpjax.training import choose_bands
+
+DELTA = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is learnt, and among which settings each method chooses."""
+
+    dataset: str
+    model: str
+    clip: float
+    batch_size: int
+    epochs: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    hold_out: float = 0.1
+
+    def quick(self) -> "Task":
+        """A version that is over soon."""
+        return dataclasses.replace(
+            self, epochs=(1,), learning_rates=self.learning_rates[:2], epsilons=self.epsilons[1::3]
+        )
+
+
+TASKS: dict[str, Task] = {
+    "adult": Task("adult", "linear", 1.0, 512, epochs=(4,), learning_rates=(1.0, 3.0, 10.0)),
+    "mnist": Task("mnist", "paper_cnn", 1.5, 512, epochs=(5, 20, 60), learning_rates=(0.05, 0.1, 0.25, 0.5, 1.0)),
+}
+
+
+def _poisson(common: dict[str, Any]) -> gdpjax.Plan:
+    return gdpjax.make_plan(**common)
+
+
+def _banded(common: dict[str, Any]) -> gdpjax.Plan:
+    plan, _ = choose_bands(**common)
+    return plan
+
+
+def _bisr(common: dict[str, Any]) -> gdpjax.Plan:
+    return _best_of([bisr(num_bands) for num_bands in (2, 4, 8, 16, 32)], common)
+
+
+def _lambda_cgd(common: dict[str, Any]) -> gdpjax.Plan:
+    return _best_of([lambda_cgd(1.0 - distance) for distance in np.geomspace(1e-3, 1.0, 61)], common)
+
+
+def _buffered(common: dict[str, Any]) -> gdpjax.Plan:
+    num_steps, promise = _length(common)
+    return gdpjax.make_plan(**common, correlation=optimize_buffered_toeplitz(num_steps, promise, "mean"))
+
+
+METHODS: Mapping[str, Callable[[dict[str, Any]], gdpjax.Plan]] = {
+    "Poisson DP-SGD": _poisson,
+    "cyclic BandMF": _banded,
+    "BISR": _bisr,
+    "lambda-CGD": _lambda_cgd,
+    "BLT": _buffered,
+}
+"""By name, from the arguments of `make_plan` that all methods share. The last three have shuffled batches."""
+
+
+def plan_of(method: str, task: Task, num_examples: int, epochs: int, epsilon: float) -> gdpjax.Plan:
+    """Return the plan of a method; its certified epsilon is at most ``epsilon``."""
+    common = {
+        "clip": task.clip,
+        "max_examples": num_examples,
+        "expected_batch_size": min(task.batch_size, num_examples),
+        "epochs": epochs,
+        "delta": DELTA,
+        "epsilon": epsilon,
+        "neighboring_relation": gdpjax.NeighboringRelation.REPLACE_SPECIAL,
+        "tuned": "learning rate and epochs on held-out training data, which is not part of epsilon",
+    }
+    return METHODS[method](common)
+
+
+def rmse_of(plan: gdpjax.Plan) -> float:
+    """Return the root mean square error of the sum of all steps until now, in units of the clip norm."""
+    strategy = gdpjax.correlated.BandedInverse([1.0]) if plan.correlation is None else plan.correlation
+    sensitivity = 1.0
+    if plan.correlation is not None:
+        promise = SingleParticipation() if plan.participation is None else plan.participation
+        sensitivity = float(strategy.sensitivity(plan.max_steps, promise))
+    error = float(strategy.error(plan.max_steps, "mean"))
+    return plan.noise_multiplier * sensitivity * error**0.5 / plan.expected_batch_size
+
+
+def describe(plan: gdpjax.Plan) -> str:
+    """Return a plan's strategy in a few words."""
+    if plan.correlation is None:
+        return "independent noise"
+    size = {"num_bands": "bands", "num_buffers": "buffers"}
+    for name, word in size.items():
+        if hasattr(plan.correlation, name):
+            number = getattr(plan.correlation, name)
+            return f"{number} {word if number > 1 else word[:-1]}" + _of_lambda(plan.correlation)
+    return type(plan.correlation).__name__
+
+
+def _of_lambda(strategy: Any) -> str:
+    """Return what distinguishes two draws with a free coefficient."""
+    coefficients = getattr(strategy, "noising_coefficients", ())
+    return f", {-coefficients[1]:.4g} taken back" if len(coefficients) == 2 else ""
+
+
+def _length(common: dict[str, Any]) -> tuple[int, AbstractParticipation]:
+    """Return the steps of a plan of shuffled batches, and its promise; they do not depend on the strategy."""
+    plan = gdpjax.make_plan(**{**common, "epsilon": None}, noise_multiplier=1.0, correlation=lambda_cgd(0.5))
+    return plan.max_steps, FixedEpochs(plan.num_epochs)
+
+
+def _best_of(strategies: list[Any], common: dict[str, Any]) -> gdpjax.Plan:
+    """Return the plan with the strategy whose prefix sums have the least error at the same privacy."""
+    num_steps, promise = _length(common)
+
+    def loss(strategy: AbstractNoiseStrategy) -> float:
+        return float(strategy.sensitivity(num_steps, promise)) ** 2 * float(strategy.error(num_steps, "mean"))
+
+    return gdpjax.make_plan(**common, correlation=min(strategies, key=loss))
