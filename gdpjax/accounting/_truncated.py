@@ -1,43 +1,14 @@
-r"""Brackets on truncated Poisson sampling, as those of ledgers without it.
+"""Brackets on truncated Poisson sampling, as those of ledgers without it.
 
-Of n <= N examples, N public, each is drawn with probability p; of more than B drawn ones a random B are kept. Let the
-data sets differ in one example x, with gradient g_x in the clip ball (radius 1, noise of standard deviation s), and K ~
-Bin(n - 1, p) be the number of others drawn, which does not depend on x.
+Of n <= N examples, N public, each is drawn with probability p; of more than B drawn ones a random B are kept.
 
-**From above.** Show the adversary K, and more below; what is shown has the same law under both data sets, so by joint
-convexity this only raises delta.
+* From above, a step in which B or more of the others are drawn costs as much as Poisson's with half the noise: one
+  example may take the place of another there. At most m of T steps are of that kind but for a probability that is paid
+  for as an overflow; with m = 0 an example has to be drawn in such a step to show at all, which has a probability of
+  at most T p q.
+* From below every step is Poisson's with the probability that an example is kept.
 
-* K < B: all of them fit, with x or without it. The step is Poisson's, (1 - p) N(a, s^2) + p N(a + g_x, s^2) against
-  N(a, s^2).
-* K >= B: without x the batch is a random B of the others. With it, x is in the batch with probability p' = p B / (K +
-  1), beside a random B - 1 of the others; else it is a random B of the others. A random B are a random B - 1, W, and
-  one more, j. Given W and j the step is (1 - p') N(a + g_j) + p' N(a + g_x) against N(a + g_j): x takes the place of j,
-  at a distance of up to 2. By scale that is Poisson's step with noise multiplier s / 2 and probability p' < p.
-
-A step with (s / 2, p) is worse than one with (s / 2, p') (mix it with N(a + g_j)), and than one with (s, p) (halve the
-output, and add noise of variance 3 s^2 / 4): so the bound holds for every n <= N if it is made with the probability of
-K >= B for n = N, q = P(Bin(N - 1, p) >= B). (With p B / (B + 1) in place of p, more overflow would not always be worse,
-and N not the worst n.) The kind of a step is drawn anew at every step, whatever was released before. So of T steps M ~
-Bin(T, q) are of the second kind, M is shown, and for every m
-
-    delta(e) <= P(M > m) + delta of T - m steps (s, p) and m steps (s / 2, p).
-
-As an event of probability P(M > m) in which anything may happen this is an overflow (`_overflow`), whose price is
-known. m is chosen so that it is a thousandth of what is asked for.
-
-* m = 0 is enough much earlier: show in the steps of the second kind also whether x was drawn, which is independent of
-  K. Where it was not, both data sets release the same. So of T steps none reveals more than Poisson's, except with a
-  probability of at most T p q; that is taken where it is small enough.
-
-**From below.** Let all others have gradient 0 and n = N. Then only whether x is in the batch matters: every step is
-Poisson's with the probability that x is kept,
-
-    p E min(1, B / (K + 1)) = p P(Bin(N - 1, p) < B) + (B / N) P(Bin(N, p) > B).
-
-**Ties.** The sampler orders the drawn rows by 128 random bits. Two words at the boundary are equal with probability at
-most N 2^-128 a step (as in `gdpjax.sampling._uniform`), and the subset is uniform otherwise. Over T steps that is an
-overflow of T N 2^-128. The lower bound pays for it, too, as for one that is announced: ties favour the first rows, and
-x may be the first.
+The proofs are in docs/theory/truncated.md.
 """
 
 from collections.abc import Callable

@@ -200,7 +200,7 @@ class TruncatedPoissonEvent:
     Raises:
       ValueError: a value out of range, or another relation.
 
-    Reference: arXiv:2508.15089 (the scheme); the bound is derived in `gdpjax.accounting._truncated`.
+    Reference: arXiv:2508.15089 (the scheme); the bound is derived in docs/theory/truncated.md.
 
     >>> TruncatedPoissonEvent(1.0, 0.01, 100, max_examples=10_000, capacity=120).capacity
     120
