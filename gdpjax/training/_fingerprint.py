@@ -68,10 +68,17 @@ def repeats_bits(described: dict[str, Any]) -> bool:
 
 
 def digest_of(*arrays: Any) -> str:
-    """SHA-256 of arrays: their types, shapes and bytes, on every process its own part. Private if they are."""
+    """Return the SHA-256 of arrays: their types, shapes and bytes. It is private if they are.
+
+    It does not depend on how the devices of one process hold an array. Of an array whose rows are spread over several
+    processes each process reads its own.
+    """
     digest = hashlib.sha256()
     for array in arrays:
-        parts = [shard.data for shard in array.addressable_shards] if hasattr(array, "addressable_shards") else [array]
+        parts = [array]
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            shards = array.addressable_shards[:1] if array.is_fully_replicated else array.addressable_shards
+            parts = [shard.data for shard in shards]
         for part in parts:
             rows = np.ascontiguousarray(np.asarray(part))
             digest.update(f"{rows.dtype.str}{rows.shape}".encode())

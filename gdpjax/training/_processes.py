@@ -58,11 +58,26 @@ def one_key_for_all(key: Array) -> Array:
 
 
 def described_by_all(description: dict[str, Any]) -> dict[str, Any]:
-    """A description that is equal on all processes, and changes if any one's does."""
+    """Return a description that is equal on all processes, and changes if any one's does.
+
+    Its "data" is by itself, since a run may go on with the same data elsewhere but not with other data: the digest that
+    all processes found, or that of their digests where each has rows of its own.
+    """
     if jax.process_count() == 1:
         return description
-    own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).digest()
-    return {"processes": [bytes(row).hex() for row in _gathered(np.frombuffer(own, np.uint8))]}
+    own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    data = _of_all(description["data"])
+    all_equal = len(set(data)) == 1
+    return {
+        "processes": _of_all(own),
+        "data": data[0] if all_equal else hashlib.sha256("".join(data).encode()).hexdigest(),
+    }
+
+
+def _of_all(digest: str) -> list[str]:
+    """Return the digest of every process, each in hexadecimal digits."""
+    own = np.frombuffer(bytes.fromhex(digest), np.uint8)
+    return [bytes(row).hex() for row in _gathered(own)]
 
 
 def whole(leaf: Any) -> np.ndarray:

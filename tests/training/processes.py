@@ -1,4 +1,4 @@
-"""One process of several: ``python processes.py PORT COUNT INDEX FOLDER [die]``; the first prints what it finds."""
+"""One process of several: ``processes.py PORT COUNT INDEX FOLDER [die] [correlated]``; the first prints what it finds."""
 
 import os
 import sys
@@ -14,11 +14,17 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
-def main(port: str, count: int, index: int, folder: Path, die: bool) -> None:
+def main(port: str, count: int, index: int, folder: Path, die: bool, correlated: bool) -> None:
     """Train from the folder's checkpoint or from the start; the last process may die in the middle of a chunk."""
+    from gdpjax.correlated import BandedInverse
     from gdpjax.training import make_plan, private_training, resume_run, start_run
 
-    plan = make_plan(clip=1.0, max_examples=96, expected_batch_size=24, num_steps=12, delta=1e-5, noise_multiplier=2.0)
+    # Twelve steps of Poisson batches; or four epochs of three, with noise that takes back parts of two draws.
+    batches = {"max_examples": 96, "expected_batch_size": 24, "num_steps": 12}
+    if correlated:
+        strategy = BandedInverse([1.0, -0.6, -0.1])
+        batches = {"max_examples": 90, "expected_batch_size": 30, "epochs": 4, "correlation": strategy}
+    plan = make_plan(clip=1.0, delta=1e-5, noise_multiplier=2.0, **batches)
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 16)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)
@@ -59,4 +65,4 @@ if __name__ == "__main__":
         jax.distributed.initialize(
             f"localhost:{port}", num_processes=int(count), process_id=int(index), heartbeat_timeout_seconds=10
         )
-    main(port, int(count), int(index), Path(folder), "die" in rest)
+    main(port, int(count), int(index), Path(folder), "die" in rest, "correlated" in rest)

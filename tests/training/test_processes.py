@@ -33,7 +33,7 @@ def launch(count, folder, *options):
         for index in range(count)
     ]  # fmt: skip
     try:
-        if options:
+        if "die" in options:
             assert processes[-1].wait(timeout=300) == 9
             for survivor in processes[:-1]:  # an ordinary error, where JAX alone aborts the process after a while
                 _, errors = survivor.communicate(timeout=100)
@@ -67,6 +67,18 @@ def test_several_processes_make_the_run_of_one_and_survive_a_kill(count, alone, 
     np.testing.assert_allclose(values, alone[-1], rtol=2e-4, atol=2e-5)
     assert launch(count, tmp_path / "killed", "die") is None
     began, lost, charged, resumed = launch(count, tmp_path / "killed")
+    assert (began, lost, charged) == (5, 0, 12)
+    np.testing.assert_array_equal(resumed, values)
+
+
+@pytest.mark.slow
+def test_several_processes_add_the_same_correlated_noise(tmp_path):
+    """The noise of step 5 takes back that of steps 3 and 4, also where the process that drew them has died."""
+    *_, alone = launch(1, tmp_path / "alone", "correlated")
+    *_, values = launch(2, tmp_path / "whole", "correlated")
+    np.testing.assert_allclose(values, alone, rtol=2e-4, atol=2e-5)
+    assert launch(2, tmp_path / "killed", "correlated", "die") is None
+    began, lost, charged, resumed = launch(2, tmp_path / "killed", "correlated")
     assert (began, lost, charged) == (5, 0, 12)
     np.testing.assert_array_equal(resumed, values)
 
