@@ -47,7 +47,7 @@ class Task:
 
 TASKS: dict[str, Task] = {
     "adult": Task("adult", "linear", 1.0, 512, epochs=(4,), learning_rates=(1.0, 3.0, 10.0)),
-    "mnist": Task("mnist", "paper_cnn", 1.5, 512, epochs=(3, 10), learning_rates=(0.1, 0.3, 1.0)),
+    "mnist": Task("mnist", "paper_cnn", 1.5, 512, epochs=(5,), learning_rates=(0.3, 1.0, 3.0)),
 }
 
 
