@@ -119,9 +119,15 @@ def check_instance(name: str, value: Any, types: Any, hint: str = "") -> Any:
     """``value`` if it is one of ``types``; ``hint`` says where to get one."""
     if not isinstance(value, types):
         classes = types if isinstance(types, tuple) else (types,)
-        wanted = " or ".join(f"a {kind.__name__}" for kind in classes)
+        wanted = " or ".join(_with_article(kind.__name__) for kind in classes)
         raise ValueError(f"{name} must be {wanted}{', ' + hint if hint else ''}; got {shown(value)}")
     return value
+
+
+def _with_article(noun: str) -> str:
+    """Return "a" or "an" and the noun."""
+    article = "an" if noun[0] in "AEIOU" else "a"
+    return f"{article} {noun}"
 
 
 def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = NUMBER_KINDS) -> Any:

@@ -3,6 +3,7 @@
 from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
+from gdpjax.correlated._check_batches import ParticipationError, check_batches
 from gdpjax.correlated._dense import Dense
 from gdpjax.correlated._documents import from_document, to_document
 from gdpjax.correlated._optimize_banded_inverse import optimize_banded_inverse
@@ -10,7 +11,6 @@ from gdpjax.correlated._optimize_banded_toeplitz import optimize_banded_toeplitz
 from gdpjax.correlated._optimize_buffered_toeplitz import optimize_buffered_toeplitz
 from gdpjax.correlated._optimize_dense import optimize_dense
 from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs, MinSep, SingleParticipation
-from gdpjax.correlated._promise import ParticipationError, check_batches
 from gdpjax.correlated._strategy import AbstractNoiseStrategy
 from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum
 

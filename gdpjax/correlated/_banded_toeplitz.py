@@ -14,18 +14,18 @@ from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, checked_coeffi
 
 @pytree_dataclass
 class BandedToeplitz(AbstractToeplitzStrategy):
-    """C with c_0, ..., c_{b-1} below its diagonal, and zeros beyond: w solves C w = z.
+    """C is Toeplitz: c_0 on its diagonal, c_1, c_2, ... in num_bands - 1 bands below it, zeros beyond.
 
-        w_t = (z_t - sum_{j = 1}^{b - 1} c_j w_{t-j}) / c_0
+        w_t = (z_t - sum_{j = 1}^{num_bands - 1} c_j w_{t-j}) / c_0          (the solution of C w = z)
 
-    The state is a ring buffer of the last b - 1 outputs, which is secret.
+    The state is a ring buffer of the last num_bands - 1 outputs, which is secret.
 
     Args:
-        coefficients: c_0 > 0, c_1, ..., c_{b-1}, shape [b].
+        coefficients: c_0 > 0, c_1, ..., shape [num_bands].
 
     Returns:
         A strategy. Its sensitivity is exact (to a relative 1e-9) if the coefficients do not increase and are not
-        negative, or if participations are at least b steps apart; otherwise it is an upper bound.
+        negative, or if participations are at least num_bands steps apart; otherwise it is an upper bound.
 
     Raises:
         ValueError: coefficients that are no list of finite numbers, or c_0 <= 0.
@@ -45,7 +45,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
 
     @property
     def num_bands(self) -> int:
-        """How many diagonals of C are not zero, b."""
+        """How many diagonals of C are not zero."""
         return length_of("coefficients", self.coefficients)
 
     def column(self, num_steps: int) -> CertifiedSeries:
@@ -60,22 +60,22 @@ class BandedToeplitz(AbstractToeplitzStrategy):
         return reciprocal(self.coefficients, num_steps)
 
     def init(self, like: PyTree) -> PyTree:
-        """Return the empty ring buffer, float32 zeros with a leading axis of b - 1; () for one band."""
+        """Return the empty ring buffer, float32 zeros with a leading axis of num_bands - 1; () for one band."""
         return _buffers.zeros_like_each(like, self.num_bands - 1) if self.num_bands > 1 else ()
 
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return w_step, and the ring buffer with it in the place of the oldest output."""
+        """Return w_step, and the ring buffer with it in the slot of the oldest output."""
         coefficients: Any = self.coefficients
-        ours = _buffers.as_noise(draw(step))
-        first = _buffers.in_two_halves(1.0 / coefficients[0])
+        drawn = _buffers.as_noise(draw(step))
+        first = _buffers.split_high_and_low(1.0 / coefficients[0])
         if self.num_bands == 1:
-            return _buffers.times(first, ours), ()
+            return _buffers.multiply(first, drawn), ()
 
         # Outputs before step 0 are the zeros that the buffer begins with.
         lags = _buffers.lag_of_each_slot(step - 1, self.num_bands - 1) + 1
-        halves = _buffers.in_two_halves(coefficients)[:, lags]
-        rest = _buffers.subtract(ours, _buffers.sum_of_slots(halves, state))
-        noise = _buffers.times(first, rest)
+        high_and_low = _buffers.split_high_and_low(coefficients)[:, lags]
+        rest = _buffers.subtract(drawn, _buffers.sum_of_slots(high_and_low, state))
+        noise = _buffers.multiply(first, rest)
 
         # Read back from the buffer, the output has one use and is computed once; the buffer would be copied otherwise.
         state = _buffers.write(state, step, noise)

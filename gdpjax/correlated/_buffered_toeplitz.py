@@ -24,8 +24,9 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
 
         w_t = z_t - sum_i scale_i S_i,          S_i <- decay_i S_i + w_t
 
-    The state is the d buffers, which are secret. Two to five of them come close to the best Toeplitz strategy for
-    any number of steps.
+    The state is the d buffers, which are secret. A few suffice, and more steps need more of them: for one
+    participation, four come within 0.3 % of the sensitivity^2 times error of the square root at 10^4 steps, three at
+    1000.
 
     Args:
         decay: decay_i in [0, 1], shape [d].
@@ -80,14 +81,15 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
 
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step, and the buffers after it."""
+        # Several strategies in one array are an error.
         length_of("decay", self.decay)
-        ours = _buffers.as_noise(draw(step))
-        scale = _buffers.in_two_halves(self.scale)
-        decay = _buffers.in_two_halves(self.decay)
+        drawn = _buffers.as_noise(draw(step))
+        scale = _buffers.split_high_and_low(self.scale)
+        decay = _buffers.split_high_and_low(self.decay)
 
-        # The draw less what the buffers hold, which is then added to all of them.
-        noise = _buffers.subtract(ours, _buffers.sum_of_slots(scale, state))
-        decayed = _buffers.times(decay, state)
+        # w_t = z_t - sum_i scale_i S_i; then S_i <- decay_i S_i + w_t.
+        noise = _buffers.subtract(drawn, _buffers.sum_of_slots(scale, state))
+        decayed = _buffers.multiply(decay, state)
         return noise, jax.tree.map(_added_to_each_slot, decayed, noise)
 
 

@@ -3,9 +3,9 @@
 A buffer has one leading axis before the axes of each leaf. It is read as a whole and written in one place, so that no
 data move between steps, and it is sharded as its leaf is.
 
-Coefficients are float64 numbers where they are known, and noise is float32. A strategy whose poles lie near 1 raises
-its coefficients to powers as high as the number of steps, so rounding them to float32 would change the matrix by more
-than rounding. A product is therefore taken with both halves of the coefficient, (high + low) z, high and low float32.
+Coefficients are float64 numbers where they are known, and noise is float32. A strategy whose decays lie near 1 raises
+them to powers as high as the number of steps, so coefficients in float32 would be those of another matrix. A
+coefficient is therefore kept as the sum of a high and a low float32 number, and its product with z is high z + low z.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ def _explicit_sharding(leaf: Array) -> Any:
     return sharding if sharding.mesh.explicit_axes else None
 
 
-def in_two_halves(coefficients: Any) -> Array:
+def split_high_and_low(coefficients: Any) -> Array:
     """Return float32 numbers [2, ...] whose sum is the coefficients; the second is 0 where they are traced."""
     if is_traced(coefficients) or isinstance(coefficients, jax.Array):
         high = jnp.asarray(coefficients).astype(jnp.float32)
@@ -69,13 +69,13 @@ def in_two_halves(coefficients: Any) -> Array:
     return jnp.asarray(np.stack([high, low]))
 
 
-def times(halves: Array, tree: PyTree) -> PyTree:
-    """Return (high + low) leaf for each leaf; ``halves`` has shape [2], or [2, slots] for buffers of so many slots."""
+def multiply(high_and_low: Array, tree: PyTree) -> PyTree:
+    """Return (high + low) leaf for each leaf; shape [2], or [2, slots] for buffers of so many slots."""
 
     def product(leaf: Array) -> Array:
-        num_axes = leaf.ndim - (halves.ndim - 1)
+        num_axes = leaf.ndim - (high_and_low.ndim - 1)
         axes = (1,) * num_axes
-        wide = halves.reshape(*halves.shape, *axes)
+        wide = high_and_low.reshape(*high_and_low.shape, *axes)
         high, low = wide.astype(leaf.dtype)
         return high * leaf + low * leaf
 
@@ -92,17 +92,17 @@ def subtract(left: PyTree, right: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, left, right)
 
 
-def sum_of_slots(halves: Array, buffers: PyTree) -> PyTree:
-    """Return the sum over the slots of coefficient times slot, for halves [2, slots]."""
-    num_slots = halves.shape[1]
+def sum_of_slots(high_and_low: Array, buffers: PyTree) -> PyTree:
+    """Return the sum over the slots of (high + low) slot, for high and low numbers of shape [2, slots]."""
+    num_slots = high_and_low.shape[1]
     if num_slots > _MOST_UNROLLED:
-        weighted = times(halves, buffers)
+        weighted = multiply(high_and_low, buffers)
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), weighted)
 
     # Written out, it is one pass over the memory.
-    total = times(halves[:, 0], slot_of(buffers, 0))
+    total = multiply(high_and_low[:, 0], slot_of(buffers, 0))
     for slot in range(1, num_slots):
-        total = add(total, times(halves[:, slot], slot_of(buffers, slot)))
+        total = add(total, multiply(high_and_low[:, slot], slot_of(buffers, slot)))
     return total
 
 

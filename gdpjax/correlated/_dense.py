@@ -83,7 +83,7 @@ class Dense(AbstractNoiseStrategy):
         return of_coefficients(self, compute, rounding="up")
 
     def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
-        """Return the norm of the first columns that one example may have; see `AbstractNoiseStrategy.attained`."""
+        """Return |C x| for an x of ones at allowed steps: a lower bound on the sensitivity."""
         num_steps = self._checked_steps(num_steps)
         check_participation(participation)
 
@@ -129,12 +129,12 @@ class Dense(AbstractNoiseStrategy):
     def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step and ()."""
         step = jnp.asarray(step)
-        row = _buffers.in_two_halves(self._inverse())[:, step]
+        row = _buffers.split_high_and_low(self._inverse())[:, step]
         row = jnp.where(step < self.num_rows, row, jnp.nan)
 
         def add_draw(past: Array, total: PyTree) -> PyTree:
             drawn = _buffers.as_noise(draw(past))
-            return _buffers.add(total, _buffers.times(row[:, past], drawn))
+            return _buffers.add(total, _buffers.multiply(row[:, past], drawn))
 
         nothing = _buffers.zeros_like_each(jax.eval_shape(draw, step))
         return jax.lax.fori_loop(0, step + 1, add_draw, nothing), ()

@@ -27,7 +27,7 @@ def to_document(value: AbstractNoiseStrategy | AbstractParticipation) -> dict[st
     """Return a strategy or a participation as a dictionary of JSON values.
 
     Raises:
-      ValueError: a class that is not this package's, or traced coefficients.
+        ValueError: a class that is not this package's, or traced coefficients.
 
     >>> to_document(MinSep(4, 25))
     {'type': 'MinSep', 'max_participations': 4, 'min_separation': 25}
@@ -53,11 +53,11 @@ def from_document(document: Any) -> Any:
     MinSep(max_participations=4, min_separation=25)
     """
     classes = {cls.__name__: cls for cls in STRATEGIES + PARTICIPATIONS}
-    kind = document.get("type") if isinstance(document, dict) else None
-    if kind not in classes:
+    type_name = document.get("type") if isinstance(document, dict) else None
+    if type_name not in classes:
         raise ValueError(f"expected a dictionary whose type is one of {', '.join(classes)}, got {shown(document)}")
     fields = {name: value for name, value in document.items() if name != "type"}
     try:
-        return classes[kind](**fields)
+        return classes[type_name](**fields)
     except TypeError as error:
-        raise ValueError(f"the fields of a {kind} could not be read: {error}") from error
+        raise ValueError(f"the fields of a {type_name} could not be read: {error}") from error

@@ -1,7 +1,7 @@
 """Minimisation by L-BFGS, and what the losses of the strategies share.
 
-A loss is the logarithm of sensitivity^2 times error, with its gradient. It is a smooth function of a few numbers, and
-one evaluation costs a few recurrences over the steps. So optimisation takes milliseconds, without a compiler.
+A loss is the logarithm of sensitivity^2 times error. It is a smooth function of a few numbers, and one evaluation with
+its gradient costs a few recurrences over the steps. So optimisation takes milliseconds, without a compiler.
 """
 
 import dataclasses
@@ -12,25 +12,25 @@ import numpy as np
 import scipy
 
 Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
-"""Gives a number and its gradient."""
+"""Maps a point to the loss and its gradient."""
 
 _LONGEST_DIRECT = 4096
 """Steps up to which a correlation is summed directly."""
 _OUTSIDE = 1e10
 """The loss where the numbers overflow, so that the line search turns back."""
 _MOST_PAIRS = 20
-"""Steps and changes of the gradient that are kept of the past."""
+"""How many pairs of a past step and its change of the gradient are kept."""
 _SMALLEST_GRADIENT = 1e-7
 _MOST_TRIALS = 40
-_DECREASE = 1e-4
-"""The part of the decrease that the slope promises which a step must have (Armijo)."""
-_FLATTENING = 0.9
-"""The part of the slope that may be left after a step (Wolfe)."""
+_ARMIJO = 1e-4
+"""A step must lower the loss by at least this part of length times slope (Armijo)."""
+_WOLFE = 0.9
+"""After the step the slope must be at most this part of what it was (Wolfe)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """A point with its loss and gradient."""
+class _Evaluation:
+    """A point, and the loss and its gradient there."""
 
     point: np.ndarray
     value: float
@@ -49,33 +49,33 @@ def minimize(
     It is written out here since SciPy's calls a threaded LAPACK for a few numbers, which can cost more than the loss.
     """
 
-    def place_of(point: np.ndarray) -> _Place:
+    def evaluate(point: np.ndarray) -> _Evaluation:
         with np.errstate(all="ignore"):
             value, gradient = loss(point)
         if np.isfinite(value) and np.all(np.isfinite(gradient)):
-            return _Place(point, value, gradient)
-        return _Place(point, _OUTSIDE, np.zeros_like(point))
+            return _Evaluation(point, value, gradient)
+        return _Evaluation(point, _OUTSIDE, np.zeros_like(point))
 
-    here = place_of(start)
+    current = evaluate(start)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     for _ in range(max_iterations):
-        if np.max(np.abs(here.gradient), initial=0.0) < _SMALLEST_GRADIENT:
+        if np.max(np.abs(current.gradient), initial=0.0) < _SMALLEST_GRADIENT:
             break
-        direction = -_times_inverse_hessian(here.gradient, pairs)
-        there = _search(place_of, here, direction, is_first=not pairs)
-        if there is None:
+        direction = -_times_inverse_hessian(current.gradient, pairs)
+        candidate = _search(evaluate, current, direction, is_first=not pairs)
+        if candidate is None:
             break
 
         # A pair with positive curvature keeps the approximate Hessian positive definite.
-        step = there.point - here.point
-        change = there.gradient - here.gradient
+        step = candidate.point - current.point
+        change = candidate.gradient - current.gradient
         if step @ change > 0:
             pairs = [*pairs[1 - _MOST_PAIRS :], (step, change)]
-        gain = here.value - there.value
-        here = there
-        if gain <= tolerance * max(abs(here.value), 1.0):
+        gain = current.value - candidate.value
+        current = candidate
+        if gain <= tolerance * max(abs(current.value), 1.0):
             break
-    return here.point
+    return current.point
 
 
 def _times_inverse_hessian(gradient: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -99,31 +99,35 @@ def _times_inverse_hessian(gradient: np.ndarray, pairs: list[tuple[np.ndarray, n
 
 
 def _search(
-    place_of: Callable[[np.ndarray], _Place],
-    here: _Place,
+    evaluate: Callable[[np.ndarray], _Evaluation],
+    current: _Evaluation,
     direction: np.ndarray,
     *,
     is_first: bool,
-) -> _Place | None:
-    """Return a place along the direction that is lower and flatter, by bisection; None if there is none."""
-    slope = float(here.gradient @ direction)
+) -> _Evaluation | None:
+    """Return a point along the direction that is lower and flatter, or the last that is lower; None if none is found.
+
+    Too long where the loss has not fallen enough; too short where it still falls steeply. Double the length until one
+    is too long, then bisect.
+    """
+    slope = float(current.gradient @ direction)
     length = min(1.0, 1.0 / float(np.linalg.norm(direction))) if is_first else 1.0
     shortest, longest = 0.0, math.inf
-    lower = None
+    best_so_far = None
     for _ in range(_MOST_TRIALS):
-        there = place_of(here.point + length * direction)
-        if there.value > here.value + _DECREASE * length * slope:
+        candidate = evaluate(current.point + length * direction)
+        if candidate.value > current.value + _ARMIJO * length * slope:
             longest = length
-        elif there.gradient @ direction < _FLATTENING * slope:
-            shortest, lower = length, there
+        elif candidate.gradient @ direction < _WOLFE * slope:
+            shortest, best_so_far = length, candidate
         else:
-            return there
+            return candidate
         length = (shortest + longest) / 2.0 if longest < math.inf else 2.0 * shortest
-    return lower
+    return best_so_far
 
 
 def weights_of_error(num_steps: int, error: str) -> np.ndarray:
-    """Return the weights of b_0^2, b_1^2, ... in the mean or the largest squared error of a Toeplitz workload."""
+    """Return the weights of h_0^2, h_1^2, ... in the mean or largest squared error; h is the first column of A C^-1."""
     if error == "max":
         return np.ones(num_steps)
     return np.arange(num_steps, 0, -1) / num_steps

@@ -1,4 +1,4 @@
-"""The best banded inverse strategy under a participation."""
+"""The best banded inverse strategy for a participation schema."""
 
 import math
 
@@ -13,10 +13,12 @@ from gdpjax.correlated._series import divide, reciprocal
 from gdpjax.correlated._strategy import check_error
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, MomentumSGD, check_workload
 
-_SHRINKING = (1.0, 0.99, 0.95, 0.9)
-"""The first guesses are c_j times powers of these."""
+_SHRINK_FACTORS = (1.0, 0.99, 0.95, 0.9)
+"""A first guess multiplies d_j of `bisr` by the j-th power of one of these."""
 _PENALTIES = (1e2, 1e4, 1e6)
-_SAME = 1e-6
+"""Weights of the squared increases of c, one after another."""
+_LOSS_TOLERANCE = 1e-6
+"""How far the certified loss may be above the smooth one before another pattern is suspected to be worse."""
 _MOST_ITERATIONS = 300
 _MOST_ITERATIONS_OF_LONG_RUNS = 60
 _LONG_RUN = 4096
@@ -35,17 +37,17 @@ def optimize_banded_inverse(
 
     Args:
         num_steps: n >= 1.
-        num_bands: p from 1 to n, the number of draws of which the noise of a step is made.
+        num_bands: p from 1 to n, the number of draws in the noise of a step, such as 4 or 8.
         participation: in which steps an example may take part.
         error: "mean" or "max", the squared error that is made small.
         workload: what the run computes of the released sums.
 
     Returns:
-        A `BandedInverse` whose first coefficient is 1, never worse than `bisr`. No certificate says that no other
-        strategy is better.
+        A `BandedInverse` with d_0 = 1, never worse than `bisr(num_bands)` of the workload. No certificate says that
+        no other strategy is better.
 
     Raises:
-        ValueError: a number outside its range, or an unknown error.
+        ValueError: a number outside its range, or an error that is not "mean" or "max".
 
     Reference: Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128.
 
@@ -81,10 +83,10 @@ def optimize_banded_inverse(
     most = _MOST_ITERATIONS if num_steps < _LONG_RUN else _MOST_ITERATIONS_OF_LONG_RUNS
     best = minimize(smooth, start, max_iterations=most)
 
-    # The loss takes the pattern 0, b, 2 b, ... for the worst one. Where the certified loss is larger, another one may
-    # be worse: then the coefficients of C are made not to increase, by a penalty that grows, and the best is kept.
+    # The loss assumes that the pattern 0, b, 2 b, ... is the worst. If the certified loss is larger, another may be.
+    # Then penalise increases of c, more each time, and keep the candidate of least certified loss.
     candidates = [starts[0], start, best]
-    if certified_loss(best) > smooth(best)[0] + _SAME:
+    if certified_loss(best) > smooth(best)[0] + _LOSS_TOLERANCE:
         for penalty in _PENALTIES:
             best = minimize(loss(penalty), best, max_iterations=most)
             candidates.append(best)
@@ -100,7 +102,7 @@ def _starts(num_bands: int, workload: AbstractWorkload) -> list[np.ndarray]:
         roots = bisr(num_bands, workload.momentum, workload.weight_decay)
     coefficients = np.asarray(roots.noising_coefficients)[1:]
     powers = np.arange(1, num_bands)
-    return [coefficients * factor**powers for factor in _SHRINKING]
+    return [coefficients * factor**powers for factor in _SHRINK_FACTORS]
 
 
 def _loss(
@@ -112,10 +114,10 @@ def _loss(
     workload: AbstractWorkload,
     penalty: float,
 ) -> Loss:
-    """Return log |v|^2 + log sum_s weight_s b_s^2, where v is the sum of the columns 0, b, 2 b, ... of C.
+    """Return log |v|^2 + log sum_s weight_s h_s^2, where v is the sum of the columns 0, b, 2 b, ... of C.
 
-    The noising coefficients are (1, x), c is their reciprocal series, and b = a (1, x) as power series. Every increase
-    of c is charged ``penalty`` times its square.
+    The noising coefficients are d = (1, x), c = 1 / d and h = a d as power series. Every increase of c costs
+    ``penalty`` times its square.
     """
     weights = weights_of_error(num_steps, error)
 
@@ -129,17 +131,17 @@ def _loss(
         # The sensitivity.
         pattern = sum_of_pattern(column)
         squared_sensitivity = pattern @ pattern
-        to_column = 2.0 * adjoint(sum_of_pattern, pattern)
-        to_column /= squared_sensitivity
+        gradient_by_column = 2.0 * adjoint(sum_of_pattern, pattern)
+        gradient_by_column /= squared_sensitivity
 
         # Increases of c, where c is 0 after its end.
         increase = np.maximum(np.diff(column, append=0.0), 0.0)
-        to_column -= 2.0 * penalty * increase
-        to_column[1:] += 2.0 * penalty * increase[:-1]
+        gradient_by_column -= 2.0 * penalty * increase
+        gradient_by_column[1:] += 2.0 * penalty * increase[:-1]
 
-        # d c = -c^2 d x as series.
-        divided = adjoint(lambda series: divide(series, noising), to_column)
-        of_sensitivity = -correlate(divided, column, num_bands)
+        # As series, a change of d by e changes c = 1 / d by -c^2 e = -(c / d) e.
+        divided = adjoint(lambda series: divide(series, noising), gradient_by_column)
+        gradient_of_sensitivity = -correlate(divided, column, num_bands)
 
         # The error, a linear function of the noising coefficients.
         padded = np.zeros(num_steps)
@@ -147,12 +149,12 @@ def _loss(
         outputs = workload.apply(padded)
         weighted = weights * outputs
         squared_error = weighted @ outputs
-        to_noising = 2.0 * adjoint(workload.apply, weighted)
-        of_error = to_noising[:num_bands] / squared_error
+        gradient_by_noising = 2.0 * adjoint(workload.apply, weighted)
+        gradient_of_error = gradient_by_noising[:num_bands] / squared_error
 
         value = np.log(squared_sensitivity) + np.log(squared_error)
         value += penalty * (increase @ increase)
-        gradient = of_sensitivity + of_error
+        gradient = gradient_of_sensitivity + gradient_of_error
         return float(value), gradient[1:]
 
     return loss

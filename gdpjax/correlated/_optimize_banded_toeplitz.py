@@ -1,4 +1,4 @@
-"""The best banded Toeplitz strategy for a single participation, or for any whose participations share no band."""
+"""The best banded Toeplitz strategy for participations that are at least as far apart as it has bands."""
 
 import numpy as np
 
@@ -19,12 +19,12 @@ def optimize_banded_toeplitz(
 ) -> BandedToeplitz:
     """Return the banded Toeplitz strategy of least |c|^2 times error, scaled to |c| = 1.
 
-    |c| is its sensitivity for a single participation. For k participations that are at least num_bands steps apart the
-    sensitivity is at most sqrt(k), and the same strategy is close to the best.
+    |c| is its sensitivity for a single participation. Choose num_bands at most the separation of participations: then
+    the sensitivity for k of them is at most sqrt(k), whatever the schema, which is why there is no argument for it.
 
     Args:
         num_steps: n >= 1.
-        num_bands: b from 1 to n.
+        num_bands: from 1 to n; at most the separation, as the number of steps in an epoch.
         error: "mean" or "max", the squared error that is made small.
         workload: what the run computes of the released sums.
 
@@ -33,7 +33,7 @@ def optimize_banded_toeplitz(
         no certificate says that no other strategy is better.
 
     Raises:
-        ValueError: a number outside its range, or an unknown error.
+        ValueError: a number outside its range, or an error that is not "mean" or "max".
 
     Reference: McKenna, arXiv:2405.15913.
 
@@ -46,7 +46,7 @@ def optimize_banded_toeplitz(
     check_error(error)
     loss = _loss(num_steps, num_bands, error, check_workload(workload))
 
-    # The square root of the workload is the best strategy without bands, but for a constant.
+    # Begin with the square root of the workload.
     start = _square_root(workload.coefficients(num_bands))
     best = minimize(loss, start[1:] / start[0])
     coefficients = np.concatenate([[1.0], best])
@@ -54,7 +54,7 @@ def optimize_banded_toeplitz(
 
 
 def _loss(num_steps: int, num_bands: int, error: str, workload: AbstractWorkload) -> Loss:
-    """Return log |c|^2 + log sum_s weight_s b_s^2 of c = (1, x), where b = a / c as power series."""
+    """Return log |c|^2 + log sum_s weight_s h_s^2 of c = (1, x), where h = a / c as power series."""
     weights = weights_of_error(num_steps, error)
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -64,11 +64,12 @@ def _loss(num_steps: int, num_bands: int, error: str, workload: AbstractWorkload
         squared_error = weighted @ column
         squared_norm = coefficients @ coefficients
 
-        # d b = -(b / c) d c as series, so the adjoint divides by c backwards, and then correlates with b.
+        # As series, a change of c by e changes h = a / c by -(h / c) e: the adjoint divides by c backwards, and then
+        # correlates with h.
         divided = adjoint(lambda series: divide(series, coefficients), 2.0 * weighted)
-        of_error = -correlate(divided, column, num_bands)
-        of_norm = 2.0 * coefficients
-        gradient = of_norm / squared_norm + of_error / squared_error
+        gradient_of_error = -correlate(divided, column, num_bands)
+        gradient_of_norm = 2.0 * coefficients
+        gradient = gradient_of_norm / squared_norm + gradient_of_error / squared_error
         return float(np.log(squared_norm) + np.log(squared_error)), gradient[1:]
 
     return loss

@@ -2,14 +2,15 @@
 
 With X = C^T C and M = A^T A the mean squared error is trace(M X^-1) / n. The columns of C at the k participations of
 one example are taken to be orthogonal, and their squared norms add up to 1: then the sensitivity is 1. X is divided in
-blocks by the place r of a step in its epoch, and Lagrange multipliers are symmetric k x k blocks V_r with an equal
+blocks by the position r of a step in its epoch, and Lagrange multipliers are symmetric k x k blocks V_r with an equal
 diagonal v_r. For V = diag(V_1, ..., V_b) = L L^T the least of trace(M X^-1) + trace(V X) is at
 
     X = L^-T (L^T M L)^(1/2) L^-1,
 
 so that 2 trace (L^T M L)^(1/2) - sum_r v_r is a lower bound on trace(M X^-1) for every V. It is concave in V, with the
-blocks of X for its derivative, and has n (k - 1) / 2 + n / k free numbers. The X of the best V is scaled, block by
-block, to fulfil the constraints exactly, and its error is above the least by no more than the gap to the lower bound.
+blocks of X for its derivative. Each of the n / k blocks V_r has k (k - 1) / 2 + 1 free numbers, together
+n (k - 1) / 2 + n / k. The X of the best V is scaled, block by block, to fulfil the constraints exactly, and its error
+is above the least by no more than the gap to the lower bound.
 """
 
 import numpy as np
@@ -40,8 +41,8 @@ def optimize_dense(
         workload: what the run computes of the released sums.
 
     Returns:
-        A `Dense` whose error is within about 1e-5 of the least among matrices whose columns are orthogonal at the
-        participations of one example.
+        A `Dense` whose error is within about 1e-5, relative, of the least among matrices whose columns are orthogonal
+        at the participations of one example.
 
     Raises:
         ValueError: num_epochs that does not divide num_steps.
@@ -56,7 +57,7 @@ def optimize_dense(
     count, separation = FixedEpochs(num_epochs).limits(num_steps)
     matrix = toeplitz_matrix(check_workload(workload).coefficients(num_steps))
 
-    # Steps in the order of their places, then of their epochs, so that the blocks are contiguous.
+    # Steps in the order of their positions, then of their epochs, so that the blocks are contiguous.
     order = np.arange(num_steps).reshape(count, separation).T.ravel()
     squared_workload = (matrix.T @ matrix)[np.ix_(order, order)]
     multipliers = _Multipliers(count, separation)
@@ -67,9 +68,9 @@ def optimize_dense(
     point = minimize(_loss(squared_workload, multipliers), start, tolerance=_TOLERANCE)
     gram = _scaled(_best_gram(squared_workload, multipliers.factors(point)), count, separation)
 
-    in_steps = np.empty_like(gram)
-    in_steps[np.ix_(order, order)] = gram
-    return Dense(_lower_factor(in_steps))
+    gram_in_step_order = np.empty_like(gram)
+    gram_in_step_order[np.ix_(order, order)] = gram
+    return Dense(_lower_factor(gram_in_step_order))
 
 
 class _Multipliers:
@@ -106,9 +107,11 @@ class _Multipliers:
         """Return the gradient of the lower bound, whose derivative by V_r is the block X_r, less 1 for v_r."""
         sizes, correlations = self.blocks(point)
         rows, columns = self.below
-        of_sizes = np.sum(gram_blocks * correlations, axis=(1, 2)) - 1.0
-        of_below = 2.0 * sizes[:, None] * gram_blocks[:, rows, columns]
-        return np.concatenate([of_sizes * sizes, of_below.ravel()])
+        gradient_by_sizes = np.sum(gram_blocks * correlations, axis=(1, 2)) - 1.0
+        gradient_by_below = 2.0 * sizes[:, None] * gram_blocks[:, rows, columns]
+
+        # The free numbers are the logarithms of the sizes.
+        return np.concatenate([gradient_by_sizes * sizes, gradient_by_below.ravel()])
 
 
 def _loss(squared_workload: np.ndarray, multipliers: _Multipliers) -> Loss:
@@ -124,9 +127,9 @@ def _loss(squared_workload: np.ndarray, multipliers: _Multipliers) -> Loss:
         sizes, _ = multipliers.blocks(point)
         bound = 2.0 * roots.sum() - sizes.sum()
 
-        # The diagonal blocks of X = L^-T R L^-1.
-        pulled = _pulled(factors, vectors)
-        gram_blocks = (pulled * roots) @ pulled.transpose(0, 2, 1)
+        # The diagonal blocks of X = L^-T (L^T M L)^(1/2) L^-1.
+        back_substituted = _back_substituted(factors, vectors)
+        gram_blocks = (back_substituted * roots) @ back_substituted.transpose(0, 2, 1)
         gradient = multipliers.gradient(point, gram_blocks)
         return -bound / num_steps, -gradient / num_steps
 
@@ -140,11 +143,14 @@ def _square_root(
     """Return the eigenvalues and vectors of (L^T M L)^(1/2)."""
     separation, count, _ = factors.shape
     shape = squared_workload.shape
-    right = squared_workload.reshape(-1, separation, 1, count) @ factors
-    right = right.reshape(separation, count, -1)
-    both = (factors.transpose(0, 2, 1) @ right).reshape(shape)
+    # M L, block of columns by block of columns.
+    workload_times_factor = squared_workload.reshape(-1, separation, 1, count) @ factors
+    workload_times_factor = workload_times_factor.reshape(separation, count, -1)
+
+    # L^T (M L), block of rows by block of rows.
+    product = (factors.transpose(0, 2, 1) @ workload_times_factor).reshape(shape)
     eigenvalues, vectors = scipy.linalg.eigh(
-        both,
+        product,
         driver="evd",
         overwrite_a=True,
         check_finite=False,
@@ -155,11 +161,11 @@ def _square_root(
 def _best_gram(squared_workload: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """Return X = L^-T (L^T M L)^(1/2) L^-1."""
     roots, vectors = _square_root(squared_workload, factors)
-    pulled = _pulled(factors, vectors).reshape(vectors.shape)
-    return (pulled * roots) @ pulled.T
+    back_substituted = _back_substituted(factors, vectors).reshape(vectors.shape)
+    return (back_substituted * roots) @ back_substituted.T
 
 
-def _pulled(factors: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+def _back_substituted(factors: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Return L^-T times the vectors, by blocks of rows, shape [b, k, n]."""
     separation, count, _ = factors.shape
     stacked = vectors.reshape(separation, count, -1)
@@ -167,23 +173,29 @@ def _pulled(factors: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 
 def _scaled(gram: np.ndarray, count: int, separation: int) -> np.ndarray:
-    """Return S X S^T, S block-diagonal, whose blocks are diagonal with a sum of 1.
+    """Rescale X so that each block X_r becomes diagonal with trace 1: return S X S^T, with S block-diagonal.
 
-    S_r = D X_r^(-1/2) keeps the diagonal D^2 of X_r but for the common factor.
+    S_r = D_r X_r^(-1/2), and D_r^2 is the diagonal of X_r divided by its trace.
     """
-    places = np.arange(separation)
+    positions = np.arange(separation)
     by_block = gram.reshape(separation, count, separation, count)
-    blocks = by_block[places, :, places, :]
+    blocks = by_block[positions, :, positions, :]
+
+    # X_r^(-1/2), by eigenvalues.
     eigenvalues, vectors = np.linalg.eigh(blocks)
     divided = vectors / np.sqrt(eigenvalues)[:, None, :]
     inverse_roots = divided @ vectors.transpose(0, 2, 1)
+
+    # S_r: the roots of the diagonal have the root of the trace for their norm.
     diagonals = np.sqrt(np.einsum("rii->ri", blocks))
     norms = np.linalg.norm(diagonals, axis=1, keepdims=True)
     scaling = (diagonals / norms)[:, :, None] * inverse_roots
+
+    # S X, then S (S X)^T, made symmetric to the last bit.
     shape = (separation, count, -1)
-    left = (scaling @ gram.reshape(shape)).reshape(gram.shape)
-    both = (scaling @ left.T.reshape(shape)).reshape(gram.shape)
-    return (both + both.T) / 2.0
+    scaled_rows = (scaling @ gram.reshape(shape)).reshape(gram.shape)
+    scaled = (scaling @ scaled_rows.T.reshape(shape)).reshape(gram.shape)
+    return (scaled + scaled.T) / 2.0
 
 
 def _lower_factor(gram: np.ndarray) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""In which steps one example may take part: a promise about the loader.
+"""Participation schemas: the sets of steps in which one example may take part.
 
     MinSep(max_participations=8, min_separation=100)      at most 8 steps, each at least 100 after the one before
 
-The sensitivity of a strategy is the largest change of the run over all sets of steps that the promise allows. A run
-whose batches break the promise has no guarantee, so the loader has to keep it.
+Each step with the example is one participation. The loader promises to keep to the schema, and the sensitivity of a
+strategy is the largest change of the run over all sets of steps in it. A run whose batches leave the schema has no
+guarantee.
 """
 
 import abc
@@ -13,18 +14,18 @@ from gdpjax._core.arguments import check_count, check_instance
 
 
 class AbstractParticipation(abc.ABC):
-    """A promise about the steps in which one example takes part."""
+    """A participation schema: the sets of steps in which one example may take part."""
 
     @abc.abstractmethod
     def limits(self, num_steps: int) -> tuple[int, int]:
-        """Return the largest number of participations in ``num_steps`` steps, and the least distance of two of them.
+        """Return the largest number of participations in ``num_steps`` steps, and the least separation of two of them.
 
-        The number is at most 1 + (num_steps - 1) // distance, which is how many fit.
+        The number is at most 1 + (num_steps - 1) // separation, the most that fit.
         """
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """Return the promise as a clause that completes "each example takes part ..."."""
+        """Return the schema as a clause that completes "each example takes part ..."."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class SingleParticipation(AbstractParticipation):
         return 1, check_count("num_steps", num_steps)
 
     def describe(self) -> str:
-        """Return the promise in words."""
+        """Return the schema in words."""
         return "in at most one step"
 
 
@@ -69,22 +70,22 @@ class MinSep(AbstractParticipation):
         object.__setattr__(self, "min_separation", check_count("min_separation", self.min_separation))
 
     def limits(self, num_steps: int) -> tuple[int, int]:
-        """Return k, or how many participations fit if that is fewer, and b."""
+        """Return k, or the most participations that fit if those are fewer, and b."""
         num_steps = check_count("num_steps", num_steps)
-        how_many_fit = 1 + (num_steps - 1) // self.min_separation
-        return min(self.max_participations, how_many_fit), self.min_separation
+        most_that_fit = 1 + (num_steps - 1) // self.min_separation
+        return min(self.max_participations, most_that_fit), self.min_separation
 
     def describe(self) -> str:
-        """Return the promise in words."""
+        """Return the schema in words."""
         return f"in at most {self.max_participations} steps, at least {self.min_separation} apart"
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedEpochs(AbstractParticipation):
-    """Each example takes part once in each of ``num_epochs`` epochs, always at the same place of the epoch.
+    """Each example takes part once in each of ``num_epochs`` epochs, always at the same position.
 
-    With n steps an epoch has b = n / num_epochs of them, and the example of place r has the steps r, r + b, ...
-    It may be absent from some of them, which makes no change larger.
+    With n steps an epoch has b = n / num_epochs of them, and an example at position r takes part in steps r, r + b,
+    r + 2 b, .... It may skip some of them; that never raises the sensitivity.
 
     Args:
         num_epochs: at least 1.
@@ -114,11 +115,28 @@ class FixedEpochs(AbstractParticipation):
         return self.num_epochs, num_steps // self.num_epochs
 
     def describe(self) -> str:
-        """Return the promise in words."""
-        return f"at the same place of each of {self.num_epochs} epochs"
+        """Return the schema in words."""
+        return f"once in each of {self.num_epochs} epochs, always at the same position"
+
+
+def describe_in_run(participation: AbstractParticipation, num_steps: int) -> str:
+    """Return the schema in words, with the number of steps of the run.
+
+    >>> describe_in_run(FixedEpochs(20), 1000)
+    'once in each of 20 epochs of 50 steps (1000 steps in all), always at the same position'
+    >>> describe_in_run(MinSep(4, 100), 1000)
+    'in at most 4 steps, at least 100 apart (1000 steps in all)'
+    """
+    if isinstance(participation, FixedEpochs):
+        num_epochs, steps_per_epoch = participation.limits(num_steps)
+        return (
+            f"once in each of {num_epochs} epochs of {steps_per_epoch} steps ({num_steps} steps in all), always at the "
+            "same position"
+        )
+    return f"{participation.describe()} ({num_steps} steps in all)"
 
 
 def check_participation(value: object) -> AbstractParticipation:
-    """Return ``value`` if it is a participation; ValueError with the choices otherwise."""
+    """Return ``value`` if it is a participation schema; ValueError with the choices otherwise."""
     hint = "one of SingleParticipation(), MinSep(max_participations, min_separation), FixedEpochs(num_epochs)"
     return check_instance("participation", value, AbstractParticipation, hint)

@@ -1,4 +1,4 @@
-"""Certified sensitivities of a matrix C under a participation.
+"""Certified sensitivities of a matrix C under a participation schema.
 
     sens(C)^2 = max over patterns P and |x_t| <= 1 of sum_{i, j in P} G_ij <x_i, x_j>,          G = C^T C
 
@@ -11,7 +11,8 @@ here return the smallest of several proved bounds on max_P S(P); docs/theory/mat
   other coefficients the same formula holds for any larger coefficients that do not increase.
 * Lags: entry (i, j) of a pattern has a lag of at least (j - i) b and lies at or after step j b, so |G| is at most its
   largest value there.
-* Rows: S(P) is a sum over i in P, of at most the largest sum of |G_ij| over the j of any pattern that has i.
+* Rows: S(P) = sum_{i in P} sum_{j in P} |G_ij| <= sum_{i in P} R_i, with R_i the largest sum of |G_ij| over the steps
+  j of any pattern that contains i.
 
 Every number is rounded outwards, by the bound on the rounding error of all of its sums.
 """
@@ -25,7 +26,7 @@ from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs
 from gdpjax.correlated._series import UNIT_ROUNDOFF, CertifiedSeries
 
 _CLOSE = 1e-9
-"""A bound this close to a value that is attained is taken without looking for a better one."""
+"""A bound within this relative distance of a lower bound is taken without looking for a better one."""
 _LARGEST_GRAM = 2048
 """Steps up to which n x n numbers are formed for a better bound."""
 _MOST_OPERATIONS = 10**9
@@ -46,12 +47,13 @@ def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractPartici
 
     # Columns that share no row: the first ones are the longest.
     if count == 1 or column.num_nonzero <= separation:
-        return _of_disjoint_columns(magnitudes, count, separation)
+        return _norm_of_disjoint_columns(magnitudes, count, separation)
 
     # With fixed epochs the first pattern is the worst; otherwise it is for coefficients that do not increase.
     is_fixed = isinstance(participation, FixedEpochs)
     larger = magnitudes if is_fixed else _largest_to_come(magnitudes)
-    bound = _of_first_pattern(larger, count, separation)
+    bound = _norm_of_first_pattern(larger, count, separation)
+    # Whether to look further may depend on a rounded number: what is returned is an upper bound in any case.
     pattern = sum_of_columns(column.values, count, separation)
     attained = np.linalg.norm(pattern)
     if bound <= (1.0 + _CLOSE) * attained:
@@ -59,37 +61,38 @@ def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractPartici
 
     # The coefficients go up or below zero: look closer where that is affordable.
     if is_fixed and num_steps * count**2 <= _MOST_OPERATIONS:
-        return min(bound, _of_first_columns(column, count, separation))
+        return min(bound, _bound_from_first_columns(column, count, separation))
     if not is_fixed and num_steps * count <= _MOST_TRANSFORMED:
-        bound = min(bound, _by_toeplitz_lags(magnitudes, count, separation))
+        bound = min(bound, _toeplitz_lag_bound(magnitudes, count, separation))
     if not is_fixed and num_steps <= _LARGEST_GRAM:
-        bound = min(bound, _of_toeplitz_gram(column, count, separation))
+        bound = min(bound, _bound_from_toeplitz_gram(column, count, separation))
     return bound
 
 
 def dense_sensitivity(matrix: np.ndarray, participation: AbstractParticipation) -> float:
     """Return an upper bound on the sensitivity of a lower-triangular matrix."""
-    gram, error = _gram(matrix)
+    gram, entry_error = _gram(matrix)
     count, separation = participation.limits(len(matrix))
     if isinstance(participation, FixedEpochs):
-        return _outward_with_errors(_largest_of_epochs(gram, separation), error, count, len(matrix))
-    return _of_gram(gram, error, count, separation)
+        return _rounded_up_root_with_errors(_largest_epoch_sum(gram, separation), entry_error, count, len(matrix))
+    return _bound_from_gram(gram, entry_error, count, separation)
 
 
 def toeplitz_attained(column: CertifiedSeries, participation: AbstractParticipation) -> float:
-    """Return the norm of C x for an x of ones at the steps 0, b, ..., (k - 1) b, C Toeplitz."""
+    """Return |C x| for an x of ones at steps 0, b, ..., (k - 1) b, less what rounding may have added; C Toeplitz."""
     count, separation = participation.limits(len(column.values))
-    return float(np.linalg.norm(sum_of_columns(column.values, count, separation)))
+    totals, rounding = _sums_of_columns(column.values, count, separation)
+    return float(np.linalg.norm(np.maximum(np.abs(totals) - rounding, 0.0)))
 
 
 def dense_attained(matrix: np.ndarray, participation: AbstractParticipation) -> float:
-    """Return the norm of C x for an x of ones at one allowed set of steps: the best, for fixed epochs."""
+    """Return |C x| for an x of ones at steps 0, b, ..., (k - 1) b; for fixed epochs the largest over all positions."""
     count, separation = participation.limits(len(matrix))
-    beginnings = range(separation) if isinstance(participation, FixedEpochs) else range(1)
+    positions = range(separation) if isinstance(participation, FixedEpochs) else range(1)
     best = 0.0
-    for first in beginnings:
-        places = first + separation * np.arange(count)
-        change = np.sum(matrix[:, places[places < len(matrix)]], axis=1)
+    for position in positions:
+        steps = position + separation * np.arange(count)
+        change = np.sum(matrix[:, steps[steps < len(matrix)]], axis=1)
         best = max(best, float(np.linalg.norm(change)))
     return best
 
@@ -97,24 +100,33 @@ def dense_attained(matrix: np.ndarray, participation: AbstractParticipation) -> 
 # Toeplitz matrices
 
 
-def _of_disjoint_columns(magnitudes: np.ndarray, count: int, separation: int) -> float:
+def _norm_of_disjoint_columns(magnitudes: np.ndarray, count: int, separation: int) -> float:
     """Return the norm of the columns 0, b, ..., (k - 1) b together, which are orthogonal."""
     num_steps = len(magnitudes)
     # Column t has the coefficients 0 to n - 1 - t.
     squared_norms = np.cumsum(magnitudes * magnitudes)
     lengths = num_steps - separation * np.arange(count)
-    return _root_outward(float(squared_norms[lengths - 1].sum()), num_steps + count)
+    return _rounded_up_root(float(squared_norms[lengths - 1].sum()), num_steps + count)
 
 
-def _of_first_pattern(magnitudes: np.ndarray, count: int, separation: int) -> float:
+def _norm_of_first_pattern(magnitudes: np.ndarray, count: int, separation: int) -> float:
     """Return the norm of the sum of the columns 0, b, ..., (k - 1) b."""
     total = sum_of_columns(magnitudes, count, separation)
     num_rows = -(-len(magnitudes) // separation)
-    return _root_outward(float(total @ total), len(magnitudes) + 4 * num_rows)
+    return _rounded_up_root(float(total @ total), len(magnitudes) + 4 * num_rows)
 
 
 def sum_of_columns(coefficients: np.ndarray, count: int, separation: int) -> np.ndarray:
-    """Return sum_{i < k} c_{m - i b} for each m; of coefficients >= 0, at least that but for 4 n / b roundings.
+    """Return sum_{i < k} c_{m - i b} for each m; for coefficients >= 0 an upper bound, but for 4 n / b roundings.
+
+    Optimisers also use it for other coefficients: what they find is certified afterwards.
+    """
+    totals, rounding = _sums_of_columns(coefficients, count, separation)
+    return totals + rounding
+
+
+def _sums_of_columns(coefficients: np.ndarray, count: int, separation: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return sum_{i < k} c_{m - i b} for each m, and a bound on the rounding error of the difference that gives it.
 
     With the coefficients in rows of b it is a running sum down the rows, less that of k rows before.
     """
@@ -124,24 +136,25 @@ def sum_of_columns(coefficients: np.ndarray, count: int, separation: int) -> np.
     padded[:num_steps] = coefficients
     sums = np.cumsum(padded.reshape(num_rows, separation), axis=0)
     totals = sums.copy()
+    rounding = np.zeros_like(sums)
     if count < num_rows:
         totals[count:] -= sums[:-count]
-        # Both of them were rounded.
-        totals[count:] += 2.0 * num_rows * UNIT_ROUNDOFF * np.abs(sums[count:])
-    return totals.ravel()[:num_steps]
+        # A difference of two rounded sums is off by at most 2 (n / b) 2^-53 of the larger, for terms >= 0.
+        rounding[count:] = 2.0 * num_rows * UNIT_ROUNDOFF * np.abs(sums[count:])
+    return totals.ravel()[:num_steps], rounding.ravel()[:num_steps]
 
 
-def _of_first_columns(column: CertifiedSeries, count: int, separation: int) -> float:
+def _bound_from_first_columns(column: CertifiedSeries, count: int, separation: int) -> float:
     """Return the square root of the sum of |G_ij| over the columns i and j in 0, b, ..., (k - 1) b."""
     num_steps = len(column.values)
-    places = separation * np.arange(count)
-    gram, error = _gram(_toeplitz_columns(column.values, places))
-    error += _of_uncertain_column(column)
-    return _outward_with_errors(float(gram.sum()), error, count, num_steps)
+    columns = separation * np.arange(count)
+    gram, entry_error = _gram(_toeplitz_columns(column.values, columns))
+    entry_error += _gram_uncertainty(column)
+    return _rounded_up_root_with_errors(float(gram.sum()), entry_error, count, num_steps)
 
 
-def _by_toeplitz_lags(magnitudes: np.ndarray, count: int, separation: int) -> float:
-    """Return the root of the bound of `_by_lags`, for coefficients >= 0, from k convolutions.
+def _toeplitz_lag_bound(magnitudes: np.ndarray, count: int, separation: int) -> float:
+    """Return the root of the bound of `_lag_bound`, for coefficients >= 0, from k convolutions.
 
     Entry (j - d, j) of C^T C is the sum of c_u c_{u + d} over u < n - j, which falls with j. So its largest value at or
     after step j is the one at j. Where d > j it is the one at d, which the same sum gives, as c is 0 from n on.
@@ -164,25 +177,28 @@ def _by_toeplitz_lags(magnitudes: np.ndarray, count: int, separation: int) -> fl
 
         # The pairs of this participation with itself and, twice, with the earlier ones.
         squared += largest[0] + 2.0 * largest[separation : step + 1 : separation].sum()
-    return _root_outward(float(squared), num_steps + count * count)
+    return _rounded_up_root(float(squared), num_steps + count * count)
 
 
-def _of_toeplitz_gram(column: CertifiedSeries, count: int, separation: int) -> float:
+def _bound_from_toeplitz_gram(column: CertifiedSeries, count: int, separation: int) -> float:
     """Return the bound by the Gram matrix of all columns."""
-    places = np.arange(len(column.values))
-    gram, error = _gram(_toeplitz_columns(column.values, places))
-    error += _of_uncertain_column(column)
-    return _of_gram(gram, error, count, separation)
+    columns = np.arange(len(column.values))
+    gram, entry_error = _gram(_toeplitz_columns(column.values, columns))
+    entry_error += _gram_uncertainty(column)
+    return _bound_from_gram(gram, entry_error, count, separation)
 
 
-def _toeplitz_columns(coefficients: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the columns at these places of the lower-triangular Toeplitz matrix, shape [n, places]."""
-    lag = np.subtract.outer(np.arange(len(coefficients)), places)
+def _toeplitz_columns(coefficients: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return the columns of these numbers of the lower-triangular Toeplitz matrix, shape [n, columns]."""
+    lag = np.subtract.outer(np.arange(len(coefficients)), columns)
     return np.where(lag >= 0, coefficients[np.maximum(lag, 0)], 0.0)
 
 
-def _of_uncertain_column(column: CertifiedSeries) -> float:
-    """Return by how much an entry of C^T C can move: |(c + e)^T (c' + e') - c^T c'| <= 2 |c| |e| + |e|^2."""
+def _gram_uncertainty(column: CertifiedSeries) -> float:
+    """Return a bound on the change of an entry of C^T C by the errors of c.
+
+    It is |(c + e)^T (c' + e') - c^T c'| <= 2 |c| |e| + |e|^2.
+    """
     norm = float(np.linalg.norm(column.values))
     uncertainty = float(np.linalg.norm(column.errors))
     return (2.0 * norm + uncertainty) * uncertainty * (1.0 + 1e-9)
@@ -198,23 +214,23 @@ def _gram(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     return gram, (len(matrix) + 8) * 2.0 * UNIT_ROUNDOFF * largest
 
 
-def _of_gram(gram: np.ndarray, error: float, count: int, separation: int) -> float:
-    """Return the smaller of the two bounds that |G|, with this error in each entry, gives for patterns b apart."""
+def _bound_from_gram(gram: np.ndarray, entry_error: float, count: int, separation: int) -> float:
+    """Return the smaller of the bounds by rows and by lags, for a |G| whose entries are off by ``entry_error``."""
     if count == 1:
         squared = float(np.max(np.diag(gram)))
     else:
-        by_rows = _by_rows(gram, count, separation)
-        by_lags = _by_lags(gram, count, separation)
-        squared = min(by_rows, by_lags)
-    return _outward_with_errors(squared, error, count, len(gram))
+        row_bound = _row_bound(gram, count, separation)
+        lag_bound = _lag_bound(gram, count, separation)
+        squared = min(row_bound, lag_bound)
+    return _rounded_up_root_with_errors(squared, entry_error, count, len(gram))
 
 
-def _outward_with_errors(squared: float, error: float, count: int, num_steps: int) -> float:
-    """Return the root of a sum of k^2 entries, each with this error, and rounded."""
-    return _root_outward(squared + count * count * error, count * count + num_steps)
+def _rounded_up_root_with_errors(squared: float, entry_error: float, count: int, num_steps: int) -> float:
+    """Return the root, rounded up, of a sum of k^2 entries each of which may be larger by ``entry_error``."""
+    return _rounded_up_root(squared + count * count * entry_error, count * count + num_steps)
 
 
-def _largest_of_epochs(gram: np.ndarray, separation: int) -> float:
+def _largest_epoch_sum(gram: np.ndarray, separation: int) -> float:
     """Return the largest sum of |G_ij| over i and j congruent modulo b."""
     count = len(gram) // separation
     blocks = gram.reshape(count, separation, count, separation)
@@ -222,7 +238,7 @@ def _largest_of_epochs(gram: np.ndarray, separation: int) -> float:
     return float(np.max(sums))
 
 
-def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
+def _lag_bound(gram: np.ndarray, count: int, separation: int) -> float:
     """Return sum_{i, j < k} of the largest |G| with a lag of at least |i - j| b, at or after step max(i, j) b."""
     num_steps = len(gram)
 
@@ -237,9 +253,9 @@ def _by_lags(gram: np.ndarray, count: int, separation: int) -> float:
     by_lag = _largest_to_come(by_lag.T).T
 
     # The sum over pairs of participations.
-    places = separation * np.arange(count)
-    chosen = by_lag[np.ix_(places, places)]
-    number = np.arange(len(places))
+    steps = separation * np.arange(count)
+    chosen = by_lag[np.ix_(steps, steps)]
+    number = np.arange(count)
     apart = np.abs(number[:, None] - number[None, :])
     latest = np.maximum(number[:, None], number[None, :])
     return float(np.sum(chosen[apart, latest]))
@@ -251,13 +267,16 @@ def _largest_to_come(values: np.ndarray) -> np.ndarray:
     return backwards[::-1]
 
 
-def _by_rows(gram: np.ndarray, count: int, separation: int) -> float:
-    """Return the largest sum over a pattern of the largest sum of a row over a pattern that has its diagonal."""
+def _row_bound(gram: np.ndarray, count: int, separation: int) -> float:
+    """Return max over patterns P of sum_{i in P} R_i.
+
+    R_i is the largest sum of |G_ij| over the steps j of any pattern that contains i.
+    """
     num_steps = len(gram)
-    as_many_as_fit = count == 1 + (num_steps - 1) // separation
-    if not as_many_as_fit and count * num_steps**2 > _MOST_ROW_SUMS:
+    any_number_fits = count == 1 + (num_steps - 1) // separation
+    if not any_number_fits and count * num_steps**2 > _MOST_ROW_SUMS:
         return math.inf
-    sums_before = _sums_of_any_number if as_many_as_fit else _sums_of_few
+    sums_before = _sums_of_any_number if any_number_fits else _sums_of_few
 
     # Participations after a step are those before it in a run that goes backwards.
     backwards = gram[::-1, ::-1]
@@ -266,11 +285,11 @@ def _by_rows(gram: np.ndarray, count: int, separation: int) -> float:
 
     # Split the other k - 1 participations between before and after.
     row_sums = np.zeros(num_steps)
-    for ours, others in zip(before, after[::-1], strict=True):
-        np.maximum(row_sums, ours + others, out=row_sums)
+    for sum_before, sum_after in zip(before, after[::-1], strict=True):
+        np.maximum(row_sums, sum_before + sum_after, out=row_sums)
     row_sums += np.diag(gram)
 
-    # The participations themselves.
+    # The best choice of k steps, b apart, for the weights R_i, by adding one step at a time.
     best = np.zeros((1, num_steps))
     for _ in range(count):
         best = _with_one_more(row_sums[None, :], best, separation)
@@ -309,8 +328,8 @@ def _with_one_more(weights: np.ndarray, best: np.ndarray, separation: int) -> np
     return np.maximum.accumulate(earlier + weights, axis=1)
 
 
-def _root_outward(squared: float, num_roundings: int) -> float:
-    """Return the square root, above the true one if ``squared`` is the result of so many roundings of positive sums."""
+def _rounded_up_root(squared: float, num_roundings: int) -> float:
+    """Return an upper bound on the root of a sum of positive terms, computed as ``squared`` with so many roundings."""
     relative_error = 4.0 * (num_roundings + 8) * UNIT_ROUNDOFF
     root = math.sqrt(squared * (1.0 + relative_error))
     return math.nextafter(root, math.inf)

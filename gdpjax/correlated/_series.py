@@ -7,8 +7,8 @@ import scipy
 
 UNIT_ROUNDOFF = 2.0**-53
 """The largest relative error of one rounded operation."""
-_SMALLEST = 1e-290
-"""More than all that is lost to numbers too small for float64."""
+_UNDERFLOW = 1e-290
+"""An upper bound on the total error from underflow."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,12 @@ def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedSeries:
     """Return `reciprocal` with a bound on the error of each coefficient.
 
-    With a_j = c_j / c_0 the computed y fulfils the recurrence but for a residual of at most
+    The coefficients are d_0 > 0, d_1, ..., d_{p-1}, and a_j = d_j / d_0. Write (*) for convolution, y* for the true
+    series of 1 / d, and gamma = 2 (p + 8) 2^-53. The computed y fulfils a (*) y = impulse / d_0 but for a residual of
+    at most gamma |a| (*) |y|. The series of 1 / a is d_0 y*, so with q = d_0 gamma |a| (*) |y|
 
-        r_t = gamma sum_j |a_j| |y_{t-j}|,          gamma = 2 (p + 8) 2^-53 for p coefficients,
-
-    so that its error e is at most the convolution of the true series of 1 / a with r. The true one is at most
-    c_0 (|y| + e) in size, so e_t <= f_t + (e * s)_t with s = c_0 r and f = |y| * s, and so
-    e_t <= max_{u <= t} f_u / (1 - sum s).
+        |y - y*|  <=  |y*| (*) q  <=  |y| (*) q + |y - y*| (*) q,
+        |y - y*|_t  <=  max_{u <= t} (|y| (*) q)_u / (1 - sum q).
 
     Raises:
         ValueError: the series grows so fast that nothing can be said.
@@ -56,23 +55,24 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
     values = reciprocal(coefficients, num_steps)
     magnitudes = np.abs(values)
 
-    # The residual of the recurrence.
-    relative = np.abs(coefficients[:num_steps]) / first
-    gamma = 2.0 * (len(relative) + 8) * UNIT_ROUNDOFF
-    sums = np.asarray(scipy.signal.lfilter(relative, [1.0], magnitudes))
-    residual = first * gamma * sums + _SMALLEST
-    total = float(residual.sum()) * (1.0 + 1e-6)
-    if not total < 0.5:
+    # q, the bound on the residual of the recurrence, times d_0.
+    relative_coefficients = np.abs(coefficients[:num_steps]) / first
+    gamma = 2.0 * (len(relative_coefficients) + 8) * UNIT_ROUNDOFF
+    residual_sums = np.asarray(scipy.signal.lfilter(relative_coefficients, [1.0], magnitudes))
+    residual = first * gamma * residual_sums + _UNDERFLOW
+    residual_total = float(residual.sum()) * (1.0 + 1e-6)
+    if not residual_total < 0.5:
         raise ValueError(
             f"the noising coefficients have a reciprocal series that grows too fast to be summed over {num_steps} "
-            "steps: its sensitivity is beyond any use. Choose coefficients with 1 - sum_j |c_j| / c_0 >= 0 (j >= 1)"
+            "steps: its sensitivity is beyond any use. Choose coefficients with |d_1| + ... + |d_{{p-1}}| <= d_0"
         )
 
     # The convolution by FFT, whose error is relative to the norms.
     convolved = np.abs(scipy.signal.fftconvolve(magnitudes, residual)[:num_steps])
     convolved += 1e-13 * np.linalg.norm(magnitudes) * np.linalg.norm(residual)
-    errors = np.maximum.accumulate(convolved) / (1.0 - total)
-    return CertifiedSeries(values, errors, num_nonzero=num_steps if len(relative) > 1 else 1)
+    errors = np.maximum.accumulate(convolved) / (1.0 - residual_total)
+    num_nonzero = num_steps if len(relative_coefficients) > 1 else 1
+    return CertifiedSeries(values, errors, num_nonzero)
 
 
 def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> CertifiedSeries:
@@ -84,23 +84,23 @@ def geometric_sums(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> Cert
     powers = np.power(np.asarray(decay)[:, None], exponents)
     values = np.concatenate([[1.0], scale @ powers])
 
-    relative = (len(scale) + 8) * 2.0 * UNIT_ROUNDOFF
+    relative_error = (len(scale) + 8) * 2.0 * UNIT_ROUNDOFF
     sizes = np.abs(scale) @ np.abs(powers)
-    errors = np.concatenate([[0.0], relative * sizes + _SMALLEST])
+    errors = np.concatenate([[0.0], relative_error * sizes + _UNDERFLOW])
     return CertifiedSeries(values, errors, num_nonzero=num_steps if len(scale) else 1)
 
 
 def buffered_inverse(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> np.ndarray:
     """Return the first coefficients of the reciprocal of the series of `geometric_sums`.
 
-    The series is prod_i (1 - pole_i x) / (1 - decay_i x), where the poles of the reciprocal are the eigenvalues of
-    diag(decay) - 1 scale^T, the matrix by which the buffers move in a step without a draw. One factor at a time is a
-    recurrence of first order, which is stable.
+    The series is prod_i (1 - zero_i x) / (1 - decay_i x), where the zeros are the eigenvalues of
+    diag(decay) - 1 scale^T, the matrix that multiplies the buffers in a step without a draw. Its reciprocal has the two
+    exchanged. One factor at a time is a recurrence of first order, which is stable.
     """
     without_draw = np.diag(decay) - np.asarray(scale)[None, :]
-    poles = np.linalg.eigvals(without_draw) if len(scale) else []
+    zeros = np.linalg.eigvals(without_draw) if len(scale) else []
     column = np.zeros(num_steps)
     column[0] = 1.0
-    for numerator, pole in zip(decay, poles, strict=True):
-        column = scipy.signal.lfilter([1.0, -numerator], [1.0, -pole], column)
+    for decay_i, zero in zip(decay, zeros, strict=True):
+        column = scipy.signal.lfilter([1.0, -decay_i], [1.0, -zero], column)
     return np.asarray(np.real(column))

@@ -4,8 +4,9 @@ A strategy is an invertible lower-triangular matrix C. The noise of step t is
 
     w_t = sum_{s <= t} Cinv[t, s] z_s,          z_s independent standard normal,
 
-so that errors made in one step are taken back in later ones, and a run that releases g_t + sigma sens(C) w_t is one
-Gaussian mechanism with mu = 1 / sigma (docs/theory/matrix_mechanism.md has the proof). Use:
+so that later steps take back noise of earlier ones. If one example changes g_t by at most Delta, a run that releases
+g_t + sigma Delta sens(C) w_t is one Gaussian mechanism with mu = 1 / sigma (docs/theory/matrix_mechanism.md has the
+proof). Use:
 
     strategy = bisr(num_bands=8)
     scale = sigma * clip_norm * strategy.sensitivity(num_steps, MinSep(4, 100))
@@ -35,14 +36,14 @@ from gdpjax.correlated._participation import AbstractParticipation
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload
 
 Draw = Callable[[Array], PyTree]
-"""Gives the standard normal pytree z_s of a step s, the same one every time; s may be traced."""
+"""Maps a step s to its draw z_s, standard normal; the same s always gives the same draw, and s may be traced."""
 
 
 class AbstractNoiseStrategy(abc.ABC):
     """A lower-triangular matrix C, as a pytree of its coefficients.
 
     The coefficients may be traced, so that a sweep over them is one vmapped program. `sensitivity` and `error` are then
-    computed on the host when the program runs, of the float32 coefficients that it has; they have no gradient.
+    run on the host, from the coefficients as float32, when the program runs. They have no gradient.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -62,15 +63,15 @@ class AbstractNoiseStrategy(abc.ABC):
     def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return max |C x|_2 over x with rows |x_t| <= 1 on steps that the participation allows, and 0 elsewhere.
 
-        This is for neighbours of which one has an example more (ADD_OR_REMOVE_ONE and REPLACE_SPECIAL). For
-        REPLACE_ONE it doubles.
+        Neighbouring data sets differ by one example that is added, removed, or replaced by a null one (the relations
+        ADD_OR_REMOVE_ONE and REPLACE_SPECIAL). For REPLACE_ONE the sensitivity doubles.
 
         Args:
             num_steps: n, the number of steps of the run, or of a longer one that it is the beginning of.
             participation: in which steps an example may take part.
 
         Returns:
-            A certified upper bound, a float rounded outwards; the class says where it is exact. Of traced coefficients
+            A certified upper bound, a float rounded upwards; the class says where it is exact. For traced coefficients
             a float32, rounded upwards, and NaN where they are wrong.
 
         Raises:
@@ -81,8 +82,9 @@ class AbstractNoiseStrategy(abc.ABC):
     def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
         """Return |C x|_2 for an x that the participation allows: a lower bound on the sensitivity.
 
-        The example takes part as often and as early as it may, with the largest contribution of one direction.
-        Arguments and errors are those of `sensitivity`; right to about n 1e-16 of it.
+        Most strategies take the example that takes part as often and as early as it may, with ones for x. It is below
+        the sensitivity by construction; where the two agree, the sensitivity is exact. Arguments and errors are those
+        of `sensitivity`; the rounding error is about n 1e-16 of the value.
         """
 
     @abc.abstractmethod
@@ -104,10 +106,10 @@ class AbstractNoiseStrategy(abc.ABC):
             workload: A; the prefix sums unless it is given.
 
         Returns:
-            A float, right to about n 1e-16 of it; of traced coefficients a float32.
+            A float whose rounding error is about n 1e-16 of it; a float32 for traced coefficients.
 
         Raises:
-            ValueError: wrong arguments.
+            ValueError: a number outside its range, or an error that is not "mean" or "max".
         """
 
     @abc.abstractmethod
@@ -135,14 +137,13 @@ def check_error(error: Any) -> str:
 
 
 def of_coefficients(strategy: Any, compute: Callable[[Any], float], rounding: str) -> Any:
-    """Return a number that NumPy computes of the coefficients of ``strategy``.
+    """Return a number that NumPy computes from the coefficients of ``strategy``.
 
-    Where they are traced it is a call back to the host, with a float32 for its result, rounded "up", "down" or to the
-    "nearest". NaN
-    there stands for the ValueError that known coefficients would raise.
+    Traced coefficients are sent to the host when the program runs. The result is then a float32, rounded "up", "down"
+    or to the "nearest", and NaN where known coefficients would raise ValueError.
     """
     if not is_traced(strategy):
-        # Made anew, the strategy checks its coefficients again, which those of a vmapped one do not pass.
+        # Rebuild the strategy so that its checks run: they were skipped if it was made by vmap or tree functions.
         return compute(dataclasses.replace(strategy))
     leaves, structure = jax.tree.flatten(strategy)
 
@@ -156,5 +157,5 @@ def of_coefficients(strategy: Any, compute: Callable[[Any], float], rounding: st
             value = math.nan
         return narrow_on_host(np.asarray(value), rounding)
 
-    kind = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.pure_callback(on_host, kind, *leaves, vmap_method="sequential")
+    result_type = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.pure_callback(on_host, result_type, *leaves, vmap_method="sequential")

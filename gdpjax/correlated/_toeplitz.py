@@ -1,7 +1,6 @@
 """What the strategies with a lower-triangular Toeplitz matrix share: sensitivity and error from two columns.
 
-A Toeplitz C is its first column c, and C^-1 is the Toeplitz matrix of the power series 1 / c(x). All that is asked of
-either costs O(n log n) at most, so runs of 10^5 steps and more are cheap.
+A Toeplitz C is given by its first column c, and C^-1 is the Toeplitz matrix of the power series 1 / c(x).
 """
 
 import abc
@@ -46,7 +45,7 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
         return of_coefficients(self, compute, rounding="up")
 
     def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
-        """Return the norm of the first columns that one example may have; see `AbstractNoiseStrategy.attained`."""
+        """Return |C x| for an x of ones at the earliest allowed steps: a lower bound on the sensitivity."""
         num_steps = check_count("num_steps", num_steps)
         check_participation(participation)
 
@@ -64,7 +63,7 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
     ) -> Array:
         """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`.
 
-        With b the first column of A C^-1 the squared error of output t is b_0^2 + ... + b_t^2.
+        With h the first column of A C^-1 the squared error of output t is h_0^2 + ... + h_t^2.
         """
         num_steps = check_count("num_steps", num_steps)
         check_error(error)

@@ -43,7 +43,7 @@ class PrefixSum(AbstractWorkload):
 
 
 PREFIX_SUM = PrefixSum()
-"""The workload of whatever is not given one."""
+"""The default workload."""
 
 
 @dataclasses.dataclass(frozen=True)

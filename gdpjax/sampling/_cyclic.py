@@ -1,8 +1,9 @@
 """Cyclic Poisson sampling: the rows are in b fixed groups, and step t draws a Poisson batch from group t mod b.
 
-An example is in the group of its row's number modulo b, whatever the data, and is drawn at most once in b steps. With
-noise from a banded strategy of at most b bands its steps are independent of each other (`gdpjax.ledger.
-CyclicPoissonEvent`), so that correlated noise and amplification by sampling go together.
+An example is in the group of its row's number modulo b = num_groups, whatever the data, and is drawn at most once in b
+steps. With at most num_groups bands the columns of C that one example can touch do not overlap, so for that example the
+run of n steps is ceil(n / b) independent Poisson steps (`gdpjax.ledger.CyclicPoissonEvent`): correlated noise and
+amplification by sampling go together.
 
 Reference: Choquette-Choo et al., arXiv:2306.08153, algorithm 2 and theorem 4.
 """
@@ -32,19 +33,19 @@ def cyclic_poisson_sample(
     probability ``sampling_prob``.
 
     Args:
-      key: one PRNG key, the same for every step of the run.
-      step: which step of the run, from 0, a number or a traced one.
-      num_examples: N >= 1, static; the public maximum where the true number is private.
-      sampling_prob: number or traced scalar in [0, 1], as in `poisson_sample`; expected_batch_size num_groups / N.
-      num_groups: b, from 1 to num_examples, static.
-      capacity: static number of slots >= 1.
-      num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
+        key: one PRNG key, the same for every step of the run.
+        step: which step of the run, from 0, a number or a traced one.
+        num_examples: N >= 1, static; the public maximum where the true number is private.
+        sampling_prob: number or traced scalar in [0, 1], as in `poisson_sample`; expected_batch_size num_groups / N.
+        num_groups: b, from 1 to num_examples, static.
+        capacity: static number of slots >= 1.
+        num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` with ascending indices, as of `poisson_sample`.
+        A `PoissonSample` with ascending indices, as of `poisson_sample`.
 
     Raises:
-      ValueError: values out of range. Traced ones give a ``count`` that never fits.
+        ValueError: values out of range. Traced ones give a ``count`` that never fits.
 
     Reference: Choquette-Choo et al., arXiv:2306.08153, algorithm 2.
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import NeighboringRelation
+from gdpjax.correlated import SingleParticipation
+from gdpjax.correlated._participation import describe_in_run
 
 
 def _mechanism(plan: Any) -> str:
@@ -26,23 +28,28 @@ def _correlation(plan: Any) -> str:
     if plan.correlation is None:
         return ""
     strategy = plan.correlation
-    kind = type(strategy).__name__
+    family = type(strategy).__name__
     size = f" of {strategy.num_bands} bands" if hasattr(strategy, "num_bands") else ""
-    promise = "one participation" if plan.participation is None else "the participation below"
+    schema, place = plan.participation, "the participation below"
+    if schema is None:
+        schema, place = SingleParticipation(), "one participation"
+    sensitivity = float(strategy.sensitivity(plan.max_steps, schema))
     return (
-        f" The noise is correlated over the steps: that of step t is a row of the inverse of a {kind} strategy{size} "
-        f"applied to independent draws, times the sensitivity of that strategy for {promise}."
+        " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
+        f"standard deviation times {sensitivity:.6g}, the sensitivity of the strategy C for {place}. C is a "
+        f"{family}{size}; its coefficients are in the plan's JSON."
     )
 
 
 def _sampling(plan: Any) -> str:
     if plan.recorded_as == "correlated":
+        described = describe_in_run(plan.participation, plan.max_steps)
         order = "once and come back in that order in every epoch" if plan.order == "fixed" else "anew in every epoch"
         return (
-            f"Participation: every {plan.unit} takes part {plan.participation.describe()} of {plan.max_steps}, which "
-            f"the batches of this plan keep: the rows are shuffled {order}, {plan.num_epochs} of "
+            f"Participation: every {plan.unit} takes part {described}, which the "
+            f"batches of this plan keep: the rows are shuffled {order}, {plan.num_epochs} of "
             f"{plan.steps_per_epoch} steps. Nothing is assumed about the randomness of that order, and the whole run "
-            "is one Gaussian release (the statement holds for all its steps, however many were run)."
+            "is one Gaussian release (the statement is for all its steps; stopping earlier does not make it smaller)."
         )
     if plan.sampling == "cyclic_poisson":
         return (

@@ -1,10 +1,12 @@
-"""Noise that is correlated over the steps, for `privatize`: what the strategy, the promise and the horizon amount to.
+"""Noise that is correlated over the steps, for `privatize`: a strategy, a participation schema and a number of steps.
 
     privatize(grad_fn, noise_multiplier=1.0, expected_batch_size=64, key=key, num_steps=2000,
-              correlation=gdpjax.correlated.bisr(4), participation=gdpjax.correlated.MinSep(8, 250))
+              correlation=strategy, participation=MinSep(8, 250))
+
+with strategy = optimize_banded_inverse(2000, 8, MinSep(8, 250)), for example.
 
 The noise of step t is sigma Delta sens(C) w_t with w_t = sum_s C^-1[t, s] z_s. Delta is the sensitivity of one sum,
-and sens(C) that of the strategy C under the promised participation. The standard normal z_s of a leaf is a function of
+and sens(C) that of the strategy C under the participation schema. The standard normal z_s of a leaf is a function of
 the noise key, the step s and the leaf's path alone, so a strategy that keeps no state draws those of earlier steps
 again, and a run that is resumed goes on with the same noise.
 
@@ -39,11 +41,11 @@ class Correlation(NamedTuple):
     """What `privatize` needs to know of correlated noise.
 
     Attributes:
-      strategy: the strategy C.
-      num_steps: the steps that ``sensitivity`` is for; there is no noise, and so no release, for a step beyond.
-      sensitivity: sens(C), an upper bound; traced where the coefficients of C are.
-      sampling: how the ledger calls the steps, "correlated" or "cyclic_poisson".
-      scheme: what the ledger's event says of them.
+        strategy: the strategy C.
+        num_steps: the steps that ``sensitivity`` is for; there is no noise, and so no release, for a step beyond.
+        sensitivity: sens(C), an upper bound; traced where the coefficients of C are.
+        sampling: how the ledger calls the steps, "correlated" or "cyclic_poisson".
+        scheme: what the ledger's event says of them.
     """
 
     strategy: AbstractNoiseStrategy
@@ -60,16 +62,17 @@ def resolve_correlation(
     if correlation is None:
         if participation is not None or num_steps is not None:
             raise ValueError(
-                "participation and num_steps belong to correlated noise: give correlation=, such as "
-                f"gdpjax.correlated.bisr(4); got participation={shown(participation)} and num_steps={shown(num_steps)}"
+                "participation and num_steps belong to correlated noise: give correlation=, such as gdpjax.correlated."
+                f"optimize_banded_inverse(num_steps, 8, participation); got participation={shown(participation)} and "
+                f"num_steps={shown(num_steps)}"
             )
         return None
     if isinstance(correlation, Correlation):
         return correlation
     if not isinstance(correlation, AbstractNoiseStrategy):
         raise ValueError(
-            "correlation must be a strategy of gdpjax.correlated, such as gdpjax.correlated.bisr(4), got "
-            f"{shown(correlation)}"
+            "correlation must be a strategy of gdpjax.correlated, such as optimize_banded_inverse(num_steps, 8, "
+            f"participation), got {shown(correlation)}"
         )
     if num_steps is None:
         raise ValueError(
@@ -84,10 +87,13 @@ def resolve_correlation(
             f"sampling={shown(sampling)}"
         )
     if scheme is not None:
-        raise ValueError(f"what correlated noise has for a scheme follows from the rest, got scheme={shown(scheme)}")
+        raise ValueError(
+            "leave scheme= out: with correlation= it follows from participation and num_steps; got "
+            f"scheme={shown(scheme)}"
+        )
     if not isinstance(participation, AbstractParticipation):
         raise ValueError(
-            "correlated noise needs participation=, the promise how often and how far apart an example takes part, "
+            "correlated noise needs participation=, how often and how far apart the loader promises to use an example, "
             f"such as gdpjax.correlated.MinSep(max_participations=8, min_separation=250); got {shown(participation)}"
         )
     max_participations, min_separation = participation.limits(num_steps)
@@ -110,7 +116,7 @@ def resolve_correlation(
 
 
 def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: int, scheme: Any) -> Correlation:
-    """Return what banded noise amounts to under cyclic Poisson sampling."""
+    """Return the correlation of banded noise under cyclic Poisson sampling."""
     if participation is not None:
         raise ValueError("sampling='cyclic_poisson' says how examples take part: leave participation= out")
     num_groups = scheme.get("num_groups") if isinstance(scheme, dict) else None
@@ -119,9 +125,8 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
     num_groups = check_count("num_groups", num_groups)
     if not isinstance(correlation, BandedToeplitz) or correlation.num_bands > num_groups:
         raise ValueError(
-            "the steps of an example are only subsampled independently of each other where the columns of the strategy "
-            f"that are num_groups = {num_groups} apart are orthogonal: give a BandedToeplitz of at most that many "
-            f"bands, got {shown(correlation)}"
+            "cyclic Poisson sampling needs columns that do not overlap num_groups steps apart: give a BandedToeplitz "
+            f"of at most {num_groups} bands, got {shown(correlation)}"
         )
     return Correlation(
         strategy=correlation,

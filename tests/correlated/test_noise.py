@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, Dense, bisr, lambda_cgd
-from gdpjax.correlated._buffers import in_two_halves, times
+from gdpjax.correlated._buffers import multiply, split_high_and_low
 from tests.correlated.matrices import matrix_of
 from tests.eight_devices import report_of
 
@@ -153,10 +153,10 @@ def test_steps_beyond_a_dense_matrix_show():
 
 
 def test_coefficients_keep_more_than_float32():
-    """Both halves together are right to 48 bits; one alone would be wrong by 1e-8."""
+    """The high and the low number together are right to 48 bits; one alone would be wrong by 1e-8."""
     coefficient = 1.0 - 1e-8
     with jax.enable_x64(True):
-        product = times(in_two_halves(coefficient), jnp.full(3, 3.0, jnp.float64))
+        product = multiply(split_high_and_low(coefficient), jnp.full(3, 3.0, jnp.float64))
         np.testing.assert_allclose(product, 3.0 * coefficient, rtol=1e-14)
 
 

@@ -19,7 +19,7 @@ from gdpjax.correlated import (
     bisr,
     lambda_cgd,
 )
-from gdpjax.correlated._sensitivity import _by_toeplitz_lags, dense_sensitivity
+from gdpjax.correlated._sensitivity import _toeplitz_lag_bound, dense_sensitivity
 from gdpjax.correlated._series import certified_reciprocal, geometric_sums
 from tests.correlated.matrices import brute_force, matrix_of, patterns, toeplitz
 
@@ -163,7 +163,7 @@ def test_lags_of_a_toeplitz_matrix_bound_every_pattern(case):
     matrix = toeplitz(coefficients, num_steps)
     count, separation = participation.limits(num_steps)
     truth = brute_force(matrix, MinSep(count, separation))
-    bound = _by_toeplitz_lags(matrix[:, 0], count, separation)
+    bound = _toeplitz_lag_bound(matrix[:, 0], count, separation)
     assert bound >= truth * ROUNDING
     if np.all(np.diff(matrix[:, 0]) <= 0):
         assert bound <= truth * EXACT
@@ -214,3 +214,12 @@ def test_a_series_that_explodes_is_refused():
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match="grows too fast"):
             BandedInverse([1.0, -3.0]).sensitivity(1000, SingleParticipation())
+
+
+def test_what_is_attained_is_below_the_truth_in_a_long_run():
+    """A difference of long running sums is rounded downwards here, and upwards in the bound."""
+    strategy, num_steps = lambda_cgd(1.0), 100_000
+    truth = np.sqrt(1 + 4 * (num_steps - 1))
+    attained = strategy.attained(num_steps, MinSep(2, 1))
+    bound = strategy.sensitivity(num_steps, MinSep(2, 1))
+    assert truth * (1 - 1e-6) <= attained <= truth <= bound <= truth * (1 + 1e-6)

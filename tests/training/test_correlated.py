@@ -75,16 +75,20 @@ def test_a_target_is_met_by_the_noise_of_one_gaussian():
 @pytest.mark.parametrize(
     ("scheme", "sentence"),
     [
-        ("fixed", "takes part at the same place of each of 3 epochs of 30"),
+        ("fixed", "takes part once in each of 3 epochs of 10 steps (30 steps in all), always at the same position"),
         ("apart", "in at most 3 steps, at least 10 apart"),
         ("fresh", "the rows are shuffled anew in every epoch"),
         ("cyclic", "the examples are in 5 fixed groups"),
     ],
 )
 def test_the_statement_says_what_is_promised(scheme, sentence):
-    text = built(scheme)[0].plan.statement()
+    plan = built(scheme)[0].plan
+    text = plan.statement()
+    schema = plan.participation or correlated.SingleParticipation()
+    sensitivity = plan.correlation.sensitivity(plan.max_steps, schema)
     assert sentence in text
     assert "correlated over the steps" in text
+    assert f"times {sensitivity:.6g}, the sensitivity of the strategy C" in text
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -1,10 +1,10 @@
-"""The promise about participation, kept while batches are used.
+"""Check while batches are used that they keep to the participation schema.
 
     for step, (indices, is_padding) in enumerate(check_batches(loader, MinSep(4, 100), num_steps=400)):
         ...
 
-The sensitivity of a strategy is for the participations that were promised. A batch that breaks the promise has to stop
-the run before it is used, so the batches go through this check on their way to the training step.
+The sensitivity of a strategy is for one participation schema. A batch that leaves it has to stop the run before it is
+used, so the batches go through this check on their way to the training step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,26 +14,30 @@ import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.shown import shown
-from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs, check_participation
+from gdpjax.correlated._participation import (
+    AbstractParticipation,
+    FixedEpochs,
+    check_participation,
+)
 
 Batch = TypeVar("Batch")
 
 
 class ParticipationError(ValueError):
-    """A batch has an example that may not take part in this step, by what was promised about participation.
+    """A batch has an example that the participation schema does not allow in this step.
 
     Do not use the batch. What was released before it stands.
     """
 
 
 def check_batches(batches: Iterable[Batch], participation: AbstractParticipation, num_steps: int) -> Iterator[Batch]:
-    """Yield the batches of a run, one a step, as long as they keep the promise.
+    """Yield the batches of a run, one a step, as long as they keep to the participation schema.
 
     Args:
         batches: what a loader gives: for each step the numbers of its examples (of its users, if they are the unit),
             or ``(indices, is_padding)`` as the batches of `gdpjax.sampling`. The same number is the same example
             through the whole run.
-        participation: the promise that the sensitivity is for.
+        participation: the schema that the sensitivity is for.
         num_steps: n, as in `gdpjax.privatize`.
 
     Yields:
@@ -58,7 +62,7 @@ def _checked(batches: Iterable[Batch], participation: AbstractParticipation, num
     most, separation = participation.limits(num_steps)
     is_fixed = isinstance(participation, FixedEpochs)
     last_step: dict[int, int] = {}
-    times: dict[int, int] = {}
+    num_participations: dict[int, int] = {}
     for step, batch in enumerate(batches):
         if step >= num_steps:
             raise ParticipationError(f"there is a batch after the {num_steps} steps that the sensitivity is for")
@@ -67,15 +71,22 @@ def _checked(batches: Iterable[Batch], participation: AbstractParticipation, num
             before = last_step.get(example)
             if before is not None:
                 distance = step - before
-                is_early = distance % separation != 0 if is_fixed else distance < separation
-                if is_early or times[example] >= most:
+                again = f"step {step} has example {example} again, {distance} steps after step {before}"
+                if num_participations[example] >= most:
                     raise ParticipationError(
-                        f"step {step} has example {example}, which takes part in step {before} already: with "
-                        f"{times[example]} participations before this one it breaks the promise to take part "
-                        f"{participation.describe()} (of {num_steps})"
+                        f"{again}; the promise is at most {most} participations of an example in {num_steps} steps"
+                    )
+                is_early = distance % separation != 0 if is_fixed else distance < separation
+                if is_early:
+                    promise = f"at least {separation} steps between participations of an example"
+                    if is_fixed:
+                        promise = f"the same position of each epoch of {separation} steps"
+                    raise ParticipationError(
+                        f"{again}; the promise is {promise}. Did the loader reshuffle? Fix the order, or promise "
+                        f"MinSep({most}, 1), which needs more noise"
                     )
             last_step[example] = step
-            times[example] = times.get(example, 0) + 1
+            num_participations[example] = num_participations.get(example, 0) + 1
         yield batch
 
 
