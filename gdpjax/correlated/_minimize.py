@@ -141,9 +141,9 @@ def correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
 
     # By FFT, long enough that no lag wraps around to another one.
     length = scipy.fft.next_fast_len(len(left) + num_lags, real=True)
-    of_left = np.fft.rfft(left, length)
-    of_right = np.fft.rfft(right, length)
-    correlation = np.fft.irfft(of_left * np.conj(of_right), length)
+    left_spectrum = np.fft.rfft(left, length)
+    right_spectrum = np.fft.rfft(right, length)
+    correlation = np.fft.irfft(left_spectrum * np.conj(right_spectrum), length)
     return correlation[:num_lags]
 
 

@@ -64,7 +64,7 @@ def certified_reciprocal(coefficients: np.ndarray, num_steps: int) -> CertifiedS
     if not residual_total < 0.5:
         raise ValueError(
             f"the noising coefficients have a reciprocal series that grows too fast to be summed over {num_steps} "
-            "steps: its sensitivity is beyond any use. Choose coefficients with |d_1| + ... + |d_{{p-1}}| <= d_0"
+            "steps: its sensitivity is beyond any use. Choose coefficients with |d_1| + ... + |d_{p-1}| <= d_0"
         )
 
     # The convolution by FFT, whose error is relative to the norms.

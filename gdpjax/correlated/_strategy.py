@@ -84,7 +84,7 @@ class AbstractNoiseStrategy(abc.ABC):
 
         Most strategies take the example that takes part as often and as early as it may, with ones for x. It is below
         the sensitivity by construction; where the two agree, the sensitivity is exact. Arguments and errors are those
-        of `sensitivity`; the rounding error is about n 1e-16 of the value.
+        of `sensitivity`. It is right to about n 1e-16, or lower: differences of long sums are rounded downwards.
         """
 
     @abc.abstractmethod

@@ -11,6 +11,7 @@ from typing import Any
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.correlated import SingleParticipation
+from gdpjax.correlated._documents import STRATEGIES
 from gdpjax.correlated._participation import describe_in_run
 
 
@@ -33,11 +34,16 @@ def _correlation(plan: Any) -> str:
     schema, place = plan.participation, "the participation below"
     if schema is None:
         schema, place = SingleParticipation(), "one participation"
-    sensitivity = float(strategy.sensitivity(plan.max_steps, schema))
+    factor = "the sensitivity"
+    if not is_traced(strategy):
+        sensitivity = float(strategy.sensitivity(plan.max_steps, schema))
+        factor = f"{sensitivity:.6g}, the sensitivity"
+
+    # Only the strategies of the package have a JSON form.
+    coefficients = "; its coefficients are in the plan's JSON" if type(strategy) in STRATEGIES else ""
     return (
         " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
-        f"standard deviation times {sensitivity:.6g}, the sensitivity of the strategy C for {place}. C is a "
-        f"{family}{size}; its coefficients are in the plan's JSON."
+        f"standard deviation times {factor} of the strategy C for {place}. C is a {family}{size}{coefficients}."
     )
 
 

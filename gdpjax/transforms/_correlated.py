@@ -159,10 +159,10 @@ def draws_of(key: Array, leaves: dict[str, Array]) -> Callable[[Array], dict[str
     """
 
     def draw(step: Array) -> dict[str, Array]:
-        of_step = fold_in(key, step)
+        step_key = fold_in(key, step)
         draws = {}
         for name, leaf in leaves.items():
-            draws[name] = standard_normal(key_of_leaf(of_step, name), leaf.shape, wide_dtype(leaf))
+            draws[name] = standard_normal(key_of_leaf(step_key, name), leaf.shape, wide_dtype(leaf))
         return draws
 
     return draw
