@@ -13,7 +13,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._series import CertifiedSeries, buffered_inverse, geometric_sums
 from gdpjax.correlated._strategy import Draw
-from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, length_of
+from gdpjax.correlated._toeplitz import AbstractToeplitzStrategy, length_of, refuse_scale
 
 _DECAY = Domain("numbers in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 
@@ -57,6 +57,8 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
             if not is_traced(array):
                 array = np.array(array, np.float64)
             object.__setattr__(self, name, array)
+            if not is_traced(array):
+                refuse_scale(name, 1.0, np.append(array, 1.0))
         if np.shape(self.decay) != np.shape(self.scale):
             raise ValueError(
                 f"decay and scale must have one number each per buffer, got {shown(self.decay)} and {shown(self.scale)}"

@@ -16,6 +16,7 @@ from gdpjax.correlated import _buffers
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import dense_attained, dense_sensitivity
 from gdpjax.correlated._strategy import AbstractNoiseStrategy, Draw, check_error, of_coefficients
+from gdpjax.correlated._toeplitz import refuse_scale
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 
@@ -63,6 +64,7 @@ class Dense(AbstractNoiseStrategy):
             raise ValueError(
                 "matrix must be lower-triangular with a positive diagonal; of a Gram matrix C^T C, pass the factor C"
             )
+        refuse_scale("matrix", np.diag(array), array)
         array.setflags(write=False)
         object.__setattr__(self, "matrix", array)
 

@@ -54,7 +54,7 @@ def from_document(document: Any) -> Any:
     """
     classes = {cls.__name__: cls for cls in STRATEGIES + PARTICIPATIONS}
     type_name = document.get("type") if isinstance(document, dict) else None
-    if type_name not in classes:
+    if not isinstance(type_name, str) or type_name not in classes:
         raise ValueError(f"expected a dictionary whose type is one of {', '.join(classes)}, got {shown(document)}")
     fields = {name: value for name, value in document.items() if name != "type"}
     try:

@@ -149,10 +149,10 @@ def of_coefficients(strategy: Any, compute: Callable[[Any], float], rounding: st
 
     def on_host(*leaves: Any) -> np.ndarray:
         wide = [np.asarray(leaf, np.float64) for leaf in leaves]
-        known = jax.tree.unflatten(structure, wide)
+        unchecked = jax.tree.unflatten(structure, wide)
         try:
             with np.errstate(all="ignore"):
-                value = compute(known)
+                value = compute(dataclasses.replace(unchecked))
         except ValueError:
             value = math.nan
         return narrow_on_host(np.asarray(value), rounding)

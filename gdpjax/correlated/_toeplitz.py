@@ -107,5 +107,25 @@ def checked_coefficients(name: str, value: Any) -> Any:
     array = np.array(array, np.float64)
     if array[0] <= 0:
         raise ValueError(f"{name} must begin with a number > 0, so that C can be inverted; got {array[0]}")
+    refuse_scale(name, array[0], array)
     array.setflags(write=False)
     return array
+
+
+def refuse_scale(name: str, diagonal: Any, entries: np.ndarray) -> None:
+    """ValueError for a matrix whose products would leave the range of float32; a multiple of it does as well.
+
+    Args:
+        name: the argument that the numbers come from.
+        diagonal: the numbers on the diagonal of C, or of its inverse.
+        entries: all of them.
+    """
+    if np.min(diagonal) < 1.0 / _LARGEST or np.max(np.abs(entries)) > _LARGEST:
+        raise ValueError(
+            f"{name} must have a diagonal of at least {1.0 / _LARGEST:g} and no number above {_LARGEST:g} in size: "
+            "noise in float32 would lose digits. A multiple of C is the same mechanism: divide by the first number"
+        )
+
+
+_LARGEST = 1e15
+"""Squares of these numbers, and of their reciprocals, are far inside of the range of float32."""

@@ -236,7 +236,8 @@ class CyclicPoissonBatches(_Batches):
         super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
         self.capacity = int(check_count("capacity", capacity))
         longest_group = -(-num_examples // self.num_groups)
-        self.overflow = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
+        too_large = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
+        self.overflow = min(1.0, too_large + shuffled_error(num_examples, 1))
         self._num_valid = _checked_num_valid(num_valid, self.num_examples)
 
     def _batch(self, step: int) -> IndexBatch:

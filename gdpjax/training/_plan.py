@@ -335,7 +335,8 @@ class Plan:
         if self.sampling == "uniform":
             return uniform_sampling_error(self.max_examples, self.max_steps)
         if self.sampling == "cyclic_poisson":
-            return overflow_probability(self._longest_group, self.sampling_prob, self.max_steps, self.capacity)
+            too_large = overflow_probability(self._longest_group, self.sampling_prob, self.max_steps, self.capacity)
+            return min(1.0, too_large + shuffled_error(self.max_examples, 1))
         if self.recorded_as == "correlated":
             return 0.0  # every batch fits, and the order of the rows does not matter
         if self.sampling == "shuffled":

@@ -51,16 +51,20 @@ def _sampling(plan: Any) -> str:
     if plan.recorded_as == "correlated":
         described = describe_in_run(plan.participation, plan.max_steps)
         order = "once and come back in that order in every epoch" if plan.order == "fixed" else "anew in every epoch"
+        assumed = "Nothing is assumed about the randomness of that order"
+        if plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            # Removing a row moves those behind it; a random order of all places makes up for that.
+            assumed = f"The order is a secret random one of {plan.max_examples} places, empty ones among them"
         return (
             f"Participation: every {plan.unit} takes part {described}, which the "
             f"batches of this plan keep: the rows are shuffled {order}, {plan.num_epochs} of "
-            f"{plan.steps_per_epoch} steps. Nothing is assumed about the randomness of that order, and the whole run "
-            "is one Gaussian release (the statement is for all its steps; stopping earlier does not make it smaller)."
+            f"{plan.steps_per_epoch} steps. {assumed}, and the whole run is one Gaussian release (the statement is for "
+            "all its steps; stopping earlier does not make it smaller)."
         )
     if plan.sampling == "cyclic_poisson":
         return (
-            f"Sampling: cyclic Poisson batches: the {plan.unit}s are in {plan.num_groups} fixed groups, and every "
-            f"{plan.unit} of group t mod {plan.num_groups} joins the batch of step t independently with probability "
+            f"Sampling: cyclic Poisson batches: the {plan.unit}s are dealt at random into {plan.num_groups} groups, once "
+            f"for the run, and every {plan.unit} of group t mod {plan.num_groups} joins the batch of step t independently with probability "
             f"{plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement holds for this "
             "maximum, however many were run)."
         )

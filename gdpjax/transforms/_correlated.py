@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import is_traced
@@ -28,6 +29,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import (
     AbstractNoiseStrategy,
     AbstractParticipation,
+    AbstractWorkload,
     BandedToeplitz,
     SingleParticipation,
 )
@@ -96,6 +98,7 @@ def resolve_correlation(
             "correlated noise needs participation=, how often and how far apart the loader promises to use an example, "
             f"such as gdpjax.correlated.MinSep(max_participations=8, min_separation=250); got {shown(participation)}"
         )
+    _refuse_unstable(correlation, num_steps)
     max_participations, min_separation = participation.limits(num_steps)
     sensitivity = correlation.sensitivity(num_steps, participation)
     is_exact = False
@@ -119,7 +122,7 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
     """Return the correlation of banded noise under cyclic Poisson sampling."""
     if participation is not None:
         raise ValueError("sampling='cyclic_poisson' says how examples take part: leave participation= out")
-    num_groups = scheme.get("num_groups") if isinstance(scheme, dict) else None
+    num_groups = scheme.get("num_groups") if isinstance(scheme, dict) and len(scheme) == 1 else None
     if num_groups is None:
         raise ValueError(f'sampling="cyclic_poisson" takes scheme={{"num_groups": ...}}, got {shown(scheme)}')
     num_groups = check_count("num_groups", num_groups)
@@ -128,6 +131,7 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
             "cyclic Poisson sampling needs columns that do not overlap num_groups steps apart: give a BandedToeplitz "
             f"of at most {num_groups} bands, got {shown(correlation)}"
         )
+    _refuse_unstable(correlation, num_steps)
     return Correlation(
         strategy=correlation,
         num_steps=num_steps,
@@ -135,6 +139,36 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
         sampling="cyclic_poisson",
         scheme={"num_groups": num_groups},
     )
+
+
+def _refuse_unstable(strategy: AbstractNoiseStrategy, num_steps: int) -> None:
+    """ValueError where the noise of late steps is so large that float32 has no digits left for the fresh draw in it.
+
+    The noise of step t has the variance sum_s C^-1[t, s]^2. Its last draw alone is what hides the step's own sum.
+    """
+    if is_traced(strategy):
+        return
+    largest = strategy.error(num_steps, "max", workload=_NOISE)
+    first = strategy.error(1, "max", workload=_NOISE)
+    if not largest <= _LARGEST_GROWTH**2 * first:
+        raise ValueError(
+            f"the noise of {shown(strategy)} grows more than {_LARGEST_GROWTH:g} times in {num_steps} steps, since its "
+            "inverse is unstable: in float32 nothing would be left of the newest draw. Choose a strategy by its "
+            "`error`, or with the optimize_ functions of gdpjax.correlated"
+        )
+
+
+class _NoiseItself(AbstractWorkload):
+    """The workload whose outputs are the noise of single steps."""
+
+    def apply(self, series: np.ndarray) -> np.ndarray:
+        """Return the series as it is."""
+        return series
+
+
+_NOISE = _NoiseItself()
+_LARGEST_GROWTH = 1e5
+"""Beyond it the rounding of float32, 6e-8, is more than about a hundredth of the newest draw."""
 
 
 def is_noised(leaf: Array, trained: bool) -> bool:

@@ -433,6 +433,11 @@ def privatize(
     sampling_prob = _checked_sampling_prob(sampling_prob, sampling)
     expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
+    if sampling == "correlated" and (is_traced(overflow_per_step) or overflow_per_step != 0):
+        raise ValueError(
+            "overflow_per_step belongs to random batches, which may not fit: batches that keep a participation have to. "
+            f"Leave it out, got {shown(overflow_per_step)}"
+        )
     relation = resolve_scheme_relation(sampling, neighboring_relation)
     check_scheme(sampling, scheme, sampling_prob)
     sensitivity = clip.sensitivity(relation)
