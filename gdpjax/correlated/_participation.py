@@ -119,23 +119,6 @@ class FixedEpochs(AbstractParticipation):
         return f"once in each of {self.num_epochs} epochs, always at the same position"
 
 
-def describe_in_run(participation: AbstractParticipation, num_steps: int) -> str:
-    """Return the schema in words, with the number of steps of the run.
-
-    >>> describe_in_run(FixedEpochs(20), 1000)
-    'once in each of 20 epochs of 50 steps (1000 steps in all), always at the same position'
-    >>> describe_in_run(MinSep(4, 100), 1000)
-    'in at most 4 steps, at least 100 apart (1000 steps in all)'
-    """
-    if isinstance(participation, FixedEpochs):
-        num_epochs, steps_per_epoch = participation.limits(num_steps)
-        return (
-            f"once in each of {num_epochs} epochs of {steps_per_epoch} steps ({num_steps} steps in all), always at the "
-            "same position"
-        )
-    return f"{participation.describe()} ({num_steps} steps in all)"
-
-
 def check_participation(value: object) -> AbstractParticipation:
     """Return ``value`` if it is a participation schema; ValueError with the choices otherwise."""
     hint = "one of SingleParticipation(), MinSep(max_participations, min_separation), FixedEpochs(num_epochs)"

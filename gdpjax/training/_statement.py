@@ -10,9 +10,18 @@ from typing import Any
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.correlated import SingleParticipation
-from gdpjax.correlated._documents import STRATEGIES
-from gdpjax.correlated._participation import describe_in_run
+from gdpjax.correlated import (
+    AbstractParticipation,
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    Dense,
+    FixedEpochs,
+    SingleParticipation,
+)
+
+_STRATEGIES_OF_THE_PACKAGE = (BandedInverse, BandedToeplitz, BufferedToeplitz, Dense)
+"""The strategies that have a JSON form."""
 
 
 def _mechanism(plan: Any) -> str:
@@ -39,12 +48,29 @@ def _correlation(plan: Any) -> str:
         sensitivity = float(strategy.sensitivity(plan.max_steps, schema))
         factor = f"{sensitivity:.6g}, the sensitivity"
 
-    # Only the strategies of the package have a JSON form.
-    coefficients = "; its coefficients are in the plan's JSON" if type(strategy) in STRATEGIES else ""
+    coefficients = "; its coefficients are in the plan's JSON" if type(strategy) in _STRATEGIES_OF_THE_PACKAGE else ""
     return (
         " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
         f"standard deviation times {factor} of the strategy C for {place}. C is a {family}{size}{coefficients}."
     )
+
+
+def describe_in_run(participation: AbstractParticipation, num_steps: int) -> str:
+    """Return the schema in words, with the number of steps of the run.
+
+    >>> from gdpjax.correlated import MinSep
+    >>> describe_in_run(FixedEpochs(20), 1000)
+    'once in each of 20 epochs of 50 steps (1000 steps in all), always at the same position'
+    >>> describe_in_run(MinSep(4, 100), 1000)
+    'in at most 4 steps, at least 100 apart (1000 steps in all)'
+    """
+    if isinstance(participation, FixedEpochs):
+        num_epochs, steps_per_epoch = participation.limits(num_steps)
+        return (
+            f"once in each of {num_epochs} epochs of {steps_per_epoch} steps ({num_steps} steps in all), always at the "
+            "same position"
+        )
+    return f"{participation.describe()} ({num_steps} steps in all)"
 
 
 def _sampling(plan: Any) -> str:
