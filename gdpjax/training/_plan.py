@@ -52,7 +52,7 @@ from gdpjax.sampling import (
 )
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
 from gdpjax.training._json import plan_from_json, plan_to_json
-from gdpjax.training._statement import statement_of
+from gdpjax.training._statement import describe_in_run, statement_of
 from gdpjax.transforms import resolve_correlation
 
 LARGEST_NOISE = 9.1
@@ -181,7 +181,7 @@ class Plan:
             return
         if not isinstance(self.correlation, AbstractNoiseStrategy):
             raise ValueError(
-                "correlation must be a strategy of gdpjax.correlated, such as gdpjax.correlated.bisr(4), got "
+                "correlation must be a strategy of gdpjax.correlated, such as gdpjax.correlated.bisr(16), got "
                 f"{shown(self.correlation)}"
             )
         if self.sampling not in ("shuffled", "cyclic_poisson"):
@@ -203,7 +203,7 @@ class Plan:
             _set(self, "participation", FixedEpochs(self.num_epochs))
         if not isinstance(self.participation, AbstractParticipation):
             raise ValueError(
-                "participation must be a promise of gdpjax.correlated, such as MinSep(max_participations=8, "
+                "participation must be one of gdpjax.correlated, such as MinSep(max_participations=8, "
                 f"min_separation=250), got {shown(self.participation)}"
             )
         most, separation = self.participation.limits(self.max_steps)
@@ -211,7 +211,7 @@ class Plan:
             raise ValueError(
                 f"with {self.num_epochs} epochs of {self.steps_per_epoch} steps every example takes part "
                 f"{self.num_epochs} times, {self.steps_per_epoch} steps apart, which is not what the participation "
-                f"promises: {self.participation.describe()} of {self.max_steps} steps"
+                f"promises: {describe_in_run(self.participation, self.max_steps)}"
             )
         if isinstance(self.participation, FixedEpochs) and self.num_epochs != self.participation.num_epochs:
             raise ValueError(f"the plan has {self.num_epochs} epochs, got participation={self.participation}")

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, Dense, bisr, lambda_cgd
+from gdpjax.correlated import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    Dense,
+    SingleParticipation,
+    bisr,
+    lambda_cgd,
+)
 from gdpjax.correlated._buffers import multiply, split_high_and_low
 from tests.correlated.matrices import matrix_of
 from tests.eight_devices import report_of
@@ -45,6 +53,31 @@ def run(strategy, wrap=jax.jit, num_steps=NUM_STEPS):
         noise, state = advance(jnp.int32(step), state)
         noises.append(noise)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *noises)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BandedToeplitz([1e-20]),
+        lambda: BandedToeplitz([1.0, 1e16]),
+        lambda: BandedInverse([2e-38, -1e-38]),
+        lambda: BandedInverse([1e20]),
+        lambda: Dense(np.eye(3) * 1e-30),
+        lambda: Dense(np.diag([1.0, 1e30])),
+        lambda: BufferedToeplitz([0.5], [1e30]),
+    ],
+)
+def test_scales_that_float32_does_not_hold_are_refused(make):
+    """Products below 1e-38 are flushed to zero, and a part of the coordinates would have no noise."""
+    with pytest.raises(ValueError, match="A multiple of C is the same mechanism"):
+        make()
+
+
+@pytest.mark.parametrize("coefficients", [[-1.0, 0.5], [0.0, 0.5], [1e-30, 0.0], [jnp.nan, 0.0]])
+@pytest.mark.parametrize("family", [BandedToeplitz, BandedInverse])
+def test_traced_coefficients_that_are_wrong_have_no_sensitivity(family, coefficients):
+    found = jax.jit(lambda values: family(values).sensitivity(5, SingleParticipation()))(jnp.array(coefficients))
+    assert np.isnan(found)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -26,7 +26,7 @@ def test_the_groups_are_a_partition_that_comes_back(num_examples, num_groups):
         return rows_of(sample).tolist()
 
     groups = [group(step) for step in range(num_groups)]
-    assert sorted(sum(groups, [])) == list(range(num_examples))
+    assert sorted(row for members in groups for row in members) == list(range(num_examples))
     assert {len(members) for members in groups} <= {longest, num_examples // num_groups}
     assert [group(num_groups + step) for step in range(num_groups)] == groups
 

@@ -238,6 +238,21 @@ def test_noise_that_reaches_over_a_cycle_is_refused(strategy):
         )
 
 
+@pytest.mark.parametrize("overflow_per_step", [1e-3, 0.1])
+def test_batches_that_may_not_fit_are_refused(overflow_per_step):
+    """The ledger's event of a participation has no place for them, so that epsilon would leave them out."""
+    with pytest.raises(ValueError, match="overflow_per_step belongs to random batches"):
+        make(correlated.lambda_cgd(0.5), overflow_per_step=overflow_per_step)
+
+
+@pytest.mark.parametrize("strategy", [correlated.BandedToeplitz([1.0, 2.0]), correlated.BufferedToeplitz([0.5], [2.5])])
+def test_noise_that_outgrows_its_newest_draw_is_refused(strategy):
+    """After 40 steps the draw that hides a step's own sum is below the rounding of float32."""
+    make(strategy, num_steps=10)
+    with pytest.raises(ValueError, match="grows more than 100000 times in 40 steps"):
+        make(strategy, num_steps=40)
+
+
 def test_several_noise_multipliers_are_recorded_by_the_least():
     def optimizer(noise_multiplier):
         return make(STRATEGIES["banded"], noise_multiplier=noise_multiplier)
