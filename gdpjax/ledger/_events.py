@@ -397,10 +397,10 @@ class CyclicPoissonEvent:
     """Noisy sums over Poisson batches of one group after the other, with noise that is correlated within a cycle.
 
     Every example belongs to one of ``num_groups`` groups, and removing another example does not move it, or the groups
-    are secret and uniformly random, as those of `gdpjax.sampling.cyclic_poisson_sample`. Step t draws each example of group t mod
-    num_groups independently with probability ``sampling_prob``. The noise is that of a banded strategy C with at most
-    num_groups bands and column norms at most 1, so that the columns of an example's steps are orthogonal: to one
-    example the run is ceil(num_steps / num_groups) Poisson-subsampled Gaussian steps.
+    are secret and uniformly random, as those of `gdpjax.sampling.cyclic_poisson_sample`. Step t draws each example of
+    group t mod num_groups independently with probability ``sampling_prob``. The noise is that of a banded strategy C
+    with at most num_groups bands and column norms at most 1, so that the columns of an example's steps are orthogonal:
+    to one example the run is ceil(num_steps / num_groups) Poisson-subsampled Gaussian steps.
 
     Args:
       noise_multiplier: stddev of the noise over the sensitivity of one sum and the largest column norm of C, >= 0.

@@ -215,8 +215,8 @@ class CyclicPoissonBatches(_Batches):
       ValueError: values out of range.
 
     >>> batches = CyclicPoissonBatches(jax.random.key(0), 100, 1.0, 4, num_steps=8, capacity=30)
-    >>> batches[6].indices[:3].tolist()
-    [2, 6, 10]
+    >>> bool((batches[6].indices == batches[2].indices).all())
+    True
     """
 
     _on_device = "cyclic_poisson_sample with the key and the step"

@@ -1,16 +1,16 @@
 """Cyclic Poisson sampling: the rows are in b groups, and step t draws a Poisson batch from group t mod b.
 
 The groups are drawn once, as a random permutation of all rows, those that are not real among them, cut into b parts. An
-example keeps its group and is drawn at most once in b steps. With at most num_groups bands the columns of C that one example can touch do not overlap, so for that example the
-run of n steps is ceil(n / b) independent Poisson steps (`gdpjax.ledger.CyclicPoissonEvent`): correlated noise and
-amplification by sampling go together.
+example keeps its group and is drawn at most once in b steps. With at most num_groups bands the columns of C that one
+example can touch do not overlap, so for that example the run of n steps is ceil(n / b) independent Poisson steps
+(`gdpjax.ledger.CyclicPoissonEvent`): correlated noise and amplification by sampling go together.
 
 **Why the groups are random.** Groups by the number of a row would do where neighbours differ by a null example, which
 leaves all others where they are. But whoever removes an example closes the gap: the rows behind it move up by one, and
 all of them would change their group. Let the N places have uniformly random groups that nobody knows. Removing row i
 moves the places of rows i + 1, i + 2, ..., and the last place becomes empty: a permutation of the places. A uniform
-permutation composed with a fixed one is uniform, so the groups of all remaining examples have, together, the same law as
-if they had kept their places and place i were the empty one. So the two runs are mixtures, with the same weights, of
+permutation composed with a fixed one is uniform, so the groups of all remaining examples have, together, the same law
+as if they had kept their places and place i were the empty one. So the two runs are mixtures, with the same weights, of
 pairs of runs in which everybody else keeps the group, and joint convexity of trade-off curves gives the mixture the
 bound of the pairs. The permutation is uniform but with probability `shuffled_error`.
 

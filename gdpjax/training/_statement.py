@@ -89,10 +89,10 @@ def _sampling(plan: Any) -> str:
         )
     if plan.sampling == "cyclic_poisson":
         return (
-            f"Sampling: cyclic Poisson batches: the {plan.unit}s are dealt at random into {plan.num_groups} groups, once "
-            f"for the run, and every {plan.unit} of group t mod {plan.num_groups} joins the batch of step t independently with probability "
-            f"{plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement holds for this "
-            "maximum, however many were run)."
+            f"Sampling: cyclic Poisson batches: the {plan.unit}s are dealt at random into {plan.num_groups} groups, "
+            f"once for the run, and every {plan.unit} of group t mod {plan.num_groups} joins the batch of step t "
+            f"independently with probability {plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training "
+            "(the statement holds for this maximum, however many were run)."
         )
     if plan.sampling == "poisson":
         how = f"Poisson batches: every {plan.unit} joins each batch independently with probability"

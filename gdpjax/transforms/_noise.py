@@ -435,7 +435,7 @@ def privatize(
     overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
     if sampling == "correlated" and (is_traced(overflow_per_step) or overflow_per_step != 0):
         raise ValueError(
-            "overflow_per_step belongs to random batches, which may not fit: batches that keep a participation have to. "
+            "overflow_per_step belongs to random batches, which may not fit: those that keep a participation have to. "
             f"Leave it out, got {shown(overflow_per_step)}"
         )
     relation = resolve_scheme_relation(sampling, neighboring_relation)

@@ -95,7 +95,7 @@ def test_brackets_in_closed_form_agree_with_the_contour_and_hold_mu(noise_multip
         ("fixed", "takes part once in each of 3 epochs of 10 steps (30 steps in all), always at the same position"),
         ("apart", "in at most 3 steps, at least 10 apart"),
         ("fresh", "the rows are shuffled anew in every epoch"),
-        ("cyclic", "the examples are in 5 fixed groups"),
+        ("cyclic", "the examples are dealt at random into 5 groups"),
     ],
 )
 def test_the_statement_says_what_is_promised(scheme, sentence):
@@ -130,7 +130,7 @@ def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(scheme):
             steps_of_row[row].append(step)
     for row, steps in steps_of_row.items():
         if scheme == "cyclic":
-            assert all(step % 5 == row % 5 for step in steps)
+            assert len({step % 5 for step in steps}) <= 1  # the steps of its group
         else:
             most, separation = plan.participation.limits(plan.max_steps)
             assert len(steps) == 3 <= most
@@ -174,7 +174,7 @@ def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
 def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
     training, rows = built("apart")
     data = training.place(rows, np.zeros(N))
-    interrupted((training, PARAMS, data), tmp_path / "killed", at=17, chunk=5, key=jax.random.key(7072))
+    interrupted((training, PARAMS, data), tmp_path / "killed", at=17, chunk=5, key=jax.random.key(9301))
     monkeypatch.setattr(_run, "repeats_bits", lambda environment: False)
     with pytest.raises(CheckpointError, match="correlated noise"):
         resume_run(tmp_path / "killed", training, PARAMS, data, scan=False)
