@@ -128,7 +128,7 @@ def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(scheme):
         np.testing.assert_array_equal(on_device, indices[~is_padding])
         for row in on_device:
             steps_of_row[row].append(step)
-    for row, steps in steps_of_row.items():
+    for steps in steps_of_row.values():
         if scheme == "cyclic":
             assert len({step % 5 for step in steps}) <= 1  # the steps of its group
         else:
