@@ -1,0 +1,89 @@
+"""Perplexity on texts that were not trained on, and a sample of what a model writes."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.errors import UserError
+from experiments.language.config import ModelConfig
+from experiments.language.generate import generate
+from experiments.language.lora import LoraConfig
+from experiments.language.model import sequence_loss
+from experiments.language.packing import Units
+from experiments.language.tokenizer import Tokenizer
+
+ROWS_AT_ONCE = 16
+
+
+def perplexity(
+    config: ModelConfig,
+    params: Any,
+    units: Units,
+    *,
+    lora: LoraConfig | None = None,
+) -> float:
+    """Return exp(mean cross entropy of the next token), over all targets of these units.
+
+    It is a function of private text if the units are, and epsilon covers it only if nobody's unit among them was trained
+    on and it is not released: measure on units that were split off beforehand.
+
+    Args:
+      config: the shape of the model.
+      params: its parameters.
+      units: the texts, of which each target counts alike.
+      lora: the adapters that the parameters have.
+    """
+    if not units.num_targets.sum():
+        raise UserError("expected units with something to predict, got none to measure the perplexity on")
+
+    @jax.jit
+    def total_loss(params: Any, tokens: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        is_text = segment_ids > 0
+        mean = sequence_loss(config, params, tokens, mask=is_text, segment_ids=segment_ids, lora=lora)
+        same_segment = (segment_ids[:, :-1] == segment_ids[:, 1:]) & is_text[:, :-1]
+        return mean * jnp.sum(same_segment)
+
+    # Sequences that hold no text are left out; the last chunk is padded with them, so that one program does.
+    length = units.tokens.shape[-1]
+    tokens = units.tokens.reshape(-1, length)
+    segment_ids = units.segment_ids.reshape(-1, length)
+    holds_text = np.any(segment_ids > 0, axis=-1)
+    tokens, segment_ids = tokens[holds_text], segment_ids[holds_text]
+    missing = -len(tokens) % ROWS_AT_ONCE
+    tokens = np.pad(tokens, [(0, missing), (0, 0)])
+    segment_ids = np.pad(segment_ids, [(0, missing), (0, 0)])
+
+    total = 0.0
+    for start in range(0, len(tokens), ROWS_AT_ONCE):
+        chunk = slice(start, start + ROWS_AT_ONCE)
+        total += float(total_loss(params, tokens[chunk], segment_ids[chunk]))
+    return math.exp(total / int(units.num_targets.sum()))
+
+
+def sample_of(
+    config: ModelConfig,
+    params: Any,
+    tokenizer: Tokenizer,
+    key: jax.Array,
+    *,
+    prompt: str = "",
+    num_tokens: int = 40,
+    lora: LoraConfig | None = None,
+) -> str:
+    """Return a text that the model makes of a public prompt. It is post-processing of the parameters."""
+    tokens = np.concatenate([[tokenizer.begin], tokenizer.encode(prompt)]).astype(np.int32)
+    made = generate(
+        config,
+        params,
+        jnp.asarray(tokens)[None],
+        num_tokens,
+        key,
+        temperature=0.8,
+        top_k=50,
+        stop_token=tokenizer.end,
+        lora=lora,
+    )
+    return prompt + tokenizer.decode(np.asarray(made[0]))
