@@ -52,11 +52,11 @@ fixed beforehand. Private text: {private}; of each {unit} at most {tokens} token
 
 
 class Figures(msgspec.Struct):
-    """What is kept of a training that is finished."""
+    """What is kept of a training that is finished. ``epsilon_upper`` is None where nothing is private."""
 
     perplexity: float
     sample: str
-    epsilon_upper: float
+    epsilon_upper: float | None
     num_steps: int
     noise_multiplier: float
 
@@ -199,7 +199,7 @@ def _row(
     save_params(folder / WEIGHTS, weights)
     records.write_atomically(folder / STATEMENT, f"{tuning.plan.statement()}\n".encode())
     plan = tuning.plan
-    epsilon_upper = float(plan.epsilon_bounds().upper)
+    epsilon_upper = float(plan.epsilon_bounds().upper) if plan.is_private else None
     figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.max_steps, plan.noise_multiplier)
     records.write_json(folder / FIGURES, msgspec.to_builtins(figures))
     return figures
@@ -216,7 +216,7 @@ def _run(tuning: Finetuning, base: Any, texts: Texts, config: LanguageConfig, fo
 
 
 def _judged(
-    model: ModelConfig, weights: Any, texts: Texts, settings: Settings, epsilon: float, steps: int, noise: float
+    model: ModelConfig, weights: Any, texts: Texts, settings: Settings, epsilon: float | None, steps: int, noise: float
 ) -> Figures:
     """Return the figures of a model."""
     sample = sample_of(model, weights, texts.tokenizer, jax.random.key(1), prompt=settings.prompt)
@@ -227,16 +227,9 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
     """Return the table as Markdown."""
     cells = []
     for name, row in rows.items():
-        private = 0 < row.epsilon_upper < math.inf
-        cells.append(
-            (
-                name,
-                f"{row.perplexity:.2f}",
-                f"<= {upper(row.epsilon_upper, 3)}" if private else "",
-                f"{row.noise_multiplier:.3f}" if private else "",
-                str(row.num_steps or ""),
-            )
-        )
+        epsilon = "" if row.epsilon_upper is None else upper(row.epsilon_upper, 3)
+        noise = f"{row.noise_multiplier:.3f}" if row.noise_multiplier else ""
+        cells.append((name, f"{row.perplexity:.2f}", epsilon, noise, str(row.num_steps or "")))
     head = ("model", "perplexity", "epsilon", "noise multiplier", "steps")
     notes = NOTES.format(
         held_out=texts.held_out_name,
