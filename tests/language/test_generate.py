@@ -10,8 +10,8 @@ import pytest
 from experiments.errors import UserError
 from experiments.language.generate import generate
 from experiments.language.lora import LoraConfig, init_adapters, joined
-from experiments.language.model import init_params, logits
-from tests.language.test_model import SMALL, larger, tokens_of
+from experiments.language.model import init_params
+from tests.language.test_model import SMALL, larger, logits, tokens_of
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from experiments.language.lora import (
     weight_paths,
 )
 from experiments.language.model import init_params, logits, param_shapes, sequence_loss
-from tests.language.test_model import SMALL, larger, tokens_of
+from tests.language.test_model import SMALL, larger, norms_of, tokens_of
 
 UNTIED = dataclasses.replace(SMALL, tied_head=False)
 LORA = LoraConfig(rank=3, alpha=6.0, targets="query|value|down|head")
@@ -43,10 +43,6 @@ def adapters(base):
 @functools.partial(jax.jit, static_argnames="lora")
 def all_logits(params, tokens, lora=None):
     return logits(UNTIED, params, tokens, lora=lora)
-
-
-def norm(tree):
-    return float(optax.global_norm(tree))
 
 
 def test_an_adapted_model_begins_equal_to_its_base(base, adapters):
@@ -98,7 +94,7 @@ def test_clipped_gradients_of_adapters_are_those_of_the_definition(base, adapter
         return sequence_loss(UNTIED, joined(adapters, base), tokens, lora=LORA)
 
     each = jax.jit(jax.vmap(jax.grad(loss), (None, 0, None)))(trained, tokens, narrow)
-    norms = np.sqrt(sum(np.sum(np.square(np.asarray(x).reshape(3, -1)), axis=1) for x in jax.tree.leaves(each)))
+    norms = norms_of(each)
     bound = float(np.median(norms))
     weights = np.minimum(1, bound / norms)
     found = jax.jit(gdpjax.clipped_grad(loss, bound, shared_argnums=2))(trained, tokens, narrow)
