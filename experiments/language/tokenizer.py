@@ -190,7 +190,8 @@ def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(corpus.documents, trainer, length=len(corpus.documents))
-    pad, begin, end = (backend.token_to_id(token) for token in SPECIAL)
+    vocabulary = backend.get_vocab()
+    pad, begin, end = (vocabulary[token] for token in SPECIAL)
     return Tokenizer(backend, pad, begin, end, f"byte pairs of {corpus.describe()}")
 
 
