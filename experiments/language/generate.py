@@ -107,9 +107,7 @@ def _generate(
 
     def step(carried: tuple, number: Array) -> tuple[tuple, Array]:
         token, cache = carried
-        values, cache = logits_with_cache(
-            config, params, token[:, None], cache, prompt_length + number - 1, lora=lora
-        )
+        values, cache = logits_with_cache(config, params, token[:, None], cache, prompt_length + number - 1, lora=lora)
         following = next_token(values[:, 0], number)
         if stop_token is not None:
             following = jnp.where(token == stop_token, stop_token, following)

@@ -293,7 +293,9 @@ def rotation_of(positions: Int[Array, "length"], config: ModelConfig) -> Rotatio
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 
-def rotated(x: Float[Array, "batch length heads width"], rotation: Rotation) -> Float[Array, "batch length heads width"]:
+def rotated(
+    x: Float[Array, "batch length heads width"], rotation: Rotation
+) -> Float[Array, "batch length heads width"]:
     """Turn pairs of channels by the angles of their positions, in float32.
 
     Channel i of the first half of a head is paired with channel i of the second half, as in published Llama weights of
@@ -487,7 +489,9 @@ def _forward(
     """Check the shapes, and evaluate the model."""
     shape = jnp.shape(tokens)
     if len(shape) not in (1, 2) or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise UserError(f"expected tokens to be integers [length] or [sequences, length], got {tokens.dtype}{list(shape)}")
+        raise UserError(
+            f"expected tokens to be integers [length] or [sequences, length], got {tokens.dtype}{list(shape)}"
+        )
     if shape[-1] > config.max_length:
         raise UserError(f"expected sequences of at most max_length = {config.max_length} tokens, got {shape[-1]}")
     if segment_ids is not None and jnp.shape(segment_ids) != shape:
