@@ -146,6 +146,20 @@ class StepCost:
         """The largest number of bytes that are held at a time."""
         return sum(self.arguments.values()) + max(self.gradient_bytes, self.update_bytes)
 
+    def fits(self, device_bytes: float) -> bool:
+        """Return whether a device with so many bytes is large enough.
+
+        >>> from experiments.language.config import PRESETS
+        >>> for name in ("124M", "1B", "7B"):
+        ...     full = step_cost(PRESETS[name], num_units=1024, length=1024)
+        ...     adapters = step_cost(PRESETS[name], num_units=1024, length=1024, lora=LoraConfig(rank=16))
+        ...     print(f"{name:4} {full.peak_bytes / 1e9:5.1f} {full.fits(80e9)} {adapters.peak_bytes / 1e9:4.1f} GB")
+        124M   3.5 True  0.8 GB
+        1B    30.8 True  3.3 GB
+        7B   188.7 False 15.8 GB
+        """
+        return self.peak_bytes <= device_bytes
+
     def seconds(self, flops_per_second: float) -> float:
         """Return how long a step takes at so many operations a second."""
         return self.flops / _positive("flops_per_second", flops_per_second)
@@ -163,7 +177,7 @@ class StepCost:
 
     def __str__(self) -> str:
         head = ("part", "parameters", "trained", "gradient", "forward", "backward", "recompute", "weights", "clipping")
-        rows = [head]
+        rows: list[tuple[str, ...]] = [head]
         for part in self.parts:
             flops = (part.forward, part.backward, part.recompute, part.weight_gradient, part.clipping)
             cells = [f"{value / 1e9:,.1f}" for value in flops]
@@ -174,7 +188,7 @@ class StepCost:
         lines.append(f"all {self.flops / 1e9:,.1f}, {self.flops_per_token / 1e6:,.1f} million for each token")
         lines.append("")
 
-        memory = [("memory", "GiB")]
+        memory: list[tuple[str, ...]] = [("memory", "GiB")]
         for group in (self.arguments, self.gradient_memory, self.update_memory):
             for name, num_bytes in group.items():
                 memory.append((name, _in_gib(num_bytes)))

@@ -269,7 +269,7 @@ def _projection(config: ModelConfig, name: str, lora: LoraConfig | None, rngs: n
 # Positions.
 
 
-def rotary_frequencies(config: ModelConfig) -> Float[Array, "half"]:
+def rotary_frequencies(config: ModelConfig) -> Float[Array, " half"]:
     """Return the angles by which one position turns each pair of channels, in radians."""
     half = config.head_width // 2
     exponents = jnp.arange(half, dtype=jnp.float32) / half
@@ -279,7 +279,7 @@ def rotary_frequencies(config: ModelConfig) -> Float[Array, "half"]:
     return _slowed_down(frequencies, config.rope_scaling)
 
 
-def _slowed_down(frequencies: Float[Array, "half"], scaling: RotaryScaling) -> Float[Array, "half"]:
+def _slowed_down(frequencies: Float[Array, " half"], scaling: RotaryScaling) -> Float[Array, " half"]:
     """Return scaled frequencies: see `RotaryScaling`."""
     turns = scaling.original_max_length * frequencies / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -287,7 +287,7 @@ def _slowed_down(frequencies: Float[Array, "half"], scaling: RotaryScaling) -> F
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
-def rotation_of(positions: Int[Array, "length"], config: ModelConfig) -> Rotation:
+def rotation_of(positions: Int[Array, " length"], config: ModelConfig) -> Rotation:
     """Return the angles of positions."""
     angles = positions[:, None].astype(jnp.float32) * rotary_frequencies(config)
     return Rotation(jnp.cos(angles), jnp.sin(angles))
@@ -309,7 +309,7 @@ def rotated(
 
 
 def attention_mask(
-    positions: Int[Array, "length"], num_keys: int, segment_ids: Int[Array, "batch length"] | None
+    positions: Int[Array, " length"], num_keys: int, segment_ids: Int[Array, "batch length"] | None
 ) -> Bool[Array, "batch 1 length keys"]:
     """Return which positions may look at which: at earlier ones of the same segment, and at themselves.
 

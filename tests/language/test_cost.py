@@ -2,20 +2,22 @@
 
 import dataclasses
 import functools
+import math
 
-import gdpjax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gdpjax.training import private_training
+from jax.extend.core import jaxprs_in_params
 
+import gdpjax
 from experiments.errors import UserError
 from experiments.language.config import PRESETS, ModelConfig
 from experiments.language.cost import step_cost
 from experiments.language.lora import LoraConfig, adapted_paths, joined, split_adapters
 from experiments.language.model import param_shapes, sequence_loss
+from gdpjax.training import private_training
 
 CONFIG = ModelConfig(
     vocab_size=4096,
@@ -32,8 +34,8 @@ LORA = LoraConfig(rank=8, targets="query|value")
 TOLERANCE = 0.2
 
 
-def compiled(config, strategy, num_units, shape, microbatch_size, lora=None):
-    """The program of a clipped sum; nothing is executed."""
+def clipped_sum(config, strategy, num_units, shape, microbatch_size, lora=None):
+    """A clipped sum, and the shapes of its arguments."""
     tokens = jax.ShapeDtypeStruct((num_units, *shape), jnp.int32)
     if lora is None:
         params, shared, options = param_shapes(config), (), {}
@@ -49,7 +51,43 @@ def compiled(config, strategy, num_units, shape, microbatch_size, lora=None):
             return sequence_loss(config, joined(params, base), tokens, lora=lora)
 
     clipped = gdpjax.clipped_grad(loss, 1.0, strategy=strategy, microbatch_size=microbatch_size, **options)
-    return jax.jit(lambda *args: clipped(*args)).lower(params, tokens, *shared).compile()
+    return clipped, (params, tokens, *shared)
+
+
+def compiled(*args):
+    """The program of a clipped sum; nothing is executed."""
+    clipped, shapes = clipped_sum(*args)
+    return jax.jit(lambda *args: clipped(*args)).lower(*shapes).compile()
+
+
+def predicted(config, strategy, num_units, shape, microbatch_size, lora=None):
+    """The cost of the same."""
+    *num_sequences, length = shape
+    return step_cost(
+        config,
+        num_units=num_units,
+        length=length,
+        num_sequences=num_sequences[0] if num_sequences else 1,
+        microbatch_size=microbatch_size,
+        strategy=strategy,
+        lora=lora,
+    )
+
+
+def product_flops(jaxpr):
+    """The operations of all matrix products of a program, with those in loops as often as they are done."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            shape = eqn.invars[0].aval.shape
+            total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
+        inner = [product_flops(body) for body in jaxprs_in_params(eqn.params)]
+        if eqn.primitive.name == "while":
+            assert not any(inner)  # nobody knows how often
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        total += times * sum(inner)
+    return total
 
 
 def held_bytes(program):
@@ -67,32 +105,45 @@ CASES = {
 }
 
 
+TRACED = {
+    "formed by JAX": (CONFIG, "microbatch", 2, (256,), None),
+    "formed of factors": (CONFIG, "auto", 2, (256,), None),
+    "sequences": (CONFIG, "auto", 1, (2, 128), None),
+    "adapters": (CONFIG, "microbatch", 1, (256,), LORA),
+    "factors": (PRESETS["1B"], "auto", 1, (128,), None),
+    "tied factors": (PRESETS["124M"], "auto", 1, (64,), None),
+}
+
+
+@pytest.mark.parametrize("name", list(TRACED))
+def test_products_are_those_that_gdpjax_computes(name):
+    """Also where compiled programs do not tell how often a loop goes around: norms and sums of kept positions."""
+    config, strategy, microbatch_size, shape, lora = TRACED[name]
+    num_units = 2 * microbatch_size
+    program, arguments = clipped_sum(config, strategy, num_units, shape, microbatch_size, lora)
+    cost = predicted(config, strategy, num_units, shape, microbatch_size, lora)
+    expected = 0.0
+    for part in cost.parts:
+        if part.name not in ("norms and others", "embedding"):
+            expected += part.flops - (part.clipping if part.gradient != "positions" else 0)
+    assert product_flops(jax.make_jaxpr(program)(*arguments).jaxpr) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_operations_and_memory_are_those_of_compiled_programs(name):
     strategy, microbatch_size, shape, lora = CASES[name]
 
-    def predicted(num_units):
-        return step_cost(
-            CONFIG,
-            num_units=num_units,
-            length=shape[-1],
-            num_sequences=shape[0] if len(shape) > 1 else 1,
-            microbatch_size=microbatch_size,
-            strategy=strategy,
-            lora=lora,
-        )
-
     # XLA counts the body of a loop once, so operations are counted without loops: over layers and over chunks.
     unrolled = dataclasses.replace(CONFIG, unrolled=True)
     program = compiled(unrolled, strategy, microbatch_size, shape, microbatch_size, lora)
-    cost = predicted(microbatch_size)
+    cost = predicted(CONFIG, strategy, microbatch_size, shape, microbatch_size, lora)
     expected = cost.flops - cost.noise_flops - cost.optimizer_flops
     assert program.cost_analysis()["flops"] == pytest.approx(expected, rel=TOLERANCE)
 
     # Memory is that of loops.
     program = compiled(CONFIG, strategy, 3 * microbatch_size, shape, microbatch_size, lora)
-    cost = predicted(3 * microbatch_size)
+    cost = predicted(CONFIG, strategy, 3 * microbatch_size, shape, microbatch_size, lora)
     arguments = cost.arguments["parameters"] + cost.arguments.get("frozen parameters", 0)
     assert held_bytes(program) == pytest.approx(arguments + cost.gradient_bytes, rel=TOLERANCE)
 
@@ -174,6 +225,9 @@ def test_costs_grow_as_they_should():
     assert one.peak_bytes == two.peak_bytes
     assert cost(num_units=2, microbatch_size=2).gradient_bytes > two.gradient_bytes
     assert cost(num_units=2, donated=True).peak_bytes < two.peak_bytes
+
+    assert one.fits(one.peak_bytes)
+    assert not one.fits(one.peak_bytes - 1)
 
     lora = cost(num_units=2, lora=LORA)
     assert lora.peak_bytes < two.peak_bytes / 2
