@@ -59,7 +59,8 @@ def generate(
     prompt = jnp.asarray(prompt)
     if prompt.ndim != 2 or prompt.shape[1] < 1 or not jnp.issubdtype(prompt.dtype, jnp.integer):
         raise UserError(
-            f"expected a prompt of integers [batch, length] of at least one token, got {prompt.dtype}{list(prompt.shape)}"
+            "expected a prompt of integers [batch, length] of at least one token, got "
+            f"{prompt.dtype}{list(prompt.shape)}"
         )
     if not isinstance(num_tokens, int) or num_tokens < 1:
         raise UserError(f"expected num_tokens to be a whole number of at least 1, got {num_tokens!r}")
@@ -95,7 +96,7 @@ def _generate(
     batch_size, prompt_length = prompt.shape
     cache = empty_cache(config, batch_size, prompt_length + num_tokens)
 
-    def next_token(values: Float[Array, "batch vocabulary"], number: Any) -> Int[Array, "batch"]:
+    def next_token(values: Float[Array, "batch vocabulary"], number: Any) -> Int[Array, " batch"]:
         if is_greedy:
             return jnp.argmax(values, axis=-1).astype(jnp.int32)
         values = most_likely(values, top_k) / temperature
@@ -107,9 +108,7 @@ def _generate(
 
     def step(carried: tuple, number: Array) -> tuple[tuple, Array]:
         token, cache = carried
-        values, cache = logits_with_cache(
-            config, params, token[:, None], cache, prompt_length + number - 1, lora=lora
-        )
+        values, cache = logits_with_cache(config, params, token[:, None], cache, prompt_length + number - 1, lora=lora)
         following = next_token(values[:, 0], number)
         if stop_token is not None:
             following = jnp.where(token == stop_token, stop_token, following)

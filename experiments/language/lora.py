@@ -66,7 +66,9 @@ class LoraConfig:
         try:
             re.compile(self.targets)
         except re.error as error:
-            raise UserError(f"expected targets of LoRA to be a regular expression, got {self.targets!r}: {error}") from None
+            raise UserError(
+                f"expected targets of LoRA to be a regular expression, got {self.targets!r}: {error}"
+            ) from None
 
     @property
     def scale(self) -> float:

@@ -269,7 +269,7 @@ def _projection(config: ModelConfig, name: str, lora: LoraConfig | None, rngs: n
 # Positions.
 
 
-def rotary_frequencies(config: ModelConfig) -> Float[Array, "half"]:
+def rotary_frequencies(config: ModelConfig) -> Float[Array, " half"]:
     """Return the angles by which one position turns each pair of channels, in radians."""
     half = config.head_width // 2
     exponents = jnp.arange(half, dtype=jnp.float32) / half
@@ -279,7 +279,7 @@ def rotary_frequencies(config: ModelConfig) -> Float[Array, "half"]:
     return _slowed_down(frequencies, config.rope_scaling)
 
 
-def _slowed_down(frequencies: Float[Array, "half"], scaling: RotaryScaling) -> Float[Array, "half"]:
+def _slowed_down(frequencies: Float[Array, " half"], scaling: RotaryScaling) -> Float[Array, " half"]:
     """Return scaled frequencies: see `RotaryScaling`."""
     turns = scaling.original_max_length * frequencies / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -287,13 +287,15 @@ def _slowed_down(frequencies: Float[Array, "half"], scaling: RotaryScaling) -> F
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
-def rotation_of(positions: Int[Array, "length"], config: ModelConfig) -> Rotation:
+def rotation_of(positions: Int[Array, " length"], config: ModelConfig) -> Rotation:
     """Return the angles of positions."""
     angles = positions[:, None].astype(jnp.float32) * rotary_frequencies(config)
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 
-def rotated(x: Float[Array, "batch length heads width"], rotation: Rotation) -> Float[Array, "batch length heads width"]:
+def rotated(
+    x: Float[Array, "batch length heads width"], rotation: Rotation
+) -> Float[Array, "batch length heads width"]:
     """Turn pairs of channels by the angles of their positions, in float32.
 
     Channel i of the first half of a head is paired with channel i of the second half, as in published Llama weights of
@@ -307,7 +309,7 @@ def rotated(x: Float[Array, "batch length heads width"], rotation: Rotation) -> 
 
 
 def attention_mask(
-    positions: Int[Array, "length"], num_keys: int, segment_ids: Int[Array, "batch length"] | None
+    positions: Int[Array, " length"], num_keys: int, segment_ids: Int[Array, "batch length"] | None
 ) -> Bool[Array, "batch 1 length keys"]:
     """Return which positions may look at which: at earlier ones of the same segment, and at themselves.
 
@@ -487,7 +489,9 @@ def _forward(
     """Check the shapes, and evaluate the model."""
     shape = jnp.shape(tokens)
     if len(shape) not in (1, 2) or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise UserError(f"expected tokens to be integers [length] or [sequences, length], got {tokens.dtype}{list(shape)}")
+        raise UserError(
+            f"expected tokens to be integers [length] or [sequences, length], got {tokens.dtype}{list(shape)}"
+        )
     if shape[-1] > config.max_length:
         raise UserError(f"expected sequences of at most max_length = {config.max_length} tokens, got {shape[-1]}")
     if segment_ids is not None and jnp.shape(segment_ids) != shape:

@@ -3,10 +3,10 @@
     config, params = load_llama("Llama-3.2-1B")             # a folder with config.json and *.safetensors
     config, params = load_gemma("gemma-2b", dtype=jnp.float32)
 
-A folder holds ``config.json`` and either ``model.safetensors`` or several files with ``model.safetensors.index.json``. A
-single ``.safetensors`` file needs the shape of the model as ``config``. Every tensor of the file must be known and have
-its shape. Published weights are [outputs, inputs], and here they are [inputs, outputs]. The rotary layout is the same:
-channel i of the first half of a head is turned with channel i of the second half.
+A folder holds ``config.json`` and either ``model.safetensors`` or several files with ``model.safetensors.index.json``.
+A single ``.safetensors`` file needs the shape of the model as ``config``. Every tensor of the file must be known and
+have its shape. Published weights are [outputs, inputs], and here they are [inputs, outputs]. The rotary layout is the
+same: channel i of the first half of a head is turned with channel i of the second half.
 
 Nothing is downloaded.
 """

@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 
-import gdpjax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gdpjax.training import private_training
 
+import gdpjax
 from experiments.errors import UserError
 from experiments.language.lora import (
     LoraConfig,
@@ -24,6 +23,7 @@ from experiments.language.lora import (
     weight_paths,
 )
 from experiments.language.model import init_params, logits, param_shapes, sequence_loss
+from gdpjax.training import private_training
 from tests.language.test_model import SMALL, larger, norms_of, tokens_of
 
 UNTIED = dataclasses.replace(SMALL, tied_head=False)

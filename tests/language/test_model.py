@@ -3,16 +3,16 @@
 import dataclasses
 import functools
 
-import gdpjax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gdpjax
 from experiments.errors import UserError
+from experiments.language import model
 from experiments.language.config import PRESETS, ModelConfig, RotaryScaling
 from experiments.language.lora import LoraConfig
-from experiments.language import model
 from experiments.language.model import init_params, param_shapes, rotary_frequencies
 
 SMALL = ModelConfig(
