@@ -7,6 +7,7 @@ those of the first group see all the noise that they are promised in the cycles 
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from gdpjax.ledger import AnyEvent, CorrelatedGaussianEvent, CyclicPoissonEvent, GaussianEvent, Ledger
@@ -41,6 +42,20 @@ def from_below(run: Ledger | AnyEvent) -> Ledger:
         else:
             events.append(event)
     return Ledger(events)
+
+
+def mu_of_gaussians(run: Ledger) -> float | None:
+    """Return the mu of a run of nothing but Gaussian releases, rounded to a relative 1e-15; else None.
+
+    Formula: mu^2 = sum of num_steps / noise_multiplier^2, as arXiv:1905.02383, corollary 2.
+    """
+    squares = []
+    for event in run.events:
+        if not isinstance(event, GaussianEvent) or not event.noise_multiplier > 0:
+            return None
+        squares.append(event.num_steps * (1.0 / event.noise_multiplier) ** 2)
+    total = math.fsum(squares)
+    return math.sqrt(total) if math.isfinite(total) else None
 
 
 def _gaussian_from_below(event: CorrelatedGaussianEvent) -> list[GaussianEvent]:

@@ -53,7 +53,7 @@ from gdpjax.accounting._ledgers import Described, describe
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
-from gdpjax.tradeoff import CertifiedCurve
+from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian
 
 LARGEST_GROUP = 64
 RTOL = 1e-3
@@ -356,6 +356,31 @@ class CurveBetween(_LedgerCurve):
         return Bounds(below.lower, above.upper)
 
 
+class GaussianReleases(_LedgerCurve):
+    """The certified curve of a run that is mu-GDP, in closed form.
+
+    Attributes:
+        curve: the curves of a larger and of a smaller mu.
+    """
+
+    def __init__(self, smaller_mu: float, larger_mu: float) -> None:
+        above = Gaussian(smaller_mu * (1.0 - _MU_ROUNDING))
+        below = Gaussian(larger_mu * (1.0 + _MU_ROUNDING))
+        self.curve = CurveBounds(below, above)
+
+    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+        if question != "mu" or not at.ndim:
+            return getattr(self.curve, question)(at)
+        answers = [self.curve.mu(failure) for failure in at.ravel()]
+        lower = np.array([answer.lower for answer in answers]).reshape(at.shape)
+        upper = np.array([answer.upper for answer in answers]).reshape(at.shape)
+        return Bounds(lower, upper)
+
+
+_MU_ROUNDING = 1e-14
+"""More than the rounding of a sum of squares, and of its root, relative."""
+
+
 class ShuffledCurve(_LedgerCurve):
     """The certified curve of a Ledger with shuffled batches: between those of Ledgers without.
 
@@ -451,8 +476,13 @@ def _curve_of_ledger(
 ) -> CertifiedCurve:
     """Return the curve of a Ledger or event, by the sampling schemes that are in it."""
     if _correlated.has_correlated(run):
-        above = _curve_of_ledger(_correlated.from_above(run), group_size, rtol)
-        below = _curve_of_ledger(_correlated.from_below(run), group_size, rtol)
+        reveals_more = _correlated.from_above(run)
+        reveals_less = _correlated.from_below(run)
+        mu = _correlated.mu_of_gaussians(reveals_more)
+        if mu is not None and mu > 0 and group_size == 1:
+            return GaussianReleases(_correlated.mu_of_gaussians(reveals_less) or 0.0, mu)
+        above = _curve_of_ledger(reveals_more, group_size, rtol)
+        below = _curve_of_ledger(reveals_less, group_size, rtol)
         return CurveBetween(above, below)
     if _shuffled.has_shuffled(run):
         refuse_groups("shuffled", group_size)

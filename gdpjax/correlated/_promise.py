@@ -29,6 +29,9 @@ class ParticipationError(ValueError):
 def check_batches(batches: Iterable[Batch], participation: AbstractParticipation, num_steps: int) -> Iterator[Batch]:
     """Yield the batches of a run, one a step, as long as they keep the promise.
 
+    A run that was interrupted goes on with the batches after its last step, but they are checked together with those
+    before: give *all* batches of the run, from its first step on, and skip those that were used.
+
     Args:
         batches: what a loader gives: for each step the numbers of its examples (of its users, if they are the unit),
             or ``(indices, is_padding)`` as the batches of `gdpjax.sampling`. The same number is the same example

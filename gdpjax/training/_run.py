@@ -79,7 +79,7 @@ class Run:
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
         self.journal = folder / _checkpoint.FOLDER / JOURNAL
         self._scan, self._lock, self._initial = scan, lock, initial
-        self._plan = _as_json(plan_to_dict(training.plan) | {"scan": scan})
+        self._plan = _described_plan(training, scan)
         own = {
             "data": digest_of(*data.arrays, data.num_examples),
             "program": program_digest(training.step, state, data),
@@ -307,6 +307,11 @@ class Run:
         return self._records.chunks[num_lines - 1].end if num_lines else 0
 
 
+def _described_plan(training: Training, scan: bool) -> dict[str, Any]:
+    """Return what the checkpoint says of the plan."""
+    return _as_json(plan_to_dict(training.plan) | {"scan": scan})
+
+
 def _as_json(value: dict[str, Any]) -> dict[str, Any]:
     """``value`` as it comes back from a file."""
     return json.loads(json.dumps(value))
@@ -417,15 +422,16 @@ def resume_run(folder: str | Path, training: Training, params: PyTree, data: Dat
     check_instance("data", data, Data, "which training.place(...) returned")
     lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)
-    template = training.init(parameters_for_all(params, data.arrays), fresh_key(index.key_impl))
-    _checkpoint.refuse_other_arrays(folder, index, template)
-    run = Run(folder, training, data, template, None, index.initial, scan=scan)
-    found = _differences(index.plan, run._plan)
+    # The plan first: another one may have other arrays, and its differences say more than theirs.
+    found = _differences(index.plan, _described_plan(training, scan))
     if found:
         raise ValueError(
             f"the checkpoint in {folder} belongs to another plan ({'; '.join(found)}); restore those, or start a new "
             "run in another folder"
         )
+    template = training.init(parameters_for_all(params, data.arrays), fresh_key(index.key_impl))
+    _checkpoint.refuse_other_arrays(folder, index, template)
+    run = Run(folder, training, data, template, None, index.initial, scan=scan)
     _check_plan_file(folder / PLAN, training)
     run.state = _checkpoint.restore(folder, index, template)
     if int(run.step) != index.step:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gdpjax
+from gdpjax.clipping._tracing._jaxprs import scan_of
 
 KEY = jax.random.key(0)
 
@@ -387,4 +388,6 @@ def test_sums_of_small_parameters_are_one_array_within_the_loop() -> None:
     grad_fn = gdpjax.clipped_grad(loss, 1.0, microbatch_size=2)
     jaxpr = jax.make_jaxpr(lambda x: grad_fn(params, x))(jnp.arange(6.0))
     (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-    assert loop.params["num_carry"] == 2  # the sum and its error
+    scan = scan_of(loop)
+    assert scan is not None
+    assert scan.num_carry == 2  # the sum and its error

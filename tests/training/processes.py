@@ -1,4 +1,4 @@
-"""One process of several: ``processes.py PORT COUNT INDEX FOLDER [die] [correlated]``; the first prints what it finds."""
+"""One process of several: ``processes.py PORT COUNT INDEX FOLDER [die] [correlated]``; the first prints a line."""
 
 import os
 import sys

@@ -9,7 +9,7 @@ import pytest
 import gdpjax
 from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon
-from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, ledger_of
+from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
 from gdpjax.training import (
     FINISHED,
     CheckpointError,
@@ -70,6 +70,23 @@ def test_a_target_is_met_by_the_noise_of_one_gaussian():
     plan = make_plan(**{**COMMON, "noise_multiplier": None, "epsilon": 2.0}, correlation=correlated.bisr(3))
     assert gdp_epsilon(1e-5, 1 / plan.noise_multiplier) == pytest.approx(2.0, rel=1e-3)
     assert plan.epsilon_bounds().upper <= 2.0
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.02, 0.7, 5.0, 300.0])
+def test_brackets_in_closed_form_agree_with_the_contour_and_hold_mu(noise_multiplier):
+    """A run of correlated noise is one Gaussian release, which the accountant of any ledger brackets too."""
+    event = CorrelatedGaussianEvent(noise_multiplier, 30, 30, 3, 10)
+    release = event.from_above
+    closed, contour = certified(event), certified(Ledger([release]))
+    for question, places in {"epsilon": (1e-9, 1e-5, 0.2), "delta": (0.0, 0.5, 8.0), "tradeoff": (1e-3, 0.5)}.items():
+        for place in places:
+            ours, theirs = getattr(closed, question)(place), getattr(contour, question)(place)
+            assert ours.lower <= theirs.upper, (question, place)
+            assert theirs.lower <= ours.upper, (question, place)
+    lower, upper = closed.mu()
+    assert lower <= 1 / noise_multiplier <= upper <= 1.0000001 / noise_multiplier
+    assert lower >= 0.999999 / noise_multiplier
+    assert np.shape(closed.mu([1e-10, 1e-6]).upper) == (2,)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +185,15 @@ def test_a_state_that_was_put_back_is_refused(tmp_path):
     run.state = early
     with pytest.raises(ValueError, match="earlier state"):
         run.advance(5)
+
+
+def test_another_number_of_bands_is_named_before_any_array(tmp_path):
+    training, rows = built("fixed")
+    key = jax.random.key(7072)
+    start_run(tmp_path / "run", training, PARAMS, training.place(rows, np.zeros(N)), key=key).advance(2)
+    training, rows = built("fixed", correlation=correlated.bisr(4))
+    with pytest.raises(ValueError, match=r"another plan \(correlation"):
+        resume_run(tmp_path / "run", training, PARAMS, training.place(rows, np.zeros(N)))
 
 
 def test_other_data_are_refused(tmp_path):
