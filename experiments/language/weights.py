@@ -75,6 +75,19 @@ def load_gemma(
     return _load(path, config, dtype, gemma_config)
 
 
+def load_published(path: str | pathlib.Path, dtype: Any = jnp.bfloat16) -> tuple[ModelConfig, dict[str, Any]]:
+    """Load a folder of either family, by the ``model_type`` in its config.json; errors as in `load_llama`."""
+    folder = pathlib.Path(path)
+    model_type = _read_json(folder / "config.json").get("model_type")
+    loaders = {"llama": load_llama, "gemma": load_gemma}
+    if model_type not in loaders:
+        raise UserError(
+            f"expected model_type {' or '.join(loaders)} in {folder / 'config.json'}, got {model_type!r}: other families "
+            "have other layers"
+        )
+    return loaders[model_type](folder, dtype=dtype)
+
+
 # The shape of a model, from config.json.
 
 
