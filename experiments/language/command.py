@@ -208,7 +208,10 @@ def _row(
 def _run(tuning: Finetuning, base: Any, texts: Texts, config: LanguageConfig, folder: Path, name: str) -> Run:
     """Begin the run of a folder, or resume it."""
     training = tuning.training()
-    data = training.place(*texts.train.arrays)
+    try:
+        data = training.place(*texts.train.arrays)
+    except ValueError as error:
+        raise UserError(f"{error} (--max-units)") from None
     initial = tuning.initial(base, jax.random.key(0))
     if has_run(folder):
         return resume_run(folder, training, initial, data, scan=False)

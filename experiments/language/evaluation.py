@@ -1,5 +1,6 @@
 """Perplexity on texts that were not trained on, and a sample of what a model writes."""
 
+import functools
 import math
 from typing import Any
 
@@ -39,13 +40,6 @@ def perplexity(
     if not units.num_targets.sum():
         raise UserError("expected units with something to predict, got none to measure the perplexity on")
 
-    @jax.jit
-    def total_loss(params: Any, tokens: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        is_text = segment_ids > 0
-        mean = sequence_loss(config, params, tokens, mask=is_text, segment_ids=segment_ids, lora=lora)
-        same_segment = (segment_ids[:, :-1] == segment_ids[:, 1:]) & is_text[:, :-1]
-        return mean * jnp.sum(same_segment)
-
     # Sequences that hold no text are left out; the last chunk is padded with them, so that one program does.
     length = units.tokens.shape[-1]
     tokens = units.tokens.reshape(-1, length)
@@ -59,8 +53,19 @@ def perplexity(
     total = 0.0
     for start in range(0, len(tokens), ROWS_AT_ONCE):
         chunk = slice(start, start + ROWS_AT_ONCE)
-        total += float(total_loss(params, tokens[chunk], segment_ids[chunk]))
+        total += float(_total_loss(config, lora, params, tokens[chunk], segment_ids[chunk]))
     return math.exp(total / int(units.num_targets.sum()))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _total_loss(
+    config: ModelConfig, lora: LoraConfig | None, params: Any, tokens: jax.Array, segment_ids: jax.Array
+) -> jax.Array:
+    """Return the sum of the losses of all targets of some sequences."""
+    is_text = segment_ids > 0
+    mean = sequence_loss(config, params, tokens, mask=is_text, segment_ids=segment_ids, lora=lora)
+    same_segment = (segment_ids[:, :-1] == segment_ids[:, 1:]) & is_text[:, :-1]
+    return mean * jnp.sum(same_segment)
 
 
 def sample_of(
@@ -79,7 +84,7 @@ def sample_of(
         config,
         params,
         jnp.asarray(tokens)[None],
-        num_tokens,
+        min(num_tokens, config.max_length - len(tokens)),
         key,
         temperature=0.8,
         top_k=50,

@@ -19,6 +19,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import gdpjax
@@ -55,10 +56,13 @@ class Finetuning:
         return {ADAPTERS: init_adapters(params, self.lora, key), BASE: frozen(params)}
 
     def weights(self, params: Any) -> Any:
-        """Return the weights of a model without adapters, from the parameters of the training."""
+        """Return the weights of a model without adapters, from the parameters of the training.
+
+        They are in float32: a sum in bfloat16 would lose small changes.
+        """
         if self.lora is None:
             return params
-        return merge(params[ADAPTERS], params[BASE], self.lora)
+        return merge(params[ADAPTERS], frozen(params[BASE], jnp.float32), self.lora)
 
     def loss(self, params: Any, tokens: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """Return the loss of one unit: the mean cross entropy over its own targets, in nats.

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.flax import load, save
 
 from experiments import records
 from experiments.errors import UserError
@@ -15,7 +14,7 @@ from experiments.errors import UserError
 
 def save_params(path: Path, params: Mapping[str, Any]) -> None:
     """Write nested dictionaries of arrays as one safetensors file, in one step that survives a crash."""
-    arrays = {name: np.asarray(leaf) for name, leaf in _leaves(params)}
+    arrays = {name: jnp.asarray(leaf) for name, leaf in _leaves(params)}
     records.write_atomically(path, save(arrays))
 
 
@@ -31,7 +30,7 @@ def load_params(path: Path) -> dict[str, Any]:
         place = params
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[leaf] = jnp.asarray(array)
+        place[leaf] = array
     return params
 
 
