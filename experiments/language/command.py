@@ -1,8 +1,8 @@
 """What ``python -m experiments language`` does: from public text to private models, their statements and a table.
 
-The folder of a command holds the tokenizer, the public weights, and a folder for each training with its checkpoints, its
-weights and its figures. What is finished there is not done again, and a training that was interrupted goes on from its
-last checkpoint.
+The folder of a command holds the tokenizer, the public weights, and a folder for each training with its checkpoints,
+its weights and its figures. What is finished there is not done again, and a training that was interrupted goes on from
+its last checkpoint.
 """
 
 import contextlib

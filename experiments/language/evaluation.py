@@ -28,8 +28,8 @@ def perplexity(
 ) -> float:
     """Return exp(mean cross entropy of the next token), over all targets of these units.
 
-    It is a function of private text if the units are, and epsilon covers it only if nobody's unit among them was trained
-    on and it is not released: measure on units that were split off beforehand.
+    If the units are private then so is this figure, and epsilon does not cover it. Measure on units that were split off
+    before the training.
 
     Args:
       config: the shape of the model.
@@ -62,10 +62,7 @@ def _total_loss(
     config: ModelConfig, lora: LoraConfig | None, params: Any, tokens: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
     """Return the sum of the losses of all targets of some sequences."""
-    is_text = segment_ids > 0
-    mean = sequence_loss(config, params, tokens, mask=is_text, segment_ids=segment_ids, lora=lora)
-    same_segment = (segment_ids[:, :-1] == segment_ids[:, 1:]) & is_text[:, :-1]
-    return mean * jnp.sum(same_segment)
+    return sequence_loss(config, params, tokens, segment_ids, divisor=1.0, lora=lora)
 
 
 def sample_of(

@@ -8,8 +8,8 @@
     weights = tuning.weights(state.params)
 
 An example is a *unit*: a document, or all that a user wrote, in a fixed number of sequences. Its loss is the mean over
-its own tokens, its gradient is clipped once, and the batch is a Poisson sample of units. The epsilon of the plan is then
-for a whole unit. Batches of sequences would give an epsilon for a sequence, of which a user may have hundreds.
+its own tokens, its gradient is clipped once, and the batch is a Poisson sample of units. The epsilon of the plan is
+then for a whole unit. Batches of sequences would give an epsilon for a sequence, of which a user may have hundreds.
 
 With adapters only those are trained: norms, noise and the optimizer's memory are of their size. The base is among the
 parameters, in bfloat16, and frozen.
@@ -73,9 +73,7 @@ class Finetuning:
         """
         if self.lora is not None:
             params = joined(params[ADAPTERS], params[BASE])
-        return sequence_loss(
-            self.config, params, tokens, mask=segment_ids > 0, segment_ids=segment_ids, lora=self.lora
-        )
+        return sequence_loss(self.config, params, tokens, segment_ids, lora=self.lora)
 
     def training(self) -> Training:
         """Return gdpjax's training loop: Poisson batches of units, clip, noise, Adam and the ledger."""

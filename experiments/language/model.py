@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from experiments.errors import UserError
 from experiments.language.config import ModelConfig, RotaryScaling
 from experiments.language.lora import LoraConfig, Params, adapted_paths
+from experiments.language.targets import next_tokens, unit_loss
 
 _INITIAL_STDDEV = 0.02
 """The standard deviation of initial weights, as in GPT-2."""
@@ -403,22 +404,23 @@ def sequence_loss(
     config: ModelConfig,
     params: Params,
     tokens: Int[Array, "*batch length"],
-    mask: Bool[Array, "*batch length"] | None = None,
     segment_ids: Int[Array, "*batch length"] | None = None,
     *,
+    divisor: float | None = None,
     lora: LoraConfig | None = None,
 ) -> Float[Array, ""]:
     """Return the mean cross entropy of the next token, in nats per token.
 
-    The mean is over all tokens that are predicted and count: of one sequence, or of all sequences of a unit together.
-    The first token of a text is not predicted. A unit without tokens that count has a loss, and a gradient, of zero.
+    The mean is over all tokens that are predicted: of one sequence, or of all sequences of a unit together. The first
+    token of a text is not predicted, and neither is padding. A unit with nothing to predict has a loss, and a gradient,
+    of zero.
 
     Args:
       config: the shape of the model.
       params: its parameters.
       tokens: the tokens of one example: a sequence [length], or sequences [num_sequences, length].
-      mask: which tokens count as targets; None for all of them.
-      segment_ids: which of the texts of a sequence each token belongs to; None if a sequence is one text.
+      segment_ids: which of the texts of a sequence each token belongs to, 0 for padding; None: a sequence is one text.
+      divisor: a public constant to divide the sum by, instead of the number of predicted tokens.
       lora: the adapters that the parameters have.
 
     Returns:
@@ -432,19 +434,13 @@ def sequence_loss(
 
     # The last position predicts nothing. It is computed all the same, as round lengths are faster.
     values = logits(config, params, tokens, segment_ids, lora=lora)
-    targets = jnp.roll(tokens, -1, axis=-1)
-    counts = jnp.arange(tokens.shape[-1]) < tokens.shape[-1] - 1
-    if mask is not None:
-        counts = counts & jnp.roll(mask.astype(bool), -1, axis=-1)
-    if segment_ids is not None:
-        counts = counts & (segment_ids == jnp.roll(segment_ids, -1, axis=-1))
-    counts = jnp.broadcast_to(counts, tokens.shape)
+    one_text = jnp.ones_like(tokens)
+    targets, is_target = next_tokens(tokens, one_text if segment_ids is None else segment_ids)
 
     # -log softmax at the target, without an array of probabilities.
     at_target = jnp.take_along_axis(values, targets[..., None], axis=-1)[..., 0]
     losses = jax.nn.logsumexp(values, axis=-1) - at_target
-    total = jnp.sum(jnp.where(counts, losses, 0))
-    return total / jnp.maximum(jnp.sum(counts), 1)
+    return unit_loss(losses, is_target, divisor)
 
 
 def logits_with_cache(

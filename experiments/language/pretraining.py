@@ -83,7 +83,7 @@ def pretrain(
 
     def batch_loss(params: Any, tokens: jax.Array, segment_ids: jax.Array) -> jax.Array:
         # All targets of the batch count alike. Nothing is private here, so that rows may be mixed.
-        return sequence_loss(config, params, tokens, mask=segment_ids > 0, segment_ids=segment_ids)
+        return sequence_loss(config, params, tokens, segment_ids)
 
     @jax.jit
     def step(params: Any, state: Any, number: jax.Array) -> tuple[Any, Any]:

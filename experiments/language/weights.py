@@ -82,8 +82,8 @@ def load_published(path: str | pathlib.Path, dtype: Any = jnp.bfloat16) -> tuple
     loaders = {"llama": load_llama, "gemma": load_gemma}
     if model_type not in loaders:
         raise UserError(
-            f"expected model_type {' or '.join(loaders)} in {folder / 'config.json'}, got {model_type!r}: other families "
-            "have other layers"
+            f"expected model_type {' or '.join(loaders)} in {folder / 'config.json'}, got {model_type!r}: other "
+            "families have other layers"
         )
     return loaders[model_type](folder, dtype=dtype)
 

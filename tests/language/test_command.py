@@ -19,9 +19,16 @@ from experiments.language.storage import load_params, save_params
 from gdpjax.training import Run
 
 SMALL = dataclasses.replace(
-    PRESETS["tiny"], vocab_size=300, num_layers=2, model_width=16, num_heads=2, num_kv_heads=1, head_width=8,
-    hidden_width=24, max_length=32,
-)  # fmt: skip
+    PRESETS["tiny"],
+    vocab_size=300,
+    num_layers=2,
+    model_width=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_width=8,
+    hidden_width=24,
+    max_length=32,
+)
 QUICK = Settings(
     length=16,
     sequences_per_unit=2,
@@ -31,7 +38,7 @@ QUICK = Settings(
     compute_dtype="float32",
     prompt="the",
 )
-WORDS = "the cat sat on a mat and saw how an old dog ran by it with two red shoes".split()
+WORDS = "the cat sat on a mat and saw how an old dog ran by it with two red shoes"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,10 +54,10 @@ def small_presets():
 def texts(tmp_path_factory):
     """A folder with a public and a private text."""
     folder = tmp_path_factory.mktemp("texts")
-    draw = np.random.default_rng(0)
+    draw, words = np.random.default_rng(0), WORDS.split()
 
     def text(length):
-        return " ".join(draw.choice(WORDS, length))
+        return " ".join(draw.choice(words, length))
 
     lines = [{"text": text(20), "user": f"user {number % 30}"} for number in range(60)]
     (folder / "public.jsonl").write_text("".join(json.dumps({"text": text(30)}) + "\n" for _ in range(20)))

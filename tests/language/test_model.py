@@ -37,7 +37,7 @@ VARIANTS = {
 
 # Compiled, as evaluating the model operation by operation takes long.
 logits = jax.jit(model.logits, static_argnums=0, static_argnames="lora")
-sequence_loss = jax.jit(model.sequence_loss, static_argnums=0, static_argnames="lora")
+sequence_loss = jax.jit(model.sequence_loss, static_argnums=0, static_argnames=("lora", "divisor"))
 gradient = jax.jit(jax.grad(model.sequence_loss, argnums=1), static_argnums=0)
 
 
@@ -125,25 +125,29 @@ def test_the_loss_is_the_mean_over_tokens_that_count(params):
     each = cross_entropies(params, tokens)
     np.testing.assert_allclose(sequence_loss(SMALL, params, tokens), each.mean(), rtol=1e-5)
 
-    # The mask says which tokens are predicted: the first never is.
-    mask = jnp.arange(10) < 6
-    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, mask), each[:5].mean(), rtol=1e-5)
+    # Padding is not predicted.
+    padded = jnp.array([1] * 6 + [0] * 4)
+    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, padded), each[:5].mean(), rtol=1e-5)
 
     # The first token of a text is not predicted from the text before it.
-    segment_ids = jnp.array([0] * 4 + [1] * 6)
-    expected = np.concatenate([cross_entropies(params, tokens[:4]), cross_entropies(params, tokens[4:])]).mean()
-    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, None, segment_ids), expected, rtol=1e-5)
+    segment_ids = jnp.array([1] * 4 + [2] * 6)
+    expected = np.concatenate([cross_entropies(params, tokens[:4]), cross_entropies(params, tokens[4:])])
+    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, segment_ids), expected.mean(), rtol=1e-5)
+
+    # A public divisor in place of the number of targets.
+    total = sequence_loss(SMALL, params, tokens, segment_ids, divisor=20.0)
+    np.testing.assert_allclose(total, expected.sum() / 20, rtol=1e-5)
 
 
 def test_the_loss_of_a_unit_is_the_mean_over_all_of_its_tokens(params):
     tokens = tokens_of(2, 8)
-    mask = jnp.array([[True] * 8, [True] * 3 + [False] * 5])
+    segment_ids = jnp.array([[1] * 8, [1] * 3 + [0] * 5])
     each = np.concatenate([cross_entropies(params, tokens[0]), cross_entropies(params, tokens[1])[:2]])
-    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, mask), each.mean(), rtol=1e-5)
+    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, segment_ids), each.mean(), rtol=1e-5)
 
 
 def test_a_unit_without_tokens_adds_nothing(params):
-    nothing = jnp.zeros(8, bool)
+    nothing = jnp.zeros(8, int)
     assert sequence_loss(SMALL, params, tokens_of(8), nothing) == 0
     assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(gradient(SMALL, params, tokens_of(8), nothing)))
 

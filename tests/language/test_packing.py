@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 import gdpjax
 from experiments.errors import UserError
 from experiments.language.packing import (
-    next_tokens,
     pack_public,
     pack_units,
     split_units,
-    unit_loss,
 )
+from experiments.language.targets import next_tokens, unit_loss
 from experiments.language.tokenizer import TokenizedCorpus
 from gdpjax.training import batch_source, private_training
 
