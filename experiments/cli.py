@@ -14,6 +14,7 @@ from experiments.config import (
     DemoConfig,
     FdpFiguresConfig,
     GradientsFigureConfig,
+    LanguageConfig,
     RecipesConfig,
     ReproduceConfig,
     SweepConfig,
@@ -74,6 +75,12 @@ def _correlated_figure(config: Any) -> None:
     run(config)
 
 
+def _language(config: Any) -> None:
+    from experiments.language.command import run
+
+    run(config)
+
+
 def _sweep(config: Any) -> None:
     from experiments.sweeps import run
 
@@ -114,6 +121,9 @@ COMMANDS = {
     ),
     "correlated": Command(
         lambda dataset: CorrelatedConfig(), _correlated, "Compare correlated noise with Poisson DP-SGD."
+    ),
+    "language": Command(
+        lambda dataset: LanguageConfig(), _language, "Fine-tune a language model privately, and compare."
     ),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),

@@ -141,6 +141,46 @@ class CorrelatedConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LanguageConfig:
+    """Fine-tune a language model privately, at several epsilons. Interrupted, the same command goes on."""
+
+    preset: Literal["tiny", "small", "124M", "355M", "1B"] = "tiny"
+    """tiny: minutes on two cores. From 124M on for a GPU."""
+    private: str = "scipy"
+    """Text to fine-tune on: scipy or optax (docstrings that stand in for private text), imdb (needs GDPJAX_DATA), or a
+    .jsonl or .txt file, or a folder of them; see docs/language.md."""
+    public: Path | None = None
+    """Public text for the tokenizer and for pre-training, as files. Default: documentation that every installation
+    has."""
+    unit: Literal["document", "user"] = "document"
+    """What epsilon is for: one document, or all documents of one user."""
+    max_units: int | None = None
+    """A public bound on the number of documents or users; how many there are is private."""
+    method: Literal["full", "lora"] = "full"
+    """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
+    rank: int = 8
+    """Rank of the adapters."""
+    alpha: float = 16.0
+    """Scale of the adapters: alpha / rank."""
+    targets: str = "layers/attention/(query|value)"
+    """Regular expression for the paths of the weights that get adapters."""
+    epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
+    """One private training for each."""
+    delta: float = 1e-5
+    """Of (epsilon, delta)."""
+    checkpoint: Path | None = None
+    """Published weights to begin with, a folder of the Llama or Gemma family, instead of public pre-training."""
+    tokenizer: Path | None = None
+    """tokenizer.json of the published weights."""
+    microbatch_size: int | None = None
+    """Units whose gradients are computed at a time. Default: gdpjax chooses."""
+    seed: int | None = None
+    """Makes a run reproducible, and NOT private against those who know it. Default: the system's entropy."""
+    out: Path = Path("runs/language")
+    """Folder of tokenizer, weights, checkpoints and the table; one for each choice of texts and settings."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepConfig:
     """Train many configurations, those of one shape in one compiled program, and report."""
 

@@ -1,0 +1,1 @@
+"""Decoder-only language models, trained and fine-tuned with differential privacy."""

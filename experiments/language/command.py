@@ -1,0 +1,247 @@
+"""What ``python -m experiments language`` does: from public text to private models, their statements and a table.
+
+The folder of a command holds the tokenizer, the public weights, and a folder for each training with its checkpoints,
+its weights and its figures. What is finished there is not done again, and a training that was interrupted goes on from
+its last checkpoint.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import gdpjax
+from experiments import records
+from experiments.config import LanguageConfig
+from experiments.errors import RunInterrupted, UserError
+from experiments.keys import SEED_NOTICE
+from experiments.language.config import PRESETS, ModelConfig
+from experiments.language.evaluation import perplexity, sample_of
+from experiments.language.finetuning import Finetuning
+from experiments.language.lora import LoraConfig
+from experiments.language.packing import pack_public
+from experiments.language.presets import SETTINGS, Settings
+from experiments.language.pretraining import pretrain
+from experiments.language.storage import load_params, save_params
+from experiments.language.texts import Texts, max_units, read_texts
+from experiments.language.tokenizer import tokenize
+from experiments.language.weights import load_published
+from experiments.tables import markdown_table, upper
+from gdpjax.training import CheckpointError, Run, has_run, resume_run, start_run
+
+WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"
+NO_CLIP = 1e6
+"""A clip norm that no gradient reaches, for the baseline without privacy."""
+STEPS_AT_ONCE = 10
+"""Steps between two checkpoints."""
+
+NOTES = """\
+Perplexity: exp of the mean cross entropy of a token, on {held_out}; it is measured for this table, and epsilon does not
+cover it. Epsilon: certified, at delta = {delta:g}, of adding or removing one {unit}, for one training with its settings
+fixed beforehand. Private text: {private}; of each {unit} at most {tokens} tokens are used. Public text: {public}."""
+
+
+class Figures(msgspec.Struct):
+    """What is kept of a training that is finished. ``epsilon_upper`` is None where nothing is private."""
+
+    perplexity: float
+    sample: str
+    epsilon_upper: float | None
+    num_steps: int
+    noise_multiplier: float
+
+
+def run(config: LanguageConfig) -> None:
+    """Train what is missing, print the table, and write it."""
+    settings = SETTINGS[config.preset]
+    _check(config, settings)
+    _begin(config, settings)
+    console = Console()
+    if config.seed is not None:
+        console.print(f"[bold yellow]{SEED_NOTICE}")
+    console.print("reading texts")
+    published = None if config.checkpoint is None else load_published(config.checkpoint)
+    vocab_size = PRESETS[config.preset].vocab_size if published is None else published[0].vocab_size
+    texts = read_texts(config, settings, vocab_size, config.out)
+
+    try:
+        with _bar(console) as bar:
+            model, base = published or _public_model(config, settings, texts, bar)
+            model = dataclasses.replace(model, compute_dtype=settings.compute_dtype)
+            rows = {"public only": _judged(model, base, texts, settings, 0.0, 0, 0.0)}
+            for epsilon in (*config.epsilons, math.inf):
+                name = "without privacy" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+                tuning = _tuning(config, settings, model, epsilon)
+                rows[name] = _row(tuning, base, texts, settings, config, name, bar)
+    except KeyboardInterrupt:
+        raise RunInterrupted(f"interrupted; the same command goes on from {config.out}") from None
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+
+    table = _table(rows, config, settings, texts)
+    records.write_atomically(config.out / TABLE, table.encode())
+    console.print(Markdown(table))
+    console.print(f"Table, weights and privacy statements: {config.out}", soft_wrap=True)
+
+
+def _check(config: LanguageConfig, settings: Settings) -> None:
+    """Refuse what does not go together, before anything is read."""
+    if not config.epsilons or not all(0 < epsilon < math.inf for epsilon in config.epsilons):
+        raise UserError(f"expected finite epsilons > 0, got {config.epsilons}")
+    if (config.checkpoint is None) != (config.tokenizer is None):
+        raise UserError("published weights and their tokenizer belong together: give both --checkpoint and --tokenizer")
+    most = max_units(config)
+    if most < settings.batch_size:
+        raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
+
+
+def _begin(config: LanguageConfig, settings: Settings) -> None:
+    """Write the settings, or refuse a folder of other ones; other epsilons may be asked for later."""
+    described = dataclasses.asdict(config) | {"settings": dataclasses.asdict(settings)}
+    del described["epsilons"], described["out"]
+    described = json.loads(json.dumps(described, default=str))
+    if (config.out / records.CONFIG).is_file():
+        records.refuse_differences(config.out, described)
+        return
+    config.out.mkdir(parents=True, exist_ok=True)
+    records.write_json(config.out / records.CONFIG, {"config": described})
+
+
+@contextlib.contextmanager
+def _bar(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """Give a function that adds a line to a progress bar, and returns what moves it."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+    def new_line(words: str, total: int) -> Callable[[int], None]:
+        line = progress.add_task(words, total=total)
+        return lambda done: progress.update(line, completed=done)
+
+    with progress:
+        yield new_line
+
+
+def _key(config: LanguageConfig, purpose: str) -> jax.Array:
+    """Return the key of one purpose: of the system's entropy, or of the seed."""
+    if config.seed is None:
+        return gdpjax.fresh_key()
+    digest = hashlib.sha256(f"{config.seed} {config.method} {purpose}".encode()).digest()
+    return jax.random.key(int.from_bytes(digest[:4], "little"))
+
+
+def _public_model(
+    config: LanguageConfig, settings: Settings, texts: Texts, bar: Callable[[str, int], Callable[[int], None]]
+) -> tuple[ModelConfig, Any]:
+    """Return the model that was trained on public text, from the folder or now."""
+    model = dataclasses.replace(PRESETS[config.preset], compute_dtype=settings.compute_dtype)
+    path = config.out / WEIGHTS
+    if not path.is_file():
+        rows = pack_public(tokenize(texts.public, texts.tokenizer), length=settings.length)
+        line = bar("public text", settings.public.num_steps)
+        save_params(path, pretrain(model, rows, settings.public, _key(config, "public text"), on_step=line))
+    return model, load_params(path)
+
+
+def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsilon: float) -> Finetuning:
+    """Return one training; an infinite epsilon is the baseline without clipping and noise."""
+    lora = LoraConfig(config.rank, config.alpha, config.targets) if config.method == "lora" else None
+    plan = gdpjax.make_plan(
+        clip=settings.clip if math.isfinite(epsilon) else NO_CLIP,
+        max_examples=max_units(config),
+        expected_batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        delta=config.delta,
+        epsilon=epsilon,
+        unit=config.unit,
+        tuned="nothing on the private text; the preset's settings",
+    )
+    rate = settings.learning_rate if lora is None else settings.lora_learning_rate
+    return Finetuning(model, plan, rate, lora, config.microbatch_size)
+
+
+def _row(
+    tuning: Finetuning,
+    base: Any,
+    texts: Texts,
+    settings: Settings,
+    config: LanguageConfig,
+    name: str,
+    bar: Callable[[str, int], Callable[[int], None]],
+) -> Figures:
+    """Train, or go on, or read what was finished; return the figures."""
+    folder = config.out / name.replace(" ", "_")
+    if (folder / FIGURES).is_file():
+        return msgspec.convert(records.read_json(folder / FIGURES, Figures), Figures)
+    run = _run(tuning, base, texts, config, folder, name)
+    line = bar(name, tuning.plan.max_steps)
+    line(run.step)
+    while not run.finished:
+        run.advance(STEPS_AT_ONCE, on_step=line)
+
+    weights = tuning.weights(run.state.params)
+    save_params(folder / WEIGHTS, weights)
+    records.write_atomically(folder / STATEMENT, f"{tuning.plan.statement()}\n".encode())
+    plan = tuning.plan
+    epsilon_upper = float(plan.epsilon_bounds().upper) if plan.is_private else None
+    figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.max_steps, plan.noise_multiplier)
+    records.write_json(folder / FIGURES, msgspec.to_builtins(figures))
+    return figures
+
+
+def _run(tuning: Finetuning, base: Any, texts: Texts, config: LanguageConfig, folder: Path, name: str) -> Run:
+    """Begin the run of a folder, or resume it."""
+    training = tuning.training()
+    try:
+        data = training.place(*texts.train.arrays)
+    except ValueError as error:
+        raise UserError(f"{error} (--max-units)") from None
+    initial = tuning.initial(base, jax.random.key(0))
+    if has_run(folder):
+        return resume_run(folder, training, initial, data, scan=False)
+    return start_run(folder, training, initial, data, key=_key(config, name), scan=False)
+
+
+def _judged(
+    model: ModelConfig, weights: Any, texts: Texts, settings: Settings, epsilon: float | None, steps: int, noise: float
+) -> Figures:
+    """Return the figures of a model."""
+    sample = sample_of(model, weights, texts.tokenizer, jax.random.key(1), prompt=settings.prompt)
+    return Figures(perplexity(model, weights, texts.held_out), sample, epsilon, steps, noise)
+
+
+def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings, texts: Texts) -> str:
+    """Return the table as Markdown."""
+    cells = []
+    for name, row in rows.items():
+        epsilon = "" if row.epsilon_upper is None else upper(row.epsilon_upper, 3)
+        noise = f"{row.noise_multiplier:.3f}" if row.noise_multiplier else ""
+        cells.append((name, f"{row.perplexity:.2f}", epsilon, noise, str(row.num_steps or "")))
+    head = ("model", "perplexity", "epsilon", "noise multiplier", "steps")
+    notes = NOTES.format(
+        held_out=texts.held_out_name,
+        delta=config.delta,
+        unit=config.unit,
+        private=texts.private_name,
+        tokens=settings.length * settings.sequences_per_unit,
+        public=texts.public.describe(),
+    )
+    samples = "\n\n".join(f"*{name}*: {' '.join(row.sample.split())}" for name, row in rows.items())
+    title = f"# Language model {config.preset}, {config.method}"
+    return "\n\n".join([title, markdown_table(head, cells), notes, "## Samples", samples]) + "\n"

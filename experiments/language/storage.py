@@ -1,0 +1,43 @@
+"""Weights of our own in one file, and a tree of arrays by the paths of its leaves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from safetensors import SafetensorError
+from safetensors.flax import load, save
+
+from experiments import records
+from experiments.errors import UserError
+
+
+def save_params(path: Path, params: Mapping[str, Any]) -> None:
+    """Write nested dictionaries of arrays as one safetensors file, in one step that survives a crash."""
+    arrays = {name: jnp.asarray(leaf) for name, leaf in _leaves(params)}
+    records.write_atomically(path, save(arrays))
+
+
+def load_params(path: Path) -> dict[str, Any]:
+    """Read what `save_params` wrote."""
+    try:
+        arrays = load(path.read_bytes())
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it, and it will be made again") from None
+    params: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *parents, leaf = name.split("/")
+        place = params
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[leaf] = array
+    return params
+
+
+def _leaves(params: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return pairs of path and array, such as "layers/attention/query/kernel"."""
+    found = []
+    for name, child in params.items():
+        path = f"{prefix}{name}"
+        found += _leaves(child, f"{path}/") if isinstance(child, Mapping) else [(path, child)]
+    return found

@@ -1,0 +1,185 @@
+"""The command from text to table, on texts and a model that are over in seconds."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.config import LanguageConfig
+from experiments.errors import RunInterrupted, UserError
+from experiments.language import command
+from experiments.language.config import PRESETS
+from experiments.language.presets import Settings
+from experiments.language.pretraining import PublicSchedule
+from experiments.language.storage import load_params, save_params
+from gdpjax.training import Run
+
+SMALL = dataclasses.replace(
+    PRESETS["tiny"],
+    vocab_size=300,
+    num_layers=2,
+    model_width=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_width=8,
+    hidden_width=24,
+    max_length=32,
+)
+QUICK = Settings(
+    length=16,
+    sequences_per_unit=2,
+    public=PublicSchedule(num_steps=3, batch_size=4),
+    batch_size=8,
+    epochs=2,
+    compute_dtype="float32",
+    prompt="the",
+)
+WORDS = "the cat sat on a mat and saw how an old dog ran by it with two red shoes"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_presets():
+    """Small settings under the name "tiny"."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "PRESETS", {"tiny": SMALL})
+        patch.setattr(command, "SETTINGS", {"tiny": QUICK})
+        yield
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder with a public and a private text."""
+    folder = tmp_path_factory.mktemp("texts")
+    draw, words = np.random.default_rng(0), WORDS.split()
+
+    def text(length):
+        return " ".join(draw.choice(words, length))
+
+    lines = [{"text": text(20), "user": f"user {number % 30}"} for number in range(60)]
+    (folder / "public.jsonl").write_text("".join(json.dumps({"text": text(30)}) + "\n" for _ in range(20)))
+    (folder / "private.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def config_of(texts, out):
+    return LanguageConfig(
+        private=str(texts / "private.jsonl"),
+        public=texts / "public.jsonl",
+        unit="user",
+        max_units=40,
+        epsilons=(2.0,),
+        seed=3,
+        out=out,
+    )
+
+
+@pytest.fixture
+def small(texts, tmp_path):
+    return config_of(texts, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def whole(texts, tmp_path_factory):
+    """A command that ran from its beginning to its end."""
+    config = config_of(texts, tmp_path_factory.mktemp("whole") / "out")
+    command.run(config)
+    return config
+
+
+def weights_of(config, name="epsilon_2"):
+    return load_params(config.out / name / command.WEIGHTS)
+
+
+def flat(params):
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def test_from_text_to_table_and_no_step_is_made_twice(whole, monkeypatch):
+    table = (whole.out / command.TABLE).read_text()
+    for name in ("public only", "epsilon 2", "without privacy"):
+        assert f"| {name} |" in table
+    statement = (whole.out / "epsilon_2" / command.STATEMENT).read_text()
+    assert "user" in statement
+    assert "epsilon <=" in statement
+    figures = json.loads((whole.out / "epsilon_2" / command.FIGURES).read_text())
+    assert figures["epsilon_upper"] <= 2.0
+    assert figures["num_steps"] == 10  # two epochs of 40 / 8, whatever the number of users
+
+    def never(*args, **options):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(command, "pretrain", never)
+    monkeypatch.setattr(Run, "advance", never)
+    command.run(whole)
+    assert (whole.out / command.TABLE).read_text() == table
+
+
+def test_an_interrupted_command_goes_on_to_the_same_weights(whole, small, monkeypatch):
+    # Everything is finished but the private training.
+    shutil.copytree(whole.out, small.out)
+    shutil.rmtree(small.out / "epsilon_2")
+
+    monkeypatch.setattr(command, "STEPS_AT_ONCE", 4)
+    advance, calls = Run.advance, []
+
+    def interrupted(run, *args, **options):
+        calls.append(run.step)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return advance(run, *args, **options)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    with pytest.raises(RunInterrupted, match="the same command goes on"):
+        command.run(small)
+    command.run(small)
+    assert calls[:3] == [0, 4, 4]
+    expected = flat(weights_of(whole))
+    for name, leaf in flat(weights_of(small)).items():
+        np.testing.assert_array_equal(leaf, expected[name])
+
+
+def test_adapters_change_only_their_targets(small):
+    config = dataclasses.replace(small, method="lora", rank=2, targets="query")
+    command.run(config)
+    base, tuned = flat(load_params(config.out / command.WEIGHTS)), flat(weights_of(config))
+    rounded = {name: leaf.astype(jnp.bfloat16).astype(np.float32) for name, leaf in base.items()}
+    changed = [name for name in base if not np.array_equal(rounded[name], tuned[name])]
+    assert changed == ["['layers']['attention']['query']['kernel']"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilons": ()}, "finite epsilons > 0"),
+        ({"epsilons": (float("inf"),)}, "finite epsilons > 0"),
+        ({"max_units": 4}, "at least the batch size 8"),
+        ({"max_units": None}, "a public bound on the number of users"),
+        ({"tokenizer": "x.json"}, "belong together"),
+        ({"max_units": 20}, "more than the plan's public max_examples"),
+        ({"private": "nowhere"}, "no file or folder"),
+        ({"method": "lora", "targets": "nothing"}, "match a weight"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(small, changes, message):
+    with pytest.raises((UserError, ValueError), match=message):
+        command.run(dataclasses.replace(small, **changes))
+
+
+def test_a_folder_of_other_settings_is_refused(small):
+    command._begin(small, QUICK)
+    with pytest.raises(UserError, match="max_units"):
+        command._begin(dataclasses.replace(small, max_units=50), QUICK)
+    command._begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
+
+
+def test_weights_come_back_as_they_were_written(tmp_path):
+    params = {"a": {"b": np.arange(3.0, dtype=np.float32)}, "c": np.ones((2, 2), np.int32)}
+    save_params(tmp_path / "weights", params)
+    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "weights"), params)
+    (tmp_path / "weights").write_bytes(b"torn")
+    with pytest.raises(UserError, match="damaged"):
+        load_params(tmp_path / "weights")

@@ -1,0 +1,55 @@
+"""One private training of a language model on 1, 4 and 8 devices."""
+
+import jax
+import pytest
+from jax.sharding import AxisType
+
+from experiments.errors import UserError
+from experiments.language.config import PRESETS
+from experiments.language.lora import LoraConfig
+from experiments.language.model import param_shapes
+from experiments.language.sharding import shardings
+from tests.eight_devices import report_of
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_of("tests.language.on_a_mesh", "--xla_backend_optimization_level=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "devices"), [("fsdp", 8), ("fsdp and tensor", 8), ("four devices", 4)])
+def test_the_run_does_not_depend_on_the_devices_and_its_memory_does(report, mesh, devices):
+    """Trap 13: one noise, to the bit. Norms and step counts are on every device; all else is spread."""
+    found = report[mesh]
+    assert found["sharded"]
+    assert found["same_noise"]
+    assert found["error"] <= 2e-5
+    assert found["bytes"] <= 1.1 / devices
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["on one", "on four"])
+def test_a_checkpoint_of_eight_devices_goes_on_elsewhere(report, mesh):
+    is_finite, lost = report[mesh]
+    assert is_finite
+    assert lost == 0
+
+
+def mesh_of(*names):
+    return jax.make_mesh((1,) * len(names), names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def test_each_weight_has_its_axes():
+    shapes = param_shapes(PRESETS["1B"], LoraConfig(rank=8, targets="value|down"))
+    found = shardings(shapes, mesh_of("data", "model"))
+    layers = found["layers"]
+    assert tuple(layers["attention"]["query"]["kernel"].spec) == (None, "data", "model")
+    assert tuple(layers["attention"]["output"]["kernel"].spec) == (None, "model", "data")
+    assert tuple(layers["feed_forward"]["down"]["kernel"].spec) == (None, "model", "data")
+    assert tuple(layers["attention_norm"]["scale"].spec) == ()
+    assert tuple(found["embedding"]["table"].spec) == ("model", "data")
+    assert tuple(found["head"]["kernel"].spec) == ("data", "model")
+    assert tuple(shardings(shapes, mesh_of("data"))["head"]["kernel"].spec) == ("data", None)
+    with pytest.raises(UserError, match="expected a mesh with the axes"):
+        shardings(shapes, mesh_of("x"))

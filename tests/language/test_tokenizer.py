@@ -1,0 +1,171 @@
+"""The tokenizer: any text comes back, no text is a special token, and private text is refused."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from experiments.errors import UserError
+from experiments.language.text import Corpus
+from experiments.language.tokenizer import SPECIAL, Tokenizer, tokenize, train_tokenizer
+
+SENTENCES = ("the quick brown fox jumps over the lazy dog", "the dog and the fox: a fable, in two parts")
+SMALL = Corpus("sentences", SENTENCES * 3, None, "public")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train_tokenizer(SMALL, 300)
+
+
+@given(st.text())
+@settings(deadline=None, max_examples=100)
+@example("<|end|><|pad|> <|begin|>")
+@example("\x00 \r\n\t ﬁ é é 👩‍👩‍👧 \U0010ffff")
+@example(" leading, trailing  ")
+def test_any_text_comes_back_and_never_as_special_tokens(trained, string):
+    tokens = trained.encode(string)
+    assert trained.decode(tokens) == string
+    assert not np.isin(tokens, [trained.pad, trained.begin, trained.end]).any()
+    assert tokens.dtype == np.int32
+    assert ((tokens >= 0) & (tokens < trained.vocab_size)).all()
+
+
+def test_documents_begin_and_end(trained):
+    documents = trained.encode_documents(["the fox", "", "<|end|>"])
+    for document, string in zip(documents, ["the fox", "", "<|end|>"], strict=True):
+        assert (document[0], document[-1]) == (trained.begin, trained.end)
+        assert list(document[1:-1]) == list(trained.encode(string))
+        assert document.dtype == np.int32
+        assert trained.decode(document) == string
+
+
+def test_the_vocabulary_is_learned(trained):
+    assert trained.vocab_size == 300
+    assert len(trained.encode(" the fox")) < len(trained.encode(" xqz zqx"))
+
+
+@pytest.mark.parametrize("standing", ["private", "evaluation"])
+def test_text_that_is_not_public_is_refused(standing):
+    with pytest.raises(UserError, match="training a tokenizer needs public text, but sentences is"):
+        train_tokenizer(Corpus("sentences", SENTENCES, None, standing), 300)
+
+
+def test_sizes_and_empty_corpora_are_refused():
+    for size in (258, 2_000_000):
+        with pytest.raises(UserError, match="vocab_size must be from 259"):
+            train_tokenizer(SMALL, size)
+    for documents in ((), ("",)):
+        with pytest.raises(UserError, match="holds no text"):
+            train_tokenizer(Corpus("c", documents, None, "public"), 300)
+
+
+def test_half_a_surrogate_pair_is_refused(trained):
+    with pytest.raises(UserError, match=r"surrogate pair \(at character 2\)"):
+        trained.encode("ab\ud800")
+
+
+def test_saved_and_loaded_it_is_the_same(trained, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    trained.save(path)
+    loaded = Tokenizer.load(path)
+    assert (loaded.pad, loaded.begin, loaded.end) == (trained.pad, trained.begin, trained.end)
+    assert (loaded.vocab_size, loaded.origin) == (trained.vocab_size, "byte pairs of sentences (public)")
+    assert list(loaded.encode("the <|pad|> fox")) == list(trained.encode("the <|pad|> fox"))
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_the_same_text_gives_the_same_tokenizer_in_another_process(tmp_path):
+    train_tokenizer(load_reference(), 1_000).save(tmp_path / "here.json")
+    script = (
+        "from tests.language.test_tokenizer import *;"
+        f"train_tokenizer(load_reference(), 1_000).save({str(tmp_path / 'there.json')!r})"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={"TOKENIZERS_PARALLELISM": "false"})
+    assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
+
+
+def load_reference():
+    """Some of Python's language reference."""
+    from pydoc_data.topics import topics
+
+    return Corpus("reference", tuple(topics[name] for name in sorted(topics)[:30]), None, "public")
+
+
+def published(path, special, **changes):
+    """A file as others publish it, with truncation and padding left switched on."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(SENTENCES, trainer)
+    backend.enable_truncation(4)
+    backend.enable_padding(length=4)
+    path.write_text(json.dumps(json.loads(backend.to_str()) | changes))
+    return backend
+
+
+def test_a_published_tokenizer_is_read(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    published(path, ["<|endoftext|>"])
+    loaded = Tokenizer.load(path)
+    assert loaded.begin == loaded.end == loaded.pad == 0
+    assert loaded.decode(loaded.encode(SENTENCES[0])) == SENTENCES[0]
+    assert 0 not in loaded.encode("x <|endoftext|>")
+    assert "published" in loaded.origin
+    backend = published(path, ["<pad>", "<s>", "</s>"])
+    loaded = Tokenizer.load(path)
+    assert [loaded.pad, loaded.begin, loaded.end] == [0, 1, 2]
+    named = Tokenizer.load(path, begin="</s>", end="q")
+    assert [named.begin, named.end] == [2, backend.token_to_id("q")]
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path, trained):
+    path = tmp_path / "t.json"
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        Tokenizer.load(path)
+    path.write_text("no")
+    with pytest.raises(UserError, match="is not JSON"):
+        Tokenizer.load(path)
+    for content in ("[]", "{}"):
+        path.write_text(content)
+        with pytest.raises(UserError, match="holds no tokenizer"):
+            Tokenizer.load(path)
+    path.write_text('{"model": {"type": "Mystery"}}')
+    with pytest.raises(UserError, match="holds no tokenizer that tokenizers"):
+        Tokenizer.load(path)
+    published(path, ["<mask>"])
+    with pytest.raises(UserError, match=r"none of .*; say which token is a document's begin"):
+        Tokenizer.load(path)
+    with pytest.raises(UserError, match="no token '<eot>'; say which token is a document's end"):
+        Tokenizer.load(path, begin="<mask>", end="<eot>")
+    trained.save(path)
+    content = json.loads(path.read_text())
+    del content["end"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is incomplete"):
+        Tokenizer.load(path)
+
+
+def test_a_corpus_keeps_its_users_and_its_standing(trained):
+    corpus = Corpus("letters", ("the fox", "the dog"), ("ann", "bob"), "private")
+    tokenized = tokenize(corpus, trained)
+    assert (tokenized.name, tokenized.users, tokenized.standing) == ("letters", ("ann", "bob"), "private")
+    assert tokenized.num_tokens == sum(len(document) for document in tokenized.documents)
+    assert trained.decode(tokenized.documents[1]) == "the dog"
+
+
+def test_the_special_tokens_are_the_first_three(trained):
+    assert (trained.pad, trained.begin, trained.end) == (0, 1, 2)
+    assert len(SPECIAL) == 3
