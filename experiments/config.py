@@ -25,7 +25,7 @@ class DataConfig:
     dataset: DatasetName = "digits"
     """digits: 1,797 images of scikit-learn, no download. mnist, adult (a9a), imdb, movielens (1M): from the
     folder in GDPJAX_DATA, or downloaded. mnist_scattering, imdb_words: the same images and reviews as features for a
-    linear model."""
+    linear model, the former in coordinates that scikit-learn's digits chose."""
 
 
 @dataclasses.dataclass(frozen=True)
