@@ -244,8 +244,8 @@ PRESETS: dict[str, TrainConfig] = {
     "mnist_scattering": TrainConfig(  # docs/recipes.md
         data=DataConfig("mnist_scattering"),
         model=ModelConfig("linear"),
-        privacy=PrivacyConfig(noise_multiplier=3.6011, l2_clip_norm=0.03, delta=1e-5),
-        optimizer=OptimizerConfig("adam", learning_rate=0.3, batch_size=8192, epochs=45),
+        privacy=PrivacyConfig(noise_multiplier=3.6011, l2_clip_norm=0.06, delta=1e-5),
+        optimizer=OptimizerConfig("adam", learning_rate=0.05, batch_size=8192, epochs=45),
     ),
     "imdb_words": TrainConfig(  # docs/recipes.md
         data=DataConfig("imdb_words"),
