@@ -25,8 +25,7 @@ is computed in vain.
 that convolutions are products of discrete Fourier transforms.
 
 Nothing here depends on other images: the features of one example are a function of that example. Statistics of the
-whole data set (means and deviations of each feature) would be private. What `normalized` subtracts and divides by is
-the example's own.
+whole data set (means and deviations of each feature) would be private.
 """
 
 import numpy as np
@@ -67,14 +66,6 @@ def scattering(images: np.ndarray, num_blocks: int) -> np.ndarray:
         chunk = slice(first, first + CHUNK)
         out[chunk] = _scatter(padded[chunk], filters, average)
     return out
-
-
-def normalized(features: np.ndarray, channels_per_group: int) -> np.ndarray:
-    """Group normalisation, of each example by itself: groups of channels with mean 0 and variance 1."""
-    groups = features.reshape(len(features), -1, channels_per_group, *features.shape[2:])
-    axes = (2, 3, 4)
-    centred = groups - groups.mean(axes, keepdims=True)
-    return (centred / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5)).reshape(features.shape)
 
 
 def wavelet(size: int, scale: int, angle: int) -> np.ndarray:

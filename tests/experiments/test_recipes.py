@@ -12,6 +12,7 @@ import pytest
 from experiments import datasets, models
 from experiments.config import PRESETS
 from experiments.datasets import _files, _imdb, _mnist
+from experiments.datasets._class_whitening import ClassWhitening
 from experiments.errors import UserError
 from experiments.recipes import RECIPES, _command, _outcome, _tables
 from experiments.sweeps import list_trials, read_spec
@@ -68,16 +69,43 @@ def test_words_are_marked_by_rank_once_whatever_their_order():
     np.testing.assert_array_equal(found[:1], _imdb.words([[2003, 5, 4, 5]], 1))
 
 
-def test_scattering_features_are_cached_for_the_images_they_are_of(tmp_path, monkeypatch):
+@pytest.fixture
+def whitening(monkeypatch):
+    """Coordinates that no digits were drawn for."""
+    matrix = np.random.default_rng(0).normal(size=(3969, 500)).astype(np.float32)
+    found = ClassWhitening(np.zeros(3969, np.float32), matrix)
+    monkeypatch.setattr(_mnist, "_public_whitening", lambda: found)
+    return found
+
+
+def test_scattering_features_are_cached_for_the_images_they_are_of(whitening, tmp_path, monkeypatch):
     monkeypatch.setattr(_mnist, "cache_folder", lambda: tmp_path)
     images = np.random.default_rng(0).uniform(size=(3, 28, 28, 1)).astype(np.float32)
     found = _mnist._features(images)
-    assert found.shape == (3, 1296)
+    assert found.shape == (3, 500)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
-    monkeypatch.setattr(_mnist, "_vectors", lambda images: np.zeros((len(images), 1296), np.float32))
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 3, rtol=1e-6)
+    monkeypatch.setattr(_mnist, "_vectors", lambda images, whitening: np.zeros((len(images), 500), np.float32))
     np.testing.assert_array_equal(_mnist._features(images), found)
     assert not _mnist._features(images[:2]).any()  # other images: not those of the cache
+
+
+def test_features_of_an_image_do_not_depend_on_the_others(whitening):
+    images = np.random.default_rng(0).uniform(size=(4, 28, 28)).astype(np.float32)
+    together, alone = _mnist._vectors(images, whitening), _mnist._vectors(images[2:3], whitening)
+    np.testing.assert_allclose(together[2:3], alone, rtol=1e-3, atol=1e-4)
+
+
+def test_the_coordinates_are_those_of_public_digits(monkeypatch):
+    generator = np.random.default_rng(0)
+    public = generator.uniform(size=(40, 28, 28)).astype(np.float32), np.arange(40) % 4
+    monkeypatch.setattr(_mnist._public_digits, "load_public_digits", lambda: public)
+    monkeypatch.setattr(_mnist, "NUM_COMPONENTS", 5)
+    monkeypatch.setattr(_mnist, "NUM_BLOCKS", 1)
+    monkeypatch.setattr(_mnist, "load_mnist", lambda: pytest.fail("the coordinates were fitted on MNIST"))
+    found = _mnist._public_whitening.__wrapped__()
+    assert found.matrix.shape == (81, 5)
+    np.testing.assert_allclose(found.mean, _mnist._coefficients(public[0]).mean(axis=0), rtol=1e-5)
 
 
 def test_the_cache_is_where_downloads_are(tmp_path, monkeypatch):
