@@ -15,6 +15,7 @@ from experiments.config import (
     FdpFiguresConfig,
     GradientsFigureConfig,
     LanguageConfig,
+    LanguageCostConfig,
     RecipesConfig,
     ReproduceConfig,
     SweepConfig,
@@ -81,6 +82,12 @@ def _language(config: Any) -> None:
     run(config)
 
 
+def _language_cost(config: Any) -> None:
+    from experiments.language.cost_table import run
+
+    run(config)
+
+
 def _sweep(config: Any) -> None:
     from experiments.sweeps import run
 
@@ -124,6 +131,9 @@ COMMANDS = {
     ),
     "language": Command(
         lambda dataset: LanguageConfig(), _language, "Fine-tune a language model privately, and compare."
+    ),
+    "language-cost": Command(
+        lambda dataset: LanguageCostConfig(), _language_cost, "Predict what a private step of a language model costs."
     ),
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),

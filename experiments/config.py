@@ -181,6 +181,30 @@ class LanguageConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LanguageCostConfig:
+    """Predict the operations and the memory of a private step of a language model, and what fits a device."""
+
+    preset: Literal["tiny", "small", "124M", "355M", "1B", "7B"] = "124M"
+    """The shape of the model."""
+    device_gb: float = 80.0
+    """Memory of the device, in 10^9 bytes. XLA's workspaces and fragments take some of it too: leave a tenth."""
+    units: int = 1024
+    """Units, documents or users, of a step."""
+    sequences: int = 1
+    """Sequences of a unit."""
+    length: int | None = None
+    """Tokens of a sequence. Default: 1024, or the longest that the model takes."""
+    method: Literal["full", "lora"] = "full"
+    """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
+    rank: int = 8
+    """Rank of the adapters."""
+    targets: str = "layers/attention/(query|value)"
+    """Regular expression for the paths of the weights that get adapters."""
+    parts: bool = False
+    """Print the operations of each part of the model, too."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepConfig:
     """Train many configurations, those of one shape in one compiled program, and report."""
 

@@ -22,6 +22,7 @@ beside the one that it was given: add 4 bytes for each of its parameters there.
 
 import dataclasses
 import math
+from typing import Any
 
 from experiments.errors import UserError
 from experiments.language.config import ModelConfig
@@ -283,6 +284,43 @@ def step_cost(
         gradient_memory=gradient_memory,
         update_memory=update_memory,
     )
+
+
+def largest_microbatch(config: ModelConfig, device_bytes: float, *, num_units: int, **options: Any) -> int:
+    """Return how many units can be taken at a time on a device with so many bytes; 0 if not even one fits.
+
+    Memory never shrinks with the units that are taken at a time, so that the answer is found by bisection.
+
+    Args:
+      config: the shape of the model.
+      device_bytes: bytes of the device.
+      num_units: units of a step, which is the largest answer.
+      **options: those of `step_cost`, without ``microbatch_size``.
+
+    >>> from experiments.language.config import PRESETS
+    >>> largest_microbatch(PRESETS["7B"], 80e9, num_units=1024, length=1024)
+    0
+    >>> largest_microbatch(PRESETS["tiny"], 80e9, num_units=8, length=128)
+    8
+    """
+    _positive("device_bytes", device_bytes)
+
+    def fits(size: int) -> bool:
+        cost = step_cost(config, num_units=num_units, microbatch_size=size, **options)
+        return cost.fits(device_bytes)
+
+    if not fits(1):
+        return 0
+
+    # The answer is at least `fitting`, and less than `too_large`.
+    fitting, too_large = 1, num_units + 1
+    while too_large - fitting > 1:
+        middle = (fitting + too_large) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_large = middle
+    return fitting
 
 
 @dataclasses.dataclass(frozen=True)
