@@ -41,6 +41,7 @@ class Finetuning:
       learning_rate: of Adam.
       lora: train adapters only; None for all weights.
       microbatch_size: units whose gradients are held at a time; None lets gdpjax choose.
+      strategy: how gradients are clipped, as in `gdpjax.clipped_grad`.
     """
 
     config: ModelConfig
@@ -48,6 +49,7 @@ class Finetuning:
     learning_rate: float = 1e-3
     lora: LoraConfig | None = None
     microbatch_size: int | None = None
+    strategy: str = "auto"
 
     def initial(self, params: Any, key: jax.Array) -> Any:
         """Return what the training begins with, from the weights of a model; ``key`` is for new adapters."""
@@ -88,5 +90,6 @@ class Finetuning:
             self.loss,
             optimizer,
             trainable=trainable,
+            strategy=self.strategy,
             microbatch_size=self.microbatch_size,
         )

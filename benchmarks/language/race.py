@@ -1,0 +1,211 @@
+"""Everybody's step, compiled, counted and timed in turns, beside what the model of the costs predicts."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import jaxprs_in_params
+
+from benchmarks import clocks, turns
+from benchmarks.clipping.contenders import why_missing
+from benchmarks.language.cases import Case
+from benchmarks.language.steps import NO_PRIVACY, Contender, Task
+from experiments.language.cost import StepCost, step_cost
+
+LIMIT = 900.0
+
+
+def missing(chosen: Sequence[Contender]) -> dict[str, str]:
+    """The chosen contenders whose packages are not there, and why."""
+    found = {}
+    for contender in chosen:
+        for module in contender.modules:
+            reason = why_missing(module)
+            if reason:
+                found[contender.name] = reason
+    return found
+
+
+def run(
+    case: Case, chosen: Sequence[Contender], sizes: Sequence[int], repetitions: int, device_flops: float | None
+) -> dict[str, Any]:
+    """Name to its results by microbatch size, and why there is none for others."""
+    task = Task(case)
+    entries: list[turns.Entry] = []
+    results: dict[str, Any] = {contender.name: {"sizes": {}, "refused": {}} for contender in chosen}
+    for contender in chosen:
+        for size in sizes:
+            made = clocks.attempt(lambda c=contender, s=size: _prepare(task, c, s), LIMIT)
+            if made.error:
+                results[contender.name]["refused"][str(size)] = made.error
+            else:
+                entries.append(made.value)
+    turns.take_turns(entries, repetitions)
+
+    base = _fastest(entries, NO_PRIVACY)
+    strategies = {contender.name: contender.strategy for contender in chosen}
+    for entry in entries:
+        assert entry.microbatch_size is not None
+        predicted = _predicted(case, strategies[entry.name], entry.microbatch_size)
+        at = _result(case, entry, base, device_flops)
+        results[entry.name]["sizes"][str(entry.microbatch_size)] = at | {"predicted": predicted}
+    return results
+
+
+def _prepare(task: Task, contender: Contender, size: int) -> turns.Entry:
+    """Compile a step and take it once."""
+    function, arguments = contender.build(task, size)
+    jax.block_until_ready(arguments)
+    watch = clocks.Stopwatch()
+    traced = jax.jit(function).trace(*arguments)
+    program = traced.lower().compile()
+    facts = {
+        "compile_seconds": watch.read().wall,
+        "product_flops": product_flops(traced.jaxpr.jaxpr),
+        "xla_flops": (program.cost_analysis() or {}).get("flops"),
+        "xla_bytes": _xla_bytes(program.memory_analysis()),
+    }
+
+    # The device's peak is of the process so far: it is this program's where it has risen.
+    before = _device_bytes()
+    watch = clocks.Stopwatch()
+    jax.block_until_ready(program(*arguments))
+    seconds = watch.read().wall
+    after = _device_bytes()
+    facts["device_bytes"] = _added(before, after)
+    return turns.Entry(contender.name, size, lambda: jax.block_until_ready(program(*arguments)), facts, seconds)
+
+
+def product_flops(jaxpr: Any) -> float | None:
+    """Return the operations of the matrix products of a program, those in loops as often as they are done.
+
+    XLA's own count takes the body of a loop once. None: a loop of which nobody knows how often it goes around has
+    products.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            total += _flops_of_product(equation)
+            continue
+        inner = []
+        for body in jaxprs_in_params(equation.params):
+            flops = product_flops(body)
+            if flops is None:
+                return None
+            inner.append(flops)
+        if not any(inner):
+            continue
+        if equation.primitive.name == "while":
+            return None
+        if equation.primitive.name == "cond":
+            total += max(inner)
+        elif equation.primitive.name == "scan":
+            total += equation.params["length"] * sum(inner)
+        else:
+            total += sum(inner)
+    return total
+
+
+def _flops_of_product(equation: Any) -> float:
+    """Two operations for each entry of the result and each pair that is summed into it."""
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    flops = 2.0 * equation.outvars[0].aval.size
+    for axis in contracted:
+        flops *= shape[axis]
+    return flops
+
+
+def _xla_bytes(memory: Any) -> dict[str, int] | None:
+    """What XLA's account of a program says: all that is held at a time, and of it the temporaries."""
+    if memory is None:
+        return None
+    arguments, output = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    temporaries, shared = memory.temp_size_in_bytes, memory.alias_size_in_bytes
+    held = arguments + output + temporaries - shared
+    return {"arguments": arguments, "output": output, "temporaries": temporaries, "held": held}
+
+
+def _device_bytes() -> dict[str, int] | None:
+    """What the device says that it holds now, and held at most; None for those that do not say it."""
+    stats = jax.devices()[0].memory_stats()
+    if not stats or "peak_bytes_in_use" not in stats:
+        return None
+    return {"in_use": stats["bytes_in_use"], "peak": stats["peak_bytes_in_use"]}
+
+
+def _added(before: dict[str, int] | None, after: dict[str, int] | None) -> dict[str, Any] | None:
+    """How far the device's peak was above what it held before a call.
+
+    The peak cannot be reset. Where a call did not raise it, an earlier call had needed as much or more, and what is
+    known is an upper bound.
+    """
+    if before is None or after is None:
+        return None
+    return {"added": after["peak"] - before["in_use"], "is_upper_bound": after["peak"] == before["peak"]}
+
+
+def _fastest(entries: list[turns.Entry], name: str) -> turns.Entry | None:
+    """The entry of a contender with the least median."""
+    own = [entry for entry in entries if entry.name == name]
+    return min(own, key=lambda entry: statistics.median(entry.seconds), default=None)
+
+
+def _result(case: Case, entry: turns.Entry, base: turns.Entry | None, device_flops: float | None) -> dict[str, Any]:
+    """Of one step; ``over`` holds the ratio of medians to no privacy's fastest, and the spread round by round."""
+    seconds = turns.spread(entry.seconds)
+    over = None
+    if base is not None:
+        by_round = [own / other for own, other in zip(entry.seconds, base.seconds, strict=True)]
+        over = {
+            "time": seconds["median"] / statistics.median(base.seconds),
+            "by_round": turns.spread(by_round),
+        }
+    mfu = None
+    if device_flops is not None:
+        mfu = _cost(case, "microbatch", 1).mfu(seconds["median"], device_flops)
+    return {
+        "seconds": seconds,
+        "processor_seconds": turns.spread([each.cpu for each in entry.times]),
+        "tokens_per_second": turns.spread([case.num_tokens / wall for wall in entry.seconds]),
+        "over_no_privacy": over,
+        "mfu": mfu,
+        **entry.facts,
+    }
+
+
+def _cost(case: Case, strategy: str, size: int) -> StepCost:
+    return step_cost(
+        case.config,
+        num_units=case.num_units,
+        length=case.length,
+        num_sequences=case.num_sequences,
+        microbatch_size=size,
+        strategy=strategy,
+        lora=case.lora,
+    )
+
+
+def _predicted(case: Case, strategy: str, size: int) -> dict[str, float | None] | None:
+    """What the model of the costs says; without privacy it has operations only, and of peers nothing."""
+    if not strategy:
+        return None
+    is_private = strategy != "none"
+    cost = _cost(case, strategy if is_private else "microbatch", size)
+    clipping = sum(part.clipping for part in cost.parts)
+    return {
+        "flops": cost.flops if is_private else cost.flops - clipping - cost.noise_flops,
+        "product_flops": sum(_predicted_products(cost, is_private)),
+        "held_bytes": cost.peak_bytes if is_private else None,
+    }
+
+
+def _predicted_products(cost: StepCost, is_private: bool) -> Iterator[float]:
+    """The operations of matrix products, part by part."""
+    for part in cost.parts:
+        if part.name in ("norms and others", "embedding"):
+            continue
+        # Norms that are taken of factors are products, and those of formed gradients are not.
+        is_product = is_private and part.gradient == "positions"
+        yield part.flops if is_product else part.flops - part.clipping

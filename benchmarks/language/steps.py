@@ -1,0 +1,169 @@
+"""A step of everybody: clipped or not, with the same rows, noise multiplier and optimizer, in chunks of units.
+
+Ours is `experiments.language.finetuning`, as the command trains. A batch is there already, and none of its rows is
+padding, so that everybody computes the same rows.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import gdpjax
+from benchmarks.language.cases import Case
+from experiments.language.finetuning import ADAPTERS, BASE, Finetuning
+from experiments.language.lora import frozen, init_adapters, joined
+from experiments.language.model import init_params, sequence_loss
+
+NO_PRIVACY, AUTO, MICROBATCH, PEER = "no privacy", "gdpjax auto", "gdpjax microbatch", "jax_privacy"
+CLIP_NORM, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 1e-4
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments, which are arrays on the device."""
+
+
+class Task:
+    """The arrays of a case, which all contenders share."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        config = case.config
+        params = init_params(config, jax.random.key(0))
+        if case.lora is None:
+            self.trained, self.base = params, None
+        else:
+            self.trained = init_adapters(params, case.lora, jax.random.key(1))
+            self.base = frozen(params)
+
+        # Random tokens, one text a sequence, no padding.
+        shape = (case.num_units, case.num_sequences, case.length)
+        draw = np.random.default_rng(2)
+        tokens = draw.integers(config.vocab_size, size=shape, dtype=np.int32)
+        self.rows = (jnp.asarray(tokens), jnp.ones(shape, jnp.int32))
+
+    @functools.cached_property
+    def optimizer_state(self) -> Any:
+        """Adam's, of those who do not keep it together with a ledger."""
+        return _optimizer().init(self.trained)
+
+    @functools.cached_property
+    def private_state(self) -> Any:
+        """The state of our training, which is the same for all strategies."""
+        training = self.finetuning("auto", None).training()
+        params = self.trained if self.base is None else {ADAPTERS: self.trained, BASE: self.base}
+        return training.init(params, jax.random.key(3))
+
+    def finetuning(self, strategy: str, size: int | None) -> Finetuning:
+        """Return our training."""
+        case = self.case
+        plan = gdpjax.make_plan(
+            clip=CLIP_NORM,
+            max_examples=1_000 * case.num_units,
+            expected_batch_size=max(1, case.num_units // 2),
+            num_steps=1_000,
+            delta=1e-5,
+            noise_multiplier=NOISE_MULTIPLIER,
+            sampling="truncated_poisson",
+            capacity=case.num_units,
+        )
+        return Finetuning(case.config, plan, LEARNING_RATE, case.lora, size, strategy)
+
+    def loss(self, trained: Any, tokens: jax.Array, segment_ids: jax.Array, base: Any) -> jax.Array:
+        """The loss of ONE unit."""
+        params = trained if base is None else joined(trained, base)
+        return sequence_loss(self.case.config, params, tokens, segment_ids, lora=self.case.lora)
+
+
+class Contender(NamedTuple):
+    """``build(task, size)`` gives the step that takes ``size`` units at a time.
+
+    Args:
+        name: for the tables.
+        build: gives the function and its arguments.
+        modules: what it needs.
+        strategy: what the model of the costs calls it; "" where there is no such model.
+    """
+
+    name: str
+    build: Callable[[Task, int], Call]
+    modules: tuple[str, ...] = ()
+    strategy: str = ""
+
+
+def _optimizer() -> optax.GradientTransformation:
+    return optax.adam(LEARNING_RATE)
+
+
+def _no_privacy(task: Task, size: int) -> Call:
+    """Gradients of the mean loss, accumulated over chunks."""
+    optimizer = _optimizer()
+    num_chunks = task.case.num_units // size
+
+    def step(trained: Any, opt_state: Any, base: Any, *rows: jax.Array) -> Any:
+        chunks = tuple(array.reshape(num_chunks, size, *array.shape[1:]) for array in rows)
+
+        def mean_loss(trained: Any, chunk: Any) -> jax.Array:
+            losses = jax.vmap(task.loss, (None, 0, 0, None))(trained, *chunk, base)
+            return losses.mean()
+
+        def add_chunk(total: Any, chunk: Any) -> tuple[Any, None]:
+            gradient = jax.grad(mean_loss)(trained, chunk)
+            return jax.tree.map(jnp.add, total, gradient), None
+
+        zero = jax.tree.map(jnp.zeros_like, trained)
+        total, _ = jax.lax.scan(add_chunk, zero, chunks)
+        mean = jax.tree.map(lambda leaf: leaf / num_chunks, total)
+        updates, opt_state = optimizer.update(mean, opt_state, trained)
+        return optax.apply_updates(trained, updates), opt_state
+
+    return step, (task.trained, task.optimizer_state, task.base, *task.rows)
+
+
+def _gdpjax(strategy: str) -> Callable[[Task, int], Call]:
+    def build(task: Task, size: int) -> Call:
+        training = task.finetuning(strategy, size).training()
+
+        def step(state: Any, is_padding: jax.Array, *rows: jax.Array) -> Any:
+            return training.step_on(state, *rows, is_padding=is_padding)
+
+        return step, (task.private_state, jnp.zeros(task.case.num_units, bool), *task.rows)
+
+    return build
+
+
+def _jax_privacy(task: Task, size: int) -> Call:
+    """Its clipped sum by microbatches, its independent noise, and the same optimizer."""
+    clipping = importlib.import_module("jax_privacy.clipping")
+    noise_addition = importlib.import_module("jax_privacy.noise_addition")
+    expected = max(1, task.case.num_units // 2)
+    grad_fn = clipping.clipped_grad(
+        task.loss,
+        l2_clip_norm=CLIP_NORM,
+        normalize_by=float(expected),
+        batch_argnums=(1, 2),
+        keep_batch_dim=False,
+        microbatch_size=size,
+    )
+    noise = noise_addition.gaussian_privatizer(stddev=NOISE_MULTIPLIER * CLIP_NORM / expected, prng_key=4)
+    optimizer = _optimizer()
+
+    def step(trained: Any, opt_state: Any, noise_state: Any, base: Any, *rows: jax.Array) -> Any:
+        mean = grad_fn(trained, *rows, base)
+        noisy, noise_state = noise.update(mean, noise_state)
+        updates, opt_state = optimizer.update(noisy, opt_state, trained)
+        return optax.apply_updates(trained, updates), opt_state, noise_state
+
+    return step, (task.trained, task.optimizer_state, noise.init(task.trained), task.base, *task.rows)
+
+
+CONTENDERS = (
+    Contender(NO_PRIVACY, _no_privacy, strategy="none"),
+    Contender(AUTO, _gdpjax("auto"), strategy="auto"),
+    Contender(MICROBATCH, _gdpjax("microbatch"), strategy="microbatch"),
+    Contender(PEER, _jax_privacy, ("jax_privacy",)),
+)
