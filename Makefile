@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: docs help demo test test-slow bench-accounting bench-clipping bench-training bench-correlated bench-sweeps lint format wheel clean
+.PHONY: docs help demo test test-slow bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -70,6 +70,11 @@ bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json
 bench-sweeps: THREADS = 2
 bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about two minutes on two idle cores
 	$(BIN)/python -m benchmarks.test_sweeps --threads $(THREADS) --output $(RESULT)
+
+bench-language: PRESET ?= tiny
+bench-language: RESULT ?= benchmarks/results/language_$(PRESET).json
+bench-language: $(VENV)/.experiments $(VENV)/.benchmarks-clipping ## time private steps of language models; PRESET=1B for a GPU
+	$(BIN)/python -m benchmarks.test_language --preset $(PRESET) --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .

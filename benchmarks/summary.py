@@ -35,7 +35,7 @@ def read(name: str) -> dict[str, Any] | None:
 
 def page() -> str:
     """The whole page."""
-    areas = [_accounting, _allocation, _clipping, _training, _correlated, _sweeps, _experiments]
+    areas = [_accounting, _allocation, _clipping, _training, _correlated, _sweeps, _language, _experiments]
     found = [area() for area in areas]
     overview = table(
         ("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"),
@@ -350,6 +350,59 @@ def _sweeps() -> tuple[list[Row], tuple[str, str]]:
     return rows, (title, f"{body}\n\n{_missed(_targets(result))}")
 
 
+LANGUAGE = ("language_tiny", "language_small", "language_124M", "language_355M", "language_1B")
+"""Results by preset; those from 124M on need a GPU."""
+
+
+def _language() -> tuple[list[Row], tuple[str, str]]:
+    """Private steps of language models, in tokens a second, each contender at its fastest microbatch size."""
+    title = "Language models"
+    results = {name: result for name in LANGUAGE if (result := read(name)) is not None}
+    if not results:
+        return _absent(title, "private steps", title)
+    rows: list[Row] = []
+    lines = []
+    names: list[str] = []
+    for result in results.values():
+        for case in result["cases"].values():
+            names.extend(name for name in case["contenders"] if name not in names)
+    for file, result in results.items():
+        for case in result["cases"].values():
+            speeds = _fastest_sizes(case)
+            lines.append([case["title"], *(speeds.get(name) for name in names)])
+            own = {name: speed for name, speed in speeds.items() if name.startswith("gdpjax")}
+            if not own:
+                continue
+            ours, theirs = max(own.values()), speeds.get("jax_privacy")
+            rows.append(
+                (
+                    title,
+                    f"private step, {case['title']}",
+                    f"{cell(ours)} tokens a second",
+                    f"{cell(theirs)} tokens a second (jax_privacy)" if theirs else None,
+                    ours / theirs if theirs else None,
+                    "none set",
+                    _link(file),
+                )
+            )
+    absent = [name.removeprefix("language_") for name in LANGUAGE if name not in results]
+    parts = [
+        table(["tokens a second", *names], lines),
+        f"Not measured yet: {', '.join(absent)}." if absent else "",
+    ]
+    return rows, (title, "\n\n".join(filter(None, parts)))
+
+
+def _fastest_sizes(case: dict[str, Any]) -> dict[str, float]:
+    """Tokens a second of each contender, at the microbatch size that is best for it."""
+    speeds = {}
+    for name, contender in case["contenders"].items():
+        medians = [at["tokens_per_second"]["median"] for at in contender["sizes"].values()]
+        if medians:
+            speeds[name] = max(medians)
+    return speeds
+
+
 def _experiments() -> tuple[list[Row], tuple[str, str]]:
     """The tables of the paper's experiments and of the recipes, as they are beside their result files."""
     parts = [
@@ -380,6 +433,11 @@ COMMANDS = {
     "training_cpu": Command("make bench-training", "half an hour"),
     "correlated_cpu": Command("make bench-correlated", "10 minutes"),
     "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
+    "language_tiny": Command("make bench-language", "10 minutes"),
+    "language_small": Command("make bench-language PRESET=small", "half an hour"),
+    "language_124M": Command("make bench-language PRESET=124M", "needs a GPU"),
+    "language_355M": Command("make bench-language PRESET=355M", "needs a GPU"),
+    "language_1B": Command("make bench-language PRESET=1B", "needs a GPU"),
     "recipes": Command(None, "hours"),
     "correlated_adult": Command(None, "10 minutes"),
     "reproduce_mnist": Command(None, "2 hours"),

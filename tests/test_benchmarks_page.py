@@ -26,5 +26,5 @@ def test_a_missed_target_is_listed():
 def test_a_benchmark_without_results_has_a_row_that_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(summary, "RESULTS", tmp_path)
     page = summary.page()
-    assert page.count("not measured yet") == 6
+    assert page.count("not measured yet") == 7
     assert page.count("not run yet") == len(summary.COMMANDS)

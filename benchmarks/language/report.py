@@ -8,10 +8,11 @@ from benchmarks.writing import bullets, document, milliseconds, quartiles, setti
 MIB = 2**20
 READING = (
     "A step is a gradient, clipped or not, with noise or not, and Adam's update, on a batch that is there already and "
-    "holds no padding: everybody computes the same rows, in chunks of as many units as the column says. Sampling is left "
-    "out; the ledger is in ours. Times are medians over rounds that run everybody once, with quartiles, and the ratio is "
-    "to the fastest step without privacy, beside the quartiles of the ratios round by round. Tokens are random, and no "
-    "position is padding; for jax_privacy it is its `clipped_grad`, its independent noise and the same optimizer."
+    "holds no padding: everybody computes the same rows, in chunks of as many units as the column says. Sampling is "
+    "left out; the ledger is in ours. Times are medians over rounds that run everybody once, with quartiles, and the "
+    "ratio is to the fastest step without privacy, beside the quartiles of the ratios round by round. Tokens are "
+    "random, and no position is padding. For jax_privacy it is its `clipped_grad`, its independent noise and the same "
+    "optimizer."
 )
 COUNTS = (
     "Memory is what XLA's account of the program holds at a time, arguments and results included, beside what "
