@@ -111,6 +111,8 @@ class StepCost:
       gradient_memory: bytes of a step until the sum is there, beside the arguments: "sum", "unit gradients",
         "factors", "activations", "casts".
       update_memory: bytes of a step from then on, beside the arguments: "noise" and "new state".
+      activation_bytes: bytes of the activations of the units that are taken at a time, when they are most. In
+        ``gradient_memory`` there are fewer where they are gone before the most memory is needed.
     """
 
     parts: tuple[PartCost, ...]
@@ -120,6 +122,7 @@ class StepCost:
     arguments: dict[str, float]
     gradient_memory: dict[str, float]
     update_memory: dict[str, float]
+    activation_bytes: float
 
     @property
     def flops(self) -> float:
@@ -283,6 +286,7 @@ def step_cost(
         arguments=arguments,
         gradient_memory=gradient_memory,
         update_memory=update_memory,
+        activation_bytes=rows * unit.activation_bytes(),
     )
 
 

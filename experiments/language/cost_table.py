@@ -16,9 +16,9 @@ DEFAULT_LENGTH = 1024
 """Tokens of a sequence, where the model takes so many."""
 UNIT_MEMORY = ("unit gradients", "factors", "activations")
 """The memory that grows with the units that are taken at a time."""
-LABELS = {"sum": "clipped sum", "casts": "weights in the type of products", "factors": "factors of gradients"}
+LABELS = {"sum": "clipped sum", "casts": "weights in the type of products", "activations": "activations, or gradients twice"}
 """Longer names for some memory of `StepCost`."""
-_NAME_WIDTH, _CELL_WIDTH = 42, 14
+_NAME_WIDTH, _CELL_WIDTH = 46, 14
 
 
 def run(config: LanguageCostConfig) -> None:
@@ -96,13 +96,15 @@ def _parameters(model: ModelConfig, costs: list[StepCost]) -> list[str]:
 
 def _memory(costs: list[StepCost]) -> list[str]:
     """Return the bytes of a step that takes one unit at a time."""
-    lines = ["memory, GB, one unit at a time"]
+    activations = [_gigabytes(cost.activation_bytes) for cost in costs]
+    lines = [_row("activations of a unit, when they are most, GB", activations)]
+    lines.append("memory when it is most, GB, one unit at a time")
     groups = [{**cost.arguments, **cost.gradient_memory, **cost.update_memory} for cost in costs]
     for name in _names(groups):
         values = [group.get(name, 0.0) for group in groups]
         label = LABELS.get(name, name)
         if name in UNIT_MEMORY:
-            label = f"{label}, for each unit"
+            label = f"{label} (each unit)"
         if any(values):
             lines.append(_row(f"  {label}", [_gigabytes(value) for value in values]))
 
@@ -127,11 +129,11 @@ def _operations(costs: list[StepCost]) -> list[str]:
         "optimizer": [cost.optimizer_flops for cost in costs],
         "all": [cost.flops for cost in costs],
     }
-    lines = ["operations for each token, 10^9"]
+    lines = ["operations for each token, 10^6"]
     for name, flops in rows.items():
         cells = []
         for value, cost in zip(flops, costs, strict=True):
-            cells.append(f"{value / cost.num_tokens / 1e9:,.3f}")
+            cells.append(f"{value / cost.num_tokens / 1e6:,.2f}")
         lines.append(_row(f"  {name}", cells))
     return lines
 

@@ -51,7 +51,9 @@ def test_the_table_has_what_the_model_of_the_costs_says(preset, method, capsys):
     assert values_of(text, "parameters") == [f"{model.num_params:,}"] * 2
     assert values_of(text, "trained") == [f"{sum(part.num_trained for part in cost.parts):,}" for cost in costs]
     assert values_of(text, "  peak, the larger of the two") == [f"{cost.peak_bytes / 1e9:,.2f}" for cost in costs]
-    assert values_of(text, "  all") == [f"{cost.flops_per_token / 1e9:,.3f}" for cost in costs]
+    activations = values_of(text, "activations of a unit, when they are most, GB")
+    assert activations == [f"{cost.activation_bytes / 1e9:,.2f}" for cost in costs]
+    assert values_of(text, "  all") == [f"{cost.flops_per_token / 1e6:,.2f}" for cost in costs]
 
 
 def test_a_model_that_does_not_fit_says_none():
