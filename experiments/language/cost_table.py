@@ -16,7 +16,11 @@ DEFAULT_LENGTH = 1024
 """Tokens of a sequence, where the model takes so many."""
 UNIT_MEMORY = ("unit gradients", "factors", "activations")
 """The memory that grows with the units that are taken at a time."""
-LABELS = {"sum": "clipped sum", "casts": "weights in the type of products", "activations": "activations, or gradients twice"}
+LABELS = {
+    "sum": "clipped sum",
+    "casts": "weights in the type of products",
+    "activations": "activations, or gradients twice",
+}
 """Longer names for some memory of `StepCost`."""
 _NAME_WIDTH, _CELL_WIDTH = 46, 14
 
