@@ -301,6 +301,18 @@ def test_what_is_missing_refused_or_unknown_is_said():
     assert "40.0%" in report.markdown(_made_up(1e15, 0.4))
 
 
+def test_the_page_of_benchmarks_shows_what_there_is(monkeypatch, tmp_path):
+    from benchmarks import summary
+
+    monkeypatch.setattr(summary, "RESULTS", tmp_path)
+    writing.write_json(_made_up(None, None), tmp_path / "language_tiny.json")
+    rows, (_, body) = summary._language()
+    assert [row[1] for row in rows] == ["private step, some model"]
+    assert "Not measured yet: small, 124M, 355M, 1B." in body
+    assert "| some model | 0.5 |" in body
+    assert "language_tiny" in summary.page()
+
+
 def test_parts_of_a_run_are_merged_in_the_preset_s_order():
     first, second = _made_up(None, None), _made_up(None, None)
     second["cases"] = {"lora": second["cases"]["full"]}
