@@ -19,7 +19,8 @@ COUNTS = (
     "`experiments.language.cost` predicts; the device's own figure is how far its peak was above what it held before "
     "the call, so without the arguments ('<=': an earlier call of the process had needed more), and is missing where a "
     "device keeps no account. Operations are those of the matrix products in the traced program, with loops as often "
-    "as they are done, beside the predicted ones; XLA's own count takes the body of a loop once, and is no measure of "
+    "as they are done, beside the predicted ones; a program with loops that do not tell how often, such as "
+    "jax_privacy's, has no figure. XLA's own count takes the body of a loop once, and is no measure of "
     "a step's work. Model flops utilisation takes the operations that any training needs, without recomputation, "
     "clipping, noise and optimizer, over what the device is said to do in that time."
 )
