@@ -382,6 +382,7 @@ COMMANDS = {
     "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
     "recipes": Command(None, "hours"),
     "correlated_adult": Command(None, "10 minutes"),
+    "correlated_mnist": Command(None, "3 hours"),
     "reproduce_mnist": Command(None, "2 hours"),
     "reproduce_adult": Command(None, "a minute"),
     "reproduce_imdb": Command(None, "3 minutes"),
