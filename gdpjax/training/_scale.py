@@ -1,6 +1,6 @@
 """Scale, then privatize: gradients are clipped and noised in units that earlier steps found.
 
-    training = private_training(plan, loss_fn, optax.adam(1e-3), scale=adam_scale())
+    training = private_training(plan, loss_fn, optax.adam(1e-3), scale=adam_scale(epsilon=0.01))
 
 Noise of one size on every coordinate drowns those whose gradients are small. With positive factors s_t, one for each
 coordinate, a step is
@@ -41,19 +41,24 @@ _EPSILON = Domain("a number > 0, from 1e-15 to 1e15", lambda x: (x >= 1e-15) & (
 """Neither its square nor a quotient of two such numbers leaves the range of float32."""
 
 
-def adam_scale(*, epsilon: Array = 1e-8, b2: Array = 0.999) -> Scale:
-    """Return the factors of Adam's own preconditioner, for ``private_training(..., scale=adam_scale())``.
+def adam_scale(*, epsilon: Array, b2: Array = 0.999) -> Scale:
+    """Return the factors of Adam's own preconditioner, for ``private_training(..., scale=adam_scale(epsilon=0.01))``.
 
     s = r / (sqrt(v / (1 - b2^t)) + epsilon), with v the second moments after t steps
 
     The number r makes the root mean square of 1 / s over all coordinates 1. Then the noise of the mean has the same
-    total variance as without factors, and the clip norm is in the units of the gradients as before. This
-    normalisation is not in the paper; r is computed from v, so it costs no privacy. A leaf whose second moments are all
-    zero has the factor 1 and does not enter r: every leaf at the first step, and frozen leaves always.
+    total variance as without factors, and the clip norm is in the units of the gradients as before. (A mean square of s
+    itself would be that of the few coordinates whose second moments happen to be small after the first steps; the
+    others would get noise a hundred times as large.) This normalisation is not in the paper; r is computed from v, so
+    it costs no privacy. A leaf whose second moments are all zero has the factor 1 and does not enter r: every leaf at
+    the first step, and frozen leaves always.
 
     Args:
-      epsilon: from 1e-15 to 1e15, in the units of the gradient; the larger, the closer the factors are to 1. It is
-        independent of the optimizer's own, and worth tuning.
+      epsilon: from 1e-15 to 1e15, in the units of the gradient; the larger, the closer the factors are to 1. Begin with
+        the standard deviation of the noise of the mean, noise_multiplier * clip / expected_batch_size. It is not the
+        optimizer's own, and must not be as small: where v is mostly noise, a coordinate that drew little of it at the
+        first step gets a large factor, and so little noise from then on. Such coordinates decide the norms of all
+        scaled gradients.
       b2: in (0, 1), the decay of the second moments; the same as the optimizer's, where it corrects the bias.
 
     Returns:
@@ -68,10 +73,11 @@ def adam_scale(*, epsilon: Array = 1e-8, b2: Array = 0.999) -> Scale:
     >>> optimizer = optax.adam(0.1)
     >>> params = jnp.zeros(2)
     >>> state = optimizer.init(params)
-    >>> adam_scale()(state).tolist()
+    >>> scale = adam_scale(epsilon=1e-8)
+    >>> scale(state).tolist()
     [1.0, 1.0]
     >>> _, state = optimizer.update(jnp.array([1.0, 7.0]), state, params)
-    >>> [round(float(1 / factor), 4) for factor in adam_scale()(state)]  # in proportion to 1 and 7
+    >>> [round(float(1 / factor), 4) for factor in scale(state)]  # in proportion to 1 and 7
     [0.2, 1.4]
     """
     epsilon = checked_scalar("epsilon", epsilon, _EPSILON)

@@ -234,6 +234,20 @@ def test_the_mean_square_of_the_reciprocals_is_one():
     np.testing.assert_allclose(factors["a"], by_hand["a"], rtol=1e-4)
 
 
+def test_noise_alone_keeps_its_size_and_the_norms_of_gradients():
+    """With epsilon at the size of the noise, moments that are noise give factors near 1."""
+    draw = np.random.default_rng(0)
+    optimizer, params = optax.adam(0.1), jnp.zeros(5000)
+    state, scale = optimizer.init(params), adam_scale(epsilon=1.0)
+    gradient = draw.normal(size=5000)
+    for step in range(6):
+        factors = np.asarray(scale(state), float)
+        noise = draw.normal(size=5000) / factors
+        assert np.sqrt(np.mean(noise**2)) == pytest.approx(1, rel=0.1)
+        assert np.linalg.norm(factors * gradient) < (1.5 if step else 1.0001) * np.linalg.norm(gradient)
+        _, state = optimizer.update(jnp.asarray(noise, jnp.float32), state, params)
+
+
 def test_a_sweep_is_one_program():
     plan = make_plan(**PLAN | {"num_steps": 3})
     data = private_training(plan, loss, optax.sgd(0.1)).place(*rows())
@@ -310,7 +324,7 @@ def test_a_run_goes_on_with_the_same_factors(tmp_path):
 
 def test_the_statement():
     plan = make_plan(**PLAN)
-    scaled = private_training(plan, loss, optax.adam(0.1), scale=adam_scale()).statement().split("\n")
+    scaled = private_training(plan, loss, optax.adam(0.1), scale=adam_scale(epsilon=0.1)).statement().split("\n")
     plain = private_training(plan, loss, optax.adam(0.1)).statement().split("\n")
     assert "\n".join(plain) == plan.statement()
     assert scaled[1:] == plain[1:]
@@ -328,8 +342,8 @@ def test_the_statement():
         (optax.adam(0.1), lambda _: jnp.ones(D), "broadcast to the parameters"),
         (optax.adam(0.1), lambda _: {"w": jnp.ones(D, bool), "b": 1.0}, "floating-point"),
         (optax.adam(0.1), lambda _: {"w": "large", "b": 1.0}, "floating-point"),
-        (optax.sgd(0.1), adam_scale(), "got 0 in its state"),
-        (optax.chain(optax.scale_by_adam(), optax.scale_by_adam()), adam_scale(), "got 2 in its state"),
+        (optax.sgd(0.1), adam_scale(epsilon=0.1), "got 0 in its state"),
+        (optax.chain(optax.scale_by_adam(), optax.scale_by_adam()), adam_scale(epsilon=0.1), "got 2 in its state"),
     ],
 )
 def test_refusals(optimizer, scale, message):
@@ -341,4 +355,4 @@ def test_refusals(optimizer, scale, message):
 def test_refusals_of_adam_scale(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
-        adam_scale(**wrong)
+        adam_scale(**{"epsilon": 0.1} | wrong)
