@@ -440,6 +440,7 @@ COMMANDS = {
     "language_1B": Command("make bench-language PRESET=1B", "needs a GPU"),
     "recipes": Command(None, "hours"),
     "correlated_adult": Command(None, "10 minutes"),
+    "correlated_mnist": Command(None, "3 hours"),
     "reproduce_mnist": Command(None, "2 hours"),
     "reproduce_adult": Command(None, "a minute"),
     "reproduce_imdb": Command(None, "3 minutes"),

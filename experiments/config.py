@@ -125,7 +125,8 @@ class CorrelatedConfig:
     """Compare correlated noise with Poisson DP-SGD at equal epsilon. Interrupted, the same command goes on."""
 
     task: Literal["adult", "mnist"] = "adult"
-    """adult: logistic regression, minutes on one core. mnist: the network of arXiv:1911.11607, for a GPU."""
+    """adult: logistic regression, minutes on one core. mnist: the network of arXiv:1911.11607, hours on two
+    cores."""
     seeds: int = 5
     """Trainings of each method at each epsilon, with the settings that were chosen on held-out training data."""
     quick: bool = False

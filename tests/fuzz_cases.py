@@ -468,8 +468,9 @@ def cases() -> dict[str, Case]:
         "private_training": (
             _trained, (plan(), loss_fn, optax.sgd(0.1)),
             {"num_arrays": 2, "example_key": False, "keep_batch_dim": False, "strategy": "auto", "microbatch_size": 4,
-             "trainable": {"w": True, "b": True}, "ledger_capacity": 2},
+             "trainable": {"w": True, "b": True}, "ledger_capacity": 2, "scale": lambda state: 1.0},
         ),
+        "adam_scale": (training.adam_scale, (), {"epsilon": 1e-8, "b2": 0.999}),
         "Training.init": (loop().init, (PARAMS, KEY), {}),
         "Training.place": (loop().place, (X, Y), {}),
         "Training.step": (loop().step, (state(), data()), {}),

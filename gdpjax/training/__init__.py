@@ -26,6 +26,7 @@ from gdpjax.training._loop import (
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
 from gdpjax.training._run import Run, has_run, resume_run, start_run
+from gdpjax.training._scale import adam_scale
 
 __all__ = [
     "FINISHED",
@@ -39,6 +40,7 @@ __all__ = [
     "Run",
     "State",
     "Training",
+    "adam_scale",
     "batch_source",
     "check_status",
     "choose_bands",

@@ -50,6 +50,8 @@ from gdpjax.sampling import (
 from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
+from gdpjax.training._scale import Scale, factors_of, in_scaled_space, origin, unscaled
+from gdpjax.training._statement import with_scale
 from gdpjax.transforms import privatize, resolve_correlation
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
@@ -83,6 +85,12 @@ class Training(NamedTuple):
     run_steps: Callable[[State, Data, int], tuple[State, Info]]
     place: Callable[..., Data]
     grad_fn: ClippedGrad
+    scale: Scale | None = None
+
+    def statement(self) -> str:
+        """Return the plan's statement, with a sentence on the factors where the training has a ``scale``."""
+        statement = self.plan.statement()
+        return statement if self.scale is None else with_scale(statement)
 
 
 def private_training(
@@ -98,6 +106,7 @@ def private_training(
     microbatch_size: int | None = None,
     constant_work: bool = False,
     ledger_capacity: int = 16,
+    scale: Scale | None = None,
 ) -> Training:
     """Return the private training loop of a plan.
 
@@ -114,6 +123,12 @@ def private_training(
         skipped, and the time of a step tells, in units of a chunk, how many examples its private batch had. Set this
         where others can see how long single steps take.
       ledger_capacity: as in `gdpjax.privatize`.
+      scale: a function from the optimizer's state before a step to positive factors, a tree (prefix) like the
+        parameters whose leaves broadcast to them, such as `gdpjax.training.adam_scale`. Gradients are multiplied by
+        them before they are clipped and noised, and the noisy mean is divided by them before it goes into the
+        optimizer. Clip norm and noise are then those of the scaled gradients, and epsilon is the same. The function
+        must use nothing private beside that state. Factors that are not finite and positive make the step NaN. Then
+        ``training.statement()`` is what to publish, in place of the plan's.
 
     Returns:
       A `Training`:
@@ -125,6 +140,8 @@ def private_training(
         ``place(*arrays, sharding=None)`` pads a data set to the plan's maximum. With a ``NamedSharding`` over a mesh
         the batch's rows are spread over its devices; the parameters may be replicated or sharded. The noise is a
         function of its key alone, drawn once, whatever the devices.
+        ``statement()`` is the plan's statement, and says if there are factors.
+        ``grad_fn`` is the clipped gradient; with ``scale`` it takes (phi, params, factors) in place of the parameters.
 
     Raises:
       ValueError: statistics among the parameters (BatchNorm), an optimizer that is private itself, a batch of another
@@ -147,12 +164,19 @@ def private_training(
     num_arrays = check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
 
-    # The loss takes the parameters, an example's arrays, and the key of its dropout.
+    # The loss takes the parameters, an example's arrays, and the key of its dropout. With factors the gradient is that
+    # with respect to phi at params + factors * phi, and params and factors are shared by all examples.
+    if scale is None:
+        loss_of_one, first = loss_fn, 1
+    else:
+        check_callable("scale", scale)
+        loss_of_one, first = in_scaled_space(loss_fn, trainable), 3
     grad_fn = clipped_grad(
-        loss_fn,
+        loss_of_one,
         plan.clip,
-        batch_argnums=tuple(range(1, num_arrays + 1)),
-        key_argnums=num_arrays + 1 if example_key else (),
+        batch_argnums=tuple(range(first, first + num_arrays)),
+        key_argnums=first + num_arrays if example_key else (),
+        shared_argnums=tuple(range(1, first)),
         keep_batch_dim=keep_batch_dim,
         trainable=trainable,
         strategy=strategy,
@@ -167,10 +191,10 @@ def private_training(
     scheme = plan.scheme if cyclic else None
     correlated = resolve_correlation(plan.correlation, plan.participation, horizon, cyclic, scheme)
 
-    def transformation(key: Array) -> optax.GradientTransformation:
-        """Chain the noise and the ledger with the optimizer."""
+    def private_mean(key: Array) -> optax.GradientTransformation:
+        """Return the noise and the ledger."""
         is_sampled = plan.recorded_as != "correlated"
-        private = privatize(
+        return privatize(
             grad_fn,
             noise_multiplier=plan.noise_multiplier,
             sampling_prob=plan.sampling_prob if is_sampled else None,
@@ -184,7 +208,15 @@ def private_training(
             announced=plan.announces_overflow,
             scheme=plan.scheme,
         )
-        return optax.chain(private, optimizer)
+
+    def update(tx: optax.GradientTransformation, total: PyTree, factors: PyTree, state: State) -> tuple[PyTree, Any]:
+        """Add noise and let the optimizer turn the mean into updates."""
+        if scale is None:
+            return optax.chain(tx, optimizer).update(total, state.opt_state, state.params)
+        private_state, optimizer_state = state.opt_state
+        mean, private_state = tx.update(total, private_state, state.params)
+        updates, optimizer_state = optimizer.update(unscaled(mean, factors), optimizer_state, state.params)
+        return updates, (private_state, optimizer_state)
 
     def init(params: PyTree, key: Array) -> State:
         refuse_statistics(check_tree("params", params))
@@ -195,7 +227,9 @@ def private_training(
         refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
         sampling_key, noise_key = split(one_key_for_all(key))
         _refuse_private(optimizer, params)
-        opt_state = transformation(noise_key).init(params)
+        opt_state = optax.chain(private_mean(noise_key), optimizer).init(params)
+        if scale is not None:  # what the factors are is known by shapes alone
+            jax.eval_shape(functools.partial(factors_of, scale, trainable=trainable), opt_state[1], params)
         status = jnp.asarray(RUNNING, jnp.int32)
         return beside(params, State(params, opt_state, sampling_key, status))
 
@@ -206,12 +240,19 @@ def private_training(
 
         # Clip and sum. A batch that does not fit is all padding, so that its sum is zero.
         keys = (fold_in(fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
-        total, info = grad_fn(state.params, *batch, *keys, is_padding=is_padding | ~fits)
+        if scale is None:
+            factors, shared = None, (state.params,)
+        else:
+            # Of the optimizer's state alone: the factors must not depend on the noise key, which is beside it.
+            _, optimizer_state = state.opt_state
+            factors = factors_of(scale, optimizer_state, state.params, trainable)
+            shared = (origin(state.params, trainable), state.params, factors)
+        total, info = grad_fn(*shared, *batch, *keys, is_padding=is_padding | ~fits)
 
         # Add noise and update. The state holds the noise key's data; here only the implementation of the key matters.
         impl = jax.random.key_impl(state.sampling_key)
-        tx = transformation(jax.random.key(0, impl=impl))
-        updates, opt_state = tx.update(total, state.opt_state, state.params)
+        tx = private_mean(jax.random.key(0, impl=impl))
+        updates, opt_state = update(tx, total, factors, state)
         params = optax.apply_updates(state.params, updates)
 
         # Keep what a run that is not running, or a batch that does not fit, must not change.
@@ -265,6 +306,7 @@ def private_training(
         run_steps=_Compiled(run_steps, check_steps, static_argnums=2),
         place=functools.partial(place, plan),
         grad_fn=grad_fn,
+        scale=scale,
     )
 
 

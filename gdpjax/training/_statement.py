@@ -192,3 +192,18 @@ def statement_of(plan: Any) -> str:
         "steps are not covered."
     )
     return "\n".join([_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends])
+
+
+def with_scale(statement: str) -> str:
+    """Return a statement with a sentence on the factors behind its mechanism.
+
+    >>> print(with_scale("Mechanism: ...\\nSampling: ..."))  # doctest: +ELLIPSIS
+    Mechanism: ... Before they are clipped, ...
+    Sampling: ...
+    """
+    mechanism, rest = statement.split("\n", 1)
+    return (
+        f"{mechanism} Before they are clipped, gradients are multiplied, coordinate by coordinate, by positive factors "
+        "that are computed from the noisy means of earlier steps alone, and the noisy mean is divided by them "
+        f"(scale-then-privatize); clip norm and noise are those of the scaled gradients.\n{rest}"
+    )

@@ -1,0 +1,359 @@
+"""Scale, then privatize: the gradients that are clipped and noised are the scaled ones, and epsilon is the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax
+from gdpjax import correlated
+from gdpjax.training import adam_scale, make_plan, private_training, resume_run, start_run
+from gdpjax.transforms import PrivatizeState
+
+N, D = 40, 3
+PLAN = {
+    "clip": 1.0,
+    "max_examples": N,
+    "expected_batch_size": 8,
+    "num_steps": 6,
+    "delta": 1e-5,
+    "noise_multiplier": 2.0,
+}
+PARAMS = {"w": jnp.array([0.3, -0.2, 0.5]), "b": jnp.zeros(())}
+FACTORS = {"w": jnp.array([0.1, 1.0, 20.0]), "b": jnp.asarray(3.0)}
+
+
+def loss(params, x, y):
+    """Least squares."""
+    return 0.5 * (x @ params["w"] + params["b"] - y) ** 2
+
+
+def linear(params, x, y):
+    """The gradient of w is x itself."""
+    return params["w"] @ x + 0 * y
+
+
+def rows(n=N):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(N, D)).astype(np.float32)
+    return x[:n], (x[:n].sum(axis=1) + 1).astype(np.float32)
+
+
+def mean_by_hand(params, factors, x, y, clip, expected_batch_size):
+    """Return the mean of the clipped scaled gradients, divided by the factors; and the norms of scaled gradients."""
+    gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, y)
+    scaled = jax.tree.map(lambda g, s: g * s, gradients, factors)
+    flat = jnp.concatenate([leaf.reshape(len(x), -1) for leaf in jax.tree.leaves(scaled)], axis=1)
+    norms = jnp.linalg.norm(flat, axis=1)
+    weights = jnp.minimum(1, clip / norms)
+    total = jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1), scaled)
+    return jax.tree.map(lambda leaf, s: leaf / expected_batch_size / s, total, factors), norms
+
+
+def whole_batch(training):
+    """Return the arguments of step_on for a batch of the first rows, filled up with padding."""
+    x, y = rows()
+    taken = np.arange(training.plan.capacity) % N
+    return (x[taken], y[taken]), taken != np.arange(training.plan.capacity)
+
+
+def adam_factors(moments, count, epsilon, b2):
+    """Return the factors of `adam_scale` in NumPy."""
+    roots = {name: np.sqrt(np.asarray(v, float) / (1 - b2**count)) + epsilon for name, v in moments.items()}
+    squares = np.concatenate([root.ravel() ** 2 for root in roots.values()])
+    return {name: np.sqrt(squares.mean()) / root for name, root in roots.items()}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "vmap", "microbatch"])
+def test_a_step_without_noise_is_the_written_out_step(strategy):
+    plan = make_plan(**PLAN | {"noise_multiplier": 0.0, "clip": 5.0})
+    training = private_training(plan, loss, optax.sgd(1.0), scale=lambda _: FACTORS, strategy=strategy)
+    (x, y), is_padding = whole_batch(training)
+    state, info = training.step_on(training.init(PARAMS, jax.random.key(0)), x, y, is_padding=is_padding)
+    kept = ~is_padding
+    mean, norms = mean_by_hand(PARAMS, FACTORS, x[kept], y[kept], 5.0, plan.expected_batch_size)
+    assert 0 < int((norms > 5).sum()) < kept.sum(), "some rows are clipped and others are not"
+    np.testing.assert_allclose(info.norms[kept], norms, rtol=1e-5)
+    for name, leaf in mean.items():
+        np.testing.assert_allclose(PARAMS[name] - state.params[name], leaf, rtol=1e-4, atol=1e-6)
+
+
+def test_steps_of_adam_are_the_written_out_steps():
+    plan = make_plan(**PLAN | {"noise_multiplier": 0.0})
+    optimizer = optax.adam(0.1, b2=0.9)
+    training = private_training(plan, loss, optimizer, scale=adam_scale(epsilon=0.01, b2=0.9))
+    (x, y), is_padding = whole_batch(training)
+    state = training.init(PARAMS, jax.random.key(0))
+    params, moments = PARAMS, optimizer.init(PARAMS)
+    factors = jax.tree.map(jnp.ones_like, PARAMS)
+    for step in range(1, 5):
+        state, _ = training.step_on(state, x, y, is_padding=is_padding)
+        mean, _ = mean_by_hand(params, factors, x[~is_padding], y[~is_padding], 1.0, plan.expected_batch_size)
+        updates, moments = optimizer.update(mean, moments, params)
+        params = optax.apply_updates(params, updates)
+        factors = adam_factors(moments[0].nu, step, 0.01, 0.9)
+        for name, leaf in params.items():
+            np.testing.assert_allclose(state.params[name], leaf, rtol=1e-4, atol=1e-5)
+    assert max(factors["w"]) > 1.1 * min(factors["w"])
+
+
+@pytest.mark.parametrize("factor", [1.0, {"w": jnp.ones(D), "b": 1.0}])
+def test_factors_of_one_change_nothing(factor):
+    plan = make_plan(**PLAN)
+    states = []
+    for scale in (None, lambda _: factor):
+        training = private_training(plan, loss, optax.adam(0.1), scale=scale)
+        state = training.init(PARAMS, jax.random.key(1))
+        states.append(training.run_steps(state, training.place(*rows()), 6)[0])
+    for name in PARAMS:
+        np.testing.assert_allclose(states[0].params[name], states[1].params[name], rtol=1e-5, atol=1e-6)
+    assert gdpjax.ledger_of(states[0].opt_state) == gdpjax.ledger_of(states[1].opt_state)
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+
+
+def test_the_noise_of_each_coordinate():
+    """Its standard deviation is noise multiplier x clip norm / (factor x expected batch size)."""
+    factors = jnp.repeat(jnp.array([0.01, 1.0, 50.0]), 4000)
+    training = private_training(make_plan(**PLAN), linear, optax.sgd(1.0), scale=lambda _: {"w": factors})
+    x = np.zeros((N, 12000), np.float32)
+    state = training.init({"w": jnp.zeros(12000)}, jax.random.key(2))
+    after, _ = training.step(state, training.place(x, np.zeros(N, np.float32)))
+    for block, factor in enumerate([0.01, 1.0, 50.0]):
+        noise = after.params["w"][4000 * block : 4000 * (block + 1)]
+        assert float(jnp.std(noise)) == pytest.approx(2.0 / (factor * 8), rel=0.05)
+
+
+def test_one_example_moves_the_scaled_sum_by_the_clip_norm_at_most():
+    """The same keys on data with and without one example, which has a long gradient; the factors differ a lot."""
+    plan = make_plan(**PLAN | {"num_steps": 1, "expected_batch_size": 30})
+    distances = []
+    for seed in range(6):
+        draw = np.random.default_rng(seed)
+        factors = np.exp(draw.normal(scale=3, size=D)).astype(np.float32)
+        training = private_training(plan, linear, optax.sgd(1.0), scale=lambda _, s=factors: {"w": jnp.asarray(s)})
+        x, y = rows()
+        x[-1] = 1e4 * draw.normal(size=D)
+        moved = []
+        for n in (N, N - 1):
+            state = training.init({"w": jnp.zeros(D)}, jax.random.key(seed))
+            after, _ = training.step(state, training.place(x[:n], y[:n]))
+            moved.append(np.asarray(after.params["w"], np.float64))
+        distances.append(np.linalg.norm((moved[0] - moved[1]) * factors) * 30)
+    assert max(distances) <= 1 + 1e-4
+    assert max(distances) >= 1 - 1e-3, "the example was in one of the batches"
+
+
+def test_one_example_moves_the_scaled_sum_by_the_whole_clip_norm():
+    """The bound is attained in the scaled space: the gradient is clipped with the factors on it."""
+    plan = make_plan(**PLAN | {"num_steps": 1, "noise_multiplier": 0.0})
+    training = private_training(plan, linear, optax.sgd(1.0), scale=lambda _: {"w": jnp.array([0.01, 1.0, 100.0])})
+    (x, y), is_padding = whole_batch(training)
+    state = training.init({"w": jnp.zeros(D)}, jax.random.key(0))
+    x[0] = [1e6, 0, 1e6]
+    without = is_padding.copy()
+    without[0] = True
+    first, second = (training.step_on(state, x, y, is_padding=mask)[0].params["w"] for mask in (is_padding, without))
+    moved = np.asarray(first - second, np.float64) * 8
+    scaled = np.abs(moved * [0.01, 1.0, 100.0])
+    np.testing.assert_allclose(scaled, [1e-4, 0, 1], rtol=0.1, atol=1e-5)
+    assert np.linalg.norm(scaled) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, np.inf, 1e-40])
+def test_a_wrong_factor_makes_the_step_nan(wrong):
+    factors = {"w": jnp.array([1.0, wrong, 1.0]), "b": 1.0}
+    training = private_training(make_plan(**PLAN), loss, optax.sgd(0.1), scale=lambda _: factors)
+    state, _ = training.step(training.init(PARAMS, jax.random.key(0)), training.place(*rows()))
+    assert all(bool(jnp.isnan(leaf).all()) for leaf in jax.tree.leaves(state.params))
+    assert int(gdpjax.ledger_of(state.opt_state).num_steps) == 1
+
+
+def test_frozen_leaves():
+    """They stay as they are, and do not enter the mean of Adam's factors."""
+    plan = make_plan(**PLAN)
+    frozen = {"table": jnp.array([2.0, 0.5, -1.0])}
+
+    def with_table(params, x, y):
+        return loss(params, x * params["table"], y)
+
+    states = []
+    for own, trainable in (({}, None), (frozen, {"w": True, "b": True, "table": False})):
+        training = private_training(
+            plan,
+            with_table if own else lambda params, x, y: loss(params, x * jnp.array([2.0, 0.5, -1.0]), y),
+            optax.adam(0.1),
+            trainable=trainable,
+            scale=adam_scale(epsilon=1e-3),
+        )
+        state = training.init({**PARAMS, **own}, jax.random.key(3))
+        states.append(training.run_steps(state, training.place(*rows()), 6)[0])
+    for name in PARAMS:
+        np.testing.assert_allclose(states[1].params[name], states[0].params[name], rtol=1e-4, atol=1e-5)
+    for name, leaf in frozen.items():
+        np.testing.assert_array_equal(states[1].params[name], leaf)
+
+
+def test_leaves_that_are_not_trained_need_no_factor():
+    """What stands there for integers and frozen leaves is not looked at."""
+
+    def with_index(params, x, y):
+        return loss(params, x[params["index"]] * params["table"], y)
+
+    factors = {"w": FACTORS["w"], "b": 3.0, "index": "none", "table": -1.0}
+    trainable = {"w": True, "b": True, "index": True, "table": False}
+    training = private_training(
+        make_plan(**PLAN), with_index, optax.sgd(0.1), trainable=trainable, scale=lambda _: factors
+    )
+    others = {"index": jnp.array([0, 2, 1]), "table": jnp.ones(D)}
+    state = training.init({**PARAMS, **others}, jax.random.key(0))
+    state, _ = training.run_steps(state, training.place(*rows()), 6)
+    assert bool(jnp.isfinite(state.params["w"]).all())
+    assert bool((state.params["w"] != PARAMS["w"]).all())
+    for name, leaf in others.items():
+        np.testing.assert_array_equal(state.params[name], leaf)
+
+
+def test_the_mean_square_of_the_reciprocals_is_one():
+    """So the noise of the mean has the same total variance as without factors, also with frozen leaves."""
+    optimizer = optax.adamw(0.1)
+    params = {"a": jnp.zeros(50), "frozen": jnp.zeros(7), "c": jnp.zeros((3, 4))}
+    state = optimizer.init(params)
+    scale = adam_scale(epsilon=0.1)
+    for factor in jax.tree.leaves(scale(state)):
+        np.testing.assert_array_equal(factor, 1)
+    keys = jax.random.split(jax.random.key(0), 5)
+    for key in keys:
+        gradients = {"a": jax.random.normal(key, 50), "frozen": jnp.zeros(7), "c": jnp.full((3, 4), 3.0)}
+        _, state = optimizer.update(gradients, state, params)
+    factors = scale(state)
+    np.testing.assert_array_equal(factors["frozen"], 1)
+    squares = np.concatenate([np.ravel(factors[name]) ** -2.0 for name in ("a", "c")])
+    assert squares.mean() == pytest.approx(1, rel=1e-5)
+    assert float(factors["c"].max()) < float(factors["a"].min())
+    by_hand = adam_factors({"a": state[0].nu["a"], "c": state[0].nu["c"]}, 5, 0.1, 0.999)
+    np.testing.assert_allclose(factors["a"], by_hand["a"], rtol=1e-4)
+
+
+def test_noise_alone_keeps_its_size_and_the_norms_of_gradients():
+    """With epsilon at the size of the noise, moments that are noise give factors near 1."""
+    draw = np.random.default_rng(0)
+    optimizer, params = optax.adam(0.1), jnp.zeros(5000)
+    state, scale = optimizer.init(params), adam_scale(epsilon=1.0)
+    gradient = draw.normal(size=5000)
+    for step in range(6):
+        factors = np.asarray(scale(state), float)
+        noise = draw.normal(size=5000) / factors
+        assert np.sqrt(np.mean(noise**2)) == pytest.approx(1, rel=0.1)
+        assert np.linalg.norm(factors * gradient) < (1.5 if step else 1.0001) * np.linalg.norm(gradient)
+        _, state = optimizer.update(jnp.asarray(noise, jnp.float32), state, params)
+
+
+def test_a_sweep_is_one_program():
+    plan = make_plan(**PLAN | {"num_steps": 3})
+    data = private_training(plan, loss, optax.sgd(0.1)).place(*rows())
+
+    def run(noise, epsilon, key):
+        swept = plan.replace(noise_multiplier=noise)
+        training = private_training(swept, loss, optax.adam(0.1), scale=adam_scale(epsilon=epsilon))
+        return training.run_steps(training.init(PARAMS, key), data, 3)[0].params
+
+    noise, epsilon = jnp.array([1.0, 2.0]), jnp.array([1e-4, 0.5])
+    keys = jax.random.split(jax.random.key(5), 2)
+    together = jax.jit(jax.vmap(run))(noise, epsilon, keys)
+    for i in range(2):
+        alone = run(noise[i], epsilon[i], keys[i])
+        np.testing.assert_allclose(together["w"][i], alone["w"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="share one noise key"):
+        jax.vmap(run, (None, 0, None))(1.0, epsilon, keys[0])
+
+
+def test_the_factors_do_not_see_the_noise_key():
+    seen = []
+
+    def scale(optimizer_state):
+        seen.append(optimizer_state)
+        return 1.0
+
+    training = private_training(make_plan(**PLAN), loss, optax.adam(0.1), scale=scale)
+    training.step(training.init(PARAMS, jax.random.key(0)), training.place(*rows()))
+    nodes = [jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PrivatizeState)) for state in seen]
+    assert len(seen) >= 2
+    assert not any(isinstance(node, PrivatizeState) for each in nodes for node in each)
+    assert all(isinstance(state[0], optax.ScaleByAdamState) for state in seen)
+
+
+def test_correlated_noise_is_that_of_the_scaled_space():
+    """On data without gradient the steps, times their factors, are those of the same run without factors."""
+    plan = make_plan(
+        clip=1.0, max_examples=N, expected_batch_size=8, epochs=2, delta=1e-5, noise_multiplier=2.0,
+        correlation=correlated.bisr(3),
+    )  # fmt: skip
+    optimizer = optax.sgd(lambda count: 1.0)
+    released = []
+    for scale in (None, lambda state: 1.0 + 9.0 * (state[1].count % 2)):
+        training = private_training(plan, linear, optimizer, scale=scale)
+        data = training.place(np.zeros((N, D), np.float32), np.zeros(N, np.float32))
+        state = training.init({"w": jnp.zeros(D)}, jax.random.key(4))
+        steps = [np.zeros(D)]
+        for _ in range(plan.max_steps):
+            state, _ = training.step(state, data)
+            steps.append(np.asarray(state.params["w"]))
+        released.append(np.diff(steps, axis=0))
+    factors = np.where(np.arange(plan.max_steps) % 2, 10.0, 1.0)[:, None]
+    np.testing.assert_allclose(released[1] * factors, released[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_goes_on_with_the_same_factors(tmp_path):
+    plan = make_plan(**PLAN)
+    training = private_training(plan, loss, optax.adam(0.1), scale=adam_scale(epsilon=1e-3))
+    plain = private_training(plan, loss, optax.adam(0.1))
+    data, key = training.place(*rows()), jax.random.key(8)
+    run = start_run(tmp_path / "one", training, PARAMS, data, key=key)
+    run.advance(2)
+    run = resume_run(tmp_path / "one", training, PARAMS, data)
+    while not run.finished:
+        run.advance(2)
+    whole = start_run(tmp_path / "two", training, PARAMS, data, key=key)
+    while not whole.finished:
+        whole.advance(2)
+    for name in PARAMS:
+        np.testing.assert_array_equal(run.state.params[name], whole.state.params[name])
+    with pytest.raises(ValueError, match=r"for another run \(other program\)"):
+        start_run(tmp_path / "three", plain, PARAMS, data, key=key)
+
+
+def test_the_statement():
+    plan = make_plan(**PLAN)
+    scaled = private_training(plan, loss, optax.adam(0.1), scale=adam_scale(epsilon=0.1)).statement().split("\n")
+    plain = private_training(plan, loss, optax.adam(0.1)).statement().split("\n")
+    assert "\n".join(plain) == plan.statement()
+    assert scaled[1:] == plain[1:]
+    assert scaled[0].startswith(plain[0])
+    assert "scale-then-privatize" in scaled[0]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scale", "message"),
+    [
+        (optax.adam(0.1), 1.0, "scale must be a function"),
+        (optax.adam(0.1), lambda _: {"w": 1.0}, "tree .prefix. like the parameters"),
+        (optax.adam(0.1), lambda _: {"w": 1.0, "b": None}, "tree .prefix. like the parameters"),
+        (optax.adam(0.1), lambda _: {"w": jnp.ones(2), "b": 1.0}, "broadcast to the parameters"),
+        (optax.adam(0.1), lambda _: jnp.ones(D), "broadcast to the parameters"),
+        (optax.adam(0.1), lambda _: {"w": jnp.ones(D, bool), "b": 1.0}, "floating-point"),
+        (optax.adam(0.1), lambda _: {"w": "large", "b": 1.0}, "floating-point"),
+        (optax.sgd(0.1), adam_scale(epsilon=0.1), "got 0 in its state"),
+        (optax.chain(optax.scale_by_adam(), optax.scale_by_adam()), adam_scale(epsilon=0.1), "got 2 in its state"),
+    ],
+)
+def test_refusals(optimizer, scale, message):
+    with pytest.raises(ValueError, match=message):
+        private_training(make_plan(**PLAN), loss, optimizer, scale=scale).init(PARAMS, jax.random.key(0))
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": -1.0}, {"epsilon": np.nan}, {"b2": 1.0}, {"b2": 0}])
+def test_refusals_of_adam_scale(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        adam_scale(**{"epsilon": 0.1} | wrong)
