@@ -465,6 +465,9 @@ def cases() -> dict[str, Case]:
             {"clip": 1.0, "max_examples": 8, "expected_batch_size": 2, "epochs": 1.0, "delta": 1e-3, "mu": 1.0,
              "num_bands": [1, 2], "error": "max"},
         ),
+        "choose_microbatch": (
+            training.choose_microbatch, (lambda rows: loop(), PARAMS, data()), {"memory_bytes": 10**9},
+        ),
         "private_training": (
             _trained, (plan(), loss_fn, optax.sgd(0.1)),
             {"num_arrays": 2, "example_key": False, "keep_batch_dim": False, "strategy": "auto", "microbatch_size": 4,

@@ -9,6 +9,7 @@ from gdpjax._core.documents import (
 )
 from gdpjax.training._batches import batch_source
 from gdpjax.training._choose_bands import choose_bands
+from gdpjax.training._choose_microbatch import choose_microbatch
 from gdpjax.training._data import Data, group_by_user
 from gdpjax.training._files import CheckpointError
 from gdpjax.training._fingerprint import environment
@@ -44,6 +45,7 @@ __all__ = [
     "batch_source",
     "check_status",
     "choose_bands",
+    "choose_microbatch",
     "convert_document",
     "environment",
     "group_by_user",

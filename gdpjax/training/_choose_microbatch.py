@@ -1,0 +1,104 @@
+"""How many rows of a batch to take at a time, by the compiler's own account of the memory that a step needs.
+
+More rows at a time keep a device busier, and hold more activations and gradients. What a step needs is known before it
+runs: XLA lays out all of its buffers when it compiles. So a few sizes are compiled, for shapes alone, and the largest
+that fits is taken. The sums, and so privacy, are the same whatever the size, up to the stated rounding.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from gdpjax._core.arguments import check_callable, check_instance, check_number
+from gdpjax._core.checks import POSITIVE
+from gdpjax._core.types import PyTree
+from gdpjax.training._data import Data
+from gdpjax.training._loop import Training
+
+
+def choose_microbatch(
+    build: Callable[[int], Training], params: PyTree, data: Data, *, memory_bytes: float
+) -> tuple[int, dict[int, int]]:
+    """Choose the number of rows to take at a time, so that a private step fits a memory.
+
+    Candidates are 1, 2, 4, ... and the plan's capacity, and are bisected; what is returned was compiled and fits.
+    Nothing is run, and no parameters are made. The account is that of one device.
+
+    Args:
+      build: from a number of rows to a training, such as ``lambda rows: private_training(plan, loss_fn, optimizer,
+        strategy="microbatch", microbatch_size=rows)``.
+      params: the parameters, or `jax.ShapeDtypeStruct` in their place.
+      data: of `Training.place`; or a `Data` of shapes.
+      memory_bytes: what arguments, results and temporary buffers of a step may take together; for a device that
+        nothing else is on, a tenth less than it has.
+
+    Returns:
+      (rows, bytes): the chosen size, and the bytes that each size that was compiled needs, by the compiler's account.
+
+    Raises:
+      ValueError: a single row does not fit, or the compiler of this platform gives no account.
+
+    >>> import jax.numpy as jnp
+    >>> import optax
+    >>> from gdpjax.training import make_plan, private_training
+    >>> plan = make_plan(clip=1.0, max_examples=100, expected_batch_size=10, num_steps=5, delta=1e-5,
+    ...                  noise_multiplier=1.0)
+    >>> def build(rows):
+    ...     loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
+    ...     return private_training(plan, loss, optax.sgd(0.1), num_arrays=1, strategy="microbatch",
+    ...                             microbatch_size=rows)
+    >>> data = build(1).place(jnp.ones((100, 50)))
+    >>> rows, needs = choose_microbatch(build, jnp.zeros((50, 50)), data, memory_bytes=10**9)
+    >>> rows == plan.capacity
+    True
+    """
+    check_callable("build", build)
+    check_instance("data", data, Data, "made by training.place")
+    memory_bytes = check_number("memory_bytes", memory_bytes, POSITIVE)
+    shapes = jax.eval_shape(lambda tree: tree, (params, data))
+    capacity = build(1).plan.capacity
+    needs: dict[int, int] = {}
+
+    def fits(rows: int) -> bool:
+        if rows not in needs:
+            needs[rows] = _step_bytes(build(rows), *shapes)
+        return needs[rows] <= memory_bytes
+
+    if not fits(1):
+        raise ValueError(
+            f"a step that takes one row at a time needs {needs[1]:,} bytes by the compiler's account, more than "
+            f"memory_bytes={memory_bytes:,.0f}: take a smaller model, shorter rows, adapters, or more devices"
+        )
+    # The need does not shrink with the rows: the candidate at `fitting` fits, the one at `too_large` does not.
+    candidates = _candidates(capacity)
+    fitting, too_large = 0, len(candidates)
+    while too_large - fitting > 1:
+        middle = (fitting + too_large) // 2
+        if fits(candidates[middle]):
+            fitting = middle
+        else:
+            too_large = middle
+    return candidates[fitting], needs
+
+
+def _candidates(capacity: int) -> list[int]:
+    """Return the powers of two below the capacity, and the capacity."""
+    sizes = []
+    rows = 1
+    while rows < capacity:
+        sizes.append(rows)
+        rows *= 2
+    return [*sizes, capacity]
+
+
+def _step_bytes(training: Training, params: PyTree, data: Data) -> int:
+    """Return the bytes that a compiled step holds at its peak, its arguments and results included."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(training.init, params, key)
+    memory = training.step.lower(state, data).compile().memory_analysis()
+    if memory is None:
+        raise ValueError(
+            f"the compiler of {jax.default_backend()} gives no account of memory; choose microbatch_size by hand"
+        )
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return int(held - memory.alias_size_in_bytes)

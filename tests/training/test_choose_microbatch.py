@@ -1,0 +1,52 @@
+"""The number of rows that fits a memory, by the compiler's account."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from gdpjax.training import Data, choose_microbatch, make_plan, private_training
+
+WIDTH = 200
+PLAN = make_plan(clip=1.0, max_examples=64, expected_batch_size=8, num_steps=3, delta=1e-5, noise_multiplier=1.0)
+PARAMS = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+DATA = Data((jax.ShapeDtypeStruct((64, WIDTH), jnp.float32),), jax.ShapeDtypeStruct((), jnp.int32))
+ROW_BYTES = 4 * WIDTH**2
+"""Of one formed gradient."""
+
+
+def build(rows):
+    def loss_fn(weights, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ weights) @ weights))
+
+    return private_training(PLAN, loss_fn, optax.sgd(0.1), num_arrays=1, strategy="microbatch", microbatch_size=rows)
+
+
+@pytest.fixture(scope="module")
+def needs():
+    """What one row, all rows, and the candidates between them on the way of the search need."""
+    return choose_microbatch(build, PARAMS, DATA, memory_bytes=10**9)[1]
+
+
+def test_many_rows_hold_many_gradients(needs):
+    assert needs[PLAN.capacity] >= PLAN.capacity * ROW_BYTES
+    assert list(dict(sorted(needs.items())).values()) == sorted(needs.values())
+
+
+def test_the_largest_that_fits_is_taken(needs):
+    assert max(needs) == PLAN.capacity
+    rows, compiled = choose_microbatch(build, PARAMS, DATA, memory_bytes=needs[PLAN.capacity] - 1)
+    assert rows == 32
+    assert compiled[32] < needs[PLAN.capacity]
+
+
+def test_a_model_that_does_not_fit_is_refused(needs):
+    with pytest.raises(ValueError, match="one row at a time needs"):
+        choose_microbatch(build, PARAMS, DATA, memory_bytes=needs[1] - 1)
+
+
+@pytest.mark.parametrize("wrong", [{"memory_bytes": 0}, {"memory_bytes": float("nan")}, {"data": (1, 2)}, {"build": 3}])
+def test_what_makes_no_sense_is_refused(wrong):
+    arguments = {"build": build, "data": DATA, "memory_bytes": 10**9} | wrong
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        choose_microbatch(arguments["build"], PARAMS, arguments["data"], memory_bytes=arguments["memory_bytes"])
