@@ -173,8 +173,15 @@ class LanguageConfig:
     """Published weights to begin with, a folder of the Llama or Gemma family, instead of public pre-training."""
     tokenizer: Path | None = None
     """tokenizer.json of the published weights."""
+    capacity: int | None = None
+    """At most so many units in a batch (truncated Poisson), which bounds the memory and the time of a step. Default:
+    no bound; a batch that is too large for the memory planned for it ends the run."""
+    scale_then_privatize: bool = False
+    """Clip and noise in the coordinates in which Adam takes its steps (arXiv:2507.01129), at the same epsilon."""
     microbatch_size: int | None = None
-    """Units whose gradients are computed at a time. Default: gdpjax chooses."""
+    """Units whose gradients are computed at a time. Default: as many as fit the memory, and 8 on a processor."""
+    device_gb: float | None = None
+    """Memory that a step may take, in 10^9 bytes. Default: nine tenths of the device's, where that is known."""
     seed: int | None = None
     """Makes a run reproducible, and NOT private against those who know it. Default: the system's entropy."""
     out: Path = Path("runs/language")

@@ -6,6 +6,7 @@ who knows the seed can compute the noise and subtract it: reproducible, therefor
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ class Keys(NamedTuple):
     training: jax.Array
 
 
-def make_keys(seed: int | None, config: dict[str, object]) -> Keys:
+def make_keys(seed: int | None, config: Mapping[str, object]) -> Keys:
     """Independent keys, from the system's entropy, or from a seed and a configuration.
 
     Two configurations with one seed get different keys: with the same noise, the difference of their results would

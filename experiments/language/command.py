@@ -7,7 +7,6 @@ its last checkpoint.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import gdpjax
 from experiments import records
 from experiments.config import LanguageConfig
 from experiments.errors import RunInterrupted, UserError
-from experiments.keys import SEED_NOTICE
+from experiments.keys import SEED_NOTICE, make_keys
 from experiments.language.config import PRESETS, ModelConfig
 from experiments.language.evaluation import perplexity, sample_of
 from experiments.language.finetuning import Finetuning
@@ -37,13 +36,15 @@ from experiments.language.texts import Texts, max_units, read_texts
 from experiments.language.tokenizer import tokenize
 from experiments.language.weights import load_published
 from experiments.tables import markdown_table, upper
-from gdpjax.training import CheckpointError, Run, has_run, resume_run, start_run
+from gdpjax.training import CheckpointError, Data, Run, has_run, resume_run, start_run
 
 WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"
 NO_CLIP = 1e6
 """A clip norm that no gradient reaches, for the baseline without privacy."""
 STEPS_AT_ONCE = 10
 """Steps between two checkpoints."""
+UNITS_ON_A_PROCESSOR = 8
+"""Units that are taken at a time where a device does not say how much memory it has."""
 
 NOTES = """\
 Perplexity: exp of the mean cross entropy of a token, on {held_out}; it is measured for this table, and epsilon does not
@@ -103,18 +104,25 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
     most = max_units(config)
     if most < settings.batch_size:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
+    if config.device_gb is not None and not config.device_gb > 0:
+        raise UserError(f"expected device_gb to be a positive number, got {config.device_gb}")
 
 
 def _begin(config: LanguageConfig, settings: Settings) -> None:
     """Write the settings, or refuse a folder of other ones; other epsilons may be asked for later."""
-    described = dataclasses.asdict(config) | {"settings": dataclasses.asdict(settings)}
-    del described["epsilons"], described["out"]
-    described = json.loads(json.dumps(described, default=str))
+    described = _described(config, settings)
     if (config.out / records.CONFIG).is_file():
         records.refuse_differences(config.out, described)
         return
     config.out.mkdir(parents=True, exist_ok=True)
     records.write_json(config.out / records.CONFIG, {"config": described})
+
+
+def _described(config: LanguageConfig, settings: Settings) -> dict[str, Any]:
+    """Return what all trainings of a folder have in common."""
+    described = dataclasses.asdict(config) | {"settings": dataclasses.asdict(settings)}
+    del described["epsilons"], described["out"]
+    return json.loads(json.dumps(described, default=str))
 
 
 @contextlib.contextmanager
@@ -138,12 +146,15 @@ def _bar(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None
         yield new_line
 
 
-def _key(config: LanguageConfig, purpose: str) -> jax.Array:
-    """Return the key of one purpose: of the system's entropy, or of the seed."""
+def _key(config: LanguageConfig, settings: Settings, purpose: str) -> jax.Array:
+    """Return the key of one purpose: of the system's entropy, or of the seed and everything that was chosen.
+
+    With one seed, trainings with other settings have other noise: the difference of two models that share it would
+    have none.
+    """
     if config.seed is None:
         return gdpjax.fresh_key()
-    digest = hashlib.sha256(f"{config.seed} {config.method} {purpose}".encode()).digest()
-    return jax.random.key(int.from_bytes(digest[:4], "little"))
+    return make_keys(config.seed, _described(config, settings) | {"purpose": purpose}).training
 
 
 def _public_model(
@@ -155,7 +166,7 @@ def _public_model(
     if not path.is_file():
         rows = pack_public(tokenize(texts.public, texts.tokenizer), length=settings.length)
         line = bar("public text", settings.public.num_steps)
-        save_params(path, pretrain(model, rows, settings.public, _key(config, "public text"), on_step=line))
+        save_params(path, pretrain(model, rows, settings.public, _key(config, settings, "public text"), on_step=line))
     return model, load_params(path)
 
 
@@ -169,11 +180,15 @@ def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsi
         epochs=settings.epochs,
         delta=config.delta,
         epsilon=epsilon,
+        sampling="poisson" if config.capacity is None else "truncated_poisson",
+        capacity=config.capacity,
         unit=config.unit,
         tuned="nothing on the private text; the preset's settings",
     )
     rate = settings.learning_rate if lora is None else settings.lora_learning_rate
-    return Finetuning(model, plan, rate, lora, config.microbatch_size)
+    # Without privacy there is no noise to put elsewhere.
+    scaled = config.scale_then_privatize and plan.is_private
+    return Finetuning(model, plan, rate, lora, config.microbatch_size, scale_then_privatize=scaled)
 
 
 def _row(
@@ -189,7 +204,8 @@ def _row(
     folder = config.out / name.replace(" ", "_")
     if (folder / FIGURES).is_file():
         return msgspec.convert(records.read_json(folder / FIGURES, Figures), Figures)
-    run = _run(tuning, base, texts, config, folder, name)
+    run = _run(tuning, base, texts, settings, config, folder, name)
+    statement = run.training.statement()
     line = bar(name, tuning.plan.max_steps)
     line(run.step)
     while not run.finished:
@@ -197,7 +213,7 @@ def _row(
 
     weights = tuning.weights(run.state.params)
     save_params(folder / WEIGHTS, weights)
-    records.write_atomically(folder / STATEMENT, f"{tuning.plan.statement()}\n".encode())
+    records.write_atomically(folder / STATEMENT, f"{statement}\n".encode())
     plan = tuning.plan
     epsilon_upper = float(plan.epsilon_bounds().upper) if plan.is_private else None
     figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.max_steps, plan.noise_multiplier)
@@ -205,17 +221,43 @@ def _row(
     return figures
 
 
-def _run(tuning: Finetuning, base: Any, texts: Texts, config: LanguageConfig, folder: Path, name: str) -> Run:
+def _run(
+    tuning: Finetuning, base: Any, texts: Texts, settings: Settings, config: LanguageConfig, folder: Path, name: str
+) -> Run:
     """Begin the run of a folder, or resume it."""
-    training = tuning.training()
     try:
-        data = training.place(*texts.train.arrays)
+        data = tuning.training().place(*texts.train.arrays)
     except ValueError as error:
         raise UserError(f"{error} (--max-units)") from None
     initial = tuning.initial(base, jax.random.key(0))
+    training = _fitted(tuning, initial, data, config).training()
     if has_run(folder):
         return resume_run(folder, training, initial, data, scan=False)
-    return start_run(folder, training, initial, data, key=_key(config, name), scan=False)
+    return start_run(folder, training, initial, data, key=_key(config, settings, name), scan=False)
+
+
+def _fitted(tuning: Finetuning, initial: Any, data: Data, config: LanguageConfig) -> Finetuning:
+    """Return the training with a microbatch that fits the memory."""
+    if config.microbatch_size is not None:
+        return tuning
+    memory_bytes = _memory_bytes(config)
+    if memory_bytes is None:
+        # A processor is not quicker with more, and trying sizes out would take longer than a small model's training.
+        return dataclasses.replace(tuning, microbatch_size=UNITS_ON_A_PROCESSOR)
+    try:
+        return tuning.fitted(initial, data, memory_bytes)
+    except ValueError as error:
+        raise UserError(f"{error} (--device-gb, --method lora)") from None
+
+
+def _memory_bytes(config: LanguageConfig) -> float | None:
+    """Return the bytes that a step may take, where that was said by the user or the device."""
+    if config.device_gb is not None:
+        return 1e9 * config.device_gb
+    stats = jax.local_devices()[0].memory_stats()
+    if stats is None or "bytes_limit" not in stats:
+        return None
+    return 0.9 * stats["bytes_limit"]
 
 
 def _judged(

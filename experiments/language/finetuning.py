@@ -26,7 +26,7 @@ import gdpjax
 from experiments.language.config import ModelConfig
 from experiments.language.lora import LoraConfig, frozen, init_adapters, joined, merge
 from experiments.language.model import sequence_loss
-from gdpjax.training import Training, private_training
+from gdpjax.training import Data, Training, adam_scale, choose_microbatch, private_training
 
 ADAPTERS, BASE = "adapters", "base"
 
@@ -41,7 +41,10 @@ class Finetuning:
       learning_rate: of Adam.
       lora: train adapters only; None for all weights.
       microbatch_size: units whose gradients are held at a time; None lets gdpjax choose.
-      strategy: how gradients are clipped, as in `gdpjax.clipped_grad`.
+      strategy: how gradients are made, as in `gdpjax.clipped_grad`. None: "microbatch" for all weights, whose gradients
+        are formed anyway, as each is used at many positions and in one scan; "auto" for adapters, whose gradients may
+        stay in factors.
+      scale_then_privatize: clip and noise in the coordinates in which Adam takes its steps.
     """
 
     config: ModelConfig
@@ -49,7 +52,8 @@ class Finetuning:
     learning_rate: float = 1e-3
     lora: LoraConfig | None = None
     microbatch_size: int | None = None
-    strategy: str = "auto"
+    strategy: str | None = None
+    scale_then_privatize: bool = False
 
     def initial(self, params: Any, key: jax.Array) -> Any:
         """Return what the training begins with, from the weights of a model; ``key`` is for new adapters."""
@@ -85,11 +89,38 @@ class Finetuning:
             trainable = {ADAPTERS: True, BASE: False}
             # Adam keeps no moments of the base.
             optimizer = optax.masked(optimizer, trainable)
+        strategy = self.strategy
+        if strategy is None:
+            strategy = "microbatch" if self.lora is None else "auto"
+        scale = None
+        if self.scale_then_privatize:
+            # The standard deviation of the noise of the mean is where second moments are signal rather than noise.
+            noise_of_mean = self.plan.noise_multiplier * self.plan.clip.l2_norm_bound / self.plan.expected_batch_size
+            scale = adam_scale(epsilon=noise_of_mean)
         return private_training(
             self.plan,
             self.loss,
             optimizer,
             trainable=trainable,
-            strategy=self.strategy,
+            strategy=strategy,
             microbatch_size=self.microbatch_size,
+            scale=scale,
         )
+
+    def fitted(self, params: Any, data: Data, memory_bytes: float) -> "Finetuning":
+        """Return the same with the largest microbatch whose step fits a memory, by the compiler's account.
+
+        Args:
+          params: of `initial`, or their shapes.
+          data: of ``training.place``.
+          memory_bytes: what a step may take.
+
+        Raises:
+          ValueError: one unit at a time does not fit.
+        """
+
+        def build(size: int) -> Training:
+            return dataclasses.replace(self, microbatch_size=size).training()
+
+        size, _ = choose_microbatch(build, params, data, memory_bytes=memory_bytes)
+        return dataclasses.replace(self, microbatch_size=size)

@@ -39,7 +39,7 @@ class Settings:
 SETTINGS: Mapping[str, Settings] = MappingProxyType(
     {
         "tiny": Settings(
-            length=128,
+            length=64,
             sequences_per_unit=1,
             public=PublicSchedule(num_steps=150, batch_size=16),
             batch_size=256,

@@ -227,7 +227,7 @@ def private_training(
         refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
         sampling_key, noise_key = split(one_key_for_all(key))
         _refuse_private(optimizer, params)
-        opt_state = optax.chain(private_mean(noise_key), optimizer).init(params)
+        opt_state: Any = optax.chain(private_mean(noise_key), optimizer).init(params)
         if scale is not None:  # what the factors are is known by shapes alone
             jax.eval_shape(functools.partial(factors_of, scale, trainable=trainable), opt_state[1], params)
         status = jnp.asarray(RUNNING, jnp.int32)

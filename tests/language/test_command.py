@@ -183,3 +183,36 @@ def test_weights_come_back_as_they_were_written(tmp_path):
     (tmp_path / "weights").write_bytes(b"torn")
     with pytest.raises(UserError, match="damaged"):
         load_params(tmp_path / "weights")
+
+
+def test_truncated_batches_and_scaled_steps(whole, small):
+    """The options of memory and of the coordinates of the noise go into the plan, and into the statement."""
+    shutil.copytree(whole.out, small.out)
+    for name in ("epsilon_2", "without_privacy"):
+        shutil.rmtree(small.out / name)
+    (small.out / "config.json").unlink()
+    config = dataclasses.replace(small, capacity=12, scale_then_privatize=True)
+    command.run(config)
+    statement = (config.out / "epsilon_2" / command.STATEMENT).read_text()
+    assert "scale-then-privatize" in statement
+    assert "12" in statement
+    assert "truncated" in statement
+    # Without noise there is nothing to put elsewhere.
+    baseline = (config.out / "without_privacy" / command.STATEMENT).read_text()
+    assert "scale-then-privatize" not in baseline
+
+
+def test_one_seed_has_other_noise_for_other_settings(small):
+    keys = []
+    for config in (small, dataclasses.replace(small, method="lora"), dataclasses.replace(small, capacity=12)):
+        keys.append(jax.random.key_data(command._key(config, QUICK, "epsilon 2")).tolist())
+    keys.append(jax.random.key_data(command._key(small, QUICK, "epsilon 3")).tolist())
+    assert len({tuple(key) for key in keys}) == 4
+
+
+def test_memory_that_no_unit_fits_is_refused(whole, small):
+    shutil.copytree(whole.out, small.out)
+    shutil.rmtree(small.out / "epsilon_2")
+    (small.out / "config.json").unlink()
+    with pytest.raises(UserError, match="one row at a time needs"):
+        command.run(dataclasses.replace(small, device_gb=1e-6))
