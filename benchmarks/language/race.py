@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import jaxprs_in_params
 
 from benchmarks import clocks, turns
 from benchmarks.clipping.contenders import why_missing
 from benchmarks.language.cases import Case
 from benchmarks.language.steps import NO_PRIVACY, Contender, Task
 from experiments.language.cost import StepCost, step_cost
+from gdpjax.clipping._operations import product_flops
 
 LIMIT = 900.0
 
@@ -75,46 +75,6 @@ def _prepare(task: Task, contender: Contender, size: int) -> turns.Entry:
     after = _device_bytes()
     facts["device_bytes"] = _added(before, after)
     return turns.Entry(contender.name, size, lambda: jax.block_until_ready(program(*arguments)), facts, seconds)
-
-
-def product_flops(jaxpr: Any) -> float | None:
-    """Return the operations of the matrix products of a program, those in loops as often as they are done.
-
-    XLA's own count takes the body of a loop once. None: a loop of which nobody knows how often it goes around has
-    products.
-    """
-    total = 0.0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            total += _flops_of_product(equation)
-            continue
-        inner = []
-        for body in jaxprs_in_params(equation.params):
-            flops = product_flops(body)
-            if flops is None:
-                return None
-            inner.append(flops)
-        if not any(inner):
-            continue
-        if equation.primitive.name == "while":
-            return None
-        if equation.primitive.name == "cond":
-            total += max(inner)
-        elif equation.primitive.name == "scan":
-            total += equation.params["length"] * sum(inner)
-        else:
-            total += sum(inner)
-    return total
-
-
-def _flops_of_product(equation: Any) -> float:
-    """Two operations for each entry of the result and each pair that is summed into it."""
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    shape = equation.invars[0].aval.shape
-    flops = 2.0 * equation.outvars[0].aval.size
-    for axis in contracted:
-        flops *= shape[axis]
-    return flops
 
 
 def _xla_bytes(memory: Any) -> dict[str, int] | None:

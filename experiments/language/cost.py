@@ -525,10 +525,16 @@ class _Unit:
         return float(carried + max(of_layer, of_head))
 
     def cast_bytes(self, held_dtype: str) -> float:
-        """Return the bytes of weights that are cast to the type of the products: the table or head, and one layer."""
+        """Return the bytes of weights that are cast to the type of the products.
+
+        Of weights that are trained these are the table or head, and one layer. A frozen base is the same for all units,
+        and the compiler casts all of it before the loop over them.
+        """
         config = self.config
         if held_dtype == config.compute_dtype:
             return 0.0
+        if self.lora is not None:
+            return float(_BYTES[config.compute_dtype] * config.num_params)
         table = config.vocab_size * config.model_width
         return float(_BYTES[config.compute_dtype] * (table + config.num_layer_params))
 

@@ -88,8 +88,9 @@ def test_totals_and_padding():
     whole = gdpjax.explain(loss, params, jnp.zeros((1024, 512)))
     assert [(leaf.num_bytes, leaf.formed_bytes) for leaf in whole.leaves] == [(1024, 1024), (3072, 2**19)]
     lines = str(whole).splitlines()
-    assert lines[-2].split() == ["all", "4", "KiB", "513", "KiB"]
-    assert lines[-1] == "1024 of 1024 rows at a time, whose gradients take 4 MiB"
+    assert lines[-3].split() == ["all", "4", "KiB", "513", "KiB"]
+    assert lines[-2] == "1024 of 1024 rows at a time, whose gradients take 4 MiB"
+    assert lines[-1].startswith("524 thousand operations in products for each example, 1.00 times")
 
     # Batches with padding are cut into chunks that can be skipped.
     params = {"b": jnp.zeros(16), "w": jnp.zeros((16, 16))}
@@ -98,6 +99,53 @@ def test_totals_and_padding():
     assert gdpjax.explain(loss, params, batch).chunk == 256
     assert gdpjax.explain(loss, params, batch, is_padding=is_padding).chunk < 256
     assert gdpjax.explain(loss, params, batch, is_padding=is_padding, constant_work=True).chunk == 256
+
+
+def layers(params, x):
+    """A product at each of the positions of x, in a scan over layers, and a head."""
+
+    def layer(x, weights):
+        return jnp.tanh(x @ weights), None
+
+    x, _ = jax.lax.scan(layer, x, params["layers"])
+    return jnp.sum(jnp.tanh(x @ params["head"]))
+
+
+@pytest.mark.parametrize("rows", [{}, {"microbatch_size": 3}, {"is_padding": np.zeros(8, bool), "microbatch_size": 2}])
+def test_operations_by_hand(rows):
+    """By hand: 5 layers of 20 x 20 at 7 positions, with the products for inputs and for weights; a head of
+    20 x 3."""
+    params = {"layers": jnp.zeros((5, 20, 20)), "head": jnp.zeros((20, 3))}
+    batch = jnp.zeros((8, 7, 20))
+    one_pass = 2 * 7 * 20 * 20 * 5
+    head = 2 * 7 * 20 * 3
+    ordinary = 8 * (3 * one_pass + 3 * head)
+    found = gdpjax.explain(layers, params, batch, strategy="microbatch", **rows)
+    assert found.ordinary_flops == ordinary
+    # The last chunk of three rows is filled up.
+    computed = 9 if rows == {"microbatch_size": 3} else 8
+    assert found.flops == computed * ordinary / 8
+
+
+def test_operations_of_convolutions():
+    """By hand: 6 x 6 results of 4 channels from kernels of 3 x 3 x 2; the same again for the gradient of the kernel."""
+
+    def loss(kernel, image):
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jnp.sum(jnp.tanh(jax.lax.conv_general_dilated(image[None], kernel, (1, 1), "VALID", None, None, dims)))
+
+    found = gdpjax.explain(loss, jnp.zeros((3, 3, 2, 4)), jnp.zeros((5, 8, 8, 2)))
+    assert found.ordinary_flops == 5 * 2 * (2 * 6 * 6 * 4 * 9 * 2)
+    assert 1 <= found.flops / found.ordinary_flops <= 2
+
+
+def test_a_loop_of_unknown_length_has_no_count():
+    def loss(weights, x):
+        return jnp.sum(jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c @ jnp.ones((4, 4)), x) * weights)
+
+    found = gdpjax.explain(loss, jnp.zeros(4), jnp.zeros((5, 4)))
+    assert found.flops is None
+    assert "operations" not in str(found)
 
 
 def test_a_number_that_is_looked_up():
