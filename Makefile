@@ -92,13 +92,13 @@ $(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
 docs: $(VENV)/.docs ## build the documentation site into build/site, refusing warnings
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
-wheel: $(VENV)/.dev ## build the wheel, install it into an empty environment and use it there
+wheel: $(VENV)/.dev ## build sdist and wheel, install into an empty environment and use it there
 	rm -rf dist build/empty
-	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m build --outdir dist
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/pip --disable-pip-version-check --quiet install -c constraints.txt dist/*.whl
 	cd build/empty && bin/python -I -c "import gdpjax; print(gdpjax.__version__, gdpjax.__file__)"
-	cd build/empty && bin/gdpjax account --noise-multiplier 1.3 --num-examples 60000 --batch-size 256 --epochs 15 --delta 1e-5
+	cd build/empty && bin/gdpjax account --noise-multiplier 1.3 --max-examples 60000 --expected-batch-size 256 --epochs 15 --delta 1e-5
 
 clean: ## remove the environment and everything built
 	rm -rf $(VENV) dist build .cache .pytest_cache .ruff_cache .hypothesis
