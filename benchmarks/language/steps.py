@@ -108,7 +108,8 @@ def _no_privacy(task: Task, size: int) -> Call:
         chunks = tuple(array.reshape(num_chunks, size, *array.shape[1:]) for array in rows)
 
         def mean_loss(trained: Any, chunk: Any) -> jax.Array:
-            losses = jax.vmap(task.loss, (None, 0, 0, None))(trained, *chunk, base)
+            tokens, segment_ids = chunk
+            losses = jax.vmap(task.loss, (None, 0, 0, None))(trained, tokens, segment_ids, base)
             return losses.mean()
 
         def add_chunk(total: Any, chunk: Any) -> tuple[Any, None]:
