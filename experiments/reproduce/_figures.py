@@ -60,7 +60,7 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
 def _save(figure: Figure, path: Path) -> None:
     """A PNG file of 256 colours, which is a third of the size and looks the same."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=90, bbox_inches="tight")
+    figure.savefig(buffer, dpi=110, bbox_inches="tight")
     image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     image.save(path, optimize=True)
 
@@ -75,22 +75,20 @@ def read(results: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def figure4(results: Path) -> Figure:
-    """Accuracy against epochs, epsilon against epochs, and accuracy against what was really spent."""
+    """Accuracy against epochs, accuracy against what was really spent, and what accountants say; a column a length."""
     rows = read(results, "figure4")
     lengths = [epochs for epochs in NOISE if any(f"epochs{epochs}" in name for name in rows)]
-    figure, axes = plt.subplots(
-        len(lengths), 3, figsize=(10.2, 3.0 * len(lengths)), layout="constrained", squeeze=False
-    )
-    for line, epochs in zip(axes, lengths, strict=True):
+    figure, axes = plt.subplots(3, len(lengths), figsize=(3.9 * len(lengths), 8.2), layout="constrained", squeeze=False)
+    for column, epochs in zip(axes.T, lengths, strict=True):
         noise = _noise(epochs)
         found = {by: rows.get(f"sigma{sigma:g}-epochs{epochs}") for by, sigma in noise.items()}
-        _accuracy(line[0], found, noise, lambda e: e["epoch"], "epochs")
-        _epsilons(line[1], noise, epochs)
-        _accuracy(line[2], found, noise, lambda e: e["epsilon_upper"], r"certified $\varepsilon$ spent")
-        line[2].axvline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
-        line[0].set_title(f"{epochs} epochs, said to be ({FIGURE4_EPSILON[epochs]}, 1e-5)-DP")
-        line[1].set_title("what each accountant says")
-        line[2].set_title("accuracy for what was spent")
+        _accuracy(column[0], found, noise, lambda e: e["epoch"], "epochs")
+        _accuracy(column[1], found, noise, lambda e: e["epsilon_upper"], r"certified $\varepsilon$ spent")
+        column[1].axvline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
+        _epsilons(column[2], noise, epochs)
+        column[0].set_title(f"{epochs} epochs, said to be ({FIGURE4_EPSILON[epochs]}, 1e-5)-DP")
+        column[1].set_title("accuracy for what was spent")
+        column[2].set_title("spent (solid), and said to be spent")
     return figure
 
 
@@ -135,30 +133,31 @@ def _accuracy(
         tops.append(max(accuracy))
         starts.append(accuracy[len(accuracy) // 5])
     axes.set(xlabel=label, ylabel="test accuracy (%)", ylim=(min(starts) - 9, max(tops) + 0.7))
-    axes.legend(loc="lower right", fontsize=7.5, frameon=True, framealpha=1, edgecolor="none")
+    axes.legend(loc="lower right", fontsize=8.5, frameon=True, framealpha=1, edgecolor="none")
 
 
 def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:
-    """The figure each run was calibrated with, and the truth beside it."""
+    """The certified interval of each run, and what the accountant that chose its noise says of it."""
     steps = np.unique(np.round(np.linspace(0.25, epochs, 40) * STEPS_PER_EPOCH)).astype(int)
+    at = steps / STEPS_PER_EPOCH
     for by, (color, style) in CHOSEN_BY.items():
         sigma = noise[by]
         lower, upper = (np.asarray(end) for end in accounting.epsilon_bounds(sigma, PROB, steps, DELTA))
-        axes.fill_between(steps / STEPS_PER_EPOCH, lower, upper, color=color, alpha=0.5, linewidth=1.6)
-        if by == "certified":
-            axes.plot([], [], color=color, linewidth=2.5, label="certified interval of each run")
+        axes.fill_between(at, lower, upper, color=color, alpha=0.3, linewidth=0)
+        axes.plot(at, upper, color=color, linewidth=1.4, label=rf"$\sigma$ = {sigma:g}, certified")
+        if by == "CLT":
+            said = accounting.clt_epsilon(sigma, PROB, steps, DELTA)
+        elif by == "MA":
+            said = accounting.moments_accountant_epsilon(sigma, PROB, steps, DELTA, conversion="classic")
+        else:
             continue
-        claimed = {
-            "CLT": lambda sigma=sigma: accounting.clt_epsilon(sigma, PROB, steps, DELTA),
-            "MA": lambda sigma=sigma: accounting.moments_accountant_epsilon(
-                sigma, PROB, steps, DELTA, conversion="classic"
-            ),
-        }[by]()
-        label = f"{by} says of its run"
-        axes.plot(steps / STEPS_PER_EPOCH, np.asarray(claimed), style, color=color, label=label)
+        axes.plot(at, np.asarray(said), style, color=color, linewidth=1.4, label=rf"$\sigma$ = {sigma:g}, {by} says")
     axes.axhline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
-    axes.set(xlabel="epochs", ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", xlim=(0, epochs), ylim=(0, None))
-    axes.legend(loc="lower right")
+
+    # Room above the curves for the legend.
+    top = max(float(np.max(line.get_ydata())) for line in axes.lines)
+    axes.set(xlabel="epochs", ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", xlim=(0, epochs), ylim=(0, 1.55 * top))
+    axes.legend(loc="upper left", fontsize=8, ncols=2, handlelength=1.8, columnspacing=1.0)
 
 
 def tradeoff(results: Path) -> Figure:

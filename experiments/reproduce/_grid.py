@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from gdpjax import accounting
 
@@ -71,26 +73,35 @@ def _luminance(color: Sequence[float]) -> float:
 
 
 def draw(found: Table) -> Figure:
-    """Two rows of heat maps, one for each sampling probability."""
-    figure, axes = plt.subplots(2, len(PROB), figsize=(11, 6.4), layout="constrained", sharex=True, sharey=True)
+    """A column of heat maps for each accountant, a row for each sampling probability."""
+    columns = errors(found)
+    size = (len(PROB), len(columns))
+    figure, axes = plt.subplots(*size, figsize=(7.8, 2.7 * len(PROB)), layout="constrained", sharex=True, sharey=True)
     norm, shape = TwoSlopeNorm(0, -60, 60), (len(NOISE), len(PROB), len(EPOCHS))
     image = None
-    for line, (label, error) in zip(axes, errors(found).items(), strict=True):
-        for column, each in enumerate(line):
-            percent = 100 * error.reshape(shape)[:, column]
+    for number, (label, error) in enumerate(columns.items()):
+        for row, prob in enumerate(PROB):
+            each = axes[row, number]
+            percent = 100 * error.reshape(shape)[:, row]
             image = each.imshow(percent, cmap="PuOr_r", norm=norm, aspect="auto", origin="lower")
-            for (y, x), value in np.ndenumerate(percent):
-                color = "white" if _luminance(image.to_rgba(value)) < 0.5 else "black"
-                each.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=7.5, color=color)
+            _write_numbers(each, image, percent)
             each.set(xticks=range(len(EPOCHS)), yticks=range(len(NOISE)))
-            each.set_xticklabels([str(e) for e in EPOCHS])
-            each.set_yticklabels([f"{n:g}" for n in NOISE])
+            each.set_xticklabels([str(epochs) for epochs in EPOCHS])
+            each.set_yticklabels([f"{noise:g}" for noise in NOISE])
             each.grid(visible=False)
-            each.set_title(f"{label}\nsampling probability {PROB[column]:.3g}", fontsize=9)
-        line[0].set_ylabel(r"noise multiplier $\sigma$")
+            each.set_title(f"{label}, sampling probability {prob:.3g}", fontsize=9.5)
+    for each in axes[:, 0]:
+        each.set_ylabel(r"noise multiplier $\sigma$")
     for each in axes[-1]:
         each.set_xlabel("epochs")
     assert image is not None
-    bar = figure.colorbar(image, ax=axes, extend="both", shrink=0.7)
+    bar = figure.colorbar(image, ax=axes, extend="both", location="bottom", shrink=0.7, aspect=40)
     bar.set_label(r"$\varepsilon$ said / certified $\varepsilon$ - 1 (%); below 0 it is understated")
     return figure
+
+
+def _write_numbers(axes: Axes, image: AxesImage, percent: np.ndarray) -> None:
+    """Write each cell's number into it."""
+    for (y, x), value in np.ndenumerate(percent):
+        color = "white" if _luminance(tuple(image.to_rgba(value))) < 0.5 else "black"
+        axes.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=8.5, color=color)
