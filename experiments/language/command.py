@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import msgspec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -32,6 +33,7 @@ from experiments.language.lora import LoraConfig
 from experiments.language.packing import pack_public
 from experiments.language.presets import SETTINGS, Settings
 from experiments.language.pretraining import pretrain
+from experiments.language.sharding import check_batch, mesh_of, sizes_of, spread
 from experiments.language.storage import load_params, save_params
 from experiments.language.texts import Texts, max_units, read_texts
 from experiments.language.tokenizer import tokenize
@@ -103,12 +105,13 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
     most = max_units(config)
     if most < settings.batch_size:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
+    _mesh(config)
 
 
 def _begin(config: LanguageConfig, settings: Settings) -> None:
-    """Write the settings, or refuse a folder of other ones; other epsilons may be asked for later."""
+    """Write the settings, or refuse a folder of other ones; other epsilons and devices may be asked for later."""
     described = dataclasses.asdict(config) | {"settings": dataclasses.asdict(settings)}
-    del described["epsilons"], described["out"]
+    del described["epsilons"], described["out"], described["mesh"]
     described = json.loads(json.dumps(described, default=str))
     if (config.out / records.CONFIG).is_file():
         records.refuse_differences(config.out, described)
@@ -157,6 +160,11 @@ def _public_model(
         line = bar("public text", settings.public.num_steps)
         save_params(path, pretrain(model, rows, settings.public, _key(config, "public text"), on_step=line))
     return model, load_params(path)
+
+
+def _mesh(config: LanguageConfig) -> Mesh | None:
+    """Return the devices that share a private training, or None for one device."""
+    return None if config.mesh is None else mesh_of(sizes_of(config.mesh))
 
 
 def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsilon: float) -> Finetuning:
@@ -208,11 +216,18 @@ def _row(
 def _run(tuning: Finetuning, base: Any, texts: Texts, config: LanguageConfig, folder: Path, name: str) -> Run:
     """Begin the run of a folder, or resume it."""
     training = tuning.training()
+    initial = tuning.initial(base, jax.random.key(0))
+
+    # On a mesh each device has all data, a part of the weights, and computes the gradients of a part of a batch.
+    mesh, sharding = _mesh(config), None
+    if mesh is not None:
+        check_batch(tuning.plan.capacity, mesh)
+        initial = spread(initial, mesh)
+        sharding = NamedSharding(mesh, PartitionSpec())
     try:
-        data = training.place(*texts.train.arrays)
+        data = training.place(*texts.train.arrays, sharding=sharding)
     except ValueError as error:
         raise UserError(f"{error} (--max-units)") from None
-    initial = tuning.initial(base, jax.random.key(0))
     if has_run(folder):
         return resume_run(folder, training, initial, data, scan=False)
     return start_run(folder, training, initial, data, key=_key(config, name), scan=False)

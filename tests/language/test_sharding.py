@@ -18,7 +18,9 @@ def report():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "devices"), [("fsdp", 8), ("fsdp and tensor", 8), ("four devices", 4)])
+@pytest.mark.parametrize(
+    ("mesh", "devices"), [("fsdp", 8), ("fsdp and tensor", 8), ("four devices", 4), ("explicit", 8)]
+)
 def test_the_run_does_not_depend_on_the_devices_and_its_memory_does(report, mesh, devices):
     """Trap 13: one noise, to the bit. Norms and step counts are on every device; all else is spread."""
     found = report[mesh]
@@ -26,6 +28,16 @@ def test_the_run_does_not_depend_on_the_devices_and_its_memory_does(report, mesh
     assert found["same_noise"]
     assert found["error"] <= 2e-5
     assert found["bytes"] <= 1.1 / devices
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp", "fsdp and tensor", "four devices", "explicit"])
+def test_no_noise_is_sent_between_devices(report, mesh):
+    """Parameters are gathered once and their gradients added up once; noise is drawn where it is added."""
+    sent, num_params = report[mesh]["sent"], report[mesh]["num_params"]
+    assert set(sent) == {"all-gather", "all-reduce"}
+    assert sent["all-gather"] <= num_params
+    assert sent["all-reduce"] <= num_params
 
 
 @pytest.mark.slow
