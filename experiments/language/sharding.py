@@ -5,9 +5,13 @@
     data = training.place(*units.arrays, sharding=NamedSharding(mesh, PartitionSpec()))
 
 The axis "data" spreads the units of a batch, and each weight as well (fully sharded data parallelism): a device holds a
-part of every weight, and of what the optimizer keeps for it. The axis "model" spreads the heads of attention and the
-hidden units of feed-forward layers (tensor parallelism): weights into them are cut by their outputs, and those out of
-them by their inputs, so that one sum over devices is enough for each pair. Either axis may be absent.
+part of every weight, and of what the optimizer keeps for it. The axis "model" cuts the weights along the heads of
+attention and the hidden units of feed-forward layers: weights into them by their outputs, and those out of them by
+their inputs, so that a program that uses them in parts (tensor parallelism) needs one sum over devices for each pair.
+Either axis may be absent.
+
+A private step is no such program. Its units are spread over both axes, each device gathers all weights, and the clipped
+gradients of the devices are added up.
 
 Layers are stacked along the first axis of their weights, and a loop goes through that axis; it is never cut.
 """

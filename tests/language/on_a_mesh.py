@@ -118,7 +118,7 @@ def resumed_elsewhere(folder, first, second):
     """Begin a run on one mesh and end it on another; return whether all is finite, and how many steps were lost."""
     training = tuning().training()
     params, data = placed(*first, training, units(32))
-    start_run(folder, training, params, data, key=jax.random.key(7), scan=False).advance(2)
+    start_run(folder, training, params, data, key=gdpjax.fresh_key(), scan=False).advance(2)
     training = tuning().training()
     params, data = placed(second, "Auto", training, units(32))
     run = resume_run(folder, training, params, data, scan=False)
