@@ -176,8 +176,8 @@ class LanguageConfig:
     microbatch_size: int | None = None
     """Units whose gradients are computed at a time. Default: gdpjax chooses."""
     mesh: str | None = None
-    """Devices that share the units of a batch and the weights: data=8; or data=4,model=2, which cuts the weights along heads
-    and hidden units, too. Default: one device."""
+    """Devices that share the units of a batch and the weights: data=8; or data=4,model=2, which cuts the weights along
+    heads and hidden units, too. Default: one device."""
     seed: int | None = None
     """Makes a run reproducible, and NOT private against those who know it. Default: the system's entropy."""
     out: Path = Path("runs/language")
