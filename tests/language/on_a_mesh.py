@@ -76,24 +76,23 @@ def trained(shape=None, kind="Auto", count=32):
 
 
 def sent(shape, kind):
-    """Return how many numbers the compiled step sends between devices, by kind, for the clipped sum and elsewhere.
+    """Return how many numbers the compiled step sends between devices, by kind.
 
     Arrays of at most as many numbers as there are units are not counted.
     """
     training = tuning().training()
     params, data = placed(shape, kind, training, units(32))
     state = training.init(params, jax.random.key(7))
-    found = {"clipped sum": {}, "elsewhere": {}}
+    found = {}
     for line in training.step.lower(state, data).compile().as_text().splitlines():
         match = re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line)
         if match is None:
             continue
         shapes, name = match.groups()
-        place = found["clipped sum" if "on_all_devices" in line else "elsewhere"]
         for dims in re.findall(r"\[([0-9,]*)\]", shapes):
             size = math.prod(int(dim) for dim in dims.split(",") if dim)
             if size > training.plan.max_examples:
-                place[name] = place.get(name, 0) + size
+                found[name] = found.get(name, 0) + size
     return found
 
 
