@@ -37,7 +37,7 @@ def test_the_run_does_not_depend_on_the_devices_and_its_memory_does(report, mesh
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["fsdp", "fsdp and tensor", "four devices", "explicit"])
 def test_no_noise_is_sent_between_devices(report, mesh):
-    """Parameters are gathered once, and their gradients added up once. There is no other sum, and nothing else to gather.
+    """Parameters are gathered once, and their gradients added up once; there is nothing else to gather or to add.
 
     On a mesh of two axes they are gathered along one axis after the other: at most half of each, and then all of it.
     """
