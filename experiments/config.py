@@ -182,6 +182,9 @@ class LanguageConfig:
     """Units whose gradients are computed at a time. Default: as many as fit the memory, and 8 on a processor."""
     device_gb: float | None = None
     """Memory that a step may take, in 10^9 bytes. Default: nine tenths of the device's, where that is known."""
+    mesh: str | None = None
+    """Devices that share the units of a batch and the weights: data=8; or data=4,model=2, which cuts the weights along
+    heads and hidden units, too. Default: one device."""
     seed: int | None = None
     """Makes a run reproducible, and NOT private against those who know it. Default: the system's entropy."""
     out: Path = Path("runs/language")

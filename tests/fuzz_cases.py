@@ -141,6 +141,7 @@ def cases() -> dict[str, Case]:
         "PerGroup": (gdpjax.PerGroup, ({"w": "a", "b": "a"}, {"a": 1.0}), {}),
         "PerLeaf": (gdpjax.PerLeaf, (1.0,), {}),
         "Sensitivity": (gdpjax.Sensitivity, (1.0, True), {}),
+        "product_flops": (clipping.product_flops, (jax.make_jaxpr(jnp.sin)(1.0),), {}),
         "as_rule": (clipping.as_rule, (1.0,), {}),
         "average_augmentations": (
             _called(gdpjax.average_augmentations, PARAMS, X), (augmented_loss, 4), {"augmented_argnums": 1}

@@ -11,7 +11,7 @@ from benchmarks.clipping.contenders import why_missing
 from benchmarks.language.cases import Case
 from benchmarks.language.steps import NO_PRIVACY, Contender, Task
 from experiments.language.cost import StepCost, step_cost
-from gdpjax.clipping._operations import product_flops
+from gdpjax.clipping import product_flops
 
 LIMIT = 900.0
 
@@ -62,7 +62,7 @@ def _prepare(task: Task, contender: Contender, size: int) -> turns.Entry:
     program = traced.lower().compile()
     facts = {
         "compile_seconds": watch.read().wall,
-        "product_flops": product_flops(traced.jaxpr.jaxpr),
+        "product_flops": product_flops(traced.jaxpr),
         "xla_flops": (program.cost_analysis() or {}).get("flops"),
         "xla_bytes": _xla_bytes(program.memory_analysis()),
     }

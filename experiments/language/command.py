@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import msgspec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -31,6 +32,7 @@ from experiments.language.lora import LoraConfig
 from experiments.language.packing import pack_public
 from experiments.language.presets import SETTINGS, Settings
 from experiments.language.pretraining import pretrain
+from experiments.language.sharding import check_batch, mesh_of, sizes_of, spread
 from experiments.language.storage import load_params, save_params
 from experiments.language.texts import Texts, max_units, read_texts
 from experiments.language.tokenizer import tokenize
@@ -44,7 +46,7 @@ NO_CLIP = 1e6
 STEPS_AT_ONCE = 10
 """Steps between two checkpoints."""
 UNITS_ON_A_PROCESSOR = 8
-"""Units that are taken at a time where a device does not say how much memory it has."""
+"""Units that are taken at a time on a mesh, and where a device does not say how much memory it has."""
 
 NOTES = """\
 Perplexity: exp of the mean cross entropy of a token, on {held_out}; it is measured for this table, and epsilon does not
@@ -106,10 +108,13 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
     if config.device_gb is not None and not config.device_gb > 0:
         raise UserError(f"expected device_gb to be a positive number, got {config.device_gb}")
+    if config.device_gb is not None and config.mesh is not None:
+        raise UserError("the compiler's account is for one device: on a mesh give --microbatch-size, not --device-gb")
+    _mesh(config)
 
 
 def _begin(config: LanguageConfig, settings: Settings) -> None:
-    """Write the settings, or refuse a folder of other ones; other epsilons may be asked for later."""
+    """Write the settings, or refuse a folder of other ones; other epsilons and devices may be asked for later."""
     described = _described(config, settings)
     if (config.out / records.CONFIG).is_file():
         records.refuse_differences(config.out, described)
@@ -119,9 +124,10 @@ def _begin(config: LanguageConfig, settings: Settings) -> None:
 
 
 def _described(config: LanguageConfig, settings: Settings) -> dict[str, Any]:
-    """Return what all trainings of a folder have in common."""
+    """Return what all trainings of a folder have in common, on whatever devices."""
     described = dataclasses.asdict(config) | {"settings": dataclasses.asdict(settings)}
-    del described["epsilons"], described["out"]
+    for name in ("epsilons", "out", "mesh", "device_gb"):
+        del described[name]
     return json.loads(json.dumps(described, default=str))
 
 
@@ -168,6 +174,11 @@ def _public_model(
         line = bar("public text", settings.public.num_steps)
         save_params(path, pretrain(model, rows, settings.public, _key(config, settings, "public text"), on_step=line))
     return model, load_params(path)
+
+
+def _mesh(config: LanguageConfig) -> Mesh | None:
+    """Return the devices that share a private training, or None for one device."""
+    return None if config.mesh is None else mesh_of(sizes_of(config.mesh))
 
 
 def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsilon: float) -> Finetuning:
@@ -225,11 +236,18 @@ def _run(
     tuning: Finetuning, base: Any, texts: Texts, settings: Settings, config: LanguageConfig, folder: Path, name: str
 ) -> Run:
     """Begin the run of a folder, or resume it."""
+    initial = tuning.initial(base, jax.random.key(0))
+
+    # On a mesh each device has all data, a part of the weights, and computes the gradients of a part of a batch.
+    mesh, sharding = _mesh(config), None
+    if mesh is not None:
+        check_batch(tuning.plan.capacity, mesh)
+        initial = spread(initial, mesh)
+        sharding = NamedSharding(mesh, PartitionSpec())
     try:
-        data = tuning.training().place(*texts.train.arrays)
+        data = tuning.training().place(*texts.train.arrays, sharding=sharding)
     except ValueError as error:
         raise UserError(f"{error} (--max-units)") from None
-    initial = tuning.initial(base, jax.random.key(0))
     training = _fitted(tuning, initial, data, config).training()
     if has_run(folder):
         return resume_run(folder, training, initial, data, scan=False)
@@ -241,7 +259,7 @@ def _fitted(tuning: Finetuning, initial: Any, data: Data, config: LanguageConfig
     if config.microbatch_size is not None:
         return tuning
     memory_bytes = _memory_bytes(config)
-    if memory_bytes is None:
+    if memory_bytes is None or config.mesh is not None:
         # A processor is not quicker with more, and trying sizes out would take longer than a small model's training.
         return dataclasses.replace(tuning, microbatch_size=UNITS_ON_A_PROCESSOR)
     try:

@@ -277,7 +277,8 @@ def step_cost(
     if donated:
         update_memory["noise"] = _DONATED_COPIES * trained_bytes
     else:
-        update_memory["new state"] = (1 + optimizer_slots) * trained_bytes
+        # The program returns a copy of the frozen base as well.
+        update_memory["new state"] = (1 + optimizer_slots) * trained_bytes + arguments.get("frozen parameters", 0.0)
     return StepCost(
         parts=parts,
         noise_flops=float(_NOISE_FLOPS * num_trained),

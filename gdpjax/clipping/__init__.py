@@ -10,6 +10,7 @@ from gdpjax.clipping._augmentation import average_augmentations
 from gdpjax.clipping._clip_rows import ClippedRows, clip_rows
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad
 from gdpjax.clipping._explain import explain
+from gdpjax.clipping._operations import product_flops
 from gdpjax.clipping._per_example_grad import per_example_grad
 from gdpjax.clipping._rules import AbstractClipRule, AutoS, Flat, Groups, Normalize, PerGroup, PerLeaf, as_rule
 from gdpjax.clipping._sensitivity import Sensitivity, rule_sensitivity
@@ -41,6 +42,7 @@ __all__ = [
     "clipped_grad",
     "explain",
     "per_example_grad",
+    "product_flops",
     "register_primitive",
     "rule_sensitivity",
 ]

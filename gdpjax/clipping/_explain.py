@@ -247,7 +247,7 @@ def _clipped_flops(
         rows = batch_rows(traced)
         return clipped_sum(engine, rows, positions, traced.trained_leaves, rule, groups, budget, traced.is_padding).sums
 
-    return product_flops(jax.make_jaxpr(sums)(shapes).jaxpr)
+    return product_flops(jax.make_jaxpr(sums)(shapes))
 
 
 def _ordinary_flops(call: Call, trace: TracedLoss) -> float | None:
@@ -259,5 +259,5 @@ def _ordinary_flops(call: Call, trace: TracedLoss) -> float | None:
     def gradient(trained: list[Array], others: list[Array]) -> list[Array]:
         return jax.grad(lambda leaves: program(*leaves, *others)[0])(trained)
 
-    flops = product_flops(jax.make_jaxpr(gradient)(shapes[:num_trained], shapes[num_trained:]).jaxpr)
+    flops = product_flops(jax.make_jaxpr(gradient)(shapes[:num_trained], shapes[num_trained:]))
     return None if flops is None else call.batch_size * flops

@@ -8,19 +8,32 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Literal, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
+
+from gdpjax._core.arguments import check_instance
 
 
-def product_flops(jaxpr: Any, is_read: Sequence[bool] | None = None) -> float | None:
+def product_flops(jaxpr: Any) -> float | None:
     """Return the operations of the products and convolutions of a program, an addition and a multiplication as two.
 
     Args:
-      jaxpr: the program.
-      is_read: for each of its results whether anybody reads it; None for all.
+      jaxpr: what `jax.make_jaxpr` returns for the program.
 
     Returns:
       The operations, or None: there are products in a loop of which nobody knows beforehand how often it goes around.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> program = jax.make_jaxpr(lambda a, b: jax.lax.fori_loop(0, 5, lambda _, x: x @ b, a))
+    >>> product_flops(program(jnp.zeros((2, 3)), jnp.zeros((3, 3))))  # 5 rounds of 2 x 2 x 3 x 3
+    180.0
     """
+    closed = check_instance("jaxpr", jaxpr, ClosedJaxpr, "made by jax.make_jaxpr(function)(*arguments)")
+    return _flops_of_results(closed.jaxpr, None)
+
+
+def _flops_of_results(jaxpr: Any, is_read: Sequence[bool] | None) -> float | None:
+    """Return the operations behind the results that somebody reads; all of them without ``is_read``."""
     read = set()
     for number, result in enumerate(jaxpr.outvars):
         if not isinstance(result, Literal) and (is_read is None or is_read[number]):
@@ -58,7 +71,7 @@ def _flops_of(equation: Any, is_read: list[bool]) -> float | None:
     inner = []
     for body in jaxprs_in_params(equation.params):
         has_these_results = len(body.outvars) == len(is_read)
-        flops = product_flops(body, is_read if has_these_results else None)
+        flops = _flops_of_results(body, is_read if has_these_results else None)
         if flops is None:
             return None
         inner.append(flops)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import re
 import tempfile
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import gdpjax
 from experiments.language.config import PRESETS
 from experiments.language.finetuning import Finetuning
 from experiments.language.model import init_params
-from experiments.language.sharding import shardings
+from experiments.language.sharding import spread
 from gdpjax.training import resume_run, start_run
 
 MODEL = dataclasses.replace(
@@ -24,12 +26,18 @@ MODEL = dataclasses.replace(
     num_heads=4,
     num_kv_heads=2,
     head_width=8,
-    hidden_width=64,
+    hidden_width=320,  # weights of more than 16,384 numbers, whose noise is drawn by a loop
     max_length=16,
     compute_dtype="float32",
 )
-MESHES = {"fsdp": (8, 1), "fsdp and tensor": (4, 2), "four devices": (2, 2)}
+MESHES = {
+    "fsdp": ((8, 1), "Auto"),
+    "fsdp and tensor": ((4, 2), "Auto"),
+    "four devices": ((2, 2), "Auto"),
+    "explicit": ((4, 2), "Explicit"),
+}
 STEPS = 4
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
 def tuning():
@@ -54,8 +62,7 @@ def placed(shape, kind, training, rows):
         return params, training.place(*rows)
     devices = jax.devices()[: shape[0] * shape[1]]
     mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType[kind],) * 2, devices=devices)
-    params = jax.device_put(params, shardings(params, mesh))
-    return params, training.place(*rows, sharding=NamedSharding(mesh, PartitionSpec()))
+    return spread(params, mesh), training.place(*rows, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
 def trained(shape=None, kind="Auto", count=32):
@@ -66,6 +73,27 @@ def trained(shape=None, kind="Auto", count=32):
     for _ in range(STEPS):
         state, _ = training.step(state, data)
     return state
+
+
+def sent(shape, kind):
+    """Return how many numbers the compiled step sends between devices, by kind.
+
+    Arrays of at most as many numbers as there are units are not counted.
+    """
+    training = tuning().training()
+    params, data = placed(shape, kind, training, units(32))
+    state = training.init(params, jax.random.key(7))
+    found = {}
+    for line in training.step.lower(state, data).compile().as_text().splitlines():
+        match = re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line)
+        if match is None:
+            continue
+        shapes, name = match.groups()
+        for dims in re.findall(r"\[([0-9,]*)\]", shapes):
+            size = math.prod(int(dim) for dim in dims.split(",") if dim)
+            if size > training.plan.max_examples:
+                found[name] = found.get(name, 0) + size
+    return found
 
 
 def flat(tree):
@@ -88,8 +116,8 @@ def kept(state):
 def resumed_elsewhere(folder, first, second):
     """Begin a run on one mesh and end it on another; return whether all is finite, and how many steps were lost."""
     training = tuning().training()
-    params, data = placed(first, "Auto", training, units(32))
-    start_run(folder, training, params, data, key=jax.random.key(7), scan=False).advance(2)
+    params, data = placed(*first, training, units(32))
+    start_run(folder, training, params, data, key=gdpjax.fresh_key(), scan=False).advance(2)
     training = tuning().training()
     params, data = placed(second, "Auto", training, units(32))
     run = resume_run(folder, training, params, data, scan=False)
@@ -103,17 +131,21 @@ def main():
     report = {}
     alone, noise = trained(), trained(count=0)
     size = float(np.abs(flat(alone.params)).max())
-    for name, shape in MESHES.items():
-        state = trained(shape)
+    for name, (shape, kind) in MESHES.items():
+        state = trained(shape, kind)
+        noise_here = flat(trained(shape, kind, count=0).params)
         report[name] = {
             "error": float(np.abs(flat(state.params) - flat(alone.params)).max()) / size,
-            "same_noise": bool(np.array_equal(flat(trained(shape, count=0).params), flat(noise.params))),
+            "noise_error": float(np.abs(noise_here - flat(noise.params)).max()) / size,
             "bytes": bytes_of_a_device(kept(state)) / bytes_of_a_device(kept(alone)),
             "sharded": not state.params["layers"]["feed_forward"]["up"]["kernel"].sharding.is_fully_replicated,
+            "num_params": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+            "sent": sent(shape, kind),
         }
-    for name, second in {"on one": None, "on four": (2, 2)}.items():
+    moves = {"on one": ("fsdp and tensor", None), "on four": ("explicit", (2, 2))}
+    for name, (first, second) in moves.items():
         with tempfile.TemporaryDirectory() as folder:
-            report[name] = resumed_elsewhere(Path(folder) / "run", (4, 2), second)
+            report[name] = resumed_elsewhere(Path(folder) / "run", MESHES[first], second)
     print(json.dumps(report))
 
 

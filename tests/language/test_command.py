@@ -17,6 +17,7 @@ from experiments.language.presets import Settings
 from experiments.language.pretraining import PublicSchedule
 from experiments.language.storage import load_params, save_params
 from gdpjax.training import Run
+from tests.eight_devices import report_of
 
 SMALL = dataclasses.replace(
     PRESETS["tiny"],
@@ -54,6 +55,12 @@ def small_presets():
 def texts(tmp_path_factory):
     """A folder with a public and a private text."""
     folder = tmp_path_factory.mktemp("texts")
+    write_texts(folder)
+    return folder
+
+
+def write_texts(folder):
+    """Write texts of some words."""
     draw, words = np.random.default_rng(0), WORDS.split()
 
     def text(length):
@@ -62,7 +69,6 @@ def texts(tmp_path_factory):
     lines = [{"text": text(20), "user": f"user {number % 30}"} for number in range(60)]
     (folder / "public.jsonl").write_text("".join(json.dumps({"text": text(30)}) + "\n" for _ in range(20)))
     (folder / "private.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 def config_of(texts, out):
@@ -160,6 +166,10 @@ def test_adapters_change_only_their_targets(small):
         ({"max_units": None}, "a public bound on the number of users"),
         ({"tokenizer": "x.json"}, "belong together"),
         ({"max_units": 20}, "more than the plan's public max_examples"),
+        ({"mesh": "data=2,data=4"}, "such as data=8"),
+        ({"mesh": "data=2,model=-1"}, "such as data=8"),
+        ({"mesh": "data=0"}, "multiply to at most 1 devices"),
+        ({"mesh": "data=1,model=99"}, "multiply to at most 1 devices"),
         ({"private": "nowhere"}, "no file or folder"),
         ({"method": "lora", "targets": "nothing"}, "match a weight"),
     ],
@@ -174,6 +184,18 @@ def test_a_folder_of_other_settings_is_refused(small):
     with pytest.raises(UserError, match="max_units"):
         command._begin(dataclasses.replace(small, max_units=50), QUICK)
     command._begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
+
+
+@pytest.mark.slow
+def test_devices_share_a_training_and_others_go_on_with_it():
+    report = report_of("tests.language.command_on_a_mesh", "--xla_backend_optimization_level=0")
+    assert (report["interrupted"], report["devices"]) == (4, 4)
+    assert report["error"] <= 2e-5
+    assert report["moved"]
+    assert "| epsilon 2 |" in report["table"]
+    assert "expected a number of devices that divides the" in report["data=7"]
+    assert "multiply to at most 8 devices, got data=9" in report["data=9"]
+    assert "such as data=8" in report["x=2"]
 
 
 def test_weights_come_back_as_they_were_written(tmp_path):

@@ -15,6 +15,7 @@ import gdpjax
 from experiments.errors import UserError
 from experiments.language.config import PRESETS, ModelConfig
 from experiments.language.cost import step_cost
+from experiments.language.finetuning import Finetuning
 from experiments.language.lora import LoraConfig, adapted_paths, joined, split_adapters
 from experiments.language.model import param_shapes, sequence_loss
 from gdpjax.training import private_training
@@ -167,6 +168,24 @@ def test_memory_of_a_whole_step():
     program = training.step_on.lower(state, tokens, is_padding=jax.ShapeDtypeStruct((4,), bool)).compile()
     cost = step_cost(CONFIG, num_units=4, length=256, strategy="microbatch")
     assert held_bytes(program) == pytest.approx(cost.peak_bytes, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_the_new_state_is_what_a_step_returns(lora):
+    """A frozen base, too: nothing is donated, so that the program returns a copy of it."""
+    plan = gdpjax.make_plan(
+        clip=1.0, max_examples=100, expected_batch_size=4, num_steps=2, delta=1e-5, noise_multiplier=1.0
+    )
+    tuning = Finetuning(CONFIG, plan, lora=lora)
+    training = tuning.training()
+    initial = jax.eval_shape(tuning.initial, param_shapes(CONFIG), jax.random.key(0))
+    state = jax.eval_shape(training.init, initial, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((plan.capacity, 1, 64), jnp.int32)
+    is_padding = jax.ShapeDtypeStruct((plan.capacity,), bool)
+    after, _ = jax.eval_shape(functools.partial(training.step_on, is_padding=is_padding), state, tokens, tokens)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((after.params, after.opt_state)))
+    cost = step_cost(CONFIG, num_units=4, length=64, lora=lora)
+    assert cost.update_memory["new state"] == pytest.approx(size, rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "length"), [("124M", 64), ("1B", 128), ("1B", 1024), ("7B", 256)])

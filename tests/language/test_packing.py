@@ -23,6 +23,8 @@ from gdpjax.training import batch_source, private_training
 
 KEY = jax.random.key(0)
 FIELDS = ("tokens", "segment_ids", "num_targets", "num_targets_dropped", "num_sequences", "identities")
+ROOM = 8 * 29
+"""Sequences of two tokens that hold the targets of eight documents of 30."""
 PROPERTY = settings(deadline=None, max_examples=150)
 
 
@@ -67,7 +69,7 @@ def documents_by_unit(corpus, unit):
 
 def targets_of(units):
     """What `next_tokens` gives for units of at most 9 tokens; in one shape for all, so that it is compiled once."""
-    padded = [np.zeros((8, 130, 9), np.int32) for _ in range(2)]
+    padded = [np.zeros((8, ROOM, 9), np.int32) for _ in range(2)]
     for wide, array in zip(padded, (units.tokens, units.segment_ids), strict=True):
         wide[: len(array), : array.shape[1], : units.tokens.shape[2]] = array
     rows = (slice(len(units)), slice(units.tokens.shape[1]), slice(units.tokens.shape[2]))
@@ -112,7 +114,7 @@ def test_removing_a_unit_removes_its_row_and_changes_nothing_else(corpus, packin
 @given(corpora(), st.sampled_from(["document", "user"]), st.integers(2, 9))
 @PROPERTY
 def test_with_room_enough_every_token_but_the_first_is_predicted_once_and_in_order(corpus, unit, length):
-    units = pack_units(corpus, unit=unit, length=length, sequences_per_unit=130, too_long="refuse")
+    units = pack_units(corpus, unit=unit, length=length, sequences_per_unit=ROOM, too_long="refuse")
     targets, is_target = targets_of(units)
     for row, own in enumerate(documents_by_unit(corpus, unit)):
         predicted = targets[row][is_target[row]]

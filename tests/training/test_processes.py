@@ -2,55 +2,25 @@
 
 import os
 import pathlib
-import signal
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests.several_processes import free_port, result_of
+
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("processes.py")
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("localhost", 0))
-        return sock.getsockname()[1]
-
-
 def launch(count, folder, *options):
     """Run ``count`` processes; (steps at the start, lost, charged, final parameters), or None where one died."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), port, str(count), str(index), str(folder), *options],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for index in range(count)
-    ]  # fmt: skip
-    try:
-        if "die" in options:
-            assert processes[-1].wait(timeout=300) == 9
-            for survivor in processes[:-1]:  # an ordinary error, where JAX alone aborts the process after a while
-                _, errors = survivor.communicate(timeout=100)
-                # 1, or that of an abort where JAX cannot take leave of the process that has gone.
-                assert survivor.returncode in (1, -signal.SIGABRT), errors
-                # Of more than two processes JAX aborts one now and then before it can say so.
-                told = "If another process has ended, end all of them" in errors
-                assert told or (count > 2 and survivor.returncode != 1), errors
-            return None
-        out, errors = processes[0].communicate(timeout=300)
-        assert processes[0].returncode == 0, errors
-        result = next(line for line in out.splitlines() if line.startswith("RESULT")).split()
-        return (*map(int, result[1:4]), np.array([float(word) for word in result[4:]]))
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    result = result_of(SCRIPT, count, folder, *options)
+    if not result:
+        return None
+    began, lost, charged, *values = result
+    return int(began), int(lost), int(charged), np.array(values, float)
 
 
 @pytest.fixture(scope="module")
