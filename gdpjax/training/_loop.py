@@ -50,7 +50,7 @@ from gdpjax.sampling import (
 from gdpjax.training._data import Data, place, rows_of
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
-from gdpjax.training._scale import Scale, factors_of, in_scaled_space, origin, unscaled
+from gdpjax.training._scale import Scale, factors_of, in_scaled_space, is_trained, origin, unscaled
 from gdpjax.training._statement import with_scale
 from gdpjax.transforms import privatize, resolve_correlation
 
@@ -253,7 +253,13 @@ def private_training(
         impl = jax.random.key_impl(state.sampling_key)
         tx = private_mean(jax.random.key(0, impl=impl))
         updates, opt_state = update(tx, total, factors, state)
-        params = optax.apply_updates(state.params, updates)
+
+        # Whatever the optimizer does (weight decay), what is not trained stays as it is, and every number keeps its
+        # type: moments of integers are zeros.
+        moved = optax.apply_updates(state.params, updates)
+        trained = is_trained(state.params, trainable)
+        params = jax.tree.map(lambda new, old, mark: new if mark else old, moved, state.params, trained)
+        opt_state = jax.tree.map(_as_before, opt_state, state.opt_state)
 
         # Keep what a run that is not running, or a batch that does not fit, must not change.
         finished = running & (done + 1 >= plan.max_steps)
@@ -308,6 +314,11 @@ def private_training(
         grad_fn=grad_fn,
         scale=scale,
     )
+
+
+def _as_before(new: Array, old: Array) -> Array:
+    """Return a new value in the type of the old one."""
+    return new if new.dtype == old.dtype else new.astype(old.dtype)
 
 
 def _where(condition: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -373,3 +373,23 @@ def test_users_are_drawn_whole_in_truncated_batches():
     state, _ = training.run_steps(training.init(PARAMS, jax.random.key(1)), training.place(x, missing), 6)
     assert gdpjax.ledger_of(state.opt_state).events == (plan.event,)
     assert "every user is drawn for each batch" in plan.statement()
+
+
+def test_what_is_not_trained_stays_as_it_is():
+    """Weight decay would shrink a frozen leaf, and Adam's moments of whole numbers would become floats."""
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]) * params["table"] * params["count"])
+
+    plan = gdpjax.make_plan(
+        clip=1.0, max_examples=20, expected_batch_size=5, num_steps=2, delta=1e-5, noise_multiplier=1.0
+    )
+    params = {"w": jnp.ones((3, 2)), "table": jnp.ones(2), "count": jnp.arange(2)}
+    trainable = {"w": True, "table": False, "count": True}
+    training = private_training(plan, loss, optax.adamw(0.1, weight_decay=0.5), num_arrays=1, trainable=trainable)
+    state = training.init(params, gdpjax.fresh_key())
+    state, _ = training.run_steps(state, training.place(np.ones((20, 3), np.float32)), 2)
+    for name in ("table", "count"):
+        assert state.params[name].dtype == params[name].dtype
+        assert np.array_equal(state.params[name], params[name])
+    assert not np.any(np.equal(state.params["w"], 1.0))
