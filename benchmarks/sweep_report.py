@@ -51,10 +51,11 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
 
 def _make_up(folder: pathlib.Path, num_trials: int) -> None:
     """The folder of a sweep, in parts of 32 trials, with accuracies that look like those of one."""
-    from experiments import datasets
     from experiments.sweeps import list_trials, parse_spec
     from experiments.sweeps._folder import begin, record_program
     from experiments.sweeps._results import COLUMNS, write_part
+
+    from experiments import datasets
 
     spec = parse_spec(pathlib.Path("made-up.toml"), SPEC.format(count=num_trials // 40))
     trials = list_trials(spec)

@@ -131,8 +131,9 @@ def _platform() -> str:
 
 
 def _trials(settings: Settings) -> tuple[list[Any], Any]:
-    from experiments import datasets
     from experiments.sweeps import list_trials, parse_spec, plan_trials
+
+    from experiments import datasets
 
     if settings.configurations < 8 or settings.configurations % 4:
         raise ValueError(f"configurations must be a multiple of 4, at least 8, got {settings.configurations}")
@@ -162,7 +163,6 @@ class _Compiling:
 def _together(trials: list[Any], dataset: Any, settings: Settings) -> Way:
     """All configurations through the sweep's own program, in its threads."""
     import jax
-
     from experiments.sweeps import arguments_of, compile_shape, keys_of, num_slots
 
     slots = min(num_slots(), len(trials))

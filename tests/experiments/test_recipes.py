@@ -15,8 +15,8 @@ from experiments.datasets import _files, _imdb, _mnist
 from experiments.datasets._class_whitening import ClassWhitening
 from experiments.errors import UserError
 from experiments.recipes import RECIPES, _command, _outcome, _tables
-from experiments.sweeps import list_trials, read_spec
-from tests.experiments.sweeps import small, spec_of
+from gdpjax.sweeps import list_trials, read_spec
+from tests.sweeps.sweeps import small, spec_of
 
 SEARCH = """
 dataset = "digits"

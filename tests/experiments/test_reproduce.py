@@ -9,17 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from experiments.plan import make_plan
 
 import gdpjax
-from experiments import cli, datasets, models, records, tables
+from experiments import cli, datasets, models, tables
 from experiments.config import identity
 from experiments.datasets import Dataset
 from experiments.engine import make_scores
 from experiments.errors import RunInterrupted
-from experiments.plan import make_plan
 from experiments.reproduce import _command, _experiments, _figures, _grid, _runs, _tables, _unsummed
 from experiments.reproduce._experiments import EXPERIMENTS, FIGURE4_EPSILON, Row
 from gdpjax import accounting
+from gdpjax.sweeps import records
 
 
 def test_the_settings_are_the_papers():
