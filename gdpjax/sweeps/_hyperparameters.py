@@ -66,7 +66,14 @@ STANDARD = {
     "epochs": Hyperparameter("epochs", whole=True, positive=True),
 }
 """Those of every private training; noise_multiplier and epsilon, a target, are alternatives."""
-RESERVED = (*STANDARD, "seed", "seeds", "delta", "trial", "replicate", "error", "seconds")
+RESERVED = (
+    *STANDARD,
+    *("seed", "seeds", "delta", "trial", "replicate", "error", "seconds", "diagnostics"),
+    *("num_steps", "sampling_prob", "overflow", "mu_clt", "epsilon_clt", "epsilon_moments_accountant"),
+    *("epsilon_lower", "epsilon_upper"),
+    *("dataset", "data", "model", "optimizer"),
+    *("search", "num_configurations", "search_seed", "one_program", "hold_out", "score", "minimize"),
+)
 """Names that have a meaning in a spec or in the results, and cannot be a user's own."""
 
 

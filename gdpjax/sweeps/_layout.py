@@ -112,5 +112,10 @@ def shown_score(name: str, value: float) -> float:
 
 def shown_program(program: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is kept of a compilation in the units of its labels."""
-    in_megabytes = {"memory_bytes": round(program["memory_bytes"] / 1e6, 1)} if "memory_bytes" in program else {}
-    return {**program, **in_megabytes}
+    shown = dict(program)
+    if "memory_bytes" in shown:
+        shown["memory_bytes"] = round(shown["memory_bytes"] / 1e6, 1)
+    constants = shown.pop("constants", {})
+    if constants:
+        shown["own whole hyperparameters"] = ", ".join(f"{name} {value}" for name, value in constants.items())
+    return shown

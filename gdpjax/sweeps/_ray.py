@@ -11,6 +11,7 @@ everywhere, which is checked.
 """
 
 import concurrent.futures
+import dataclasses
 import functools
 import socket
 import sys
@@ -48,7 +49,9 @@ class RayBackend:
         self.limits = Limits(width, memory_bytes, max(1, gpus or int(resources.get("CPU", 1))))
         each = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         self._task = self._ray.remote(max_retries=RETRIES, **each)(_run_chunk)
-        self._task_of_user, self._examples = self._ray.put(task), self._ray.put(examples)
+        # The data are sent once, by themselves: what loads them may hold them too, or not be sendable.
+        self._sent_task = self._ray.put(dataclasses.replace(task, load=_loaded_already))
+        self._examples = self._ray.put(examples)
         self._versions = versions()
         kinds = self._ray.exceptions
         self._fatal = (kinds.WorkerCrashedError, kinds.NodeDiedError, kinds.OutOfMemoryError)
@@ -61,7 +64,7 @@ class RayBackend:
 
     def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
         """A task; its future says `ChunkLost` where no retry is left."""
-        arguments = (chunk, self._task_of_user, self._examples, self.limits.memory_bytes, self._versions)
+        arguments = (chunk, self._sent_task, self._examples, self.limits.memory_bytes, self._versions)
         promised = self._task.remote(*arguments).future()
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
         promised.add_done_callback(lambda found: self._pass_on(found, result))
@@ -81,6 +84,11 @@ class RayBackend:
     def close(self) -> None:
         """Leaves the cluster, which ends the job's tasks."""
         self._ray.shutdown()
+
+
+def _loaded_already() -> Any:
+    """In the place of a task's ``load`` on the nodes, which are sent the data."""
+    raise RuntimeError("the data are loaded where the sweep was started")
 
 
 def import_ray() -> Any:

@@ -152,8 +152,9 @@ def _failed(failed: Sequence[Row], layout: Layout) -> ShownTable:
 
 
 def _programs(programs: Sequence[dict[str, Any]]) -> ShownTable:
-    names = list(dict.fromkeys(name for program in programs for name in program))
-    rows = [ShownRow([str(shown_program(program).get(name, "")) for name in names]) for program in programs]
+    shown = [shown_program(program) for program in programs]
+    names = list(dict.fromkeys(name for program in shown for name in program))
+    rows = [ShownRow([str(program.get(name, "")) for name in names]) for program in shown]
     return ShownTable([label(name) for name in names], rows)
 
 

@@ -102,7 +102,7 @@ def count(number: int, what: str) -> str:
 
 def compilations(programs: Sequence[Mapping[str, Any]]) -> str:
     """Return how much was compiled, in words."""
-    shapes = {tuple((name, program[name]) for name in program if name not in MEASURED) for program in programs}
+    shapes = {str({name: program[name] for name in program if name not in MEASURED}) for program in programs}
     compiled = sum(program["num_compiled"] for program in programs)
     return f"{count(compiled, 'compilation')} for {count(len(shapes), 'shape')}"
 

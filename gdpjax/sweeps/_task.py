@@ -105,7 +105,8 @@ class Task:
             functions = {"data": self.load, "model": self.build, "optimizer": self.optimizer}
             names = {what: _name_of(function) for what, function in functions.items()}
             object.__setattr__(self, "names", names)
-        unknown = [name for name in self.defaults if name not in (*self.hyperparameters, "delta")]
+        known = (*self.hyperparameters, "delta")
+        unknown = [name for name in self.defaults if name not in known]
         if unknown:
             raise UserError(f"defaults has {unknown[0]}, which is no hyperparameter of this task")
 
@@ -264,7 +265,9 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
             raise UserError(f"scores must return numbers, got {shown(value)} for {name!r}")
         is_word = isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name) is not None
         if not is_word or name in task.hyperparameters or name in RESERVED or name.startswith(("epsilon_", "mu_")):
-            raise UserError(f"a score needs a name of its own, of letters, digits and underscores, got {name!r}")
+            raise UserError(
+                f"a score needs a name of its own (letters, digits, _) that means nothing else, got {name!r}"
+            )
     traced.shapes("optimizer", traced.update, params)
     return tuple(scores)
 

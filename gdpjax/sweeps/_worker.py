@@ -209,7 +209,7 @@ def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:
     return {
         "num_steps": steps,
         "batch_size": int(batch_size),
-        **dict(constants),
+        "constants": dict(constants),
         "width": program.width,
         "steps_per_call": program.steps_per_call,
         "num_compiled": program.num_compiled,

@@ -6,7 +6,6 @@
 """
 
 import functools
-import io
 import json
 import sys
 import threading
@@ -15,17 +14,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rich.console import Console
-
 from experiments import datasets
-from gdpjax.sweeps import _command
+from gdpjax.sweeps import _sweep
 from gdpjax.sweeps._ray import RayBackend
-from tests.sweeps.sweeps import SEVERAL, small, spec_of
+from tests.sweeps.sweeps import SEVERAL, on, small
 
 
 def sweep(folder, resume, backend_for):
-    spec, dataset = spec_of(SEVERAL), small(datasets.load("digits"))
-    _command.run_sweep(spec, dataset, folder, resume, backend_for, Console(file=io.StringIO()))
+    spec = on(small(datasets.load("digits")), SEVERAL)
+    _sweep.sweep_in(folder, spec, resume, backend_for, None)
 
 
 def cluster():
@@ -38,12 +35,12 @@ def cluster():
 
 
 def driver(folder, address, resume):
-    class Talking(_command.ProgressObserver):
+    class Talking(_sweep.Silent):
         def on_chunk(self, rows):
             print("chunk", len(rows), flush=True)
 
-    _command.ProgressObserver = Talking
-    sweep(Path(folder), resume, lambda dataset, observer: RayBackend(dataset, 2, 10**9, address))
+    _sweep.Silent = Talking
+    sweep(Path(folder), resume, lambda task, examples, observer: RayBackend(task, examples, 2, 10**9, address))
 
 
 def two_nodes(folder):
@@ -53,12 +50,12 @@ def two_nodes(folder):
     doomed = cluster.add_node(num_cpus=1)
     story = {"chunks": []}
 
-    class Watching(_command.ProgressObserver):
+    class Watching(_sweep.Silent):
         def on_chunk(self, rows):
             story["chunks"].append([{"trial": row["trial"]} for row in rows])
 
-    def backend_for(dataset, observer):
-        backend = RayBackend(dataset, 1, 10**9, cluster.address)
+    def backend_for(task, examples, observer):
+        backend = RayBackend(task, examples, 1, 10**9, cluster.address)
         story["nodes"] = sum(node["Alive"] for node in backend._ray.nodes())
         threading.Thread(target=remove, args=(backend._ray,)).start()
         return backend
@@ -77,7 +74,7 @@ def two_nodes(folder):
         story["left"] = left
         shutdown(self)
 
-    _command.ProgressObserver = Watching
+    _sweep.Silent = Watching
     shutdown, RayBackend.close = RayBackend.close, close
     sweep(Path(folder), False, backend_for)
     cluster.shutdown()

@@ -7,9 +7,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import jax
+
 from experiments import datasets
-from gdpjax.sweeps._run import Limits, LocalBackend
-from gdpjax.sweeps._spec import parse_spec
+from experiments.tasks import NamedTask
+from gdpjax.sweeps import Examples, _sweep, parse_spec
+from gdpjax.sweeps._folder import described
+from gdpjax.sweeps._layout import layout_of
+from gdpjax.sweeps._results import read_rows
+from gdpjax.sweeps._run import Limits, LocalBackend, Sweep
 
 SMALL = """
 dataset = "digits"
@@ -49,9 +55,15 @@ def local(width=2, slots=1):
     return lambda task, examples, observer: LocalBackend(task, examples, limits, observer)
 
 
-def sweep_of(folder, trials, layout, root, text=SMALL):
-    """A sweep without its beginning."""
-    return Sweep(folder, spec_of(text).task, layout, trials, root)
+def sweep_of(folder, trials, text=SMALL):
+    """A sweep of these trials, without its beginning, and with a key that everybody knows."""
+    spec = spec_of(text)
+    return Sweep(folder, spec.task, layout_of(spec, trials, ("test_accuracy",)), trials, jax.random.key(0))
+
+
+def rows_of(folder, layout=None):
+    """The rows in a folder."""
+    return read_rows(folder, layout or described(folder).layout)
 
 
 def run_small(text, dataset, folder, *, resume=False, backend_for=None):

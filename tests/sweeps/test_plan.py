@@ -3,11 +3,17 @@
 import dataclasses
 
 import pytest
-from experiments.plan import epoch_end, make_plan
 
 import gdpjax
 from experiments.config import PRESETS
 from experiments.errors import UserError
+from experiments.tasks import numbers_of
+from gdpjax.sweeps._plans import epoch_end, plan_of
+
+
+def make_plan(config, num_examples):
+    """The plan of a configuration of the experiments."""
+    return plan_of(numbers_of(config), config.privacy.delta, num_examples)
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +23,7 @@ def mnist_plan():
 
 
 def test_the_papers_number_of_steps(mnist_plan):
-    assert mnist_plan.max_steps == epoch_end(PRESETS["mnist"], 60_000, 15) == 3516
+    assert mnist_plan.max_steps == epoch_end(numbers_of(PRESETS["mnist"]), 60_000, 15) == 3516
     assert mnist_plan.expected_batch_size == 256
     assert mnist_plan.sampling_prob == gdpjax.sampling.dyadic_probability(256 / 60_000)
     assert mnist_plan.num_examples_is_public

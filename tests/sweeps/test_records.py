@@ -22,7 +22,7 @@ KINDS = (
     records.ResultFile,
     _folder.Secret,
     _folder.Described,
-    _folder.Program,
+    _folder.CompiledProgram,
     recipes.Recipes,
     reproduced.Recorded,
 )

@@ -12,18 +12,15 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from rich.console import Console
 
 from experiments import cli
-from experiments.config import SweepConfig
 from experiments.errors import UserError
-from gdpjax.sweeps import _command, _ray
-from gdpjax.sweeps._results import read_rows, row_of
+from gdpjax.sweeps import _folder, _ray, _sweep
 from gdpjax.sweeps._run import ChunkLost, Limits, chunks_of, run_trials
 from gdpjax.sweeps._trials import list_trials, plan_trials
-from gdpjax.sweeps._worker import Result, Worker
-from tests.sweeps import on_ray
-from tests.sweeps.sweeps import SEVERAL, SMALL, run_small, spec_of
+from gdpjax.sweeps._worker import Outcome, Result, Worker
+from tests.sweeps import on_ray, sweeps
+from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, run_small, spec_of, sweep_of
 
 TWO_SHAPES = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3]\n"
 
@@ -40,7 +37,7 @@ class Fake:
         if error := self.outcome(chunk):
             future.set_exception(error)
         else:
-            future.set_result(Result([row_of(trial, test_accuracy=0.5) for trial in chunk.trials], None))
+            future.set_result(Result([Outcome(trial, {"test_accuracy": 0.5}) for trial in chunk.trials], None))
         return future
 
 
@@ -63,10 +60,17 @@ def plans(text):
     return plan_trials(None, list_trials(spec_of(text)), 64)
 
 
+def rows_of(folder):
+    """The rows of sweeps of these tests."""
+    described = folder / _folder.SWEEP
+    layout = None if described.is_file() else sweep_of(folder, plans(TWO_SHAPES)).layout
+    return sweeps.rows_of(folder, layout)
+
+
 def run(folder, backend, done=()):
     observer = Silent()
     folder.mkdir(exist_ok=True)
-    run_trials(folder, plans(TWO_SHAPES), set(done), jax.random.key(0), backend, observer)
+    run_trials(sweep_of(folder, plans(TWO_SHAPES)), set(done), backend, observer)
     return observer
 
 
@@ -76,7 +80,7 @@ def test_chunks_have_one_shape_and_every_trial_is_in_one(tmp_path):
     numbers = [[trial.number for trial in chunk.trials] for chunk in backend.chunks]
     assert numbers == [[0, 2], [4], [1, 3], [5]]
     assert all(len({trial.plan.max_steps for trial in chunk.trials}) == 1 for chunk in backend.chunks)
-    assert [row["trial"] for row in read_rows(tmp_path)] == list(range(6))
+    assert [row["trial"] for row in rows_of(tmp_path)] == list(range(6))
 
 
 def test_what_is_done_is_not_submitted(tmp_path):
@@ -92,7 +96,7 @@ def test_what_is_done_is_not_submitted(tmp_path):
 def test_chunks_fill_the_places(count, width, slots, expected):
     (trial,) = plans(SMALL)
     keys = {0: tuple(jax.random.split(jax.random.key(0)))}
-    chunks = list(chunks_of([trial] * count, keys, Limits(width, 10**9, slots)))
+    chunks = list(chunks_of((8, 8.0), [trial] * count, keys, Limits(width, 10**9, slots)))
     assert [len(chunk.trials) for chunk in chunks] == expected
     assert {chunk.width for chunk in chunks} == {max(expected)}
 
@@ -117,7 +121,7 @@ def test_a_chunk_takes_its_keys_along(tmp_path):
 def test_a_chunk_that_kills_its_workers_is_the_failure_of_its_trials(tmp_path):
     lost = lambda chunk: ChunkLost("4 workers died of it") if chunk.trials[0].number == 1 else None  # noqa: E731
     run(tmp_path, Fake(Limits(8, 10**9), lost))
-    errors = [row["error"] for row in read_rows(tmp_path)]
+    errors = [row["error"] for row in rows_of(tmp_path)]
     assert errors == [None, "ChunkLost: 4 workers died of it"] * 3
 
 
@@ -126,21 +130,23 @@ def test_an_error_of_the_cluster_is_nobodys_result(tmp_path):
     gone = lambda chunk: RuntimeError("no such cluster") if chunk.trials[0].number == 4 else None  # noqa: E731
     with pytest.raises(RuntimeError, match="no such cluster"):
         run(tmp_path, Fake(Limits(2, 10**9), gone))
-    assert not {4} & {row["trial"] for row in read_rows(tmp_path)}
-    run(tmp_path, Fake(Limits(2, 10**9)), done={row["trial"] for row in read_rows(tmp_path)})
-    assert [row["trial"] for row in read_rows(tmp_path)] == list(range(6))
+    assert not {4} & {row["trial"] for row in rows_of(tmp_path)}
+    run(tmp_path, Fake(Limits(2, 10**9)), done={row["trial"] for row in rows_of(tmp_path)})
+    assert [row["trial"] for row in rows_of(tmp_path)] == list(range(6))
 
 
 def test_large_programs_run_one_at_a_time(monkeypatch, small_digits):
     """A program above its share of the memory has all of it, alone."""
     (trial,) = plans(SMALL)
-    (chunk,) = chunks_of([trial], {0: tuple(jax.random.split(jax.random.key(0)))}, Limits(1, 100))
-    worker = Worker(small_digits, 100, slots=2)
+    (chunk,) = chunks_of((8, 8.0), [trial], {0: tuple(jax.random.split(jax.random.key(0)))}, Limits(1, 100))
+    worker = Worker(spec_of(SMALL).task, examples_of(small_digits), 100, slots=2)
     held = []
     for size, alone in ((50, False), (51, True)):
         program = SimpleNamespace(width=1, memory_bytes=size)
         monkeypatch.setattr(worker, "compiled", lambda chunk, p=program: (SimpleNamespace(program=p), None))
-        monkeypatch.setattr(worker, "outcomes", lambda *_: held.append(worker._alone.locked()) or [{"error": "x"}])
+        monkeypatch.setattr(
+            worker, "outcomes", lambda *_: held.append(worker._alone.locked()) or [Outcome(trial, error="x")]
+        )
         worker.run(chunk)
         assert held.pop() is alone
 
@@ -163,20 +169,20 @@ def test_an_address_without_a_cluster_is_one_line(small_digits, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"  # nobody listens there
         with pytest.raises(UserError, match=f"no Ray cluster at {address}.*ray start --head"):
-            _ray.RayBackend(small_digits, 1, 10**9, address)
+            _ray.RayBackend(spec_of(SMALL).task, examples_of(small_digits), 1, 10**9, address)
 
 
 def test_a_node_with_other_versions_is_refused(small_digits):
     with pytest.raises(UserError, match="install the same versions"):
-        _ray._run_chunk(None, small_digits, 10**9, _ray.versions() | {"jax": "0.1"})
+        _ray._run_chunk(None, None, None, 10**9, _ray.versions() | {"jax": "0.1"})
 
 
 def test_local_places(monkeypatch):
-    monkeypatch.setattr(_command, "num_slots", lambda: 4)
-    backend = _command.backend_of(SweepConfig(Path("s.toml"), width=32, memory_gb=4), Console())(None, None)
+    monkeypatch.setattr(_sweep, "num_slots", lambda: 4)
+    backend = _sweep.backend_of("local", 32, 4.0, None)(None, None, None)
     assert backend.limits == Limits(8, 4 * 10**9, 4)
     backend.close()
-    backend = _command.backend_of(SweepConfig(Path("s.toml"), width=2), Console())(None, None)
+    backend = _sweep.backend_of("local", 2, 4.0, None)(None, None, None)
     assert (backend.limits.width, backend.limits.slots) == (1, 2)
     backend.close()
 
@@ -201,7 +207,7 @@ def test_a_cluster_that_loses_a_node_gives_the_same_rows(tmp_path, small_digits)
     assert story["nodes"] == 2
     assert story["removed_after"] < 7, "both nodes had a chunk when one was removed"
     assert story["left"] == 1
-    ours, theirs = read_rows(tmp_path / "local"), read_rows(tmp_path / "ray")
+    ours, theirs = rows_of(tmp_path / "local"), rows_of(tmp_path / "ray")
     assert [row | {"seconds": 0} for row in theirs] == [row | {"seconds": 0} for row in ours]
     parts = [row["trial"] for rows in story["chunks"] for row in rows]
     assert sorted(parts) == list(range(8)), "each trial on record once"
@@ -217,12 +223,12 @@ def test_killed_on_a_cluster_and_resumed_loses_and_repeats_nothing(tmp_path, sma
             assert killed.stdout.readline() == "chunk 2\n"
             killed.kill()
             killed.communicate()
-        kept = [row["trial"] for row in read_rows(folder)]
+        kept = [row["trial"] for row in rows_of(folder)]
         assert 2 <= len(kept) < 8, "killed in the middle"
         with ray_process("resume", folder, address) as resumed:
             said, complaints = resumed.communicate(timeout=540)
         assert resumed.returncode == 0, complaints[-4000:]
         assert said == "chunk 2\n" * ((8 - len(kept)) // 2), "what was on record is not done again"
         cluster.communicate(timeout=60)
-    ours, theirs = read_rows(tmp_path / "local"), read_rows(folder)
+    ours, theirs = rows_of(tmp_path / "local"), rows_of(folder)
     assert [row | {"seconds": 0} for row in theirs] == [row | {"seconds": 0} for row in ours]

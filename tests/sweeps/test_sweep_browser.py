@@ -5,10 +5,8 @@ import re
 import pytest
 
 from benchmarks import browser
-from gdpjax.sweeps import _folder, _report
-from gdpjax.sweeps._trials import list_trials
-from tests.sweeps.sweeps import spec_of
-from tests.sweeps.test_sweep_report import GRID, made_up
+from gdpjax.sweeps import _report
+from tests.sweeps.test_sweep_report import GRID, begin, made_up
 
 CHROMIUM = browser.find()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no browser on PATH: none of {', '.join(browser.NAMES)}")
@@ -18,10 +16,9 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no browser on PATH: n
 def page(tmp_path_factory, small_digits):
     """Forty made-up trials with two that failed."""
     folder = tmp_path_factory.mktemp("page")
-    spec = spec_of(GRID.replace("count = 25", "count = 2").replace("[0.5, 1, 2, 4]", "[0.5, 1]"))
-    trials = list_trials(spec)
-    _folder.begin(folder, spec, small_digits, len(trials))
-    rows = [made_up(trial) for trial in trials]
+    text = GRID.replace("count = 25", "count = 2").replace("[0.5, 1, 2, 4]", "[0.5, 1]")
+    trials, layout = begin(folder, text, small_digits)
+    rows = [made_up(trial, layout) for trial in trials]
     for row in rows[7:9]:
         row |= {"test_accuracy": None, "error": 'RuntimeError: <script>console.error("no")</script>'}
     return _report.write_report(folder, rows)

@@ -9,11 +9,12 @@ from rich.console import Console
 
 from experiments import cli
 from gdpjax import accounting
-from gdpjax.sweeps import _folder, _report, _summary
+from gdpjax.sweeps import _folder, _progress, _report, _summary, _sweep
+from gdpjax.sweeps._layout import Layout, layout_of
 from gdpjax.sweeps._pictures import PARETO, VARIED
-from gdpjax.sweeps._results import COLUMNS, PARTS, RESULTS, finish, read_rows, write_part
+from gdpjax.sweeps._results import PARTS, RESULTS, read_rows, write_part
 from gdpjax.sweeps._trials import list_trials
-from tests.sweeps.sweeps import SMALL, spec_of
+from tests.sweeps.sweeps import SMALL, examples_of, spec_of
 
 GRID = SMALL + (
     "learning_rate = { min = 0.01, max = 1, count = 25, log = true }\nl2_clip_norm = [0.5, 1, 2, 4]\n"
@@ -21,31 +22,38 @@ GRID = SMALL + (
 )
 
 
-def made_up(trial):
+def made_up(trial, layout):
     """A row with figures that look like those of a sweep."""
-    noise = trial.config.privacy.noise_multiplier
+    noise = trial.settings["noise_multiplier"]
     draw = np.random.default_rng(trial.number)
     values = {"trial": trial.number, "replicate": trial.replicate, "delta": 1e-5, "seconds": 0.1} | trial.settings
     values |= {"num_steps": 8, "sampling_prob": 0.125, "overflow": 1e-14, "mu_clt": 1 / noise}
-    values |= {name: 3 / noise for name in COLUMNS if name.startswith("epsilon_")}
+    values |= {name: 3 / noise for name in layout.columns if name.startswith("epsilon_")}
     values["test_accuracy"] = 0.9 - 0.2 * abs(np.log10(trial.settings["learning_rate"] / 0.1)) + 0.02 * draw.normal()
     if trial.number % 100 == 99:
         values |= {"test_accuracy": None, "error": 'RuntimeError: <script>alert("no")</script>'}
-    return dict.fromkeys(COLUMNS) | values
+    return dict.fromkeys(layout.columns) | values
+
+
+def begin(folder, text, dataset, num_trials=None):
+    """The folder of a sweep, its trials and its columns."""
+    spec = spec_of(text)
+    trials = list_trials(spec)[:num_trials]
+    layout = layout_of(spec, trials, ("test_accuracy",))
+    _folder.begin(folder, spec, examples_of(dataset), layout, len(trials), "of no program")
+    return trials, layout
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory, small_digits):
     """The folder of 1,000 made-up trials in parts of 16, with one part twice."""
     folder = tmp_path_factory.mktemp("large")
-    spec = spec_of(GRID)
-    trials = list_trials(spec)
-    _folder.begin(folder, spec, small_digits, len(trials))
+    trials, layout = begin(folder, GRID, small_digits)
     _folder.record_program(folder, {"num_steps": 8, "batch_size": 8, "width": 16, "num_compiled": 1})
-    rows = [made_up(trial) for trial in trials]
+    rows = [made_up(trial, layout) for trial in trials]
     for first in range(0, len(rows), 16):
-        write_part(folder, rows[first : first + 16])
-    write_part(folder, rows[:16])
+        write_part(folder, rows[first : first + 16], layout)
+    write_part(folder, rows[:16], layout)
     return folder
 
 
@@ -70,14 +78,14 @@ class Outside(html.parser.HTMLParser):
 
 
 def test_a_thousand_trials(large):
-    rows = finish(large)
+    result = _sweep.finished_sweep(large)
+    rows, page = result.rows, result.report
     assert [row["trial"] for row in rows] == list(range(1000)), "each once, in order"
     for path in (large / PARTS).iterdir():
         path.unlink()
-    assert read_rows(large) == rows, "the one file holds them all"
+    assert read_rows(large, result.layout) == rows, "the one file holds them all"
     assert not list(large.glob("*.partial"))
     assert (large / RESULTS).stat().st_size < 200_000
-    page = _report.write_report(large, rows)
     text = page.read_text()
     parser = Outside()
     parser.feed(text)
@@ -90,7 +98,7 @@ def test_a_thousand_trials(large):
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
     assert "Choosing among trials on the same private data costs privacy" in text
-    assert "Test data are taken as public" in text
+    assert "evaluation data are taken as public" in text
     assert "<!--" not in text.removeprefix("<!doctype html>")
     assert (page.parent / PARETO).stat().st_size > 10_000
     assert (page.parent / VARIED).stat().st_size > 10_000
@@ -103,9 +111,17 @@ def test_the_command(large, capsys):
     assert "costs privacy too" in said
 
 
+LAYOUT = Layout(
+    {"learning_rate": "double", "noise_multiplier": "double", "epsilon": "double"},
+    ["test_accuracy"],
+    "test_accuracy",
+    minimize=False,
+)
+
+
 def rows_of(*figures):
     """Rows of (learning rate, epsilon, accuracy)."""
-    start = dict.fromkeys(COLUMNS) | {"delta": 1e-5, "sampling_prob": 0.1, "num_steps": 100}
+    start = dict.fromkeys(LAYOUT.columns) | {"delta": 1e-5, "sampling_prob": 0.1, "num_steps": 100}
     return [
         start
         | {"trial": i, "learning_rate": rate, "epsilon_upper": at, "test_accuracy": good, "overflow": 0.0}
@@ -119,24 +135,24 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
         (0.1, 1.0, 0.7), (0.1, 1.0, 0.9), (0.2, 1.0, 0.75), (0.1, 2.0, 0.78), (0.2, 2.0, 0.95), (0.3, 3.0, 0.9)
     )
     rows += [rows_of((0.4, 0.5, None))[0] | {"error": "diverged"}]
-    found = _summary.configurations(rows)
+    found = _summary.configurations(rows, LAYOUT)
     assert (found[0].epsilon_upper, round(found[0].mean, 3), found[0].trials) == (1.0, 0.8, [0, 1])
     assert found[0].stdev == pytest.approx(np.std([0.7, 0.9], ddof=1))
     assert found[1].stdev is None
-    assert [(c.settings["learning_rate"], c.epsilon_upper) for c in _summary.pareto_front(found)] == [
+    assert [(c.settings["learning_rate"], c.epsilon_upper) for c in _summary.pareto_front(found, LAYOUT)] == [
         (0.1, 1.0),
         (0.2, 2.0),
     ]
-    best = [(target, one.settings["learning_rate"], one.mean) for target, one in _summary.best_by_target(found)]
+    best = [(target, one.settings["learning_rate"], one.mean) for target, one in _summary.best_by_target(found, LAYOUT)]
     assert best == [(1.0, 0.1, pytest.approx(0.8)), (2.0, 0.2, 0.95), (3.0, 0.2, 0.95)]
 
 
 def test_targets_are_those_of_the_sweep_or_round_numbers():
     rows = rows_of((0.1, 0.99, 0.7), (0.1, 1.98, 0.8))
     given = [row | {"epsilon": target} for row, target in zip(rows, (1.0, 2.0), strict=True)]
-    assert [t for t, _ in _summary.best_by_target(_summary.configurations(given))] == [1.0, 2.0]
+    assert [t for t, _ in _summary.best_by_target(_summary.configurations(given, LAYOUT), LAYOUT)] == [1.0, 2.0]
     many = rows_of(*((0.1, 0.3 + i / 10, i / 100) for i in range(40)))
-    targets = [t for t, _ in _summary.best_by_target(_summary.configurations(many))]
+    targets = [t for t, _ in _summary.best_by_target(_summary.configurations(many, LAYOUT), LAYOUT)]
     assert targets == [0.5, 1.0, 2.0, 3.0, 4.0, pytest.approx(4.2)]
 
 
@@ -153,31 +169,46 @@ def test_price_is_that_of_the_accountants():
     assert _summary.price(rows[:1]) is None
 
 
+def test_the_smallest_score_may_be_the_best():
+    layout = Layout(LAYOUT.hyperparameters, LAYOUT.scores, LAYOUT.score, minimize=True)
+    found = _summary.configurations(rows_of((0.1, 1.0, 0.7), (0.2, 1.0, 0.6), (0.3, 2.0, 0.65)), layout)
+    assert [one.settings["learning_rate"] for one in _summary.pareto_front(found, layout)] == [0.2]
+    assert [one.settings["learning_rate"] for _, one in _summary.best_by_target(found, layout)] == [0.2, 0.2]
+
+
 def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
-    spec = spec_of(SMALL)
-    _folder.begin(tmp_path, spec, small_digits, 1)
-    write_part(tmp_path, [dict.fromkeys(COLUMNS) | {"trial": 0, "delta": 1e-5, "error": "refused: too little noise"}])
-    page = _report.write_report(tmp_path, read_rows(tmp_path))
+    _, layout = begin(tmp_path, SMALL, small_digits)
+    failed = dict.fromkeys(layout.columns) | {"trial": 0, "delta": 1e-5, "error": "refused: too little noise"}
+    write_part(tmp_path, [failed], layout)
+    rows = read_rows(tmp_path, layout)
+    page = _report.write_report(tmp_path, rows)
     assert "refused: too little noise" in page.read_text()
-    _summary.print_summary(Console(file=io.StringIO()), read_rows(tmp_path), [], 3)
+    _progress.print_summary(Console(file=io.StringIO()), rows, layout, [], 3)
 
 
 def test_what_the_folder_says_is_escaped_everywhere(tmp_path, small_digits):
     """The folder may come from somebody else."""
-    spec = spec_of(GRID)
-    _folder.begin(tmp_path, spec, small_digits, 2)
+    trials, layout = begin(tmp_path, GRID, small_digits, 2)
     path = tmp_path / _folder.SWEEP
     evil = "<script>alert(1)</script>"
     path.write_text(path.read_text().replace('"digits"', f'"{evil}"'))
-    trials = list_trials(spec)[:2]
-    page = _report.write_report(tmp_path, [made_up(trial) for trial in trials]).read_text()
+    page = _report.write_report(tmp_path, [made_up(trial, layout) for trial in trials]).read_text()
     assert evil not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3, "title, heading and summary"
 
 
 def test_cells_are_rounded_to_the_safe_side():
     value = 2.0000049
-    assert _report._text(value, "epsilon_upper") == "2.0001"
-    assert _report._text(value, "epsilon_lower") == "2.0000"
-    assert _report._text(value, "noise_multiplier") == "2.0000049"
-    assert _report._text(float("inf"), "epsilon_upper") == "inf"
+    assert _report.text_of(value, "epsilon_upper", LAYOUT) == "2.0001"
+    assert _report.text_of(value, "epsilon_lower", LAYOUT) == "2"
+    assert _report.text_of(value, "noise_multiplier", LAYOUT) == "2.0000049"
+    assert _report.text_of(float("inf"), "epsilon_upper", LAYOUT) == "inf"
+    assert _report.text_of(0.12345678, "test_accuracy", LAYOUT) == "12.346"
+
+
+def test_the_page_has_the_results_as_csv_and_words_for_people(large):
+    text = (large / "report" / "index.html").read_text()
+    assert "trial,learning_rate,l2_clip_norm,noise_multiplier" in text, "for the button, with the names of the columns"
+    assert "<th>test accuracy (%)</th>" in text
+    assert "<th>clip norm</th>" in text
+    assert "memory_bytes" not in text

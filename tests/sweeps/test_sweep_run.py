@@ -11,23 +11,20 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from experiments.plan import make_plan
 
 import gdpjax
 from experiments import cli, datasets
-from experiments.config import identity
-from experiments.engine import build_engine, build_model, build_training
 from experiments.errors import UserError
-from gdpjax.sweeps import _folder, _program, _run, _worker
+from gdpjax.sweeps import _folder, _program, _run, _sweep, _worker
 from gdpjax.sweeps._keys import make_keys
-from gdpjax.sweeps._program import lane, make_program
-from gdpjax.sweeps._results import PARTS, RESULTS, finish, read_rows, write_part
+from gdpjax.sweeps._program import arguments_of, blueprint_of, lane, make_program
+from gdpjax.sweeps._results import PARTS, RESULTS, write_part
 from gdpjax.sweeps._run import run_trials
-from gdpjax.sweeps._trials import list_trials, plan_trials
-from gdpjax.sweeps._worker import arguments_of, compile_shape
+from gdpjax.sweeps._trials import identity, list_trials, plan_trials
+from gdpjax.sweeps._worker import Outcome, compile_shape
 from gdpjax.training import OVERFLOWED
 from tests.sweeps import sweeps
-from tests.sweeps.sweeps import SEVERAL, SMALL, local, run_small, spec_of
+from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, rows_of, run_small, spec_of, sweep_of
 
 
 class Watcher:
@@ -47,6 +44,9 @@ class Watcher:
         self.compiled += event == "/jax/core/compile/backend_compile_duration"
 
     def on_start(self, num_trials, num_done):
+        pass
+
+    def on_plans(self, done):
         pass
 
     def on_chunks(self, description):
@@ -80,9 +80,9 @@ def several(tmp_path_factory, small_digits):
 def test_one_program_for_each_shape(tmp_path, small_digits):
     text = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3, 0.4]\n"
     trials = plans(text, small_digits)
-    root = jax.random.key(0)
+    sweep, examples = sweep_of(tmp_path, trials), examples_of(small_digits)
     with Watcher() as watcher:
-        run_trials(tmp_path, trials, set(), root, local()(small_digits, watcher), watcher)
+        run_trials(sweep, set(), local()(sweep.task, examples, watcher), watcher)
     programs = _folder.read_programs(tmp_path)
     assert [(p["num_steps"], p["width"], p["num_compiled"]) for p in programs] == [(8, 2, 1), (16, 2, 1)]
     assert all(0 < p["memory_bytes"] < 10**9 for p in programs)
@@ -90,7 +90,7 @@ def test_one_program_for_each_shape(tmp_path, small_digits):
     assert second == first, "nothing is compiled once a shape has its program"
     assert third > second
     assert fourth == third
-    rows = read_rows(tmp_path)
+    rows = rows_of(tmp_path)
     assert [row["trial"] for row in rows] == list(range(8))
     assert [row["num_steps"] for row in rows] == [8, 16] * 4
     assert all(row["error"] is None for row in rows)
@@ -100,18 +100,21 @@ def test_together_is_as_alone(several, small_digits):
     """A trial among others, and what ``train`` does with its settings and seed, are one run up to rounding."""
     trials = plans(SEVERAL, small_digits)
     chosen = [trials[2], trials[5]]
-    program, data = compile_shape(chosen, small_digits, 2, 10**9)
+    blueprint = blueprint_of(spec_of(SEVERAL).task, examples_of(small_digits), chosen[0].plan, chosen[0].settings)
+    program, data = compile_shape(blueprint, chosen[0].settings, 2, 10**9)
     keys = [_folder.keys_of(trial, jax.random.key(0)) for trial in chosen]
-    together = lane(program.run(*arguments_of(chosen, keys, 2), data, lambda steps: None), 1)
-    own = make_keys(3, identity(chosen[1].config))
-    engine = build_engine(chosen[1].config, small_digits, make_plan(chosen[1].config, 64), own.init)
-    alone = engine.training.init(engine.params, own.training)
+    arguments = arguments_of([trial.settings for trial in chosen], keys, blueprint.real, 2)
+    together = lane(program.run(*arguments, data, lambda steps: None), 1)
+    own, settings = make_keys(3, identity(chosen[1])), chosen[1].settings
+    training = blueprint.training(settings)
+    alone = training.init(blueprint.model(settings).init(own.init), own.training)
     for _ in range(8):
-        alone, _ = engine.training.step(alone, data)
+        alone, _ = training.step(alone, data)
     for ours, theirs in zip(jax.tree.leaves(together.params), jax.tree.leaves(alone.params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     assert gdpjax.ledger_of(together.opt_state) == gdpjax.ledger_of(alone.opt_state)
-    assert read_rows(several)[5]["test_accuracy"] == engine.scores(alone.params)["test_accuracy"]
+    scores = _worker.make_scores(blueprint)(chosen[1], alone.params)
+    assert rows_of(several)[5]["test_accuracy"] == scores["test_accuracy"]
 
 
 def test_every_trial_has_its_own_noise(several, small_digits):
@@ -120,10 +123,10 @@ def test_every_trial_has_its_own_noise(several, small_digits):
     unseeded = plans(SEVERAL.replace("[3]", "3"), small_digits)
     for trials in (seeded, unseeded):
         keys = [_folder.keys_of(trial, jax.random.key(1)) for trial in trials]
-        _run._refuse_shared_keys(keys)
+        _run.refuse_shared_keys(keys)
         assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys for k in pair}) == 2 * len(trials)
     with pytest.raises(RuntimeError, match="share a key"):
-        _run._refuse_shared_keys([keys[0], keys[1], keys[0]])
+        _run.refuse_shared_keys([keys[0], keys[1], keys[0]])
     other = [_folder.keys_of(trial, jax.random.key(2)) for trial in unseeded]
     assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys + other for k in pair}) == 96
 
@@ -131,21 +134,21 @@ def test_every_trial_has_its_own_noise(several, small_digits):
 def test_threads_change_nothing(several, tmp_path, small_digits):
     """Two chunks at a time: the same rows, each once."""
     run_small(SEVERAL, small_digits, tmp_path / "0", backend_for=local(2, slots=2))
-    assert timeless(read_rows(tmp_path / "0")) == timeless(read_rows(several))
+    assert timeless(rows_of(tmp_path / "0")) == timeless(rows_of(several))
     (program,) = _folder.read_programs(tmp_path / "0")
     assert program["num_compiled"] == 1
 
 
 def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
     run_small(SMALL + "noise_multiplier = 4.0\nseeds = 4\n", small_digits, tmp_path / "0")
-    accuracies = [row["test_accuracy"] for row in read_rows(tmp_path / "0")]
+    accuracies = [row["test_accuracy"] for row in rows_of(tmp_path / "0")]
     assert len(set(accuracies)) > 1
 
 
 def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digits):
     text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = [2.0, 0.05]\n"
     run_small(text, small_digits, tmp_path / "0", backend_for=local(4))
-    good, refused, diverged, refused_too = read_rows(tmp_path / "0")
+    good, refused, diverged, refused_too = rows_of(tmp_path / "0")
     assert good["error"] is None
     assert good["test_accuracy"] is not None
     assert "too small for finite noise" in refused["error"]
@@ -164,7 +167,7 @@ def test_a_batch_that_does_not_fit_is_a_failure(tmp_path, small_digits, monkeypa
     run = _program.Program.run
     monkeypatch.setattr(_program.Program, "run", overflow)
     run_small(SMALL + "learning_rate = [0.5, 0.25]\n", small_digits, tmp_path / "0")
-    good, stopped = read_rows(tmp_path / "0")
+    good, stopped = rows_of(tmp_path / "0")
     assert good["error"] is None
     assert "BatchOverflowError: a Poisson batch exceeded the planned capacity" in stopped["error"]
     assert stopped["num_steps"] == 8, "the planned maximum is charged, whenever it stopped"
@@ -174,8 +177,8 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
     """The compiler fails for one shape, the second chunk of the other runs out of memory."""
     trials = plans(SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3]\n", small_digits)
 
-    def make(config, plan, *arguments, **limits):
-        if plan.max_steps == 8:
+    def make(blueprint, *arguments, **limits):
+        if blueprint.plan.max_steps == 8:
             raise UserError("needs more than --memory-gb allows")
         return SimpleNamespace(
             width=1, num_calls=1, steps_per_call=1, num_compiled=1, memory_bytes=1, compile_seconds=0.0
@@ -188,19 +191,21 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
     monkeypatch.setattr(_worker, "make_program", make)
     monkeypatch.setattr(_worker.Worker, "train", train)
     monkeypatch.setattr(_worker, "lane", lambda state, index: state)
-    monkeypatch.setattr(_worker, "outcome", lambda compiled, trial, state: {"test_accuracy": 0.5})
-    run_trials(tmp_path, trials, set(), jax.random.key(0), local()(small_digits, Watcher()), Watcher())
-    errors = [row["error"] for row in read_rows(tmp_path)]
+    monkeypatch.setattr(_worker, "outcome", lambda compiled, trial, state: Outcome(trial, {"test_accuracy": 0.5}))
+    sweep = sweep_of(tmp_path, trials)
+    run_trials(sweep, set(), local()(sweep.task, examples_of(small_digits), Watcher()), Watcher())
+    errors = [row["error"] for row in rows_of(tmp_path, sweep.layout)]
     memory, exhausted = "needs more than --memory-gb allows", "RuntimeError: RESOURCE_EXHAUSTED: Out of memory"
     assert errors == [memory, None, memory, exhausted, memory, None]
 
 
 def test_a_ledger_that_is_not_the_plans_is_noticed(small_digits):
     (trial,) = plans(SMALL, small_digits)
-    model = build_model(trial.config, small_digits)
-    params = model.init(jax.random.key(0), small_digits.train_inputs[0])["params"]
     louder = trial.plan.replace(noise_multiplier=1.0)
-    state = build_training(trial.config, model, louder, 1.0).init(params, jax.random.key(1))
+    settings = trial.settings | {"noise_multiplier": 1.0}
+    blueprint = blueprint_of(spec_of(SMALL).task, examples_of(small_digits), louder, settings)
+    params = blueprint.model(settings).init(jax.random.key(0))
+    state = blueprint.training(settings).init(params, jax.random.key(1))
     with pytest.raises((RuntimeError, ValueError)):
         _worker.refuse_wrong_ledger(trial, state)
 
@@ -208,7 +213,7 @@ def test_a_ledger_that_is_not_the_plans_is_noticed(small_digits):
 def fake_compile(each):
     """A compiler that says that a program of width w needs 10^6 + w ``each`` bytes."""
 
-    def compile_(config, plan, model, dataset, data, width):
+    def compile_(blueprint, data, width):
         return _program.Program(width, 1, 1, None, None, 1, 10**6 + width * each, 0.0)
 
     return compile_
@@ -217,22 +222,22 @@ def fake_compile(each):
 def test_the_width_follows_the_memory(monkeypatch):
     monkeypatch.setattr(_program, "_compile", fake_compile(1000))
     data = SimpleNamespace(arrays=[SimpleNamespace(nbytes=10**6)])
-    plan = SimpleNamespace(capacity=32)
-    fits = make_program(None, plan, None, None, data, width=32, memory_bytes=10**6 + 32_000)
+    blueprint = SimpleNamespace(plan=SimpleNamespace(capacity=32))
+    fits = make_program(blueprint, data, width=32, memory_bytes=10**6 + 32_000)
     assert (fits.width, fits.num_compiled) == (32, 1)
-    narrow = make_program(None, plan, None, None, data, width=32, memory_bytes=10**6 + 5_500)
+    narrow = make_program(blueprint, data, width=32, memory_bytes=10**6 + 5_500)
     assert (narrow.width, narrow.num_compiled) == (5, 2)
     with pytest.raises(UserError, match=r"one trial alone needs 0\.001 GB.*--memory-gb"):
-        make_program(None, plan, None, None, data, width=32, memory_bytes=10**6)
+        make_program(blueprint, data, width=32, memory_bytes=10**6)
 
 
 def test_convolutions_keep_the_loop_outside(small_digits):
     images = np.zeros((4, 28, 28, 1), np.float32)
-    mnist = datasets.Dataset(images, np.arange(4), images, np.arange(4))
-    trial = list_trials(spec_of('dataset = "mnist"\n'))[0]
-    assert _program._loops_outside(build_model(trial.config, mnist), mnist)
-    trial = list_trials(spec_of(SMALL))[0]
-    assert not _program._loops_outside(build_model(trial.config, small_digits), small_digits)
+    mnist = datasets.Dataset(images, np.arange(4, dtype=np.int32), images, np.arange(4, dtype=np.int32))
+    for text, data, outside in (('dataset = "mnist"\n', mnist, True), (SMALL, small_digits, False)):
+        spec = spec_of(text)
+        blueprint = blueprint_of(spec.task, examples_of(data), None, list_trials(spec)[0].settings)
+        assert _program._loops_outside(blueprint) is outside
 
 
 def test_killed_and_resumed_loses_and_repeats_nothing(several, tmp_path, small_digits):
@@ -244,7 +249,7 @@ def test_killed_and_resumed_loses_and_repeats_nothing(several, tmp_path, small_d
         process.stdout.read()
     assert process.wait() == -signal.SIGKILL
     assert sorted(said) == ["chunk", "chunk", "third"]
-    kept = read_rows(folder)
+    kept = rows_of(folder)
     assert len(kept) == 4
     before = {path.name: path.read_bytes() for path in (folder / PARTS).iterdir()}
     (folder / PARTS / "part-000002.parquet.partial").write_bytes(b"half a file")
@@ -253,7 +258,7 @@ def test_killed_and_resumed_loses_and_repeats_nothing(several, tmp_path, small_d
         assert (folder / PARTS / name).read_bytes() == content
     numbers = [row["trial"] for path in sorted((folder / PARTS).glob("*.parquet")) for row in _parts(path)]
     assert sorted(numbers) == list(range(8)), "each trial once, over all parts"
-    assert timeless(finish(folder)) == timeless(read_rows(several))
+    assert timeless(rows_of(folder)) == timeless(rows_of(several))
 
 
 def _parts(path):
@@ -279,7 +284,7 @@ def test_a_folder_of_another_sweep_is_refused(several, small_digits):
 
 
 def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_path, small_digits):
-    finish(several)
+    _sweep.finished_sweep(several)
     for name in (PARTS, RESULTS):
         folder = tmp_path / name.split(".")[0]
         folder.mkdir()
@@ -290,7 +295,7 @@ def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_p
 
 
 def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
-    finish(several)
+    _sweep.finished_sweep(several)
     folder = tmp_path / "sweep"
     shutil.copytree(several, folder)
     (folder / _folder.KEYS).unlink()
@@ -322,17 +327,17 @@ def test_a_sweep_of_failures_says_why_and_fails(tmp_path, capsys, monkeypatch, s
 
 
 def test_a_damaged_part_is_named(several, tmp_path):
-    row = read_rows(several)[0]
-    write_part(tmp_path, [row])
+    layout = _folder.described(several).layout
+    write_part(tmp_path, rows_of(several)[:1], layout)
     (tmp_path / PARTS / "part-000000.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"part-000000\.parquet is damaged.*remove it"):
-        read_rows(tmp_path)
+        rows_of(tmp_path, layout)
 
 
 def test_layout_of_the_file_does_not_matter(several, small_digits):
     text = "# another comment\n" + SEVERAL.replace("[0.25, 0.5]", "[ 0.25,0.5 ]")
-    before = read_rows(several)
+    before = rows_of(several)
     run_small(text, small_digits, several, resume=True)
-    assert read_rows(several) == before
+    assert rows_of(several) == before
     assert oct((several / _folder.KEYS).stat().st_mode & 0o777) == "0o600"
-    assert identity(list_trials(spec_of(text))[0].config)["seed"] == 3
+    assert identity(list_trials(spec_of(text))[0])["seed"] == 3

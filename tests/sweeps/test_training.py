@@ -8,14 +8,32 @@ import sys
 import jax
 import numpy as np
 import pytest
-from experiments.training import train
 
 import gdpjax
-from experiments.config import RunConfig
+from experiments.config import RunConfig, resume_command
 from experiments.errors import RunInterrupted, UserError
-from gdpjax.sweeps import records
+from experiments.tasks import make_task
+from experiments.train import spec_of
+from gdpjax.sweeps import _training, records
 from gdpjax.sweeps._keys import make_keys
+from gdpjax.sweeps._spec import spec_of_mapping
 from tests.experiments.conftest import Silent
+from tests.sweeps.sweeps import examples_of
+
+
+def train(config, dataset, out, observer):
+    """What ``train`` of the experiments does, with these data, and somebody who watches."""
+    task = make_task(config.data.dataset, config.model.model, config.optimizer.optimizer)
+    job = _training.Job(
+        task,
+        examples_of(dataset),
+        _training.only_trial(spec_of_mapping(spec_of(config), task)),
+        out,
+        resume=config.run.resume,
+        diagnostics=config.run.diagnostics,
+        how_to_resume=resume_command(config, out),
+    )
+    return _training.run_job(job, observer)
 
 
 def with_run(config, **changes):
@@ -122,7 +140,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(whole, interrupted, tmp_pa
 def test_a_run_killed_before_its_first_checkpoint_is_resumed(whole, tmp_path, small_config, small_digits, monkeypatch):
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(training, "start_run", lambda *args, **kwargs: sys.exit("killed"))
+        patch.setattr(_training, "start_run", lambda *args, **kwargs: sys.exit("killed"))
         with pytest.raises(SystemExit):
             train(small_config, small_digits, out, Silent())
     with pytest.raises(UserError, match="already holds a run: add --resume"):
