@@ -90,7 +90,7 @@ def test_one_program_for_each_shape(tmp_path, small_digits):
     assert second == first, "nothing is compiled once a shape has its program"
     assert third > second
     assert fourth == third
-    rows = rows_of(tmp_path)
+    rows = rows_of(tmp_path, sweep.layout)
     assert [row["trial"] for row in rows] == list(range(8))
     assert [row["num_steps"] for row in rows] == [8, 16] * 4
     assert all(row["error"] is None for row in rows)
