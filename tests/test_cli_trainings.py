@@ -57,7 +57,7 @@ WRONG = {
     'optimizer = "sdg"': r"line 4: optimizer must be one of sgd, adam, adamw, or \"module:function\", got 'sdg'",
     "epochs = 0": r"line 12: epochs must be a whole number from 1",
     "epochs = [1, 2]": r"line 12: train takes one value of epochs; for several there is sweep-trainings",
-    "batch_size = 2000": r"batch_size must be at most the number of examples, 1000, got 2000",
+    "batch_size = 2000": r"line 11: batch_size must be at most the number of examples, 1000, got 2000",
 }
 
 

@@ -157,7 +157,7 @@ class Source:
         for length in range(len(field), 0, -1):
             if field[:length] in self.lines:
                 raise UserError(f"{self.name}, line {self.lines[field[:length]]}: {problem}")
-        raise UserError(f"{self.name}: {problem}")
+        raise UserError(problem if self.path is None else f"{self.name}: {problem}")
 
 
 def read_spec(path: Path, task_fields: TaskFields) -> Spec:

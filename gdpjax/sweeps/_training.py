@@ -19,7 +19,7 @@ from gdpjax.sweeps._program import blueprint_of
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._sweep import as_spec, require_extra
 from gdpjax.sweeps._task import Examples, Task, check_task, load_examples
-from gdpjax.sweeps._trials import Trial, identity, list_trials
+from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
 from gdpjax.sweeps._worker import make_scores
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, resume_run, start_run
 
@@ -132,6 +132,7 @@ def train(
     checked = as_spec(task, spec)
     trial = only_trial(checked)
     examples = load_examples(checked.task, checked.hold_out)
+    refuse_large_batches(checked, [trial], examples.num_examples)
     scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
     job = Job(checked.task, examples, trial, Path(out), resume, diagnostics, scored_on, how_to_resume)
     if console is None:

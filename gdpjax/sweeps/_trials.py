@@ -120,11 +120,8 @@ def plan_trials(
     """
     plans: dict[tuple[object, ...], Plan | str] = {}
     planned = []
+    refuse_large_batches(spec, trials, num_examples)
     for trial in trials:
-        batch_size = trial.settings["batch_size"]
-        if batch_size > num_examples:
-            problem = f"batch_size must be at most the number of examples, {num_examples}, got {batch_size}"
-            spec.fail((SECTION, "batch_size"), problem)
         # The other hyperparameters change neither the noise multiplier nor the cost.
         key = tuple(trial.settings.get(name) for name in ("noise_multiplier", "epsilon", "batch_size", "epochs"))
         if key not in plans:
@@ -132,6 +129,15 @@ def plan_trials(
             on_plan(len(plans))
         planned.append(_with_plan(trial, plans[key]))
     return _with_costs(planned)
+
+
+def refuse_large_batches(spec: Spec, trials: Sequence[Trial], num_examples: int) -> None:
+    """UserError with the line of the batch size where a trial has one above the number of examples."""
+    for trial in trials:
+        batch_size = trial.settings["batch_size"]
+        if batch_size > num_examples:
+            problem = f"batch_size must be at most the number of examples, {num_examples}, got {batch_size}"
+            spec.fail((SECTION, "batch_size"), problem)
 
 
 def _plan_or_reason(trial: Trial, num_examples: int) -> Plan | str:
