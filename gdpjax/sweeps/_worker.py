@@ -165,9 +165,18 @@ def make_scores(blueprint: Blueprint) -> Callable[[Trial, Any], dict[str, float]
 
     def scores(trial: Trial, params: Any) -> dict[str, float]:
         numbers = {name: jnp.float32(trial.settings[name]) for name in names}
-        return {name: float(value) for name, value in compiled(numbers, params, evaluation).items()}
+        return {name: python_number(value) for name, value in compiled(numbers, params, evaluation).items()}
 
     return scores
+
+
+def python_number(value: Any) -> float:
+    """Return the shortest decimal number that is ``value`` in its own precision.
+
+    >>> python_number(jnp.float32(0.836)), float(jnp.float32(0.836))
+    (0.836, 0.8360000252723694)
+    """
+    return float(str(np.asarray(value)[()]))
 
 
 def outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:

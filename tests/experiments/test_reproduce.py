@@ -216,7 +216,7 @@ def test_scores_of_grades():
     expected = float(jax.nn.softmax(logits) @ jnp.arange(5.0))
     scores = make_scores(Fixed, data)(logits)  # type: ignore[arg-type]
     np.testing.assert_allclose(scores["test_rmse"], np.sqrt(np.mean((expected - labels) ** 2)), rtol=1e-6)
-    assert scores["test_accuracy"] == 1 / 7
+    assert scores["test_accuracy"] == pytest.approx(1 / 7)
     assert set(make_scores(Fixed, dataclasses.replace(data, graded=False))(logits)) == {"test_accuracy"}
 
 
