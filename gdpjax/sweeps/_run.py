@@ -124,7 +124,8 @@ def run_trials(sweep: Sweep, done: set[int], backend: Backend, observer: Observe
     refused = [Outcome(trial, error=trial.error) for trial in left if trial.error]
     if refused:
         sweep.record(refused, observer)
-    keys = {trial.number: folders.keys_of(trial, sweep.root) for trial in left if trial.plan is not None}
+    # Of all trials, those on record included.
+    keys = {trial.number: folders.keys_of(trial, sweep.root) for trial in sweep.trials if trial.plan is not None}
     refuse_shared_keys(list(keys.values()))
 
     waiting: dict[concurrent.futures.Future[Result], Chunk] = {}
