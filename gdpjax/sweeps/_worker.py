@@ -176,6 +176,8 @@ def python_number(value: Any) -> float:
     >>> python_number(jnp.float32(0.836)), float(jnp.float32(0.836))
     (0.836, 0.8360000252723694)
     """
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return float(value)
     return float(str(np.asarray(value)[()]))
 
 

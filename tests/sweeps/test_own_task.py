@@ -362,3 +362,34 @@ def test_targets_are_met_with_the_noise_that_is_used():
 def test_examples_are_taken_as_they_are():
     given = Examples((np.zeros((4, 2), np.float32),), (np.zeros((1, 2), np.float32),))
     assert load_examples(dataclasses.replace(TASK, load=lambda: given)) is given
+
+
+def test_the_code_of_a_task_travels_to_a_cluster(tmp_path, monkeypatch):
+    """A package as a folder, single files by value with what lies beside them; installed packages stay."""
+    pytest.importorskip("ray", reason="needs the extra distributed")
+    from gdpjax.sweeps import _ray
+
+    root = Path(__file__).parents[2]
+    assert _ray.own_packages(TASK) == [str(root / "gdpjax"), str(root / "tests")]
+    assert _ray.own_modules(TASK) == []
+    (tmp_path / "travelling_helper.py").write_text("RATE = 0.1\n")
+    (tmp_path / "travelling_task.py").write_text(
+        "import travelling_helper\n\ndef load():\n    pass\n\ndef build(example):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import travelling_task  # type: ignore[import-not-found]
+
+    task = Task(travelling_task.load, travelling_task.build, optax.sgd)
+    names = [module.__name__ for module in _ray.own_modules(task)]
+    assert sorted(names) == ["travelling_helper", "travelling_task"]
+    assert _ray.own_packages(task) == [str(root / "gdpjax")]
+
+
+def test_counts_and_flags_are_scores_too(tmp_path):
+    def scores(params, x, y):
+        return {"right": jnp.sum(y > 0), "any": jnp.any(y > 0), "rmse": jnp.float32(0.836)}
+
+    result = sweeps.run_sweep(with_model(scores=scores), SPEC, tmp_path / "sweep")
+    _, (_, y) = own_task.load()
+    (row,) = result.rows
+    assert (row["right"], row["any"], row["rmse"]) == ((y > 0).sum(), 1.0, 0.836)
