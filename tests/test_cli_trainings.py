@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ def project(tmp_path_factory):
     """What ``gdpjax new`` writes."""
     folder = tmp_path_factory.mktemp("project")
     assert main(["new", str(folder)]) == 0
-    return folder
+    yield folder
+    sys.modules.pop("my_task", None)
 
 
 def test_the_template_trains(project, tmp_path, capsys):
