@@ -72,3 +72,13 @@ def test_a_complaint_would_be_seen(page):
     """What makes the first test mean something."""
     assert len(browser.open_page(CHROMIUM, page, "console.error('no');").console) == 1
     assert "Uncaught" in browser.open_page(CHROMIUM, page, "undefined.undefined;").console[0]
+
+
+def test_the_button_saves_every_row_as_csv(page):
+    script = """
+    window.Blob = function (parts) { document.body.dataset.lines = parts[0].trim().split("\\n").length; };
+    URL.createObjectURL = () => "#";
+    document.getElementById("csv").click();"""
+    opened = browser.open_page(CHROMIUM, page, script)
+    assert opened.console == []
+    assert 'data-lines="41"' in opened.document
