@@ -18,6 +18,7 @@ vocabulary) can be taken from private data unnoticed.
 """
 
 import dataclasses
+import functools
 import hashlib
 import re
 import traceback
@@ -85,7 +86,7 @@ class Task:
     ...     def loss(w, x, y):
     ...         return (w * x - y) ** 2 + penalty * w**2
     ...     def scores(w, x, y):
-    ...         return {"error": jnp.mean((w * x - y) ** 2)}
+    ...         return {"mse": jnp.mean((w * x - y) ** 2)}
     ...     return Model(lambda key: jnp.zeros(()), loss, scores)
     >>> task = Task(load, build, optax.sgd)
     >>> list(task.hyperparameters)
@@ -110,18 +111,21 @@ class Task:
         if unknown:
             raise UserError(f"defaults has {unknown[0]}, which is no hyperparameter of this task")
 
-    @property
+    @functools.cached_property
     def hyperparameters(self) -> dict[str, Hyperparameter]:
         """Everything that a spec may give a value to: the learning rate, the standard ones, the others."""
+        for name in self._of_optimizer.keys() & self._of_build.keys():
+            if self._of_optimizer[name].whole != self._of_build[name].whole:
+                raise UserError(f"{name} is a whole number for one of build and optimizer, and real for the other")
         own = self._of_optimizer | self._of_build
         first = {name: own.pop(name) for name in (LEARNING_RATE,) if name in own}
         return first | STANDARD | own
 
-    @property
+    @functools.cached_property
     def _of_build(self) -> dict[str, Hyperparameter]:
         return own_hyperparameters(self.build, skip=1, what="build")
 
-    @property
+    @functools.cached_property
     def _of_optimizer(self) -> dict[str, Hyperparameter]:
         return own_hyperparameters(self.optimizer, skip=0, what="optimizer")
 

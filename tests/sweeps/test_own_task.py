@@ -237,6 +237,8 @@ def test_wrong_loaders_are_refused():
 def test_a_name_that_means_something_else_is_refused():
     with pytest.raises(UserError, match="build has a parameter epsilon"):
         Task(own_task.load, lambda example, epsilon=1.0: None, own_task.optimizer)  # type: ignore[return-value]
+    with pytest.raises(UserError, match="momentum is a whole number for one of build and optimizer"):
+        Task(own_task.load, lambda example, momentum=1: None, own_task.optimizer)  # type: ignore[return-value]
 
 
 def test_a_score_that_is_not_a_number_is_a_failure_of_its_trial(tmp_path):
