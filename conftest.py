@@ -16,6 +16,9 @@ import pytest
 from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
+collect_ignore = ["gdpjax/sweeps/template/my_task.py"]  # the user's own module, by its own name
+
+
 OPTIMIZED = (
     "tests/core",
     "tests/accounting/numeric/test_errors.py",

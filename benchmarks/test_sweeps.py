@@ -78,8 +78,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
     load_before, begun = machine.load_average(), time.perf_counter()
     report = sweep_report.measure(settings.report_trials)
-    trials, dataset = _trials(settings)
-    ways = {name: make(trials, dataset, settings) for name, make in {ONE: _together, SCAN: _scan, LOOP: _loop}.items()}
+    trials, work = _trials(settings)
+    ways = {name: make(trials, work, settings) for name, make in {ONE: _together, SCAN: _scan, LOOP: _loop}.items()}
     for way in ways.values():
         way.call()
     times = clocks.in_turn({name: way.call for name, way in ways.items()}, settings.repetitions)
@@ -130,18 +130,26 @@ def _platform() -> str:
     return jax.default_backend()
 
 
-def _trials(settings: Settings) -> tuple[list[Any], Any]:
-    from experiments import datasets
-    from experiments.sweeps import list_trials, parse_spec, plan_trials
+def _trials(settings: Settings) -> tuple[list[Any], "Work"]:
+    from experiments.tasks import NamedTask
+    from gdpjax.sweeps import parse_spec
+    from gdpjax.sweeps.parts import list_trials, load_examples, plan_trials
 
     if settings.configurations < 8 or settings.configurations % 4:
         raise ValueError(f"configurations must be a multiple of 4, at least 8, got {settings.configurations}")
     options = settings._asdict() | {"count": settings.configurations // 4}
-    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options))
-    dataset = datasets.load(settings.dataset)
-    trials = plan_trials(spec, list_trials(spec), dataset.num_examples)
+    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), NamedTask())
+    examples = load_examples(spec.task)
+    trials = plan_trials(spec, list_trials(spec), examples.num_examples)
     assert len(trials) == settings.configurations
-    return trials, dataset
+    return trials, Work(spec.task, examples)
+
+
+class Work(NamedTuple):
+    """A task and its data in memory."""
+
+    task: Any
+    examples: Any
 
 
 class _Compiling:
@@ -159,20 +167,22 @@ class _Compiling:
         self.seconds, self.count = time.perf_counter() - self._begun, clocks.compilations() - self._before
 
 
-def _together(trials: list[Any], dataset: Any, settings: Settings) -> Way:
+def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
     """All configurations through the sweep's own program, in its threads."""
     import jax
 
-    from experiments.sweeps import arguments_of, compile_shape, keys_of, num_slots
+    from gdpjax.sweeps.parts import arguments_of, blueprint_of, compile_shape, keys_of, num_slots
 
     slots = min(num_slots(), len(trials))
     width = len(trials) // slots
+    blueprint = blueprint_of(work.task, work.examples, trials[0].plan, trials[0].settings)
     with _Compiling() as compiling:
-        program, data = compile_shape(trials, dataset, width=width, memory_bytes=10**11, slots=slots)
-    chunks = [trials[first : first + width] for first in range(0, len(trials), width)]
-    arguments = [
-        arguments_of(chunk, [keys_of(trial, jax.random.key(0)) for trial in chunk], program.width) for chunk in chunks
-    ]
+        program, data = compile_shape(blueprint, trials[0].settings, width, memory_bytes=10**11, slots=slots)
+    arguments = []
+    for first in range(0, len(trials), width):
+        chunk = trials[first : first + width]
+        keys = [keys_of(trial, jax.random.key(0)) for trial in chunk]
+        arguments.append(arguments_of([trial.settings for trial in chunk], keys, blueprint.real, program.width))
     starts = [(hyper, program.start(hyper, keys)) for hyper, keys in arguments]
     calls = max(1, settings.steps // program.steps_per_call)
     pool = concurrent.futures.ThreadPoolExecutor(slots)
@@ -188,7 +198,7 @@ def _together(trials: list[Any], dataset: Any, settings: Settings) -> Way:
     return Way(lambda: list(pool.map(advance, starts)), steps, compiling.seconds, compiling.count, 1, facts)
 
 
-def _scan(trials: list[Any], dataset: Any, settings: Settings) -> Way:
+def _scan(trials: list[Any], work: "Work", settings: Settings) -> Way:
     """A configuration's steps as one compiled scan."""
     import jax
 
@@ -196,10 +206,10 @@ def _scan(trials: list[Any], dataset: Any, settings: Settings) -> Way:
         program = training.run_steps.lower(state, data, settings.steps).compile()
         return lambda: jax.block_until_ready(program(state, data)[0])
 
-    return _alone(trials, dataset, settings, compiled)
+    return _alone(trials, work, settings, compiled)
 
 
-def _loop(trials: list[Any], dataset: Any, settings: Settings) -> Way:
+def _loop(trials: list[Any], work: "Work", settings: Settings) -> Way:
     """A configuration's jitted step in a Python loop. The first step is counted as compilation."""
     import jax
 
@@ -214,22 +224,24 @@ def _loop(trials: list[Any], dataset: Any, settings: Settings) -> Way:
 
         return call
 
-    return _alone(trials, dataset, settings, compiled)
+    return _alone(trials, work, settings, compiled)
 
 
-def _alone(trials: list[Any], dataset: Any, settings: Settings, compiled: Callable[..., Any]) -> Way:
+def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callable[..., Any]) -> Way:
     """The first few configurations one after another, each compiled by itself."""
     import jax
 
-    from experiments.engine import build_engine
+    from gdpjax.sweeps.parts import blueprint_of
 
     calls, seconds, counts = [], [], []
     for trial in trials[: settings.alone]:
-        engine = build_engine(trial.config, dataset, trial.plan, jax.random.key(trial.number))
-        data = engine.training.place(dataset.train_inputs, dataset.train_labels)
-        state = engine.training.init(engine.params, jax.random.key(100 + trial.number))
+        blueprint = blueprint_of(work.task, work.examples, trial.plan, trial.settings)
+        training = blueprint.training(trial.settings)
+        data = training.place(*work.examples.train)
+        params = blueprint.model(trial.settings).init(jax.random.key(trial.number))
+        state = training.init(params, jax.random.key(100 + trial.number))
         with _Compiling() as compiling:
-            calls.append(compiled(engine.training, state, data))
+            calls.append(compiled(training, state, data))
         seconds.append(compiling.seconds)
         counts.append(compiling.count)
     steps, facts = settings.steps * len(calls), {"configurations_timed": len(calls)}

@@ -6,12 +6,8 @@ Run ``python -m experiments --help``. Where things are:
 * `cli`         the table of subcommands, and how errors become one line and an exit code
 * `datasets`    scikit-learn's digits; MNIST and Adult from a folder or a checked download
 * `models`      small flax networks
-* `plan`        the public constants of a run: sampling probability, capacity, number of steps
-* `keys`        one independent stream of randomness per use
-* `engine`      the jitted pieces: draw a batch, take a step, measure accuracy
-* `training`    the loop, with records and checkpoints
-* `privacy`     from the ledger of what was run to its epsilons
-* `records`     the files of a run; `checkpoint` the part that resumes it bit for bit
-* `progress`, `report`, `plots`   what a person sees
-* `sweeps`      many trainings, those of one shape in one compiled program
+* `tasks`       data sets, models and optimizers as tasks of `gdpjax.sweeps`, which runs, records and resumes them
+* `train`, `sweep`, `demo`   the commands that do so
+* `engine`      networks initialised, and judged on test data
+* `tables`, `plots`   what a person sees
 """

@@ -89,13 +89,13 @@ def _language_cost(config: Any) -> None:
 
 
 def _sweep(config: Any) -> None:
-    from experiments.sweeps import run
+    from experiments.sweep import run
 
     run(config)
 
 
 def _sweep_report(config: Any) -> None:
-    from experiments.sweeps import report
+    from experiments.sweep import report
 
     report(config)
 

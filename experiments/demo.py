@@ -6,8 +6,8 @@ from rich.console import Console
 
 from experiments.config import PRESETS, DemoConfig
 from experiments.plots import save_accuracy_and_epsilon
-from experiments.report import print_result
 from experiments.train import run_quietly
+from gdpjax.sweeps import print_training
 
 FIGURE = "accuracy_and_epsilon.png"
 
@@ -16,6 +16,6 @@ def run(config: DemoConfig) -> None:
     """Train on digits with the defaults of ``train``."""
     console = Console()
     result = run_quietly(dataclasses.replace(PRESETS["digits"], run=config.run), console, "demo")
-    print_result(console, result)
+    print_training(console, result)
     save_accuracy_and_epsilon(result.history, result.cost.delta, result.out / FIGURE)
     console.print(f"Figure: {result.out / FIGURE}", soft_wrap=True)

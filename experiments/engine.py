@@ -1,39 +1,18 @@
-"""The model of a run, its private training, and how it is judged."""
+"""The networks of the experiments: made for a data set, initialised, and judged on test data."""
 
-import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
 
-import gdpjax
 from experiments import models
 from experiments.config import TrainConfig
 from experiments.datasets import Dataset
-from gdpjax.training import Training, private_training
 
 EVALUATION_CHUNK = 5000
-
-
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """Training, initial parameters and ``scores(params)`` of one run."""
-
-    training: Training
-    params: Any
-    scores: Callable[[Any], dict[str, float]]
-
-
-def build_engine(config: TrainConfig, dataset: Dataset, plan: gdpjax.Plan, init_key: jax.Array) -> Engine:
-    """Model, loss and optimizer of one run."""
-    model = build_model(config, dataset)
-    params = initial_params(model, dataset, init_key)
-    training = build_training(config, model, plan, config.optimizer.learning_rate)
-    return Engine(training, params, make_scores(model, dataset))
+"""Rows of the test data that go through a network at a time."""
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> nn.Module:
@@ -41,35 +20,41 @@ def build_model(config: TrainConfig, dataset: Dataset) -> nn.Module:
     return models.build(config.model.model, dataset.example, dataset.num_classes)
 
 
-def initial_params(model: nn.Module, dataset: Dataset, key: jax.Array) -> Any:
-    """Random weights; works in compiled code."""
-    return model.init(key, jnp.zeros(dataset.example.shape, dataset.example.dtype))["params"]
+def initial_params(model: nn.Module, example: Any, key: jax.Array) -> Any:
+    """Random weights for inputs like ``example``; works in compiled code."""
+    return model.init(key, jnp.zeros(example.shape, example.dtype))["params"]
 
 
-def build_training(config: TrainConfig, model: nn.Module, plan: gdpjax.Plan, learning_rate: Any) -> Training:
-    """The private training of a plan. The learning rate, and the plan's noise and clip norm, may be traced."""
-    optimizer = {"sgd": optax.sgd, "adam": optax.adam}[config.optimizer.optimizer](learning_rate)
-    return private_training(plan, models.example_loss(model), optimizer)
-
-
-def make_scores(model: nn.Module, dataset: Dataset) -> Callable[[Any], dict[str, float]]:
-    """``scores(params)`` on the test data: ``test_accuracy``, and ``test_rmse`` where labels are grades.
+def scores_of(model: nn.Module, num_classes: int, graded: bool) -> Callable[..., dict[str, jax.Array]]:
+    """``scores(params, inputs, labels)``: ``test_accuracy``, and ``test_rmse`` where labels are grades.
 
     The second is the root of the mean squared difference between a grade and the one that the model expects.
     """
 
-    @jax.jit
     def totals(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = jnp.asarray(model.apply({"params": params}, inputs))
-        expected = jax.nn.softmax(logits) @ jnp.arange(dataset.num_classes, dtype=logits.dtype)
+        expected = jax.nn.softmax(logits) @ jnp.arange(num_classes, dtype=logits.dtype)
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum((expected - labels) ** 2)
 
-    def scores(params: Any) -> dict[str, float]:
-        count = len(dataset.test_labels)
-        chunks = (slice(start, start + EVALUATION_CHUNK) for start in range(0, count, EVALUATION_CHUNK))
-        found = [totals(params, dataset.test_inputs[c], dataset.test_labels[c]) for c in chunks]
-        correct, squares = (sum(map(float, column)) for column in zip(*found, strict=True))
-        rmse = {"test_rmse": math.sqrt(squares / count)} if dataset.graded else {}
+    def scores(params: Any, inputs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        count = len(labels)
+        correct, squares = jnp.zeros((), jnp.int32), jnp.zeros(())
+        for start in range(0, count, EVALUATION_CHUNK):
+            chunk = slice(start, start + EVALUATION_CHUNK)
+            more_correct, more_squares = totals(params, inputs[chunk], labels[chunk])
+            correct, squares = correct + more_correct, squares + more_squares
+        rmse = {"test_rmse": jnp.sqrt(squares / count)} if graded else {}
         return {"test_accuracy": correct / count} | rmse
+
+    return scores
+
+
+def make_scores(model: nn.Module, dataset: Dataset) -> Callable[[Any], dict[str, float]]:
+    """``scores(params)`` on the test data of a data set, as Python numbers."""
+    compiled = jax.jit(scores_of(model, dataset.num_classes, dataset.graded))
+
+    def scores(params: Any) -> dict[str, float]:
+        found = compiled(params, dataset.test_inputs, dataset.test_labels)
+        return {name: float(value) for name, value in found.items()}
 
     return scores

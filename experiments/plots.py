@@ -3,28 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+
+from gdpjax.sweeps.style import CERTIFIED_COLOR, draw_grid, figure_at, scientific
 
 # a palette that survives colour blindness (Okabe and Ito) and greyscale, by line style
 CURVES = (
     ("epsilon_moments_accountant", "moments accountant (upper bound)", "#D55E00", "--"),
     ("epsilon_clt", "CLT (asymptotic, may understate)", "#E69F00", ":"),
 )
-CERTIFIED_COLOR = "#0072B2"
 MARKER: dict[str, Any] = {"marker": ".", "markersize": 4}
 
 
 def save_accuracy_and_epsilon(history: list[dict[str, Any]], delta: float, path: Path) -> None:
     """Test accuracy (left) and every epsilon (right) against steps, from the public records of a run."""
-    with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 2.9), layout="constrained")
-        steps = [record["step"] for record in history]
-        left.plot(steps, [100 * record["test_accuracy"] for record in history], color="black", **MARKER)
+    steps = [record["step"] for record in history]
+    accuracies = [100 * record["test_accuracy"] for record in history]
+    with figure_at(path, 1, 2, figsize=(7.2, 2.9)) as (_, (left, right)):
+        left.plot(steps, accuracies, color="black", **MARKER)
         left.set(xlabel="steps", ylabel="test accuracy (%)", title="Accuracy", xlim=(0, None), ylim=(None, 100))
         _draw_epsilons(right, history, steps)
         right.set(xlabel="steps", ylabel=rf"$\varepsilon$ at $\delta = {scientific(delta)}$", title="Privacy spent")
@@ -32,16 +28,7 @@ def save_accuracy_and_epsilon(history: list[dict[str, Any]], delta: float, path:
         right.set(xlim=(0, None), ylim=(0, 1.45 * max(line.get_ydata()[-1] for line in right.lines)))
         right.legend(loc="upper left", borderaxespad=0, framealpha=1, edgecolor="none")
         for axes in (left, right):
-            axes.grid(alpha=0.25, linewidth=0.5)
-        figure.savefig(path, dpi=200, bbox_inches="tight")
-        plt.close(figure)
-
-
-def scientific(value: float) -> str:
-    """A number as mathtext: 1e-05 is 10^{-5}."""
-    mantissa, exponent = f"{value:e}".split("e")
-    factor = f"{float(mantissa):g}"
-    return ("" if factor == "1" else rf"{factor} \times ") + f"10^{{{int(exponent)}}}"
+            draw_grid(axes)
 
 
 def _draw_epsilons(axes: Axes, history: list[dict[str, Any]], steps: list[int]) -> None:

@@ -5,12 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import datasets
-from experiments.config import TrainConfig, validate
-from experiments.keys import SEED_NOTICE
-from experiments.progress import ProgressObserver
-from experiments.report import print_result
-from experiments.training import Result, train
+from experiments.config import TrainConfig, resume_command, validate
+from experiments.tasks import make_task, numbers_of
+from gdpjax.sweeps import TrainingResult, print_training, train
 
 
 def default_folder(name: str) -> Path:
@@ -18,17 +15,31 @@ def default_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
-def run_quietly(config: TrainConfig, console: Console, name: str) -> Result:
+def run_quietly(config: TrainConfig, console: Console, name: str) -> TrainingResult:
     """Validate, load and train, with a progress bar but without the final report."""
     validate(config)
-    if config.run.seed is not None:
-        console.print(f"[bold yellow]{SEED_NOTICE}")
-    dataset = datasets.load(config.data.dataset)
-    with ProgressObserver(console) as observer:
-        return train(config, dataset, config.run.out or default_folder(name), observer)
+    out = config.run.out or default_folder(name)
+    task = make_task(config.data.dataset, config.model.model, config.optimizer.optimizer)
+    return train(
+        task,
+        spec_of(config),
+        out,
+        resume=config.run.resume,
+        diagnostics=config.run.diagnostics,
+        console=console,
+        how_to_resume=resume_command(config, out),
+    )
+
+
+def spec_of(config: TrainConfig) -> dict[str, object]:
+    """The configuration as a spec of one training."""
+    numbers = numbers_of(config)
+    delta = numbers.pop("delta")
+    seeds = 1 if config.run.seed is None else [config.run.seed]
+    return {"delta": delta, "hyperparameters": {**numbers, "seeds": seeds}}
 
 
 def run(config: TrainConfig) -> None:
     """Train and report."""
     console = Console()
-    print_result(console, run_quietly(config, console, config.data.dataset))
+    print_training(console, run_quietly(config, console, config.data.dataset))

@@ -5,6 +5,9 @@ Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an 
 run.
 """
 
+import importlib
+from typing import Any
+
 from gdpjax import (
     accounting,
     auditing,
@@ -50,6 +53,14 @@ from gdpjax.transforms import (
 
 __version__ = VERSION
 
+
+def __getattr__(name: str) -> Any:
+    """Import ``gdpjax.sweeps`` when it is first asked for: a program that trains nothing does without it."""
+    if name == "sweeps":
+        return importlib.import_module("gdpjax.sweeps")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "AutoS",
     "Bounds",
@@ -88,6 +99,7 @@ __all__ = [
     "report",
     "reporting",
     "sampling",
+    "sweeps",
     "tradeoff",
     "training",
     "use_compilation_cache",

@@ -28,6 +28,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "gdpjax").rglob("*.py")}
     assert sources <= set(names)
+    others = ("page.html", "template/train.toml", "template/sweep.toml", "template/README.md")
+    assert {f"gdpjax/sweeps/{name}" for name in others} <= set(names)
     assert all(name.startswith(("gdpjax/", "gdpjax-")) for name in names)
 
 
@@ -47,11 +49,39 @@ def test_installed_wheel_works_without_the_repository(wheel, tmp_path):
 
 
 def test_import_loads_neither_extras_nor_slow_modules():
-    unwanted = ["flax", "matplotlib", "pyarrow", "scipy.stats", "sklearn", "rich", "tyro", "orbax", "pooch"]
+    unwanted = ["flax", "matplotlib", "pyarrow", "scipy.stats", "sklearn", "rich", "tyro", "orbax", "pooch", "jinja2"]
     unwanted += ["dp_accounting"]
-    script = f"import sys, gdpjax.cli; print([name for name in {unwanted} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+    for modules in ("gdpjax.cli", "gdpjax.sweeps"):
+        script = f"import sys, {modules}; print([name for name in {unwanted} if name in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
+        assert done.stdout.strip() == "[]", modules
+
+
+def test_sweeps_are_imported_when_they_are_asked_for():
+    script = (
+        "import sys, gdpjax; assert 'gdpjax.sweeps' not in sys.modules;"
+        "assert gdpjax.sweeps.Task is sys.modules['gdpjax.sweeps'].Task"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_the_template_of_the_installed_wheel_trains(wheel, tmp_path):
+    """From the files that ``gdpjax new`` writes, without the repository."""
+    packages = tmp_path / "packages"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    script = f"import sys; sys.path.insert(0, {str(packages)!r}); from gdpjax.cli import main; sys.exit(main())"
+
+    def gdpjax_command(*arguments):
+        command = [sys.executable, "-I", "-c", script, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    gdpjax_command("new", "mine")
+    said = gdpjax_command("train", "mine/train.toml", "--out", "run")
+    assert "epsilon, certified" in said
+    assert (tmp_path / "run" / "result.json").is_file()
 
 
 def test_import_leaves_jax_alone():

@@ -390,8 +390,8 @@ TRAPS = {
     36: Trap(
         "Private diagnostics (training loss, gradient norms) are released as if covered.",
         (
-            "tests/experiments/test_training.py::test_public_records",
-            "tests/experiments/test_training.py::test_private_diagnostics_are_apart_and_marked",
+            "tests/sweeps/test_training.py::test_public_records",
+            "tests/sweeps/test_training.py::test_private_diagnostics_are_apart_and_marked",
             "tests/training/test_plan.py::test_statement_has_every_item",
         ),
         "a training loss among the public metrics; the diagnostics' file without its mark; the statement without what "
@@ -409,7 +409,7 @@ TRAPS = {
             "tests/transforms/test_privatize.py::test_a_shared_key_behind_a_batched_predicate_gives_nan",
             "tests/training/test_loop.py::test_a_sweep_is_one_program",
             "tests/training/test_run.py::test_a_key_used_twice",
-            "tests/experiments/test_training.py::test_unseeded_keys_differ_in_every_stream",
+            "tests/sweeps/test_training.py::test_unseeded_keys_differ_in_every_stream",
             "tests/transforms/test_keys.py::test_one_key_for_the_configurations_of_a_loop_is_refused",
             "tests/transforms/test_keys.py::test_whatever_draws_refuses_a_key_that_is_a_constant_of_a_loop",
             "tests/transforms/test_keys.py::test_configurations_over_a_mesh_that_share_a_key_are_refused",
@@ -524,7 +524,7 @@ TRAPS = {
         "The keys of the noise can be read by other users.",
         (
             "tests/training/test_run_folder.py::test_what_is_not_for_release_is_private_whatever_the_umask",
-            "tests/experiments/test_records.py::test_diagnostics_are_readable_by_their_owner_only",
+            "tests/sweeps/test_records.py::test_diagnostics_are_readable_by_their_owner_only",
         ),
         "files made with the umask's mode",
     ),

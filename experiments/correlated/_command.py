@@ -10,13 +10,14 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import gdpjax
-from experiments import datasets, records
+from experiments import datasets
 from experiments.config import CorrelatedConfig
 from experiments.correlated import _tables
 from experiments.correlated._methods import METHODS, TASKS, Task, plan_of
 from experiments.correlated._trials import Trial, train_missing
 from experiments.datasets import Dataset
 from experiments.errors import UserError
+from gdpjax.sweeps import records
 
 
 def run(config: CorrelatedConfig) -> None:

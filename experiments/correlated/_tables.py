@@ -14,11 +14,12 @@ import scipy.stats
 from matplotlib import pyplot as plt
 
 import gdpjax
-from experiments import records
 from experiments.config import CorrelatedConfig
 from experiments.correlated._methods import DELTA, METHODS, Task, describe, rmse_of
 from experiments.correlated._trials import Trial
-from experiments.tables import markdown_table, mean_and_stdev, upper
+from experiments.tables import markdown_table, mean_and_stdev
+from gdpjax.sweeps import records
+from gdpjax.sweeps.rounding import upper
 
 COLORS = ("#555555", "#D55E00", "#0072B2", "#009E73", "#CC79A7")  # Okabe and Ito
 MARKERS = ("o", "s", "^", "v", "D")

@@ -13,11 +13,12 @@ import numpy as np
 import optax
 
 import gdpjax
-from experiments import models, records
+from experiments import models
 from experiments.correlated._methods import Task
 from experiments.datasets import Dataset
 from experiments.engine import initial_params, make_scores
 from experiments.errors import UserError
+from gdpjax.sweeps import records
 from gdpjax.training import FINISHED, Data, private_training
 
 TRIALS = "trials.jsonl"
@@ -115,7 +116,7 @@ def _program(
         traced = plan.replace(noise_multiplier=noise_multiplier)
         training = private_training(traced, loss, optax.sgd(learning_rate))
         init_key, run_key = jax.random.split(key)
-        state = training.init(initial_params(model, dataset, init_key), run_key)
+        state = training.init(initial_params(model, dataset.example, init_key), run_key)
         state, _ = training.run_steps(state, data, plan.max_steps)
         return state.params, state.status
 

@@ -6,7 +6,7 @@ from experiments.datasets._files import ENVIRONMENT_VARIABLE, read_gzip
 from experiments.datasets._imdb import load_imdb, load_imdb_words
 from experiments.datasets._mnist import load_mnist, load_mnist_scattering
 from experiments.datasets._movielens import load_movielens
-from experiments.datasets._types import Dataset
+from experiments.datasets._types import Dataset, Facts
 from experiments.errors import UserError
 
 LOADERS = {
@@ -19,6 +19,17 @@ LOADERS = {
     "imdb_words": load_imdb_words,
 }
 
+FACTS = {
+    "digits": Facts(10),
+    "mnist": Facts(10),
+    "adult": Facts(2),
+    "imdb": Facts(2),
+    "movielens": Facts(5, graded=True),
+    "mnist_scattering": Facts(10),
+    "imdb_words": Facts(2),
+}
+"""What is public of each data set, whatever is in it."""
+
 
 def load(name: str) -> Dataset:
     """Load a data set, or say why it cannot be."""
@@ -27,4 +38,4 @@ def load(name: str) -> Dataset:
     return LOADERS[name]()
 
 
-__all__ = ["ENVIRONMENT_VARIABLE", "LOADERS", "Dataset", "load", "read_gzip"]
+__all__ = ["ENVIRONMENT_VARIABLE", "FACTS", "LOADERS", "Dataset", "Facts", "load", "read_gzip"]

@@ -1,12 +1,19 @@
 """The shape every data set has."""
 
 import dataclasses
-import hashlib
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-HOLD_OUT_SEED = 20191127
+from gdpjax.sweeps import Examples
+
+
+class Facts(NamedTuple):
+    """How many labels there are, and whether they are grades, one above the other."""
+
+    num_classes: int
+    graded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +51,6 @@ class Dataset:
 
         What is chosen by such results has not seen the test data.
         """
-        order = np.random.default_rng(HOLD_OUT_SEED).permutation(self.num_examples)
-        train, test = np.split(order, [self.num_examples - round(fraction * self.num_examples)])
-        inputs, labels = self.train_inputs, self.train_labels
-        return dataclasses.replace(
-            self, train_inputs=inputs[train], train_labels=labels[train], test_inputs=inputs[test],
-            test_labels=labels[test],
-        )  # fmt: skip
-
-    def digest(self) -> str:
-        """A hash of all of it. It is a function of private data: keep it with the checkpoints, never publish it."""
-        sha = hashlib.sha256()
-        for array in (self.train_inputs, self.train_labels, self.test_inputs, self.test_labels):
-            sha.update(f"{array.shape}{array.dtype}".encode())
-            sha.update(np.ascontiguousarray(array).tobytes())
-        return sha.hexdigest()
+        train, test = (self.train_inputs, self.train_labels), (self.test_inputs, self.test_labels)
+        held = Examples(train, test).hold_out(fraction)
+        return Dataset(*held.train, *held.evaluation, graded=self.graded)

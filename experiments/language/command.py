@@ -21,10 +21,8 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import gdpjax
-from experiments import records
 from experiments.config import LanguageConfig
 from experiments.errors import RunInterrupted, UserError
-from experiments.keys import SEED_NOTICE, make_keys
 from experiments.language.config import PRESETS, ModelConfig
 from experiments.language.evaluation import perplexity, sample_of
 from experiments.language.finetuning import Finetuning
@@ -37,7 +35,10 @@ from experiments.language.storage import load_params, save_params
 from experiments.language.texts import Texts, max_units, read_texts
 from experiments.language.tokenizer import tokenize
 from experiments.language.weights import load_published
-from experiments.tables import markdown_table, upper
+from experiments.tables import markdown_table
+from gdpjax.sweeps import records
+from gdpjax.sweeps.parts import SEED_NOTICE, make_keys
+from gdpjax.sweeps.rounding import upper
 from gdpjax.training import CheckpointError, Data, Run, has_run, resume_run, start_run
 
 WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"

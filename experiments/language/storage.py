@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from safetensors import SafetensorError
 from safetensors.flax import load, save
 
-from experiments import records
 from experiments.errors import UserError
+from gdpjax.sweeps import records
 
 
 def save_params(path: Path, params: Mapping[str, Any]) -> None:

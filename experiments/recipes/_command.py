@@ -5,11 +5,12 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments import sweeps
+from experiments import sweep
 from experiments.config import RecipesConfig, SweepConfig
 from experiments.recipes import _tables
 from experiments.recipes._outcome import outcome
 from experiments.recipes._recipes import RECIPES, Recipe
+from gdpjax.sweeps.parts import Row, described, is_finished, read_rows
 
 
 def run(config: RecipesConfig) -> None:
@@ -33,12 +34,12 @@ def _recipe(recipe: Recipe, runs: Path) -> dict[str, Any]:
     searched, trained = (
         _sweep(file, runs / f"{recipe.name}-{part}") for file, part in zip(files, ("search", "winner"), strict=True)
     )
-    search, winner = map(sweeps.read_spec, files)
+    search, winner = map(sweep.read, files)
     return outcome(recipe, (search, winner), searched, trained)
 
 
-def _sweep(spec: Path, out: Path) -> list[sweeps.Row]:
+def _sweep(spec: Path, out: Path) -> list[Row]:
     """The rows of a sweep, from its folder as far as they are there. One trial at a time: they are large."""
-    if not sweeps.is_finished(out, sweeps.read_spec(spec)):
-        sweeps.run(SweepConfig(spec, out=out, resume=out.exists(), width=1))
-    return sweeps.read_rows(out)
+    if not is_finished(out, sweep.read(spec)):
+        sweep.run(SweepConfig(spec, out=out, resume=out.exists(), width=1))
+    return read_rows(out, described(out).layout)

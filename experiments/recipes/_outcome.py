@@ -12,9 +12,10 @@ from typing import Any
 
 from experiments.errors import UserError
 from experiments.recipes._recipes import Recipe
-from experiments.sweeps import Row, Spec
 from experiments.tables import mean_and_stdev
 from gdpjax import accounting
+from gdpjax.sweeps import Spec
+from gdpjax.sweeps.parts import Row
 
 SETTINGS = ("learning_rate", "l2_clip_norm", "epsilon", "batch_size", "epochs")
 COST = ("mu_clt", "epsilon_clt", "epsilon_moments_accountant", "epsilon_lower", "epsilon_upper")
@@ -35,7 +36,7 @@ def outcome(
     search, model = specs
     tried, scores = recipe.tried_before + len(searched), [row[recipe.score] for row in found[1]]
     return {
-        "dataset": model.dataset, "model": model.model, "optimizer": model.optimizer, "delta": model.delta,
+        **model.task.names, "delta": model.delta,
         "settings": {name: winner[name] for name in (*SETTINGS, "noise_multiplier", "sampling_prob", "num_steps")},
         "score": recipe.score, "seeds": [row["seed"] for row in found[1]],
         "test": mean_and_stdev(scores) | {"values": scores},
@@ -55,7 +56,7 @@ def good(rows: Sequence[Row], spec: Spec) -> list[Row]:
     """The rows without an error; UserError if there are none."""
     kept = [row for row in rows if row["error"] is None]
     if not kept:
-        raise UserError(f"every trial of {spec.path} failed: {rows[0]['error'] if rows else 'there is none'}")
+        raise UserError(f"every trial of {spec.source.name} failed: {rows[0]['error'] if rows else 'there is none'}")
     return kept
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
-from experiments import records
-from experiments.tables import interval, markdown_table, upper
+from experiments.tables import markdown_table
+from gdpjax.sweeps import records
+from gdpjax.sweeps.rounding import interval, upper
 
 NAME = "recipes.json"
 HEAD = (

@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
-from experiments import tables
 from experiments.errors import UserError
 from experiments.reproduce import _grid
 from experiments.reproduce._experiments import CERTIFIED_NOISE, FIGURE4_EPSILON
 from experiments.reproduce._tables import path_of, read_rows
 from gdpjax import accounting
+from gdpjax.sweeps.rounding import upper as rounded_up
 
 BLUE, ORANGE, RED, GREEN = "#0072B2", "#E69F00", "#D55E00", "#009E73"  # Okabe and Ito
 STYLE: Any = {
@@ -109,7 +109,7 @@ def print_sequel(results: Path, console: Console) -> None:
     for epochs in NOISE:
         if found := at_equal_cost(rows, epochs):
             bought = ", ".join(f"{by} {100 * found[by]:.2f} %" for by in CHOSEN_BY)
-            epsilon = tables.upper(found["epsilon"], 3)
+            epsilon = rounded_up(found["epsilon"], 3)
             console.print(f"Figure 4, {epochs} epochs, at certified epsilon {epsilon}: noise by {bought}")
 
 
@@ -186,7 +186,7 @@ def _curve(axes: Axes, row: dict[str, Any], title: str) -> None:
         if "test_rmse" in found
         else f"{100 * found['test_accuracy']['mean']:.1f} %"
     )
-    epsilon = tables.upper(cost["epsilon_upper"], 2)
+    epsilon = rounded_up(cost["epsilon_upper"], 2)
     label = f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {epsilon}"
     axes.set(xlabel=r"type I error $\alpha$", ylabel=r"power $1 - f(\alpha)$", xscale="log", yscale="log", title=label)
     axes.set(xlim=(1e-6, 1), ylim=(1e-6, 1.3), aspect="equal")

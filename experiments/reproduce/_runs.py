@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import records
 from experiments.config import TrainConfig, identity
 from experiments.errors import RunInterrupted, UserError
 from experiments.reproduce._experiments import Row
 from experiments.train import run_quietly
+from gdpjax.sweeps import records
 
 
 class Planned(NamedTuple):

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from experiments import records
 from experiments.config import identity
 from experiments.reproduce._experiments import EXPERIMENTS, Row
 from experiments.reproduce._runs import Outcomes, Planned
-from experiments.tables import interval, markdown_table, mean_and_stdev, upper
+from experiments.tables import markdown_table, mean_and_stdev
 from gdpjax import accounting
+from gdpjax.sweeps import records
+from gdpjax.sweeps.rounding import interval, upper
 
 SOURCE = "arXiv:1911.11607"
 SCORES = ("test_accuracy", "test_rmse")

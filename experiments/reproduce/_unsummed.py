@@ -17,12 +17,14 @@ import jax.numpy as jnp
 import optax
 from rich.console import Console
 
-from experiments import datasets, records
+from experiments import datasets
 from experiments.config import PRESETS
 from experiments.engine import build_model, initial_params, make_scores
-from experiments.plan import make_plan
 from experiments.tables import mean_and_stdev
+from experiments.tasks import numbers_of
 from gdpjax.sampling import poisson_sample
+from gdpjax.sweeps import records
+from gdpjax.sweeps.parts import plan_of
 
 SEEDS = (0, 1, 2)
 FILE = "imdb_clipping.json"
@@ -51,9 +53,10 @@ def write(results: Path, console: Console) -> None:
 def accuracy(seed: int, added: bool) -> float:
     """Test accuracy after the paper's epochs. Batches, noise and weights depend on the seed alone."""
     config, data = PRESETS["imdb"], datasets.load("imdb")
-    plan, model = make_plan(config, data.num_examples), build_model(config, data)
+    plan = plan_of(numbers_of(config), config.privacy.delta, data.num_examples)
+    model = build_model(config, data)
     keys = jax.random.split(jax.random.key(seed), 3)
-    params = initial_params(model, data, keys[0])
+    params = initial_params(model, data.example, keys[0])
     optimizer, clip = optax.adam(config.optimizer.learning_rate), config.privacy.l2_clip_norm
     tokens, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
 

@@ -11,25 +11,29 @@ import sys
 from collections.abc import Sequence
 
 from gdpjax._compilation_cache import use_compilation_cache
-from gdpjax.cli import _account, _audit, _convert, _plot, _report_card, _sweep
+from gdpjax.cli import _account, _audit, _convert, _plot, _report_card, _sweep, _trainings
 from gdpjax.cli._options import Parser, join_negative_numbers
 from gdpjax.cli._progress import Elapsed
 from gdpjax.cli._report import CLT_CAVEAT
 
 __all__ = ["CLT_CAVEAT", "main"]
 
+WITH_PROGRESS = ("sweep", "train", "sweep-trainings")
+"""Commands that say themselves how far they are."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 on success, 2 (by SystemExit or returned) on bad input."""
     parser = Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in (_account, _convert, _report_card, _sweep, _plot, _audit):
+    for module in (_account, _convert, _report_card, _sweep, _plot, _audit, _trainings):
         module.add_parser(commands)
     arguments = parser.parse_args(join_negative_numbers(sys.argv[1:] if argv is None else argv))
     if not arguments.no_compilation_cache:
         use_compilation_cache()
     try:
-        with Elapsed(sys.stderr, f"gdpjax {arguments.command}", shown=arguments.command != "sweep"):
+        shown = arguments.command not in WITH_PROGRESS
+        with Elapsed(sys.stderr, f"gdpjax {arguments.command}", shown=shown):
             status = arguments.run(arguments)
         sys.stdout.flush()  # so that a full disk is noticed here
         return status

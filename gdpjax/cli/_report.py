@@ -43,6 +43,11 @@ def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argp
 def add_json_option(parser: argparse.ArgumentParser, instead_of: str = "a table") -> None:
     """``--json`` and ``--no-compilation-cache``, which every command has."""
     parser.add_argument("--json", action="store_true", help=f"one JSON object instead of {instead_of}")
+    add_cache_option(parser)
+
+
+def add_cache_option(parser: argparse.ArgumentParser) -> None:
+    """``--no-compilation-cache``."""
     parser.add_argument(
         "--no-compilation-cache",
         action="store_true",

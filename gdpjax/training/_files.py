@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gdpjax._core.files import sync, write_all, write_atomically
+
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 PUBLIC_FILE = 0o666
 """Modes; the umask applies to the public one."""
@@ -25,17 +27,6 @@ def make_private_folder(folder: Path) -> None:
     sync(folder.parent)
 
 
-def sync(path: Path) -> None:
-    """Have the disk hold what a file contains, or which names a folder contains, before this returns."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders, and writes their entries with the files
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_private_tree(folder: Path) -> None:
     """Make everything below ``folder`` private and durable, and ``folder`` itself in its parent."""
     for path in folder.rglob("*"):
@@ -44,20 +35,6 @@ def sync_private_tree(folder: Path) -> None:
     os.chmod(folder, PRIVATE_FOLDER)
     sync(folder)
     sync(folder.parent)
-
-
-def write_atomically(path: Path, content: str, mode: int) -> None:
-    """Replace ``path`` in one step: it holds the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".partial")
-    temporary.unlink(missing_ok=True)  # a crash left it, perhaps with another mode
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        _write_all(descriptor, content.encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(path)
-    sync(path.parent)
 
 
 def write_json(path: Path, value: Any, mode: int = PRIVATE_FILE) -> None:
@@ -81,7 +58,7 @@ def append_line(path: Path, line: str, expected_size: int) -> int:
                 "run, or the file was changed. Nothing was run; end the other process, then call resume_run"
             )
         try:
-            written = _write_all(descriptor, line.encode() + b"\n")
+            written = write_all(descriptor, line.encode() + b"\n")
             os.fsync(descriptor)
             sync(path.parent)
         except OSError:
@@ -90,11 +67,3 @@ def append_line(path: Path, line: str, expected_size: int) -> int:
     finally:
         os.close(descriptor)
     return size + written
-
-
-def _write_all(descriptor: int, content: bytes) -> int:
-    """Write all of it: a disk that fills up takes a part at first, and only then refuses."""
-    written = 0
-    while written < len(content):
-        written += os.write(descriptor, content[written:])
-    return written

@@ -28,6 +28,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_instance
 from gdpjax._core.documents import DocumentError, read_document
+from gdpjax._core.files import write_atomically
 from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
@@ -35,7 +36,7 @@ from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
 from gdpjax.training._checkpoint import Index
 from gdpjax.training._data import Data
-from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder, write_atomically
+from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
 from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits, state_digest
 from gdpjax.training._journal import JOURNAL, Journal
 from gdpjax.training._json import plan_to_dict

@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments import cli, datasets, records
+from experiments import cli, datasets
 from experiments.correlated import _methods, _tables, _trials
 from experiments.correlated._methods import METHODS, TASKS, plan_of
 from experiments.datasets import Dataset
+from gdpjax.sweeps import records
 
 TASK = dataclasses.replace(TASKS["adult"], batch_size=16, epochs=(1,), learning_rates=(1.0,), epsilons=(8.0,))
 

@@ -11,15 +11,17 @@ import optax
 import pytest
 
 import gdpjax
-from experiments import cli, datasets, models, records, tables
+from experiments import cli, datasets, models
 from experiments.config import identity
 from experiments.datasets import Dataset
 from experiments.engine import make_scores
 from experiments.errors import RunInterrupted
-from experiments.plan import make_plan
 from experiments.reproduce import _command, _experiments, _figures, _grid, _runs, _tables, _unsummed
 from experiments.reproduce._experiments import EXPERIMENTS, FIGURE4_EPSILON, Row
+from experiments.tasks import numbers_of
 from gdpjax import accounting
+from gdpjax.sweeps import records, rounding
+from gdpjax.sweeps.parts import plan_of
 
 
 def test_the_settings_are_the_papers():
@@ -29,7 +31,7 @@ def test_the_settings_are_the_papers():
             if "mu_clt" not in row.published:
                 continue
             num_examples = {"mnist": 60_000, "adult": 29_305, "imdb": 25_000, "movielens": 800_167}
-            plan = make_plan(row.config, num_examples[row.config.data.dataset])
+            plan = plan_of(numbers_of(row.config), row.config.privacy.delta, num_examples[row.config.data.dataset])
             mu = accounting.clt_mu_poisson(plan.noise_multiplier, plan.sampling_prob, plan.max_steps)
             assert abs(float(mu) - row.published["mu_clt"]) < 0.015, row.name
 
@@ -167,7 +169,7 @@ def test_rows_that_are_not_there_are_refused(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
-    from experiments import training
+    from gdpjax.sweeps import _training as training
 
     record, calls = training._Recorder.epoch, []
 
@@ -214,7 +216,7 @@ def test_scores_of_grades():
     expected = float(jax.nn.softmax(logits) @ jnp.arange(5.0))
     scores = make_scores(Fixed, data)(logits)  # type: ignore[arg-type]
     np.testing.assert_allclose(scores["test_rmse"], np.sqrt(np.mean((expected - labels) ** 2)), rtol=1e-6)
-    assert scores["test_accuracy"] == 1 / 7
+    assert scores["test_accuracy"] == pytest.approx(1 / 7)
     assert set(make_scores(Fixed, dataclasses.replace(data, graded=False))(logits)) == {"test_accuracy"}
 
 
@@ -267,9 +269,9 @@ def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
 
 def test_intervals_are_rounded_outwards():
     """To the nearest, [5.637995, 5.641118] would become [5.638, 5.641], which is not true."""
-    assert tables.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
+    assert rounding.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
     above = float(np.nextafter(2.5, 3))  # 1000 times it is 2500 in floats
-    assert tables.upper(above, 3) == "2.501"
+    assert rounding.upper(above, 3) == "2.501"
 
 
 def test_the_grid_tells_which_accountant_understates():

@@ -1,0 +1,59 @@
+"""Private trainings of your own data and model, and sweeps of them: a TOML file in, a folder with a report out.
+
+    task = sweeps.Task(load, build, optimizer)
+    result = sweeps.run_sweep(task, {"delta": 1e-5, "hyperparameters": {...}}, out="runs/first")
+
+* `_task`, `_hyperparameters`   what the user brings, and which of its numbers may be searched
+* `_spec`, `_lines`, `_imports`   a TOML file or a dictionary, checked, with lines in the messages
+* `_plans`, `_privacy`, `_trials`   each trial with its plan and certified cost
+* `_keys`   one stream of randomness per use
+* `_program`, `_worker`   one compiled program for each shape, and a chunk of trials through it
+* `_run`, `_ray`   chunk by chunk, on this machine or on a cluster
+* `_layout`, `_folder`, `_results`, `records`   what is kept, and how a sweep resumes
+* `_summary`, `_pictures`, `_report`, `_progress`   what it says
+* `_sweep`, `_training`   a whole sweep, and one training with checkpoints
+* `_template`   files to begin with
+
+Packages of the extra ``sweeps`` are imported when a sweep begins, not with this package.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from gdpjax.sweeps._errors import RunInterrupted, UserError
+from gdpjax.sweeps._imports import ImportedTask
+from gdpjax.sweeps._spec import Reader, Spec, TaskFields, parse_spec, read_spec
+from gdpjax.sweeps._sweep import SweepResult, report_sweep, run_sweep
+from gdpjax.sweeps._task import Examples, Model, Task
+from gdpjax.sweeps._template import new_project
+from gdpjax.sweeps._training import TrainingResult, train
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "Examples",
+    "ImportedTask",
+    "Model",
+    "Reader",
+    "RunInterrupted",
+    "Spec",
+    "SweepResult",
+    "Task",
+    "TaskFields",
+    "TrainingResult",
+    "UserError",
+    "new_project",
+    "parse_spec",
+    "print_training",
+    "read_spec",
+    "report_sweep",
+    "run_sweep",
+    "train",
+]
+
+
+def print_training(console: "Console", result: TrainingResult) -> Any:
+    """Print the table that a training ends with: scores, epsilon by each accountant, the mechanism."""
+    from gdpjax.sweeps._result_table import print_result
+
+    print_result(console, result)

@@ -1,0 +1,105 @@
+"""The task of a spec on the command line: three names, each of a function in a module.
+
+    data = "my_module:load"
+    model = "my_module:build"
+    optimizer = "my_module:optimizer"    # or sgd, adam, adamw
+
+Modules are looked for in the folder of the spec, in the current directory, and where Python looks anyway.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from gdpjax._core.arguments import did_you_mean
+from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps._spec import Reader
+from gdpjax.sweeps._task import Task, failure_of
+
+
+def sgd(learning_rate: float, momentum: float | None = None) -> optax.GradientTransformation:
+    """DP-SGD: steps along the noisy gradient."""
+    return optax.sgd(learning_rate, momentum)
+
+
+def adam(learning_rate: float, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
+    """DP-Adam."""
+    return optax.adam(learning_rate, b1, b2, eps)
+
+
+def adamw(learning_rate: float, weight_decay: float = 1e-4) -> optax.GradientTransformation:
+    """DP-Adam with weight decay."""
+    return optax.adamw(learning_rate, weight_decay=weight_decay)
+
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+
+
+class ImportedTask:
+    """The fields ``data``, ``model`` and ``optimizer`` of a spec in a file."""
+
+    fields: tuple[str, ...] = ("data", "model", "optimizer")
+
+    def task(self, reader: Reader) -> Task:
+        """Import what the fields name; what cannot be imported is refused with its line."""
+        names = {field: reader.text(field) for field in self.fields}
+        functions = {field: self._function(reader, field, name) for field, name in names.items()}
+        try:
+            return Task(functions["data"], functions["model"], functions["optimizer"], names=names)
+        except UserError as error:
+            reader.fail((), str(error))
+
+    def _function(self, reader: Reader, field: str, name: str) -> Callable[..., Any]:
+        if field == "optimizer" and name in OPTIMIZERS:
+            return OPTIMIZERS[name]
+        module_name, separator, attribute = name.partition(":")
+        if not separator or not module_name or not attribute:
+            others = f"one of {', '.join(OPTIMIZERS)}, or " if field == "optimizer" else ""
+            hint = did_you_mean(name, OPTIMIZERS) if field == "optimizer" else ""
+            reader.fail((field,), f'{field} must be {others}"module:function", got {name!r}{hint}')
+        try:
+            module = import_module(module_name, _folders(reader))
+        except UserError as error:
+            reader.fail((field,), str(error))
+        function = getattr(module, attribute, None)
+        if not callable(function):
+            hint = did_you_mean(attribute, [known for known in vars(module) if not known.startswith("_")])
+            reader.fail((field,), f"{field}: {module.__file__} has no function {attribute}{hint}")
+        return function
+
+
+def _folders(reader: Reader) -> list[Path]:
+    here = [Path.cwd()]
+    return here if reader.source.path is None else [reader.source.path.resolve().parent, *here]
+
+
+def import_module(name: str, folders: list[Path]) -> Any:
+    """Import a module that may be in one of the folders, which stay on the path for what it imports later.
+
+    Raises:
+      UserError: it is not there, it fails, or another one of that name is loaded.
+    """
+    for folder in reversed(folders):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.split(".")[0] == error.name:
+            places = ", ".join(str(folder) for folder in folders)
+            raise UserError(f"there is no module {name} in {places}") from error
+        raise failure_of(f"importing {name}", error) from error
+    except Exception as error:
+        raise failure_of(f"importing {name}", error) from error
+
+    # Python keeps modules by name: one of another folder would be taken for this one.
+    wanted = (folders[0] / f"{name}.py").resolve()
+    loaded = Path(module.__file__).resolve() if module.__file__ else None
+    if wanted.is_file() and loaded != wanted:
+        raise UserError(f"{wanted} has the name of another module, {loaded}; rename it")
+    return module

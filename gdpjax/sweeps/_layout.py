@@ -1,0 +1,121 @@
+"""The columns of a sweep's results, and what people read in their place."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gdpjax.sweeps._spec import Spec
+from gdpjax.sweeps._trials import Trial
+
+COSTS = {
+    "num_steps": "int64",
+    "sampling_prob": "double",
+    "delta": "double",
+    "overflow": "double",
+    "mu_clt": "double",
+    "epsilon_clt": "double",
+    "epsilon_moments_accountant": "double",
+    "epsilon_lower": "double",
+    "epsilon_upper": "double",
+}
+"""Arrow types. ``epsilon`` is the target, if there was one; the certified bracket is lower and upper."""
+LABELS = {
+    "trial": "trial",
+    "seed": "seed",
+    "replicate": "repetition",
+    "learning_rate": "learning rate",
+    "l2_clip_norm": "clip norm",
+    "noise_multiplier": "noise multiplier",
+    "epsilon": "target epsilon",
+    "batch_size": "expected batch size (examples)",
+    "epochs": "epochs",
+    "num_steps": "steps",
+    "sampling_prob": "sampling probability",
+    "delta": "delta",
+    "overflow": "probability of an overflow",
+    "mu_clt": "mu (CLT, estimate)",
+    "epsilon_clt": "epsilon (CLT, may understate)",
+    "epsilon_moments_accountant": "epsilon (moments accountant, upper bound)",
+    "epsilon_lower": "epsilon (certified, lower end)",
+    "epsilon_upper": "epsilon (certified, upper end)",
+    "seconds": "time (s)",
+    "error": "what went wrong",
+    "width": "trials side by side",
+    "steps_per_call": "steps in one call",
+    "num_compiled": "compilations",
+    "memory_bytes": "memory (MB)",
+    "compile_seconds": "time to compile (s)",
+}
+"""What a column is called where people read it; other names are written with spaces."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The columns of a sweep that are its own, and the score that the report goes by.
+
+    Fields:
+      hyperparameters: Arrow types by name.
+      scores: names, in the order in which the user gave them.
+      score: the one that decides.
+      minimize: whether the smallest is the best.
+    """
+
+    hyperparameters: dict[str, str]
+    scores: list[str]
+    score: str
+    minimize: bool
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Arrow types of all columns, in their order."""
+        first = {"trial": "int64", **self.hyperparameters, "seed": "int64", "replicate": "int64"}
+        scores = dict.fromkeys(self.scores, "double")
+        return {**first, **COSTS, **scores, "error": "string", "seconds": "double"}
+
+    def better(self, score: float) -> float:
+        """Return a number that is larger the better the score is."""
+        return -score if self.minimize else score
+
+
+def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layout:
+    """Return the layout of a sweep; UserError where the spec goes by a score that there is not."""
+    if spec.score is not None and spec.score not in scores:
+        spec.fail(("score",), f"score must be one of {', '.join(scores)}, got {spec.score!r}")
+    always = ("noise_multiplier", "epsilon")
+    used = {name for trial in trials for name in trial.settings}
+    known = spec.task.hyperparameters
+    columns = {name: kind.column for name, kind in known.items() if name in used or name in always}
+    return Layout(columns, list(scores), spec.score or scores[0], spec.minimize)
+
+
+def label(name: str, units: bool = True) -> str:
+    """Return what people read in place of the name of a column.
+
+    A score that is called accuracy, or whose name ends with it, is shown in percent.
+
+    >>> label("l2_clip_norm"), label("test_accuracy"), label("rmse")
+    ('clip norm', 'test accuracy (%)', 'rmse')
+    """
+    words = LABELS.get(name, name.replace("_", " "))
+    return f"{words} (%)" if is_percentage(name) and units else words
+
+
+def is_percentage(name: str) -> bool:
+    """Whether a score is a fraction that is shown in percent."""
+    return name == "accuracy" or name.endswith("_accuracy")
+
+
+def shown_score(name: str, value: float) -> float:
+    """Return a score in the unit of its label."""
+    return 100 * value if is_percentage(name) else value
+
+
+def shown_program(program: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a compilation in the units of its labels."""
+    shown = dict(program)
+    if "memory_bytes" in shown:
+        shown["memory_bytes"] = round(shown["memory_bytes"] / 1e6, 1)
+    constants = shown.pop("constants", {})
+    if constants:
+        shown["own whole hyperparameters"] = ", ".join(f"{name} {value}" for name, value in constants.items())
+    return shown

@@ -1,0 +1,64 @@
+"""The plan of a training from its hyperparameters. The number of training examples is taken as public."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gdpjax._core.types import NeighboringRelation
+from gdpjax.accounting import steps_of_epochs
+from gdpjax.sweeps._errors import UserError
+from gdpjax.training import Plan, make_plan
+
+
+def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> Plan:
+    """Return the plan of l2_clip_norm, batch_size, epochs and noise_multiplier, or epsilon, a certified target.
+
+    Raises:
+      UserError: a batch above the data, too little noise for a guarantee, a target that no noise meets.
+    """
+    batch_size, epsilon = int(settings["batch_size"]), settings.get("epsilon")
+    if batch_size > num_examples:
+        raise UserError(f"batch_size must be at most the number of examples, {num_examples}, got {batch_size}")
+    try:
+        plan = make_plan(
+            clip=settings["l2_clip_norm"],
+            max_examples=num_examples,
+            expected_batch_size=batch_size,
+            num_steps=epoch_end(settings, num_examples, int(settings["epochs"])),
+            delta=delta,
+            noise_multiplier=settings["noise_multiplier"] if epsilon is None else None,
+            epsilon=epsilon,
+            neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if (reason := plan.without_privacy()) is not None:
+        raise UserError(f"{reason}; take more noise")
+    return plan
+
+
+def epoch_end(settings: Mapping[str, float], num_examples: int, epoch: int) -> int:
+    """Return the number of steps done after ``epoch`` epochs."""
+    return steps_of_epochs(epoch, num_examples, int(settings["batch_size"]))
+
+
+def for_compiled_code(plan: Plan, epsilon: float | None) -> Plan:
+    """Return the plan with its noise multiplier rounded up to float32, which compiled code takes.
+
+    What is certified is then what runs. A target ``epsilon`` is met by the rounded number too.
+    """
+    plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier))
+    while epsilon is not None and plan.epsilon_bounds().upper > epsilon:  # the verified noise was a little more
+        plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier * (1 + 1e-6)))
+    return plan
+
+
+def float32_above(value: float) -> float:
+    """Return the least float32 number that is at least ``value``.
+
+    >>> float32_above(0.55) >= 0.55, float32_above(0.5)
+    (True, 0.5)
+    """
+    nearest = np.float32(value)
+    # NumPy would round a Python float to float32 before it compares.
+    return float(nearest if float(nearest) >= value else np.nextafter(nearest, np.float32(np.inf)))

@@ -1,0 +1,193 @@
+"""One compiled program for all trials of a shape: `jax.vmap` over its real hyperparameters and keys.
+
+What the length or the shapes of the program depend on is its shape: the number of steps, the batch size, and the whole
+hyperparameters of the user's own. Everything else is an argument. Programs are compiled ahead of time, so that
+none can be compiled again unnoticed, and counted.
+
+A program takes ``steps_per_call`` steps in a scan, and steps beyond the planned maximum change nothing. XLA runs
+convolutions inside a loop far slower on a CPU than outside one; there a call is one step, and the loop is Python's.
+
+The number of trials side by side (the width) is guessed, the program compiled, and its memory read from the compiler;
+if that is above the budget, the width shrinks in proportion and the program is compiled again.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps._keys import Keys
+from gdpjax.sweeps._task import Examples, Task
+from gdpjax.training import Data, Plan, State, Training, private_training
+
+CALLS = 20
+"""Calls of one program for a whole training, where it scans: often enough for a progress bar."""
+OF_THE_PLAN = ("l2_clip_norm", "noise_multiplier")
+"""The real hyperparameters that go into the plan."""
+Numbers = Mapping[str, Any]
+"""The real hyperparameters of trials side by side, by name, each ``float32[width]``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    """What a program is compiled for: a task and its data, a plan, and the whole hyperparameters of the user's own.
+
+    ``real`` names those that are arguments.
+    """
+
+    task: Task
+    examples: Examples
+    plan: Plan
+    constants: Mapping[str, int]
+    real: tuple[str, ...]
+
+    def model(self, numbers: Numbers) -> Any:
+        """Return the model; the numbers may be traced."""
+        return self.task.model(self.examples.example, {**self.constants, **numbers})
+
+    def training(self, numbers: Numbers) -> Training:
+        """Return the private training of the plan; the numbers may be traced."""
+        plan = self.plan.replace(noise_multiplier=numbers["noise_multiplier"], clip=numbers["l2_clip_norm"])
+        optimizer = self.task.make_optimizer({**self.constants, **numbers}, plan.max_steps)
+        return private_training(plan, self.model(numbers).loss, optimizer, num_arrays=len(self.examples.train))
+
+    def scores(self, numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
+        """Return the scores of one trained model."""
+        return self.model(numbers).scores(params, *evaluation)
+
+
+def blueprint_of(task: Task, examples: Examples, plan: Plan, settings: Mapping[str, float]) -> Blueprint:
+    """Return the blueprint for trainings like the one with these settings."""
+    real = (*OF_THE_PLAN, *task.traced(settings))
+    return Blueprint(task, examples, plan, task.constants(settings), real)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The compiled functions of a shape, and what compiling them took."""
+
+    width: int
+    num_calls: int
+    steps_per_call: int
+    start: Callable[[Numbers, Keys], State]
+    advance: Callable[[Numbers, State, Data], State]
+    num_compiled: int
+    memory_bytes: int
+    compile_seconds: float
+
+    def run(self, numbers: Numbers, keys: Keys, data: Data, on_steps: Callable[[int], None]) -> State:
+        """Train ``width`` trials to the end of their plans."""
+        state = self.start(numbers, keys)
+        for call in range(self.num_calls):
+            state = self.advance(numbers, state, data)
+            jax.block_until_ready(state.status)
+            on_steps((call + 1) * self.steps_per_call)
+        return state
+
+
+def lane(state: State, index: int) -> State:
+    """Return one trial of a batched state."""
+    return jax.tree.map(lambda leaf: leaf[index], state)
+
+
+def make_program(
+    blueprint: Blueprint, data: Data, *, width: int, memory_bytes: int, most_bytes: int | None = None
+) -> Program:
+    """Compile the program of a shape for at most ``width`` trials side by side within ``memory_bytes``.
+
+    Raises:
+      UserError: one trial alone needs more memory, or more than ``most_bytes``, if that is given.
+    """
+    most_bytes = memory_bytes if most_bytes is None else most_bytes
+    num_compiled, begun = 0, time.perf_counter()
+    while True:
+        program = _compile(blueprint, data, width)
+        num_compiled += 1
+        if program.memory_bytes <= (memory_bytes if width > 1 else most_bytes):
+            return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=time.perf_counter() - begun)
+        if width == 1:
+            raise UserError(
+                f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB for batches of {blueprint.plan.capacity} "
+                f"rows, more than --memory-gb allows ({most_bytes / 1e9:.3g} GB); allow more, or take a smaller "
+                "batch_size"
+            )
+        width = _narrower(width, program.memory_bytes, memory_bytes, sum(leaf.nbytes for leaf in data.arrays))
+
+
+def _narrower(width: int, needed: int, allowed: int, shared: int) -> int:
+    """The width whose memory fits, if what trials do not share grows in proportion; less than ``width``."""
+    each = max(1.0, (needed - shared) / width)
+    return min(width - 1, max(1, math.floor((allowed - shared) / each)))
+
+
+def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
+    max_steps = blueprint.plan.max_steps
+    steps = 1 if _loops_outside(blueprint) else math.ceil(max_steps / min(CALLS, max_steps))
+
+    def start(numbers: Numbers, keys: Keys) -> State:
+        params = blueprint.model(numbers).init(keys.init)
+        return blueprint.training(numbers).init(params, keys.training)
+
+    def advance(numbers: Numbers, state: State, data: Data) -> State:
+        step = blueprint.training(numbers).step
+        if steps == 1:
+            return step(state, data)[0]
+        return jax.lax.scan(lambda carry, _: (step(carry, data)[0], None), state, None, length=steps)[0]
+
+    numbers = {name: jax.ShapeDtypeStruct((width,), jnp.float32) for name in blueprint.real}
+    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
+    keys = Keys(key, key)
+    starting = jax.jit(jax.vmap(start)).lower(numbers, keys).compile()
+    state = jax.eval_shape(jax.vmap(start), numbers, keys)
+    advancing = jax.jit(jax.vmap(advance, in_axes=(0, 0, None))).lower(numbers, state, data).compile()
+    return Program(
+        width=width,
+        num_calls=math.ceil(max_steps / steps),
+        steps_per_call=steps,
+        start=starting,
+        advance=advancing,
+        num_compiled=1,
+        memory_bytes=_memory(advancing),
+        compile_seconds=0.0,
+    )
+
+
+def _memory(compiled: Any) -> int:
+    """Bytes that a compiled program holds while it runs, its arguments included; 0 where the backend does not say."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return 0
+    return int(analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes)
+
+
+def _loops_outside(blueprint: Blueprint) -> bool:
+    """Whether the loop over steps should be Python's: a convolution, on a CPU."""
+    if jax.default_backend() != "cpu":
+        return False
+    numbers = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in blueprint.real}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def loss(numbers: Numbers, key: Any, example: Any) -> Any:
+        model = blueprint.model(numbers)
+        return model.loss(model.init(key), *example)
+
+    return "conv_general_dilated" in str(jax.make_jaxpr(loss)(numbers, key, blueprint.examples.example))
+
+
+def arguments_of(
+    settings: Sequence[Mapping[str, float]], keys: Sequence[Keys], names: Sequence[str], width: int
+) -> tuple[Numbers, Keys]:
+    """Return the arguments of a program for trials side by side.
+
+    The last trial fills what is left of the width: the same run with the same keys again.
+    """
+    missing = width - len(settings)
+    rows = [*settings, *[settings[-1]] * missing]
+    numbers = {name: jnp.asarray([row[name] for row in rows], jnp.float32) for name in names}
+    filled = [*keys, *[keys[-1]] * missing]
+    return numbers, Keys(*(jnp.stack(column) for column in zip(*filled, strict=True)))

@@ -1,0 +1,108 @@
+"""What a person sees of a sweep: a live bar, or one line per chunk in a log, and a table at the end.
+
+Only public figures are shown.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gdpjax._core.figures import rounded
+from gdpjax.sweeps._layout import Layout, label, shown_score
+from gdpjax.sweeps._summary import Row, best_by_target, compilations, configurations, count, varied
+
+MOST_ERRORS = 3
+
+
+class ProgressObserver:
+    """Shows a sweep on a console; use it as a context."""
+
+    def __init__(self, console: Console, layout: Layout) -> None:
+        self._console, self._layout = console, layout
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._trials = self._progress.add_task("trials", total=None, note="")
+        self._steps = self._progress.add_task("steps", total=None, note="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def on_start(self, num_trials: int, num_done: int) -> None:
+        """Set the length."""
+        self._progress.reset(self._trials, total=num_trials, completed=num_done)
+
+    def on_plans(self, done: int) -> None:
+        """Plans are being made, and noise calibrated."""
+        self._progress.update(self._trials, note=f"{done} plans")
+
+    def on_chunks(self, description: str) -> None:
+        """Say what is to run: its program is compiled first."""
+        self._progress.update(self._steps, note=f"compiling: {description}")
+        if not self._console.is_terminal:
+            self._console.print(description, soft_wrap=True)
+
+    def on_steps(self, done: int, total: int) -> None:
+        """Advance within a chunk; where several run, whichever was last."""
+        self._progress.update(self._steps, completed=done, total=total, note="of a chunk")
+
+    def on_chunk(self, rows: Sequence[Row]) -> None:
+        """Advance, and say how the chunk went."""
+        layout, notes = self._layout, []
+        scores = [row[layout.score] for row in rows if row["error"] is None]
+        if scores:
+            best = max(scores, key=layout.better)
+            notes.append(f"best {label(layout.score)} {shown_score(layout.score, best):.4g}")
+        if len(scores) < len(rows):
+            notes.append(f"{len(rows) - len(scores)} failed")
+        note = ", ".join(notes)
+        self._progress.update(self._trials, advance=len(rows), note=note)
+        if not self._console.is_terminal:
+            self._console.print(f"{len(rows)} trials done: {note}")
+
+
+def print_summary(
+    console: Console, rows: Sequence[Row], layout: Layout, programs: Sequence[Mapping[str, Any]], num_trials: int
+) -> None:
+    """Print the best by target, what failed, and how much was compiled."""
+    delta = next((row["delta"] for row in rows), None)
+    table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta!r})")
+    found = configurations(rows, layout)
+    names = [name for name in varied(rows, layout) if name != "epsilon"]
+    for heading in ("epsilon <=", "certified", label(layout.score), *map(label, names)):
+        table.add_column(heading, justify="right")
+    for target, one in best_by_target(found, layout):
+        settings = [f"{one.settings[name]:.5g}" for name in names]
+        certified = rounded(one.epsilon_upper, 4, "up")
+        table.add_row(f"{target!r}", certified, mean_and_spread(layout, one.mean, one.stdev), *settings)
+    console.print(table)
+
+    errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
+    console.print(
+        f"{len(rows)} of {count(num_trials, 'trial')} are over, {errors.total()} failed; {compilations(programs)}."
+    )
+    for error, times in errors.most_common(MOST_ERRORS):
+        console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
+    console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")
+
+
+def mean_and_spread(layout: Layout, mean: float, stdev: float | None) -> str:
+    """Return a mean score in the unit of its label, with the standard deviation over seeds if there is one."""
+    text = f"{shown_score(layout.score, mean):.4g}"
+    return text if stdev is None else f"{text} \u00b1 {shown_score(layout.score, stdev):.2g}"

@@ -1,0 +1,175 @@
+"""Chunks as tasks of a Ray cluster: another place to run them, and nothing else.
+
+Each task is one chunk with the keys of its trials, on one CPU, or on one GPU where the cluster has any. Ray runs a task
+again, elsewhere, when its node or its process dies under it; the trainings are then the same ones, with the same noise,
+and only one result reaches the driver, which alone writes.
+
+The code travels with the job: gdpjax, and the package or the modules that the task's functions come from. So do the
+data, once to the object store of each node, from where its processes read them without a copy. A cluster that holds
+them is part of what has to be trusted with private data. The installed packages that compute must be the same
+everywhere, which is checked.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import socket
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gdpjax.sweeps import records
+from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps._run import ChunkLost, Limits
+from gdpjax.sweeps._task import Examples, Task
+from gdpjax.sweeps._worker import Chunk, Result, Worker
+
+RETRIES = 3
+"""How often a chunk may lose its worker before it is held to be at fault (out of memory, say)."""
+EXTRA = "pip install 'gdpjax[distributed]'"
+_SAME = (
+    "jax", "jaxlib", "gdpjax", "flax", "optax", "numpy", "jax_default_prng_impl", "jax_threefry_partitionable",
+    "jax_enable_x64", "jax_default_matmul_precision",
+)  # fmt: skip
+_workers: list[Worker] = []  # of this process, which Ray gives to one job only
+
+
+class RayBackend:
+    """A cluster that is up."""
+
+    def __init__(self, task: Task, examples: Examples, width: int, memory_bytes: int, address: str | None) -> None:
+        self._ray = import_ray()
+        _connect(self._ray, address, own_packages(task))
+        for module in own_modules(task):
+            self._ray.cloudpickle.register_pickle_by_value(module)
+        resources = self._ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
+        self.limits = Limits(width, memory_bytes, max(1, gpus or int(resources.get("CPU", 1))))
+        each = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+        self._task = self._ray.remote(max_retries=RETRIES, **each)(_run_chunk)
+        # The data are sent once, by themselves: what loads them may hold them too, or not be sendable.
+        self._sent_task = self._ray.put(dataclasses.replace(task, load=_loaded_already))
+        self._examples = self._ray.put(examples)
+        self._versions = versions()
+        kinds = self._ray.exceptions
+        self._fatal = (kinds.WorkerCrashedError, kinds.NodeDiedError, kinds.OutOfMemoryError)
+
+    @property
+    def description(self) -> str:
+        """For people."""
+        nodes = sum(node["Alive"] for node in self._ray.nodes())
+        return f"Ray cluster of {nodes} nodes, {self.limits.slots} chunks at a time"
+
+    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
+        """A task; its future says `ChunkLost` where no retry is left."""
+        arguments = (chunk, self._sent_task, self._examples, self.limits.memory_bytes, self._versions)
+        promised = self._task.remote(*arguments).future()
+        result: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        promised.add_done_callback(lambda found: self._pass_on(found, result))
+        return result
+
+    def _pass_on(self, found: Any, result: "concurrent.futures.Future[Result]") -> None:
+        error = found.exception()
+        if error is None:
+            result.set_result(found.result())
+        elif isinstance(error, self._ray.exceptions.RayTaskError):
+            result.set_exception(error.cause if isinstance(error.cause, Exception) else error)
+        elif isinstance(error, self._fatal):
+            result.set_exception(ChunkLost(f"{RETRIES + 1} workers died of it: {type(error).__name__}: {error}"))
+        else:
+            result.set_exception(error)  # the cluster is gone, say: the trial is not at fault, and may be resumed
+
+    def close(self) -> None:
+        """Leaves the cluster, which ends the job's tasks."""
+        self._ray.shutdown()
+
+
+def _loaded_already() -> Any:
+    """In the place of a task's ``load`` on the nodes, which are sent the data."""
+    raise RuntimeError("the data are loaded where the sweep was started")
+
+
+def import_ray() -> Any:
+    """Ray, or a UserError that says how to get it."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise UserError(f"--backend ray needs Ray ({error}); run: {EXTRA}") from error
+    return ray
+
+
+def own_modules(task: Task) -> list[ModuleType]:
+    """Return the single-file modules of the task, and those beside them that they have imported.
+
+    Other nodes do not have them, so that they are sent by value.
+    """
+    homes = {Path(path).parent for path in _sources(task) if not (Path(path).parent / "__init__.py").is_file()}
+    found = []
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None)
+        if source and name != "__main__" and Path(source).parent in homes:
+            found.append(module)
+    return found
+
+
+def own_packages(task: Task) -> list[str]:
+    """Return the folders of gdpjax and of the packages that the task's functions are in."""
+    folders = [Path(__file__).parents[1]]
+    for source in _sources(task):
+        folder = Path(source).parent
+        if not (folder / "__init__.py").is_file():
+            continue
+        while (folder.parent / "__init__.py").is_file():
+            folder = folder.parent
+        folders.append(folder)
+    return [str(folder) for folder in dict.fromkeys(folders)]
+
+
+def _sources(task: Task) -> list[str]:
+    """The files of the task's functions, without those of installed packages, which every node has."""
+    installed = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
+    found = []
+    for function in (task.build, task.optimizer):
+        while isinstance(function, functools.partial):
+            function = function.func
+        source = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
+        if source and not any(source.startswith(folder) for folder in installed):
+            found.append(source)
+    return found
+
+
+def _connect(ray: Any, address: str | None, code: list[str]) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        refuse_silence(address)
+        ray.init(address=address or "auto", runtime_env={"py_modules": code}, **quiet)
+    except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is an OSError
+        raise UserError(
+            f"no Ray cluster at {address or 'the default address'} ({' '.join(str(error).split())[:200]}); start one "
+            "with `ray start --head`, or give its --ray-address"
+        ) from error
+
+
+def refuse_silence(address: str | None, seconds: float = 10.0) -> None:
+    """OSError where nobody listens at host:port; Ray would try for a minute, and then say less."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=seconds).close()
+
+
+def versions() -> dict[str, Any]:
+    """What decides which numbers and which noise a key gives."""
+    found = records.fingerprint()
+    return {name: found[name] for name in _SAME}
+
+
+def _run_chunk(chunk: Chunk, task: Task, examples: Examples, memory_bytes: int, expected: dict[str, Any]) -> Result:
+    """On the cluster: with the programs that this process has compiled before."""
+    if versions() != expected:
+        raise UserError(f"a node of the cluster has {versions()}, but here it is {expected}: install the same versions")
+    if not _workers:
+        _workers.append(Worker(task, examples, memory_bytes))
+    return _workers[0].run(chunk)

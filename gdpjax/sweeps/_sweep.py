@@ -1,0 +1,296 @@
+"""Run a sweep in a folder, resume it, report on it."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from gdpjax._core.arguments import check_choice, check_instance
+from gdpjax.sweeps import _folder as folders
+from gdpjax.sweeps._errors import RunInterrupted, UserError
+from gdpjax.sweeps._imports import ImportedTask
+from gdpjax.sweeps._keys import SEED_NOTICE
+from gdpjax.sweeps._layout import Layout, layout_of
+from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
+from gdpjax.sweeps._task import Examples, Task, check_task, load_examples, program_digest
+from gdpjax.sweeps._trials import list_trials, plan_trials
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gdpjax.sweeps._run import Backend, Observer
+
+EXTRA = "pip install 'gdpjax[sweeps]'"
+MOST_SLOTS = 8
+"""Beyond these XLA's own threads are to use the cores, and each chunk keeps a good share of the memory."""
+BackendFor = Callable[[Task, Examples, "Observer"], "Backend"]
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepResult:
+    """A sweep that is over.
+
+    Attributes:
+      folder: where it is kept.
+      rows: one dictionary a trial, in the order of the trials: hyperparameters, scores, the bracket of its own epsilon,
+        and ``error``, which is None where the training succeeded.
+      report: the HTML page.
+    """
+
+    folder: Path
+    rows: list[Row]
+    report: Path
+    layout: Layout
+
+    def best(self, epsilon: float | None = None) -> Row:
+        """Return the row with the best score, within a certified ``epsilon`` if one is given.
+
+        Choosing it costs privacy beyond its own epsilon, unless the evaluation data are public and nothing else of the
+        sweep is used: see the report.
+        """
+        good = [row for row in self.rows if row["error"] is None]
+        if epsilon is not None:
+            good = [row for row in good if row["epsilon_upper"] <= epsilon * (1 + 1e-9)]
+        if not good:
+            raise UserError("no trial succeeded" + ("" if epsilon is None else f" within epsilon {epsilon}"))
+        return max(good, key=lambda row: self.layout.better(row[self.layout.score]))
+
+
+def run_sweep(
+    task: Task | None,
+    spec: Mapping[str, Any] | str | Path | Spec,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    backend: str = "local",
+    width: int = 32,
+    memory_gb: float = 4.0,
+    ray_address: str | None = None,
+    console: "Console | None" = None,
+) -> SweepResult:
+    """Train every configuration of a spec, those of one shape in one compiled program, and report.
+
+    Args:
+      task: what is trained. None where the spec is a file that says it (``data``, ``model`` and ``optimizer``).
+      spec: a dictionary, or the path of a TOML file, with what is searched and how.
+      out: folder of the sweep.
+      resume: continue the sweep in ``out``: no trial on record is run again, and one that was cut short is the same run
+        with the same noise.
+      backend: "local", or "ray" for a cluster.
+      width: how many trials are side by side at most; a crash loses those.
+      memory_gb: what the programs that run at a time may need, by the compiler's account; with Ray, each of them.
+      ray_address: of the cluster's head; by default the cluster that this machine belongs to.
+      console: a `rich.console.Console` for progress and the summary; by default nothing is printed.
+
+    Returns:
+      A `SweepResult`. Every epsilon in it is that of ONE training whose hyperparameters were fixed beforehand.
+
+    Raises:
+      UserError: the spec, the data, the model or the folder is not as it should be; nothing was run then.
+      RunInterrupted: by Ctrl-C; what was finished is on record.
+    """
+    require_extra()
+    backend_for = backend_of(backend, width, memory_gb, ray_address, console)
+    checked = as_spec(task, spec)
+    folder = Path(out)
+    sweep_in(folder, checked, resume, backend_for, console)
+    result = finished_sweep(folder)
+    if console is not None:
+        _print(console, result)
+    if all(row["error"] for row in result.rows):
+        errors = {row["error"] for row in result.rows}
+        raise UserError(f"every trial failed, the first with: {min(errors)}; {result.report} has all of them")
+    return result
+
+
+def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> Spec:
+    """Return a checked spec from what a caller may give."""
+    if isinstance(spec, Spec):
+        return spec
+    if task is None:
+        path = check_instance("spec", spec, (str, Path), "of a file that says what the task is")
+        return read_spec(Path(path), ImportedTask())
+    check_instance("task", task, Task)
+    if isinstance(spec, str | Path):
+        return read_spec(Path(spec), GivenTask(task))
+    return spec_of_mapping(check_instance("spec", spec, Mapping, "or the path of a TOML file"), task)
+
+
+def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console | None") -> None:
+    """Run every trial that is not yet on record in ``folder``; what can be refused is refused before anything runs."""
+    from gdpjax.sweeps._results import read_rows
+    from gdpjax.sweeps._run import Sweep, run_trials
+
+    trials = list_trials(spec)
+    if resume:
+        folders.refuse_others(folder, spec)
+    else:
+        folders.refuse_used(folder)
+    examples = load_examples(spec.task, spec.hold_out)
+    scores = check_each_program(spec, examples)
+    layout = layout_of(spec, trials, scores)
+    digest = program_digest(spec.task, examples, trials[0].settings)
+    root = folders.resume(folder, spec, examples, digest) if resume else None
+    done = {row["trial"] for row in read_rows(folder, layout)} if resume else set()
+    if console is not None and isinstance(spec.seeds, tuple):
+        console.print(f"[bold yellow]{SEED_NOTICE}")
+
+    with watch(console, layout) as observer:
+        observer.on_start(len(trials), len(done))
+        planned = plan_trials(spec, trials, examples.num_examples, observer.on_plans)
+        backend = backend_for(spec.task, examples, observer)
+        try:
+            if root is None:
+                root = folders.begin(folder, spec, examples, layout, len(trials), digest)
+            run_trials(Sweep(folder, spec.task, layout, planned, root), done, backend, observer)
+        except KeyboardInterrupt:
+            raise RunInterrupted(
+                f"interrupted: finished trials are on record in {folder}; the same again with --resume (resume=True) "
+                "goes on"
+            ) from None
+        finally:
+            backend.close()
+
+
+def check_each_program(spec: Spec, examples: Examples) -> tuple[str, ...]:
+    """Trace the model with every combination of whole hyperparameters; returns the names of the scores."""
+    seen, names = set(), ()
+    for trial in list_trials(spec):
+        constants = tuple(sorted(spec.task.constants(trial.settings).items()))
+        if constants not in seen:
+            seen.add(constants)
+            try:
+                names = check_task(spec.task, examples, trial.settings)
+            except UserError as error:
+                spec.fail(("model",), str(error))
+    return names
+
+
+def watch(console: "Console | None", layout: Layout) -> Any:
+    """Return an observer as a context: one that draws on the console, or one that does nothing."""
+    if console is None:
+        return Silent()
+    from gdpjax.sweeps._progress import ProgressObserver
+
+    return ProgressObserver(console, layout)
+
+
+class Silent:
+    """An observer of a sweep that does nothing."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def on_start(self, num_trials: int, num_done: int) -> None:
+        """The sweep begins."""
+
+    def on_plans(self, done: int) -> None:
+        """Plans are made."""
+
+    def on_chunks(self, description: str) -> None:
+        """Chunks of another shape are on their way."""
+
+    def on_steps(self, done: int, total: int) -> None:
+        """A chunk has done some of its steps."""
+
+    def on_chunk(self, rows: list[Row]) -> None:
+        """A chunk is on record."""
+
+
+def finished_sweep(folder: Path) -> SweepResult:
+    """Join the parts of a sweep into one file, and write its report."""
+    from gdpjax.sweeps._report import write_report
+    from gdpjax.sweeps._results import finish
+
+    layout = folders.described(folder).layout
+    rows = finish(folder, layout)
+    return SweepResult(folder, rows, write_report(folder, rows), layout)
+
+
+def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
+    """Write the report of what there is of a sweep, also while it runs."""
+    require_extra()
+    from gdpjax.sweeps._report import write_report
+    from gdpjax.sweeps._results import read_rows
+
+    folder = Path(folder)
+    layout = folders.described(folder).layout
+    rows = read_rows(folder, layout)
+    if not rows:
+        raise UserError(f"no trial is finished in {folder}")
+    result = SweepResult(folder, rows, write_report(folder, rows), layout)
+    if console is not None:
+        _print(console, result)
+    return result
+
+
+def _print(console: "Console", result: SweepResult) -> None:
+    from gdpjax.sweeps._progress import print_summary
+
+    about, programs = folders.described(result.folder), folders.read_programs(result.folder)
+    print_summary(console, result.rows, result.layout, programs, about.num_trials)
+    console.print(f"Report: {result.report}", soft_wrap=True)
+
+
+def require_extra() -> None:
+    """UserError where the packages of the extra are not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+        import pyarrow  # noqa: F401
+        import rich  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"sweeps need a package that is not installed ({error}); run: {EXTRA}") from error
+
+
+def backend_of(
+    backend: str, width: int, memory_gb: float, ray_address: str | None, console: "Console | None" = None
+) -> BackendFor:
+    """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
+    check_choice("backend", backend, ("local", "ray"))
+    if not 0 < memory_gb < float("inf"):
+        raise UserError(f"memory_gb must be a finite number > 0, got {memory_gb}")
+    if width < 1:
+        raise UserError(f"width must be a whole number >= 1, got {width}")
+    memory_bytes = int(memory_gb * 1e9)
+    if backend == "local":
+        if ray_address is not None:
+            raise UserError("--ray-address is for --backend ray; add that, or leave the address out")
+        return _local_backend(width, memory_bytes)
+
+    from gdpjax.sweeps._ray import RayBackend, import_ray
+
+    import_ray()
+
+    def on_cluster(task: Task, examples: Examples, observer: "Observer") -> "Backend":
+        made = RayBackend(task, examples, width, memory_bytes, ray_address)
+        if console is not None:
+            console.print(made.description)
+        return made
+
+    return on_cluster
+
+
+def _local_backend(width: int, memory_bytes: int) -> BackendFor:
+    def here(task: Task, examples: Examples, observer: "Observer") -> "Backend":
+        from gdpjax.sweeps._run import Limits, LocalBackend
+
+        slots = min(num_slots(), width)
+        return LocalBackend(task, examples, Limits(width // slots, memory_bytes, slots), observer)
+
+    return here
+
+
+def num_slots() -> int:
+    """Return how many threads train trials of their own: XLA does not use all cores of a CPU for a small model."""
+    if jax.default_backend() != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_SLOTS)

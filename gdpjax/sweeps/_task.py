@@ -1,0 +1,338 @@
+"""What a user brings: data, a model with its loss, and an optimizer.
+
+    import gdpjax.sweeps as sweeps
+
+    def load():
+        return (x, y), (x_test, y_test)           # training data; evaluation data, which are public
+
+    def build(example):
+        def init(key): ...                        # the parameters, a tree of arrays
+        def loss(params, x, y): ...               # of ONE example: no batch axis
+        def scores(params, x, y): ...             # {"accuracy": ...} on the evaluation data
+        return sweeps.Model(init, loss, scores)
+
+    task = sweeps.Task(load=load, build=build, optimizer=optax.sgd)
+
+``build`` sees shapes and types of one training example, never its values: nothing of the model (a number of classes, a
+vocabulary) can be taken from private data unnoticed.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gdpjax._core.arguments import check_array, check_callable
+from gdpjax._core.shown import shown
+from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps._hyperparameters import (
+    LEARNING_RATE,
+    NUM_STEPS,
+    RESERVED,
+    STANDARD,
+    Hyperparameter,
+    own_hyperparameters,
+    takes_num_steps,
+)
+
+HOLD_OUT_SEED = 20191127
+Settings = Mapping[str, Any]
+"""Hyperparameters by name; real ones may be traced."""
+
+
+class Model(NamedTuple):
+    """The functions of a model, all of them JAX functions.
+
+    Fields:
+      init: ``init(key)`` returns the parameters, a tree of arrays.
+      loss: ``loss(params, *example)`` is the scalar loss of ONE example.
+      scores: ``scores(params, *evaluation)`` returns numbers by name, such as ``{"accuracy": ...}``.
+    """
+
+    init: Callable[[Any], Any]
+    loss: Callable[..., Any]
+    scores: Callable[..., Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Something to train, privately and many times.
+
+    Args:
+      load: ``load()`` returns ``(train, evaluation)``, each an array or a tuple of arrays with one row per example. The
+        evaluation data, and how many training examples there are, are taken as public.
+      build: ``build(example)`` returns a `Model`; ``example`` is a tuple of `jax.ShapeDtypeStruct`, one for each array
+        of the training data, without the axis of the rows. Further parameters are hyperparameters.
+      optimizer: ``optimizer(learning_rate)`` returns an optax transformation. Its numbers are hyperparameters, but for
+        ``num_steps``: a factory with that parameter is given the number of steps, for a schedule.
+      defaults: values of hyperparameters, and of delta, that a spec may leave out.
+      names: what data, model and optimizer are called in records and reports; by default what the functions are.
+
+    A real hyperparameter is traced: any number of its values share one compiled program. A whole one (annotated as int,
+    or with a whole default) is a constant, with a program for each value.
+
+    >>> def load():
+    ...     x = np.linspace(-1, 1, 64, dtype=np.float32)
+    ...     return (x, 2 * x), (x, 2 * x)
+    >>> def build(example, penalty=0.0):
+    ...     def loss(w, x, y):
+    ...         return (w * x - y) ** 2 + penalty * w**2
+    ...     def scores(w, x, y):
+    ...         return {"mse": jnp.mean((w * x - y) ** 2)}
+    ...     return Model(lambda key: jnp.zeros(()), loss, scores)
+    >>> task = Task(load, build, optax.sgd)
+    >>> list(task.hyperparameters)
+    ['learning_rate', 'l2_clip_norm', 'noise_multiplier', 'epsilon', 'batch_size', 'epochs', 'penalty']
+    """
+
+    load: Callable[[], Any]
+    build: Callable[..., Model]
+    optimizer: Callable[..., optax.GradientTransformation]
+    defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("load", "build", "optimizer"):
+            check_callable(name, getattr(self, name))
+        if not self.names:
+            functions = {"data": self.load, "model": self.build, "optimizer": self.optimizer}
+            names = {what: _name_of(function) for what, function in functions.items()}
+            object.__setattr__(self, "names", names)
+        known = (*self.hyperparameters, "delta")
+        unknown = [name for name in self.defaults if name not in known]
+        if unknown:
+            raise UserError(f"defaults has {unknown[0]}, which is no hyperparameter of this task")
+
+    @functools.cached_property
+    def hyperparameters(self) -> dict[str, Hyperparameter]:
+        """Everything that a spec may give a value to: the learning rate, the standard ones, the others."""
+        for name in self._of_optimizer.keys() & self._of_build.keys():
+            if self._of_optimizer[name].whole != self._of_build[name].whole:
+                raise UserError(f"{name} is a whole number for one of build and optimizer, and real for the other")
+        own = self._of_optimizer | self._of_build
+        first = {name: own.pop(name) for name in (LEARNING_RATE,) if name in own}
+        return first | STANDARD | own
+
+    @functools.cached_property
+    def _of_build(self) -> dict[str, Hyperparameter]:
+        return own_hyperparameters(self.build, skip=1, what="build")
+
+    @functools.cached_property
+    def _of_optimizer(self) -> dict[str, Hyperparameter]:
+        return own_hyperparameters(self.optimizer, skip=0, what="optimizer")
+
+    def model(self, example: tuple[jax.ShapeDtypeStruct, ...], settings: Settings) -> Model:
+        """Return the model with the hyperparameters of ``build`` that ``settings`` has."""
+        model = self.build(example, **_among(self._of_build, settings))
+        if not isinstance(model, Model):
+            raise UserError(f"build must return gdpjax.sweeps.Model(init, loss, scores), got {shown(model)}")
+        return model
+
+    def make_optimizer(self, settings: Settings, num_steps: int) -> optax.GradientTransformation:
+        """Return the optimizer of a training with the hyperparameters of its factory that ``settings`` has."""
+        length = {NUM_STEPS: num_steps} if takes_num_steps(self.optimizer) else {}
+        return self.optimizer(**_among(self._of_optimizer, settings), **length)
+
+    def constants(self, settings: Settings) -> dict[str, Any]:
+        """Return the whole hyperparameters of the user's own, which programs are compiled for."""
+        own = self._of_optimizer | self._of_build
+        return {name: settings[name] for name, kind in own.items() if kind.whole and name in settings}
+
+    def traced(self, settings: Settings) -> dict[str, Any]:
+        """Return the real hyperparameters of the user's own, which are arguments of a program."""
+        own = self._of_optimizer | self._of_build
+        return {name: settings[name] for name, kind in own.items() if not kind.whole and name in settings}
+
+
+def _among(own: Mapping[str, Hyperparameter], settings: Settings) -> dict[str, Any]:
+    return {name: settings[name] for name in own if name in settings}
+
+
+def _name_of(function: Any) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The data of a task. Training data are private, but for their number; evaluation data are public."""
+
+    train: tuple[np.ndarray, ...]
+    evaluation: tuple[np.ndarray, ...]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of training examples, taken as public."""
+        return len(self.train[0])
+
+    @property
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and types of one training example, as compiled code has them."""
+        return tuple(_on_device(array.shape[1:], array) for array in self.train)
+
+    @property
+    def evaluation_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and types of the evaluation data."""
+        return tuple(_on_device(array.shape, array) for array in self.evaluation)
+
+    def hold_out(self, fraction: float) -> "Examples":
+        """Return the training data alone, a ``fraction`` of them, always the same, in place of the evaluation data.
+
+        What is chosen by such scores has not seen the evaluation data. The scores are private then.
+        """
+        num_evaluation = round(fraction * self.num_examples)
+        if not 0 < num_evaluation < self.num_examples:
+            raise UserError(f"hold_out = {fraction} leaves nothing to train or to evaluate on")
+        order = np.random.default_rng(HOLD_OUT_SEED).permutation(self.num_examples)
+        train, evaluation = np.split(order, [self.num_examples - num_evaluation])
+        return Examples(
+            tuple(array[train] for array in self.train),
+            tuple(array[evaluation] for array in self.train),
+        )
+
+    def digest(self) -> str:
+        """Return a hash of all of it. It is a function of private data: keep it with the keys, never publish it."""
+        sha = hashlib.sha256()
+        for array in (*self.train, *self.evaluation):
+            sha.update(f"{array.shape}{array.dtype}".encode())
+            sha.update(np.ascontiguousarray(array).tobytes())
+        return sha.hexdigest()
+
+
+def _on_device(shape: tuple[int, ...], array: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def load_examples(task: Task, hold_out: float | None = None) -> Examples:
+    """Return what ``task.load`` returns, checked; with ``hold_out`` a part of the training data is held out."""
+    try:
+        loaded = task.load()
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        raise failure_of("load", error) from error
+    if isinstance(loaded, Examples):
+        examples = loaded
+    else:
+        if not isinstance(loaded, tuple | list) or len(loaded) != 2:
+            raise UserError(
+                "load must return a pair (train, evaluation), each an array or a tuple of arrays, got "
+                f"{shown(loaded)}; for arrays of inputs and labels that is ((x, y), (x_test, y_test))"
+            )
+        examples = Examples(_arrays("train", loaded[0]), _arrays("evaluation", loaded[1]))
+    lengths = [len(array) for array in examples.train]
+    if len(set(lengths)) != 1 or lengths[0] == 0:
+        raise UserError(f"the arrays of the training data must have one row per example, got {lengths} rows")
+    return examples if hold_out is None else examples.hold_out(hold_out)
+
+
+def _arrays(part: str, given: Any) -> tuple[np.ndarray, ...]:
+    members = given if isinstance(given, tuple | list) else (given,)
+    arrays = []
+    for member in members:
+        try:
+            array = np.asarray(check_array(f"every array of the {part} data", member, kinds="biuf"))
+        except ValueError as error:
+            raise UserError(f"load: {error}") from error
+        if part == "train" and array.ndim == 0:
+            raise UserError("load: the arrays of the training data must have one row per example, got one number")
+        arrays.append(array)
+    if not arrays:
+        raise UserError(f"load: there are no {part} data")
+    return tuple(arrays)
+
+
+def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str, ...]:
+    """Trace the user's functions once, without computing, and return the names of the scores.
+
+    Raises:
+      UserError: one of them fails, or returns something else than it should; the message names the line.
+    """
+    traced = _Traced(task, examples, settings)
+    params = traced.shapes("build and init", traced.init, traced.key)
+    loss = traced.shapes("loss", traced.loss, params, examples.example)
+    if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise UserError(f"loss must return one real number, the loss of ONE example, got {shown(loss)}")
+    scores = traced.shapes("scores", traced.scores, params, examples.evaluation_shapes)
+    if not isinstance(scores, Mapping) or not scores:
+        raise UserError(f'scores must return numbers by name, such as {{"accuracy": ...}}, got {shown(scores)}')
+    for name, value in scores.items():
+        if getattr(value, "shape", None) != ():
+            raise UserError(f"scores must return numbers, got {shown(value)} for {name!r}")
+        is_word = isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name) is not None
+        if not is_word or name in task.hyperparameters or name in RESERVED or name.startswith(("epsilon_", "mu_")):
+            raise UserError(
+                f"a score needs a name of its own (letters, digits, _) that means nothing else, got {name!r}"
+            )
+    traced.shapes("optimizer", traced.update, params)
+    return tuple(scores)
+
+
+def program_digest(task: Task, examples: Examples, settings: Settings) -> str:
+    """Return a hash of what model and optimizer compute; another version of jax may give another one."""
+    traced = _Traced(task, examples, settings)
+
+    def everything(real: Settings, key: Any, example: Any, evaluation: Any) -> Any:
+        params = traced.init(real, key)
+        loss, scores = traced.loss(real, params, example), traced.scores(real, params, evaluation)
+        return params, loss, scores, traced.update(real, params)
+
+    shapes = (traced.real, traced.key, examples.example, examples.evaluation_shapes)
+    closed = jax.make_jaxpr(everything)(*shapes)
+    # Functions are printed with their addresses, which differ from one process to the next.
+    sha = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr)).encode())
+    for constant in closed.consts:
+        sha.update(np.asarray(constant).tobytes())
+    return sha.hexdigest()
+
+
+class _Traced:
+    """The functions of a task with its real hyperparameters as traced arguments, as compiled programs call them."""
+
+    def __init__(self, task: Task, examples: Examples, settings: Settings) -> None:
+        self.task, self.examples = task, examples
+        self.constants = task.constants(settings)
+        self.real = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in task.traced(settings)}
+        self.key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def model(self, real: Settings) -> Model:
+        return self.task.model(self.examples.example, {**self.constants, **real})
+
+    def init(self, real: Settings, key: Any) -> Any:
+        return self.model(real).init(key)
+
+    def loss(self, real: Settings, params: Any, example: Any) -> Any:
+        return self.model(real).loss(params, *example)
+
+    def scores(self, real: Settings, params: Any, evaluation: Any) -> Any:
+        return self.model(real).scores(params, *evaluation)
+
+    def update(self, real: Settings, params: Any) -> Any:
+        optimizer = self.task.make_optimizer({**self.constants, **real}, num_steps=100)
+        return optimizer.update(params, optimizer.init(params), params)
+
+    def shapes(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the shapes of what ``function`` returns, or raise the UserError for what it raises."""
+        try:
+            return jax.eval_shape(function, self.real, *arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            raise failure_of(what, error) from error
+
+
+def failure_of(what: str, error: Exception) -> UserError:
+    """Return the UserError for an exception in a function of the user, with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and "/gdpjax/" not in frame.filename]
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    text = " ".join(str(error).split())[:500]
+    return UserError(f"{what} failed: {type(error).__name__}: {text}{place}")

@@ -1,0 +1,29 @@
+"""Files to begin with: a module with data and model, the specs of a training and of a sweep, and a README."""
+
+import shutil
+from pathlib import Path
+
+from gdpjax.sweeps._errors import UserError
+
+FOLDER = Path(__file__).with_name("template")
+FILES = ("my_task.py", "train.toml", "sweep.toml", "README.md")
+
+
+def new_project(folder: str | Path) -> list[Path]:
+    """Write the files of the template into ``folder``, and return their paths.
+
+    Raises:
+      UserError: one of them is there already; nothing is written then.
+    """
+    folder = Path(folder)
+    paths = [folder / name for name in FILES]
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{path} is there already; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+    for path in paths:
+        shutil.copyfile(FOLDER / path.name, path)
+    return paths

@@ -1,0 +1,333 @@
+"""One private training in a folder, with everything it leaves behind: what `gdpjax train` does."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import numpy as np
+
+from gdpjax.sweeps import records
+from gdpjax.sweeps._errors import RunInterrupted, UserError
+from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
+from gdpjax.sweeps._plans import epoch_end, plan_of
+from gdpjax.sweeps._privacy import Cost, cost_of
+from gdpjax.sweeps._program import blueprint_of
+from gdpjax.sweeps._spec import SECTION, Spec
+from gdpjax.sweeps._sweep import as_spec, require_extra
+from gdpjax.sweeps._task import Examples, Task, check_task, load_examples
+from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
+from gdpjax.sweeps._worker import make_scores
+from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, resume_run, start_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NORM_QUANTILES = (0.1, 0.5, 0.9)
+PUBLIC, HELD_OUT = "treated as public", "held-out training data, private"
+
+
+class TrainingObserver(Protocol):
+    """Whoever watches a run; every method is called on the host, between compiled steps."""
+
+    def on_start(self, plan: Plan, step: int) -> None:
+        """The loop begins after ``step`` steps already done."""
+        ...
+
+    def on_step(self, step: int) -> None:
+        """``step`` steps are done."""
+        ...
+
+    def on_lost(self, num_steps: int) -> None:
+        """The run goes on elsewhere than where it was interrupted, and that many steps were charged in vain."""
+        ...
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """An epoch is done and on record."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+    """A finished training.
+
+    Attributes:
+      out: its folder.
+      plan: what was planned; ``plan.statement()`` is what to publish.
+      epochs: as planned.
+      state: the final `gdpjax.training.State`; the parameters may be released.
+      history: the public record of every epoch.
+      cost: what the ledger says it cost.
+      seeded: whether it can be repeated, and is not private against who knows the seed.
+      scores: of the final model, not of the best epoch.
+      scored_on: what the scores are on, in words.
+    """
+
+    out: Path
+    plan: Plan
+    epochs: int
+    state: State
+    history: list[dict[str, Any]]
+    cost: Cost
+    seeded: bool
+    scores: dict[str, float]
+    scored_on: str
+
+    @property
+    def params(self) -> Any:
+        """The trained parameters."""
+        return self.state.params
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A training to be run: a task in memory, one trial of it, and how its folder is kept."""
+
+    task: Task
+    examples: Examples
+    trial: Trial
+    out: Path
+    resume: bool = False
+    diagnostics: bool = True
+    scored_on: str = PUBLIC
+    how_to_resume: str = ""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide what is computed."""
+        return identity(self.trial, self.diagnostics)
+
+
+def train(
+    task: Task | None,
+    spec: Mapping[str, Any] | str | Path | Spec,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    diagnostics: bool = True,
+    console: "Console | None" = None,
+    how_to_resume: str = "the same again with --resume (resume=True)",
+) -> TrainingResult:
+    """Train one model privately in a folder, with checkpoints after every epoch.
+
+    Args:
+      task: what is trained. None where the spec is a file that says it.
+      spec: as for `run_sweep`, with one value of each hyperparameter and one seed.
+      out: folder of the run.
+      resume: continue the run in ``out`` from its last checkpoint, bit for bit.
+      diagnostics: write training losses and gradient norms to a file that is outside epsilon and not for release.
+      console: a `rich.console.Console` for progress; by default nothing is printed.
+      how_to_resume: the command that continues the run, for the message of an interruption.
+
+    Returns:
+      A `TrainingResult`.
+
+    Raises:
+      UserError: the spec, the data, the model or the folder is not as it should be.
+      RunInterrupted: by Ctrl-C; the message says how many steps are on record.
+    """
+    checked = as_spec(task, spec)
+    trial = only_trial(checked)
+    examples = load_examples(checked.task, checked.hold_out)
+    refuse_large_batches(checked, [trial], examples.num_examples)
+    scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
+    job = Job(checked.task, examples, trial, Path(out), resume, diagnostics, scored_on, how_to_resume)
+    if console is None:
+        return run_job(job, SilentTraining())
+    require_extra()
+    from gdpjax.sweeps._training_progress import TrainingProgress
+
+    if trial.seed is not None:
+        console.print(f"[bold yellow]{SEED_NOTICE}")
+    with TrainingProgress(console) as observer:
+        return run_job(job, observer)
+
+
+def only_trial(spec: Spec) -> Trial:
+    """Return the trial of a spec that has one; UserError with the line for one that has more."""
+    trials = list_trials(spec)
+    if len(trials) == 1:
+        return trials[0]
+    for name, choice in spec.choices.items():
+        if not isinstance(choice, tuple) or len(choice) > 1:
+            spec.fail((SECTION, name), f"train takes one value of {name}; for several there is sweep-trainings")
+    spec.fail((SECTION, "seeds"), f"train takes one seed, got {len(trials)}; for several there is sweep-trainings")
+
+
+class SilentTraining:
+    """An observer of a training that does nothing."""
+
+    def on_start(self, plan: Plan, step: int) -> None:
+        """The loop begins."""
+
+    def on_step(self, step: int) -> None:
+        """A step is done."""
+
+    def on_lost(self, num_steps: int) -> None:
+        """Steps were charged in vain."""
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """An epoch is on record."""
+
+
+def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
+    """Train, or continue the run in the folder; Ctrl-C raises RunInterrupted."""
+    plan = plan_of(job.trial.settings, job.trial.delta, job.examples.num_examples)
+    check_task(job.task, job.examples, job.trial.settings)
+    settings = job.trial.settings | {"noise_multiplier": plan.noise_multiplier}
+    job = dataclasses.replace(job, trial=dataclasses.replace(job.trial, settings=settings, plan=plan))
+    keys = make_keys(job.trial.seed, job.identity)  # a resumed run goes on with its own
+    recorder = _Recorder(job, keys.init)
+    history: list[dict[str, Any]] = []
+    try:
+        run, history = (recorder.resume if job.resume else recorder.begin)(keys.training)
+        observer.on_start(plan, run.step)
+        if run.num_lost:
+            observer.on_lost(run.num_lost)
+        while not run.finished:
+            history.append(recorder.epoch(run, observer))
+            observer.on_epoch(history[-1])
+    except KeyboardInterrupt:
+        step = history[-1]["step"] if history else 0
+        raise RunInterrupted(
+            f"interrupted: {step} of {plan.max_steps} steps are on record in {job.out}; continue with\n"
+            f"  {job.how_to_resume}"
+        ) from None
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    if not history:  # the budget went to steps whose outcome was lost
+        history.append(recorder.record(run))
+    return recorder.finish(run.state, history)
+
+
+class _Recorder:
+    """What a run writes beside its checkpoints, and what stays the same during it."""
+
+    def __init__(self, job: Job, init_key: jax.Array) -> None:
+        self.job, self.out, self.trial = job, job.out, job.trial
+        assert job.trial.plan is not None  # `run_job` has made it
+        self.plan = job.trial.plan
+        settings, num_examples = job.trial.settings, job.examples.num_examples
+        blueprint = blueprint_of(job.task, job.examples, self.plan, settings)
+        self.params = blueprint.model(settings).init(init_key)
+        self.training = blueprint.training(settings)
+        self.data = self.training.place(*job.examples.train)
+        self._scores = make_scores(blueprint)
+        self.epochs = int(settings["epochs"])
+        self.ends = [epoch_end(settings, num_examples, epoch + 1) for epoch in range(self.epochs)]
+        self.logs = (records.METRICS, records.DIAGNOSTICS) if job.diagnostics else (records.METRICS,)
+
+    def begin(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
+        """Write the configuration, then start the run; killed between them, ``resume`` starts it."""
+        if (self.out / records.CONFIG).exists() or has_run(self.out):
+            raise UserError(f"{self.out} already holds a run: add --resume to continue it, or choose another --out")
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from error
+        described = {"config": self.job.identity, "fingerprint": records.fingerprint()} | self._seed_notice()
+        described["plan"] = json.loads(self.plan.to_json())
+        records.write_json(self.out / records.CONFIG, described)
+        return self.start(key)
+
+    def start(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
+        """Start the logs, then the run: once a folder holds one, its logs are only added to."""
+        for name in self.logs:
+            records.start_log(self.out, name)
+        run = start_run(self.out, self.training, self.params, self.data, key=key, scan=False)
+        return run, []
+
+    def resume(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
+        """Go back to the last checkpoint; records after it are dropped and will be written again, the same.
+
+        A run that was killed before it had a checkpoint has spent nothing: it is started with ``key``.
+        """
+        records.refuse_differences(self.out, self.job.identity)
+        if not has_run(self.out):
+            return self.start(key)
+        run = resume_run(self.out, self.training, self.params, self.data, scan=False)
+        history, *_ = [records.rewind(self.out, name, run.step) for name in self.logs]
+        kept = [record["step"] for record in history]
+        # Where a move to another machine cost an epoch, that epoch has no record; else there is one for each.
+        expected = [end for end in self.ends if end <= run.step]
+        if kept != [end for end in expected if end in kept] or (kept != expected and not run.num_lost):
+            raise UserError(f"{self.out / records.METRICS} is damaged: its epochs do not lead up to step {run.step}")
+        return run, history
+
+    def epoch(self, run: Run, observer: TrainingObserver) -> dict[str, Any]:
+        """Take the steps of one epoch; its records are written before its checkpoint."""
+        begun, first = time.perf_counter(), run.step
+        made: list[dict[str, Any]] = []
+
+        def write(infos: list[Info]) -> None:
+            seconds = time.perf_counter() - begun
+            made.append(self.record(run) | {"steps_per_second": (run.step - first) / seconds})
+            records.append(self.out, records.METRICS, made)
+            if self.job.diagnostics:
+                clip_norm = self.trial.settings["l2_clip_norm"]
+                rows = [summarize(info, first + i + 1, clip_norm) for i, info in enumerate(infos)]
+                records.append(self.out, records.DIAGNOSTICS, rows)
+
+        end = next(end for end in self.ends if end > first)
+        run.advance(end - first, on_step=observer.on_step, before_checkpoint=write)
+        return made[0]
+
+    def scores(self, state: State) -> dict[str, float]:
+        """Return the scores of the model in a state."""
+        return self._scores(self.trial, state.params)
+
+    def record(self, run: Run) -> dict[str, Any]:
+        """Return the public figures after the steps so far."""
+        cost = dataclasses.asdict(self._cost(run.state))
+        figures = {name: cost[name] for name in cost if name.startswith(("mu_", "epsilon_"))}
+        epoch = sum(end <= run.step for end in self.ends)
+        return {"step": run.step, "epoch": epoch} | self.scores(run.state) | figures
+
+    def finish(self, state: State, history: list[dict[str, Any]]) -> TrainingResult:
+        """Write the model and the result."""
+        result = TrainingResult(
+            out=self.out,
+            plan=self.plan,
+            epochs=self.epochs,
+            state=state,
+            history=history,
+            cost=self._cost(state),
+            seeded=self.trial.seed is not None,
+            scores=self.scores(state),
+            scored_on=self.job.scored_on,
+        )
+        records.save_model(self.out, state.params)
+        privacy = dataclasses.asdict(result.cost)
+        summary = {
+            **result.scores,
+            "test_data": self.job.scored_on,
+            "privacy": privacy | {"epsilon_clt_standing": "asymptotic estimate, may understate"},
+            "seeded": result.seeded,
+            "config": self.job.identity,
+            "fingerprint": records.fingerprint(),
+        } | self._seed_notice()
+        records.write_json(self.out / records.RESULT, summary)
+        return result
+
+    def _seed_notice(self) -> dict[str, str]:
+        """What a file that names the seed must say with it."""
+        return {} if self.trial.seed is None else {"notice": SEED_NOTICE}
+
+    def _cost(self, state: State) -> Cost:
+        return cost_of(state.opt_state, self.trial.delta)
+
+
+def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
+    """Return one line of private diagnostics."""
+    real = ~np.asarray(info.is_padding)
+    losses, norms = np.asarray(info.losses)[real], np.asarray(info.norms)[real]
+    row: dict[str, Any] = {"step": step, "batch_size": int(real.sum())}
+    if real.any():
+        row["loss"] = float(losses.mean())
+        row["fraction_clipped"] = float((norms > l2_clip_norm).mean())
+        quantiles = np.quantile(norms, NORM_QUANTILES)
+        row["norm_quantiles"] = {str(q): float(value) for q, value in zip(NORM_QUANTILES, quantiles, strict=True)}
+    return row

@@ -1,0 +1,192 @@
+"""The files of a run: JSON documents and logs, written whole or not at all, and read with a word for what is damaged.
+
+Public: ``config.json``, ``metrics.jsonl``, ``model.npz``, ``result.json``. Not for release, since epsilon does not
+cover them: ``private_diagnostics.NOT_FOR_RELEASE.jsonl``, and the checkpoints, which hold the keys of the noise.
+"""
+
+import importlib.metadata
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import msgspec
+import numpy as np
+
+from gdpjax._core.files import write_atomically
+from gdpjax.sweeps._errors import UserError
+from gdpjax.training import DocumentError, convert_document, environment, parse_document, read_document
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+DIAGNOSTICS = "private_diagnostics.NOT_FOR_RELEASE.jsonl"
+RESULT = "result.json"
+MODEL = "model.npz"
+NOTICES = {
+    METRICS: "Scores are on the evaluation data, which are treated as public; held-out training data are private. "
+    "Timings depend slightly on the sizes of the Poisson batches, which epsilon does not cover.",
+    DIAGNOSTICS: "NOT FOR RELEASE: losses, gradient norms and batch sizes of private data, outside epsilon.",
+}
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ConfigFile(msgspec.Struct):
+    """What is read of ``config.json``; every field of a configuration is compared, whatever it is."""
+
+    config: dict[str, Any]
+
+
+class Epoch(msgspec.Struct):
+    """What is read of an epoch's public figures. Infinite epsilons are written as texts."""
+
+    step: Whole
+    epoch: Whole
+    epsilon_lower: float | str | msgspec.UnsetType = msgspec.UNSET
+    epsilon_upper: float | str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Metrics(Epoch):
+    """What is read of a line of ``metrics.jsonl``."""
+
+    steps_per_second: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class Privacy(msgspec.Struct):
+    """What is read of ``privacy`` in ``result.json``. Infinite epsilons are written as texts."""
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: Whole
+    delta: float
+    mu_clt: float | str
+    epsilon_clt: float | str
+    epsilon_moments_accountant: float | str
+    epsilon_lower: float | str
+    epsilon_upper: float | str
+
+
+class ResultFile(msgspec.Struct):
+    """What is read of ``result.json``."""
+
+    privacy: Privacy
+    config: dict[str, Any]
+
+
+class Diagnostics(msgspec.Struct):
+    """What is read of a line of the private diagnostics."""
+
+    step: Whole
+
+
+DETAILS: dict[str, type] = {METRICS: Metrics, DIAGNOSTICS: Diagnostics}
+"""What a line of each log holds, after the notice."""
+
+
+def fingerprint() -> dict[str, Any]:
+    """What must be equal for the same run to give the same bits: versions, devices and settings."""
+    return {**environment(), "flax": _version_if_installed("flax")}
+
+
+def _version_if_installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def read_json(path: Path, kind: type) -> dict[str, Any]:
+    """Return the JSON object in a file, or raise a UserError where it is absent, damaged or not of this ``kind``.
+
+    ``kind`` is a msgspec.Struct of the fields that are used; the others are returned unread.
+    """
+    if not path.exists():
+        raise UserError(f"{path} is missing; restore it, or start anew in another folder")
+    try:
+        value = read_document(path, dict[str, Any])
+        convert_document(value, kind, str(path))
+    except DocumentError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
+    return value
+
+
+def read_lines(path: Path, kind: type, header: int = 0) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file of lines, as `read_json`, without its first ``header`` lines.
+
+    A last line without its end was cut off by a crash; its epoch or program is done again, so it is dropped.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing; restore it, or start anew in another folder")
+    *lines, _torn = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines[header:], start=header + 1):
+        source = f"{path}, line {number}"
+        try:
+            record = parse_document(line, dict[str, Any], source)
+            convert_document(record, kind, source)
+        except DocumentError as error:
+            raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
+        found.append(record)
+    return found
+
+
+def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
+    """UserError unless the run in ``folder`` was begun with the configuration ``config``."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"nothing to resume: there is no run in {folder}")
+    saved, now = read_json(path, ConfigFile)["config"], json.loads(json.dumps(_plain(config)))
+    differing = [name for name in sorted(saved | now) if saved.get(name) != now.get(name)]
+    found = [f"{name}: {saved.get(name)!r} then, {now.get(name)!r} now" for name in differing]
+    if found:
+        raise UserError(
+            f"this is not the configuration that the run in {folder} was begun with ({'; '.join(found)}); restore it, "
+            "or start a new run with another --out"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities or NaN: they become strings."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write an indented JSON file atomically."""
+    write_atomically(path, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def start_log(folder: Path, name: str) -> None:
+    """Begin a JSONL file with its notice."""
+    mode = 0o600 if name == DIAGNOSTICS else 0o666
+    write_atomically(folder / name, json.dumps({"notice": NOTICES[name]}) + "\n", mode)
+
+
+def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
+    """Append records to a JSONL file."""
+    with (folder / name).open("a") as file:
+        file.writelines(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records)
+
+
+def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
+    """Drop the records after ``step``, and a line cut off by a crash; returns what stays, without the notice."""
+    kind = DETAILS[name]
+    kept = [record for record in read_lines(folder / name, kind, header=1) if record["step"] <= step]
+    start_log(folder, name)
+    append(folder, name, kept)
+    return kept
+
+
+def save_model(folder: Path, params: Any) -> None:
+    """The trained parameters, by path: they are covered by epsilon and may be released."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    arrays = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    temporary = folder / f"partial-{MODEL}"
+    np.savez(temporary, allow_pickle=False, **arrays)
+    temporary.replace(folder / MODEL)

@@ -1,0 +1,91 @@
+"""Small sweeps for the tests; as a script, one in a process of its own, to be killed: ``python sweeps.py FOLDER``."""
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+
+from experiments import datasets
+from experiments.tasks import NamedTask
+from gdpjax.sweeps import Examples, _sweep, parse_spec
+from gdpjax.sweeps._folder import described
+from gdpjax.sweeps._layout import layout_of
+from gdpjax.sweeps._results import read_rows
+from gdpjax.sweeps._run import Limits, LocalBackend, Sweep
+
+SMALL = """
+dataset = "digits"
+[hyperparameters]
+batch_size = 8
+epochs = 1
+"""
+SEVERAL = SMALL + "learning_rate = [0.25, 0.5]\nl2_clip_norm = [0.5, 1.0]\nnoise_multiplier = [2.0, 4.0]\nseeds = [3]\n"
+
+
+def small(full):
+    """64 training and 40 test images."""
+    return datasets.Dataset(
+        full.train_inputs[:64], full.train_labels[:64], full.test_inputs[:40], full.test_labels[:40]
+    )
+
+
+def spec_of(text):
+    """A spec that is in no file."""
+    return parse_spec(Path("sweep.toml"), text, NamedTask())
+
+
+def examples_of(dataset):
+    """A data set of the experiments as a task loads it."""
+    return Examples((dataset.train_inputs, dataset.train_labels), (dataset.test_inputs, dataset.test_labels))
+
+
+def on(dataset, text):
+    """A spec whose task loads these data."""
+    spec = spec_of(text)
+    return dataclasses.replace(spec, task=dataclasses.replace(spec.task, load=lambda: examples_of(dataset)))
+
+
+def local(width=2, slots=1):
+    """This process, with chunks of at most ``width`` trials."""
+    limits = Limits(width, 10**9, slots)
+    return lambda task, examples, observer: LocalBackend(task, examples, limits, observer)
+
+
+def sweep_of(folder, trials, text=SMALL):
+    """A sweep of these trials, without its beginning, and with a key that everybody knows."""
+    spec = spec_of(text)
+    return Sweep(folder, spec.task, layout_of(spec, trials, ("test_accuracy",)), trials, jax.random.key(0))
+
+
+def rows_of(folder, layout=None):
+    """The rows in a folder."""
+    return read_rows(folder, layout or described(folder).layout)
+
+
+def run_small(text, dataset, folder, *, resume=False, backend_for=None):
+    """Run a sweep, without its report."""
+    _sweep.sweep_in(folder, on(dataset, text), resume, backend_for or local(), None)
+
+
+class Talking(_sweep.Silent):
+    """Says what happens, and stays in the middle of the third chunk, so that another process can kill this one."""
+
+    begun = 0
+
+    def on_steps(self, done, total):
+        self.begun += done == 1
+        if self.begun == 3:
+            print("third", flush=True)
+            time.sleep(600)
+
+    def on_chunk(self, rows):
+        print("chunk", len(rows), flush=True)
+
+
+if __name__ == "__main__":
+    _sweep.Silent = Talking
+    run_small(SEVERAL, small(datasets.load("digits")), Path(sys.argv[1]))

@@ -1,0 +1,397 @@
+"""A user's own data, model and optimizer: in one program, with its own hyperparameters, judged as it says."""
+
+import dataclasses
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax.sweeps as sweeps
+from gdpjax.sweeps import Model, Task, UserError, _sweep
+from gdpjax.sweeps._folder import KEYS, read_programs
+from gdpjax.sweeps._task import Examples, check_task, load_examples
+from gdpjax.sweeps._trials import list_trials, plan_trials
+from tests.sweeps import own_task
+
+TASK = Task(own_task.load, own_task.build, own_task.optimizer)
+NUMBERS = {"learning_rate": 0.1, "l2_clip_norm": 1.0, "noise_multiplier": 2.0, "batch_size": 8, "epochs": 1}
+SPEC = {"delta": 1e-5, "minimize": True, "hyperparameters": NUMBERS}
+
+
+def spec_with(**changes):
+    """The spec with other hyperparameters."""
+    return SPEC | {"hyperparameters": NUMBERS | changes}
+
+
+class Compilations:
+    """Counts the programs that XLA compiles in a context."""
+
+    def __enter__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *exception):
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event, duration, **kwargs):
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """16 trials over five hyperparameters, two of them the user's own."""
+    spec = spec_with(
+        learning_rate=[0.05, 0.1],
+        l2_clip_norm=[0.5, 1.0],
+        penalty=[0.0, 10.0],
+        momentum=[0.0, 0.5],
+        seeds=[7],
+    )
+    return sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=8)
+
+
+def test_every_hyperparameter_is_an_argument_of_one_program(searched):
+    assert len(searched.rows) == 16
+    assert [row["error"] for row in searched.rows] == [None] * 16
+    (program,) = read_programs(searched.folder)
+    assert program["num_compiled"] == 1
+    assert len({row["rmse"] for row in searched.rows}) == 16, "each of them matters"
+    penalised = [row["size"] for row in searched.rows if row["penalty"] == 10.0]
+    free = [row["size"] for row in searched.rows if row["penalty"] == 0.0]
+    assert np.mean(penalised) < np.mean(free)
+
+
+def test_nothing_is_compiled_after_the_first_chunk(tmp_path, monkeypatch):
+    """Another value of any real hyperparameter is another argument."""
+    counts = []
+
+    class Watcher(_sweep.Silent):
+        def on_chunk(self, rows):
+            counts.append(compilations.count)
+
+    monkeypatch.setattr(_sweep, "Silent", Watcher)
+    monkeypatch.setattr(_sweep, "num_slots", lambda: 1)
+    spec = spec_with(penalty=[0.0, 0.1], momentum=[0.5, 0.6], learning_rate=0.2)
+    with Compilations() as compilations:
+        sweeps.run_sweep(TASK, spec, tmp_path / "sweep", width=1)
+    assert len(counts) == 4
+    assert counts[1:] == counts[:1] * 3, counts
+
+
+def test_a_trial_is_the_training_of_its_settings(searched, tmp_path):
+    """Alone, by the public training API, with the keys of the trial: the same score and the same ledger."""
+    row = searched.rows[11]
+    numbers = {name: row[name] for name in (*NUMBERS, "penalty", "momentum")}
+    result = sweeps.train(TASK, spec_with(**numbers, seeds=[7]), tmp_path / "run")
+    assert result.scores["rmse"] == pytest.approx(row["rmse"], rel=1e-4)
+    assert (result.cost.num_steps, result.cost.sampling_prob) == (row["num_steps"], row["sampling_prob"])
+    assert result.cost.epsilon_upper == pytest.approx(row["epsilon_upper"], rel=1e-6)
+    assert result.plan.epsilon_bounds().upper == pytest.approx(row["epsilon_upper"], rel=1e-6)
+
+
+def test_the_best_is_the_smallest_where_the_spec_says_so(searched):
+    assert searched.best()["rmse"] == min(row["rmse"] for row in searched.rows)
+    text = searched.report.read_text()
+    assert "The smallest rmse is the best" in text
+    with pytest.raises(UserError, match=r"no trial succeeded within epsilon 0\.01"):
+        searched.best(epsilon=0.01)
+
+
+def test_a_whole_hyperparameter_has_a_program_for_each_value(tmp_path):
+    result = sweeps.run_sweep(TASK, spec_with(width=[1, 2], penalty=[0.0, 0.1]), tmp_path / "sweep")
+    programs = read_programs(result.folder)
+    assert [program["constants"] for program in programs] == [{"width": 1}, {"width": 2}]
+    assert len({row["rmse"] for row in result.rows}) == 4
+    with pytest.raises(UserError, match="one_program = true promises one compiled program, but each value of width"):
+        sweeps.run_sweep(TASK, spec_with(width=[1, 2]) | {"one_program": True}, tmp_path / "other")
+
+
+def test_the_epsilon_of_a_row_is_that_of_the_plan_that_ran(searched):
+    """Recomputed from nothing but the public numbers of the row."""
+    from gdpjax import accounting
+
+    for row in searched.rows[:2]:
+        run = (row["noise_multiplier"], row["sampling_prob"], row["num_steps"])
+        left = accounting.delta_after_overflow(row["delta"], row["overflow"])
+        _, upper = accounting.epsilon_bounds(*run, left)
+        assert row["epsilon_upper"] == pytest.approx(float(upper), rel=1e-6)
+        assert row["noise_multiplier"] == 2.0
+        assert row["sampling_prob"] == pytest.approx(8 / 64)
+
+
+def test_hold_out_scores_on_training_data_that_nothing_is_trained_on(tmp_path):
+    seen = {}
+
+    def build(example):
+        model = own_task.build(example)
+
+        def scores(params, x, y):
+            seen["rows"] = x.shape[0]
+            return {"mean": jnp.mean(x), **model.scores(params, x, y)}
+
+        return Model(model.init, model.loss, scores)
+
+    task = Task(own_task.load, build, own_task.optimizer)
+    result = sweeps.run_sweep(task, spec_with(seeds=2) | {"hold_out": 0.25}, tmp_path / "sweep")
+    (x, _), _ = own_task.load()
+    held = load_examples(TASK, hold_out=0.25)
+    assert seen["rows"] == 16
+    assert result.rows[0]["mean"] == pytest.approx(held.evaluation[0].mean(), rel=1e-5)
+    both = np.concatenate([held.train[0], held.evaluation[0]])
+    np.testing.assert_array_equal(np.unique(both, axis=0), np.unique(x, axis=0))
+    assert result.rows[0]["sampling_prob"] == pytest.approx(8 / 48), "the plan is for what is trained on"
+    page = re.sub(r"\s+", " ", result.report.read_text())
+    assert "held out; they are private" in page
+    assert "neither number covers publishing a score, or choosing by one" in page
+
+
+def test_build_sees_no_values():
+    def build(example):
+        assert all(isinstance(part, jax.ShapeDtypeStruct) for part in example)
+        assert [part.shape for part in example] == [(3,), ()]
+        return own_task.build(example)
+
+    check_task(Task(own_task.load, build, own_task.optimizer), load_examples(TASK), NUMBERS)
+
+
+def test_a_factory_may_ask_for_the_number_of_steps(tmp_path):
+    def optimizer(learning_rate, num_steps):
+        assert num_steps in (8, 100), "the plan's, and a made-up one while the functions are checked"
+        return optax.sgd(optax.cosine_decay_schedule(learning_rate, num_steps))
+
+    task = Task(own_task.load, own_task.build, optimizer)
+    assert "num_steps" not in task.hyperparameters
+    result = sweeps.run_sweep(task, spec_with(learning_rate=[0.1, 0.2]), tmp_path / "sweep")
+    assert result.rows[0]["rmse"] != result.rows[1]["rmse"]
+
+
+MISTAKES = {
+    "learning_rate is missing": {"hyperparameters": {"l2_clip_norm": 1.0}},
+    "give epsilon, a target, or noise_multiplier": {
+        "hyperparameters": {name: value for name, value in NUMBERS.items() if name != "noise_multiplier"}
+    },
+    "delta is missing": {"delta": None},
+    "unknown field momentun: did you mean momentum?": {"hyperparameters": NUMBERS | {"momentun": 0.1}},
+    "width must be a whole number": {"hyperparameters": NUMBERS | {"width": 1.5}},
+    "penalty must be a finite number, got nan": {"hyperparameters": NUMBERS | {"penalty": float("nan")}},
+    "score must be one of rmse, size, got 'accuracy'": {"score": "accuracy"},
+    "logarithmic, so its min must be above 0": {
+        "hyperparameters": NUMBERS | {"penalty": {"min": 0.0, "max": 1.0, "count": 3, "log": True}}
+    },
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_wrong_specs_are_refused_before_anything_is_made(message, tmp_path):
+    with pytest.raises(UserError, match=re.escape(message)):
+        sweeps.run_sweep(TASK, SPEC | MISTAKES[message], tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def with_model(**changes):
+    """The task with other functions in its model."""
+
+    def build(example):
+        return own_task.build(example)._replace(**changes)
+
+    return Task(own_task.load, build, own_task.optimizer)
+
+
+WRONG_MODELS = {
+    "scores must return numbers by name": dict(scores=lambda params, x, y: jnp.mean(y)),
+    "scores must return numbers, got": dict(scores=lambda params, x, y: {"errors": y}),
+    "a score needs a name of its own": dict(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
+    "loss must return one real number": dict(loss=lambda params, x, y: params @ x),
+    "loss failed: ZeroDivisionError": dict(loss=lambda params, x, y: 1 / 0),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_MODELS)
+def test_wrong_models_are_refused_with_the_function(message, tmp_path):
+    with pytest.raises(UserError, match=re.escape(message)):
+        sweeps.run_sweep(with_model(**WRONG_MODELS[message]), SPEC, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_wrong_loaders_are_refused():
+    x = np.zeros((4, 2), np.float32)
+    for loaded, message in (
+        ((x, x, x, x), "load must return a pair"),
+        (((x, x[:2]), x), "one row per example"),
+        ((np.array(["a"]), x), "every array of the train data"),
+    ):
+        task = dataclasses.replace(TASK, load=lambda loaded=loaded: loaded)
+        with pytest.raises(UserError, match=message):
+            load_examples(task)
+
+
+def test_a_name_that_means_something_else_is_refused():
+    with pytest.raises(UserError, match="build has a parameter epsilon"):
+        Task(own_task.load, lambda example, epsilon=1.0: None, own_task.optimizer)  # type: ignore[return-value]
+    with pytest.raises(UserError, match="momentum is a whole number for one of build and optimizer"):
+        Task(own_task.load, lambda example, momentum=1: None, own_task.optimizer)  # type: ignore[return-value]
+
+
+def test_a_score_that_is_not_a_number_is_a_failure_of_its_trial(tmp_path):
+    def scores(params, x, y):
+        return {"rmse": jnp.where(params.sum() > -jnp.inf, jnp.nan, 0.0)}
+
+    with pytest.raises(UserError, match="every trial failed, the first with: the score rmse is nan"):
+        sweeps.run_sweep(with_model(scores=scores), SPEC, tmp_path / "sweep")
+
+
+def test_another_model_under_the_same_names_is_not_resumed(searched, tmp_path):
+    folder = tmp_path / "sweep"
+    spec = spec_with(penalty=[0.0, 0.1], seeds=[7])
+    sweeps.run_sweep(TASK, spec, folder)
+    before = (folder / "results.parquet").read_bytes()
+    other = dataclasses.replace(with_model(loss=lambda params, x, y: jnp.sum(params) * y), names=TASK.names)
+    with pytest.raises(UserError, match=r"no hyperparameter|unknown field penalty"):
+        sweeps.run_sweep(other, spec, folder, resume=True)
+
+    def build(example, penalty=0.0):
+        return own_task.build(example, penalty)._replace(loss=lambda params, x, y: penalty * jnp.sum(params) * y)
+
+    with pytest.raises(UserError, match=r"are not those that the sweep in .* was begun with"):
+        sweeps.run_sweep(Task(own_task.load, build, own_task.optimizer, names=TASK.names), spec, folder, resume=True)
+    again = sweeps.run_sweep(TASK, spec, folder, resume=True)
+    assert (folder / "results.parquet").read_bytes() == before
+    assert len(again.rows) == 2
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, {root!r})
+from gdpjax.sweeps import _sweep
+import gdpjax.sweeps as sweeps
+from tests.sweeps.test_own_task import TASK, spec_with
+
+class Talking(_sweep.Silent):
+    begun = 0
+    def on_steps(self, done, total):
+        self.begun += done == 1
+        if self.begun == 2:
+            print("second", flush=True)
+            time.sleep(600)
+
+_sweep.Silent, _sweep.num_slots = Talking, lambda: 1
+sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], width=2)
+"""
+
+
+def test_killed_and_resumed_is_the_same_sweep(tmp_path):
+    """Without a seed: the kept key makes the trials that were cut short the same runs with the same noise."""
+    folder, spec = tmp_path / "killed", spec_with(penalty=[0.0, 0.1, 0.2, 0.3])
+    script = KILLED.format(root=str(Path(__file__).parents[2]))
+    command = ["-c", script, str(folder)]
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "second\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    whole = tmp_path / "whole"
+    shutil.copytree(folder, whole)
+    shutil.rmtree(whole / "parts", ignore_errors=True)
+    results = [sweeps.run_sweep(TASK, spec, path, resume=True, width=2) for path in (folder, whole)]
+    timeless = [[row | {"seconds": 0} for row in result.rows] for result in results]
+    assert timeless[0] == timeless[1], "whatever was done before the kill, by the same keys"
+    assert (folder / KEYS).read_bytes() == (whole / KEYS).read_bytes()
+    assert (folder / KEYS).stat().st_mode & 0o077 == 0
+
+
+def test_equinox_and_plain_pairs(tmp_path):
+    equinox = pytest.importorskip("equinox")
+
+    def build(example):
+        def init(key):
+            return equinox.partition(equinox.nn.Linear(3, 1, key=key), equinox.is_array)[0]
+
+        static = equinox.partition(equinox.nn.Linear(3, 1, key=jax.random.key(0)), equinox.is_array)[1]
+
+        def predict(params, x):
+            return equinox.combine(params, static)(x)[0]
+
+        def loss(params, x, y):
+            return (predict(params, x) - y) ** 2
+
+        def scores(params, x, y):
+            return {"rmse": jnp.sqrt(jnp.mean((jax.vmap(predict, (None, 0))(params, x) - y) ** 2))}
+
+        return Model(init, loss, scores)
+
+    task = Task(own_task.load, build, optax.adam)
+    result = sweeps.run_sweep(task, spec_with(b1=[0.5, 0.9]), tmp_path / "sweep")
+    assert result.rows[0]["rmse"] != result.rows[1]["rmse"]
+
+
+def test_unlabelled_data(tmp_path):
+    """One array; and the batch may be all of it."""
+
+    def load():
+        x = np.linspace(0, 1, 32, dtype=np.float32)
+        return x, x
+
+    def build(example):
+        (x,) = example
+
+        def loss(mean, x):
+            return (mean - x) ** 2
+
+        return Model(lambda key: jnp.zeros(x.shape), loss, lambda mean, x: {"distance": jnp.abs(mean - x.mean())})
+
+    result = sweeps.run_sweep(Task(load, build, optax.sgd), spec_with(batch_size=32), tmp_path / "sweep")
+    assert np.isfinite(result.rows[0]["distance"])
+    assert result.rows[0]["sampling_prob"] == 1.0
+
+
+def test_targets_are_met_with_the_noise_that_is_used():
+    numbers = {name: value for name, value in NUMBERS.items() if name != "noise_multiplier"}
+    checked = _sweep.as_spec(TASK, SPEC | {"hyperparameters": numbers | {"epsilon": [1.0, 3.0]}})
+    trials = plan_trials(checked, list_trials(checked), 64)
+    for trial, target in zip(trials, (1.0, 3.0), strict=True):
+        assert 0.99 * target < trial.cost.epsilon_upper <= target * (1 + 1e-9)
+        assert np.float32(trial.settings["noise_multiplier"]) == trial.plan.noise_multiplier
+
+
+def test_examples_are_taken_as_they_are():
+    given = Examples((np.zeros((4, 2), np.float32),), (np.zeros((1, 2), np.float32),))
+    assert load_examples(dataclasses.replace(TASK, load=lambda: given)) is given
+
+
+def test_the_code_of_a_task_travels_to_a_cluster(tmp_path, monkeypatch):
+    """A package as a folder, single files by value with what lies beside them; installed packages stay."""
+    pytest.importorskip("ray", reason="needs the extra distributed")
+    from gdpjax.sweeps import _ray
+
+    root = Path(__file__).parents[2]
+    assert _ray.own_packages(TASK) == [str(root / "gdpjax"), str(root / "tests")]
+    assert _ray.own_modules(TASK) == []
+    (tmp_path / "travelling_helper.py").write_text("RATE = 0.1\n")
+    (tmp_path / "travelling_task.py").write_text(
+        "import travelling_helper\n\ndef load():\n    pass\n\ndef build(example):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import travelling_task  # type: ignore[import-not-found]
+
+    task = Task(travelling_task.load, travelling_task.build, optax.sgd)
+    names = [module.__name__ for module in _ray.own_modules(task)]
+    assert sorted(names) == ["travelling_helper", "travelling_task"]
+    assert _ray.own_packages(task) == [str(root / "gdpjax")]
+
+
+def test_counts_and_flags_are_scores_too(tmp_path):
+    def scores(params, x, y):
+        return {"right": jnp.sum(y > 0), "any": jnp.any(y > 0), "rmse": jnp.float32(0.836)}
+
+    result = sweeps.run_sweep(with_model(scores=scores), SPEC, tmp_path / "sweep")
+    _, (_, y) = own_task.load()
+    (row,) = result.rows
+    assert (row["right"], row["any"], row["rmse"]) == ((y > 0).sum(), 1.0, 0.836)

@@ -1,0 +1,57 @@
+"""The public constants of a run."""
+
+import dataclasses
+
+import pytest
+
+import gdpjax
+from experiments.config import PRESETS
+from experiments.errors import UserError
+from experiments.tasks import numbers_of
+from gdpjax.sweeps._plans import epoch_end, plan_of
+
+
+def make_plan(config, num_examples):
+    """The plan of a configuration of the experiments."""
+    return plan_of(numbers_of(config), config.privacy.delta, num_examples)
+
+
+@pytest.fixture(scope="module")
+def mnist_plan():
+    """The plan of the paper's first row."""
+    return make_plan(PRESETS["mnist"], 60_000)
+
+
+def test_the_papers_number_of_steps(mnist_plan):
+    assert mnist_plan.max_steps == epoch_end(numbers_of(PRESETS["mnist"]), 60_000, 15) == 3516
+    assert mnist_plan.expected_batch_size == 256
+    assert mnist_plan.sampling_prob == gdpjax.sampling.dyadic_probability(256 / 60_000)
+    assert mnist_plan.num_examples_is_public
+
+
+def test_the_papers_adult_run():
+    plan = make_plan(PRESETS["adult"], 29_305)
+    assert plan.max_steps == 2061
+    run = (plan.noise_multiplier, plan.sampling_prob, plan.max_steps)
+    assert float(gdpjax.accounting.clt_mu_poisson(*run)) == pytest.approx(2.03, abs=5e-3)
+
+
+def test_overflow_is_paid_from_delta(mnist_plan):
+    assert 0 < mnist_plan.overflow <= 1e-12
+    small = dataclasses.replace(PRESETS["mnist"].privacy, delta=1e-13)
+    assert make_plan(dataclasses.replace(PRESETS["mnist"], privacy=small), 60_000).overflow <= 1e-16
+
+
+def test_whole_data_set_as_batch():
+    optimizer = dataclasses.replace(PRESETS["digits"].optimizer, batch_size=50)
+    plan = make_plan(dataclasses.replace(PRESETS["digits"], optimizer=optimizer), 50)
+    assert plan.max_steps == optimizer.epochs
+    assert plan.capacity >= 50
+
+
+def test_mistakes_are_the_users():
+    with pytest.raises(UserError, match="at most the number of examples, 50"):
+        make_plan(PRESETS["digits"], 50)
+    loud = dataclasses.replace(PRESETS["digits"].privacy, noise_multiplier=0.05)
+    with pytest.raises(UserError, match="too small for finite noise"):
+        make_plan(dataclasses.replace(PRESETS["digits"], privacy=loud), 1437)

@@ -1,0 +1,343 @@
+"""Sweeps that run: one program for each shape, each trial as if alone, and nothing lost."""
+
+import dataclasses
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import gdpjax
+from experiments import cli, datasets
+from experiments.errors import UserError
+from gdpjax.sweeps import _folder, _program, _run, _sweep, _worker
+from gdpjax.sweeps._keys import make_keys
+from gdpjax.sweeps._program import arguments_of, blueprint_of, lane, make_program
+from gdpjax.sweeps._results import PARTS, RESULTS, write_part
+from gdpjax.sweeps._run import run_trials
+from gdpjax.sweeps._trials import identity, list_trials, plan_trials
+from gdpjax.sweeps._worker import Outcome, compile_shape
+from gdpjax.training import OVERFLOWED
+from tests.sweeps import sweeps
+from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, rows_of, run_small, spec_of, sweep_of
+
+
+class Watcher:
+    """An observer that notes how many programs had been compiled by the end of each chunk."""
+
+    def __init__(self):
+        self.compiled, self.at_chunk = 0, []
+
+    def __enter__(self):
+        jax.monitoring.register_event_duration_secs_listener(self.count)
+        return self
+
+    def __exit__(self, *exception):
+        jax.monitoring.unregister_event_duration_listener(self.count)
+
+    def count(self, event, duration, **kwargs):
+        self.compiled += event == "/jax/core/compile/backend_compile_duration"
+
+    def on_start(self, num_trials, num_done):
+        pass
+
+    def on_plans(self, done):
+        pass
+
+    def on_chunks(self, description):
+        pass
+
+    def on_steps(self, done, total):
+        pass
+
+    def on_chunk(self, rows):
+        self.at_chunk.append(self.compiled)
+
+
+def plans(text, dataset):
+    """The trials of a spec."""
+    return plan_trials(None, list_trials(spec_of(text)), dataset.num_examples)
+
+
+def timeless(rows):
+    """Rows without what a clock said."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory, small_digits):
+    """Eight trials of one shape, two at a time."""
+    folder = tmp_path_factory.mktemp("several") / "sweep"
+    run_small(SEVERAL, small_digits, folder)
+    return folder
+
+
+def test_one_program_for_each_shape(tmp_path, small_digits):
+    text = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3, 0.4]\n"
+    trials = plans(text, small_digits)
+    sweep, examples = sweep_of(tmp_path, trials), examples_of(small_digits)
+    with Watcher() as watcher:
+        run_trials(sweep, set(), local()(sweep.task, examples, watcher), watcher)
+    programs = _folder.read_programs(tmp_path)
+    assert [(p["num_steps"], p["width"], p["num_compiled"]) for p in programs] == [(8, 2, 1), (16, 2, 1)]
+    assert all(0 < p["memory_bytes"] < 10**9 for p in programs)
+    first, second, third, fourth = watcher.at_chunk
+    assert second == first, "nothing is compiled once a shape has its program"
+    assert third > second
+    assert fourth == third
+    rows = rows_of(tmp_path, sweep.layout)
+    assert [row["trial"] for row in rows] == list(range(8))
+    assert [row["num_steps"] for row in rows] == [8, 16] * 4
+    assert all(row["error"] is None for row in rows)
+
+
+def test_together_is_as_alone(several, small_digits):
+    """A trial among others, and what ``train`` does with its settings and seed, are one run up to rounding."""
+    trials = plans(SEVERAL, small_digits)
+    chosen = [trials[2], trials[5]]
+    blueprint = blueprint_of(spec_of(SEVERAL).task, examples_of(small_digits), chosen[0].plan, chosen[0].settings)
+    program, data = compile_shape(blueprint, chosen[0].settings, 2, 10**9)
+    keys = [_folder.keys_of(trial, jax.random.key(0)) for trial in chosen]
+    arguments = arguments_of([trial.settings for trial in chosen], keys, blueprint.real, 2)
+    together = lane(program.run(*arguments, data, lambda steps: None), 1)
+    own, settings = make_keys(3, identity(chosen[1])), chosen[1].settings
+    training = blueprint.training(settings)
+    alone = training.init(blueprint.model(settings).init(own.init), own.training)
+    for _ in range(8):
+        alone, _ = training.step(alone, data)
+    for ours, theirs in zip(jax.tree.leaves(together.params), jax.tree.leaves(alone.params), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert gdpjax.ledger_of(together.opt_state) == gdpjax.ledger_of(alone.opt_state)
+    scores = _worker.make_scores(blueprint)(chosen[1], alone.params)
+    assert rows_of(several)[5]["test_accuracy"] == scores["test_accuracy"]
+
+
+def test_every_trial_has_its_own_noise(several, small_digits):
+    """Trap 38: neither seeds nor configurations share a key, and seeds of one configuration end differently."""
+    seeded = plans(SEVERAL.replace("[3]", "[3, 4]"), small_digits)
+    unseeded = plans(SEVERAL.replace("[3]", "3"), small_digits)
+    for trials in (seeded, unseeded):
+        keys = [_folder.keys_of(trial, jax.random.key(1)) for trial in trials]
+        _run.refuse_shared_keys(keys)
+        assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys for k in pair}) == 2 * len(trials)
+    with pytest.raises(RuntimeError, match="share a key"):
+        _run.refuse_shared_keys([keys[0], keys[1], keys[0]])
+    other = [_folder.keys_of(trial, jax.random.key(2)) for trial in unseeded]
+    assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys + other for k in pair}) == 96
+
+
+def test_threads_change_nothing(several, tmp_path, small_digits):
+    """Two chunks at a time: the same rows, each once."""
+    run_small(SEVERAL, small_digits, tmp_path / "0", backend_for=local(2, slots=2))
+    assert timeless(rows_of(tmp_path / "0")) == timeless(rows_of(several))
+    (program,) = _folder.read_programs(tmp_path / "0")
+    assert program["num_compiled"] == 1
+
+
+def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
+    run_small(SMALL + "noise_multiplier = 4.0\nseeds = 4\n", small_digits, tmp_path / "0")
+    accuracies = [row["test_accuracy"] for row in rows_of(tmp_path / "0")]
+    assert len(set(accuracies)) > 1
+
+
+def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digits):
+    text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = [2.0, 0.05]\n"
+    run_small(text, small_digits, tmp_path / "0", backend_for=local(4))
+    good, refused, diverged, refused_too = rows_of(tmp_path / "0")
+    assert good["error"] is None
+    assert good["test_accuracy"] is not None
+    assert "too small for finite noise" in refused["error"]
+    assert refused_too["epsilon_upper"] is None
+    assert "diverged" in diverged["error"]
+    assert diverged["test_accuracy"] is None
+    assert diverged["epsilon_upper"] == good["epsilon_upper"]
+    assert diverged["num_steps"] == 8
+
+
+def test_a_batch_that_does_not_fit_is_a_failure(tmp_path, small_digits, monkeypatch):
+    def overflow(self, *arguments):
+        state = run(self, *arguments)
+        return state._replace(status=state.status.at[1].set(OVERFLOWED))
+
+    run = _program.Program.run
+    monkeypatch.setattr(_program.Program, "run", overflow)
+    run_small(SMALL + "learning_rate = [0.5, 0.25]\n", small_digits, tmp_path / "0")
+    good, stopped = rows_of(tmp_path / "0")
+    assert good["error"] is None
+    assert "BatchOverflowError: a Poisson batch exceeded the planned capacity" in stopped["error"]
+    assert stopped["num_steps"] == 8, "the planned maximum is charged, whenever it stopped"
+
+
+def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits, monkeypatch):
+    """The compiler fails for one shape, the second chunk of the other runs out of memory."""
+    trials = plans(SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3]\n", small_digits)
+
+    def make(blueprint, *arguments, **limits):
+        if blueprint.plan.max_steps == 8:
+            raise UserError("needs more than --memory-gb allows")
+        return SimpleNamespace(
+            width=1, num_calls=1, steps_per_call=1, num_compiled=1, memory_bytes=1, compile_seconds=0.0
+        )
+
+    def train(self, compiled, trials, key_data, on_steps):
+        if trials[0].number == 3:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory")
+
+    monkeypatch.setattr(_worker, "make_program", make)
+    monkeypatch.setattr(_worker.Worker, "train", train)
+    monkeypatch.setattr(_worker, "lane", lambda state, index: state)
+    monkeypatch.setattr(_worker, "outcome", lambda compiled, trial, state: Outcome(trial, {"test_accuracy": 0.5}))
+    sweep = sweep_of(tmp_path, trials)
+    run_trials(sweep, set(), local()(sweep.task, examples_of(small_digits), Watcher()), Watcher())
+    errors = [row["error"] for row in rows_of(tmp_path, sweep.layout)]
+    memory, exhausted = "needs more than --memory-gb allows", "RuntimeError: RESOURCE_EXHAUSTED: Out of memory"
+    assert errors == [memory, None, memory, exhausted, memory, None]
+
+
+def test_a_ledger_that_is_not_the_plans_is_noticed(small_digits):
+    (trial,) = plans(SMALL, small_digits)
+    louder = trial.plan.replace(noise_multiplier=1.0)
+    settings = trial.settings | {"noise_multiplier": 1.0}
+    blueprint = blueprint_of(spec_of(SMALL).task, examples_of(small_digits), louder, settings)
+    params = blueprint.model(settings).init(jax.random.key(0))
+    state = blueprint.training(settings).init(params, jax.random.key(1))
+    with pytest.raises((RuntimeError, ValueError)):
+        _worker.refuse_wrong_ledger(trial, state)
+
+
+def fake_compile(each):
+    """A compiler that says that a program of width w needs 10^6 + w ``each`` bytes."""
+
+    def compile_(blueprint, data, width):
+        return _program.Program(width, 1, 1, None, None, 1, 10**6 + width * each, 0.0)
+
+    return compile_
+
+
+def test_the_width_follows_the_memory(monkeypatch):
+    monkeypatch.setattr(_program, "_compile", fake_compile(1000))
+    data = SimpleNamespace(arrays=[SimpleNamespace(nbytes=10**6)])
+    blueprint = SimpleNamespace(plan=SimpleNamespace(capacity=32))
+    fits = make_program(blueprint, data, width=32, memory_bytes=10**6 + 32_000)
+    assert (fits.width, fits.num_compiled) == (32, 1)
+    narrow = make_program(blueprint, data, width=32, memory_bytes=10**6 + 5_500)
+    assert (narrow.width, narrow.num_compiled) == (5, 2)
+    with pytest.raises(UserError, match=r"one trial alone needs 0\.001 GB.*--memory-gb"):
+        make_program(blueprint, data, width=32, memory_bytes=10**6)
+
+
+def test_convolutions_keep_the_loop_outside(small_digits):
+    images = np.zeros((4, 28, 28, 1), np.float32)
+    mnist = datasets.Dataset(images, np.arange(4, dtype=np.int32), images, np.arange(4, dtype=np.int32))
+    for text, data, outside in (('dataset = "mnist"\n', mnist, True), (SMALL, small_digits, False)):
+        spec = spec_of(text)
+        blueprint = blueprint_of(spec.task, examples_of(data), None, list_trials(spec)[0].settings)
+        assert _program._loops_outside(blueprint) is outside
+
+
+def test_killed_and_resumed_loses_and_repeats_nothing(several, tmp_path, small_digits):
+    folder = tmp_path / "killed"
+    command = [sys.executable, str(Path(sweeps.__file__)), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        said = [next(process.stdout).split()[0] for _ in range(3)]
+        process.send_signal(signal.SIGKILL)
+        process.stdout.read()
+    assert process.wait() == -signal.SIGKILL
+    assert sorted(said) == ["chunk", "chunk", "third"]
+    kept = rows_of(folder)
+    assert len(kept) == 4
+    before = {path.name: path.read_bytes() for path in (folder / PARTS).iterdir()}
+    (folder / PARTS / "part-000002.parquet.partial").write_bytes(b"half a file")
+    run_small(SEVERAL, small_digits, folder, resume=True)
+    for name, content in before.items():
+        assert (folder / PARTS / name).read_bytes() == content
+    numbers = [row["trial"] for path in sorted((folder / PARTS).glob("*.parquet")) for row in _parts(path)]
+    assert sorted(numbers) == list(range(8)), "each trial once, over all parts"
+    assert timeless(rows_of(folder)) == timeless(rows_of(several))
+
+
+def _parts(path):
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+def test_a_folder_of_another_sweep_is_refused(several, small_digits):
+    with pytest.raises(UserError, match=r"already holds a sweep \(sweep.json\): add --resume"):
+        run_small(SEVERAL, small_digits, several)
+    other = SEVERAL.replace("[2.0, 4.0]", "[2.0, 5.0]")
+    message = r"sweep.toml, line 8: noise_multiplier is \[2.0, 5.0\] here, but \[2.0, 4.0\] in the sweep in .*; restore"
+    with pytest.raises(UserError, match=message):
+        run_small(other, small_digits, several, resume=True)
+    with pytest.raises(UserError, match=r"line 2: dataset is \"mnist\" here, but \"digits\""):
+        run_small(SEVERAL.replace("digits", "mnist"), small_digits, several, resume=True)
+    changed = dataclasses.replace(small_digits, train_labels=small_digits.train_labels[::-1])
+    with pytest.raises(UserError, match="the data are not those"):
+        run_small(SEVERAL, changed, several, resume=True)
+    with pytest.raises(UserError, match="nothing to resume"):
+        run_small(SEVERAL, small_digits, several / "none", resume=True)
+
+
+def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_path, small_digits):
+    _sweep.finished_sweep(several)
+    for name in (PARTS, RESULTS):
+        folder = tmp_path / name.split(".")[0]
+        folder.mkdir()
+        (shutil.copytree if (several / name).is_dir() else shutil.copy)(several / name, folder / name)
+        with pytest.raises(UserError, match=rf"already holds a sweep \({name}\): add --resume"):
+            run_small(SEVERAL.replace("epochs = 1", "epochs = 2"), small_digits, folder)
+        assert [path.name for path in folder.iterdir()] == [name], "nothing is written there"
+
+
+def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
+    _sweep.finished_sweep(several)
+    folder = tmp_path / "sweep"
+    shutil.copytree(several, folder)
+    (folder / _folder.KEYS).unlink()
+    with pytest.raises(UserError, match=f"{_folder.KEYS} is missing; restore it"):
+        run_small(SEVERAL, small_digits, folder, resume=True)
+    (folder / _folder.SWEEP).write_text('{"sweep": ')
+    with pytest.raises(UserError, match=f"{_folder.SWEEP} is damaged .*; restore it"):
+        run_small(SEVERAL, small_digits, folder, resume=True)
+    assert cli.main(["sweep-report", str(folder)]) == 2
+
+
+def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, small_digits):
+    with pytest.raises(UserError, match=r"sweep.toml, line 1: model paper_cnn is for images of shape \(28, 28, 1\)"):
+        run_small('model = "paper_cnn"' + SMALL, small_digits, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_of_failures_says_why_and_fails(tmp_path, capsys, monkeypatch, small_digits):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(datasets.LOADERS, "digits", lambda: small_digits)
+    Path("sweep.toml").write_text(SMALL + "noise_multiplier = [0.04, 0.05]\n")
+    assert cli.main(["sweep", "sweep.toml"]) == 2
+    said = capsys.readouterr()
+    assert "2 of 2 trials are over, 2 failed" in said.out
+    assert "1 trial failed: refused: " in said.out
+    assert "too small for finite noise" in said.out
+    assert "every trial failed" in said.err
+    assert Path("runs/sweep-sweep/report/index.html").is_file()
+
+
+def test_a_damaged_part_is_named(several, tmp_path):
+    layout = _folder.described(several).layout
+    write_part(tmp_path, rows_of(several)[:1], layout)
+    (tmp_path / PARTS / "part-000000.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"part-000000\.parquet is damaged.*remove it"):
+        rows_of(tmp_path, layout)
+
+
+def test_layout_of_the_file_does_not_matter(several, small_digits):
+    text = "# another comment\n" + SEVERAL.replace("[0.25, 0.5]", "[ 0.25,0.5 ]")
+    before = rows_of(several)
+    run_small(text, small_digits, several, resume=True)
+    assert rows_of(several) == before
+    assert oct((several / _folder.KEYS).stat().st_mode & 0o777) == "0o600"
+    assert identity(list_trials(spec_of(text))[0])["seed"] == 3

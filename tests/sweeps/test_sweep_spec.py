@@ -1,0 +1,175 @@
+"""The file of a sweep: every mistake is refused with its line, before anything runs; and the trials that it means."""
+
+import re
+
+import pytest
+
+from experiments import cli
+from experiments.errors import UserError
+from experiments.tasks import NamedTask
+from gdpjax.sweeps import _trials
+from gdpjax.sweeps._plans import float32_above
+from gdpjax.sweeps._spec import read_spec
+from gdpjax.sweeps._trials import list_trials, plan_trials
+from tests.sweeps.sweeps import SEVERAL, SMALL, spec_of
+
+HEAD = 'dataset = "digits"\n'
+TABLE = HEAD + "[hyperparameters]\n"
+BAD = {
+    "unknown field": (HEAD + "modle = 3\n", "line 2: unknown field modle: did you mean model?"),
+    "unknown hyperparameter": (
+        TABLE + "epochs = 1\nlearnig_rate = 0.1\n",
+        "line 4: unknown field learnig_rate: did you mean learning_rate?",
+    ),
+    "nothing close": (HEAD + "xyz = 1\n", "line 2: unknown field xyz: the fields are dataset, model"),
+    "unknown field of a range": (
+        TABLE + "learning_rate = { min = 0.1, max = 1.0, cuont = 3 }\n",
+        "line 3: unknown field cuont: did you mean count?",
+    ),
+    "no dataset": ("search = 'grid'\n", "dataset is missing"),
+    "no such dataset": ('dataset = "mnits"\n', "line 1: dataset must be one of digits, mnist, adult, imdb"),
+    "no such model": (HEAD + 'model = "cnn"\n', "line 2: model must be one of mlp, paper_cnn, paper_mlp, paper_text"),
+    "no TOML": (HEAD + "epochs = = 3\n", "is not TOML: Invalid value (at line 2, column 10)"),
+    "a table that is none": (HEAD + "hyperparameters = 3\n", "line 2: hyperparameters: expected `object`, got `int`"),
+    "empty list": (TABLE + "learning_rate = []\n", "line 3: learning_rate = [] leaves nothing to search"),
+    "empty seeds": (TABLE + "seeds = []\n", "line 3: seeds = [] leaves nothing"),
+    "twice": (TABLE + "learning_rate = [1, 0.5, 1.0]\n", "line 3: learning_rate lists 1 2 times"),
+    "a seed twice": (TABLE + "seeds = [3, 3]\n", "line 3: seeds lists 3 2 times"),
+    "one step of a range": (
+        TABLE + "epsilon = { min = 1, max = 2, count = 1 }\n", "line 3: count: expected `int` >= 2",
+    ),
+    "outside its table": (
+        HEAD + "learning_rate = 1.0\n", "line 2: unknown field learning_rate: it belongs under [hyperparameters]",
+    ),
+    "empty range": (TABLE + "epsilon = { min = 2, max = 1, count = 3 }\n", "line 3: the range of epsilon is empty"),
+    "no trials": (HEAD + 'search = "random"\nnum_configurations = 0\n', "line 3: num_configurations: expected"),
+    "random without a number": (HEAD + 'search = "random"\n', "line 2: search = "),
+    "grid with a number": (HEAD + "num_configurations = 3\n", "line 2: num_configurations is for"),
+    "range without count": (TABLE + "epsilon = { min = 1, max = 2 }\n", "line 3: the range of epsilon needs its count"),
+    "half a range": (TABLE + "epsilon = { min = 1 }\n", "line 3: a range of epsilon is {"),
+    "nan": (TABLE + "learning_rate = [0.1, nan]\n", "line 3: learning_rate must be a finite number > 0, got nan"),
+    "infinite": (TABLE + "learning_rate = inf\n", "line 3: learning_rate must be a finite number > 0, got inf"),
+    "negative": (TABLE + "noise_multiplier = -1\n", "line 3: noise_multiplier must be a finite number > 0, got -1"),
+    "a word": (TABLE + 'l2_clip_norm = "one"\n', "line 3: l2_clip_norm must be a finite number > 0, got 'one'"),
+    "half an epoch": (TABLE + "epochs = 1.5\n", "line 3: epochs must be a whole number from 1"),
+    "truth": (TABLE + "epochs = true\n", "line 3: epochs must be a whole number from 1"),
+    "negative seed": (TABLE + "seeds = [-1]\n", "line 3: seeds: expected `int` >= 0"),
+    "delta of one": (HEAD + "delta = 1.0\n", "line 2: delta: expected `float` < 1.0"),
+    "two targets": (TABLE + "noise_multiplier = 1\nepsilon = 2\n", "line 4: give either epsilon"),
+    "a second program": (
+        HEAD + "one_program = true\n[hyperparameters]\nlearning_rate = [0.1, 0.2]\nepochs = [1, 2]\n",
+        "line 5: one_program = true promises one compiled program, but each value of epochs needs its own",
+    ),
+    "a range of programs": (
+        HEAD + 'search = "random"\nnum_configurations = 3\none_program = true\n[hyperparameters]\n'
+        "batch_size = { min = 8, max = 64 }\n",
+        "line 6: one_program = true promises",
+    ),
+    "a promise that is none": (HEAD + "one_program = 1\n", "line 2: one_program: expected `bool`, got `int`"),
+    "too many": (
+        TABLE + "learning_rate = { min = 1, max = 2, count = 1000 }\nepsilon = { min = 1, max = 2, count = 1000 }\n",
+        "1000000 trials; at most 100000 are run in one sweep",
+    ),
+    "too many in one range": (
+        TABLE + "learning_rate = { min = 1, max = 2, count = 20000000 }\n",
+        "line 3: count: expected `int` <= 100000",
+    ),
+    "too many draws": (
+        HEAD + 'search = "random"\nnum_configurations = 2000000000\n',
+        "num_configurations: expected `int` <= 100000",
+    ),
+    "too many seeds": (TABLE + "seeds = 2000000000\n", "seeds: expected `int` <= 100000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_mistakes_name_the_line(case):
+    text, message = BAD[case]
+    with pytest.raises(UserError, match=re.escape(message)):
+        list_trials(spec_of(text))
+
+
+def test_sizes_are_checked_before_anything_is_made(monkeypatch):
+    """The product of three ranges would take gigabytes."""
+    monkeypatch.setattr(_trials, "_values", lambda kind, choice: pytest.fail("the values were made"))
+    ranges = "".join(f"{n} = {{ min = 1, max = 2, count = 90000 }}\n" for n in ("learning_rate", "epsilon"))
+    with pytest.raises(UserError, match="8100000000 trials"):
+        list_trials(spec_of(TABLE + ranges))
+
+
+def test_one_program_may_vary_what_is_traced():
+    spec = spec_of("one_program = true\n" + SEVERAL)
+    assert len(list_trials(spec)) == 8
+
+
+def test_grid_is_every_combination_once():
+    trials = list_trials(spec_of(SMALL + "learning_rate = [0.1, 0.2]\nepsilon = 2.0\nseeds = [7, 8]\n"))
+    assert [t.number for t in trials] == [0, 1, 2, 3]
+    assert [(t.settings["learning_rate"], t.seed) for t in trials] == [(0.1, 7), (0.1, 8), (0.2, 7), (0.2, 8)]
+    logarithmic = list_trials(spec_of(SMALL + "learning_rate = { min = 0.01, max = 1, count = 3, log = true }\n"))
+    assert [t.settings["learning_rate"] for t in logarithmic] == [0.01, 0.1, 1.0]
+    assert len({t.settings["learning_rate"] for t in logarithmic}) == 3
+
+
+def test_random_search_is_the_same_each_time_and_within_its_ranges():
+    text = 'search = "random"\nnum_configurations = 200\nsearch_seed = {}\n' + SMALL.replace("epochs = 1\n", "")
+    text += (
+        "epochs = { min = 1, max = 4 }\nlearning_rate = { min = 0.01, max = 1.0, log = true }\nl2_clip_norm = [1, 2]"
+    )
+    first, again, other = (list_trials(spec_of(text.replace("{}", str(seed)))) for seed in (1, 1, 2))
+    assert [t.settings for t in first] == [t.settings for t in again] != [t.settings for t in other]
+    assert {t.settings["epochs"] for t in first} == {1, 2, 3, 4}
+    rates = sorted(t.settings["learning_rate"] for t in first)
+    assert 0.01 <= rates[0] < 0.02 < 0.5 < rates[-1] <= 1.0
+    assert 0.05 < rates[100] < 0.2, "uniform in the logarithm"
+    assert {t.settings["l2_clip_norm"] for t in first} == {1.0, 2.0}
+
+
+def test_targets_are_met_with_the_noise_that_is_used():
+    """The noise multiplier is a float32 number, the certified epsilon is the plan's own, and within the target."""
+    trials = plan_trials(None, list_trials(spec_of(SMALL + "epsilon = [1.0, 3.0]\n")), 64)
+    for trial, target in zip(trials, (1.0, 3.0), strict=True):
+        noise = trial.settings["noise_multiplier"]
+        assert float32_above(noise) == noise == trial.plan.noise_multiplier == trial.cost.noise_multiplier
+        assert 0.99 * target < trial.cost.epsilon_upper <= target * (1 + 1e-9)
+        lower, upper = trial.plan.epsilon_bounds()
+        assert trial.cost.epsilon_upper == pytest.approx(float(upper), rel=1e-6)
+        assert trial.cost.epsilon_lower == pytest.approx(float(lower), rel=1e-6)
+
+
+def test_noise_is_rounded_up():
+    for value in (0.55, 0.1, 1.3, 2.0, 3.3333333):
+        assert value <= float32_above(value) < value * (1 + 2e-7)
+
+
+def test_a_plan_that_is_refused_is_the_trials_error():
+    good, bad = plan_trials(None, list_trials(spec_of(SMALL + "noise_multiplier = [2.0, 0.05]\n")), 64)
+    assert good.error is None
+    assert "too small for finite noise" in bad.error
+    assert bad.cost is None
+
+
+def test_a_batch_above_the_data_names_the_line():
+    spec = spec_of(TABLE + "batch_size = [8, 65]\n")
+    with pytest.raises(UserError, match="line 3: batch_size must be at most the number of examples, 64, got 65"):
+        plan_trials(spec, list_trials(spec), 64)
+
+
+def test_absent_files_are_one_line_and_nothing_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
+    assert cli.main(["sweep", "none.toml"]) == 2
+    assert "cannot read the sweep none.toml: No such file" in capsys.readouterr().err
+    (tmp_path / "sweep.toml").write_text('dataset = "adult"\n')
+    assert cli.main(["sweep", "sweep.toml"]) == 2
+    assert "Adult: no a9a" in capsys.readouterr().err
+    assert cli.main(["sweep", "sweep.toml", "--width", "0"]) == 2
+    assert cli.main(["sweep", "sweep.toml", "--memory-gb", "nan"]) == 2
+    assert cli.main(["sweep-report", "runs"]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "sweep.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="cannot read the sweep"):
+        read_spec(tmp_path / "sweep.toml", NamedTask())

@@ -1,0 +1,102 @@
+"""``gdpjax new``, ``train``, ``sweep-trainings`` and ``sweep-report``: from a template to a report."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdpjax.cli import main
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """What ``gdpjax new`` writes."""
+    folder = tmp_path_factory.mktemp("project")
+    assert main(["new", str(folder)]) == 0
+    yield folder
+    sys.modules.pop("my_task", None)
+
+
+def test_the_template_trains(project, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", str(project / "train.toml"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "epsilon, certified" in said
+    assert "accuracy (%)" in said
+    result = json.loads((out / "result.json").read_text())
+    assert result["privacy"]["epsilon_upper"] <= 3.0
+    assert result["accuracy"] > 0.5
+    assert main(["train", str(project / "train.toml"), "--out", str(out)]) == 2
+    assert "already holds a run: add --resume" in capsys.readouterr().err
+    assert main(["train", str(project / "train.toml"), "--out", str(out), "--resume"]) == 0
+
+
+def test_the_template_is_swept(project, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "24 of 24 trials are over, 0 failed; 1 compilation for 1 shape" in said
+    text = (out / "report" / "index.html").read_text()
+    assert "20% of the training" in text
+    before = sorted((out / "parts").iterdir())
+    assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out), "--resume"]) == 0
+    assert sorted((out / "parts").iterdir()) == before
+    assert main(["sweep-report", str(out)]) == 0
+
+
+def test_what_is_there_is_not_overwritten(project, capsys):
+    (project / "my_task.py").read_text()
+    assert main(["new", str(project)]) == 2
+    assert "my_task.py is there already" in capsys.readouterr().err
+
+
+WRONG = {
+    'data = "my_task:lood"': r"line 2: data: .*my_task.py has no function lood; did you mean 'load'\?",
+    'data = "my_tusk:load"': r"line 2: there is no module my_tusk in ",
+    'data = "my_task"': r'line 2: data must be "module:function", got \'my_task\'',
+    'optimizer = "sdg"': r"line 4: optimizer must be one of sgd, adam, adamw, or \"module:function\", got 'sdg'",
+    "epochs = 0": r"line 12: epochs must be a whole number from 1",
+    "epochs = [1, 2]": r"line 12: train takes one value of epochs; for several there is sweep-trainings",
+    "batch_size = 2000": r"line 11: batch_size must be at most the number of examples, 1000, got 2000",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_spec_is_refused_with_its_line(line, project, tmp_path, capsys):
+    name = line.split(" ")[0]
+    text = re.sub(rf"(?m)^{name} = .*$", lambda _: line, (project / "train.toml").read_text())
+    spec = project / "wrong.toml"
+    spec.write_text(text)
+    assert main(["train", str(spec), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(WRONG[line], said), said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):
+    (tmp_path / "broken_module.py").write_text(
+        "def load():\n    return undefined_name\n\n\ndef build(example):\n    pass\n"
+    )
+    text = (project / "train.toml").read_text().replace("my_task:optimizer", "sgd").replace("my_task", "broken_module")
+    (tmp_path / "train.toml").write_text(text)
+    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "load failed: NameError: name 'undefined_name' is not defined" in said
+    assert "broken_module.py, line 2" in said
+
+
+def test_a_module_of_another_folder_is_not_taken_for_this_one(project, tmp_path, capsys):
+    assert main(["train", str(project / "train.toml"), "--out", str(tmp_path / "run")]) == 0
+    assert main(["new", str(tmp_path / "second")]) == 0
+    assert main(["train", str(tmp_path / "second" / "train.toml"), "--out", str(tmp_path / "other")]) == 2
+    assert "has the name of another module" in capsys.readouterr().err
+
+
+def test_help_says_what_a_spec_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["sweep-trainings", "--help"])
+    assert "[hyperparameters]" in capsys.readouterr().out
+    assert Path("docs/sweeps.md").is_file()
