@@ -6,7 +6,7 @@ run.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdpjax import (
     accounting,
@@ -52,6 +52,10 @@ from gdpjax.transforms import (
 )
 
 __version__ = VERSION
+
+
+if TYPE_CHECKING:
+    from gdpjax import sweeps as sweeps
 
 
 def __getattr__(name: str) -> Any:
