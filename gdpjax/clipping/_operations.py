@@ -11,6 +11,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from gdpjax._core.arguments import check_instance
+from gdpjax.clipping._tracing import scan_of
 
 
 def product_flops(jaxpr: Any) -> float | None:
@@ -64,9 +65,11 @@ def _flops_of(equation: Any, is_read: list[bool]) -> float | None:
     # What a loop carries is read by its next round.
     num_rounds = 1
     if name == "scan":
-        num_rounds = equation.params["length"]
-        num_carried = equation.params["num_carry"]
-        is_read = [True] * num_carried + is_read[num_carried:]
+        scan = scan_of(equation)
+        if scan is None:
+            return None
+        num_rounds = scan.length
+        is_read = [True] * scan.num_carry + is_read[scan.num_carry :]
 
     inner = []
     for body in jaxprs_in_params(equation.params):
