@@ -2,13 +2,14 @@
 
 XLA's CPU compiler spends most of its time making small programs fast that a test runs once. Without LLVM's optimisation
 and the newer code generator of fusions the tests take a third of the processor's time; which operations are fused stays
-the same. The modules in OPTIMIZED test rounding itself, so they are compiled as users compile; so is everything with
-``--optimized`` (``make test-slow``). Workers and subprocesses share a cache of compiled code, made anew each run, or
-the one in GDPJAX_TEST_CACHE, which is kept: with it, running one file again and again is much quicker.
+the same. The tests in OPTIMIZED test rounding itself, so they are compiled as users compile, four times as long, and
+before all others, because what was compiled in the other way is thrown away; with ``--optimized`` (``make test-slow``)
+everything is compiled as users compile. Workers and subprocesses share a cache of compiled code, made anew each run, or
+the one in GDPJAX_TEST_CACHE, which is kept with all programs in it, so that another run hardly compiles at all.
 """
 
+import gc
 import os
-import pathlib
 
 import jax
 import jaxlib.version
@@ -31,8 +32,16 @@ OPTIMIZED = (
     "tests/clipping/test_sum_bound.py",
     "tests/clipping/test_table_sum.py",
     "tests/clipping/test_terms_that_cancel.py",
-    "tests/mechanisms",
-    "tests/sampling/test_poisson.py",
+    "tests/mechanisms/test_mechanisms.py::test_agreement_with_the_accountants",
+    "tests/mechanisms/test_mechanisms.py::test_discrete_noise_at_tiny_delta",
+    "tests/mechanisms/test_mechanisms.py::test_laplace_errors_lie_on_the_curve_and_the_noise_is_laplace",
+    "tests/mechanisms/test_mechanisms.py::test_randomized_response_with_a_large_epsilon",
+    "tests/mechanisms/test_mechanisms.py::test_subsampled_curve_against_actual_subsampling",
+    "tests/mechanisms/test_mechanisms.py::test_whole_numbers_that_float32_would_round_are_refused",
+    "tests/sampling/test_poisson.py::test_dyadic_probability",
+    "tests/sampling/test_poisson.py::test_small_probabilities_are_not_rounded_up",
+    "tests/sampling/test_poisson.py::test_traced_probability_and_x64",
+    "tests/sampling/test_poisson.py::test_words_below_the_accounted_threshold_are_included",
     "tests/tradeoff/test_compose.py",
     "tests/tradeoff/test_resolution.py",
     "tests/transforms/test_noise.py",
@@ -41,6 +50,8 @@ OPTIMIZED = (
 FLAGS = {"xla_backend_optimization_level": (0, 3), "xla_cpu_parallel_codegen_split_count": (1, 32)}
 if jaxlib.version.__version_info__ < (0, 11):
     FLAGS["xla_cpu_use_fusion_emitters"] = (False, True)
+COMPILE_OPTIONS = compiler.get_compile_options
+PATCH = pytest.StashKey[pytest.MonkeyPatch]()
 HURRY = " ".join(f"--{name}={str(hurried).lower()}" for name, (hurried, _) in FLAGS.items())
 
 
@@ -50,6 +61,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """XLA reads its flags once, when the first array is made; subprocesses inherit them."""
+    config.stash[PATCH] = pytest.MonkeyPatch()
     if not config.getoption("--optimized"):
         os.environ["XLA_FLAGS"] = f"{HURRY} {os.environ.get('XLA_FLAGS', '')}".strip()
 
@@ -59,30 +71,57 @@ def compile_once(tmp_path_factory):
     """Share compiled programs among this run's processes."""
     base = tmp_path_factory.getbasetemp()
     made_anew = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
-    directory = os.environ.get("GDPJAX_TEST_CACHE", made_anew)
-    settings = {"jax_compilation_cache_dir": str(directory), "jax_persistent_cache_min_compile_time_secs": 0.3}
+    kept = os.environ.get("GDPJAX_TEST_CACHE")
+    settings = {
+        "jax_compilation_cache_dir": kept or str(made_anew),
+        # The many small programs are only worth writing down for another run.
+        "jax_persistent_cache_min_compile_time_secs": 0.0 if kept else 0.3,
+    }
     for name, value in settings.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
     compilation_cache.reset_cache()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def optimized(request):
-    """Compile the modules in OPTIMIZED as users do, here and in subprocesses."""
-    path = pathlib.Path(request.node.path).relative_to(request.config.rootpath)
-    if request.config.getoption("--optimized") or not path.as_posix().startswith(OPTIMIZED):
-        yield
-        return
+def is_optimized(item):
+    """Whether a test is compiled as users compile."""
+    return item.config.getoption("--optimized") or item.nodeid.startswith(OPTIMIZED)
+
+
+def pytest_collection_modifyitems(items):
+    """Put the tests in OPTIMIZED before all others."""
+    items.sort(key=lambda item: not is_optimized(item))
+
+
+def pytest_collection_finish():
+    """Search for garbage only in what the tests make: what was imported stays, and is large."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Compile the tests in OPTIMIZED as users do, here and in subprocesses."""
+    if not item.config.getoption("--optimized"):
+        compile_as_users_do(item.config.stash[PATCH], is_optimized(item))
+    return (yield)
+
+
+def compile_as_users_do(patch, wanted):
+    """Compile as users do from now on, or in a hurry again."""
     options_of = compiler.get_compile_options
+    is_patched = options_of is not COMPILE_OPTIONS
+    if is_patched == wanted:
+        return
+    jax.clear_caches()
+    if not wanted:
+        patch.undo()
+        return
 
     def as_users_do(*args, env_options_overrides=None, **kwargs):
         defaults = {name: default for name, (_, default) in FLAGS.items()}
         return options_of(*args, env_options_overrides={**defaults, **(env_options_overrides or {})}, **kwargs)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", as_users_do)
-        patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(HURRY, "").strip())
-        jax.clear_caches()  # what other modules compiled in a hurry
-        yield
-    jax.clear_caches()
+    patch.setattr(compiler, "get_compile_options", as_users_do)
+    patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(HURRY, "").strip())

@@ -99,37 +99,42 @@ def of_noise(strategy, mesh, alone):
     }
 
 
-def trained(strategy, mesh=None, with_data=True):
-    """Return the parameters after a short run, flat; without data only the noise moves them."""
+def trained(strategy, mesh=None):
+    """Return the parameters after short runs, flat: on data, and on zeros, where only the noise moves them."""
     plan = make_plan(
         clip=1.0, max_examples=96, expected_batch_size=24, epochs=1, delta=1e-5, noise_multiplier=2.0,
         correlation=strategy,
     )  # fmt: skip
 
     def loss(params, x, y):
-        return with_data * jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"] - y) ** 2)
+        return jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"] - y) ** 2)
 
     training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(96, 16)).astype(np.float32), draw.normal(size=(96, 8)).astype(np.float32)
     params = {"a": jnp.asarray(draw.normal(size=(16, 64)) / 4, jnp.float32), "b": jnp.zeros((64, 8))}
-    if mesh is None:
-        data = training.place(x, y)
-    else:
-        data = training.place(x, y, sharding=NamedSharding(mesh, PartitionSpec()))
+    placement = {}
+    if mesh is not None:
+        placement = {"sharding": NamedSharding(mesh, PartitionSpec())}
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec(None, "x")))
-    state = training.init(params, jax.random.key(7))
-    state, _ = training.run_steps(state, data, plan.max_steps)
-    assert gdpjax.ledger_of(state.opt_state).events[0].num_steps == plan.max_steps
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+
+    # The gradients on zeros are zero: tanh(0) b - 0 and its derivatives with respect to both matrices.
+    found = {}
+    for name, scale in (("run", 1.0), ("noise", 0.0)):
+        data = training.place(np.float32(scale) * x, np.float32(scale) * y, **placement)
+        state = training.init(params, jax.random.key(7))
+        state, _ = training.run_steps(state, data, plan.max_steps)
+        assert gdpjax.ledger_of(state.opt_state).events[0].num_steps == plan.max_steps
+        found[name] = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+    return found
 
 
 def of_training(strategy, mesh):
     """Return how far runs on the mesh end from those on one device, with data and with noise only."""
+    alone, spread = trained(strategy), trained(strategy, mesh)
     found = {}
-    for name, with_data in (("run", True), ("noise", False)):
-        reference = trained(strategy, None, with_data)
-        apart = np.abs(trained(strategy, mesh, with_data) - reference).max()
+    for name, reference in alone.items():
+        apart = np.abs(spread[name] - reference).max()
         found[name] = float(apart / np.abs(reference).max())
     return found
 

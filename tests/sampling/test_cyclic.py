@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gdpjax.sampling import BatchOverflowError, CyclicPoissonBatches, cyclic_poisson_sample, overflow_probability
+from tests.sampling.frequencies import included
 
 KEY = jax.random.key(5)
 
@@ -41,10 +42,7 @@ def test_rows_are_drawn_independently_with_the_probability():
         return [cyclic_poisson_sample(key, step, 30, prob, 3, 11) for step in range(3)]
 
     samples = jax.jit(jax.vmap(cycle))(jax.random.split(KEY, draws))
-    drawn = np.zeros((3, draws, 30))
-    for step, sample in enumerate(samples):
-        for i in range(draws):
-            drawn[step, i, np.asarray(sample.indices[i])[~np.asarray(sample.is_padding[i])]] = 1
+    drawn = np.stack([included(sample.indices, sample.is_padding, 30) for sample in samples]).astype(float)
     assert drawn.sum(axis=0).max() == 1
     share = prob / 3
     assert np.max(np.abs(drawn.mean(axis=1) - share)) < 5 * np.sqrt(share * (1 - share) / draws)
@@ -85,10 +83,15 @@ def test_steps_of_one_group_are_independent_draws():
     assert abs(both - 125) < 50
 
 
+@jax.jit
+def draw_valid(num_valid):
+    return cyclic_poisson_sample(KEY, 3, 100, 1.0, 4, 26, num_valid=num_valid)
+
+
 @pytest.mark.parametrize("num_valid", [0, 1, 57, 100])
 def test_rows_that_are_not_real_are_padding(num_valid):
-    members = rows_of(cyclic_poisson_sample(KEY, 3, 100, 1.0, 4, 26))
-    sample = cyclic_poisson_sample(KEY, 3, 100, 1.0, 4, 26, num_valid=num_valid)
+    members = rows_of(draw_valid(100))
+    sample = draw_valid(num_valid)
     np.testing.assert_array_equal(rows_of(sample), members[members < num_valid])
 
 

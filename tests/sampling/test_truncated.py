@@ -18,7 +18,9 @@ N, P, CAPACITY = 24, 0.25, 5
 
 def draw(rounds, num_valid=None, capacity=CAPACITY):
     keys = jax.random.split(KEY, rounds)
-    return jax.vmap(lambda key: sampling.truncated_poisson_sample(key, N, P, capacity, num_valid=num_valid))(keys)
+    return jax.jit(jax.vmap(lambda key: sampling.truncated_poisson_sample(key, N, P, capacity, num_valid=num_valid)))(
+        keys
+    )
 
 
 def kept_probabilities(num_valid):
@@ -41,8 +43,9 @@ def test_every_row_is_as_likely_to_stay(num_valid):
 
 
 def test_keeping_the_first_rows_would_be_noticed():
-    rows = np.asarray(draw(20_000, capacity=N).indices)[:, :CAPACITY]  # ascending: the first that were drawn
-    padding = np.asarray(draw(20_000, capacity=N).is_padding)[:, :CAPACITY]
+    drawn = draw(20_000, capacity=N)
+    rows = np.asarray(drawn.indices)[:, :CAPACITY]  # ascending: the first that were drawn
+    padding = np.asarray(drawn.is_padding)[:, :CAPACITY]
     with pytest.raises(AssertionError):
         check_frequencies(included(rows, padding, N), *kept_probabilities(N))
 

@@ -292,7 +292,7 @@ def test_the_audit_sees_a_sensitivity_that_is_too_small(share, refuted, monkeypa
         jax.random.key(5),
         delta=1e-5,
         claimed=lambda alpha: gdp_tradeoff(alpha, 1 / noise_multiplier),
-        num_releases=2**15,
+        num_releases=2**14,
         confidence=0.999,
     )
     assert report.refuted is refuted

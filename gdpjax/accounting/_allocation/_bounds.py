@@ -14,6 +14,7 @@ epochs, and several blocks of steps, are composed by the contour of `_numeric`, 
 once with the one that overstates. The derivation is docs/theory/allocation.md.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,6 +38,8 @@ FEWEST_CELLS = 512
 _MOST_CELLS = 2560
 _LOST_SHARE = 1e-5
 _LOWEST_LOG_TAIL = -330.0
+_KEPT_EVENTS = 128
+"""How many pairs of sides are kept, of at most some 300 kB each: neighbouring questions need the same ones."""
 _LARGEST_ROUNDING = 0.01
 _FIRST_LOG_DELTA = -25.0
 _GUESSES = 2
@@ -117,6 +120,7 @@ class Sides(NamedTuple):
     above: tuple[OutcomeEvents, ...] | None
 
 
+@functools.lru_cache(maxsize=_KEPT_EVENTS)
 def events_of_scheme(
     scheme: Scheme,
     log_tail: float,
@@ -158,12 +162,15 @@ def _as_events(
 
 
 def log_tail_of(schemes: list[Scheme], log_delta: float) -> float:
-    """Return the log of the mass to leave out at each end and in each round, so that a small share of delta is lost."""
+    """Return the log of the mass to leave out at each end and in each round, so that a small share of delta is lost.
+
+    It is a whole number, so that questions with about the same delta share their events.
+    """
     largest_block = max(scheme.block for scheme in schemes)
     num_blocks = sum(scheme.num_blocks for scheme in schemes)
     num_rounds = 2.0 + math.log2(largest_block)
     log_tail = log_delta + math.log(_LOST_SHARE) - math.log(num_rounds * num_blocks)
-    return max(log_tail, _LOWEST_LOG_TAIL)
+    return max(float(math.floor(log_tail)), _LOWEST_LOG_TAIL)
 
 
 def guess_log_delta(epsilon: float, events: Callable[[float], RunDescription | None]) -> float:
