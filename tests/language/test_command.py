@@ -16,6 +16,9 @@ from experiments.language.config import PRESETS
 from experiments.language.presets import Settings
 from experiments.language.pretraining import PublicSchedule
 from experiments.language.storage import load_params, save_params
+from experiments.language.text import read_text
+from experiments.language.texts import read_texts
+from experiments.language.tokenizer import train_tokenizer
 from gdpjax.training import Run
 
 SMALL = dataclasses.replace(
@@ -216,3 +219,45 @@ def test_memory_that_no_unit_fits_is_refused(whole, small):
     (small.out / "config.json").unlink()
     with pytest.raises(UserError, match="one row at a time needs"):
         command.run(dataclasses.replace(small, device_gb=1e-6))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(texts, small):
+    """Its units would have a gradient of NaN, and be left out without a word."""
+    with pytest.raises(UserError, match="tokens and the model only 259"):
+        few = dataclasses.replace(SMALL, vocab_size=259)
+        command._begin(small, QUICK)
+        train_tokenizer(read_text(small.public, standing="public"), 300).save(small.out / "tokenizer.json")
+        read_texts(small, QUICK, few.vocab_size, small.out)
+
+
+def test_what_was_trained_without_noise_is_not_shown(whole):
+    """A model without privacy may recite private text, so that its sample is not in the table."""
+    table = (whole.out / command.TABLE).read_text()
+    assert "*epsilon 2*:" in table
+    assert "*without privacy*:" not in table
+    for name in (command.WEIGHTS, command.FIGURES):
+        assert (whole.out / "without_privacy" / name).stat().st_mode & 0o077 == 0
+
+
+def test_no_two_epsilons_share_a_name(small):
+    names = [command._name(epsilon) for epsilon in (2.0, 2, 2.0000001, 1e6, 1e6 + 1, 1e-9, float("inf"))]
+    assert names[0] == names[1] == "epsilon 2"
+    assert len(set(names)) == 6
+
+
+def test_a_training_that_diverged_is_in_the_table(whole, small, monkeypatch):
+    shutil.copytree(whole.out, small.out)
+    (small.out / "epsilon_2" / command.FIGURES).unlink()
+    monkeypatch.setattr(command, "perplexity", lambda *args: float("nan"))
+    command.run(small)
+    command.run(small)
+    assert "| epsilon 2 | nan | 2.000 |" in (small.out / command.TABLE).read_text()
+
+
+def test_adapters_have_factors_and_the_frozen_base_has_none(whole, small):
+    shutil.copytree(whole.out, small.out)
+    for name in ("epsilon_2", "without_privacy"):
+        shutil.rmtree(small.out / name)
+    (small.out / "config.json").unlink()
+    command.run(dataclasses.replace(small, method="lora", rank=2, scale_then_privatize=True))
+    assert "scale-then-privatize" in (small.out / "epsilon_2" / command.STATEMENT).read_text()
