@@ -42,6 +42,8 @@ from gdpjax.sweeps.rounding import upper
 from gdpjax.training import CheckpointError, Data, Run, has_run, resume_run, start_run
 
 WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"
+NOT_PRIVATE = "without privacy"
+"""The row of the baseline, of which nothing but its perplexity is in the table."""
 NO_CLIP = 1e6
 """A clip norm that no gradient reaches, for the baseline without privacy."""
 STEPS_AT_ONCE = 10
@@ -52,13 +54,17 @@ UNITS_ON_A_PROCESSOR = 8
 NOTES = """\
 Perplexity: exp of the mean cross entropy of a token, on {held_out}; it is measured for this table, and epsilon does not
 cover it. Epsilon: certified, at delta = {delta:g}, of adding or removing one {unit}, for one training with its settings
-fixed beforehand. Private text: {private}; of each {unit} at most {tokens} tokens are used. Public text: {public}."""
+fixed beforehand. Private text: {private}; of each {unit} at most {tokens} tokens are used. {public}. The model without
+privacy may show private text to anyone: its files are not for release, and there is no sample of it."""
 
 
 class Figures(msgspec.Struct):
-    """What is kept of a training that is finished. ``epsilon_upper`` is None where nothing is private."""
+    """What is kept of a training that is finished. ``epsilon_upper`` is None where nothing is private.
 
-    perplexity: float
+    JSON has no infinities and no NaN, so that the perplexity of a training that diverged is a text.
+    """
+
+    perplexity: float | str
     sample: str
     epsilon_upper: float | None
     num_steps: int
@@ -84,7 +90,7 @@ def run(config: LanguageConfig) -> None:
             model = dataclasses.replace(model, compute_dtype=settings.compute_dtype)
             rows = {"public only": _judged(model, base, texts, settings, 0.0, 0, 0.0)}
             for epsilon in (*config.epsilons, math.inf):
-                name = "without privacy" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+                name = _name(epsilon)
                 tuning = _tuning(config, settings, model, epsilon)
                 rows[name] = _row(tuning, base, texts, settings, config, name, bar)
     except KeyboardInterrupt:
@@ -96,6 +102,11 @@ def run(config: LanguageConfig) -> None:
     records.write_atomically(config.out / TABLE, table.encode())
     console.print(Markdown(table))
     console.print(f"Table, weights and privacy statements: {config.out}", soft_wrap=True)
+
+
+def _name(epsilon: float) -> str:
+    """Return the name of a training: of its row, its folder and its key. Two epsilons never share one."""
+    return NOT_PRIVATE if math.isinf(epsilon) else f"epsilon {float(epsilon)!r}".removesuffix(".0")
 
 
 def _check(config: LanguageConfig, settings: Settings) -> None:
@@ -223,13 +234,15 @@ def _row(
     while not run.finished:
         run.advance(STEPS_AT_ONCE, on_step=line)
 
+    # Others on the machine must not read what was trained without noise.
+    mode = 0o666 if tuning.plan.is_private else 0o600
     weights = tuning.weights(run.state.params)
-    save_params(folder / WEIGHTS, weights)
+    save_params(folder / WEIGHTS, weights, mode)
     records.write_atomically(folder / STATEMENT, f"{statement}\n".encode())
     plan = tuning.plan
     epsilon_upper = float(plan.epsilon_bounds().upper) if plan.is_private else None
     figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.max_steps, plan.noise_multiplier)
-    records.write_json(folder / FIGURES, msgspec.to_builtins(figures))
+    records.write_atomically(folder / FIGURES, msgspec.json.encode(figures), mode)
     return figures
 
 
@@ -264,7 +277,11 @@ def _fitted(tuning: Finetuning, initial: Any, data: Data, config: LanguageConfig
         # A processor is not quicker with more, and trying sizes out would take longer than a small model's training.
         return dataclasses.replace(tuning, microbatch_size=UNITS_ON_A_PROCESSOR)
     try:
-        return tuning.fitted(initial, data, memory_bytes)
+        # A run holds more than a step does: the state of its last checkpoint, and the weights that it began with.
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        state = jax.eval_shape(tuning.training().init, initial, key)
+        held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state, initial)))
+        return tuning.fitted(initial, data, max(1.0, memory_bytes - held))
     except ValueError as error:
         raise UserError(f"{error} (--device-gb, --method lora)") from None
 
@@ -284,7 +301,15 @@ def _judged(
 ) -> Figures:
     """Return the figures of a model."""
     sample = sample_of(model, weights, texts.tokenizer, jax.random.key(1), prompt=settings.prompt)
-    return Figures(perplexity(model, weights, texts.held_out), sample, epsilon, steps, noise)
+    measured = perplexity(model, weights, texts.held_out)
+    return Figures(measured if math.isfinite(measured) else str(measured), sample, epsilon, steps, noise)
+
+
+def _described_public(config: LanguageConfig, texts: Texts) -> str:
+    """Return what the training began with: public text, or weights that others published."""
+    if config.checkpoint is not None:
+        return f"Published weights: {config.checkpoint.name}"
+    return f"Public text: {texts.public.describe()}"
 
 
 def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings, texts: Texts) -> str:
@@ -293,7 +318,7 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
     for name, row in rows.items():
         epsilon = "" if row.epsilon_upper is None else upper(row.epsilon_upper, 3)
         noise = f"{row.noise_multiplier:.3f}" if row.noise_multiplier else ""
-        cells.append((name, f"{row.perplexity:.2f}", epsilon, noise, str(row.num_steps or "")))
+        cells.append((name, f"{float(row.perplexity):.2f}", epsilon, noise, str(row.num_steps or "")))
     head = ("model", "perplexity", "epsilon", "noise multiplier", "steps")
     notes = NOTES.format(
         held_out=texts.held_out_name,
@@ -301,8 +326,11 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
         unit=config.unit,
         private=texts.private_name,
         tokens=settings.length * settings.sequences_per_unit,
-        public=texts.public.describe(),
+        public=_described_public(config, texts),
     )
-    samples = "\n\n".join(f"*{name}*: {' '.join(row.sample.split())}" for name, row in rows.items())
+    # What a model that was trained without noise writes may be private text, word for word.
+    samples = "\n\n".join(
+        f"*{name}*: {' '.join(row.sample.split())}" for name, row in rows.items() if name != NOT_PRIVATE
+    )
     title = f"# Language model {config.preset}, {config.method}"
     return "\n\n".join([title, markdown_table(head, cells), notes, "## Samples", samples]) + "\n"

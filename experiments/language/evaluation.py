@@ -54,7 +54,10 @@ def perplexity(
     for start in range(0, len(tokens), ROWS_AT_ONCE):
         chunk = slice(start, start + ROWS_AT_ONCE)
         total += float(_total_loss(config, lora, params, tokens[chunk], segment_ids[chunk]))
-    return math.exp(total / int(units.num_targets.sum()))
+    try:
+        return math.exp(total / int(units.num_targets.sum()))
+    except OverflowError:  # a training that diverged
+        return math.inf
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -12,10 +12,13 @@ from experiments.errors import UserError
 from gdpjax.sweeps import records
 
 
-def save_params(path: Path, params: Mapping[str, Any]) -> None:
-    """Write nested dictionaries of arrays as one safetensors file, in one step that survives a crash."""
+def save_params(path: Path, params: Mapping[str, Any], mode: int = 0o666) -> None:
+    """Write nested dictionaries of arrays as one safetensors file, in one step that survives a crash.
+
+    What is not for release has ``mode`` 0o600, so that nobody else on the machine reads it.
+    """
     arrays = {name: jnp.asarray(leaf) for name, leaf in _leaves(params)}
-    records.write_atomically(path, save(arrays))
+    records.write_atomically(path, save(arrays), mode)
 
 
 def load_params(path: Path) -> dict[str, Any]:

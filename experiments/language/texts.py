@@ -63,6 +63,12 @@ def read_texts(config: LanguageConfig, settings: Settings, vocab_size: int, fold
     """
     public = load_public() if config.public is None else read_text(config.public, standing="public")
     tokenizer = _tokenizer(config, public, vocab_size, folder)
+    if tokenizer.vocab_size > vocab_size:
+        # A token without an embedding makes its unit's gradient NaN, and gdpjax leaves such a unit out, silently.
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab_size}: they do not belong "
+            "together; give the tokenizer.json of the weights"
+        )
     private, evaluation = _private(config)
 
     def packed(corpus: Corpus) -> Units:

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from experiments import records
 from experiments.errors import UserError
 from experiments.language.text import Corpus, Standing
 
@@ -97,7 +98,7 @@ class Tokenizer:
         """Write one JSON file: the tokenizer as the ``tokenizers`` package writes it, and what `load` needs beside."""
         own = {name: getattr(self, name) for name in OWN_FIELDS}
         content = {"format": FORMAT, **own, "tokenizer": json.loads(self._backend.to_str())}
-        Path(path).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        records.write_atomically(Path(path), json.dumps(content, ensure_ascii=False).encode())
 
     @classmethod
     def load(cls, path: str | Path, *, begin: str | None = None, end: str | None = None) -> "Tokenizer":

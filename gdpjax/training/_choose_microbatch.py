@@ -22,7 +22,8 @@ def choose_microbatch(
     """Choose the number of rows to take at a time, so that a private step fits a memory.
 
     Candidates are 1, 2, 4, ... and the plan's capacity, and are bisected; what is returned was compiled and fits.
-    Nothing is run, and no parameters are made. The account is that of one device.
+    Nothing is run, and no parameters are made. The account is that of one device, and of ``training.step`` alone: a
+    `Run` holds one more state, that of its last checkpoint, so take the bytes of a state off ``memory_bytes``.
 
     Args:
       build: from a number of rows to a training, such as ``lambda rows: private_training(plan, loss_fn, optimizer,

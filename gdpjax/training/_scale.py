@@ -144,8 +144,19 @@ def factors_of(scale: Scale, optimizer_state: Any, params: PyTree, trainable: Py
       ValueError: the factors are no such tree, or a leaf is not real or does not broadcast to its parameter.
     """
     given = scale(optimizer_state)
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    # An optimizer behind optax.masked keeps nothing of the other leaves. Those that are not trained need no factor, and
+    # the others are refused below.
     try:
-        whole = jax.tree.map(lambda factor, part: jax.tree.map(lambda _: factor, part), given, params)
+        whole = jax.tree.map(
+            lambda factor, part: jax.tree.map(lambda _: factor, part),
+            given,
+            params,
+            is_leaf=is_masked,
+        )
     except (ValueError, TypeError) as error:
         raise ValueError(f"scale must return factors as a tree (prefix) like the parameters: {error}") from error
 

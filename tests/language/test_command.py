@@ -9,13 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gdpjax
 from experiments.config import LanguageConfig
 from experiments.errors import RunInterrupted, UserError
 from experiments.language import command
 from experiments.language.config import PRESETS
+from experiments.language.finetuning import Finetuning
+from experiments.language.lora import LoraConfig
+from experiments.language.model import init_params
 from experiments.language.presets import Settings
 from experiments.language.pretraining import PublicSchedule
 from experiments.language.storage import load_params, save_params
+from experiments.language.text import read_text
+from experiments.language.texts import read_texts
+from experiments.language.tokenizer import train_tokenizer
 from gdpjax.training import Run
 from tests.eight_devices import report_of
 
@@ -238,3 +245,58 @@ def test_memory_that_no_unit_fits_is_refused(whole, small):
     (small.out / "config.json").unlink()
     with pytest.raises(UserError, match="one row at a time needs"):
         command.run(dataclasses.replace(small, device_gb=1e-6))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(texts, small):
+    """Its units would have a gradient of NaN, and be left out without a word."""
+    command._begin(small, QUICK)
+    train_tokenizer(read_text(small.public, standing="public"), 300).save(small.out / "tokenizer.json")
+    with pytest.raises(UserError, match="tokens and the model only 259"):
+        read_texts(small, QUICK, 259, small.out)
+
+
+def test_what_was_trained_without_noise_is_not_shown(whole):
+    """A model without privacy may recite private text, so that its sample is not in the table."""
+    table = (whole.out / command.TABLE).read_text()
+    assert "*epsilon 2*:" in table
+    assert "*without privacy*:" not in table
+    for name in (command.WEIGHTS, command.FIGURES):
+        assert (whole.out / "without_privacy" / name).stat().st_mode & 0o077 == 0
+
+
+def test_no_two_epsilons_share_a_name(small):
+    names = [command._name(epsilon) for epsilon in (2.0, 2, 2.0000001, 1e6, 1e6 + 1, 1e-9, float("inf"))]
+    assert names[0] == names[1] == "epsilon 2"
+    assert len(set(names)) == 6
+
+
+def test_a_training_that_diverged_is_in_the_table(whole, small, monkeypatch):
+    shutil.copytree(whole.out, small.out)
+    (small.out / "epsilon_2" / command.FIGURES).unlink()
+    monkeypatch.setattr(command, "perplexity", lambda *args: float("nan"))
+    command.run(small)
+    command.run(small)
+    assert "| epsilon 2 | nan | 2.000 |" in (small.out / command.TABLE).read_text()
+
+
+def test_adapters_have_factors_and_the_frozen_base_has_none():
+    """Adam behind a mask keeps no moments of the base, and the base needs no factor."""
+    plan = gdpjax.make_plan(
+        clip=1.0,
+        max_examples=40,
+        expected_batch_size=8,
+        num_steps=2,
+        delta=1e-5,
+        noise_multiplier=1.0,
+    )
+    tuning = Finetuning(SMALL, plan, lora=LoraConfig(rank=2), scale_then_privatize=True)
+    key = jax.random.key(0)
+    initial = jax.eval_shape(lambda: tuning.initial(init_params(SMALL, key), key))
+    training = tuning.training()
+    state = jax.eval_shape(training.init, initial, key)
+    batch = jax.ShapeDtypeStruct((plan.capacity, 2, 16), jnp.int32)
+    padding = jax.ShapeDtypeStruct((plan.capacity,), bool)
+    after, _ = jax.eval_shape(
+        lambda *args: training.step_on(*args[:-1], is_padding=args[-1]), state, batch, batch, padding
+    )
+    assert jax.tree.structure(after) == jax.tree.structure(state)
