@@ -7,6 +7,7 @@ its last checkpoint.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 import msgspec
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.markdown import Markdown
@@ -41,6 +43,7 @@ from gdpjax.sweeps.parts import SEED_NOTICE, make_keys
 from gdpjax.sweeps.rounding import upper
 from gdpjax.training import CheckpointError, Data, Run, has_run, resume_run, start_run
 
+TEXTS = "texts_digest.NOT_FOR_RELEASE.txt"
 WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"
 NOT_PRIVATE = "without privacy"
 """The row of the baseline, of which nothing but its perplexity is in the table."""
@@ -83,6 +86,7 @@ def run(config: LanguageConfig) -> None:
     published = None if config.checkpoint is None else load_published(config.checkpoint)
     vocab_size = PRESETS[config.preset].vocab_size if published is None else published[0].vocab_size
     texts = read_texts(config, settings, vocab_size, config.out)
+    _refuse_other_texts(config, texts)
 
     try:
         with _bar(console) as bar:
@@ -118,6 +122,13 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
     most = max_units(config)
     if most < settings.batch_size:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
+    if not 0 < config.delta < 1:
+        raise UserError(f"expected delta between 0 and 1, got {config.delta}")
+    if config.seed is not None and not 0 <= config.seed < 2**32:
+        raise UserError(f"expected a seed from 0 to 2^32 - 1, got {config.seed}")
+    for name, count in (("capacity", config.capacity), ("microbatch_size", config.microbatch_size)):
+        if count is not None and count < 1:
+            raise UserError(f"expected {name} to be a whole number of at least 1, got {count}")
     if config.device_gb is not None and not config.device_gb > 0:
         raise UserError(f"expected device_gb to be a positive number, got {config.device_gb}")
     if config.device_gb is not None and config.mesh is not None:
@@ -141,6 +152,33 @@ def _described(config: LanguageConfig, settings: Settings) -> dict[str, Any]:
     for name in ("epsilons", "out", "mesh", "device_gb"):
         del described[name]
     return json.loads(json.dumps(described, default=str))
+
+
+def _refuse_other_texts(config: LanguageConfig, texts: Texts) -> None:
+    """Keep a digest of all texts and published weights, or refuse those of a folder that was begun with other ones.
+
+    A table would otherwise show trainings on different texts side by side. The digest tells whether somebody's text was
+    there, so it is not for release.
+    """
+    digest = hashlib.sha256()
+    for units in (texts.train, texts.held_out):
+        for array in units.arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+    if config.checkpoint is None:
+        for document in texts.public.documents:
+            digest.update(document.encode())
+    else:
+        for path in sorted(config.checkpoint.glob("*.safetensors")):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    path = config.out / TEXTS
+    if not path.is_file():
+        records.write_atomically(path, f"{digest.hexdigest()}\n", 0o600)
+    elif path.read_text().strip() != digest.hexdigest():
+        raise UserError(
+            f"the texts or the published weights are not those that {config.out} was begun with (or packages whose "
+            "documentation is the public text were upgraded); restore them, or choose another --out"
+        )
 
 
 @contextlib.contextmanager

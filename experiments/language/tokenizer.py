@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from experiments import records
 from experiments.errors import UserError
 from experiments.language.text import Corpus, Standing
+from gdpjax.sweeps import records
 
 PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
 SPECIAL = (PAD, BEGIN, END)

@@ -172,6 +172,10 @@ def test_adapters_change_only_their_targets(small):
         ({"max_units": 4}, "at least the batch size 8"),
         ({"max_units": None}, "a public bound on the number of users"),
         ({"tokenizer": "x.json"}, "belong together"),
+        ({"delta": 2.0}, "delta between 0 and 1"),
+        ({"seed": 2**70}, "a seed from 0"),
+        ({"capacity": 0}, "capacity to be a whole number"),
+        ({"microbatch_size": -1}, "microbatch_size to be"),
         ({"max_units": 20}, "more than the plan's public max_examples"),
         ({"mesh": "data=2,data=4"}, "such as data=8"),
         ({"mesh": "data=2,model=-1"}, "such as data=8"),
@@ -300,3 +304,20 @@ def test_adapters_have_factors_and_the_frozen_base_has_none():
         lambda *args: training.step_on(*args[:-1], is_padding=args[-1]), state, batch, batch, padding
     )
     assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_a_folder_of_other_texts_is_refused(whole, texts, tmp_path):
+    """One letter that is added, removed or changed would put two texts into one table."""
+    moved = tmp_path / "texts"
+    shutil.copytree(texts, moved)
+    out = tmp_path / "out"
+    config = dataclasses.replace(config_of(moved, out), public=texts / "public.jsonl")
+    command._begin(config, QUICK)
+    vocabulary = SMALL.vocab_size
+    command._refuse_other_texts(config, command.read_texts(config, QUICK, vocabulary, out))
+    command._refuse_other_texts(config, command.read_texts(config, QUICK, vocabulary, out))
+    assert (out / command.TEXTS).stat().st_mode & 0o077 == 0
+    lines = (moved / "private.jsonl").read_text().replace("cat", "dog", 1)
+    (moved / "private.jsonl").write_text(lines)
+    with pytest.raises(UserError, match="not those that"):
+        command._refuse_other_texts(config, command.read_texts(config, QUICK, vocabulary, out))
