@@ -22,16 +22,33 @@ def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
         assert not shown or printed == shown
 
 
-def test_every_page_is_in_the_sites_navigation():
-    listed = re.findall(r": (\S+\.(?:md|ipynb))$", (DOCS.parent / "mkdocs.yml").read_text(), flags=re.MULTILINE)
-    pages = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
-    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in pages)
+def test_every_page_is_in_the_sites_navigation_once():
+    settings = (DOCS.parent / "mkdocs.yml").read_text()
+    listed = re.findall(r"^ .*: (\S+\.md)$", settings, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_the_notebook_is_left_out_of_the_navigation_and_linked_from_its_page():
+    (notebook,) = DOCS.rglob("*.ipynb")
+    name = str(notebook.relative_to(DOCS))
+    assert f"not_in_nav: {name}" in (DOCS.parent / "mkdocs.yml").read_text()
+    assert f"({name})" in (DOCS / RUN_AS_A_NOTEBOOK).read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_figures_exist(page):
     for name in re.findall(r"!\[.*?\]\((.*?)\)", page.read_text()):
         assert (DOCS / name).stat().st_size < 60_000, name
+
+
+def test_the_table_of_entry_points_names_what_exists():
+    table = (DOCS / "api" / "index.md").read_text()
+    names = re.findall(r"`gdpjax\.([\w.]+)", table)
+    assert len(names) >= 20
+    for name in names:
+        found = gdpjax
+        for part in name.split("."):
+            found = getattr(found, part)
 
 
 def test_every_public_name_is_in_the_api_reference():

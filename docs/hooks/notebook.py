@@ -16,7 +16,7 @@ NOTEBOOK = PAGE.parent / "notebooks" / "fdp.ipynb"
 
 def convert() -> nbformat.NotebookNode:
     """The page as a notebook that has not run. Identifiers and metadata do not change from one time to the next."""
-    text = PAGE.read_text().replace("](figures/", "](../figures/")
+    text = PAGE.read_text().replace("](figures/", "](../figures/").replace("](notebooks/", "](")
     text = text.replace(
         "# f-DP by example\n", "# f-DP by example, as a notebook\n", 1
     )  # the site shows titles, not files
