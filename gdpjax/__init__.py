@@ -2,8 +2,11 @@
 
 Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an optax chain) and accounting
 (`gdpjax.accounting`, pure functions of public hyperparameters) are separate, and meet only in the ledger of what was
-run.
+run. `gdpjax.nnx` does the same for modules of flax.
 """
+
+import importlib
+from typing import Any
 
 from gdpjax import (
     accounting,
@@ -80,6 +83,7 @@ __all__ = [
     "ledger_of",
     "make_plan",
     "mechanisms",
+    "nnx",
     "per_example_grad",
     "plotting",
     "poisson_batches",
@@ -92,3 +96,15 @@ __all__ = [
     "training",
     "use_compilation_cache",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `gdpjax.nnx` when it is first used, because importing flax takes half a second."""
+    if name == "nnx":
+        return importlib.import_module("gdpjax.nnx")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the names, `nnx` among them."""
+    return sorted({*globals(), "nnx"})
