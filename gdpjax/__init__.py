@@ -6,7 +6,7 @@ run. `gdpjax.nnx` does the same for modules of flax.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdpjax import (
     accounting,
@@ -50,6 +50,9 @@ from gdpjax.transforms import (
     privatize,
     privatize_adaptive,
 )
+
+if TYPE_CHECKING:
+    from gdpjax import nnx
 
 __version__ = VERSION
 

@@ -43,6 +43,13 @@ def loss_fn(model, x, y):
     return cross_entropy(model(x), y)
 
 
+def shared_network():
+    """A network that holds a layer twice, and a dropout, so that it is a graph and no tree."""
+    model = Network(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    model.again = model.first
+    return model
+
+
 def trained(training, model, num_steps=4):
     state = training.init(model, KEY)
     return training.run_steps(state, training.place(X, Y), num_steps)
@@ -237,11 +244,13 @@ def test_an_example_key_is_apart_from_the_streams():
 
     def loss(model, x, y, key):
         kept, _, _ = model(x)
-        return model.weight @ jnp.where(kept > 0, 1.0, jax.random.bernoulli(key, shape=(64,)))
+        # What the stream would draw, had it the same key: it is the second leaf of the streams, behind its count.
+        own = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, 1), 0), shape=(64,))
+        return model.weight[...] @ jnp.where(kept > 0, 1.0, own)
 
     training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.0), example_key=True)
     _, info = trained(training, model, 1)
-    # Each coordinate is there with probability 3/4; with one key for both it were 1/2 or 1.
+    # Each coordinate is there with probability 3/4; with one key for both it were 1/2.
     losses = np.asarray(info.losses)[~np.asarray(info.is_padding)]
     assert 0.6 < losses.mean() / 64 < 0.9
 
@@ -356,7 +365,7 @@ def test_bad_arguments():
 
 def test_a_run_is_resumed_bit_for_bit(tmp_path):
     def make():
-        model = Network(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+        model = shared_network()
         training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adam(0.1))
         return training, model, training.place(X, Y)
 
@@ -380,7 +389,7 @@ def test_a_correlated_plan():
 
 
 def test_a_choice_of_microbatch_takes_the_module():
-    model = Network(nnx.Rngs(0))
+    model = shared_network()
 
     def build(rows):
         return gdpjax.nnx.private_training(
