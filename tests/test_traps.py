@@ -270,8 +270,8 @@ TRAPS = {
             "tests/clipping/test_clipped_grad.py::test_tied_parameters_are_clipped_once_with_their_true_norm",
             "tests/test_nnx.py::test_a_filter_says_what_is_trained",
         ),
-        "noise on frozen leaves; frozen leaves differentiated; of a leaf used twice only one use kept; all variables of "
-        "a module trained; frozen ones shown to the optimizer",
+        "noise on frozen leaves; frozen leaves differentiated; of a leaf used twice only one use kept; all variables "
+        "of a module trained; frozen ones shown to the optimizer",
     ),
     25: Trap(
         "Sparse gradients: rows that no example touched get no noise and show it.",
