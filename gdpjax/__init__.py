@@ -56,6 +56,14 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
+
+def __getattr__(name: str) -> Any:
+    """Import `gdpjax.nnx` when it is first used, because importing flax takes half a second."""
+    if name == "nnx":
+        return importlib.import_module("gdpjax.nnx")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "AutoS",
     "Bounds",
@@ -99,15 +107,3 @@ __all__ = [
     "training",
     "use_compilation_cache",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import `gdpjax.nnx` when it is first used, because importing flax takes half a second."""
-    if name == "nnx":
-        return importlib.import_module("gdpjax.nnx")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """List the names, `nnx` among them."""
-    return sorted({*globals(), "nnx"})

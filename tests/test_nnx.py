@@ -415,4 +415,4 @@ def test_explain_names_the_variables():
 def test_flax_is_imported_when_it_is_used():
     program = "import sys, gdpjax; assert 'flax' not in sys.modules; gdpjax.nnx; assert 'flax' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert "nnx" in dir(gdpjax)
+    assert "nnx" in gdpjax.__all__

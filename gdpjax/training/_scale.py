@@ -145,13 +145,17 @@ def factors_of(scale: Scale, optimizer_state: Any, params: PyTree, trainable: Py
     """
     given = scale(optimizer_state)
 
-    # An optimizer under `optax.masked` has such a node, without leaves, in the place of each frozen parameter.
-    def is_hidden(node: Any) -> bool:
+    def is_masked(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)
 
+    # An optimizer behind optax.masked keeps nothing of the other leaves. Those that are not trained need no factor, and
+    # the others are refused below.
     try:
         whole = jax.tree.map(
-            lambda factor, part: jax.tree.map(lambda _: factor, part), given, params, is_leaf=is_hidden
+            lambda factor, part: jax.tree.map(lambda _: factor, part),
+            given,
+            params,
+            is_leaf=is_masked,
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"scale must return factors as a tree (prefix) like the parameters: {error}") from error
@@ -161,7 +165,6 @@ def factors_of(scale: Scale, optimizer_state: Any, params: PyTree, trainable: Py
         return _checked_factor(leaf_name(path), param, factor) if trained else jnp.ones(())
 
     trained = is_trained(params, trainable)
-    whole = jax.tree.map(lambda factor: jnp.ones(()) if is_hidden(factor) else factor, whole, is_leaf=is_hidden)
     factors = jax.tree_util.tree_map_with_path(checked, params, whole, trained)
 
     is_valid = jnp.asarray(True)
