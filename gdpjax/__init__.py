@@ -2,7 +2,7 @@
 
 Bounding each example (`clipped_grad`), noising and stepping (`privatize` in an optax chain) and accounting
 (`gdpjax.accounting`, pure functions of public hyperparameters) are separate, and meet only in the ledger of what was
-run.
+run. `gdpjax.nnx` does the same for modules of flax.
 """
 
 import importlib
@@ -55,13 +55,14 @@ __version__ = VERSION
 
 
 if TYPE_CHECKING:
+    from gdpjax import nnx as nnx
     from gdpjax import sweeps as sweeps
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``gdpjax.sweeps`` when it is first asked for: a program that trains nothing does without it."""
-    if name == "sweeps":
-        return importlib.import_module("gdpjax.sweeps")
+    """Import a part when it is first asked for: flax takes half a second, and most programs train no sweeps."""
+    if name in ("nnx", "sweeps"):
+        return importlib.import_module(f"gdpjax.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -95,6 +96,7 @@ __all__ = [
     "ledger_of",
     "make_plan",
     "mechanisms",
+    "nnx",
     "per_example_grad",
     "plotting",
     "poisson_batches",

@@ -256,8 +256,9 @@ TRAPS = {
             "tests/training/test_loop.py::test_running_statistics_of_nnx",
             "tests/training/test_loop.py::test_bad_input",
             "tests/clipping/test_rowwise.py::test_statistics_among_the_parameters",
+            "tests/test_nnx.py::test_what_the_forward_pass_writes_is_refused",
         ),
-        "statistics among the parameters accepted",
+        "statistics among the parameters accepted; what the forward pass of a module writes not looked at",
     ),
     24: Trap(
         "Frozen parameters are noised, or count in the norm; tied ones count twice.",
@@ -267,8 +268,10 @@ TRAPS = {
             "tests/transforms/test_composition.py::test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked",
             "tests/transforms/test_composition.py::test_a_tied_leaf_is_clipped_once_with_its_true_norm",
             "tests/clipping/test_clipped_grad.py::test_tied_parameters_are_clipped_once_with_their_true_norm",
+            "tests/test_nnx.py::test_a_filter_says_what_is_trained",
         ),
-        "noise on frozen leaves; frozen leaves differentiated; of a leaf used twice only one use kept",
+        "noise on frozen leaves; frozen leaves differentiated; of a leaf used twice only one use kept; all variables "
+        "of a module trained; frozen ones shown to the optimizer",
     ),
     25: Trap(
         "Sparse gradients: rows that no example touched get no noise and show it.",

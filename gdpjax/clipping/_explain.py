@@ -234,7 +234,7 @@ def _clipped_flops(
     shapes = []
     for leaf, mark in zip(leaves, is_array, strict=True):
         if mark:
-            shapes.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+            shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(leaf)))
     rule = Flat(1.0)
 
     def sums(arrays: list[Array]) -> list[Array]:

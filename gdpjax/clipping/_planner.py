@@ -233,7 +233,7 @@ def chunk_rows(
     # The larger of the two, but in a batch with padding several chunks, where that costs little.
     rows = max(cached, amortised, _FEWEST)
     if skips_padding and on_cpu:
-        rows = min(rows, max(2 * batch_size / _CHUNKS_TO_SKIP, amortised))
+        rows = min(rows, max(2 * batch_size / _CHUNKS_TO_SKIP, amortised, 1))
 
     # All rows at once, or the power of two below.
     if rows >= batch_size:

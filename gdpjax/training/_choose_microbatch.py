@@ -56,8 +56,9 @@ def choose_microbatch(
     check_callable("build", build)
     check_instance("data", data, Data, "made by training.place")
     memory_bytes = check_number("memory_bytes", memory_bytes, POSITIVE)
-    shapes = jax.eval_shape(lambda tree: tree, (params, data))
-    capacity = build(1).plan.capacity
+    smallest = build(1)
+    shapes = jax.eval_shape(lambda tree: tree, (smallest.params_of(params), data))
+    capacity = smallest.plan.capacity
     needs: dict[int, int] = {}
 
     def fits(rows: int) -> bool:

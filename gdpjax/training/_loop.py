@@ -35,6 +35,7 @@ from gdpjax._core.arguments import check_array, check_callable, check_count, che
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
+from gdpjax._core.trees import broadcast_trainable
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
@@ -75,8 +76,16 @@ class Info(NamedTuple):
     is_padding: Array  # bool[capacity]
 
 
+def _as_they_are(params: PyTree) -> PyTree:
+    """Return the parameters, which ``init`` was given as they are."""
+    return params
+
+
 class Training(NamedTuple):
-    """The functions of one private training; see `private_training`."""
+    """The functions of one private training; see `private_training`.
+
+    ``params_of`` makes the parameters of what ``init`` is given: of a module, with `gdpjax.nnx.private_training`.
+    """
 
     plan: Plan
     init: Callable[[PyTree, Array], State]
@@ -86,6 +95,7 @@ class Training(NamedTuple):
     place: Callable[..., Data]
     grad_fn: ClippedGrad
     scale: Scale | None = None
+    params_of: Callable[[Any], PyTree] = _as_they_are
 
     def statement(self) -> str:
         """Return the plan's statement, with a sentence on the factors where the training has a ``scale``."""
@@ -219,7 +229,8 @@ def private_training(
         return updates, (private_state, optimizer_state)
 
     def init(params: PyTree, key: Array) -> State:
-        refuse_statistics(check_tree("params", params))
+        marks = broadcast_trainable(trainable, check_tree("params", params))
+        refuse_statistics(params, jax.tree.leaves(marks))
         key = as_key(key)
         # Here, because the keys that are made of this one belong to the loop or the shard_map.
         assert plan.neighboring_relation is not None

@@ -393,7 +393,7 @@ def start_run(
         raise ValueError("name a folder of its own for the run, got an empty name or the present folder")
     _checkpoint.check_path(folder)
     lock = _locked(folder, begin=True)
-    params = parameters_for_all(params, data.arrays)
+    params = parameters_for_all(training.params_of(params), data.arrays)
     state = training.init(params, key)
     run = Run(folder, training, data, state, lock, state_digest(state), scan=scan)
     _refuse_used_key(key, run)
@@ -430,7 +430,7 @@ def resume_run(folder: str | Path, training: Training, params: PyTree, data: Dat
             f"the checkpoint in {folder} belongs to another plan ({'; '.join(found)}); restore those, or start a new "
             "run in another folder"
         )
-    template = training.init(parameters_for_all(params, data.arrays), fresh_key(index.key_impl))
+    template = training.init(parameters_for_all(training.params_of(params), data.arrays), fresh_key(index.key_impl))
     _checkpoint.refuse_other_arrays(folder, index, template)
     run = Run(folder, training, data, template, None, index.initial, scan=scan)
     _check_plan_file(folder / PLAN, training)

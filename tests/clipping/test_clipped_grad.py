@@ -391,3 +391,17 @@ def test_sums_of_small_parameters_are_one_array_within_the_loop() -> None:
     scan = scan_of(loop)
     assert scan is not None
     assert scan.num_carry == 2  # the sum and its error
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_few_rows_with_padding(batch_size):
+    """An example that takes more memory than the sums, in a batch that has fewer rows than chunks are wished for."""
+
+    def loss(w, x, key):
+        masks = [jax.random.bernoulli(draw, shape=w.shape) for draw in jax.random.split(key, 3)]
+        return x[0] * sum((w * mask).sum() for mask in masks)
+
+    grad_fn = gdpjax.clipped_grad(loss, 1e6, key_argnums=2)
+    is_padding = jnp.arange(batch_size) > 0
+    total = grad_fn(jnp.ones(64), jnp.ones((batch_size, 3)), jax.random.key(0), is_padding=is_padding)
+    assert 64 < total.sum() < 128
