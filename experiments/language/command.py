@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
@@ -50,9 +51,11 @@ UNITS_ON_A_PROCESSOR = 8
 """Units that are taken at a time on a mesh, and where a device does not say how much memory it has."""
 
 NOTES = """\
-Perplexity: exp of the mean cross entropy of a token, on {held_out}; it is measured for this table, and epsilon does not
-cover it. Epsilon: certified, at delta = {delta:g}, of adding or removing one {unit}, for one training with its settings
-fixed beforehand. Private text: {private}; of each {unit} at most {tokens} tokens are used. Public text: {public}."""
+Perplexity: exp of the mean cross entropy of a token, on {held_out}. Epsilon: certified, at delta = {delta:g}, of adding
+or removing one {unit}, for one training with its settings fixed beforehand; whoever releases several of these models
+composes them. Not covered by any epsilon, and not for release where its text is private: this table with its
+perplexities, and everything of the training without privacy, its sample below as well. Private text: {private}; of each
+{unit} at most {tokens} tokens are used. {base}."""
 
 
 class Figures(msgspec.Struct):
@@ -74,7 +77,7 @@ def run(config: LanguageConfig) -> None:
     if config.seed is not None:
         console.print(f"[bold yellow]{SEED_NOTICE}")
     console.print("reading texts")
-    published = None if config.checkpoint is None else load_published(config.checkpoint)
+    published = None if config.checkpoint is None else load_published(config.checkpoint, dtype=jnp.float32)
     vocab_size = PRESETS[config.preset].vocab_size if published is None else published[0].vocab_size
     texts = read_texts(config, settings, vocab_size, config.out)
 
@@ -104,6 +107,8 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
         raise UserError(f"expected finite epsilons > 0, got {config.epsilons}")
     if (config.checkpoint is None) != (config.tokenizer is None):
         raise UserError("published weights and their tokenizer belong together: give both --checkpoint and --tokenizer")
+    if config.checkpoint is not None and config.public is not None:
+        raise UserError("--public is for training from the beginning; leave it out with --checkpoint")
     most = max_units(config)
     if most < settings.batch_size:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
@@ -146,6 +151,8 @@ def _bar(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None
     )
 
     def new_line(words: str, total: int) -> Callable[[int], None]:
+        if not console.is_terminal:
+            console.print(f"{words}: {total:,} steps")
         line = progress.add_task(words, total=total)
         return lambda done: progress.update(line, completed=done)
 
@@ -171,6 +178,7 @@ def _public_model(
     model = dataclasses.replace(PRESETS[config.preset], compute_dtype=settings.compute_dtype)
     path = config.out / WEIGHTS
     if not path.is_file():
+        assert texts.public is not None  # it is left out for published weights only
         rows = pack_public(tokenize(texts.public, texts.tokenizer), length=settings.length)
         line = bar("public text", settings.public.num_steps)
         save_params(path, pretrain(model, rows, settings.public, _key(config, settings, "public text"), on_step=line))
@@ -295,14 +303,19 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
         noise = f"{row.noise_multiplier:.3f}" if row.noise_multiplier else ""
         cells.append((name, f"{row.perplexity:.2f}", epsilon, noise, str(row.num_steps or "")))
     head = ("model", "perplexity", "epsilon", "noise multiplier", "steps")
+    if texts.public is None:
+        base = f"Published weights: {config.checkpoint}"
+    else:
+        base = f"Public text: {texts.public.describe()}"
     notes = NOTES.format(
         held_out=texts.held_out_name,
         delta=config.delta,
         unit=config.unit,
         private=texts.private_name,
         tokens=settings.length * settings.sequences_per_unit,
-        public=texts.public.describe(),
+        base=base,
     )
     samples = "\n\n".join(f"*{name}*: {' '.join(row.sample.split())}" for name, row in rows.items())
-    title = f"# Language model {config.preset}, {config.method}"
+    model = config.preset if config.checkpoint is None else f"{config.checkpoint.name}, settings of {config.preset}"
+    title = f"# Language model {model}, {config.method}"
     return "\n\n".join([title, markdown_table(head, cells), notes, "## Samples", samples]) + "\n"

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.flax import save_file
 
 from experiments.config import LanguageConfig
 from experiments.errors import RunInterrupted, UserError
@@ -18,6 +19,7 @@ from experiments.language.pretraining import PublicSchedule
 from experiments.language.storage import load_params, save_params
 from gdpjax.training import Run
 from tests.eight_devices import report_of
+from tests.language.test_weights import LLAMA, tensors_of
 
 SMALL = dataclasses.replace(
     PRESETS["tiny"],
@@ -39,6 +41,7 @@ QUICK = Settings(
     compute_dtype="float32",
     prompt="the",
 )
+PUBLISHED = {**LLAMA, "vocab_size": 300}
 WORDS = "the cat sat on a mat and saw how an old dog ran by it with two red shoes"
 
 
@@ -165,6 +168,7 @@ def test_adapters_change_only_their_targets(small):
         ({"max_units": 4}, "at least the batch size 8"),
         ({"max_units": None}, "a public bound on the number of users"),
         ({"tokenizer": "x.json"}, "belong together"),
+        ({"checkpoint": "x", "tokenizer": "x.json"}, "leave it out with --checkpoint"),
         ({"max_units": 20}, "more than the plan's public max_examples"),
         ({"mesh": "data=2,data=4"}, "such as data=8"),
         ({"mesh": "data=2,model=-1"}, "such as data=8"),
@@ -205,6 +209,46 @@ def test_weights_come_back_as_they_were_written(tmp_path):
     (tmp_path / "weights").write_bytes(b"torn")
     with pytest.raises(UserError, match="damaged"):
         load_params(tmp_path / "weights")
+
+
+def test_weights_in_bfloat16_are_read_too(tmp_path):
+    params = {"a": jnp.ones((2, 3), jnp.bfloat16)}
+    save_params(tmp_path / "weights", params)
+    assert load_params(str(tmp_path / "weights"))["a"].dtype == jnp.bfloat16
+
+
+@pytest.fixture
+def published(whole, small, tmp_path):
+    """A command that begins with published weights in bfloat16, of the shape of these tests' Llama model."""
+    folder = tmp_path / "published"
+    tensors = {name: jnp.asarray(x, jnp.bfloat16) for name, x in tensors_of(PUBLISHED).items()}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLISHED))
+    save_file(tensors, folder / "model.safetensors")
+    tokenizer = whole.out / "tokenizer.json"
+    # The baseline is not what these tests are about.
+    shutil.copytree(whole.out / "without_privacy", small.out / "without_privacy")
+    return dataclasses.replace(small, public=None, checkpoint=folder, tokenizer=tokenizer)
+
+
+def test_published_weights_are_trained_in_float32(published):
+    """Steps of Adam are shorter than half a unit in the last place of most weights in bfloat16."""
+    command.run(published)
+    leaves = jax.tree.leaves(weights_of(published))
+    assert {leaf.dtype.name for leaf in leaves} == {"float32"}
+    assert any(np.any(leaf != leaf.astype(jnp.bfloat16).astype(np.float32)) for leaf in map(np.asarray, leaves))
+    table = (published.out / command.TABLE).read_text()
+    assert "Published weights" in table
+    assert "Public text" not in table
+
+
+def test_a_tokenizer_of_another_model_is_refused(published):
+    document = {**PUBLISHED, "vocab_size": 100}
+    folder = published.checkpoint
+    (folder / "config.json").write_text(json.dumps(document))
+    save_file({name: jnp.asarray(x) for name, x in tensors_of(document).items()}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="at most the 100 tokens of the model"):
+        command.run(published)
 
 
 def test_truncated_batches_and_scaled_steps(whole, small):
