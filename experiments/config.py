@@ -177,8 +177,9 @@ class LanguageConfig:
     tokenizer: Path | None = None
     """tokenizer.json of the published weights."""
     capacity: int | None = None
-    """At most so many units in a batch (truncated Poisson), which bounds the memory and the time of a step. Default:
-    no bound; a batch that is too large for the memory planned for it ends the run."""
+    """At most so many units in a batch (truncated Poisson), which bounds the memory and the time of a step. At least
+    the preset's batch size; the nearer it is, the more noise is needed. Default: no bound; a batch that is too large
+    for the memory planned for it ends the run."""
     scale_then_privatize: bool = False
     """Clip and noise in the coordinates in which Adam takes its steps (arXiv:2507.01129), at the same epsilon."""
     microbatch_size: int | None = None

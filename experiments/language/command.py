@@ -59,13 +59,17 @@ perplexities, and everything of the training without privacy, its sample below a
 
 
 class Figures(msgspec.Struct):
-    """What is kept of a training that is finished. ``epsilon_upper`` is None where nothing is private."""
+    """What is kept of a training that is finished.
+
+    ``epsilon_upper`` is None where nothing is private. ``num_lost`` of the steps are charged, but were not kept.
+    """
 
     perplexity: float
     sample: str
     epsilon_upper: float | None
     num_steps: int
     noise_multiplier: float
+    num_lost: int = 0
 
 
 def run(config: LanguageConfig) -> None:
@@ -112,6 +116,8 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
     most = max_units(config)
     if most < settings.batch_size:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
+    if config.capacity is not None and config.capacity < settings.batch_size:
+        raise UserError(f"expected a capacity of at least the batch size {settings.batch_size}, got {config.capacity}")
     if config.device_gb is not None and not config.device_gb > 0:
         raise UserError(f"expected device_gb to be a positive number, got {config.device_gb}")
     if config.device_gb is not None and config.mesh is not None:
@@ -237,6 +243,7 @@ def _row(
     plan = tuning.plan
     epsilon_upper = float(plan.epsilon_bounds().upper) if plan.is_private else None
     figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.max_steps, plan.noise_multiplier)
+    figures.num_lost = run.num_lost
     records.write_json(folder / FIGURES, msgspec.to_builtins(figures))
     return figures
 
@@ -295,13 +302,20 @@ def _judged(
     return Figures(perplexity(model, weights, texts.held_out), sample, epsilon, steps, noise)
 
 
+def _steps(row: Figures) -> str:
+    """Return how many steps the weights come from, and how many were charged beside them."""
+    if row.num_lost:
+        return f"{row.num_steps - row.num_lost}, and {row.num_lost} lost"
+    return str(row.num_steps or "")
+
+
 def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings, texts: Texts) -> str:
     """Return the table as Markdown."""
     cells = []
     for name, row in rows.items():
         epsilon = "" if row.epsilon_upper is None else upper(row.epsilon_upper, 3)
         noise = f"{row.noise_multiplier:.3f}" if row.noise_multiplier else ""
-        cells.append((name, f"{row.perplexity:.2f}", epsilon, noise, str(row.num_steps or "")))
+        cells.append((name, f"{row.perplexity:.2f}", epsilon, noise, _steps(row)))
     head = ("model", "perplexity", "epsilon", "noise multiplier", "steps")
     if texts.public is None:
         base = f"Published weights: {config.checkpoint}"

@@ -166,6 +166,7 @@ def test_adapters_change_only_their_targets(small):
         ({"epsilons": ()}, "finite epsilons > 0"),
         ({"epsilons": (float("inf"),)}, "finite epsilons > 0"),
         ({"max_units": 4}, "at least the batch size 8"),
+        ({"capacity": 7}, "a capacity of at least the batch size 8"),
         ({"max_units": None}, "a public bound on the number of users"),
         ({"tokenizer": "x.json"}, "belong together"),
         ({"checkpoint": "x", "tokenizer": "x.json"}, "leave it out with --checkpoint"),
@@ -209,6 +210,13 @@ def test_weights_come_back_as_they_were_written(tmp_path):
     (tmp_path / "weights").write_bytes(b"torn")
     with pytest.raises(UserError, match="damaged"):
         load_params(tmp_path / "weights")
+
+
+def test_the_table_says_how_many_steps_were_lost():
+    figures = command.Figures(perplexity=9.0, sample="", epsilon_upper=3.0, num_steps=10, noise_multiplier=1.0)
+    assert command._steps(figures) == "10"
+    figures.num_lost = 4
+    assert command._steps(figures) == "6, and 4 lost"
 
 
 def test_weights_in_bfloat16_are_read_too(tmp_path):
