@@ -146,17 +146,20 @@ class LanguageConfig:
     """Fine-tune a language model privately, at several epsilons. Interrupted, the same command goes on."""
 
     preset: Literal["tiny", "small", "124M", "355M", "1B"] = "tiny"
-    """tiny: minutes on two cores. From 124M on for a GPU."""
+    """Shape of the model, and how it is trained: lengths, batch, epochs, learning rates (docs/language.md lists
+    them). With --checkpoint the shape is that of the weights. tiny: minutes on two cores. From 124M on for a GPU."""
     private: str = "scipy"
     """Text to fine-tune on: scipy or optax (docstrings that stand in for private text), imdb (needs GDPJAX_DATA), or a
-    .jsonl or .txt file, or a folder of them; see docs/language.md."""
+    .jsonl or .txt file, or a folder of them; see docs/language.md. A line of a .jsonl file is {"text": ..., "user":
+    ...}."""
     public: Path | None = None
-    """Public text for the tokenizer and for pre-training, as files. Default: documentation that every installation
-    has."""
+    """Public text for the tokenizer and for pre-training: a .jsonl or .txt file, or a folder of them. Not with
+    --checkpoint. Default: documentation that every installation has."""
     unit: Literal["document", "user"] = "document"
     """What epsilon is for: one document, or all documents of one user."""
     max_units: int | None = None
-    """A public bound on the number of documents or users; how many there are is private."""
+    """A public bound on the number of documents or users; how many there are is private. At least the preset's batch
+    size. Needed for files of your own."""
     method: Literal["full", "lora"] = "full"
     """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
     rank: int = 8
@@ -174,8 +177,9 @@ class LanguageConfig:
     tokenizer: Path | None = None
     """tokenizer.json of the published weights."""
     capacity: int | None = None
-    """At most so many units in a batch (truncated Poisson), which bounds the memory and the time of a step. Default:
-    no bound; a batch that is too large for the memory planned for it ends the run."""
+    """At most so many units in a batch (truncated Poisson), which bounds the memory and the time of a step. At least
+    the preset's batch size; the nearer it is, the more noise is needed. Default: no bound; a batch that is too large
+    for the memory planned for it ends the run."""
     scale_then_privatize: bool = False
     """Clip and noise in the coordinates in which Adam takes its steps (arXiv:2507.01129), at the same epsilon."""
     microbatch_size: int | None = None
@@ -200,7 +204,8 @@ class LanguageCostConfig:
     device_gb: float = 80.0
     """Memory of the device, in 10^9 bytes. XLA's workspaces and fragments take some of it too: leave a tenth."""
     units: int = 1024
-    """Units, documents or users, of a step."""
+    """Units, documents or users, of a step: noise and update are shared among their tokens. The memory depends on how
+    many are taken at a time, which is what the table tells."""
     sequences: int = 1
     """Sequences of a unit."""
     length: int | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -55,14 +56,17 @@ UNITS_ON_A_PROCESSOR = 8
 """Units that are taken at a time on a mesh, and where a device does not say how much memory it has."""
 
 NOTES = """\
-Perplexity: exp of the mean cross entropy of a token, on {held_out}; it is measured for this table, and epsilon does not
-cover it. Epsilon: certified, at delta = {delta:g}, of adding or removing one {unit}, for one training with its settings
-fixed beforehand. Private text: {private}; of each {unit} at most {tokens} tokens are used. {public}. The model without
-privacy may show private text to anyone: its files are not for release, and there is no sample of it."""
+Perplexity: exp of the mean cross entropy of a token, on {held_out}. Epsilon: certified, at delta = {delta:g}, of adding
+or removing one {unit}, for one training with its settings fixed beforehand; whoever releases several of these models
+composes them. Not covered by any epsilon, and not for release where its text is private: this table with its
+perplexities, and everything of the training without privacy, of which there is no sample here. Private text: {private};
+of each {unit} at most {tokens} tokens are used. {base}."""
 
 
 class Figures(msgspec.Struct):
-    """What is kept of a training that is finished. ``epsilon_upper`` is None where nothing is private.
+    """What is kept of a training that is finished.
+
+    ``epsilon_upper`` is None where nothing is private. ``num_lost`` of the steps are charged, but were not kept.
 
     JSON has no infinities and no NaN, so that the perplexity of a training that diverged is a text.
     """
@@ -72,6 +76,7 @@ class Figures(msgspec.Struct):
     epsilon_upper: float | None
     num_steps: int
     noise_multiplier: float
+    num_lost: int = 0
 
 
 def run(config: LanguageConfig) -> None:
@@ -83,7 +88,7 @@ def run(config: LanguageConfig) -> None:
     if config.seed is not None:
         console.print(f"[bold yellow]{SEED_NOTICE}")
     console.print("reading texts")
-    published = None if config.checkpoint is None else load_published(config.checkpoint)
+    published = None if config.checkpoint is None else load_published(config.checkpoint, dtype=jnp.float32)
     vocab_size = PRESETS[config.preset].vocab_size if published is None else published[0].vocab_size
     texts = read_texts(config, settings, vocab_size, config.out)
     _refuse_other_texts(config, texts)
@@ -119,6 +124,8 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
         raise UserError(f"expected finite epsilons > 0, got {config.epsilons}")
     if (config.checkpoint is None) != (config.tokenizer is None):
         raise UserError("published weights and their tokenizer belong together: give both --checkpoint and --tokenizer")
+    if config.checkpoint is not None and config.public is not None:
+        raise UserError("--public is for training from the beginning; leave it out with --checkpoint")
     most = max_units(config)
     if most < settings.batch_size:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
@@ -129,6 +136,8 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
     for name, count in (("capacity", config.capacity), ("microbatch_size", config.microbatch_size)):
         if count is not None and count < 1:
             raise UserError(f"expected {name} to be a whole number of at least 1, got {count}")
+    if config.capacity is not None and config.capacity < settings.batch_size:
+        raise UserError(f"expected a capacity of at least the batch size {settings.batch_size}, got {config.capacity}")
     if config.device_gb is not None and not config.device_gb > 0:
         raise UserError(f"expected device_gb to be a positive number, got {config.device_gb}")
     if config.device_gb is not None and config.mesh is not None:
@@ -164,10 +173,10 @@ def _refuse_other_texts(config: LanguageConfig, texts: Texts) -> None:
     for units in (texts.train, texts.held_out):
         for array in units.arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
-    if config.checkpoint is None:
+    if texts.public is not None:
         for document in texts.public.documents:
             digest.update(document.encode())
-    else:
+    if config.checkpoint is not None:
         for path in sorted(config.checkpoint.glob("*.safetensors")):
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -195,6 +204,8 @@ def _bar(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None
     )
 
     def new_line(words: str, total: int) -> Callable[[int], None]:
+        if not console.is_terminal:
+            console.print(f"{words}: {total:,} steps")
         line = progress.add_task(words, total=total)
         return lambda done: progress.update(line, completed=done)
 
@@ -220,6 +231,7 @@ def _public_model(
     model = dataclasses.replace(PRESETS[config.preset], compute_dtype=settings.compute_dtype)
     path = config.out / WEIGHTS
     if not path.is_file():
+        assert texts.public is not None  # it is left out for published weights only
         rows = pack_public(tokenize(texts.public, texts.tokenizer), length=settings.length)
         line = bar("public text", settings.public.num_steps)
         save_params(path, pretrain(model, rows, settings.public, _key(config, settings, "public text"), on_step=line))
@@ -234,18 +246,21 @@ def _mesh(config: LanguageConfig) -> Mesh | None:
 def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsilon: float) -> Finetuning:
     """Return one training; an infinite epsilon is the baseline without clipping and noise."""
     lora = LoraConfig(config.rank, config.alpha, config.targets) if config.method == "lora" else None
-    plan = gdpjax.make_plan(
-        clip=settings.clip if math.isfinite(epsilon) else NO_CLIP,
-        max_examples=max_units(config),
-        expected_batch_size=settings.batch_size,
-        epochs=settings.epochs,
-        delta=config.delta,
-        epsilon=epsilon,
-        sampling="poisson" if config.capacity is None else "truncated_poisson",
-        capacity=config.capacity,
-        unit=config.unit,
-        tuned="nothing on the private text; the preset's settings",
-    )
+    try:
+        plan = gdpjax.make_plan(
+            clip=settings.clip if math.isfinite(epsilon) else NO_CLIP,
+            max_examples=max_units(config),
+            expected_batch_size=settings.batch_size,
+            epochs=settings.epochs,
+            delta=config.delta,
+            epsilon=epsilon,
+            sampling="poisson" if config.capacity is None else "truncated_poisson",
+            capacity=config.capacity,
+            unit=config.unit,
+            tuned="nothing on the private text; the preset's settings",
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
     rate = settings.learning_rate if lora is None else settings.lora_learning_rate
     # Without privacy there is no noise to put elsewhere.
     scaled = config.scale_then_privatize and plan.is_private
@@ -280,6 +295,7 @@ def _row(
     plan = tuning.plan
     epsilon_upper = float(plan.epsilon_bounds().upper) if plan.is_private else None
     figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.max_steps, plan.noise_multiplier)
+    figures.num_lost = run.num_lost
     records.write_atomically(folder / FIGURES, msgspec.json.encode(figures), mode)
     return figures
 
@@ -343,11 +359,11 @@ def _judged(
     return Figures(measured if math.isfinite(measured) else str(measured), sample, epsilon, steps, noise)
 
 
-def _described_public(config: LanguageConfig, texts: Texts) -> str:
-    """Return what the training began with: public text, or weights that others published."""
-    if config.checkpoint is not None:
-        return f"Published weights: {config.checkpoint.name}"
-    return f"Public text: {texts.public.describe()}"
+def _steps(row: Figures) -> str:
+    """Return how many steps the weights come from, and how many were charged beside them."""
+    if row.num_lost:
+        return f"{row.num_steps - row.num_lost}, and {row.num_lost} lost"
+    return str(row.num_steps or "")
 
 
 def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings, texts: Texts) -> str:
@@ -356,19 +372,24 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
     for name, row in rows.items():
         epsilon = "" if row.epsilon_upper is None else upper(row.epsilon_upper, 3)
         noise = f"{row.noise_multiplier:.3f}" if row.noise_multiplier else ""
-        cells.append((name, f"{float(row.perplexity):.2f}", epsilon, noise, str(row.num_steps or "")))
+        cells.append((name, f"{float(row.perplexity):.2f}", epsilon, noise, _steps(row)))
     head = ("model", "perplexity", "epsilon", "noise multiplier", "steps")
+    if texts.public is None:
+        base = f"Published weights: {config.checkpoint}"
+    else:
+        base = f"Public text: {texts.public.describe()}"
     notes = NOTES.format(
         held_out=texts.held_out_name,
         delta=config.delta,
         unit=config.unit,
         private=texts.private_name,
         tokens=settings.length * settings.sequences_per_unit,
-        public=_described_public(config, texts),
+        base=base,
     )
     # What a model that was trained without noise writes may be private text, word for word.
     samples = "\n\n".join(
         f"*{name}*: {' '.join(row.sample.split())}" for name, row in rows.items() if name != NOT_PRIVATE
     )
-    title = f"# Language model {config.preset}, {config.method}"
+    model = config.preset if config.checkpoint is None else f"{config.checkpoint.name}, settings of {config.preset}"
+    title = f"# Language model {model}, {config.method}"
     return "\n\n".join([title, markdown_table(head, cells), notes, "## Samples", samples]) + "\n"

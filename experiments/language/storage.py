@@ -6,25 +6,27 @@ from typing import Any
 
 import jax.numpy as jnp
 from safetensors import SafetensorError
-from safetensors.flax import load, save
+from safetensors.flax import load_file, save
 
 from experiments.errors import UserError
 from gdpjax.sweeps import records
 
 
-def save_params(path: Path, params: Mapping[str, Any], mode: int = 0o666) -> None:
+def save_params(path: str | Path, params: Mapping[str, Any], mode: int = 0o666) -> None:
     """Write nested dictionaries of arrays as one safetensors file, in one step that survives a crash.
 
     What is not for release has ``mode`` 0o600, so that nobody else on the machine reads it.
     """
     arrays = {name: jnp.asarray(leaf) for name, leaf in _leaves(params)}
-    records.write_atomically(path, save(arrays), mode)
+    records.write_atomically(Path(path), save(arrays), mode)
 
 
-def load_params(path: Path) -> dict[str, Any]:
+def load_params(path: str | Path) -> dict[str, Any]:
     """Read what `save_params` wrote."""
+    path = Path(path)
     try:
-        arrays = load(path.read_bytes())
+        # The file's own reader knows bfloat16; that of bytes in memory does not.
+        arrays = load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}); remove it, and it will be made again") from None
     params: dict[str, Any] = {}

@@ -30,14 +30,14 @@ class Texts:
 
     Attributes:
       tokenizer: trained on public text, or published.
-      public: what anybody can read.
+      public: text for the tokenizer and for pre-training; None where published weights take their place.
       train: private units that are trained on.
       held_out: units that perplexity is measured on; none of them is trained on.
       private_name, held_out_name: for the table.
     """
 
     tokenizer: Tokenizer
-    public: Corpus
+    public: Corpus | None
     train: Units
     held_out: Units
     private_name: str
@@ -61,13 +61,13 @@ def read_texts(config: LanguageConfig, settings: Settings, vocab_size: int, fold
 
     The tokenizer is trained on public text and kept in ``folder``. Nothing about the private text is printed.
     """
-    public = load_public() if config.public is None else read_text(config.public, standing="public")
+    public = _public(config)
     tokenizer = _tokenizer(config, public, vocab_size, folder)
     if tokenizer.vocab_size > vocab_size:
         # A token without an embedding makes its unit's gradient NaN, and gdpjax leaves such a unit out, silently.
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab_size}: they do not belong "
-            "together; give the tokenizer.json of the weights"
+            f"expected a tokenizer of at most the {vocab_size} tokens of the model, got {tokenizer.vocab_size}: "
+            "--tokenizer is not the one of --checkpoint"
         )
     private, evaluation = _private(config)
 
@@ -84,7 +84,15 @@ def read_texts(config: LanguageConfig, settings: Settings, vocab_size: int, fold
         return Texts(tokenizer, public, units, packed(evaluation), private.name, evaluation.name)
     # The split is by unit and by each unit's own content: no user is on both sides.
     train, held_out = split_units(units, HELD_OUT, jax.random.key(0))
-    return Texts(tokenizer, public, train, held_out, private.name, f"a tenth of its {config.unit}s, not trained on")
+    held_out_name = f"about a tenth of the {config.unit}s of {private.name}, not trained on"
+    return Texts(tokenizer, public, train, held_out, private.name, held_out_name)
+
+
+def _public(config: LanguageConfig) -> Corpus | None:
+    """Return the public text, or None where published weights and their tokenizer need none."""
+    if config.checkpoint is not None:
+        return None
+    return load_public() if config.public is None else read_text(config.public, standing="public")
 
 
 def _private(config: LanguageConfig) -> tuple[Corpus, Corpus | None]:
@@ -97,8 +105,9 @@ def _private(config: LanguageConfig) -> tuple[Corpus, Corpus | None]:
     return read_text(config.private), None
 
 
-def _tokenizer(config: LanguageConfig, public: Corpus, vocab_size: int, folder: Path) -> Tokenizer:
-    if config.tokenizer is not None:
+def _tokenizer(config: LanguageConfig, public: Corpus | None, vocab_size: int, folder: Path) -> Tokenizer:
+    if public is None:
+        assert config.tokenizer is not None  # _check of the command: published weights come with it
         return Tokenizer.load(config.tokenizer)
     path = folder / TOKENIZER
     if path.is_file():

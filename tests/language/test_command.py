@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.flax import save_file
 
 import gdpjax
 from experiments.config import LanguageConfig
@@ -25,6 +26,7 @@ from experiments.language.texts import read_texts
 from experiments.language.tokenizer import train_tokenizer
 from gdpjax.training import Run
 from tests.eight_devices import report_of
+from tests.language.test_weights import LLAMA, tensors_of
 
 SMALL = dataclasses.replace(
     PRESETS["tiny"],
@@ -46,6 +48,7 @@ QUICK = Settings(
     compute_dtype="float32",
     prompt="the",
 )
+PUBLISHED = {**LLAMA, "vocab_size": 300}
 WORDS = "the cat sat on a mat and saw how an old dog ran by it with two red shoes"
 
 
@@ -170,12 +173,14 @@ def test_adapters_change_only_their_targets(small):
         ({"epsilons": ()}, "finite epsilons > 0"),
         ({"epsilons": (float("inf"),)}, "finite epsilons > 0"),
         ({"max_units": 4}, "at least the batch size 8"),
+        ({"capacity": 7}, "a capacity of at least the batch size 8"),
         ({"max_units": None}, "a public bound on the number of users"),
         ({"tokenizer": "x.json"}, "belong together"),
         ({"delta": 2.0}, "delta between 0 and 1"),
         ({"seed": 2**70}, "a seed from 0"),
         ({"capacity": 0}, "capacity to be a whole number"),
         ({"microbatch_size": -1}, "microbatch_size to be"),
+        ({"checkpoint": "x", "tokenizer": "x.json"}, "leave it out with --checkpoint"),
         ({"max_units": 20}, "more than the plan's public max_examples"),
         ({"mesh": "data=2,data=4"}, "such as data=8"),
         ({"mesh": "data=2,model=-1"}, "such as data=8"),
@@ -218,6 +223,53 @@ def test_weights_come_back_as_they_were_written(tmp_path):
         load_params(tmp_path / "weights")
 
 
+def test_the_table_says_how_many_steps_were_lost():
+    figures = command.Figures(perplexity=9.0, sample="", epsilon_upper=3.0, num_steps=10, noise_multiplier=1.0)
+    assert command._steps(figures) == "10"
+    figures.num_lost = 4
+    assert command._steps(figures) == "6, and 4 lost"
+
+
+def test_weights_in_bfloat16_are_read_too(tmp_path):
+    params = {"a": jnp.ones((2, 3), jnp.bfloat16)}
+    save_params(tmp_path / "weights", params)
+    assert load_params(str(tmp_path / "weights"))["a"].dtype == jnp.bfloat16
+
+
+@pytest.fixture
+def published(whole, small, tmp_path):
+    """A command that begins with published weights in bfloat16, of the shape of these tests' Llama model."""
+    folder = tmp_path / "published"
+    tensors = {name: jnp.asarray(x, jnp.bfloat16) for name, x in tensors_of(PUBLISHED).items()}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLISHED))
+    save_file(tensors, folder / "model.safetensors")
+    tokenizer = whole.out / "tokenizer.json"
+    # The baseline is not what these tests are about.
+    shutil.copytree(whole.out / "without_privacy", small.out / "without_privacy")
+    return dataclasses.replace(small, public=None, checkpoint=folder, tokenizer=tokenizer)
+
+
+def test_published_weights_are_trained_in_float32(published):
+    """Steps of Adam are shorter than half a unit in the last place of most weights in bfloat16."""
+    command.run(published)
+    leaves = jax.tree.leaves(weights_of(published))
+    assert {leaf.dtype.name for leaf in leaves} == {"float32"}
+    assert any(np.any(leaf != leaf.astype(jnp.bfloat16).astype(np.float32)) for leaf in map(np.asarray, leaves))
+    table = (published.out / command.TABLE).read_text()
+    assert "Published weights" in table
+    assert "Public text" not in table
+
+
+def test_a_tokenizer_of_another_model_is_refused(published):
+    document = {**PUBLISHED, "vocab_size": 100}
+    folder = published.checkpoint
+    (folder / "config.json").write_text(json.dumps(document))
+    save_file({name: jnp.asarray(x) for name, x in tensors_of(document).items()}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="at most the 100 tokens of the model"):
+        command.run(published)
+
+
 def test_truncated_batches_and_scaled_steps(whole, small):
     """The options of memory and of the coordinates of the noise go into the plan, and into the statement."""
     shutil.copytree(whole.out, small.out)
@@ -255,7 +307,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(texts, small):
     """Its units would have a gradient of NaN, and be left out without a word."""
     command._begin(small, QUICK)
     train_tokenizer(read_text(small.public, standing="public"), 300).save(small.out / "tokenizer.json")
-    with pytest.raises(UserError, match="tokens and the model only 259"):
+    with pytest.raises(UserError, match="at most the 259 tokens of the model"):
         read_texts(small, QUICK, 259, small.out)
 
 

@@ -42,9 +42,10 @@ SCALING = {
 
 def tensors_of(document, seed=0):
     """Random tensors under their published names, in their published shapes [outputs, inputs]."""
-    shapes = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "model.norm.weight": (WIDTH,)}
+    table = (document["vocab_size"], WIDTH)
+    shapes = {"model.embed_tokens.weight": table, "model.norm.weight": (WIDTH,)}
     if document["model_type"] == "llama" and not document["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (VOCABULARY, WIDTH)
+        shapes["lm_head.weight"] = table
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         shapes[prefix + "self_attn.q_proj.weight"] = (HEADS * HEAD, WIDTH)
