@@ -257,7 +257,7 @@ def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsi
             sampling="poisson" if config.capacity is None else "truncated_poisson",
             capacity=config.capacity,
             unit=config.unit,
-            tuned="nothing on the private text; the preset's settings",
+            tuned="the preset's settings, which were chosen on public text",
         )
     except ValueError as error:
         raise UserError(str(error)) from None
