@@ -24,7 +24,7 @@ from gdpjax._core.types import Array, PyTree
 
 
 def flip_coins(key: Array, num_canaries: int) -> Array:
-    """Which canaries to include: independent fair coins, what the one-run audits assume.
+    """Draw which canaries to include: independent fair coins, as the one-run audits assume.
 
     Args:
       key: one PRNG key, used for nothing else; the attacker must not know it.
@@ -37,11 +37,13 @@ def flip_coins(key: Array, num_canaries: int) -> Array:
     (5,)
     """
     num_canaries = check_count("num_canaries", num_canaries)
-    return bits(key, (num_canaries,)) >> 31 == 1
+    words = bits(key, (num_canaries,))
+    highest_bit = words >> 31
+    return highest_bit == 1
 
 
 def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array) -> PyTree:
-    """Gradients in independent uniformly random directions.
+    """Draw gradients in independent uniformly random directions.
 
     norm * g / ||g|| with g standard normal over all leaves together.
 
@@ -68,20 +70,35 @@ def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array
     check_scalar("norm", norm, POSITIVE)
     check_tree("params", params)
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
-    keys = split(key, len(leaves))
-    drawn = [_normal(k, (num_canaries, *leaf.shape), wide_dtype(leaf)) for k, leaf in zip(keys, leaves, strict=True)]
-    squares = sum(jnp.sum(g.reshape(num_canaries, -1) ** 2, axis=1) for g in drawn)
-    scale = norm / jnp.sqrt(squares)
-    scaled = [(g * scale.reshape(-1, *[1] * (g.ndim - 1))).astype(g.dtype) for g in drawn]
-    return jax.tree.unflatten(structure, scaled)
+    # One standard normal vector for each canary, over all leaves, and its squared norm.
+    normals = []
+    squared_norms = 0
+    for leaf_key, leaf in zip(split(key, len(leaves)), leaves, strict=True):
+        normal = _normal(leaf_key, (num_canaries, *leaf.shape), wide_dtype(leaf))
+        squared_norms = squared_norms + jnp.sum(normal.reshape(num_canaries, -1) ** 2, axis=1)
+        normals.append(normal)
+
+    # Scale each vector to the norm that was asked for.
+    scale = norm / jnp.sqrt(squared_norms)
+    canaries = []
+    for normal in normals:
+        other_axes = range(1, normal.ndim)
+        scaled = normal * jnp.expand_dims(scale, tuple(other_axes))
+        canaries.append(scaled.astype(normal.dtype))
+    return jax.tree.unflatten(structure, canaries)
 
 
 def _normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    return one_key_at_a_time(lambda key: jax.random.normal(key, shape, dtype))(key)
+    """Draw standard normal numbers; the key must be used for nothing else."""
+
+    def draw(key: Array) -> Array:
+        return jax.random.normal(key, shape, dtype)
+
+    return one_key_at_a_time(draw)(key)
 
 
 def coordinate_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array) -> PyTree:
-    """Gradients with one nonzero coordinate each, all different: scores that do not disturb each other at all.
+    """Draw gradients with one nonzero coordinate each, all different: their scores do not disturb each other at all.
 
     Args:
       key: one PRNG key.
@@ -105,24 +122,32 @@ def coordinate_canaries(key: Array, num_canaries: int, params: PyTree, norm: Arr
     check_scalar("norm", norm, POSITIVE)
     check_tree("params", params)
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
-    sizes = [num_elements(leaf) for leaf in leaves]
-    if num_canaries > sum(sizes):
-        raise ValueError(f"num_canaries must be at most the {sum(sizes)} parameters, got {num_canaries}")
-    places = one_key_at_a_time(lambda key: jax.random.permutation(key, sum(sizes)))(as_key(key))[:num_canaries]
-    found, start = [], 0
-    for leaf, size in zip(leaves, sizes, strict=True):
-        # A place outside this leaf has no one-hot row: zeros.
-        rows = norm * jax.nn.one_hot(places - start, size, dtype=wide_dtype(leaf))
-        found.append(rows.reshape(num_canaries, *leaf.shape))
+    num_params = sum(num_elements(leaf) for leaf in leaves)
+    if num_canaries > num_params:
+        raise ValueError(f"num_canaries must be at most the {num_params} parameters, got {num_canaries}")
+
+    # A different coordinate for each canary, as a number over all leaves together.
+    def permute_coordinates(key: Array) -> Array:
+        return jax.random.permutation(key, num_params)
+
+    coordinates = one_key_at_a_time(permute_coordinates)(as_key(key))[:num_canaries]
+
+    canaries = []
+    start = 0
+    for leaf in leaves:
+        size = num_elements(leaf)
+        # A coordinate outside this leaf has a one-hot row of zeros.
+        rows = norm * jax.nn.one_hot(coordinates - start, size, dtype=wide_dtype(leaf))
+        canaries.append(rows.reshape(num_canaries, *leaf.shape))
         start += size
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, canaries)
 
 
 def with_gradient_canaries(loss_fn: Callable[..., Array]) -> Callable[..., Array]:
-    """A loss of one row that is either an example or a canary with a gradient of its own.
+    """Return a loss of one row that is either an example or a canary with a gradient of its own.
 
-    <params, canary> where is_canary, else loss_fn(params, *example), so that a row passes through clipping and noise
-    like any other.
+    The loss is <params, canary> where is_canary, else loss_fn(params, *example), so that a canary passes through
+    clipping and noise like any other row.
 
     Args:
       loss_fn: scalar loss of one example, ``loss_fn(params, *example)``.
@@ -135,18 +160,19 @@ def with_gradient_canaries(loss_fn: Callable[..., Array]) -> Callable[..., Array
     >>> jax.grad(loss)(jnp.ones(2), jnp.array([0.6, 0.8]), True, jnp.zeros(2)).tolist()
     [0.6000000238418579, 0.800000011920929]
     """
-
     check_callable("loss_fn", loss_fn)
 
     def loss(params: PyTree, canary: PyTree, is_canary: Array, *example: Any) -> Array:
-        products = jax.tree.map(lambda p, g: jnp.sum(p * g), params, canary)
-        return jnp.where(is_canary, sum(jax.tree.leaves(products)), loss_fn(params, *example))
+        # The gradient of <params, canary> is the canary.
+        products = jax.tree.map(lambda param, gradient: jnp.sum(param * gradient), params, canary)
+        inner_product = sum(jax.tree.leaves(products))
+        return jnp.where(is_canary, inner_product, loss_fn(params, *example))
 
     return loss
 
 
 def mislabel(key: Array, labels: Array, num_classes: int) -> Array:
-    """A wrong label for each example, uniform over the other classes.
+    """Draw a wrong label for each example, uniform over the other classes.
 
     Args:
       key: one PRNG key.
@@ -168,16 +194,20 @@ def mislabel(key: Array, labels: Array, num_classes: int) -> Array:
     labels = jnp.asarray(check_array("labels", labels))
     if num_classes < 2 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"expected integer labels and num_classes >= 2, got {labels.dtype} and {num_classes}")
-    # In int32: a sum of two labels need not fit their own type.
-    shift = one_key_at_a_time(lambda key: jax.random.randint(key, labels.shape, 1, num_classes))(as_key(key))
-    moved = labels.astype(jnp.int32) + shift
-    return (moved % num_classes).astype(labels.dtype)
+
+    def draw_shift(key: Array) -> Array:
+        return jax.random.randint(key, labels.shape, 1, num_classes)
+
+    # Add in int32: a sum of two labels need not fit their own type.
+    shift = one_key_at_a_time(draw_shift)(as_key(key))
+    shifted = labels.astype(jnp.int32) + shift
+    return (shifted % num_classes).astype(labels.dtype)
 
 
 def out_of_distribution(
     key: Array, num_canaries: int, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0
 ) -> Array:
-    """Examples that are nothing but uniform noise in the range of the data.
+    """Draw examples that are nothing but uniform noise in the range of the data.
 
     Args:
       key: one PRNG key.
@@ -199,14 +229,18 @@ def out_of_distribution(
     check_scalar("high", high, REAL)
     if not low < high:
         raise ValueError(f"expected low < high, got {low} and {high}")
-    shape = (int(num_canaries), *(check_count("shape", size, least=0) for size in check_positions("shape", shape)))
-    return one_key_at_a_time(lambda key: jax.random.uniform(key, shape, minval=low, maxval=high))(as_key(key))
+    example_shape = [check_count("shape", size, least=0) for size in check_positions("shape", shape)]
+
+    def draw(key: Array) -> Array:
+        return jax.random.uniform(key, (num_canaries, *example_shape), minval=low, maxval=high)
+
+    return one_key_at_a_time(draw)(as_key(key))
 
 
 def white_box_scores(released: PyTree, canaries: PyTree) -> Array:
-    """How much of each canary's gradient is in what was released.
+    """Score how much of each canary's gradient is in what was released.
 
-    sum_t <released_t, canary_i>
+    Formula: score_i = sum_t <released_t, canary_i>.
 
     Args:
       released: a tree of noisy gradients, or with a leading axis of steps, over which it is summed; each leaf by its
@@ -224,27 +258,32 @@ def white_box_scores(released: PyTree, canaries: PyTree) -> Array:
     >>> white_box_scores(jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.eye(2)).tolist()
     [1.0, 3.0]
     """
-
     check_tree("released", released)
     check_tree("canaries", canaries)
     if jax.tree.structure(released) != jax.tree.structure(canaries):
         raise ValueError(f"expected two trees of one structure, got {shown(released)} and {shown(canaries)}")
 
-    def of_leaf(value: Array, rows: Array) -> Array:
-        value, rows = jnp.asarray(value), jnp.asarray(rows)
-        if value.shape[1:] == rows.shape[1:] and value.ndim == rows.ndim:
-            value = value.sum(axis=0)
-        if value.shape != rows.shape[1:]:
-            raise ValueError(f"expected a release of shape {rows.shape[1:]} or [steps, ...], got {value.shape}")
-        return rows.reshape(rows.shape[0], -1) @ value.reshape(-1)
+    scores: Array = 0
+    for value, rows in zip(jax.tree.leaves(released), jax.tree.leaves(canaries), strict=True):
+        scores = scores + _leaf_scores(jnp.asarray(value), jnp.asarray(rows))
+    return scores
 
-    return sum(jax.tree.leaves(jax.tree.map(of_leaf, released, canaries)))  # pyright: ignore[reportReturnType]
+
+def _leaf_scores(released: Array, canaries: Array) -> Array:
+    """Return the inner products of one leaf of the release, with or without steps, and of each canary, float[m]."""
+    num_canaries, *leaf_shape = canaries.shape
+    expected = tuple(leaf_shape)
+    has_steps = released.shape[1:] == expected and released.ndim == canaries.ndim
+    total = released.sum(axis=0) if has_steps else released
+    if total.shape != expected:
+        raise ValueError(f"expected a release of shape {expected} or [steps, ...], got {total.shape}")
+    return canaries.reshape(num_canaries, -1) @ total.reshape(-1)
 
 
 def black_box_scores(losses: Array, reference_losses: Array) -> Array:
-    """How much lower the loss of each canary is than under a model that never saw it.
+    """Score how much lower the loss of each canary is than under a model that never saw it.
 
-    reference_losses - losses
+    Formula: score_i = reference_losses_i - losses_i.
 
     Args:
       losses: float[m], of the audited model.

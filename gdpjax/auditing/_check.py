@@ -1,4 +1,4 @@
-"""What every audit asks of its input: real numbers that are known, coins that are 0 or 1."""
+"""Check the input of the audits: real numbers that are known, coins that are 0 or 1."""
 
 from typing import Any
 
@@ -11,32 +11,35 @@ STANDING = "empirical lower"
 
 
 def check_confidence(confidence: Any) -> float:
-    """``confidence`` as a float; ValueError unless it is one number strictly between 0 and 1."""
+    """Return ``confidence`` as a float; ValueError unless it is one number strictly between 0 and 1."""
     check_scalar("confidence", confidence, OPEN_UNIT)
     return float(confidence)
 
 
 def check_delta(delta: Any) -> float:
-    """``delta`` as a float; ValueError unless it is one number in [0, 1)."""
+    """Return ``delta`` as a float; ValueError unless it is one number in [0, 1)."""
     check_scalar("delta", delta, HALF_OPEN_UNIT)
     return float(delta)
 
 
 def check_counts(**counts: Any) -> dict[str, np.ndarray]:
-    """Whole numbers >= 0 as int64 arrays; ValueError for anything else, tracers included."""
+    """Return whole numbers >= 0 as int64 arrays; ValueError for anything else, tracers included."""
+    checked = {}
     for name, value in counts.items():
         if is_traced(value):
             raise ValueError(
                 f"{name} is traced, but audits are computed outside compiled code; return the counts first"
             )
         check(name, value, WHOLE)
-    return {name: np.asarray(value).astype(np.int64) for name, value in counts.items()}
+        checked[name] = np.asarray(value).astype(np.int64)
+    return checked
 
 
 def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(float64[m], bool[m]); ValueError for NaN scores, for coins that are not 0 or 1 and for unequal lengths.
+    """Return the scores as float64[m] and the coins as bool[m].
 
-    A NaN has no place in a ranking, and sorting would put it at one end: that is a guess nobody decided on.
+    ValueError for NaN scores, for coins that are not 0 or 1 and for unequal lengths. A NaN has no place in a ranking,
+    and sorting would put it at one end: that is a guess nobody decided on.
     """
     if is_traced((scores, included)):
         raise ValueError("scores and included are traced, but audits are computed outside compiled code")
@@ -50,9 +53,10 @@ def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"scores and included must be two vectors of equal length >= 1, got shapes {numbers.shape}, {coins.shape}"
         )
-    if np.isnan(numbers).any():
+    is_nan = np.isnan(numbers)
+    if is_nan.any():
         raise ValueError(
-            f"scores must not be NaN, got NaN at index {int(np.isnan(numbers).argmax())}; give such canaries a fixed "
+            f"scores must not be NaN, got NaN at index {int(is_nan.argmax())}; give such canaries a fixed "
             "score (0, say) whether or not they were included, or leave them out by a rule that does not look at that"
         )
     if not is_coin:
@@ -61,10 +65,14 @@ def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_fair(included: np.ndarray) -> None:
-    """ValueError where independent fair coins would give so uneven a split with probability below 1e-9 (Hoeffding)."""
-    size, heads = included.size, int(included.sum())
-    if abs(heads - size / 2) > np.sqrt(size * np.log(2e9) / 2):
+    """Raise ValueError for a split that independent fair coins give with probability below 1e-9 only."""
+    num_canaries = included.size
+    num_included = int(included.sum())
+    # By Hoeffding, P(|heads - m / 2| > d) <= 2 exp(-2 d^2 / m), which is 1e-9 at this distance.
+    largest_distance = np.sqrt(num_canaries * np.log(2e9) / 2)
+    if abs(num_included - num_canaries / 2) > largest_distance:
         raise ValueError(
-            f"included must be independent fair coins (gdpjax.auditing.flip_coins), but {heads} of {size} canaries "
+            f"included must be independent fair coins (gdpjax.auditing.flip_coins), but {num_included} of "
+            f"{num_canaries} canaries "
             "were included; a one-run audit is wrong for other coins"
         )

@@ -49,7 +49,7 @@ _CHOOSING_TAIL = 1e-6
 
 
 class ManyRunsAudit(NamedTuple):
-    """What many independent runs show. All fields hold together with probability at least ``confidence``.
+    """Lower bounds from many independent runs, which hold together with probability at least ``confidence``.
 
     Attributes:
       epsilon: lower bound on epsilon at ``delta``, for any mechanism.
@@ -79,7 +79,7 @@ class ManyRunsAudit(NamedTuple):
 
 
 def error_rate_upper(num_errors: Array, num_trials: Array, *, confidence: float) -> Array:
-    """Clopper and Pearson's upper bound on a probability from a binomial count.
+    """Return Clopper and Pearson's upper bound on a probability from a binomial count.
 
     Formula: the x with P(Bin(n, x) <= k) = 1 - confidence; 1 where k = n.
 
@@ -100,20 +100,28 @@ def error_rate_upper(num_errors: Array, num_trials: Array, *, confidence: float)
     0.0295
     """
     counts = check_counts(num_errors=num_errors, num_trials=num_trials)
-    errors, trials = np.broadcast_arrays(*counts.values())
+    errors, trials = np.broadcast_arrays(counts["num_errors"], counts["num_trials"])
     if (errors > trials).any():
         raise ValueError(f"num_errors must be at most num_trials, got {num_errors} of {num_trials}")
-    return _upper(errors, trials, 1 - check_confidence(confidence))[()]
+    tail = 1 - check_confidence(confidence)
+    return _rate_upper(errors, trials, tail)[()]
 
 
-def _upper(errors: np.ndarray, trials: np.ndarray, tail: np.ndarray | float) -> np.ndarray:
-    """sup {x : P(Bin(trials, x) <= errors) >= tail}, for 0 < tail < 1."""
-    bound = scipy.special.betainccinv(errors + 1, np.maximum(trials - errors, 1), tail) * _ROUNDING
+def _rate_upper(errors: np.ndarray, trials: np.ndarray, tail: np.ndarray | float) -> np.ndarray:
+    """Return sup {x : P(Bin(trials, x) <= errors) >= tail}, for 0 < tail < 1; the arguments broadcast."""
+    # P(Bin(n, x) <= k) is the complement of an incomplete beta function, whose parameters must be positive.
+    num_successes = np.maximum(trials - errors, 1)
+    bound = scipy.special.betainccinv(errors + 1, num_successes, tail) * _ROUNDING
     return np.where(trials > errors, np.minimum(bound, 1.0), 1.0)
 
 
 class ErrorRegion(NamedTuple):
-    """Corners of a staircase: the true (alpha, beta) is at most (alpha[..., j], beta[..., j]) for some j."""
+    """A staircase: the true (alpha, beta) is at most (alpha[..., j], beta[..., j]) for some corner j.
+
+    Attributes:
+      alpha: float64[..., corners], bounds on the type I error rate.
+      beta: float64[..., corners], bounds on the type II error rate.
+    """
 
     alpha: np.ndarray
     beta: np.ndarray
@@ -122,7 +130,7 @@ class ErrorRegion(NamedTuple):
 def error_region(
     false_positives: Array, num_out: Array, false_negatives: Array, num_in: Array, *, confidence: float
 ) -> ErrorRegion:
-    """Joint confidence region for the two error rates of a test, from two independent binomial counts.
+    """Return a joint confidence region for the two error rates of a test, from two independent binomial counts.
 
     Formula: {(alpha, beta) : P_alpha(X' <= X) P_beta(Y' <= Y) > k}, k (1 - log k) = 1 - confidence, as a staircase.
 
@@ -146,21 +154,37 @@ def error_region(
     counts = check_counts(
         false_positives=false_positives, num_out=num_out, false_negatives=false_negatives, num_in=num_in
     )
-    x, n_out, y, n_in = (count[..., None] for count in counts.values())
-    if (x > n_out).any() or (y > n_in).any():
+    # A last axis for the corners.
+    errors_out = counts["false_positives"][..., None]
+    trials_out = counts["num_out"][..., None]
+    errors_in = counts["false_negatives"][..., None]
+    trials_in = counts["num_in"][..., None]
+    if (errors_out > trials_out).any() or (errors_in > trials_in).any():
         raise ValueError(f"more errors than runs: {false_positives} of {num_out}, {false_negatives} of {num_in}")
-    log_k = np.log(_fisher(check_confidence(confidence)))
-    cuts = np.exp(np.linspace(log_k, 0.0, _NUM_CORNERS + 1))
-    return ErrorRegion(*np.broadcast_arrays(_upper(x, n_out, cuts[:-1]), _upper(y, n_in, np.exp(log_k) / cuts[1:])))
+
+    # The cuts k = u_0 < u_1 < ... < u_J = 1 of the module docstring, in a geometric sequence.
+    log_product = np.log(_fisher_product(check_confidence(confidence)))
+    cuts = np.exp(np.linspace(log_product, 0.0, _NUM_CORNERS + 1))
+
+    # Corner j: U >= u_j and V > k / u_{j+1}.
+    alpha = _rate_upper(errors_out, trials_out, cuts[:-1])
+    beta = _rate_upper(errors_in, trials_in, np.exp(log_product) / cuts[1:])
+    alpha, beta = np.broadcast_arrays(alpha, beta)
+    return ErrorRegion(alpha, beta)
 
 
-def _fisher(confidence: float) -> float:
-    """The k with k (1 - log k) = 1 - confidence: with t = log k - 1, t e^t = -(1 - confidence) / e."""
-    return float(np.exp(1 + scipy.special.lambertw(-(1 - confidence) / np.e, -1).real)) / _ROUNDING
+def _fisher_product(confidence: float) -> float:
+    """Return the k with k (1 - log k) = 1 - confidence, rounded down.
+
+    With t = log k - 1 that equation is t e^t = -(1 - confidence) / e, which Lambert's function solves.
+    """
+    right_side = -(1 - confidence) / np.e
+    solution = scipy.special.lambertw(right_side, -1).real
+    return float(np.exp(1 + solution)) / _ROUNDING
 
 
 def mu_from_errors(alpha: Array, beta: Array) -> Array:
-    """The least mu of a mechanism some test of which has at most these errors.
+    """Return the least mu of a mechanism some test of which has at most these errors.
 
     Formula: max(0, Phi^-1(1 - alpha) - Phi^-1(beta)).
 
@@ -181,13 +205,16 @@ def mu_from_errors(alpha: Array, beta: Array) -> Array:
     check("alpha", alpha, UNIT)
     check("beta", beta, UNIT)
     alpha, beta = np.broadcast_arrays(np.asarray(alpha, np.float64), np.asarray(beta, np.float64))
-    possible = alpha + beta < 1
-    z = scipy.special.ndtri(np.where(possible, alpha, 0.5)) + scipy.special.ndtri(np.where(possible, beta, 0.5))
-    return np.maximum(-z, 0.0)[()]
+    # A coin has alpha + beta = 1: only tests with smaller errors prove anything.
+    beats_a_coin = alpha + beta < 1
+    alpha_quantile = scipy.special.ndtri(np.where(beats_a_coin, alpha, 0.5))
+    beta_quantile = scipy.special.ndtri(np.where(beats_a_coin, beta, 0.5))
+    mu = -(alpha_quantile + beta_quantile)
+    return np.maximum(mu, 0.0)[()]
 
 
 def epsilon_from_errors(alpha: Array, beta: Array, delta: Array) -> Array:
-    """The least epsilon at ``delta`` of a mechanism some test of which has at most these errors.
+    """Return the least epsilon at ``delta`` of a mechanism some test of which has at most these errors.
 
     Formula: max(0, log((1 - delta - beta) / alpha), log((1 - delta - alpha) / beta)).
 
@@ -206,55 +233,110 @@ def epsilon_from_errors(alpha: Array, beta: Array, delta: Array) -> Array:
     >>> print(f"{epsilon_from_errors(0.01, 0.5, 1e-5):.4f}")
     3.9120
     """
-    for name, value in (("alpha", alpha), ("beta", beta), ("delta", delta)):
-        check(name, value, UNIT)
-    alpha, beta, delta = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (alpha, beta, delta)))
+    check("alpha", alpha, UNIT)
+    check("beta", beta, UNIT)
+    check("delta", delta, UNIT)
+    alpha = np.asarray(alpha, np.float64)
+    beta = np.asarray(beta, np.float64)
+    delta = np.asarray(delta, np.float64)
+    alpha, beta, delta = np.broadcast_arrays(alpha, beta, delta)
+
+    # An error of 0 makes a ratio infinite, or NaN if its numerator is 0, too; `fmax` prefers the other ratio then.
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.fmax((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
-        return np.where(ratios > 1, np.log(np.fmax(ratios, 1.0)), 0.0)[()]
+        ratio = np.fmax((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
+        epsilon = np.log(np.fmax(ratio, 1.0))
+        return np.where(ratio > 1, epsilon, 0.0)[()]
 
 
 def best_test(scores: np.ndarray, included: np.ndarray) -> tuple[float, float, bool]:
-    """(mu, threshold, low_means_in) with the largest mu on these scores; others are to judge it.
+    """Return (mu, threshold, low_means_in) with the largest mu on these scores; other scores must judge it.
 
     The rates are taken at very confident bounds: among thousands of thresholds some look good by chance, most of all
     where there are few errors, and such bounds ask more of those.
     """
-    best = (-np.inf, 0.0, False)
-    for low_means_in in (False, True):
-        signed = -scores if low_means_in else scores
-        out, inside = np.sort(signed[~included]), np.sort(signed[included])
-        cuts = np.unique(signed)
-        alpha = _upper(out.size - np.searchsorted(out, cuts), np.asarray(out.size), _CHOOSING_TAIL)
-        beta = _upper(np.searchsorted(inside, cuts), np.asarray(inside.size), _CHOOSING_TAIL)
-        mu = -(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta))  # below 0, too, where there is nothing better
-        at = int(np.argmax(mu))
-        best = max(best, (float(mu[at]), float(-cuts[at] if low_means_in else cuts[at]), low_means_in))
-    return best
+    mu_high, threshold_high = _best_threshold(scores, included)
+    mu_low, negated_threshold = _best_threshold(-scores, included)
+    high_means_in = (mu_high, threshold_high, False)
+    low_means_in = (mu_low, -negated_threshold, True)
+    return max((-np.inf, 0.0, False), high_means_in, low_means_in)
+
+
+def _best_threshold(scores: np.ndarray, included: np.ndarray) -> tuple[float, float]:
+    """Return (mu, threshold) of the best test that says "in" at scores of at least the threshold."""
+    scores_out = np.sort(scores[~included])
+    scores_in = np.sort(scores[included])
+    num_out = np.asarray(scores_out.size)
+    num_in = np.asarray(scores_in.size)
+
+    # Count the errors of each threshold.
+    thresholds = np.unique(scores)
+    false_positives = num_out - np.searchsorted(scores_out, thresholds)
+    false_negatives = np.searchsorted(scores_in, thresholds)
+
+    # Not `mu_from_errors`: where no threshold is better than a coin, the best is the one that is least below.
+    alpha = _rate_upper(false_positives, num_out, _CHOOSING_TAIL)
+    beta = _rate_upper(false_negatives, num_in, _CHOOSING_TAIL)
+    mu = -(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta))
+    best = int(np.argmax(mu))
+    return float(mu[best]), float(thresholds[best])
 
 
 def judge(
     scores: np.ndarray, included: np.ndarray, threshold: float, low_means_in: bool, delta: float, confidence: float
 ) -> tuple[ManyRunsAudit, ErrorRegion]:
-    """The audit by one test that was chosen without looking at these scores."""
+    """Audit by one test that was chosen without looking at these scores.
+
+    Args:
+        scores: float64[runs].
+        included: bool[runs].
+        threshold: the test says "in" at scores >= threshold, or <= threshold where ``low_means_in``.
+        low_means_in: see there.
+        delta: of the epsilons.
+        confidence: of the audit.
+
+    Returns:
+        The audit and the region of error rates that it stands on.
+    """
+    # Count the errors of the test.
     says_in = scores <= threshold if low_means_in else scores >= threshold
-    false_positives, num_out = int((says_in & ~included).sum()), int((~included).sum())
-    false_negatives, num_in = int((~says_in & included).sum()), int(included.sum())
+    num_in = int(included.sum())
+    num_out = int((~included).sum())
+    false_positives = int((says_in & ~included).sum())
+    false_negatives = int((~says_in & included).sum())
+
+    # Bound the privacy loss at the worst corner of their region.
     region = error_region(false_positives, num_out, false_negatives, num_in, confidence=confidence)
-    mu = float(mu_from_errors(*region).min())
-    gaussian = float(gdp_epsilon(max(delta, _SMALLEST_DELTA), mu)) if mu else 0.0
-    found = ManyRunsAudit(
-        float(epsilon_from_errors(*region, delta).min()), mu, gaussian, delta, confidence,
-        false_positives / max(num_out, 1), false_negatives / max(num_in, 1), threshold, low_means_in, scores.size,
-    )  # fmt: skip
-    return found, region
+    mu = float(mu_from_errors(region.alpha, region.beta).min())
+    epsilon = float(epsilon_from_errors(region.alpha, region.beta, delta).min())
+    epsilon_if_gaussian = 0.0
+    if mu:
+        epsilon_if_gaussian = float(gdp_epsilon(max(delta, _SMALLEST_DELTA), mu))
+
+    audit = ManyRunsAudit(
+        epsilon=epsilon,
+        mu=mu,
+        epsilon_if_gaussian=epsilon_if_gaussian,
+        delta=delta,
+        confidence=confidence,
+        alpha=false_positives / max(num_out, 1),
+        beta=false_negatives / max(num_in, 1),
+        threshold=threshold,
+        low_means_in=low_means_in,
+        num_runs=scores.size,
+    )
+    return audit, region
 
 
 def audit_many_runs(
-    scores: Array, included: Array, *, delta: float, threshold: float | None = None, key: Array | None = None,
+    scores: Array,
+    included: Array,
+    *,
+    delta: float,
+    threshold: float | None = None,
+    key: Array | None = None,
     confidence: float = 0.95,
-) -> ManyRunsAudit:  # fmt: skip
-    """Lower bounds on mu and epsilon from one score of each of many independent runs.
+) -> ManyRunsAudit:
+    """Bound mu and epsilon from below by one score of each of many independent runs.
 
     Formula: the least `mu_from_errors` and `epsilon_from_errors` in the `error_region` of the test "in where score >=
     threshold".
@@ -282,7 +364,8 @@ def audit_many_runs(
     True
     """
     numbers, coins = check_scores(scores, included)
-    delta, confidence = check_delta(delta), check_confidence(confidence)
+    delta = check_delta(delta)
+    confidence = check_confidence(confidence)
     if (threshold is None) == (key is None):
         raise ValueError(
             "give exactly one of threshold (fixed before the scores were seen) and key (a random half of the runs "
@@ -290,8 +373,14 @@ def audit_many_runs(
         )
     if key is None:
         check_scalar("threshold", threshold, REAL)
-        return judge(numbers, coins, float(threshold or 0.0), False, delta, confidence)[0]
-    order = np.asarray(jax.random.permutation(key, numbers.size))
-    choose, rest = np.split(order, [numbers.size // 2])
-    test = best_test(numbers[choose], coins[choose])[1:] if choose.size else (0.0, False)
-    return judge(numbers[rest], coins[rest], *test, delta, confidence)[0]
+        audit, _ = judge(numbers, coins, float(threshold or 0.0), False, delta, confidence)
+        return audit
+
+    # A random half of the runs chooses the test, and the other half judges it.
+    shuffled = np.asarray(jax.random.permutation(key, numbers.size))
+    choosing, judging = np.split(shuffled, [numbers.size // 2])
+    chosen_threshold, low_means_in = 0.0, False
+    if choosing.size:
+        _, chosen_threshold, low_means_in = best_test(numbers[choosing], coins[choosing])
+    audit, _ = judge(numbers[judging], coins[judging], chosen_threshold, low_means_in, delta, confidence)
+    return audit

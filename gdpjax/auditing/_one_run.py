@@ -27,7 +27,7 @@ from gdpjax.auditing._one_run_tradeoff import one_run_mu
 
 
 class OneRunAudit(NamedTuple):
-    """What one training run shows. Both bounds hold together with probability at least ``confidence``.
+    """Lower bounds from one training run, which hold together with probability at least ``confidence``.
 
     Attributes:
       epsilon: lower bound on epsilon at ``delta``, in nats.
@@ -51,7 +51,7 @@ class OneRunAudit(NamedTuple):
 
 
 def count_correct(scores: Array, included: Array, num_guesses: int, key: Array) -> int:
-    """How many guesses are right: "included" for the highest ceil(r/2) scores, "excluded" for the lowest floor(r/2).
+    """Count right guesses: "included" for the highest ceil(r/2) scores, "excluded" for the lowest floor(r/2).
 
     Args:
         scores: m numbers, higher where membership is likelier; inf allowed, NaN refused.
@@ -70,18 +70,28 @@ def count_correct(scores: Array, included: Array, num_guesses: int, key: Array) 
     """
     numbers, coins = check_scores(scores, included)
     check_guesses(0, num_guesses, numbers.size)
-    key = as_key(key)
-    order = np.lexsort((np.asarray(jax.random.permutation(key, numbers.size)), numbers))
-    high = (int(num_guesses) + 1) // 2
-    right = int(coins[order[numbers.size - high :]].sum())
-    return right + int((~coins[order[: int(num_guesses) - high]]).sum())
+    # Sort by score, and equal scores by a random number of their own.
+    tie_breaks = np.asarray(jax.random.permutation(as_key(key), numbers.size))
+    ascending = np.lexsort((tie_breaks, numbers))
+
+    # Guess "included" for the highest scores and "excluded" for the lowest.
+    num_included = (int(num_guesses) + 1) // 2
+    num_excluded = int(num_guesses) - num_included
+    highest = ascending[numbers.size - num_included :]
+    lowest = ascending[:num_excluded]
+    return int(coins[highest].sum()) + int((~coins[lowest]).sum())
 
 
 def audit_one_run(
-    scores: Array, included: Array, *, key: Array, delta: float, num_guesses: int | Sequence[int] | None = None,
+    scores: Array,
+    included: Array,
+    *,
+    key: Array,
+    delta: float,
+    num_guesses: int | Sequence[int] | None = None,
     confidence: float = 0.95,
-) -> OneRunAudit:  # fmt: skip
-    """Lower bounds on epsilon and mu from the scores of the canaries of one training run.
+) -> OneRunAudit:
+    """Bound epsilon and mu from below by the scores of the canaries of one training run.
 
     Formula: `one_run_epsilon` and `one_run_mu` of the number of right guesses of `count_correct`.
 
@@ -112,20 +122,40 @@ def audit_one_run(
     numbers, coins = check_scores(scores, included)
     check_fair(coins)
     key = as_key(key)
-    delta, level = check_delta(delta), 1 - check_confidence(confidence)
-    size = numbers.size
-    if num_guesses is not None:
-        check("num_guesses", num_guesses, COUNT)
-    several = np.atleast_1d(-(-size // 10) if num_guesses is None else np.asarray(num_guesses))
-    if several.ndim != 1 or not several.size or len(set(several.tolist())) < several.size:
-        raise ValueError(f"num_guesses must be a number or different numbers, got {shown(num_guesses)}")
-    shared = 1 - level / several.size
-    found = []
-    for guesses in several.tolist():
+    delta = check_delta(delta)
+    failure = 1 - check_confidence(confidence)
+    num_canaries = numbers.size
+    choices = _guess_counts(num_guesses, num_canaries)
+
+    # Several numbers of guesses share the probability of failure (Bonferroni).
+    shared_confidence = 1 - failure / len(choices)
+    results = []
+    for guesses in choices:
         correct = count_correct(numbers, coins, guesses, key)
-        mu = float(one_run_mu(correct, guesses, size, confidence=shared))
-        epsilon = float(one_run_epsilon(correct, guesses, size, delta=delta, confidence=shared))
-        found.append((mu, epsilon, int(guesses), correct))
-    mu, _, guesses, correct = max(found)
-    epsilon = max(row[1] for row in found)
-    return OneRunAudit(epsilon, mu, delta, 1 - level, size, guesses, correct)
+        mu = one_run_mu(correct, guesses, num_canaries, confidence=shared_confidence)
+        epsilon = one_run_epsilon(correct, guesses, num_canaries, delta=delta, confidence=shared_confidence)
+        results.append((float(mu), float(epsilon), int(guesses), correct))
+
+    # All of the bounds hold together, so the largest of each kind does.
+    largest_mu, _, guesses, correct = max(results)
+    largest_epsilon = max(epsilon for _, epsilon, _, _ in results)
+    return OneRunAudit(
+        epsilon=largest_epsilon,
+        mu=largest_mu,
+        delta=delta,
+        confidence=1 - failure,
+        num_canaries=num_canaries,
+        num_guesses=guesses,
+        num_correct=correct,
+    )
+
+
+def _guess_counts(num_guesses: int | Sequence[int] | None, num_canaries: int) -> list[int]:
+    """Return the different numbers of guesses to try; a tenth of the canaries by default."""
+    if num_guesses is None:
+        return [-(-num_canaries // 10)]
+    check("num_guesses", num_guesses, COUNT)
+    counts = np.atleast_1d(np.asarray(num_guesses))
+    if counts.ndim != 1 or not counts.size or np.unique(counts).size < counts.size:
+        raise ValueError(f"num_guesses must be a number or different numbers, got {shown(num_guesses)}")
+    return counts.tolist()

@@ -55,9 +55,14 @@ _ROUNDING = 1 + 1e-9  # incomplete beta and gamma functions are good to about 1e
 
 
 def check_guesses(num_correct: Any, num_guesses: Any, num_canaries: Any) -> tuple[np.ndarray, int, int]:
-    """The three counts; ValueError unless 0 <= num_correct <= num_guesses <= num_canaries."""
+    """Return the three counts; ValueError unless 0 <= num_correct <= num_guesses <= num_canaries.
+
+    Only ``num_correct`` may be an array.
+    """
     counts = check_counts(num_correct=num_correct, num_guesses=num_guesses, num_canaries=num_canaries)
-    correct, guesses, canaries = counts.values()
+    correct = counts["num_correct"]
+    guesses = counts["num_guesses"]
+    canaries = counts["num_canaries"]
     if guesses.ndim or canaries.ndim:
         raise ValueError("num_guesses and num_canaries must be one number each: they are fixed before the run")
     if not (guesses >= 1 and guesses <= canaries and (correct <= guesses).all()):
@@ -68,17 +73,29 @@ def check_guesses(num_correct: Any, num_guesses: Any, num_canaries: Any) -> tupl
     return correct, int(guesses), int(canaries)
 
 
-def _mean_highest_mass(r: int, epsilon: float) -> float:
-    """A_r(q) of the module docstring: the largest probability of Bin(k, q), averaged over k = 0, ..., r - 1."""
-    k = np.arange(r)
-    mode = np.minimum(np.floor((k + 1) * scipy.special.expit(epsilon)), k)
-    log_choose = scipy.special.gammaln(k + 1) - scipy.special.gammaln(mode + 1) - scipy.special.gammaln(k - mode + 1)
-    log_mass = log_choose + mode * scipy.special.log_expit(epsilon) + (k - mode) * scipy.special.log_expit(-epsilon)
-    return float(np.minimum(np.exp(log_mass) * _ROUNDING, 1.0).mean())
+def _mean_highest_mass(num_guesses: int, epsilon: float) -> float:
+    """Return A_r(q) of the module docstring: the largest probability of Bin(k, q), averaged over k = 0, ..., r - 1."""
+    num_trials = np.arange(num_guesses)
+
+    # The mode of Bin(k, q) is floor((k + 1) q), and k at most.
+    mode = np.floor((num_trials + 1) * scipy.special.expit(epsilon))
+    mode = np.minimum(mode, num_trials)
+    num_misses = num_trials - mode
+
+    # log P(Bin(k, q) = mode) = log choose(k, mode) + mode log q + (k - mode) log(1 - q)
+    log_choose = (
+        scipy.special.gammaln(num_trials + 1) - scipy.special.gammaln(mode + 1) - scipy.special.gammaln(num_misses + 1)
+    )
+    log_prob = scipy.special.log_expit(epsilon)
+    log_complement = scipy.special.log_expit(-epsilon)
+    log_mass = log_choose + mode * log_prob + num_misses * log_complement
+
+    highest_mass = np.minimum(np.exp(log_mass) * _ROUNDING, 1.0)
+    return float(highest_mass.mean())
 
 
 def one_run_p_value(num_correct: Array, num_guesses: int, num_canaries: int, *, epsilon: float, delta: float) -> Array:
-    """Largest probability of so many right guesses about an (epsilon, delta)-private mechanism.
+    """Return the largest probability of so many right guesses about an (epsilon, delta)-private mechanism.
 
     Formula: P(Bin(r, q) >= W) + m delta (1 - q) A_r(q), at most 1; see the module docstring.
 
@@ -103,21 +120,31 @@ def one_run_p_value(num_correct: Array, num_guesses: int, num_canaries: int, *, 
     correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
     delta = check_delta(delta)
     epsilon = check_number("epsilon", epsilon, NONNEGATIVE)
-    return _p_value(correct, guesses, canaries, float(epsilon), delta)[()]
+    p_value = _p_value(correct, guesses, canaries, float(epsilon), delta)
+    return p_value[()]
 
 
 def _p_value(correct: np.ndarray, guesses: int, canaries: int, epsilon: float, delta: float) -> np.ndarray:
+    """Return the right side of (2), for checked arguments, in the shape of ``correct``."""
+    # P(Bin(r, q) >= W) as an incomplete beta function, whose arguments must be positive; W >= 0 is certain.
     at_least_one = np.maximum(correct, 1)
-    tail = scipy.special.betainc(at_least_one, guesses - at_least_one + 1, scipy.special.expit(epsilon))
+    truth_prob = scipy.special.expit(epsilon)
+    tail = scipy.special.betainc(at_least_one, guesses - at_least_one + 1, truth_prob)
     tail = np.where(correct > 0, tail, 1.0)
-    extra = canaries * delta * scipy.special.expit(-epsilon) * _mean_highest_mass(guesses, epsilon) if delta else 0.0
-    return np.minimum(tail * _ROUNDING + extra, 1.0)
+
+    # m delta (1 - q) A_r(q)
+    delta_term = 0.0
+    if delta:
+        lie_prob = scipy.special.expit(-epsilon)
+        delta_term = canaries * delta * lie_prob * _mean_highest_mass(guesses, epsilon)
+
+    return np.minimum(tail * _ROUNDING + delta_term, 1.0)
 
 
 def one_run_epsilon(
     num_correct: Array, num_guesses: int, num_canaries: int, *, delta: float, confidence: float = 0.95
 ) -> Array:
-    """Lower bound on epsilon from the number of right guesses about one run.
+    """Return a lower bound on epsilon from the number of right guesses about one run.
 
     Formula: the largest epsilon whose `one_run_p_value` is at most 1 - confidence, or 0.
 
@@ -143,19 +170,31 @@ def one_run_epsilon(
     2.021
     """
     correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
-    delta, level = check_delta(delta), 1 - check_confidence(confidence)
+    delta = check_delta(delta)
+    level = 1 - check_confidence(confidence)
 
-    def bound(value: int) -> float:
-        def refuted(epsilon: float) -> bool:
-            return bool(_p_value(np.asarray(value), guesses, canaries, epsilon, delta) <= level)
+    # One bisection for each distinct count.
+    distinct, index_of_distinct = np.unique(correct, return_inverse=True)
+    bounds = np.zeros(distinct.size)
+    for i, count in enumerate(distinct):
+        bounds[i] = _largest_refuted_epsilon(count, guesses, canaries, delta, level)
+    return bounds[index_of_distinct].reshape(correct.shape)[()]
 
-        if not refuted(0.0):
-            return 0.0
-        low, high = 0.0, _LARGEST_EPSILON
-        for _ in range(_NUM_BISECTIONS):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if refuted(middle) else (low, middle)
-        return low
 
-    values, places = np.unique(correct, return_inverse=True)
-    return np.asarray([bound(int(value)) for value in values])[places].reshape(correct.shape)[()]
+def _largest_refuted_epsilon(correct: np.ndarray, guesses: int, canaries: int, delta: float, level: float) -> float:
+    """Return the largest epsilon whose p-value is at most ``level``, from below, or 0; ``correct`` is one count."""
+
+    def is_refuted(epsilon: float) -> bool:
+        return bool(_p_value(correct, guesses, canaries, epsilon, delta) <= level)
+
+    if not is_refuted(0.0):
+        return 0.0
+    refuted = 0.0
+    unrefuted = _LARGEST_EPSILON
+    for _ in range(_NUM_BISECTIONS):
+        middle = 0.5 * (refuted + unrefuted)
+        if is_refuted(middle):
+            refuted = middle
+        else:
+            unrefuted = middle
+    return refuted

@@ -35,7 +35,8 @@ abstentions counted in m. The recursion runs in float64; a curve counts as refut
 far above its rounding.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,64 +48,121 @@ from gdpjax.auditing._one_run_epsilon import check_guesses
 from gdpjax.tradeoff import Curve, Gaussian
 from gdpjax.tradeoff._abstract import check_symmetric
 
-_MASS = 1 + 1e-9
+_LARGEST_MASS = 1 + 1e-9
 _LARGEST_MU = 64.0
 _NUM_BISECTIONS = 45
 
 
+class _Masses(NamedTuple):
+    """The recursion of the module docstring, before the mass p_j is placed.
+
+    Attributes:
+      next_count: float64[], j.
+      right: float64[], R_{j+1}.
+      wrong: float64[], H_{j+1} without p_j.
+      total: float64[], the mass that has been placed, the sum of p_i over i > j.
+    """
+
+    next_count: Array
+    right: Array
+    wrong: Array
+    total: Array
+
+
 def _is_refuted(curve: Curve, correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
-    """Whether the least total mass of the module docstring exceeds 1; scalars."""
-    first = jnp.where(correct > 0, tail, 0.0)  # W >= 0 refutes nothing
+    """Return whether the least total mass of the module docstring exceeds 1, a bool[]; all arguments are scalars."""
+    # All of the tail lies at W = correct; an outcome of W >= 0 refutes nothing.
+    mass_at_correct = jnp.where(correct > 0, tail, 0.0)
+    start = _Masses(
+        next_count=correct - 1.0,
+        right=correct * mass_at_correct / canaries,
+        wrong=(guesses - correct) * mass_at_correct / canaries,
+        total=mass_at_correct,
+    )
 
-    def unfinished(state: tuple[Array, ...]) -> Array:
-        j, _, _, mass = state
-        return (j >= 0) & (mass <= _MASS)
+    def is_unfinished(masses: _Masses) -> Array:
+        return (masses.next_count >= 0) & (masses.total <= _LARGEST_MASS)
 
-    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        j, right, wrong, mass = state
-        needed = curve.value(1.0 - jnp.minimum(right, 1.0))  # F^-1(y) = f^-1(1 - y), and f = f^-1
-        added = jnp.maximum(needed - wrong, 0.0) * canaries / (guesses - j)
-        return j - 1, right + j * added / canaries, jnp.maximum(wrong, needed), mass + added
+    def place_mass(masses: _Masses) -> _Masses:
+        count = masses.next_count
+        # H_{j+1} must reach phi(R_{j+1}), with phi(y) = F^-1(y) = f^-1(1 - y) = f(1 - y) for a symmetric f.
+        needed = curve.value(1.0 - jnp.minimum(masses.right, 1.0))
+        missing = jnp.maximum(needed - masses.wrong, 0.0)
+        added = missing * canaries / (guesses - count)
+        return _Masses(
+            next_count=count - 1,
+            right=masses.right + count * added / canaries,
+            wrong=jnp.maximum(masses.wrong, needed),
+            total=masses.total + added,
+        )
 
-    start = (correct - 1.0, correct * first / canaries, (guesses - correct) * first / canaries, first)
-    return jax.lax.while_loop(unfinished, step, start)[3] > _MASS
+    end = jax.lax.while_loop(is_unfinished, place_mass, start)
+    return end.total > _LARGEST_MASS
 
 
 @jax.jit
-def _refuted_each(curve: Curve, correct: Array, *numbers: Array) -> Array:
-    return jax.vmap(lambda value: _is_refuted(curve, value, *numbers))(correct)
+def _refuted_each(curve: Curve, correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
+    """Return for each count in ``correct``, float64[n], whether it refutes the curve, bool[n]."""
+
+    def refuted_by(count: Array) -> Array:
+        return _is_refuted(curve, count, guesses, canaries, tail)
+
+    return jax.vmap(refuted_by)(correct)
 
 
 @jax.jit
-def _largest_refuted_mu(correct: Array, *numbers: Array) -> Array:
-    def of_one(value: Array) -> Array:
-        def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            refuted = _is_refuted(Gaussian(middle), value, *numbers)
-            return jnp.where(refuted, middle, ends[0]), jnp.where(refuted, ends[1], middle)
+def _largest_refuted_mu(correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
+    """Return for each count in ``correct``, float64[n], the largest mu that it refutes, or 0, float64[n]."""
 
-        ends = (jnp.zeros(()), jnp.full((), _LARGEST_MU))
-        low, _ = jax.lax.fori_loop(0, _NUM_BISECTIONS, step, ends)
-        return jnp.where(_is_refuted(Gaussian(jnp.zeros(())), value, *numbers), low, 0.0)
+    def largest_refuted_by(count: Array) -> Array:
+        def is_refuted(mu: Array) -> Array:
+            return _is_refuted(Gaussian(mu), count, guesses, canaries, tail)
 
-    return jax.lax.map(of_one, correct)
+        def halve(_: Array, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+            refuted, unrefuted = bracket
+            middle = 0.5 * (refuted + unrefuted)
+            refutes_middle = is_refuted(middle)
+            refuted = jnp.where(refutes_middle, middle, refuted)
+            unrefuted = jnp.where(refutes_middle, unrefuted, middle)
+            return refuted, unrefuted
+
+        zero = jnp.zeros(())
+        bracket = (zero, jnp.full((), _LARGEST_MU))
+        refuted, _ = jax.lax.fori_loop(0, _NUM_BISECTIONS, halve, bracket)
+        # Where not even mu = 0 is refuted, the lower end of the bracket proves nothing.
+        return jnp.where(is_refuted(zero), refuted, 0.0)
+
+    return jax.lax.map(largest_refuted_by, correct)
 
 
-def _for_each_count(body: Any, num_correct: Any, num_guesses: Any, num_canaries: Any, confidence: Any) -> np.ndarray:
-    """``body(distinct counts, guesses, canaries, tail)`` in float64, spread over the shape of ``num_correct``."""
+def _for_each_count(
+    body: Callable[[Array, Array, Array, Array], Array],
+    num_correct: Any,
+    num_guesses: Any,
+    num_canaries: Any,
+    confidence: Any,
+) -> np.ndarray:
+    """Return ``body(distinct counts, guesses, canaries, tail)`` in float64, in the shape of ``num_correct``."""
     correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
-    level = 1 - check_confidence(confidence)
-    values, places = np.unique(correct, return_inverse=True)
+    tail = 1 - check_confidence(confidence)
+
+    # The recursion runs once for each distinct count.
+    distinct, index_of_distinct = np.unique(correct, return_inverse=True)
     with jax.enable_x64(True):
-        numbers = (jnp.asarray(number, jnp.float64) for number in (values, guesses, canaries, level))
-        result = np.asarray(body(*numbers))
-    return result[places].reshape(correct.shape)
+        result = body(
+            jnp.asarray(distinct, jnp.float64),
+            jnp.asarray(guesses, jnp.float64),
+            jnp.asarray(canaries, jnp.float64),
+            jnp.asarray(tail, jnp.float64),
+        )
+        result = np.asarray(result)
+    return result[index_of_distinct].reshape(correct.shape)
 
 
 def one_run_refutes(
     curve: Curve, num_correct: Array, num_guesses: int, num_canaries: int, *, confidence: float = 0.95
 ) -> Array:
-    """Whether the number of right guesses about one run refutes "the mechanism is f-DP" for a trade-off curve f.
+    """Return whether the number of right guesses about one run refutes "the mechanism is f-DP" for a curve f.
 
     Formula: whether every law of W allowed by E[W; W >= c] / m <= 1 - f(E[r - W; W >= c - 1] / m), c = 1, ..., r, has
     P(W >= num_correct) < 1 - confidence.
@@ -132,14 +190,16 @@ def one_run_refutes(
     if any(np.ndim(leaf) for leaf in curve.shapes().values()):
         raise ValueError("curve must be one curve, got an array of curves; ask about them one by one")
 
-    def body(*numbers: Array) -> Array:
-        return _refuted_each(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), curve), *numbers)
+    def refuted_each(correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
+        wide_curve = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), curve)
+        return _refuted_each(wide_curve, correct, guesses, canaries, tail)
 
-    return _for_each_count(body, num_correct, num_guesses, num_canaries, confidence)[()]
+    refuted = _for_each_count(refuted_each, num_correct, num_guesses, num_canaries, confidence)
+    return refuted[()]
 
 
 def one_run_mu(num_correct: Array, num_guesses: int, num_canaries: int, *, confidence: float = 0.95) -> Array:
-    """Lower bound on mu from the number of right guesses about one run.
+    """Return a lower bound on mu from the number of right guesses about one run.
 
     Formula: the largest mu whose curve G_mu `one_run_refutes`, or 0.
 
@@ -161,4 +221,5 @@ def one_run_mu(num_correct: Array, num_guesses: int, num_canaries: int, *, confi
     >>> print(f"{one_run_mu(916, 1000, 10_000):.3f}")  # the usual outcome of N(0, 1) noise on 10,000 canaries, mu = 1
     0.732
     """
-    return _for_each_count(_largest_refuted_mu, num_correct, num_guesses, num_canaries, confidence)[()]
+    mu = _for_each_count(_largest_refuted_mu, num_correct, num_guesses, num_canaries, confidence)
+    return mu[()]

@@ -17,7 +17,7 @@ probability. Passing proves nothing: an audit bounds the loss from below only.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta
 from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
-from gdpjax.auditing._statistics import STATISTICS
+from gdpjax.auditing._statistics import STATISTICS, Score
 from gdpjax.tradeoff import CertifiedCurve
 
 _FEWEST = 64
@@ -38,7 +38,7 @@ _CHUNK = 512
 
 
 class StepAudit(NamedTuple):
-    """What many runs of one step show. All of it holds together with probability at least ``confidence``.
+    """Verdict and bounds from many runs of one step, which hold together with probability at least ``confidence``.
 
     Attributes:
       statistic: the attack that was chosen, see `gdpjax.auditing`.
@@ -67,51 +67,96 @@ class StepAudit(NamedTuple):
     standing: str = STANDING
 
 
+class _ChosenAttack(NamedTuple):
+    """One attack with its test, chosen on other runs than those that judge it.
+
+    Attributes:
+      statistic: the name of the attack.
+      score: the fitted attack, float64[n, d] to float64[n].
+      threshold: the test says "in" at scores >= threshold, or <= threshold where ``low_means_in``.
+      low_means_in: see there.
+    """
+
+    statistic: str
+    score: Score
+    threshold: float
+    low_means_in: bool
+
+
 @jax.jit
-def _run_all(release: Any, keys: Array, included: Array) -> list[Array]:
-    """Every release as one row of numbers, a chunk of runs at a time."""
+def _run_all(release: Callable[[Array, Array], PyTree], keys: Array, included: Array) -> list[Array]:
+    """Run the release once for each key, a chunk of runs at a time; return [runs, size of the leaf] for each leaf."""
+    num_runs = included.size
 
-    def one(run: tuple[Array, Array]) -> list[Array]:
-        leaves = jax.tree.leaves(release(*run))
-        return [leaf.reshape(-1) for leaf in map(jnp.asarray, leaves)]
+    def flat_leaves(run: tuple[Array, Array]) -> list[Array]:
+        key, is_included = run
+        leaves = jax.tree.leaves(release(key, is_included))
+        return [jnp.asarray(leaf).reshape(-1) for leaf in leaves]
 
-    chunks = -(-included.size // _CHUNK)
-    # Runs beyond the last are thrown away; a shorter last chunk would be compiled as another program.
-    places = jnp.minimum(jnp.arange(chunks * _CHUNK).reshape(chunks, _CHUNK), included.size - 1)
-    parts = jax.lax.map(jax.vmap(one), (keys[places], included[places]))
-    return [part.reshape(chunks * _CHUNK, -1)[: included.size] for part in parts]
+    # The last chunk repeats the last run: a shorter one would be compiled as another program.
+    num_chunks = -(-num_runs // _CHUNK)
+    num_slots = num_chunks * _CHUNK
+    runs = jnp.minimum(jnp.arange(num_slots).reshape(num_chunks, _CHUNK), num_runs - 1)
+    chunks = jax.lax.map(jax.vmap(flat_leaves), (keys[runs], included[runs]))
+    return [leaf.reshape(num_slots, -1)[:num_runs] for leaf in chunks]
 
 
-def _rows(release: Any, key: Array, num_releases: int) -> np.ndarray:
-    """float64[2, num_releases, d]: without the example, then with it. Bits of float32 and narrower are kept."""
-    partial = release if isinstance(release, jax.tree_util.Partial) else jax.tree_util.Partial(release)
-    runs = partial, jax.random.split(key, 2 * num_releases), jnp.arange(2 * num_releases) >= num_releases
-    shapes = _run_all.eval_shape(*runs)  # the trace is kept for the call below
-    for part in shapes:
-        if not any(jnp.issubdtype(part.dtype, kind) for kind in (jnp.integer, jnp.floating, jnp.bool_)):
-            raise ValueError(f"a release must be a tree of real arrays, got a leaf of {part.dtype}")
-    size = sum(part.shape[1] for part in shapes)
+def _rows(release: Callable[[Array, Array], PyTree], key: Array, num_releases: int) -> np.ndarray:
+    """Return all releases as float64[2, num_releases, d]: without the example, then with it.
+
+    Float64 holds every number of float32 and narrower, so their bits are kept.
+    """
+    num_runs = 2 * num_releases
+    is_partial = isinstance(release, jax.tree_util.Partial)
+    partial = release if is_partial else jax.tree_util.Partial(release)
+    keys = jax.random.split(key, num_runs)
+    included = jnp.arange(num_runs) >= num_releases
+
+    # Check the release before it runs; the trace is kept for the call below.
+    shapes = _run_all.eval_shape(partial, keys, included)
+    for leaf in shapes:
+        is_real = (
+            jnp.issubdtype(leaf.dtype, jnp.integer)
+            or jnp.issubdtype(leaf.dtype, jnp.floating)
+            or jnp.issubdtype(leaf.dtype, jnp.bool_)
+        )
+        if not is_real:
+            raise ValueError(f"a release must be a tree of real arrays, got a leaf of {leaf.dtype}")
+    size = sum(leaf.shape[1] for leaf in shapes)
     fewest = max(_FEWEST, _RUNS_PER_COORDINATE * size)
     if not size or num_releases < fewest:
         raise ValueError(
             f"num_releases must be at least {fewest} for releases of {size} >= 1 numbers, got {num_releases}; release "
             "fewer numbers (the projection on the canary, say) or run more"
         )
-    wide = np.concatenate([np.asarray(part).astype(np.float64) for part in _run_all(*runs)], axis=1)
-    return wide.reshape(2, num_releases, -1)
+
+    leaves = _run_all(partial, keys, included)
+    wide_leaves = [np.asarray(leaf).astype(np.float64) for leaf in leaves]
+    return np.concatenate(wide_leaves, axis=1).reshape(2, num_releases, -1)
 
 
-def _choose(rows: np.ndarray) -> tuple[str, Any, tuple[float, bool]]:
-    """(name, score, test) with the largest mu on the second quarter, fitted on the first."""
+def _choose(rows: np.ndarray) -> _ChosenAttack:
+    """Return the attack, fitted on the first quarter of the runs, with the largest mu on the second quarter.
+
+    Args:
+        rows: float64[2, n, d], releases without the example and with it.
+    """
     quarter = rows.shape[1] // 4
-    fit, trial = rows[:, :quarter], np.concatenate(rows[:, quarter : 2 * quarter])
-    coins = np.arange(2 * quarter) >= quarter
-    found = []
-    for name, attack in STATISTICS.items():
-        score = attack(fit[0], fit[1])
-        mu, threshold, low = best_test(score(trial), coins)
-        found.append((mu, name, score, (threshold, low)))
-    return max(found, key=lambda row: row[0])[1:]
+    fit_out, fit_in = rows[:, :quarter]
+    trial = np.concatenate(rows[:, quarter : 2 * quarter])
+    included = np.arange(2 * quarter) >= quarter
+
+    # The first attack of several with the same mu stays.
+    largest_mu = None
+    chosen = None
+    for statistic, fit in STATISTICS.items():
+        score = fit(fit_out, fit_in)
+        mu, threshold, low_means_in = best_test(score(trial), included)
+        if largest_mu is None or mu > largest_mu:
+            largest_mu = mu
+            chosen = _ChosenAttack(statistic, score, threshold, low_means_in)
+    assert chosen is not None
+    return chosen
 
 
 def audit_step(
@@ -161,29 +206,49 @@ def audit_step(
     num_releases = check_count("num_releases", num_releases)
     check_callable("release", release)
     key = as_key(key)
-    delta, confidence = check_delta(delta), check_confidence(confidence)
+    delta = check_delta(delta)
+    confidence = check_confidence(confidence)
     if isinstance(claimed, CertifiedCurve):
         claimed = functools.partial(_lower_end, claimed)
     if claimed is not None and not callable(claimed):
         raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {shown(claimed)}")
+    # Two quarters of the runs choose one test, and the rest judges it.
     rows = _rows(release, key, num_releases)
-    name, score, test = _choose(rows)
-    rest = rows[:, 2 * (num_releases // 4) :]
-    coins = np.arange(2 * rest.shape[1]) >= rest.shape[1]
-    found, region = judge(score(np.concatenate(rest)), coins, *test, delta, confidence)
-    refuted, promised = (None, None) if claimed is None else _refutes(claimed, region, found.alpha)
+    attack = _choose(rows)
+    judging = rows[:, 2 * (num_releases // 4) :]
+    num_judging = judging.shape[1]
+    included = np.arange(2 * num_judging) >= num_judging
+    scores = attack.score(np.concatenate(judging))
+    audit, region = judge(scores, included, attack.threshold, attack.low_means_in, delta, confidence)
+
+    refuted = None
+    claimed_beta = None
+    if claimed is not None:
+        refuted, claimed_beta = _refutes(claimed, region, audit.alpha)
     return StepAudit(
-        name, refuted, found.epsilon, found.mu, delta, confidence, found.alpha, found.beta, promised, found.num_runs
+        statistic=attack.statistic,
+        refuted=refuted,
+        epsilon=audit.epsilon,
+        mu=audit.mu,
+        delta=delta,
+        confidence=confidence,
+        alpha=audit.alpha,
+        beta=audit.beta,
+        claimed_beta=claimed_beta,
+        num_releases=audit.num_runs,
     )
 
 
 def _lower_end(curve: CertifiedCurve, alpha: Array) -> Array:
+    """Return the certified lower bound on the type II error at ``alpha``."""
     return curve.tradeoff(alpha).lower
 
 
 def _refutes(claimed: Callable[[Array], Array], region: ErrorRegion, alpha: float) -> tuple[bool, float]:
-    """Whether the claim contradicts every corner of the region, and what it promises at ``alpha``."""
-    promised = np.asarray(claimed(np.append(region.alpha, alpha)), np.float64)
-    if promised.shape != (region.alpha.size + 1,) or not ((promised >= 0) & (promised <= 1)).all():
+    """Return whether the claim contradicts every corner of the region, and the type II error claimed at ``alpha``."""
+    claimed_beta = np.asarray(claimed(np.append(region.alpha, alpha)), np.float64)
+    in_unit_interval = (claimed_beta >= 0) & (claimed_beta <= 1)
+    if claimed_beta.shape != (region.alpha.size + 1,) or not in_unit_interval.all():
         raise ValueError("claimed must map an array of alpha to type II errors in [0, 1], element by element")
-    return bool((promised[:-1] > region.beta).all()), float(promised[-1])
+    beta_at_corners = claimed_beta[:-1]
+    return bool((beta_at_corners > region.beta).all()), float(claimed_beta[-1])

@@ -3,9 +3,9 @@
 import argparse
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
-from gdpjax._core.types import FAILURE
+from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.accounting import (
     calibrate_noise_multiplier,
     certified,
@@ -15,13 +15,14 @@ from gdpjax.accounting import (
 )
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed, rounded
-from gdpjax.cli._runs import add_run_options, run_of_options
+from gdpjax.cli._runs import add_run_options, as_option, run_of_options
 from gdpjax.tradeoff import CertifiedCurve
 
 _ATTACKS = ("advantage", "tpr", "fpr", "bayes_success", "prior")
 """Options of a target in terms of what an attacker can do."""
 _DIGITS = 8
-"""Of a calibrated noise multiplier."""
+"""How many digits a calibrated noise multiplier has."""
+_NEEDS_DELTA = "needs --delta"
 
 
 def add_parser(commands: Any) -> None:
@@ -53,53 +54,104 @@ def add_parser(commands: Any) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> list[Row]:
-    prob, steps = run_of_options(arguments)
-    return _run_report(arguments.noise_multiplier, prob, steps, arguments.delta, FAILURE, with_mu=True)
+    """Return the report of the run that the options describe."""
+    sampling_prob, num_steps = run_of_options(arguments)
+    return _run_report(
+        arguments.noise_multiplier, sampling_prob, num_steps, arguments.delta, failure=FAILURE, with_mu=True
+    )
+
+
+class _Figures(NamedTuple):
+    """What the accountants say about a run at one delta.
+
+    Attributes:
+      epsilon_clt: the estimate of the central limit theorem.
+      bounds: the certified bounds on epsilon.
+      moments_accountant: the bound of the moments accountant.
+    """
+
+    epsilon_clt: float
+    bounds: Bounds
+    moments_accountant: float
 
 
 def _run_report(
     noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float | None, failure: float, with_mu: bool
 ) -> list[Row]:
-    run = (noise_multiplier, sampling_prob, num_steps)
+    """Return the rows about a run: epsilon at ``delta``, if that is given, and mu, if it is asked for."""
     if noise_multiplier == 0:
         return _report_without_noise(sampling_prob, num_steps, delta, failure)
+    run = (noise_multiplier, sampling_prob, num_steps)
     curve = certified(*run)
-    # The time is compilation: mu's, the longest, beside the others'.
-    with ThreadPoolExecutor(1) as beside:
-        mu = beside.submit(curve.mu, failure) if with_mu else None
-        epsilon = None if delta is None else float(clt_epsilon(*run, delta))
-        bounds = None if delta is None else curve.epsilon(delta)
-        moments = None if delta is None else float(moments_accountant_epsilon(*run, delta))
-    mu_upper = None if mu is None else float(mu.result().upper)
-    needs_delta = "needs --delta"
-    reliable = None if bounds is None else bool(proves_reliable(bounds, epsilon))
-    lower, upper = (None, None) if bounds is None else (float(end) for end in bounds)
-    # The standing of each figure; what privacy costs is rounded up.
-    of_mu = "certified: the run is mu-GDP except with probability mu_failure" if mu else "add --with-mu"
-    of_clt = CLT_CAVEAT if delta else needs_delta
-    of_lower = "certified: the true epsilon is at least this" if delta else needs_delta
-    of_upper = "certified: the true epsilon is at most this" if delta else needs_delta
-    of_moments = "upper bound: a guarantee, not tight" if delta else needs_delta
+
+    # The time is compilation: that of mu, the longest, goes on beside the others'.
+    figures = None
+    mu_upper = None
+    with ThreadPoolExecutor(1) as executor:
+        mu = executor.submit(curve.mu, failure) if with_mu else None
+        if delta is not None:
+            figures = _Figures(
+                epsilon_clt=float(clt_epsilon(*run, delta)),
+                bounds=curve.epsilon(delta),
+                moments_accountant=float(moments_accountant_epsilon(*run, delta)),
+            )
+    if mu is not None:
+        mu_upper = float(mu.result().upper)
+
+    # What privacy costs is rounded up.
+    mu_standing = "certified: the run is mu-GDP except with probability mu_failure" if with_mu else "add --with-mu"
     return [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours", "exact"),
         Row("mu_clt", float(clt_mu_poisson(*run)), CLT_CAVEAT, "up"),
-        Row("epsilon_clt", epsilon, of_clt, "up"),
-        Row("clt_reliable", reliable, "whether epsilon_clt is proved to be within 5% of the truth"),
-        Row("mu_upper", mu_upper, of_mu, "up"),
+        *_clt_rows(figures),
+        Row("mu_upper", mu_upper, mu_standing, "up"),
         Row("mu_failure", failure, "given", "exact"),
-        Row("epsilon_lower", lower, of_lower, "down"),
-        Row("epsilon_upper", upper, of_upper, "up"),
-        Row("epsilon_moments_accountant", moments, of_moments, "up"),
+        *_epsilon_rows(figures),
+    ]
+
+
+def _clt_rows(figures: _Figures | None) -> list[Row]:
+    """Return the rows of the central limit theorem's epsilon."""
+    reliable_standing = "whether epsilon_clt is proved to be within 5% of the truth"
+    if figures is None:
+        return [
+            Row("epsilon_clt", None, _NEEDS_DELTA, "up"),
+            Row("clt_reliable", None, reliable_standing),
+        ]
+    is_reliable = bool(proves_reliable(figures.bounds, figures.epsilon_clt))
+    return [
+        Row("epsilon_clt", figures.epsilon_clt, CLT_CAVEAT, "up"),
+        Row("clt_reliable", is_reliable, reliable_standing),
+    ]
+
+
+def _epsilon_rows(figures: _Figures | None) -> list[Row]:
+    """Return the rows of the bounds on epsilon."""
+    if figures is None:
+        return [
+            Row("epsilon_lower", None, _NEEDS_DELTA, "down"),
+            Row("epsilon_upper", None, _NEEDS_DELTA, "up"),
+            Row("epsilon_moments_accountant", None, _NEEDS_DELTA, "up"),
+        ]
+    lower = float(figures.bounds.lower)
+    upper = float(figures.bounds.upper)
+    return [
+        Row("epsilon_lower", lower, "certified: the true epsilon is at least this", "down"),
+        Row("epsilon_upper", upper, "certified: the true epsilon is at most this", "up"),
+        Row("epsilon_moments_accountant", figures.moments_accountant, "upper bound: a guarantee, not tight", "up"),
     ]
 
 
 def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | None, failure: float) -> list[Row]:
-    """The rows of `_run_report` for a run that is not private."""
+    """Return the rows of `_run_report` for a run that is not private."""
     warning = "NOT PRIVATE: without noise every example that is in a batch shows"
-    lower, upper = (None, None)
+    lower = None
+    upper = None
     if delta is not None:
-        lower, upper = (float(end) for end in certified(0.0, sampling_prob, num_steps).epsilon(delta))
+        bounds = certified(0.0, sampling_prob, num_steps).epsilon(delta)
+        lower = float(bounds.lower)
+        upper = float(bounds.upper)
     return [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
@@ -115,59 +167,83 @@ def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | N
 
 
 def _calibrate(arguments: argparse.Namespace) -> list[Row]:
-    prob, steps = run_of_options(arguments)
-    target = {"epsilon": arguments.epsilon, "delta": arguments.delta}
-    attack = {name: value for name in _ATTACKS if (value := getattr(arguments, name)) is not None}
-    if attack:
-        if arguments.epsilon is not None or arguments.mu is not None:
-            raise ValueError(f"give one target, not --{next(iter(attack)).replace('_', '-')} and another")
-        target = {**attack, "failure": arguments.failure}
-    elif arguments.mu is not None:
-        if arguments.epsilon is not None:
-            raise ValueError("give either --mu or --epsilon as the target, not both")
-        target = {"mu": arguments.mu, "failure": arguments.failure}
-    elif arguments.failure is not None:
-        raise ValueError("--failure belongs to a target --mu with --accountant numeric; leave it out")
+    """Return the report of the least noise that meets the target."""
+    sampling_prob, num_steps = run_of_options(arguments)
+    quantity, target = _target_of_options(arguments)
     accountant = arguments.accountant
-    found = calibrate_noise_multiplier(**target, sampling_prob=prob, num_steps=steps, accountant=accountant)
+    found = calibrate_noise_multiplier(
+        **target, sampling_prob=sampling_prob, num_steps=num_steps, accountant=accountant
+    )
     failure = FAILURE if arguments.failure is None else arguments.failure
-    noise = _short(float(found), (prob, steps), target, failure, accountant)
-    quantity = next(iter(attack), "epsilon" if arguments.mu is None else "mu")
-    standing = CLT_CAVEAT if accountant == "clt" else f"safe: the true {quantity} is at most the target"
+    noise_multiplier = _short(float(found), (sampling_prob, num_steps), target, failure, accountant)
+
+    standing = f"safe: the true {quantity} is at most the target"
+    if accountant == "clt":
+        standing = CLT_CAVEAT
     if found == 0:
         standing = "NOT PRIVATE: the target asks for no noise"
+
     with_mu = arguments.with_mu or (arguments.mu is not None and accountant == "numeric")
-    report = _run_report(noise, prob, steps, arguments.delta, failure, with_mu)
-    return [Row("noise_multiplier", noise, standing, "exact"), *report]
+    report = _run_report(noise_multiplier, sampling_prob, num_steps, arguments.delta, failure, with_mu)
+    return [Row("noise_multiplier", noise_multiplier, standing, "exact"), *report]
+
+
+def _target_of_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Return the quantity that has a target, and the target as `calibrate_noise_multiplier` takes it."""
+    attack = {}
+    for name in _ATTACKS:
+        value = getattr(arguments, name)
+        if value is not None:
+            attack[name] = value
+    if attack:
+        quantity = next(iter(attack))
+        if arguments.epsilon is not None or arguments.mu is not None:
+            raise ValueError(f"give one target, not {as_option(quantity)} and another")
+        return quantity, {**attack, "failure": arguments.failure}
+    if arguments.mu is not None:
+        if arguments.epsilon is not None:
+            raise ValueError("give either --mu or --epsilon as the target, not both")
+        return "mu", {"mu": arguments.mu, "failure": arguments.failure}
+    if arguments.failure is not None:
+        raise ValueError("--failure belongs to a target --mu with --accountant numeric; leave it out")
+    return "epsilon", {"epsilon": arguments.epsilon, "delta": arguments.delta}
 
 
 def _meets(curve: CertifiedCurve, target: dict[str, Any], failure: float) -> bool:
-    """Whether the curve is certified to meet the target."""
+    """Return whether the curve is certified to meet the target."""
     if "epsilon" in target:
-        return bool(curve.epsilon(target["delta"]).upper <= target["epsilon"])
+        bounds = curve.epsilon(target["delta"])
+        return bool(bounds.upper <= target["epsilon"])
     if "mu" in target:
-        return bool(curve.mu(failure).upper <= target["mu"])
+        bounds = curve.mu(failure)
+        return bool(bounds.upper <= target["mu"])
     if "advantage" in target:
-        return bool(curve.advantage().upper <= target["advantage"])
+        bounds = curve.advantage()
+        return bool(bounds.upper <= target["advantage"])
     if "tpr" in target:
-        return bool(curve.tpr(target["fpr"]).upper <= target["tpr"])
-    return bool(curve.bayes_success(target.get("prior", 0.5)).upper <= target["bayes_success"])
+        bounds = curve.tpr(target["fpr"])
+        return bool(bounds.upper <= target["tpr"])
+    bounds = curve.bayes_success(target.get("prior", 0.5))
+    return bool(bounds.upper <= target["bayes_success"])
 
 
 def _short(
     noise_multiplier: float, run: tuple[float, int], target: dict[str, Any], failure: float, accountant: str
 ) -> float:
-    """The noise multiplier in 8 digits, rounded up until it meets the target itself: it will be copied."""
+    """Return the noise multiplier in 8 digits, rounded up until it meets the target itself: it will be copied."""
 
     def meets(candidate: float) -> bool:
+        # The central limit theorem is a closed form that falls with the noise.
         if accountant == "clt":
-            return True  # a closed form that falls with the noise
+            return True
         if accountant == "rdp":
-            return bool(moments_accountant_epsilon(candidate, *run, target["delta"]) <= target["epsilon"])
+            epsilon = moments_accountant_epsilon(candidate, *run, target["delta"])
+            return bool(epsilon <= target["epsilon"])
         return _meets(certified(candidate, *run), target, failure)
 
-    candidate, more = float(rounded(noise_multiplier, _DIGITS, "up")), 10.0**-_DIGITS
+    candidate = float(rounded(noise_multiplier, _DIGITS, "up"))
+    step = 10.0**-_DIGITS
     while not meets(candidate):
-        candidate = float(rounded(candidate * (1 + more), _DIGITS, "up"))
-        more *= 2
+        candidate = float(rounded(candidate * (1 + step), _DIGITS, "up"))
+        step *= 2
     return candidate

@@ -10,6 +10,8 @@ import numpy as np
 from gdpjax.accounting import gdp_delta, gdp_epsilon, gdp_mu, rdp_epsilon
 from gdpjax.cli._report import Row, add_json_option, printed, require
 
+_SMALLEST_NORMAL = sys.float_info.min
+
 
 def add_parser(commands: Any) -> None:
     """Add ``convert``."""
@@ -23,7 +25,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> list[Row]:
-    mu, rho, epsilon, delta = arguments.mu, arguments.rho, arguments.epsilon, arguments.delta
+    """Return the report for the one or two parameters that are given."""
+    mu = arguments.mu
+    rho = arguments.rho
+    epsilon = arguments.epsilon
+    delta = arguments.delta
     if mu is not None and rho is not None:
         raise ValueError("give one of --mu, --rho, or --epsilon with --delta")
     if (mu is not None or rho is not None) and epsilon is not None and delta is not None:
@@ -34,50 +40,79 @@ def _convert(arguments: argparse.Namespace) -> list[Row]:
         return _from_rho(rho, epsilon, delta)
     if epsilon is None or delta is None:
         raise ValueError("give one of --mu, --rho, or --epsilon with --delta")
-    implied = float(gdp_mu(epsilon, delta))
+    return _from_epsilon(epsilon, delta)
+
+
+def _from_epsilon(epsilon: float, delta: float) -> list[Row]:
+    """Return mu and rho as budgets: the mechanism that meets them is (epsilon, delta)-DP."""
+    mu = float(gdp_mu(epsilon, delta))
+    of_mu = "exact for the Gaussian mechanism that is just (epsilon, delta)-DP; others may have no mu"
     return [
-        # As budgets: the mechanism that meets them is (epsilon, delta)-DP.
-        Row(
-            "mu",
-            implied,
-            "exact for the Gaussian mechanism that is just (epsilon, delta)-DP; others may have no mu",
-            "down",
-        ),
+        Row("mu", mu, of_mu, "down"),
         Row("epsilon", epsilon, "given", "exact"),
         Row("delta", delta, "given", "exact"),
-        Row("rho", implied * implied / 2, "exact for that Gaussian mechanism only", "down"),
+        Row("rho", mu * mu / 2, "exact for that Gaussian mechanism only", "down"),
     ]
 
 
 def _from_mu(mu: float, epsilon: float | None, delta: float | None) -> list[Row]:
+    """Return what mu-GDP is in the other parameters; of epsilon and delta at most one is given."""
     require(0 <= mu < math.inf, "--mu", "a finite number >= 0", mu)
     if delta is not None:
-        pair = Row("epsilon", float(gdp_epsilon(delta, mu)), "exact", "up"), Row("delta", delta, "given", "exact")
+        epsilon_row = Row("epsilon", float(gdp_epsilon(delta, mu)), "exact", "up")
+        delta_row = Row("delta", delta, "given", "exact")
     elif epsilon is not None:
-        value = float(gdp_delta(epsilon, mu))
-        standing = "exact" if value > 0 or mu == 0 else "exact is below the smallest float64"
-        pair = Row("epsilon", epsilon, "given", "exact"), Row("delta", value, standing, "up")
+        exact_delta = float(gdp_delta(epsilon, mu))
+        is_representable = exact_delta > 0 or mu == 0
+        standing = "exact" if is_representable else "exact is below the smallest float64"
+        epsilon_row = Row("epsilon", epsilon, "given", "exact")
+        delta_row = Row("delta", exact_delta, standing, "up")
     else:
-        pair = Row("epsilon", None, "needs --delta"), Row("delta", None, "needs --epsilon")
-    standing = "exact for the Gaussian mechanism, upper bound for any other mu-GDP one"
-    rows = [*pair, Row("rho", mu * mu / 2, standing, "up")]
-    too_large = [row._replace(standing="too large to be computed") if row.value == math.inf else row for row in rows]
-    return [Row("mu", mu, "given", "exact"), *too_large]
+        epsilon_row, delta_row = _missing_pair()
+    rho_standing = "exact for the Gaussian mechanism, upper bound for any other mu-GDP one"
+    rho_row = Row("rho", mu * mu / 2, rho_standing, "up")
+
+    rows = [Row("mu", mu, "given", "exact")]
+    for row in (epsilon_row, delta_row, rho_row):
+        if row.value == math.inf:
+            row = row._replace(standing="too large to be computed")
+        rows.append(row)
+    return rows
 
 
 def _from_rho(rho: float, epsilon: float | None, delta: float | None) -> list[Row]:
+    """Return what rho-zCDP is in the other parameters; of epsilon and delta at most one is given."""
     require(0 <= rho < math.inf, "--rho", "a finite number >= 0", rho)
     # rho-zCDP is rdp(order) = rho order for every order, so any grid of orders gives a valid bound.
     orders = 1 + np.geomspace(1e-6, 1e8, 20_001)
     if delta is not None:
-        value = float(rdp_epsilon(rho * orders, orders, delta))
-        pair = Row("epsilon", value, "upper bound", "up"), Row("delta", delta, "given", "exact")
+        epsilon_upper = float(rdp_epsilon(rho * orders, orders, delta))
+        epsilon_row = Row("epsilon", epsilon_upper, "upper bound", "up")
+        delta_row = Row("delta", delta, "given", "exact")
     elif epsilon is not None:
         require(0 <= epsilon < math.inf, "--epsilon", "a finite number >= 0", epsilon)
-        # The same conversion solved for delta: Canonne, Kamath and Steinke, arXiv:2004.00010, Proposition 12.
-        log_delta = (orders - 1) * (rho * orders - epsilon + np.log1p(-1 / orders)) - np.log(orders)
-        value = max(float(np.exp(min(log_delta.min(), 0.0))), sys.float_info.min)  # never rounded to zero
-        pair = Row("epsilon", epsilon, "given", "exact"), Row("delta", value, "upper bound", "up")
+        epsilon_row = Row("epsilon", epsilon, "given", "exact")
+        delta_row = Row("delta", _delta_of_rho(rho, orders, epsilon), "upper bound", "up")
     else:
-        pair = Row("epsilon", None, "needs --delta"), Row("delta", None, "needs --epsilon")
-    return [Row("mu", None, "not implied: zCDP bounds no mu in general"), *pair, Row("rho", rho, "given", "exact")]
+        epsilon_row, delta_row = _missing_pair()
+    return [
+        Row("mu", None, "not implied: zCDP bounds no mu in general"),
+        epsilon_row,
+        delta_row,
+        Row("rho", rho, "given", "exact"),
+    ]
+
+
+def _delta_of_rho(rho: float, orders: np.ndarray, epsilon: float) -> float:
+    """Return an upper bound on delta at ``epsilon``, over the orders, which is never rounded to zero.
+
+    It solves the conversion of `rdp_epsilon` for delta: Canonne, Kamath and Steinke, arXiv:2004.00010, Proposition 12.
+    """
+    log_delta = (orders - 1) * (rho * orders - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+    delta = float(np.exp(min(log_delta.min(), 0.0)))
+    return max(delta, _SMALLEST_NORMAL)
+
+
+def _missing_pair() -> tuple[Row, Row]:
+    """Return the rows of epsilon and delta where neither is given."""
+    return Row("epsilon", None, "needs --delta"), Row("delta", None, "needs --epsilon")

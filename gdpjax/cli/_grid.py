@@ -17,6 +17,10 @@ from gdpjax.cli._tables import BadRow, Cells, Table, listed, read_table
 
 QUANTITIES = ("noise_multiplier", *RUN_OPTIONS, "delta")
 """The columns that a grid may have, apart from labels that are carried along."""
+_RUN_COLUMNS = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+_RESOLVED = ("sampling_prob", "num_steps")
+"""The quantities that every row gets, whether they are given or derived."""
+_QUANTITY_OF_PLAN_NAME = {plan_name: name for name, plan_name in PLAN_NAMES.items()}
 WHOLE = ("num_examples", "num_steps")
 MOST_ROWS = 1_000_000
 DOMAINS = {
@@ -33,7 +37,7 @@ DOMAINS = {
 class Grid(NamedTuple):
     """The rows that can be computed.
 
-    Fields:
+    Attributes:
         columns: names of the input columns, those that were derived last.
         cells: the text of each row in these columns.
         runs: float64 [n, 4]: noise_multiplier, sampling_prob, num_steps, delta.
@@ -47,24 +51,33 @@ class Grid(NamedTuple):
 
 
 def parse_values(name: str, text: str) -> list[float]:
-    """The values of a quantity in "a,b,start:stop:count,start:stop:logcount", in that order, without repetitions.
+    """Return the values of a quantity in "a,b,start:stop:count,start:stop:logcount", in that order, each once.
 
     >>> parse_values("noise_multiplier", "0.5,1:2:3,1:100:log3")
     [0.5, 1.0, 1.5, 2.0, 10.0, 100.0]
     """
     try:
-        ranges = [_parse_piece(piece.strip()) for piece in text.split(",")]
-        size = sum(one.count for one in ranges)
-        if size > MOST_ROWS:  # before they take any memory
-            raise ValueError(f"{size} values; a range has 2 to {MOST_ROWS} values, and so have all of them together")
+        ranges = [_parse_range(piece.strip()) for piece in text.split(",")]
+        num_values = sum(values.count for values in ranges)
+        # Refused before they take any memory.
+        if num_values > MOST_ROWS:
+            raise ValueError(
+                f"{num_values} values; a range has 2 to {MOST_ROWS} values, and so have all of them together"
+            )
     except ValueError as error:
         expected = "numbers, start:stop:count or start:stop:logcount, separated by commas"
         raise argparse.ArgumentTypeError(f"expected {expected}; got {shown(text)} ({error})") from None
-    values = [value for one in ranges for value in one.values(name in WHOLE)]
+
+    values = []
+    for value_range in ranges:
+        values.extend(value_range.values(whole=name in WHOLE))
     try:
         check(name, values, DOMAINS[name])
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).rpartition(" at index")[0] or str(error)) from None
+        # The index is that of this list, which nobody wrote.
+        message = str(error)
+        without_index = message.rpartition(" at index")[0]
+        raise argparse.ArgumentTypeError(without_index or message) from None
     return list(dict.fromkeys(values))
 
 
@@ -77,36 +90,44 @@ class _Range(NamedTuple):
     logarithmic: bool
 
     def values(self, whole: bool) -> list[float]:
+        """Return the numbers, rounded to whole ones if they must be."""
         if self.count == 1:
             return [self.low]
-        spaced = (np.geomspace if self.logarithmic else np.linspace)(self.low, self.high, self.count)
+        space = np.geomspace if self.logarithmic else np.linspace
+        spaced = space(self.low, self.high, self.count)
+        if whole:
+            return [float(round(value)) for value in spaced]
         # 12 digits are more than anybody means, and 0.3 reads better than 0.30000000000000004
-        return [float(round(value)) if whole else float(f"{value:.12g}") for value in spaced]
+        return [float(f"{value:.12g}") for value in spaced]
 
 
-def _parse_piece(piece: str) -> _Range:
+def _parse_range(piece: str) -> _Range:
+    """Return the range in a number, "start:stop:count" or "start:stop:logcount"."""
     parts = piece.split(":")
     if len(parts) == 1:
         value = _number(piece)
         return _Range(value, value, 1, False)
     if len(parts) != 3:
         raise ValueError("a range is start:stop:count")
-    low, high, count = _number(parts[0]), _number(parts[1]), parts[2].removeprefix("log")
+    low = _number(parts[0])
+    high = _number(parts[1])
     logarithmic = parts[2].startswith("log")
-    if not count.isdecimal():
+    digits = parts[2].removeprefix("log")
+    if not digits.isdecimal():
         raise ValueError(f"{shown(parts[2])} is not a count: a whole number, or log and a whole number")
     # More digits than that are too many values, and int() has a limit of its own.
-    number = int(count) if len(count) < 20 else MOST_ROWS + 1
-    if not 2 <= number <= MOST_ROWS:
+    count = int(digits) if len(digits) < 20 else MOST_ROWS + 1
+    if not 2 <= count <= MOST_ROWS:
         raise ValueError(f"a range has 2 to {MOST_ROWS} values")
     if not (abs(low) < math.inf and abs(high) < math.inf):
         raise ValueError("a range has finite ends")
     if logarithmic and not (low > 0 and high > 0):
         raise ValueError("a log range has ends above 0")
-    return _Range(low, high, number, logarithmic)
+    return _Range(low, high, count, logarithmic)
 
 
 def _number(text: str) -> float:
+    """Return the number that a text is; ValueError where it is none."""
     try:
         return float(text)
     except ValueError:
@@ -114,70 +135,105 @@ def _number(text: str) -> float:
 
 
 def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Grid:
-    """Every row of the file (one empty row without a file) with every combination of ``options``."""
+    """Return every row of the file (one empty row without a file) with every combination of ``options``."""
     table = read_table(path) if path else Table([], [Cells("", [])], [])
-    of_plans = {plan: name for name, plan in PLAN_NAMES.items()}
-    columns = [*(of_plans.get(column, column) for column in table.columns), *options]
+    columns = [_QUANTITY_OF_PLAN_NAME.get(column, column) for column in table.columns]
+    columns.extend(options)
     _check_columns(columns, str(path) if path else None)
     size = len(table.rows) * math.prod(len(values) for values in options.values())
     if size > MOST_ROWS:
         raise ValueError(f"the grid has {size} rows; at most {MOST_ROWS} are computed in one sweep")
-    derived = [name for name in ("sampling_prob", "num_steps") if name not in columns]
-    bad, cells, runs = list(table.bad), [], []
-    texts = [[_format(name, value) for value in values] for name, values in options.items()]
-    combinations = [list(combination) for combination in itertools.product(*texts)]
-    for row, (number, more) in itertools.product(table.rows, enumerate(combinations, start=1)):
-        given = [*row.cells, *more]
-        try:
-            values = _resolve(columns, given)
-        except ValueError as error:
-            bad.append(BadRow(row.place if path else f"combination {number}", str(error)))
-            continue
-        text = [
-            _format(name, values[name]) if name in values else cell for name, cell in zip(columns, given, strict=True)
-        ]
-        cells.append(text + [_format(name, values[name]) for name in derived])
-        runs.append([values[name] for name in ("noise_multiplier", "sampling_prob", "num_steps", "delta")])
-    once = list(dict.fromkeys(bad))  # a bad line is bad with every combination of the options
-    once.sort(key=lambda row: int(row.place.split()[1]))
-    return Grid([*columns, *derived], cells, np.array(runs, np.float64).reshape(-1, 4), once)
+    derived = [name for name in _RESOLVED if name not in columns]
+    combinations = _combinations(options)
+
+    cells = []
+    runs = []
+    bad_rows = list(table.bad)
+    for row in table.rows:
+        for number, combination in enumerate(combinations, start=1):
+            given = [*row.cells, *combination]
+            try:
+                values = _resolve(columns, given)
+            except ValueError as error:
+                place = row.place if path else f"combination {number}"
+                bad_rows.append(BadRow(place, str(error)))
+                continue
+            cells.append(_row_cells(columns, given, derived, values))
+            runs.append([values[name] for name in _RUN_COLUMNS])
+
+    # A bad line is bad with every combination of the options, and is listed once.
+    bad_rows = list(dict.fromkeys(bad_rows))
+    bad_rows.sort(key=lambda row: int(row.place.split()[1]))
+    return Grid(
+        columns=[*columns, *derived],
+        cells=cells,
+        runs=np.array(runs, np.float64).reshape(-1, len(_RUN_COLUMNS)),
+        bad=bad_rows,
+    )
+
+
+def _combinations(options: dict[str, list[float]]) -> list[tuple[str, ...]]:
+    """Return the cells of every combination of the options' values."""
+    cells_of_options = []
+    for name, values in options.items():
+        cells_of_options.append([_format(name, value) for value in values])
+    return list(itertools.product(*cells_of_options))
+
+
+def _row_cells(columns: list[str], given: list[str], derived: list[str], values: dict[str, float]) -> list[str]:
+    """Return the cells of a row that was resolved: quantities as numbers, labels as they were."""
+    cells = []
+    for name, cell in zip(columns, given, strict=True):
+        cells.append(_format(name, values[name]) if name in values else cell)
+    for name in derived:
+        cells.append(_format(name, values[name]))
+    return cells
 
 
 def _resolve(columns: Sequence[str], cells: Sequence[str]) -> dict[str, float]:
-    """All the quantities of a row, given and derived; ValueError where it describes no run."""
+    """Return all the quantities of a row, given and derived; ValueError where it describes no run."""
     values: dict[str, float] = {}
     for name, cell in zip(columns, cells, strict=True):
-        if name in QUANTITIES:
-            try:
-                values[name] = float(cell)
-            except ValueError:
-                got = repr(cell) if cell else "an empty cell"
-                raise ValueError(f"{name} must be a number, got {got}") from None
-            check(name, values[name], DOMAINS[name])
-    values["sampling_prob"], values["num_steps"] = resolve_run(values)
+        if name not in QUANTITIES:
+            continue
+        try:
+            values[name] = float(cell)
+        except ValueError:
+            got = repr(cell) if cell else "an empty cell"
+            raise ValueError(f"{name} must be a number, got {got}") from None
+        check(name, values[name], DOMAINS[name])
+    sampling_prob, num_steps = resolve_run(values)
+    values["sampling_prob"] = sampling_prob
+    values["num_steps"] = num_steps
     return values
 
 
 def _check_columns(columns: Sequence[str], path: str | None) -> None:
-    def fail(problem: str) -> NoReturn:
+    """Raise ValueError unless the columns describe runs; ``path`` is the file that they are from, if any."""
+
+    def refuse(problem: str) -> NoReturn:
         where = f"the columns of {path} and the options" if path else "the options"
         raise ValueError(f"{where} {problem}; got {listed(columns)}")
 
-    given = set(columns)
     for name in columns:
         if columns.count(name) > 1:
-            fail(f"give {name} twice")
+            refuse(f"give {name} twice")
     for name in ("noise_multiplier", "delta"):
-        if name not in given:
-            fail(f"must give {name}")
-    pair = {"num_examples", "batch_size"}
-    if (given & pair != pair) if "sampling_prob" not in given else (given & pair):
-        fail("must give either sampling_prob, or both num_examples and batch_size")
-    if ("num_steps" in given) == ("epochs" in given):
-        fail("must give either num_steps or epochs")
+        if name not in columns:
+            refuse(f"must give {name}")
+
+    # How often the data are sampled: by one probability, or by two sizes.
+    num_sizes = ("num_examples" in columns) + ("batch_size" in columns)
+    num_expected = 0 if "sampling_prob" in columns else 2
+    if num_sizes != num_expected:
+        refuse("must give either sampling_prob, or both num_examples and batch_size")
+    if ("num_steps" in columns) == ("epochs" in columns):
+        refuse("must give either num_steps or epochs")
 
 
 def _format(name: str, value: float) -> str:
-    """The shortest text that reads back as the same number."""
-    whole = name in WHOLE or name in ("batch_size", "epochs")
-    return str(int(value)) if whole and abs(value) < 2**53 and value == int(value) else repr(float(value))
+    """Return the shortest text that reads back as the same number."""
+    may_be_whole = name in WHOLE or name in ("batch_size", "epochs")
+    if may_be_whole and abs(value) < 2**53 and value == int(value):
+        return str(int(value))
+    return repr(float(value))

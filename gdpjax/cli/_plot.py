@@ -40,25 +40,36 @@ def add_parser(commands: Any) -> None:
 
 
 def _tradeoff(arguments: argparse.Namespace, run: tuple[float, float, int]) -> tuple[Any, Any]:
+    """Return the trade-off curves of the run and their picture."""
     curves = tradeoff_curves(*run, arguments.delta)
     return curves, plot_tradeoff(curves, log=arguments.log)
 
 
 def _steps(arguments: argparse.Namespace, run: tuple[float, float, int]) -> tuple[Any, Any]:
+    """Return epsilon against the steps of the run, by every accountant, and the picture of it."""
     curves = epsilon_curves(*run, arguments.delta, log=arguments.log)
     return curves, plot_epsilon(curves, log=arguments.log)
 
 
 def _plot(draw: Callable[..., tuple[Any, Any]], arguments: argparse.Namespace) -> int:
-    check_path(arguments.output)  # before the work
-    curves, figure = draw(arguments, (arguments.noise_multiplier, *run_of_options(arguments)))
+    """Draw a picture, save it, and print where it is or, with --json, the numbers in it."""
+    # A name that is not of a picture is refused before the work.
+    check_path(arguments.output)
+    sampling_prob, num_steps = run_of_options(arguments)
+    run = (arguments.noise_multiplier, sampling_prob, num_steps)
+    curves, figure = draw(arguments, run)
     save_figure(figure, arguments.output)
-    print(json.dumps(_as_plain(curves), allow_nan=False) if arguments.json else f"wrote {arguments.output}")
+    if arguments.json:
+        print(json.dumps(_as_plain(curves), allow_nan=False))
+    else:
+        print(f"wrote {arguments.output}")
     return 0
 
 
 def _as_plain(value: Any) -> Any:
-    """Named tuples of arrays as dictionaries of lists."""
+    """Return named tuples of arrays as dictionaries of lists."""
     if hasattr(value, "_asdict"):
         return {name: _as_plain(field) for name, field in value._asdict().items()}
-    return [plain(number) for number in value.tolist()] if isinstance(value, np.ndarray) else plain(value)
+    if isinstance(value, np.ndarray):
+        return [plain(number) for number in value.tolist()]
+    return plain(value)

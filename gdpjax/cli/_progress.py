@@ -11,10 +11,17 @@ WIDTH = 30
 
 
 class Progress:
-    """How many of ``total`` rows are done, how fast, and how long the rest will take. Use it as a context."""
+    """The bar of a sweep: how many of ``total`` rows are done, how fast, how long the rest will take.
+
+    Use it as a context.
+    """
 
     def __init__(self, stream: TextIO, total: int, done: int) -> None:
-        self._stream, self._total, self._done, self._shown = stream, total, done, stream.isatty() and done < total
+        self._stream = stream
+        self._total = total
+        self._done = done
+        self._shown = stream.isatty() and done < total
+        # The time and the number of rows at which the speed is measured from.
         self._start: tuple[float, int] | None = None
 
     def __enter__(self) -> "Progress":
@@ -26,35 +33,42 @@ class Progress:
             self._stream.write("\n")
 
     def advance(self, rows: int) -> None:
-        """Some more rows are done; the speed is measured from the first call, after the compilation."""
+        """Count more rows as done; the speed is measured from the first call on, after the compilation."""
         self._done += rows
         now = time.monotonic()
         if self._start is None:
             self._start = now, self._done
-        seconds, since = now - self._start[0], self._done - self._start[1]
-        if since > 0 and seconds > 0:
-            speed = since / seconds
+        start_time, start_rows = self._start
+        seconds = now - start_time
+        rows_since = self._done - start_rows
+        if rows_since > 0 and seconds > 0:
+            speed = rows_since / seconds
             left = round((self._total - self._done) / speed)
             self._draw(f"{speed:.0f} rows/s, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left")
         else:
             self._draw("")
 
     def _draw(self, note: str) -> None:
-        if self._shown:
-            filled = WIDTH * self._done // self._total
-            bar = "#" * filled + "-" * (WIDTH - filled)
-            # the blanks wipe out what was longer before
-            self._stream.write(f"\r[{bar}] {self._done}/{self._total} rows  {note:<40}")
-            self._stream.flush()
+        """Draw the bar with a note behind it."""
+        if not self._shown:
+            return
+        filled = WIDTH * self._done // self._total
+        bar = "#" * filled + "-" * (WIDTH - filled)
+        # The blanks wipe out a longer note before this one.
+        self._stream.write(f"\r[{bar}] {self._done}/{self._total} rows  {note:<40}")
+        self._stream.flush()
 
 
 class Elapsed:
     """The seconds that a command has taken, from the second on; wiped out at the end. Use it as a context."""
 
     def __init__(self, stream: TextIO, command: str, shown: bool = True) -> None:
-        self._stream, self._command = stream, command
+        self._stream = stream
+        self._command = command
         self._done = threading.Event()
-        self._clock = threading.Thread(target=self._count, daemon=True) if shown and stream.isatty() else None
+        self._clock: threading.Thread | None = None
+        if shown and stream.isatty():
+            self._clock = threading.Thread(target=self._count, daemon=True)
 
     def __enter__(self) -> "Elapsed":
         if self._clock is not None:
@@ -67,7 +81,9 @@ class Elapsed:
             self._clock.join()
 
     def _count(self) -> None:
-        start, text = time.monotonic(), ""
+        """Write the seconds once a second, until the command is done."""
+        start = time.monotonic()
+        text = ""
         while not self._done.wait(1.0):
             seconds = round(time.monotonic() - start)
             text = f"{self._command}: computing, {seconds} s (Ctrl-C stops it)"

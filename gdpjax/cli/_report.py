@@ -15,7 +15,7 @@ CLT_CAVEAT = "asymptotic estimate: may understate the true epsilon; not a guaran
 class Row(NamedTuple):
     """One line of a report.
 
-    Fields:
+    Attributes:
         key: its name in the table and in JSON.
         value: None where not available.
         standing: what kind of number it is, in words.
@@ -30,24 +30,27 @@ class Row(NamedTuple):
 
 
 def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints ``report`` and ends with status 0."""
+    """Return a command that prints ``report`` and ends with status 0."""
 
     def run(arguments: argparse.Namespace) -> int:
         rows = report(arguments)
-        print(_as_json(rows, arguments.command) if arguments.json else _as_table(rows))
+        if arguments.json:
+            print(_as_json(rows, arguments.command))
+        else:
+            print(_as_table(rows))
         return 0
 
     return run
 
 
 def add_json_option(parser: argparse.ArgumentParser, instead_of: str = "a table") -> None:
-    """``--json`` and ``--no-compilation-cache``, which every command has."""
+    """Add ``--json`` and ``--no-compilation-cache``, which every command has."""
     parser.add_argument("--json", action="store_true", help=f"one JSON object instead of {instead_of}")
     add_cache_option(parser)
 
 
 def add_cache_option(parser: argparse.ArgumentParser) -> None:
-    """``--no-compilation-cache``."""
+    """Add ``--no-compilation-cache``."""
     parser.add_argument(
         "--no-compilation-cache",
         action="store_true",
@@ -62,21 +65,32 @@ def require(condition: bool, name: str, expected: str, got: float) -> None:
 
 
 def _as_json(rows: list[Row], command: str) -> str:
+    """Return the values by their keys as one JSON object."""
     values: dict[str, Any] = {row.key: plain(row.value) for row in rows}
-    if command == "convert":  # the keys of the other commands say their standing by name
+    # The keys of the other commands say their standing by name.
+    if command == "convert":
         values["standing"] = {row.key: row.standing for row in rows}
     return json.dumps(values, allow_nan=False)
 
 
 def _as_table(rows: list[Row]) -> str:
-    shown = [("quantity", "value", "standing")]
+    """Return the rows as text, in columns."""
+    cells = [("quantity", "value", "standing")]
     for row in rows:
-        shown.append((row.key, _as_text(row.value, row.rounding), row.standing))
-    widths = [max(len(line[column]) for line in shown) for column in range(2)]
-    return "\n".join(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {standing}" for name, value, standing in shown)
+        cells.append((row.key, _as_text(row.value, row.rounding), row.standing))
+    key_width = max(len(key) for key, _, _ in cells)
+    value_width = max(len(value) for _, value, _ in cells)
+
+    lines = []
+    for key, value, standing in cells:
+        lines.append(f"{key:<{key_width}}  {value:>{value_width}}  {standing}")
+    return "\n".join(lines)
 
 
 def _as_text(value: Any, rounding: str) -> str:
+    """Return a value as the table shows it: floats in six digits."""
     if value is None:
         return "-"
-    return rounded(value, 6, rounding) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return rounded(value, 6, rounding)
+    return str(value)

@@ -20,12 +20,12 @@ PLAN_NAMES = {"num_examples": "max_examples", "batch_size": "expected_batch_size
 
 
 def as_option(name: str) -> str:
-    """num_steps as it is spelled on the command line."""
+    """Return a quantity such as num_steps as it is spelled on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say how often the data are sampled and for how long, one number each."""
+    """Add the options that say how often the data are sampled and for how long, one number each."""
     length = parser.add_mutually_exclusive_group(required=True)
     for name, text in RUN_OPTIONS.items():
         group = length if name in ("epochs", "num_steps") else parser
@@ -33,40 +33,51 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def spellings(name: str) -> list[str]:
-    """The options for a quantity: the plan's name first, then the one of the columns of a sweep."""
-    return list(dict.fromkeys(as_option(spelling) for spelling in (PLAN_NAMES.get(name, name), name)))
+    """Return the options for a quantity: the plan's name first, then the one of the columns of a sweep."""
+    options = [as_option(PLAN_NAMES.get(name, name))]
+    if name in PLAN_NAMES:
+        options.append(as_option(name))
+    return options
 
 
 def run_of_options(arguments: argparse.Namespace) -> tuple[float, int]:
-    """(sampling_prob, num_steps) of the run that the options of `add_run_options` describe."""
-    return resolve_run(vars(arguments), lambda name: spellings(name)[0])
+    """Return (sampling_prob, num_steps) of the run that the options of `add_run_options` describe."""
+
+    def spell(name: str) -> str:
+        return spellings(name)[0]
+
+    return resolve_run(vars(arguments), spell)
 
 
 def resolve_run(values: Mapping[str, float | None], spell: Callable[[str], str] = str) -> tuple[float, int]:
-    """(sampling_prob, num_steps) from the quantities of `RUN_OPTIONS`; ``spell`` names them in messages."""
-    prob, examples, batch = _sampling(values, spell)
-    steps = values.get("num_steps")
-    if steps is None:
+    """Return (sampling_prob, num_steps) from the quantities of `RUN_OPTIONS`; ``spell`` names them in messages."""
+    sampling_prob, num_examples, batch_size = _sampling(values, spell)
+    num_steps = values.get("num_steps")
+    if num_steps is None:
         epochs = values.get("epochs")
         if epochs is None:
             raise ValueError(f"give either {spell('epochs')} or {spell('num_steps')}")
         require(0 <= epochs < math.inf, spell("epochs"), "a finite number >= 0", epochs)
-        require(prob > 0, spell("sampling_prob"), f"above 0 when {spell('epochs')} is given", prob)
+        require(sampling_prob > 0, spell("sampling_prob"), f"above 0 when {spell('epochs')} is given", sampling_prob)
         require(epochs > 0, "number of steps", "a whole number >= 1", 0)
-        steps = steps_of_epochs(epochs, examples, batch)
-    require(1 <= steps < 2**53 and steps == steps // 1, "number of steps", "a whole number >= 1", steps)
-    return prob, int(steps)
+        num_steps = steps_of_epochs(epochs, num_examples, batch_size)
+    is_count = 1 <= num_steps < 2**53 and num_steps == num_steps // 1
+    require(is_count, "number of steps", "a whole number >= 1", num_steps)
+    return sampling_prob, int(num_steps)
 
 
 def _sampling(values: Mapping[str, float | None], spell: Callable[[str], str]) -> tuple[float, float, float]:
-    """(sampling_prob, num_examples, batch_size), the last two up to a common factor."""
-    examples, batch, prob = (values.get(name) for name in ("num_examples", "batch_size", "sampling_prob"))
-    if examples is not None and batch is not None and prob is None:
-        whole = 1 <= examples < math.inf and examples == examples // 1
-        require(whole, spell("num_examples"), "whole and >= 1", examples)
-        require(0 < batch <= examples, spell("batch_size"), f"above 0 and at most {spell('num_examples')}", batch)
-        return batch / examples, examples, batch
-    if examples is None and batch is None and prob is not None:
-        require(0 <= prob <= 1, spell("sampling_prob"), "a number in [0, 1]", prob)
-        return prob, 1.0, prob
+    """Return (sampling_prob, num_examples, batch_size), the last two up to a common factor."""
+    num_examples = values.get("num_examples")
+    batch_size = values.get("batch_size")
+    sampling_prob = values.get("sampling_prob")
+    if num_examples is not None and batch_size is not None and sampling_prob is None:
+        is_count = 1 <= num_examples < math.inf and num_examples == num_examples // 1
+        is_batch = 0 < batch_size <= num_examples
+        require(is_count, spell("num_examples"), "whole and >= 1", num_examples)
+        require(is_batch, spell("batch_size"), f"above 0 and at most {spell('num_examples')}", batch_size)
+        return batch_size / num_examples, num_examples, batch_size
+    if num_examples is None and batch_size is None and sampling_prob is not None:
+        require(0 <= sampling_prob <= 1, spell("sampling_prob"), "a number in [0, 1]", sampling_prob)
+        return sampling_prob, 1.0, sampling_prob
     raise ValueError(f"give either {spell('num_examples')} and {spell('batch_size')}, or {spell('sampling_prob')}")

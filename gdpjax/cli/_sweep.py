@@ -93,71 +93,131 @@ def add_parser(commands: Any) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    results = _RESULTS | (_MU_RESULTS if arguments.mu else {})
-    piece = PIECE_WITH_MU if arguments.mu else PIECE
-    is_parquet(arguments.output)  # refused before the grid is read
-    options = {name: values for name in QUANTITIES if (values := getattr(arguments, name)) is not None}
-    grid = make_grid(arguments.input, options)
+    """Compute the grid that the options describe; return the exit status."""
+    results = dict(_RESULTS)
+    piece = PIECE
+    if arguments.mu:
+        results.update(_MU_RESULTS)
+        piece = PIECE_WITH_MU
+
+    # An output of another kind is refused before the grid is read.
+    is_parquet(arguments.output)
+    grid = make_grid(arguments.input, _given_quantities(arguments))
     for row in grid.bad:
         place = f"{arguments.input}, {row.place}" if arguments.input else row.place
         print(f"gdpjax sweep: left out: {place}: {row.reason}", file=sys.stderr)
     if not grid.cells:
         raise ValueError("no row can be computed, so nothing was written")
-    output = make_output(arguments.output, _input_types(grid.columns, results) | results)
-    kept = start(output, grid.cells, piece, arguments.resume)
+
+    types = _input_types(grid.columns, results)
+    output = make_output(arguments.output, types | results)
+    num_kept = start(output, grid.cells, piece, arguments.resume)
     try:
-        _compute(output, grid, kept, piece)
+        _compute(output, grid, num_kept, piece)
     except KeyboardInterrupt:
         print(f"gdpjax sweep: interrupted; {output.work} keeps what is done: add --resume to go on", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        kept_rows = f"{output.work} keeps what is done: make room, then add --resume to go on"
-        raise OSError(error.errno, f"{error.strerror or error}; {kept_rows}") from error
+        advice = f"{output.work} keeps what is done: make room, then add --resume to go on"
+        raise OSError(error.errno, f"{error.strerror or error}; {advice}") from error
     finish(output)
-    _print_summary(arguments, grid, kept)
+    _print_summary(arguments, grid, num_kept)
     return 1 if grid.bad else 0
 
 
+def _given_quantities(arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the values of the quantities that the options give."""
+    given = {}
+    for name in QUANTITIES:
+        values = getattr(arguments, name)
+        if values is not None:
+            given[name] = values
+    return given
+
+
 def _input_types(columns: list[str], results: dict[str, str]) -> dict[str, str]:
+    """Return the Arrow types of the input columns; ValueError where one has the name of a result."""
+    types = {}
     for name in columns:
         if name in results:
             raise ValueError(f"the input has a column {name}, which is a result of the sweep; rename or remove it")
-    return {name: "int64" if name in WHOLE else "double" if name in QUANTITIES else "string" for name in columns}
+        if name in WHOLE:
+            types[name] = "int64"
+        elif name in QUANTITIES:
+            types[name] = "double"
+        else:
+            types[name] = "string"
+    return types
 
 
-def _compute(output: Output, grid: Grid, kept: int, piece: int) -> None:
-    total = len(grid.cells)
-    starts = range(kept, total, piece)
+def _compute(output: Output, grid: Grid, num_kept: int, piece: int) -> None:
+    """Compute the rows from ``num_kept`` on, and append each piece to the output when it is done."""
+    num_rows = len(grid.cells)
     with_mu = "mu_upper" in output.types
-    pieces = map_over_devices(lambda first: evaluate(grid.runs[first : first + piece], with_mu), starts)
-    with contextlib.closing(pieces), Progress(sys.stderr, total, kept) as progress:
+    starts = range(num_kept, num_rows, piece)
+
+    def evaluate_piece(first: int) -> list[list[str]]:
+        return evaluate(grid.runs[first : first + piece], with_mu)
+
+    pieces = map_over_devices(evaluate_piece, starts)
+    with contextlib.closing(pieces), Progress(sys.stderr, num_rows, num_kept) as progress:
         for first, results in zip(starts, pieces, strict=True):
-            append(output, [grid.cells[first + i] + result for i, result in enumerate(results)])
-            progress.advance(len(results))
+            inputs = grid.cells[first : first + piece]
+            rows = [cells + result for cells, result in zip(inputs, results, strict=True)]
+            append(output, rows)
+            progress.advance(len(rows))
 
 
 def evaluate(runs: np.ndarray, with_mu: bool) -> list[list[str]]:
-    """The results of at most `PIECE` runs, [n, 4] as `Grid.runs`, as text in the order of the columns."""
-    count = len(runs)
-    noise, prob, steps, delta = np.pad(runs, [(0, PIECE - count), (0, 0)], mode="edge").T  # one shape, one compilation
-    mu, clt = clt_mu_poisson(noise, prob, steps), clt_epsilon(noise, prob, steps, delta)[:count]
-    moments = moments_accountant_epsilon(noise, prob, steps, delta)
-    noise, prob, steps, delta = runs.T
-    curve = certified(noise, prob, steps)
+    """Return the results of at most `PIECE` runs as text, in the order of the columns.
+
+    Args:
+        runs: float64[n, 4], as `Grid.runs`.
+        with_mu: whether to add the certified mu and its failure probability.
+    """
+    num_runs = len(runs)
+
+    # These are compiled once for each shape, so a short piece is filled up with its last run.
+    filled = np.pad(runs, [(0, PIECE - num_runs), (0, 0)], mode="edge")
+    noise_multiplier, sampling_prob, num_steps, delta = filled.T
+    mu_clt = clt_mu_poisson(noise_multiplier, sampling_prob, num_steps)[:num_runs]
+    epsilon_clt = clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta)[:num_runs]
+    moments = moments_accountant_epsilon(noise_multiplier, sampling_prob, num_steps, delta)[:num_runs]
+
+    noise_multiplier, sampling_prob, num_steps, delta = runs.T
+    curve = certified(noise_multiplier, sampling_prob, num_steps)
     bounds = curve.epsilon(delta)
-    columns = [mu, clt, proves_reliable(bounds, clt), *bounds, moments]
+    is_reliable = proves_reliable(bounds, epsilon_clt)
+    columns = [mu_clt, epsilon_clt, is_reliable, bounds.lower, bounds.upper, moments]
     if with_mu:
-        columns += [curve.mu(FAILURE).upper, np.full(count, FAILURE)]
-    rows = zip(*(column[:count].tolist() for column in columns), strict=True)
-    return [[str(value).lower() for value in row] for row in rows]
+        columns.append(curve.mu(FAILURE).upper)
+        columns.append(np.full(num_runs, FAILURE))
+
+    # Rows of text; true and false are written small.
+    rows = []
+    for values in zip(*(column.tolist() for column in columns), strict=True):
+        rows.append([str(value).lower() for value in values])
+    return rows
 
 
-def _print_summary(arguments: argparse.Namespace, grid: Grid, kept: int) -> None:
-    rows, bad = len(grid.cells), len(grid.bad)
+def _print_summary(arguments: argparse.Namespace, grid: Grid, num_kept: int) -> None:
+    """Print how many rows there are, or with --json an object that names the bad ones."""
+    num_rows = len(grid.cells)
+    num_bad = len(grid.bad)
     if arguments.json:
-        left_out = [row._asdict() for row in grid.bad]
-        print(json.dumps({"output": str(arguments.output), "rows": rows, "rows_kept": kept, "bad_rows": left_out}))
-    else:
-        kept_text = f", {kept} of them from before" if kept else ""
-        bad_text = f"; {bad} bad row{'s' * (bad > 1)} left out" if bad else ""
-        print(f"{arguments.output}: {rows} row{'s' * (rows > 1)}{kept_text}{bad_text}")
+        summary = {
+            "output": str(arguments.output),
+            "rows": num_rows,
+            "rows_kept": num_kept,
+            "bad_rows": [row._asdict() for row in grid.bad],
+        }
+        print(json.dumps(summary))
+        return
+    kept_text = f", {num_kept} of them from before" if num_kept else ""
+    bad_text = f"; {_counted(num_bad, 'bad row')} left out" if num_bad else ""
+    print(f"{arguments.output}: {_counted(num_rows, 'row')}{kept_text}{bad_text}")
+
+
+def _counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

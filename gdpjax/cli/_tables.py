@@ -39,22 +39,26 @@ class Table(NamedTuple):
 
 
 def is_parquet(path: pathlib.Path) -> bool:
-    """Whether ``path`` names a Parquet file; ValueError unless it is that or CSV, or if pyarrow is missing."""
+    """Return whether ``path`` names a Parquet file; ValueError unless it is that or CSV, or if pyarrow is missing."""
     suffix = path.suffix.lower()
-    if suffix not in (".csv", ".parquet"):
+    if suffix == ".csv":
+        return False
+    if suffix != ".parquet":
         raise ValueError(f"{path} must end in .csv or .parquet")
-    if suffix == ".parquet":
-        _pyarrow()
-    return suffix == ".parquet"
+    # Ask for pyarrow before any work is done.
+    _pyarrow()
+    return True
 
 
 def read_table(path: pathlib.Path) -> Table:
     """Read a CSV or Parquet file as text."""
-    return _read_parquet(path) if is_parquet(path) else parse_csv(path.read_bytes(), str(path))
+    if is_parquet(path):
+        return _read_parquet(path)
+    return parse_csv(path.read_bytes(), str(path))
 
 
 def parse_csv(data: bytes, name: str) -> Table:
-    """The table in the bytes of a CSV file, called ``name`` in messages. Blank lines are skipped."""
+    """Return the table in the bytes of a CSV file, called ``name`` in messages. Blank lines are skipped."""
     if b"\0" in data:
         raise ValueError(f"{name} is not a table: expected CSV, which is text in UTF-8, got binary data")
     rows, bad = [], []
@@ -85,14 +89,14 @@ def parse_csv(data: bytes, name: str) -> Table:
 
 
 def _reason(line: bytes) -> str:
-    """Why a line of text is not CSV."""
+    """Return why a line of text is not CSV."""
     if len(line) > csv.field_size_limit():
         return f"is not CSV: a cell has at most {csv.field_size_limit()} characters"
     return 'is not CSV: a cell that begins with " must end with it, and a " inside is written twice'
 
 
 def format_csv(rows: Iterable[Sequence[str]]) -> str:
-    """The lines of a CSV file."""
+    """Return the rows as the lines of a CSV file."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -111,15 +115,20 @@ def csv_to_parquet(source: pathlib.Path, target: pathlib.Path, types: Mapping[st
 
 
 def _read_parquet(path: pathlib.Path) -> Table:
+    """Read a Parquet file as text."""
     arrow = _pyarrow()
     try:
         table = arrow.parquet.read_table(path)
     except arrow.ArrowInvalid as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from error
     columns = _checked_columns(table.column_names, str(path))
-    texts = [[_as_text(value) for value in column.to_pylist()] for column in table.columns]
-    rows, bad = [], []
-    for number, cells in enumerate(zip(*texts, strict=True), start=1):
+    columns_of_text = []
+    for column in table.columns:
+        columns_of_text.append([_as_text(value) for value in column.to_pylist()])
+
+    rows = []
+    bad = []
+    for number, cells in enumerate(zip(*columns_of_text, strict=True), start=1):
         if any("\n" in cell or "\r" in cell for cell in cells):
             bad.append(BadRow(f"row {number}", "has a line break in a cell"))
         else:
@@ -128,12 +137,16 @@ def _read_parquet(path: pathlib.Path) -> Table:
 
 
 def _as_text(value: Any) -> str:
+    """Return a value of a Parquet file as the cell of a CSV file would have it."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return "" if value is None else str(value)
+    return str(value)
 
 
 def _checked_columns(names: list[str], where: str) -> list[str]:
+    """Return the names of columns; ValueError unless each column has one of its own."""
     for name in names:
         if not name or names.count(name) > 1:
             raise ValueError(f"every column of {where} needs a name of its own, got {listed(names)}")
@@ -141,10 +154,16 @@ def _checked_columns(names: list[str], where: str) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of columns for a message, a few of them at most."""
-    shortened = [shown(name) if not name or len(name) > 60 or not name.isprintable() else name for name in names]
-    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return (", ".join(shortened[:_MOST_NAMES]) or "none") + more
+    """Return names of columns for a message, a few of them at most."""
+    readable = []
+    for name in names[:_MOST_NAMES]:
+        is_plain = name and len(name) <= 60 and name.isprintable()
+        readable.append(name if is_plain else shown(name))
+    text = ", ".join(readable) or "none"
+    num_more = len(names) - _MOST_NAMES
+    if num_more > 0:
+        text += f", and {num_more} more"
+    return text
 
 
 def _pyarrow() -> Any:

@@ -39,7 +39,14 @@ _PADDING_SLOTS = 2
 
 
 class WorstCase(NamedTuple):
-    """A release for `gdpjax.auditing.audit_step` and the run that it is accounted as."""
+    """A release for `gdpjax.auditing.audit_step` and the run that it is accounted as.
+
+    Attributes:
+      release: ``release(key, included)``, which returns what the steps make public.
+      noise_multiplier: of every step.
+      sampling_prob: of every step.
+      num_steps: how many steps the release has.
+    """
 
     release: Any
     noise_multiplier: float
@@ -52,15 +59,17 @@ class WorstCase(NamedTuple):
         return self.noise_multiplier, self.sampling_prob, self.num_steps
 
     def claimed(self) -> Curve:
-        """The trade-off curve: exact, steps being all of the data or a single one."""
+        """Return the exact trade-off curve of several steps on all of the data, or of one sampled step."""
         if self.sampling_prob < 1 and self.num_steps > 1:
             raise ValueError("no closed form of several sampled steps; use gdpjax.accounting.certified")
-        mu = math.sqrt(self.num_steps) / self.noise_multiplier if self.noise_multiplier else math.inf
+        mu = math.inf
+        if self.noise_multiplier:
+            mu = math.sqrt(self.num_steps) / self.noise_multiplier
         return subsample(Gaussian(mu), self.sampling_prob)
 
 
 def worst_cases() -> dict[str, WorstCase]:
-    """Every worst case by name; those with a linear loss share one compiled program."""
+    """Return every worst case by name; those with a linear loss share one compiled program."""
     release = _linear_release()
 
     def case(
@@ -71,16 +80,22 @@ def worst_cases() -> dict[str, WorstCase]:
         sampling_prob: float = 1.0,
         num_steps: int = _NUM_STEPS,
     ) -> WorstCase:
-        # gradients[t, i] is the gradient of example i in step t.
-        steps = [np.stack([ordinary, canary]) for canary in (first_step, second_step)]
-        gradients = np.stack(steps).astype(np.float32)
-        arrays = (gradients, np.float32(noise_multiplier), np.float32(sampling_prob))
-        return WorstCase(jax.tree_util.Partial(release, *arrays), noise_multiplier, sampling_prob, num_steps)
+        # gradients[t, i] is the gradient of example i in step t; the canary is the second example.
+        gradients = np.stack([[ordinary, first_step], [ordinary, second_step]]).astype(np.float32)
+        partial = jax.tree_util.Partial(
+            release,
+            gradients,
+            np.float32(noise_multiplier),
+            np.float32(sampling_prob),
+        )
+        return WorstCase(partial, noise_multiplier, sampling_prob, num_steps)
 
+    # The directions of the canary in the first step and in the second one.
     ones = np.ones(NUM_COORDINATES)
     unit = ones * (CLIP_NORM / np.linalg.norm(ones))
     turned = unit * [1, -1, 1, -1, -1, -1, -1, -1, 1, 1, 1, 1]
-    # At right angles to both directions, so that the coming and going of this example hides nothing.
+
+    # The ordinary example is at right angles to both, so that its coming and going hides nothing.
     small = 0.1 * np.tile([1, 1, -1, -1], 3)
     return {
         "steady": case(unit, unit, small),
@@ -109,7 +124,7 @@ def linear_steps() -> Callable[..., tuple[PyTree, Any]]:
     """
 
     def loss(params: PyTree, gradient: PyTree) -> Array:
-        products = jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient)
+        products = jax.tree.map(lambda param, coordinate: jnp.sum(param * coordinate), params, gradient)
         return products["first"] + products["second"]
 
     grad_fn = clipped_grad(loss, CLIP_NORM)
@@ -131,43 +146,54 @@ def linear_steps() -> Callable[..., tuple[PyTree, Any]]:
 
         def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, PyTree]:
             index, rows = inputs
+
             # Every batch fits, with some slots to spare; those hold example 0 and must be masked.
             step_key = jax.random.fold_in(sample_key, index)
             batch = poisson_sample(step_key, num_examples, sampling_prob, num_examples + _PADDING_SLOTS)
             is_padding = batch.is_padding | is_absent[batch.indices]
-            picked = jax.vmap(as_params)(rows[batch.indices])
-            update, state = tx.update(grad_fn(params, picked, is_padding=is_padding), state, params)
+            batch_gradients = jax.vmap(as_params)(rows[batch.indices])
+
+            clipped_sum = grad_fn(params, batch_gradients, is_padding=is_padding)
+            update, state = tx.update(clipped_sum, state, params)
             return state, update
 
-        state, updates = jax.lax.scan(step, tx.init(params), (jnp.arange(num_steps), gradients))
+        inputs = (jnp.arange(num_steps), gradients)
+        state, updates = jax.lax.scan(step, tx.init(params), inputs)
         return updates, state
 
     return run
 
 
 def _linear_release() -> Callable[..., PyTree]:
+    """Return the release of a linear loss, whose gradients, noise multiplier and sampling probability are data."""
     steps = linear_steps()
 
     def release(gradients: Array, noise_multiplier: Array, sampling_prob: Array, key: Array, included: Array) -> PyTree:
-        is_absent = (jnp.arange(_NUM_EXAMPLES) == _CANARY) & ~included
-        return steps(gradients, is_absent, noise_multiplier, sampling_prob, key)[0]
+        is_canary = jnp.arange(_NUM_EXAMPLES) == _CANARY
+        is_absent = is_canary & ~included
+        updates, _ = steps(gradients, is_absent, noise_multiplier, sampling_prob, key)
+        return updates
 
     return release
 
 
 def _network_release() -> Callable[..., PyTree]:
+    """Return the release of one step of a small network, on two examples of which the canary has a wrong label."""
     normal = np.random.default_rng(0).normal
     params = {
         "hidden": {"kernel": normal(size=(3, 4)).astype(np.float32), "bias": np.zeros(4, np.float32)},
         "output": {"kernel": normal(size=(4, 2)).astype(np.float32), "bias": np.zeros(2, np.float32)},
     }
     inputs = normal(size=(_NUM_EXAMPLES, 3)).astype(np.float32)
-    labels = np.argmax(np.tanh(inputs @ params["hidden"]["kernel"]) @ params["output"]["kernel"], axis=-1)
-    labels[_CANARY] = 1 - labels[_CANARY]  # there are two classes
+    # The network is right about the ordinary example. There are two classes: the canary has the other one.
+    hidden = np.tanh(inputs @ params["hidden"]["kernel"])
+    labels = np.argmax(hidden @ params["output"]["kernel"], axis=-1)
+    labels[_CANARY] = 1 - labels[_CANARY]
 
-    def loss(params: PyTree, x: Array, y: Array) -> Array:
-        hidden = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-        return -jax.nn.log_softmax(hidden @ params["output"]["kernel"] + params["output"]["bias"])[y]
+    def loss(params: PyTree, features: Array, label: Array) -> Array:
+        hidden = jnp.tanh(features @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+        logits = hidden @ params["output"]["kernel"] + params["output"]["bias"]
+        return -jax.nn.log_softmax(logits)[label]
 
     grad_fn = clipped_grad(loss, CLIP_NORM, batch_argnums=(1, 2))
 
@@ -180,7 +206,9 @@ def _network_release() -> Callable[..., PyTree]:
             key=key,
             overflow_per_step=0.0,
         )
-        is_padding = (jnp.arange(_NUM_EXAMPLES) == _CANARY) & ~included
-        return tx.update(grad_fn(params, inputs, labels, is_padding=is_padding), tx.init(params), params)[0]
+        is_canary = jnp.arange(_NUM_EXAMPLES) == _CANARY
+        clipped_sum = grad_fn(params, inputs, labels, is_padding=is_canary & ~included)
+        update, _ = tx.update(clipped_sum, tx.init(params), params)
+        return update
 
     return release

@@ -26,24 +26,28 @@ FORMAT_VERSION = 1
 
 
 def _event_to_dict(event: AnyEvent) -> dict[str, Any]:
-    (kind,) = (name for name, cls in EVENT_TYPES.items() if isinstance(event, cls))
+    """Return the fields of an event and the name of its type, as JSON takes them."""
+    (kind,) = (name for name, event_type in EVENT_TYPES.items() if isinstance(event, event_type))
     assert event.neighboring_relation is not None
-    return {"type": kind, **dataclasses.asdict(event), "neighboring_relation": event.neighboring_relation.value}
+    fields = dataclasses.asdict(event)
+    fields["neighboring_relation"] = event.neighboring_relation.value
+    return {"type": kind, **fields}
 
 
-def _event_from_dict(fields: dict[str, Any]) -> AnyEvent:
-    kind = fields.get("type", "subsampled_gaussian")
+def _event_from_dict(description: dict[str, Any]) -> AnyEvent:
+    """Return the event of a description; the inverse of `_event_to_dict`."""
+    kind = description.get("type", "subsampled_gaussian")
     if kind not in EVENT_TYPES:
         raise ValueError(f"the type of an event must be one of {', '.join(EVENT_TYPES)}, got {shown(kind)}")
-    return EVENT_TYPES[kind](**{name: value for name, value in fields.items() if name != "type"})
+    fields = {name: value for name, value in description.items() if name != "type"}
+    return EVENT_TYPES[kind](**fields)
 
 
 def _refuse_unusual(event: AnyEvent, form: str) -> None:
-    if (
-        isinstance(event, GaussianEvent | LaplaceEvent)
-        and event.neighboring_relation is NeighboringRelation.REPLACE_ONE
-    ):
-        # Elsewhere noise is relative to the sensitivity of adding one example, and doubled for replacing one.
+    """Raise ValueError for an event that other libraries cannot express in this form."""
+    # Elsewhere noise is relative to the sensitivity of adding one example, and doubled for replacing one.
+    is_unsampled = isinstance(event, GaussianEvent | LaplaceEvent)
+    if is_unsampled and event.neighboring_relation is NeighboringRelation.REPLACE_ONE:
         raise ValueError(f"{form} can express add-or-remove-one neighbours, got {event.neighboring_relation.name}")
     if isinstance(event, TruncatedPoissonEvent | AllocationEvent | ShuffledEvent):
         raise ValueError(f"{form} can express poisson sampling, got {type(event).__name__}")
@@ -66,6 +70,7 @@ def _plain(event: AnyEvent) -> AnyEvent:
 
 
 def _described(event: AnyEvent, form: str) -> dict[str, Any]:
+    """Return the description of an event for another library; ValueError where that cannot express it."""
     event = _plain(event)
     _refuse_unusual(event, form)
     return _event_to_dict(event)
@@ -101,16 +106,17 @@ class Ledger(Sequence[AnyEvent]):
         return sum(event.num_steps for event in self._events)
 
     def add(self, event: AnyEvent) -> "Ledger":
-        """A new ledger with one event more."""
+        """Return a new ledger with one event more."""
         return Ledger((*self._events, event))
 
     def to_json(self) -> str:
-        """A JSON text with a format version."""
-        return json.dumps({"gdpjax_ledger": FORMAT_VERSION, "events": [_event_to_dict(e) for e in self._events]})
+        """Return a JSON text with a format version."""
+        events = [_event_to_dict(event) for event in self._events]
+        return json.dumps({"gdpjax_ledger": FORMAT_VERSION, "events": events})
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """The inverse of `to_json`; ValueError for anything else or another version."""
+        """Return the ledger of such a text, as `to_json` gives; ValueError for anything else or another version."""
         try:
             data = json.loads(text)
         except (json.JSONDecodeError, TypeError) as error:
@@ -120,14 +126,15 @@ class Ledger(Sequence[AnyEvent]):
         if data["gdpjax_ledger"] != FORMAT_VERSION:
             raise ValueError(f"expected a Ledger of version {FORMAT_VERSION}, got version {data['gdpjax_ledger']}")
         try:
-            if not isinstance(data["events"], list):  # an empty text or object would read as a run without events
+            # An empty text or object would read as a run without events.
+            if not isinstance(data["events"], list):
                 raise TypeError(f"expected a list of events, got {type(data['events']).__name__}")
             return cls([_event_from_dict(event) for event in data["events"]])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a Ledger's events could not be read: {error}") from error
 
     def to_dp_event(self) -> Any:
-        """The run as a ``dp_accounting.DpEvent`` for that library's accountants, which must be installed.
+        """Return the run as a ``dp_accounting.DpEvent`` for that library's accountants, which must be installed.
 
         Raises:
           ImportError: dp_accounting is not installed.
@@ -136,7 +143,7 @@ class Ledger(Sequence[AnyEvent]):
         return interop.to_dp_event(_described(event, "to_dp_event") for event in self._events)
 
     def to_opacus_history(self) -> list[tuple[float, float, int]]:
-        """The run as the history of an Opacus accountant; ValueError for uniform sampling or overflow.
+        """Return the run as the history of an Opacus accountant; ValueError for uniform sampling or overflow.
 
         >>> Ledger([Event(1.1, 0.01, 100)]).to_opacus_history()
         [(1.1, 0.01, 100)]
@@ -145,7 +152,7 @@ class Ledger(Sequence[AnyEvent]):
 
     @classmethod
     def from_opacus_history(cls, history: Iterable[Any]) -> "Ledger":
-        """The inverse of `to_opacus_history`: Poisson sampling, add-or-remove-one; ValueError for anything else.
+        """Return the run of such a history: Poisson sampling, add-or-remove-one; ValueError for anything else.
 
         >>> Ledger.from_opacus_history([(1.1, 0.01, 100)]).num_steps
         100
@@ -153,8 +160,11 @@ class Ledger(Sequence[AnyEvent]):
         return cls([Event(*row) for row in interop.rows_of_history(history)])
 
     def _rows(self, form: str) -> list[tuple[float, float, int]]:
+        """Return (noise_multiplier, sampling_prob, num_steps) of every event."""
         rows = []
-        for event in map(_plain, self._events):
+        for event in self._events:
+            event = _plain(event)
+            ####
             if not isinstance(event, Event | GaussianEvent):
                 raise ValueError(f"{form} can express Gaussian events, got {type(event).__name__}")
             _refuse_unusual(event, form)

@@ -1,9 +1,9 @@
-"""What a sampling scheme says beside noise and sampling probability, by the names of its event's fields.
+"""The fields of a sampling scheme beside noise and sampling probability, by the names of its event's fields.
 
     privatize(..., sampling="allocation", sampling_prob=1 / 20, scheme={"steps_per_epoch": 20, "bins": "fixed"})
 
 A loop gives these numbers once, before its first step; a `LedgerState` carries them as integers, and the event that is
-read back has them. Poisson and uniform sampling have none: what they say is all in `Event`.
+read back has them. Poisson and uniform sampling have none: `Event` holds everything there is to say about them.
 """
 
 from collections.abc import Mapping
@@ -89,6 +89,7 @@ def check_scheme(
 
 
 def _check_participation(sampling: str, num_selected: int, steps_per_epoch: int, sampling_prob: Array | None) -> None:
+    """Raise ValueError unless the sampling probability is num_selected / steps_per_epoch, and at most 1."""
     if num_selected > steps_per_epoch:
         raise ValueError(f"num_selected must be at most steps_per_epoch={steps_per_epoch}, got {num_selected}")
     if sampling_prob is None:
@@ -100,7 +101,8 @@ def _check_participation(sampling: str, num_selected: int, steps_per_epoch: int,
         )
     check_scalar("sampling_prob", sampling_prob, UNIT)
     expected = num_selected / steps_per_epoch
-    if not abs(float(sampling_prob) - expected) <= _RATIO_ERROR * expected:
+    distance = abs(float(sampling_prob) - expected)
+    if not distance <= _RATIO_ERROR * expected:
         raise ValueError(
             f"under {sampling} sampling sampling_prob must be num_selected / steps_per_epoch = {num_selected} / "
             f"{steps_per_epoch}, got {shown(sampling_prob)}"
@@ -111,7 +113,10 @@ def numbers_of_scheme(scheme: Mapping[str, Any]) -> list[int]:
     """Return the integers that a `LedgerState` holds of a scheme that was checked."""
     numbers = []
     for name, value in scheme.items():
-        numbers.append(_WORDS[name].index(value) if name in _WORDS else value)
+        if name in _WORDS:
+            numbers.append(_WORDS[name].index(value))
+        else:
+            numbers.append(value)
     return numbers
 
 
@@ -119,13 +124,17 @@ def scheme_of_numbers(sampling: str, numbers: Any) -> dict[str, Any]:
     """Return the scheme of the integers of a `LedgerState`; the inverse of `numbers_of_scheme`."""
     scheme = {}
     for name, number in zip(_FIELDS[sampling], numbers, strict=True):
-        scheme[name] = _WORDS[name][int(number)] if name in _WORDS else int(number)
+        if name in _WORDS:
+            scheme[name] = _WORDS[name][int(number)]
+        else:
+            scheme[name] = int(number)
     return scheme
 
 
 def _signature(fields: Mapping[str, Any]) -> str:
-    """The fields as they are written in a call, such as ``"capacity": ...``."""
+    """Return the fields as they are written in a call, such as ``"capacity": ...``."""
     parts = []
     for name, default in fields.items():
-        parts.append(f'"{name}": ' + ("..." if default is _REQUIRED else repr(default)))
+        value = "..." if default is _REQUIRED else repr(default)
+        parts.append(f'"{name}": {value}')
     return ", ".join(parts)

@@ -44,32 +44,50 @@ from gdpjax.ledger._events import (
 from gdpjax.ledger._ledger import Ledger
 from gdpjax.ledger._scheme import check_scheme, numbers_of_scheme, scheme_of_numbers
 
-_ANY = Domain("a number", lambda x: x == x)
-_INFINITE = Domain("-inf or inf", lambda x: abs(x) == np.inf)
+_NUMBER = Domain("a number", lambda value: value == value)
+_INFINITE = Domain("-inf or inf", lambda value: abs(value) == np.inf)
 
 
 class LedgerState(NamedTuple):
-    """A ledger inside a compiled step: run-length rows of static capacity (see the module docstring)."""
+    """A ledger inside a compiled step: run-length rows of static capacity (see the module docstring).
 
-    noise_multiplier: Array  # float[capacity], rounded down
-    sampling_prob: Array  # float[capacity], rounded up
-    num_steps: Array  # int32[capacity]
-    used: Array  # int32, rows in use
-    overflow: Array  # bool, whether rows had to be merged conservatively
-    extra_delta: Array  # float, probability so far that a padded batch did not fit
-    kind: Array  # int32, index of `_Kind`
-    scheme: Any = None  # int32[2 or 3], what else an event of the sampling scheme says (`_scheme`)
+    Attributes:
+      noise_multiplier: float[capacity], rounded down.
+      sampling_prob: float[capacity], rounded up.
+      num_steps: int32[capacity].
+      used: int32[], the number of rows in use.
+      overflow: bool[], whether rows had to be merged conservatively.
+      extra_delta: float[], the probability so far that a padded batch did not fit.
+      kind: int32[], the index of a `_Kind` in `_KINDS`.
+      scheme: int32[1 to 4], what else an event of the sampling scheme says (`_scheme`); None where it has none.
+    """
+
+    noise_multiplier: Array
+    sampling_prob: Array
+    num_steps: Array
+    used: Array
+    overflow: Array
+    extra_delta: Array
+    kind: Array
+    scheme: Any = None
 
 
 class _Kind(NamedTuple):
-    """What the steps of one ledger have in common."""
+    """What the steps of one ledger have in common.
+
+    Attributes:
+      sampling: as in `gdpjax.privatize`.
+      neighboring_relation: of the statement.
+      announced: whether a run stops at a batch that does not fit, so that the overflow shows.
+    """
 
     sampling: str
     neighboring_relation: NeighboringRelation
-    announced: bool = False  # whether a run stops at a batch that does not fit, and says so
+    announced: bool = False
 
 
-_ADDED, _REPLACED = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+_ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACED = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 _KINDS = (
     _Kind("poisson", _ADDED),
@@ -100,10 +118,14 @@ _KIND_NAMES = tuple(f"{kind.sampling!r}, {kind.neighboring_relation.name}" for k
 
 
 def init_ledger(
-    capacity: int, sampling: str, neighboring_relation: NeighboringRelation, *, announced: bool = False,
+    capacity: int,
+    sampling: str,
+    neighboring_relation: NeighboringRelation,
+    *,
+    announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
-) -> LedgerState:  # fmt: skip
-    """An empty ledger of ``capacity`` rows, whose events will be ``announced`` or not where batches may overflow.
+) -> LedgerState:
+    """Return an empty ledger of ``capacity`` rows, whose events are ``announced`` or not where batches may overflow.
 
     ``scheme`` holds what the events say beside noise and sampling probability, by the names of their fields:
     max_examples and capacity of a `TruncatedPoissonEvent`, steps_per_epoch, num_selected and bins of an
@@ -113,9 +135,13 @@ def init_ledger(
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
     check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
-    announced = check_flag("announced", announced) and sampling in ("poisson", ALLOCATION, CYCLIC_POISSON)
+    may_overflow = sampling in ("poisson", ALLOCATION, CYCLIC_POISSON)
+    announced = check_flag("announced", announced) and may_overflow
     kind = _KINDS.index(_Kind(sampling, relation, announced))
     fields = check_scheme(sampling, scheme)
+    scheme_numbers = None
+    if fields is not None:
+        scheme_numbers = jnp.asarray(numbers_of_scheme(fields), jnp.int32)
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -125,69 +151,80 @@ def init_ledger(
         overflow=jnp.zeros((), bool),
         extra_delta=jnp.zeros((), real),
         kind=jnp.asarray(kind, jnp.int32),
-        scheme=None if fields is None else jnp.asarray(numbers_of_scheme(fields), jnp.int32),
+        scheme=scheme_numbers,
     )
 
 
 def round_toward(value: Array, direction: float, real: Any) -> Array:
-    """``value`` as a float of dtype ``real``, rounded down (direction -inf) or up (inf)."""
-    check("value", value, _ANY)
+    """Return ``value`` as a float of dtype ``real``, rounded down (direction -inf) or up (inf)."""
+    check("value", value, _NUMBER)
     check_number("direction", direction, _INFINITE)
     if number_kind(real) != "f":
         raise ValueError(f"real must be a floating dtype, got {shown(real)}")
     if is_traced(value):
         return value.astype(real)
+    # Round to the nearest, and go one float on if that is on the wrong side.
     exact = np.float64(value)
     rounded = np.asarray(exact, real)
-    wrong = rounded > exact if direction < 0 else rounded < exact
-    return jnp.asarray(np.nextafter(rounded, np.asarray(direction, real)) if wrong else rounded)
+    is_wrong_side = rounded > exact if direction < 0 else rounded < exact
+    if is_wrong_side:
+        rounded = np.nextafter(rounded, np.asarray(direction, real))
+    return jnp.asarray(rounded)
 
 
 def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array) -> LedgerState:
-    """The ledger after one more step; jit, scan and vmap."""
+    """Return the ledger after one more step; works under jit, scan and vmap."""
     check_instance("state", state, LedgerState, "such as init_ledger gives")
     check_tree("state", state)
     check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
     check_scalar("sampling_prob", sampling_prob, UNIT)
     check_scalar("extra_delta", extra_delta, HALF_OPEN_UNIT)
-    state = jax.tree.map(jnp.asarray, state)  # a restored state may hold NumPy arrays
+    # A restored state may hold NumPy arrays.
+    state = jax.tree.map(jnp.asarray, state)
+
+    # Round to the side that overstates the loss.
     real = state.noise_multiplier.dtype
-    noise = round_toward(noise_multiplier, -np.inf, real)
-    prob = round_toward(sampling_prob, np.inf, real)
-    lost = state.extra_delta + jnp.asarray(extra_delta, real)
-    lost = jnp.where(lost > state.extra_delta, jnp.nextafter(lost, jnp.asarray(jnp.inf, real)), lost)
-    step = next_row(state.noise_multiplier, state.sampling_prob, state.used[None], noise[None], prob[None])
-    return LedgerState(
+    noise_multiplier = round_toward(noise_multiplier, -np.inf, real)
+    sampling_prob = round_toward(sampling_prob, np.inf, real)
+    total_delta = state.extra_delta + jnp.asarray(extra_delta, real)
+    rounded_up = jnp.nextafter(total_delta, jnp.asarray(jnp.inf, real))
+    total_delta = jnp.where(total_delta > state.extra_delta, rounded_up, total_delta)
+
+    # Count the step in the row of equal steps, in a new row, or in the last one if there is no other.
+    step = next_row(
+        state.noise_multiplier, state.sampling_prob, state.used[None], noise_multiplier[None], sampling_prob[None]
+    )
+    return state._replace(
         noise_multiplier=jnp.where(step.row, step.noise_multiplier, state.noise_multiplier),
         sampling_prob=jnp.where(step.row, step.sampling_prob, state.sampling_prob),
         num_steps=state.num_steps + step.row.astype(jnp.int32),
         used=state.used + step.is_new[0].astype(jnp.int32),
         overflow=state.overflow | step.is_merged[0],
-        extra_delta=lost,
-        kind=state.kind,
-        scheme=state.scheme,
+        extra_delta=total_delta,
     )
 
 
 def record_steps(
     state: LedgerState, num_steps: Array, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array
 ) -> LedgerState:
-    """The ledger after ``num_steps`` more equal steps."""
+    """Return the ledger after ``num_steps`` more equal steps."""
     if not is_traced(num_steps):
         num_steps = check_count("num_steps", num_steps, least=0)
     check_instance("state", state, LedgerState, "such as init_ledger gives")
     check_tree("state", state)
-    # Concrete numbers are looked at here; in the loop they are traced.
+    # Concrete numbers are checked here; in the loop they are traced.
     check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
     check_scalar("sampling_prob", sampling_prob, UNIT)
     check_scalar("extra_delta", extra_delta, HALF_OPEN_UNIT)
-    return jax.lax.fori_loop(
-        0, num_steps, lambda _, after: record_step(after, noise_multiplier, sampling_prob, extra_delta), state
-    )
+
+    def record_one(_: Array, state: LedgerState) -> LedgerState:
+        return record_step(state, noise_multiplier, sampling_prob, extra_delta)
+
+    return jax.lax.fori_loop(0, num_steps, record_one, state)
 
 
 def ledger_from_state(state: LedgerState) -> Ledger:
-    """The host-side `Ledger` of one configuration's state; rows without steps are dropped."""
+    """Return the host-side `Ledger` of one configuration's state; rows without steps are dropped."""
     check_instance("state", state, LedgerState, "the ledger of an optimizer's state (see ledger_of)")
     check_tree("state", state)
     if is_traced(state):
@@ -198,37 +235,52 @@ def ledger_from_state(state: LedgerState) -> Ledger:
             "for example jax.tree.map(lambda x: x[i], opt_state)"
         )
     kind = _KINDS[int(state.kind)]
-    rows = zip(state.noise_multiplier, state.sampling_prob, state.num_steps, strict=True)
     if kind.sampling == TRUNCATED_POISSON:
-        scheme = scheme_of_numbers(kind.sampling, state.scheme)
-        return Ledger([TruncatedPoissonEvent(float(s), float(p), int(t), **scheme) for s, p, t in rows if int(t)])
+        return Ledger(_truncated_events(state, kind))
     if kind.sampling in (ALLOCATION, SHUFFLED):
         return Ledger(_events_of_epochs(state, kind))
     if kind.sampling == CORRELATED:
         return Ledger(_correlated_event(state, kind))
     if kind.sampling == CYCLIC_POISSON:
         return Ledger(_cyclic_event(state, kind))
-    events = [Event(float(s), float(p), int(t), **kind._asdict()) for s, p, t in rows if int(t)]
-    if events and float(state.extra_delta):
+    return Ledger(_sampled_events(state, kind))
+
+
+def _sampled_events(state: LedgerState, kind: _Kind) -> list[Event]:
+    """Return the steps so far of Poisson or uniform sampling, an event for each row."""
+    events = []
+    for noise_multiplier, sampling_prob, num_steps in _rows_made(state):
+        events.append(Event(noise_multiplier, sampling_prob, num_steps, **kind._asdict()))
+    overflow = float(state.extra_delta)
+    if events and overflow:
         # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
-        events[-1] = dataclasses.replace(events[-1], overflow=float(state.extra_delta))
-    return Ledger(events)
+        events[-1] = dataclasses.replace(events[-1], overflow=overflow)
+    return events
+
+
+def _truncated_events(state: LedgerState, kind: _Kind) -> list[TruncatedPoissonEvent]:
+    """Return the steps so far of truncated Poisson sampling, an event for each row."""
+    scheme = scheme_of_numbers(kind.sampling, state.scheme)
+    events = []
+    for noise_multiplier, sampling_prob, num_steps in _rows_made(state):
+        events.append(TruncatedPoissonEvent(noise_multiplier, sampling_prob, num_steps, **scheme))
+    return events
 
 
 def _events_of_epochs(state: LedgerState, kind: _Kind) -> list[AllocationEvent | ShuffledEvent]:
-    """The steps so far as whole epochs, of which the last may lack some."""
+    """Return the steps so far as whole epochs, of which the last may lack some."""
+    rows = _rows_made(state)
+    if not rows:
+        return []
+    if len(rows) > 1:
+        subject = "allocation is" if kind.sampling == ALLOCATION else "shuffled batches are"
+        raise ValueError(f"{subject} accounted for with one noise multiplier, got steps with {len(rows)} of them")
+    noise_multiplier, _, num_steps = rows[0]
     scheme = scheme_of_numbers(kind.sampling, state.scheme)
     steps_per_epoch = scheme["steps_per_epoch"]
-    noise = [float(s) for s, t in zip(state.noise_multiplier, state.num_steps, strict=True) if int(t)]
-    num_steps = sum(int(t) for t in state.num_steps)
-    if not noise:
-        return []
-    if len(noise) > 1:
-        who = "allocation is" if kind.sampling == ALLOCATION else "shuffled batches are"
-        raise ValueError(f"{who} accounted for with one noise multiplier, got steps with {len(noise)} of them")
     num_epochs = -(-num_steps // steps_per_epoch)
-    numbers = {
-        "noise_multiplier": noise[0],
+    fields = {
+        "noise_multiplier": noise_multiplier,
         "num_epochs": num_epochs,
         "neighboring_relation": kind.neighboring_relation,
         "overflow": float(state.extra_delta),
@@ -236,8 +288,8 @@ def _events_of_epochs(state: LedgerState, kind: _Kind) -> list[AllocationEvent |
         **scheme,
     }
     if kind.sampling == SHUFFLED:
-        return [ShuffledEvent(**numbers)]
-    return [AllocationEvent(**numbers, announced=kind.announced)]
+        return [ShuffledEvent(**fields)]
+    return [AllocationEvent(**fields, announced=kind.announced)]
 
 
 def _rows_made(state: LedgerState) -> list[tuple[float, float, int]]:
@@ -292,9 +344,13 @@ def _cyclic_event(state: LedgerState, kind: _Kind) -> list[CyclicPoissonEvent]:
 
 
 _CALLING_ONCE = {
-    "InjectHyperparamsState", "InjectStatefulHyperparamsState", "LookaheadState", "MaskedState", "PartitionState",
+    "InjectHyperparamsState",
+    "InjectStatefulHyperparamsState",
+    "LookaheadState",
+    "MaskedState",
+    "PartitionState",
     "ScheduleFreeState",
-}  # fmt: skip
+}
 """States of the optax wrappers that give what they wrap every sum once, unchanged, and use nothing but its answer.
 
 Others do not: MultiSteps, apply_if_finite and conditionally_transform skip steps or roll them back; sam and mechanize
@@ -303,49 +359,77 @@ use the sum itself.
 
 
 def _wrapper_around(tree: PyTree) -> str | None:
-    """The first optax wrapper around the ledger's transform that is not known to call it once per step, by name."""
+    """Return the name of the first optax wrapper around the ledger's transform that may not call it once per step."""
     if isinstance(tree, LedgerState) or not _ledgers(tree):
         return None
     name = type(tree).__name__
-    is_optax = type(tree).__module__.partition(".")[0] == "optax"
-    if is_optax and name not in _CALLING_ONCE:
+    if _is_optax_state(tree) and name not in _CALLING_ONCE:
         return name
-    return next(filter(None, map(_wrapper_around, _children(tree))), None)
+    for child in _children(tree):
+        wrapper = _wrapper_around(child)
+        if wrapper is not None:
+            return wrapper
+    return None
 
 
 def _stateful_before(tree: PyTree) -> str | None:
-    """The optax state that stands before the ledger's in a chain and holds numbers of its own, by name, or None."""
+    """Return the name of the optax state that stands before the ledger's in a chain and holds numbers of its own."""
     if isinstance(tree, LedgerState):
         return None
     children = _children(tree)
-    if type(tree) is tuple:  # a chain's
-        last = max((index for index, child in enumerate(children) if _ledgers(child)), default=0)
-        before = (_stateful(child) for child in children[:last] if not _ledgers(child))
-        if name := next(filter(None, before), None):
-            return name
-    return next(filter(None, map(_stateful_before, children)), None)
+
+    # The state of a chain is a tuple of the states of its transforms.
+    if type(tree) is tuple:
+        position = 0
+        for index, child in enumerate(children):
+            if _ledgers(child):
+                position = index
+        for child in children[:position]:
+            stateful = None if _ledgers(child) else _stateful(child)
+            if stateful is not None:
+                return stateful
+
+    for child in children:
+        stateful = _stateful_before(child)
+        if stateful is not None:
+            return stateful
+    return None
 
 
 def _stateful(tree: PyTree) -> str | None:
-    """The first optax state in a tree that holds arrays, by name, or None."""
+    """Return the name of the first optax state in a tree that holds arrays, or None."""
     if type(tree) is tuple:
-        return next(filter(None, map(_stateful, tree)), None)
-    is_optax = type(tree).__module__.partition(".")[0] == "optax"
-    return type(tree).__name__ if is_optax and jax.tree.leaves(tree) else None
+        for child in tree:
+            stateful = _stateful(child)
+            if stateful is not None:
+                return stateful
+        return None
+    if _is_optax_state(tree) and jax.tree.leaves(tree):
+        return type(tree).__name__
+    return None
+
+
+def _is_optax_state(tree: PyTree) -> bool:
+    """Return whether optax defines the type of this state."""
+    return type(tree).__module__.partition(".")[0] == "optax"
 
 
 def _children(tree: PyTree) -> list[PyTree]:
+    """Return the subtrees directly beneath the root."""
     level = jax.tree_util.default_registry.flatten_one_level(tree)
-    return [] if level is None else list(level[0])
+    if level is None:
+        return []
+    return list(level[0])
 
 
 def _ledgers(tree: PyTree) -> list[LedgerState]:
-    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LedgerState))
-    return [leaf for leaf in leaves if isinstance(leaf, LedgerState)]
+    """Return every `LedgerState` in a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LedgerState))
+    return [node for node in nodes if isinstance(node, LedgerState)]
 
 
 def ledger_of(opt_state: PyTree) -> Ledger:
-    """The ledger of what an optimizer state has actually run.
+    """Return the ledger of what an optimizer state has actually run.
 
     Args:
       opt_state: the state of a chain with exactly one `gdpjax.privatize` in it (`gdpjax.dpsgd` is such a chain).
@@ -358,32 +442,38 @@ def ledger_of(opt_state: PyTree) -> Ledger:
         wrapper that is not known to call it once per step (optax.MultiSteps, apply_if_finite, sam, ...), or an optax
         transform with a state of its own (adam, momentum, a schedule) before it in the chain.
     """
+    state = ledger_state_of(opt_state)
+
     # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
-    found = ledger_state_of(opt_state)
-    arrays = [jax.tree.leaves(field) for field in found]
-    return ledger_from_state(LedgerState(*(leaves[0] if leaves else None for leaves in arrays)))
+    arrays = []
+    for field in state:
+        leaves = jax.tree.leaves(field)
+        arrays.append(leaves[0] if leaves else None)
+    return ledger_from_state(LedgerState(*arrays))
 
 
 def ledger_state_of(opt_state: PyTree) -> LedgerState:
-    """The one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
+    """Return the one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
     leaves_of("opt_state", opt_state)
-    found = _ledgers(opt_state)
-    if wrapper := _wrapper_around(opt_state):
+    states = _ledgers(opt_state)
+    wrapper = _wrapper_around(opt_state)
+    if wrapper is not None:
         raise ValueError(
             f"{wrapper.removesuffix('State')} around the private transform skips, repeats or averages its steps, or "
             "uses the sums without noise, so that noise and ledger no longer describe what was released; put such "
             "wrappers after gdpjax.privatize in the chain, and add microbatches up with gdpjax.accumulate_clipped"
         )
-    if before := _stateful_before(opt_state):
+    stateful = _stateful_before(opt_state)
+    if stateful is not None:
         raise ValueError(
-            f"{before.removesuffix('State')} comes before the private transform in the chain and changes the clipped "
+            f"{stateful.removesuffix('State')} comes before the private transform in the chain and changes the clipped "
             "sums, so that their sensitivity is not the one that the noise is for; put it after gdpjax.privatize"
         )
-    if not found:
+    if not states:
         raise ValueError("the optimizer state holds no ledger; was it made by a chain with gdpjax.privatize in it?")
-    if len(found) > 1:
+    if len(states) > 1:
         raise ValueError(
-            f"the optimizer state holds {len(found)} ledgers; two private releases from the same batches are one joint "
-            "event (Event.joint), never two independent ones: use a single privatize for all the parameters"
+            f"the optimizer state holds {len(states)} ledgers; two private releases from the same batches are one "
+            "joint event (Event.joint), never two independent ones: use a single privatize for all the parameters"
         )
-    return found[0]
+    return states[0]

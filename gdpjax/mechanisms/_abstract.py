@@ -1,7 +1,7 @@
-"""What every mechanism offers, and exact coin flips.
+"""The base of all mechanisms, checks of their arguments, and exact coin flips.
 
-A mechanism is a frozen pytree of its privacy parameters: it says its curve (`tradeoff`), and from that `delta` and
-`epsilon`; it draws (`sample`) under jit and vmap, from an explicit key that is used once.
+A mechanism is a frozen pytree of its privacy parameters: it has a curve (`tradeoff`), from which `delta` and `epsilon`
+follow; it draws (`sample`) under jit and vmap, from an explicit key that is used once.
 
 *Floats.* Noise in floating point is not the noise of the theorem: the set of values that x + noise can take depends on
 x, and observing the low bits of one release can reveal the input (Mironov, CCS 2012, broke textbook Laplace samplers
@@ -29,15 +29,18 @@ class Mechanism:
     """Abstract base of all mechanisms: a curve and what follows from it."""
 
     def tradeoff(self) -> Curve:
-        """The exact trade-off curve of one release, between neighbours at the stated sensitivity."""
+        """Return the exact trade-off curve of one release, between neighbours at the stated sensitivity."""
         raise NotImplementedError
 
     def delta(self, epsilon: Array) -> Array:
-        """The smallest delta with (epsilon, delta)-DP for one release; exact. See `gdpjax.tradeoff.delta`."""
+        """Return the smallest delta with (epsilon, delta)-DP for one release; exact. See `gdpjax.tradeoff.delta`."""
         return delta_of(self.tradeoff(), epsilon)
 
     def epsilon(self, delta: Array) -> Array:
-        """The smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact. See `gdpjax.tradeoff.epsilon`."""
+        """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact.
+
+        See `gdpjax.tradeoff.epsilon`.
+        """
         return epsilon_of(self.tradeoff(), delta)
 
 
@@ -45,45 +48,53 @@ class Additive(Mechanism):
     """Mechanisms that add noise to a value of bounded sensitivity."""
 
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
-        """``value`` (a scalar, an array or a pytree of arrays) with noise for ``sensitivity``."""
+        """Return ``value`` (a scalar, an array or a pytree of arrays) with noise for ``sensitivity``."""
         raise NotImplementedError
 
 
 def check_sensitivity(sensitivity: Any) -> Any:
-    """A sensitivity >= 0, concrete or traced (then NaN where it is not)."""
+    """Return a sensitivity >= 0, concrete or traced; a traced one that is negative becomes NaN."""
     return one_number("sensitivity", sensitivity, NONNEGATIVE)
 
 
 def one_number(name: str, value: Any, domain: Domain) -> Any:
-    """One number in ``domain``; traced ones outside become NaN, so that a release shows it."""
+    """Return one number in ``domain``; traced ones outside become NaN, so that a release shows it."""
     check(name, value, domain)
     if np.ndim(value):
         raise ValueError(f"{name} must be one number, for the whole value, got shape {np.shape(value)}")
-    return jnp.where(domain.contains(value), value, jnp.nan) if is_traced(value) else value
+    if is_traced(value):
+        return jnp.where(domain.contains(value), value, jnp.nan)
+    return value
 
 
 def floating(leaf: Any) -> Array:
-    """A leaf as float32 or wider; whole numbers only where that is exact, else neighbours could move apart."""
+    """Return a leaf as float32 or wider; whole numbers only where that is exact, else neighbours could move apart."""
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise ValueError("complex values are not supported; pass real and imaginary parts")
     wide = jnp.promote_types(array.dtype, jnp.float32)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         return array.astype(wide)
+
+    # The largest size up to which this dtype holds every whole number.
     largest = 2 ** (jnp.finfo(wide).nmant + 1)
-    if not is_traced(leaf) and np.size(leaf) and max(abs(int(np.max(leaf))), abs(int(np.min(leaf)))) > largest:
-        raise ValueError(
-            f"whole numbers must be at most {largest} in size, where {wide} holds them exactly: use a discrete "
-            "mechanism, or subtract a public constant first"
-        )
-    return jnp.where((array <= largest) & (array >= -largest), array.astype(wide), jnp.nan)
+    if not is_traced(leaf) and np.size(leaf):
+        size = max(abs(int(np.max(leaf))), abs(int(np.min(leaf))))
+        if size > largest:
+            raise ValueError(
+                f"whole numbers must be at most {largest} in size, where {wide} holds them exactly: use a discrete "
+                "mechanism, or subtract a public constant first"
+            )
+    is_exact = (array <= largest) & (array >= -largest)
+    return jnp.where(is_exact, array.astype(wide), jnp.nan)
 
 
 def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:
-    """Booleans that are true with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
+    """Draw booleans that are true with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
+    # Float64 holds p 2^32 exactly; p = 1 does not fit 32 bits.
     with jax.enable_x64(True):
         wide = jnp.asarray(probability, jnp.float64)
         threshold = jnp.floor(jnp.clip(wide, 0.0, 1.0) * 2.0**32)
-        always = threshold >= 2.0**32
-        threshold = jnp.where(always, 0.0, threshold).astype(jnp.uint32)
-    return always | (bits(key, shape) < threshold)
+        is_certain = threshold >= 2.0**32
+        threshold = jnp.where(is_certain, 0.0, threshold).astype(jnp.uint32)
+    return is_certain | (bits(key, shape) < threshold)

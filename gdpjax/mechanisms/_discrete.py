@@ -35,30 +35,36 @@ from gdpjax._core.types import Array
 from gdpjax.mechanisms._abstract import Mechanism
 from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
 
+_WORDS_PER_BLOCK = 4096
+_LARGEST_SUPPORT = 2**20
+_LARGEST_EXPONENT = 709.0  # of a float64
+
 Uniform = Callable[[int], int]
 """A source of whole numbers uniform on [0, n)."""
 
 
 def _uniform_from(key: Array) -> Uniform:
-    """Uniform whole numbers from a key: words in blocks, and rejection where n is not a power of two."""
+    """Return a source of uniform whole numbers: bits from the key, and rejection where n is not a power of two."""
     words: list[int] = []
-    block = 0
+    next_block = 0
 
-    def word() -> int:
-        nonlocal block
+    def draw_word() -> int:
+        nonlocal next_block
         if not words:
-            drawn = random_bits(fold_in(key, block), (4096,))
-            words.extend(np.asarray(drawn).tolist())
-            block += 1
+            block = random_bits(fold_in(key, next_block), (_WORDS_PER_BLOCK,))
+            words.extend(np.asarray(block).tolist())
+            next_block += 1
         return words.pop()
 
     def uniform(n: int) -> int:
-        bits = (n - 1).bit_length()
+        num_bits = (n - 1).bit_length()
+        num_words = -(-num_bits // 32)
+        mask = (1 << num_bits) - 1
         while True:
             value = 0
-            for _ in range(-(-bits // 32)):
-                value = value << 32 | word()
-            value &= (1 << bits) - 1
+            for _ in range(num_words):
+                value = value << 32 | draw_word()
+            value &= mask
             if value < n:
                 return value
 
@@ -66,39 +72,50 @@ def _uniform_from(key: Array) -> Uniform:
 
 
 def _bernoulli_exp(gamma: Fraction, uniform: Uniform) -> bool:
-    """True with probability exp(-gamma), gamma >= 0."""
+    """Draw True with probability exp(-gamma), gamma >= 0."""
+    # exp(-gamma) = exp(-1) exp(-(gamma - 1))
     while gamma > 1:
         if not _bernoulli_exp(Fraction(1), uniform):
             return False
         gamma -= 1
-    count = 1
-    while uniform(gamma.denominator * count) < gamma.numerator:
-        count += 1
-    return count % 2 == 1
+
+    # P(the first n trials all succeed) = gamma^n / n!, whose alternating sum is exp(-gamma).
+    num_trials = 1
+    while uniform(gamma.denominator * num_trials) < gamma.numerator:
+        num_trials += 1
+    return num_trials % 2 == 1
 
 
 def _discrete_laplace(scale: Fraction, uniform: Uniform) -> int:
-    """P(x) proportional to exp(-|x| / scale)."""
-    numerator, denominator = scale.numerator, scale.denominator
+    """Draw a whole number x with P(x) proportional to exp(-|x| / scale)."""
+    numerator = scale.numerator
+    denominator = scale.denominator
     while True:
+        # A geometric number with P(n) proportional to exp(-n / numerator), by its remainder and its quotient.
         remainder = uniform(numerator)
         if not _bernoulli_exp(Fraction(remainder, numerator), uniform):
             continue
         quotient = 0
         while _bernoulli_exp(Fraction(1), uniform):
             quotient += 1
-        size = (remainder + numerator * quotient) // denominator
-        negative = uniform(2) == 1
-        if not (negative and size == 0):
-            return -size if negative else size
+        geometric = remainder + numerator * quotient
+
+        # Divided by the denominator it has the scale that is wanted. Zero counts once only, without a sign.
+        size = geometric // denominator
+        is_negative = uniform(2) == 1
+        if is_negative and size == 0:
+            continue
+        return -size if is_negative else size
 
 
 def _discrete_gaussian(stddev: Fraction, uniform: Uniform) -> int:
-    """P(x) proportional to exp(-x^2 / (2 stddev^2))."""
-    variance, scale = stddev**2, Fraction(math.floor(stddev) + 1)
+    """Draw a whole number x with P(x) proportional to exp(-x^2 / (2 stddev^2))."""
+    variance = stddev**2
+    scale = Fraction(math.floor(stddev) + 1)
     while True:
         proposal = _discrete_laplace(scale, uniform)
-        if _bernoulli_exp((abs(proposal) - variance / scale) ** 2 / (2 * variance), uniform):
+        excess = abs(proposal) - variance / scale
+        if _bernoulli_exp(excess**2 / (2 * variance), uniform):
             return proposal
 
 
@@ -113,28 +130,30 @@ class _Discrete(Mechanism):
         self.sensitivity = check_count("sensitivity", sensitivity)
 
     def _draw(self, uniform: Uniform) -> int:
+        """Draw one whole number of noise."""
         raise NotImplementedError
 
     def _law(self) -> "_Law":
+        """Return the laws of the noise and of the noise shifted by the sensitivity."""
         raise NotImplementedError
 
     def tradeoff(self) -> Curve:
-        """The polygon of the tests "x > c", without tails below 1e-300; its beta near 1 is right to 1e-16."""
+        """Return the polygon of the tests "x > c", without tails below 1e-300; its beta near 1 is right to 1e-16."""
         law = self._law()
         return from_probabilities(law.null, law.alternative)
 
     def delta(self, epsilon: Array) -> Array:
-        """The smallest delta with (epsilon, delta)-DP for one release; exact to a relative 1e-11, also where tiny."""
+        """Return the smallest delta with (epsilon, delta)-DP for one release; exact to a relative 1e-11, even tiny."""
         law = self._law()
         return _delta(epsilon, law.loss, _tails(law.null), _tails(law.alternative))
 
     def epsilon(self, delta: Array) -> Array:
-        """The smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact, see `delta`."""
+        """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact, see `delta`."""
         law = self._law()
         return _epsilon(delta, law.loss, _tails(law.null), _tails(law.alternative), law.is_bounded)
 
     def sample(self, key: Array, value: Any) -> np.ndarray:
-        """``value`` with exact integer noise, element by element; on the host, about 1e4 numbers a second.
+        """Return ``value`` with exact integer noise, element by element; on the host, about 1e4 numbers a second.
 
         Args:
             key: a PRNG key, used for nothing else.
@@ -152,8 +171,8 @@ class _Discrete(Mechanism):
         if not np.issubdtype(integers.dtype, np.integer):
             raise ValueError(f"value must hold integers, got {integers.dtype}; round the query, not the answer")
         uniform = _uniform_from(key)
-        noise = np.array([self._draw(uniform) for _ in range(integers.size)], np.int64).reshape(integers.shape)
-        return integers.astype(np.int64) + noise
+        noise = [self._draw(uniform) for _ in range(integers.size)]
+        return integers.astype(np.int64) + np.array(noise, np.int64).reshape(integers.shape)
 
 
 class DiscreteLaplaceMechanism(_Discrete):
@@ -182,25 +201,39 @@ class DiscreteLaplaceMechanism(_Discrete):
         self.privacy_loss = float(epsilon)
 
     def _draw(self, uniform: Uniform) -> int:
-        return _discrete_laplace(Fraction(self.sensitivity) / Fraction(self.privacy_loss), uniform)
+        scale = Fraction(self.sensitivity) / Fraction(self.privacy_loss)
+        return _discrete_laplace(scale, uniform)
 
     def _law(self) -> "_Law":
-        rate, shift = self.privacy_loss / self.sensitivity, self.sensitivity
+        rate = self.privacy_loss / self.sensitivity
+        shift = self.sensitivity
         x = _support(690.0 / rate, shift)
-        null, alternative = (_normalised(-rate * np.abs(x - at)) for at in (0, shift))
-        return _Law(null, alternative, rate * (np.abs(x) - np.abs(x - shift)), is_bounded=True)
+        distance_null = np.abs(x)
+        distance_alternative = np.abs(x - shift)
+        return _Law(
+            null=_normalised(-rate * distance_null),
+            alternative=_normalised(-rate * distance_alternative),
+            loss=rate * (distance_null - distance_alternative),
+            is_bounded=True,
+        )
 
     def tradeoff(self) -> Curve:
-        """`ApproximateDP(epsilon)` for sensitivity 1, else the polygon of the tests "x > c"."""
-        return ApproximateDP(self.privacy_loss) if self.sensitivity == 1 else super().tradeoff()
+        """Return `ApproximateDP(epsilon)` for sensitivity 1, else the polygon of the tests "x > c"."""
+        if self.sensitivity == 1:
+            return ApproximateDP(self.privacy_loss)
+        return super().tradeoff()
 
     def delta(self, epsilon: Array) -> Array:
-        """The smallest delta with (epsilon, delta)-DP for one release; exact."""
-        return Mechanism.delta(self, epsilon) if self.sensitivity == 1 else super().delta(epsilon)
+        """Return the smallest delta with (epsilon, delta)-DP for one release; exact."""
+        if self.sensitivity == 1:
+            return Mechanism.delta(self, epsilon)
+        return super().delta(epsilon)
 
     def epsilon(self, delta: Array) -> Array:
-        """The smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact."""
-        return Mechanism.epsilon(self, delta) if self.sensitivity == 1 else super().epsilon(delta)
+        """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact."""
+        if self.sensitivity == 1:
+            return Mechanism.epsilon(self, delta)
+        return super().epsilon(delta)
 
 
 class DiscreteGaussianMechanism(_Discrete):
@@ -229,17 +262,30 @@ class DiscreteGaussianMechanism(_Discrete):
         self.noise_multiplier = float(noise_multiplier)
 
     def _draw(self, uniform: Uniform) -> int:
-        return _discrete_gaussian(Fraction(self.noise_multiplier) * self.sensitivity, uniform)
+        stddev = Fraction(self.noise_multiplier) * self.sensitivity
+        return _discrete_gaussian(stddev, uniform)
 
     def _law(self) -> "_Law":
-        stddev, shift = self.noise_multiplier * self.sensitivity, self.sensitivity
+        stddev = self.noise_multiplier * self.sensitivity
+        shift = self.sensitivity
         x = _support(37.0 * stddev, shift)
-        null, alternative = (_normalised(-0.5 * ((x - at) / stddev) ** 2) for at in (0, shift))
-        return _Law(null, alternative, shift * (x - 0.5 * shift) / stddev**2, is_bounded=False)
+        return _Law(
+            null=_normalised(-0.5 * (x / stddev) ** 2),
+            alternative=_normalised(-0.5 * ((x - shift) / stddev) ** 2),
+            loss=shift * (x - 0.5 * shift) / stddev**2,
+            is_bounded=False,
+        )
 
 
 class _Law(NamedTuple):
-    """Masses of the integers under null and alternative, their increasing losses, and whether these have an end."""
+    """The laws of the noise and of the shifted noise on an interval of integers.
+
+    Attributes:
+      null: float64[n], the masses of the noise.
+      alternative: float64[n], the masses of the noise shifted by the sensitivity.
+      loss: float64[n], the privacy losses log(alternative / null), increasing.
+      is_bounded: whether the losses have an end, or go on beyond the interval.
+    """
 
     null: np.ndarray
     alternative: np.ndarray
@@ -248,39 +294,59 @@ class _Law(NamedTuple):
 
 
 def _support(reach: float, shift: int) -> np.ndarray:
-    if reach + shift > 2**20:
+    """Return the integers from -reach to reach + shift as float64."""
+    if reach + shift > _LARGEST_SUPPORT:
         raise ValueError(f"the noise spreads over {reach:.0f} integers, too many for a polygon; use continuous noise")
     return np.arange(-math.ceil(reach), math.ceil(reach) + shift + 1, dtype=np.float64)
 
 
 def _normalised(log_weight: np.ndarray) -> np.ndarray:
+    """Return the probabilities that are proportional to exp(log_weight)."""
     weight = np.exp(log_weight)
     return weight / weight.sum()
 
 
 def _tails(mass: np.ndarray) -> np.ndarray:
-    """Sums from each index on, and 0; each relative to itself accurate."""
-    return np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+    """Return the sums of the masses from each index on, and a last 0: n + 1 numbers, each accurate for its size."""
+    from_the_end = np.cumsum(mass[::-1])
+    return np.append(from_the_end[::-1], 0.0)
 
 
-def _gap(epsilon: Array, loss: Array, null: Array, alternative: Array) -> Array:
-    above = jnp.searchsorted(loss, epsilon, side="right")
-    weight = jnp.exp(jnp.minimum(epsilon, 709.0))  # no mass has a larger loss
-    return jnp.clip(alternative[above] - weight * null[above], 0.0, 1.0)
+def _delta_at(epsilon: Array, loss: Array, null_tail: Array, alternative_tail: Array) -> Array:
+    """Return A - e^epsilon N, where A and N are the masses of the losses above epsilon."""
+    first_above = jnp.searchsorted(loss, epsilon, side="right")
+    # No mass has a loss beyond the largest exponent, so the weight may stop there.
+    weight = jnp.exp(jnp.minimum(epsilon, _LARGEST_EXPONENT))
+    return jnp.clip(alternative_tail[first_above] - weight * null_tail[first_above], 0.0, 1.0)
 
 
-_delta = float64_function(broadcast=False, epsilon=NONNEGATIVE, loss=REAL, null=NONNEGATIVE, alternative=NONNEGATIVE)(
-    _gap
-)
+@float64_function(broadcast=False, epsilon=NONNEGATIVE, loss=REAL, null=NONNEGATIVE, alternative=NONNEGATIVE)
+def _delta(epsilon: Array, loss: Array, null: Array, alternative: Array) -> Array:
+    """Return delta(epsilon) from the increasing losses [n] and the tails of both laws [n + 1]."""
+    return _delta_at(epsilon, loss, null, alternative)
 
 
 @float64_function(broadcast=False, delta=HALF_OPEN_UNIT, loss=REAL, null=NONNEGATIVE, alternative=NONNEGATIVE)
 def _epsilon(delta: Array, loss: Array, null: Array, alternative: Array, is_bounded: bool) -> Array:
-    """Between losses i - 1 and i, A_i - e^epsilon N_i = delta; i is the first loss at which delta is enough."""
-    first = jnp.searchsorted(-_gap(loss, loss, null, alternative), -delta, side="left")
-    mass = jnp.where(alternative[first] > 0, alternative[first], 1.0)
-    share = jnp.minimum(delta / mass, 1.0 - 2.0**-53)
-    log_null = jnp.log(jnp.where(null[first] > 0, null[first], 1.0))
-    value = jnp.maximum(jnp.log(mass) - log_null + jnp.log1p(-share), 0.0) * (1.0 + 1e-13)
-    value = jnp.where(_gap(jnp.zeros(()), loss, null, alternative) <= delta, 0.0, value)
-    return value if is_bounded else jnp.where(delta > 1e-280, value, jnp.inf)
+    """Return epsilon(delta) from the increasing losses [n] and the tails of both laws [n + 1].
+
+    Between losses i - 1 and i, A_i - e^epsilon N_i = delta; i is the first loss at which delta is enough.
+    """
+    delta_at_losses = _delta_at(loss, loss, null, alternative)
+    first = jnp.searchsorted(-delta_at_losses, -delta, side="left")
+    alternative_mass = jnp.where(alternative[first] > 0, alternative[first], 1.0)
+    null_mass = jnp.where(null[first] > 0, null[first], 1.0)
+
+    # epsilon = log A_i - log N_i + log(1 - delta / A_i), rounded up.
+    share = jnp.minimum(delta / alternative_mass, 1.0 - 2.0**-53)
+    epsilon = jnp.log(alternative_mass) - jnp.log(null_mass) + jnp.log1p(-share)
+    epsilon = jnp.maximum(epsilon, 0.0) * (1.0 + 1e-13)
+
+    # A delta that is enough at epsilon = 0 needs no more.
+    delta_at_zero = _delta_at(jnp.zeros(()), loss, null, alternative)
+    epsilon = jnp.where(delta_at_zero <= delta, 0.0, epsilon)
+
+    # Unbounded losses have tails beyond the interval, which only larger deltas cover.
+    if is_bounded:
+        return epsilon
+    return jnp.where(delta > 1e-280, epsilon, jnp.inf)

@@ -45,14 +45,17 @@ class GaussianMechanism(Additive):
     @property
     def mu(self) -> Array:
         """The Gaussian privacy parameter, 1 / noise_multiplier; exact."""
-        return 1.0 / (self.noise_multiplier if is_traced(self) else np.asarray(self.noise_multiplier, np.float64)[()])
+        if is_traced(self):
+            return 1.0 / self.noise_multiplier
+        noise_multiplier = np.asarray(self.noise_multiplier, np.float64)
+        return 1.0 / noise_multiplier[()]
 
     def tradeoff(self) -> Curve:
-        """G_mu with mu = 1 / noise_multiplier; exact."""
+        """Return G_mu with mu = 1 / noise_multiplier; exact."""
         return Gaussian(self.mu)
 
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
-        """``value`` with noise.
+        """Return ``value`` with noise.
 
         Args:
             key: a PRNG key, used for nothing else.
@@ -65,12 +68,13 @@ class GaussianMechanism(Additive):
         Raises:
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
-        scale = one_number("noise_multiplier", self.noise_multiplier, POSITIVE) * check_sensitivity(sensitivity)
-
+        noise_multiplier = one_number("noise_multiplier", self.noise_multiplier, POSITIVE)
+        stddev = noise_multiplier * check_sensitivity(sensitivity)
         check_tree("value", value)
 
-        def noisy(leaf: Any, leaf_key: Array) -> Array:
+        def add_noise(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)
-            return array + jnp.asarray(scale).astype(array.dtype) * standard_normal(leaf_key, array.shape, array.dtype)
+            noise = standard_normal(leaf_key, array.shape, array.dtype)
+            return array + jnp.asarray(stddev).astype(array.dtype) * noise
 
-        return jax.tree.map(noisy, value, leaf_keys(key, value))
+        return jax.tree.map(add_noise, value, leaf_keys(key, value))

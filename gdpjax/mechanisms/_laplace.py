@@ -47,11 +47,11 @@ class LaplaceMechanism(Additive):
         object.__setattr__(self, "privacy_loss", epsilon)
 
     def tradeoff(self) -> Curve:
-        """`Laplace(epsilon)`; exact."""
+        """Return `Laplace(epsilon)`; exact."""
         return Laplace(self.privacy_loss)
 
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
-        """``value`` with noise.
+        """Return ``value`` with noise.
 
         Args:
             key: a PRNG key, used for nothing else.
@@ -65,24 +65,33 @@ class LaplaceMechanism(Additive):
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
         scale = check_sensitivity(sensitivity) / one_number("epsilon", self.privacy_loss, POSITIVE)
-
         check_tree("value", value)
 
-        def noisy(leaf: Any, leaf_key: Array) -> Array:
+        def add_noise(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)
-            return array + jnp.asarray(scale).astype(array.dtype) * standard_laplace(leaf_key, array.shape, array.dtype)
+            noise = standard_laplace(leaf_key, array.shape, array.dtype)
+            return array + jnp.asarray(scale).astype(array.dtype) * noise
 
-        return jax.tree.map(noisy, value, leaf_keys(key, value))
+        return jax.tree.map(add_noise, value, leaf_keys(key, value))
 
 
 def standard_laplace(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Laplace noise of scale 1, from 64 random bits a coordinate."""
-    first, second = bits(key, (2, *shape))
-    sign = jnp.where(first >> 31, -1, 1).astype(dtype)
-    k, most = first & jnp.uint32(0x7FFFFFFF), jnp.uint32(0x7FFFFFFF)
-    low = (second.astype(dtype) + np.asarray(0.5, dtype)) * np.asarray(2.0**-32, dtype)
+    """Draw Laplace noise of scale 1, from 64 random bits a coordinate."""
+    high_word, low_word = bits(key, (2, *shape))
+
+    # One bit is the sign. The other 63 are t = (high + low) 2^-31, with low in (0, 1).
+    sign = jnp.where(high_word >> 31, -1, 1).astype(dtype)
+    largest_high = jnp.uint32(0x7FFFFFFF)
+    high = high_word & largest_high
+    low = (low_word.astype(dtype) + np.asarray(0.5, dtype)) * np.asarray(2.0**-32, dtype)
     unit = np.asarray(2.0**-31, dtype)
-    t = (k.astype(dtype) + low) * unit
-    rest = ((most - k).astype(dtype) + (1 - low)) * unit
-    small = k >= jnp.uint32(1 << 30)
-    return -sign * jnp.where(small, jnp.log1p(-jnp.where(small, rest, 0.5)), jnp.log(t))
+    t = (high.astype(dtype) + low) * unit
+
+    # 1 - t from the same bits, without cancellation.
+    complement = ((largest_high - high).astype(dtype) + (1 - low)) * unit
+
+    # log t, by way of 1 - t where t is at least a half.
+    is_large = high >= jnp.uint32(1 << 30)
+    log_of_large = jnp.log1p(-jnp.where(is_large, complement, 0.5))
+    log_t = jnp.where(is_large, log_of_large, jnp.log(t))
+    return -sign * log_t

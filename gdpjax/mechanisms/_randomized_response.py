@@ -63,14 +63,18 @@ class RandomizedResponse(Mechanism):
 
     @classmethod
     def two_coins(cls) -> Self:
-        """Warner's two fair coins: heads, answer truthfully; tails, say what the second one shows. epsilon = ln 3."""
+        """Return Warner's two fair coins, epsilon = ln 3.
+
+        On heads of the first one answers truthfully, on tails one says what the second shows.
+        """
         return cls(float(np.log(3.0)))
 
     @classmethod
     def with_truth_probability(cls, truth_probability: float, num_categories: int = 2) -> Self:
-        """The mechanism that tells the truth with a given probability, above 1 / k and below 1."""
+        """Return the mechanism that tells the truth with a given probability, above 1 / k and below 1."""
         truth_probability = check_number("truth_probability", truth_probability, OPEN_UNIT)
         num_categories = check_count("num_categories", num_categories, least=2)
+        # e^epsilon is how much likelier the truth is than any other answer.
         odds = truth_probability * (num_categories - 1) / (1.0 - truth_probability)
         if not odds > 1:
             raise ValueError(f"truth_probability must exceed 1 / {num_categories}, got {truth_probability}")
@@ -82,17 +86,23 @@ class RandomizedResponse(Mechanism):
         return _truth_probability(self.privacy_loss, self.num_categories)
 
     def tradeoff(self) -> Curve:
-        """f_{epsilon, 0} for two categories; for k, three pieces of slope e^epsilon, 1 and e^-epsilon; exact."""
+        """Return the exact curve: f_{epsilon, 0} for two categories.
+
+        For more categories it has three pieces, of slope -e^epsilon, -1 and -e^-epsilon.
+        """
         if self.num_categories == 2:
             return ApproximateDP(self.privacy_loss)
         if is_traced(self.privacy_loss) or np.ndim(self.privacy_loss):
             raise ValueError("the curve of more than two categories is made of points: give one concrete epsilon")
-        lie = 1.0 / (np.exp(np.float64(self.privacy_loss)) + self.num_categories - 1)
-        lies = (self.num_categories - 1) * lie  # not 1 - truth, which cancels
-        return PiecewiseLinear(np.array([0.0, lie, lies, 1.0]), np.array([1.0, lies, lie, 0.0]))
+        # The probability of one lie, and of any; the latter not as 1 - truth, which cancels.
+        lie_prob = 1.0 / (np.exp(np.float64(self.privacy_loss)) + self.num_categories - 1)
+        any_lie_prob = (self.num_categories - 1) * lie_prob
+        alpha = np.array([0.0, lie_prob, any_lie_prob, 1.0])
+        beta = np.array([1.0, any_lie_prob, lie_prob, 0.0])
+        return PiecewiseLinear(alpha, beta)
 
     def sample(self, key: Array, value: Array) -> Array:
-        """Perturbed answers.
+        """Return perturbed answers.
 
         Args:
             key: a PRNG key, used for nothing else.
@@ -107,19 +117,24 @@ class RandomizedResponse(Mechanism):
         answers = jnp.asarray(check_array("value", value, kinds="biuf"))
         if not (jnp.issubdtype(answers.dtype, jnp.integer) or answers.dtype == jnp.bool_):
             raise ValueError(f"value must hold categories as integers, got {answers.dtype}")
-        if (
-            not is_traced(answers)
-            and answers.size
-            and not (0 <= int(answers.min()) <= int(answers.max()) < self.num_categories)
-        ):
-            raise ValueError(f"value must hold categories from 0 to {self.num_categories - 1}")
-        first, second = split(key)
-        truthful = coin(first, self.truth_probability, answers.shape)
-        shift = one_key_at_a_time(lambda key: jax.random.randint(key, answers.shape, 1, self.num_categories))(second)
-        return jnp.mod(answers.astype(jnp.int32) + jnp.where(truthful, 0, shift), self.num_categories)
+        if not is_traced(answers) and answers.size:
+            smallest = int(answers.min())
+            largest = int(answers.max())
+            if smallest < 0 or largest >= self.num_categories:
+                raise ValueError(f"value must hold categories from 0 to {self.num_categories - 1}")
+
+        def draw_shift(key: Array) -> Array:
+            return jax.random.randint(key, answers.shape, 1, self.num_categories)
+
+        # A lie is the truth shifted by 1, ..., k - 1 categories, all equally likely.
+        truth_key, lie_key = split(key)
+        is_truthful = coin(truth_key, self.truth_probability, answers.shape)
+        shift = one_key_at_a_time(draw_shift)(lie_key)
+        perturbed = answers.astype(jnp.int32) + jnp.where(is_truthful, 0, shift)
+        return jnp.mod(perturbed, self.num_categories)
 
     def estimate(self, counts: Array) -> FrequencyEstimate:
-        """Unbiased frequencies of the true categories, from counts of the perturbed ones.
+        """Estimate the frequencies of the true categories without bias, from counts of the perturbed ones.
 
         Formula: pi_i = (c_i / n - q) / (t - q), standard error sqrt(l_i (1 - l_i) / n) / (t - q), l_i = c_i / n.
 
@@ -146,18 +161,26 @@ class RandomizedResponse(Mechanism):
             )
         if not is_traced(counts) and np.any(np.sum(counts, axis=-1) == 0):
             raise ValueError("counts must hold at least one answer, got none")
-        return FrequencyEstimate(*_estimate(counts, self.privacy_loss, self.num_categories))
+        frequencies, standard_errors = _estimate(counts, self.privacy_loss, self.num_categories)
+        return FrequencyEstimate(frequencies, standard_errors)
 
 
 @float64_function(epsilon=POSITIVE)
 def _truth_probability(epsilon: Array, num_categories: int) -> Array:
+    """Return t = 1 / (1 + (k - 1) e^-epsilon), which cannot overflow."""
     return 1.0 / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
 
 
 @float64_function(broadcast=False, counts=NONNEGATIVE, epsilon=POSITIVE)
 def _estimate(counts: Array, epsilon: Array, num_categories: int) -> tuple[Array, Array]:
+    """Return the frequencies and their standard errors, both [..., k]."""
     total = jnp.sum(counts, axis=-1, keepdims=True)
-    share = counts / total
-    lie = 1.0 / (jnp.exp(epsilon) + num_categories - 1)
+    observed = counts / total
+
+    # q = 1 / (e^epsilon + k - 1), and t - q = (1 - e^-epsilon) / (1 + (k - 1) e^-epsilon) without cancellation.
+    lie_prob = 1.0 / (jnp.exp(epsilon) + num_categories - 1)
     gap = -jnp.expm1(-epsilon) / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
-    return (share - lie) / gap, jnp.sqrt(share * (1.0 - share) / total) / gap
+
+    frequencies = (observed - lie_prob) / gap
+    standard_errors = jnp.sqrt(observed * (1.0 - observed) / total) / gap
+    return frequencies, standard_errors

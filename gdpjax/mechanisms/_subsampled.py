@@ -49,7 +49,7 @@ class PoissonSubsampled(Additive):
         check("sampling_prob", self.sampling_prob, UNIT)
 
     def tradeoff(self, direction: str | None = None) -> Curve:
-        """The exact curve of one step.
+        """Return the exact curve of one step.
 
         Args:
             direction: static; "remove": f_p = p f + (1 - p) Id (the null hypothesis is the data without the example),
@@ -61,11 +61,13 @@ class PoissonSubsampled(Additive):
             return subsample(curve, self.sampling_prob)
         if direction not in ("remove", "add"):
             raise ValueError(f'direction must be None, "remove" or "add", got {shown(direction)}')
-        one = mixture(curve, self.sampling_prob)
-        return one if direction == "remove" else inverse(one)
+        removing = mixture(curve, self.sampling_prob)
+        if direction == "remove":
+            return removing
+        return inverse(removing)
 
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
-        """The noisy sum over a random sample of the examples.
+        """Return the noisy sum over a random sample of the examples.
 
         Args:
             key: a PRNG key, used for nothing else.
@@ -84,21 +86,28 @@ class PoissonSubsampled(Additive):
         if len(sizes) != 1 or () in sizes:
             raise ValueError(f"per-example values must share a leading axis of examples, got {sorted(sizes)}")
         ((num_examples,),) = sizes
-        first, second = split(key)
+        sampling_key, noise_key = split(key)
+
+        # A traced probability out of range is NaN, which must reach the result.
         sampling_prob = one_number("sampling_prob", self.sampling_prob, UNIT)
-        if is_traced(sampling_prob):  # a NaN must reach the result
+        if is_traced(sampling_prob):
             sensitivity = jnp.where(sampling_prob >= 0, check_sensitivity(sensitivity), jnp.nan)
-        chosen = coin(first, sampling_prob, (num_examples,))
 
-        def total(leaf: Any) -> Array:
+        is_sampled = coin(sampling_key, sampling_prob, (num_examples,))
+
+        def sum_sampled(leaf: Any) -> Array:
             array = floating(leaf)
-            return jnp.sum(jnp.where(chosen.reshape(-1, *[1] * (array.ndim - 1)), array, 0), axis=0)
+            other_axes = tuple(range(1, array.ndim))
+            is_sampled_row = jnp.expand_dims(is_sampled, other_axes)
+            return jnp.sum(jnp.where(is_sampled_row, array, 0), axis=0)
 
-        return self.mechanism.sample(second, jax.tree.map(total, value), sensitivity)
+        sums = jax.tree.map(sum_sampled, value)
+        return self.mechanism.sample(noise_key, sums, sensitivity)
 
     @property
     def sampled_prob(self) -> Array:
         """The probability that the sampler realises, floor(2^32 p) / 2^32; concrete only."""
         if is_traced(self.sampling_prob):
             raise ValueError("sampled_prob is a number of the host: read it outside compiled code")
-        return math.floor(float(self.sampling_prob) * 2.0**32) / 2.0**32
+        threshold = math.floor(float(self.sampling_prob) * 2.0**32)
+        return threshold / 2.0**32
