@@ -164,7 +164,6 @@ class Ledger(Sequence[AnyEvent]):
         rows = []
         for event in self._events:
             event = _plain(event)
-            ####
             if not isinstance(event, Event | GaussianEvent):
                 raise ValueError(f"{form} can express Gaussian events, got {type(event).__name__}")
             _refuse_unusual(event, form)
