@@ -27,9 +27,16 @@ BINS = ("fresh", "fixed")
 
 
 def allocation_sample(
-    key: Array, step: Array, num_examples: int, steps_per_epoch: int, capacity: int, *, num_selected: int = 1,
-    bins: str = "fresh", num_valid: Array | None = None,
-) -> PoissonSample:  # fmt: skip
+    key: Array,
+    step: Array,
+    num_examples: int,
+    steps_per_epoch: int,
+    capacity: int,
+    *,
+    num_selected: int = 1,
+    bins: str = "fresh",
+    num_valid: Array | None = None,
+) -> PoissonSample:
     """Draw the batch of one step on the device: the rows whose turn it is.
 
     The event of E epochs is ``AllocationEvent(noise_multiplier, steps_per_epoch, E, num_selected, bins,
@@ -59,49 +66,61 @@ def allocation_sample(
     >>> sum(int(sample.count) for sample in samples)
     100
     """
-    num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
+    num_examples = check_count("num_examples", num_examples)
+    capacity = check_count("capacity", capacity)
     steps_per_epoch, num_selected = _checked(steps_per_epoch, num_selected, bins)
     rows = checked_rows(num_examples, num_valid)
-    step, valid = checked_step(step)
+    step, is_valid_step = checked_step(step)
+    epoch = step // steps_per_epoch
+    step_of_epoch = step % steps_per_epoch
 
-    # Which block of the run the step is in, where in it, and how long that is.
+    # An epoch begins with its longer blocks: in which block is the step, where in it, and how long is that?
     short, num_longer = divmod(steps_per_epoch, num_selected)
-    epoch, within = step // steps_per_epoch, step % steps_per_epoch
-    in_longer = within < num_longer * (short + 1)
-    beyond = within - num_longer * (short + 1)
-    block = jnp.where(in_longer, within // (short + 1), num_longer + beyond // short)
-    place = jnp.where(in_longer, within % (short + 1), beyond % short)
-    length = jnp.where(in_longer, short + 1, short)
-    number = block if bins == "fixed" else epoch * num_selected + block
+    long = short + 1
+    first_of_short = num_longer * long
+    is_in_long = step_of_epoch < first_of_short
+    step_of_short = step_of_epoch - first_of_short
+    block = jnp.where(is_in_long, step_of_epoch // long, num_longer + step_of_short // short)
+    place = jnp.where(is_in_long, step_of_epoch % long, step_of_short % short)
+    length = jnp.where(is_in_long, long, short)
 
-    words = bits(fold_in(key, number), (_NUM_WORDS, num_examples))
-    included = _modulo(words, length.astype(jnp.uint32)) == place.astype(jnp.uint32)
-    included, counted = real_rows(included, num_valid, rows)
-    return padded(included, capacity, valid & counted)
+    # The rows whose place in this block is the one of the step.
+    block_of_run = block if bins == "fixed" else epoch * num_selected + block
+    words = bits(fold_in(key, block_of_run), (_NUM_WORDS, num_examples))
+    place_of_row = _modulo(words, length.astype(jnp.uint32))
+    included = place_of_row == place.astype(jnp.uint32)
+    included, is_valid_count = real_rows(included, num_valid, rows)
+    return padded(included, capacity, is_valid_step & is_valid_count)
 
 
 def _modulo(words: Array, length: Array) -> Array:
-    """A number given by its 32-bit words [words, rows], the highest first, modulo ``length`` <= 2^16, in 32 bits."""
-    rest = jnp.zeros(words.shape[1:], jnp.uint32)
+    """Return numbers modulo ``length`` <= 2^16, in 32 bits; they are given by their words [words, rows], highest first.
+
+    By long division in base 2^16: a remainder and the next 16 bits together fit 32 bits.
+    """
+    remainder = jnp.zeros(words.shape[1:], jnp.uint32)
     for word in words:
-        for half in (word >> 16, word & jnp.uint32(0xFFFF)):
-            rest = ((rest << 16) | half) % length
-    return rest
+        high_half = word >> 16
+        low_half = word & jnp.uint32(0xFFFF)
+        remainder = ((remainder << 16) | high_half) % length
+        remainder = ((remainder << 16) | low_half) % length
+    return remainder
 
 
 def allocation_error(num_steps: int) -> float:
-    """What the rounding of `allocation_sample` adds to delta in ``num_steps`` steps, num_steps 2^-128; upper bound.
+    """Return what the rounding of `allocation_sample` adds to delta, num_steps 2^-128; upper bound.
 
     >>> allocation_error(10**6) < 1e-30
     True
     """
-    return check_count("num_steps", num_steps, most=2**53 - 1) * 2.0**-128 * (1 + 1e-15)
+    num_steps = check_count("num_steps", num_steps, most=2**53 - 1)
+    return num_steps * 2.0**-128 * (1 + 1e-15)
 
 
 def allocation_overflow(
     num_examples: int, steps_per_epoch: int, num_steps: int, capacity: int, num_selected: int = 1
 ) -> float:
-    """The probability that a batch of the run does not fit, with `allocation_error`, at most 1; upper bound.
+    """Return the probability that a batch of the run does not fit, plus `allocation_error`, at most 1; upper bound.
 
     num_steps P(Bin(N, 1 / m) >= capacity) with m = floor(steps_per_epoch / num_selected), the shortest block.
 
@@ -110,20 +129,26 @@ def allocation_overflow(
     """
     steps_per_epoch, num_selected = _checked(steps_per_epoch, num_selected, "fresh")
     prob = _largest_probability(steps_per_epoch, num_selected)
-    return min(1.0, overflow_probability(num_examples, prob, num_steps, capacity) + allocation_error(num_steps))
+    overflow = overflow_probability(num_examples, prob, num_steps, capacity)
+    return min(1.0, overflow + allocation_error(num_steps))
 
 
 def _largest_probability(steps_per_epoch: int, num_selected: int) -> float:
-    return min(float(np.nextafter(1 / (steps_per_epoch // num_selected), 2.0)), 1.0)
+    """Return the probability of a step of the shortest block, 1 / floor(t / k), rounded up."""
+    shortest_block = steps_per_epoch // num_selected
+    rounded_up = float(np.nextafter(1 / shortest_block, 2.0))
+    return min(rounded_up, 1.0)
 
 
 def _checked(steps_per_epoch: int, num_selected: int, bins: str) -> tuple[int, int]:
+    """Return both numbers; ValueError for more selected steps than an epoch has, and for blocks that are too long."""
     steps_per_epoch = int(check_count("steps_per_epoch", steps_per_epoch))
     num_selected = int(check_count("num_selected", num_selected))
     check_choice("bins", bins, BINS)
     if num_selected > steps_per_epoch:
         raise ValueError(f"num_selected must be at most steps_per_epoch={steps_per_epoch}, got {num_selected}")
-    if -(-steps_per_epoch // num_selected) > _LONGEST_BLOCK:
+    longest_block = -(-steps_per_epoch // num_selected)
+    if longest_block > _LONGEST_BLOCK:
         raise ValueError(
             f"steps_per_epoch must be at most {_LONGEST_BLOCK} times num_selected={num_selected}, got {steps_per_epoch}"
         )

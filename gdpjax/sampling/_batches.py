@@ -44,10 +44,15 @@ from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
 
 class IndexBatch(NamedTuple):
-    """The rows of one batch on the host."""
+    """The rows of one batch on the host.
 
-    indices: np.ndarray  # int32[size], padding 0
-    is_padding: np.ndarray  # bool[size]
+    Attributes:
+      indices: int32[size], 0 in slots of padding.
+      is_padding: bool[size].
+    """
+
+    indices: np.ndarray
+    is_padding: np.ndarray
 
 
 class BatchOverflowError(RuntimeError):
@@ -60,9 +65,17 @@ class BatchOverflowError(RuntimeError):
 
 
 def poisson_batches(
-    key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int | None = None,
-    overflow: float = 1e-12, sizes: Sequence[int] | None = None, num_valid: int | None = None, start: int = 0,
-) -> Iterator[IndexBatch]:  # fmt: skip
+    key: Array,
+    num_examples: int,
+    sampling_prob: float,
+    *,
+    num_steps: int,
+    capacity: int | None = None,
+    overflow: float = 1e-12,
+    sizes: Sequence[int] | None = None,
+    num_valid: int | None = None,
+    start: int = 0,
+) -> Iterator[IndexBatch]:
     """Iterate over Poisson batches on the host, from step ``start`` to the last.
 
     Args:
@@ -81,25 +94,32 @@ def poisson_batches(
     [True, True, True]
     """
     batches = PoissonBatches(
-        key, num_examples, sampling_prob, num_steps=num_steps, capacity=capacity, overflow=overflow, sizes=sizes,
+        key,
+        num_examples,
+        sampling_prob,
+        num_steps=num_steps,
+        capacity=capacity,
+        overflow=overflow,
+        sizes=sizes,
         num_valid=num_valid,
-    )  # fmt: skip
+    )
     start = check_count("start", start, least=0)
     if start > num_steps:
         raise ValueError(f"start must be at most num_steps={num_steps}, got {start}")
-    return (batches[step] for step in range(int(start), len(batches)))
+    return (batches[step] for step in range(start, len(batches)))
 
 
 class _Batches(abc.ABC):
     """Random access to the batches of a run by step."""
 
-    _on_device: str  # the function that draws the same batches in compiled code
+    _on_device: str
+    """The function that draws the same batches in compiled code."""
 
     def __init__(self, key: Array, num_examples: int, sampling_prob: float, num_steps: int):
-        num_examples, num_steps = check_count("num_examples", num_examples), check_count("num_steps", num_steps)
-        self._key_data, self._impl = check_key(key)
-        self.num_examples, self.num_steps = int(num_examples), int(num_steps)
+        self.num_examples = check_count("num_examples", num_examples)
+        self.num_steps = check_count("num_steps", num_steps)
         self.sampling_prob = sampling_prob
+        self._key_data, self._impl = check_key(key)
 
     def __len__(self) -> int:
         return self.num_steps
@@ -126,7 +146,7 @@ class _Batches(abc.ABC):
 
     @abc.abstractmethod
     def _batch(self, step: int) -> IndexBatch:
-        """The batch of a step that is in range."""
+        """Return the batch of a step that is in range."""
 
 
 class PoissonBatches(_Batches):
@@ -158,9 +178,17 @@ class PoissonBatches(_Batches):
     _on_device = "poisson_sample with jax.random.fold_in(key, step)"
 
     def __init__(
-        self, key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int | None = None,
-        overflow: float = 1e-12, sizes: Sequence[int] | None = None, num_valid: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        key: Array,
+        num_examples: int,
+        sampling_prob: float,
+        *,
+        num_steps: int,
+        capacity: int | None = None,
+        overflow: float = 1e-12,
+        sizes: Sequence[int] | None = None,
+        num_valid: int | None = None,
+    ) -> None:
         super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
         if sizes is not None:
             sizes = _ascending(sizes, capacity)
@@ -184,8 +212,11 @@ class PoissonBatches(_Batches):
                 f"the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: start "
                 "another run with a larger capacity and a new key, and account for both"
             )
-        size = next(size for size in self.sizes if count <= size)
-        return IndexBatch(np.array(sample.indices[:size]), np.array(sample.is_padding[:size]))
+        smallest_size = next(size for size in self.sizes if count <= size)
+        return IndexBatch(
+            indices=np.array(sample.indices[:smallest_size]),
+            is_padding=np.array(sample.is_padding[:smallest_size]),
+        )
 
     def __repr__(self) -> str:
         return (
@@ -235,17 +266,28 @@ class CyclicPoissonBatches(_Batches):
         num_examples, self.num_groups = checked_groups(num_examples, num_groups)
         super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
         self.capacity = int(check_count("capacity", capacity))
-        longest_group = -(-num_examples // self.num_groups)
-        too_large = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
-        self.overflow = min(1.0, too_large + shuffled_error(num_examples, 1))
         self._num_valid = _checked_num_valid(num_valid, self.num_examples)
 
+        # A batch does not fit, or the permutation that makes the groups is not uniform.
+        longest_group = -(-num_examples // self.num_groups)
+        batch_too_large = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
+        self.overflow = min(1.0, batch_too_large + shuffled_error(num_examples, 1))
+
     def _batch(self, step: int) -> IndexBatch:
-        scheme = self.num_examples, self.sampling_prob, self.num_groups, self.capacity
-        sample = _cyclic_at(self._key_data, step, self._num_valid, self._impl, *scheme)
-        if int(sample.count) > self.capacity:
+        sample = _cyclic_at(
+            self._key_data,
+            step,
+            self._num_valid,
+            self._impl,
+            self.num_examples,
+            self.sampling_prob,
+            self.num_groups,
+            self.capacity,
+        )
+        count = int(sample.count)
+        if count > self.capacity:
             raise BatchOverflowError(
-                f"step {step} drew {int(sample.count)} examples and the capacity is {self.capacity}; the probability "
+                f"step {step} drew {count} examples and the capacity is {self.capacity}; the probability "
                 f"of that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a "
                 "new key, and account for both"
             )
@@ -287,26 +329,44 @@ class AllocationBatches(_Batches):
     _on_device = "allocation_sample with the key and the step"
 
     def __init__(
-        self, key: Array, num_examples: int, steps_per_epoch: int, *, num_epochs: int, capacity: int,
-        num_selected: int = 1, bins: str = "fresh", num_valid: int | None = None,
-    ) -> None:  # fmt: skip
-        steps_per_epoch = int(check_count("steps_per_epoch", steps_per_epoch))
-        num_steps = steps_per_epoch * int(check_count("num_epochs", num_epochs))
-        self.capacity, self.num_selected = (
-            int(check_count("capacity", capacity)),
-            check_count("num_selected", num_selected),
+        self,
+        key: Array,
+        num_examples: int,
+        steps_per_epoch: int,
+        *,
+        num_epochs: int,
+        capacity: int,
+        num_selected: int = 1,
+        bins: str = "fresh",
+        num_valid: int | None = None,
+    ) -> None:
+        self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch)
+        num_steps = self.steps_per_epoch * check_count("num_epochs", num_epochs)
+        self.capacity = check_count("capacity", capacity)
+        self.num_selected = check_count("num_selected", num_selected)
+        self.overflow = allocation_overflow(
+            num_examples, self.steps_per_epoch, num_steps, self.capacity, self.num_selected
         )
-        self.overflow = allocation_overflow(num_examples, steps_per_epoch, num_steps, self.capacity, self.num_selected)
-        super().__init__(key, num_examples, self.num_selected / steps_per_epoch, num_steps)
-        self.steps_per_epoch, self.bins = steps_per_epoch, check_choice("bins", bins, ("fresh", "fixed"))
+        super().__init__(key, num_examples, self.num_selected / self.steps_per_epoch, num_steps)
+        self.bins = check_choice("bins", bins, ("fresh", "fixed"))
         self._num_valid = _checked_num_valid(num_valid, self.num_examples)
 
     def _batch(self, step: int) -> IndexBatch:
-        sizes = self.num_examples, self.steps_per_epoch, self.capacity, self.num_selected, self.bins
-        sample = _allocation_at(self._key_data, step, self._num_valid, self._impl, *sizes)
-        if int(sample.count) > self.capacity:
+        sample = _allocation_at(
+            self._key_data,
+            step,
+            self._num_valid,
+            self._impl,
+            self.num_examples,
+            self.steps_per_epoch,
+            self.capacity,
+            self.num_selected,
+            self.bins,
+        )
+        count = int(sample.count)
+        if count > self.capacity:
             raise BatchOverflowError(
-                f"step {step} has {int(sample.count)} examples and the capacity is {self.capacity}; the probability of "
+                f"step {step} has {count} examples and the capacity is {self.capacity}; the probability of "
                 f"that over the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: "
                 "start another run with a larger capacity and a new key, and account for both"
             )
@@ -366,8 +426,9 @@ class ShuffledBatches(_Batches):
         self._num_valid = _checked_num_valid(num_valid, self.num_examples)
 
     def _batch(self, step: int) -> IndexBatch:
-        order = self.num_examples, self.steps_per_epoch, self.bins
-        sample = _shuffled_at(self._key_data, step, self._num_valid, self._impl, *order)
+        sample = _shuffled_at(
+            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.steps_per_epoch, self.bins
+        )
         return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
 
     def __repr__(self) -> str:
@@ -401,9 +462,15 @@ class TruncatedPoissonBatches(_Batches):
     _on_device = "truncated_poisson_sample with jax.random.fold_in(key, step)"
 
     def __init__(
-        self, key: Array, num_examples: int, sampling_prob: float, *, num_steps: int, capacity: int,
+        self,
+        key: Array,
+        num_examples: int,
+        sampling_prob: float,
+        *,
+        num_steps: int,
+        capacity: int,
         num_valid: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
         self.capacity = int(check_count("capacity", capacity))
         self._num_valid = _checked_num_valid(num_valid, self.num_examples)
@@ -445,11 +512,11 @@ class UniformBatches(_Batches):
     _on_device = "uniform_sample with jax.random.fold_in(key, step)"
 
     def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
-        batch_size, num_examples = check_count("batch_size", batch_size), check_count("num_examples", num_examples)
-        super().__init__(key, num_examples, batch_size / num_examples, num_steps)
-        if batch_size > num_examples:
-            raise ValueError(f"batch_size must be at most num_examples={num_examples}, got {batch_size}")
-        self.batch_size = int(batch_size)
+        self.batch_size = check_count("batch_size", batch_size)
+        num_examples = check_count("num_examples", num_examples)
+        super().__init__(key, num_examples, self.batch_size / num_examples, num_steps)
+        if self.batch_size > num_examples:
+            raise ValueError(f"batch_size must be at most num_examples={num_examples}, got {self.batch_size}")
         self.overflow = uniform_sampling_error(self.num_examples, self.num_steps)
 
     def _batch(self, step: int) -> IndexBatch:
@@ -464,31 +531,39 @@ class UniformBatches(_Batches):
 
 
 def _checked_num_valid(num_valid: int | None, num_examples: int) -> int:
-    """The number of real rows, all of them if None."""
-    check_scalar("num_valid", num_examples if num_valid is None else num_valid, WHOLE)
-    if num_valid is not None and num_valid > num_examples:
+    """Return the number of real rows, which are all of them if None."""
+    if num_valid is None:
+        return num_examples
+    check_scalar("num_valid", num_valid, WHOLE)
+    if num_valid > num_examples:
         raise ValueError(f"num_valid must be at most num_examples={num_examples}, got {num_valid}")
-    return num_examples if num_valid is None else int(num_valid)
+    return int(num_valid)
 
 
 def _ascending(sizes: Sequence[int], capacity: int | None) -> tuple[int, ...]:
+    """Return the sizes; ValueError unless they ascend and end with the capacity, if that is given."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
         raise ValueError(f"sizes must be a few whole numbers, got {shown(sizes)}")
-    whole = tuple(check_count("sizes", size) for size in sizes)
-    if not whole or list(whole) != sorted(set(whole)):
+    checked = tuple(check_count("sizes", size) for size in sizes)
+    if not checked or list(checked) != sorted(set(checked)):
         raise ValueError(f"sizes must be ascending whole numbers, got {shown(sizes)}")
-    if capacity is not None and capacity != whole[-1]:
+    if capacity is not None and capacity != checked[-1]:
         raise ValueError(f"the last of sizes is the capacity; got sizes={sizes!r} and capacity={capacity!r}")
-    return whole
+    return checked
 
 
 def _where_bits_are_drawn(impl: str) -> contextlib.AbstractContextManager[Any]:
-    if impl != "threefry2x32":  # the bits of others may depend on the device, and are to be those of the device
+    """Return a context in which the bits of this kind of key are drawn: on the CPU, where JAX has one.
+
+    Only threefry draws the same bits on every device. The bits of other kinds are to be those of the device.
+    """
+    if impl != "threefry2x32":
         return contextlib.nullcontext()
     try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
+        cpus = jax.local_devices(backend="cpu")
     except RuntimeError:  # JAX_PLATFORMS names no CPU
         return contextlib.nullcontext()
+    return jax.default_device(cpus[0])
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
@@ -509,9 +584,16 @@ def _truncated_at(
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
 def _allocation_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, steps_per_epoch: int, capacity: int,
-    num_selected: int, bins: str,
-) -> PoissonSample:  # fmt: skip
+    key_data: Array,
+    step: Array,
+    num_valid: Array,
+    impl: str,
+    num_examples: int,
+    steps_per_epoch: int,
+    capacity: int,
+    num_selected: int,
+    bins: str,
+) -> PoissonSample:
     key = jax.random.wrap_key_data(key_data, impl=impl)
     return allocation_sample(
         key, step, num_examples, steps_per_epoch, capacity, num_selected=num_selected, bins=bins, num_valid=num_valid

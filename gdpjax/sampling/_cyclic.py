@@ -27,7 +27,7 @@ from gdpjax.sampling._poisson import poisson_sample
 from gdpjax.sampling._shuffled import shuffled_sample
 
 _GROUPS = 2**32 - 1
-"""Sets the key of the groups apart from those of steps, which are below 2^31."""
+"""A number that keeps the key of the groups apart from those of steps, which are below 2^31."""
 
 
 def cyclic_poisson_sample(

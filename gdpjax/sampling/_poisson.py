@@ -30,7 +30,7 @@ _MOST = 2**53 - 1
 
 
 def dyadic_probability(sampling_prob: float) -> float:
-    """The probability in [0, 1] that is really sampled with: at most ``sampling_prob``, a multiple of 2^-32.
+    """Return the probability that is really sampled with: at most ``sampling_prob``, a multiple of 2^-32.
 
     Raises:
       ValueError: not a number in [0, 1], or positive but below 2^-32.
@@ -40,13 +40,16 @@ def dyadic_probability(sampling_prob: float) -> float:
     """
     check_scalar("sampling_prob", sampling_prob, UNIT)
     exact = float(sampling_prob)
+
+    # Round down to a float32, and then to a multiple of 2^-32.
     single = np.float32(exact)
     if float(single) > exact:
         single = np.nextafter(single, np.float32(0))
-    used = float(np.floor(float(single) * 2.0**32)) * 2.0**-32
-    if exact > 0 and used == 0:
+    threshold = float(np.floor(float(single) * 2.0**32))
+    dyadic = threshold * 2.0**-32
+    if exact > 0 and dyadic == 0:
         raise ValueError(f"sampling_prob must be 0 or at least 2^-32, got {exact}")
-    return used
+    return dyadic
 
 
 def poisson_sample(
@@ -74,25 +77,30 @@ def poisson_sample(
     >>> int(sample.count) == int((~sample.is_padding).sum())
     True
     """
-    num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
+    num_examples = check_count("num_examples", num_examples)
+    capacity = check_count("capacity", capacity)
     check_scalar("sampling_prob", sampling_prob, UNIT)
     rows = checked_rows(num_examples, num_valid)
-    prob = sampling_prob if is_traced(sampling_prob) else dyadic_probability(sampling_prob)
-    included, valid = real_rows(included_rows(key, num_examples, prob), num_valid, rows)
-    return padded(included, capacity, valid & UNIT.contains(prob))
+    if not is_traced(sampling_prob):
+        sampling_prob = dyadic_probability(sampling_prob)
+
+    included = included_rows(key, num_examples, sampling_prob)
+    included, is_valid_count = real_rows(included, num_valid, rows)
+    return padded(included, capacity, is_valid_count & UNIT.contains(sampling_prob))
 
 
 def included_rows(key: Array, num_examples: int, sampling_prob: Array) -> Array:
-    """bool[num_examples]: which rows the key includes."""
+    """Return which rows the key includes, bool[num_examples]."""
     words = bits(key, (num_examples,))
     # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
     threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
-    everything = threshold >= 2.0**32
-    return everything | (words < jnp.where(everything, 0, threshold).astype(jnp.uint32))
+    includes_all = threshold >= 2.0**32
+    threshold = jnp.where(includes_all, 0, threshold).astype(jnp.uint32)
+    return includes_all | (words < threshold)
 
 
 def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int, capacity: int) -> float:
-    """tau = num_steps P(Bin(num_examples, sampling_prob) >= capacity), at most 1; upper bound.
+    """Return tau = num_steps P(Bin(num_examples, sampling_prob) >= capacity), at most 1; upper bound.
 
     >>> overflow_probability(1000, 0.1, 100, 1001)
     0.0
@@ -104,12 +112,13 @@ def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int
     if capacity > num_examples:
         return 0.0
     # P(Bin(n, p) >= c) = I_p(c, n - c + 1), good to about 1e-13 relative; the factor keeps the result an upper bound.
-    tail = float(scipy.special.betainc(capacity, num_examples - capacity + 1, sampling_prob)) * (1 + 1e-9)
-    return min(1.0, num_steps * tail)
+    tail = float(scipy.special.betainc(capacity, num_examples - capacity + 1, sampling_prob))
+    tail_upper = tail * (1 + 1e-9)
+    return min(1.0, num_steps * tail_upper)
 
 
 def choose_capacity(num_examples: int, sampling_prob: float, num_steps: int, overflow: float = 1e-12) -> int:
-    """The smallest capacity whose `overflow_probability` is at most ``overflow``.
+    """Return the smallest capacity whose `overflow_probability` is at most ``overflow``.
 
     >>> capacity = choose_capacity(60_000, 256 / 60_000, 3516)
     >>> overflow_probability(60_000, 256 / 60_000, 3516, capacity) <= 1e-12
@@ -119,11 +128,13 @@ def choose_capacity(num_examples: int, sampling_prob: float, num_steps: int, ove
     num_examples = check_count("num_examples", num_examples, most=_MOST)
     sampling_prob = check_number("sampling_prob", sampling_prob, UNIT)
     num_steps = check_count("num_steps", num_steps, most=_MOST)
-    low, high = 1, num_examples + 1
-    while low < high:
-        middle = (low + high) // 2
+    # The probability decreases in the capacity, and a capacity of more than all examples never overflows.
+    smallest = 1
+    largest = num_examples + 1
+    while smallest < largest:
+        middle = (smallest + largest) // 2
         if overflow_probability(num_examples, sampling_prob, num_steps, middle) <= overflow:
-            high = middle
+            largest = middle
         else:
-            low = middle + 1
-    return low
+            smallest = middle + 1
+    return smallest

@@ -19,7 +19,8 @@ from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step, 
 from gdpjax.sampling._ranks import lowest_rows_of
 
 _NUM_WORDS = 4
-_FIRST, _OTHERS = 0, 1
+_FIRST_WORD = 0
+_OTHER_WORDS = 1
 
 
 def shuffled_sample(
@@ -62,40 +63,52 @@ def shuffled_sample(
     num_examples, steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
     check_choice("bins", bins, ("fresh", "fixed"))
     rows = checked_rows(num_examples, num_valid)
-    step, valid = checked_step(step)
+    step, is_valid_step = checked_step(step)
+    epoch = step // steps_per_epoch
+    step_of_epoch = step % steps_per_epoch
 
-    # The ranks of this step: the longer batches come first.
+    # The ranks of this step, from first_rank to end_rank - 1: the longer batches come first.
     short, num_longer = divmod(num_examples, steps_per_epoch)
-    epoch, place = step // steps_per_epoch, step % steps_per_epoch
-    first = place * short + jnp.minimum(place, num_longer)
-    last = first + short + (place < num_longer)
+    first_rank = step_of_epoch * short + jnp.minimum(step_of_epoch, num_longer)
+    end_rank = first_rank + short + (step_of_epoch < num_longer)
 
-    # Keys are checked here, outside of the branch that draws the other words.
-    of_epoch = fold_in(key, epoch if bins == "fresh" else jnp.zeros_like(epoch))
-    word, others = bits(fold_in(of_epoch, _FIRST), (num_examples,)), fold_in(of_epoch, _OTHERS)
+    # The random bits that order the rows of this epoch.
+    permutation = epoch if bins == "fresh" else jnp.zeros_like(epoch)
+    permutation_key = fold_in(key, permutation)
+    first_word = bits(fold_in(permutation_key, _FIRST_WORD), (num_examples,))
 
-    def more() -> Array:
-        return bits(others, (_NUM_WORDS - 1, num_examples))
+    # This key is checked here, outside of the branch that draws the other words.
+    other_words_key = fold_in(permutation_key, _OTHER_WORDS)
 
-    included = lowest_rows_of(word, more, last) & ~lowest_rows_of(word, more, first)
-    included, counted = real_rows(included, num_valid, rows)
-    return padded(included, -(-num_examples // steps_per_epoch), valid & counted)
+    def draw_other_words() -> Array:
+        return bits(other_words_key, (_NUM_WORDS - 1, num_examples))
+
+    is_before_end = lowest_rows_of(first_word, draw_other_words, end_rank)
+    is_before_first = lowest_rows_of(first_word, draw_other_words, first_rank)
+    included = is_before_end & ~is_before_first
+    included, is_valid_count = real_rows(included, num_valid, rows)
+
+    capacity = -(-num_examples // steps_per_epoch)
+    return padded(included, capacity, is_valid_step & is_valid_count)
 
 
 def shuffled_error(num_examples: int, num_epochs: int) -> float:
-    """The probability that a permutation of `shuffled_sample` is not uniform in ``num_epochs`` epochs; upper bound.
+    """Return the probability that a permutation of `shuffled_sample` is not uniform in some epoch; upper bound.
 
-    num_epochs N^2 2^-129, at most 1: what it adds to delta where neighbours may differ in the order of rows, too.
+    It is num_epochs N^2 2^-129, at most 1, and adds to delta where neighbours may differ in the order of rows, too.
 
     >>> shuffled_error(60_000, 15) < 1e-27
     True
     """
     num_examples = check_count("num_examples", num_examples, most=2**53 - 1)
     num_epochs = check_count("num_epochs", num_epochs, most=2**53 - 1)
-    return min(1.0, float(num_epochs) * float(num_examples) ** 2 * 2.0**-129 * (1 + 1e-15))
+    # The last factor makes up for the rounding of the product.
+    bound = float(num_epochs) * float(num_examples) ** 2 * 2.0**-129 * (1 + 1e-15)
+    return min(1.0, bound)
 
 
 def checked_sizes(num_examples: int, steps_per_epoch: int) -> tuple[int, int]:
+    """Return both numbers; ValueError for more steps than rows."""
     num_examples = int(check_count("num_examples", num_examples))
     steps_per_epoch = int(check_count("steps_per_epoch", steps_per_epoch))
     if steps_per_epoch > num_examples:

@@ -21,8 +21,8 @@ from gdpjax.sampling._poisson import dyadic_probability, included_rows
 from gdpjax.sampling._ranks import lowest_rows
 
 _NUM_WORDS = 4
-_OF_SUBSETS = 0xFFFF_FF54
-"""Sets the key of the subsets apart; larger than any number of rows or steps."""
+_SUBSETS = 0xFFFF_FF54
+"""A number that keeps the key of the subsets apart from others: larger than any number of rows or steps."""
 
 
 def truncated_poisson_sample(
@@ -54,20 +54,30 @@ def truncated_poisson_sample(
     >>> int((~sample.is_padding).sum()), int(sample.count) > 80
     (80, True)
     """
-    num_examples, capacity = check_count("num_examples", num_examples), check_count("capacity", capacity)
+    num_examples = check_count("num_examples", num_examples)
+    capacity = check_count("capacity", capacity)
     check_scalar("sampling_prob", sampling_prob, UNIT)
     rows = checked_rows(num_examples, num_valid)
-    prob = sampling_prob if is_traced(sampling_prob) else dyadic_probability(sampling_prob)
-    drawn, valid = real_rows(included_rows(key, num_examples, prob), num_valid, rows)
-    valid &= UNIT.contains(prob)
-    drawn &= valid
-    count = drawn.sum(dtype=jnp.int32)
+    if not is_traced(sampling_prob):
+        sampling_prob = dyadic_probability(sampling_prob)
+
+    # Draw as `poisson_sample` does; nothing is drawn where a traced argument is out of range.
+    drawn = included_rows(key, num_examples, sampling_prob)
+    drawn, is_valid_count = real_rows(drawn, num_valid, rows)
+    is_valid = is_valid_count & UNIT.contains(sampling_prob)
+    drawn &= is_valid
+    num_drawn = drawn.sum(dtype=jnp.int32)
 
     # Keys are checked outside of the branches, where a loop's constant key still shows as one.
-    words = fold_in(key, _OF_SUBSETS)
-    kept = jax.lax.cond(
-        count > capacity,
-        lambda: lowest_rows(bits(words, (_NUM_WORDS, num_examples)), drawn, jnp.int32(capacity)),
-        lambda: drawn,
-    )
-    return padded(kept, capacity, True)._replace(count=jnp.where(valid, count, jnp.iinfo(jnp.int32).max))
+    subset_key = fold_in(key, _SUBSETS)
+
+    def keep_random_subset() -> Array:
+        words = bits(subset_key, (_NUM_WORDS, num_examples))
+        return lowest_rows(words, drawn, jnp.int32(capacity))
+
+    def keep_all() -> Array:
+        return drawn
+
+    kept = jax.lax.cond(num_drawn > capacity, keep_random_subset, keep_all)
+    sample = padded(kept, capacity, True)
+    return sample._replace(count=jnp.where(is_valid, num_drawn, jnp.iinfo(jnp.int32).max))

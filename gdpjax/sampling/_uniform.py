@@ -52,35 +52,42 @@ def uniform_sample(key: Array, num_examples: int, batch_size: int) -> Array:
     >>> uniform_sample(jax.random.key(0), 1000, 4).shape
     (4,)
     """
-    num_examples, batch_size = check_count("num_examples", num_examples), check_count("batch_size", batch_size)
+    num_examples = check_count("num_examples", num_examples)
+    batch_size = check_count("batch_size", batch_size)
     if batch_size > num_examples:
         raise ValueError(
             f"batch_size must be at most num_examples={num_examples} without replacement, got {batch_size}"
         )
     key = as_key(key)
-    refuse_key_of_a_loop(key)  # here, as in the compiled function below every key is an argument
-    return _smallest(key, int(num_examples), int(batch_size))
+    # A loop's constant key must be refused here: in the compiled function below every key is an argument.
+    refuse_key_of_a_loop(key)
+    return _smallest(key, num_examples, batch_size)
 
 
 def uniform_sampling_error(num_examples: int, num_steps: int) -> float:
-    """eta = num_steps num_examples 2^-64, at most 1: what `uniform_sample` adds to delta; upper bound.
+    """Return eta = num_steps num_examples 2^-64, at most 1, which `uniform_sample` adds to delta; upper bound.
 
     >>> uniform_sampling_error(60_000, 3516) < 1.2e-11
     True
     """
     num_examples = check_count("num_examples", num_examples, most=2**53 - 1)
     num_steps = check_count("num_steps", num_steps, most=2**53 - 1)
-    return min(1.0, float(num_examples) * float(num_steps) * 2.0**-64 * (1 + 1e-15))
+    # The last factor makes up for the rounding of the product.
+    bound = float(num_examples) * float(num_steps) * 2.0**-64 * (1 + 1e-15)
+    return min(1.0, bound)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _smallest(key: Array, num_examples: int, batch_size: int) -> Array:
-    """The rows with the ``batch_size`` smallest words."""
-    words = bits(key, (2, num_examples))
+    """Return the rows with the ``batch_size`` smallest words, int32[batch_size], ascending."""
+    high_words, low_words = bits(key, (2, num_examples))
+
+    # The boundary in the high words, and in the low words of the rows that tie there.
     everywhere = jnp.ones(num_examples, bool)
-    high, before = order_statistic(words[0], everywhere, jnp.int32(batch_size - 1))
-    same = words[0] == high
-    low, _ = order_statistic(words[1], same, batch_size - 1 - before)
-    included = (words[0] < high) | (same & (words[1] <= low))
+    high_boundary, num_below = order_statistic(high_words, everywhere, jnp.int32(batch_size - 1))
+    is_tied = high_words == high_boundary
+    low_boundary, _ = order_statistic(low_words, is_tied, batch_size - 1 - num_below)
+
+    included = (high_words < high_boundary) | (is_tied & (low_words <= low_boundary))
     (indices,) = jnp.nonzero(included, size=batch_size)
     return indices.astype(jnp.int32)
