@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 import gdpjax
 from experiments import datasets
@@ -17,6 +17,7 @@ from experiments.correlated._methods import METHODS, TASKS, Task, plan_of
 from experiments.correlated._trials import Trial, train_missing
 from experiments.datasets import Dataset
 from experiments.errors import UserError
+from experiments.progress import progress_bar
 from gdpjax.sweeps import records
 
 
@@ -32,15 +33,7 @@ def run(config: CorrelatedConfig) -> None:
     _begin(folder, task)
     dataset = datasets.load(task.dataset)
     console = Console()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    bar = progress_bar(console)
     with bar:
         result = _compare(task, dataset, config, folder, bar)
     path = config.results / f"{name}.json"

@@ -21,7 +21,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import gdpjax
 from experiments.config import LanguageConfig
@@ -38,6 +37,7 @@ from experiments.language.storage import load_params, save_params
 from experiments.language.texts import Texts, max_units, read_texts
 from experiments.language.tokenizer import tokenize
 from experiments.language.weights import load_published
+from experiments.progress import progress_bar
 from experiments.tables import markdown_table
 from gdpjax.sweeps import records
 from gdpjax.sweeps.parts import SEED_NOTICE, make_keys
@@ -193,15 +193,7 @@ def _refuse_other_texts(config: LanguageConfig, texts: Texts) -> None:
 @contextlib.contextmanager
 def _bar(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     """Give a function that adds a line to a progress bar, and returns what moves it."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    progress = progress_bar(console)
 
     def new_line(words: str, total: int) -> Callable[[int], None]:
         if not console.is_terminal:
