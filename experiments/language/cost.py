@@ -107,7 +107,7 @@ class StepCost:
       noise_flops: operations of the noise.
       optimizer_flops: operations of the optimizer.
       num_tokens: tokens of a step, padding included.
-      arguments: bytes that are there before a step: "parameters", "frozen parameters", "optimizer".
+      arguments: bytes that are there before a step: "parameters", "frozen parameters", "optimizer", "state kept".
       gradient_memory: bytes of a step until the sum is there, beside the arguments: "sum", "unit gradients",
         "factors", "activations", "casts".
       update_memory: bytes of a step from then on, beside the arguments: "noise" and "new state".
@@ -234,7 +234,8 @@ def step_cost(
       lora: the adapters, of which alone the parameters consist then; the base is an argument of the loss.
       frozen_dtype: the type of a frozen base.
       optimizer_slots: arrays that the optimizer keeps for each parameter: 2 for Adam, 0 for SGD.
-      donated: whether the new state takes the place of the old one. `gdpjax.training` keeps both until a step is done.
+      donated: whether the new state takes the place of the old one, as in a run in a folder, which also keeps what is
+        trained as it was at its last checkpoint. Otherwise both states are there until a step is done.
 
     Raises:
       UserError: a number out of range.
@@ -275,6 +276,7 @@ def step_cost(
     gradient_memory = {"sum": trained_bytes, **unit.memory(rows), "casts": unit.cast_bytes(held_dtype)}
     update_memory = {"noise": trained_bytes}
     if donated:
+        arguments["state kept"] = (1 + optimizer_slots) * trained_bytes
         update_memory["noise"] = _DONATED_COPIES * trained_bytes
     else:
         # The program returns a copy of the frozen base as well.

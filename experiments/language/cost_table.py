@@ -17,7 +17,9 @@ DEFAULT_LENGTH = 1024
 UNIT_MEMORY = ("unit gradients", "factors", "activations")
 """The memory that grows with the units that are taken at a time."""
 LABELS = {
+    "state kept": "state of the last checkpoint",
     "sum": "clipped sum",
+    "noise": "noise and updates",
     "casts": "weights in the type of products",
     "activations": "activations, or gradients twice",
 }
@@ -55,6 +57,7 @@ def cost_table(config: LanguageCostConfig) -> str:
             num_sequences=config.sequences,
             strategy=strategy,
             lora=lora,
+            donated=True,
         )
         largest[strategy] = largest_microbatch(
             model,
@@ -64,6 +67,7 @@ def cost_table(config: LanguageCostConfig) -> str:
             num_sequences=config.sequences,
             strategy=strategy,
             lora=lora,
+            donated=True,
         )
 
     lines = _title(config, length)

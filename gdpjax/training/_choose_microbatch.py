@@ -13,6 +13,7 @@ from gdpjax._core.arguments import check_callable, check_instance, check_number
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.types import PyTree
 from gdpjax.training._data import Data
+from gdpjax.training._in_place import StepsInPlace
 from gdpjax.training._loop import Training
 
 
@@ -22,16 +23,17 @@ def choose_microbatch(
     """Choose the number of rows to take at a time, so that a private step fits a memory.
 
     Candidates are 1, 2, 4, ... and the plan's capacity, and are bisected; what is returned was compiled and fits.
-    Nothing is run, and no parameters are made. The account is that of one device, and of ``training.step`` alone: a
-    `Run` holds one more state, that of its last checkpoint, so take the bytes of a state off ``memory_bytes``.
+    Nothing is run, and no parameters are made. The account is that of one device, for the steps of a `Run`: the state
+    that a lost chunk would be repeated from is in it, and a frozen base counts once. A loop of your own over
+    ``training.step`` needs about as much, and a copy of what is frozen.
 
     Args:
       build: from a number of rows to a training, such as ``lambda rows: private_training(plan, loss_fn, optimizer,
         strategy="microbatch", microbatch_size=rows)``.
       params: the parameters, or `jax.ShapeDtypeStruct` in their place.
       data: of `Training.place`; or a `Data` of shapes.
-      memory_bytes: what arguments, results and temporary buffers of a step may take together; for a device that
-        nothing else is on, a tenth less than it has.
+      memory_bytes: what data, states and temporary buffers of a step may take together; for a device that nothing
+        else is on, a tenth less than it has.
 
     Returns:
       (rows, bytes): the chosen size, and the bytes that each size that was compiled needs, by the compiler's account.
@@ -94,13 +96,12 @@ def _candidates(capacity: int) -> list[int]:
 
 
 def _step_bytes(training: Training, params: PyTree, data: Data) -> int:
-    """Return the bytes that a compiled step holds at its peak, its arguments and results included."""
+    """Return the bytes that a compiled step of a `Run` holds at its peak, states and data included."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(training.init, params, key)
-    memory = training.step.lower(state, data).compile().memory_analysis()
-    if memory is None:
+    num_bytes = StepsInPlace(training, state, data).held_bytes(state, data)
+    if num_bytes is None:
         raise ValueError(
             f"the compiler of {jax.default_backend()} gives no account of memory; choose microbatch_size by hand"
         )
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return int(held - memory.alias_size_in_bytes)
+    return num_bytes

@@ -333,8 +333,8 @@ def _as_before(new: Array, old: Array) -> Array:
 
 
 def _where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Return the tree ``new`` where the condition holds, else ``old``."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+    """Return the tree ``new`` where the condition holds, else ``old``; a leaf that is in both stays what it is."""
+    return jax.tree.map(lambda a, b: b if a is b else jnp.where(condition, a, b), new, old)
 
 
 class _Compiled:

@@ -38,6 +38,7 @@ from gdpjax.training._checkpoint import Index
 from gdpjax.training._data import Data
 from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
 from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits, state_digest
+from gdpjax.training._in_place import StepsInPlace
 from gdpjax.training._journal import JOURNAL, Journal
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._lock import FolderLock, lock_folder
@@ -87,6 +88,7 @@ class Run:
             "initial state": initial,
         }
         self.fingerprint = described_by_all(_as_json(environment()) | own)
+        self._steps = StepsInPlace(training, state, data)
         self._records = Journal(self.journal)
         self._pending: list[int] = []  # lengths of chunks that are on record and whose outcome is not
         self._saves = 0
@@ -182,16 +184,19 @@ class Run:
         return infos
 
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
+        """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
         if self._scan:
-            state, info = self.training.run_steps(self.state, self.data, num_steps)
+            state, info = self._steps.scan(self.state, self.data, num_steps)
             self.state = jax.block_until_ready(state)
             return [info]
-        state, infos, first = self.state, [], self.step
-        for done in range(first + 1, first + num_steps + 1):
-            state, info = self.training.step(state, self.data)
-            infos.append(info)
+
+        first = self.step
+
+        def after_each(num_done: int) -> None:
             if on_step is not None:
-                on_step(done)
+                on_step(first + num_done)
+
+        state, infos = self._steps.one_by_one(self.state, self.data, num_steps, after_each)
         self.state = jax.block_until_ready(state)
         return infos
 

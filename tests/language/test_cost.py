@@ -18,7 +18,8 @@ from experiments.language.cost import step_cost
 from experiments.language.finetuning import Finetuning
 from experiments.language.lora import LoraConfig, adapted_paths, joined, split_adapters
 from experiments.language.model import param_shapes, sequence_loss
-from gdpjax.training import private_training
+from gdpjax.training import Data, private_training
+from gdpjax.training._in_place import StepsInPlace
 
 CONFIG = ModelConfig(
     vocab_size=4096,
@@ -170,9 +171,36 @@ def test_memory_of_a_whole_step():
     assert held_bytes(program) == pytest.approx(cost.peak_bytes, rel=TOLERANCE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_memory_of_a_step_of_a_run(lora):
+    """The new state is written in place of the old one, and one is kept; a frozen base is there once."""
+    plan = gdpjax.make_plan(
+        clip=1.0,
+        max_examples=4,
+        expected_batch_size=2,
+        num_steps=2,
+        delta=1e-5,
+        noise_multiplier=1.0,
+        sampling="truncated_poisson",
+        capacity=4,
+    )
+    tuning = Finetuning(CONFIG, plan, lora=lora, strategy="microbatch", microbatch_size=1)
+    training = tuning.training()
+    initial = jax.eval_shape(tuning.initial, param_shapes(CONFIG), jax.random.key(0))
+    state = jax.eval_shape(training.init, initial, jax.random.key(0))
+    data = Data(
+        (jax.ShapeDtypeStruct((4, 1, 256), jnp.int32), jax.ShapeDtypeStruct((4, 1, 256), jnp.int32)),
+        jax.ShapeDtypeStruct((), jnp.int32),
+    )
+    cost = step_cost(CONFIG, num_units=4, length=256, strategy="microbatch", lora=lora, donated=True)
+    held = StepsInPlace(training, state, data).held_bytes(state, data)
+    assert held == pytest.approx(cost.peak_bytes, rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 def test_the_new_state_is_what_a_step_returns(lora):
-    """A frozen base, too: nothing is donated, so that the program returns a copy of it."""
+    """A frozen base, too: here nothing is donated, so that the program returns a copy of it."""
     plan = gdpjax.make_plan(
         clip=1.0, max_examples=100, expected_batch_size=4, num_steps=2, delta=1e-5, noise_multiplier=1.0
     )
@@ -243,7 +271,8 @@ def test_costs_grow_as_they_should():
     np.testing.assert_allclose(two.flops - fixed, 2 * (one.flops - fixed))
     assert one.peak_bytes == two.peak_bytes
     assert cost(num_units=2, microbatch_size=2).gradient_bytes > two.gradient_bytes
-    assert cost(num_units=2, donated=True).peak_bytes < two.peak_bytes
+    state_bytes = sum(two.arguments.values())
+    assert cost(num_units=2, donated=True).peak_bytes < two.peak_bytes + state_bytes
 
     assert one.fits(one.peak_bytes)
     assert not one.fits(one.peak_bytes - 1)

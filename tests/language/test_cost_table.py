@@ -47,7 +47,8 @@ def test_the_table_has_what_the_model_of_the_costs_says(preset, method, capsys):
     model = PRESETS[preset]
     lora = LoraConfig() if method == "lora" else None
     length = min(1024, model.max_length)
-    costs = [step_cost(model, num_units=16, length=length, strategy=name, lora=lora) for name in ("auto", "microbatch")]
+    options = dict(num_units=16, length=length, lora=lora, donated=True)
+    costs = [step_cost(model, strategy=name, **options) for name in ("auto", "microbatch")]
     assert values_of(text, "parameters") == [f"{model.num_params:,}"] * 2
     assert values_of(text, "trained") == [f"{sum(part.num_trained for part in cost.parts):,}" for cost in costs]
     assert values_of(text, "  peak, the larger of the two") == [f"{cost.peak_bytes / 1e9:,.2f}" for cost in costs]

@@ -1,0 +1,96 @@
+"""The steps of a chunk, with one state written in place of the one before.
+
+A jitted step that keeps its argument returns a second state beside it, and a copy of everything that it does not
+change, such as a frozen base model. Here a state is taken apart into the leaves that a step can change and those that
+it hands back as they are, which the trace of the step tells. Only the former go in and come out, and the memory of
+those that went in is given to those that come out (donated).
+
+The state at the beginning of a chunk is kept, because an interrupted chunk is repeated from it, and because callers may
+hold its arrays. So the chunk begins with a copy of the leaves that change, and holds two of each in all, not three.
+What is not changed is held once, however many steps are taken.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.types import Array
+from gdpjax.training._data import Data
+from gdpjax.training._loop import Info, State, Training
+
+
+class StepsInPlace:
+    """The steps of one training; compiled at the first chunk."""
+
+    def __init__(self, training: Training, state: State, data: Data) -> None:
+        structure = jax.tree.structure(state)
+        self._changes = _changed_leaves(training, state, data)
+
+        def together(changing: list[Array], fixed: list[Array]) -> State:
+            leaves, others = iter(changing), iter(fixed)
+            return jax.tree.unflatten(structure, [next(leaves if changes else others) for changes in self._changes])
+
+        def step(changing: list[Array], fixed: list[Array], data: Data) -> tuple[list[Array], Info]:
+            after, info = training.step(together(changing, fixed), data)
+            return self._apart(after)[0], info
+
+        def run_steps(
+            changing: list[Array], fixed: list[Array], data: Data, num_steps: int
+        ) -> tuple[list[Array], Info]:
+            after, info = training.run_steps(together(changing, fixed), data, num_steps)
+            return self._apart(after)[0], info
+
+        self._together = together
+        self._step = jax.jit(step, donate_argnums=0)
+        # A scan copies what it is given into the memory that its steps write to, so that there is nothing to donate.
+        self._run_steps = jax.jit(run_steps, static_argnums=3)
+
+    def scan(self, state: State, data: Data, num_steps: int) -> tuple[State, Info]:
+        """Take the steps as one compiled scan; the Info has a leading axis."""
+        changing, fixed = self._apart(state)
+        changing, info = self._run_steps(changing, fixed, data, num_steps)
+        return self._together(changing, fixed), info
+
+    def one_by_one(
+        self, state: State, data: Data, num_steps: int, after_each: Callable[[int], None]
+    ) -> tuple[State, list[Info]]:
+        """Take the steps one after the other; ``after_each`` is called with how many of them are done."""
+        changing, fixed = self._apart(state)
+        # Each leaf gets memory of its own: leaves of a first state may share theirs, which is donated only once.
+        changing = [jnp.copy(leaf) for leaf in changing]
+        infos = []
+        for done in range(1, num_steps + 1):
+            changing, info = self._step(changing, fixed, data)
+            infos.append(info)
+            after_each(done)
+        return self._together(changing, fixed), infos
+
+    def held_bytes(self, state: State, data: Data) -> int | None:
+        """Return the bytes that are held while a step is taken, by the compiler's account; None where it gives none.
+
+        They are those of data, of fixed leaves, of the state in work and of temporary buffers, on one device; and those
+        of the leaves that are kept from the beginning of the chunk. Shapes do for ``state`` and ``data``.
+        """
+        changing, fixed = self._apart(state)
+        memory = self._step.lower(changing, fixed, data).compile().memory_analysis()
+        if memory is None:
+            return None
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+        kept = sum(leaf.size * leaf.dtype.itemsize for leaf in changing)
+        return int(held - memory.alias_size_in_bytes + kept)
+
+    def _apart(self, state: State) -> tuple[list[Array], list[Array]]:
+        """Return the leaves that a step can change, and the others."""
+        leaves = list(zip(jax.tree.leaves(state), self._changes, strict=True))
+        return [leaf for leaf, changes in leaves if changes], [leaf for leaf, changes in leaves if not changes]
+
+
+def _changed_leaves(training: Training, state: State, data: Data) -> list[bool]:
+    """Return for each leaf of the state whether a step can change it."""
+    traced: Any = training.step.trace(state, data)  # type: ignore[attr-defined]
+    num_leaves = len(jax.tree.leaves(state))
+    given = traced.jaxpr.jaxpr.invars[:num_leaves]
+    after = traced.jaxpr.jaxpr.outvars[:num_leaves]
+    return [new is not old for new, old in zip(after, given, strict=True)]

@@ -1,0 +1,148 @@
+"""A chunk's steps are written in place: two states at most, nothing of the user's deleted, the same bits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax
+from gdpjax.training import private_training, start_run
+
+KEY = jax.random.key(5)
+NUM_STEPS = 4
+# Shapes that nothing else has, to be found among all arrays of the process.
+TRAINED, FROZEN = (37, 3), (41, 37)
+
+
+def build():
+    """A frozen base and a head that is trained, by Adam."""
+    plan = gdpjax.make_plan(
+        clip=1.0, max_examples=50, expected_batch_size=8, num_steps=NUM_STEPS, delta=1e-5, noise_multiplier=1.0
+    )
+
+    def loss(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(x @ params["base"] @ params["head"], y)
+
+    trainable = {"base": False, "head": True}
+    optimizer = optax.masked(optax.adam(0.1), trainable)  # which keeps no moments of the base
+    training = private_training(plan, loss, optimizer, trainable=trainable)
+    data = training.place(jax.random.normal(KEY, (50, 41)), jnp.arange(50) % 3)
+    params = {"base": jax.random.normal(KEY, FROZEN), "head": jnp.zeros(TRAINED)}
+    return training, params, data
+
+
+@pytest.fixture(scope="module")
+def small():
+    return build()
+
+
+def buffers(shape):
+    """The different arrays of this shape that any device holds."""
+    shards = [shard.data for array in jax.live_arrays() if array.shape == shape for shard in array.addressable_shards]
+    return {shard.unsafe_buffer_pointer() for shard in shards}
+
+
+def equal(first, second):
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
+def test_the_bits_are_those_of_the_steps(small, tmp_path, scan):
+    training, params, data = small
+    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=scan)
+    run.advance(1)
+    run.advance(NUM_STEPS)
+    state = training.init(params, KEY)
+    for _ in range(NUM_STEPS):
+        state, _ = training.step(state, data)
+    if scan:  # compiled apart, the same up to rounding
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run.state.params, state.params
+        )
+    else:
+        equal((run.state.params, run.state.opt_state), (state.params, state.opt_state))
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
+def test_what_the_user_holds_stays(small, tmp_path, scan):
+    """The parameters given, and the states of earlier chunks."""
+    training, params, data = small
+    given = jax.tree.map(np.array, params)
+    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=scan)
+    initial = run.state
+    run.advance(2)
+    held, copied = run.state, jax.tree.map(np.array, (run.state.params, run.state.opt_state))
+    run.advance(2)
+    equal(params, given)
+    equal(initial.params, given)
+    equal((held.params, held.opt_state), copied)
+
+
+def test_a_step_has_two_states_at_most(small, tmp_path):
+    """A leaf that is trained, with two moments of Adam: those kept and those in work; one frozen base."""
+    training, params, data = small
+    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=False)
+    before_trained, before_frozen = buffers(TRAINED), buffers(FROZEN)
+    most = []
+
+    def look(done):
+        jax.block_until_ready(jax.live_arrays())
+        most.append((len(buffers(TRAINED) - before_trained), len(buffers(FROZEN) - before_frozen)))
+
+    run.advance(NUM_STEPS, on_step=look)
+    assert most == [(3, 0)] * NUM_STEPS
+
+
+def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tmp_path):
+    training, params, data = small
+    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=False)
+    changing, fixed = run._steps._apart(run.state)
+    compiled = run._steps._step.lower(changing, fixed, data).compile()
+    memory = compiled.memory_analysis()
+    size = sum(leaf.nbytes for leaf in changing)
+    assert memory.alias_size_in_bytes == size
+    num_bytes_of_info = training.plan.capacity * (4 + 4 + 1)
+    # The frozen base is not returned: 6 kB that the results do not have.
+    assert memory.output_size_in_bytes - size < num_bytes_of_info + 500
+    assert any(leaf.shape == FROZEN for leaf in fixed)
+    assert sum(leaf.shape == TRAINED for leaf in changing) == 3
+    # What a run holds: its account has the state at the beginning of the chunk, too.
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert run._steps.held_bytes(run.state, data) == held
+
+
+def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, tmp_path):
+    training, params, data = small
+
+    def stop(done):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    whole = start_run(tmp_path / "whole", training, params, data, key=KEY, scan=False)
+    whole.advance(NUM_STEPS)
+    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=False)
+    with pytest.raises(KeyboardInterrupt):
+        run.advance(NUM_STEPS, on_step=stop)
+    assert run.step == 0
+    equal(run.state.params, params)
+    run.advance(1)
+    assert run.finished
+    equal((run.state.params, run.state.opt_state), (whole.state.params, whole.state.opt_state))
+
+
+def test_leaves_that_share_their_memory(tmp_path):
+    """One array twice among the parameters is two leaves, each trained by its own gradient."""
+    training = build()[0]
+    shared = jnp.full((2,), 0.5)
+
+    def loss(params, x):
+        return jnp.sum((params["a"] - 2 * params["b"]) ** 2) * x
+
+    training = private_training(training.plan, loss, optax.sgd(0.1), num_arrays=1)
+    data = training.place(jnp.ones(50))
+    key = jax.random.key(6)
+    run = start_run(tmp_path / "run", training, {"a": shared, "b": shared}, data, key=key, scan=False)
+    run.advance(NUM_STEPS)
+    assert not np.array_equal(run.state.params["a"], run.state.params["b"])
+    equal(shared, jnp.full((2,), 0.5))
