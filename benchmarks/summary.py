@@ -450,7 +450,9 @@ COMMANDS = {
 }
 COMMANDS_NOTE = """A command writes over its file; give make `RESULT=other.json`, and the others `--output` or \
 `--results`, to keep it. `recipes` and `reproduce` need the data (`GDPJAX_DATA`, or they are downloaded); what they \
-have finished is not done again. `accountants_grid.csv` is written by `python -m experiments reproduce figures`."""
+have finished is not done again. `accountants_grid.csv` is written by `python -m experiments reproduce figures`. A \
+command is shown as it was recorded: the programs `benchmarks.bench_NAME` were called `benchmarks.test_NAME` when some \
+of these files were made."""
 
 
 def _commands() -> str:
