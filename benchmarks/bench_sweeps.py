@@ -128,7 +128,7 @@ def _platform() -> str:
 
 
 def _trials(settings: Settings) -> tuple[list[Any], "Work"]:
-    from experiments.tasks import NamedTask
+    from experiments.sweeps.named_task import NamedTask
     from gdpjax.sweeps import parse_spec
     from gdpjax.sweeps.parts import list_trials, load_examples, plan_trials
 

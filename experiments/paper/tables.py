@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from experiments.config import identity
-from experiments.reproduce._experiments import EXPERIMENTS, Row
-from experiments.reproduce._runs import Outcomes, Planned
+from experiments.paper.runs import Outcomes, Planned
+from experiments.paper.settings import EXPERIMENTS, Row
 from experiments.tables import markdown_table, mean_and_stdev
 from gdpjax import accounting
 from gdpjax.sweeps import records

@@ -1,4 +1,4 @@
-"""The networks of the experiments: made for a data set, initialised, and judged on test data."""
+"""Networks initialised, and judged on test data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from experiments import models
-from experiments.config import TrainConfig
-from experiments.datasets import Dataset
+from experiments.data import Dataset
 
 EVALUATION_CHUNK = 5000
 """Rows of the test data that go through a network at a time."""
-
-
-def build_model(config: TrainConfig, dataset: Dataset) -> nn.Module:
-    """The network of a configuration, for the inputs of a data set."""
-    return models.build(config.model.model, dataset.example, dataset.num_classes)
 
 
 def initial_params(model: nn.Module, example: Any, key: jax.Array) -> Any:

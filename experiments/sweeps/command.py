@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.config import SweepConfig, SweepReportConfig
-from experiments.tasks import NamedTask
+from experiments.sweeps.named_task import NamedTask
 from gdpjax.sweeps import Spec, read_spec, report_sweep, run_sweep
 
 

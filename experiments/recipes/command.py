@@ -5,11 +5,11 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments import sweep
 from experiments.config import RecipesConfig, SweepConfig
-from experiments.recipes import _tables
-from experiments.recipes._outcome import outcome
-from experiments.recipes._recipes import RECIPES, Recipe
+from experiments.recipes import tables
+from experiments.recipes.catalogue import RECIPES, Recipe
+from experiments.recipes.outcome import outcome
+from experiments.sweeps import command as sweep
 from gdpjax.sweeps.parts import Row, described, is_finished, read_rows
 
 
@@ -23,8 +23,8 @@ def reproduce(names: list[str], runs: Path, results: Path, console: Console) -> 
     """Every sweep of these recipes, finished ones from their folders; returns the result file."""
     for name in names:
         record = _recipe(RECIPES[name], runs)
-        path = _tables.write(results, name, record)  # one by one: what is done is on record
-        console.print(_tables.sentence(name, record), soft_wrap=True)
+        path = tables.write(results, name, record)  # one by one: what is done is on record
+        console.print(tables.sentence(name, record), soft_wrap=True)
     console.print(f"Results: {path} and {path.with_suffix('.md')}", soft_wrap=True)
     return path
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.datasets._types import Dataset
+from experiments.data.dataset import Dataset
 
 NUM_TRAIN = 1437
 SPLIT_SEED = 20191126  # the split is part of the data set: the same for every run, whatever its seed

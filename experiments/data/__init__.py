@@ -1,12 +1,12 @@
 """Data sets by name, as NumPy arrays."""
 
-from experiments.datasets._adult import load_adult
-from experiments.datasets._digits import load_digits
-from experiments.datasets._files import ENVIRONMENT_VARIABLE, read_gzip
-from experiments.datasets._imdb import load_imdb, load_imdb_words
-from experiments.datasets._mnist import load_mnist, load_mnist_scattering
-from experiments.datasets._movielens import load_movielens
-from experiments.datasets._types import Dataset, Facts
+from experiments.data.adult import load_adult
+from experiments.data.dataset import Dataset, Facts
+from experiments.data.digits import load_digits
+from experiments.data.files import ENVIRONMENT_VARIABLE, read_gzip
+from experiments.data.imdb import load_imdb, load_imdb_words
+from experiments.data.mnist import load_mnist, load_mnist_scattering
+from experiments.data.movielens import load_movielens
 from experiments.errors import UserError
 
 LOADERS = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets import ENVIRONMENT_VARIABLE, read_gzip
+from experiments.data.files import ENVIRONMENT_VARIABLE, read_gzip
 from experiments.errors import UserError
 
 FILE = "adult.data.gz"

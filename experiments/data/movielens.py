@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets._files import Source, fetch, find
-from experiments.datasets._types import Dataset
+from experiments.data.dataset import Dataset
+from experiments.data.files import Source, fetch, find
 from experiments.errors import UserError
 
 ORIGINAL = Source(

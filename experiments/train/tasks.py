@@ -1,22 +1,14 @@
-"""The seven data sets, their networks and optimizers as tasks of `gdpjax.sweeps`, and how a sweep file names them.
-
-dataset = "adult"
-model = "paper_mlp"      # left out, as in ``train --dataset adult``
-optimizer = "sgd"
-
-[hyperparameters]        # what is left out is as in ``train --dataset adult``
-learning_rate = [0.1, 0.2]
-"""
+"""The seven data sets, their networks and optimizers as tasks of `gdpjax.sweeps`."""
 
 import functools
-from typing import Any, get_args
+from typing import Any
 
 import optax
 
-from experiments import datasets, models
-from experiments.config import PRESETS, DatasetName, ModelName, OptimizerName, TrainConfig
-from experiments.engine import initial_params, scores_of
-from gdpjax.sweeps import Model, Reader, Task
+from experiments import data, models
+from experiments.config import PRESETS, TrainConfig
+from experiments.models.scores import initial_params, scores_of
+from gdpjax.sweeps import Model, Task
 
 
 def sgd(learning_rate: float) -> optax.GradientTransformation:
@@ -34,13 +26,13 @@ OPTIMIZERS = {"sgd": sgd, "adam": adam}
 
 def load(dataset: str) -> Any:
     """Training data and test data."""
-    found = datasets.load(dataset)
+    found = data.load(dataset)
     return (found.train_inputs, found.train_labels), (found.test_inputs, found.test_labels)
 
 
 def build(dataset: str, model: str, example: Any) -> Model:
     """A network with the cross entropy of one example as its loss; how many classes there are is public."""
-    facts, (inputs, _) = datasets.FACTS[dataset], example
+    facts, (inputs, _) = data.FACTS[dataset], example
     network = models.build(model, inputs, facts.num_classes)
     init = functools.partial(initial_params, network, inputs)
     return Model(init, models.example_loss(network), scores_of(network, facts.num_classes, facts.graded))
@@ -68,19 +60,3 @@ def numbers_of(config: TrainConfig) -> dict[str, float]:
         "epochs": optimizer.epochs,
         "delta": privacy.delta,
     }
-
-
-class NamedTask:
-    """The fields ``dataset``, ``model`` and ``optimizer`` of a sweep file."""
-
-    fields: tuple[str, ...] = ("dataset", "model", "optimizer")
-
-    def task(self, reader: Reader) -> Task:
-        """Look the names up; what is not there is refused with its line."""
-        if "dataset" not in reader.content:
-            reader.fail((), f"dataset is missing: one of {', '.join(PRESETS)}")
-        dataset = reader.one_of("dataset", get_args(DatasetName))
-        preset = PRESETS[dataset]
-        model = reader.one_of("model", get_args(ModelName), preset.model.model)
-        optimizer = reader.one_of("optimizer", get_args(OptimizerName), preset.optimizer.optimizer)
-        return make_task(dataset, model, optimizer)

@@ -15,8 +15,8 @@ from matplotlib import pyplot as plt
 
 import gdpjax
 from experiments.config import CorrelatedConfig
-from experiments.correlated._methods import DELTA, METHODS, Task, describe, rmse_of
-from experiments.correlated._trials import Trial
+from experiments.correlated.methods import DELTA, METHODS, Task, describe, rmse_of
+from experiments.correlated.trials import Trial
 from experiments.tables import markdown_table, mean_and_stdev
 from gdpjax.sweeps import records
 from gdpjax.sweeps.rounding import upper

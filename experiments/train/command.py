@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.config import TrainConfig, resume_command, validate
-from experiments.tasks import make_task, numbers_of
+from experiments.train.tasks import make_task, numbers_of
 from gdpjax.sweeps import TrainingResult, print_training, train
 
 

@@ -18,9 +18,9 @@ from PIL import Image
 from rich.console import Console
 
 from experiments.errors import UserError
-from experiments.reproduce import _grid
-from experiments.reproduce._experiments import CERTIFIED_NOISE, FIGURE4_EPSILON
-from experiments.reproduce._tables import path_of, read_rows
+from experiments.paper import accountant_grid
+from experiments.paper.settings import CERTIFIED_NOISE, FIGURE4_EPSILON
+from experiments.paper.tables import path_of, read_rows
 from gdpjax import accounting
 from gdpjax.sweeps.rounding import upper as rounded_up
 
@@ -194,7 +194,7 @@ def _curve(axes: Axes, row: dict[str, Any], title: str) -> None:
 
 def grid(results: Path) -> Figure:
     """How far the CLT and the moments accountant are from the truth."""
-    return _grid.draw(_grid.table(results))
+    return accountant_grid.draw(accountant_grid.table(results))
 
 
 FIGURES: dict[str, Callable[[Path], Figure]] = {

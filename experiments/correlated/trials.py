@@ -14,10 +14,10 @@ import optax
 
 import gdpjax
 from experiments import models
-from experiments.correlated._methods import Task
-from experiments.datasets import Dataset
-from experiments.engine import initial_params, make_scores
+from experiments.correlated.methods import Task
+from experiments.data import Dataset
 from experiments.errors import UserError
+from experiments.models.scores import initial_params, make_scores
 from gdpjax.sweeps import records
 from gdpjax.training import FINISHED, Data, private_training
 

@@ -5,8 +5,8 @@ from rich.markdown import Markdown
 
 from experiments.config import ReproduceConfig
 from experiments.errors import UserError
-from experiments.reproduce import _figures, _runs, _tables, _unsummed
-from experiments.reproduce._experiments import EXPERIMENTS
+from experiments.paper import figures, imdb_clipping, runs, tables
+from experiments.paper.settings import EXPERIMENTS
 
 
 def run(config: ReproduceConfig) -> None:
@@ -16,10 +16,10 @@ def run(config: ReproduceConfig) -> None:
     _refuse_unknown(config)
     console = Console()
     if config.what == "figures":
-        _figures.draw_all(config.results, config.figures, console)
+        figures.draw_all(config.results, config.figures, console)
         return
     if config.what == "imdb-clipping":
-        _unsummed.write(config.results, console)
+        imdb_clipping.write(config.results, console)
         return
     for name in EXPERIMENTS if config.what == "all" else (config.what,):
         _experiment(name, config, console)
@@ -36,17 +36,17 @@ def _refuse_unknown(config: ReproduceConfig) -> None:
 
 def _experiment(name: str, config: ReproduceConfig, console: Console) -> None:
     rows = [row for row in EXPERIMENTS[name] if row.name in config.rows or not config.rows]
-    planned = _runs.plan_runs(rows, config.runs / name, config.seeds)
-    _runs.refuse_others(planned)
-    path = _tables.path_of(config.results, name)
-    _tables.recorded(path, EXPERIMENTS[name])  # a damaged file is refused before hours of training, not after
+    planned = runs.plan_runs(rows, config.runs / name, config.seeds)
+    runs.refuse_others(planned)
+    path = tables.path_of(config.results, name)
+    tables.recorded(path, EXPERIMENTS[name])  # a damaged file is refused before hours of training, not after
     if not config.report:
-        _runs.train_missing(planned, console)
-    ours = _runs.outcomes(planned)
-    before = _tables.recorded(path, EXPERIMENTS[name])
-    result = _tables.result_of(name, planned, before | ours)
-    _tables.write(path, result)
-    console.print(Markdown(_tables.markdown(result)))
+        runs.train_missing(planned, console)
+    ours = runs.outcomes(planned)
+    before = tables.recorded(path, EXPERIMENTS[name])
+    result = tables.result_of(name, planned, before | ours)
+    tables.write(path, result)
+    console.print(Markdown(tables.markdown(result)))
     if kept := len(before.keys() - ours.keys()):
         console.print(f"{kept} of the runs are as {path} had them, not from {config.runs}.", soft_wrap=True)
     console.print(f"Result: {path}", soft_wrap=True)

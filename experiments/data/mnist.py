@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets import _class_whitening, _deskew, _public_digits, _scattering
-from experiments.datasets._files import Source, cache_folder, fetch
-from experiments.datasets._idx import read_idx
-from experiments.datasets._types import Dataset
+from experiments.data import class_whitening, deskew, public_digits, scattering
+from experiments.data.dataset import Dataset
+from experiments.data.files import Source, cache_folder, fetch
+from experiments.data.idx import read_idx
 from experiments.errors import UserError
 
 MIRRORS = (
@@ -30,7 +30,7 @@ NUM_BLOCKS = 7
 NUM_COMPONENTS = 500
 FEATURE_NORM = 3.0
 PIECE = 5000
-SOURCES = (_scattering, _deskew, _public_digits, _class_whitening)
+SOURCES = (scattering, deskew, public_digits, class_whitening)
 """What the features are computed by: the cache is for these files as they are."""
 
 
@@ -73,7 +73,7 @@ def _features(images: np.ndarray) -> np.ndarray:
     return features
 
 
-def _vectors(images: np.ndarray, whitening: _class_whitening.ClassWhitening) -> np.ndarray:
+def _vectors(images: np.ndarray, whitening: class_whitening.ClassWhitening) -> np.ndarray:
     """Vectors of norm 3, so that the bias, whose input is 1, has a small share of a gradient's norm."""
     starts = range(0, len(images), PIECE)
     found = np.concatenate([whitening(_coefficients(images[first : first + PIECE])) for first in starts])
@@ -81,12 +81,12 @@ def _vectors(images: np.ndarray, whitening: _class_whitening.ClassWhitening) -> 
 
 
 @functools.cache
-def _public_whitening() -> _class_whitening.ClassWhitening:
+def _public_whitening() -> class_whitening.ClassWhitening:
     """The coordinates, from digits that are not MNIST's."""
-    images, labels = _public_digits.load_public_digits()
-    return _class_whitening.fit_class_whitening(_coefficients(images), labels, NUM_COMPONENTS)
+    images, labels = public_digits.load_public_digits()
+    return class_whitening.fit_class_whitening(_coefficients(images), labels, NUM_COMPONENTS)
 
 
 def _coefficients(images: np.ndarray) -> np.ndarray:
     """The scattering coefficients of deskewed images ``[N, 28, 28]``, ``float32[N, 3969]``."""
-    return _scattering.scattering(_deskew.deskew(images), NUM_BLOCKS).reshape(len(images), -1)
+    return scattering.scattering(deskew.deskew(images), NUM_BLOCKS).reshape(len(images), -1)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets._files import Source, fetch, read_gzip
-from experiments.datasets._types import Dataset
+from experiments.data.dataset import Dataset
+from experiments.data.files import Source, fetch, read_gzip
 from experiments.errors import UserError
 
 MIRRORS = (

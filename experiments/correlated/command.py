@@ -10,12 +10,12 @@ from rich.markdown import Markdown
 from rich.progress import Progress
 
 import gdpjax
-from experiments import datasets
+from experiments import data
 from experiments.config import CorrelatedConfig
-from experiments.correlated import _tables
-from experiments.correlated._methods import METHODS, TASKS, Task, plan_of
-from experiments.correlated._trials import Trial, train_missing
-from experiments.datasets import Dataset
+from experiments.correlated import tables
+from experiments.correlated.methods import METHODS, TASKS, Task, plan_of
+from experiments.correlated.trials import Trial, train_missing
+from experiments.data import Dataset
 from experiments.errors import UserError
 from experiments.progress import progress_bar
 from gdpjax.sweeps import records
@@ -31,14 +31,14 @@ def run(config: CorrelatedConfig) -> None:
     name = f"correlated_{config.task}" + ("_quick" if config.quick else "")
     folder = config.runs / name
     _begin(folder, task)
-    dataset = datasets.load(task.dataset)
+    dataset = data.load(task.dataset)
     console = Console()
     bar = progress_bar(console)
     with bar:
         result = _compare(task, dataset, config, folder, bar)
     path = config.results / f"{name}.json"
-    _tables.write(path, config.figures / f"{name}.png", result)
-    console.print(Markdown(_tables.markdown(result)))
+    tables.write(path, config.figures / f"{name}.png", result)
+    console.print(Markdown(tables.markdown(result)))
     console.print(f"Result: {path}, {path.with_suffix('.md')} and {config.figures / name}.png", soft_wrap=True)
 
 
@@ -77,7 +77,7 @@ def _compare(task: Task, dataset: Dataset, config: CorrelatedConfig, folder: Pat
     done = _counter(bar, "trainings, on the test data", len(final))
     plans = _plans(final, task, dataset.num_examples)
     accuracies = train_missing(final, plans, task, dataset, folder, config.width, done)
-    return _tables.result_of(config, task, final, plans, accuracies, len(search), len(dataset.test_labels))
+    return tables.result_of(config, task, final, plans, accuracies, len(search), len(dataset.test_labels))
 
 
 def _counter(bar: Progress, words: str, total: int) -> Callable[[int], None]:

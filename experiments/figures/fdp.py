@@ -13,8 +13,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.adult import EDUCATION, education_levels, find_adult, synthetic_levels
 from experiments.config import FdpFiguresConfig
+from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism, RandomizedResponse
 from gdpjax.tradeoff import (
     ApproximateDP,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.errors import UserError
-from experiments.recipes._recipes import Recipe
+from experiments.recipes.catalogue import Recipe
 from experiments.tables import mean_and_stdev
 from gdpjax import accounting
 from gdpjax.sweeps import Spec

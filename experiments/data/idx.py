@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets._files import read_gzip
+from experiments.data.files import read_gzip
 from experiments.errors import UserError
 
 UNSIGNED_BYTE = 8

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import optax
 from rich.console import Console
 
-from experiments import datasets
+from experiments import data, models
 from experiments.config import PRESETS
-from experiments.engine import build_model, initial_params, make_scores
+from experiments.models.scores import initial_params, make_scores
 from experiments.tables import mean_and_stdev
-from experiments.tasks import numbers_of
+from experiments.train.tasks import numbers_of
 from gdpjax.sampling import poisson_sample
 from gdpjax.sweeps import records
 from gdpjax.sweeps.parts import plan_of
@@ -52,13 +52,13 @@ def write(results: Path, console: Console) -> None:
 
 def accuracy(seed: int, added: bool) -> float:
     """Test accuracy after the paper's epochs. Batches, noise and weights depend on the seed alone."""
-    config, data = PRESETS["imdb"], datasets.load("imdb")
-    plan = plan_of(numbers_of(config), config.privacy.delta, data.num_examples)
-    model = build_model(config, data)
+    config, dataset = PRESETS["imdb"], data.load("imdb")
+    plan = plan_of(numbers_of(config), config.privacy.delta, dataset.num_examples)
+    model = models.build(config.model.model, dataset.example, dataset.num_classes)
     keys = jax.random.split(jax.random.key(seed), 3)
-    params = initial_params(model, data.example, keys[0])
+    params = initial_params(model, dataset.example, keys[0])
     optimizer, clip = optax.adam(config.optimizer.learning_rate), config.privacy.l2_clip_norm
-    tokens, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
+    tokens, labels = jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels)
 
     @jax.jit
     def step(params: Any, state: Any, number: jax.Array) -> tuple[Any, Any]:
@@ -77,7 +77,7 @@ def accuracy(seed: int, added: bool) -> float:
     state = optimizer.init(params)
     for number in range(plan.max_steps):
         params, state = step(params, state, jnp.asarray(number))
-    return make_scores(model, data)(params)["test_accuracy"]
+    return make_scores(model, dataset)(params)["test_accuracy"]
 
 
 def clipped_sum(params: Any, words: jax.Array, labels: jax.Array, is_padding: jax.Array, clip: Any, added: bool) -> Any:

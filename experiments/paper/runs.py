@@ -9,8 +9,8 @@ from rich.console import Console
 
 from experiments.config import TrainConfig, identity
 from experiments.errors import RunInterrupted, UserError
-from experiments.reproduce._experiments import Row
-from experiments.train import run_quietly
+from experiments.paper.settings import Row
+from experiments.train.command import run_quietly
 from gdpjax.sweeps import records
 
 
