@@ -52,29 +52,29 @@ test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks include
 
 bench-accounting: RESULT ?= benchmarks/results/accounting_cpu.json
 bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libraries, about ten minutes on an idle core
-	$(BIN)/python -m benchmarks.test_accounting --output $(RESULT)
+	$(BIN)/python -m benchmarks.bench_accounting --output $(RESULT)
 
 bench-clipping: RESULT ?= benchmarks/results/clipping_cpu.json
 bench-clipping: $(VENV)/.benchmarks-clipping ## time clipped gradients beside other libraries, an hour on idle cores
-	$(BIN)/python -m benchmarks.test_clipping --threads $(THREADS) --output $(RESULT)
+	$(BIN)/python -m benchmarks.bench_clipping --threads $(THREADS) --output $(RESULT)
 
 bench-training: RESULT ?= benchmarks/results/training_cpu.json
 bench-training: $(VENV)/.benchmarks-clipping ## time private training beside other libraries, half an hour on idle cores
-	$(BIN)/python -m benchmarks.test_training --threads $(THREADS) --output $(RESULT)
+	$(BIN)/python -m benchmarks.bench_training --threads $(THREADS) --output $(RESULT)
 
 bench-correlated: RESULT ?= benchmarks/results/correlated_cpu.json
 bench-correlated: $(VENV)/.benchmarks-clipping ## time correlated noise and its optimisers, ten minutes on an idle core
-	$(BIN)/python -m benchmarks.test_correlated --output $(RESULT)
+	$(BIN)/python -m benchmarks.bench_correlated --output $(RESULT)
 
 bench-sweeps: RESULT ?= benchmarks/results/sweeps_cpu.json
 bench-sweeps: THREADS = 2
 bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by one, about two minutes on two idle cores
-	$(BIN)/python -m benchmarks.test_sweeps --threads $(THREADS) --output $(RESULT)
+	$(BIN)/python -m benchmarks.bench_sweeps --threads $(THREADS) --output $(RESULT)
 
 bench-language: PRESET ?= tiny
 bench-language: RESULT ?= benchmarks/results/language_$(PRESET).json
 bench-language: $(VENV)/.experiments $(VENV)/.benchmarks-clipping ## time private steps of language models; PRESET=1B for a GPU
-	$(BIN)/python -m benchmarks.test_language --preset $(PRESET) --threads $(THREADS) --output $(RESULT)
+	$(BIN)/python -m benchmarks.bench_language --preset $(PRESET) --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
 
 def _make_up(folder: pathlib.Path, num_trials: int) -> None:
     """The folder of a sweep, in parts of 32 trials, with accuracies that look like those of one."""
-    from experiments.tasks import NamedTask
+    from experiments.sweeps.named_task import NamedTask
     from gdpjax.sweeps import parse_spec
     from gdpjax.sweeps.parts import begin, layout_of, list_trials, load_examples, record_program, write_part
 

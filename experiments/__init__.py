@@ -1,13 +1,18 @@
 """The experiments: private training end to end, from the data to a privacy statement about the run that was made.
 
-Run ``python -m experiments --help``. Where things are:
+Run ``python -m experiments --help``. Where things are, from the bottom; imports go down this list only:
 
-* `config`      frozen dataclasses; the command line is generated from them
-* `cli`         the table of subcommands, and how errors become one line and an exit code
-* `datasets`    scikit-learn's digits; MNIST and Adult from a folder or a checked download
-* `models`      small flax networks
-* `tasks`       data sets, models and optimizers as tasks of `gdpjax.sweeps`, which runs, records and resumes them
-* `train`, `sweep`, `demo`   the commands that do so
-* `engine`      networks initialised, and judged on test data
-* `tables`, `plots`   what a person sees
+* `errors`, `config`        what a user can mend; what can be configured, from which the command line is generated
+* `tables`, `progress`      Markdown and means over seeds; the progress bar
+* `data`                    data sets by name, from a folder or a checked download
+* `models`                  small networks by name, their loss, and their scores on test data
+* `train`                   one private training
+* `sweeps`                  many private trainings, side by side
+* `figures`                 the figures of the documentation
+* `paper`                   the experiments of arXiv:1911.11607, published beside found, and their figures
+* `recipes`                 better settings than the paper's, and the searches that found them
+* `correlated`              correlated noise beside Poisson DP-SGD
+* `language`                language models, fine-tuned privately
+* `demo`                    the whole path in half a minute
+* `cli`                     the table of commands, and how errors become one line and an exit code
 """

@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 
 def _train(config: Any) -> None:
-    from experiments.train import run  # jax is imported late, so that --help is quick
+    from experiments.train.command import run  # jax is imported late, so that --help is quick
 
     run(config)
 
@@ -53,25 +53,25 @@ def _demo(config: Any) -> None:
 
 
 def _fdp_figures(config: Any) -> None:
-    from experiments.fdp_figures import run
+    from experiments.figures.fdp import run
 
     run(config)
 
 
 def _gradients_figure(config: Any) -> None:
-    from experiments.gradients_figure import run
+    from experiments.figures.gradients import run
 
     run(config)
 
 
 def _correlated(config: Any) -> None:
-    from experiments.correlated import run
+    from experiments.correlated.command import run
 
     run(config)
 
 
 def _correlated_figure(config: Any) -> None:
-    from experiments.correlated_figure import run
+    from experiments.figures.correlated import run
 
     run(config)
 
@@ -89,25 +89,25 @@ def _language_cost(config: Any) -> None:
 
 
 def _sweep(config: Any) -> None:
-    from experiments.sweep import run
+    from experiments.sweeps.command import run
 
     run(config)
 
 
 def _sweep_report(config: Any) -> None:
-    from experiments.sweep import report
+    from experiments.sweeps.command import report
 
     report(config)
 
 
 def _reproduce(config: Any) -> None:
-    from experiments.reproduce import run
+    from experiments.paper.command import run
 
     run(config)
 
 
 def _recipes(config: Any) -> None:
-    from experiments.recipes import run
+    from experiments.recipes.command import run
 
     run(config)
 

@@ -5,8 +5,8 @@ import dataclasses
 from rich.console import Console
 
 from experiments.config import PRESETS, DemoConfig
-from experiments.plots import save_accuracy_and_epsilon
-from experiments.train import run_quietly
+from experiments.figures.training import save_accuracy_and_epsilon
+from experiments.train.command import run_quietly
 from gdpjax.sweeps import print_training
 
 FIGURE = "accuracy_and_epsilon.png"

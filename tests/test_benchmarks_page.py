@@ -1,12 +1,58 @@
 """benchmarks/README.md is what the committed result files say, figure by figure."""
 
+import importlib.util
+import pathlib
 import re
 
+import pytest
+
+import benchmarks.accounting.report
+import benchmarks.bench_allocation
+import benchmarks.bench_sweeps
+import benchmarks.clipping.report
+import benchmarks.correlated.report
+import benchmarks.language.report
+import benchmarks.training.report
+import experiments.correlated.tables
+import experiments.paper.tables
+import experiments.recipes.tables
 from benchmarks import summary
+
+ROOT = pathlib.Path(__file__).parents[1]
+TABLES = {
+    "accounting_cpu": benchmarks.accounting.report,
+    "allocation_cpu": benchmarks.bench_allocation,
+    "clipping_cpu": benchmarks.clipping.report,
+    "training_cpu": benchmarks.training.report,
+    "correlated_cpu": benchmarks.correlated.report,
+    "sweeps_cpu": benchmarks.bench_sweeps,
+    "language_tiny": benchmarks.language.report,
+    "language_small": benchmarks.language.report,
+    "recipes": experiments.recipes.tables,
+    "correlated_adult": experiments.correlated.tables,
+    "correlated_mnist": experiments.correlated.tables,
+    "reproduce_mnist": experiments.paper.tables,
+    "reproduce_adult": experiments.paper.tables,
+    "reproduce_imdb": experiments.paper.tables,
+    "reproduce_movielens": experiments.paper.tables,
+    "reproduce_figure4": experiments.paper.tables,
+}
+"""What makes the tables beside each result file."""
 
 
 def test_the_page_is_what_the_result_files_give():
     assert summary.PAGE.read_text() == summary.page(), "run: python -m benchmarks.summary"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_beside_a_result_file_are_what_it_gives(name):
+    result = summary.read(name)
+    assert result is not None
+    assert (summary.RESULTS / f"{name}.md").read_text() == TABLES[name].markdown(result)
+
+
+def test_every_result_file_with_tables_is_compared_with_them():
+    assert {path.stem for path in summary.RESULTS.glob("*.md")} == set(TABLES)
 
 
 def test_what_it_links_to_exists_and_every_result_is_linked():
@@ -28,3 +74,36 @@ def test_a_benchmark_without_results_has_a_row_that_says_so(monkeypatch, tmp_pat
     page = summary.page()
     assert page.count("not measured yet") == 7
     assert page.count("not run yet") == len(summary.COMMANDS)
+
+
+def test_the_summary_shows_what_a_user_gets_who_chooses_nothing(monkeypatch):
+    """No other strategy of ours, however fast it was, changes a line of the summary."""
+    results = {name: summary.read(name) for name in summary.COMMANDS}
+    before = [summary._language()[0], summary._clipping()[0], summary._training()[0]]
+    for name in ("language_tiny", "language_small"):
+        for case in results[name]["cases"].values():
+            for at in case["contenders"]["gdpjax microbatch"]["sizes"].values():
+                at["tokens_per_second"]["median"] *= 100
+    for model in results["clipping_cpu"]["models"].values():
+        for contender in ("gdpjax ghost", "gdpjax microbatch"):
+            if contender in model["contenders"]:
+                model["contenders"][contender]["seconds"]["median"] /= 100
+    for case in results["training_cpu"]["cases"].values():
+        case["trainers"]["gdpjax step"]["steps_per_second"]["median"] *= 100
+    monkeypatch.setattr(summary, "read", results.__getitem__)
+    assert [summary._language()[0], summary._clipping()[0], summary._training()[0]] == before
+
+
+def test_the_programs_that_make_and_the_pages_name_are_there():
+    for page in [ROOT / "Makefile", ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+        for name in re.findall(r"python -m (benchmarks\.\w+)", page.read_text()):
+            assert importlib.util.find_spec(name), f"{page.name} names {name}"
+    made = re.findall(r"python -m (benchmarks\.bench_\w+)", (ROOT / "Makefile").read_text())
+    assert len(set(made)) == 6
+
+
+def test_the_commands_of_today_make_the_files_again():
+    """A program has its name since it is no test; what was recorded before is told from it by one word."""
+    recorded = [result["command"] for name in summary.COMMANDS if (result := summary.read(name)) is not None]
+    for name in re.findall(r"python -m (benchmarks\.\w+)", " ".join(recorded)):
+        assert importlib.util.find_spec(name.replace("benchmarks.test_", "benchmarks.bench_")), name

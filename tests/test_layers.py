@@ -46,6 +46,86 @@ def imported_modules(path: pathlib.Path) -> list[str]:
     return [name for name in names if name == "gdpjax" or name.startswith("gdpjax.")]
 
 
+# The places of the experiments from the bottom: each imports only what stands above it in this list, or in itself.
+EXPERIMENTS = (
+    "errors",
+    "config",
+    "tables",
+    "progress",
+    "data",
+    "models",
+    "train",
+    "sweeps",
+    "figures",
+    "paper",
+    "recipes",
+    "correlated",
+    "language",
+    "demo",
+    "cli",
+    "__main__",
+)
+STUDIES = {"paper", "recipes", "correlated", "language"}
+"""What is asked of the places below them; they do not import each other."""
+
+
+def experiments_imported(path: pathlib.Path) -> set[str]:
+    """Return the places of the experiments that a module imports."""
+    places = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "experiments":
+            names = [f"experiments.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        places |= {name.split(".")[1] for name in names if name.startswith("experiments.")}
+    return places
+
+
+def test_imports_of_the_experiments_go_down() -> None:
+    folder = ROOT.parent / "experiments"
+    for path in sorted(folder.rglob("*.py")):
+        place = path.relative_to(folder).parts[0].removesuffix(".py")
+        if place == "__init__":
+            continue
+        below = set(EXPERIMENTS[: EXPERIMENTS.index(place)]) | {place}
+        if place in STUDIES:
+            below -= STUDIES - {place}
+        assert experiments_imported(path) <= below, f"{path} imports {experiments_imported(path) - below}"
+    described = (folder / "__init__.py").read_text()
+    assert all(f"`{place}`" in described for place in EXPERIMENTS if place != "__main__")
+
+
+def modules_of(folder: pathlib.Path) -> dict[str, set[str]]:
+    """Return the modules of a folder by name, each with those that it imports when it is imported.
+
+    A package's `__init__` is a module beside its parts: it may show them, and they may name each other through it.
+    """
+    files = {".".join(path.relative_to(folder.parent).with_suffix("").parts): path for path in folder.rglob("*.py")}
+    imports = {}
+    for module, path in files.items():
+        names = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+        imports[module] = {name for name in names if name in files}
+    return imports
+
+
+@pytest.mark.parametrize("folder", PUBLIC_ONLY)
+def test_programs_have_no_circle(folder: str) -> None:
+    imports = modules_of(ROOT.parent / folder)
+    while imports:
+        leaves = {module for module, others in imports.items() if not others & imports.keys()}
+        assert leaves, f"a circle among {sorted(imports)}"
+        imports = {module: others for module, others in imports.items() if module not in leaves}
+
+
 def part_of(path: pathlib.Path) -> str:
     relative = path.relative_to(ROOT)
     return relative.parts[0].removesuffix(".py")

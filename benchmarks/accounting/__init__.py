@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.test_accounting`: one grid, our functions, the peers, clocks and counters, tables."""
+"""The parts of `benchmarks.bench_accounting`: one grid, our functions, the peers, clocks and counters, tables."""

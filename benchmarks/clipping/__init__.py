@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.test_clipping`: models, contenders, one interleaved race, targets, tables and a picture."""
+"""The parts of `benchmarks.bench_clipping`: models, contenders, one interleaved race, targets, tables and a picture."""

@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.test_correlated`: errors by family, the cost of a step's noise, optimisers, and tables."""
+"""The parts of `benchmarks.bench_correlated`: errors by family, the cost of a step's noise, optimisers, and tables."""

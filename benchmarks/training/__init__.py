@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.test_training`: cases, the private step in parts, whole trainings, tables and a picture."""
+"""The parts of `benchmarks.bench_training`: cases, the private step in parts, whole trainings, tables and a picture."""

@@ -1,11 +1,9 @@
-"""``correlated``: what correlated noise does for accuracy, beside Poisson DP-SGD at the same certified epsilon.
+"""What correlated noise does for accuracy, beside Poisson DP-SGD at the same certified epsilon: ``correlated``.
 
-* `_methods`   the tasks, and the plans of each method at an epsilon
-* `_trials`    trains what is missing, many trainings in one program, and keeps them on record
-* `_tables`    means, intervals, the table and the figure
-* `_command`   what the command line calls
+From the bottom:
+
+* `methods`   the tasks, and the plans of each method at an epsilon
+* `trials`    trains what is missing, many trainings in one program, and keeps them on record
+* `tables`    means, intervals, the table and the figure
+* `command`   what the command line calls
 """
-
-from experiments.correlated._command import run
-
-__all__ = ["run"]

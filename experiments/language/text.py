@@ -33,8 +33,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from experiments.datasets._files import ENVIRONMENT_VARIABLE, find
-from experiments.datasets._imdb import PREPARED, START
+from experiments.data.files import ENVIRONMENT_VARIABLE, find
+from experiments.data.imdb import PREPARED, START
 from experiments.errors import UserError
 
 Standing = Literal["public", "private", "evaluation"]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from experiments import datasets
+from experiments import data
 from experiments.config import PRESETS, OptimizerConfig, RunConfig
 
 
@@ -32,10 +32,8 @@ class Silent:
 @pytest.fixture(scope="session")
 def small_digits():
     """64 training and 40 test images."""
-    full = datasets.load("digits")
-    return datasets.Dataset(
-        full.train_inputs[:64], full.train_labels[:64], full.test_inputs[:40], full.test_labels[:40]
-    )
+    full = data.load("digits")
+    return data.Dataset(full.train_inputs[:64], full.train_labels[:64], full.test_inputs[:40], full.test_labels[:40])
 
 
 @pytest.fixture(scope="session")

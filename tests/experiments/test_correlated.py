@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments import cli, datasets
-from experiments.correlated import _methods, _tables, _trials
-from experiments.correlated._methods import METHODS, TASKS, plan_of
-from experiments.datasets import Dataset
+from experiments import cli, data
+from experiments.correlated import methods, tables, trials
+from experiments.correlated.methods import METHODS, TASKS, plan_of
+from experiments.data import Dataset
 from gdpjax.sweeps import records
 
 TASK = dataclasses.replace(TASKS["adult"], batch_size=16, epochs=(1,), learning_rates=(1.0,), epsilons=(8.0,))
@@ -20,11 +20,11 @@ def tiny(monkeypatch):
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 2, (100, 6)).astype(np.float32)
     labels = inputs[:, 0].astype(np.int32)
-    data = Dataset(inputs[:80], labels[:80], inputs[80:], labels[80:])
-    monkeypatch.setitem(datasets.LOADERS, "adult", lambda: data)
+    dataset = Dataset(inputs[:80], labels[:80], inputs[80:], labels[80:])
+    monkeypatch.setitem(data.LOADERS, "adult", lambda: dataset)
     monkeypatch.setitem(TASKS, "adult", TASK)
     for name in set(METHODS) - {"Poisson DP-SGD", "BISR"}:
-        monkeypatch.delitem(_methods.METHODS, name)
+        monkeypatch.delitem(methods.METHODS, name)
 
 
 def compare(folder, *options):
@@ -41,11 +41,11 @@ def test_it_goes_on_where_it_was(tiny, tmp_path, capsys, monkeypatch):
     assert "± " in table
 
     # A line that was cut off is trained again, with the same outcome; what is on record is not.
-    trials = tmp_path / "runs" / "correlated_adult" / _trials.TRIALS
-    trials.write_bytes(trials.read_bytes()[:-9])
+    record = tmp_path / "runs" / "correlated_adult" / trials.TRIALS
+    record.write_bytes(record.read_bytes()[:-9])
     assert compare(tmp_path) == 0
     assert (tmp_path / "results" / "correlated_adult.json").read_bytes() == result
-    monkeypatch.setattr(_trials, "_program", None)
+    monkeypatch.setattr(trials, "_program", None)
     assert compare(tmp_path) == 0
     assert (tmp_path / "results" / "correlated_adult.json").read_bytes() == result
 
@@ -60,20 +60,20 @@ def test_every_plan_meets_the_epsilon(method):
     plan = plan_of(method, TASK, 400, epochs=2, epsilon=2.0)
     assert plan.epsilon_bounds().upper <= 2.0
     assert plan.max_steps == 50
-    assert _methods.rmse_of(plan) > 0
-    assert _methods.describe(plan)
+    assert methods.rmse_of(plan) > 0
+    assert methods.describe(plan)
 
 
 def test_less_noise_is_left_in_the_sums_by_correlation_where_there_is_no_amplification():
     plans = {method: plan_of(method, TASK, 400, epochs=1, epsilon=8.0) for method in METHODS}
-    errors = {method: _methods.rmse_of(plan) for method, plan in plans.items()}
+    errors = {method: methods.rmse_of(plan) for method, plan in plans.items()}
     assert errors["cyclic BandMF"] <= errors["Poisson DP-SGD"] * (1 + 1e-6)
     assert errors["BLT"] < errors["lambda-CGD"] * 1.2
 
 
 def test_one_seed_has_no_interval():
-    assert _tables.half_width([0.8]) is None
-    assert _tables.half_width([0.8, 0.8]) == 0.0
+    assert tables.half_width([0.8]) is None
+    assert tables.half_width([0.8, 0.8]) == 0.0
 
 
 def test_no_seeds_are_refused(tmp_path, capsys):

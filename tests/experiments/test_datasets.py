@@ -9,8 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from experiments import datasets
-from experiments.datasets import _adult, _mnist
+from experiments import data
+from experiments.data import adult as adult_files
+from experiments.data import mnist
 from experiments.errors import UserError
 from tests.experiments.test_idx import encode
 
@@ -22,45 +23,45 @@ def fake_files(monkeypatch):
     arrays = [rng.integers(0, 256, (20, 28, 28)), np.arange(20) % 10, rng.integers(0, 256, (10, 28, 28)), np.arange(10)]
     files = {
         name: gzip.compress(encode(array.astype(np.uint8)), mtime=0)
-        for name, array in zip(_mnist.SHA256, arrays, strict=True)
+        for name, array in zip(mnist.SHA256, arrays, strict=True)
     }
-    monkeypatch.setattr(_mnist, "SHA256", {name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
+    monkeypatch.setattr(mnist, "SHA256", {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
     return files
 
 
 def write(folder, files):
     """Put files into a folder, made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def test_digits_split_is_fixed_and_scaled():
-    data, again = datasets.load("digits"), datasets.load("digits")
-    assert data.train_inputs.shape == (1437, 8, 8, 1)
-    assert data.test_inputs.shape == (360, 8, 8, 1)
-    assert (data.train_inputs.min(), data.train_inputs.max()) == (0, 1)
-    assert data.train_inputs.dtype == np.float32
-    assert data.num_classes == 10
-    np.testing.assert_array_equal(data.train_inputs, again.train_inputs)
-    together = np.concatenate([data.train_inputs, data.test_inputs]).reshape(1797, -1)
+    dataset, again = data.load("digits"), data.load("digits")
+    assert dataset.train_inputs.shape == (1437, 8, 8, 1)
+    assert dataset.test_inputs.shape == (360, 8, 8, 1)
+    assert (dataset.train_inputs.min(), dataset.train_inputs.max()) == (0, 1)
+    assert dataset.train_inputs.dtype == np.float32
+    assert dataset.num_classes == 10
+    np.testing.assert_array_equal(dataset.train_inputs, again.train_inputs)
+    together = np.concatenate([dataset.train_inputs, dataset.test_inputs]).reshape(1797, -1)
     assert len(np.unique(together, axis=0)) == 1797
 
 
 def test_unknown_dataset_is_refused():
     with pytest.raises(UserError, match="digits, mnist"):
-        datasets.load("cifar")
+        data.load("cifar")
 
 
 @pytest.mark.parametrize("folder", ["mnist", "."])
 def test_mnist_from_the_folder(tmp_path, monkeypatch, fake_files, folder):
     write(tmp_path / folder, fake_files)
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
-    data = datasets.load("mnist")
-    assert data.train_inputs.shape == (20, 28, 28, 1)
-    assert data.train_inputs.dtype == np.float32
-    assert 0 <= data.train_inputs.min() <= data.train_inputs.max() <= 1
-    np.testing.assert_array_equal(data.test_labels, np.arange(10))
+    dataset = data.load("mnist")
+    assert dataset.train_inputs.shape == (20, 28, 28, 1)
+    assert dataset.train_inputs.dtype == np.float32
+    assert 0 <= dataset.train_inputs.min() <= dataset.train_inputs.max() <= 1
+    np.testing.assert_array_equal(dataset.test_labels, np.arange(10))
 
 
 def test_mnist_wrong_checksum_names_the_file(tmp_path, monkeypatch, fake_files):
@@ -69,13 +70,13 @@ def test_mnist_wrong_checksum_names_the_file(tmp_path, monkeypatch, fake_files):
     damaged.write_bytes(damaged.read_bytes()[:-1])
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
     with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte\.gz is not the original"):
-        datasets.load("mnist")
+        data.load("mnist")
 
 
 def test_mnist_absent_says_both_ways(tmp_path, monkeypatch):
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
     with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or leave it unset and allow the download"):
-        datasets.load("mnist")
+        data.load("mnist")
 
 
 @pytest.fixture
@@ -111,24 +112,24 @@ def mirror(tmp_path):
 def test_mnist_download_falls_back_to_the_second_mirror_and_is_cached(no_folder, monkeypatch, fake_files, mirror):
     served, address = mirror
     write(served, fake_files)
-    monkeypatch.setattr(_mnist, "MIRRORS", (address + "absent/", address))
-    assert len(datasets.load("mnist").train_labels) == 20
-    monkeypatch.setattr(_mnist, "MIRRORS", ("http://127.0.0.1:9/",))
-    assert len(datasets.load("mnist").train_labels) == 20
+    monkeypatch.setattr(mnist, "MIRRORS", (address + "absent/", address))
+    assert len(data.load("mnist").train_labels) == 20
+    monkeypatch.setattr(mnist, "MIRRORS", ("http://127.0.0.1:9/",))
+    assert len(data.load("mnist").train_labels) == 20
 
 
 def test_mnist_download_of_a_damaged_file_names_it(no_folder, monkeypatch, fake_files, mirror):
     served, address = mirror
     write(served, fake_files | {"train-labels-idx1-ubyte.gz": b"damaged"})
-    monkeypatch.setattr(_mnist, "MIRRORS", (address,))
+    monkeypatch.setattr(mnist, "MIRRORS", (address,))
     with pytest.raises(UserError, match=r"train-labels-idx1-ubyte\.gz.*set GDPJAX_DATA"):
-        datasets.load("mnist")
+        data.load("mnist")
 
 
 def test_mnist_without_folder_or_network_says_both_ways(no_folder, monkeypatch):
-    monkeypatch.setattr(_mnist, "MIRRORS", ("http://127.0.0.1:9/", "http://127.0.0.1:9/again/"))
+    monkeypatch.setattr(mnist, "MIRRORS", ("http://127.0.0.1:9/", "http://127.0.0.1:9/again/"))
     with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or leave it unset and allow the download"):
-        datasets.load("mnist")
+        data.load("mnist")
 
 
 PEOPLE = b"-1 3:1 123:1 \n+1 1:1 \n-1\n"
@@ -138,11 +139,11 @@ PEOPLE = b"-1 3:1 123:1 \n+1 1:1 \n-1\n"
 def adult(tmp_path, monkeypatch):
     """A folder for a9a, and what writes it: two people to train on, one to test on."""
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
-    monkeypatch.setattr(_adult, "NUM_TRAIN", 2)
+    monkeypatch.setattr(adult_files, "NUM_TRAIN", 2)
 
     def put(name, content, honest=PEOPLE):
         (tmp_path / name).write_bytes(content)
-        monkeypatch.setattr(_adult, "SHA256", {"a9a": hashlib.sha256(honest).hexdigest()})
+        monkeypatch.setattr(adult_files, "SHA256", {"a9a": hashlib.sha256(honest).hexdigest()})
 
     return put
 
@@ -150,12 +151,12 @@ def adult(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "pack"), [("a9a", bytes), ("a9a.gz", gzip.compress)], ids=["plain", "gzip"])
 def test_adult_is_read_packed_or_not(adult, name, pack):
     adult(name, pack(PEOPLE))
-    data = datasets.load("adult")
-    assert data.train_inputs.shape == (2, 123)
-    assert np.argwhere(data.train_inputs).tolist() == [[0, 2], [0, 122], [1, 0]]
-    assert data.train_labels.tolist() == [0, 1]
-    assert data.test_inputs.sum() == 0
-    assert data.test_labels.tolist() == [0]
+    dataset = data.load("adult")
+    assert dataset.train_inputs.shape == (2, 123)
+    assert np.argwhere(dataset.train_inputs).tolist() == [[0, 2], [0, 122], [1, 0]]
+    assert dataset.train_labels.tolist() == [0, 1]
+    assert dataset.test_inputs.sum() == 0
+    assert dataset.test_labels.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -177,21 +178,21 @@ def test_adult_is_read_packed_or_not(adult, name, pack):
 def test_adult_absent_or_damaged(adult, name, content, honest, message):
     adult(name, content, honest)
     with pytest.raises(UserError, match=message):
-        datasets.load("adult")
+        data.load("adult")
 
 
 @pytest.mark.skipif("GDPJAX_DATA" not in os.environ, reason="needs the Adult file in GDPJAX_DATA")
 def test_real_adult():
-    data = datasets.load("adult")
-    assert (data.train_inputs.shape, data.test_inputs.shape) == ((29305, 123), (3256, 123))
-    assert int(data.train_inputs.sum() + data.test_inputs.sum()) == 451_592
-    assert int(data.train_labels.sum() + data.test_labels.sum()) == 7841
+    dataset = data.load("adult")
+    assert (dataset.train_inputs.shape, dataset.test_inputs.shape) == ((29305, 123), (3256, 123))
+    assert int(dataset.train_inputs.sum() + dataset.test_inputs.sum()) == 451_592
+    assert int(dataset.train_labels.sum() + dataset.test_labels.sum()) == 7841
 
 
 @pytest.mark.skipif("GDPJAX_DATA" not in os.environ, reason="needs the MNIST files in GDPJAX_DATA")
 def test_real_mnist():
-    data = datasets.load("mnist")
-    assert data.train_inputs.shape == (60000, 28, 28, 1)
-    assert data.test_inputs.shape == (10000, 28, 28, 1)
-    assert round(float(data.train_inputs.mean()), 4) == 0.1307
-    assert np.bincount(data.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    dataset = data.load("mnist")
+    assert dataset.train_inputs.shape == (60000, 28, 28, 1)
+    assert dataset.test_inputs.shape == (10000, 28, 28, 1)
+    assert round(float(dataset.train_inputs.mean()), 4) == 0.1307
+    assert np.bincount(dataset.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from experiments import cli, datasets
+from experiments import cli, data
 from experiments.config import PRESETS
 
 
 def test_demo(tmp_path, capsys, monkeypatch, small_config, small_digits):
     monkeypatch.setitem(PRESETS, "digits", dataclasses.replace(small_config))
-    monkeypatch.setitem(datasets.LOADERS, "digits", lambda: small_digits)
+    monkeypatch.setitem(data.LOADERS, "digits", lambda: small_digits)
     monkeypatch.setenv("COLUMNS", "80")
     out = tmp_path / "demo"
     assert cli.main(["demo", "--out", str(out), "--seed", "1"]) == 0

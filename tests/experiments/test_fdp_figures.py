@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import cli
-from experiments.adult import EDUCATION, education_levels, find_adult, synthetic_levels
+from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
 from experiments.errors import UserError
 
 ROW = "39, State-gov, 77516, {}, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, X, <=50K"

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from experiments.datasets._idx import parse_idx, read_idx
+from experiments.data.idx import parse_idx, read_idx
 from experiments.errors import UserError
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.datasets import _public_digits
-from experiments.datasets._class_whitening import fit_class_whitening
-from experiments.datasets._deskew import deskew
+from experiments.data import public_digits
+from experiments.data.class_whitening import fit_class_whitening
+from experiments.data.deskew import deskew
 
 
 def covariance_of_mass(image):
@@ -49,16 +49,16 @@ def test_an_image_is_made_upright_by_itself(slanted):
 
 
 def test_public_digits_have_the_layout_of_mnist(monkeypatch):
-    monkeypatch.setattr(_public_digits, "COPIES", 1)
+    monkeypatch.setattr(public_digits, "COPIES", 1)
     drawn = []
-    draw = _public_digits.draw
+    draw = public_digits.draw
 
     def first_ones(digit, generator):
         drawn.append(digit)
         return draw(digit, generator) if len(drawn) <= 12 else np.zeros((28, 28), np.float32)
 
-    monkeypatch.setattr(_public_digits, "draw", first_ones)
-    images, labels = _public_digits.load_public_digits()
+    monkeypatch.setattr(public_digits, "draw", first_ones)
+    images, labels = public_digits.load_public_digits()
     assert images.shape == (1797, 28, 28)
     assert images.dtype == np.float32
     assert np.bincount(labels).min() > 170
@@ -78,9 +78,9 @@ def test_public_digits_have_the_layout_of_mnist(monkeypatch):
 def test_copies_differ_and_a_seed_repeats_them():
     digit = np.pad(np.ones((6, 2)), [(1, 1), (3, 3)])
     generator = np.random.default_rng(0)
-    first, second = (_public_digits.draw(digit, generator) for _ in range(2))
+    first, second = (public_digits.draw(digit, generator) for _ in range(2))
     assert np.abs(first - second).max() > 0.5
-    np.testing.assert_array_equal(first, _public_digits.draw(digit, np.random.default_rng(0)))
+    np.testing.assert_array_equal(first, public_digits.draw(digit, np.random.default_rng(0)))
 
 
 def test_whitening_takes_the_root_of_the_covariance_within_a_class():

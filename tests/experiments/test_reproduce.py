@@ -11,14 +11,14 @@ import optax
 import pytest
 
 import gdpjax
-from experiments import cli, datasets, models
+from experiments import cli, data, models
 from experiments.config import identity
-from experiments.datasets import Dataset
-from experiments.engine import make_scores
+from experiments.data import Dataset
 from experiments.errors import RunInterrupted
-from experiments.reproduce import _command, _experiments, _figures, _grid, _runs, _tables, _unsummed
-from experiments.reproduce._experiments import EXPERIMENTS, FIGURE4_EPSILON, Row
-from experiments.tasks import numbers_of
+from experiments.models.scores import make_scores
+from experiments.paper import accountant_grid, command, figures, imdb_clipping, runs, settings, tables
+from experiments.paper.settings import EXPERIMENTS, FIGURE4_EPSILON, Row
+from experiments.train.tasks import numbers_of
 from gdpjax import accounting
 from gdpjax.sweeps import records, rounding
 from gdpjax.sweeps.parts import plan_of
@@ -38,7 +38,7 @@ def test_the_settings_are_the_papers():
 
 def test_the_certified_noise_of_figure_4_is_the_smallest_that_keeps_the_promise():
     epochs = np.array(list(FIGURE4_EPSILON))
-    noise = np.array([_experiments.CERTIFIED_NOISE[e] for e in FIGURE4_EPSILON])
+    noise = np.array([settings.CERTIFIED_NOISE[e] for e in FIGURE4_EPSILON])
     run = (256 / 60_000, np.round(epochs * 60_000 / 256).astype(int), 1e-5)
     both = np.asarray(accounting.epsilon_bounds(np.stack([noise, noise - 0.001]), *run).upper)
     said = np.array(list(FIGURE4_EPSILON.values()))
@@ -55,7 +55,7 @@ def tiny(monkeypatch, small_config, small_digits):
         Row("long", dataclasses.replace(small_config, optimizer=longer), {}, chosen="all chosen by us"),
     )
     monkeypatch.setitem(EXPERIMENTS, "adult", rows)
-    monkeypatch.setitem(datasets.LOADERS, "digits", lambda: small_digits)
+    monkeypatch.setitem(data.LOADERS, "digits", lambda: small_digits)
     return rows
 
 
@@ -94,7 +94,7 @@ class Trainer:
 
 def test_interrupted_it_goes_on_and_the_table_says_it_is_partial(tiny, tmp_path, capsys, monkeypatch):
     trainer = Trainer()
-    monkeypatch.setattr(_runs, "run_quietly", trainer)
+    monkeypatch.setattr(runs, "run_quietly", trainer)
     table = tmp_path / "results" / "reproduce_adult.md"
     assert reproduce(tmp_path, "--report") == 0
     assert "Partial: 0 of 3 runs" in table.read_text()
@@ -126,15 +126,15 @@ def test_interrupted_it_goes_on_and_the_table_says_it_is_partial(tiny, tmp_path,
 def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
     """A new clone has the result files, but not the folders of the runs, which took hours."""
     trainer = Trainer()
-    monkeypatch.setattr(_runs, "run_quietly", trainer)
-    path, runs = tmp_path / "results" / "reproduce_adult.json", tmp_path / "runs"
+    monkeypatch.setattr(runs, "run_quietly", trainer)
+    path, folder = tmp_path / "results" / "reproduce_adult.json", tmp_path / "runs"
     assert reproduce(tmp_path, "--rows", "short") == 0
     assert [name for name, _ in trainer.asked] == ["short-seed0", "short-seed1"]
     before = path.read_bytes()
-    shutil.rmtree(runs)
+    shutil.rmtree(folder)
     capsys.readouterr()
     assert reproduce(tmp_path, "--report") == 0
-    assert f"2 of the runs are as {path} had them, not from {runs}" in capsys.readouterr().out
+    assert f"2 of the runs are as {path} had them, not from {folder}" in capsys.readouterr().out
     assert path.read_bytes() == before
     assert reproduce(tmp_path, "--rows", "long") == 0
     assert trainer.asked[2:] == [("long-seed0", False)], "what is recorded is no reason to train it"
@@ -152,7 +152,7 @@ def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
 
 
 def test_a_damaged_result_file_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(_runs, "run_quietly", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(runs, "run_quietly", lambda *_: pytest.fail("trained"))
     path = tmp_path / "results" / "reproduce_adult.json"
     path.parent.mkdir()
     path.write_text('{"rows": [')
@@ -193,11 +193,11 @@ def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, mo
 
 
 def test_a_folder_with_another_configuration_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
-    planned = _runs.plan_runs(tiny, tmp_path / "runs" / "adult", None)
+    planned = runs.plan_runs(tiny, tmp_path / "runs" / "adult", None)
     other = planned[-1]
     other.folder.mkdir(parents=True)
     (other.folder / "config.json").write_text(json.dumps({"config": identity(other.config) | {"learning_rate": 9.0}}))
-    monkeypatch.setattr(_command._runs, "train_missing", lambda *args: pytest.fail("trained"))
+    monkeypatch.setattr(command.runs, "train_missing", lambda *args: pytest.fail("trained"))
     assert reproduce(tmp_path) == 2
     assert "learning_rate: 9.0 then, 0.5 now" in capsys.readouterr().err
     assert reproduce(tmp_path, "--seeds", "0") == 2
@@ -211,13 +211,13 @@ def test_scores_of_grades():
         def apply(variables, pairs):
             return jnp.broadcast_to(variables["params"], (len(pairs), 5))
 
-    data = Dataset(inputs, labels, inputs, labels, graded=True)
+    dataset = Dataset(inputs, labels, inputs, labels, graded=True)
     logits = jnp.array([0.0, 1.0, 0.0, 2.0, -1.0])
     expected = float(jax.nn.softmax(logits) @ jnp.arange(5.0))
-    scores = make_scores(Fixed, data)(logits)  # type: ignore[arg-type]
+    scores = make_scores(Fixed, dataset)(logits)  # type: ignore[arg-type]
     np.testing.assert_allclose(scores["test_rmse"], np.sqrt(np.mean((expected - labels) ** 2)), rtol=1e-6)
     assert scores["test_accuracy"] == pytest.approx(1 / 7)
-    assert set(make_scores(Fixed, dataclasses.replace(data, graded=False))(logits)) == {"test_accuracy"}
+    assert set(make_scores(Fixed, dataclasses.replace(dataset, graded=False))(logits)) == {"test_accuracy"}
 
 
 def made_up(name):
@@ -241,8 +241,8 @@ def made_up(name):
 
 @pytest.mark.slow
 def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(_grid, "NOISE", (0.8, 2.0))
-    monkeypatch.setattr(_grid, "EPOCHS", (1, 5))
+    monkeypatch.setattr(accountant_grid, "NOISE", (0.8, 2.0))
+    monkeypatch.setattr(accountant_grid, "EPOCHS", (1, 5))
     options = ["--results", str(tmp_path), "--figures", str(tmp_path / "figures")]
     assert cli.main(["reproduce", "figures", *options]) == 0  # the grid needs no training
     said = capsys.readouterr().out
@@ -251,9 +251,9 @@ def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch
     for name in EXPERIMENTS:
         (tmp_path / f"reproduce_{name}.json").write_text(json.dumps(made_up(name)))
     assert cli.main(["reproduce", "figures", *options]) == 0
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(_figures.FIGURES)
-    lines = (tmp_path / _grid.FILE).read_text().splitlines()
-    assert len(lines) == 1 + 2 * 2 * len(_grid.PROB)
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(figures.FIGURES)
+    lines = (tmp_path / accountant_grid.FILE).read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * len(accountant_grid.PROB)
 
 
 def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
@@ -261,10 +261,10 @@ def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
     for row in rows.values():  # the run of the moments accountant's noise costs half as much an epoch
         for epoch in row["runs"][0]["epochs"]:
             epoch["epsilon_upper"] *= 0.5 if row["name"] == "sigma1.3-epochs20" else 1.0
-    found = _figures.at_equal_cost(rows, 20)
+    found = figures.at_equal_cost(rows, 20)
     assert found == {"epsilon": 1.0, "MA": 0.97 - 0.3 / 20, "CLT": 0.97 - 0.3 / 10, "certified": 0.97 - 0.3 / 10}
     del rows["sigma1.06-epochs20"]
-    assert _figures.at_equal_cost(rows, 20) == {}
+    assert figures.at_equal_cost(rows, 20) == {}
 
 
 def test_intervals_are_rounded_outwards():
@@ -275,9 +275,9 @@ def test_intervals_are_rounded_outwards():
 
 
 def test_the_grid_tells_which_accountant_understates():
-    found = {name: np.array([1.0, 1.0]) for name in _grid.COLUMNS}
+    found = {name: np.array([1.0, 1.0]) for name in accountant_grid.COLUMNS}
     found |= {"epsilon_clt": np.array([0.9, 1.1]), "epsilon_classic": np.array([1.5, 1.0])}
-    errors = _grid.errors(found)
+    errors = accountant_grid.errors(found)
     np.testing.assert_allclose(errors["CLT"], [-0.1, 0.1])
     np.testing.assert_allclose(errors["moments accountant (classic)"], [0.5, 0.0])
 
@@ -292,7 +292,7 @@ def test_every_committed_result_is_of_these_settings():
         if not path.is_file():
             continue
         result = json.loads(path.read_text())
-        assert path.with_suffix(".md").read_text() == _tables.markdown(result)
+        assert path.with_suffix(".md").read_text() == tables.markdown(result)
         for row, written in zip(rows, result["rows"], strict=True):
             assert written["name"] == row.name
             for run in written["runs"]:
@@ -306,11 +306,11 @@ def test_clipping_before_equal_words_are_added_leaves_too_long_gradients(added):
     words = jnp.where(jnp.arange(256) < 200, 0, jax.random.randint(jax.random.key(1), (5, 256), 1, 9_999))
     labels, padding = jnp.array([0, 1, 1, 0, 1]), jnp.arange(5) == 4
     params = jax.tree.map(lambda x: 8 * x, model.init(jax.random.key(0), words[0])["params"])
-    total = _unsummed.clipped_sum(params, words, labels, padding, 0.01, added)
+    total = imdb_clipping.clipped_sum(params, words, labels, padding, 0.01, added)
     if added:
         clipped = gdpjax.clipped_grad(models.example_loss(model), 0.01, batch_argnums=(1, 2))
         expected = clipped(params, words, labels, is_padding=padding)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), total, expected)
     else:
-        alone = _unsummed.clipped_sum(params, words[:1], labels[:1], padding[:1], 0.01, added)
+        alone = imdb_clipping.clipped_sum(params, words[:1], labels[:1], padding[:1], 0.01, added)
         assert float(optax.tree.norm(alone)) > 0.03

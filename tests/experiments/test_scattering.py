@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.datasets import _scattering
-from experiments.datasets._scattering import MARGIN, NUM_ANGLES, scattering, wavelet, windows
+from experiments.data import scattering as scattering_module
+from experiments.data.scattering import MARGIN, NUM_ANGLES, scattering, wavelet, windows
 from experiments.errors import UserError
 
 SIZE = 12
@@ -76,7 +76,7 @@ def test_brighter_is_proportionally_more(image):
 
 
 def test_an_example_is_by_itself_whatever_chunk_it_is_in(image, monkeypatch):
-    monkeypatch.setattr(_scattering, "CHUNK", 2)
+    monkeypatch.setattr(scattering_module, "CHUNK", 2)
     images = np.stack([image, image.T, image[::-1]])
     together = scattering(images, 3)
     alone = np.concatenate([scattering(each[None], 3) for each in images])

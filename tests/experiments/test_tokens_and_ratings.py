@@ -8,9 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from experiments import datasets
-from experiments.datasets import _imdb, _movielens
-from experiments.datasets._files import Source
+from experiments import data
+from experiments.data import imdb, movielens
+from experiments.data.files import Source
 from experiments.errors import UserError
 
 RATINGS = np.array([[1, 10, 5, 978300760], [2, 7, 1, 978300761], [2, 10, 3, 978300762], [1, 7, 4, 978300763]])
@@ -48,11 +48,11 @@ def zipped(text, name="ml-1m/ratings.dat"):
 
 def test_movielens_from_either_file(tmp_path, monkeypatch):
     text = "".join("::".join(map(str, row)) + "\n" for row in RATINGS)
-    put(tmp_path, monkeypatch, _movielens, "ml-1m.zip", zipped(text), "ORIGINAL")
-    original = datasets.load("movielens")
+    put(tmp_path, monkeypatch, movielens, "ml-1m.zip", zipped(text), "ORIGINAL")
+    original = data.load("movielens")
     user, movie, rating, _ = RATINGS.T
-    put(tmp_path, monkeypatch, _movielens, "small.npz", packed(user=user, movie=movie, rating=rating), "PREPARED")
-    prepared = datasets.load("movielens")
+    put(tmp_path, monkeypatch, movielens, "small.npz", packed(user=user, movie=movie, rating=rating), "PREPARED")
+    prepared = data.load("movielens")
     assert_equal(original, prepared)
     assert (original.num_examples, len(original.test_labels), original.graded) == (3, 1, True)
     pairs = np.concatenate([original.train_inputs, original.test_inputs])
@@ -69,12 +69,12 @@ def test_imdb_from_either_file(tmp_path, monkeypatch):
     raw = np.empty(4, object)
     raw[:] = [[word - 3 for word in review[1:]] for review in REVIEWS]
     keras = packed(x_train=raw[:2], y_train=labels[:2], x_test=raw[2:], y_test=labels[2:])
-    put(tmp_path, monkeypatch, _imdb, "imdb.npz", keras, "ORIGINAL")
-    original = datasets.load("imdb")
+    put(tmp_path, monkeypatch, imdb, "imdb.npz", keras, "ORIGINAL")
+    original = data.load("imdb")
     tokens = np.concatenate(REVIEWS).astype(np.uint16)
     ours = packed(tokens=tokens, lengths=np.array([len(r) for r in REVIEWS]), label=labels, is_test=test)
-    put(tmp_path, monkeypatch, _imdb, "small.npz", ours, "PREPARED")
-    assert_equal(datasets.load("imdb"), original)
+    put(tmp_path, monkeypatch, imdb, "small.npz", ours, "PREPARED")
+    assert_equal(data.load("imdb"), original)
     assert original.train_inputs.shape == (2, 256)
     assert original.train_inputs.dtype == np.int32
     short, long = original.train_inputs
@@ -87,33 +87,33 @@ def test_imdb_from_either_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "module", "file", "content", "message"),
     [
-        ("movielens", _movielens, "ml-1m.zip", b"no zip", "ml-1m.zip is not MovieLens-1M"),
-        ("movielens", _movielens, "ml-1m.zip", zipped("1::2\n"), "ml-1m.zip is not MovieLens-1M"),
-        ("movielens", _movielens, "ml-1m.zip", zipped("", "other"), "ml-1m.zip is not MovieLens-1M"),
+        ("movielens", movielens, "ml-1m.zip", b"no zip", "ml-1m.zip is not MovieLens-1M"),
+        ("movielens", movielens, "ml-1m.zip", zipped("1::2\n"), "ml-1m.zip is not MovieLens-1M"),
+        ("movielens", movielens, "ml-1m.zip", zipped("", "other"), "ml-1m.zip is not MovieLens-1M"),
     ],
     ids=["not a zip", "two columns", "another member"],
 )
 def test_damaged_files_are_named(tmp_path, monkeypatch, name, module, file, content, message):
     put(tmp_path, monkeypatch, module, file, content, "ORIGINAL")
     with pytest.raises(UserError, match=message):
-        datasets.load(name)
+        data.load(name)
 
 
-@pytest.mark.parametrize(("name", "module"), [("movielens", _movielens), ("imdb", _imdb)])
+@pytest.mark.parametrize(("name", "module"), [("movielens", movielens), ("imdb", imdb)])
 def test_another_file_and_an_absent_one(tmp_path, monkeypatch, name, module):
     put(tmp_path, monkeypatch, module, "small.npz", b"cut", "PREPARED", b"whole")
     with pytest.raises(UserError, match=r"small\.npz is not the original file"):
-        datasets.load(name)
+        data.load(name)
     (tmp_path / "small.npz").unlink()
     with pytest.raises(
         UserError, match=r"set GDPJAX_DATA to a folder that holds .*or leave it unset and allow the download"
     ):
-        datasets.load(name)
+        data.load(name)
 
 
 @pytest.mark.skipif("GDPJAX_DATA" not in os.environ, reason="needs the files in GDPJAX_DATA")
 def test_the_real_files():
-    imdb, movielens = datasets.load("imdb"), datasets.load("movielens")
+    imdb, movielens = data.load("imdb"), data.load("movielens")
     assert imdb.train_inputs.shape == imdb.test_inputs.shape == (25_000, 256)
     assert imdb.train_labels.mean() == imdb.test_labels.mean() == 0.5
     assert (imdb.train_inputs.min(), imdb.train_inputs.max()) == (0, 9_999)

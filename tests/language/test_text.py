@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.datasets import _imdb
-from experiments.datasets._files import Source
+from experiments.data import imdb as imdb_files
+from experiments.data.files import Source
 from experiments.errors import UserError
 from experiments.language import packing, text, tokenizer
 from experiments.language.text import Corpus, DuplicateWarning, find_duplicates, read_text, warn_of_duplicates
@@ -95,7 +95,7 @@ def imdb(tmp_path, monkeypatch):
     checksum = hashlib.sha256((tmp_path / "imdb_tokens20k.npz").read_bytes()).hexdigest()
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
     monkeypatch.setattr(text, "PREPARED", Source("IMDb", {"imdb_tokens20k.npz": checksum}, "imdb", ()))
-    assert _imdb.FIRST == 3
+    assert imdb_files.FIRST == 3
     letters = np.array(["", "", "_", "", "a", "b", "c", "d"])
     return [" ".join(letters[review[1:]]) for review in reviews]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments import datasets
+from experiments import data
 from gdpjax.sweeps import _sweep
 from gdpjax.sweeps._ray import RayBackend
 from tests.sweeps.sweeps import SEVERAL, on, small
 
 
 def sweep(folder, resume, backend_for):
-    spec = on(small(datasets.load("digits")), SEVERAL)
+    spec = on(small(data.load("digits")), SEVERAL)
     _sweep.sweep_in(folder, spec, resume, backend_for, None)
 
 

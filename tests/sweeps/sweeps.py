@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
 
-from experiments import datasets
-from experiments.tasks import NamedTask
+from experiments import data
+from experiments.sweeps.named_task import NamedTask
 from gdpjax.sweeps import Examples, _sweep, parse_spec
 from gdpjax.sweeps._folder import described
 from gdpjax.sweeps._layout import layout_of
@@ -28,9 +28,7 @@ SEVERAL = SMALL + "learning_rate = [0.25, 0.5]\nl2_clip_norm = [0.5, 1.0]\nnoise
 
 def small(full):
     """64 training and 40 test images."""
-    return datasets.Dataset(
-        full.train_inputs[:64], full.train_labels[:64], full.test_inputs[:40], full.test_labels[:40]
-    )
+    return data.Dataset(full.train_inputs[:64], full.train_labels[:64], full.test_inputs[:40], full.test_labels[:40])
 
 
 def spec_of(text):
@@ -88,4 +86,4 @@ class Talking(_sweep.Silent):
 
 if __name__ == "__main__":
     _sweep.Silent = Talking
-    run_small(SEVERAL, small(datasets.load("digits")), Path(sys.argv[1]))
+    run_small(SEVERAL, small(data.load("digits")), Path(sys.argv[1]))

@@ -7,7 +7,7 @@ import pytest
 import gdpjax
 from experiments.config import PRESETS
 from experiments.errors import UserError
-from experiments.tasks import numbers_of
+from experiments.train.tasks import numbers_of
 from gdpjax.sweeps._plans import epoch_end, plan_of
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from experiments.errors import UserError
-from experiments.recipes import _tables as recipes
-from experiments.reproduce import _tables as reproduced
+from experiments.paper import tables as reproduced
+from experiments.recipes import tables as recipes
 from gdpjax.sweeps import _folder, records
 
 DAMAGED = (

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import gdpjax
-from experiments import cli, datasets
+from experiments import cli
+from experiments.data import LOADERS, Dataset
 from experiments.errors import UserError
 from gdpjax.sweeps import _folder, _program, _run, _sweep, _worker
 from gdpjax.sweeps._keys import make_keys
@@ -233,7 +234,7 @@ def test_the_width_follows_the_memory(monkeypatch):
 
 def test_convolutions_keep_the_loop_outside(small_digits):
     images = np.zeros((4, 28, 28, 1), np.float32)
-    mnist = datasets.Dataset(images, np.arange(4, dtype=np.int32), images, np.arange(4, dtype=np.int32))
+    mnist = Dataset(images, np.arange(4, dtype=np.int32), images, np.arange(4, dtype=np.int32))
     for text, data, outside in (('dataset = "mnist"\n', mnist, True), (SMALL, small_digits, False)):
         spec = spec_of(text)
         blueprint = blueprint_of(spec.task, examples_of(data), None, list_trials(spec)[0].settings)
@@ -315,7 +316,7 @@ def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, sma
 
 def test_a_sweep_of_failures_says_why_and_fails(tmp_path, capsys, monkeypatch, small_digits):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(datasets.LOADERS, "digits", lambda: small_digits)
+    monkeypatch.setitem(LOADERS, "digits", lambda: small_digits)
     Path("sweep.toml").write_text(SMALL + "noise_multiplier = [0.04, 0.05]\n")
     assert cli.main(["sweep", "sweep.toml"]) == 2
     said = capsys.readouterr()

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import cli
 from experiments.errors import UserError
-from experiments.tasks import NamedTask
+from experiments.sweeps.named_task import NamedTask
 from gdpjax.sweeps import _trials
 from gdpjax.sweeps._plans import float32_above
 from gdpjax.sweeps._spec import read_spec

@@ -12,8 +12,8 @@ import pytest
 import gdpjax
 from experiments.config import RunConfig, resume_command
 from experiments.errors import RunInterrupted, UserError
-from experiments.tasks import make_task
-from experiments.train import spec_of
+from experiments.train.command import spec_of
+from experiments.train.tasks import make_task
 from gdpjax.sweeps import _training, records
 from gdpjax.sweeps._keys import make_keys
 from gdpjax.sweeps._spec import spec_of_mapping

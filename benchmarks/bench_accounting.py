@@ -1,0 +1,138 @@
+"""Our accountants and everybody else's on one grid, in one run, on one core: speed, error, wrong sides, memory.
+
+    python -m benchmarks.bench_accounting --output benchmarks/results/accounting_cpu.json
+
+writes the JSON, and tables and a picture beside it. The peers are the ``benchmarks`` extra; a missing one is reported.
+On a machine with a GPU the same command measures our functions there.
+"""
+
+import argparse
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+from benchmarks import machine, writing
+
+PACKAGES = (
+    "gdpjax", "jax", "jaxlib", "numpy", "scipy", "dp-accounting", "prv-accountant", "gdpnum", "riskcal", "autodp",
+)  # fmt: skip
+
+
+class Settings(NamedTuple):
+    """Sizes of a run."""
+
+    configurations: int = 1000
+    subset: int = 24
+    repetitions: int = 3
+    points: int = 1_000_000
+    patience: float = 30.0
+    sweep_seconds: float = 240.0
+    memory_configurations: int = 10_000
+    processes: bool = True
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """The whole benchmark. JAX is imported here, after the core is chosen."""
+    from benchmarks import clocks
+    from benchmarks.accounting import comparison, gaussian, grid, ours
+
+    start, load_before = time.perf_counter(), machine.load_average()
+    runs = grid.make_grid(settings.configurations)
+    compilations = comparison.count_compilations(runs)
+    lower, upper = ours.FUNCTIONS["epsilon_bounds"].call(*runs.columns())
+    estimate, moments = (
+        ours.FUNCTIONS[name].call(*runs.columns()) for name in ("epsilon_estimate", "moments_accountant_epsilon")
+    )
+    accuracy = comparison.accuracy_of_ours(lower, upper, estimate, moments)
+    raced = comparison.race(runs, settings.subset, settings.repetitions, settings.patience, settings.sweep_seconds)
+    result = {
+        "what": "certified epsilon, estimates, moments accountant and exact Gaussian functions beside other libraries",
+        "machine": machine.describe(PACKAGES),
+        "load_average_before": load_before,
+        "settings": settings._asdict(),
+        "grid": {
+            "size": settings.configurations,
+            "subset": settings.subset,
+            "repetitions": settings.repetitions,
+            "text": grid.TEXT,
+            "epsilon": accuracy.pop("epsilon"),
+        },
+        "batched": {
+            "per_second": {
+                name: clocks.rates(settings.configurations, each) for name, each in raced["batched"].items()
+            },
+            "compilations": compilations,
+        },
+        "accuracy": accuracy,
+        "comparison": comparison.summarize(runs, settings.subset, raced, *comparison.reference(runs)),
+        "gaussian": gaussian.measure(settings.points, settings.repetitions),
+        "mu": comparison.compare_mu(runs, settings.subset, settings.repetitions),
+        "fresh": _fresh(settings) if settings.processes else {},
+    }
+    result["targets"] = targets(result)
+    return result | {"load_average_after": machine.load_average(), "total_seconds": time.perf_counter() - start}
+
+
+def _fresh(settings: Settings) -> dict[str, Any]:
+    """First calls and memory in processes of their own."""
+    from benchmarks.accounting import fresh, ours
+
+    def sizes(elementwise: bool) -> tuple[int, int]:
+        return (settings.points, settings.points) if elementwise else (1, settings.memory_configurations)
+
+    found = {}
+    for name, function in ours.FUNCTIONS.items():
+        first, many = sizes(function.elementwise)
+        memory = fresh.in_new_process(name, many)
+        found[name] = {"first_call": memory if first == many else fresh.in_new_process(name, first), "memory": memory}
+    return found
+
+
+def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was aimed at, beside what was measured."""
+    from benchmarks.accounting import ours
+
+    found = {}
+    for name, function in ours.FUNCTIONS.items():
+        if function.target is not None:
+            rates = result["gaussian"][name]["per_second"]["gdpjax"] if function.elementwise else None
+            measured = (rates or result["batched"]["per_second"][name])["median"]
+            found[f"{name}, per second"] = {"target": float(function.target), "measured": measured, "at_least": True}
+    width = result["accuracy"]["epsilon_bounds"]["relative_width"]["max_size"]
+    found["epsilon_bounds, largest relative width"] = {"target": ours.WIDTH_TARGET, "measured": width}
+    found["epsilon_bounds, configurations wider than that"] = {
+        "target": 0,
+        "measured": result["accuracy"]["epsilon_bounds"]["wider_than_target"],
+    }
+    for name, at in result["fresh"].items():
+        seconds, peak = at["first_call"]["first_call_seconds"], float(at["memory"]["peak_bytes"])
+        found[f"{name}, first call, seconds"] = {"target": ours.FIRST_CALL_TARGET, "measured": seconds}
+        found[f"{name}, peak memory, bytes"] = {"target": ours.MEMORY_TARGET, "measured": peak}
+    for at in found.values():
+        above = at.setdefault("at_least", False)
+        at["met"] = bool(at["measured"] >= at["target"] if above else at["measured"] <= at["target"])
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, print the tables, write the JSON and the tables beside it."""
+    machine.use_cores(1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--output", type=pathlib.Path, required=True, help="the JSON to write; tables and a picture go beside it"
+    )
+    defaults = Settings()
+    for name in ("configurations", "subset", "repetitions", "points", "memory_configurations"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
+    for name in ("patience", "sweep_seconds"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
+    options = vars(parser.parse_args(arguments))
+    output = options.pop("output")
+    from benchmarks.accounting import figure, report
+
+    result = run(Settings(**options)) | {"command": "python -m benchmarks.bench_accounting"}
+    writing.write(result, output, report.markdown, figure.draw)
+
+
+if __name__ == "__main__":
+    main()

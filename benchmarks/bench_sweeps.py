@@ -1,0 +1,315 @@
+"""A sweep of trainings in one vmapped program, beside one compiled scan for each configuration and a loop of steps.
+
+    GDPJAX_DATA=/path/to/data python -m benchmarks.bench_sweeps --output benchmarks/results/sweeps_cpu.json
+
+Three ways to train the same configurations of Adult (a9a; learning rate, clip norm, noise multiplier and keys differ),
+each with the same model, plan and step:
+
+* ``one program``: what ``python -m experiments sweep`` does: compiled once, many side by side in each thread;
+* ``a scan each``: the hyperparameters are constants, so each configuration compiles a scan of its own;
+* ``a loop each``: a jitted step, compiled for each configuration, in a Python loop.
+
+The throughput is steps of training (of one configuration) per second, over a part of the run that is the same for all
+three; it is given with and without compilation, for the planned length. The three take turns, so that a disturbance of
+the machine falls on all; processor time is kept beside the clock's. The two that compile each configuration anew are
+timed on a few of them, and said so.
+
+Beside that, how long a file of a thousand trials takes to open (`benchmarks.sweep_report`).
+"""
+
+import argparse
+import concurrent.futures
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks import machine, sweep_report, writing
+from benchmarks.tables import table
+
+PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy", "optax", "flax")
+SPEC = """
+dataset = "{dataset}"
+one_program = true
+[hyperparameters]
+learning_rate = {{ min = 0.05, max = 1.0, count = {count}, log = true }}
+noise_multiplier = [0.55, 1.1]
+l2_clip_norm = [0.5, 1.0]
+batch_size = {batch_size}
+epochs = {epochs}
+seeds = [0]
+"""
+ONE, SCAN, LOOP = "one program", "a scan each", "a loop each"
+TARGETS = {"cpu": {SCAN: 2.0, LOOP: 5.0}, "gpu": {SCAN: 10.0, LOOP: 30.0}}
+
+
+class Settings(NamedTuple):
+    """Of a run. ``alone``: how many of the configurations the other two ways are timed on."""
+
+    dataset: str = "adult"
+    configurations: int = 32
+    steps: int = 200
+    repetitions: int = 7
+    alone: int = 3
+    threads: int = 2
+    batch_size: int = 256
+    epochs: int = 18
+    report_trials: int = 1000
+
+
+class Way(NamedTuple):
+    """A way to train, compiled. ``call`` takes ``configuration_steps`` steps; ``programs`` are compiled for all."""
+
+    call: Callable[[], Any]
+    configuration_steps: int
+    compile_seconds: float
+    compilations: int
+    programs: int
+    facts: dict[str, Any]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """The whole benchmark. JAX is imported after the cores are chosen."""
+    from benchmarks import clocks
+
+    load_before, begun = machine.load_average(), time.perf_counter()
+    report = sweep_report.measure(settings.report_trials)
+    trials, work = _trials(settings)
+    ways = {name: make(trials, work, settings) for name, make in {ONE: _together, SCAN: _scan, LOOP: _loop}.items()}
+    for way in ways.values():
+        way.call()
+    times = clocks.in_turn({name: way.call for name, way in ways.items()}, settings.repetitions)
+    steps = trials[0].plan.max_steps
+    measured = {name: _measured(way, times[name], len(trials) * steps) for name, way in ways.items()}
+    targets = TARGETS["cpu" if _platform() == "cpu" else "gpu"]
+    return {
+        "what": "training steps of one configuration per second, three ways to train the same configurations",
+        "machine": machine.describe(PACKAGES),
+        "settings": settings._asdict(),
+        "planned_steps": steps,
+        "load_average_before": load_before,
+        "load_average_after": machine.load_average(),
+        "total_seconds": time.perf_counter() - begun,
+        "ways": measured,
+        "targets": {f"{ONE} / {name}": _verdict(measured, name, target) for name, target in targets.items()},
+        "report": report,
+    }
+
+
+def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
+    from benchmarks import clocks
+
+    rates = clocks.rates(way.configuration_steps, times)
+    at = way._asdict() | {"steps_per_second": rates, "seconds": [each.wall for each in times]}
+    at |= {"cpu_seconds": [each.cpu for each in times]}
+    at["with_compilation"] = planned / (way.compile_seconds * way.programs + planned / rates["median"])
+    return {name: value for name, value in at.items() if name not in ("call", "facts")} | way.facts
+
+
+def _verdict(measured: dict[str, Any], name: str, target: float) -> dict[str, Any]:
+    """How many times as fast one program is, once compiled; the target is judged by that, turn by turn."""
+    one, other = measured[ONE], measured[name]
+    turns = [
+        (theirs / other["configuration_steps"]) / (ours / one["configuration_steps"])
+        for ours, theirs in zip(one["seconds"], other["seconds"], strict=True)
+    ]
+    ratio = statistics.median(turns)
+    cpu = one["steps_per_second"]["per_cpu_second"] / other["steps_per_second"]["per_cpu_second"]
+    whole = one["with_compilation"] / other["with_compilation"]
+    more = {"by_processor_time": cpu, "with_compilation": whole}
+    return {"target": target, "at_least": True, "measured": ratio, "met": ratio >= target} | more
+
+
+def _platform() -> str:
+    import jax
+
+    return jax.default_backend()
+
+
+def _trials(settings: Settings) -> tuple[list[Any], "Work"]:
+    from experiments.sweeps.named_task import NamedTask
+    from gdpjax.sweeps import parse_spec
+    from gdpjax.sweeps.parts import list_trials, load_examples, plan_trials
+
+    if settings.configurations < 8 or settings.configurations % 4:
+        raise ValueError(f"configurations must be a multiple of 4, at least 8, got {settings.configurations}")
+    options = settings._asdict() | {"count": settings.configurations // 4}
+    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), NamedTask())
+    examples = load_examples(spec.task)
+    trials = plan_trials(spec, list_trials(spec), examples.num_examples)
+    assert len(trials) == settings.configurations
+    return trials, Work(spec.task, examples)
+
+
+class Work(NamedTuple):
+    """A task and its data in memory."""
+
+    task: Any
+    examples: Any
+
+
+class _Compiling:
+    """Seconds and compilations of what runs inside."""
+
+    def __enter__(self) -> "_Compiling":
+        from benchmarks import clocks
+
+        self._before, self._begun = clocks.compilations(), time.perf_counter()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        from benchmarks import clocks
+
+        self.seconds, self.count = time.perf_counter() - self._begun, clocks.compilations() - self._before
+
+
+def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
+    """All configurations through the sweep's own program, in its threads."""
+    import jax
+
+    from gdpjax.sweeps.parts import arguments_of, blueprint_of, compile_shape, keys_of, num_slots
+
+    slots = min(num_slots(), len(trials))
+    width = len(trials) // slots
+    blueprint = blueprint_of(work.task, work.examples, trials[0].plan, trials[0].settings)
+    with _Compiling() as compiling:
+        program, data = compile_shape(blueprint, trials[0].settings, width, memory_bytes=10**11, slots=slots)
+    arguments = []
+    for first in range(0, len(trials), width):
+        chunk = trials[first : first + width]
+        keys = [keys_of(trial, jax.random.key(0)) for trial in chunk]
+        arguments.append(arguments_of([trial.settings for trial in chunk], keys, blueprint.real, program.width))
+    starts = [(hyper, program.start(hyper, keys)) for hyper, keys in arguments]
+    calls = max(1, settings.steps // program.steps_per_call)
+    pool = concurrent.futures.ThreadPoolExecutor(slots)
+
+    def advance(chunk: Any) -> Any:
+        hyper, state = chunk
+        for _ in range(calls):
+            state = program.advance(hyper, state, data)
+        return jax.block_until_ready(state)
+
+    steps = calls * program.steps_per_call * len(trials)
+    facts = {"memory_bytes": program.memory_bytes, "width": program.width, "threads": slots}
+    return Way(lambda: list(pool.map(advance, starts)), steps, compiling.seconds, compiling.count, 1, facts)
+
+
+def _scan(trials: list[Any], work: "Work", settings: Settings) -> Way:
+    """A configuration's steps as one compiled scan."""
+    import jax
+
+    def compiled(training: Any, state: Any, data: Any) -> Callable[[], Any]:
+        program = training.run_steps.lower(state, data, settings.steps).compile()
+        return lambda: jax.block_until_ready(program(state, data)[0])
+
+    return _alone(trials, work, settings, compiled)
+
+
+def _loop(trials: list[Any], work: "Work", settings: Settings) -> Way:
+    """A configuration's jitted step in a Python loop. The first step is counted as compilation."""
+    import jax
+
+    def compiled(training: Any, state: Any, data: Any) -> Callable[[], Any]:
+        training.step(state, data)[0].status.block_until_ready()
+
+        def call() -> Any:
+            after = state
+            for _ in range(settings.steps):
+                after, _ = training.step(after, data)  # quicker to call than what is compiled ahead of time
+            return jax.block_until_ready(after)
+
+        return call
+
+    return _alone(trials, work, settings, compiled)
+
+
+def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callable[..., Any]) -> Way:
+    """The first few configurations one after another, each compiled by itself."""
+    import jax
+
+    from gdpjax.sweeps.parts import blueprint_of
+
+    calls, seconds, counts = [], [], []
+    for trial in trials[: settings.alone]:
+        blueprint = blueprint_of(work.task, work.examples, trial.plan, trial.settings)
+        training = blueprint.training(trial.settings)
+        data = training.place(*work.examples.train)
+        params = blueprint.model(trial.settings).init(jax.random.key(trial.number))
+        state = training.init(params, jax.random.key(100 + trial.number))
+        with _Compiling() as compiling:
+            calls.append(compiled(training, state, data))
+        seconds.append(compiling.seconds)
+        counts.append(compiling.count)
+    steps, facts = settings.steps * len(calls), {"configurations_timed": len(calls)}
+    once = statistics.median(seconds), round(statistics.median(counts))
+    return Way(lambda: [call() for call in calls], steps, once[0], once[1] * len(trials), len(trials), facts)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables that go beside the JSON."""
+    columns = ("way", "steps/s", "least", "most", "steps per processor second", "programs", "compilations",
+               "seconds for each program", "steps/s with compilation")  # fmt: skip
+    rows = []
+    for name, at in result["ways"].items():
+        rates = at["steps_per_second"]
+        speed = (rates["median"], rates["min"], rates["max"], rates["per_cpu_second"])
+        compiled = (at["programs"], at["compilations"], at["compile_seconds"], at["with_compilation"])
+        rows.append((name, *speed, *compiled))
+    verdicts = [
+        (name, at["target"], at["measured"], "met" if at["met"] else "MISSED", at["by_processor_time"],
+         at["with_compilation"])
+        for name, at in result["targets"].items()
+    ]  # fmt: skip
+    head = ("ratio", "wanted", "measured", "met", "by processor time", "with compilation")
+    settings, one, report = result["settings"], result["ways"][ONE], result["report"]
+    what = (
+        f"{settings['configurations']} configurations of {settings['dataset']}, {result['planned_steps']} steps of "
+        f"{settings['batch_size']} expected each; {one['width']} side by side in each of {one['threads']} thread(s)."
+    )
+    opening = [(name.replace("_", " "), seconds) for name, seconds in report["seconds"].items()]
+    about = f"{report['trials']} made-up trials, a page of {report['page_bytes'] / 1e6:.2f} MB."
+    return writing.document(
+        "Sweeps of trainings",
+        [writing.setting(result), what],
+        [
+            ("Speed", table(columns, rows)),
+            ("Targets", table(head, verdicts)),
+            ("Opening results", about + "\n\n" + table(("what", "seconds"), opening)),
+        ],
+    )
+
+
+def draw(result: dict[str, Any], path: pathlib.Path) -> None:
+    """Steps per second of the three ways."""
+    with writing.picture(path, figsize=(4.8, 2.2)) as (_, axes):
+        names = list(result["ways"])[::-1]
+        for offset, label, color, value in (
+            (0.2, "once compiled", "#0072B2", lambda at: at["steps_per_second"]["median"]),
+            (-0.2, "with compilation", "#E69F00", lambda at: at["with_compilation"]),
+        ):
+            values = [value(result["ways"][name]) for name in names]
+            bars = axes.barh([i + offset for i in range(len(names))], values, height=0.38, color=color, label=label)
+            axes.bar_label(bars, [f"{each:,.0f}" for each in values], padding=3, fontsize=8)
+        axes.set_yticks(range(len(names)), names)
+        axes.margins(x=0.12)
+        axes.set(xlabel="training steps of one configuration per second")
+        axes.legend(loc="lower right", frameon=False)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, print the tables, write the JSON, the tables and the picture beside it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="the JSON to write; the rest goes beside it")
+    defaults = Settings()
+    for name, default in defaults._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    options = vars(parser.parse_args(arguments))
+    output = options.pop("output")
+    machine.use_cores(options["threads"])
+    result = run(Settings(**options)) | {"command": writing.command("benchmarks.bench_sweeps", arguments)}
+    writing.write(result, output, markdown, draw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What ``python -m experiments correlated`` does: choose settings on held-out data, then train with several seeds."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import Progress
+
+import gdpjax
+from experiments import data
+from experiments.config import CorrelatedConfig
+from experiments.correlated import tables
+from experiments.correlated.methods import METHODS, TASKS, Task, plan_of
+from experiments.correlated.trials import Trial, train_missing
+from experiments.data import Dataset
+from experiments.errors import UserError
+from experiments.progress import progress_bar
+from gdpjax.sweeps import records
+
+
+def run(config: CorrelatedConfig) -> None:
+    """Train what is missing, then write the result file, its table and the figure."""
+    if config.seeds < 1:
+        raise UserError(f"seeds must be a whole number >= 1, got {config.seeds}")
+    if config.width < 1:
+        raise UserError(f"width must be a whole number >= 1, got {config.width}")
+    task = TASKS[config.task].quick() if config.quick else TASKS[config.task]
+    name = f"correlated_{config.task}" + ("_quick" if config.quick else "")
+    folder = config.runs / name
+    _begin(folder, task)
+    dataset = data.load(task.dataset)
+    console = Console()
+    bar = progress_bar(console)
+    with bar:
+        result = _compare(task, dataset, config, folder, bar)
+    path = config.results / f"{name}.json"
+    tables.write(path, config.figures / f"{name}.png", result)
+    console.print(Markdown(tables.markdown(result)))
+    console.print(f"Result: {path}, {path.with_suffix('.md')} and {config.figures / name}.png", soft_wrap=True)
+
+
+def _begin(folder: Path, task: Task) -> None:
+    """Write the settings beside the record, or refuse a record of other settings."""
+    settings = dataclasses.asdict(task)
+    if (folder / records.CONFIG).is_file():
+        records.refuse_differences(folder, settings)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    records.write_json(folder / records.CONFIG, {"config": settings})
+
+
+def _compare(task: Task, dataset: Dataset, config: CorrelatedConfig, folder: Path, bar: Progress) -> dict[str, Any]:
+    """Search, train, and return the result."""
+    searched = dataset.hold_out(task.hold_out)
+    search = [
+        Trial("search", method, epsilon, epochs, rate, 0)
+        for method in METHODS
+        for epsilon in task.epsilons
+        for epochs in task.epochs
+        for rate in task.learning_rates
+    ]
+    done = _counter(bar, "settings, on held-out data", len(search))
+    plans = _plans(search, task, searched.num_examples)
+    found = train_missing(search, plans, task, searched, folder, config.width, done)
+
+    # The settings with the best held-out accuracy; of equal ones the first.
+    best: dict[tuple[str, float], Trial] = {}
+    for trial in search:
+        chosen = best.setdefault((trial.method, trial.epsilon), trial)
+        if found[trial] > found[chosen]:
+            best[trial.method, trial.epsilon] = trial
+
+    final = [trial._replace(stage="final", seed=seed) for trial in best.values() for seed in range(config.seeds)]
+    done = _counter(bar, "trainings, on the test data", len(final))
+    plans = _plans(final, task, dataset.num_examples)
+    accuracies = train_missing(final, plans, task, dataset, folder, config.width, done)
+    return tables.result_of(config, task, final, plans, accuracies, len(search), len(dataset.test_labels))
+
+
+def _counter(bar: Progress, words: str, total: int) -> Callable[[int], None]:
+    """Return what moves a new line of the progress bar."""
+    line = bar.add_task(words, total=total)
+    return lambda number: bar.advance(line, number)
+
+
+def _plans(trials: list[Trial], task: Task, num_examples: int) -> dict[Trial, gdpjax.Plan]:
+    """Return the plan of each training; those that differ in learning rate or seed share one."""
+    made: dict[tuple[str, int, float], gdpjax.Plan] = {}
+    for trial in trials:
+        key = trial.method, trial.epochs, trial.epsilon
+        if key not in made:
+            made[key] = plan_of(trial.method, task, num_examples, trial.epochs, trial.epsilon)
+    return {trial: made[trial.method, trial.epochs, trial.epsilon] for trial in trials}

@@ -1,0 +1,140 @@
+"""Trainings, those of one shape in one compiled program, each on record once it is done."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import optax
+
+import gdpjax
+from experiments import models
+from experiments.correlated.methods import Task
+from experiments.data import Dataset
+from experiments.errors import UserError
+from experiments.models.scores import initial_params, make_scores
+from gdpjax.sweeps import records
+from gdpjax.training import FINISHED, Data, private_training
+
+TRIALS = "trials.jsonl"
+
+
+class Trial(NamedTuple):
+    """One training. ``stage`` is "search", judged by held-out training data, or "final", by the test data."""
+
+    stage: str
+    method: str
+    epsilon: float
+    epochs: int
+    learning_rate: float
+    seed: int
+
+
+class Line(msgspec.Struct):
+    """What is read of a line of the record."""
+
+    trial: list[Any]
+    accuracy: float
+
+
+def recorded(folder: Path) -> dict[Trial, float]:
+    """Return the accuracy of each training on record."""
+    if not (folder / TRIALS).is_file():
+        return {}
+    found = {}
+    for line in records.read_lines(folder / TRIALS, Line):
+        stage, method, epsilon, epochs, rate, seed = line["trial"]
+        found[Trial(stage, method, float(epsilon), int(epochs), float(rate), int(seed))] = line["accuracy"]
+    return found
+
+
+def train_missing(
+    trials: Sequence[Trial],
+    plans: dict[Trial, gdpjax.Plan],
+    task: Task,
+    dataset: Dataset,
+    folder: Path,
+    width: int,
+    done: Callable[[int], None],
+) -> dict[Trial, float]:
+    """Train what is not on record, and return the accuracies of all.
+
+    Trainings whose plans differ in the noise multiplier alone, in number at most ``width``, are one program.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_torn_line(folder / TRIALS)
+    before = recorded(folder)
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if trial in before:
+            done(1)
+        else:
+            groups.setdefault(_shape_of(plans[trial]), []).append(trial)
+    for group in groups.values():
+        program = _program(plans[group[0]], task, dataset)
+        for start in range(0, len(group), width):
+            chunk = group[start : start + width]
+            found = program(chunk, [plans[trial].noise_multiplier for trial in chunk])
+            lines = [{"trial": list(trial), "accuracy": score} for trial, score in zip(chunk, found, strict=True)]
+            records.append(folder, TRIALS, lines)
+            done(len(chunk))
+    after = recorded(folder)
+    return {trial: after[trial] for trial in trials}
+
+
+def _remove_torn_line(path: Path) -> None:
+    """Drop a last line that a crash cut off, so that the next one does not begin in its middle."""
+    if not path.is_file():
+        return
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        records.write_atomically(path, whole)
+
+
+def _shape_of(plan: gdpjax.Plan) -> str:
+    """Return what plans have in common that one program can train."""
+    document = json.loads(plan.replace(noise_multiplier=1.0).to_json())
+    return json.dumps(document, sort_keys=True)
+
+
+def _program(
+    plan: gdpjax.Plan, task: Task, dataset: Dataset
+) -> Callable[[Sequence[Trial], Sequence[float]], list[float]]:
+    """Return the function from trainings and their noise multipliers to their accuracies."""
+    model = models.build(task.model, dataset.example, dataset.num_classes)
+    loss = models.example_loss(model)
+    data = private_training(plan, loss, optax.sgd(1.0)).place(dataset.train_inputs, dataset.train_labels)
+    scores = make_scores(model, dataset)
+
+    def one(noise_multiplier: Any, learning_rate: Any, key: Any, data: Data) -> tuple[Any, Any]:
+        traced = plan.replace(noise_multiplier=noise_multiplier)
+        training = private_training(traced, loss, optax.sgd(learning_rate))
+        init_key, run_key = jax.random.split(key)
+        state = training.init(initial_params(model, dataset.example, init_key), run_key)
+        state, _ = training.run_steps(state, data, plan.max_steps)
+        return state.params, state.status
+
+    together = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)))
+
+    def train(trials: Sequence[Trial], noise: Sequence[float]) -> list[float]:
+        rates = jnp.asarray([trial.learning_rate for trial in trials])
+        keys = jnp.stack([_key_of(trial) for trial in trials])
+        params, status = together(jnp.asarray(noise, jnp.float32), rates, keys, data)
+        if np.any(np.asarray(status) != FINISHED):
+            raise UserError("a batch was above the capacity of its plan; run again with another number of seeds")
+        each = [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(len(trials))]
+        return [scores(one_model)["test_accuracy"] for one_model in each]
+
+    return train
+
+
+def _key_of(trial: Trial) -> jax.Array:
+    """Return the key of a training. It is seeded, so it can be repeated, and is not private against who knows it."""
+    digest = hashlib.sha256(json.dumps(list(trial)).encode()).digest()
+    return jax.random.key(int.from_bytes(digest[:4], "little"))

@@ -1,0 +1,92 @@
+"""MNIST: from the folder in GDPJAX_DATA when that is set, else downloaded once into a cache; checksums always.
+
+Its scattering features take minutes, and are kept in the cache, too: float32, 140 MB.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from experiments.data import class_whitening, deskew, public_digits, scattering
+from experiments.data.dataset import Dataset
+from experiments.data.files import Source, cache_folder, fetch
+from experiments.data.idx import read_idx
+from experiments.errors import UserError
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+SHA256 = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+NUM_BLOCKS = 7
+NUM_COMPONENTS = 500
+FEATURE_NORM = 3.0
+PIECE = 5000
+SOURCES = (scattering, deskew, public_digits, class_whitening)
+"""What the features are computed by: the cache is for these files as they are."""
+
+
+def load_mnist() -> Dataset:
+    """60,000 images to train on and 10,000 to test on."""
+    arrays = [read_idx(path) for path in fetch(Source("MNIST", SHA256, "mnist", MIRRORS))]
+    for part, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise UserError(f"MNIST {part}: expected as many labels as images, got {labels.shape} and {images.shape}")
+    images = [(array / np.float32(255)).astype(np.float32)[..., None] for array in arrays[::2]]
+    labels = [array.astype(np.int32) for array in arrays[1::2]]
+    return Dataset(images[0], labels[0], images[1], labels[1])
+
+
+def load_mnist_scattering() -> Dataset:
+    """The same as vectors of 500 features, each vector with norm 3.
+
+    Scattering coefficients of the deskewed image, in coordinates that scikit-learn's digits chose: public data, and
+    their labels, were used. Nothing is a statistic of MNIST; the features of an image are a function of that image.
+    """
+    mnist = load_mnist()
+    return dataclasses.replace(
+        mnist, train_inputs=_features(mnist.train_inputs), test_inputs=_features(mnist.test_inputs)
+    )
+
+
+def _features(images: np.ndarray) -> np.ndarray:
+    """Of each image by itself, from the cache if these images are there, computed as they are computed now."""
+    settings = f"{images.shape}{NUM_BLOCKS}{NUM_COMPONENTS}{FEATURE_NORM}".encode()
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in SOURCES)
+    digest = hashlib.sha256(settings + sources + images.tobytes()).hexdigest()
+    path = cache_folder() / "mnist" / f"scattering-{digest[:16]}.npy"
+    if path.is_file():
+        return np.load(path)
+    features = _vectors(images[..., 0], _public_whitening())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial.npy")
+    np.save(partial, features)
+    partial.replace(path)
+    return features
+
+
+def _vectors(images: np.ndarray, whitening: class_whitening.ClassWhitening) -> np.ndarray:
+    """Vectors of norm 3, so that the bias, whose input is 1, has a small share of a gradient's norm."""
+    starts = range(0, len(images), PIECE)
+    found = np.concatenate([whitening(_coefficients(images[first : first + PIECE])) for first in starts])
+    return np.float32(FEATURE_NORM) * found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+@functools.cache
+def _public_whitening() -> class_whitening.ClassWhitening:
+    """The coordinates, from digits that are not MNIST's."""
+    images, labels = public_digits.load_public_digits()
+    return class_whitening.fit_class_whitening(_coefficients(images), labels, NUM_COMPONENTS)
+
+
+def _coefficients(images: np.ndarray) -> np.ndarray:
+    """The scattering coefficients of deskewed images ``[N, 28, 28]``, ``float32[N, 3969]``."""
+    return scattering.scattering(deskew.deskew(images), NUM_BLOCKS).reshape(len(images), -1)

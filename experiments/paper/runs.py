@@ -1,0 +1,88 @@
+"""The runs of an experiment: each in its own folder, done once, continued where it was interrupted."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from experiments.config import TrainConfig, identity
+from experiments.errors import RunInterrupted, UserError
+from experiments.paper.settings import Row
+from experiments.train.command import run_quietly
+from gdpjax.sweeps import records
+
+
+class Planned(NamedTuple):
+    """A seed of a row, and its folder."""
+
+    row: Row
+    seed: int
+    folder: Path
+
+    @property
+    def config(self) -> TrainConfig:
+        """What is trained."""
+        return self.row.run(self.seed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.folder / records.RESULT).is_file()
+
+
+def plan_runs(rows: Sequence[Row], folder: Path, seeds: int | None) -> list[Planned]:
+    """Every run of an experiment, first seeds first; ``seeds`` in place of the rows' own numbers."""
+    wanted = [(seed, row) for row in rows for seed in range(row.seeds if seeds is None else seeds)]
+    return [
+        Planned(row, seed, folder / f"{row.name}-seed{seed}") for seed, row in sorted(wanted, key=lambda pair: pair[0])
+    ]
+
+
+def refuse_others(planned: Sequence[Planned]) -> None:
+    """UserError where a folder holds a run of another configuration; before anything runs."""
+    for run in planned:
+        if (run.folder / records.CONFIG).is_file():
+            records.refuse_differences(run.folder, identity(run.config))
+
+
+def train_missing(planned: Sequence[Planned], console: Console) -> None:
+    """Train what is not finished, one after the other."""
+    missing = [run for run in planned if not run.finished]
+    for number, run in enumerate(missing):
+        console.print(f"[bold]run {number + 1} of {len(missing)}: {run.folder}")
+        resume = (run.folder / records.CONFIG).is_file()
+        own = dataclasses.replace(run.config.run, out=run.folder, resume=resume)
+        try:
+            run_quietly(dataclasses.replace(run.config, run=own), console, run.row.name)
+        except RunInterrupted as stop:
+            raise RunInterrupted(
+                f"interrupted in {run.folder}; give the same command again to go on from its last epoch"
+            ) from stop
+
+
+Outcomes = dict[tuple[str, int], dict[str, Any]]
+"""What is public of finished runs, by the name of the row and the seed."""
+
+
+def outcomes(planned: Sequence[Planned]) -> Outcomes:
+    """Of what is finished."""
+    return {(run.row.name, run.seed): outcome(run) for run in planned if run.finished}
+
+
+def outcome(run: Planned) -> dict[str, Any]:
+    """The public figures of a finished run: its result, and every epoch's scores."""
+    lines = records.read_lines(run.folder / records.METRICS, records.Metrics, header=1)
+    if not lines:
+        path = run.folder / records.METRICS
+        raise UserError(f"{path} is damaged: it has no epochs; remove the folder to train again")
+    speeds = sorted(line["steps_per_second"] for line in lines if "steps_per_second" in line)
+    kept = ("step", "epoch", "test_accuracy", "test_rmse", "epsilon_lower", "epsilon_upper")
+    epochs = [{name: line[name] for name in kept if name in line} for line in lines]
+    return {
+        "seed": run.seed,
+        "result": records.read_json(run.folder / records.RESULT, records.ResultFile),
+        "epochs": epochs,
+        "steps_per_second": speeds[len(speeds) // 2] if speeds else None,
+    }

@@ -1,0 +1,45 @@
+"""What ``python -m experiments recipes`` does."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.config import RecipesConfig, SweepConfig
+from experiments.recipes import tables
+from experiments.recipes.catalogue import RECIPES, Recipe
+from experiments.recipes.outcome import outcome
+from experiments.sweeps import command as sweep
+from gdpjax.sweeps.parts import Row, described, is_finished, read_rows
+
+
+def run(config: RecipesConfig) -> None:
+    """Search and train what is missing, then write the results."""
+    names = list(RECIPES) if config.what == "all" else [config.what]
+    reproduce(names, config.runs, config.results, Console())
+
+
+def reproduce(names: list[str], runs: Path, results: Path, console: Console) -> Path:
+    """Every sweep of these recipes, finished ones from their folders; returns the result file."""
+    for name in names:
+        record = _recipe(RECIPES[name], runs)
+        path = tables.write(results, name, record)  # one by one: what is done is on record
+        console.print(tables.sentence(name, record), soft_wrap=True)
+    console.print(f"Results: {path} and {path.with_suffix('.md')}", soft_wrap=True)
+    return path
+
+
+def _recipe(recipe: Recipe, runs: Path) -> dict[str, Any]:
+    files = recipe.search, recipe.winner
+    searched, trained = (
+        _sweep(file, runs / f"{recipe.name}-{part}") for file, part in zip(files, ("search", "winner"), strict=True)
+    )
+    search, winner = map(sweep.read, files)
+    return outcome(recipe, (search, winner), searched, trained)
+
+
+def _sweep(spec: Path, out: Path) -> list[Row]:
+    """The rows of a sweep, from its folder as far as they are there. One trial at a time: they are large."""
+    if not is_finished(out, sweep.read(spec)):
+        sweep.run(SweepConfig(spec, out=out, resume=out.exists(), width=1))
+    return read_rows(out, described(out).layout)

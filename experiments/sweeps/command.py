@@ -1,0 +1,34 @@
+"""``sweep`` and ``sweep-report``: `gdpjax.sweeps` with the data sets, networks and optimizers of the experiments."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.config import SweepConfig, SweepReportConfig
+from experiments.sweeps.named_task import NamedTask
+from gdpjax.sweeps import Spec, read_spec, report_sweep, run_sweep
+
+
+def read(path: Path) -> Spec:
+    """The sweep in a TOML file."""
+    return read_spec(path, NamedTask())
+
+
+def run(config: SweepConfig) -> None:
+    """Run or resume a sweep, then report."""
+    run_sweep(
+        None,
+        read(config.spec),
+        config.out or Path("runs") / f"sweep-{config.spec.stem}",
+        resume=config.resume,
+        backend=config.backend,
+        width=config.width,
+        memory_gb=config.memory_gb,
+        ray_address=config.ray_address,
+        console=Console(),
+    )
+
+
+def report(config: SweepReportConfig) -> None:
+    """The report of what there is, also while the sweep runs."""
+    report_sweep(config.folder, Console())

@@ -1,0 +1,45 @@
+"""``train``: one private model."""
+
+import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.config import TrainConfig, resume_command, validate
+from experiments.train.tasks import make_task, numbers_of
+from gdpjax.sweeps import TrainingResult, print_training, train
+
+
+def default_folder(name: str) -> Path:
+    """A new folder under runs/."""
+    return Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def run_quietly(config: TrainConfig, console: Console, name: str) -> TrainingResult:
+    """Validate, load and train, with a progress bar but without the final report."""
+    validate(config)
+    out = config.run.out or default_folder(name)
+    task = make_task(config.data.dataset, config.model.model, config.optimizer.optimizer)
+    return train(
+        task,
+        spec_of(config),
+        out,
+        resume=config.run.resume,
+        diagnostics=config.run.diagnostics,
+        console=console,
+        how_to_resume=resume_command(config, out),
+    )
+
+
+def spec_of(config: TrainConfig) -> dict[str, object]:
+    """The configuration as a spec of one training."""
+    numbers = numbers_of(config)
+    delta = numbers.pop("delta")
+    seeds = 1 if config.run.seed is None else [config.run.seed]
+    return {"delta": delta, "hyperparameters": {**numbers, "seeds": seeds}}
+
+
+def run(config: TrainConfig) -> None:
+    """Train and report."""
+    console = Console()
+    print_training(console, run_quietly(config, console, config.data.dataset))
