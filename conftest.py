@@ -2,10 +2,11 @@
 
 XLA's CPU compiler spends most of its time making small programs fast that a test runs once. Without LLVM's optimisation
 and the newer code generator of fusions the tests take a third of the processor's time; which operations are fused stays
-the same. The tests in OPTIMIZED test rounding itself, so they are compiled as users compile, four times as long, and
-before all others, because what was compiled in the other way is thrown away; with ``--optimized`` (``make test-slow``)
-everything is compiled as users compile. Workers and subprocesses share a cache of compiled code, made anew each run, or
-the one in GDPJAX_TEST_CACHE, which is kept with all programs in it, so that another run hardly compiles at all.
+the same. The tests in OPTIMIZED test rounding itself, so they are compiled with LLVM's optimisation, four times as
+long, and before all others, because what was compiled in the other way is thrown away; with ``--optimized``
+(``make test-slow``) everything is compiled as users compile. Workers and subprocesses share a cache of compiled code,
+made anew each run, or the one in GDPJAX_TEST_CACHE, which is kept with all programs in it, so that another run hardly
+compiles at all.
 """
 
 import gc
@@ -14,7 +15,6 @@ import os
 import jax
 import jaxlib.version
 import pytest
-from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
 collect_ignore = ["gdpjax/sweeps/template/my_task.py"]  # the user's own module, by its own name
@@ -46,13 +46,12 @@ OPTIMIZED = (
     "tests/tradeoff/test_resolution.py",
     "tests/transforms/test_noise.py",
 )
-# Each flag with its value in a hurry and its default.
-FLAGS = {"xla_backend_optimization_level": (0, 3), "xla_cpu_parallel_codegen_split_count": (1, 32)}
+# XLA reads these once, when the first array is made. They change how code is written, not which operations are fused.
+FLAGS = ["--xla_cpu_parallel_codegen_split_count=1"]
 if jaxlib.version.__version_info__ < (0, 11):
-    FLAGS["xla_cpu_use_fusion_emitters"] = (False, True)
-COMPILE_OPTIONS = compiler.get_compile_options
-PATCH = pytest.StashKey[pytest.MonkeyPatch]()
-HURRY = " ".join(f"--{name}={str(hurried).lower()}" for name, (hurried, _) in FLAGS.items())
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+IN_A_HURRY = "jax_disable_most_optimizations"
+"""The setting of JAX that can be changed from test to test."""
 
 
 def pytest_addoption(parser):
@@ -60,10 +59,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """XLA reads its flags once, when the first array is made; subprocesses inherit them."""
-    config.stash[PATCH] = pytest.MonkeyPatch()
+    """Compile in a hurry from the beginning, here and in subprocesses, which inherit the flags."""
     if not config.getoption("--optimized"):
-        os.environ["XLA_FLAGS"] = f"{HURRY} {os.environ.get('XLA_FLAGS', '')}".strip()
+        os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
+        compile_in_a_hurry(True)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -102,26 +101,15 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Compile the tests in OPTIMIZED as users do, here and in subprocesses."""
-    if not item.config.getoption("--optimized"):
-        compile_as_users_do(item.config.stash[PATCH], is_optimized(item))
+    """Compile the tests in OPTIMIZED as users do, here and in subprocesses, and all others in a hurry."""
+    compile_in_a_hurry(not is_optimized(item))
     return (yield)
 
 
-def compile_as_users_do(patch, wanted):
-    """Compile as users do from now on, or in a hurry again."""
-    options_of = compiler.get_compile_options
-    is_patched = options_of is not COMPILE_OPTIONS
-    if is_patched == wanted:
-        return
-    jax.clear_caches()
-    if not wanted:
-        patch.undo()
-        return
-
-    def as_users_do(*args, env_options_overrides=None, **kwargs):
-        defaults = {name: default for name, (_, default) in FLAGS.items()}
-        return options_of(*args, env_options_overrides={**defaults, **(env_options_overrides or {})}, **kwargs)
-
-    patch.setattr(compiler, "get_compile_options", as_users_do)
-    patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(HURRY, "").strip())
+def compile_in_a_hurry(wanted):
+    """Compile without LLVM's optimisation from now on, or with it; what was compiled the other way is thrown away."""
+    name = IN_A_HURRY.upper()
+    if os.environ.get(name) != str(wanted):
+        os.environ[name] = str(wanted)  # for subprocesses
+        jax.config.update(IN_A_HURRY, wanted)
+        jax.clear_caches()
