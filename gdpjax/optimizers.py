@@ -7,6 +7,7 @@ import optax
 from gdpjax._core.arguments import check_flag
 from gdpjax._core.checks import NONNEGATIVE, REAL, UNIT, check_scalar
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.sampling import Poisson
 from gdpjax.transforms import clip_and_sum, privatize
 
 
@@ -35,20 +36,32 @@ def _check_learning_rate(learning_rate: Any) -> None:
 
 
 def dpsgd(
-    learning_rate: Any, l2_clip_norm: Any = None, *, clipped_by: Any = None, noise_multiplier: Any,
-    sampling_prob: Array, expected_batch_size: Array, key: Array, trainable: PyTree | None = None,
-    momentum: float | None = None, nesterov: bool = False, sampling: str = "poisson",
-    neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
-    overflow_per_step: Array = 0.0, max_batch_size: int | None = None,
-) -> optax.GradientTransformation:  # fmt: skip
+    learning_rate: Any,
+    l2_clip_norm: Any = None,
+    *,
+    clipped_by: Any = None,
+    noise_multiplier: Any,
+    key: Array,
+    batches: Poisson | None = None,
+    sampling_prob: Array | None = None,
+    expected_batch_size: Array | None = None,
+    overflow_per_step: Array | None = None,
+    trainable: PyTree | None = None,
+    momentum: float | None = None,
+    nesterov: bool = False,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    ledger_capacity: int = 16,
+    max_batch_size: int | None = None,
+) -> optax.GradientTransformation:
     """DP-SGD: clip, add noise, divide, step. The private part is `privatize`; the rest is `optax.sgd`.
 
     Args:
       learning_rate: a number, a traced scalar or an optax schedule.
       l2_clip_norm: clip per-example gradients given to ``update``; or
       clipped_by: the `clipped_grad` function whose sum is given to ``update``. Exactly one of the two.
-      noise_multiplier, sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity,
-        overflow_per_step: as in `privatize`.
+      noise_multiplier, key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling,
+        neighboring_relation, ledger_capacity: as in `privatize`.
       trainable, max_batch_size: with l2_clip_norm, as in `clip_and_sum`.
       momentum, nesterov: as in `optax.sgd`.
 
@@ -57,20 +70,29 @@ def dpsgd(
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1.
 
-    >>> import jax, jax.numpy as jnp
-    >>> tx = dpsgd(0.1, 1.0, noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=10, key=jax.random.key(0))
+    >>> import gdpjax, jax, jax.numpy as jnp
+    >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
+    >>> tx = dpsgd(0.1, 1.0, noise_multiplier=1.0, batches=batches, key=jax.random.key(0))
     >>> params = jnp.zeros(2)
     >>> updates, state = tx.update(jnp.ones((5, 2)), tx.init(params), params)
     >>> updates.shape
     (2,)
     """
     front = _private_front(
-        l2_clip_norm, clipped_by, trainable, max_batch_size,
-        noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
-        expected_batch_size=expected_batch_size, key=key, sampling=sampling,
-        neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
+        l2_clip_norm,
+        clipped_by,
+        trainable,
+        max_batch_size,
+        noise_multiplier=noise_multiplier,
+        key=key,
+        batches=batches,
+        sampling_prob=sampling_prob,
+        expected_batch_size=expected_batch_size,
         overflow_per_step=overflow_per_step,
-    )  # fmt: skip
+        sampling=sampling,
+        neighboring_relation=neighboring_relation,
+        ledger_capacity=ledger_capacity,
+    )
     _check_learning_rate(learning_rate)
     if momentum is not None:
         check_scalar("momentum", momentum, NONNEGATIVE)
@@ -78,39 +100,61 @@ def dpsgd(
 
 
 def dpadam(
-    learning_rate: Any, l2_clip_norm: Any = None, *, clipped_by: Any = None, noise_multiplier: Any,
-    sampling_prob: Array, expected_batch_size: Array, key: Array, trainable: PyTree | None = None, b1: float = 0.9,
-    b2: float = 0.999, eps: float = 1e-8, sampling: str = "poisson",
-    neighboring_relation: NeighboringRelation | None = None, ledger_capacity: int = 16,
-    overflow_per_step: Array = 0.0, max_batch_size: int | None = None,
-) -> optax.GradientTransformation:  # fmt: skip
+    learning_rate: Any,
+    l2_clip_norm: Any = None,
+    *,
+    clipped_by: Any = None,
+    noise_multiplier: Any,
+    key: Array,
+    batches: Poisson | None = None,
+    sampling_prob: Array | None = None,
+    expected_batch_size: Array | None = None,
+    overflow_per_step: Array | None = None,
+    trainable: PyTree | None = None,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    sampling: str = "poisson",
+    neighboring_relation: NeighboringRelation | None = None,
+    ledger_capacity: int = 16,
+    max_batch_size: int | None = None,
+) -> optax.GradientTransformation:
     """DP-Adam: clip, add noise, divide, then `optax.adam`, which is post-processing.
 
     Args:
       learning_rate, b1, b2, eps: as in `optax.adam`.
       l2_clip_norm, clipped_by, trainable, max_batch_size: as in `dpsgd`.
-      noise_multiplier, sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity,
-        overflow_per_step: as in `privatize`.
+      noise_multiplier, key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling,
+        neighboring_relation, ledger_capacity: as in `privatize`.
 
     Raises:
       ValueError: as `dpsgd`.
 
     Reference: Bu et al., arXiv:1911.11607, section 2 (NoisyAdam).
 
-    >>> import jax, jax.numpy as jnp
-    >>> tx = dpadam(1e-3, 1.0, noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=10, key=jax.random.key(0))
+    >>> import gdpjax, jax, jax.numpy as jnp
+    >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
+    >>> tx = dpadam(1e-3, 1.0, noise_multiplier=1.0, batches=batches, key=jax.random.key(0))
     >>> params = jnp.zeros(2)
     >>> updates, state = tx.update(jnp.ones((5, 2)), tx.init(params), params)
     >>> updates.shape
     (2,)
     """
     front = _private_front(
-        l2_clip_norm, clipped_by, trainable, max_batch_size,
-        noise_multiplier=noise_multiplier, sampling_prob=sampling_prob,
-        expected_batch_size=expected_batch_size, key=key, sampling=sampling,
-        neighboring_relation=neighboring_relation, ledger_capacity=ledger_capacity,
+        l2_clip_norm,
+        clipped_by,
+        trainable,
+        max_batch_size,
+        noise_multiplier=noise_multiplier,
+        key=key,
+        batches=batches,
+        sampling_prob=sampling_prob,
+        expected_batch_size=expected_batch_size,
         overflow_per_step=overflow_per_step,
-    )  # fmt: skip
+        sampling=sampling,
+        neighboring_relation=neighboring_relation,
+        ledger_capacity=ledger_capacity,
+    )
     _check_learning_rate(learning_rate)
     check_scalar("b1", b1, UNIT)
     check_scalar("b2", b2, UNIT)

@@ -179,6 +179,10 @@ def cases() -> dict[str, Case]:
             PRIVATE | {"sampling": "poisson", "neighboring_relation": gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
                        "ledger_capacity": 2, "overflow_per_step": 0.0},
         ),
+        "privatize(batches)": (
+            _stepped(gdpjax.privatize), (gdpjax.Sensitivity(1.0),),
+            {"noise_multiplier": 1.0, "key": KEY, "batches": sampling.Poisson(20, 4, 3)},
+        ),
         "privatize.update": (
             gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE).update, (PARAMS, private_state(), PARAMS), {}
         ),
@@ -413,6 +417,10 @@ def cases() -> dict[str, Case]:
         ),
         "UniformBatches": (_first(sampling.UniformBatches), (KEY, 20, 4), {"num_steps": 3}),
         "UniformBatches[]": (sampling.UniformBatches(KEY, 20, 4, num_steps=3).__getitem__, (1,), {}),
+        "Poisson": (sampling.Poisson, (20, 4.0, 3), {"capacity": 16}),
+        "Poisson(overflow)": (sampling.Poisson, (20, 4.0, 3), {"overflow": 1e-9}),
+        "Poisson.sample": (sampling.Poisson(20, 4, 3).sample, (KEY, 1), {"num_valid": 10}),
+        "Poisson.host_batches": (_first(sampling.Poisson(20, 4, 3).host_batches), (KEY,), {"num_valid": 10}),
         "choose_capacity": (sampling.choose_capacity, (20, 0.1, 3, 1e-9), {}),
         "dyadic_probability": (sampling.dyadic_probability, (0.1,), {}),
         "overflow_probability": (sampling.overflow_probability, (20, 0.1, 3, 10), {}),

@@ -15,9 +15,9 @@ LAYERS = {
     "sampling": {"_core"},
     "correlated": {"_core"},
     "mechanisms": {"_core", "tradeoff"},
-    "transforms": {"_core", "clipping", "ledger", "correlated"},
+    "transforms": {"_core", "clipping", "ledger", "correlated", "sampling"},
     "accounting": {"_core", "tradeoff", "ledger", "mechanisms"},
-    "optimizers": {"_core", "transforms"},
+    "optimizers": {"_core", "sampling", "transforms"},
     "auditing": {"_core", "accounting", "tradeoff"},
     "training": {
         "_core", "correlated", "optimizers", "clipping", "sampling", "accounting", "tradeoff", "ledger", "transforms",

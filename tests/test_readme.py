@@ -22,12 +22,13 @@ def test_code_runs_in_order_and_prints_what_is_shown(capsys):
     assert (bounds.lower < bounds.upper).all()
     assert (bounds.upper < gdpjax.accounting.moments_accountant_epsilon(**namespace["run"])).all()
     assert (gdpjax.accounting.clt_epsilon(**namespace["run"]) < bounds.lower).all()
-    # The step by hand is shown, not run: run it once, on a batch whose last row is padding.
-    indices = [*range(63), 0]
-    is_padding = [False] * 63 + [True]
-    batch = namespace["x"][indices], namespace["y"][indices], namespace["jnp"].asarray(is_padding)
+    # The step by hand is shown, not run: run it once, on the first of the batches.
+    indices, is_padding = namespace["batches"].host_batches(gdpjax.fresh_key())[0]
+    batch = namespace["x"][indices], namespace["y"][indices], is_padding
     _, opt_state = namespace["step"](namespace["params"], namespace["opt_state"], *batch)
-    assert gdpjax.ledger_of(opt_state).num_steps == 1
+    (event,) = gdpjax.ledger_of(opt_state).events
+    assert (event.num_steps, event.sampling_prob) == (1, namespace["batches"].sampling_prob)
+    assert 0 < event.overflow < 1e-13
 
 
 def test_it_is_short():

@@ -135,9 +135,14 @@ def varying_axes(value: Any) -> frozenset[str]:
     return frozenset(getattr(kind, "vma", None) or getattr(getattr(kind, "mat", None), "varying", ()))
 
 
-def refuse_key_of_a_loop(key: Any) -> None:
-    """ValueError if ``key`` (or its data) is a constant of a compiled loop, and so the same in every iteration."""
-    found = _LOOPS.intersection(programs_around(key))
+def refuse_key_of_a_loop(key: Any, *folded: Any) -> None:
+    """ValueError if ``key`` (or its data) is a constant of a compiled loop, and so the same in every iteration.
+
+    With ``folded``, the numbers that it will be folded with, they must be constants of that loop as well.
+    """
+    # The programs in which all of them are constants: those of the one that the fewest have as a constant.
+    programs = min((programs_around(value) for value in (key, *folded)), key=len)
+    found = _LOOPS.intersection(programs)
     if found:
         raise ValueError(
             f"the key is a constant of a compiled loop ({', '.join(sorted(found))}; jax.lax.map is a scan), so that "

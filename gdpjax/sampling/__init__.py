@@ -20,6 +20,7 @@ from gdpjax.sampling._poisson import (
     overflow_probability,
     poisson_sample,
 )
+from gdpjax.sampling._poisson_scheme import Poisson
 from gdpjax.sampling._shuffled import shuffled_error, shuffled_sample
 from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
@@ -29,6 +30,7 @@ __all__ = [
     "BatchOverflowError",
     "CyclicPoissonBatches",
     "IndexBatch",
+    "Poisson",
     "PoissonBatches",
     "PoissonSample",
     "ShuffledBatches",

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.checks import WHOLE, Domain, check_scalar
+from gdpjax._core.arguments import MOST_INDEX
+from gdpjax._core.checks import Domain, check_scalar
 from gdpjax._core.types import Array
 
 _WORD_BITS = 32
+_STEP = Domain("a whole number >= 0", lambda x: (x >= 0) & (x <= MOST_INDEX) & (x == x // 1), MOST_INDEX)
+"""The steps that an int32 tells apart: of two others the batch could be the same."""
 
 
 class PoissonSample(NamedTuple):
@@ -45,8 +48,8 @@ def checked_rows(num_examples: int, num_valid: Array | None) -> Domain:
 
 def checked_step(step: Array) -> tuple[Array, Array]:
     """Return a step of a run as int32, and whether it is a whole number >= 0; ValueError if it is known not to be."""
-    check_scalar("step", step, WHOLE)
-    is_valid = jnp.asarray(WHOLE.contains(step))
+    check_scalar("step", step, _STEP)
+    is_valid = jnp.asarray(_STEP.contains(step))
     valid_step = jnp.where(is_valid, jnp.asarray(step), 0)
     return valid_step.astype(jnp.int32), is_valid
 

@@ -81,8 +81,8 @@ def accumulate_clipped(
     update_1, ..., update_(K-1) = 0,  update_K = tx(sum_1 + ... + sum_K)
 
     Args:
-      tx: a chain that begins with `privatize` (`gdpjax.dpsgd` with clipped_by is one), with sampling_prob and
-        expected_batch_size of the LOGICAL batch.
+      tx: a chain that begins with `privatize` (`gdpjax.dpsgd` with clipped_by is one), with batches, or sampling_prob
+        and expected_batch_size, of the LOGICAL batch.
       num_microbatches: K, static, from 1 to 65536: the calls of ``update`` that make a logical batch.
       microbatch_rows: rows of each microbatch, padding included, static; it decides how much rounding is allowed for.
         A sum of more rows is refused where that can be seen; where it cannot, as the sum was made outside the compiled

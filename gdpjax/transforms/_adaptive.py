@@ -59,8 +59,9 @@ from gdpjax._core.trees import broadcast_trainable, leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import Flat, clip_rows
 from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
+from gdpjax.sampling import Poisson
+from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
 from gdpjax.transforms._noise import (
-    SAMPLING_PROB,
     check_clip,
     check_leaves,
     check_origin,
@@ -95,9 +96,11 @@ def privatize_adaptive(
     initial_l2_clip_norm: Array,
     noise_multiplier: Any,
     count_stddev: Array,
-    sampling_prob: Array,
-    expected_batch_size: Array,
     key: Array,
+    batches: Poisson | None = None,
+    sampling_prob: Array | None = None,
+    expected_batch_size: Array | None = None,
+    overflow_per_step: Array | None = None,
     target_quantile: Array = 0.5,
     learning_rate: Array = 0.2,
     l2_clip_norm_range: tuple[float, float] = (1e-6, 1e6),
@@ -106,7 +109,6 @@ def privatize_adaptive(
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
     ledger_capacity: int = 16,
-    overflow_per_step: Array = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """`privatize` with a clip norm that follows a quantile of the gradient norms, at a cost that is recorded.
 
@@ -129,8 +131,8 @@ def privatize_adaptive(
         (noise_multiplier^-2 + (2 count_stddev)^-2)^-1/2 (count_stddev, not twice it, under REPLACE_ONE).
       count_stddev: standard deviation > 0, in examples, of the noise on the count of norms below the clip norm. The
         reference advises expected_batch_size / 20.
-      sampling_prob, expected_batch_size, key, sampling, neighboring_relation, ledger_capacity, overflow_per_step:
-        as in `privatize`.
+      key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling, neighboring_relation,
+        ledger_capacity: as in `privatize`.
       target_quantile: which quantile of the norms to follow, in [0, 1].
       learning_rate: >= 0, step of log C per unit of fraction; 0 keeps the clip norm (and still pays for the count).
       l2_clip_norm_range: public (smallest, largest) clip norm, static, each from 1e-30 to 1e30.
@@ -145,8 +147,10 @@ def privatize_adaptive(
 
     Reference: Andrew, Thakkar, McMahan and Ramaswamy, arXiv:1905.03871, Section 3 (geometric update, bits less 1/2).
 
-    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, sampling_prob=0.1,
-    ...                         expected_batch_size=10, key=jax.random.key(0))
+    >>> import gdpjax
+    >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
+    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, batches=batches,
+    ...                         key=jax.random.key(0))
     >>> params = jnp.zeros(2)
     >>> noisy_mean, state = tx.update(jnp.array([[3.0, 4.0], [0.0, 0.5]]), tx.init(params), params)
     >>> noisy_mean.shape, round(float(state.ledger.noise_multiplier[0]), 4)
@@ -159,17 +163,24 @@ def privatize_adaptive(
     if not callable(noise_multiplier):
         check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
     initial_l2_clip_norm = checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, within_range)
+    sampled = resolve_batches(
+        batches,
+        sampling_prob=sampling_prob,
+        expected_batch_size=expected_batch_size,
+        overflow_per_step=overflow_per_step,
+        sampling=sampling,
+    )
     key_data, key_impl = check_key(key)
     transform = _AdaptiveTransform(
         initial_l2_clip_norm=initial_l2_clip_norm,
         norm_range=norm_range,
         noise_multiplier=noise_multiplier,
         count_stddev=checked_scalar("count_stddev", count_stddev, POSITIVE),
-        sampling_prob=checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB),
-        expected_batch_size=checked_scalar("expected_batch_size", expected_batch_size, POSITIVE),
+        sampling_prob=checked_sampling_prob(sampled.sampling_prob, sampling),
+        expected_batch_size=checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE),
         target_quantile=checked_scalar("target_quantile", target_quantile, UNIT),
         learning_rate=checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
-        overflow_per_step=checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT),
+        overflow_per_step=checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT),
         key=key,
         key_data=key_data,
         key_impl=key_impl,
@@ -195,8 +206,9 @@ def clip_norm_of(opt_state: PyTree) -> Array:
       ValueError: no `privatize_adaptive` in the state, or several.
 
     >>> import gdpjax
-    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, sampling_prob=0.1,
-    ...                         expected_batch_size=10, key=jax.random.key(0))
+    >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
+    >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, batches=batches,
+    ...                         key=jax.random.key(0))
     >>> params, batch = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
     >>> state = tx.init(params)
     >>> grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)

@@ -31,7 +31,6 @@ from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
     POSITIVE,
-    Domain,
     check_scalar,
     checked_scalar,
     is_traced,
@@ -54,11 +53,10 @@ from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import AccumulationCharge, charge_of_sum
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.ledger import LedgerState, check_scheme, init_ledger, record_step, resolve_scheme_relation
+from gdpjax.sampling import Poisson
+from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
 from gdpjax.transforms._correlated import Correlation, draws_of, noised_leaves, resolve_correlation
 
-SAMPLING_PROB = Domain(
-    "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
-)
 _STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
 
@@ -349,13 +347,14 @@ def privatize(
     clip: Any,
     *,
     noise_multiplier: Any,
-    expected_batch_size: Array,
     key: Array,
+    batches: Poisson | None = None,
     sampling_prob: Array | None = None,
+    expected_batch_size: Array | None = None,
+    overflow_per_step: Array | None = None,
     sampling: str | None = None,
     neighboring_relation: NeighboringRelation | None = None,
     ledger_capacity: int = 16,
-    overflow_per_step: Array = 0.0,
     announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
     correlation: AbstractNoiseStrategy | Correlation | None = None,
@@ -370,14 +369,17 @@ def privatize(
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
       noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count. The number
         0 makes steps without privacy, and the ledger's epsilon infinite.
+      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
+      batches: a `gdpjax.sampling.Poisson`, which is to draw the batches, too: in the place of the next three, which
+        follow from it, and so cannot be other ones than it draws with. Its numbers are known before compiling; a sweep
+        in which one of them is traced gives the three.
       sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
-      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
+      overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
+        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. None or 0 states that
+        every batch fits: that its capacity is above the number of examples, or that all of them are in it.
       sampling, neighboring_relation: as in `Event`; the relation decides the sensitivity.
       ledger_capacity: how many distinct (noise_multiplier, sampling_prob) rows the ledger holds.
-      overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
-        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. 0 states that every
-        batch fits: that its capacity is above the number of examples, or that all of them are in it.
       announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
         `Event`.
       scheme: what a sampling scheme says beside ``sampling_prob``, by the names of its event's fields. With
@@ -391,8 +393,8 @@ def privatize(
 
         The run is one Gaussian release, (1 / noise_multiplier)-GDP. The noise multiplier is then one number.
       participation: with a correlation, the promise how often and how far apart an example takes part, such as
-        `gdpjax.correlated.MinSep`; the loop must keep it (`gdpjax.correlated.check_batches`). ``sampling``,
-        ``sampling_prob`` and ``scheme`` are left out. Or ``sampling="cyclic_poisson"`` with
+        `gdpjax.correlated.MinSep`; the loop must keep it (`gdpjax.correlated.check_batches`).
+        ``batches``, ``sampling``, ``sampling_prob`` and ``scheme`` are left out. Or ``sampling="cyclic_poisson"`` with
         ``scheme={"num_groups": b}`` and ``sampling_prob`` within a group, as in `CyclicPoissonEvent`, for a
         `gdpjax.correlated.BandedToeplitz` of at most b bands.
       num_steps: with a correlation, the most steps that will be taken; what a step beyond releases is NaN.
@@ -407,15 +409,16 @@ def privatize(
       noise of the whole and keeps its part, which takes time and temporary memory of the whole leaf.
 
     Raises:
-      ValueError: values out of range, a clip without ``sensitivity``, updates that are no sum of this clip or were
-        changed since, params=None, a leaf whose shape is not its parameter's, masked leaves, a key shared under vmap or
-        that is a constant of a loop (`jax.lax.map`, scan) or of a shard_map over hyperparameters, a pair of sampling
-        and relation without a bound.
+      ValueError: values out of range, batches beside the numbers that they stand for, a clip without ``sensitivity``,
+        updates that are no sum of this clip or were changed since, params=None, a leaf whose shape is not its
+        parameter's, masked leaves, a key shared under vmap or that is a constant of a loop (`jax.lax.map`, scan) or of
+        a shard_map over hyperparameters, a pair of sampling and relation without a bound.
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
 
-    >>> tx = privatize(clip=__import__("gdpjax").Sensitivity(1.0), noise_multiplier=1.0, sampling_prob=0.1,
-    ...                expected_batch_size=10, key=jax.random.key(0))
+    >>> import gdpjax
+    >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
+    >>> tx = privatize(gdpjax.Sensitivity(1.0), noise_multiplier=1.0, batches=batches, key=jax.random.key(0))
     >>> params = {"w": jnp.zeros(3)}
     >>> noisy_mean, state = tx.update({"w": jnp.ones(3)}, tx.init(params), params)
     >>> noisy_mean["w"].shape, int(state.ledger.num_steps[0])
@@ -424,15 +427,23 @@ def privatize(
     check_clip(clip)
     if not callable(noise_multiplier):
         check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
+    sampled = resolve_batches(
+        batches,
+        sampling_prob=sampling_prob,
+        expected_batch_size=expected_batch_size,
+        overflow_per_step=overflow_per_step,
+        sampling=sampling,
+        correlated=correlation is not None or participation is not None,
+    )
     correlated = resolve_correlation(correlation, participation, num_steps, sampling, scheme)
     if correlated is None:
         sampling = "poisson" if sampling is None else sampling
     else:
         sampling, scheme = correlated.sampling, correlated.scheme
         _refuse_schedule(noise_multiplier)
-    sampling_prob = _checked_sampling_prob(sampling_prob, sampling)
-    expected_batch_size = checked_scalar("expected_batch_size", expected_batch_size, POSITIVE)
-    overflow_per_step = checked_scalar("overflow_per_step", overflow_per_step, HALF_OPEN_UNIT)
+    sampling_prob = checked_sampling_prob(sampled.sampling_prob, sampling)
+    expected_batch_size = checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE)
+    overflow_per_step = checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT)
     if sampling == "correlated" and (is_traced(overflow_per_step) or overflow_per_step != 0):
         raise ValueError(
             "overflow_per_step belongs to random batches, which may not fit: those that keep a participation have to. "
@@ -517,17 +528,3 @@ def _refuse_schedule(noise_multiplier: Any) -> None:
             "correlated noise takes one noise_multiplier for the whole run: later steps take back the noise of earlier "
             f"ones; got the schedule {shown(noise_multiplier)}"
         )
-
-
-def _checked_sampling_prob(sampling_prob: Any, sampling: str) -> Array:
-    """Return the sampling probability; 1 under correlated noise without sampling, where it says nothing."""
-    if sampling == "correlated":
-        if sampling_prob is not None:
-            raise ValueError(
-                "correlated noise assumes nothing about sampling: leave sampling_prob out, and give participation=, "
-                "the promise how often and how far apart an example takes part"
-            )
-        return 1.0
-    if sampling_prob is None:
-        raise ValueError(f"sampling_prob must be {SAMPLING_PROB.text}, the one that is really sampled with; got None")
-    return checked_scalar("sampling_prob", sampling_prob, SAMPLING_PROB)

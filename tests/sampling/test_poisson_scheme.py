@@ -1,0 +1,245 @@
+"""`sampling.Poisson`: its numbers follow from each other, and it draws the batches that they are of."""
+
+import dataclasses
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from gdpjax import sampling
+from gdpjax.sampling import Poisson
+
+KEY = jax.random.key(7)
+BATCHES = Poisson(num_examples=500, expected_batch_size=40, num_steps=6)
+
+
+def assert_same(sample, other):
+    for part, other_part in zip(sample, other, strict=True):
+        np.testing.assert_array_equal(part, other_part)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 10**6), st.floats(1e-4, 1.0), st.integers(1, 10**5))
+def test_the_numbers_follow_from_three(num_examples, share, num_steps):
+    batches = Poisson(num_examples, share * num_examples, num_steps)
+    sampling_prob = sampling.dyadic_probability(share * num_examples / num_examples)
+    assert batches.sampling_prob == sampling_prob
+    assert batches.capacity == sampling.choose_capacity(num_examples, sampling_prob, num_steps, 1e-12)
+    # The probabilities of an overflow, from another library's tail of the binomial.
+    tail = stats.binom.sf(batches.capacity - 1, num_examples, sampling_prob)
+    np.testing.assert_allclose(batches.overflow_per_step, tail, rtol=1e-7)
+    np.testing.assert_allclose(batches.overflow, num_steps * tail, rtol=1e-7)
+    assert batches.overflow <= 1e-12
+
+
+def test_the_divisor_is_the_public_number_that_was_given():
+    batches = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100)
+    assert batches.expected_batch_size == 64.0 != batches.sampling_prob * 1000
+    assert 0 <= 64 - batches.sampling_prob * 1000 < 64 * 2**-22
+
+
+def test_the_capacity_is_chosen_for_an_overflow_or_given():
+    chosen = [Poisson(1000, 64, 100, overflow=overflow) for overflow in (1e-3, 1e-12, 1e-300)]
+    assert chosen[0].capacity < chosen[1].capacity < chosen[2].capacity
+    assert chosen[1] == Poisson(1000, 64, 100)
+    assert all(batches.overflow <= overflow for batches, overflow in zip(chosen, (1e-3, 1e-12, 1e-300), strict=True))
+    given_one = Poisson(1000, 64, 100, capacity=100)
+    assert given_one.capacity == 100
+    assert given_one.overflow_per_step == sampling.overflow_probability(1000, given_one.sampling_prob, 1, 100) > 1e-6
+
+
+def test_where_every_batch_fits_nothing_is_charged():
+    for batches in (Poisson(1000, 64, 100, capacity=1001), Poisson(10, 10, 5)):
+        assert (batches.overflow_per_step, batches.overflow) == (0.0, 0.0)
+        assert batches.capacity == batches.num_examples + 1
+
+
+def test_it_is_a_value():
+    same = Poisson(np.int64(500), np.float32(40), 6.0)
+    assert same == BATCHES
+    assert hash(same) == hash(BATCHES)
+    assert repr(same) == repr(BATCHES)
+    assert eval(repr(BATCHES)) == BATCHES
+    assert pickle.loads(pickle.dumps(BATCHES)) == BATCHES
+    for name, value in dict(num_examples=501, expected_batch_size=41, num_steps=7, capacity=99).items():
+        other = dataclasses.replace(BATCHES, **{name: value})
+        assert other != BATCHES
+        assert getattr(other, name) == value
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(BATCHES, name, value)
+    kinds = [type(value) for value in dataclasses.astuple(same)]
+    assert kinds == [int, float, int, int]
+
+
+def test_a_replaced_length_keeps_the_capacity_and_says_what_it_costs():
+    longer = dataclasses.replace(BATCHES, num_steps=6000)
+    assert longer.capacity == BATCHES.capacity
+    assert longer.overflow_per_step == BATCHES.overflow_per_step
+    np.testing.assert_allclose(longer.overflow, 1000 * BATCHES.overflow)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_device_host_and_the_long_form_draw_one_batch(x64):
+    with jax.enable_x64(x64):
+        host = BATCHES.host_batches(KEY)
+        by_hand = list(sampling.poisson_batches(KEY, 500, 40 / 500, num_steps=6))
+        draw = jax.jit(BATCHES.sample)
+        long_form = jax.jit(lambda t: sampling.poisson_sample(jax.random.fold_in(KEY, t), 500, 40 / 500, host.capacity))
+        assert len(host) == len(by_hand) == BATCHES.num_steps
+        for t in range(BATCHES.num_steps):
+            sample = draw(KEY, t)
+            assert_same(sample, long_form(t))
+            assert_same(sample[:2], host[t])
+            assert_same(host[t], by_hand[t])
+            assert int(sample.count) == (~np.asarray(sample.is_padding)).sum() > 0
+        if not x64:  # every operation is compiled by itself
+            assert_same(BATCHES.sample(KEY, 2), draw(KEY, 2))
+
+
+def test_precision_does_not_move_a_batch():
+    with jax.enable_x64(True):
+        wide = jax.jit(BATCHES.sample)(KEY, 2)
+    assert_same(jax.jit(BATCHES.sample)(KEY, 2), wide)
+
+
+def test_it_is_static_in_compiled_code():
+    draw = jax.jit(lambda batches, key, t: batches.sample(key, t), static_argnums=0)
+    assert_same(draw(BATCHES, KEY, 3), BATCHES.sample(KEY, 3))
+    scanned = jax.lax.scan(lambda t, _: (t + 1, BATCHES.sample(KEY, t)), 0, length=4)[1]
+    mapped = jax.vmap(functools.partial(BATCHES.sample, KEY))(jnp.arange(4))
+    for t in range(4):
+        expected = BATCHES.sample(KEY, t)
+        assert_same([part[t] for part in scanned], expected)
+        assert_same([part[t] for part in mapped], expected)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "threefry2x32"])
+def test_any_key_and_a_legacy_one(impl):
+    key = jax.random.key(3, impl=impl)
+    assert_same(BATCHES.sample(key, 1)[:2], BATCHES.host_batches(key)[1])
+    assert_same(BATCHES.sample(jax.random.PRNGKey(3), 1), BATCHES.sample(jax.random.key(3), 1))
+
+
+def test_steps_have_batches_of_their_own_with_the_right_frequency():
+    rounds = 2000
+    batches = Poisson(60, 12, rounds, capacity=61)
+    samples = jax.jit(jax.vmap(functools.partial(batches.sample, KEY)))(jnp.arange(rounds))
+    drawn = jax.vmap(lambda sample: jnp.zeros(60, bool).at[sample.indices].max(~sample.is_padding))(samples)
+    frequency = np.asarray(drawn).mean()
+    assert abs(frequency - 0.2) < 5 * np.sqrt(0.2 * 0.8 / (60 * rounds))
+    assert len(np.unique(drawn, axis=0)) > 0.99 * rounds
+
+
+@pytest.mark.parametrize("num_valid", [0, 60, 500])
+def test_rows_beyond_the_real_ones_are_never_drawn(num_valid):
+    """Trap 34: a data set below the public maximum gives the same shapes and the same coins."""
+    everything = BATCHES.sample(KEY, 4)
+    sample = jax.jit(lambda n: BATCHES.sample(KEY, 4, num_valid=n))(num_valid)
+    real = np.asarray(everything.indices)[~np.asarray(everything.is_padding)]
+    np.testing.assert_array_equal(np.asarray(sample.indices)[~np.asarray(sample.is_padding)], real[real < num_valid])
+    assert sample.indices.shape == everything.indices.shape
+    assert_same(sample[:2], BATCHES.host_batches(KEY, num_valid=num_valid)[4])
+
+
+def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
+    """Traps 15 and 33."""
+    tight = Poisson(100, 50, 2, capacity=58)
+    assert 0.05 < tight.overflow_per_step < 0.1
+    draw = jax.jit(tight.sample)
+    too_large = next(key for key in jax.random.split(KEY, 100) if draw(key, 1).count > tight.capacity)
+    sample = draw(too_large, 1)
+    assert sample.is_padding.all()
+    assert not sample.indices.any()
+    with pytest.raises(sampling.BatchOverflowError, match=f"step 1 drew {sample.count} .* capacity is 58"):
+        tight.host_batches(too_large)[1]
+
+
+def test_steps_beyond_the_length_are_drawn_on_the_device_and_refused_on_the_host():
+    beyond = BATCHES.num_steps + 3
+    long_form = sampling.poisson_sample(jax.random.fold_in(KEY, beyond), 500, 40 / 500, BATCHES.capacity)
+    assert_same(BATCHES.sample(KEY, beyond), long_form)
+    with pytest.raises(IndexError, match="from 0 to 5"):
+        BATCHES.host_batches(KEY)[beyond]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, float("nan")])
+def test_a_traced_step_out_of_range_never_fits(step):
+    sample = jax.jit(BATCHES.sample)(KEY, step)
+    assert sample.is_padding.all()
+    assert not sample.indices.any()
+    assert int(sample.count) > BATCHES.num_examples
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", True, None, 2**31, 2**40, np.ones(2), jnp.bfloat16(3)])
+def test_a_step_that_is_none_is_refused(step):
+    with pytest.raises(ValueError, match="step must be"):
+        BATCHES.sample(KEY, step)
+
+
+def test_a_step_too_large_for_its_type_repeats_no_batch():
+    """2^32 is 0 in 32 bits: the batch of the first step would come again."""
+    with jax.enable_x64(True):
+        sample = jax.jit(BATCHES.sample)(KEY, jnp.int64(2**32))
+        assert int(sample.count) > BATCHES.num_examples
+        allocated = jax.jit(lambda t: sampling.allocation_sample(KEY, t, 100, 4, 100))(jnp.int64(2**32))
+        assert int(allocated.count) > 100
+
+
+def test_a_batch_that_a_loop_would_repeat_is_refused():
+    def same_batch_each_time(carry, _):
+        return carry, BATCHES.sample(KEY, 3).count
+
+    def same_batch_within_a_step(t, _):
+        counts = jax.lax.map(lambda i: BATCHES.sample(KEY, t).count + i, jnp.arange(2))
+        return t + 1, counts
+
+    for body in (same_batch_each_time, same_batch_within_a_step):
+        with pytest.raises(ValueError, match="constant of a compiled loop"):
+            jax.lax.scan(body, 0, length=2)
+    keys = jax.random.split(KEY, 2)
+    counts = jax.lax.map(lambda key: BATCHES.sample(key, 3).count, keys)
+    np.testing.assert_array_equal(counts, [BATCHES.sample(key, 3).count for key in keys])
+
+
+REFUSALS = {
+    "text": (dict(num_examples="500"), "num_examples must be a whole number >= 1"),
+    "truth": (dict(num_examples=True), "num_examples must be"),
+    "fraction": (dict(num_examples=1.5), "num_examples must be"),
+    "none": (dict(num_examples=0), "num_examples must be"),
+    "too many": (dict(num_examples=2**31), "at most 2147483647"),
+    "NaN batch": (dict(expected_batch_size=float("nan")), "expected_batch_size must be a finite number > 0"),
+    "infinite batch": (dict(expected_batch_size=float("inf")), "expected_batch_size must be"),
+    "batch of text": (dict(expected_batch_size="64"), "expected_batch_size must be"),
+    "several batches": (dict(expected_batch_size=np.ones(2)), "expected_batch_size must be one number"),
+    "empty batch": (dict(expected_batch_size=0), "expected_batch_size must be"),
+    "batch above all": (dict(expected_batch_size=500.5), "at most num_examples=500, got 500.5"),
+    "batch below 2^-32": (dict(expected_batch_size=1e-8), r"at least 2\^-32"),
+    "no steps": (dict(num_steps=0), "num_steps must be"),
+    "step of truth": (dict(num_steps=True), "num_steps must be"),
+    "capacity": (dict(capacity=0), "capacity must be a whole number >= 1"),
+    "capacity of text": (dict(capacity="large"), "capacity must be"),
+    "small capacity": (dict(capacity=40), "capacity=40 is too small .* Leave capacity out"),
+    "overflow": (dict(overflow=0.0), "overflow must be a number strictly between 0 and 1"),
+    "certain overflow": (dict(overflow=1.0), "overflow must be"),
+    "capacity and overflow": (dict(capacity=90, overflow=1e-9), "capacity or overflow, not both"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_input_is_refused(case):
+    options, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        Poisson(**(dict(num_examples=500, expected_batch_size=40, num_steps=6) | options))
+
+
+@pytest.mark.parametrize("name", ["num_examples", "expected_batch_size", "num_steps", "capacity", "overflow"])
+def test_traced_numbers_are_refused_with_what_to_do(name):
+    options = dict(num_examples=500, expected_batch_size=40.0, num_steps=6)
+    with pytest.raises(ValueError, match="give the transform sampling_prob="):
+        jax.jit(lambda value: Poisson(**(options | {name: value})).sampling_prob)(options.get(name, 0.5))

@@ -1,0 +1,312 @@
+"""`batches=` of the private transforms: what it stands for, number by number, and what it refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gdpjax
+from gdpjax import sampling
+from gdpjax.correlated import MinSep, bisr
+from gdpjax.sampling import Poisson
+
+KEY = jax.random.key(3)
+SUM = gdpjax.Sensitivity(1.0)
+PARAMS = {"w": jnp.arange(3.0), "b": jnp.ones(())}
+ROWS = {"w": jnp.ones((4, 3)), "b": jnp.full(4, -2.0)}
+BATCHES = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100, capacity=100)
+
+
+def long_form(batches=BATCHES):
+    """The numbers that ``batches`` stands for, each from the function that a loop by hand calls."""
+    prob = sampling.dyadic_probability(batches.expected_batch_size / batches.num_examples)
+    overflow = sampling.overflow_probability(batches.num_examples, prob, 1, batches.capacity)
+    return dict(
+        sampling_prob=prob, expected_batch_size=batches.expected_batch_size, overflow_per_step=overflow
+    )  # fmt: skip
+
+
+def private(**options):
+    return {"noise_multiplier": 1.3, "key": KEY, **options}
+
+
+MAKERS = {
+    "privatize": (lambda **options: gdpjax.privatize(SUM, **private(**options)), PARAMS),
+    "privatize_adaptive": (
+        lambda **options: gdpjax.privatize_adaptive(
+            initial_l2_clip_norm=1.0, count_stddev=2.0, **private(**options)
+        ),
+        ROWS,
+    ),
+    "dpsgd": (lambda **options: gdpjax.dpsgd(0.1, 1.0, **private(**options)), ROWS),
+    "dpadam": (lambda **options: gdpjax.dpadam(0.1, clipped_by=SUM, **private(**options)), PARAMS),
+}  # fmt: skip
+each_transform = pytest.mark.parametrize("name", MAKERS)
+
+
+def steps(tx, updates, num_steps=3, update=None):
+    """What is released at every step, and the last state."""
+    state, released = tx.init(PARAMS), []
+    for _ in range(num_steps):
+        update = tx.update if update is None else update
+        one, state = update(updates, state, PARAMS)
+        released.append(one)
+    return released, state
+
+
+def assert_equal_trees(tree, other):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for leaf, other_leaf in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        assert jnp.result_type(leaf) == jnp.result_type(other_leaf)
+        np.testing.assert_array_equal(leaf, other_leaf)
+
+
+@each_transform
+@pytest.mark.parametrize("x64", [False, True])
+def test_it_is_the_long_form_bit_for_bit(name, x64):
+    """Traps 4, 30 and 33: noise, ledger and epsilon are those of the numbers that the batches are drawn with."""
+    make, updates = MAKERS[name]
+    with jax.enable_x64(x64):
+        short, long = make(batches=BATCHES), make(**long_form())
+        found = steps(short, updates, update=jax.jit(short.update))
+        assert_equal_trees(found, steps(long, updates, update=jax.jit(long.update)))
+        ledger = gdpjax.ledger_of(found[1])
+    (event,) = ledger.events
+    assert ledger.num_steps == 3
+    assert event.sampling == "poisson"
+    assert event.sampling_prob == BATCHES.sampling_prob
+    assert 0 <= event.overflow / (3 * BATCHES.overflow_per_step) - 1 < 1e-6
+    assert BATCHES.overflow_per_step > 1e-7
+
+
+@each_transform
+def test_compiled_and_not_are_the_same(name):
+    make, updates = MAKERS[name]
+    tx = make(batches=BATCHES)
+    eager, compiled = steps(tx, updates, 2), steps(tx, updates, 2, update=jax.jit(tx.update))
+    for leaf, other in zip(jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-7)
+    assert gdpjax.ledger_of(eager[1]) == gdpjax.ledger_of(compiled[1])
+
+
+def test_the_ledgers_epsilon_is_that_of_the_run():
+    tx = gdpjax.privatize(SUM, **private(batches=BATCHES))
+    ledger = gdpjax.ledger_of(steps(tx, PARAMS, 20, update=jax.jit(tx.update))[1])
+    prob, tail = BATCHES.sampling_prob, 20 * BATCHES.overflow_per_step
+    event = gdpjax.Event(ledger.events[0].noise_multiplier, prob, 20, overflow=ledger.events[0].overflow)
+    assert ledger == gdpjax.Ledger([event])
+    np.testing.assert_allclose(event.overflow, tail, rtol=1e-5)
+    bounds = gdpjax.accounting.epsilon_bounds(ledger, delta=1e-3)
+    ideal = gdpjax.accounting.epsilon_bounds(event.noise_multiplier, prob, 20, 1e-3)
+    assert bounds.upper > ideal.upper
+
+
+def test_nothing_is_charged_where_every_batch_fits():
+    batches = Poisson(10, 5, 3)
+    assert batches.capacity == 11
+    _, state = steps(gdpjax.privatize(SUM, **private(batches=batches)), PARAMS)
+    assert gdpjax.ledger_of(state).events[0].overflow == 0.0
+
+
+def test_more_steps_than_it_was_made_for_are_charged_one_by_one():
+    batches = Poisson(1000, 64, 2, overflow=1e-6)
+    tx = gdpjax.privatize(SUM, **private(batches=batches))
+    _, state = steps(tx, PARAMS, 6, update=jax.jit(tx.update))
+    (event,) = gdpjax.ledger_of(state).events
+    assert event.num_steps == 6
+    np.testing.assert_allclose(event.overflow, 3 * batches.overflow, rtol=1e-5)
+    assert 3 * batches.overflow > 1e-6 > batches.overflow
+
+
+def test_the_divisor_is_the_number_that_was_given():
+    released, _ = steps(gdpjax.privatize(SUM, **private(batches=BATCHES)), PARAMS, 1)
+    by_product, _ = steps(
+        gdpjax.privatize(SUM, **private(**long_form() | {"expected_batch_size": 1000 * BATCHES.sampling_prob})),
+        PARAMS,
+        1,
+    )
+    assert BATCHES.expected_batch_size == 64.0
+    np.testing.assert_allclose(released[0]["w"], by_product[0]["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("relation", ["ADD_OR_REMOVE_ONE", "REPLACE_SPECIAL"])
+def test_relation_announcement_and_schedule_are_as_before(relation):
+    schedule = optax.join_schedules([optax.constant_schedule(1.0), optax.constant_schedule(2.0)], [2])
+    options = dict(
+        noise_multiplier=schedule, neighboring_relation=gdpjax.NeighboringRelation[relation], announced=True, key=KEY
+    )
+    short = gdpjax.privatize(SUM, batches=BATCHES, **options)
+    long = gdpjax.privatize(SUM, **long_form(), **options)
+    found = steps(short, PARAMS, update=jax.jit(short.update))
+    assert_equal_trees(found, steps(long, PARAMS, update=jax.jit(long.update)))
+    events = gdpjax.ledger_of(found[1]).events
+    assert [(event.noise_multiplier, event.num_steps) for event in events] == [(1.0, 2), (2.0, 1)]
+    assert all(event.announced and event.neighboring_relation.name == relation for event in events)
+
+
+def quadratic(w, x):
+    return jnp.vdot(w, x) ** 2
+
+
+def test_a_loop_that_draws_with_it_is_the_loop_by_hand():
+    sampling_key, noise_key = jax.random.split(jax.random.key(11))
+    data = jax.random.normal(jax.random.key(1), (200, 4))
+    batches = Poisson(num_examples=200, expected_batch_size=16, num_steps=4)
+    prob = sampling.dyadic_probability(16 / 200)
+    capacity = sampling.choose_capacity(200, prob, 4)
+    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
+    ours = gdpjax.dpsgd(0.1, clipped_by=grad_fn, noise_multiplier=1.0, batches=batches, key=noise_key)
+    by_hand = gdpjax.dpsgd(
+        0.1,
+        clipped_by=grad_fn,
+        noise_multiplier=1.0,
+        sampling_prob=prob,
+        expected_batch_size=16,
+        overflow_per_step=sampling.overflow_probability(200, prob, 1, capacity),
+        key=noise_key,
+    )
+
+    def trained(tx, draw):
+        def step(carry, t):
+            params, state = carry
+            batch = draw(t)
+            total = grad_fn(params, data[batch.indices], is_padding=batch.is_padding)
+            updates, state = tx.update(total, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        w = jnp.ones(4)
+        return jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(4))[0])((w, tx.init(w)))
+
+    def draw_by_hand(t):
+        return sampling.poisson_sample(jax.random.fold_in(sampling_key, t), 200, prob, capacity)
+
+    found = trained(ours, functools.partial(batches.sample, sampling_key))
+    assert_equal_trees(found, trained(by_hand, draw_by_hand))
+    assert gdpjax.ledger_of(found[1]).num_steps == 4
+
+
+def test_a_sweep_under_vmap():
+    def one_run(noise_multiplier, key):
+        tx = gdpjax.privatize(SUM, noise_multiplier=noise_multiplier, batches=BATCHES, key=key)
+        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+
+    noise, keys = jnp.array([0.5, 2.0]), jax.random.split(KEY, 2)
+    released, states = jax.jit(jax.vmap(one_run))(noise, keys)
+    for i in range(2):
+        alone, state = jax.jit(one_run)(noise[i], keys[i])
+        np.testing.assert_allclose(released["w"][i], alone["w"], rtol=1e-5)
+        swept = jax.tree.map(lambda leaf, i=i: leaf[i], states)
+        assert gdpjax.ledger_of(swept) == gdpjax.ledger_of(state)
+
+
+def test_a_sweep_over_probabilities_keeps_the_long_form():
+    def one_run(sampling_prob, key):
+        tx = gdpjax.privatize(
+            SUM, noise_multiplier=1.0, sampling_prob=sampling_prob, expected_batch_size=1000 * sampling_prob, key=key
+        )
+        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[1].ledger.sampling_prob[0]
+
+    probs = jnp.array([0.25, 0.5])
+    np.testing.assert_array_equal(jax.vmap(one_run)(probs, jax.random.split(KEY, 2)), probs)
+    with pytest.raises(ValueError, match="in a sweep over sampling probabilities give the transform sampling_prob="):
+        jax.vmap(lambda size: Poisson(1000, size, 10).sampling_prob)(jnp.array([64.0, 128.0]))
+
+
+def test_it_is_a_static_argument_of_injected_hyperparameters():
+    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", "key", "ledger_capacity", "nesterov"))
+    tx = factory(0.1, clipped_by=SUM, noise_multiplier=1.3, batches=BATCHES, key=KEY)
+    released, state = steps(tx, PARAMS, update=jax.jit(tx.update))
+    plain = gdpjax.dpsgd(0.1, clipped_by=SUM, **private(batches=BATCHES))
+    expected, other = steps(plain, PARAMS, update=jax.jit(plain.update))
+    np.testing.assert_allclose(released[2]["w"], expected[2]["w"], rtol=1e-5)
+    assert set(state.hyperparams) == {"learning_rate", "noise_multiplier"}
+    (event,), (expected_event,) = gdpjax.ledger_of(state).events, gdpjax.ledger_of(other).events
+    assert (event.sampling_prob, event.overflow) == (expected_event.sampling_prob, expected_event.overflow)
+
+
+def test_an_accumulated_logical_batch():
+    batches = Poisson(1000, 64, 10, capacity=2 * 60)
+    tx = gdpjax.accumulate_clipped(gdpjax.privatize(SUM, **private(batches=batches)), 2)
+    _, state = steps(tx, PARAMS, 4, update=jax.jit(tx.update))
+    (event,) = gdpjax.ledger_of(state).events
+    assert event.num_steps == 2
+    np.testing.assert_allclose(event.overflow, 2 * batches.overflow_per_step, rtol=1e-5)
+
+
+NUMBERS = dict(sampling_prob=0.064, expected_batch_size=64, overflow_per_step=0.0)
+
+
+@each_transform
+@pytest.mark.parametrize("number", NUMBERS)
+def test_batches_and_a_number_that_they_stand_for_are_refused(name, number):
+    make, _ = MAKERS[name]
+    with pytest.raises(ValueError, match=f"leave them out, .*; got batches and {number}$"):
+        make(batches=BATCHES, **{number: NUMBERS[number]})
+    with pytest.raises(ValueError, match=r"got batches and sampling_prob, expected_batch_size, overflow_per_step$"):
+        make(batches=BATCHES, **NUMBERS)
+
+
+@each_transform
+def test_neither_is_refused(name):
+    make, _ = MAKERS[name]
+    with pytest.raises(ValueError, match=r"give batches=, such as gdpjax\.sampling\.Poisson\(.* got neither"):
+        make()
+    with pytest.raises(ValueError, match="got neither batches nor expected_batch_size"):
+        make(sampling_prob=0.1)
+    with pytest.raises(ValueError, match=r"sampling_prob must be .* got None.*batches="):
+        make(expected_batch_size=64)
+
+
+WRONG = {
+    "host batches": BATCHES.host_batches(KEY),
+    "a text": "poisson",
+    "a number": 64,
+    "the class": Poisson,
+    "a plan's numbers": {"num_examples": 1000},
+    "a tuple": (1000, 64, 100),
+    "false": False,
+}
+
+
+@each_transform
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_poisson_is_refused(name, wrong):
+    make, _ = MAKERS[name]
+    with pytest.raises(ValueError, match=r"batches must be a gdpjax\.sampling\.Poisson, such as .*; got"):
+        make(batches=WRONG[wrong])
+
+
+@pytest.mark.parametrize("name", ["privatize", "privatize_adaptive", "dpsgd", "dpadam"])
+def test_another_sampling_is_refused(name):
+    make, _ = MAKERS[name]
+    with pytest.raises(ValueError, match=r"is Poisson sampling: .* got sampling='uniform'"):
+        make(batches=BATCHES, sampling="uniform")
+
+
+def test_a_scheme_of_another_sampling_is_refused():
+    with pytest.raises(ValueError, match="poisson sampling takes no scheme"):
+        gdpjax.privatize(SUM, **private(batches=BATCHES, scheme={"max_examples": 1000, "capacity": 80}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(correlation=bisr(4), participation=MinSep(2, 5), num_steps=10),
+        dict(correlation=bisr(4), num_steps=10),
+        dict(participation=MinSep(2, 5)),
+        dict(correlation=bisr(4), num_steps=10, sampling="cyclic_poisson", scheme={"num_groups": 4}),
+    ],
+)
+def test_correlated_noise_is_refused(options):
+    with pytest.raises(ValueError, match=r"goes with independent noise.*leave batches= out"):
+        gdpjax.privatize(SUM, **private(batches=BATCHES, **options))
+
+
+def test_replace_one_is_refused_as_for_the_long_form():
+    options = private(neighboring_relation=gdpjax.NeighboringRelation.REPLACE_ONE)
+    for numbers in (dict(batches=BATCHES), long_form()):
+        with pytest.raises(ValueError, match="proved bound"):
+            gdpjax.privatize(SUM, **options, **numbers)
