@@ -23,7 +23,7 @@ SIGNATURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
 @pytest.fixture(scope="module")
 def tradeoff():
-    return plotting.tradeoff_curves(*MNIST_RUN, 1e-5, num_points=24)
+    return plotting.tradeoff_curves(*MNIST_RUN, 1e-5, num_points=12)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_epsilon_curves_are_where_their_standing_puts_them(steps):
 @pytest.mark.parametrize("log", [False, True])
 def test_any_certified_curve_is_drawn(log):
     composed = compose(Laplace(0.5), times=8)
-    curves = plotting.tradeoff_curves(composed, delta=1e-5, num_points=24)
+    curves = plotting.tradeoff_curves(composed, delta=1e-5, num_points=12)
     assert curves.epsilon == composed.epsilon(1e-5)
     np.testing.assert_array_equal(curves.curve.lower, composed.tradeoff(curves.alpha).lower)
     assert (curves.approximate_dp <= curves.curve.upper).all()
@@ -100,7 +100,7 @@ def test_any_certified_curve_is_drawn(log):
 
 def test_a_ledger_is_drawn_as_its_run_is(tradeoff):
     event = Event(*MNIST_RUN)
-    curves = plotting.tradeoff_curves(Ledger([event]), delta=1e-5, num_points=24)
+    curves = plotting.tradeoff_curves(Ledger([event]), delta=1e-5, num_points=12)
     assert (curves.mu_clt, curves.epsilon) == (tradeoff.mu_clt, pytest.approx(tradeoff.epsilon, rel=2e-3))
     assert _curves._curve_and_clt(event, None, None)[1] == tradeoff.mu_clt
     assert _curves._curve_and_clt(Ledger([event, GaussianEvent(2.0)]), None, None)[1] is None

@@ -60,11 +60,27 @@ def _digest_words(name: str) -> tuple[int, int]:
 
 def leaf_keys(key: Array, tree: PyTree) -> PyTree:
     """One key per leaf, from a 64-bit digest of its path: adding a leaf elsewhere does not change the others' noise."""
+    names = leaf_names(tree)
+    return jax.tree.unflatten(jax.tree.structure(tree), keys_of_leaves(key, names))
+
+
+def keys_of_leaves(key: Array, names: list[str]) -> list[Array]:
+    """Return the keys of the leaves of these names, each from a 64-bit digest of its name.
+
+    They are derived together: a derivation is a loop in the compiled program, which a model of many leaves would hold
+    many times.
+    """
     key = as_key(key)
     refuse_key_of_a_loop(key)
-    names = leaf_names(tree)
-    keys = [key_of_leaf(key, name) for name in names]
-    return jax.tree.unflatten(jax.tree.structure(tree), keys)
+    if not names:
+        return []
+    digests = np.array([_digest_words(name) for name in names], np.uint32)
+
+    def derive(words: Array) -> Array:
+        return fold_in(fold_in(key, words[0]), words[1])
+
+    keys = jax.vmap(derive)(jnp.asarray(digests))
+    return [keys[i] for i in range(len(names))]
 
 
 def leaf_names(tree: PyTree) -> list[str]:
@@ -74,12 +90,6 @@ def leaf_names(tree: PyTree) -> list[str]:
     if len(set(names)) != len(names):
         raise ValueError(f"two leaves of the tree have the same path, so they would get the same noise: {names}")
     return names
-
-
-def key_of_leaf(key: Array, name: str) -> Array:
-    """Return the key of the leaf of this name, by a 64-bit digest of it."""
-    first, second = _digest_words(name)
-    return fold_in(fold_in(key, first), second)
 
 
 def broadcast_trainable(trainable: PyTree | None, params: PyTree) -> PyTree:

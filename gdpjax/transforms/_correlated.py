@@ -24,7 +24,7 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import fold_in
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import is_floating, key_of_leaf, leaf_names, num_elements, wide_dtype
+from gdpjax._core.trees import is_floating, keys_of_leaves, leaf_names, num_elements, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.correlated import (
     AbstractNoiseStrategy,
@@ -195,8 +195,9 @@ def draws_of(key: Array, leaves: dict[str, Array]) -> Callable[[Array], dict[str
     def draw(step: Array) -> dict[str, Array]:
         step_key = fold_in(key, step)
         draws = {}
-        for name, leaf in leaves.items():
-            draws[name] = standard_normal(key_of_leaf(step_key, name), leaf.shape, wide_dtype(leaf))
+        keys = keys_of_leaves(step_key, list(leaves))
+        for (name, leaf), leaf_key in zip(leaves.items(), keys, strict=True):
+            draws[name] = standard_normal(leaf_key, leaf.shape, wide_dtype(leaf))
         return draws
 
     return draw
