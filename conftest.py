@@ -7,11 +7,19 @@ long, and before all others, because what was compiled in the other way is throw
 (``make test-slow``) everything is compiled as users compile. Workers and subprocesses share a cache of compiled code,
 made anew each run, or the one in GDPJAX_TEST_CACHE, which is kept with all programs in it, so that another run hardly
 compiles at all.
+
+NumPy's matrix products have one thread for each worker. More would wait for each other with busy processors: the
+certified accountants then took four times as long beside another worker.
 """
 
 import gc
 import os
+import sys
 
+assert "numpy" not in sys.modules, "NumPy reads the number of its threads when it is imported, which is too early here"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# ruff: noqa: E402
 import jax
 import jaxlib.version
 import pytest
