@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import machine, writing
 
-PACKAGES = (
-    "gdpjax", "jax", "jaxlib", "numpy", "scipy", "dp-accounting", "prv-accountant", "gdpnum", "riskcal", "autodp",
-)  # fmt: skip
+OURS = ("gdpjax", "jax", "jaxlib", "numpy", "scipy")
+PACKAGES = (*OURS, "dp-accounting", "prv-accountant", "gdpnum", "riskcal", "autodp")
 
 
 class Settings(NamedTuple):
@@ -32,7 +31,7 @@ class Settings(NamedTuple):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """The whole benchmark. JAX is imported here, after the core is chosen."""
+    """Run the whole benchmark. JAX is imported here, after the core is chosen."""
     from benchmarks import clocks
     from benchmarks.accounting import comparison, gaussian, grid, ours
 
@@ -89,28 +88,29 @@ def _fresh(settings: Settings) -> dict[str, Any]:
 
 
 def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was aimed at, beside what was measured."""
+    """Return what was aimed at, beside what was measured."""
     from benchmarks.accounting import ours
 
     found = {}
     for name, function in ours.FUNCTIONS.items():
-        if function.target is not None:
-            rates = result["gaussian"][name]["per_second"]["gdpjax"] if function.elementwise else None
-            measured = (rates or result["batched"]["per_second"][name])["median"]
-            found[f"{name}, per second"] = {"target": float(function.target), "measured": measured, "at_least": True}
-    width = result["accuracy"]["epsilon_bounds"]["relative_width"]["max_size"]
-    found["epsilon_bounds, largest relative width"] = {"target": ours.WIDTH_TARGET, "measured": width}
-    found["epsilon_bounds, configurations wider than that"] = {
-        "target": 0,
-        "measured": result["accuracy"]["epsilon_bounds"]["wider_than_target"],
-    }
-    for name, at in result["fresh"].items():
-        seconds, peak = at["first_call"]["first_call_seconds"], float(at["memory"]["peak_bytes"])
-        found[f"{name}, first call, seconds"] = {"target": ours.FIRST_CALL_TARGET, "measured": seconds}
-        found[f"{name}, peak memory, bytes"] = {"target": ours.MEMORY_TARGET, "measured": peak}
-    for at in found.values():
-        above = at.setdefault("at_least", False)
-        at["met"] = bool(at["measured"] >= at["target"] if above else at["measured"] <= at["target"])
+        if function.target is None:
+            continue
+        if function.elementwise:
+            rate = result["gaussian"][name]["per_second"]["gdpjax"]
+        else:
+            rate = result["batched"]["per_second"][name]
+        found[f"{name}, per second"] = writing.at_least(float(function.target), rate["median"])
+
+    accuracy = result["accuracy"]["epsilon_bounds"]
+    widest, num_wider = accuracy["relative_width"]["max_size"], accuracy["wider_than_target"]
+    found["epsilon_bounds, largest relative width"] = writing.at_most(ours.WIDTH_TARGET, widest)
+    found["epsilon_bounds, configurations wider than that"] = writing.at_most(0, num_wider)
+
+    for name, measured in result["fresh"].items():
+        seconds = measured["first_call"]["first_call_seconds"]
+        peak = float(measured["memory"]["peak_bytes"])
+        found[f"{name}, first call, seconds"] = writing.at_most(ours.FIRST_CALL_TARGET, seconds)
+        found[f"{name}, peak memory, bytes"] = writing.at_most(ours.MEMORY_TARGET, peak)
     return found
 
 

@@ -21,6 +21,10 @@ WIDTH_TARGET = 1e-3
 SPEED_TARGET = 30.0
 
 
+RUN = ("noise_multiplier", "num_steps", "num_epochs", "delta")
+"""What our function takes."""
+
+
 class Configuration(NamedTuple):
     """One of ``num_steps`` steps in each of ``num_epochs`` epochs, and what PLD_accounting 2.0 said of it."""
 
@@ -31,6 +35,11 @@ class Configuration(NamedTuple):
     peer_lower: float
     peer_upper: float
     peer_seconds: float
+
+    @property
+    def run(self) -> tuple[float, int, int, float]:
+        """What our function takes."""
+        return self.noise_multiplier, self.num_steps, self.num_epochs, self.delta
 
 
 CONFIGURATIONS = (
@@ -90,7 +99,7 @@ def _peer_is_missing(settings: Settings) -> str | None:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """The whole benchmark. JAX is imported here, after the core is chosen."""
+    """Run the whole benchmark. JAX is imported here, after the core is chosen."""
     import numpy as np
 
     from benchmarks import clocks
@@ -101,40 +110,19 @@ def run(settings: Settings) -> dict[str, Any]:
     missing = _peer_is_missing(settings)
 
     # Nothing is compiled; the first call is timed by itself.
-    columns = [np.array(column) for column in zip(*(at[:4] for at in chosen), strict=True)]
-    first = clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*chosen[0][:4]))
+    columns = [np.array([getattr(each, name) for each in chosen]) for name in RUN]
+    first = clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*chosen[0].run))
     compiled = clocks.compilations()
     bounds = accounting.allocation_epsilon_bounds(*columns)
-    batch = [
-        clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*columns)) for _ in range(settings.repetitions)
-    ]
+    batch = []
+    for _ in range(settings.repetitions):
+        batch.append(clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*columns)))
 
     rows = []
-    for at, lower, upper in zip(chosen, *bounds, strict=True):
-        alone = [
-            clocks.time_call(lambda at=at: accounting.allocation_epsilon_bounds(*at[:4]))
-            for _ in range(settings.repetitions)
-        ]
-        row: dict[str, Any] = {
-            **dict(zip(Configuration._fields[:4], at[:4], strict=True)),
-            "lower": float(lower),
-            "upper": float(upper),
-            "relative_width": float(upper / lower - 1),
-            "seconds": statistics.median(one.wall for one in alone),
-            "cpu_seconds": statistics.median(one.cpu for one in alone),
-            "peer": {"lower": at.peer_lower, "upper": at.peer_upper, "seconds": at.peer_seconds, "measured": False},
-        }
-        if missing is None:
-            measured = clocks.attempt(lambda at=at: _peer_epsilon(at), settings.patience)
-            times = {"seconds": measured.times.wall, "cpu_seconds": measured.times.cpu, "measured": True}
-            ends = dict(zip(("lower", "upper"), measured.value or (None, None), strict=True))
-            row["peer"] = {**ends, **times, "error": measured.error}
-        peer = row["peer"]
-        # A call that was ended took at least so long.
-        row["times_faster"] = peer.get("cpu_seconds", peer["seconds"]) / row["cpu_seconds"]
-        row["times_faster_at_least"] = peer["lower"] is None
-        meets = peer["lower"] is None or bool(peer["lower"] <= upper and lower <= peer["upper"])
-        rows.append(row | {"brackets_meet": meets})
+    for configuration, lower, upper in zip(chosen, *bounds, strict=True):
+        row = _measure(configuration, float(lower), float(upper), settings.repetitions)
+        peer = _recorded_peer(configuration) if missing else _measured_peer(configuration, settings.patience)
+        rows.append(row | {"peer": peer} | _comparison(row, peer))
 
     result = {
         "what": "certified epsilon of random allocation beside PLD_accounting",
@@ -151,55 +139,114 @@ def run(settings: Settings) -> dict[str, Any]:
     return result | {"load_average_after": machine.load_average(), "total_seconds": time.perf_counter() - start}
 
 
-def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was aimed at, beside what was measured."""
-    rows = result["rows"]
-    found = {
-        "largest relative width": {"target": WIDTH_TARGET, "measured": max(row["relative_width"] for row in rows)},
-        "times faster than the peer, least": {
-            "target": SPEED_TARGET,
-            "measured": min(row["times_faster"] for row in rows if not row["times_faster_at_least"]),
-            "at_least": True,
-        },
-        "brackets that do not meet": {"target": 0, "measured": sum(not row["brackets_meet"] for row in rows)},
+def _measure(at: Configuration, lower: float, upper: float, repetitions: int) -> dict[str, Any]:
+    """Return our bracket of one configuration, and what a call for it alone takes."""
+    from benchmarks import clocks
+    from gdpjax import accounting
+
+    times = []
+    for _ in range(repetitions):
+        times.append(clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*at.run)))
+    return {
+        **dict(zip(RUN, at.run, strict=True)),
+        "lower": lower,
+        "upper": upper,
+        "relative_width": upper / lower - 1,
+        "seconds": statistics.median(each.wall for each in times),
+        "cpu_seconds": statistics.median(each.cpu for each in times),
     }
-    for at in found.values():
-        above = at.setdefault("at_least", False)
-        at["met"] = bool(at["measured"] >= at["target"] if above else at["measured"] <= at["target"])
-    return found
+
+
+def _recorded_peer(at: Configuration) -> dict[str, Any]:
+    """Return what the peer said and took on a shared machine."""
+    return {"lower": at.peer_lower, "upper": at.peer_upper, "seconds": at.peer_seconds, "measured": False}
+
+
+def _measured_peer(at: Configuration, patience: float) -> dict[str, Any]:
+    """Return what the peer says and takes here, or its error."""
+    from benchmarks import clocks
+
+    outcome = clocks.attempt(lambda: _peer_epsilon(at), patience)
+    lower, upper = outcome.value or (None, None)
+    wall, cpu = outcome.times
+    return {
+        "lower": lower,
+        "upper": upper,
+        "seconds": wall,
+        "cpu_seconds": cpu,
+        "measured": True,
+        "error": outcome.error,
+    }
+
+
+def _comparison(row: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
+    """Return how many times faster we are, and whether the brackets meet."""
+    # A call that was ended took at least so long.
+    has_ended = peer["lower"] is None
+    meets = has_ended or (peer["lower"] <= row["upper"] and row["lower"] <= peer["upper"])
+    return {
+        "times_faster": peer.get("cpu_seconds", peer["seconds"]) / row["cpu_seconds"],
+        "times_faster_at_least": has_ended,
+        "brackets_meet": bool(meets),
+    }
+
+
+def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what was aimed at, beside what was measured."""
+    rows = result["rows"]
+    widest = max(row["relative_width"] for row in rows)
+    slowest = min(row["times_faster"] for row in rows if not row["times_faster_at_least"])
+    apart = sum(not row["brackets_meet"] for row in rows)
+    return {
+        "largest relative width": writing.at_most(WIDTH_TARGET, widest),
+        "times faster than the peer, least": writing.at_least(SPEED_TARGET, slowest),
+        "brackets that do not meet": writing.at_most(0, apart),
+    }
+
+
+COLUMNS = (
+    "noise",
+    "steps",
+    "epochs",
+    "delta",
+    "lower",
+    "upper",
+    "relative width",
+    "CPU ms",
+    "peer lower",
+    "peer upper",
+    "peer s",
+    "times faster",
+)
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of all configurations."""
-    columns = (
-        "noise", "steps", "epochs", "delta", "lower", "upper", "relative width", "CPU ms",
-        "peer lower", "peer upper", "peer s", "times faster",
-    )  # fmt: skip
-    rows = []
-    for row in result["rows"]:
-        peer = row["peer"]
-        rows.append(
-            (
-                *(row[name] for name in Configuration._fields[:4]),
-                f"{row['lower']:.6g}",
-                f"{row['upper']:.6g}",
-                row["relative_width"],
-                1000 * row["cpu_seconds"],
-                *(None if peer[end] is None else f"{peer[end]:.6g}" for end in ("lower", "upper")),
-                peer.get("cpu_seconds", peer["seconds"]),
-                f"{'>= ' if row['times_faster_at_least'] else ''}{row['times_faster']:.3g}",
-            )
-        )
-    about = machine_line(result)
-    return writing.document(
-        "Random allocation",
-        [about],
-        [("Configurations", table(columns, rows)), ("Targets", writing.targets_table(result["targets"], "target"))],
+    """Return the table of all configurations, and the targets."""
+    sections = [
+        ("Configurations", table(COLUMNS, [_cells(row) for row in result["rows"]])),
+        ("Targets", writing.targets_table(result["targets"], "target")),
+    ]
+    return writing.document("Random allocation", [machine_line(result)], sections)
+
+
+def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
+    peer = row["peer"]
+    at_least = ">= " if row["times_faster_at_least"] else ""
+    return (
+        *(row[name] for name in RUN),
+        f"{row['lower']:.6g}",
+        f"{row['upper']:.6g}",
+        row["relative_width"],
+        1000 * row["cpu_seconds"],
+        None if peer["lower"] is None else f"{peer['lower']:.6g}",
+        None if peer["upper"] is None else f"{peer['upper']:.6g}",
+        peer.get("cpu_seconds", peer["seconds"]),
+        f"{at_least}{row['times_faster']:.3g}",
     )
 
 
 def machine_line(result: dict[str, Any]) -> str:
-    """Where and beside whom."""
+    """Return on which machine it ran, and where the peer's figures are from."""
     peer = "measured in the same run" if not result["missing"] else "as recorded on a shared machine"
     return (
         f"{result['machine']['cpu']}, {result['machine']['cpu_cores_used']} core(s); PLD_accounting {peer}; "
@@ -220,10 +267,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = vars(parser.parse_args(arguments))
     output = options.pop("output")
     result = run(Settings(**options)) | {"command": "python -m benchmarks.bench_allocation"}
-    writing.write_json(result, output)
-    tables = markdown(result)
-    output.with_suffix(".md").write_text(tables)
-    print(tables)
+    writing.write_with_tables(result, output, markdown(result))
 
 
 if __name__ == "__main__":

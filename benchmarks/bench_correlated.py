@@ -28,7 +28,7 @@ class Settings(NamedTuple):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """The whole benchmark. JAX is imported here, after the cores are chosen."""
+    """Run the whole benchmark. JAX is imported here, after the cores are chosen."""
     from benchmarks.clipping.contenders import why_missing
     from benchmarks.correlated import costs, errors, optimizers
 
@@ -90,10 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     from benchmarks.correlated import report
 
     result = run(Settings(**options)) | made_by
-    writing.write_json(result, output)
-    tables = report.markdown(result)
-    output.with_suffix(".md").write_text(tables)
-    print(tables)
+    writing.write_with_tables(result, output, report.markdown(result))
 
 
 if __name__ == "__main__":

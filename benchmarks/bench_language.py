@@ -38,7 +38,7 @@ class Settings(NamedTuple):
 
 
 def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
-    """The whole benchmark; ``save`` gets what there is after each case. JAX is imported after the cores are chosen."""
+    """Run the whole benchmark; ``save`` gets what there is after each case. JAX waits until the cores are chosen."""
     from benchmarks.language import cases, race, steps
 
     start, load_before = time.perf_counter(), machine.load_average()
@@ -140,10 +140,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     result = run(Settings(**options), lambda result: writing.write_json(complete(result), output))
     whole = complete(result)
-    writing.write_json(whole, output)
-    tables = report.markdown(whole)
-    output.with_suffix(".md").write_text(tables)
-    print(tables)
+    writing.write_with_tables(whole, output, report.markdown(whole))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class Way(NamedTuple):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """The whole benchmark. JAX is imported after the cores are chosen."""
+    """Run the whole benchmark. JAX is imported after the cores are chosen."""
     from benchmarks import clocks
 
     load_before, begun = machine.load_average(), time.perf_counter()
@@ -108,17 +108,24 @@ def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
 
 
 def _verdict(measured: dict[str, Any], name: str, target: float) -> dict[str, Any]:
-    """How many times as fast one program is, once compiled; the target is judged by that, turn by turn."""
+    """Return how many times as fast one program is, once compiled; the target is judged by that, turn by turn."""
     one, other = measured[ONE], measured[name]
-    turns = [
-        (theirs / other["configuration_steps"]) / (ours / one["configuration_steps"])
-        for ours, theirs in zip(one["seconds"], other["seconds"], strict=True)
-    ]
-    ratio = statistics.median(turns)
-    cpu = one["steps_per_second"]["per_cpu_second"] / other["steps_per_second"]["per_cpu_second"]
-    whole = one["with_compilation"] / other["with_compilation"]
-    more = {"by_processor_time": cpu, "with_compilation": whole}
-    return {"target": target, "at_least": True, "measured": ratio, "met": ratio >= target} | more
+    ratios = []
+    for our_seconds, their_seconds in zip(one["seconds"], other["seconds"], strict=True):
+        seconds_a_step = our_seconds / one["configuration_steps"]
+        their_seconds_a_step = their_seconds / other["configuration_steps"]
+        ratios.append(their_seconds_a_step / seconds_a_step)
+    ratio = statistics.median(ratios)
+
+    by_processor_time = one["steps_per_second"]["per_cpu_second"] / other["steps_per_second"]["per_cpu_second"]
+    return {
+        "target": target,
+        "at_least": True,
+        "measured": ratio,
+        "met": ratio >= target,
+        "by_processor_time": by_processor_time,
+        "with_compilation": one["with_compilation"] / other["with_compilation"],
+    }
 
 
 def _platform() -> str:
@@ -196,7 +203,7 @@ def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
 
 
 def _scan(trials: list[Any], work: "Work", settings: Settings) -> Way:
-    """A configuration's steps as one compiled scan."""
+    """Return a configuration's steps as one compiled scan."""
     import jax
 
     def compiled(training: Any, state: Any, data: Any) -> Callable[[], Any]:
@@ -207,7 +214,7 @@ def _scan(trials: list[Any], work: "Work", settings: Settings) -> Way:
 
 
 def _loop(trials: list[Any], work: "Work", settings: Settings) -> Way:
-    """A configuration's jitted step in a Python loop. The first step is counted as compilation."""
+    """Return a configuration's jitted step in a Python loop. The first step is counted as compilation."""
     import jax
 
     def compiled(training: Any, state: Any, data: Any) -> Callable[[], Any]:
@@ -225,7 +232,7 @@ def _loop(trials: list[Any], work: "Work", settings: Settings) -> Way:
 
 
 def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callable[..., Any]) -> Way:
-    """The first few configurations one after another, each compiled by itself."""
+    """Return the first few configurations one after another, each compiled by itself."""
     import jax
 
     from gdpjax.sweeps.parts import blueprint_of
@@ -246,55 +253,82 @@ def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callab
     return Way(lambda: [call() for call in calls], steps, once[0], once[1] * len(trials), len(trials), facts)
 
 
+SPEED_COLUMNS = (
+    "way",
+    "steps/s",
+    "least",
+    "most",
+    "steps per processor second",
+    "programs",
+    "compilations",
+    "seconds for each program",
+    "steps/s with compilation",
+)
+TARGET_COLUMNS = ("ratio", "wanted", "measured", "met", "by processor time", "with compilation")
+
+
 def markdown(result: dict[str, Any]) -> str:
-    """The tables that go beside the JSON."""
-    columns = ("way", "steps/s", "least", "most", "steps per processor second", "programs", "compilations",
-               "seconds for each program", "steps/s with compilation")  # fmt: skip
-    rows = []
-    for name, at in result["ways"].items():
-        rates = at["steps_per_second"]
-        speed = (rates["median"], rates["min"], rates["max"], rates["per_cpu_second"])
-        compiled = (at["programs"], at["compilations"], at["compile_seconds"], at["with_compilation"])
-        rows.append((name, *speed, *compiled))
-    verdicts = [
-        (name, at["target"], at["measured"], "met" if at["met"] else "MISSED", at["by_processor_time"],
-         at["with_compilation"])
-        for name, at in result["targets"].items()
-    ]  # fmt: skip
-    head = ("ratio", "wanted", "measured", "met", "by processor time", "with compilation")
-    settings, one, report = result["settings"], result["ways"][ONE], result["report"]
+    """Return the tables that go beside the JSON."""
+    settings, together, report = result["settings"], result["ways"][ONE], result["report"]
     what = (
         f"{settings['configurations']} configurations of {settings['dataset']}, {result['planned_steps']} steps of "
-        f"{settings['batch_size']} expected each; {one['width']} side by side in each of {one['threads']} thread(s)."
+        f"{settings['batch_size']} expected each; {together['width']} side by side in each of {together['threads']} "
+        "thread(s)."
     )
-    opening = [(name.replace("_", " "), seconds) for name, seconds in report["seconds"].items()]
+    sections = [
+        ("Speed", _speed_table(result["ways"])),
+        ("Targets", _target_table(result["targets"])),
+        ("Opening results", _opening_table(report)),
+    ]
+    return writing.document("Sweeps of trainings", [writing.setting(result), what], sections)
+
+
+def _speed_table(ways: dict[str, Any]) -> str:
+    rows = []
+    for name, way in ways.items():
+        rates = way["steps_per_second"]
+        speed = (rates["median"], rates["min"], rates["max"], rates["per_cpu_second"])
+        compiled = (way["programs"], way["compilations"], way["compile_seconds"], way["with_compilation"])
+        rows.append((name, *speed, *compiled))
+    return table(SPEED_COLUMNS, rows)
+
+
+def _target_table(targets: dict[str, Any]) -> str:
+    rows = []
+    for name, numbers in targets.items():
+        met = "met" if numbers["met"] else "MISSED"
+        ratios = (numbers["by_processor_time"], numbers["with_compilation"])
+        rows.append((name, numbers["target"], numbers["measured"], met, *ratios))
+    return table(TARGET_COLUMNS, rows)
+
+
+def _opening_table(report: dict[str, Any]) -> str:
     about = f"{report['trials']} made-up trials, a page of {report['page_bytes'] / 1e6:.2f} MB."
-    return writing.document(
-        "Sweeps of trainings",
-        [writing.setting(result), what],
-        [
-            ("Speed", table(columns, rows)),
-            ("Targets", table(head, verdicts)),
-            ("Opening results", about + "\n\n" + table(("what", "seconds"), opening)),
-        ],
-    )
+    rows = [(name.replace("_", " "), seconds) for name, seconds in report["seconds"].items()]
+    return f"{about}\n\n{table(('what', 'seconds'), rows)}"
 
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Steps per second of the three ways."""
+    """Draw the steps per second of the three ways, compiled and with compilation."""
+    # From below: the first way is on top.
+    names = list(result["ways"])[::-1]
+    ways = [result["ways"][name] for name in names]
+    once_compiled = [way["steps_per_second"]["median"] for way in ways]
+    with_compilation = [way["with_compilation"] for way in ways]
+
     with writing.picture(path, figsize=(4.8, 2.2)) as (_, axes):
-        names = list(result["ways"])[::-1]
-        for offset, label, color, value in (
-            (0.2, "once compiled", "#0072B2", lambda at: at["steps_per_second"]["median"]),
-            (-0.2, "with compilation", "#E69F00", lambda at: at["with_compilation"]),
-        ):
-            values = [value(result["ways"][name]) for name in names]
-            bars = axes.barh([i + offset for i in range(len(names))], values, height=0.38, color=color, label=label)
-            axes.bar_label(bars, [f"{each:,.0f}" for each in values], padding=3, fontsize=8)
+        _draw_bars(axes, 0.2, once_compiled, color="#0072B2", label="once compiled")
+        _draw_bars(axes, -0.2, with_compilation, color="#E69F00", label="with compilation")
         axes.set_yticks(range(len(names)), names)
         axes.margins(x=0.12)
         axes.set(xlabel="training steps of one configuration per second")
         axes.legend(loc="lower right", frameon=False)
+
+
+def _draw_bars(axes: Any, offset: float, values: list[float], **style: Any) -> None:
+    places = [place + offset for place in range(len(values))]
+    bars = axes.barh(places, values, height=0.38, **style)
+    axes.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3, fontsize=8)
 
 
 def main(arguments: list[str] | None = None) -> None:

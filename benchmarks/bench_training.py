@@ -34,7 +34,7 @@ class Settings(NamedTuple):
 
 
 def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
-    """The whole benchmark; ``save`` gets what there is after each case. JAX is imported after the cores are chosen."""
+    """Run the whole benchmark; ``save`` gets what there is after each case. JAX waits until the cores are chosen."""
     from benchmarks.training import cases, parts, race, trainers
 
     start, load_before = time.perf_counter(), machine.load_average()

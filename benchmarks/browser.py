@@ -20,7 +20,7 @@ class Opened(NamedTuple):
 
 
 def find() -> str | None:
-    """A Chromium on PATH."""
+    """Return a Chromium on PATH."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 

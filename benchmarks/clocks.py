@@ -25,7 +25,7 @@ jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
 def compilations() -> int:
-    """How many programs JAX has compiled since this module was imported."""
+    """Return how many programs JAX has compiled since this module was imported."""
     return _compilations
 
 

@@ -34,13 +34,13 @@ Target = tuple[str, dict[str, Any]]
 
 
 def read(name: str) -> dict[str, Any] | None:
-    """A result file, or None if there is none (yet)."""
+    """Return a result file, or None if there is none (yet)."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     areas = [_accounting, _allocation, _clipping, _training, _correlated, _sweeps, _language, _experiments]
     found = [area() for area in areas]
     overview = table(
@@ -408,7 +408,7 @@ def _fastest_sizes(case: dict[str, Any]) -> dict[str, float]:
 
 
 def _experiments() -> tuple[list[Row], tuple[str, str]]:
-    """The tables of the paper's experiments and of the recipes, as they are beside their result files."""
+    """Return the tables of the paper's experiments and of the recipes, as they are beside their result files."""
     parts = [
         "What was published beside what was found, and better settings; "
         "[how to read them](../docs/reproducing.md), [and these](../docs/recipes.md)."

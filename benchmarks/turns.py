@@ -36,7 +36,7 @@ class Entry:
 
 
 def compiled(name: str, function: Callable[..., Any], *arguments: Any, size: int | None = None) -> tuple[Entry, Any]:
-    """The entry of a JAX function of these arguments, compiled and run once, and what it returned."""
+    """Return the entry of a JAX function of these arguments, compiled and run once, and what it returned."""
     watch = clocks.Stopwatch()
     program = jax.jit(function).lower(*arguments).compile()
     compiling = watch.read().wall

@@ -12,16 +12,23 @@ from benchmarks.tables import table
 
 
 def chosen(wanted: Sequence[str], there: dict[str, Any], what: str) -> list[Any]:
-    """Those of ``there`` that are named, in its order; all without names. ValueError for a name that is not there."""
-    unknown = [name for name in wanted if name not in there]
-    if unknown:
-        raise ValueError(f"unknown {what} {unknown[0]!r}; expected some of {', '.join(there)}")
-    return [each for name, each in there.items() if not wanted or name in wanted]
+    """Return those that are named, in the order in which they are there.
+
+    Args:
+      wanted: names; all without.
+      there: what can be chosen, by name.
+      what: what it is called in the message of a ValueError for a name that is not there.
+    """
+    for name in wanted:
+        if name not in there:
+            raise ValueError(f"unknown {what} {name!r}; expected some of {', '.join(there)}")
+    return [value for name, value in there.items() if not wanted or name in wanted]
 
 
 def command(module: str, arguments: list[str] | None) -> str:
-    """What to type to run ``module`` with these arguments; None: those of this process."""
-    return shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
+    """Return what to type to run ``module`` with these arguments; None: those of this process."""
+    given = sys.argv[1:] if arguments is None else arguments
+    return shlex.join(["python", "-m", module, *given])
 
 
 def merge(previous: dict[str, Any], result: dict[str, Any], key: str, order: Sequence[str]) -> dict[str, Any]:
@@ -52,8 +59,16 @@ def merge(previous: dict[str, Any], result: dict[str, Any], key: str, order: Seq
 
 
 def write_json(result: dict[str, Any], path: pathlib.Path) -> None:
+    """Write the result whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    _write(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def write_with_tables(result: dict[str, Any], path: pathlib.Path, tables: str) -> None:
+    """Write the JSON at ``path``, and the tables beside it; print the tables, too."""
+    write_json(result, path)
+    _write(path.with_suffix(".md"), tables)
+    print(tables)
 
 
 def write(
@@ -62,41 +77,38 @@ def write(
     markdown: Callable[[dict[str, Any]], str],
     draw: Callable[[dict[str, Any], pathlib.Path], None],
 ) -> None:
-    """The JSON at ``path``, the tables and (with matplotlib) the picture beside it; the tables are printed, too."""
-    write_json(result, path)
-    tables = markdown(result)
-    path.with_suffix(".md").write_text(tables)
+    """Write the JSON at ``path``, the tables and (with matplotlib) the picture beside it; print the tables, too."""
+    write_with_tables(result, path, markdown(result))
     try:
         draw(result, path.with_suffix(".png"))
     except ImportError as missing:
         print(f"no picture: {missing}")
-    print(tables)
+
+
+def _write(path: pathlib.Path, content: str) -> None:
+    from gdpjax.sweeps.records import write_atomically  # it imports JAX, which waits until the cores are chosen
+
+    write_atomically(path, content)
 
 
 @contextlib.contextmanager
 def picture(path: pathlib.Path, *shape: int, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """matplotlib's (figure, axes) in the style of all pictures here, saved at the end; ImportError without it."""
-    import matplotlib
+    """Yield matplotlib's (figure, axes) in the style of all pictures here, saved at the end; ImportError without it."""
+    from gdpjax.sweeps.style import figure_at  # it imports matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(*shape, layout="constrained", **options)
-        yield figure, axes
-        figure.savefig(path, dpi=200)
-        plt.close(figure)
+    with figure_at(path, *shape, **options) as parts:
+        yield parts
 
 
 def document(title: str, paragraphs: list[str], sections: list[tuple[str, str]]) -> str:
-    """Markdown; a section without a body is left out."""
-    parts = [f"# {title}", *paragraphs, *(f"## {name}\n\n{body}" for name, body in sections if body)]
+    """Return a page of Markdown; a section without a body is left out."""
+    parts = [f"# {title}", *paragraphs]
+    parts += [f"## {name}\n\n{body}" for name, body in sections if body]
     return "\n\n".join(parts) + "\n"
 
 
 def setting(result: dict[str, Any]) -> str:
-    """Machine, versions, load and command, in one paragraph."""
+    """Return machine, versions, load and command, in one paragraph."""
     machine, settings = result["machine"], result["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     return (
@@ -106,18 +118,23 @@ def setting(result: dict[str, Any]) -> str:
     )
 
 
+def at_most(target: float, measured: float, **beside: str) -> dict[str, Any]:
+    """Return a target that is met by what is no larger; ``beside`` names whose number it is compared with."""
+    return {"target": target, "measured": measured, "at_least": False, "met": bool(measured <= target)} | beside
+
+
+def at_least(target: float, measured: float, **beside: str) -> dict[str, Any]:
+    """Return a target that is met by what is no smaller."""
+    return {"target": target, "measured": measured, "at_least": True, "met": bool(measured >= target)} | beside
+
+
 def targets_table(targets: dict[str, dict[str, Any]], heading: str) -> str:
-    """What was aimed at beside what was measured; "" without targets."""
-    rows = [
-        (
-            name,
-            f"{'>=' if at['at_least'] else '<='} {at['target']:g}",
-            at["measured"],
-            at.get("beside"),
-            "met" if at["met"] else "MISSED",
-        )
-        for name, at in targets.items()
-    ]
+    """Return what was aimed at beside what was measured; "" without targets."""
+    rows = []
+    for name, numbers in targets.items():
+        wanted = f"{'>=' if numbers['at_least'] else '<='} {numbers['target']:g}"
+        met = "met" if numbers["met"] else "MISSED"
+        rows.append((name, wanted, numbers["measured"], numbers.get("beside"), met))
     return table((heading, "wanted", "measured", "beside", "met"), rows) if rows else ""
 
 
@@ -126,7 +143,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def quartiles(seconds: dict[str, Any]) -> str:
-    """Of what `turns.spread` gave, in milliseconds."""
+    """Return the quartiles that `turns.spread` gave, in milliseconds."""
     return f"{milliseconds(seconds['q1'])} to {milliseconds(seconds['q3'])}"
 
 

@@ -147,7 +147,7 @@ COMMANDS = {
 
 
 def parse(args: Sequence[str]) -> tuple[Command, Any]:
-    """The chosen command and its configuration. Two passes: the data set first, since it chooses the defaults."""
+    """Return the chosen command and its configuration. The data set is read first, since it chooses the defaults."""
     chosen, _ = tyro.cli(DataConfig, args=args, return_unknown_args=True, add_help=False)
     defaults = {name: command.default(chosen.dataset) for name, command in COMMANDS.items()}
     helps = {name: command.help for name, command in COMMANDS.items()}

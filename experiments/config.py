@@ -361,7 +361,7 @@ def validate(config: TrainConfig) -> None:
 
 
 def identity(config: TrainConfig) -> dict[str, object]:
-    """The flat settings that decide what is computed: all but where the run is kept and whether it is resumed."""
+    """Return the settings, flat, that decide what is computed: all but the run's folder and whether it is resumed."""
     flat: dict[str, object] = {}
     for field in dataclasses.fields(config):
         flat |= dataclasses.asdict(getattr(config, field.name))
@@ -369,7 +369,7 @@ def identity(config: TrainConfig) -> dict[str, object]:
 
 
 def resume_command(config: TrainConfig, out: Path) -> str:
-    """The command that continues this run."""
+    """Return the command that continues this run."""
     flags = []
     for name, value in identity(config).items():
         flag = name.replace("_", "-")

@@ -8,33 +8,49 @@ import math
 from typing import Any
 
 BINS = (2**18, 2**17)
-LIMIT_CONTRADICTIONS = 40
+"""Cells of the discretised bracket, tried one after the other."""
+MOST_JUDGED = 40
+"""Contradictions that are judged, so that the run stays short."""
+
+Run = tuple[float, float, int, float]
+"""Noise multiplier, sampling probability, number of steps, delta."""
 
 
-def verdict(run: tuple[float, float, int, float], side: str, claimed: float, certified: list[float]) -> str:
-    """Whose end is false: "the peer", "gdpjax" or "undecided"."""
+def verdict(run: Run, side: str, claimed: float, certified: list[float]) -> str:
+    """Return whose end is false: "the peer", "gdpjax" or "undecided".
+
+    Args:
+      run: the configuration.
+      side: "upper" or "lower", of the peer's end.
+      claimed: the peer's end.
+      certified: our bracket, which the end contradicts.
+    """
     from tests.accounting.numeric import oracle
 
     *steps, delta = run
-    low, high = certified
+    lower, upper = certified
+
+    # An upper end of theirs is below our lower end, a lower end of theirs above our upper end.
+    our_side, ours = ("lower", lower) if side == "upper" else ("upper", upper)
     for bins in BINS:
-        at_claim = oracle.both_directions(*steps, claimed, bins=bins)
-        if _proves(at_claim, delta, side):
+        at_theirs = oracle.both_directions(*steps, claimed, bins=bins)
+        if _is_proved_false(at_theirs, delta, side):
             return "the peer"
-        ours = oracle.both_directions(*steps, low if side == "upper" else high, bins=bins)
-        if _proves(ours, delta, "lower" if side == "upper" else "upper"):
+        at_ours = oracle.both_directions(*steps, ours, bins=bins)
+        if _is_proved_false(at_ours, delta, our_side):
             return "gdpjax"
     return "undecided"
 
 
-def _proves(log_delta: tuple[float, float], delta: float, side: str) -> bool:
-    """Whether the bracket shows that an upper end has delta(end) > delta, or a lower end delta(end) < delta."""
-    return log_delta[0] > math.log(delta) if side == "upper" else log_delta[1] < math.log(delta)
+def _is_proved_false(log_delta: tuple[float, float], delta: float, side: str) -> bool:
+    """Return whether a bracket on log delta(end) shows that an upper end is too low, or a lower end too high."""
+    at_least, at_most = log_delta
+    return at_least > math.log(delta) if side == "upper" else at_most < math.log(delta)
 
 
 def judge(libraries: dict[str, Any]) -> None:
-    """Add whose end is false to every contradiction, up to a limit that keeps the run short."""
-    found = [entry for at in libraries.values() for entry in at["wrong_side"]]
-    for entry in found[:LIMIT_CONTRADICTIONS]:
-        run = (entry["noise_multiplier"], entry["sampling_prob"], entry["num_steps"], entry["delta"])
-        entry["false"] = verdict(run, entry["side"], entry["claimed"], entry["certified"])
+    """Add whose end is false to every contradiction, up to a limit."""
+    contradictions = [wrong for measured in libraries.values() for wrong in measured["wrong_side"]]
+    for wrong in contradictions[:MOST_JUDGED]:
+        run = (wrong["noise_multiplier"], wrong["sampling_prob"], wrong["num_steps"], wrong["delta"])
+        wrong["false"] = verdict(run, wrong["side"], wrong["claimed"], wrong["certified"])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from benchmarks import clocks
 from benchmarks.accounting import arbiter, ours
@@ -21,49 +22,65 @@ from benchmarks.accounting.peers import PEERS, Epsilon, Peer, gdpnum_mu
 from gdpjax import accounting
 
 CALL_LIMIT = 30.0
+"""Seconds after which a call is given up."""
 RTOLS = (1e-2, 1e-4, 3e-5, 1e-6)
 REFERENCE_RTOL = 1e-5
 PRV = "prv_accountant"
 GRID_FUNCTIONS = tuple(name for name, function in ours.FUNCTIONS.items() if not function.elementwise)
 
+Outcomes = list[list[clocks.Outcome]]
+"""For each configuration what each repetition took and gave."""
+Column = Float[np.ndarray, " configurations"]
+
 
 def one_at_a_time() -> tuple[Peer, ...]:
-    """Our functions called as the peers are, one configuration each."""
+    """Return our functions called as the peers are, one configuration each."""
 
     def bounds(*run: Any, rtol: float = 1e-3) -> Epsilon:
         lower, upper = accounting.epsilon_bounds(*run, rtol=rtol)
         return Epsilon(lower=float(lower), upper=float(upper))
 
-    calls: dict[str, tuple[str, Callable[..., Epsilon]]] = {
-        "epsilon_bounds": ("bracket", bounds),
-        "epsilon_estimate": ("estimate", lambda *run: Epsilon(estimate=float(accounting.epsilon_estimate(*run)))),
-        "moments_accountant_epsilon": (
-            "upper",
-            lambda *run: Epsilon(upper=float(accounting.moments_accountant_epsilon(*run))),
-        ),
-    }
+    def estimate(*run: Any) -> Epsilon:
+        return Epsilon(estimate=float(accounting.epsilon_estimate(*run)))
+
+    def moments_accountant(*run: Any) -> Epsilon:
+        return Epsilon(upper=float(accounting.moments_accountant_epsilon(*run)))
+
+    contenders = [
+        ("gdpjax epsilon_bounds", "bracket", bounds),
+        ("gdpjax epsilon_estimate", "estimate", estimate),
+        ("gdpjax moments_accountant_epsilon", "upper", moments_accountant),
+    ]
     for rtol in RTOLS:
-        calls[f"epsilon_bounds, rtol={rtol:g}"] = ("bracket", functools.partial(bounds, rtol=rtol))
-    return tuple(Peer(f"gdpjax {name}", "gdpjax", *how, sweep=False) for name, how in calls.items())
+        narrower = functools.partial(bounds, rtol=rtol)
+        contenders.append((f"gdpjax epsilon_bounds, rtol={rtol:g}", "bracket", narrower))
+    return tuple(Peer(name, "gdpjax", standing, call, sweep=False) for name, standing, call in contenders)
+
+
+# ---- The race ----
 
 
 def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_seconds: float) -> dict[str, Any]:
-    """Time and values of every library that is there, per configuration, and of our batched calls in between."""
+    """Return time and values of every library that is there, by configuration, and of our batched calls in between."""
     libraries = (*one_at_a_time(), *PEERS)
     missing = {peer.name: reason for peer in libraries if (reason := peer.missing())}
     present = [peer for peer in libraries if peer.name not in missing]
-    for peer in present:  # imports, compilations and caches
+
+    # Imports, compilations and caches are not timed.
+    for peer in present:
         clocks.attempt(_call(peer, grid, 0), CALL_LIMIT)
-    batched = {name: [] for name in GRID_FUNCTIONS}
-    outcomes: dict[str, list[list[clocks.Outcome]]] = {peer.name: [[] for _ in range(subset)] for peer in present}
+
+    batched: dict[str, list[clocks.Times]] = {name: [] for name in GRID_FUNCTIONS}
+    outcomes: dict[str, Outcomes] = {peer.name: [[] for _ in range(subset)] for peer in present}
     for repetition in range(repetitions):
         # The slowest are not repeated: their first times alone are longer than any disturbance.
-        taking_part = [peer for peer in present if not repetition or _spent(outcomes[peer.name]) < patience]
+        taking_part = [peer for peer in present if repetition == 0 or _spent(outcomes[peer.name]) < patience]
         for name, times in batched.items():
-            times.append(clocks.time_call(lambda call=ours.FUNCTIONS[name].call: call(*grid.columns())))
+            times.append(clocks.time_call(functools.partial(ours.FUNCTIONS[name].call, *grid.columns())))
         for i in range(subset):
             for peer in taking_part:
                 outcomes[peer.name][i].append(clocks.attempt(_call(peer, grid, i), CALL_LIMIT))
+
     for peer in present:
         if peer.sweep:
             outcomes[peer.name] += _sweep(peer, grid, subset, sweep_seconds)
@@ -71,16 +88,17 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_secon
 
 
 def _call(peer: Peer, grid: Grid, i: int) -> Callable[[], Epsilon]:
-    run = grid.run(i)
-    return lambda: peer.epsilon(*run)
+    return functools.partial(peer.epsilon, *grid.run(i))
 
 
-def _spent(rows: list[list[clocks.Outcome]]) -> float:
-    return sum(each.times.wall for row in rows for each in row)
+def _spent(outcomes: Outcomes) -> float:
+    """Return the seconds of all calls."""
+    return sum(each.times.wall for repeated in outcomes for each in repeated)
 
 
-def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> list[list[clocks.Outcome]]:
-    done: list[list[clocks.Outcome]] = []
+def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> Outcomes:
+    """Go on over the rest of the grid, once each, until the time is up."""
+    done: Outcomes = []
     for i in range(start, grid.delta.size):
         if _spent(done) > seconds:
             break
@@ -88,170 +106,200 @@ def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> list[list[cloc
     return done
 
 
-def value_of(outcomes: list[clocks.Outcome]) -> Epsilon:
-    """What the library says of a configuration, with NaN and infinity for nothing."""
-    value = outcomes[0].value or Epsilon()
+# ---- What the race says ----
+
+
+def value_of(repeated: list[clocks.Outcome]) -> Epsilon:
+    """Return what a library says of a configuration, with None for NaN and infinity."""
+    value = repeated[0].value or Epsilon()
     return Epsilon(*(end if end is not None and math.isfinite(end) else None for end in value))
 
 
 def centre(value: Epsilon) -> float | None:
-    """The one number that a user would quote."""
-    return next((end for end in (value.estimate, value.upper, value.lower) if end is not None), None)
+    """Return the one number that a user would quote."""
+    for number in (value.estimate, value.upper, value.lower):
+        if number is not None:
+            return number
+    return None
 
 
-def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: np.ndarray, upper: np.ndarray) -> dict[str, Any]:
-    """Tables of the race against our narrow brackets ``lower``, ``upper`` of the whole grid."""
-    outcomes = raced["outcomes"]
-    values = {name: [value_of(each) for each in rows] for name, rows in outcomes.items()}
-    independent = [value.estimate for value in values.get(PRV, [])]
+def reference(grid: Grid) -> tuple[Column, Column]:
+    """Return the narrow certified brackets of the grid, with which everybody is compared."""
+    return accounting.epsilon_bounds(*grid.columns(), rtol=REFERENCE_RTOL)
+
+
+def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upper: Column) -> dict[str, Any]:
+    """Return the tables of the race, against our narrow brackets ``lower``, ``upper`` of the whole grid."""
+    outcomes: dict[str, Outcomes] = raced["outcomes"]
+    values = {name: [value_of(repeated) for repeated in of_library] for name, of_library in outcomes.items()}
+    certified = [float(middle) for middle in 0.5 * (lower + upper)]
+    by_prv = [value.estimate for value in values.get(PRV, [])]
+
     libraries = {}
     for peer in raced["present"]:
-        rows, own = outcomes[peer.name], values[peer.name]
+        own = values[peer.name]
         libraries[peer.name] = {
             "standing": peer.standing,
-            **_speed(rows[:subset]),
+            **_speed(outcomes[peer.name][:subset]),
             "configurations": len(own),
-            "failures": _failures(rows, own),
+            "failures": _failures(outcomes[peer.name], own),
             "relative_width": _quantiles([_width(value) for value in own]),
-            "relative_error": _quantiles([_error(value, _middle(lower, upper, i)) for i, value in enumerate(own)]),
-            "relative_error_against_prv": _quantiles(
-                [_error(value, middle) for value, middle in zip(own, independent, strict=False)]
-            ),
-            "wrong_side": [
-                {**grid.describe(i), **found} for i in range(len(own)) if (found := _wrong(own[i], lower[i], upper[i]))
-            ],
+            "relative_error": _quantiles(_errors(own, certified)),
+            "relative_error_against_prv": _quantiles(_errors(own, by_prv)),
+            "wrong_side": _wrong_sides(grid, own, lower, upper),
         }
     arbiter.judge(libraries)
-    each = {name: [value._asdict() for value in own[:subset]] for name, own in values.items()}
-    subset_rows = [
-        {**grid.describe(i), "certified": [lower[i], upper[i]], "values": {name: each[name][i] for name in each}}
-        for i in range(subset)
-    ]
+
+    subset_rows = []
+    for i in range(subset):
+        said = {name: own[i]._asdict() for name, own in values.items()}
+        subset_rows.append({**grid.describe(i), "certified": [lower[i], upper[i]], "values": said})
     return {"libraries": libraries, "missing": raced["missing"], "subset": subset_rows}
 
 
-def _speed(rows: list[list[clocks.Outcome]]) -> dict[str, Any]:
-    """Configurations/s from the median time of each configuration; failures count as time spent."""
-    medians = [statistics.median(each.times.wall for each in row) for row in rows]
-    processor = [statistics.median(each.times.cpu for each in row) for row in rows]
-    passes = [sum(each) for each in zip(*([one.times.wall for one in row] for row in rows), strict=True)]
+def _speed(outcomes: Outcomes) -> dict[str, Any]:
+    """Return configurations/s from the median time of each configuration; failures count as time spent."""
+    count = len(outcomes)
+    wall = [[each.times.wall for each in repeated] for repeated in outcomes]
+    medians = [statistics.median(times) for times in wall]
+    processor = [statistics.median(each.times.cpu for each in repeated) for repeated in outcomes]
+    rounds = [sum(times) for times in zip(*wall, strict=True)]
     return {
-        "per_second": len(rows) / sum(medians),
-        "per_cpu_second": len(rows) / sum(processor),
-        "per_second_range": [len(rows) / max(passes), len(rows) / min(passes)],
-        "repetitions": len(rows[0]),
+        "per_second": count / sum(medians),
+        "per_cpu_second": count / sum(processor),
+        "per_second_range": [count / max(rounds), count / min(rounds)],
+        "repetitions": len(rounds),
         "seconds": {"median": statistics.median(medians), "min": min(medians), "max": max(medians)},
     }
 
 
-def _failures(rows: list[list[clocks.Outcome]], values: list[Epsilon]) -> dict[str, int]:
-    """How often which error was raised, or no finite number given."""
-    reasons = [
-        row[0].error or "not a finite number" for row, value in zip(rows, values, strict=True) if centre(value) is None
-    ]
-    return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+def _failures(outcomes: Outcomes, values: list[Epsilon]) -> dict[str, int]:
+    """Return how often which error was raised, or no finite number given."""
+    counts: dict[str, int] = {}
+    for repeated, value in zip(outcomes, values, strict=True):
+        if centre(value) is None:
+            reason = repeated[0].error or "not a finite number"
+            counts[reason] = counts.get(reason, 0) + 1
+    return counts
 
 
-def _wrong(value: Epsilon, lower: float, upper: float) -> dict[str, Any] | None:
-    """A "bound" on the wrong side of our bracket: one of the two is false."""
-    if value.upper is not None and value.upper < lower:
-        return {"side": "upper", "claimed": value.upper, "certified": [lower, upper]}
-    if value.lower is not None and value.lower > upper:
-        return {"side": "lower", "claimed": value.lower, "certified": [lower, upper]}
-    return None
-
-
-def _middle(lower: np.ndarray, upper: np.ndarray, i: int) -> float:
-    return 0.5 * float(lower[i] + upper[i])
+def _wrong_sides(grid: Grid, values: list[Epsilon], lower: Column, upper: Column) -> list[dict[str, Any]]:
+    """Return every "bound" on the wrong side of our bracket: one of the two is false."""
+    wrong = []
+    for i, value in enumerate(values):
+        if value.upper is not None and value.upper < lower[i]:
+            side, claimed = "upper", value.upper
+        elif value.lower is not None and value.lower > upper[i]:
+            side, claimed = "lower", value.lower
+        else:
+            continue
+        certified = [lower[i], upper[i]]
+        wrong.append({**grid.describe(i), "side": side, "claimed": claimed, "certified": certified})
+    return wrong
 
 
 def _width(value: Epsilon) -> float | None:
+    """Return the width of a bracket over its upper end."""
     if value.lower is None or value.upper is None:
         return None
     return (value.upper - value.lower) / value.upper
 
 
-def _error(value: Epsilon, truth: float | None) -> float | None:
-    number = centre(value)
-    return None if number is None or not truth else number / truth - 1
+def _errors(values: list[Epsilon], truths: Sequence[float | None]) -> list[float | None]:
+    """Return the relative errors as far as there are truths, None where either says nothing."""
+    errors = []
+    for value, truth in zip(values, truths, strict=False):
+        number = centre(value)
+        errors.append(None if number is None or not truth else number / truth - 1)
+    return errors
 
 
 def _quantiles(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Of what there is: the median and the largest size, and both ends with their sign."""
+    """Return the median and the largest size of the numbers that are there, and both ends with their sign."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return None
-    sizes = [abs(value) for value in numbers]
-    ends = {"min": min(numbers), "max": max(numbers)}
-    return {"median_size": statistics.median(sizes), "max_size": max(sizes), **ends, "count": len(numbers)}
+    sizes = [abs(number) for number in numbers]
+    return {
+        "median_size": statistics.median(sizes),
+        "max_size": max(sizes),
+        "min": min(numbers),
+        "max": max(numbers),
+        "count": len(numbers),
+    }
+
+
+# ---- Ours alone, and mu ----
 
 
 def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | None:
-    """gdpnum's mu beside `mu_bounds`. The statements differ, so that only speed and ratio are given."""
+    """Return gdpnum's mu beside `mu_bounds`. The statements differ, so that only speed and ratio are given."""
     try:
         gdpnum_mu(*grid.run(0)[:3])
     except ImportError:
         return None
     columns = [column[:subset] for column in grid.columns()[:3]]
     bounds = accounting.mu_bounds(*columns)
-    calls = {
-        "gdpjax mu_bounds": lambda: accounting.mu_bounds(*columns),
-        "gdpnum": lambda: [clocks.attempt(lambda i=i: gdpnum_mu(*grid.run(i)[:3]), CALL_LIMIT) for i in range(subset)],
-    }
+
+    def their_mus() -> list[float | None]:
+        calls = [functools.partial(gdpnum_mu, *grid.run(i)[:3]) for i in range(subset)]
+        return [clocks.attempt(call, CALL_LIMIT).value for call in calls]
+
+    calls = {"gdpjax mu_bounds": lambda: accounting.mu_bounds(*columns), "gdpnum": their_mus}
     times = clocks.in_turn(calls, repetitions)
-    theirs = [clocks.attempt(lambda i=i: gdpnum_mu(*grid.run(i)[:3]), CALL_LIMIT).value for i in range(subset)]
-    ratio = [mu / float(upper) for mu, upper in zip(theirs, bounds.upper, strict=True) if mu is not None]
-    if not ratio:
+
+    ratios = [mu / float(upper) for mu, upper in zip(their_mus(), bounds.upper, strict=True) if mu is not None]
+    if not ratios:
         return None
-    width = (bounds.upper - bounds.lower) / bounds.upper
+    widths = (bounds.upper - bounds.lower) / bounds.upper
     return {
-        "per_second": {name: clocks.rates(subset, each) for name, each in times.items()},
-        "relative_width": _quantiles([float(value) for value in width]),
-        "gdpnum_over_certified_upper": {"median": statistics.median(ratio), "min": min(ratio), "max": max(ratio)},
+        "per_second": {name: clocks.rates(subset, of_call) for name, of_call in times.items()},
+        "relative_width": _quantiles([float(width) for width in widths]),
+        "gdpnum_over_certified_upper": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
     }
-
-
-def reference(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
-    """The narrow certified brackets of the grid, that everybody is compared with."""
-    return accounting.epsilon_bounds(*grid.columns(), rtol=REFERENCE_RTOL)
 
 
 def count_compilations(grid: Grid) -> dict[str, dict[str, int]]:
-    """How often our functions compile for the grid in one call, again, and for one configuration, and others."""
-    columns, other, counts = grid.columns(), tuple(column[::-1] for column in grid.columns()), {}
+    """Count how often our functions compile for the grid in one call, again, and for one configuration, and others."""
+    columns = grid.columns()
+    reversed_columns = tuple(column[::-1] for column in columns)
+    counts = {}
     for name in GRID_FUNCTIONS:
         call = ours.FUNCTIONS[name].call
         counts[name] = {
-            "first_call": _compiled_by(lambda call=call: call(*columns)),
-            "other_values": _compiled_by(lambda call=call: call(*other)),
-            "one_alone": _compiled_by(lambda call=call: call(*grid.run(0))),
-            "others_alone": _compiled_by(lambda call=call: [call(*grid.run(i)) for i in range(1, 10)]),
+            "first_call": _compiled_by(call, [columns]),
+            "other_values": _compiled_by(call, [reversed_columns]),
+            "one_alone": _compiled_by(call, [grid.run(0)]),
+            "others_alone": _compiled_by(call, [grid.run(i) for i in range(1, 10)]),
         }
     return counts
 
 
-def _compiled_by(call: Callable[[], Any]) -> int:
+def _compiled_by(call: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> int:
+    """Count the compilations of calls with these arguments."""
     before = clocks.compilations()
-    call()
+    for arguments in calls:
+        call(*arguments)
     return clocks.compilations() - before
 
 
-def accuracy_of_ours(lower: np.ndarray, upper: np.ndarray, estimate: np.ndarray, moments: np.ndarray) -> dict[str, Any]:
-    """Relative widths and errors of our numbers over the whole grid."""
+def accuracy_of_ours(lower: Column, upper: Column, estimate: Column, moments: Column) -> dict[str, Any]:
+    """Return relative widths and errors of our numbers over the whole grid."""
     middle = 0.5 * (lower + upper)
-    widths = [float(value) for value in (upper - lower) / upper]
+    widths = (upper - lower) / upper
+    is_outside = (estimate < lower) | (estimate > upper)
     return {
         "epsilon": {"min": float(middle.min()), "median": float(np.median(middle)), "max": float(middle.max())},
         "epsilon_bounds": {
-            "relative_width": _quantiles(widths),
-            "wider_than_target": sum(width > ours.WIDTH_TARGET for width in widths),
+            "relative_width": _quantiles([float(width) for width in widths]),
+            "wider_than_target": int(np.sum(widths > ours.WIDTH_TARGET)),
         },
         "epsilon_estimate": {
-            "relative_error": _quantiles([float(value) for value in estimate / middle - 1]),
-            "outside_certified": int(np.sum((estimate < lower) | (estimate > upper))),
+            "relative_error": _quantiles([float(error) for error in estimate / middle - 1]),
+            "outside_certified": int(np.sum(is_outside)),
         },
         "moments_accountant_epsilon": {
-            "relative_error": _quantiles([float(value) for value in moments / middle - 1]),
+            "relative_error": _quantiles([float(error) for error in moments / middle - 1]),
             "below_certified_lower": int(np.sum(moments < lower)),
         },
     }

@@ -82,7 +82,7 @@ def _singly(call: Callable[[int], float], size: int) -> tuple[dict[str, Any] | N
 
 
 def _errors(name: str, points: Points, values: Any) -> dict[str, Any] | None:
-    """The largest relative error over the first points, and the number of failures."""
+    """Return the largest relative error over the first points, and the number of failures."""
     try:
         import mpmath
     except ImportError:

@@ -41,7 +41,7 @@ class Grid(NamedTuple):
 
 
 def make_grid(size: int) -> Grid:
-    """The first ``size`` configurations; a smaller grid is the beginning of a larger one."""
+    """Return the first ``size`` configurations; a smaller grid is the beginning of a larger one."""
     share = -(-size // len(DELTAS))
     strata = [_stratum(share, delta, i) for i, delta in enumerate(DELTAS)]
     columns = [np.stack(parts, axis=1).ravel()[:size] for parts in zip(*strata, strict=True)]

@@ -44,7 +44,7 @@ FUNCTIONS = {
 
 
 def arguments(name: str, size: int) -> tuple[np.ndarray, ...]:
-    """The first ``size`` rows of the grid, or points, that function ``name`` takes."""
+    """Return the first ``size`` rows of the grid, or points, that function ``name`` takes."""
     function = FUNCTIONS[name]
     source = make_points(size) if function.elementwise else make_grid(size)
     return tuple(getattr(source, column) for column in function.columns)

@@ -33,7 +33,7 @@ class Peer(NamedTuple):
     sweep: bool = True
 
     def missing(self) -> str | None:
-        """Why it cannot be imported, or None."""
+        """Return why it cannot be imported, or None."""
         try:
             importlib.import_module(self.module)
         except ImportError as failure:

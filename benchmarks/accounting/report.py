@@ -5,8 +5,75 @@ from typing import Any
 from benchmarks.tables import table
 from benchmarks.writing import bullets, document
 
+MEGABYTE = 1e6
+
+TARGET_COLUMNS = ("target", "wanted", "measured", "met")
+LIBRARY_COLUMNS = (
+    "library",
+    "standing",
+    "configurations/s",
+    "by processor time",
+    "our batched bounds are faster by",
+    "relative width, median",
+    "relative error, median",
+    "least and largest",
+    "against PRV, median",
+    "configurations",
+    "failed",
+    "wrong side",
+)
+LIBRARY_NOTE = (
+    "Relative errors are of the estimate where there is one, else of the upper end, against the middle of our "
+    "certified bracket, and against prv_accountant's estimate. A wrong side is an upper end below our lower end, "
+    "or a lower end above our upper end."
+)
+WRONG_SIDE_COLUMNS = (
+    "library",
+    "noise_multiplier",
+    "sampling_prob",
+    "num_steps",
+    "delta",
+    "side",
+    "claimed",
+    "certified",
+    "false is",
+)
+WRONG_SIDE_NOTE = "Whose end is false is decided by the discretised bracket of the tests, which is neither's method."
+BATCHED_COLUMNS = (
+    "function",
+    "configurations/s",
+    "range",
+    "by processor time",
+    "relative width or error, median",
+    "largest",
+    "compilations, first call",
+    "other values",
+    "one alone",
+    "others alone",
+)
+EXACT_COLUMNS = (
+    "function",
+    "library",
+    "points/s",
+    "gdpjax is faster by",
+    "largest relative error",
+    "failed",
+    "compilations",
+)
+FRESH_COLUMNS = (
+    "function",
+    "first call, s",
+    "import, s",
+    "for",
+    "peak, MB",
+    "of these the call's, MB",
+    "compiled temporaries, MB",
+    "flops (a loop's body once)",
+)
+
 
 def markdown(result: dict[str, Any]) -> str:
+    """Return the whole page."""
     machine, grid = result["machine"], result["grid"]
     head = [
         f"{machine['cpu']}, {machine['cpu_cores_used']} core; JAX {machine['versions']['jax']} on {machine['device']}; "
@@ -22,7 +89,7 @@ def markdown(result: dict[str, Any]) -> str:
         ("Epsilon: one configuration a call, every library in turn", _libraries(result)),
         ("Bounds on the wrong side of ours", _wrong_sides(result["comparison"]["libraries"])),
         ("Epsilon: the whole grid in one call", _batched(result)),
-        ("Exact functions", _gaussian(result["gaussian"])),
+        ("Exact functions", _exact(result["gaussian"])),
         ("mu", _mu(result["mu"])),
         ("First call, memory, compiled program", _fresh(result["fresh"])),
         ("Libraries that are missing", bullets(result["comparison"]["missing"])),
@@ -31,110 +98,114 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _targets(targets: dict[str, dict[str, Any]]) -> str:
-    rows = [(name, at["target"], at["measured"], "yes" if at["met"] else "NO") for name, at in targets.items()]
-    return table(("target", "wanted", "measured", "met"), rows)
+    rows = []
+    for name, numbers in targets.items():
+        rows.append((name, numbers["target"], numbers["measured"], "yes" if numbers["met"] else "NO"))
+    return table(TARGET_COLUMNS, rows)
 
 
 def _libraries(result: dict[str, Any]) -> str:
-    grid_rate = result["batched"]["per_second"]["epsilon_bounds"]["median"]
-    rows = []
-    for name, at in result["comparison"]["libraries"].items():
-        width, error, prv = at["relative_width"], at["relative_error"], at["relative_error_against_prv"]
+    """Return how fast and how far from ours every library is, and how it failed."""
+    batched_rate = result["batched"]["per_second"]["epsilon_bounds"]["median"]
+    rows, failures = [], []
+    for name, measured in result["comparison"]["libraries"].items():
+        width, error = measured["relative_width"], measured["relative_error"]
+        against_prv = measured["relative_error_against_prv"]
         rows.append(
             (
-                name, at["standing"], at["per_second"], at["per_cpu_second"], grid_rate / at["per_second"],
+                name,
+                measured["standing"],
+                measured["per_second"],
+                measured["per_cpu_second"],
+                batched_rate / measured["per_second"],
                 width and width["median_size"],
-                error and f"{error['median_size']:.1e}", error and f"{error['min']:+.1e} to {error['max']:+.1e}",
-                prv and prv["median_size"], at["configurations"], sum(at["failures"].values()), len(at["wrong_side"]),
+                error and f"{error['median_size']:.1e}",
+                error and f"{error['min']:+.1e} to {error['max']:+.1e}",
+                against_prv and against_prv["median_size"],
+                measured["configurations"],
+                sum(measured["failures"].values()),
+                len(measured["wrong_side"]),
             )
-        )  # fmt: skip
-    columns = (
-        "library", "standing", "configurations/s", "by processor time", "our batched bounds are faster by",
-        "relative width, median",
-        "relative error, median", "least and largest", "against PRV, median", "configurations", "failed", "wrong side",
-    )  # fmt: skip
-    note = (
-        "Relative errors are of the estimate where there is one, else of the upper end, against the middle of our "
-        "certified bracket, and against prv_accountant's estimate. A wrong side is an upper end below our lower end, "
-        "or a lower end above our upper end."
-    )
-    failures = [
-        f"- {name}: {count} times {reason}"
-        for name, at in result["comparison"]["libraries"].items()
-        for reason, count in at["failures"].items()
-    ]
-    return "\n\n".join([table(columns, rows), note, *(["Failures:\n\n" + "\n".join(failures)] if failures else [])])
+        )
+        for reason, count in measured["failures"].items():
+            failures.append(f"- {name}: {count} times {reason}")
+
+    parts = [table(LIBRARY_COLUMNS, rows), LIBRARY_NOTE]
+    if failures:
+        parts.append("Failures:\n\n" + "\n".join(failures))
+    return "\n\n".join(parts)
 
 
 def _wrong_sides(libraries: dict[str, Any]) -> str:
-    rows = [
-        (
-            name, found["noise_multiplier"], found["sampling_prob"], found["num_steps"], found["delta"], found["side"],
-            f"{found['claimed']:.6g}", "[{:.6g}, {:.6g}]".format(*found["certified"]), found.get("false", "not judged"),
-        )
-        for name, at in libraries.items()
-        for found in at["wrong_side"]
-    ]  # fmt: skip
+    """Return every end of another library that contradicts our bracket, and which of the two is false."""
+    rows = []
+    for name, measured in libraries.items():
+        for wrong in measured["wrong_side"]:
+            lower, upper = wrong["certified"]
+            rows.append(
+                (
+                    name,
+                    wrong["noise_multiplier"],
+                    wrong["sampling_prob"],
+                    wrong["num_steps"],
+                    wrong["delta"],
+                    wrong["side"],
+                    f"{wrong['claimed']:.6g}",
+                    f"[{lower:.6g}, {upper:.6g}]",
+                    wrong.get("false", "not judged"),
+                )
+            )
     if not rows:
         return "None."
-    columns = (
-        "library",
-        "noise_multiplier",
-        "sampling_prob",
-        "num_steps",
-        "delta",
-        "side",
-        "claimed",
-        "certified",
-        "false is",
-    )
-    note = "Whose end is false is decided by the discretised bracket of the tests, which is neither's method."
-    return table(columns, rows) + "\n\n" + note
+    return f"{table(WRONG_SIDE_COLUMNS, rows)}\n\n{WRONG_SIDE_NOTE}"
 
 
 def _batched(result: dict[str, Any]) -> str:
+    """Return our functions on the whole grid: rates, widths or errors, and compilations."""
     batched, accuracy = result["batched"], result["accuracy"]
     rows = []
     for name, rate in batched["per_second"].items():
-        at, count = accuracy.get(name, {}), batched["compilations"][name]
-        size = at.get("relative_width") or at.get("relative_error")
+        sizes = accuracy.get(name, {})
+        size = sizes.get("relative_width") or sizes.get("relative_error")
+        compilations = batched["compilations"][name]
         rows.append(
             (
-                name, rate["median"], f"{rate['min']:,.0f} to {rate['max']:,.0f}", rate["per_cpu_second"],
+                name,
+                rate["median"],
+                f"{rate['min']:,.0f} to {rate['max']:,.0f}",
+                rate["per_cpu_second"],
                 size and size["median_size"],
-                size and size["max_size"], count["first_call"], count["other_values"], count["one_alone"],
-                count["others_alone"],
+                size and size["max_size"],
+                compilations["first_call"],
+                compilations["other_values"],
+                compilations["one_alone"],
+                compilations["others_alone"],
             )
-        )  # fmt: skip
-    columns = (
-        "function", "configurations/s", "range", "by processor time", "relative width or error, median", "largest",
-        "compilations, first call", "other values", "one alone", "others alone",
-    )  # fmt: skip
-    return table(columns, rows)
+        )
+    return table(BATCHED_COLUMNS, rows)
 
 
-def _gaussian(gaussian: dict[str, Any]) -> str:
+def _exact(functions: dict[str, Any]) -> str:
+    """Return the elementwise functions, ours and the others', a line for each library."""
     rows = []
-    for name, at in gaussian.items():
-        own = at["per_second"]["gdpjax"]["median"]
-        for library, error in at["relative_error"].items():
-            rate = at["per_second"].get(library)
+    for name, measured in functions.items():
+        rates = measured["per_second"]
+        ours = rates["gdpjax"]["median"]
+        for library, error in measured["relative_error"].items():
+            rate = rates[library]["median"] if library in rates else None
+            is_ours = library == "gdpjax"
             rows.append(
                 (
-                    name, library, rate and rate["median"], rate and own / rate["median"], error and error["max"],
-                    error and error["failed"], at["compilations"]["first_call"] if library == "gdpjax" else None,
+                    name,
+                    library,
+                    rate,
+                    rate and ours / rate,
+                    error and error["max"],
+                    error and error["failed"],
+                    measured["compilations"]["first_call"] if is_ours else None,
                 )
-            )  # fmt: skip
-    columns = (
-        "function",
-        "library",
-        "points/s",
-        "gdpjax is faster by",
-        "largest relative error",
-        "failed",
-        "compilations",
-    )
-    return table(columns, rows)
+            )
+    return table(EXACT_COLUMNS, rows)
 
 
 def _mu(mu: dict[str, Any] | None) -> str:
@@ -147,24 +218,26 @@ def _mu(mu: dict[str, Any] | None) -> str:
         f"{ratio['median']:.3f} of our upper end in the median ({ratio['min']:.3f} to {ratio['max']:.3f}). "
         f"Our bracket is {mu['relative_width']['median_size']:.1e} wide in the median."
     )
-    return table(("library", "configurations/s", "min", "max"), rows) + "\n\n" + note
+    return f"{table(('library', 'configurations/s', 'min', 'max'), rows)}\n\n{note}"
 
 
-def _fresh(fresh: dict[str, Any]) -> str:
-    rows = [
-        (
-            name, at["first_call"]["first_call_seconds"], at["first_call"]["import_seconds"], at["memory"]["size"],
-            at["memory"]["peak_bytes"] / 1e6, (at["memory"]["peak_bytes"] - at["memory"]["peak_bytes_before"]) / 1e6,
-            _mega(at["memory"]["compiled_temp_bytes"]), at["memory"]["compiled_flops_loops_once"],
+def _fresh(functions: dict[str, Any]) -> str:
+    """Return what a first call takes in a process of its own."""
+    rows = []
+    for name, measured in functions.items():
+        first_call, memory = measured["first_call"], measured["memory"]
+        peak, before = memory["peak_bytes"], memory["peak_bytes_before"]
+        temporaries = memory["compiled_temp_bytes"]
+        rows.append(
+            (
+                name,
+                first_call["first_call_seconds"],
+                first_call["import_seconds"],
+                memory["size"],
+                peak / MEGABYTE,
+                (peak - before) / MEGABYTE,
+                None if temporaries is None else temporaries / MEGABYTE,
+                memory["compiled_flops_loops_once"],
+            )
         )
-        for name, at in fresh.items()
-    ]  # fmt: skip
-    columns = (
-        "function", "first call, s", "import, s", "for", "peak, MB", "of these the call's, MB",
-        "compiled temporaries, MB", "flops (a loop's body once)",
-    )  # fmt: skip
-    return table(columns, rows)
-
-
-def _mega(size: int | None) -> float | None:
-    return None if size is None else size / 1e6
+    return table(FRESH_COLUMNS, rows)

@@ -54,7 +54,7 @@ class Case(NamedTuple):
         return (params, *self.model.batch(rng, self.batch_size), *frozen)
 
     def measures(self, contender: str) -> bool:
-        """Whether this contender is measured on this case."""
+        """Return whether this contender is measured on this case."""
         return not self.contenders or contender in self.contenders
 
 
@@ -158,7 +158,7 @@ def in_dtypes(cases: tuple[Case, ...]) -> tuple[Case, ...]:
 
 
 def tiny(case: Case) -> Case:
-    """The same model in seconds: to try the code, not to measure anything."""
+    """Return the same model in seconds: to try the code, not to measure anything."""
     match case.model:
         case MLP():
             sizes: dict[str, Any] = dict(widths=(12, 8, 8, 4))

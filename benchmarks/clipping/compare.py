@@ -19,7 +19,7 @@ def median(results: dict[str, Any], name: str) -> float | None:
 
 
 def overhead(results: dict[str, Any], name: str) -> float | None:
-    """A step's time over that without privacy in the same framework."""
+    """Return a step's time over that without privacy in the same framework."""
     ratios = results.get(name, {}).get("over_no_privacy", {})
     return ratios.get("time_over_torch") or ratios.get("time")
 

@@ -29,12 +29,12 @@ class Contender(NamedTuple):
     whole: bool = True
 
     def sizes(self, batch_size: int) -> tuple[int | None, ...]:
-        """The microbatch sizes to try, all divisors of the batch."""
+        """Return the microbatch sizes to try, all divisors of the batch."""
         some = tuple(k for k in MICROBATCH_SIZES if self.sized and k < batch_size and batch_size % k == 0)
         return (None,) * self.whole + some
 
     def missing(self) -> str | None:
-        """Why it cannot be imported, or None."""
+        """Return why it cannot be imported, or None."""
         return why_missing(self.module)
 
 

@@ -31,7 +31,7 @@ def names() -> tuple[str, ...]:
 
 
 def missing(chosen: Sequence[str]) -> dict[str, str]:
-    """The chosen contenders whose package is not there, and why."""
+    """Return the chosen contenders whose package is not there, and why."""
     found = {each.name: why_missing(each.module) for each in JAX_CONTENDERS}
     torch = next((why for module in OPACUS_MODULES if (why := why_missing(module))), None)
     found |= dict.fromkeys(TORCH_NAMES, torch)
@@ -62,7 +62,7 @@ def run(case: Case, chosen: Sequence[str], repetitions: int) -> dict[str, Any]:
 
 
 def _try_all(case: Case, host: Data, data: Data, name: str, reference: Any) -> tuple[list[Entry], dict[str, str], Any]:
-    """The entries of one contender over its microbatch sizes, the sizes that raise and why, and the last value."""
+    """Return a contender's entries by microbatch size, the sizes that raise and why, and the last value."""
     ready: list[Entry] = []
     refused: dict[str, str] = {}
     value = None

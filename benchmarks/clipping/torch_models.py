@@ -194,7 +194,7 @@ class ViT(nn.Module):
 
 
 def build(model: models.Model) -> Any:
-    """The module of the same class name, trainable where the JAX model is."""
+    """Return the module of the same class name, trainable where the JAX model is."""
     if isinstance(model, models.Transformer) and model.tied:
         raise NotImplementedError("there is no torch module with a tied head")
     module = globals()[type(model).__name__](model)
@@ -217,7 +217,7 @@ def is_lora(name: str) -> bool:
 
 
 def counterpart(params: Any, frozen: tuple[Any, ...], name: str) -> np.ndarray:
-    """The leaf of the JAX trees that is the module's parameter ``name``, in torch's order of axes."""
+    """Return the leaf of the JAX trees that is the module's parameter ``name``, in torch's order of axes."""
     *path, kind = (part for part in name.split(".") if part != "base")
     node = frozen[0] if frozen and not is_lora(name) else params
     for part in path:

@@ -47,7 +47,7 @@ def set_up(threads: int) -> None:
 
 
 def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
-    """The step called ``name`` in `STEPS`, on the case's data."""
+    """Return the step called ``name`` in `STEPS`, on the case's data."""
     params, x, y, *frozen = data
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = torch_models.build(case.model)

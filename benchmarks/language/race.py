@@ -17,7 +17,7 @@ LIMIT = 900.0
 
 
 def missing(chosen: Sequence[Contender]) -> dict[str, str]:
-    """The chosen contenders whose packages are not there, and why."""
+    """Return the chosen contenders whose packages are not there, and why."""
     found = {}
     for contender in chosen:
         for module in contender.modules:
@@ -78,7 +78,7 @@ def _prepare(task: Task, contender: Contender, size: int) -> turns.Entry:
 
 
 def _xla_bytes(memory: Any) -> dict[str, int] | None:
-    """What XLA's account of a program says: all that is held at a time, and of it the temporaries."""
+    """Return what XLA's account of a program says: all that is held at a time, and of it the temporaries."""
     if memory is None:
         return None
     arguments, output = memory.argument_size_in_bytes, memory.output_size_in_bytes
@@ -88,7 +88,7 @@ def _xla_bytes(memory: Any) -> dict[str, int] | None:
 
 
 def _device_bytes() -> dict[str, int] | None:
-    """What the device says that it holds now, and held at most; None for those that do not say it."""
+    """Return what the device says that it holds now, and held at most; None for those that do not say it."""
     stats = jax.devices()[0].memory_stats()
     if not stats or "peak_bytes_in_use" not in stats:
         return None
@@ -96,7 +96,7 @@ def _device_bytes() -> dict[str, int] | None:
 
 
 def _added(before: dict[str, int] | None, after: dict[str, int] | None) -> dict[str, Any] | None:
-    """How far the device's peak was above what it held before a call.
+    """Return how far the device's peak was above what it held before a call.
 
     The peak cannot be reset. Where a call did not raise it, an earlier call had needed as much or more, and what is
     known is an upper bound.
@@ -107,7 +107,7 @@ def _added(before: dict[str, int] | None, after: dict[str, int] | None) -> dict[
 
 
 def _fastest(entries: list[turns.Entry], name: str) -> turns.Entry | None:
-    """The entry of a contender with the least median."""
+    """Return the entry of a contender with the least median."""
     own = [entry for entry in entries if entry.name == name]
     return min(own, key=lambda entry: statistics.median(entry.seconds), default=None)
 
@@ -148,7 +148,7 @@ def _cost(case: Case, strategy: str, size: int) -> StepCost:
 
 
 def _predicted(case: Case, strategy: str, size: int) -> dict[str, float | None] | None:
-    """What the model of the costs says; without privacy it has operations only, and of peers nothing."""
+    """Return what the model of the costs says; without privacy it has operations only, and of peers nothing."""
     if not strategy:
         return None
     is_private = strategy != "none"
@@ -162,7 +162,7 @@ def _predicted(case: Case, strategy: str, size: int) -> dict[str, float | None] 
 
 
 def _predicted_products(cost: StepCost, is_private: bool) -> Iterator[float]:
-    """The operations of matrix products, part by part."""
+    """Return the operations of matrix products, part by part."""
     for part in cost.parts:
         if part.name in ("norms and others", "embedding"):
             continue

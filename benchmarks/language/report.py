@@ -35,7 +35,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _case(at: dict[str, Any]) -> str:
-    """The tables of one training: times, and then what was counted."""
+    """Return the tables of one training: times, and then what was counted."""
     about = f"{at['num_parameters']:,} parameters, {at['num_trained']:,} of them trained."
     device_flops = at["device_flops"]
     if device_flops is None:

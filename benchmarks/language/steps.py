@@ -74,7 +74,7 @@ class Task:
         return Finetuning(case.config, plan, LEARNING_RATE, case.lora, size, strategy)
 
     def loss(self, trained: Any, tokens: jax.Array, segment_ids: jax.Array, base: Any) -> jax.Array:
-        """The loss of ONE unit."""
+        """Return the loss of ONE unit."""
         params = trained if base is None else joined(trained, base)
         return sequence_loss(self.case.config, params, tokens, segment_ids, lora=self.case.lora)
 

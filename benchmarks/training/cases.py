@@ -48,7 +48,7 @@ class Case(NamedTuple):
         )
 
     def params(self) -> Any:
-        """The first parameters, NumPy arrays."""
+        """Return the first parameters, NumPy arrays."""
         return self.model.init(np.random.default_rng(0))[0]
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import clocks, turns
+from benchmarks import clocks, turns, writing
 from benchmarks.clipping.contenders import why_missing
 from benchmarks.training import parts
 from benchmarks.training.cases import LARGEST_NOISE_RATIO, Case
@@ -21,13 +21,13 @@ LEAST_SCAN_RATIO = 0.98
 
 
 def missing(chosen: Sequence[Contender]) -> dict[str, str]:
-    """The chosen contenders whose packages are not there, and why."""
+    """Return the chosen contenders whose packages are not there, and why."""
     found = {each.name: next((why for m in each.modules if (why := why_missing(m))), None) for each in chosen}
     return {name: why for name, why in found.items() if why}
 
 
 def first_loss(case: Case) -> float:
-    """The mean loss that everybody starts from."""
+    """Return the mean loss that everybody starts from."""
     return mean_loss(case, case.params())
 
 
@@ -87,14 +87,14 @@ def targets(cases: Sequence[Case], result: dict[str, Any]) -> dict[str, dict[str
     """Return the targets of the noise, and of each case: its bookkeeping, the peers' speed, scan against loop."""
     noise = result["noise"]
     name = f"noise of {noise['num_coordinates']:,} coordinates / {parts.JAX_NORMAL}"
-    found = {name: _at_most(LARGEST_NOISE_RATIO, noise["contenders"][parts.NOISE]["over"]["time"])}
+    found = {name: writing.at_most(LARGEST_NOISE_RATIO, noise["contenders"][parts.NOISE]["over"]["time"])}
     for case in cases:
         if case.name not in result["cases"]:
             continue
         measured = result["cases"][case.name]
         if case.overhead_target is not None:
             ratio = measured["parts"][parts.PRIVATE]["over"]["time"]
-            found[f"{case.name}: {parts.PRIVATE} / {parts.CLIPPED}"] = _at_most(case.overhead_target, ratio)
+            found[f"{case.name}: {parts.PRIVATE} / {parts.CLIPPED}"] = writing.at_most(case.overhead_target, ratio)
 
         speeds = {}
         for trainer, at in measured["trainers"].items():
@@ -103,17 +103,11 @@ def targets(cases: Sequence[Case], result: dict[str, Any]) -> dict[str, dict[str
         peers = {trainer: speed for trainer, speed in speeds.items() if trainer not in OWN}
         if SCAN in speeds and peers:
             fastest = max(peers, key=peers.__getitem__)
-            faster = _at_least(1.0, speeds[SCAN] / peers[fastest])
-            found[f"{case.name}: times faster than the fastest peer"] = faster | {"beside": fastest}
+            faster = speeds[SCAN] / peers[fastest]
+            name = f"{case.name}: times faster than the fastest peer"
+            found[name] = writing.at_least(1.0, faster, beside=fastest)
         if SCAN in speeds and LOOP in speeds:
-            faster = _at_least(LEAST_SCAN_RATIO, speeds[SCAN] / speeds[LOOP])
-            found[f"{case.name}: steps/s of run_steps / of a loop of step"] = faster | {"beside": LOOP}
+            faster = speeds[SCAN] / speeds[LOOP]
+            name = f"{case.name}: steps/s of run_steps / of a loop of step"
+            found[name] = writing.at_least(LEAST_SCAN_RATIO, faster, beside=LOOP)
     return found
-
-
-def _at_most(target: float, measured: float) -> dict[str, Any]:
-    return {"target": target, "measured": measured, "at_least": False, "met": bool(measured <= target)}
-
-
-def _at_least(target: float, measured: float) -> dict[str, Any]:
-    return {"target": target, "measured": measured, "at_least": True, "met": bool(measured >= target)}

@@ -41,7 +41,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def percent(ratio: float) -> str:
-    """A ratio as what it is above one."""
+    """Return a ratio as what it is above one."""
     return f"{100 * (ratio - 1):+.1f}%"
 
 

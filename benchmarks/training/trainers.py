@@ -53,7 +53,7 @@ def gdpjax_scan(case: Case, size: int | None) -> Trainer:
 
 
 def gdpjax_step(case: Case, size: int | None) -> Trainer:
-    """A loop in Python over compiled steps."""
+    """Return a loop in Python over compiled steps."""
 
     def advance(training: Any, state: Any, data: Any) -> Any:
         for _ in range(case.steps_per_turn):
@@ -85,7 +85,7 @@ PADDING_MULTIPLE = 32
 
 
 def jax_privacy(case: Case, size: int | None) -> Trainer:
-    """The loop of its execution plans: batches from the host, padded to a multiple of 32 rows, and a jitted step."""
+    """Follow its execution plans: batches from the host, padded to a multiple of 32 rows, and a jitted step."""
     batch_selection = importlib.import_module("jax_privacy.batch_selection")
     execution_plan = importlib.import_module("jax_privacy.experimental.execution_plan")
     dp_accounting = importlib.import_module("dp_accounting")

@@ -39,7 +39,7 @@ class Task:
     hold_out: float = 0.1
 
     def quick(self) -> "Task":
-        """A version that is over soon."""
+        """Return a version that is over soon."""
         return dataclasses.replace(
             self, epochs=(1,), learning_rates=self.learning_rates[:2], epsilons=self.epsilons[1::3]
         )

@@ -6,10 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import scipy.stats
 from matplotlib import pyplot as plt
 
@@ -17,16 +13,26 @@ import gdpjax
 from experiments.config import CorrelatedConfig
 from experiments.correlated.methods import DELTA, METHODS, Task, describe, rmse_of
 from experiments.correlated.trials import Trial
-from experiments.tables import markdown_table, mean_and_stdev
-from gdpjax.sweeps import records
+from experiments.figures.style import BLUE, GREEN, GREY, GRID, PURPLE, RED, look, save
+from experiments.tables import markdown_table, mean_and_stdev, write_with_table
 from gdpjax.sweeps.rounding import upper
 
-COLORS = ("#555555", "#D55E00", "#0072B2", "#009E73", "#CC79A7")  # Okabe and Ito
+COLORS = (GREY, RED, BLUE, GREEN, PURPLE)
 MARKERS = ("o", "s", "^", "v", "D")
-STYLE: Any = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "axes.grid": True,
-    "grid.alpha": 0.25, "grid.linewidth": 0.5,
-}  # fmt: skip
+SETTINGS_HEAD = (
+    "method",
+    "epsilon",
+    "certified",
+    "strategy",
+    "epochs",
+    "steps",
+    "learning rate",
+    "noise",
+    "RMSE of sums",
+)
+SPACING = 1.03
+"""The methods stand side by side at each epsilon, a factor apart."""
+
 NOTES = """\
 Accuracy on the test data in percent: mean over the seeds, with a 95 % interval for the mean (Student's t). The epsilon
 is certified, at delta = {delta:g}, of ONE training with its settings fixed beforehand; neighbours differ by a null
@@ -48,24 +54,9 @@ def result_of(
     rows = []
     for method in METHODS:
         for epsilon in task.epsilons:
-            ours = [trial for trial in trials if (trial.method, trial.epsilon) == (method, epsilon)]
-            plan, values = plans[ours[0]], [accuracies[trial] for trial in ours]
-            bracket = plan.epsilon_bounds()
-            rows.append(
-                {
-                    "method": method,
-                    "epsilon": epsilon,
-                    "epsilon_lower": float(bracket.lower),
-                    "epsilon_upper": float(bracket.upper),
-                    "accuracy": mean_and_stdev(values) | {"half_width": half_width(values), "values": values},
-                    "epochs": ours[0].epochs,
-                    "learning_rate": ours[0].learning_rate,
-                    "noise_multiplier": plan.noise_multiplier,
-                    "num_steps": plan.max_steps,
-                    "strategy": describe(plan),
-                    "rmse_of_sums": rmse_of(plan),
-                }
-            )
+            seeds = [trial for trial in trials if (trial.method, trial.epsilon) == (method, epsilon)]
+            values = [accuracies[trial] for trial in seeds]
+            rows.append(_row(seeds[0], plans[seeds[0]], values))
     flags = f" --task {config.task} --seeds {config.seeds}" + (" --quick" if config.quick else "")
     return {
         "command": f"python -m experiments correlated{flags}",
@@ -78,8 +69,27 @@ def result_of(
     }
 
 
+def _row(trial: Trial, plan: gdpjax.Plan, accuracies: list[float]) -> dict[str, Any]:
+    """Return a row of the result, from one of its trainings, the plan of all, and the accuracy of each."""
+    bracket = plan.epsilon_bounds()
+    accuracy = mean_and_stdev(accuracies)
+    return {
+        "method": trial.method,
+        "epsilon": trial.epsilon,
+        "epsilon_lower": float(bracket.lower),
+        "epsilon_upper": float(bracket.upper),
+        "accuracy": accuracy | {"half_width": half_width(accuracies), "values": accuracies},
+        "epochs": trial.epochs,
+        "learning_rate": trial.learning_rate,
+        "noise_multiplier": plan.noise_multiplier,
+        "num_steps": plan.max_steps,
+        "strategy": describe(plan),
+        "rmse_of_sums": rmse_of(plan),
+    }
+
+
 def half_width(values: Sequence[float]) -> float | None:
-    """Half the 95 % interval of the mean, which one value does not have.
+    """Return half the 95 % interval of the mean (Student's t), which one value does not have.
 
     >>> f"{half_width([0.0, 1.0]):.3f}"
     '6.353'
@@ -87,32 +97,28 @@ def half_width(values: Sequence[float]) -> float | None:
     stdev = mean_and_stdev(values)["stdev"]
     if stdev is None:
         return None
-    return float(scipy.stats.t.ppf(0.975, len(values) - 1)) * stdev / math.sqrt(len(values))
+    quantile = float(scipy.stats.t.ppf(0.975, len(values) - 1))
+    return quantile * stdev / math.sqrt(len(values))
 
 
 def write(path: Path, figure: Path, result: dict[str, Any]) -> None:
     """Write the result file, the table beside it, and the figure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    write_with_table(path, result, markdown(result))
     figure.parent.mkdir(parents=True, exist_ok=True)
-    records.write_json(path, result)
-    path.with_suffix(".md").write_text(markdown(result))
-    with plt.rc_context(STYLE):
+    with look(GRID):
         _draw(result, figure)
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of accuracies, and that of the settings."""
+    """Return the table of accuracies, and that of the settings."""
     epsilons = result["task"]["epsilons"]
-    cells = {(row["method"], row["epsilon"]): row for row in result["rows"]}
-    methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
-    accuracies = markdown_table(
-        ("method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)),
-        [(method, *(_accuracy(cells[method, epsilon]) for epsilon in epsilons)) for method in methods],
-    )
-    settings = markdown_table(
-        ("method", "epsilon", "certified", "strategy", "epochs", "steps", "learning rate", "noise", "RMSE of sums"),
-        [_settings(row) for row in result["rows"]],
-    )
+    row_of = {(row["method"], row["epsilon"]): row for row in result["rows"]}
+    lines = []
+    for method in _methods(result):
+        lines.append([method, *(_accuracy(row_of[method, epsilon]) for epsilon in epsilons)])
+    accuracies = markdown_table(["method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], lines)
+    settings = markdown_table(SETTINGS_HEAD, [_settings(row) for row in result["rows"]])
+
     best = max(row["accuracy"]["mean"] for row in result["rows"])
     notes = NOTES.format(
         delta=result["delta"],
@@ -129,9 +135,9 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _accuracy(row: dict[str, Any]) -> str:
-    found = row["accuracy"]
-    spread = "" if found["half_width"] is None else f" ± {100 * found['half_width']:.2f}"
-    return f"{100 * found['mean']:.2f}{spread}"
+    accuracy = row["accuracy"]
+    interval = "" if accuracy["half_width"] is None else f" ± {100 * accuracy['half_width']:.2f}"
+    return f"{100 * accuracy['mean']:.2f}{interval}"
 
 
 def _settings(row: dict[str, Any]) -> tuple[str, ...]:
@@ -151,20 +157,25 @@ def _settings(row: dict[str, Any]) -> tuple[str, ...]:
 def _draw(result: dict[str, Any], path: Path) -> None:
     """Draw accuracy against epsilon, a line with intervals for each method, side by side at each epsilon."""
     figure, axes = plt.subplots(figsize=(6.8, 3.2), layout="constrained")
-    methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
+    methods = _methods(result)
+    middle = (len(methods) - 1) / 2
     for place, (method, color, marker) in enumerate(zip(methods, COLORS, MARKERS, strict=False)):
         rows = [row for row in result["rows"] if row["method"] == method]
-        shifted = [row["epsilon"] * 1.03 ** (place - (len(methods) - 1) / 2) for row in rows]
+        epsilons = [row["epsilon"] * SPACING ** (place - middle) for row in rows]
         means = [100 * row["accuracy"]["mean"] for row in rows]
         spread = [100 * (row["accuracy"]["half_width"] or 0.0) for row in rows]
-        axes.errorbar(
-            shifted, means, spread, color=color, marker=marker, markersize=4, capsize=2, linewidth=1, label=method
-        )
+        line: dict[str, Any] = {"color": color, "linewidth": 1, "marker": marker, "markersize": 4, "capsize": 2}
+        axes.errorbar(epsilons, means, spread, label=method, **line)
+
     epsilons = result["task"]["epsilons"]
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
     axes.set(xlabel=f"certified epsilon (delta = {result['delta']:g})", ylabel="test accuracy (%)")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=130, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, path, dpi=130)
+
+
+def _methods(result: dict[str, Any]) -> list[str]:
+    """Return the names of the methods, in the order of the rows."""
+    return list(dict.fromkeys(row["method"] for row in result["rows"]))

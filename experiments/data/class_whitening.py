@@ -31,7 +31,7 @@ class ClassWhitening:
     matrix: np.ndarray
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
-        """The coordinates of examples ``[N, features]``, ``[N, components]``."""
+        """Return the coordinates of examples ``[N, features]``, ``[N, components]``."""
         return (features - self.mean) @ self.matrix
 
 

@@ -47,7 +47,7 @@ class Dataset:
         return int(self.test_labels.max()) + 1
 
     def hold_out(self, fraction: float) -> "Dataset":
-        """The training data alone, a ``fraction`` of them, always the same, in the place of the test data.
+        """Return the training data alone, a ``fraction`` of them, always the same, in the place of the test data.
 
         What is chosen by such results has not seen the test data.
         """

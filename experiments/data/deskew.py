@@ -55,7 +55,7 @@ def deskew(images: np.ndarray) -> np.ndarray:
 
 
 def _columns(images: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The pixel of each row at these columns, 0 outside of the image."""
+    """Return the pixel of each row at these columns, 0 outside of the image."""
     width = images.shape[2]
     inside = (columns >= 0) & (columns < width)
     pixels = np.take_along_axis(images, np.clip(columns, 0, width - 1), axis=2)

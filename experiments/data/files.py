@@ -34,7 +34,7 @@ class Source:
 
 
 def fetch(source: Source) -> list[Path]:
-    """The files of a source, checked, in the order of their names there; UserError where one is absent or damaged."""
+    """Return the files of a source, checked, in its order; UserError where one is absent or damaged."""
     folder = os.environ.get(ENVIRONMENT_VARIABLE)
     if folder and not Path(folder).is_dir():
         raise UserError(f"{ENVIRONMENT_VARIABLE} is {folder}, which is no folder; correct it, or unset it to download")
@@ -42,7 +42,7 @@ def fetch(source: Source) -> list[Path]:
 
 
 def find(source: Source) -> list[Path] | None:
-    """The files of a source that is never downloaded, checked, or None where the folder does not have them all."""
+    """Return the files of a source that is never downloaded, or None where the folder does not have them all."""
     folder = os.environ.get(ENVIRONMENT_VARIABLE)
     if not folder or not all(any(path.is_file() for path in _places(source, folder, name)) for name in source.sha256):
         return None
@@ -54,14 +54,14 @@ def _places(source: Source, folder: str | Path, name: str) -> tuple[Path, Path]:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept, and what is computed from data and takes long."""
+    """Return where downloads are kept, and what is computed from data and takes long."""
     import pooch  # only needed where there is something to keep
 
     return Path(pooch.os_cache("gdpjax"))
 
 
 def read_gzip(path: Path) -> bytes:
-    """What a gzip file holds, or a UserError that names it."""
+    """Return what a gzip file holds, or a UserError that names it."""
     try:
         return gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -69,7 +69,7 @@ def read_gzip(path: Path) -> bytes:
 
 
 def _local(source: Source, folder: Path, name: str) -> Path:
-    """A file of the folder, as it is or gzipped; the checksum is of the file that was named."""
+    """Return a file of the folder, as it is or gzipped; the checksum is of the file that was named."""
     expected = source.sha256[name]
     for path in _places(source, folder, name):
         packed = path.with_name(path.name + ".gz")

@@ -13,12 +13,12 @@ UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The ``uint8`` array in a gzipped IDX file, or a UserError that names the file."""
+    """Return the ``uint8`` array in a gzipped IDX file, or a UserError that names the file."""
     return parse_idx(read_gzip(path), str(path))
 
 
 def parse_idx(content: bytes, name: str) -> np.ndarray:
-    """The array in the bytes of an IDX file; ``name`` is for messages."""
+    """Return the array in the bytes of an IDX file; ``name`` is for messages."""
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:
         raise UserError(f"{name} is not an IDX file of unsigned bytes: it begins with {content[:4]!r}")
     rank = content[3]

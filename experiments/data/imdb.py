@@ -45,7 +45,7 @@ def load_imdb() -> Dataset:
 
 
 def load_imdb_words() -> Dataset:
-    """The same reviews, as vectors of 2,000 features."""
+    """Return the same reviews, as vectors of 2,000 features."""
     return _load(words)
 
 

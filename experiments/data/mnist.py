@@ -46,7 +46,7 @@ def load_mnist() -> Dataset:
 
 
 def load_mnist_scattering() -> Dataset:
-    """The same as vectors of 500 features, each vector with norm 3.
+    """Return the same as vectors of 500 features, each vector with norm 3.
 
     Scattering coefficients of the deskewed image, in coordinates that scikit-learn's digits chose: public data, and
     their labels, were used. Nothing is a statistic of MNIST; the features of an image are a function of that image.
@@ -82,11 +82,11 @@ def _vectors(images: np.ndarray, whitening: class_whitening.ClassWhitening) -> n
 
 @functools.cache
 def _public_whitening() -> class_whitening.ClassWhitening:
-    """The coordinates, from digits that are not MNIST's."""
+    """Return the coordinates, from digits that are not MNIST's."""
     images, labels = public_digits.load_public_digits()
     return class_whitening.fit_class_whitening(_coefficients(images), labels, NUM_COMPONENTS)
 
 
 def _coefficients(images: np.ndarray) -> np.ndarray:
-    """The scattering coefficients of deskewed images ``[N, 28, 28]``, ``float32[N, 3969]``."""
+    """Return the scattering coefficients of deskewed images ``[N, 28, 28]``, ``float32[N, 3969]``."""
     return scattering.scattering(deskew.deskew(images), NUM_BLOCKS).reshape(len(images), -1)

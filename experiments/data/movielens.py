@@ -51,7 +51,7 @@ def read_npz(path: Path) -> tuple[np.ndarray, ...]:
 
 
 def read_zip(path: Path) -> tuple[np.ndarray, ...]:
-    """The same from GroupLens' file; a UserError names it where it is damaged."""
+    """Return the same from GroupLens' file; a UserError names it where it is damaged."""
     try:
         text = zipfile.ZipFile(path).read("ml-1m/ratings.dat").replace(b"::", b" ")
         rows = np.loadtxt(io.BytesIO(text), dtype=np.int64, ndmin=2)

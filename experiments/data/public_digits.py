@@ -48,7 +48,7 @@ def draw(digit: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def _sources(generator: np.random.Generator) -> np.ndarray:
-    """Where each enlarged pixel comes from, ``[2, 80, 80]``: an affine map about the centre, and a displacement."""
+    """Draw where each enlarged pixel comes from, ``[2, 80, 80]``: an affine map about the centre, displaced."""
     angle = np.radians(generator.uniform(-MOST_DEGREES, MOST_DEGREES))
     shear = generator.uniform(-MOST_SHEAR, MOST_SHEAR)
     scales = np.exp(generator.uniform(-MOST_LOG_SCALE, MOST_LOG_SCALE, 2))
@@ -67,7 +67,7 @@ def _sources(generator: np.random.Generator) -> np.ndarray:
 
 
 def _lay_out(ink: np.ndarray) -> np.ndarray:
-    """The digit in a box of 20x20 pixels, its centre of mass at the centre of the image."""
+    """Return the digit in a box of 20x20 pixels, its centre of mass at the centre of the image."""
     rows, columns = np.nonzero(ink > 0.3)
     box = ink[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
     factor = BOX / max(box.shape)

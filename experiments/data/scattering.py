@@ -28,22 +28,36 @@ Nothing here depends on other images: the features of one example are a function
 whole data set (means and deviations of each feature) would be private.
 """
 
+from typing import Any
+
 import numpy as np
 import scipy.fft
+from jaxtyping import Complex, Complex64, Float, Float32
 
 from experiments.errors import UserError
 
-NUM_SCALES, NUM_ANGLES = 2, 8
-MARGIN = 2
+NUM_SCALES = 2
+NUM_ANGLES = 8
 NUM_CHANNELS = 1 + NUM_SCALES * NUM_ANGLES + NUM_ANGLES**2
-SIGMA, FREQUENCY, ELONGATION = 0.8, 0.75 * np.pi, 2.0
+"""The average itself, then those of first and of second order."""
+
+MARGIN = 2
+"""Pixels of 0 on each side."""
+SIGMA = 0.8
+FREQUENCY = 0.75 * np.pi
+ELONGATION = 2.0
 WINDOW = 0.4
+"""Standard deviation of a window over the side of its block."""
+COPIES = 2
+"""The torus is unrolled so many times to each side; beyond that a Gaussian is below rounding."""
 CHUNK = 64
 """Images taken at a time: their transforms fit a processor's cache."""
 
 
-def scattering(images: np.ndarray, num_blocks: int) -> np.ndarray:
-    """The scattering coefficients of images, ``float32[N, 81, num_blocks, num_blocks]``.
+def scattering(
+    images: Float[np.ndarray, "images size size"], num_blocks: int
+) -> Float32[np.ndarray, "images 81 num_blocks num_blocks"]:
+    """Return the scattering coefficients of images, ``float32[N, 81, num_blocks, num_blocks]``.
 
     Args:
       images: ``[N, size, size]``.
@@ -56,52 +70,70 @@ def scattering(images: np.ndarray, num_blocks: int) -> np.ndarray:
         raise UserError(f"scattering is for square images [N, size, size], got shape {images.shape}")
     padded = np.pad(images.astype(np.float32), [(0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)])
     size = padded.shape[1]
-    filters = [
-        np.stack([_fourier(wavelet(size, j, t)).astype(np.complex64) for t in range(NUM_ANGLES)])
-        for j in range(NUM_SCALES)
-    ]
+    banks = [_filter_bank(size, scale) for scale in range(NUM_SCALES)]
     average = windows(size, num_blocks).astype(np.float32)
-    out = np.empty((len(images), NUM_CHANNELS, num_blocks, num_blocks), np.float32)
+
+    coefficients = np.empty((len(images), NUM_CHANNELS, num_blocks, num_blocks), np.float32)
     for first in range(0, len(images), CHUNK):
         chunk = slice(first, first + CHUNK)
-        out[chunk] = _scatter(padded[chunk], filters, average)
-    return out
+        coefficients[chunk] = _scatter(padded[chunk], banks, average)
+    return coefficients
 
 
-def wavelet(size: int, scale: int, angle: int) -> np.ndarray:
-    """psi of one scale and direction on the torus, ``complex128[size, size]``, its centre at the pixel (0, 0)."""
-    wave, envelope = np.zeros((size, size), complex), np.zeros((size, size))
+def wavelet(size: int, scale: int, angle: int) -> Complex[np.ndarray, "size size"]:
+    """Return psi of one scale and direction on the torus, its centre at the pixel (0, 0)."""
     theta = np.pi * angle / NUM_ANGLES
-    for shift in np.ndindex(5, 5):  # the copies of a Gaussian beyond these are below rounding
-        rows, columns = np.meshgrid(*(np.arange(size) + size * (s - 2) for s in shift), indexing="ij")
+    wave = np.zeros((size, size), complex)
+    envelope = np.zeros((size, size))
+    for shift in np.ndindex(2 * COPIES + 1, 2 * COPIES + 1):
+        rows, columns = np.meshgrid(*(np.arange(size) + size * (s - COPIES) for s in shift), indexing="ij")
         along = (np.cos(theta) * rows + np.sin(theta) * columns) / 2**scale
         across = (np.cos(theta) * columns - np.sin(theta) * rows) / 2**scale
         gaussian = np.exp(-(along**2 + (across / ELONGATION) ** 2) / (2 * SIGMA**2))
         envelope += gaussian
         wave += gaussian * np.exp(1j * FREQUENCY * along)
-    return (wave - wave.sum() / envelope.sum() * envelope) / envelope.sum()
+
+    # Without its mean, and scaled so that the Gaussian has the sum 1.
+    mean = wave.sum() / envelope.sum()
+    return (wave - mean * envelope) / envelope.sum()
 
 
-def windows(size: int, num_blocks: int) -> np.ndarray:
-    """One row of weights with the sum 1 for each block along a side of the padded image, ``[num_blocks, size]``."""
+def windows(size: int, num_blocks: int) -> Float[np.ndarray, "num_blocks size"]:
+    """Return the weights of one side's pixels in each block's average; those of a block have the sum 1."""
     block = (size - 2 * MARGIN) / num_blocks
     centres = MARGIN + block * (np.arange(num_blocks) + 0.5) - 0.5
-    copies = size * np.arange(-2, 3)[:, None, None]  # the torus' own; those beyond are below rounding
-    weights = np.exp(-(((np.arange(size) - centres[:, None] + copies) / (WINDOW * block)) ** 2) / 2).sum(axis=0)
+    copies = size * np.arange(-COPIES, COPIES + 1)[:, None, None]
+    distance = np.arange(size) - centres[:, None] + copies
+    weights = np.exp(-((distance / (WINDOW * block)) ** 2) / 2).sum(axis=0)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def _scatter(images: np.ndarray, filters: list[np.ndarray], average: np.ndarray) -> np.ndarray:
-    blur = lambda x: average @ x @ average.T  # noqa: E731
+def _filter_bank(size: int, scale: int) -> Complex64[np.ndarray, "angles size size"]:
+    """Return the transforms of the wavelets of one scale."""
+    return np.stack([_fourier(wavelet(size, scale, angle)).astype(np.complex64) for angle in range(NUM_ANGLES)])
+
+
+def _scatter(
+    images: Float32[np.ndarray, "images size size"],
+    banks: list[Complex64[np.ndarray, "angles size size"]],
+    average: Float32[np.ndarray, "num_blocks size"],
+) -> Float32[np.ndarray, "images 81 num_blocks num_blocks"]:
+    """Return S0, then S1 by scale and direction, then S2 by first and second direction."""
     spectra = _fourier(images)[:, None]
-    moduli = [_modulus(spectra * bank) for bank in filters]
-    second = [_modulus(spectra * filters[1]) for spectra in _fourier(moduli[0]).swapaxes(0, 1)[:, :, None]]
-    return np.concatenate([blur(x) for x in (images[:, None], *moduli, *second)], axis=1)
+    first_order = [_modulus(spectra * bank) for bank in banks]
+
+    # From a modulus of the finer scale to the wavelets of the coarser one.
+    second_order = []
+    for modulus in _fourier(first_order[0]).swapaxes(0, 1):
+        second_order.append(_modulus(modulus[:, None] * banks[1]))
+
+    channels = [images[:, None], *first_order, *second_order]
+    return np.concatenate([average @ channel @ average.T for channel in channels], axis=1)
 
 
-def _modulus(spectra: np.ndarray) -> np.ndarray:
+def _modulus(spectra: Complex[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return np.abs(np.asarray(scipy.fft.ifft2(spectra, overwrite_x=True)))
 
 
-def _fourier(x: np.ndarray) -> np.ndarray:
-    return np.asarray(scipy.fft.fft2(x))
+def _fourier(values: np.ndarray) -> Any:
+    return np.asarray(scipy.fft.fft2(values))

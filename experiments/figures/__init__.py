@@ -1,5 +1,6 @@
 """The figures of the documentation, and of the demo.
 
+* `style`        colours, and settings of matplotlib
 * `fdp`          ``fdp-figures``, the figures of docs/fdp.md
 * `gradients`    ``gradients-figure``, that of docs/gradients.md
 * `correlated`   ``correlated-figure``, that of docs/correlated.md

@@ -2,79 +2,88 @@
 
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
+from jaxtyping import Float
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from experiments.config import CorrelatedFigureConfig
+from experiments.figures.style import BLUE, GREEN, GREY, RED, look, save
 from gdpjax.correlated import BandedInverse, BandedToeplitz, MinSep, bisr, lambda_cgd, optimize_banded_toeplitz
 
-GREY, BLUE, GREEN, RED = "#555555", "#0072B2", "#009E73", "#D55E00"  # Okabe and Ito
-STYLE: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 8}
-NUM_STEPS, NUM_SHOWN, BANDS = 512, 24, 64
+NUM_STEPS = 512
+NUM_BANDS = 64
 PROMISE = MinSep(max_participations=8, min_separation=64)
+NUM_SHOWN = 24
+"""Steps whose correlations are shown."""
+
+Strategy = BandedInverse | BandedToeplitz
 
 
 def run(config: CorrelatedFigureConfig) -> None:
     """Draw the figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
     path = config.output / "correlated_noise.png"
-    with plt.rc_context(STYLE):
-        figure = draw()
-        figure.savefig(path, dpi=120, metadata={"Software": None})
-        plt.close(figure)
+    with look({"axes.titlesize": 8}, font_size=8):
+        save(draw(), path, dpi=120)
     print(f"Figure: {path}")
 
 
-def strategies() -> dict[str, tuple[BandedInverse | BandedToeplitz, str]]:
-    """The strategies of the figure and their colors."""
+def strategies() -> dict[str, tuple[Strategy, str]]:
+    """Return the strategies of the figure with their colours, by name."""
     return {
         "independent": (BandedInverse([1.0]), GREY),
         "$\\lambda$-CGD, $\\lambda$ = 0.9": (lambda_cgd(0.9), GREEN),
         "BISR, 8 draws": (bisr(8), BLUE),
-        f"BandMF, {BANDS} bands": (optimize_banded_toeplitz(NUM_STEPS, BANDS), RED),
+        f"BandMF, {NUM_BANDS} bands": (optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS), RED),
     }
 
 
-def covariance(strategy: BandedInverse | BandedToeplitz) -> np.ndarray:
-    """The covariance of the noise of all steps at mu = 1, in units of the squared clip norm."""
+def covariance(strategy: Strategy) -> Float[np.ndarray, "steps steps"]:
+    """Return the covariance of the noise of all steps at mu = 1, in units of the squared clip norm."""
     column = strategy.inverse_column(NUM_STEPS)
-    lag = np.subtract.outer(np.arange(NUM_STEPS), np.arange(NUM_STEPS))
+
+    # C^(-1) is a lower triangular Toeplitz matrix: its entries depend on how long ago a draw was made.
+    steps = np.arange(NUM_STEPS)
+    lag = np.subtract.outer(steps, steps)
     inverse = np.where(lag >= 0, column[np.maximum(lag, 0)], 0.0)
-    return float(strategy.sensitivity(NUM_STEPS, PROMISE)) ** 2 * inverse @ inverse.T
+
+    # At mu = 1 the independent draws have the sensitivity as their deviation.
+    sensitivity = float(strategy.sensitivity(NUM_STEPS, PROMISE))
+    return sensitivity**2 * inverse @ inverse.T
 
 
 def draw() -> Figure:
-    """One image of correlations for each strategy, and below the deviation of the running sums."""
+    """Draw the correlations of each strategy side by side, and below them the deviation of the running sums."""
     figure = plt.figure(figsize=(7.2, 4.5), layout="constrained")
-    parts: Any = figure.subfigures(2, 1, height_ratios=(1.0, 1.05))
-    above, below = parts
-    images = above.subplots(1, 4)
-    sums = below.subplots()
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1.0, 1.05))
+    upper_half, lower_half = halves
+    images = upper_half.subplots(1, 4)
+    sums = lower_half.subplots()
+
+    steps = np.arange(1, NUM_STEPS + 1)
     for axes, (name, (strategy, color)) in zip(images, strategies().items(), strict=True):
-        found = covariance(strategy)
-        image = _correlations(axes, name, found)
-        # A prefix sum's variance is the sum of a square block of the covariance.
-        variances = np.cumsum(np.cumsum(found, axis=0), axis=1).diagonal()
-        steps = np.arange(1, NUM_STEPS + 1)
+        of_noise = covariance(strategy)
+        image = _draw_correlations(axes, name, of_noise)
+
+        # The variance of a running sum is the sum of a square block of the covariance.
+        variances = np.cumsum(np.cumsum(of_noise, axis=0), axis=1).diagonal()
         sums.plot(steps, np.sqrt(variances), color=color, label=name)
-    bar = above.colorbar(image, ax=images, shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
+
+    bar = upper_half.colorbar(image, ax=images, shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
     bar.set_label("correlation")
     sums.set(xlim=(0, NUM_STEPS), ylim=(0, None), xlabel="step", ylabel="stddev of the running sum")
-    sums.legend(loc="center right", bbox_to_anchor=(1.0, 0.55), frameon=False)
+    sums.legend(loc="center right", bbox_to_anchor=(1.0, 0.55))
     sums.grid(alpha=0.25, linewidth=0.5)
     return figure
 
 
-def _correlations(axes: Axes, name: str, found: np.ndarray) -> Any:
-    """The correlations of the first steps, and in words how much noise one step has."""
-    deviations = np.sqrt(found.diagonal())
-    correlations = found / np.outer(deviations, deviations)
+def _draw_correlations(axes: Axes, name: str, of_noise: Float[np.ndarray, "steps steps"]) -> AxesImage:
+    """Draw the correlations of the first steps, and say how much noise one step has."""
+    deviations = np.sqrt(of_noise.diagonal())
+    correlations = of_noise / np.outer(deviations, deviations)
     image = axes.imshow(correlations[:NUM_SHOWN, :NUM_SHOWN], cmap="RdBu_r", vmin=-0.6, vmax=0.6)
     axes.set(title=name, xticks=[], yticks=[], xlabel=f"stddev of one step: {deviations[-1]:.1f}")
     axes.spines[:].set_visible(False)

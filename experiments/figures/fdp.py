@@ -4,10 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -15,6 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import FdpFiguresConfig
 from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
+from experiments.figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, SVG, look, save
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism, RandomizedResponse
 from gdpjax.tradeoff import (
     ApproximateDP,
@@ -31,129 +28,164 @@ from gdpjax.tradeoff import (
     subsample,
 )
 
-BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"  # Okabe and Ito
 ALPHA = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.1, 1.0, 46)[1:]])
-STYLE: Any = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none",
-    "svg.hashsalt": "gdpjax", "path.simplify": True, "legend.frameon": False,
-}  # fmt: skip
+"""Type I errors at which a smooth curve is drawn: more where it is steep."""
+
+TOTAL_EPSILON = 1.5
+"""Of the figure of composition: n steps of epsilon TOTAL_EPSILON / sqrt(n) each."""
+
+NOISE_OF_COUNTS = 40.0
+"""Standard deviation of the noise of the histogram."""
+
+NORMAL_QUANTILE = 1.96
+"""How many standard deviations a 95 % error bar is long, to each side."""
 
 
 def run(config: FdpFiguresConfig) -> None:
     """Draw every figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context(STYLE):
+    with look(SVG, {"path.simplify": True}):
         for name, draw in FIGURES.items():
-            figure = draw()
-            figure.savefig(config.output / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
-            plt.close(figure)
-            print(f"Figure: {config.output / name}.svg")
+            path = config.output / f"{name}.svg"
+            save(draw(), path, bbox_inches="tight")
+            print(f"Figure: {path}")
 
 
-def _axes(columns: int = 1, *, width: float = 3.4) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(1, columns, figsize=(width * columns, 3.2), layout="constrained", squeeze=False)
-    for each in axes[0]:
-        each.set(
-            xlim=(0, 1), ylim=(0, 1), xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$", aspect="equal"
-        )
-        each.plot([0, 1], [1, 0], color="0.75", linewidth=0.8)
-    return figure, list(axes[0])
+def _unit_squares(columns: int = 1, *, width: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """Make axes for trade-off curves, side by side, with the line of perfect privacy."""
+    size = (width * columns, 3.2)
+    figure, grid = plt.subplots(1, columns, figsize=size, layout="constrained", squeeze=False)
+    row = list(grid[0])
+    for axes in row:
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$")
+        axes.plot([0, 1], [1, 0], color="0.75", linewidth=0.8)
+    return figure, row
 
 
-def _draw(axes: Axes, curve: Curve, *style: str, **options: Any) -> None:
-    """A curve: polygons by their corners, others on a grid."""
+def _draw_curve(axes: Axes, curve: Curve, *style: str, **options: Any) -> None:
+    """Draw a trade-off curve: a polygon by its corners, any other on a grid."""
     points = ALPHA
     if isinstance(curve, PiecewiseLinear):
         points = np.asarray(curve.alpha)
     elif isinstance(curve, ApproximateDP):
-        rest = 1.0 - float(curve.delta)
-        points = np.array([0.0, rest / (1.0 + np.exp(float(curve.epsilon))), rest, 1.0])
+        at_most = 1.0 - float(curve.delta)
+        corner = at_most / (1.0 + np.exp(float(curve.epsilon)))
+        points = np.array([0.0, corner, at_most, 1.0])
     axes.plot(points, curve(points), *style, **options)
 
 
 def _gaussian_family() -> Figure:
-    figure, (axes,) = _axes()
-    for mu, color in zip((0.5, 1.0, 3.0, 6.0), (BLUE, GREEN, ORANGE, RED), strict=True):
-        _draw(axes, Gaussian(mu), color=color, clip_on=False, label=rf"$\mu = {mu:g}$")
+    """Draw the Gaussian curves of several mu."""
+    figure, (axes,) = _unit_squares()
+    for mu, color in ((0.5, BLUE), (1.0, GREEN), (3.0, ORANGE), (6.0, RED)):
+        _draw_curve(axes, Gaussian(mu), color=color, clip_on=False, label=rf"$\mu = {mu:g}$")
     axes.legend(title=r"$G_\mu$")
     return figure
 
 
 def _tangents() -> Figure:
-    figure, (axes,) = _axes()
+    """Draw G_1 as the upper envelope of its (epsilon, delta) bounds."""
+    figure, (axes,) = _unit_squares()
     curve = Gaussian(1.0)
-    for epsilon, color in zip((0.0, 0.5, 1.0, 2.0), (PURPLE, BLUE, GREEN, ORANGE), strict=True):
-        bound = delta(curve, epsilon)
-        label = rf"$\varepsilon = {epsilon:g}$, $\delta = {bound:.3f}$"
-        _draw(axes, ApproximateDP(epsilon, bound), color=color, linewidth=1, label=label)
-    _draw(axes, curve, color="black", linewidth=1.6, label="$G_1$")
+    for epsilon, color in ((0.0, PURPLE), (0.5, BLUE), (1.0, GREEN), (2.0, ORANGE)):
+        tangent_delta = delta(curve, epsilon)
+        tangent = ApproximateDP(epsilon, tangent_delta)
+        label = rf"$\varepsilon = {epsilon:g}$, $\delta = {tangent_delta:.3f}$"
+        _draw_curve(axes, tangent, color=color, linewidth=1, label=label)
+    _draw_curve(axes, curve, color="black", linewidth=1.6, label="$G_1$")
     axes.legend(fontsize=8)
     return figure
 
 
 def _mechanisms() -> Figure:
-    figure, (axes,) = _axes(width=5.6)  # the legend is beside it
-    _draw(axes, Identity(), color="0.75", linewidth=0.8, label="perfect privacy")
-    _draw(axes, GaussianMechanism(1.0).tradeoff(), color=BLUE, label="Gaussian, stddev 1")
-    _draw(axes, LaplaceMechanism(1.0).tradeoff(), "--", color=ORANGE, label=r"Laplace, $\varepsilon = 1$")
-    kinds = ((2, "-.", GREEN), (10, ":", RED))
-    for k, style, color in kinds:
-        label = rf"randomized response, $\varepsilon = 1$, $k = {k}$"
-        _draw(axes, RandomizedResponse(1.0, k).tradeoff(), style, color=color, label=label)
-    _draw(axes, ApproximateDP(1.0, 0.1), color=PURPLE, linewidth=1, label=r"$f_{\varepsilon, \delta}$, (1, 0.1)")
+    """Draw the curves of the mechanisms, with the legend beside them."""
+    figure, (axes,) = _unit_squares(width=5.6)
+    _draw_curve(axes, Identity(), color="0.75", linewidth=0.8, label="perfect privacy")
+    gaussian = GaussianMechanism(1.0).tradeoff()
+    _draw_curve(axes, gaussian, color=BLUE, label="Gaussian, stddev 1")
+    laplace = LaplaceMechanism(1.0).tradeoff()
+    _draw_curve(axes, laplace, "--", color=ORANGE, label=r"Laplace, $\varepsilon = 1$")
+
+    for num_categories, line, color in ((2, "-.", GREEN), (10, ":", RED)):
+        response = RandomizedResponse(1.0, num_categories).tradeoff()
+        label = rf"randomized response, $\varepsilon = 1$, $k = {num_categories}$"
+        _draw_curve(axes, response, line, color=color, label=label)
+
+    approximate = ApproximateDP(1.0, 0.1)
+    label = r"$f_{\varepsilon, \delta}$, (1, 0.1)"
+    _draw_curve(axes, approximate, color=PURPLE, linewidth=1, label=label)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
 def _subsampling() -> Figure:
-    figure, (axes,) = _axes()
-    base, p = Gaussian(1.8), 0.35
-    one = mixture(base, p)
-    _draw(axes, subsample(base, p), color=BLUE, linewidth=3, alpha=0.35, label="$C_p(f)$")
-    _draw(axes, base, color="black", linewidth=1, label="$f = G_{1.8}$")
-    _draw(axes, one, "--", color=ORANGE, label="$f_p$ (remove)")
-    _draw(axes, inverse(one), ":", color=RED, label="$f_p^{-1}$ (add)")
+    """Draw C_p(f), and the two curves that it is the convex envelope of."""
+    figure, (axes,) = _unit_squares()
+    base, prob = Gaussian(1.8), 0.35
+    removed = mixture(base, prob)
+    added = inverse(removed)
+    _draw_curve(axes, subsample(base, prob), color=BLUE, linewidth=3, alpha=0.35, label="$C_p(f)$")
+    _draw_curve(axes, base, color="black", linewidth=1, label="$f = G_{1.8}$")
+    _draw_curve(axes, removed, "--", color=ORANGE, label="$f_p$ (remove)")
+    _draw_curve(axes, added, ":", color=RED, label="$f_p^{-1}$ (add)")
     axes.legend(title="$p = 0.35$")
     return figure
 
 
 def _composition() -> Figure:
-    figure, (left, right) = _axes(2)
-    for axes, name, make in ((left, "randomized response", ApproximateDP), (right, "Laplace", Laplace)):
-        for n, color in ((1, RED), (4, ORANGE), (16, GREEN)):
-            result = compose(make(1.5 / np.sqrt(n)), times=n)
-            _draw(axes, result.lower, color=color, linewidth=1.1, label=f"$n = {n}$")
-        limit = berry_esseen(make(1.5 / np.sqrt(400)), times=400)
+    """Draw how the composition of many weak steps approaches a Gaussian curve."""
+    figure, (left, right) = _unit_squares(2)
+    for axes, name, step in ((left, "randomized response", ApproximateDP), (right, "Laplace", Laplace)):
+        # Certified compositions of a few steps.
+        for num_steps, color in ((1, RED), (4, ORANGE), (16, GREEN)):
+            composed = compose(step(TOTAL_EPSILON / np.sqrt(num_steps)), times=num_steps)
+            _draw_curve(axes, composed.lower, color=color, linewidth=1.1, label=f"$n = {num_steps}$")
+
+        # Of very many steps the limit, and how far from it they may be.
+        limit = berry_esseen(step(TOTAL_EPSILON / np.sqrt(400)), times=400)
         band = limit.bounds(ALPHA)
-        axes.fill_between(ALPHA, band.lower, band.upper, color=BLUE, alpha=0.2, linewidth=0, label="band, $n = 400$")
+        label = "band, $n = 400$"
+        axes.fill_between(ALPHA, band.lower, band.upper, color=BLUE, alpha=0.2, linewidth=0, label=label)
         mu = float(limit.curve.mu)
-        _draw(axes, Gaussian(mu), color=BLUE, linewidth=1.1, label=rf"$G_\mu$, $\mu = {mu:.2f}$")
-        axes.set_title(rf"{name}, $\varepsilon = 1.5 / \sqrt{{n}}$", fontsize=9)
+        _draw_curve(axes, Gaussian(mu), color=BLUE, linewidth=1.1, label=rf"$G_\mu$, $\mu = {mu:.2f}$")
+
+        axes.set_title(rf"{name}, $\varepsilon = {TOTAL_EPSILON:g} / \sqrt{{n}}$", fontsize=9)
         axes.legend(fontsize=8)
     return figure
 
 
 def _histogram() -> Figure:
-    """A histogram with noise, and the errors of many repetitions against the error bar that theory gives."""
+    """Draw private histograms of one column, by central noise and by randomized response, with their error bars."""
     path = find_adult()
     if path is None:
         print("The Adult data are not in GDPJAX_DATA: the histogram uses synthetic people instead.")
     levels = synthetic_levels() if path is None else education_levels(path)
-    counts = np.bincount(levels, minlength=len(EDUCATION)).astype(np.float64)
-    mechanism, response = GaussianMechanism(40.0), RandomizedResponse(2.0, len(EDUCATION))
+    num_people, num_levels = len(levels), len(EDUCATION)
+    counts = np.bincount(levels, minlength=num_levels).astype(np.float64)
+
+    # A trusted curator adds noise to the counts: a person is in one of them.
+    mechanism = GaussianMechanism(NOISE_OF_COUNTS)
     noisy = np.asarray(mechanism.sample(jax.random.key(0), jnp.asarray(counts), sensitivity=1.0))
+
+    # Without a curator everybody randomizes the own answer, and the counts are estimated from the answers.
+    response = RandomizedResponse(2.0, num_levels)
     answers = np.asarray(response.sample(jax.random.key(1), levels))
-    local = response.estimate(np.bincount(answers, minlength=len(EDUCATION)))
+    estimate = response.estimate(np.bincount(answers, minlength=num_levels))
+    local_counts = num_people * estimate.frequencies
+    local_errors = num_people * estimate.standard_errors
+
     figure, axes = plt.subplots(figsize=(6.8, 3.0), layout="constrained")
-    x, bars = np.arange(len(EDUCATION)), {"fmt": ".", "capsize": 2, "linewidth": 1, "markersize": 4}
-    axes.bar(x, counts, color="0.85", label="true counts" if path else "true counts (synthetic)")
-    axes.errorbar(x - 0.15, noisy, 1.96 * 40.0, color=BLUE, label=r"Gaussian noise, $\mu = 1/40$", **bars)
-    axes.errorbar(
-        x + 0.15, len(levels) * local.frequencies, 1.96 * len(levels) * local.standard_errors, color=RED,
-        label=r"randomized response, $\varepsilon = 2$", **bars,
-    )  # fmt: skip
-    axes.set_xticks(x, EDUCATION, rotation=60, ha="right", fontsize=7)
-    axes.set(ylabel="people", title="Education of the Adult data, with 95 % error bars" if path else "Synthetic people")
+    place = np.arange(num_levels)
+    points: dict[str, Any] = {"fmt": ".", "capsize": 2, "linewidth": 1, "markersize": 4}
+    axes.bar(place, counts, color="0.85", label="true counts" if path else "true counts (synthetic)")
+    label = r"Gaussian noise, $\mu = 1/40$"
+    axes.errorbar(place - 0.15, noisy, NORMAL_QUANTILE * NOISE_OF_COUNTS, color=BLUE, label=label, **points)
+    label = r"randomized response, $\varepsilon = 2$"
+    axes.errorbar(place + 0.15, local_counts, NORMAL_QUANTILE * local_errors, color=RED, label=label, **points)
+    axes.set_xticks(place, EDUCATION, rotation=60, ha="right", fontsize=7)
+    axes.set(ylabel="people")
+    axes.set(title="Education of the Adult data, with 95 % error bars" if path else "Synthetic people")
     axes.legend()
     return figure
 
@@ -166,3 +198,4 @@ FIGURES = {
     "composition": _composition,
     "histogram": _histogram,
 }
+"""By the name of the file."""

@@ -357,7 +357,7 @@ class _Weight:
         return self.num_blocks * self.inputs * self.outputs
 
     def trained(self) -> list[tuple[int, int]]:
-        """The shapes of what is trained, in one block."""
+        """Return the shapes of what is trained, in one block."""
         if self.rank is None:
             return [(self.inputs, self.outputs)]
         if self.rank == 0:
@@ -402,7 +402,7 @@ class _Unit:
         return 4 * config.model_width + 2 * queries + 2 * keys + 4 * config.hidden_width
 
     def weights(self) -> list[_Weight]:
-        """The weights of the layers, and the head."""
+        """Return the weights of the layers, and the head."""
         config = self.config
         adapted = [] if self.lora is None else adapted_paths(param_shapes(config), self.lora)
 

@@ -258,7 +258,7 @@ def split_units(units: Units, fraction: float, key: jax.Array) -> tuple[Units, U
 
 
 def _members(corpus: TokenizedCorpus, unit: UnitKind) -> tuple[list[list[np.ndarray]], np.ndarray]:
-    """The documents of each unit, in order of their first one, and ``uint64[num_units]`` identities."""
+    """Return the documents of each unit, in order of their first one, and ``uint64[num_units]`` identities."""
     if unit == "document":
         contents = [np.asarray(document, "<i4").tobytes() for document in corpus.documents]
         members = [[document] for document in corpus.documents]
@@ -311,7 +311,7 @@ def _count_targets(segment_ids: np.ndarray) -> np.int64:
 
 
 def _own_choice(key_bytes: bytes, identity: np.uint64, num_sequences: int, num_kept: int) -> np.ndarray:
-    """Which sequences of one unit are kept: a function of the key and of the unit alone."""
+    """Return which sequences of one unit are kept: a function of the key and of the unit alone."""
     seed = int.from_bytes(_own_bytes(key_bytes, identity, b"sample"), "little")
     return np.sort(np.random.default_rng(seed).choice(num_sequences, num_kept, replace=False))
 
@@ -322,14 +322,14 @@ def _own_bytes(key_bytes: bytes, identity: np.uint64, purpose: bytes) -> bytes:
 
 
 def _key_bytes(key: jax.Array) -> bytes:
-    """The words of one PRNG key."""
+    """Return the words of one PRNG key."""
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
         raise UserError(f"key must be one key of jax.random.key, got {type(key).__name__}")
     return np.asarray(jax.random.key_data(key)).tobytes()
 
 
 def _select(units: Units, is_kept: np.ndarray) -> Units:
-    """Some of the units, in their order."""
+    """Return some of the units, in their order."""
     fields = ("tokens", "segment_ids", "num_targets", "num_targets_dropped", "num_sequences", "identities")
     return dataclasses.replace(units, **{name: getattr(units, name)[is_kept] for name in fields})
 

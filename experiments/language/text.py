@@ -185,7 +185,7 @@ def load_stand_in(package: str = "scipy") -> Corpus:
 
 
 def _language_reference() -> list[str]:
-    """The topics of ``help()``, in order of their names."""
+    """Return the topics of ``help()``, in order of their names."""
     from pydoc_data.topics import topics  # a large module, only needed here
 
     return [topics[name].strip() for name in sorted(topics)]
@@ -209,7 +209,7 @@ def _docstrings(package: str) -> Iterator[tuple[str, str]]:
 
 
 def _sources(folder: Path) -> list[Path]:
-    """The Python files below a folder, without the folders that are left out, sorted."""
+    """Return the Python files below a folder, without the folders that are left out, sorted."""
     paths: list[Path] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
@@ -218,7 +218,7 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def _docstrings_below(node: ast.AST) -> Iterator[str]:
-    """The docstrings of a module, and of what is defined in it, however deep."""
+    """Return the docstrings of a module, and of what is defined in it, however deep."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         docstring = ast.get_docstring(node)
         if docstring:
@@ -230,7 +230,7 @@ def _docstrings_below(node: ast.AST) -> Iterator[str]:
 
 
 def _folder(package: str) -> Path:
-    """Where the sources of a package lie."""
+    """Return where the sources of a package lie."""
     if package == "python":
         return Path(sysconfig.get_path("stdlib"))
     found = importlib.util.find_spec(package)
@@ -369,7 +369,7 @@ def read_text(
 
 
 def _text_files(path: Path) -> list[Path]:
-    """The file, or those of a folder, after a check of their kinds."""
+    """Return the file, or those of a folder, after a check of their kinds."""
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
     if path.is_file():
@@ -386,7 +386,7 @@ def _text_files(path: Path) -> list[Path]:
 
 
 def _folder_user(file: Path, path: Path, user: str | None) -> str:
-    """The first folder below ``path`` on the way to a file."""
+    """Return the first folder below ``path`` on the way to a file."""
     parts = file.relative_to(path).parts
     if len(parts) < 2:
         raise UserError(f"{file} is in no user's folder; with folders_are_users every file is in one below {path}")
@@ -411,7 +411,7 @@ def _documents_of(file: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def _record_of(line: str, where: str) -> tuple[str, str | None]:
-    """The text and the user of one line of a .jsonl file."""
+    """Return the text and the user of one line of a .jsonl file."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
@@ -504,6 +504,6 @@ def warn_of_duplicates(corpus: Corpus, other: Corpus | None = None) -> Duplicate
 
 
 def _normalised_hash(document: str) -> bytes:
-    """A hash of the words alone: compatibility forms, case, punctuation and blanks do not matter."""
+    """Return a hash of the words alone: compatibility forms, case, punctuation and blanks do not matter."""
     words = re.findall(r"\w+", unicodedata.normalize("NFKC", document).casefold())
     return hashlib.blake2b(" ".join(words).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -146,7 +146,7 @@ class Tokenizer:
 
 
 def _number(backend: tokenizers.Tokenizer, path: Path, role: str, token: str | None, known: tuple[str, ...]) -> int:
-    """The number of the token in a role: the one that is named, or the first known one that is there."""
+    """Return the number of the token in a role: the one that is named, or the first known one that is there."""
     for candidate in [token] if token is not None else known:
         number = backend.token_to_id(candidate)
         if number is not None:

@@ -7,40 +7,59 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from jaxtyping import Array, Float, Int, Shaped
 
 from experiments.errors import UserError
 from experiments.models.networks import MLP, Factors, Linear, PaperCNN, PaperMLP, PaperRecommender, PaperTextModel
 
+Example = jax.ShapeDtypeStruct
+"""One row of the inputs, without values."""
+
+Loss = Callable[[Any, Shaped[Array, "..."], Int[Array, ""]], Float[Array, ""]]
+"""``loss(params, example, label)``, of ONE example: no batch axis."""
+
 
 class Choice(NamedTuple):
-    """What makes a model, which examples it is for (one row of inputs), and that in words."""
+    """What makes a network for a number of classes, which examples it is for, and that in words."""
 
     make: Callable[[int], nn.Module]
-    fits: Callable[[jax.ShapeDtypeStruct], bool]
+    fits: Callable[[Example], bool]
     expected: str
 
 
-def _vectors(example: jax.ShapeDtypeStruct) -> bool:
+def _are_images(example: Example) -> bool:
+    return example.ndim == 3
+
+
+def _are_large_images(example: Example) -> bool:
+    return example.shape == (28, 28, 1)
+
+
+def _are_features(example: Example) -> bool:
     return example.ndim == 1 and jnp.issubdtype(example.dtype, jnp.floating)
 
 
-def _pairs(example: jax.ShapeDtypeStruct) -> bool:
+def _are_tokens(example: Example) -> bool:
+    return example.shape == (256,) and example.dtype == jnp.int32
+
+
+def _are_pairs(example: Example) -> bool:
     return example.shape == (2,) and example.dtype == jnp.int32
 
 
 MODELS = {
-    "mlp": Choice(MLP, lambda x: x.ndim == 3, "images of shape (height, width, channels)"),
-    "paper_cnn": Choice(PaperCNN, lambda x: x.shape == (28, 28, 1), "images of shape (28, 28, 1)"),
-    "paper_mlp": Choice(PaperMLP, _vectors, "vectors of real features"),
-    "paper_text": Choice(PaperTextModel, lambda x: x.shape == (256,) and x.dtype == jnp.int32, "256 token numbers"),
-    "paper_recommender": Choice(PaperRecommender, _pairs, "pairs of a user and a movie"),
-    "linear": Choice(Linear, _vectors, "vectors of real features"),
-    "factors": Choice(Factors, _pairs, "pairs of a user and a movie"),
+    "mlp": Choice(MLP, _are_images, "images of shape (height, width, channels)"),
+    "paper_cnn": Choice(PaperCNN, _are_large_images, "images of shape (28, 28, 1)"),
+    "paper_mlp": Choice(PaperMLP, _are_features, "vectors of real features"),
+    "paper_text": Choice(PaperTextModel, _are_tokens, "256 token numbers"),
+    "paper_recommender": Choice(PaperRecommender, _are_pairs, "pairs of a user and a movie"),
+    "linear": Choice(Linear, _are_features, "vectors of real features"),
+    "factors": Choice(Factors, _are_pairs, "pairs of a user and a movie"),
 }
 
 
-def build(name: str, example: jax.ShapeDtypeStruct, num_classes: int) -> nn.Module:
-    """The model called ``name`` for inputs like ``example``."""
+def build(name: str, example: Example, num_classes: int) -> nn.Module:
+    """Return the network called ``name`` for inputs like ``example``."""
     if name not in MODELS:
         raise UserError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
     choice = MODELS[name]
@@ -51,10 +70,10 @@ def build(name: str, example: jax.ShapeDtypeStruct, num_classes: int) -> nn.Modu
     return choice.make(num_classes)
 
 
-def example_loss(model: nn.Module) -> Callable[[Any, jax.Array, jax.Array], jax.Array]:
-    """``loss(params, example, label)``, the cross entropy of ONE example: no batch axis."""
+def example_loss(model: nn.Module) -> Loss:
+    """Return the cross entropy of one example, as a function of parameters, example and label."""
 
-    def loss(params: Any, example: jax.Array, label: jax.Array) -> jax.Array:
+    def loss(params: Any, example: Shaped[Array, "..."], label: Int[Array, ""]) -> Float[Array, ""]:
         logits = model.apply({"params": params}, example)
         return optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), label)
 

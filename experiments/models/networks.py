@@ -8,18 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float, Int
 
 # Keras' initial weights, which the paper's scripts used; flax's own defaults are lecun_normal and a wider table.
 GLOROT = nn.initializers.glorot_uniform()
 
 
-def keras_embedding(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Uniform on [-0.05, 0.05]."""
+def keras_embedding(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "..."]:
+    """Draw numbers uniformly on [-0.05, 0.05]."""
     return jax.random.uniform(key, shape, dtype, -0.05, 0.05)
 
 
-def max_pool(images: jax.Array) -> jax.Array:
-    """The largest of every 2x2 window, stride 1: ``[..., h, w, c]`` to ``[..., h-1, w-1, c]``.
+def max_pool(
+    images: Float[Array, "*batch height width channels"],
+) -> Float[Array, "*batch height-1 width-1 channels"]:
+    """Return the largest of every 2x2 window, stride 1: ``[..., h, w, c]`` to ``[..., h-1, w-1, c]``.
 
     Two maxima of shifted images are the same function as a window's maximum, and on a CPU XLA differentiates them ten
     times faster. Only a tie shares its gradient instead of giving it to one pixel; after a relu ties are at 0.
@@ -35,8 +38,8 @@ class MLP(nn.Module):
     width: int = 64
 
     @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """Logits ``[..., num_classes]`` of images ``[..., height, width, channels]``."""
+    def __call__(self, images: Float[Array, "*batch height width channels"]) -> Float[Array, "*batch classes"]:
+        """Return logits ``[..., num_classes]`` of images ``[..., height, width, channels]``."""
         x = images.reshape(*images.shape[:-3], -1)
         x = nn.tanh(nn.Dense(self.width)(x))
         return nn.Dense(self.num_classes)(x)
@@ -48,8 +51,8 @@ class Linear(nn.Module):
     num_classes: int
 
     @nn.compact
-    def __call__(self, features: jax.Array) -> jax.Array:
-        """Logits ``[..., num_classes]`` of vectors ``[..., features]``."""
+    def __call__(self, features: Float[Array, "*batch features"]) -> Float[Array, "*batch classes"]:
+        """Return logits ``[..., num_classes]`` of vectors ``[..., features]``."""
         return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)(features)
 
 
@@ -68,18 +71,22 @@ class Factors(nn.Module):
     size: int = 2
 
     @nn.compact
-    def __call__(self, pairs: jax.Array) -> jax.Array:
-        """Logits ``[..., num_classes]`` of pairs ``int32[..., 2]``, a user and a movie."""
+    def __call__(self, pairs: Int[Array, "*batch 2"]) -> Float[Array, "*batch classes"]:
+        """Return logits ``[..., num_classes]`` of pairs ``int32[..., 2]``, a user and a movie."""
 
-        def rows(name: str, column: int) -> jax.Array:
+        def rows(name: str, column: int) -> Float[Array, "*batch row"]:
+            """Return the row of each user, or of each movie, with its bias in front."""
             count = (self.num_users, self.num_movies)[column]
             table = nn.Embed(count, 1 + self.size, embedding_init=nn.initializers.normal(0.1), name=name)
             return table(pairs[..., column])
 
+        # One number for each pair shifts the odds of all grades.
         user, movie = rows("user", 0), rows("movie", 1)
-        shift = user[..., 0] + movie[..., 0] + jnp.sum(user[..., 1:] * movie[..., 1:], axis=-1)
+        biases = user[..., 0] + movie[..., 0]
+        shift = biases + jnp.sum(user[..., 1:] * movie[..., 1:], axis=-1)
         grades = jnp.arange(self.num_classes, dtype=shift.dtype)
-        return self.param("grade", nn.initializers.zeros, (self.num_classes,)) + grades * shift[..., None]
+        base = self.param("grade", nn.initializers.zeros, (self.num_classes,))
+        return base + grades * shift[..., None]
 
 
 class PaperMLP(nn.Module):
@@ -88,8 +95,8 @@ class PaperMLP(nn.Module):
     num_classes: int
 
     @nn.compact
-    def __call__(self, features: jax.Array) -> jax.Array:
-        """Logits ``[..., num_classes]`` of vectors ``[..., features]``."""
+    def __call__(self, features: Float[Array, "*batch features"]) -> Float[Array, "*batch classes"]:
+        """Return logits ``[..., num_classes]`` of vectors ``[..., features]``."""
         x = nn.relu(nn.Dense(16, kernel_init=GLOROT)(features))
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)
 
@@ -100,8 +107,8 @@ class PaperCNN(nn.Module):
     num_classes: int
 
     @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """Logits ``[..., num_classes]`` of images ``[..., 28, 28, 1]``."""
+    def __call__(self, images: Float[Array, "*batch height width channels"]) -> Float[Array, "*batch classes"]:
+        """Return logits ``[..., num_classes]`` of images ``[..., 28, 28, 1]``."""
         x = nn.relu(nn.Conv(16, (8, 8), strides=2, padding="SAME", kernel_init=GLOROT)(images))
         x = max_pool(x)
         x = nn.relu(nn.Conv(32, (4, 4), strides=2, padding="VALID", kernel_init=GLOROT)(x))
@@ -118,8 +125,8 @@ class PaperTextModel(nn.Module):
     num_words: int = 10_000
 
     @nn.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Logits ``[..., num_classes]`` of token numbers ``int32[..., length]``."""
+    def __call__(self, tokens: Int[Array, "*batch length"]) -> Float[Array, "*batch classes"]:
+        """Return logits ``[..., num_classes]`` of token numbers ``int32[..., length]``."""
         x = nn.Embed(self.num_words, 16, embedding_init=keras_embedding)(tokens).mean(axis=-2)
         x = nn.relu(nn.Dense(16, kernel_init=GLOROT)(x))
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)
@@ -136,13 +143,15 @@ class PaperRecommender(nn.Module):
     num_movies: int = 3_706
 
     @nn.compact
-    def __call__(self, pairs: jax.Array) -> jax.Array:
-        """Logits ``[..., num_classes]`` of pairs ``int32[..., 2]``, a user and a movie."""
+    def __call__(self, pairs: Int[Array, "*batch 2"]) -> Float[Array, "*batch classes"]:
+        """Return logits ``[..., num_classes]`` of pairs ``int32[..., 2]``, a user and a movie."""
 
-        def embed(name: str, column: int, size: int) -> jax.Array:
+        def embed(name: str, column: int, size: int) -> Float[Array, "*batch size"]:
+            """Return the vector of each user, or of each movie."""
             count = (self.num_users, self.num_movies)[column]
             return nn.Embed(count, size, embedding_init=keras_embedding, name=name)(pairs[..., column])
 
         product = embed("user_factor", 0, 5) * embed("movie_factor", 1, 5)
-        x = jnp.concatenate([product, embed("user", 0, 10), embed("movie", 1, 10)], axis=-1)
+        user, movie = embed("user", 0, 10), embed("movie", 1, 10)
+        x = jnp.concatenate([product, user, movie], axis=-1)
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)

@@ -6,48 +6,59 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float, Int, Shaped
 
 from experiments.data import Dataset
 
 EVALUATION_CHUNK = 5000
 """Rows of the test data that go through a network at a time."""
 
+Inputs = Shaped[Array, "rows ..."]
+Labels = Int[Array, " rows"]
+Scores = Callable[[Any, Inputs, Labels], dict[str, Float[Array, ""]]]
+"""``scores(params, inputs, labels)``, by name."""
 
-def initial_params(model: nn.Module, example: Any, key: jax.Array) -> Any:
-    """Random weights for inputs like ``example``; works in compiled code."""
-    return model.init(key, jnp.zeros(example.shape, example.dtype))["params"]
+
+def initial_params(model: nn.Module, example: jax.ShapeDtypeStruct, key: jax.Array) -> Any:
+    """Draw random weights for inputs like ``example``; works in compiled code."""
+    zeros = jnp.zeros(example.shape, example.dtype)
+    return model.init(key, zeros)["params"]
 
 
-def scores_of(model: nn.Module, num_classes: int, graded: bool) -> Callable[..., dict[str, jax.Array]]:
-    """``scores(params, inputs, labels)``: ``test_accuracy``, and ``test_rmse`` where labels are grades.
+def scores_of(model: nn.Module, num_classes: int, is_graded: bool) -> Scores:
+    """Return what judges parameters: ``test_accuracy``, and ``test_rmse`` where labels are grades.
 
     The second is the root of the mean squared difference between a grade and the one that the model expects.
     """
 
-    def totals(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def totals(params: Any, inputs: Inputs, labels: Labels) -> tuple[Int[Array, ""], Float[Array, ""]]:
+        """Count the right answers, and add up the squared errors of the expected grade."""
         logits = jnp.asarray(model.apply({"params": params}, inputs))
         expected = jax.nn.softmax(logits) @ jnp.arange(num_classes, dtype=logits.dtype)
-        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum((expected - labels) ** 2)
+        num_correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels)
+        return num_correct, jnp.sum((expected - labels) ** 2)
 
-    def scores(params: Any, inputs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        count = len(labels)
-        correct, squares = jnp.zeros((), jnp.int32), jnp.zeros(())
-        for start in range(0, count, EVALUATION_CHUNK):
+    def scores(params: Any, inputs: Inputs, labels: Labels) -> dict[str, Float[Array, ""]]:
+        num_rows = len(labels)
+        num_correct, squares = jnp.zeros((), jnp.int32), jnp.zeros(())
+        for start in range(0, num_rows, EVALUATION_CHUNK):
             chunk = slice(start, start + EVALUATION_CHUNK)
             more_correct, more_squares = totals(params, inputs[chunk], labels[chunk])
-            correct, squares = correct + more_correct, squares + more_squares
-        rmse = {"test_rmse": jnp.sqrt(squares / count)} if graded else {}
-        return {"test_accuracy": correct / count} | rmse
+            num_correct += more_correct
+            squares += more_squares
+
+        rmse = {"test_rmse": jnp.sqrt(squares / num_rows)} if is_graded else {}
+        return {"test_accuracy": num_correct / num_rows} | rmse
 
     return scores
 
 
 def make_scores(model: nn.Module, dataset: Dataset) -> Callable[[Any], dict[str, float]]:
-    """``scores(params)`` on the test data of a data set, as Python numbers."""
+    """Return ``scores(params)`` on the test data of a data set, as Python numbers."""
     compiled = jax.jit(scores_of(model, dataset.num_classes, dataset.graded))
 
     def scores(params: Any) -> dict[str, float]:
-        found = compiled(params, dataset.test_inputs, dataset.test_labels)
-        return {name: float(value) for name, value in found.items()}
+        values = compiled(params, dataset.test_inputs, dataset.test_labels)
+        return {name: float(value) for name, value in values.items()}
 
     return scores

@@ -13,40 +13,46 @@ def run(config: ReproduceConfig) -> None:
     """Train what is missing, or only draw."""
     if config.seeds is not None and config.seeds < 1:
         raise UserError(f"seeds must be a whole number >= 1, got {config.seeds}")
-    _refuse_unknown(config)
+    _refuse_unknown_rows(config)
     console = Console()
     if config.what == "figures":
         figures.draw_all(config.results, config.figures, console)
-        return
-    if config.what == "imdb-clipping":
+    elif config.what == "imdb-clipping":
         imdb_clipping.write(config.results, console)
-        return
-    for name in EXPERIMENTS if config.what == "all" else (config.what,):
-        _experiment(name, config, console)
+    elif config.what == "all":
+        for name in EXPERIMENTS:
+            _reproduce(name, config, console)
+    else:
+        _reproduce(config.what, config, console)
 
 
-def _refuse_unknown(config: ReproduceConfig) -> None:
+def _refuse_unknown_rows(config: ReproduceConfig) -> None:
     known = [row.name for row in EXPERIMENTS.get(config.what, ())]
-    if unknown := sorted(set(config.rows) - set(known)):
-        raise UserError(
-            f"reproduce {config.what} has no rows {', '.join(unknown)}; "
-            + (f"it has {', '.join(known)}" if known else "give --rows with one experiment")
-        )
+    unknown = sorted(set(config.rows) - set(known))
+    if unknown:
+        instead = f"it has {', '.join(known)}" if known else "give --rows with one experiment"
+        raise UserError(f"reproduce {config.what} has no rows {', '.join(unknown)}; {instead}")
 
 
-def _experiment(name: str, config: ReproduceConfig, console: Console) -> None:
+def _reproduce(name: str, config: ReproduceConfig, console: Console) -> None:
+    """Train what is missing of one experiment, and write its result file with its table."""
     rows = [row for row in EXPERIMENTS[name] if row.name in config.rows or not config.rows]
     planned = runs.plan_runs(rows, config.runs / name, config.seeds)
     runs.refuse_others(planned)
     path = tables.path_of(config.results, name)
-    tables.recorded(path, EXPERIMENTS[name])  # a damaged file is refused before hours of training, not after
+
+    # A damaged result file is refused before hours of training, not after.
+    tables.recorded(path, EXPERIMENTS[name])
     if not config.report:
         runs.train_missing(planned, console)
-    ours = runs.outcomes(planned)
-    before = tables.recorded(path, EXPERIMENTS[name])
-    result = tables.result_of(name, planned, before | ours)
+
+    # What is in the folders takes the place of what the result file has.
+    in_folders = runs.finished_runs(planned)
+    in_file = tables.recorded(path, EXPERIMENTS[name])
+    result = tables.result_of(name, planned, in_file | in_folders)
     tables.write(path, result)
     console.print(Markdown(tables.markdown(result)))
-    if kept := len(before.keys() - ours.keys()):
-        console.print(f"{kept} of the runs are as {path} had them, not from {config.runs}.", soft_wrap=True)
+    num_kept = len(in_file.keys() - in_folders.keys())
+    if num_kept:
+        console.print(f"{num_kept} of the runs are as {path} had them, not from {config.runs}.", soft_wrap=True)
     console.print(f"Result: {path}", soft_wrap=True)

@@ -6,10 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -18,187 +14,229 @@ from PIL import Image
 from rich.console import Console
 
 from experiments.errors import UserError
+from experiments.figures.style import BLUE, GRID, ORANGE, RED, look
 from experiments.paper import accountant_grid
 from experiments.paper.settings import CERTIFIED_NOISE, FIGURE4_EPSILON
 from experiments.paper.tables import path_of, read_rows
 from gdpjax import accounting
+from gdpjax.sweeps import records
 from gdpjax.sweeps.rounding import upper as rounded_up
 
-BLUE, ORANGE, RED, GREEN = "#0072B2", "#E69F00", "#D55E00", "#009E73"  # Okabe and Ito
-STYLE: Any = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "axes.grid": True,
-    "grid.alpha": 0.25, "grid.linewidth": 0.5,
-}  # fmt: skip
-CHOSEN_BY = {"certified": (BLUE, "-"), "CLT": (ORANGE, "--"), "MA": (RED, ":")}
-NOISE = {20: {"MA": 1.3, "CLT": 1.06}, 70: {"MA": 0.7, "CLT": 0.638}}
-PROB, STEPS_PER_EPOCH, DELTA = 256 / 60_000, 60_000 / 256, 1e-5
+# The accountants that choose the noise of figure 4, with the colour and the line of each.
+CERTIFIED, CLT, MOMENTS = "certified", "CLT", "MA"
+LINES = {CERTIFIED: (BLUE, "-"), CLT: (ORANGE, "--"), MOMENTS: (RED, ":")}
+FIGURE4_NOISE = {
+    20: {CERTIFIED: CERTIFIED_NOISE[20], CLT: 1.06, MOMENTS: 1.3},
+    70: {CERTIFIED: CERTIFIED_NOISE[70], CLT: 0.638, MOMENTS: 0.7},
+}
+"""The noise multiplier that each chooses for `FIGURE4_EPSILON`, by the number of epochs."""
+
+SAMPLING_PROB = 256 / 60_000
+STEPS_PER_EPOCH = 60_000 / 256
+DELTA = 1e-5
+
+TRAINED = (
+    ("mnist", "sigma1.3", "MNIST"),
+    ("adult", "adult", "Adult"),
+    ("imdb", "imdb", "IMDb"),
+    ("movielens", "movielens", "MovieLens"),
+)
+"""The runs whose trade-off curves are drawn: experiment, row and title."""
+
+NUM_COLOURS = 64
+RowsByName = dict[str, dict[str, Any]]
 
 
 def draw_all(results: Path, output: Path, console: Console) -> None:
-    """Every figure whose result files are there; UserError where none is."""
+    """Draw every figure whose result files are there; UserError where none is."""
     output.mkdir(parents=True, exist_ok=True)
-    drawn = 0
-    with plt.rc_context(STYLE):
-        for name, draw in FIGURES.items():
-            try:
-                figure = draw(results)
-            except FileNotFoundError as error:
-                experiment = Path(error.filename).stem.removeprefix("reproduce_")
-                console.print(f"[yellow]{name} is left out: it needs {error.filename}", soft_wrap=True)
-                console.print(f"  which comes from: python -m experiments reproduce {experiment}", soft_wrap=True)
-                continue
-            _save(figure, output / name)
-            plt.close(figure)
-            console.print(f"Figure: {output / name}", soft_wrap=True)
-            drawn += 1
-    if (results / "reproduce_figure4.json").is_file():
-        print_sequel(results, console)
-    if not drawn:
+    num_drawn = 0
+    for name, draw in FIGURES.items():
+        try:
+            with look(GRID):
+                _save(draw(results), output / name)
+        except FileNotFoundError as error:
+            experiment = Path(error.filename).stem.removeprefix("reproduce_")
+            console.print(f"[yellow]{name} is left out: it needs {error.filename}", soft_wrap=True)
+            console.print(f"  which comes from: python -m experiments reproduce {experiment}", soft_wrap=True)
+            continue
+        console.print(f"Figure: {output / name}", soft_wrap=True)
+        num_drawn += 1
+    if path_of(results, "figure4").is_file():
+        print_at_equal_cost(results, console)
+    if not num_drawn:
         raise UserError(f"no result file in {results}; run: python -m experiments reproduce all")
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """A PNG file of 64 colours, which is a third of the size and looks the same."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=97, bbox_inches="tight")
-    image = Image.open(buffer).convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    image.save(path, optimize=True)
+    """Write a PNG file of few colours, which is a third of the size and looks the same."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=97, bbox_inches="tight")
+    plt.close(figure)
+    image = Image.open(drawn).convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+    packed = io.BytesIO()
+    image.save(packed, format="PNG", optimize=True)
+    records.write_atomically(path, packed.getvalue())
 
 
-def read(results: Path, name: str) -> dict[str, dict[str, Any]]:
-    """The rows of a result file by name, those without a finished run left out; FileNotFoundError without a file."""
+def read(results: Path, name: str) -> RowsByName:
+    """Return the rows of a result file that have a finished run; FileNotFoundError without a file."""
     path = path_of(results, name)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no result file", str(path))
-    rows = read_rows(path)
-    return {row["name"]: row for row in rows if row["runs"]}
+    return {row["name"]: row for row in read_rows(path) if row["runs"]}
+
+
+# ---- Figure 4: three accountants choose the noise for one epsilon ----
 
 
 def figure4(results: Path) -> Figure:
-    """Accuracy against epochs, accuracy against what was really spent, and what accountants say; a column a length."""
+    """Draw a column for each length: accuracy against epochs and against what was spent, and what was said of it."""
     rows = read(results, "figure4")
-    lengths = [epochs for epochs in NOISE if any(f"epochs{epochs}" in name for name in rows)]
-    figure, axes = plt.subplots(3, len(lengths), figsize=(3.9 * len(lengths), 8.2), layout="constrained", squeeze=False)
-    for column, epochs in zip(axes.T, lengths, strict=True):
-        noise = _noise(epochs)
-        found = {by: rows.get(f"sigma{sigma:g}-epochs{epochs}") for by, sigma in noise.items()}
-        _accuracy(column[0], found, noise, lambda e: e["epoch"], "epochs")
-        _accuracy(column[1], found, noise, lambda e: e["epsilon_upper"], r"certified $\varepsilon$ spent")
-        column[1].axvline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
-        _epsilons(column[2], noise, epochs)
-        column[0].set_title(f"{epochs} epochs, said to be ({FIGURE4_EPSILON[epochs]}, 1e-5)-DP")
-        column[1].set_title("accuracy for what was spent")
-        column[2].set_title("spent (solid), and said to be spent")
+    lengths = [epochs for epochs in FIGURE4_NOISE if any(f"epochs{epochs}" in name for name in rows)]
+    size = (3.9 * len(lengths), 8.2)
+    figure, axes = plt.subplots(3, len(lengths), figsize=size, layout="constrained", squeeze=False)
+    for (by_epoch, by_cost, epsilons), epochs in zip(axes.T, lengths, strict=True):
+        epsilon = FIGURE4_EPSILON[epochs]
+        _draw_accuracy(by_epoch, rows, epochs, across="epoch")
+        by_epoch.set(xlabel="epochs", title=f"{epochs} epochs, said to be ({epsilon}, 1e-5)-DP")
+
+        _draw_accuracy(by_cost, rows, epochs, across="epsilon_upper")
+        by_cost.axvline(epsilon, color="0.4", linewidth=0.8)
+        by_cost.set(xlabel=r"certified $\varepsilon$ spent", title="accuracy for what was spent")
+
+        _draw_epsilons(epsilons, epochs)
+        epsilons.set(title="spent (solid), and said to be spent")
     return figure
 
 
-def at_equal_cost(rows: dict[str, dict[str, Any]], epochs: int) -> dict[str, Any]:
-    """Each run's accuracy at its last epoch within what the cheapest one cost, certified; empty if one is absent."""
-    names = {by: f"sigma{sigma:g}-epochs{epochs}" for by, sigma in _noise(epochs).items()}
-    if not set(names.values()) <= set(rows):
-        return {}
-    histories = {by: rows[name]["runs"][0]["epochs"] for by, name in names.items()}
-    epsilon = min(history[-1]["epsilon_upper"] for history in histories.values())
-    last = {by: [e for e in history if e["epsilon_upper"] <= epsilon][-1] for by, history in histories.items()}
-    return {"epsilon": epsilon} | {by: each["test_accuracy"] for by, each in last.items()}
+def _name_of(noise: float, epochs: int) -> str:
+    """Return the name of a run's row in the result file."""
+    return f"sigma{noise:g}-epochs{epochs}"
 
 
-def print_sequel(results: Path, console: Console) -> None:
-    """What each accountant's choice of noise buys for the same certified epsilon."""
-    rows = read(results, "figure4")
-    for epochs in NOISE:
-        if found := at_equal_cost(rows, epochs):
-            bought = ", ".join(f"{by} {100 * found[by]:.2f} %" for by in CHOSEN_BY)
-            epsilon = rounded_up(found["epsilon"], 3)
-            console.print(f"Figure 4, {epochs} epochs, at certified epsilon {epsilon}: noise by {bought}")
-
-
-def _noise(epochs: int) -> dict[str, float]:
-    return {"certified": CERTIFIED_NOISE[epochs], **NOISE[epochs]}
-
-
-def _accuracy(
-    axes: Axes, found: dict[str, dict[str, Any] | None], noise: dict[str, float], across: Callable[[Any], float],
-    label: str,
-) -> None:  # fmt: skip
-    tops, starts = [], []
-    for by, (color, style) in CHOSEN_BY.items():
-        row = found[by]
+def _draw_accuracy(axes: Axes, rows: RowsByName, epochs: int, across: str) -> None:
+    """Draw the accuracy of each run that is there, against one of its metrics."""
+    highest, early = [], []
+    for accountant, noise in FIGURE4_NOISE[epochs].items():
+        row = rows.get(_name_of(noise, epochs))
         if row is None:
             continue
-        epochs = row["runs"][0]["epochs"]
-        accuracy = [100 * e["test_accuracy"] for e in epochs]
-        name = rf"$\sigma$ = {noise[by]:g}, by {by}: {accuracy[-1]:.2f} %"
-        axes.plot([across(e) for e in epochs], accuracy, style, color=color, label=name, linewidth=1.4)
-        tops.append(max(accuracy))
-        starts.append(accuracy[len(accuracy) // 5])
-    axes.set(xlabel=label, ylabel="test accuracy (%)", ylim=(min(starts) - 9, max(tops) + 0.7))
+        history = row["runs"][0]["epochs"]
+        accuracies = [100 * epoch["test_accuracy"] for epoch in history]
+        color, line = LINES[accountant]
+        label = rf"$\sigma$ = {noise:g}, by {accountant}: {accuracies[-1]:.2f} %"
+        axes.plot([epoch[across] for epoch in history], accuracies, line, color=color, label=label, linewidth=1.4)
+        highest.append(max(accuracies))
+        early.append(accuracies[len(accuracies) // 5])
+    axes.set(ylabel="test accuracy (%)", ylim=(min(early) - 9, max(highest) + 0.7))
     axes.legend(loc="lower right", fontsize=8.5, frameon=True, framealpha=1, edgecolor="none")
 
 
-def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:
-    """The certified interval of each run, and what the accountant that chose its noise says of it."""
-    steps = np.unique(np.round(np.linspace(0.25, epochs, 40) * STEPS_PER_EPOCH)).astype(int)
+def _draw_epsilons(axes: Axes, epochs: int) -> None:
+    """Draw the certified interval of each run, and what the accountant that chose its noise says of it."""
+    times = np.linspace(0.25, epochs, 40)
+    steps = np.unique(np.round(times * STEPS_PER_EPOCH)).astype(int)
     at = steps / STEPS_PER_EPOCH
-    for by, (color, style) in CHOSEN_BY.items():
-        sigma = noise[by]
-        lower, upper = (np.asarray(end) for end in accounting.epsilon_bounds(sigma, PROB, steps, DELTA))
+    for accountant, noise in FIGURE4_NOISE[epochs].items():
+        color, line = LINES[accountant]
+        run = (noise, SAMPLING_PROB, steps, DELTA)
+        bounds = accounting.epsilon_bounds(*run)
+        lower, upper = np.asarray(bounds.lower), np.asarray(bounds.upper)
         axes.fill_between(at, lower, upper, color=color, alpha=0.3, linewidth=0)
-        axes.plot(at, upper, color=color, linewidth=1.4, label=rf"$\sigma$ = {sigma:g}, certified")
-        if by == "CLT":
-            said = accounting.clt_epsilon(sigma, PROB, steps, DELTA)
-        elif by == "MA":
-            said = accounting.moments_accountant_epsilon(sigma, PROB, steps, DELTA, conversion="classic")
+        axes.plot(at, upper, color=color, linewidth=1.4, label=rf"$\sigma$ = {noise:g}, certified")
+
+        if accountant == CLT:
+            said = accounting.clt_epsilon(*run)
+        elif accountant == MOMENTS:
+            said = accounting.moments_accountant_epsilon(*run, conversion="classic")
         else:
             continue
-        axes.plot(at, np.asarray(said), style, color=color, linewidth=1.4, label=rf"$\sigma$ = {sigma:g}, {by} says")
+        label = rf"$\sigma$ = {noise:g}, {accountant} says"
+        axes.plot(at, np.asarray(said), line, color=color, linewidth=1.4, label=label)
     axes.axhline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
 
     # Room above the curves for the legend.
-    top = max(float(np.max(line.get_ydata())) for line in axes.lines)
-    axes.set(xlabel="epochs", ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", xlim=(0, epochs), ylim=(0, 1.55 * top))
+    highest = max(float(np.max(line.get_ydata())) for line in axes.lines)
+    axes.set(xlabel="epochs", xlim=(0, epochs))
+    axes.set(ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", ylim=(0, 1.55 * highest))
     axes.legend(loc="upper left", fontsize=8, ncols=2, handlelength=1.8, columnspacing=1.0)
 
 
+def at_equal_cost(rows: RowsByName, epochs: int) -> dict[str, Any]:
+    """Return each run's accuracy at its last epoch within what the cheapest one cost, certified.
+
+    Returns:
+      ``"epsilon"``, and the accuracy by accountant; nothing where a run is absent.
+    """
+    names = {accountant: _name_of(noise, epochs) for accountant, noise in FIGURE4_NOISE[epochs].items()}
+    if not set(names.values()) <= set(rows):
+        return {}
+    histories = {accountant: rows[name]["runs"][0]["epochs"] for accountant, name in names.items()}
+    epsilon = min(history[-1]["epsilon_upper"] for history in histories.values())
+    accuracies = {"epsilon": epsilon}
+    for accountant, history in histories.items():
+        affordable = [epoch for epoch in history if epoch["epsilon_upper"] <= epsilon]
+        accuracies[accountant] = affordable[-1]["test_accuracy"]
+    return accuracies
+
+
+def print_at_equal_cost(results: Path, console: Console) -> None:
+    """Print what each accountant's choice of noise buys for the same certified epsilon."""
+    rows = read(results, "figure4")
+    for epochs in FIGURE4_NOISE:
+        accuracies = at_equal_cost(rows, epochs)
+        if accuracies:
+            bought = ", ".join(f"{accountant} {100 * accuracies[accountant]:.2f} %" for accountant in LINES)
+            epsilon = rounded_up(accuracies["epsilon"], 3)
+            console.print(f"Figure 4, {epochs} epochs, at certified epsilon {epsilon}: noise by {bought}")
+
+
+# ---- Trade-off curves of the trained models ----
+
+
 def tradeoff(results: Path) -> Figure:
-    """Trade-off curves of the trained models, as the power of the best test: what the CLT says, the certified band."""
-    wanted = (("mnist", "sigma1.3", "MNIST"), ("adult", "adult", "Adult"), ("imdb", "imdb", "IMDb"),
-              ("movielens", "movielens", "MovieLens"))  # fmt: skip
-    figure, axes = plt.subplots(1, len(wanted), figsize=(2.7 * len(wanted), 2.9), layout="constrained")
-    for each, (name, row, title) in zip(axes, wanted, strict=True):
-        _curve(each, read(results, name)[row], title)
-    axes[0].legend(loc="lower right")
+    """Draw the power of the best test against each trained model: what the CLT says, and the certified band."""
+    size = (2.7 * len(TRAINED), 2.9)
+    figure, row_of_axes = plt.subplots(1, len(TRAINED), figsize=size, layout="constrained")
+    for axes, (experiment, name, title) in zip(row_of_axes, TRAINED, strict=True):
+        _draw_power(axes, read(results, experiment)[name], title)
+    row_of_axes[0].legend(loc="lower right")
     return figure
 
 
-def _curve(axes: Axes, row: dict[str, Any], title: str) -> None:
-    cost = row["runs"][0]["result"]["privacy"]
+def _draw_power(axes: Axes, row: dict[str, Any], title: str) -> None:
+    cost, found = row["runs"][0]["result"]["privacy"], row["found"]
     run = (cost["noise_multiplier"], cost["sampling_prob"], cost["num_steps"])
     alpha = np.geomspace(1e-6, 1, 40)
-    lower, upper = (np.asarray(end) for end in accounting.tradeoff_bounds(*run, alpha))
+    bounds = accounting.tradeoff_bounds(*run, alpha)
+    least, most = 1 - np.asarray(bounds.upper), 1 - np.asarray(bounds.lower)
+    estimated = 1 - np.asarray(accounting.gdp_tradeoff(alpha, cost["mu_clt"]))
+
     axes.plot(alpha, alpha, color="0.75", linewidth=0.8)
-    axes.fill_between(alpha, 1 - upper, 1 - lower, color=BLUE, alpha=0.5, linewidth=1.4, label="certified")
-    clt = 1 - np.asarray(accounting.gdp_tradeoff(alpha, cost["mu_clt"]))
-    axes.plot(alpha, clt, "--", color=ORANGE, label="CLT")
-    found = row["found"]
-    score = (
-        f"RMSE {found['test_rmse']['mean']:.3f}"
-        if "test_rmse" in found
-        else f"{100 * found['test_accuracy']['mean']:.1f} %"
-    )
+    axes.fill_between(alpha, least, most, color=BLUE, alpha=0.5, linewidth=1.4, label="certified")
+    axes.plot(alpha, estimated, "--", color=ORANGE, label="CLT")
+
+    score = f"{100 * found['test_accuracy']['mean']:.1f} %"
+    if "test_rmse" in found:
+        score = f"RMSE {found['test_rmse']['mean']:.3f}"
     epsilon = rounded_up(cost["epsilon_upper"], 2)
-    label = f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {epsilon}"
-    axes.set(xlabel=r"type I error $\alpha$", ylabel=r"power $1 - f(\alpha)$", xscale="log", yscale="log", title=label)
-    axes.set(xlim=(1e-6, 1), ylim=(1e-6, 1.3), aspect="equal")
+    axes.set(title=f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {epsilon}")
+    axes.set(xlabel=r"type I error $\alpha$", xscale="log", xlim=(1e-6, 1))
+    axes.set(ylabel=r"power $1 - f(\alpha)$", yscale="log", ylim=(1e-6, 1.3), aspect="equal")
 
 
-def grid(results: Path) -> Figure:
-    """How far the CLT and the moments accountant are from the truth."""
-    return accountant_grid.draw(accountant_grid.table(results))
+# ---- The accountants over a grid ----
+
+
+def accountants(results: Path) -> Figure:
+    """Draw how far the CLT and the moments accountant are from the truth."""
+    return accountant_grid.draw(accountant_grid.write_table(results))
 
 
 FIGURES: dict[str, Callable[[Path], Figure]] = {
     "figure4.png": figure4,
     "trained_tradeoff.png": tradeoff,
-    "accountants.png": grid,
+    "accountants.png": accountants,
 }
+"""By the name of the file."""

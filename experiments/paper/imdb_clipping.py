@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Bool, Float, Int
 from rich.console import Console
 
 from experiments import data, models
@@ -28,49 +29,58 @@ from gdpjax.sweeps.parts import plan_of
 
 SEEDS = (0, 1, 2)
 FILE = "imdb_clipping.json"
+WAYS = {"added first": True, "not added": False}
+"""Whether the rows of equal words are added before the norm is taken, by the name in the result file."""
+
+EMBEDDING = "Embed_0"
+Params = Any
+"""The parameters of the paper's network: ``Embed_0``, ``Dense_0`` and ``Dense_1``."""
 
 
 def write(results: Path, console: Console) -> None:
     """Train each seed both ways and write the accuracies."""
-    found: dict[str, list[float]] = {"added first": [], "not added": []}
+    accuracies: dict[str, list[float]] = {name: [] for name in WAYS}
     for seed in SEEDS:
-        for name, scores in found.items():
-            scores.append(accuracy(seed, added=name == "added first"))
-            console.print(f"seed {seed}, equal words {name}: {100 * scores[-1]:.2f} %")
-    described = {
+        for name, add_equal_words in WAYS.items():
+            score = accuracy(seed, add_equal_words)
+            accuracies[name].append(score)
+            console.print(f"seed {seed}, equal words {name}: {100 * score:.2f} %")
+
+    result = {
         "what": "IMDb with the paper's settings, test accuracy when gradients are clipped by their norm (equal words "
         "added first) and by the norm of the list of rows (not added), which breaks the stated sensitivity",
         "command": "python -m experiments reproduce imdb-clipping",
         "published": {"test_accuracy": 0.84},
-        "found": {name: mean_and_stdev(scores) | {"seeds": scores} for name, scores in found.items()},
+        "found": {name: mean_and_stdev(scores) | {"seeds": scores} for name, scores in accuracies.items()},
         "fingerprint": records.fingerprint(),
     }
     results.mkdir(parents=True, exist_ok=True)
-    records.write_json(results / FILE, described)
+    records.write_json(results / FILE, result)
     console.print(f"Result: {results / FILE}", soft_wrap=True)
 
 
-def accuracy(seed: int, added: bool) -> float:
-    """Test accuracy after the paper's epochs. Batches, noise and weights depend on the seed alone."""
-    config, dataset = PRESETS["imdb"], data.load("imdb")
-    plan = plan_of(numbers_of(config), config.privacy.delta, dataset.num_examples)
-    model = models.build(config.model.model, dataset.example, dataset.num_classes)
-    keys = jax.random.split(jax.random.key(seed), 3)
-    params = initial_params(model, dataset.example, keys[0])
-    optimizer, clip = optax.adam(config.optimizer.learning_rate), config.privacy.l2_clip_norm
+def accuracy(seed: int, add_equal_words: bool) -> float:
+    """Return the test accuracy after the paper's epochs; batches, noise and weights depend on the seed alone."""
+    config = PRESETS["imdb"]
+    clip = config.privacy.l2_clip_norm
+    dataset = data.load("imdb")
     tokens, labels = jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels)
+    plan = plan_of(numbers_of(config), config.privacy.delta, dataset.num_examples)
+
+    init_key, sampling_key, noise_key = jax.random.split(jax.random.key(seed), 3)
+    model = models.build(config.model.model, dataset.example, dataset.num_classes)
+    params = initial_params(model, dataset.example, init_key)
+    optimizer = optax.adam(config.optimizer.learning_rate)
 
     @jax.jit
-    def step(params: Any, state: Any, number: jax.Array) -> tuple[Any, Any]:
-        sampling, noise = (jax.random.fold_in(key, number) for key in keys[1:])
-        batch = poisson_sample(sampling, plan.max_examples, plan.sampling_prob, plan.capacity)
-        words, wanted = tokens[batch.indices], labels[batch.indices]
-        total = clipped_sum(params, words, wanted, batch.is_padding, clip, added)
-        leaves, structure = jax.tree.flatten(total)
-        drawn = jax.random.split(noise, len(leaves))
-        deviation = plan.noise_multiplier * clip
-        noisy = [leaf + deviation * jax.random.normal(k, leaf.shape) for leaf, k in zip(leaves, drawn, strict=True)]
-        mean = jax.tree.unflatten(structure, [leaf / plan.expected_batch_size for leaf in noisy])
+    def step(params: Params, state: Any, number: Int[Array, ""]) -> tuple[Params, Any]:
+        batch_key = jax.random.fold_in(sampling_key, number)
+        batch = poisson_sample(batch_key, plan.max_examples, plan.sampling_prob, plan.capacity)
+        total = clipped_sum(
+            params, tokens[batch.indices], labels[batch.indices], batch.is_padding, clip, add_equal_words
+        )
+        noisy = _with_noise(total, plan.noise_multiplier * clip, jax.random.fold_in(noise_key, number))
+        mean = jax.tree.map(lambda leaf: leaf / plan.expected_batch_size, noisy)
         updates, state = optimizer.update(mean, state, params)
         return optax.apply_updates(params, updates), state
 
@@ -80,28 +90,62 @@ def accuracy(seed: int, added: bool) -> float:
     return make_scores(model, dataset)(params)["test_accuracy"]
 
 
-def clipped_sum(params: Any, words: jax.Array, labels: jax.Array, is_padding: jax.Array, clip: Any, added: bool) -> Any:
-    """The sum of clipped gradients, one or the other way; the model's mean of word vectors is written out."""
-    table, length = params["Embed_0"]["embedding"], words.shape[1]
-    head = {name: params[name] for name in params if name != "Embed_0"}
+def _with_noise(total: Params, stddev: float, key: jax.Array) -> Params:
+    """Add normal noise to every leaf.
 
-    def one(row: jax.Array, label: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+    It is drawn as it was when the result file was made. Private training takes the noise of gdpjax, which is proof
+    against floating point; the second way here is not private anyhow.
+    """
+    leaves, structure = jax.tree.flatten(total)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [leaf + stddev * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noisy)
+
+
+def clipped_sum(
+    params: Params,
+    words: Int[Array, "batch length"],
+    labels: Int[Array, " batch"],
+    is_padding: Bool[Array, " batch"],
+    clip: Any,
+    add_equal_words: bool,
+) -> Params:
+    """Return the sum of clipped gradients, ``sum_i min(1, C / n_i) g_i``, with n_i one norm or the other.
+
+    The network's mean of word vectors is written out, so that its gradient is that of the mean, at every position.
+    """
+    table = params[EMBEDDING]["embedding"]
+    length = words.shape[1]
+    head = {name: value for name, value in params.items() if name != EMBEDDING}
+
+    def gradient_of_one(
+        row: Int[Array, " length"], label: Int[Array, ""]
+    ) -> tuple[Params, Float[Array, " size"], Float[Array, ""]]:
+        """Return an example's gradient with respect to the head and to the mean vector, and its squared norm."""
         of_head, of_mean = jax.grad(_loss_of_mean, (0, 1))(head, table[row].mean(0), label)
-        # sum_w count_w^2 is the sum over positions of the count of their word; without adding each count is one.
+
+        # Every position has the same row, of_mean / length. Added, the row of a word that occurs c times is c times as
+        # long, and sum_w c_w^2 is the sum over positions of the count of their word. Not added, each count is one.
         ordered = jnp.sort(row)
-        counts = jnp.searchsorted(ordered, ordered, side="right") - jnp.searchsorted(ordered, ordered)
-        rows = counts.sum() if added else length
-        square = jnp.sum(of_mean**2) * rows / length**2 + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(of_head))
-        return of_head, of_mean, square
+        end = jnp.searchsorted(ordered, ordered, side="right")
+        counts = end - jnp.searchsorted(ordered, ordered)
+        num_rows = counts.sum() if add_equal_words else length
+        of_table = jnp.sum(of_mean**2) * num_rows / length**2
+        squared_norm = of_table + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(of_head))
+        return of_head, of_mean, squared_norm
 
-    of_head, of_mean, square = jax.vmap(one)(words, labels)
-    factor = jnp.where(is_padding, 0, jnp.minimum(1, clip / jnp.sqrt(square)))
+    of_head, of_mean, squared_norm = jax.vmap(gradient_of_one)(words, labels)
+    factor = jnp.where(is_padding, 0, jnp.minimum(1, clip / jnp.sqrt(squared_norm)))
     total = jax.tree.map(lambda leaf: jnp.tensordot(factor, leaf, 1), of_head)
-    spread = jnp.broadcast_to((factor[:, None] * of_mean / length)[:, None], (*words.shape, of_mean.shape[1]))
-    return total | {"Embed_0": {"embedding": jnp.zeros_like(table).at[words].add(spread)}}
+
+    # Each position of each example adds its row to the table.
+    row = factor[:, None] * of_mean / length
+    rows = jnp.broadcast_to(row[:, None], (*words.shape, of_mean.shape[1]))
+    return total | {EMBEDDING: {"embedding": jnp.zeros_like(table).at[words].add(rows)}}
 
 
-def _loss_of_mean(head: Any, mean: jax.Array, label: jax.Array) -> jax.Array:
+def _loss_of_mean(head: Params, mean: Float[Array, " size"], label: Int[Array, ""]) -> Float[Array, ""]:
+    """Return the loss of an example, given the mean of its word vectors."""
     hidden = jax.nn.relu(mean @ head["Dense_0"]["kernel"] + head["Dense_0"]["bias"])
     logits = hidden @ head["Dense_1"]["kernel"] + head["Dense_1"]["bias"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)

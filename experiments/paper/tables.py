@@ -7,33 +7,17 @@ from typing import Any
 import msgspec
 
 from experiments.config import identity
-from experiments.paper.runs import Outcomes, Planned
+from experiments.paper.runs import FinishedRuns, PlannedRun
 from experiments.paper.settings import EXPERIMENTS, Row
-from experiments.tables import markdown_table, mean_and_stdev
+from experiments.tables import markdown_table, mean_and_stdev, write_with_table
 from gdpjax import accounting
 from gdpjax.sweeps import records
 from gdpjax.sweeps.rounding import interval, upper
 
 SOURCE = "arXiv:1911.11607"
 SCORES = ("test_accuracy", "test_rmse")
-
-
-def result_of(name: str, planned: Sequence[Planned], finished: Outcomes) -> dict[str, Any]:
-    """Everything public about the finished runs of an experiment."""
-    rows = [_row(row, sum(run.row is row for run in planned) or row.seeds, finished) for row in EXPERIMENTS[name]]
-    done, wanted = (sum(row["seeds"][count] for row in rows) for count in ("finished", "planned"))
-    return {
-        "what": f"{SOURCE}, {name}: test data after the last epoch, mean and sample standard deviation over seeds",
-        "command": f"python -m experiments reproduce {name}",
-        "partial": done < wanted,
-        "runs": {"finished": done, "planned": wanted},
-        "rows": rows,
-    }
-
-
-def path_of(folder: Path, name: str) -> Path:
-    """The result file of an experiment; its table is beside it."""
-    return folder / f"reproduce_{name}.json"
+COSTS = ("mu_clt", "epsilon_clt", "epsilon_moments_accountant", "epsilon_lower", "epsilon_upper", "delta")
+HEAD = ("setting", "score", "mu (CLT)", "eps CLT", "eps MA, classic", "eps MA, tight", "eps certified", "seeds")
 
 
 class RecordedRun(msgspec.Struct):
@@ -52,98 +36,137 @@ class RecordedRow(msgspec.Struct):
     runs: list[RecordedRun]
 
 
-class Recorded(msgspec.Struct):
+class RecordedExperiment(msgspec.Struct):
     """What is read of a result file."""
 
     rows: list[RecordedRow]
 
 
+def path_of(folder: Path, name: str) -> Path:
+    """Return the path of an experiment's result file; its table is beside it."""
+    return folder / f"reproduce_{name}.json"
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a result file; UserError where it is absent or damaged."""
-    return records.read_json(path, Recorded)["rows"]
+    return records.read_json(path, RecordedExperiment)["rows"]
 
 
-def recorded(path: Path, rows: Sequence[Row]) -> Outcomes:
-    """What an earlier result file has of runs with the settings that the rows have now; none where there is no file."""
-    saved = {row["name"]: row["runs"] for row in read_rows(path)} if path.is_file() else {}
+def recorded(path: Path, rows: Sequence[Row]) -> FinishedRuns:
+    """Return the runs that a result file has with the settings that the rows have now; none where there is no file."""
+    if not path.is_file():
+        return {}
+    recorded_runs = {row["name"]: row["runs"] for row in read_rows(path)}
+    same_settings = {}
+    for row in rows:
+        for run in recorded_runs.get(row.name, []):
+            seed = run["seed"]
+            if run["result"]["config"] == identity(row.run(seed)):
+                same_settings[row.name, seed] = run
+    return same_settings
+
+
+def result_of(name: str, planned: Sequence[PlannedRun], finished: FinishedRuns) -> dict[str, Any]:
+    """Return everything public about the finished runs of an experiment."""
+    rows = []
+    for row in EXPERIMENTS[name]:
+        num_planned = sum(run.row is row for run in planned) or row.seeds
+        rows.append(_row(row, num_planned, finished))
+    num_finished = sum(row["seeds"]["finished"] for row in rows)
+    num_planned = sum(row["seeds"]["planned"] for row in rows)
     return {
-        (row.name, run["seed"]): run
-        for row in rows
-        for run in saved.get(row.name, [])
-        if run["result"]["config"] == identity(row.run(run["seed"]))
+        "what": f"{SOURCE}, {name}: test data after the last epoch, mean and sample standard deviation over seeds",
+        "command": f"python -m experiments reproduce {name}",
+        "partial": num_finished < num_planned,
+        "runs": {"finished": num_finished, "planned": num_planned},
+        "rows": rows,
     }
 
 
-def _row(row: Row, planned: int, finished: Outcomes) -> dict[str, Any]:
-    runs = [run for (name, _), run in sorted(finished.items(), key=lambda item: item[0]) if name == row.name]
+def _row(row: Row, num_planned: int, finished: FinishedRuns) -> dict[str, Any]:
+    """Return a row of the result file: what was published, the mean over its finished runs, and the runs."""
+    seeds = sorted(seed for name, seed in finished if name == row.name)
+    runs = [finished[row.name, seed] for seed in seeds]
     result = runs[0]["result"] if runs else {}
+    scores = {}
+    for name in SCORES:
+        if name in result:
+            scores[name] = mean_and_stdev([run["result"][name] for run in runs])
     return {
         "name": row.name,
         "published": dict(row.published),
         "chosen": row.chosen,
-        "found": {name: mean_and_stdev([run["result"][name] for run in runs]) for name in SCORES if name in result},
+        "found": scores,
         "privacy": _privacy(result["privacy"]) if runs else {},
-        "seeds": {"finished": len(runs), "planned": max(planned, len(runs))},
+        "seeds": {"finished": len(runs), "planned": max(num_planned, len(runs))},
         "config": result.get("config", {}),
         "runs": runs,
     }
 
 
 def _privacy(cost: dict[str, Any]) -> dict[str, float]:
-    """The ledger's cost, with the moments accountant as it was when the paper was written."""
-    run = (cost["noise_multiplier"], cost["sampling_prob"], cost["num_steps"], cost["delta"])
-    classic = accounting.moments_accountant_epsilon(*run, conversion="classic")
-    names = ("mu_clt", "epsilon_clt", "epsilon_moments_accountant", "epsilon_lower", "epsilon_upper", "delta")
-    return {name: cost[name] for name in names} | {"epsilon_classic": float(classic)}
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The table, published / ours; a dash where nothing was published."""
-    head = ("setting", "score", "mu (CLT)", "eps CLT", "eps MA, classic", "eps MA, tight", "eps certified", "seeds")
-    lines = [f"# {result['what']}", "", f"`{result['command']}`", ""]
-    if result["partial"]:
-        lines += ["**Partial: {finished} of {planned} runs are finished.**".format(**result["runs"]), ""]
-    lines += ["Published / ours.", "", markdown_table(head, map(_cells, result["rows"]))]
-    notes = [f"{row['name']}: {row['chosen']}." for row in result["rows"] if row["chosen"]]
-    return "\n".join([*lines, "", *notes]).rstrip() + "\n"
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    published, privacy = row["published"], row["privacy"]
-
-    def pair(name: str) -> str:
-        # Both to the nearest digit, as the paper has them: here they are compared.
-        return f"{_number(published.get(name))} / {_number(privacy.get(name))}"
-
-    seeds = "{finished} of {planned}".format(**row["seeds"])
-    return [
-        row["name"], _score(row), pair("mu_clt"), pair("epsilon_clt"), pair("epsilon_classic"),
-        _cost(privacy.get("epsilon_moments_accountant")), interval(privacy) if privacy else "-", seeds,
-    ]  # fmt: skip
-
-
-def _score(row: dict[str, Any]) -> str:
-    name = "test_rmse" if "test_rmse" in row["found"] or "test_rmse" in row["published"] else "test_accuracy"
-    found, graded = row["found"].get(name), name == "test_rmse"
-    write = (lambda x: f"{x:.3f}") if graded else (lambda x: f"{100 * x:.1f}")
-    ours = "-" if found is None else write(found["mean"])
-    if found is not None and found["stdev"] is not None:
-        ours += f" ± {found['stdev']:.4f}" if graded else f" ± {100 * found['stdev']:.2f}"
-    published = write(row["published"][name]) if name in row["published"] else "-"
-    return f"{published} / {ours} {'RMSE' if graded else '%'}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _cost(value: float | None) -> str:
-    """An upper bound, rounded up: it may be copied."""
-    return "-" if value is None else upper(value, 2)
+    """Return the ledger's cost, and the moments accountant as it was when the paper was written."""
+    run = (cost["noise_multiplier"], cost["sampling_prob"], cost["num_steps"])
+    classic = accounting.moments_accountant_epsilon(*run, cost["delta"], conversion="classic")
+    return {name: cost[name] for name in COSTS} | {"epsilon_classic": float(classic)}
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """The JSON file, and the table beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records.write_json(path, result)
-    path.with_suffix(".md").write_text(markdown(result))
+    """Write the result file, and the table beside it."""
+    write_with_table(path, result, markdown(result))
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the table, published / ours; a dash where nothing was published."""
+    lines = [f"# {result['what']}", "", f"`{result['command']}`", ""]
+    if result["partial"]:
+        runs = result["runs"]
+        lines += [f"**Partial: {runs['finished']} of {runs['planned']} runs are finished.**", ""]
+    table = markdown_table(HEAD, [_cells(row) for row in result["rows"]])
+    lines += ["Published / ours.", "", table, ""]
+    lines += [f"{row['name']}: {row['chosen']}." for row in result["rows"] if row["chosen"]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    published, privacy, seeds = row["published"], row["privacy"], row["seeds"]
+
+    def pair(name: str) -> str:
+        # Both to the nearest digit, as the paper has them: here they are compared.
+        return f"{_to_two_digits(published.get(name))} / {_to_two_digits(privacy.get(name))}"
+
+    # These have nothing beside them and may be copied, so that they are rounded up.
+    tight = f"{upper(privacy['epsilon_moments_accountant'], 2)}" if privacy else "-"
+    certified = interval(privacy) if privacy else "-"
+    return [
+        row["name"],
+        _score(row),
+        pair("mu_clt"),
+        pair("epsilon_clt"),
+        pair("epsilon_classic"),
+        tight,
+        certified,
+        f"{seeds['finished']} of {seeds['planned']}",
+    ]
+
+
+def _to_two_digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _score(row: dict[str, Any]) -> str:
+    """Return a row's score, published / ours, as an error of grades or as an accuracy in percent."""
+    is_graded = "test_rmse" in row["found"] or "test_rmse" in row["published"]
+    name = "test_rmse" if is_graded else "test_accuracy"
+    scale, digits, digits_of_spread, unit = (1, 3, 4, "RMSE") if is_graded else (100, 1, 2, "%")
+
+    published = "-"
+    if name in row["published"]:
+        published = f"{scale * row['published'][name]:.{digits}f}"
+    ours = "-"
+    if name in row["found"]:
+        score = row["found"][name]
+        ours = f"{scale * score['mean']:.{digits}f}"
+        if score["stdev"] is not None:
+            ours += f" ± {scale * score['stdev']:.{digits_of_spread}f}"
+    return f"{published} / {ours} {unit}"

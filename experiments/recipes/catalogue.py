@@ -34,19 +34,45 @@ class Recipe:
         return HERE / "winners" / f"{self.name}.toml"
 
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "mnist", "test_accuracy", 0.98, 0.5, 256 / 60_000, 23_438, 147,
-            "public digits, with their labels, chose the coordinates; beside the paper's best row, and its row of a "
-            "similar epsilon, noise multiplier 1.1, has 96.6 %",
-        ),
-        Recipe(
-            "adult", "test_accuracy", 0.839, 0.55, 256 / 29_305, 2_061, 0,
-            "the published figure was not recovered: 83.9 % is ours with the paper's settings, one run",
-        ),
-        Recipe("imdb", "test_accuracy", 0.84, 0.56, 512 / 25_000, 439, 12, "whole reviews, not their last 256 words"),
-        Recipe("movielens", "test_rmse", 0.915, 0.6, 10_000 / 800_167, 1_600, 16, ""),
-    )
-}  # fmt: skip
+MNIST = Recipe(
+    name="mnist",
+    score="test_accuracy",
+    published=0.98,
+    published_noise_multiplier=0.5,
+    published_sampling_prob=256 / 60_000,
+    published_num_steps=23_438,
+    tried_before=147,
+    note="public digits, with their labels, chose the coordinates; beside the paper's best row, and its row of a "
+    "similar epsilon, noise multiplier 1.1, has 96.6 %",
+)
+ADULT = Recipe(
+    name="adult",
+    score="test_accuracy",
+    published=0.839,
+    published_noise_multiplier=0.55,
+    published_sampling_prob=256 / 29_305,
+    published_num_steps=2_061,
+    tried_before=0,
+    note="the published figure was not recovered: 83.9 % is ours with the paper's settings, one run",
+)
+IMDB = Recipe(
+    name="imdb",
+    score="test_accuracy",
+    published=0.84,
+    published_noise_multiplier=0.56,
+    published_sampling_prob=512 / 25_000,
+    published_num_steps=439,
+    tried_before=12,
+    note="whole reviews, not their last 256 words",
+)
+MOVIELENS = Recipe(
+    name="movielens",
+    score="test_rmse",
+    published=0.915,
+    published_noise_multiplier=0.6,
+    published_sampling_prob=10_000 / 800_167,
+    published_num_steps=1_600,
+    tried_before=16,
+    note="",
+)
+RECIPES = {recipe.name: recipe for recipe in (MNIST, ADULT, IMDB, MOVIELENS)}

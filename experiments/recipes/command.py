@@ -20,26 +20,25 @@ def run(config: RecipesConfig) -> None:
 
 
 def reproduce(names: list[str], runs: Path, results: Path, console: Console) -> Path:
-    """Every sweep of these recipes, finished ones from their folders; returns the result file."""
+    """Run every sweep of these recipes, finished ones from their folders, and return the result file."""
     for name in names:
-        record = _recipe(RECIPES[name], runs)
+        record = _record(RECIPES[name], runs)
         path = tables.write(results, name, record)  # one by one: what is done is on record
         console.print(tables.sentence(name, record), soft_wrap=True)
     console.print(f"Results: {path} and {path.with_suffix('.md')}", soft_wrap=True)
     return path
 
 
-def _recipe(recipe: Recipe, runs: Path) -> dict[str, Any]:
-    files = recipe.search, recipe.winner
-    searched, trained = (
-        _sweep(file, runs / f"{recipe.name}-{part}") for file, part in zip(files, ("search", "winner"), strict=True)
-    )
-    search, winner = map(sweep.read, files)
-    return outcome(recipe, (search, winner), searched, trained)
+def _record(recipe: Recipe, runs: Path) -> dict[str, Any]:
+    """Return what a recipe's search and its winner say together."""
+    searched = _rows_of_sweep(recipe.search, runs / f"{recipe.name}-search")
+    trained = _rows_of_sweep(recipe.winner, runs / f"{recipe.name}-winner")
+    specs = (sweep.read(recipe.search), sweep.read(recipe.winner))
+    return outcome(recipe, specs, searched, trained)
 
 
-def _sweep(spec: Path, out: Path) -> list[Row]:
-    """The rows of a sweep, from its folder as far as they are there. One trial at a time: they are large."""
+def _rows_of_sweep(spec: Path, out: Path) -> list[Row]:
+    """Return the rows of a sweep, from its folder as far as they are there. One trial at a time: they are large."""
     if not is_finished(out, sweep.read(spec)):
         sweep.run(SweepConfig(spec, out=out, resume=out.exists(), width=1))
     return read_rows(out, described(out).layout)

@@ -18,58 +18,87 @@ from gdpjax.sweeps import Spec
 from gdpjax.sweeps.parts import Row
 
 SETTINGS = ("learning_rate", "l2_clip_norm", "epsilon", "batch_size", "epochs")
+FOUND_SETTINGS = ("noise_multiplier", "sampling_prob", "num_steps")
+"""What follows from the settings."""
 COST = ("mu_clt", "epsilon_clt", "epsilon_moments_accountant", "epsilon_lower", "epsilon_upper")
 
 
 def outcome(
     recipe: Recipe, specs: tuple[Spec, Spec], searched: Sequence[Row], trained: Sequence[Row]
 ) -> dict[str, Any]:
-    """The record of one recipe: settings, scores, costs, and what was chosen from."""
-    found = [good(rows, spec) for rows, spec in zip((searched, trained), specs, strict=True)]
-    best = (min if recipe.score == "test_rmse" else max)(found[0], key=lambda row: row[recipe.score])
-    winner = found[1][0]
-    if any(row[name] != best[name] for row in found[1] for name in SETTINGS):
-        raise UserError(
-            f"{recipe.winner} is not the best configuration of {recipe.search}, which has "
-            f"{', '.join(f'{name} = {best[name]:g}' for name in SETTINGS)}; write that there, or search again"
-        )
-    search, model = specs
-    tried, scores = recipe.tried_before + len(searched), [row[recipe.score] for row in found[1]]
+    """Return the record of one recipe: settings, scores, costs, and what was chosen from.
+
+    Args:
+      recipe: what the two sweeps cannot know.
+      specs: the search, and the sweep of the winner.
+      searched: the rows of the search, judged by held-out training data.
+      trained: the rows of the winner, a seed each, judged by the test data.
+    """
+    search, final = specs
+    scored, seeds = good(searched, search), good(trained, final)
+    pick = min if recipe.score == "test_rmse" else max
+    best = pick(scored, key=lambda row: row[recipe.score])
+    _refuse_another_winner(recipe, best, seeds)
+
+    winner = seeds[0]
+    scores = [row[recipe.score] for row in seeds]
+    published = {"score": recipe.published, "note": recipe.note}
+    of_search = {
+        "hold_out": search.hold_out,
+        "configurations": len(searched),
+        "tried_before": recipe.tried_before,
+        "best_held_out": best[recipe.score],
+    }
     return {
-        **model.task.names, "delta": model.delta,
-        "settings": {name: winner[name] for name in (*SETTINGS, "noise_multiplier", "sampling_prob", "num_steps")},
-        "score": recipe.score, "seeds": [row["seed"] for row in found[1]],
+        **final.task.names,
+        "delta": final.delta,
+        "settings": {name: winner[name] for name in (*SETTINGS, *FOUND_SETTINGS)},
+        "score": recipe.score,
+        "seeds": [row["seed"] for row in seeds],
         "test": mean_and_stdev(scores) | {"values": scores},
         "cost": {name: winner[name] for name in COST},
-        "published": {"score": recipe.published, "note": recipe.note} | _published(recipe, model.delta),
-        "search": {
-            "hold_out": search.hold_out, "configurations": len(searched), "tried_before": recipe.tried_before,
-            "best_held_out": best[recipe.score],
-        },
-        "tuning": _tuning(winner, tried),
-        "commands": [f"python -m experiments sweep experiments/recipes/{path}{recipe.name}.toml"
-                     for path in ("", "winners/")],
-    }  # fmt: skip
+        "published": published | _published_cost(recipe, final.delta),
+        "search": of_search,
+        "tuning": _tuning(winner, recipe.tried_before + len(searched)),
+        "commands": [
+            f"python -m experiments sweep experiments/recipes/{recipe.name}.toml",
+            f"python -m experiments sweep experiments/recipes/winners/{recipe.name}.toml",
+        ],
+    }
+
+
+def _refuse_another_winner(recipe: Recipe, best: Row, seeds: Sequence[Row]) -> None:
+    """Raise UserError where the file of the winner has other settings than the best of the search."""
+    if all(row[name] == best[name] for row in seeds for name in SETTINGS):
+        return
+    settings = ", ".join(f"{name} = {best[name]:g}" for name in SETTINGS)
+    raise UserError(
+        f"{recipe.winner} is not the best configuration of {recipe.search}, which has {settings}; "
+        "write that there, or search again"
+    )
 
 
 def good(rows: Sequence[Row], spec: Spec) -> list[Row]:
-    """The rows without an error; UserError if there are none."""
+    """Return the rows without an error; UserError if there are none."""
     kept = [row for row in rows if row["error"] is None]
     if not kept:
         raise UserError(f"every trial of {spec.source.name} failed: {rows[0]['error'] if rows else 'there is none'}")
     return kept
 
 
-def _published(recipe: Recipe, delta: float) -> dict[str, float]:
-    """What the published setting costs."""
+def _published_cost(recipe: Recipe, delta: float) -> dict[str, float]:
+    """Return what the published setting costs."""
     run = (recipe.published_noise_multiplier, recipe.published_sampling_prob, recipe.published_num_steps)
     lower, upper = accounting.epsilon_bounds(*run, delta)
     return {"epsilon_lower": float(lower), "epsilon_upper": float(upper)}
 
 
 def _tuning(winner: Row, tried: int) -> dict[str, float]:
-    """The price of the best of a random number of trainings, ``tried`` of them on average."""
-    gamma = accounting.gamma_for_mean_num_runs(float(tried), eta=0.0)
-    left = winner["delta"] - tried * winner["overflow"]  # any of them may overflow
+    """Return the price of the best of a random number of trainings, ``tried`` of them on average."""
     run = (winner["noise_multiplier"], winner["sampling_prob"], winner["num_steps"])
-    return {"mean_num_runs": tried, "epsilon": float(accounting.tuning_epsilon(*run, left, eta=0.0, gamma=gamma))}
+    gamma = accounting.gamma_for_mean_num_runs(float(tried), eta=0.0)
+
+    # Any of the trainings may have a batch above its capacity: that has its part of delta.
+    remaining_delta = winner["delta"] - tried * winner["overflow"]
+    epsilon = accounting.tuning_epsilon(*run, remaining_delta, eta=0.0, gamma=gamma)
+    return {"mean_num_runs": tried, "epsilon": float(epsilon)}

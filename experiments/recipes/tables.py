@@ -5,15 +5,23 @@ from typing import Any
 
 import msgspec
 
-from experiments.tables import markdown_table
+from experiments.tables import markdown_table, write_with_table
 from gdpjax.sweeps import records
 from gdpjax.sweeps.rounding import interval, upper
 
 NAME = "recipes.json"
 HEAD = (
-    "data", "score on the test data", "eps certified", "eps CLT", "eps MA", "mu CLT", "score to beat",
-    "its eps certified", "tried", "eps with the choice paid",
-)  # fmt: skip
+    "data",
+    "score on the test data",
+    "eps certified",
+    "eps CLT",
+    "eps MA",
+    "mu CLT",
+    "score to beat",
+    "its eps certified",
+    "tried",
+    "eps with the choice paid",
+)
 NOTES = """\
 Every epsilon but the last is that of ONE training with its settings fixed beforehand: an interval that contains the
 truth (certified), an estimate that may understate (CLT), an upper bound (MA, the moments accountant). The settings were
@@ -33,16 +41,14 @@ class Recipes(msgspec.Struct):
 
 def write(folder: Path, name: str, record: dict[str, Any]) -> Path:
     """Put one recipe's record into the result file, and the table beside it; the others' records stay."""
-    folder.mkdir(parents=True, exist_ok=True)
     result = read(folder)
     result["recipes"][name] = record
-    records.write_json(folder / NAME, result)
-    (folder / NAME).with_suffix(".md").write_text(markdown(result))
+    write_with_table(folder / NAME, result, markdown(result))
     return folder / NAME
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The result file, or an empty one."""
+    """Return the result file, or an empty one."""
     path = folder / NAME
     if path.is_file():
         return records.read_json(path, Recipes)
@@ -54,16 +60,15 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """One row for each recipe."""
-    table = markdown_table(HEAD, (_cells(name, each) for name, each in result["recipes"].items()))
-    notes = [
-        f"{name}: {each['published']['note']}." for name, each in result["recipes"].items() if each["published"]["note"]
-    ]
+    """Return a table with one row for each recipe, and the notes."""
+    recipes = result["recipes"].items()
+    table = markdown_table(HEAD, [_cells(name, record) for name, record in recipes])
+    notes = [f"{name}: {record['published']['note']}." for name, record in recipes if record["published"]["note"]]
     return "\n\n".join(["# Recipes", f"`{result['command']}`", table, NOTES, *notes]) + "\n"
 
 
 def sentence(name: str, record: dict[str, Any]) -> str:
-    """One recipe in words."""
+    """Return one recipe in words."""
     _, score, certified, *_, published, its_certified, _, price = _cells(name, record)
     return (
         f"{name}: {score} at certified epsilon {certified}; published {published} at {its_certified}. Had the choice "
@@ -72,14 +77,27 @@ def sentence(name: str, record: dict[str, Any]) -> str:
 
 
 def _cells(name: str, record: dict[str, Any]) -> list[str]:
-    test, cost, published = record["test"], record["cost"], record["published"]
-    rmse = record["score"] == "test_rmse"
-    scale, digits, unit = (1, 4, " RMSE") if rmse else (100, 2, " %")
-    spread = "" if test["stdev"] is None else f" ± {scale * test['stdev']:.{digits}f}"
-    seeds = f"{len(test['values'])} seed{'s' if len(test['values']) > 1 else ''}"
+    cost, published, tuning = record["cost"], record["published"], record["tuning"]
+    is_graded = record["score"] == "test_rmse"
+    scale, digits, unit = (1, 3, " RMSE") if is_graded else (100, 1, " %")
     return [
-        name, f"{scale * test['mean']:.{digits}f}{spread}{unit} ({seeds})", interval(cost),
-        *(upper(cost[each], 3) for each in ("epsilon_clt", "epsilon_moments_accountant", "mu_clt")),
-        f"{scale * published['score']:.{3 if rmse else 1}f}{unit}", interval(published),
-        f"{record['tuning']['mean_num_runs']}", upper(record["tuning"]["epsilon"], 2),
-    ]  # fmt: skip
+        name,
+        _score(record["test"], is_graded),
+        interval(cost),
+        upper(cost["epsilon_clt"], 3),
+        upper(cost["epsilon_moments_accountant"], 3),
+        upper(cost["mu_clt"], 3),
+        f"{scale * published['score']:.{digits}f}{unit}",
+        interval(published),
+        f"{tuning['mean_num_runs']}",
+        upper(tuning["epsilon"], 2),
+    ]
+
+
+def _score(test: dict[str, Any], is_graded: bool) -> str:
+    """Return the mean and deviation over seeds, as an error of grades or as an accuracy in percent."""
+    scale, digits, unit = (1, 4, " RMSE") if is_graded else (100, 2, " %")
+    spread = "" if test["stdev"] is None else f" ± {scale * test['stdev']:.{digits}f}"
+    num_seeds = len(test["values"])
+    seeds = f"{num_seeds} seed{'s' if num_seeds > 1 else ''}"
+    return f"{scale * test['mean']:.{digits}f}{spread}{unit} ({seeds})"

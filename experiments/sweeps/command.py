@@ -10,7 +10,7 @@ from gdpjax.sweeps import Spec, read_spec, report_sweep, run_sweep
 
 
 def read(path: Path) -> Spec:
-    """The sweep in a TOML file."""
+    """Return the sweep in a TOML file."""
     return read_spec(path, NamedTask())
 
 

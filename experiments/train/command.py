@@ -11,7 +11,7 @@ from gdpjax.sweeps import TrainingResult, print_training, train
 
 
 def default_folder(name: str) -> Path:
-    """A new folder under runs/."""
+    """Return a new folder under runs/."""
     return Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -32,7 +32,7 @@ def run_quietly(config: TrainConfig, console: Console, name: str) -> TrainingRes
 
 
 def spec_of(config: TrainConfig) -> dict[str, object]:
-    """The configuration as a spec of one training."""
+    """Return the configuration as a spec of one training."""
     numbers = numbers_of(config)
     delta = numbers.pop("delta")
     seeds = 1 if config.run.seed is None else [config.run.seed]

@@ -31,7 +31,7 @@ def load(dataset: str) -> Any:
 
 
 def build(dataset: str, model: str, example: Any) -> Model:
-    """A network with the cross entropy of one example as its loss; how many classes there are is public."""
+    """Return a network with the cross entropy of one example as its loss; how many classes there are is public."""
     facts, (inputs, _) = data.FACTS[dataset], example
     network = models.build(model, inputs, facts.num_classes)
     init = functools.partial(initial_params, network, inputs)
@@ -39,7 +39,7 @@ def build(dataset: str, model: str, example: Any) -> Model:
 
 
 def make_task(dataset: str, model: str, optimizer: str) -> Task:
-    """A task by its names. Hyperparameters that are left out are the data set's."""
+    """Return a task by its names. Hyperparameters that are left out are the data set's."""
     return Task(
         load=functools.partial(load, dataset),
         build=functools.partial(build, dataset, model),
@@ -50,7 +50,7 @@ def make_task(dataset: str, model: str, optimizer: str) -> Task:
 
 
 def numbers_of(config: TrainConfig) -> dict[str, float]:
-    """The hyperparameters of a configuration, and delta."""
+    """Return the hyperparameters of a configuration, and delta."""
     privacy, optimizer = config.privacy, config.optimizer
     return {
         "learning_rate": optimizer.learning_rate,

@@ -166,7 +166,7 @@ def tiny(tmp_path, monkeypatch):
 def test_a_small_recipe_from_search_to_table(tiny, tmp_path):
     from rich.console import Console
 
-    rows = command._sweep(tiny.search, tmp_path / "runs" / "tiny-search")
+    rows = command._rows_of_sweep(tiny.search, tmp_path / "runs" / "tiny-search")
     best = max(rows, key=lambda row: row["test_accuracy"])["learning_rate"]
     text = (
         SEARCH.replace("hold_out = 0.25\n", "")

@@ -24,7 +24,7 @@ KINDS = (
     _folder.Described,
     _folder.CompiledProgram,
     recipes.Recipes,
-    reproduced.Recorded,
+    reproduced.RecordedExperiment,
 )
 
 
