@@ -23,7 +23,7 @@ SIGNATURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
 @pytest.fixture(scope="module")
 def tradeoff():
-    return plotting.tradeoff_curves(*MNIST_RUN, 1e-5, num_points=12)
+    return plotting.tradeoff_curves(*MNIST_RUN, 1e-5, num_points=16)
 
 
 @pytest.fixture(scope="module")

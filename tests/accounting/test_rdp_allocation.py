@@ -125,8 +125,13 @@ def test_it_grows_with_the_order_and_falls_with_noise_and_steps():
     assert (np.diff(longer, axis=0) < 0).all()
 
 
-@pytest.mark.parametrize("noise", [1e-3, 0.05, 0.1, 0.11, 50.0, 1e8])
-@pytest.mark.parametrize("steps", [2, 7, 1000, 2**53 - 1])
+ENDS = [(1e-3, 2**53 - 1), (0.05, 1000), (0.1, 7), (0.11, 2), (0.11, 1000), (50.0, 2), (1e8, 2), (1e8, 2**53 - 1)]
+BETWEEN = [
+    pair for pair in itertools.product([1e-3, 0.05, 0.1, 0.11, 50.0, 1e8], [2, 7, 1000, 2**53 - 1]) if pair not in ENDS
+]
+
+
+@pytest.mark.parametrize(("noise", "steps"), ENDS + [pytest.param(*pair, marks=pytest.mark.slow) for pair in BETWEEN])
 def test_ends_of_the_range(noise, steps):
     orders = np.array([1 + 1e-12, 1.001, 1.999999, 2.0, 2.000001, 7.5, 30.5, 200.0, 1e6])
     rdp = rdp_allocation(noise, steps, 1, orders)

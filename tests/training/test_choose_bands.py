@@ -26,6 +26,7 @@ def test_the_best_of_the_candidates_meets_the_target():
     assert sensitivity == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_little_noise_prefers_correlation_and_much_noise_sampling():
     much, _ = choose_bands(**TARGET, epsilon=0.3, num_bands=[1, 64])
     little, _ = choose_bands(**TARGET, epsilon=30.0, num_bands=[1, 64])
