@@ -16,6 +16,7 @@ a `jax.shard_map` closes over is the same on every device. `refuse_key_of_a_loop
 """
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -27,6 +28,7 @@ from jax.core import Tracer
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
+from gdpjax._core.threefry import FEWEST_ENTRIES, MOST_ENTRIES, threefry_words
 from gdpjax._core.types import Array
 
 P = ParamSpec("P")
@@ -193,6 +195,8 @@ def bits(key: Any, shape: tuple[int, ...]) -> Array:
     """Random words, uint32 of this shape; ValueError for what is no key, or a key that a loop uses again and again."""
     key = as_key(key)
     refuse_key_of_a_loop(key)
+    if is_threefry(key) and FEWEST_ENTRIES <= math.prod(shape) <= MOST_ENTRIES:
+        return threefry_words(jax.random.key_data(key), shape)
     return one_key_at_a_time(lambda key: jax.random.bits(key, shape, jnp.uint32))(key)
 
 

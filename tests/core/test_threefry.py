@@ -1,0 +1,56 @@
+"""Random words of our own threefry are those of jax.random.bits, wherever and however they are drawn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from gdpjax._core import keys
+from gdpjax._core.threefry import FEWEST_ENTRIES, _encrypted, threefry_words
+
+KEY = jax.random.key(5)
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (1,), (7,), (3, 5, 7), (130, 127), (FEWEST_ENTRIES + 1,)])
+def test_the_words_are_those_of_jax(shape):
+    expected = jax.random.bits(KEY, shape)
+    np.testing.assert_array_equal(threefry_words(jax.random.key_data(KEY), shape), expected)
+    np.testing.assert_array_equal(jax.jit(keys.bits, static_argnums=1)(KEY, shape), expected)
+
+
+def test_known_answers():
+    """Of the reference implementation: Random123's kat_vectors for Threefry-2x32 with 20 rounds."""
+    answers = [
+        ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ]
+    for key, counter, expected in answers:
+        found = _encrypted([jnp.uint32(word) for word in key], *[jnp.uint32(word) for word in counter])
+        assert [int(word) for word in found] == list(expected)
+
+
+def test_vmap_is_a_loop():
+    many = jax.random.split(KEY, 3)
+    shape = (FEWEST_ENTRIES // 4, 5)
+    together = jax.vmap(lambda key: keys.bits(key, shape))(many)
+    for key, words in zip(many, together, strict=True):
+        np.testing.assert_array_equal(words, jax.random.bits(key, shape))
+
+
+def test_longer_arrays_begin_with_the_same_words():
+    """On both sides of the size from which the words are our own, and whatever JAX's layout is."""
+    short = keys.bits(KEY, (FEWEST_ENTRIES - 1,))
+    np.testing.assert_array_equal(keys.bits(KEY, (FEWEST_ENTRIES + 5,))[: FEWEST_ENTRIES - 1], short)
+
+
+def test_inside_a_shard_map():
+    """Keys of their own on each device give their own words."""
+    mesh = jax.make_mesh((1,), ("devices",), axis_types=(AxisType.Auto,))
+    shape = (FEWEST_ENTRIES,)
+    spec = PartitionSpec("devices")
+    drawn = jax.shard_map(
+        lambda data: keys.bits(jax.random.wrap_key_data(data[0]), shape)[None], mesh=mesh, in_specs=spec, out_specs=spec
+    )(jax.random.key_data(KEY)[None])
+    np.testing.assert_array_equal(drawn[0], jax.random.bits(KEY, shape))
