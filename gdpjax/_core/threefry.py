@@ -7,13 +7,12 @@ are added. JAX takes the exclusive or of the two as the entry's random word, and
 is spread over devices is drawn in parts, and arrays of other lengths begin with the same words.
 
 On processors JAX writes the rounds as a loop, which nothing is fused with. Here they are written out, so that the words
-stay in registers until they are used: noise for millions of parameters takes a third of the time. Writing them out takes
-Python a little longer, which pays for large arrays only. The words are the same.
+stay in registers until they are used: noise for millions of parameters takes a third of the time. Writing them out
+takes Python a little longer, which pays for large arrays only. The words are the same.
 """
 
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
