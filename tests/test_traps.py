@@ -58,7 +58,7 @@ TRAPS = {
             "tests/sampling/test_poisson.py::test_marginal_and_pairwise_inclusion",
             "tests/sampling/test_uniform.py::test_marginal_and_pairwise_inclusion",
             "tests/sampling/test_poisson_scheme.py::test_device_host_and_the_long_form_draw_one_batch",
-            "tests/transforms/test_batches.py::test_it_is_the_long_form_bit_for_bit",
+            "tests/transforms/test_poisson_argument.py::test_it_is_the_long_form_bit_for_bit",
         ),
         "the step walks through one shuffled order; one coin for all rows; a plan's JSON is read without comparing "
         "its pieces; Poisson(...) records another probability than it draws with, draws every step with one key, or "
@@ -337,7 +337,7 @@ TRAPS = {
         (
             "tests/training/test_plan.py::test_calibrated_then_verified",
             "tests/training/test_loop.py::test_a_step_is_the_written_out_step",
-            "tests/transforms/test_batches.py::test_batches_and_a_number_that_they_stand_for_are_refused",
+            "tests/transforms/test_poisson_argument.py::test_batches_and_a_number_that_they_stand_for_are_refused",
         ),
         "calibrated at half the sampling probability; trained at twice it; privatize takes batches beside a "
         "sampling_prob of its own",
@@ -374,7 +374,7 @@ TRAPS = {
             "tests/training/test_loop.py::test_a_step_is_the_written_out_step",
             "tests/training/test_loop.py::test_a_batch_that_does_not_fit_stops_the_run",
             "tests/accounting/test_certified.py::test_overflow_is_paid_and_the_bracket_contains_both_extremes",
-            "tests/transforms/test_batches.py::test_the_ledgers_epsilon_is_that_of_the_run",
+            "tests/transforms/test_poisson_argument.py::test_the_ledgers_epsilon_is_that_of_the_run",
         ),
         "tau left out of the plan's Event; out of the ledger; out of the certified bracket; privatize(batches=) "
         "records no overflow, or that of the whole run at each step",
