@@ -8,9 +8,9 @@ from rich.console import Console
 from experiments.config import RecipesConfig, SweepConfig
 from experiments.recipes import tables
 from experiments.recipes.catalogue import RECIPES, Recipe
-from experiments.recipes.outcome import outcome
+from experiments.recipes.outcome import Row, outcome
 from experiments.sweeps import command as sweep
-from gdpjax.sweeps.parts import Row, described, is_finished, read_rows
+from gdpjax.sweeps.parts import described, is_finished, read_rows
 
 
 def run(config: RecipesConfig) -> None:

@@ -15,8 +15,9 @@ from experiments.recipes.catalogue import Recipe
 from experiments.tables import mean_and_stdev
 from gdpjax import accounting
 from gdpjax.sweeps import Spec
-from gdpjax.sweeps.parts import Row
 
+Row = dict[str, Any]
+"""The record of one trial, by column."""
 SETTINGS = ("learning_rate", "l2_clip_norm", "epsilon", "batch_size", "epochs")
 FOUND_SETTINGS = ("noise_multiplier", "sampling_prob", "num_steps")
 """What follows from the settings."""

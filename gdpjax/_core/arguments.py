@@ -32,7 +32,7 @@ MOST_INDEX = 2**31 - 1
 
 
 def check_number(name: str, value: Any, domain: Domain = REAL) -> float:
-    """``value`` as a float in ``domain``; ValueError for arrays and for what is traced."""
+    """Return ``value`` as a float in ``domain``; ValueError for arrays and for what is traced."""
     if is_traced(value):
         raise ValueError(f"{name} must be a number known before compiling, got {shown(value)}")
     check(name, value, domain)
@@ -42,14 +42,18 @@ def check_number(name: str, value: Any, domain: Domain = REAL) -> float:
 
 
 def check_count(name: str, value: Any, *, least: int = 1, most: int = MOST_INDEX) -> int:
-    """``value`` as an int in [least, most], known before compiling; a float such as 10.0 is one, 1.5 is not."""
-    inside = lambda x: (x >= least) & (x <= most) & (x == np.floor(x))  # noqa: E731
-    return int(check_number(name, value, Domain(f"a whole number >= {least}", inside, most)))
+    """Return ``value`` as an int in [least, most], known before compiling; a float such as 10.0 is one, 1.5 is not."""
+
+    def is_count(x: Any) -> Any:
+        return (x >= least) & (x <= most) & (x == np.floor(x))
+
+    counts = Domain(f"a whole number >= {least}", is_count, most)
+    return int(check_number(name, value, counts))
 
 
 def check_static_size(name: str, size: Any) -> None:
-    """ValueError unless ``size`` is None or a whole number >= 1 that is known before compiling."""
-    if size is None or (isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1):
+    """Raise ValueError unless ``size`` is None or a whole number >= 1 that is known before compiling."""
+    if size is None or (_is_whole(size) and size >= 1):
         return
     advice = ""
     if isinstance(size, jax.Array):
@@ -58,40 +62,53 @@ def check_static_size(name: str, size: Any) -> None:
 
 
 def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
-    """``value``, an argument's number or several, as a tuple of ints."""
+    """Return ``value``, an argument's number or several, as a tuple of ints >= ``least``."""
     numbers = value if isinstance(value, tuple | list | range) else (value,)
-    if not all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers):
-        raise ValueError(f"{name} must be argument numbers, a whole number or a tuple of them, got {shown(value)}")
+    for number in numbers:
+        if not _is_whole(number):
+            raise ValueError(f"{name} must be argument numbers, a whole number or a tuple of them, got {shown(value)}")
     if any(number < least for number in numbers):
-        raise ValueError(f"{name} must be argument numbers >= {least}, got {', '.join(map(str, numbers[:8]))}")
+        first_few = ", ".join(str(number) for number in numbers[:8])
+        raise ValueError(f"{name} must be argument numbers >= {least}, got {first_few}")
     return tuple(int(number) for number in numbers)
 
 
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number of Python or NumPy, and not a truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def check_flag(name: str, value: Any) -> bool:
-    """``value`` as a bool; ValueError for anything but True and False."""
+    """Return ``value`` as a bool; ValueError for anything but True and False."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """``value`` if it is one of ``choices`` (texts, or texts and None); ValueError with a guess otherwise."""
+    """Return ``value`` if it is one of ``choices`` (texts, or texts and None); ValueError with a guess otherwise."""
     choices = tuple(choices)
-    if (value is None or isinstance(value, str)) and value in choices:
+    can_be_choice = value is None or isinstance(value, str)
+    if can_be_choice and value in choices:
         return value
     listing = ", ".join(str(choice) for choice in choices)
-    raise ValueError(f"{name} must be one of {listing}, got {shown(value)}{did_you_mean(value, choices)}")
+    guess = did_you_mean(value, choices)
+    raise ValueError(f"{name} must be one of {listing}, got {shown(value)}{guess}")
 
 
 def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
-    """A question for the end of a message, or nothing where no choice is close."""
+    """Return a question for the end of a message, or nothing where no choice is close to ``value``."""
+    if not isinstance(value, str):
+        return ""
     texts = [choice for choice in choices if isinstance(choice, str)]
-    close = difflib.get_close_matches(value, texts, n=1) if isinstance(value, str) else []
-    return f"; did you mean {close[0]!r}?" if close else ""
+    closest = difflib.get_close_matches(value, texts, n=1)
+    if not closest:
+        return ""
+    return f"; did you mean {closest[0]!r}?"
 
 
 def check_relation(value: Any) -> NeighboringRelation:
-    """``value``, a relation or its name, as a relation."""
+    """Return ``value``, a relation or its name, as a relation."""
     if isinstance(value, NeighboringRelation):
         return value
     for relation in NeighboringRelation:
@@ -102,26 +119,28 @@ def check_relation(value: Any) -> NeighboringRelation:
 
 
 def check_text(name: str, value: Any, what: str = "a text") -> str:
-    """``value`` if it is a text that is not empty."""
+    """Return ``value`` if it is a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be {what}, got {shown(value)}")
     return value
 
 
 def check_callable(name: str, value: Any, what: str = "a function") -> Any:
-    """``value`` if it can be called."""
+    """Return ``value`` if it can be called."""
     if not callable(value):
         raise ValueError(f"{name} must be {what}, got {shown(value)}")
     return value
 
 
 def check_instance(name: str, value: Any, types: Any, hint: str = "") -> Any:
-    """``value`` if it is one of ``types``; ``hint`` says where to get one."""
-    if not isinstance(value, types):
-        classes = types if isinstance(types, tuple) else (types,)
-        wanted = " or ".join(_with_article(kind.__name__) for kind in classes)
-        raise ValueError(f"{name} must be {wanted}{', ' + hint if hint else ''}; got {shown(value)}")
-    return value
+    """Return ``value`` if it is of one of the classes ``types``; ``hint`` tells where to get one."""
+    if isinstance(value, types):
+        return value
+    classes = types if isinstance(types, tuple) else (types,)
+    expected = " or ".join(_with_article(kind.__name__) for kind in classes)
+    if hint:
+        expected = f"{expected}, {hint}"
+    raise ValueError(f"{name} must be {expected}; got {shown(value)}")
 
 
 def _with_article(noun: str) -> str:
@@ -131,78 +150,95 @@ def _with_article(noun: str) -> str:
 
 
 def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = NUMBER_KINDS) -> Any:
-    """``value`` if it is an array, a number or nested lists of them, of a dtype that `number_kind` finds in ``kinds``.
+    """Return ``value`` if it is an array, a number or nested lists of them, of a `number_kind` among ``kinds``.
 
     JAX and NumPy arrays and tracers are returned as they are, other things as NumPy arrays.
     """
-    wanted = "an array of numbers" if ndim is None else f"an array of numbers with {ndim} axes"
+    expected = "an array of numbers"
+    if ndim is not None:
+        expected = f"an array of numbers with {ndim} axes"
+
     array = value
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         try:
             array = jnp.asarray(value) if is_traced(value) else np.asarray(value)
         except Exception as error:
-            raise ValueError(f"{name} must be {wanted}, got {shown(value)}") from error
-    kind = number_kind(array.dtype)
-    if kind not in kinds or (ndim is not None and len(array.shape) != ndim):
-        raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
+            raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
+
+    # Only of numbers: other things may have attributes of these names that are no dtype and no shape.
+    is_expected = number_kind(array.dtype) in kinds
+    if is_expected and ndim is not None:
+        is_expected = len(array.shape) == ndim
+    if not is_expected:
+        raise ValueError(f"{name} must be {expected}, got {shown(value)}")
     return array
 
 
 def check_tree(name: str, tree: Any, *, kinds: str = "biufc") -> Any:
-    """``tree`` if JAX can walk it and every leaf is an array or a number; ValueError with the leaf's path otherwise."""
+    """Return ``tree`` if every leaf is an array or a number; ValueError with the leaf's path otherwise."""
     for path, leaf in leaves_of(name, tree):
         if number_kind(getattr(leaf, "dtype", None)) in kinds or _is_special(leaf):
             continue
-        if isinstance(leaf, bool | int | float | complex) and _is_small(leaf):
+        if isinstance(leaf, bool | int | float | complex) and _fits_in_array(leaf):
             continue
-        where = jax.tree_util.keystr(path)
-        raise ValueError(f"{name} must be a pytree of arrays, got {shown(leaf)}{' at ' + where if where else ''}")
+        place = jax.tree_util.keystr(path)
+        where = f" at {place}" if place else ""
+        raise ValueError(f"{name} must be a pytree of arrays, got {shown(leaf)}{where}")
     return tree
 
 
-def _is_small(number: Any) -> bool:
-    """Whether a Python number is one that an array can hold."""
+def _fits_in_array(number: Any) -> bool:
+    """Return whether a Python number is one that an array can hold."""
     return number_kind(np.asarray(number).dtype) != "O"
 
 
 def _is_special(leaf: Any) -> bool:
-    """Whether a leaf stands for an array, is a PRNG key, or the empty gradient of a whole number."""
+    """Return whether a leaf stands for an array, is a PRNG key, or the empty gradient of a whole number."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return True
-    dtype = getattr(leaf, "dtype", None) if isinstance(leaf, jax.Array | np.ndarray) else None
-    return dtype is not None and (dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.prng_key))
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return False
+    return leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def leaves_of(name: str, tree: Any) -> list[tuple[Any, Any]]:
-    """The leaves of ``tree`` with their paths; ValueError where JAX cannot walk it (keys that cannot be sorted)."""
+    """Return the leaves of ``tree`` with their paths; ValueError if JAX cannot walk it (keys that cannot be sorted)."""
     try:
-        return jax.tree_util.tree_flatten_with_path(tree)[0]
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     except Exception as error:
         raise ValueError(f"{name} must be a pytree that JAX can flatten, got {shown(tree)}: {error}") from error
+    return leaves
 
 
 def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
 
-    ``renamed`` are names from elsewhere, each with the one that is meant, for which no spelling is close.
+    ``renamed`` maps names of other libraries to those that are meant, where no spelling is close.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
-        names, title = tuple(signature.parameters), getattr(function, "__name__", "the function")
+        names = tuple(signature.parameters)
+        listing = ", ".join(names)
+        title = getattr(function, "__name__", "the function")
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        takes_names_only = kinds <= {inspect.Parameter.KEYWORD_ONLY}
+
+        def advice_for(unknown: str) -> str:
+            if renamed.get(unknown):
+                return f"; did you mean {renamed[unknown]!r}?"
+            return did_you_mean(unknown, names) or f"; it takes {listing}"
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name not in names:
-                    meant = renamed.get(name)
-                    guess = f"; did you mean {meant!r}?" if meant else did_you_mean(name, names)
-                    raise ValueError(f"{title} has no argument {name!r}{guess or '; it takes ' + ', '.join(names)}")
+                    raise ValueError(f"{title} has no argument {name!r}{advice_for(name)}")
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in signature.parameters.values()):
-                    raise ValueError(f"{title} takes its arguments by name: {', '.join(names)}") from error
+                if args and takes_names_only:
+                    raise ValueError(f"{title} takes its arguments by name: {listing}") from error
                 raise ValueError(f"{title}: {error}") from error
             return function(*args, **kwargs)
 

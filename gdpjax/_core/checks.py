@@ -1,8 +1,10 @@
-"""Domains of arguments: what a number may be, and a ValueError that says so where it is not.
+"""Check real numbers against the domains of arguments.
+
+    check("mu", mu, POSITIVE)       # ValueError: mu must be a finite number > 0, got -1.0
 
 Each concrete argument must lie in its declared `Domain`; NaN never does. A violation is a ValueError that names the
-argument, what was expected and what was got. A tracer cannot be inspected, so it passes; what happens to it is the
-business of `gdpjax._core.precision`.
+argument, what was expected and what was got. A tracer cannot be inspected, so it passes; `gdpjax._core.precision` turns
+its results outside the domain into NaN.
 """
 
 import contextlib
@@ -20,12 +22,17 @@ from gdpjax._core.shown import shown
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """A set of real numbers: what it is called in messages, and a predicate written for NumPy and JAX alike."""
+    """A set of real numbers.
+
+    Attributes:
+      text: what it is called in messages.
+      contains: a predicate of arrays, written for NumPy and JAX alike.
+      most: the largest number that can be told from its neighbours; said in messages about larger ones.
+    """
 
     text: str
     contains: Callable[[Any], Any]
     most: float = np.inf
-    """The largest number that can be told from its neighbours; said in messages about larger ones."""
 
 
 REAL = Domain("a number", lambda x: abs(x) < np.inf)
@@ -35,8 +42,8 @@ POSITIVE = Domain("a finite number > 0", lambda x: (x > 0) & (x < np.inf))
 UNIT = Domain("a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 OPEN_UNIT = Domain("a number strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 HALF_OPEN_UNIT = Domain("a number in [0, 1)", lambda x: (x >= 0) & (x < 1))
-# From 2^53 on float64 does not tell a whole number from the next one.
 _MOST_COUNT = 2.0**53 - 1
+"""From 2^53 on float64 does not tell a whole number from the next one."""
 COUNT = Domain("a whole number >= 1", lambda x: (x >= 1) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
 WHOLE = Domain("a whole number >= 0", lambda x: (x >= 0) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
 CLIP_NORM = Domain("a number > 0, from 1e-30 to 1e30", lambda x: (x >= 1e-30) & (x <= 1e30))
@@ -45,52 +52,64 @@ RENYI_ORDER = Domain("a Renyi order > 1", lambda x: (x > 1) & (x < np.inf))
 
 
 def is_traced(value: Any) -> bool:
-    """Whether any leaf of ``value`` is a tracer, so that its numbers cannot be looked at."""
+    """Return whether any leaf of ``value`` is a tracer, so that its numbers cannot be looked at."""
     if isinstance(value, Tracer):
         return True
     try:
-        return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
-    except Exception:  # no pytree, such as a dict whose keys have no order
+        leaves = jax.tree.leaves(value)
+    except Exception:
+        # It is no pytree, such as a dict whose keys have no order.
         return False
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def at_once() -> contextlib.AbstractContextManager[None]:
-    """A context in which concrete numbers are computed with at once, also while an outer function is being compiled.
+    """Return a context that computes with concrete numbers at once, also while an outer function is being compiled.
 
-    It is empty elsewhere, because inside it what was compiled before is not found again.
+    Elsewhere it is empty, because programs that were compiled before are not found again inside it.
     """
-    return jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext()
+    if is_traced(jnp.zeros(())):
+        return jax.ensure_compile_time_eval()
+    return contextlib.nullcontext()
 
 
 NUMBER_KINDS = "iuf"
-"""What `number_kind` says of whole and real numbers."""
+"""The letters of `number_kind` for whole and real numbers."""
+_KINDS_OF_JAX = {"f": jnp.floating, "i": jnp.signedinteger, "u": jnp.unsignedinteger}
 
 
 def number_kind(dtype: Any) -> str:
-    """NumPy's letter for what a dtype holds ("b", "i", "u", "f" or "c"), JAX's own small floats included; else "O"."""
+    """Return NumPy's letter for the numbers of a dtype ("b", "i", "u", "f" or "c"), JAX's own included; else "O"."""
     if dtype is None:
         return "O"
     try:
         kind = np.dtype(dtype).kind
-    except TypeError:  # the dtypes of PRNG keys, and what is no dtype
+    except TypeError:
+        # The dtype of PRNG keys, or no dtype at all.
         return "O"
     if kind in "biufc":
         return kind
-    parents = {"f": jnp.floating, "i": jnp.signedinteger, "u": jnp.unsignedinteger}
-    own = kind == "V"  # bfloat16, float8, int4 and the like, to NumPy
-    return next((letter for letter, parent in parents.items() if own and jnp.issubdtype(dtype, parent)), "O")
+
+    # NumPy knows bfloat16, float8, int4 and the like as "V".
+    if kind == "V":
+        for letter, parent in _KINDS_OF_JAX.items():
+            if jnp.issubdtype(dtype, parent):
+                return letter
+    return "O"
 
 
 def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
-    """The real numbers in ``value``, which texts, times, truth values and complex numbers are not."""
-    if np.ma.is_masked(value):  # NumPy would go on with what is under the mask
+    """Return the real numbers in ``value``; ValueError for texts, times, truth values and complex numbers."""
+    # NumPy would compute with the numbers under the mask.
+    if np.ma.is_masked(value):
         raise ValueError(f"{name} must be {text}, got an array with masked elements: fill them, or leave them out")
     try:
         array = np.asarray(value)
-        real = number_kind(array.dtype) in NUMBER_KINDS
-        if array.dtype == object:  # Python integers beyond 64 bits
-            real = all(type(item) in (int, float) for item in array.flat)
-        if not real:
+        is_real = number_kind(array.dtype) in NUMBER_KINDS
+        # Python integers beyond 64 bits are objects.
+        if array.dtype == object:
+            is_real = all(type(item) in (int, float) for item in array.flat)
+        if not is_real:
             raise TypeError(f"not real numbers: {array.dtype}")
         return array.astype(np.float64)
     except Exception as error:
@@ -104,21 +123,35 @@ def check(name: str, value: Any, domain: Domain) -> None:
     is to be public.
     """
     if is_traced(value):
-        dtypes = [getattr(leaf, "dtype", type(leaf)) for leaf in jax.tree.leaves(value)]
-        if isinstance(value, dict) or any(number_kind(dtype) not in NUMBER_KINDS for dtype in dtypes):
-            raise ValueError(f"{name} must be {domain.text}, got {shown(value)}")
+        _check_traced_kinds(name, value, domain)
         return
     numbers = _as_float64(name, value, domain.text)
-    inside = np.asarray(domain.contains(numbers))
-    if not inside.all():
-        at = np.argwhere(~inside)[0]
-        where = f" at index {tuple(int(i) for i in at)}" if numbers.ndim else ""
-        text = f"{domain.text}, at most {domain.most:.0f}" if numbers[tuple(at)] > domain.most else domain.text
-        raise ValueError(f"{name} must be {text}, got {numbers[tuple(at)]!s}{where}")
+    is_inside = np.asarray(domain.contains(numbers))
+    if is_inside.all():
+        return
+
+    # Name the first number outside.
+    index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+    number = numbers[index]
+    where = f" at index {index}" if numbers.ndim else ""
+    expected = domain.text
+    if number > domain.most:
+        expected = f"{domain.text}, at most {domain.most:.0f}"
+    raise ValueError(f"{name} must be {expected}, got {number!s}{where}")
+
+
+def _check_traced_kinds(name: str, value: Any, domain: Domain) -> None:
+    """Raise ValueError unless the dtypes of a traced ``value`` are those of real numbers."""
+    is_real = not isinstance(value, dict)
+    for leaf in jax.tree.leaves(value):
+        dtype = getattr(leaf, "dtype", type(leaf))
+        is_real = is_real and number_kind(dtype) in NUMBER_KINDS
+    if not is_real:
+        raise ValueError(f"{name} must be {domain.text}, got {shown(value)}")
 
 
 def check_scalar(name: str, value: Any, domain: Domain) -> None:
-    """`check`, and ValueError for arrays and for floating types in which a public number would be rounded away."""
+    """Check a number; ValueError also for arrays, and for floating types that would round a public number away."""
     check(name, value, domain)
     if np.ndim(value) != 0:
         raise ValueError(f"{name} must be one number, got {shown(value)}; map over configurations with jax.vmap")
@@ -131,13 +164,15 @@ def check_scalar(name: str, value: Any, domain: Domain) -> None:
 
 
 def checked_scalar(name: str, value: Any, domain: Domain) -> Any:
-    """``value`` after `check_scalar`; a tracer outside the domain becomes NaN, so that it shows."""
+    """Return ``value`` after `check_scalar`; a tracer outside the domain becomes NaN, so that it shows."""
     check_scalar(name, value, domain)
-    return jnp.where(domain.contains(value), value, jnp.nan) if is_traced(value) else value
+    if is_traced(value):
+        return jnp.where(domain.contains(value), value, jnp.nan)
+    return value
 
 
 def check_static(name: str, value: Any) -> None:
-    """ValueError for what cannot decide which program is compiled: it must be hashable and known."""
+    """Raise ValueError unless ``value`` can decide which program is compiled: it must be hashable and known."""
     try:
         hash(value)
     except Exception as error:

@@ -28,7 +28,7 @@ from gdpjax._core.shown import shown
 T = TypeVar("T")
 
 DEEPEST = 64
-"""Nesting of arrays and objects that is still read."""
+"""The deepest nesting of arrays and objects that is read."""
 LARGEST_INTEGER = 2**64 - 1
 _FIELD = re.compile(r"(?P<message>.*) - at `\$\.?(?P<field>[^`]*)`", re.DOTALL)
 
@@ -45,7 +45,9 @@ class DocumentError(ValueError):
     def __init__(self, source: str, problem: str, field: str = "") -> None:
         place = f"{source}: field {field}" if field else source
         super().__init__(f"{place}: {problem}")
-        self.source, self.field, self.problem = source, field, problem
+        self.source = source
+        self.field = field
+        self.problem = problem
 
 
 def parse_document(text: bytes | str, kind: type[T], source: str) -> T:
@@ -70,12 +72,16 @@ def parse_document(text: bytes | str, kind: type[T], source: str) -> T:
 
 
 def convert_document(value: Any, kind: type[T], source: str) -> T:
-    """Return a parsed JSON ``value`` as one of type ``kind``, or DocumentError."""
+    """Return a parsed JSON ``value`` as one of type ``kind``; DocumentError if it has another shape."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
-        found = _FIELD.fullmatch(str(error))
-        problem, field = (found["message"], found["field"]) if found else (str(error), "")
+        problem = str(error)
+        field = ""
+        match = _FIELD.fullmatch(problem)
+        if match:
+            problem = match["message"]
+            field = match["field"]
         raise DocumentError(source, problem[:1].lower() + problem[1:], field) from error
 
 
@@ -89,28 +95,36 @@ def read_document_lines(path: Path, kind: type[T]) -> list[T]:
 
     What stands after the last end of line was cut off while it was written, and is not read.
     """
-    *lines, _torn = read_bytes(path).split(b"\n")
-    return [parse_document(line, kind, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    *lines, _unfinished = read_bytes(path).split(b"\n")
+    documents = []
+    for number, line in enumerate(lines, start=1):
+        documents.append(parse_document(line, kind, f"{path}, line {number}"))
+    return documents
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what a regular file holds; DocumentError where it is missing, a directory or unreadable."""
+    """Return the content of a regular file; DocumentError if it is missing, a directory or unreadable."""
+    # Opening a path with a zero byte is a ValueError.
     try:
-        if path.exists() and not path.is_file():  # a pipe would wait for ever
+        # Reading a pipe would wait for ever.
+        if path.exists() and not path.is_file():
             raise DocumentError(str(path), "expected a file, got a directory or a device")
         return path.read_bytes()
     except DocumentError:
         raise
-    except (OSError, ValueError, MemoryError) as error:  # a ValueError: the path has a zero byte
+    except (OSError, ValueError, MemoryError) as error:
         raise DocumentError(str(path), f"the file cannot be read: {getattr(error, 'strerror', error)}") from error
 
 
 def _load(text: bytes | str, source: str) -> Any:
+    """Return parsed JSON within the limits of the module docstring; DocumentError for anything else."""
     if not isinstance(text, bytes | str):
         raise DocumentError(source, f"expected JSON text, got {type(text).__name__}")
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
-        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
+        value = json.loads(
+            decoded, object_pairs_hook=_object_of, parse_constant=_refuse_constant, parse_int=_checked_integer
+        )
         _check_limits(value)
     except UnicodeDecodeError as error:
         raise DocumentError(source, f"expected JSON in UTF-8, got other bytes ({error.reason})") from error
@@ -119,39 +133,45 @@ def _load(text: bytes | str, source: str) -> Any:
         raise DocumentError(source, f"expected JSON, got other text: {error.msg} ({place})") from error
     except RecursionError as error:
         raise DocumentError(source, f"expected at most {DEEPEST} levels of nesting, got more") from error
-    except ValueError as error:  # from the limits
+    except ValueError as error:
+        # One of the functions below has refused something.
         raise DocumentError(source, str(error)) from error
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"expected every name once in an object, got {shown(twice)} twice")
-    return found
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; ValueError if it has a name twice."""
+    content = dict(pairs)
+    if len(content) == len(pairs):
+        return content
+    names = [name for name, _ in pairs]
+    repeated = [name for name in names if names.count(name) > 1]
+    raise ValueError(f"expected every name once in an object, got {shown(repeated[0])} twice")
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"expected finite numbers, got {name}")
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > len(str(-LARGEST_INTEGER)) or abs(int(digits)) > LARGEST_INTEGER:
+def _checked_integer(digits: str) -> int:
+    # Very long texts are refused by their length, since reading them takes long.
+    has_too_many_digits = len(digits) > len(str(-LARGEST_INTEGER))
+    if has_too_many_digits or abs(int(digits)) > LARGEST_INTEGER:
         raise ValueError(f"expected whole numbers of at most 64 bits, got one of {len(digits)} digits")
     return int(digits)
 
 
 def _check_limits(document: Any) -> None:
-    """Walk through the document without recursion, whatever its depth."""
+    """Raise ValueError for what is beyond the limits; without recursion, so that any depth can be walked through."""
     waiting = [(document, 1)]
     while waiting:
         value, depth = waiting.pop()
         if isinstance(value, dict | list):
             if depth > DEEPEST:
                 raise ValueError(f"expected at most {DEEPEST} levels of nesting, got more")
-            children = [*value, *value.values()] if isinstance(value, dict) else value
+            children = list(value)
+            if isinstance(value, dict):
+                children += value.values()
             waiting.extend((child, depth + 1) for child in children)
         elif isinstance(value, float):
             if not math.isfinite(value):

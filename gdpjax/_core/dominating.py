@@ -1,4 +1,4 @@
-"""Whether mu-GDP with a failure probability d is enough for a curve of which upper bounds on delta are known.
+"""Check that mu-GDP with a failure probability d covers a curve, given upper bounds on its delta.
 
     f >= G_mu (x) f_{0, d}   says   delta(e) <= R_mu(e) := d + (1 - d) delta_mu(e)   for all e >= 0.
 
@@ -17,10 +17,11 @@ from scipy.special import log_ndtr
 from gdpjax._core.gdp import delta_kernel
 
 _SLACK = 1e-9
+"""Of the tangent, for rounding."""
 
 
 def dominates(mu: float | np.ndarray, epsilon: np.ndarray, bound: np.ndarray, failure: float) -> np.ndarray:
-    """Where the tangents of R_mu are above the chords of the upper bounds.
+    """Return where the tangents of R_mu are above the chords of the upper bounds.
 
     Args:
         mu: > 0, one number or one for each interval.
@@ -31,13 +32,21 @@ def dominates(mu: float | np.ndarray, epsilon: np.ndarray, bound: np.ndarray, fa
     Returns:
         Whether delta is certainly at most R_mu on each interval [n - 1].
     """
-    left, right = epsilon[:-1], epsilon[1:]
+    left = epsilon[:-1]
+    right = epsilon[1:]
     middle = 0.5 * (left + right)
+
+    # delta_mu at the middle, and minus its slope there with regard to y, times y_m.
     level = delta_kernel(np, middle, np.asarray(mu))
-    slope = np.exp(np.minimum(middle + log_ndtr(-middle / mu - 0.5 * mu), 0.0))  # with regard to y, times y_m
+    log_slope = middle + log_ndtr(-middle / mu - 0.5 * mu)
+    slope = np.exp(np.minimum(log_slope, 0.0))
 
-    def tangent(e: np.ndarray) -> np.ndarray:
-        change = slope * np.expm1(e - middle)
-        return failure + (1.0 - failure) * (level - change - _SLACK * (level + np.abs(change)))
+    def tangent(epsilon: np.ndarray) -> np.ndarray:
+        """Return the tangent of R_mu at y = e^epsilon, lowered by more than its rounding."""
+        fall = slope * np.expm1(epsilon - middle)
+        slack = _SLACK * (level + np.abs(fall))
+        return failure + (1.0 - failure) * (level - fall - slack)
 
-    return (tangent(left) >= bound[:-1]) & (tangent(right) >= bound[1:])
+    is_above_at_left = tangent(left) >= bound[:-1]
+    is_above_at_right = tangent(right) >= bound[1:]
+    return is_above_at_left & is_above_at_right

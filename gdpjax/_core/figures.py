@@ -1,4 +1,4 @@
-"""Figures in print: rounded to the side that keeps them true, and infinities where JSON has none."""
+"""Write figures: rounded to the side that keeps them true, and infinities as texts for JSON."""
 
 import decimal
 import math
@@ -6,14 +6,16 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """``value`` for strict JSON: infinities and NaN become strings."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    """Return ``value`` for strict JSON: infinities and NaN become strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def rounded(value: float, digits: int, rounding: str) -> str:
-    """``value`` in so many significant digits, rounded "up", "down" or to "nearest"; "exact" writes all that it has.
+    """Write ``value`` in significant digits, rounded "up", "down" or to "nearest"; "exact" writes all digits.
 
-    What is read back is never below ``value`` if that was rounded up, never above if down.
+    The number that is read back is never below ``value`` if that was rounded up, and never above it if down.
 
     >>> rounded(1.2345641, 6, "up"), rounded(1.2345699, 6, "down"), rounded(0.1, 6, "up"), rounded(1 / 3, 6, "exact")
     ('1.23457', '1.23456', '0.1', '0.3333333333333333')
@@ -21,9 +23,12 @@ def rounded(value: float, digits: int, rounding: str) -> str:
     if rounding == "exact" or not math.isfinite(value):
         return repr(value)
     nearest = f"{value:.{digits}g}"
-    neighbour, grid = decimal.Decimal(nearest), decimal.Context(prec=digits)
+    number = decimal.Decimal(nearest)
+
+    # Where the nearest number is on the wrong side, take the next one of so many digits.
+    grid = decimal.Context(prec=digits)
     if rounding == "up" and float(nearest) < value:
-        neighbour = neighbour.next_plus(grid)
+        number = number.next_plus(grid)
     if rounding == "down" and float(nearest) > value:
-        neighbour = neighbour.next_minus(grid)
-    return f"{float(neighbour):.{digits}g}"
+        number = number.next_minus(grid)
+    return f"{float(number):.{digits}g}"

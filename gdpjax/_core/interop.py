@@ -1,4 +1,4 @@
-"""What other libraries call the events of a run. No privacy mathematics, no import of them here."""
+"""Translate the events of a run to and from other libraries, which are imported only when they are needed."""
 
 import importlib
 import math
@@ -25,18 +25,23 @@ def _gaussian(dp_event: Any, event: Mapping[str, Any]) -> Any:
 
 
 def _laplace(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    return dp_event.LaplaceDpEvent(1.0 / event["epsilon"]) if event["epsilon"] else dp_event.NoOpDpEvent()
+    epsilon = event["epsilon"]
+    if not epsilon:
+        return dp_event.NoOpDpEvent()
+    return dp_event.LaplaceDpEvent(1.0 / epsilon)
 
 
 def _randomized_response(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    # Theirs replaces the answer, with probability noise, by one drawn from all the categories.
-    categories = event["num_categories"]
-    noise = categories / (math.exp(min(event["epsilon"], 700.0)) + categories - 1)
-    return dp_event.RandomizedResponseDpEvent(noise, categories)
+    # Theirs replaces the answer, with this probability, by one drawn from all the categories.
+    num_categories = event["num_categories"]
+    odds = math.exp(min(event["epsilon"], 700.0))
+    noise = num_categories / (odds + num_categories - 1)
+    return dp_event.RandomizedResponseDpEvent(noise, num_categories)
 
 
 def _subsampled_gaussian(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    return dp_event.PoissonSampledDpEvent(event["sampling_prob"], _gaussian(dp_event, event))
+    gaussian = _gaussian(dp_event, event)
+    return dp_event.PoissonSampledDpEvent(event["sampling_prob"], gaussian)
 
 
 _DP_EVENTS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
@@ -49,7 +54,7 @@ _DP_EVENTS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 
 
 def to_dp_event(events: Iterable[Mapping[str, Any]]) -> Any:
-    """The events, as their JSON objects, as one event of dp_accounting; ImportError where that is not installed."""
+    """Return the events, given as JSON objects, as one event of dp_accounting; ImportError if it is not installed."""
     try:
         dp_event = importlib.import_module("dp_accounting").dp_event
     except ImportError as error:
@@ -58,21 +63,25 @@ def to_dp_event(events: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def _repeated(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    once, count = _DP_EVENTS[event["type"]](dp_event, event), event["num_steps"]
-    if event["type"] == "randomized_response":  # their PLD accountant (0.6) counts a self-composed one once
-        return dp_event.ComposedDpEvent([once] * count)
-    return dp_event.SelfComposedDpEvent(once, count)
+    make = _DP_EVENTS[event["type"]]
+    one_step = make(dp_event, event)
+    num_steps = event["num_steps"]
+    # Their PLD accountant (0.6) counts a self-composed randomized response once.
+    if event["type"] == "randomized_response":
+        return dp_event.ComposedDpEvent([one_step] * num_steps)
+    return dp_event.SelfComposedDpEvent(one_step, num_steps)
 
 
 def rows_of_history(history: Iterable[Any]) -> Sequence[Row]:
-    """The rows of an Opacus accountant's history; ValueError where it is something else."""
-    rows = []
+    """Return the rows of an Opacus accountant's history; ValueError if it is something else."""
     try:
         entries = list(history)
     except Exception as error:
         raise ValueError(
             f"history must be a list of (noise_multiplier, sampling_prob, num_steps), got {shown(history)}"
         ) from error
+
+    rows = []
     for index, entry in enumerate(entries):
         try:
             noise_multiplier, sampling_prob, num_steps = entry

@@ -77,24 +77,27 @@ _COEFFICIENTS = (
 
 
 def exact_quotient(xp: Any, numerator: Array, denominator: Array) -> tuple[Array, Array]:
-    """numerator / denominator as an unevaluated sum (hi, lo); both finite, the denominator not zero."""
+    """Return numerator / denominator as an unevaluated sum (hi, lo); both finite, the denominator not zero."""
     hi = numerator / denominator
-    a, b = _leading_bits(xp, hi), _leading_bits(xp, denominator)
+
     # The remainder numerator - hi * denominator from exact partial products.
+    a = _leading_bits(xp, hi)
+    b = _leading_bits(xp, denominator)
     remainder = numerator - a * b
     remainder = remainder - a * (denominator - b) - (hi - a) * b - (hi - a) * (denominator - b)
     return hi, remainder / denominator
 
 
 def exact_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """a + b as an unevaluated sum (hi, lo) with no error at all (Knuth)."""
+    """Return a + b as an unevaluated sum (hi, lo) with no error at all (Knuth)."""
     total = a + b
-    b_seen = total - a
-    return total, (a - (total - b_seen)) + (b - b_seen)
+    b_part = total - a
+    a_part = total - b_part
+    return total, (a - a_part) + (b - b_part)
 
 
 def log_and_density(xp: Any, hi: Array, lo: Array) -> tuple[Array, Array]:
-    """log phi and phi at x = hi + lo, to a few units in the last place of phi."""
+    """Return log phi and phi at x = hi + lo, to a few units in the last place of phi."""
     head = _leading_bits(xp, hi)
     correction = 0.5 * ((hi - head) + lo) * (hi + head)
     log_density = -(0.5 * head * head + correction) - LOG_SQRT_TWO_PI
@@ -104,25 +107,30 @@ def log_and_density(xp: Any, hi: Array, lo: Array) -> tuple[Array, Array]:
 
 
 def mills_ratio(y: Array) -> Array:
-    """M(y) = Phi(-y) / phi(y) for y >= -1, relative error about 1e-15."""
-    value, _ = _clenshaw(_map(y), _map(y))
+    """Return M(y) = Phi(-y) / phi(y) for y >= -1, with a relative error of about 1e-15."""
+    value, _slope = _clenshaw(_map(y), _map(y))
     return value / (y + _SHIFT)
 
 
 def mills_difference(x: Array, gap: Array, y: Array) -> tuple[Array, Array, Array]:
-    """(M(x), M(y), M(x) - M(y)) for x >= -1 and y = x + gap >= x, each to a relative error of about 1e-15."""
-    u, v = _map(x), _map(y)
+    """Return (M(x), M(y), M(x) - M(y)) for x >= -1 and y = x + gap >= x, each to a relative error of about 1e-15."""
+    u = _map(x)
+    v = _map(y)
     value, slope = _clenshaw(u, v)
     difference = gap / ((x + _SHIFT) * (y + _SHIFT)) * (value - 2 * (_SHIFT - 1) * slope / (x + _SHIFT))
-    return (value + (u - v) * slope) / (x + _SHIFT), value / (y + _SHIFT), difference
+    # G(u) = G(v) + (u - v) G[u, v].
+    at_x = (value + (u - v) * slope) / (x + _SHIFT)
+    at_y = value / (y + _SHIFT)
+    return at_x, at_y, difference
 
 
 def _map(y: Array) -> Array:
+    """Return the u in [-1, 1] of a y in [-1, inf]."""
     return 1 - 2 * (_SHIFT - 1) / (y + _SHIFT)
 
 
 def _clenshaw(u: Array, v: Array) -> tuple[Array, Array]:
-    """(G(v), G[u, v]) by the pair of recurrences in the module docstring."""
+    """Return (G(v), G[u, v]) by the pair of recurrences in the module docstring."""
     b1 = b2 = d1 = d2 = 0.0 * v
     for coefficient in _COEFFICIENTS[:0:-1]:
         d1, d2 = 2 * b1 + 2 * u * d1 - d2, d1
@@ -131,8 +139,9 @@ def _clenshaw(u: Array, v: Array) -> tuple[Array, Array]:
 
 
 def _leading_bits(xp: Any, x: Array) -> Array:
-    """x cut to 24 bits, so that products of two cuts are exact."""
-    if xp is not jnp:
-        far = (2.0**29 + 1.0) * x  # Veltkamp; x stays far from overflow
-        return far - (far - x)
-    return jax.lax.reduce_precision(x, exponent_bits=11, mantissa_bits=23)
+    """Return x cut to 24 bits, so that products of two such numbers are exact."""
+    if xp is jnp:
+        return jax.lax.reduce_precision(x, exponent_bits=11, mantissa_bits=23)
+    # Veltkamp's splitting; x stays far from overflow.
+    scaled = (2.0**29 + 1.0) * x
+    return scaled - (scaled - x)

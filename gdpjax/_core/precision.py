@@ -52,49 +52,76 @@ def _is_wide() -> bool:
 
 
 def _rounded_to_float32(xp: Any, value: Any, rounding: str) -> Any:
-    """float64 to float32, rounded "nearest", "up" or "down", by NumPy or jax.numpy.
+    """Return float64 numbers as float32, rounded "nearest", "up" or "down", by NumPy or jax.numpy.
 
     Results too small for a normal float32 are rounded to a normal number or zero, since devices flush the others.
     """
-    single = value.astype(xp.float32)
+    nearest = value.astype(xp.float32)
     if rounding == "nearest":
-        return single
-    up = rounding == "up"
-    wide = single.astype(xp.float64)
-    wrong = wide < value if up else wide > value
-    bumped = xp.where(wrong, xp.nextafter(single, xp.float32(np.inf if up else -np.inf)), single)
-    tiny, zero = xp.float32(np.finfo(np.float32).tiny), xp.float32(0.0)
-    positive, negative = (tiny, zero) if up else (zero, -tiny)
-    bumped = xp.where((value > 0) & (bumped < tiny), positive, bumped)
-    return xp.where((value < 0) & (bumped > -tiny), negative, bumped)
+        return nearest
+
+    # Where the nearest number is on the wrong side, take its neighbour.
+    nearest_as_float64 = nearest.astype(xp.float64)
+    if rounding == "up":
+        is_wrong = nearest_as_float64 < value
+        neighbour = xp.nextafter(nearest, xp.float32(np.inf))
+    else:
+        is_wrong = nearest_as_float64 > value
+        neighbour = xp.nextafter(nearest, xp.float32(-np.inf))
+    single = xp.where(is_wrong, neighbour, nearest)
+
+    # Below the smallest normal number.
+    tiny = xp.float32(np.finfo(np.float32).tiny)
+    zero = xp.float32(0.0)
+    small_positive = tiny if rounding == "up" else zero
+    small_negative = zero if rounding == "up" else -tiny
+    single = xp.where((value > 0) & (single < tiny), small_positive, single)
+    return xp.where((value < 0) & (single > -tiny), small_negative, single)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def narrow(value: Any, rounding: str) -> Any:
-    """`_rounded_to_float32` of JAX arrays; call it with x64 enabled."""
+    """Return `_rounded_to_float32` of a JAX array; call it with x64 enabled."""
     return _rounded_to_float32(jnp, value, rounding)
 
 
 @narrow.defjvp
 def _narrow_jvp(rounding: str, primals: Any, tangents: Any) -> Any:
-    return narrow(primals[0], rounding), tangents[0].astype(jnp.float32)
+    (value,) = primals
+    (tangent,) = tangents
+    return narrow(value, rounding), tangent.astype(jnp.float32)
 
 
 def narrow_on_host(value: np.ndarray, rounding: str) -> np.ndarray:
-    """`_rounded_to_float32` of NumPy arrays."""
+    """Return `_rounded_to_float32` of a NumPy array."""
     with np.errstate(all="ignore"):
-        return np.asarray(_rounded_to_float32(np, np.asarray(value), rounding))
+        single = _rounded_to_float32(np, np.asarray(value), rounding)
+        return np.asarray(single)
 
 
-def _wide(value: Any) -> Any:
-    """A checked argument as a float64 JAX array; Python integers may be wider than JAX's."""
-    return jnp.asarray(value if is_traced(value) else np.asarray(value).astype(np.float64), jnp.float64)
+def _as_float64(value: Any) -> Any:
+    """Return a checked argument as a float64 JAX array."""
+    # Python integers may be wider than those of JAX.
+    if not is_traced(value):
+        value = np.asarray(value).astype(np.float64)
+    return jnp.asarray(value, jnp.float64)
 
 
 def _narrow_result(result: Any, rounding: str) -> Any:
+    """Return a pytree of float64 results as float32, each rounded to the side that keeps its standing."""
     if isinstance(result, Bounds):
-        return Bounds(narrow(result.lower, "down"), narrow(result.upper, "up"))
+        lower = narrow(result.lower, "down")
+        upper = narrow(result.upper, "up")
+        return Bounds(lower, upper)
     return jax.tree.map(lambda leaf: narrow(leaf, rounding), result)
+
+
+def _nan_outside(result: Any, argument: Any, domain: Domain, broadcast: bool) -> Any:
+    """Return a pytree of results with NaN where a traced argument is outside its domain."""
+    is_inside = domain.contains(argument)
+    if not broadcast:
+        is_inside = jnp.all(is_inside)
+    return jax.tree.map(lambda leaf: jnp.where(is_inside, leaf, jnp.nan), result)
 
 
 def float64_function(
@@ -109,29 +136,33 @@ def float64_function(
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(body)
-        statics = tuple(name for name in signature.parameters if name not in domains)
-        compiled = xla.jit(body, static_argnames=statics)
+        static_names = tuple(name for name in signature.parameters if name not in domains)
+        compiled = xla.jit(body, static_argnames=static_names)
 
         @functools.wraps(body)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            # Check what is known: static arguments, and real arguments that are not traced.
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            for name in statics:
+            for name in static_names:
                 check_static(name, bound.arguments[name])
             numbers = {name: bound.arguments[name] for name in domains}
             _check_arguments(numbers, domains, broadcast)
-            wide_outside = _is_wide()
+
+            keeps_float64 = _is_wide()
             with jax.enable_x64(True):
-                wide = {name: _wide(value) for name, value in numbers.items()}
+                wide = {name: _as_float64(value) for name, value in numbers.items()}
                 result = compiled(**{**bound.arguments, **wide})
                 if not is_traced(result):
                     return jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
+
+                # Under an outer trace.
                 for name, domain in domains.items():
                     if is_traced(numbers[name]):
-                        inside = domain.contains(wide[name])
-                        inside = inside if broadcast else jnp.all(inside)
-                        result = jax.tree.map(lambda leaf, ok=inside: jnp.where(ok, leaf, jnp.nan), result)
-                return result if wide_outside else _narrow_result(result, rounding)
+                        result = _nan_outside(result, wide[name], domain, broadcast)
+                if keeps_float64:
+                    return result
+                return _narrow_result(result, rounding)
 
         return wrapper
 
@@ -139,14 +170,18 @@ def float64_function(
 
 
 def map_chunks(kernel: Callable[..., Array], *arguments: Array) -> Array:
-    """kernel(*arguments) for an elementwise kernel whose temporaries are much larger than its result."""
+    """Return kernel(*arguments) for an elementwise kernel whose temporaries are much larger than its result."""
     arrays = jnp.broadcast_arrays(*arguments)
-    shape, size = arrays[0].shape, arrays[0].size
+    shape = arrays[0].shape
+    size = arrays[0].size
     if size <= CHUNK:
         return kernel(*arrays)
-    rows = -(-size // CHUNK)
-    padded = tuple(jnp.resize(array, (rows, CHUNK)) for array in arrays)
-    return jax.lax.map(lambda chunk: kernel(*chunk), padded).ravel()[:size].reshape(shape)
+
+    # Rows of one length, filled up with the first elements again.
+    num_rows = -(-size // CHUNK)
+    padded = tuple(jnp.resize(array, (num_rows, CHUNK)) for array in arrays)
+    results = jax.lax.map(lambda chunk: kernel(*chunk), padded)
+    return results.ravel()[:size].reshape(shape)
 
 
 def batched(
@@ -165,43 +200,53 @@ def batched(
         _check_arguments(arguments, domains, broadcast=not phase_groups)
         if is_traced(values):
             return _call_back(answer, values, phase_groups, tuple(domains.values()), bounds)
-        shape = _shape(values, phase_groups)
-        return _result(answer(shape, [np.asarray(value, np.float64) for value in values]), bounds)
+        numbers = [np.asarray(value, np.float64) for value in values]
+        answers = answer(_shape(values, phase_groups), numbers)
+        if bounds:
+            lower, upper = answers
+            return Bounds(lower[()], upper[()])
+        return answers[0][()]
 
     def answer(shape: tuple[int, ...], values: list[np.ndarray], valid: Any = True) -> np.ndarray:
-        """The answers [1 or 2, ...] of all rows; NaN where they are not valid."""
+        """Return the answers of all configurations, float64[1 or 2, *shape]; NaN where they are not valid."""
         rows = _rows(values, shape, phase_groups)
-        found = np.full((2 if bounds else 1, *shape), np.nan)
+        answers = np.full((2 if bounds else 1, *shape), np.nan)
         valid = np.broadcast_to(valid, shape)
         with np.errstate(all="ignore"):
-            for place in np.ndindex(*shape):
-                if valid[place]:
-                    found[(slice(None), *place)] = core(*(row[place] for row in rows))
-        return found
+            for index in np.ndindex(*shape):
+                if not valid[index]:
+                    continue
+                arguments = [row[index] for row in rows]
+                answers[(slice(None), *index)] = core(*arguments)
+        return answers
 
     return call
 
 
 def _shape(values: Any, phase_groups: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the answer: all arguments broadcast together, without the last axis of the vectors."""
-    vectors = sum(phase_groups)
-    shapes = [np.shape(value)[:-1] if i < vectors else np.shape(value) for i, value in enumerate(values)]
+    """Return the shape of the answer: all arguments broadcast together, without the last axis of the vectors."""
+    num_vectors = sum(phase_groups)
+    shapes = []
+    for i, value in enumerate(values):
+        shape = np.shape(value)
+        shapes.append(shape[:-1] if i < num_vectors else shape)
     return np.broadcast_shapes(*shapes)
 
 
 def _rows(values: list[np.ndarray], shape: tuple[int, ...], phase_groups: tuple[int, ...]) -> list[np.ndarray]:
-    """The arguments with a row for each element of the answer; the vectors of a group get one length."""
-    rows, start = [], 0
+    """Return the arguments with a row for each element of the answer; the vectors of a group get one length."""
+    rows = []
+    start = 0
     for size in phase_groups:
         group = values[start : start + size]
-        length = np.broadcast_shapes(*(np.shape(value)[-1:] for value in group))
+        lengths = [np.shape(value)[-1:] for value in group]
+        length = np.broadcast_shapes(*lengths)
         rows += [np.broadcast_to(value, (*shape, *length)) for value in group]
         start += size
-    return rows + [np.broadcast_to(value, shape) for value in values[start:]]
 
-
-def _result(found: np.ndarray, bounds: bool) -> Any:
-    return Bounds(found[0][()], found[1][()]) if bounds else found[0][()]
+    # The arguments after the vectors are numbers.
+    rows += [np.broadcast_to(value, shape) for value in values[start:]]
+    return rows
 
 
 def _call_back(
@@ -211,36 +256,49 @@ def _call_back(
     domains: tuple[Domain, ...],
     bounds: bool,
 ) -> Any:
-    """`answer` on the host, at numbers that are known when the compiled program runs."""
+    """Return `answer` as computed on the host, at numbers that are known when the compiled program runs."""
     shape = _shape(values, phase_groups)
-    vectors = sum(phase_groups)
-    traced = [i for i, value in enumerate(values) if is_traced(value)]
-    known = {i: np.asarray(value, np.float64) for i, value in enumerate(values) if i not in traced}
+    num_vectors = sum(phase_groups)
+    keeps_float64 = _is_wide()
 
-    # All that is traced gets the full shape, so that axes that vmap puts in front are those of the answer.
-    full = []
-    for i in traced:
-        own = np.shape(values[i])[-1:] if i < vectors else ()
-        full.append(jnp.broadcast_to(_not_differentiable(jnp.asarray(values[i])), (*shape, *own)))
-    wide = _is_wide()
+    # Traced arguments get the full shape, so that axes that vmap puts in front are those of the answer.
+    known: dict[int, np.ndarray] = {}
+    traced: dict[int, Array] = {}
+    for i, value in enumerate(values):
+        if not is_traced(value):
+            known[i] = np.asarray(value, np.float64)
+            continue
+        array = _not_differentiable(jnp.asarray(value))
+        vector_axis = np.shape(value)[-1:] if i < num_vectors else ()
+        traced[i] = jnp.broadcast_to(array, (*shape, *vector_axis))
 
     def host(*numbers: Array) -> Any:
         arrays = dict(known)
         valid: Any = True
         for i, number in zip(traced, numbers, strict=True):
-            arrays[i] = np.asarray(number, np.float64)
-            inside = np.asarray(domains[i].contains(arrays[i]))
-            valid = valid & (np.all(inside, axis=-1) if i < vectors else inside)
+            array = np.asarray(number, np.float64)
+            is_inside = np.asarray(domains[i].contains(array))
+            if i < num_vectors:
+                is_inside = np.all(is_inside, axis=-1)
+            valid = valid & is_inside
+            arrays[i] = array
         ordered = [arrays[i] for i in range(len(values))]
-        found = answer(_shape(ordered, phase_groups), ordered, valid)
-        if wide:
-            return tuple(found)
-        directions = ("down", "up") if bounds else ("nearest",)
-        return tuple(narrow_on_host(part, way) for part, way in zip(found, directions, strict=True))
+        answers = answer(_shape(ordered, phase_groups), ordered, valid)
 
-    kind = jax.ShapeDtypeStruct(shape, np.float64 if wide else np.float32)
-    result = jax.pure_callback(host, (kind,) * (2 if bounds else 1), *full, vmap_method="broadcast_all")
-    return Bounds(*result) if bounds else result[0]
+        if keeps_float64:
+            return tuple(answers)
+        if bounds:
+            lower, upper = answers
+            return narrow_on_host(lower, "down"), narrow_on_host(upper, "up")
+        return (narrow_on_host(answers[0], "nearest"),)
+
+    dtype = np.float64 if keeps_float64 else np.float32
+    num_results = 2 if bounds else 1
+    kinds = (jax.ShapeDtypeStruct(shape, dtype),) * num_results
+    results = jax.pure_callback(host, kinds, *traced.values(), vmap_method="broadcast_all")
+    if bounds:
+        return Bounds(*results)
+    return results[0]
 
 
 @jax.custom_jvp

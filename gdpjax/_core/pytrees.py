@@ -1,7 +1,6 @@
 """Frozen dataclasses that are pytrees: parameters as leaves, checked when made and never when rebuilt."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -11,28 +10,35 @@ C = TypeVar("C", bound=type)
 
 @dataclass_transform(frozen_default=True)
 def pytree_dataclass(cls: C) -> C:
-    """A frozen dataclass registered as a pytree; fields with metadata ``static=True`` are not leaves.
+    """Make ``cls`` a frozen dataclass that is a pytree; fields with metadata ``static=True`` are not leaves.
 
     A class may bring its own ``__init__``. Rebuilding from leaves calls neither it nor ``__post_init__``, because JAX
     puts all sorts of things there (tracers, axes, None).
     """
-    cls = dataclasses.dataclass(frozen=True, eq=False, init="__init__" not in vars(cls))(cls)
-    fields = dataclasses.fields(cls)
-    static = tuple(field.name for field in fields if field.metadata.get("static"))
-    leaves = tuple(field.name for field in fields if field.name not in static)
+    has_own_init = "__init__" in vars(cls)
+    make = dataclasses.dataclass(frozen=True, eq=False, init=not has_own_init)
+    cls = make(cls)
+
+    static_names = []
+    leaf_names = []
+    for field in dataclasses.fields(cls):
+        names = static_names if field.metadata.get("static") else leaf_names
+        names.append(field.name)
 
     def flatten(value: Any) -> tuple[tuple, tuple]:
-        return tuple(getattr(value, name) for name in leaves), tuple(getattr(value, name) for name in static)
+        return _fields_of(value, leaf_names), _fields_of(value, static_names)
 
-    jax.tree_util.register_pytree_node(cls, flatten, _unflattener(cls, leaves, static))
-    return cls
-
-
-def _unflattener(cls: type, leaves: tuple[str, ...], static: tuple[str, ...]) -> Callable[[tuple, Any], Any]:
-    def unflatten(aux: tuple, children: Any) -> Any:
+    def unflatten(static: tuple, leaves: Any) -> Any:
         value = object.__new__(cls)
-        for name, part in zip((*leaves, *static), (*children, *aux), strict=True):
+        for name, part in zip(leaf_names, leaves, strict=True):
+            object.__setattr__(value, name, part)
+        for name, part in zip(static_names, static, strict=True):
             object.__setattr__(value, name, part)
         return value
 
-    return unflatten
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls
+
+
+def _fields_of(value: Any, names: list[str]) -> tuple:
+    return tuple(getattr(value, name) for name in names)

@@ -42,13 +42,22 @@ from gdpjax._core.types import Array
 
 TOLERANCE = 2e-6
 """Relative width at which a secant search ends, but for whole numbers."""
-_ALMOST = 0.9  # of the tolerance
+_ALMOST = 0.9
+"""The part of the tolerance by which a step goes beyond a point, or stays short of one."""
 _PATIENCE = 12
+"""The number of evaluations after which every step between two evaluated ends bisects."""
 _MOST_EVALUATIONS = 60
 
 
 class Bracket(NamedTuple):
-    """The two ends after the search, and what the condition said at the two ends before it."""
+    """The two ends after the search, and whether the condition held at the two ends before it; all of one shape.
+
+    Attributes:
+      holds: the end at which the condition holds.
+      fails: the end at which it does not.
+      first_held: bool, whether it held at the first ``holds``.
+      last_held: bool, whether it held at the first ``fails``.
+    """
 
     holds: Array
     fails: Array
@@ -72,20 +81,22 @@ def bisect(
     evaluated, and the flags are false.
     """
     holds, fails = jnp.broadcast_arrays(holds, fails)
-
     num_checks = 2 if check_ends else 0
 
-    def step(i: Array, state: Bracket) -> Bracket:
-        point = midpoint(state.holds, state.fails)
+    def step(i: Array, bracket: Bracket) -> Bracket:
+        # The first two rounds evaluate the ends, and the others a point in between.
+        point = midpoint(bracket.holds, bracket.fails)
         if check_ends:
-            point = jnp.where(i == 0, holds, jnp.where(i == 1, fails, point))
-        good = condition(point)
+            not_first = jnp.where(i == 1, fails, point)
+            point = jnp.where(i == 0, holds, not_first)
+        is_good = condition(point)
+
         is_halving = i >= num_checks
         return Bracket(
-            jnp.where(good & is_halving, point, state.holds),
-            jnp.where(good | ~is_halving, state.fails, point),
-            jnp.where(~is_halving & (i == 0), good, state.first_held),
-            jnp.where(~is_halving & (i == 1), good, state.last_held),
+            holds=jnp.where(is_good & is_halving, point, bracket.holds),
+            fails=jnp.where(is_good | ~is_halving, bracket.fails, point),
+            first_held=jnp.where(~is_halving & (i == 0), is_good, bracket.first_held),
+            last_held=jnp.where(~is_halving & (i == 1), is_good, bracket.last_held),
         )
 
     unknown = jnp.zeros(holds.shape, bool)
@@ -109,29 +120,36 @@ def bisect_on_host(
     """
     for _ in range(num_iterations):
         point = middle(holds, fails)
-        good = condition(point)
-        holds, fails = np.where(good, point, holds), np.where(good, fails, point)
+        is_good = condition(point)
+        holds = np.where(is_good, point, holds)
+        fails = np.where(is_good, fails, point)
     return holds, fails
 
 
 def middle(a: Array, b: Array) -> Array:
-    """The arithmetic mean."""
+    """Return the arithmetic mean."""
     return 0.5 * (a + b)
 
 
 def geometric_midpoint(a: Array, b: Array) -> Array:
-    """sqrt(a b) of positive numbers: halves the bracket in log scale."""
+    """Return sqrt(a b) of positive numbers, which halves the bracket in log scale."""
     return jnp.sqrt(a) * jnp.sqrt(b)
 
 
 def whole_midpoint(a: Array, b: Array) -> Array:
-    """The whole number halfway between two whole numbers, rounded towards ``a``, so that a never leaves its side."""
-    return a + jnp.trunc((b - a) / 2)
+    """Return the whole number halfway between two, rounded towards ``a``, so that a never leaves its side."""
+    half_way = (b - a) / 2
+    return a + jnp.trunc(half_way)
 
 
 class Axis(NamedTuple):
-    """The positive numbers that are searched: the end where the condition is likeliest to hold, the other end, and
-    whether only whole numbers between them count."""
+    """The positive numbers that are searched.
+
+    Attributes:
+      safest: the end where the condition is likeliest to hold.
+      riskiest: the other end.
+      whole: whether only whole numbers between them count.
+    """
 
     safest: float
     riskiest: float
@@ -144,69 +162,140 @@ class Axis(NamedTuple):
 
 
 class Search(NamedTuple):
-    """The state of a secant search; ``holds`` and ``fails`` are the axis' ends until ``held``, ``failed``."""
+    """The state of a secant search; every field has an element for each configuration.
 
-    point: np.ndarray  # to be evaluated next; once done, the last one
+    Attributes:
+      point: to be evaluated next; once done, the last one.
+      holds: the riskiest point that held, or the axis' safest end.
+      fails: the safest point that failed, or the axis' riskiest end.
+      held: bool, whether any point held.
+      failed: bool, whether any point failed.
+      slope: of the excess in r, by the last two evaluations.
+      last: r of the last evaluation.
+      last_excess: the excess there.
+      last_good: bool, whether the condition held there.
+      streak: the number of evaluations in a row with that answer.
+      rounds: the number of evaluations.
+      done: bool.
+    """
+
+    point: np.ndarray
     holds: np.ndarray
     fails: np.ndarray
     held: np.ndarray
     failed: np.ndarray
     slope: np.ndarray
-    last: np.ndarray  # r of the last evaluation, and its excess
+    last: np.ndarray
     last_excess: np.ndarray
     last_good: np.ndarray
-    streak: np.ndarray  # evaluations in a row with that answer
+    streak: np.ndarray
     rounds: np.ndarray
     done: np.ndarray
 
 
 def begin(axis: Axis, guess: np.ndarray, slope: np.ndarray) -> Search:
-    """The search before its first evaluation, at a guess anywhere, with a guess of d excess / d r > 0."""
-    guess = np.where(guess > 0, guess, min(axis.safest, axis.riskiest))
-    point = _on_axis(axis, np.clip(guess, min(axis[:2]), max(axis[:2])))
-    number, no = np.zeros_like(point), np.zeros_like(point, dtype=bool)
-    ends = number + axis.safest, number + axis.riskiest
-    slope = np.where(np.isfinite(slope) & (slope > 0), slope, 1.0)
-    return Search(point, *ends, no, no, slope, number + np.nan, number + np.nan, no, number, number, no)
+    """Return the search before its first evaluation, at a guess anywhere, with a guess of d excess / d r > 0."""
+    smallest = min(axis.safest, axis.riskiest)
+    largest = max(axis.safest, axis.riskiest)
+    guess = np.where(guess > 0, guess, smallest)
+    point = _on_axis(axis, np.clip(guess, smallest, largest))
+    zeros = np.zeros_like(point)
+    nothing = np.zeros_like(point, dtype=bool)
+    return Search(
+        point=point,
+        holds=zeros + axis.safest,
+        fails=zeros + axis.riskiest,
+        held=nothing,
+        failed=nothing,
+        slope=np.where(np.isfinite(slope) & (slope > 0), slope, 1.0),
+        last=zeros + np.nan,
+        last_excess=zeros + np.nan,
+        last_good=nothing,
+        streak=zeros,
+        rounds=zeros,
+        done=nothing,
+    )
 
 
 def advance(axis: Axis, state: Search, excess: np.ndarray, good: np.ndarray) -> Search:
-    """The search after the condition at ``state.point`` turned out ``good`` or not; finished elements stay."""
-    r, toward = axis.sign * np.log(state.point), np.where(good, 1.0, -1.0)
-    holds, fails = np.where(good, state.point, state.holds), np.where(good, state.fails, state.point)
-    held, failed = np.logical_or(state.held, good), np.logical_or(state.failed, ~good)
-    secant = (excess - state.last_excess) / (r - state.last)
-    secant = np.where(np.isfinite(secant) & (secant > 0), secant, state.slope)
-    slope = np.clip(secant, state.slope / 8, state.slope * 8)
+    """Return the search after the condition at ``state.point`` turned out ``good`` or not; finished elements stay."""
+    r = axis.sign * np.log(state.point)
+    holds = np.where(good, state.point, state.holds)
+    fails = np.where(good, state.fails, state.point)
+    held = np.logical_or(state.held, good)
+    failed = np.logical_or(state.failed, ~good)
+    has_two_ends = np.logical_and(held, failed)
     streak = np.where(good == state.last_good, state.streak, 0.0) + 1
 
-    gap = axis.sign * np.log(fails / holds)
-    evaluated = np.logical_and(held, failed)
+    # The slope by the last two evaluations, where it is one, and at most eight times another than before.
+    secant = (excess - state.last_excess) / (r - state.last)
+    is_slope = np.isfinite(secant) & (secant > 0)
+    secant = np.where(is_slope, secant, state.slope)
+    slope = np.clip(secant, state.slope / 8, state.slope * 8)
+
     # Whole numbers are told apart, however many they are.
-    finest = np.where(evaluated, np.minimum(TOLERANCE, 1 / state.point), TOLERANCE) if axis.whole else TOLERANCE
-    step = toward * -excess / slope - toward * finest / 4
-    shortest = _ALMOST * finest * 4.0 ** np.maximum(streak - 3, 0.0)
-    step = np.clip(np.where(np.isnan(step), np.inf, step), shortest, 2.0**streak)
-    room = gap - _ALMOST * finest
-    inside = np.where(step <= room, step, np.where(room >= shortest, room, gap / 2))
-    inside = np.where(state.rounds >= _PATIENCE, gap / 2, inside)
-    step = np.where(evaluated, inside, step)
-    point = _on_axis(axis, np.exp(axis.sign * (r + toward * step)))
-    point = np.where(~evaluated & (step >= gap), np.where(good, fails, holds), point)
+    tolerance: Any = TOLERANCE
     if axis.whole:
-        point = np.clip(point, np.where(held, holds + 1, axis.safest), np.where(failed, fails - 1, axis.riskiest))
+        between_neighbours = np.minimum(TOLERANCE, 1 / state.point)
+        tolerance = np.where(has_two_ends, between_neighbours, TOLERANCE)
+
+    # A step from r to the proposed edge, and a quarter of the tolerance to its safe side.
+    direction = np.where(good, 1.0, -1.0)
+    step = direction * -excess / slope - direction * tolerance / 4
+    step = np.where(np.isnan(step), np.inf, step)
+    shortest = _ALMOST * tolerance * 4.0 ** np.maximum(streak - 3, 0.0)
+    step = np.clip(step, shortest, 2.0**streak)
+
+    # Between two evaluated ends it stays short of the other one, or halves what is left.
+    gap = axis.sign * np.log(fails / holds)
+    room = gap - _ALMOST * tolerance
+    shortened = np.where(room >= shortest, room, gap / 2)
+    step_inside = np.where(step <= room, step, shortened)
+    step_inside = np.where(state.rounds >= _PATIENCE, gap / 2, step_inside)
+    step = np.where(has_two_ends, step_inside, step)
+    point = _on_axis(axis, np.exp(axis.sign * (r + direction * step)))
+
+    # Without one it may reach the end of the axis.
+    reaches_end = ~has_two_ends & (step >= gap)
+    end_ahead = np.where(good, fails, holds)
+    point = np.where(reaches_end, end_ahead, point)
+
+    # The bracket is narrow where nothing is left between its ends.
+    if axis.whole:
+        first_left = np.where(held, holds + 1, axis.safest)
+        last_left = np.where(failed, fails - 1, axis.riskiest)
+        point = np.clip(point, first_left, last_left)
         between = _on_axis(axis, 0.5 * (holds + fails))
-        narrow = evaluated & ((between <= holds) | (between >= fails))
+        is_narrow = has_two_ends & ((between <= holds) | (between >= fails))
     else:
-        narrow = evaluated & (gap <= TOLERANCE)
-    at_an_end = (good & (state.point == axis.riskiest)) | (~good & (state.point == axis.safest))
-    done = narrow | at_an_end | (state.rounds + 1 >= _MOST_EVALUATIONS)
-    point = np.where(done, state.point, point)
-    new = Search(point, holds, fails, held, failed, slope, r, excess, good, streak, state.rounds + 1, done)
-    return Search(*(np.where(state.done, old, now) for old, now in zip(state, new, strict=True)))
+        is_narrow = has_two_ends & (gap <= TOLERANCE)
+
+    # Nothing is beyond an end of the axis.
+    is_good_at_riskiest = good & (state.point == axis.riskiest)
+    is_bad_at_safest = ~good & (state.point == axis.safest)
+    rounds = state.rounds + 1
+    done = is_narrow | (is_good_at_riskiest | is_bad_at_safest) | (rounds >= _MOST_EVALUATIONS)
+
+    new = Search(
+        point=np.where(done, state.point, point),
+        holds=holds,
+        fails=fails,
+        held=held,
+        failed=failed,
+        slope=slope,
+        last=r,
+        last_excess=excess,
+        last_good=good,
+        streak=streak,
+        rounds=rounds,
+        done=done,
+    )
+    fields = [np.where(state.done, old, now) for old, now in zip(state, new, strict=True)]
+    return Search(*fields)
 
 
 def _on_axis(axis: Axis, value: np.ndarray) -> np.ndarray:
+    """Return numbers of the axis next to these: whole ones, or ones that float32 can hold."""
     if axis.whole:
         return np.floor(value * (1 + 1e-12))
     return value.astype(np.float32).astype(np.float64)

@@ -1,4 +1,6 @@
-"""How a value is shown in an error message.
+"""Describe values in error messages.
+
+    raise ValueError(f"expected a plan, got {shown(value)}")
 
 A message must never raise in turn, fill the screen, or print private data. `shown` therefore writes scalars and short
 texts as they are, arrays by their dtype and shape, the items of containers by their types, and any other object by the
@@ -19,7 +21,7 @@ _PLAIN = (bool, float, complex, type(None), type(Ellipsis), type(NotImplemented)
 
 
 def shown(value: Any) -> str:
-    """Describe ``value`` in a few words for an error message; never raises.
+    """Describe ``value`` in a few words for an error message, without ever raising.
 
     >>> shown(1.5), shown(np.zeros((2, 3), np.float32)), shown({"w": [1.0, 2.0]})
     ('1.5', 'an array of float32[2,3]', "{'w': [float, float]}")
@@ -36,8 +38,10 @@ def _class_name(value: Any) -> str:
 
 def _described(value: Any) -> str:
     kind = type(value)
+    if kind is int and value.bit_length() > 64:
+        return f"a whole number of {value.bit_length()} bits"
     if kind is int:
-        return repr(value) if value.bit_length() <= 64 else f"a whole number of {value.bit_length()} bits"
+        return repr(value)
     if kind in _PLAIN:
         return _shortened(repr(value))
     if isinstance(value, str):
@@ -52,37 +56,40 @@ def _described(value: Any) -> str:
         return f"the class {value.__name__}"
     if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         return f"the {_class_name(value)} {value.__name__}"
-    if (array := _array_type(value)) is not None:
-        return f"{'a traced' if isinstance(value, Tracer) else 'an'} array of {array}"
+    array_type = _array_type(value)
+    if array_type is not None:
+        article = "a traced" if isinstance(value, Tracer) else "an"
+        return f"{article} array of {array_type}"
     if isinstance(value, tuple | list | dict):
         return _container(value, 0)
     return f"an object of class {_class_name(value)}"
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return text[: _LONGEST_TEXT - 3] + "..."
 
 
 def _array_type(value: Any) -> str | None:
-    """Something like ``float32[2,3]`` for an array, None for anything else."""
+    """Return a text like ``float32[2,3]`` for an array, None for anything else."""
     try:
-        dtype, shape = value.dtype, tuple(value.shape)
-        return _shortened(f"{dtype}[{','.join(str(int(size)) for size in shape)}]")
+        sizes = ",".join(str(int(size)) for size in value.shape)
+        return _shortened(f"{value.dtype}[{sizes}]")
     except Exception:
         return None
 
 
 def _container(value: Any, depth: int) -> str:
-    items = list(value.items() if isinstance(value, dict) else value)
-    parts = []
-    for item in items[:_MOST_ITEMS]:
-        if isinstance(value, dict):
-            name = _shortened(repr(item[0])) if type(item[0]) in (str, int) else _class_name(item[0])
-            parts.append(f"{name}: {_item(item[1], depth)}")
-        else:
-            parts.append(_item(item, depth))
-    if len(items) > _MOST_ITEMS:
-        parts.append(f"and {len(items) - _MOST_ITEMS} more")
+    """Return the types of the first items of a container, in brackets of its kind."""
+    if isinstance(value, dict):
+        parts = [f"{_dict_key(key)}: {_item(item, depth)}" for key, item in list(value.items())[:_MOST_ITEMS]]
+    else:
+        parts = [_item(item, depth) for item in list(value)[:_MOST_ITEMS]]
+    num_more = len(value) - _MOST_ITEMS
+    if num_more > 0:
+        parts.append(f"and {num_more} more")
+
     inside = ", ".join(parts)
     if isinstance(value, dict):
         return f"{{{inside}}}"
@@ -92,10 +99,20 @@ def _container(value: Any, depth: int) -> str:
     return f"{name}({inside})"
 
 
+def _dict_key(key: Any) -> str:
+    """Return a key of a dict if it is a text or a whole number, else its type."""
+    if type(key) in (str, int):
+        return _shortened(repr(key))
+    return _class_name(key)
+
+
 def _item(value: Any, depth: int) -> str:
-    """The type of an item of a container: its value may be one of the data."""
-    if (array := _array_type(value)) is not None:
-        return array
+    """Return the type of an item of a container: its value may be one of the data."""
+    array_type = _array_type(value)
+    if array_type is not None:
+        return array_type
     if isinstance(value, tuple | list | dict) and depth < _DEEPEST:
         return _container(value, depth + 1)
-    return "None" if value is None else _class_name(value)
+    if value is None:
+        return "None"
+    return _class_name(value)

@@ -1,4 +1,4 @@
-"""Refusal of parameters that hold statistics over examples, such as those of BatchNorm.
+"""Refuse parameters that hold statistics over examples, such as those of BatchNorm.
 
 Running averages are functions of the examples that epsilon does not cover, and the layer that keeps them normalises
 over the batch, so one example can move the gradients of all others. Frameworks keep them beside the parameters, in a
@@ -27,30 +27,42 @@ def refuse_statistics(params: PyTree, is_trained: Sequence[bool] | None = None) 
     Raises:
       ValueError: a leaf belongs to such a collection.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     marks = [True] * len(leaves) if is_trained is None else list(is_trained)
 
     # flax.linen and haiku name the collection in the path of the leaf.
-    for (path, _), mark in zip(leaves, marks, strict=True):
-        names = {str(getattr(part, "key", getattr(part, "name", ""))) for part in path}
+    for (path, _), is_marked in zip(leaves, marks, strict=True):
+        names = {_name_of_key(key) for key in path}
         collections = sorted(names.intersection(_COLLECTIONS))
-        if collections and mark:
+        if collections and is_marked:
             _refuse(leaf_name(path), collections[0])
 
     # flax.nnx marks the kind of a variable by its class; the name of the class is enough, without importing flax.
-    remaining = iter(marks)
+    first = 0
     for node in jax.tree.leaves(params, is_leaf=_is_variable):
-        node_marks = [next(remaining) for _ in jax.tree.leaves(node)]
-        if not _is_variable(node) or not any(node_marks):
+        num_leaves = len(jax.tree.leaves(node))
+        marks_of_node = marks[first : first + num_leaves]
+        first += num_leaves
+        if not _is_variable(node) or not any(marks_of_node):
             continue
-        classes = [base.__name__ for base in type(node).__mro__]
-        kinds = [name for name in classes if name in _VARIABLES]
-        if kinds:
-            _refuse(type(node).__name__, kinds[0])
+        for name in _class_names(node):
+            if name in _VARIABLES:
+                _refuse(type(node).__name__, name)
+
+
+def _name_of_key(key: Any) -> str:
+    """Return the name in one key of a path, which is an item of a dict or an attribute, or nothing for a number."""
+    return str(getattr(key, "key", getattr(key, "name", "")))
+
+
+def _class_names(node: Any) -> list[str]:
+    """Return the names of a node's class and of those that it inherits from."""
+    return [base.__name__ for base in type(node).__mro__]
 
 
 def _is_variable(node: Any) -> bool:
-    return any(base.__name__ in ("Variable", "VariableState") for base in type(node).__mro__)
+    names = _class_names(node)
+    return "Variable" in names or "VariableState" in names
 
 
 def _refuse(where: str, kind: str) -> None:

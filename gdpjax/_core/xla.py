@@ -1,11 +1,11 @@
-"""`jit` for the accounting programs, which are compiled in half the time.
+"""Compile the accounting programs in half the time: a `jit` for them.
 
 Half of what compiling an accounting program costs is spent in XLA's newer code generator for fusions on the CPU, and
 the code is no faster for it. `jit` here is `jax.jit` with that generator turned off:
 
     compiled = xla.jit(body, static_argnames=("sampling",))
 
-The option exists below jaxlib 0.11, says something about the CPU only, and JAX takes compiler options at the outermost
+The option exists below jaxlib 0.11 and concerns the CPU only, and JAX takes compiler options at the outermost
 `jax.jit` alone. Inside another transformation, on another device and with another jaxlib this is plain `jax.jit`.
 """
 
@@ -23,7 +23,7 @@ _KNOWN = jaxlib.version.__version_info__ < (0, 11)
 
 
 def jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """`jax.jit` of ``function`` with `OPTIONS`, where they can be had; ``settings`` are those of `jax.jit`."""
+    """Return `jax.jit` of ``function``, with `OPTIONS` where JAX takes them; ``settings`` are those of `jax.jit`."""
     plain = jax.jit(function, **settings)
     if not _KNOWN:
         return plain
@@ -31,7 +31,9 @@ def jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (quick if _takes_options(args, kwargs) else plain)(*args, **kwargs)
+        if _takes_options(args, kwargs):
+            return quick(*args, **kwargs)
+        return plain(*args, **kwargs)
 
     return call
 
@@ -42,10 +44,15 @@ def _nothing() -> Any:
 
 
 def _takes_options(args: Any, kwargs: Any) -> bool:
-    """Whether this call is outermost and will run on the CPU."""
+    """Return whether this call is outermost and will run on the CPU."""
     # A new array is a tracer inside an outer jit, even if every argument is concrete; else it is on the default device.
     leaves = jax.tree.leaves((args, kwargs, _nothing()))
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return False
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    return all(device.platform == "cpu" for array in arrays for device in array.devices())
+    for leaf in leaves:
+        if isinstance(leaf, Tracer):
+            return False
+
+    devices: set[Any] = set()
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            devices |= leaf.devices()
+    return all(device.platform == "cpu" for device in devices)

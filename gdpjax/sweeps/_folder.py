@@ -1,4 +1,4 @@
-"""The folder of a sweep: which spec it belongs to, the key of its unseeded trials, the programs that were compiled.
+"""The folder of a sweep: its spec, the key of its unseeded trials, the programs that were compiled.
 
 Not for release: ``keys.NOT_FOR_RELEASE.json``. An unseeded trial's keys come from one key drawn from the system's
 entropy when the sweep begins; kept, it makes a trial that a crash cut short the same run with the same noise when it is
@@ -42,7 +42,7 @@ class Secret(msgspec.Struct):
 
 
 class Described(msgspec.Struct):
-    """``sweep.json``: what is searched, and the columns of the results."""
+    """``sweep.json``: the content of the spec, and the columns of the results."""
 
     sweep: dict[str, Any]
     names: dict[str, str]
@@ -71,7 +71,8 @@ def begin(
         raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
     secret = {"key": np.asarray(jax.random.key_data(key)).tolist(), "data_sha256": examples.digest()}
     write_atomically(folder / KEYS, json.dumps(secret), mode=0o600)
-    write_atomically(folder / (SPEC_OF_A_CALL if spec.source.path is None else SPEC), spec.source.text)
+    spec_name = SPEC_OF_A_CALL if spec.source.path is None else SPEC
+    write_atomically(folder / spec_name, spec.source.text)
     about = {
         "sweep": spec.described(),
         "names": dict(spec.task.names),
@@ -80,12 +81,13 @@ def begin(
         "program_sha256": program_sha256,
         "fingerprint": records.fingerprint(),
     }
-    records.write_json(folder / SWEEP, about)  # last: a folder with it is complete
+    # This file is the last one: a folder with it is complete.
+    records.write_json(folder / SWEEP, about)
     return key
 
 
 def refuse_used(folder: Path) -> None:
-    """UserError where there is a sweep, or what is left of one, which must not pass for another's results."""
+    """Raise UserError where there is a sweep, or the rest of one, which must not pass for another's results."""
     for name in (SWEEP, *RESULTS_OF_A_SWEEP):
         if (folder / name).exists():
             raise UserError(
@@ -94,10 +96,11 @@ def refuse_used(folder: Path) -> None:
 
 
 def refuse_others(folder: Path, spec: Spec) -> None:
-    """UserError unless the folder holds a sweep that was begun with this spec; it names what differs, and where."""
+    """Raise UserError, with the line of the first difference, unless the sweep was begun with this spec."""
     if not (folder / SWEEP).is_file():
         raise UserError(f"nothing to resume: there is no sweep in {folder}")
-    saved, now = described(folder).sweep, spec.described()
+    saved = described(folder).sweep
+    now = spec.described()
     for name in sorted(saved | now):
         if saved.get(name) == now.get(name):
             continue
@@ -122,14 +125,15 @@ def resume(folder: Path, spec: Spec, examples: Examples, program_sha256: str) ->
 
 
 def is_finished(folder: Path, spec: Spec) -> bool:
-    """Whether a sweep of this spec was run in the folder to its end."""
-    if not (folder / "results.parquet").is_file() or not (folder / SWEEP).is_file():
-        return False
+    """Return whether a sweep of this spec was run in the folder to its end."""
+    for name in ("results.parquet", SWEEP):
+        if not (folder / name).is_file():
+            return False
     return described(folder).sweep == spec.described()
 
 
 def described(folder: Path) -> Described:
-    """Return what a folder says of its sweep."""
+    """Return the description that a folder has of its sweep."""
     if not (folder / SWEEP).is_file():
         raise UserError(f"there is no sweep in {folder}")
     return msgspec.convert(records.read_json(folder / SWEEP, Described), Described)
@@ -147,16 +151,21 @@ def keys_of(trial: Trial, root: jax.Array) -> Keys:
     """Return a trial's own keys: those of `train` where it has a seed, else from the sweep's key and its number."""
     if trial.seed is not None:
         return make_keys(trial.seed, identity(trial))
-    return Keys(*jax.random.split(jax.random.fold_in(root, trial.number), 2))
+    key = jax.random.fold_in(root, trial.number)
+    init_key, training_key = jax.random.split(key, 2)
+    return Keys(init_key, training_key)
 
 
 def record_program(folder: Path, program: dict[str, Any]) -> None:
     """Record one more compiled program."""
-    recorded = [*read_programs(folder), program]
-    write_atomically(folder / PROGRAMS, "".join(json.dumps(each) + "\n" for each in recorded))
+    programs = [*read_programs(folder), program]
+    lines = [json.dumps(each) + "\n" for each in programs]
+    write_atomically(folder / PROGRAMS, "".join(lines))
 
 
 def read_programs(folder: Path) -> list[dict[str, Any]]:
     """Return the programs that were compiled for a sweep, over all its resumptions."""
     path = folder / PROGRAMS
-    return records.read_lines(path, CompiledProgram) if path.is_file() else []
+    if not path.is_file():
+        return []
+    return records.read_lines(path, CompiledProgram)

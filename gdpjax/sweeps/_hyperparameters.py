@@ -1,4 +1,4 @@
-"""Which hyperparameters a task has: four that every private training has, and the user's own.
+"""The hyperparameters of a task: those that every private training has, and the user's own.
 
 The user's own are the parameters of the optimizer factory and of ``build``, found in their signatures:
 
@@ -44,12 +44,13 @@ class Hyperparameter:
     def checked(self, value: Any) -> float:
         """Return ``value`` as a number of this kind, or raise UserError."""
         if self.whole:
-            least, most = (1 if self.positive else -(2**31)), 2**31 - 1
+            least = 1 if self.positive else -(2**31)
+            most = 2**31 - 1
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise UserError(f"{self.name} must be a whole number from {least} to {most}, got {shown(value)}")
             return value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or (self.positive and not value > 0):
+        is_finite = _is_number(value) and math.isfinite(value)
+        if not is_finite or (self.positive and not value > 0):
             domain = "a finite number > 0" if self.positive else "a finite number"
             raise UserError(f"{self.name} must be {domain}, got {shown(value)}")
         return float(value)
@@ -65,7 +66,7 @@ STANDARD = {
     "batch_size": Hyperparameter("batch_size", whole=True, positive=True),
     "epochs": Hyperparameter("epochs", whole=True, positive=True),
 }
-"""Those of every private training; noise_multiplier and epsilon, a target, are alternatives."""
+"""The hyperparameters of every private training; noise_multiplier and epsilon, a target, are alternatives."""
 RESERVED = (
     *STANDARD,
     *("seed", "seeds", "delta", "trial", "replicate", "error", "seconds", "diagnostics"),
@@ -86,34 +87,51 @@ def own_hyperparameters(function: Callable[..., Any], *, skip: int, what: str) -
     Raises:
       UserError: a parameter has a reserved name.
     """
-    found = {}
+    hyperparameters = {}
     for parameter in _parameters(function, what)[skip:]:
+        name = parameter.name
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if not is_named or parameter.name == NUM_STEPS:
+        if not is_named or name == NUM_STEPS:
             continue
-        name, needed = parameter.name, parameter.default is parameter.empty
-        declared = _declared_kind(parameter.annotation)
-        is_number = isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool)
-        if not needed and not is_number and declared is None:
+
+        # Other options than numbers keep their defaults.
+        is_needed = parameter.default is parameter.empty
+        declared_kind = _declared_kind(parameter.annotation)
+        if not is_needed and not _is_number(parameter.default) and declared_kind is None:
             continue
         if name in RESERVED:
             raise UserError(f"{what} has a parameter {name}, which is the name of something else; rename it")
-        whole = declared is int or (declared is None and isinstance(parameter.default, int))
+
+        # A learning rate is a positive number, however its default is written.
+        has_whole_default = declared_kind is None and isinstance(parameter.default, int)
+        is_whole = declared_kind is int or has_whole_default
         is_rate = name == LEARNING_RATE
-        found[name] = Hyperparameter(name, whole=whole and not is_rate, positive=is_rate, needed=needed)
-    return found
+        hyperparameters[name] = Hyperparameter(
+            name,
+            whole=is_whole and not is_rate,
+            positive=is_rate,
+            needed=is_needed,
+        )
+    return hyperparameters
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _declared_kind(annotation: Any) -> type | None:
-    """Return float or int where an annotation says so, also as a text or as one that may be None."""
-    texts = str(annotation) if not isinstance(annotation, type) else annotation.__name__
-    words = {word.strip() for word in texts.split("|")} - {"None"}
-    kinds: dict[frozenset[str], type] = {frozenset({"float"}): float, frozenset({"int"}): int}
-    return kinds.get(frozenset(words))
+    """Return float or int for such an annotation, also for one that is a text or that allows None."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    words = {word.strip() for word in text.split("|")} - {"None"}
+    if words == {"float"}:
+        return float
+    if words == {"int"}:
+        return int
+    return None
 
 
 def takes_num_steps(function: Callable[..., Any]) -> bool:
-    """Whether a factory asks for the number of steps of the plan."""
+    """Return whether a factory asks for the number of steps of the plan."""
     return any(parameter.name == NUM_STEPS for parameter in _parameters(function, "optimizer"))
 
 

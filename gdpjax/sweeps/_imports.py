@@ -1,4 +1,4 @@
-"""The task of a spec on the command line: three names, each of a function in a module.
+"""Import the task of a spec in a file: three names, each of a function in a module.
 
     data = "my_module:load"
     model = "my_module:build"
@@ -45,7 +45,7 @@ class ImportedTask:
     fields: tuple[str, ...] = ("data", "model", "optimizer")
 
     def task(self, reader: Reader) -> Task:
-        """Import what the fields name; what cannot be imported is refused with its line."""
+        """Return the task of imported functions; a name that cannot be imported is refused with its line."""
         names = {field: reader.text(field) for field in self.fields}
         functions = {field: self._function(reader, field, name) for field, name in names.items()}
         try:
@@ -56,25 +56,33 @@ class ImportedTask:
     def _function(self, reader: Reader, field: str, name: str) -> Callable[..., Any]:
         if field == "optimizer" and name in OPTIMIZERS:
             return OPTIMIZERS[name]
-        module_name, separator, attribute = name.partition(":")
-        if not separator or not module_name or not attribute:
-            others = f"one of {', '.join(OPTIMIZERS)}, or " if field == "optimizer" else ""
-            hint = did_you_mean(name, OPTIMIZERS) if field == "optimizer" else ""
-            reader.fail((field,), f'{field} must be {others}"module:function", got {name!r}{hint}')
+        module_name, _, attribute = name.partition(":")
+        if not module_name or not attribute:
+            expected = '"module:function"'
+            hint = ""
+            if field == "optimizer":
+                expected = f"one of {', '.join(OPTIMIZERS)}, or {expected}"
+                hint = did_you_mean(name, OPTIMIZERS)
+            reader.fail((field,), f"{field} must be {expected}, got {name!r}{hint}")
+
         try:
             module = import_module(module_name, _folders(reader))
         except UserError as error:
             reader.fail((field,), str(error))
         function = getattr(module, attribute, None)
         if not callable(function):
-            hint = did_you_mean(attribute, [known for known in vars(module) if not known.startswith("_")])
+            public_names = [known for known in vars(module) if not known.startswith("_")]
+            hint = did_you_mean(attribute, public_names)
             reader.fail((field,), f"{field}: {module.__file__} has no function {attribute}{hint}")
         return function
 
 
 def _folders(reader: Reader) -> list[Path]:
-    here = [Path.cwd()]
-    return here if reader.source.path is None else [reader.source.path.resolve().parent, *here]
+    """Return the folders in which modules are looked for, the folder of the spec first."""
+    folders = [Path.cwd()]
+    if reader.source.path is not None:
+        folders.insert(0, reader.source.path.resolve().parent)
+    return folders
 
 
 def import_module(name: str, folders: list[Path]) -> Any:
@@ -90,7 +98,9 @@ def import_module(name: str, folders: list[Path]) -> Any:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and name.split(".")[0] == error.name:
+        # Either this module is missing, or one that it imports.
+        package = name.split(".")[0]
+        if error.name == package:
             places = ", ".join(str(folder) for folder in folders)
             raise UserError(f"there is no module {name} in {places}") from error
         raise failure_of(f"importing {name}", error) from error
@@ -98,8 +108,8 @@ def import_module(name: str, folders: list[Path]) -> Any:
         raise failure_of(f"importing {name}", error) from error
 
     # Python keeps modules by name: one of another folder would be taken for this one.
-    wanted = (folders[0] / f"{name}.py").resolve()
+    expected = (folders[0] / f"{name}.py").resolve()
     loaded = Path(module.__file__).resolve() if module.__file__ else None
-    if wanted.is_file() and loaded != wanted:
-        raise UserError(f"{wanted} has the name of another module, {loaded}; rename it")
+    if expected.is_file() and loaded != expected:
+        raise UserError(f"{expected} has the name of another module, {loaded}; rename it")
     return module

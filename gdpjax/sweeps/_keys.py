@@ -1,6 +1,6 @@
-"""One stream of randomness per use.
+"""Make a key for each use of randomness.
 
-Without a seed every stream has its own key from the system's entropy. With one they are derived from it, and anyone
+Without a seed every use has its own key from the system's entropy. With one they are derived from it, and anyone
 who knows the seed can compute the noise and subtract it: reproducible, therefore not private against them.
 """
 
@@ -30,7 +30,14 @@ def make_keys(seed: int | None, settings: Mapping[str, object]) -> Keys:
     """
     if seed is None:
         return Keys(fresh_key(), fresh_key())
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).digest()
-    first, second = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), first), second)
-    return Keys(*jax.random.split(key, 2))
+
+    # 64 bits of a digest of the settings, in two words.
+    text = json.dumps(settings, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).digest()
+    first_word = int.from_bytes(digest[:4], "little")
+    second_word = int.from_bytes(digest[4:8], "little")
+    key = jax.random.key(seed)
+    key = jax.random.fold_in(key, first_word)
+    key = jax.random.fold_in(key, second_word)
+    init_key, training_key = jax.random.split(key, 2)
+    return Keys(init_key, training_key)

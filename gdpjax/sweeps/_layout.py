@@ -1,4 +1,4 @@
-"""The columns of a sweep's results, and what people read in their place."""
+"""The columns of a sweep's results, and the labels that people read in their place."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +47,7 @@ LABELS = {
     "memory_bytes": "memory (MB)",
     "compile_seconds": "time to compile (s)",
 }
-"""What a column is called where people read it; other names are written with spaces."""
+"""The names of columns for people; other names are written with spaces."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -81,10 +81,11 @@ def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layou
     """Return the layout of a sweep; UserError where the spec goes by a score that there is not."""
     if spec.score is not None and spec.score not in scores:
         spec.fail(("score",), f"score must be one of {', '.join(scores)}, got {spec.score!r}")
-    always = ("noise_multiplier", "epsilon")
-    used = {name for trial in trials for name in trial.settings}
-    known = spec.task.hyperparameters
-    columns = {name: kind.column for name, kind in known.items() if name in used or name in always}
+    # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
+    used = {"noise_multiplier", "epsilon"}
+    for trial in trials:
+        used.update(trial.settings)
+    columns = {name: kind.column for name, kind in spec.task.hyperparameters.items() if name in used}
     return Layout(columns, list(scores), spec.score or scores[0], spec.minimize)
 
 
@@ -97,11 +98,13 @@ def label(name: str, units: bool = True) -> str:
     ('clip norm', 'test accuracy (%)', 'rmse')
     """
     words = LABELS.get(name, name.replace("_", " "))
-    return f"{words} (%)" if is_percentage(name) and units else words
+    if is_percentage(name) and units:
+        return f"{words} (%)"
+    return words
 
 
 def is_percentage(name: str) -> bool:
-    """Whether a score is a fraction that is shown in percent."""
+    """Return whether a score is a fraction that is shown in percent."""
     return name == "accuracy" or name.endswith("_accuracy")
 
 
@@ -111,7 +114,7 @@ def shown_score(name: str, value: float) -> float:
 
 
 def shown_program(program: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is kept of a compilation in the units of its labels."""
+    """Return the record of a compilation in the units of its labels."""
     shown = dict(program)
     if "memory_bytes" in shown:
         shown["memory_bytes"] = round(shown["memory_bytes"] / 1e6, 1)

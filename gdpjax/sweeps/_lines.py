@@ -1,4 +1,4 @@
-"""On which line of a TOML text each field stands: the standard parser does not say, and a message should."""
+"""Find the line of each field of a TOML text, for messages: the standard parser does not tell."""
 
 import re
 
@@ -7,20 +7,23 @@ _FIELD = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
 def lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Line numbers from 1 of sections and fields, by path; a field of a section is (section, field).
+    """Return the line numbers, from 1, of sections and fields, by path; a field of a section is (section, field).
 
     >>> lines_of('dataset = "adult"\\n\\n[hyperparameters]\\nepochs = 18\\n')
     {('dataset',): 1, ('hyperparameters',): 3, ('hyperparameters', 'epochs'): 4}
     """
     section: tuple[str, ...] = ()
-    found: dict[tuple[str, ...], int] = {}
+    lines: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        if match := _SECTION.match(line):
-            section = _path(match[1])
-            found.setdefault(section, number)
-        elif match := _FIELD.match(line):
-            found.setdefault(section + _path(match[1]), number)
-    return found
+        section_match = _SECTION.match(line)
+        field_match = _FIELD.match(line)
+        if section_match:
+            section = _path(section_match[1])
+            lines.setdefault(section, number)
+        elif field_match:
+            field = section + _path(field_match[1])
+            lines.setdefault(field, number)
+    return lines
 
 
 def _path(name: str) -> tuple[str, ...]:

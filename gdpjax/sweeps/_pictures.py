@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 
 from gdpjax.sweeps._layout import Layout, is_percentage, label, shown_score
-from gdpjax.sweeps._summary import Configuration, Row, configurations, pareto_front, varied
+from gdpjax.sweeps._summary import Configuration, Row, configurations, count, pareto_front, varied
 from gdpjax.sweeps.style import CERTIFIED_COLOR, draw_grid, figure_at, scientific
 
 PARETO, VARIED = "score_against_epsilon.png", "score_against_hyperparameters.png"
 MOST_DIGITS = 24
-"""Of the marks below an axis, where each value has its own: more would overlap."""
+"""The longest text of marks below an axis where each value has its own: more would overlap."""
 LOGARITHMIC = 5.0
 """An axis whose ends are this factor apart is logarithmic."""
 
@@ -24,7 +24,8 @@ def save_pareto(rows: Sequence[Row], layout: Layout, path: Path) -> None:
     """Draw the score against certified epsilon: every trial, and the front of the configurations' means."""
     good = [row for row in rows if row["error"] is None]
     front = pareto_front(configurations(rows, layout), layout)
-    epsilons, scores = [row["epsilon_upper"] for row in good], _shown_scores(good, layout)
+    epsilons = [row["epsilon_upper"] for row in good]
+    scores = _shown_scores(good, layout)
     with figure_at(path, figsize=(4.8, 3.2)) as (figure, axes):
         axes.scatter(epsilons, scores, s=12, color="0.55", alpha=0.6, linewidths=0, label="one training")
         _draw_front(axes, front, layout, max(epsilons))
@@ -32,7 +33,7 @@ def save_pareto(rows: Sequence[Row], layout: Layout, path: Path) -> None:
         delta = scientific(good[0]["delta"])
         xlabel = rf"certified $\varepsilon$ of one training at $\delta = {delta}$"
         axes.set(xlabel=xlabel, ylabel=label(layout.score))
-        # above the axes, where it can hide nothing
+        # Above the axes, where it can hide nothing.
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, frameon=False)
         _leave_out_bad(figure, axes, scores, layout)
         draw_grid(axes)
@@ -43,13 +44,17 @@ def _shown_scores(rows: Sequence[Row], layout: Layout) -> list[float]:
 
 
 def _draw_front(axes: Axes, front: Sequence[Configuration], layout: Layout, right: float) -> None:
-    """A staircase: what score a budget buys."""
-    epsilons = [one.epsilon_upper for one in front]
-    means = [shown_score(layout.score, one.mean) for one in front]
+    """Draw a staircase: the score that a budget buys."""
+    epsilons = [configuration.epsilon_upper for configuration in front]
+    means = [shown_score(layout.score, configuration.mean) for configuration in front]
     axes.step([*epsilons, right], [*means, means[-1]], where="post", color=CERTIFIED_COLOR, linewidth=1.2)
-    has_spread = any(one.stdev for one in front)
-    spread = [shown_score(layout.score, one.stdev or 0.0) for one in front] if has_spread else None
-    name = "Pareto front" + (" (mean and sd over seeds)" if has_spread else "")
+
+    # The corners, with a bar for the spread over seeds where there are several.
+    name = "Pareto front"
+    spread = None
+    if any(configuration.stdev for configuration in front):
+        name = "Pareto front (mean and sd over seeds)"
+        spread = [shown_score(layout.score, configuration.stdev or 0.0) for configuration in front]
     axes.errorbar(
         epsilons,
         means,
@@ -64,20 +69,29 @@ def _draw_front(axes: Axes, front: Sequence[Configuration], layout: Layout, righ
 
 
 def save_varied(rows: Sequence[Row], layout: Layout, path: Path) -> bool:
-    """Draw the score against each hyperparameter that was varied; False, and no file, where there is none."""
+    """Draw the score against each hyperparameter that was varied; False, and no file, if there is none."""
     good = [row for row in rows if row["error"] is None]
     names = varied(good, layout)
-    names = [name for name in names if name != "noise_multiplier" or "epsilon" not in names]
+    # A calibrated noise multiplier is told by its target.
+    if "epsilon" in names and "noise_multiplier" in names:
+        names.remove("noise_multiplier")
     if not names:
         return False
-    columns = 2 if len(names) == 4 else min(3, len(names))
-    lines = math.ceil(len(names) / columns)
-    epsilons, scores = [row["epsilon_upper"] for row in good], _shown_scores(good, layout)
-    is_wide = max(epsilons) > LOGARITHMIC * min(epsilons) > 0
-    norm = (LogNorm if is_wide else Normalize)(min(epsilons), max(epsilons))
 
-    size = (2.5 * columns + 0.9, 2.4 * lines)
-    with figure_at(path, lines, columns, figsize=size, sharey=True, squeeze=False) as (figure, grid):
+    # The colour of a dot is its epsilon.
+    epsilons = [row["epsilon_upper"] for row in good]
+    scores = _shown_scores(good, layout)
+    smallest = min(epsilons)
+    largest = max(epsilons)
+    is_wide = largest > LOGARITHMIC * smallest > 0
+    scale = LogNorm if is_wide else Normalize
+    norm = scale(smallest, largest)
+
+    # A grid of axes, of which the last ones may be left over.
+    num_columns = 2 if len(names) == 4 else min(3, len(names))
+    num_lines = math.ceil(len(names) / num_columns)
+    size = (2.5 * num_columns + 0.9, 2.4 * num_lines)
+    with figure_at(path, num_lines, num_columns, figsize=size, sharey=True, squeeze=False) as (figure, grid):
         dots: Any = None
         for axes, name in zip(grid.flat, names, strict=False):
             values = [row[name] for row in good]
@@ -96,20 +110,20 @@ def save_varied(rows: Sequence[Row], layout: Layout, path: Path) -> bool:
 
 
 def _set_scale(axes: Axes, values: Sequence[float]) -> None:
-    """Logarithmic where the values call for it; a few values are marked as they are."""
+    """Make the axis logarithmic where the values call for it, and mark a few values as they are."""
     if min(values) > 0 and max(values) > LOGARITHMIC * min(values):
         axes.set_xscale("log")
         _write_plain_numbers(axes.xaxis)
-    few = sorted(set(values))
-    labels = [f"{value:.3g}" for value in few]
+    distinct = sorted(set(values))
+    labels = [f"{value:.3g}" for value in distinct]
     if len("  ".join(labels)) <= MOST_DIGITS:
-        axes.set_xticks(few, labels)
+        axes.set_xticks(distinct, labels)
         axes.minorticks_off()
         axes.margins(x=0.15)
 
 
 def _write_plain_numbers(axis: Any) -> None:
-    """0.5, 1, 2 where a logarithmic axis would say powers of ten."""
+    """Write 0.5, 1, 2 where a logarithmic axis would have powers of ten."""
     if axis.get_scale() == "log":
         axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -118,16 +132,19 @@ def _write_plain_numbers(axis: Any) -> None:
 
 def _leave_out_bad(figure: Any, axes: Axes, scores: Sequence[float], layout: Layout) -> None:
     """Keep a few bad trials from flattening the rest, and write above the figure how many are outside the axis."""
+    # The axis reaches from the best score to 3.5 times the distance of the median.
     ordered = sorted(scores, key=layout.better)
-    best, median = ordered[-1], ordered[len(ordered) // 2]
+    best = ordered[-1]
+    median = ordered[len(ordered) // 2]
     shortest = 3.0 if is_percentage(layout.score) else 0.05 * abs(best)
     length = max(shortest, 3.5 * abs(best - median))
     worst = best - layout.better(length)
-    outside = sum(layout.better(score) < layout.better(worst) for score in scores)
-    if not outside or not length:
+
+    num_outside = sum(layout.better(score) < layout.better(worst) for score in scores)
+    if not num_outside or not length:
         return
     margin = best + 0.06 * (best - worst)
     axes.set_ylim(*sorted((worst, margin)))
     side = "above" if layout.minimize else "below"
-    text = f"{outside} trial{'s' * (outside > 1)} {side} the axis"
+    text = f"{count(num_outside, 'trial')} {side} the axis"
     figure.suptitle(text, fontsize=8, color="0.4", x=0.01, ha="left")

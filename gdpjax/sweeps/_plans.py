@@ -16,7 +16,8 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> P
     Raises:
       UserError: a batch above the data, too little noise for a guarantee, a target that no noise meets.
     """
-    batch_size, epsilon = int(settings["batch_size"]), settings.get("epsilon")
+    batch_size = int(settings["batch_size"])
+    epsilon = settings.get("epsilon")
     if batch_size > num_examples:
         raise UserError(f"batch_size must be at most the number of examples, {num_examples}, got {batch_size}")
     try:
@@ -32,7 +33,8 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> P
         )
     except ValueError as error:
         raise UserError(str(error)) from error
-    if (reason := plan.without_privacy()) is not None:
+    reason = plan.without_privacy()
+    if reason is not None:
         raise UserError(f"{reason}; take more noise")
     return plan
 
@@ -48,7 +50,10 @@ def for_compiled_code(plan: Plan, epsilon: float | None) -> Plan:
     What is certified is then what runs. A target ``epsilon`` is met by the rounded number too.
     """
     plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier))
-    while epsilon is not None and plan.epsilon_bounds().upper > epsilon:  # the verified noise was a little more
+    if epsilon is None:
+        return plan
+    # The target was verified at a noise multiplier that may be a little larger.
+    while plan.epsilon_bounds().upper > epsilon:
         plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier * (1 + 1e-6)))
     return plan
 
@@ -61,4 +66,7 @@ def float32_above(value: float) -> float:
     """
     nearest = np.float32(value)
     # NumPy would round a Python float to float32 before it compares.
-    return float(nearest if float(nearest) >= value else np.nextafter(nearest, np.float32(np.inf)))
+    if float(nearest) >= value:
+        return float(nearest)
+    next_number = np.nextafter(nearest, np.float32(np.inf))
+    return float(next_number)

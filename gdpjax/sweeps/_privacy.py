@@ -1,4 +1,4 @@
-"""What a run cost, from the ledger of what was run, never from the configuration.
+"""The cost of a run, from the ledger of its steps, never from the configuration.
 
 Each figure has its own standing:
 
@@ -13,22 +13,23 @@ the ideal run. Hence delta <= tau + (1 - tau) delta_ideal, and an upper bound on
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import gdpjax.accounting as accounting
-from gdpjax._core.types import NeighboringRelation
+from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.ledger import Event, ledger_of
 from gdpjax.sweeps._errors import UserError
 from gdpjax.training import Plan
 
 PIECE = 64
+"""The number of rows for which an accountant is compiled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one run, or its first ``num_steps`` steps, cost."""
+    """The cost of one run, or of its first ``num_steps`` steps."""
 
     noise_multiplier: float
     sampling_prob: float
@@ -44,7 +45,7 @@ class Cost:
 
 
 def effective_delta(delta: float, overflow: float) -> float:
-    """(delta - tau) / (1 - tau): the delta left for the ideal run once the overflow has been paid."""
+    """Return (delta - tau) / (1 - tau), the delta left for the ideal run once the overflow has been paid."""
     try:
         return float(accounting.delta_after_overflow(delta, overflow))
     except ValueError:
@@ -54,55 +55,84 @@ def effective_delta(delta: float, overflow: float) -> float:
 
 
 def cost_of(opt_state: Any, delta: float) -> Cost:
-    """The cost of the steps recorded in ``opt_state``."""
+    """Return the cost of the steps recorded in ``opt_state``."""
+    # Hyperparameters are constant here, and equal steps are one event.
     ledger = ledger_of(opt_state)
-    (event,) = ledger.events  # hyperparameters are constant here, and equal steps are one event
+    (event,) = ledger.events
     assert isinstance(event, Event)
     run = (event.noise_multiplier, event.sampling_prob, event.num_steps)
-    left = effective_delta(delta, event.overflow)
-    lower, upper = accounting.epsilon_bounds(ledger, delta=delta)  # pays for the overflow in the ledger itself
+
+    # The certified bounds of a ledger pay for its overflow themselves.
+    delta_of_ideal_run = effective_delta(delta, event.overflow)
+    lower, upper = accounting.epsilon_bounds(ledger, delta=delta)
     return Cost(
-        *run,
+        noise_multiplier=event.noise_multiplier,
+        sampling_prob=event.sampling_prob,
+        num_steps=event.num_steps,
         delta=delta,
         overflow=event.overflow,
         neighboring_relation=NeighboringRelation(event.neighboring_relation).value,
         mu_clt=float(accounting.clt_mu_poisson(*run)),
         epsilon_clt=float(accounting.clt_epsilon(*run, delta)),
-        epsilon_moments_accountant=float(accounting.moments_accountant_epsilon(*run, left)),
+        epsilon_moments_accountant=float(accounting.moments_accountant_epsilon(*run, delta_of_ideal_run)),
         epsilon_lower=float(lower),
         epsilon_upper=float(upper),
     )
 
 
 def costs_of_plans(plans: Sequence[Plan]) -> list[Cost]:
-    """What each plan costs when all its steps are taken: every accountant once, for all plans together."""
+    """Return the cost of each plan when all its steps are taken, by one call of each accountant for all plans."""
     # Trials of a sweep share few costs, and the accountants compile for the number of rows.
-    run_of = [(p.noise_multiplier, p.sampling_prob, p.max_steps, p.delta, p.overflow) for p in plans]
-    unique = list(dict.fromkeys(run_of))
-    if not unique:
+    runs = [_RunOfPlan.of(plan) for plan in plans]
+    distinct_runs = list(dict.fromkeys(runs))
+    if not distinct_runs:
         return []
-    noise, prob, steps, delta, overflow = (np.array(column, np.float64) for column in zip(*unique, strict=True))
-    run = (noise, prob, steps)
-    left = np.array([effective_delta(*pair) for pair in zip(delta, overflow, strict=True)])
-    lower, upper = accounting.epsilon_with_overflow(
-        lambda left: accounting.epsilon_bounds(*run, left), delta, overflow, announced=True
-    )
-    columns = (
-        _in_pieces(accounting.clt_mu_poisson, *run),
-        _in_pieces(accounting.clt_epsilon, *run, delta),
-        _in_pieces(accounting.moments_accountant_epsilon, *run, left),
-        lower,
-        upper,
-    )
-    figures = dict(zip(unique, zip(*(column.tolist() for column in columns), strict=True), strict=True))
-    relations = [NeighboringRelation(plan.neighboring_relation).value for plan in plans]
-    return [Cost(*each, relation, *figures[each]) for each, relation in zip(run_of, relations, strict=True)]
+
+    # A column of each parameter.
+    noise_multiplier, sampling_prob, num_steps, delta, overflow = np.array(distinct_runs, np.float64).T
+    parameters = (noise_multiplier, sampling_prob, num_steps)
+    pairs = zip(delta, overflow, strict=True)
+    delta_of_ideal_run = np.array([effective_delta(own_delta, own_overflow) for own_delta, own_overflow in pairs])
+
+    def certified_bounds(delta: np.ndarray) -> Bounds:
+        return accounting.epsilon_bounds(*parameters, delta)
+
+    # A column of each figure.
+    lower, upper = accounting.epsilon_with_overflow(certified_bounds, delta, overflow, announced=True)
+    mu_clt = _in_pieces(accounting.clt_mu_poisson, *parameters)
+    epsilon_clt = _in_pieces(accounting.clt_epsilon, *parameters, delta)
+    epsilon_moments = _in_pieces(accounting.moments_accountant_epsilon, *parameters, delta_of_ideal_run)
+    figures = np.stack([mu_clt, epsilon_clt, epsilon_moments, lower, upper], axis=1)
+    figures_of_run = dict(zip(distinct_runs, figures.tolist(), strict=True))
+
+    costs = []
+    for plan, run in zip(plans, runs, strict=True):
+        relation = NeighboringRelation(plan.neighboring_relation).value
+        costs.append(Cost(*run, relation, *figures_of_run[run]))
+    return costs
+
+
+class _RunOfPlan(NamedTuple):
+    """The parameters of a plan that decide its cost."""
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+    delta: float
+    overflow: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "_RunOfPlan":
+        return cls(plan.noise_multiplier, plan.sampling_prob, plan.max_steps, plan.delta, plan.overflow)
 
 
 def _in_pieces(function: Callable[..., Any], *columns: np.ndarray) -> np.ndarray:
-    """``function`` of all rows, `PIECE` at a time: it is compiled for one number of rows."""
-    count = len(columns[0])
-    padded = [np.pad(column, (0, -count % PIECE), mode="edge") for column in columns]
-    starts = range(0, len(padded[0]), PIECE)
-    pieces = [np.asarray(function(*(column[first : first + PIECE] for column in padded))) for first in starts]
-    return np.concatenate(pieces)[:count]
+    """Return ``function`` of all rows, `PIECE` at a time: it is compiled for one number of rows."""
+    num_rows = len(columns[0])
+    num_missing = -num_rows % PIECE
+    padded = [np.pad(column, (0, num_missing), mode="edge") for column in columns]
+    pieces = []
+    for first in range(0, num_rows + num_missing, PIECE):
+        rows = [column[first : first + PIECE] for column in padded]
+        pieces.append(np.asarray(function(*rows)))
+    return np.concatenate(pieces)[:num_rows]

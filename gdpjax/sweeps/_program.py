@@ -35,9 +35,14 @@ Numbers = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Blueprint:
-    """What a program is compiled for: a task and its data, a plan, and the whole hyperparameters of the user's own.
+    """What a program is compiled for.
 
-    ``real`` names those that are arguments.
+    Attributes:
+      task: what is trained.
+      examples: its data.
+      plan: of the trainings.
+      constants: the whole hyperparameters of the user's own.
+      real: the names of the hyperparameters that are arguments of the program.
     """
 
     task: Task
@@ -103,42 +108,59 @@ def make_program(
     Raises:
       UserError: one trial alone needs more memory, or more than ``most_bytes``, if that is given.
     """
-    most_bytes = memory_bytes if most_bytes is None else most_bytes
-    num_compiled, begun = 0, time.perf_counter()
+    if most_bytes is None:
+        most_bytes = memory_bytes
+    shared_bytes = sum(leaf.nbytes for leaf in data.arrays)
+    num_compiled = 0
+    begin = time.perf_counter()
     while True:
         program = _compile(blueprint, data, width)
         num_compiled += 1
-        if program.memory_bytes <= (memory_bytes if width > 1 else most_bytes):
-            return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=time.perf_counter() - begun)
+        allowed_bytes = memory_bytes if width > 1 else most_bytes
+        if program.memory_bytes <= allowed_bytes:
+            seconds = time.perf_counter() - begin
+            return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=seconds)
         if width == 1:
             raise UserError(
                 f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB for batches of {blueprint.plan.capacity} "
                 f"rows, more than --memory-gb allows ({most_bytes / 1e9:.3g} GB); allow more, or take a smaller "
                 "batch_size"
             )
-        width = _narrower(width, program.memory_bytes, memory_bytes, sum(leaf.nbytes for leaf in data.arrays))
+        width = _narrower(width, program.memory_bytes, memory_bytes, shared_bytes)
 
 
 def _narrower(width: int, needed: int, allowed: int, shared: int) -> int:
-    """The width whose memory fits, if what trials do not share grows in proportion; less than ``width``."""
-    each = max(1.0, (needed - shared) / width)
-    return min(width - 1, max(1, math.floor((allowed - shared) / each)))
+    """Return the width whose bytes are allowed, if those that trials do not share grow with it; less than ``width``."""
+    bytes_of_trial = max(1.0, (needed - shared) / width)
+    largest_width = math.floor((allowed - shared) / bytes_of_trial)
+    return min(width - 1, max(1, largest_width))
 
 
 def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
+    """Compile the beginning and the steps of ``width`` trainings side by side."""
     max_steps = blueprint.plan.max_steps
-    steps = 1 if _loops_outside(blueprint) else math.ceil(max_steps / min(CALLS, max_steps))
+    steps_per_call = math.ceil(max_steps / min(CALLS, max_steps))
+    if _loops_outside(blueprint):
+        steps_per_call = 1
 
     def start(numbers: Numbers, keys: Keys) -> State:
         params = blueprint.model(numbers).init(keys.init)
         return blueprint.training(numbers).init(params, keys.training)
 
     def advance(numbers: Numbers, state: State, data: Data) -> State:
-        step = blueprint.training(numbers).step
-        if steps == 1:
-            return step(state, data)[0]
-        return jax.lax.scan(lambda carry, _: (step(carry, data)[0], None), state, None, length=steps)[0]
+        training = blueprint.training(numbers)
 
+        def step(state: State, _: None) -> tuple[State, None]:
+            state, _info = training.step(state, data)
+            return state, None
+
+        if steps_per_call == 1:
+            state, _ = step(state, None)
+        else:
+            state, _ = jax.lax.scan(step, state, None, length=steps_per_call)
+        return state
+
+    # Shapes of the arguments: a number and two keys for each trial.
     numbers = {name: jax.ShapeDtypeStruct((width,), jnp.float32) for name in blueprint.real}
     key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
     keys = Keys(key, key)
@@ -147,8 +169,8 @@ def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
     advancing = jax.jit(jax.vmap(advance, in_axes=(0, 0, None))).lower(numbers, state, data).compile()
     return Program(
         width=width,
-        num_calls=math.ceil(max_steps / steps),
-        steps_per_call=steps,
+        num_calls=math.ceil(max_steps / steps_per_call),
+        steps_per_call=steps_per_call,
         start=starting,
         advance=advancing,
         num_compiled=1,
@@ -158,7 +180,7 @@ def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
 
 
 def _memory(compiled: Any) -> int:
-    """Bytes that a compiled program holds while it runs, its arguments included; 0 where the backend does not say."""
+    """Return the bytes that a program holds while it runs, arguments included; 0 if the backend does not tell."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         return 0
@@ -166,7 +188,7 @@ def _memory(compiled: Any) -> int:
 
 
 def _loops_outside(blueprint: Blueprint) -> bool:
-    """Whether the loop over steps should be Python's: a convolution, on a CPU."""
+    """Return whether the loop over steps should be Python's: a convolution, on a CPU."""
     if jax.default_backend() != "cpu":
         return False
     numbers = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in blueprint.real}
@@ -176,7 +198,8 @@ def _loops_outside(blueprint: Blueprint) -> bool:
         model = blueprint.model(numbers)
         return model.loss(model.init(key), *example)
 
-    return "conv_general_dilated" in str(jax.make_jaxpr(loss)(numbers, key, blueprint.examples.example))
+    jaxpr = jax.make_jaxpr(loss)(numbers, key, blueprint.examples.example)
+    return "conv_general_dilated" in str(jaxpr)
 
 
 def arguments_of(
@@ -186,8 +209,14 @@ def arguments_of(
 
     The last trial fills what is left of the width: the same run with the same keys again.
     """
-    missing = width - len(settings)
-    rows = [*settings, *[settings[-1]] * missing]
-    numbers = {name: jnp.asarray([row[name] for row in rows], jnp.float32) for name in names}
-    filled = [*keys, *[keys[-1]] * missing]
-    return numbers, Keys(*(jnp.stack(column) for column in zip(*filled, strict=True)))
+    num_missing = width - len(settings)
+    settings = [*settings, *[settings[-1]] * num_missing]
+    keys = [*keys, *[keys[-1]] * num_missing]
+
+    numbers = {}
+    for name in names:
+        values = [of_trial[name] for of_trial in settings]
+        numbers[name] = jnp.asarray(values, jnp.float32)
+    init_keys = jnp.stack([of_trial.init for of_trial in keys])
+    training_keys = jnp.stack([of_trial.training for of_trial in keys])
+    return numbers, Keys(init_keys, training_keys)

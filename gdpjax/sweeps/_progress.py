@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live bar, or one line per chunk in a log, and a table at the end.
+"""Show a sweep: a live bar, or one line per chunk in a log, and a table at the end.
 
 Only public figures are shown.
 """
@@ -20,10 +20,11 @@ MOST_ERRORS = 3
 
 
 class ProgressObserver:
-    """Shows a sweep on a console; use it as a context."""
+    """Show a sweep on a console; use it as a context."""
 
     def __init__(self, console: Console, layout: Layout) -> None:
-        self._console, self._layout = console, layout
+        self._console = console
+        self._layout = layout
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -49,22 +50,23 @@ class ProgressObserver:
         self._progress.reset(self._trials, total=num_trials, completed=num_done)
 
     def on_plans(self, done: int) -> None:
-        """Plans are being made, and noise calibrated."""
+        """Show how many plans are made, and their noise calibrated."""
         self._progress.update(self._trials, note=f"{done} plans")
 
     def on_chunks(self, description: str) -> None:
-        """Say what is to run: its program is compiled first."""
+        """Describe what is to run: its program is compiled first."""
         self._progress.update(self._steps, note=f"compiling: {description}")
         if not self._console.is_terminal:
             self._console.print(description, soft_wrap=True)
 
     def on_steps(self, done: int, total: int) -> None:
-        """Advance within a chunk; where several run, whichever was last."""
+        """Advance within a chunk; where several run, within the one that reported last."""
         self._progress.update(self._steps, completed=done, total=total, note="of a chunk")
 
     def on_chunk(self, rows: Sequence[Row]) -> None:
-        """Advance, and say how the chunk went."""
-        layout, notes = self._layout, []
+        """Advance, and describe how the chunk went."""
+        layout = self._layout
+        notes = []
         scores = [row[layout.score] for row in rows if row["error"] is None]
         if scores:
             best = max(scores, key=layout.better)
@@ -81,16 +83,18 @@ def print_summary(
     console: Console, rows: Sequence[Row], layout: Layout, programs: Sequence[Mapping[str, Any]], num_trials: int
 ) -> None:
     """Print the best by target, what failed, and how much was compiled."""
-    delta = next((row["delta"] for row in rows), None)
+    delta = rows[0]["delta"] if rows else None
     table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta!r})")
-    found = configurations(rows, layout)
     names = [name for name in varied(rows, layout) if name != "epsilon"]
-    for heading in ("epsilon <=", "certified", label(layout.score), *map(label, names)):
+    headings = ["epsilon <=", "certified", label(layout.score)]
+    headings += [label(name) for name in names]
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for target, one in best_by_target(found, layout):
-        settings = [f"{one.settings[name]:.5g}" for name in names]
-        certified = rounded(one.epsilon_upper, 4, "up")
-        table.add_row(f"{target!r}", certified, mean_and_spread(layout, one.mean, one.stdev), *settings)
+    for target, best in best_by_target(configurations(rows, layout), layout):
+        certified = rounded(best.epsilon_upper, 4, "up")
+        score = mean_and_spread(layout, best.mean, best.stdev)
+        settings = [f"{best.settings[name]:.5g}" for name in names]
+        table.add_row(f"{target!r}", certified, score, *settings)
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
@@ -105,4 +109,6 @@ def print_summary(
 def mean_and_spread(layout: Layout, mean: float, stdev: float | None) -> str:
     """Return a mean score in the unit of its label, with the standard deviation over seeds if there is one."""
     text = f"{shown_score(layout.score, mean):.4g}"
-    return text if stdev is None else f"{text} \u00b1 {shown_score(layout.score, stdev):.2g}"
+    if stdev is None:
+        return text
+    return f"{text} \u00b1 {shown_score(layout.score, stdev):.2g}"

@@ -1,4 +1,4 @@
-"""Chunks as tasks of a Ray cluster: another place to run them, and nothing else.
+"""Run chunks as tasks of a Ray cluster, which is another place to run them, and nothing else.
 
 Each task is one chunk with the keys of its trials, on one CPU, or on one GPU where the cluster has any. Ray runs a task
 again, elsewhere, when its node or its process dies under it; the trainings are then the same ones, with the same noise,
@@ -30,10 +30,20 @@ RETRIES = 3
 """How often a chunk may lose its worker before it is held to be at fault (out of memory, say)."""
 EXTRA = "pip install 'gdpjax[distributed]'"
 _SAME = (
-    "jax", "jaxlib", "gdpjax", "flax", "optax", "numpy", "jax_default_prng_impl", "jax_threefry_partitionable",
-    "jax_enable_x64", "jax_default_matmul_precision",
-)  # fmt: skip
-_workers: list[Worker] = []  # of this process, which Ray gives to one job only
+    "jax",
+    "jaxlib",
+    "gdpjax",
+    "flax",
+    "optax",
+    "numpy",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+)
+"""Versions and settings that must be the same on all nodes."""
+_workers: list[Worker] = []
+"""The worker of this process, which Ray gives to one job only."""
 
 
 class RayBackend:
@@ -44,11 +54,15 @@ class RayBackend:
         _connect(self._ray, address, own_packages(task))
         for module in own_modules(task):
             self._ray.cloudpickle.register_pickle_by_value(module)
+
+        # A chunk for each GPU at a time, or for each CPU where there are no GPUs.
         resources = self._ray.cluster_resources()
-        gpus = int(resources.get("GPU", 0))
-        self.limits = Limits(width, memory_bytes, max(1, gpus or int(resources.get("CPU", 1))))
-        each = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-        self._task = self._ray.remote(max_retries=RETRIES, **each)(_run_chunk)
+        num_gpus = int(resources.get("GPU", 0))
+        num_cpus = int(resources.get("CPU", 1))
+        self.limits = Limits(width, memory_bytes, max(1, num_gpus or num_cpus))
+        device = {"num_gpus": 1} if num_gpus else {"num_cpus": 1}
+        as_task = self._ray.remote(max_retries=RETRIES, **device)
+        self._task = as_task(_run_chunk)
         # The data are sent once, by themselves: what loads them may hold them too, or not be sendable.
         self._sent_task = self._ray.put(dataclasses.replace(task, load=_loaded_already))
         self._examples = self._ray.put(examples)
@@ -58,41 +72,43 @@ class RayBackend:
 
     @property
     def description(self) -> str:
-        """For people."""
+        """The cluster in words."""
         nodes = sum(node["Alive"] for node in self._ray.nodes())
         return f"Ray cluster of {nodes} nodes, {self.limits.slots} chunks at a time"
 
     def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
-        """A task; its future says `ChunkLost` where no retry is left."""
-        arguments = (chunk, self._sent_task, self._examples, self.limits.memory_bytes, self._versions)
-        promised = self._task.remote(*arguments).future()
+        """Start a task; its future raises `ChunkLost` if no retry is left."""
+        reference = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, self._versions)
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
-        promised.add_done_callback(lambda found: self._pass_on(found, result))
+        future_of_ray = reference.future()
+        future_of_ray.add_done_callback(lambda finished: self._pass_on(finished, result))
         return result
 
-    def _pass_on(self, found: Any, result: "concurrent.futures.Future[Result]") -> None:
-        error = found.exception()
+    def _pass_on(self, finished: Any, result: "concurrent.futures.Future[Result]") -> None:
+        """Give the result or the error of a future of Ray to our own."""
+        error = finished.exception()
         if error is None:
-            result.set_result(found.result())
+            result.set_result(finished.result())
         elif isinstance(error, self._ray.exceptions.RayTaskError):
             result.set_exception(error.cause if isinstance(error.cause, Exception) else error)
         elif isinstance(error, self._fatal):
             result.set_exception(ChunkLost(f"{RETRIES + 1} workers died of it: {type(error).__name__}: {error}"))
         else:
-            result.set_exception(error)  # the cluster is gone, say: the trial is not at fault, and may be resumed
+            # The cluster is gone, for example: the trial is not at fault, and may be resumed.
+            result.set_exception(error)
 
     def close(self) -> None:
-        """Leaves the cluster, which ends the job's tasks."""
+        """Leave the cluster, which ends the job's tasks."""
         self._ray.shutdown()
 
 
 def _loaded_already() -> Any:
-    """In the place of a task's ``load`` on the nodes, which are sent the data."""
+    """Stand in for a task's ``load`` on the nodes, which are sent the data."""
     raise RuntimeError("the data are loaded where the sweep was started")
 
 
 def import_ray() -> Any:
-    """Ray, or a UserError that says how to get it."""
+    """Return the module of Ray; UserError with the command that installs it."""
     try:
         import ray
         import ray.exceptions
@@ -106,13 +122,18 @@ def own_modules(task: Task) -> list[ModuleType]:
 
     Other nodes do not have them, so that they are sent by value.
     """
-    homes = {Path(path).parent for path in _sources(task) if not (Path(path).parent / "__init__.py").is_file()}
-    found = []
+    folders = set()
+    for source in _sources(task):
+        folder = Path(source).parent
+        if not _is_package(folder):
+            folders.add(folder)
+
+    modules = []
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if source and name != "__main__" and Path(source).parent in homes:
-            found.append(module)
-    return found
+        if source and name != "__main__" and Path(source).parent in folders:
+            modules.append(module)
+    return modules
 
 
 def own_packages(task: Task) -> list[str]:
@@ -120,54 +141,62 @@ def own_packages(task: Task) -> list[str]:
     folders = [Path(__file__).parents[1]]
     for source in _sources(task):
         folder = Path(source).parent
-        if not (folder / "__init__.py").is_file():
+        if not _is_package(folder):
             continue
-        while (folder.parent / "__init__.py").is_file():
+        while _is_package(folder.parent):
             folder = folder.parent
         folders.append(folder)
     return [str(folder) for folder in dict.fromkeys(folders)]
 
 
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file()
+
+
 def _sources(task: Task) -> list[str]:
-    """The files of the task's functions, without those of installed packages, which every node has."""
-    installed = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
-    found = []
+    """Return the files of the task's functions, without those of installed packages, which every node has."""
+    installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+    sources = []
     for function in (task.build, task.optimizer):
         while isinstance(function, functools.partial):
             function = function.func
-        source = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
-        if source and not any(source.startswith(folder) for folder in installed):
-            found.append(source)
-    return found
+        module = sys.modules.get(getattr(function, "__module__", ""))
+        source = getattr(module, "__file__", None)
+        if source and not source.startswith(installed):
+            sources.append(source)
+    return sources
 
 
 def _connect(ray: Any, address: str | None, code: list[str]) -> None:
+    """Join the cluster, whose nodes get the folders ``code``; UserError if there is none."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         refuse_silence(address)
         ray.init(address=address or "auto", runtime_env={"py_modules": code}, **quiet)
-    except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is an OSError
+    except (OSError, ValueError, RuntimeError) as error:
+        # A ConnectionError is an OSError.
+        place = address or "the default address"
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"no Ray cluster at {address or 'the default address'} ({' '.join(str(error).split())[:200]}); start one "
-            "with `ray start --head`, or give its --ray-address"
+            f"no Ray cluster at {place} ({reason}); start one with `ray start --head`, or give its --ray-address"
         ) from error
 
 
 def refuse_silence(address: str | None, seconds: float = 10.0) -> None:
-    """OSError where nobody listens at host:port; Ray would try for a minute, and then say less."""
+    """Raise OSError where nobody listens at host:port; Ray would try for a minute, and then tell less."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=seconds).close()
 
 
 def versions() -> dict[str, Any]:
-    """What decides which numbers and which noise a key gives."""
-    found = records.fingerprint()
-    return {name: found[name] for name in _SAME}
+    """Return the versions and settings that decide which numbers and which noise a key gives."""
+    fingerprint = records.fingerprint()
+    return {name: fingerprint[name] for name in _SAME}
 
 
 def _run_chunk(chunk: Chunk, task: Task, examples: Examples, memory_bytes: int, expected: dict[str, Any]) -> Result:
-    """On the cluster: with the programs that this process has compiled before."""
+    """Run a chunk on the cluster, with the programs that this process has compiled before."""
     if versions() != expected:
         raise UserError(f"a node of the cluster has {versions()}, but here it is {expected}: install the same versions")
     if not _workers:

@@ -1,4 +1,4 @@
-"""The report of a sweep: one HTML page with everything in it, no other resource, and its figures beside it as PNG."""
+"""Write the report of a sweep: one HTML page with all its resources in it, and its figures beside it as PNG."""
 
 import base64
 import csv
@@ -38,6 +38,7 @@ _UPPER_BOUNDS = (
     "epsilon_moments_accountant",
     "epsilon_upper",
 )
+"""Columns that are rounded up."""
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -59,49 +60,53 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     """Write the page and the figures into ``folder``/report; returns the page."""
     target = folder / REPORT
     target.mkdir(exist_ok=True)
-    about, programs = folders.described(folder), folders.read_programs(folder)
-    layout, sweep = about.layout, about.sweep
+    about = folders.described(folder)
+    layout = about.layout
+    sweep = about.sweep
+    programs = folders.read_programs(folder)
     failed = [row for row in rows if row["error"] is not None]
-    names = list(about.names.values())
 
-    figures: dict[str, dict[str, str] | None] = {"pareto": None, "varied": None}
+    # The figures, of trials that did not fail.
     score = label(layout.score, units=False).capitalize()
+    pareto_figure = None
+    varied_figure = None
     if len(failed) < len(rows):
         save_pareto(rows, layout, target / PARETO)
-        figures["pareto"] = _figure(target / PARETO, f"{score} against the certified epsilon of one training")
+        pareto_figure = _figure(target / PARETO, f"{score} against the certified epsilon of one training")
         if save_varied(rows, layout, target / VARIED):
-            text = f"{score} against each hyperparameter that was varied"
-            figures["varied"] = _figure(target / VARIED, text)
+            varied_figure = _figure(target / VARIED, f"{score} against each hyperparameter that was varied")
 
-    best, front = _best(rows, layout)
-    trials, common = _trials(rows, layout)
-    told = ", ".join(f"{what} {name}" for what, name in about.names.items())
+    # The sentences at the beginning.
+    names = list(about.names.values())
+    named = ", ".join(f"{what} {name}" for what, name in about.names.items())
+    best_is = "smallest" if layout.minimize else "largest"
     summary = (
         f"{len(rows)} of {count(about.num_trials, 'trial')} are over, {len(failed)} of them failed. "
-        f"{told[:1].upper()}{told[1:]}, {sweep['search']} search. The "
-        f"{'smallest' if layout.minimize else 'largest'} {label(layout.score, units=False)} is the best. "
+        f"{named[:1].upper()}{named[1:]}, {sweep['search']} search. The "
+        f"{best_is} {label(layout.score, units=False)} is the best. "
         f"{compilations(programs)} of the training program."
     )
     hold_out = sweep.get("hold_out")
-    page = (
-        _environment()
-        .from_string(_TEMPLATE.read_text(encoding="utf-8"))
-        .render(
-            title=f"Sweep of {names[0] if names else 'trainings'}",
-            summary=summary,
-            notice=SEED_NOTICE if isinstance(sweep["seeds"], list) else None,
-            hold_out=None if hold_out is None else f"{hold_out:.0%}",
-            price=_price(rows),
-            best=best,
-            front=front,
-            trials=trials,
-            common=common,
-            failed=_failed(failed, layout),
-            programs=_programs(programs),
-            spec=folders.spec_text(folder),
-            csv=_csv(rows, layout),
-            **figures,
-        )
+
+    best_table, front_table = _best(rows, layout)
+    trials_table, common = _trials(rows, layout)
+    template = _environment().from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    page = template.render(
+        title=f"Sweep of {names[0] if names else 'trainings'}",
+        summary=summary,
+        notice=SEED_NOTICE if isinstance(sweep["seeds"], list) else None,
+        hold_out=None if hold_out is None else f"{hold_out:.0%}",
+        price=_price(rows),
+        best=best_table,
+        front=front_table,
+        trials=trials_table,
+        common=common,
+        failed=_failed(failed, layout),
+        programs=_programs(programs),
+        spec=folders.spec_text(folder),
+        csv=_csv(rows, layout),
+        pareto=pareto_figure,
+        varied=varied_figure,
     )
     write_atomically(target / PAGE, page)
     return target / PAGE
@@ -112,75 +117,104 @@ def _environment() -> jinja2.Environment:
 
 
 def _figure(path: Path, text: str) -> dict[str, str]:
+    """Return a picture for the page, with the text that stands in for it."""
     return {"text": text, "data": base64.b64encode(path.read_bytes()).decode()}
 
 
 def _price(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What choosing and publishing cost, as texts."""
-    found = price(rows)
-    if found is None:
+    """Return as texts what choosing and publishing cost."""
+    costs = price(rows)
+    if costs is None:
         return None
     return {
-        "delta": repr(found.delta),
-        "num_trials": found.num_trials,
-        "everything": rounded(found.all_trials, 3, "up"),
-        "tuned": rounded(found.best_of_random_number, 3, "up"),
+        "delta": repr(costs.delta),
+        "num_trials": costs.num_trials,
+        "everything": rounded(costs.all_trials, 3, "up"),
+        "tuned": rounded(costs.best_of_random_number, 3, "up"),
     }
 
 
 def _best(rows: Sequence[Row], layout: Layout) -> tuple[ShownTable, ShownTable]:
-    """The best by target, and the Pareto front, in the hyperparameters that were varied."""
-    found = configurations(rows, layout)
+    """Return the best by target, and the Pareto front, in the hyperparameters that were varied."""
+    candidates = configurations(rows, layout)
     names = [name for name in varied(rows, layout) if name != "epsilon"]
-    several = any(one.stdev is not None for one in found)
-    score = label(layout.score) + (", mean and sd" if several else "")
+    score = label(layout.score)
+    if any(candidate.stdev is not None for candidate in candidates):
+        score = f"{score}, mean and sd"
     columns = ["certified epsilon", score, *map(label, names), "trial"]
 
-    def cells(one: Configuration) -> list[str]:
-        settings = [text_of(one.settings[name], name, layout) for name in names]
-        score = mean_and_spread(layout, one.mean, one.stdev)
-        return [rounded(one.epsilon_upper, 4, "up"), score, *settings, ", ".join(map(str, one.trials))]
+    def cells(configuration: Configuration) -> list[str]:
+        certified = rounded(configuration.epsilon_upper, 4, "up")
+        score = mean_and_spread(layout, configuration.mean, configuration.stdev)
+        settings = [text_of(configuration.settings[name], name, layout) for name in names]
+        trials = ", ".join(str(number) for number in configuration.trials)
+        return [certified, score, *settings, trials]
 
-    best = [ShownRow([repr(target), *cells(one)]) for target, one in best_by_target(found, layout)]
-    front = [ShownRow(cells(one)) for one in pareto_front(found, layout)]
+    best = []
+    for target, configuration in best_by_target(candidates, layout):
+        best.append(ShownRow([repr(target), *cells(configuration)]))
+    front = [ShownRow(cells(configuration)) for configuration in pareto_front(candidates, layout)]
     return ShownTable(["epsilon at most", *columns], best), ShownTable(columns, front)
 
 
 def _failed(failed: Sequence[Row], layout: Layout) -> ShownTable:
+    """Return the trials that failed, and why."""
     names = ["trial", *varied(failed, layout), "error"]
     return _table(names, failed, layout)
 
 
 def _programs(programs: Sequence[dict[str, Any]]) -> ShownTable:
+    """Return the compiled programs, in all columns that any of them has."""
     shown = [shown_program(program) for program in programs]
-    names = list(dict.fromkeys(name for program in shown for name in program))
-    rows = [ShownRow([str(program.get(name, "")) for name in names]) for program in shown]
+    names: dict[str, None] = {}
+    for program in shown:
+        names |= dict.fromkeys(program)
+    rows = []
+    for program in shown:
+        cells = [str(program.get(name, "")) for name in names]
+        rows.append(ShownRow(cells))
     return ShownTable([label(name) for name in names], rows)
 
 
 def _trials(rows: Sequence[Row], layout: Layout) -> tuple[ShownTable, str]:
-    """Every trial, what was found and what was varied first; and, in words, what is the same in all of them."""
+    """Return a table of every trial; and, in words, the columns in which all of them are alike.
+
+    The columns begin with the score, the certified epsilon, and the hyperparameters that were varied.
+    """
     first = ["trial", layout.score, "epsilon_upper", *varied(rows, layout)]
-    order = list(dict.fromkeys([*first, *layout.columns]))
-    alike = [name for name in order[3:] if len(rows) > 1 and len({row[name] for row in rows}) == 1]
-    told = [f"{label(name)} {text_of(rows[0][name], name, layout)}" for name in alike if rows[0][name] is not None]
-    front = {number for one in pareto_front(configurations(rows, layout), layout) for number in one.trials}
-    table = _table([name for name in order if name not in alike], rows, layout, front)
-    return table, ", ".join(told)
+    names = list(dict.fromkeys([*first, *layout.columns]))
+
+    # A column with one value is told once. The first three always stay.
+    columns = names[:3]
+    common = []
+    for name in names[3:]:
+        is_alike = len(rows) > 1 and len({row[name] for row in rows}) == 1
+        if not is_alike:
+            columns.append(name)
+        elif rows[0][name] is not None:
+            common.append(f"{label(name)} {text_of(rows[0][name], name, layout)}")
+
+    on_front: set[int] = set()
+    for configuration in pareto_front(configurations(rows, layout), layout):
+        on_front.update(configuration.trials)
+    return _table(columns, rows, layout, on_front), ", ".join(common)
 
 
-def _table(names: Sequence[str], rows: Iterable[Row], layout: Layout, front: Iterable[int] = ()) -> ShownTable:
+def _table(names: Sequence[str], rows: Iterable[Row], layout: Layout, on_front: Iterable[int] = ()) -> ShownTable:
+    """Return some columns of rows as texts; ``on_front`` are the trials to mark."""
     shown = []
     for row in rows:
         cells = [text_of(row[name], name, layout) for name in names]
-        shown.append(ShownRow(cells, row["trial"] in front))
+        shown.append(ShownRow(cells, row["trial"] in on_front))
     return ShownTable([label(name) for name in names], shown)
 
 
 def text_of(value: Any, name: str, layout: Layout) -> str:
-    """Return a cell of the column ``name``: what privacy costs is rounded up, what was chosen is written in full."""
-    if value is None or not isinstance(value, float):
-        return "" if value is None else str(value)
+    """Return a cell of the column ``name``: costs of privacy are rounded up, and settings are written in full."""
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
     if name in layout.hyperparameters or name == "delta":
         return repr(value)
     if name in _UPPER_BOUNDS and math.isfinite(value):
@@ -191,6 +225,7 @@ def text_of(value: Any, name: str, layout: Layout) -> str:
 
 
 def _csv(rows: Sequence[Row], layout: Layout) -> str:
+    """Return all rows as comma-separated values."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(layout.columns), lineterminator="\n")
     writer.writeheader()

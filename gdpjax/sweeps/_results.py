@@ -1,4 +1,4 @@
-"""The rows of a sweep in Parquet: one part file for each finished chunk of trials, and all of them in one at the end.
+"""Keep the rows of a sweep in Parquet: a part file for each finished chunk of trials, and one of all rows at the end.
 
 A Parquet file cannot be appended to, so a chunk becomes a file of its own, under a temporary name until it is whole:
 after a kill -9 a trial is either in a part, complete, or in none, and `read_rows` says which are done.
@@ -27,26 +27,31 @@ Row = dict[str, Any]
 def row_of(outcome: Outcome, layout: Layout) -> Row:
     """Return the record of a trial that is over. It is charged for all planned steps, whenever it stopped."""
     trial = outcome.trial
-    named = {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "delta": trial.delta}
-    ended = {"error": outcome.error, "seconds": outcome.seconds}
-    found = trial.settings | named | outcome.scores | ended
-    if trial.cost is None:
-        found.pop("noise_multiplier", None)  # it has no guarantee, and was not run
+    values: Row = dict(trial.settings)
+    values |= {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "delta": trial.delta}
+    values |= outcome.scores
+    values |= {"error": outcome.error, "seconds": outcome.seconds}
+    if trial.cost is not None:
+        values |= dataclasses.asdict(trial.cost)
     else:
-        found |= dataclasses.asdict(trial.cost)
-    return {name: found.get(name) for name in layout.columns}
+        # A trial without a cost has no guarantee, and was not run.
+        values.pop("noise_multiplier", None)
+    return {name: values.get(name) for name in layout.columns}
 
 
 def write_part(folder: Path, rows: Sequence[Row], layout: Layout) -> None:
-    """Add a finished chunk, all or nothing."""
+    """Add a finished chunk, whole or not at all."""
     parts = folder / PARTS
     parts.mkdir(exist_ok=True)
-    taken = [int(path.stem.split("-")[1]) for path in parts.glob("part-*.parquet")]
-    _write(parts / f"part-{max(taken, default=-1) + 1:06d}.parquet", rows, layout)
+    number = 0
+    for path in parts.glob("part-*.parquet"):
+        number_of_other = int(path.stem.split("-")[1])
+        number = max(number, number_of_other + 1)
+    _write(parts / f"part-{number:06d}.parquet", rows, layout)
 
 
 def finish(folder: Path, layout: Layout) -> list[Row]:
-    """Return all rows by number, and write them into one file too."""
+    """Return all rows by number, and write them into one file, too."""
     rows = read_rows(folder, layout)
     _write(folder / RESULTS, rows, layout)
     return rows
@@ -57,11 +62,12 @@ def read_rows(folder: Path, layout: Layout) -> list[Row]:
     paths = sorted((folder / PARTS).glob("part-*.parquet"))
     if not paths and (folder / RESULTS).is_file():
         paths = [folder / RESULTS]
-    rows: dict[int, Row] = {}
+    # The first record of a trial counts.
+    row_of_trial: dict[int, Row] = {}
     for path in paths:
         for row in _read(path, layout):
-            rows.setdefault(row["trial"], row)
-    return [rows[number] for number in sorted(rows)]
+            row_of_trial.setdefault(row["trial"], row)
+    return [row_of_trial[number] for number in sorted(row_of_trial)]
 
 
 def _read(path: Path, layout: Layout) -> Iterable[Row]:
@@ -75,13 +81,20 @@ def _read(path: Path, layout: Layout) -> Iterable[Row]:
 
 
 def _write(path: Path, rows: Sequence[Row], layout: Layout) -> None:
-    columns = layout.columns
-    schema = pyarrow.schema([(name, pyarrow.type_for_alias(kind)) for name, kind in columns.items()])
-    plain = [{name: _plain(row[name]) for name in columns} for row in rows]
+    """Write rows into one Parquet file, atomically."""
+    columns = [(name, pyarrow.type_for_alias(kind)) for name, kind in layout.columns.items()]
+    schema = pyarrow.schema(columns)
+    plain_rows = [_plain_row(row, layout) for row in rows]
+    table = pyarrow.Table.from_pylist(plain_rows, schema)
     content = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(plain, schema), content)
+    pyarrow.parquet.write_table(table, content)
     write_atomically(path, content.getvalue())
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _plain_row(row: Row, layout: Layout) -> Row:
+    """Return the columns of a row with numbers of Python in place of those of NumPy."""
+    plain = {}
+    for name in layout.columns:
+        value = row[name]
+        plain[name] = value.item() if isinstance(value, np.generic) else value
+    return plain

@@ -1,7 +1,7 @@
-"""Run the trials of a sweep in chunks of one shape, wherever there is room; this process alone writes what is kept.
+"""Run the trials of a sweep in chunks of one shape, wherever there is room; only this process writes the records.
 
-A backend takes a chunk and promises its result. A chunk is on record when its result is here, once; what is not here
-is run again by ``--resume``.
+A backend takes a chunk and promises its result. A chunk is on record, once, when its result has arrived here; other
+chunks are run again by ``--resume``.
 """
 
 import concurrent.futures
@@ -51,7 +51,7 @@ class Observer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How many trials a chunk has at most, how many chunks run at a time, and in how much memory (of one node)."""
+    """The largest number of trials in a chunk, the memory of one node, and how many chunks run in it at a time."""
 
     width: int
     memory_bytes: int
@@ -80,13 +80,14 @@ class LocalBackend:
     """Threads of this process. XLA uses all cores for large operations, but not for those of small models."""
 
     def __init__(self, task: Task, examples: Examples, limits: Limits, observer: Observer) -> None:
-        self.limits, self.observer = limits, observer
+        self.limits = limits
+        self.observer = observer
         self._worker = Worker(task, examples, limits.memory_bytes, limits.slots)
         self._stop = threading.Event()
         self._pool = concurrent.futures.ThreadPoolExecutor(limits.slots)
 
     def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
-        """Into the queue of the threads."""
+        """Put the chunk into the queue of the threads."""
         return self._pool.submit(self._worker.run, chunk, self._on_steps)
 
     def _on_steps(self, done: int, total: int) -> None:
@@ -95,14 +96,14 @@ class LocalBackend:
         self.observer.on_steps(done, total)
 
     def close(self) -> None:
-        """Ends what runs at its next call of a program."""
+        """End the running chunks at their next call of a program."""
         self._stop.set()
         self._pool.shutdown(cancel_futures=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What `run_trials` needs of a sweep: its folder, task and columns, its trials, and the key of the unseeded."""
+    """A sweep for `run_trials`: its folder, task and columns, its trials, and the key of the unseeded ones."""
 
     folder: Path
     task: Task
@@ -111,7 +112,7 @@ class Sweep:
     root: jax.Array
 
     def record(self, outcomes: Sequence[Outcome], observer: Observer) -> None:
-        """Put what is over on disk first, then on the screen."""
+        """Put finished trials on disk first, then on the screen."""
         rows = [row_of(outcome, self.layout) for outcome in outcomes]
         write_part(self.folder, rows, self.layout)
         observer.on_chunk(rows)
@@ -120,33 +121,40 @@ class Sweep:
 def run_trials(sweep: Sweep, done: set[int], backend: Backend, observer: Observer) -> None:
     """Run the trials that are not ``done``, and record each chunk as it ends."""
     observer.on_start(len(sweep.trials), len(done))
-    left = [trial for trial in sweep.trials if trial.number not in done]
-    refused = [Outcome(trial, error=trial.error) for trial in left if trial.error]
+    remaining = [trial for trial in sweep.trials if trial.number not in done]
+    refused = [Outcome(trial, error=trial.error) for trial in remaining if trial.error]
     if refused:
         sweep.record(refused, observer)
-    # Of all trials, those on record included.
-    keys = {trial.number: folders.keys_of(trial, sweep.root) for trial in sweep.trials if trial.plan is not None}
+
+    # No two trials may share a key, those on record included.
+    keys: dict[int, Keys] = {}
+    for trial in sweep.trials:
+        if trial.plan is not None:
+            keys[trial.number] = folders.keys_of(trial, sweep.root)
     refuse_shared_keys(list(keys.values()))
 
-    waiting: dict[concurrent.futures.Future[Result], Chunk] = {}
-    for shape, members in by_shape(sweep.task, left).items():
-        chunks = list(chunks_of(shape, members, keys, backend.limits))
-        observer.on_chunks(_announced(shape, len(members), chunks, backend.limits))
-        waiting |= {backend.submit(chunk): chunk for chunk in chunks}
-    for future in concurrent.futures.as_completed(waiting):
-        result = result_of(future, waiting[future])
+    # Submit all chunks, and record each as it ends.
+    chunk_of_future: dict[concurrent.futures.Future[Result], Chunk] = {}
+    for shape, trials in by_shape(sweep.task, remaining).items():
+        chunks = list(chunks_of(shape, trials, keys, backend.limits))
+        observer.on_chunks(_announced(shape, len(trials), chunks, backend.limits))
+        for chunk in chunks:
+            chunk_of_future[backend.submit(chunk)] = chunk
+    for future in concurrent.futures.as_completed(chunk_of_future):
+        result = result_of(future, chunk_of_future[future])
         if result.program is not None:
             folders.record_program(sweep.folder, result.program)
         sweep.record(result.outcomes, observer)
 
 
 def _announced(shape: Shape, num_trials: int, chunks: Sequence[Chunk], limits: Limits) -> str:
-    steps, batch_size, *constants = shape
+    """Return in words what is to run of one shape."""
+    num_steps, batch_size, *constants = shape
     own = "".join(f", {name} {value}" for name, value in constants)
+    at_a_time = min(len(chunks), limits.slots)
     return (
-        f"{count(num_trials, 'trial')} of {steps} steps with batches of {batch_size:g}{own}: "
-        f"{count(len(chunks), 'chunk')} of up to {chunks[0].width} side by side, "
-        f"{min(len(chunks), limits.slots)} at a time"
+        f"{count(num_trials, 'trial')} of {num_steps} steps with batches of {batch_size:g}{own}: "
+        f"{count(len(chunks), 'chunk')} of up to {chunks[0].width} side by side, {at_a_time} at a time"
     )
 
 
@@ -160,17 +168,23 @@ def by_shape(task: Task, trials: Sequence[Trial]) -> dict[Shape, list[Trial]]:
 
 
 def chunks_of(shape: Shape, trials: Sequence[Trial], keys: dict[int, Keys], limits: Limits) -> Iterator[Chunk]:
-    """Yield chunks of equal size as far as they go, as many at least as there are places for."""
-    least = math.ceil(len(trials) / limits.width)
-    width = math.ceil(len(trials) / (math.ceil(least / limits.slots) * limits.slots))
+    """Yield chunks of equal size but for the last; their number is a multiple of the slots, as far as trials go."""
+    fewest_chunks = math.ceil(len(trials) / limits.width)
+    num_rounds = math.ceil(fewest_chunks / limits.slots)
+    width = math.ceil(len(trials) / (num_rounds * limits.slots))
     for first in range(0, len(trials), width):
         members = trials[first : first + width]
-        data = [[np.asarray(jax.random.key_data(key)) for key in keys[trial.number]] for trial in members]
-        yield Chunk(tuple(members), np.asarray(data), shape, width)
+        key_data = [_key_data(keys[trial.number]) for trial in members]
+        yield Chunk(tuple(members), np.asarray(key_data), shape, width)
+
+
+def _key_data(keys: Keys) -> list[np.ndarray]:
+    """Return the data of both keys of a trial."""
+    return [np.asarray(jax.random.key_data(key)) for key in keys]
 
 
 def result_of(future: "concurrent.futures.Future[Result]", chunk: Chunk) -> Result:
-    """Return a chunk's result; one that took its workers down is a failure of its trials, other errors are raised."""
+    """Return a chunk's result; the loss of its workers is an error of its trials, and other errors are raised."""
     try:
         return future.result()
     except ChunkLost as error:
@@ -178,7 +192,9 @@ def result_of(future: "concurrent.futures.Future[Result]", chunk: Chunk) -> Resu
 
 
 def refuse_shared_keys(keys: Sequence[Keys]) -> None:
-    """No two trials may have the same noise: the difference of their results would have none."""
-    unique = {np.asarray(jax.random.key_data(key)).tobytes() for pair in keys for key in pair}
-    if len(unique) != 2 * len(keys):
+    """Refuse trials with the same noise: the difference of their results would have none."""
+    distinct: set[bytes] = set()
+    for of_trial in keys:
+        distinct.update(data.tobytes() for data in _key_data(of_trial))
+    if len(distinct) != 2 * len(keys):
         raise RuntimeError("two trials share a key; please report this")

@@ -1,17 +1,17 @@
-"""What is searched, and how: a TOML file or a dictionary, checked before anything is computed.
+"""Read a spec, which describes a sweep: a TOML file or a dictionary, checked before anything is computed.
 
-    data = "my_module:load"      # or whatever else says what the task is
+    data = "my_module:load"      # or other fields that name the task
     model = "my_module:build"
     optimizer = "sgd"
     delta = 1e-5
     search = "random"            # or "grid", the default
     num_configurations = 50
-    one_program = true           # a promise: only numbers that compiled code takes as arguments vary
+    one_program = true           # a promise: only numbers vary that compiled code takes as arguments
     hold_out = 0.1               # score on a tenth of the training data, the same for every trial
     score = "rmse"               # what the report goes by; the first of the scores unless given
     minimize = true              # the smallest score is the best
 
-    [hyperparameters]            # what is left out is the task's default
+    [hyperparameters]            # others have the task's defaults
     learning_rate = { min = 0.05, max = 1.0, log = true }
     l2_clip_norm = [0.5, 1.0, 2.0]
     epsilon = [1.0, 2.0, 4.0]    # a certified target; or noise_multiplier
@@ -42,7 +42,7 @@ from gdpjax.sweeps._task import Task
 MOST_TRIALS = 100_000
 SECTION = "hyperparameters"
 Field = tuple[str, ...]
-"""Where something stands in a spec: ("hyperparameters", "epochs")."""
+"""The place of something in a spec, such as ("hyperparameters", "epochs")."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TRIALS)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -74,7 +74,7 @@ class RangeFields(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``: ``count`` of them for a grid, any for a random search."""
+    """Numbers from ``low`` to ``high``: ``count`` of them in a grid, any of them in a random search."""
 
     low: float
     high: float
@@ -86,17 +86,17 @@ Choice = tuple[float, ...] | Range
 
 
 class TaskFields(Protocol):
-    """How a spec names its task: ``fields`` are those it has for that, and ``task`` makes the task of them."""
+    """The fields with which a spec names its task, and the task that they name."""
 
     fields: tuple[str, ...]
 
     def task(self, reader: "Reader") -> Task:
-        """Return the task; what is wrong is said by ``reader.fail``."""
+        """Return the task; call ``reader.fail`` where a field is wrong."""
         ...
 
 
 class GivenTask:
-    """The task of a call in Python: the spec says nothing of it."""
+    """The task of a call in Python, for a spec without fields that name one."""
 
     fields: tuple[str, ...] = ()
 
@@ -130,18 +130,18 @@ class Spec:
         self.source.fail(field, problem)
 
     def described(self) -> dict[str, Any]:
-        """Return what the sweep computes as JSON values, without comments, layout and the name of the file."""
-        names = ("delta", "search", "num_configurations", "search_seed", "hold_out", "score", "minimize", "seeds")
-        plain = {name: getattr(self, name) for name in names}
-        choices = {}
+        """Return the content of the spec as JSON values, without comments, layout and the name of the file."""
+        content: dict[str, Any] = dict(self.task.names)
+        for name in ("delta", "search", "num_configurations", "search_seed", "hold_out", "score", "minimize", "seeds"):
+            content[name] = getattr(self, name)
         for name, choice in self.choices.items():
-            choices[name] = dataclasses.asdict(choice) if isinstance(choice, Range) else choice
-        return json.loads(json.dumps({**self.task.names, **plain, **choices}))
+            content[name] = dataclasses.asdict(choice) if isinstance(choice, Range) else choice
+        return json.loads(json.dumps(content))
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a spec comes from: a file, or a dictionary, which has no lines."""
+    """The origin of a spec: a file, or a dictionary, which has no lines."""
 
     path: Path | None
     text: str
@@ -149,15 +149,20 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
-        return "the spec" if self.path is None else str(self.path)
+        """The name of the spec in messages."""
+        if self.path is None:
+            return "the spec"
+        return str(self.path)
 
     def fail(self, field: Field, problem: str) -> NoReturn:
         """Raise UserError with the line of ``field``, or of the table that it is missing from."""
         for length in range(len(field), 0, -1):
-            if field[:length] in self.lines:
-                raise UserError(f"{self.name}, line {self.lines[field[:length]]}: {problem}")
-        raise UserError(problem if self.path is None else f"{self.name}: {problem}")
+            outer = field[:length]
+            if outer in self.lines:
+                raise UserError(f"{self.name}, line {self.lines[outer]}: {problem}")
+        if self.path is None:
+            raise UserError(problem)
+        raise UserError(f"{self.name}: {problem}")
 
 
 def read_spec(path: Path, task_fields: TaskFields) -> Spec:
@@ -165,7 +170,8 @@ def read_spec(path: Path, task_fields: TaskFields) -> Spec:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the sweep {path}: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read the sweep {path}: {reason}") from error
     return parse_spec(path, text, task_fields)
 
 
@@ -189,7 +195,7 @@ def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
 
 
 def _plain_number(value: Any) -> Any:
-    """Numbers and arrays of NumPy are taken for Python's."""
+    """Return numbers and arrays of NumPy as those of Python."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise NotImplementedError(f"got {type(value).__name__}")
@@ -199,7 +205,9 @@ class Reader:
     """The fields of one spec, each checked with its line."""
 
     def __init__(self, source: Source, content: dict[str, Any], task_fields: TaskFields) -> None:
-        self.source, self.content, self.task_fields = source, content, task_fields
+        self.source = source
+        self.content = content
+        self.task_fields = task_fields
 
     def fail(self, field: Field, problem: str) -> NoReturn:
         """Raise UserError with the line of ``field``."""
@@ -208,7 +216,8 @@ class Reader:
     def spec(self) -> Spec:
         """Return the checked spec."""
         self._refuse_unknown((), self.content, (*self.task_fields.fields, *SpecFields.__struct_fields__))
-        task = self.task_fields.task(self)  # before the hyperparameters: which there are is its word
+        # The task comes first, since it decides which hyperparameters there are.
+        task = self.task_fields.task(self)
 
         fields: SpecFields = self._converted((), self.content, SpecFields)
         delta = fields.delta if fields.delta is not None else task.defaults.get("delta")
@@ -250,22 +259,26 @@ class Reader:
     def one_of(self, name: str, known: tuple[str, ...], default: str | None = None) -> str:
         """Return a top-level field that is one of the ``known`` texts."""
         value = self.content.get(name, default)
-        if value not in known:
-            close = difflib.get_close_matches(str(value), known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            self.fail((name,), f"{name} must be one of {', '.join(known)}, got {value!r}{hint}")
-        return value
+        if value in known:
+            return value
+        close = difflib.get_close_matches(str(value), known, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        self.fail((name,), f"{name} must be one of {', '.join(known)}, got {value!r}{hint}")
 
     def _converted(self, field: Field, value: Any, kind: type) -> Any:
-        """Return ``value`` as a ``kind``; msgspec says what does not fit and where."""
+        """Return ``value`` as a ``kind``; where it does not fit, fail with the field that msgspec names."""
         try:
             return convert_document(value, kind, "")
         except DocumentError as error:
-            inside = tuple(part for part in error.field.split(".") if part and "[" not in part)
-            name = ".".join((*field, *inside)[-1:])
-            self.fail((*field, *inside), f"{name}: {error.problem}".removeprefix(": "))
+            inside = [part for part in error.field.split(".") if part and "[" not in part]
+            whole_field = (*field, *inside)
+            problem = error.problem
+            if whole_field and whole_field[-1]:
+                problem = f"{whole_field[-1]}: {problem}"
+            self.fail(whole_field, problem)
 
     def _refuse_unknown(self, field: Field, content: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        """Refuse a name that is not among the known ones, with a guess."""
         for name in content:
             if name in known:
                 continue
@@ -276,7 +289,9 @@ class Reader:
             self.fail((*field, name), f"unknown field {name}: {hint}")
 
     def _hyperparameters(self, task: Task, fields: SpecFields) -> tuple[dict[str, Choice], int | tuple[int, ...]]:
-        table, known = fields.hyperparameters, task.hyperparameters
+        """Return the choices of the hyperparameters that the spec mentions, and the seeds."""
+        table = fields.hyperparameters
+        known = task.hyperparameters
         self._refuse_unknown((SECTION,), table, (*known, "seeds"))
         if "epsilon" in table and "noise_multiplier" in table:
             self.fail((SECTION, "epsilon"), "give either epsilon, a target, or noise_multiplier, not both")
@@ -287,19 +302,21 @@ class Reader:
                 choices[name] = self._choice((SECTION, name), table[name], kind, fields.search)
             elif kind.needed and name not in task.defaults:
                 self.fail((SECTION,), f"{name} is missing under [hyperparameters]: give a number, a list or a range")
-        noise_is_known = any(name in (*table, *task.defaults) for name in ("epsilon", "noise_multiplier"))
-        if not noise_is_known:
+        given = {*table, *task.defaults}
+        if "epsilon" not in given and "noise_multiplier" not in given:
             self.fail((SECTION,), "give epsilon, a target, or noise_multiplier under [hyperparameters]")
         return choices, self._seeds(table.get("seeds", 1))
 
     def _choice(self, field: Field, value: Any, kind: Hyperparameter, search: str) -> Choice:
+        """Return the values, or the range, of one hyperparameter."""
         if isinstance(value, dict):
             return self._range(field, value, kind, search)
         values = value if isinstance(value, list) else [value]
         if not values:
             problem = f"{kind.name} = [] leaves nothing to search: give a value, or remove the field for the default"
             self.fail(field, problem)
-        return self._distinct(field, [self._number(field, each, kind) for each in values])
+        numbers = [self._number(field, each, kind) for each in values]
+        return self._distinct(field, numbers)
 
     def _range(self, field: Field, value: dict[str, Any], kind: Hyperparameter, search: str) -> Range:
         name = kind.name
@@ -307,7 +324,8 @@ class Reader:
         if "min" not in value or "max" not in value:
             self.fail(field, f"a range of {name} is {{ min = ..., max = ..., count = ..., log = true or false }}")
         fields: RangeFields = self._converted(field, value, RangeFields)
-        low, high = self._number(field, fields.min, kind), self._number(field, fields.max, kind)
+        low = self._number(field, fields.min, kind)
+        high = self._number(field, fields.max, kind)
         if not low < high:
             self.fail(field, f"the range of {name} is empty: min = {low:g} is not below max = {high:g}")
         if fields.log and low <= 0:
@@ -334,13 +352,14 @@ class Reader:
         return self._distinct(field, seeds)
 
     def _distinct(self, field: Field, values: list[Any]) -> tuple[Any, ...]:
+        """Return the values, each of which must be there once."""
         for value, times in collections.Counter(values).items():
             if times > 1:
                 self.fail(field, f"{field[-1]} lists {value:g} {times} times; each is trained once, so list it once")
         return tuple(values)
 
     def _keep_promise(self, task: Task, choices: dict[str, Choice]) -> None:
-        """Refuse what would need a second program where one is promised."""
+        """Refuse choices that need a second program, where one is promised."""
         for name, choice in choices.items():
             varies = isinstance(choice, Range) or len(choice) > 1
             if task.hyperparameters[name].whole and varies:

@@ -1,4 +1,4 @@
-"""What the trials of a sweep say together: seeds averaged, the best by target, the Pareto front, the price of choosing.
+"""Summarize the trials of a sweep: seeds averaged, the best by target, the Pareto front, the price of choosing.
 
 The numbers in a row are those of ONE training. Two things that are done with a sweep cost more, and `price` bounds
 both through Renyi differential privacy: publishing every row (the sum over all trials), and publishing the best of a
@@ -20,13 +20,21 @@ from gdpjax.sweeps._layout import Layout
 BUDGETS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 MOST_TARGETS = 12
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 129)])
+"""The Renyi orders over which the price is the smallest."""
 MEASURED = ("width", "steps_per_call", "num_compiled", "memory_bytes", "compile_seconds")
-"""What is kept of a compilation beside the shape that it was for."""
+"""The measurements of a compilation, beside the shape that it was for."""
 Row = Mapping[str, Any]
 
 
 class Configuration(NamedTuple):
-    """All trainings of one configuration that did not fail, and their scores."""
+    """All trainings of one configuration that did not fail.
+
+    Fields:
+      settings: its hyperparameters.
+      epsilon_upper: the certified epsilon of one training.
+      scores: of the trainings, in order.
+      trials: their numbers.
+    """
 
     settings: dict[str, Any]
     epsilon_upper: float
@@ -35,60 +43,82 @@ class Configuration(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean score over seeds."""
+        """The mean score over seeds."""
         return statistics.fmean(self.scores)
 
     @property
     def stdev(self) -> float | None:
-        """Standard deviation over seeds, if there are several."""
-        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+        """The standard deviation over seeds, if there are several."""
+        if len(self.scores) < 2:
+            return None
+        return statistics.stdev(self.scores)
 
 
 def configurations(rows: Sequence[Row], layout: Layout) -> list[Configuration]:
     """Return the trials of each configuration together, in order; those that failed left out."""
-    found: dict[tuple[Any, ...], Configuration] = {}
+    by_settings: dict[tuple[Any, ...], Configuration] = {}
     for row in rows:
         if row["error"] is not None:
             continue
         settings = {name: row[name] for name in layout.hyperparameters}
         key = tuple(settings.values())
-        one = found.setdefault(key, Configuration(settings, row["epsilon_upper"], [], []))
-        one.scores.append(row[layout.score])
-        one.trials.append(row["trial"])
-    return list(found.values())
+        if key not in by_settings:
+            by_settings[key] = Configuration(settings, row["epsilon_upper"], scores=[], trials=[])
+        by_settings[key].scores.append(row[layout.score])
+        by_settings[key].trials.append(row["trial"])
+    return list(by_settings.values())
 
 
-def pareto_front(found: Sequence[Configuration], layout: Layout) -> list[Configuration]:
+def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Configuration]:
     """Return the configurations that none beats in mean score at the same or a smaller certified epsilon."""
+
+    def cheapest_then_best(candidate: Configuration) -> tuple[float, float]:
+        return candidate.epsilon_upper, -layout.better(candidate.mean)
+
     front: list[Configuration] = []
-    for one in sorted(found, key=lambda one: (one.epsilon_upper, -layout.better(one.mean))):
-        if not front or layout.better(one.mean) > layout.better(front[-1].mean):
-            front.append(one)
+    for candidate in sorted(candidates, key=cheapest_then_best):
+        if not front or layout.better(candidate.mean) > layout.better(front[-1].mean):
+            front.append(candidate)
     return front
 
 
-def best_by_target(found: Sequence[Configuration], layout: Layout) -> list[tuple[float, Configuration]]:
+def best_by_target(candidates: Sequence[Configuration], layout: Layout) -> list[tuple[float, Configuration]]:
     """Return the configuration of the best mean score within each budget of certified epsilon."""
+
+    def goodness(candidate: Configuration) -> float:
+        return layout.better(candidate.mean)
+
     best = []
-    for target in _targets(found):
-        within = [one for one in found if one.epsilon_upper <= target * (1 + 1e-9)]
-        if within:
-            best.append((target, max(within, key=lambda one: layout.better(one.mean))))
+    for target in _targets(candidates):
+        budget = target * (1 + 1e-9)
+        affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= budget]
+        if affordable:
+            best.append((target, max(affordable, key=goodness)))
     return best
 
 
-def _targets(found: Sequence[Configuration]) -> list[float]:
-    """Those that the sweep was given, else the epsilons that occur, if they are few, else round ones."""
-    given = sorted({one.settings["epsilon"] for one in found if one.settings["epsilon"] is not None})
-    epsilons = sorted({one.epsilon_upper for one in found})
-    if given or len(epsilons) <= MOST_TARGETS:
-        return given or epsilons
-    return [budget for budget in BUDGETS if epsilons[0] <= budget < epsilons[-1]] + [epsilons[-1]]
+def _targets(candidates: Sequence[Configuration]) -> list[float]:
+    """Return the targets that the sweep was given, else the epsilons that occur, if they are few, else round ones."""
+    given = {candidate.settings["epsilon"] for candidate in candidates} - {None}
+    if given:
+        return sorted(given)
+    epsilons = sorted({candidate.epsilon_upper for candidate in candidates})
+    if len(epsilons) <= MOST_TARGETS:
+        return epsilons
+    smallest = epsilons[0]
+    largest = epsilons[-1]
+    budgets = [budget for budget in BUDGETS if smallest <= budget < largest]
+    return [*budgets, largest]
 
 
 def varied(rows: Sequence[Row], layout: Layout) -> list[str]:
-    """Return the hyperparameters that were varied: for a calibrated noise multiplier its target stands, too."""
-    return [name for name in layout.hyperparameters if len({row[name] for row in rows} - {None}) > 1]
+    """Return the hyperparameters that were varied: a calibrated noise multiplier and its target are both among them."""
+    names = []
+    for name in layout.hyperparameters:
+        values = {row[name] for row in rows} - {None}
+        if len(values) > 1:
+            names.append(name)
+    return names
 
 
 def count(number: int, what: str) -> str:
@@ -97,18 +127,30 @@ def count(number: int, what: str) -> str:
     >>> count(1, "shape"), count(2, "shape")
     ('1 shape', '2 shapes')
     """
-    return f"{number} {what}{'s' * (number != 1)}"
+    ending = "" if number == 1 else "s"
+    return f"{number} {what}{ending}"
 
 
 def compilations(programs: Sequence[Mapping[str, Any]]) -> str:
     """Return how much was compiled, in words."""
-    shapes = {str({name: program[name] for name in program if name not in MEASURED}) for program in programs}
-    compiled = sum(program["num_compiled"] for program in programs)
-    return f"{count(compiled, 'compilation')} for {count(len(shapes), 'shape')}"
+    num_compiled = 0
+    shapes = set()
+    for program in programs:
+        num_compiled += program["num_compiled"]
+        shape = {name: value for name, value in program.items() if name not in MEASURED}
+        shapes.add(str(shape))
+    return f"{count(num_compiled, 'compilation')} for {count(len(shapes), 'shape')}"
 
 
 class Price(NamedTuple):
-    """Epsilons at ``delta`` of what is done with a sweep; upper bounds by the moments accountant."""
+    """Upper bounds on epsilon at ``delta`` by the moments accountant, for two things that are done with a sweep.
+
+    Fields:
+      num_trials: how many were charged.
+      delta: of both epsilons.
+      all_trials: for publishing every trial.
+      best_of_random_number: for publishing the best of a random number of trials.
+    """
 
     num_trials: int
     delta: float
@@ -119,19 +161,29 @@ class Price(NamedTuple):
 def price(rows: Sequence[Row]) -> Price | None:
     """Return what publishing all trials costs, and what the best of a random number would; None for one trial."""
     charged = [row for row in rows if row["num_steps"] is not None]
-    if len(charged) < 2:
+    num_trials = len(charged)
+    if num_trials < 2:
         return None
-    runs = collections.Counter((row["noise_multiplier"], row["sampling_prob"], row["num_steps"]) for row in charged)
-    counts = np.array(list(runs.values()), np.float64)
-    noise, prob, steps = np.array(list(runs), np.float64).T
-    rdp = np.asarray(rdp_subsampled_gaussian(noise, prob, ORDERS)) * steps[:, None]
+
+    # Equal runs are computed once. The divergences are float64[runs, orders].
+    num_equal: collections.Counter[tuple[float, ...]] = collections.Counter()
+    for row in charged:
+        num_equal[row["noise_multiplier"], row["sampling_prob"], row["num_steps"]] += 1
+    noise_multiplier, sampling_prob, num_steps = np.array(list(num_equal), np.float64).T
+    counts = np.array(list(num_equal.values()), np.float64)
+    rdp_of_step = np.asarray(rdp_subsampled_gaussian(noise_multiplier, sampling_prob, ORDERS))
+    rdp = rdp_of_step * num_steps[:, None]
 
     # Any of the trials may be stopped by a batch above its capacity.
-    mean, delta = float(len(charged)), charged[0]["delta"]
-    left = delta - mean * max(row["overflow"] for row in charged)
-    if left <= 0:
-        return Price(len(charged), delta, math.inf, math.inf)
-    everything = rdp_epsilon(counts @ rdp, ORDERS, left)
-    gamma = gamma_for_mean_num_runs(mean, eta=0.0)
-    tuned = rdp_epsilon(tuning_rdp(rdp.max(axis=0), ORDERS, eta=0.0, gamma=gamma), ORDERS, left)
-    return Price(len(charged), delta, float(everything), float(tuned))
+    delta = charged[0]["delta"]
+    largest_overflow = max(row["overflow"] for row in charged)
+    remaining_delta = delta - float(num_trials) * largest_overflow
+    if remaining_delta <= 0:
+        return Price(num_trials, delta, math.inf, math.inf)
+
+    # All trials: a composition. The best of a random number: by the divergences of the most expensive trial.
+    everything = rdp_epsilon(counts @ rdp, ORDERS, remaining_delta)
+    gamma = gamma_for_mean_num_runs(float(num_trials), eta=0.0)
+    rdp_of_best = tuning_rdp(rdp.max(axis=0), ORDERS, eta=0.0, gamma=gamma)
+    tuned = rdp_epsilon(rdp_of_best, ORDERS, remaining_delta)
+    return Price(num_trials, delta, float(everything), float(tuned))

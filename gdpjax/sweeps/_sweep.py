@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXTRA = "pip install 'gdpjax[sweeps]'"
 MOST_SLOTS = 8
-"""Beyond these XLA's own threads are to use the cores, and each chunk keeps a good share of the memory."""
+"""The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
 BackendFor = Callable[[Task, Examples, "Observer"], "Backend"]
 Row = dict[str, Any]
 
@@ -56,7 +56,8 @@ class SweepResult:
         if epsilon is not None:
             good = [row for row in good if row["epsilon_upper"] <= epsilon * (1 + 1e-9)]
         if not good:
-            raise UserError("no trial succeeded" + ("" if epsilon is None else f" within epsilon {epsilon}"))
+            within = "" if epsilon is None else f" within epsilon {epsilon}"
+            raise UserError(f"no trial succeeded{within}")
         return max(good, key=lambda row: self.layout.better(row[self.layout.score]))
 
 
@@ -121,7 +122,7 @@ def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> S
 
 
 def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console | None") -> None:
-    """Run every trial that is not yet on record in ``folder``; what can be refused is refused before anything runs."""
+    """Run every trial that is not yet on record in ``folder``; refusals come before anything runs."""
     from gdpjax.sweeps._results import read_rows
     from gdpjax.sweeps._run import Sweep, run_trials
 
@@ -134,8 +135,11 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     scores = check_each_program(spec, examples)
     layout = layout_of(spec, trials, scores)
     digest = program_digest(spec.task, examples, trials[0].settings)
-    root = folders.resume(folder, spec, examples, digest) if resume else None
-    done = {row["trial"] for row in read_rows(folder, layout)} if resume else set()
+    root = None
+    done: set[int] = set()
+    if resume:
+        root = folders.resume(folder, spec, examples, digest)
+        done = {row["trial"] for row in read_rows(folder, layout)}
     if console is not None and isinstance(spec.seeds, tuple):
         console.print(f"[bold yellow]{SEED_NOTICE}")
 
@@ -158,15 +162,19 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
 
 def check_each_program(spec: Spec, examples: Examples) -> tuple[str, ...]:
     """Trace the model with every combination of whole hyperparameters; returns the names of the scores."""
-    seen, names = set(), ()
+    # The settings of a first trial with each combination.
+    settings_of: dict[Any, Mapping[str, float]] = {}
     for trial in list_trials(spec):
-        constants = tuple(sorted(spec.task.constants(trial.settings).items()))
-        if constants not in seen:
-            seen.add(constants)
-            try:
-                names = check_task(spec.task, examples, trial.settings)
-            except UserError as error:
-                spec.fail(("model",), str(error))
+        constants = spec.task.constants(trial.settings)
+        combination = tuple(sorted(constants.items()))
+        settings_of.setdefault(combination, trial.settings)
+
+    names: tuple[str, ...] = ()
+    for settings in settings_of.values():
+        try:
+            names = check_task(spec.task, examples, settings)
+        except UserError as error:
+            spec.fail(("model",), str(error))
     return names
 
 
@@ -234,13 +242,14 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
 def _print(console: "Console", result: SweepResult) -> None:
     from gdpjax.sweeps._progress import print_summary
 
-    about, programs = folders.described(result.folder), folders.read_programs(result.folder)
+    about = folders.described(result.folder)
+    programs = folders.read_programs(result.folder)
     print_summary(console, result.rows, result.layout, programs, about.num_trials)
     console.print(f"Report: {result.report}", soft_wrap=True)
 
 
 def require_extra() -> None:
-    """UserError where the packages of the extra are not installed."""
+    """Raise UserError unless the packages of the extra are installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
@@ -253,7 +262,7 @@ def require_extra() -> None:
 def backend_of(
     backend: str, width: int, memory_gb: float, ray_address: str | None, console: "Console | None" = None
 ) -> BackendFor:
-    """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
+    """Return a function that makes the backend; refusals that need no data come from here."""
     check_choice("backend", backend, ("local", "ray"))
     if not 0 < memory_gb < float("inf"):
         raise UserError(f"memory_gb must be a finite number > 0, got {memory_gb}")
@@ -292,5 +301,7 @@ def num_slots() -> int:
     """Return how many threads train trials of their own: XLA does not use all cores of a CPU for a small model."""
     if jax.default_backend() != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_SLOTS)
+    num_cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len(os.sched_getaffinity(0))
+    return min(num_cores, MOST_SLOTS)

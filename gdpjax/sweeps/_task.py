@@ -1,4 +1,4 @@
-"""What a user brings: data, a model with its loss, and an optimizer.
+"""A task: the data, the model with its loss, and the optimizer that a user brings.
 
     import gdpjax.sweeps as sweeps
 
@@ -100,16 +100,20 @@ class Task:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("load", "build", "optimizer"):
-            check_callable(name, getattr(self, name))
+        check_callable("load", self.load)
+        check_callable("build", self.build)
+        check_callable("optimizer", self.optimizer)
         if not self.names:
-            functions = {"data": self.load, "model": self.build, "optimizer": self.optimizer}
-            names = {what: _name_of(function) for what, function in functions.items()}
+            names = {
+                "data": _name_of(self.load),
+                "model": _name_of(self.build),
+                "optimizer": _name_of(self.optimizer),
+            }
             object.__setattr__(self, "names", names)
         known = (*self.hyperparameters, "delta")
-        unknown = [name for name in self.defaults if name not in known]
-        if unknown:
-            raise UserError(f"defaults has {unknown[0]}, which is no hyperparameter of this task")
+        for name in self.defaults:
+            if name not in known:
+                raise UserError(f"defaults has {name}, which is no hyperparameter of this task")
 
     @functools.cached_property
     def hyperparameters(self) -> dict[str, Hyperparameter]:
@@ -117,9 +121,13 @@ class Task:
         for name in self._of_optimizer.keys() & self._of_build.keys():
             if self._of_optimizer[name].whole != self._of_build[name].whole:
                 raise UserError(f"{name} is a whole number for one of build and optimizer, and real for the other")
-        own = self._of_optimizer | self._of_build
-        first = {name: own.pop(name) for name in (LEARNING_RATE,) if name in own}
+        own = self._own
+        first = {LEARNING_RATE: own.pop(LEARNING_RATE)} if LEARNING_RATE in own else {}
         return first | STANDARD | own
+
+    @property
+    def _own(self) -> dict[str, Hyperparameter]:
+        return self._of_optimizer | self._of_build
 
     @functools.cached_property
     def _of_build(self) -> dict[str, Hyperparameter]:
@@ -131,46 +139,50 @@ class Task:
 
     def model(self, example: tuple[jax.ShapeDtypeStruct, ...], settings: Settings) -> Model:
         """Return the model with the hyperparameters of ``build`` that ``settings`` has."""
-        model = self.build(example, **_among(self._of_build, settings))
+        model = self.build(example, **_selected(self._of_build, settings))
         if not isinstance(model, Model):
             raise UserError(f"build must return gdpjax.sweeps.Model(init, loss, scores), got {shown(model)}")
         return model
 
     def make_optimizer(self, settings: Settings, num_steps: int) -> optax.GradientTransformation:
         """Return the optimizer of a training with the hyperparameters of its factory that ``settings`` has."""
-        length = {NUM_STEPS: num_steps} if takes_num_steps(self.optimizer) else {}
-        return self.optimizer(**_among(self._of_optimizer, settings), **length)
+        arguments = _selected(self._of_optimizer, settings)
+        if takes_num_steps(self.optimizer):
+            arguments[NUM_STEPS] = num_steps
+        return self.optimizer(**arguments)
 
     def constants(self, settings: Settings) -> dict[str, Any]:
         """Return the whole hyperparameters of the user's own, which programs are compiled for."""
-        own = self._of_optimizer | self._of_build
-        return {name: settings[name] for name, kind in own.items() if kind.whole and name in settings}
+        whole = {name: kind for name, kind in self._own.items() if kind.whole}
+        return _selected(whole, settings)
 
     def traced(self, settings: Settings) -> dict[str, Any]:
         """Return the real hyperparameters of the user's own, which are arguments of a program."""
-        own = self._of_optimizer | self._of_build
-        return {name: settings[name] for name, kind in own.items() if not kind.whole and name in settings}
+        real = {name: kind for name, kind in self._own.items() if not kind.whole}
+        return _selected(real, settings)
 
 
-def _among(own: Mapping[str, Hyperparameter], settings: Settings) -> dict[str, Any]:
-    return {name: settings[name] for name in own if name in settings}
+def _selected(hyperparameters: Mapping[str, Hyperparameter], settings: Settings) -> dict[str, Any]:
+    """Return those settings that are of these hyperparameters, in their order."""
+    return {name: settings[name] for name in hyperparameters if name in settings}
 
 
 def _name_of(function: Any) -> str:
+    """Return the module and the name of a function, or of the class of a callable object."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """The data of a task. Training data are private, but for their number; evaluation data are public."""
+    """The data of a task. Training data are private, except for their number; evaluation data are public."""
 
     train: tuple[np.ndarray, ...]
     evaluation: tuple[np.ndarray, ...]
 
     @property
     def num_examples(self) -> int:
-        """Number of training examples, taken as public."""
+        """The number of training examples, taken as public."""
         return len(self.train[0])
 
     @property
@@ -194,12 +206,12 @@ class Examples:
         order = np.random.default_rng(HOLD_OUT_SEED).permutation(self.num_examples)
         train, evaluation = np.split(order, [self.num_examples - num_evaluation])
         return Examples(
-            tuple(array[train] for array in self.train),
-            tuple(array[evaluation] for array in self.train),
+            train=tuple(array[train] for array in self.train),
+            evaluation=tuple(array[evaluation] for array in self.train),
         )
 
     def digest(self) -> str:
-        """Return a hash of all of it. It is a function of private data: keep it with the keys, never publish it."""
+        """Return a hash of all arrays. It is a function of private data: keep it with the keys, never publish it."""
         sha = hashlib.sha256()
         for array in (*self.train, *self.evaluation):
             sha.update(f"{array.shape}{array.dtype}".encode())
@@ -208,34 +220,41 @@ class Examples:
 
 
 def _on_device(shape: tuple[int, ...], array: np.ndarray) -> jax.ShapeDtypeStruct:
+    """Return a shape with the dtype that an array gets on a device."""
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def load_examples(task: Task, hold_out: float | None = None) -> Examples:
-    """Return what ``task.load`` returns, checked; with ``hold_out`` a part of the training data is held out."""
+    """Return the checked data of a task; with ``hold_out`` a part of the training data is held out."""
     try:
         loaded = task.load()
     except (UserError, OSError):
         raise
     except Exception as error:
         raise failure_of("load", error) from error
-    if isinstance(loaded, Examples):
-        examples = loaded
-    else:
-        if not isinstance(loaded, tuple | list) or len(loaded) != 2:
-            raise UserError(
-                "load must return a pair (train, evaluation), each an array or a tuple of arrays, got "
-                f"{shown(loaded)}; for arrays of inputs and labels that is ((x, y), (x_test, y_test))"
-            )
-        examples = Examples(_arrays("train", loaded[0]), _arrays("evaluation", loaded[1]))
+    examples = loaded if isinstance(loaded, Examples) else _examples_of(loaded)
     lengths = [len(array) for array in examples.train]
     if len(set(lengths)) != 1 or lengths[0] == 0:
         raise UserError(f"the arrays of the training data must have one row per example, got {lengths} rows")
-    return examples if hold_out is None else examples.hold_out(hold_out)
+    if hold_out is None:
+        return examples
+    return examples.hold_out(hold_out)
 
 
-def _arrays(part: str, given: Any) -> tuple[np.ndarray, ...]:
-    members = given if isinstance(given, tuple | list) else (given,)
+def _examples_of(loaded: Any) -> Examples:
+    """Return the examples of a pair (train, evaluation)."""
+    if not isinstance(loaded, tuple | list) or len(loaded) != 2:
+        raise UserError(
+            "load must return a pair (train, evaluation), each an array or a tuple of arrays, got "
+            f"{shown(loaded)}; for arrays of inputs and labels that is ((x, y), (x_test, y_test))"
+        )
+    train, evaluation = loaded
+    return Examples(_arrays("train", train), _arrays("evaluation", evaluation))
+
+
+def _arrays(part: str, value: Any) -> tuple[np.ndarray, ...]:
+    """Return an array, or a tuple of arrays, as a tuple of checked arrays; ``part`` names it in messages."""
+    members = value if isinstance(value, tuple | list) else (value,)
     arrays = []
     for member in members:
         try:
@@ -261,19 +280,28 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
     loss = traced.shapes("loss", traced.loss, params, examples.example)
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UserError(f"loss must return one real number, the loss of ONE example, got {shown(loss)}")
+
     scores = traced.shapes("scores", traced.scores, params, examples.evaluation_shapes)
     if not isinstance(scores, Mapping) or not scores:
         raise UserError(f'scores must return numbers by name, such as {{"accuracy": ...}}, got {shown(scores)}')
     for name, value in scores.items():
         if getattr(value, "shape", None) != ():
             raise UserError(f"scores must return numbers, got {shown(value)} for {name!r}")
-        is_word = isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name) is not None
-        if not is_word or name in task.hyperparameters or name in RESERVED or name.startswith(("epsilon_", "mu_")):
+        if not _can_name_score(task, name):
             raise UserError(
                 f"a score needs a name of its own (letters, digits, _) that means nothing else, got {name!r}"
             )
+
     traced.shapes("optimizer", traced.update, params)
     return tuple(scores)
+
+
+def _can_name_score(task: Task, name: Any) -> bool:
+    """Return whether a name is a word that means nothing else in the results of a sweep."""
+    if not isinstance(name, str) or re.fullmatch(r"[A-Za-z]\w*", name) is None:
+        return False
+    is_taken = name in task.hyperparameters or name in RESERVED
+    return not is_taken and not name.startswith(("epsilon_", "mu_"))
 
 
 def program_digest(task: Task, examples: Examples, settings: Settings) -> str:
@@ -282,8 +310,10 @@ def program_digest(task: Task, examples: Examples, settings: Settings) -> str:
 
     def everything(real: Settings, key: Any, example: Any, evaluation: Any) -> Any:
         params = traced.init(real, key)
-        loss, scores = traced.loss(real, params, example), traced.scores(real, params, evaluation)
-        return params, loss, scores, traced.update(real, params)
+        loss = traced.loss(real, params, example)
+        scores = traced.scores(real, params, evaluation)
+        updates = traced.update(real, params)
+        return params, loss, scores, updates
 
     shapes = (traced.real, traced.key, examples.example, examples.evaluation_shapes)
     closed = jax.make_jaxpr(everything)(*shapes)
@@ -298,7 +328,8 @@ class _Traced:
     """The functions of a task with its real hyperparameters as traced arguments, as compiled programs call them."""
 
     def __init__(self, task: Task, examples: Examples, settings: Settings) -> None:
-        self.task, self.examples = task, examples
+        self.task = task
+        self.examples = examples
         self.constants = task.constants(settings)
         self.real = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in task.traced(settings)}
         self.key = jax.eval_shape(lambda: jax.random.key(0))
@@ -320,7 +351,7 @@ class _Traced:
         return optimizer.update(params, optimizer.init(params), params)
 
     def shapes(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the shapes of what ``function`` returns, or raise the UserError for what it raises."""
+        """Return the shapes of the results of ``function``, or raise the UserError for what it raises."""
         try:
             return jax.eval_shape(function, self.real, *arguments)
         except UserError:
@@ -331,8 +362,10 @@ class _Traced:
 
 def failure_of(what: str, error: Exception) -> UserError:
     """Return the UserError for an exception in a function of the user, with the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and "/gdpjax/" not in frame.filename]
-    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    # The innermost line that is neither of a library nor of gdpjax.
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "site-packages" not in frame.filename and "/gdpjax/" not in frame.filename:
+            place = f" ({frame.filename}, line {frame.lineno})"
     text = " ".join(str(error).split())[:500]
     return UserError(f"{what} failed: {type(error).__name__}: {text}{place}")

@@ -1,4 +1,4 @@
-"""One private training in a folder, with everything it leaves behind: what `gdpjax train` does."""
+"""Train one model privately in a folder, with records and checkpoints, as `gdpjax train` does."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ PUBLIC, HELD_OUT = "treated as public", "held-out training data, private"
 
 
 class TrainingObserver(Protocol):
-    """Whoever watches a run; every method is called on the host, between compiled steps."""
+    """An observer of a run; every method is called on the host, between compiled steps."""
 
     def on_start(self, plan: Plan, step: int) -> None:
         """The loop begins after ``step`` steps already done."""
@@ -56,14 +56,14 @@ class TrainingResult:
 
     Attributes:
       out: its folder.
-      plan: what was planned; ``plan.statement()`` is what to publish.
+      plan: the plan of the training; publish ``plan.statement()``.
       epochs: as planned.
       state: the final `gdpjax.training.State`; the parameters may be released.
       history: the public record of every epoch.
-      cost: what the ledger says it cost.
+      cost: of the steps in the ledger.
       seeded: whether it can be repeated, and is not private against who knows the seed.
       scores: of the final model, not of the best epoch.
-      scored_on: what the scores are on, in words.
+      scored_on: the data that the scores are on, in words.
     """
 
     out: Path
@@ -179,11 +179,13 @@ def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
     check_task(job.task, job.examples, job.trial.settings)
     settings = job.trial.settings | {"noise_multiplier": plan.noise_multiplier}
     job = dataclasses.replace(job, trial=dataclasses.replace(job.trial, settings=settings, plan=plan))
-    keys = make_keys(job.trial.seed, job.identity)  # a resumed run goes on with its own
+    # A resumed run goes on with its own keys.
+    keys = make_keys(job.trial.seed, job.identity)
     recorder = _Recorder(job, keys.init)
     history: list[dict[str, Any]] = []
     try:
-        run, history = (recorder.resume if job.resume else recorder.begin)(keys.training)
+        enter = recorder.resume if job.resume else recorder.begin
+        run, history = enter(keys.training)
         observer.on_start(plan, run.step)
         if run.num_lost:
             observer.on_lost(run.num_lost)
@@ -198,27 +200,34 @@ def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
         ) from None
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    if not history:  # the budget went to steps whose outcome was lost
+    # The whole budget may have gone to steps whose outcome was lost.
+    if not history:
         history.append(recorder.record(run))
     return recorder.finish(run.state, history)
 
 
 class _Recorder:
-    """What a run writes beside its checkpoints, and what stays the same during it."""
+    """The records that a run writes beside its checkpoints, and everything that stays the same during it."""
 
     def __init__(self, job: Job, init_key: jax.Array) -> None:
-        self.job, self.out, self.trial = job, job.out, job.trial
-        assert job.trial.plan is not None  # `run_job` has made it
+        self.job = job
+        self.out = job.out
+        self.trial = job.trial
+        # `run_job` has made the plan.
+        assert job.trial.plan is not None
         self.plan = job.trial.plan
-        settings, num_examples = job.trial.settings, job.examples.num_examples
+        settings = job.trial.settings
+        num_examples = job.examples.num_examples
         blueprint = blueprint_of(job.task, job.examples, self.plan, settings)
         self.params = blueprint.model(settings).init(init_key)
         self.training = blueprint.training(settings)
         self.data = self.training.place(*job.examples.train)
         self._scores = make_scores(blueprint)
         self.epochs = int(settings["epochs"])
-        self.ends = [epoch_end(settings, num_examples, epoch + 1) for epoch in range(self.epochs)]
-        self.logs = (records.METRICS, records.DIAGNOSTICS) if job.diagnostics else (records.METRICS,)
+        self.ends = [epoch_end(settings, num_examples, epoch) for epoch in range(1, self.epochs + 1)]
+        self.logs = [records.METRICS]
+        if job.diagnostics:
+            self.logs.append(records.DIAGNOSTICS)
 
     def begin(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
         """Write the configuration, then start the run; killed between them, ``resume`` starts it."""
@@ -228,9 +237,10 @@ class _Recorder:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from error
-        described = {"config": self.job.identity, "fingerprint": records.fingerprint()} | self._seed_notice()
-        described["plan"] = json.loads(self.plan.to_json())
-        records.write_json(self.out / records.CONFIG, described)
+        config = {"config": self.job.identity, "fingerprint": records.fingerprint()}
+        config |= self._seed_notice()
+        config["plan"] = json.loads(self.plan.to_json())
+        records.write_json(self.out / records.CONFIG, config)
         return self.start(key)
 
     def start(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
@@ -249,31 +259,37 @@ class _Recorder:
         if not has_run(self.out):
             return self.start(key)
         run = resume_run(self.out, self.training, self.params, self.data, scan=False)
-        history, *_ = [records.rewind(self.out, name, run.step) for name in self.logs]
-        kept = [record["step"] for record in history]
-        # Where a move to another machine cost an epoch, that epoch has no record; else there is one for each.
+        kept_records = {name: records.rewind(self.out, name, run.step) for name in self.logs}
+        history = kept_records[records.METRICS]
+
+        # There is a record of each epoch, in order. Only an epoch that a move to another machine has cost has none.
+        recorded = [record["step"] for record in history]
         expected = [end for end in self.ends if end <= run.step]
-        if kept != [end for end in expected if end in kept] or (kept != expected and not run.num_lost):
+        in_order = [end for end in expected if end in recorded]
+        is_complete = recorded == expected
+        if recorded != in_order or not (is_complete or run.num_lost):
             raise UserError(f"{self.out / records.METRICS} is damaged: its epochs do not lead up to step {run.step}")
         return run, history
 
     def epoch(self, run: Run, observer: TrainingObserver) -> dict[str, Any]:
         """Take the steps of one epoch; its records are written before its checkpoint."""
-        begun, first = time.perf_counter(), run.step
-        made: list[dict[str, Any]] = []
+        begin = time.perf_counter()
+        first = run.step
+        record: dict[str, Any] = {}
 
         def write(infos: list[Info]) -> None:
-            seconds = time.perf_counter() - begun
-            made.append(self.record(run) | {"steps_per_second": (run.step - first) / seconds})
-            records.append(self.out, records.METRICS, made)
+            seconds = time.perf_counter() - begin
+            record.update(self.record(run))
+            record["steps_per_second"] = (run.step - first) / seconds
+            records.append(self.out, records.METRICS, [record])
             if self.job.diagnostics:
                 clip_norm = self.trial.settings["l2_clip_norm"]
-                rows = [summarize(info, first + i + 1, clip_norm) for i, info in enumerate(infos)]
+                rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
                 records.append(self.out, records.DIAGNOSTICS, rows)
 
-        end = next(end for end in self.ends if end > first)
+        end = min(end for end in self.ends if end > first)
         run.advance(end - first, on_step=observer.on_step, before_checkpoint=write)
-        return made[0]
+        return record
 
     def scores(self, state: State) -> dict[str, float]:
         """Return the scores of the model in a state."""
@@ -282,9 +298,9 @@ class _Recorder:
     def record(self, run: Run) -> dict[str, Any]:
         """Return the public figures after the steps so far."""
         cost = dataclasses.asdict(self._cost(run.state))
-        figures = {name: cost[name] for name in cost if name.startswith(("mu_", "epsilon_"))}
-        epoch = sum(end <= run.step for end in self.ends)
-        return {"step": run.step, "epoch": epoch} | self.scores(run.state) | figures
+        figures = {name: value for name, value in cost.items() if name.startswith(("mu_", "epsilon_"))}
+        num_epochs = sum(end <= run.step for end in self.ends)
+        return {"step": run.step, "epoch": num_epochs} | self.scores(run.state) | figures
 
     def finish(self, state: State, history: list[dict[str, Any]]) -> TrainingResult:
         """Write the model and the result."""
@@ -301,20 +317,24 @@ class _Recorder:
         )
         records.save_model(self.out, state.params)
         privacy = dataclasses.asdict(result.cost)
+        privacy["epsilon_clt_standing"] = "asymptotic estimate, may understate"
         summary = {
             **result.scores,
             "test_data": self.job.scored_on,
-            "privacy": privacy | {"epsilon_clt_standing": "asymptotic estimate, may understate"},
+            "privacy": privacy,
             "seeded": result.seeded,
             "config": self.job.identity,
             "fingerprint": records.fingerprint(),
-        } | self._seed_notice()
+        }
+        summary |= self._seed_notice()
         records.write_json(self.out / records.RESULT, summary)
         return result
 
     def _seed_notice(self) -> dict[str, str]:
-        """What a file that names the seed must say with it."""
-        return {} if self.trial.seed is None else {"notice": SEED_NOTICE}
+        """Return the notice for a file that holds the seed; nothing without a seed."""
+        if self.trial.seed is None:
+            return {}
+        return {"notice": SEED_NOTICE}
 
     def _cost(self, state: State) -> Cost:
         return cost_of(state.opt_state, self.trial.delta)
@@ -322,12 +342,18 @@ class _Recorder:
 
 def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
     """Return one line of private diagnostics."""
-    real = ~np.asarray(info.is_padding)
-    losses, norms = np.asarray(info.losses)[real], np.asarray(info.norms)[real]
-    row: dict[str, Any] = {"step": step, "batch_size": int(real.sum())}
-    if real.any():
-        row["loss"] = float(losses.mean())
-        row["fraction_clipped"] = float((norms > l2_clip_norm).mean())
-        quantiles = np.quantile(norms, NORM_QUANTILES)
-        row["norm_quantiles"] = {str(q): float(value) for q, value in zip(NORM_QUANTILES, quantiles, strict=True)}
+    # The rows of the batch that are examples.
+    is_example = ~np.asarray(info.is_padding)
+    losses = np.asarray(info.losses)[is_example]
+    norms = np.asarray(info.norms)[is_example]
+    row: dict[str, Any] = {"step": step, "batch_size": int(is_example.sum())}
+    if not is_example.any():
+        return row
+
+    row["loss"] = float(losses.mean())
+    row["fraction_clipped"] = float((norms > l2_clip_norm).mean())
+    quantiles = np.quantile(norms, NORM_QUANTILES)
+    row["norm_quantiles"] = {}
+    for share, norm in zip(NORM_QUANTILES, quantiles, strict=True):
+        row["norm_quantiles"][str(share)] = float(norm)
     return row

@@ -1,4 +1,4 @@
-"""A progress bar for people and one line per epoch for logs. Only public figures: no losses, no gradient norms."""
+"""Show a training: a progress bar for people and one line per epoch for logs, with public figures only."""
 
 from typing import Any, Self
 
@@ -13,22 +13,25 @@ from gdpjax.training import Plan
 
 
 class SpeedColumn(ProgressColumn):
-    """Steps per second."""
+    """A column with the steps per second."""
 
     def render(self, task: Task) -> Text:
-        """The recent speed, or nothing at first."""
+        """Return the recent speed, or nothing at first."""
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:.1f} steps/s" if speed else "", style="progress.data.speed")
+        text = f"{speed:.1f} steps/s" if speed else ""
+        return Text(text, style="progress.data.speed")
 
 
 NOT_SCORES = ("step", "epoch", "steps_per_second")
 
 
 def scores_of(record: dict[str, Any]) -> str:
-    """Return what was found on the evaluation data, in words."""
-    scores = {name: value for name, value in record.items() if name not in NOT_SCORES}
-    shown = [name for name in scores if not name.startswith(("mu_", "epsilon_"))]
-    return ", ".join(f"{label(name)} {shown_score(name, scores[name]):.4g}" for name in shown)
+    """Return the scores on the evaluation data, in words."""
+    parts = []
+    for name, value in record.items():
+        if name not in NOT_SCORES and not name.startswith(("mu_", "epsilon_")):
+            parts.append(f"{label(name)} {shown_score(name, value):.4g}")
+    return ", ".join(parts)
 
 
 def describe(record: dict[str, Any]) -> str:
@@ -38,7 +41,7 @@ def describe(record: dict[str, Any]) -> str:
 
 
 class TrainingProgress:
-    """Shows a run on a console; use it as a context."""
+    """Show a run on a console; use it as a context."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -70,7 +73,7 @@ class TrainingProgress:
         self._progress.update(self._task, completed=step)
 
     def on_lost(self, num_steps: int) -> None:
-        """Say what the move cost."""
+        """Tell how many steps the move cost."""
         self._console.print(
             f"[bold yellow]interrupted, and resumed with other data, code, versions or devices: {num_steps} steps are "
             "charged although their outcome is lost, and the noise has a new key"
@@ -78,7 +81,7 @@ class TrainingProgress:
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Show the figures of the epoch."""
-        # beside the bar, on a line of 80 characters
+        # Beside the bar, on a line of 80 characters.
         brief = f"{scores_of(record)}, eps <= {upper(record['epsilon_upper'], 2)} certified"
         self._progress.update(self._task, figures=brief)
         if not self._console.is_terminal:

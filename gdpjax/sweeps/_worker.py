@@ -1,4 +1,4 @@
-"""What trains a chunk of trials, wherever it runs: in threads of this process, or in a process on a node of a cluster.
+"""Train chunks of trials, in threads of this process or in a process on a node of a cluster.
 
 A trial's keys come with it, so that a chunk that is run again, here or elsewhere, is the same trainings with the same
 noise: not another draw from the mechanism, for which another epsilon would be due.
@@ -26,7 +26,7 @@ from gdpjax.sweeps._trials import Trial
 from gdpjax.training import OVERFLOWED, Data, State, check_status
 
 Shape = tuple[Any, ...]
-"""What a program is compiled for: the number of steps, the expected batch size, the whole hyperparameters."""
+"""Whatever a program is compiled for: the number of steps, the expected batch size, the whole hyperparameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,14 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Trials of one shape, and the data of each one's two keys ``uint32[trials, 2, ...]``; not for release."""
+    """Trials of one shape; not for release.
+
+    Attributes:
+      trials: to be trained.
+      key_data: uint32[trials, 2, ...], the data of the two keys of each.
+      shape: of their program.
+      width: how many of them are trained side by side, at most.
+    """
 
     trials: tuple[Trial, ...]
     key_data: np.ndarray
@@ -50,7 +57,7 @@ class Chunk:
 
 
 class Result(NamedTuple):
-    """What became of a chunk's trials, and what was compiled for it, if anything was."""
+    """How the trials of a chunk ended, and what was compiled for it, if anything was."""
 
     outcomes: list[Outcome]
     program: dict[str, Any] | None
@@ -61,52 +68,71 @@ class Stopped(Exception):
 
 
 class _Compiled(NamedTuple):
+    """The program of a shape, the data on the device, and the scores of its models."""
+
     program: Program
     data: Data
     blueprint: Blueprint
     scores: Callable[[Trial, Any], dict[str, float]]
 
 
+def _ignore(done: int, total: int) -> None:
+    pass
+
+
 class Worker:
-    """Trains chunks in ``slots`` threads that share the memory; the program of each shape is compiled once."""
+    """Train chunks in ``slots`` threads that share the memory; the program of each shape is compiled once."""
 
     def __init__(self, task: Task, examples: Examples, memory_bytes: int, slots: int = 1) -> None:
-        self.task, self.examples, self.memory_bytes, self.slots = task, examples, memory_bytes, slots
-        self._lock, self._alone = threading.Lock(), threading.Lock()
+        self.task = task
+        self.examples = examples
+        self.memory_bytes = memory_bytes
+        self.slots = slots
+        # One thread compiles at a time, and a program that needs more than its share of the memory runs alone.
+        self._lock = threading.Lock()
+        self._alone = threading.Lock()
         self._compiled: dict[tuple[Shape, int], _Compiled | Exception] = {}
 
-    def run(self, chunk: Chunk, on_steps: Callable[[int, int], None] = lambda done, total: None) -> Result:
-        """Train the trials of a chunk; what goes wrong is the record of those that it happened to."""
+    def run(self, chunk: Chunk, on_steps: Callable[[int, int], None] = _ignore) -> Result:
+        """Train the trials of a chunk; an error is the outcome of those trials that it happened to."""
         try:
             compiled, description = self.compiled(chunk)
-        except Exception as error:  # whatever the compiler or the model says: the other shapes go on
-            return Result([Outcome(trial, error=described(error)) for trial in chunk.trials], None)
-        program, outcomes = compiled.program, []
+        except Exception as error:
+            # An error of the compiler or of the model: the other shapes go on.
+            return Result(_failures(chunk.trials, error), None)
+
+        program = compiled.program
         is_large = program.memory_bytes > self.memory_bytes // self.slots
+        outcomes = []
         with self._alone if is_large else contextlib.nullcontext():
-            begun = time.perf_counter()
+            begin = time.perf_counter()
             for first in range(0, len(chunk.trials), program.width):
                 part = slice(first, first + program.width)
                 outcomes += self.outcomes(compiled, chunk.trials[part], chunk.key_data[part], on_steps)
-            seconds = (time.perf_counter() - begun) / len(chunk.trials)
-        return Result([dataclasses.replace(outcome, seconds=seconds) for outcome in outcomes], description)
+            seconds = (time.perf_counter() - begin) / len(chunk.trials)
+        timed = [dataclasses.replace(outcome, seconds=seconds) for outcome in outcomes]
+        return Result(timed, description)
 
     def compiled(self, chunk: Chunk) -> tuple[_Compiled, dict[str, Any] | None]:
-        """Return the program for a chunk, and its description where it had to be compiled."""
-        key, description = (chunk.shape, chunk.width), None
+        """Return the program for a chunk, and its description if it had to be compiled."""
+        key = chunk.shape, chunk.width
+        description = None
         with self._lock:
-            if key not in self._compiled:
-                self._compiled[key] = self._compile(chunk)
-                if isinstance(made := self._compiled[key], _Compiled):
-                    description = described_program(chunk, made.program)
-            found = self._compiled[key]
-        if isinstance(found, Exception):
-            raise found
-        return found, description
+            if key in self._compiled:
+                compiled = self._compiled[key]
+            else:
+                compiled = self._compile(chunk)
+                self._compiled[key] = compiled
+                if isinstance(compiled, _Compiled):
+                    description = described_program(chunk, compiled.program)
+        if isinstance(compiled, Exception):
+            raise compiled
+        return compiled, description
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
-        assert trial.plan is not None  # those without have their error on record
+        # Trials without a plan have their error on record.
+        assert trial.plan is not None
         try:
             blueprint = blueprint_of(self.task, self.examples, trial.plan, trial.settings)
             program, data = compile_shape(blueprint, trial.settings, chunk.width, self.memory_bytes, self.slots)
@@ -115,7 +141,7 @@ class Worker:
             return error
 
     def _shared(self, data: Data) -> Data:
-        """The data as an earlier shape has them on the device: all plans of a sweep are for one number of rows."""
+        """Return the data as an earlier shape has them on the device: all plans of a sweep are for as many rows."""
         for other in self._compiled.values():
             if isinstance(other, _Compiled):
                 return other.data
@@ -129,20 +155,31 @@ class Worker:
             state = self.train(compiled, trials, key_data, on_steps)
         except Stopped:
             raise
-        except Exception as error:  # out of memory, say: the other chunks go on
-            return [Outcome(trial, error=described(error)) for trial in trials]
+        except Exception as error:
+            # Out of memory, for example: the other chunks go on.
+            return _failures(trials, error)
         return [outcome(compiled, trial, lane(state, index)) for index, trial in enumerate(trials)]
 
     def train(
         self, compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Callable[[int, int], None]
     ) -> State:
         """Take trials through their program."""
+        keys = []
+        for init_data, training_data in jnp.asarray(key_data):
+            init_key = jax.random.wrap_key_data(init_data)
+            training_key = jax.random.wrap_key_data(training_data)
+            keys.append(Keys(init_key, training_key))
+
         program = compiled.program
-        total = program.num_calls * program.steps_per_call
-        keys = [Keys(*map(jax.random.wrap_key_data, pair)) for pair in jnp.asarray(key_data)]
         settings = [trial.settings for trial in trials]
-        numbers, stacked = arguments_of(settings, keys, compiled.blueprint.real, program.width)
-        return program.run(numbers, stacked, compiled.data, lambda steps: on_steps(steps, total))
+        numbers, stacked_keys = arguments_of(settings, keys, compiled.blueprint.real, program.width)
+        num_steps = program.num_calls * program.steps_per_call
+        return program.run(numbers, stacked_keys, compiled.data, lambda done: on_steps(done, num_steps))
+
+
+def _failures(trials: Sequence[Trial], error: Exception) -> list[Outcome]:
+    """Return the same error as the outcome of each trial."""
+    return [Outcome(trial, error=described(error)) for trial in trials]
 
 
 def compile_shape(
@@ -165,7 +202,8 @@ def make_scores(blueprint: Blueprint) -> Callable[[Trial, Any], dict[str, float]
 
     def scores(trial: Trial, params: Any) -> dict[str, float]:
         numbers = {name: jnp.float32(trial.settings[name]) for name in names}
-        return {name: python_number(value) for name, value in compiled(numbers, params, evaluation).items()}
+        values = compiled(numbers, params, evaluation)
+        return {name: python_number(value) for name, value in values.items()}
 
     return scores
 
@@ -195,30 +233,32 @@ def outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:
     except Exception as error:
         return Outcome(trial, error=described(failure_of("scores", error)))
     # NaN would win or lose every comparison by accident.
-    spoiled = [name for name, value in scores.items() if not math.isfinite(value)]
-    if spoiled:
-        return Outcome(trial, error=f"the score {spoiled[0]} is {scores[spoiled[0]]}")
+    for name, value in scores.items():
+        if not math.isfinite(value):
+            return Outcome(trial, error=f"the score {name} is {value}")
     return Outcome(trial, scores)
 
 
 def is_finite(params: Any) -> bool:
-    """Whether no real number among the parameters is infinite or NaN."""
-    leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
+    """Return whether no real number among the parameters is infinite or NaN."""
+    for leaf in jax.tree.leaves(params):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not jnp.isfinite(leaf).all():
+            return False
+    return True
 
 
 def shape_of(task: Task, trial: Trial) -> Shape:
     """Return the shape of a trial that has a plan."""
-    assert trial.plan is not None  # those without have their error on record
+    assert trial.plan is not None
     constants = tuple(sorted(task.constants(trial.settings).items()))
     return trial.plan.max_steps, trial.plan.expected_batch_size, *constants
 
 
 def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:
-    """Return what is kept of a compilation."""
-    steps, batch_size, *constants = chunk.shape
+    """Return the record of a compilation."""
+    num_steps, batch_size, *constants = chunk.shape
     return {
-        "num_steps": steps,
+        "num_steps": num_steps,
         "batch_size": int(batch_size),
         "constants": dict(constants),
         "width": program.width,
@@ -230,19 +270,25 @@ def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:
 
 
 def refuse_wrong_ledger(trial: Trial, state: State) -> None:
-    """RuntimeError unless the state's ledger holds what the trial's certified cost was computed for, or less."""
+    """Raise RuntimeError unless the state's ledger holds the event that the cost was computed for, or less of it."""
     assert trial.plan is not None
     (event,) = ledger_of(state.opt_state).events
     planned = trial.plan.event
     assert isinstance(event, Event)
     assert isinstance(planned, Event)
-    same = (event.noise_multiplier, event.sampling_prob) == (planned.noise_multiplier, planned.sampling_prob)
-    complete = event.num_steps == planned.num_steps or int(state.status) == OVERFLOWED
-    if not same or not complete or event.num_steps > planned.num_steps:
+
+    # A training that was stopped by an overflowing batch has taken fewer steps.
+    has_planned_noise = event.noise_multiplier == planned.noise_multiplier
+    has_planned_sampling = event.sampling_prob == planned.sampling_prob
+    is_complete = event.num_steps == planned.num_steps
+    was_stopped = event.num_steps < planned.num_steps and int(state.status) == OVERFLOWED
+    if not has_planned_noise or not has_planned_sampling or not (is_complete or was_stopped):
         raise RuntimeError(f"the ledger says {event}, but the cost was computed for {planned}")
 
 
 def described(error: Exception) -> str:
     """Return one line for an error."""
     text = " ".join(str(error).split())[:500]
-    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, UserError):
+        return text
+    return f"{type(error).__name__}: {text}"

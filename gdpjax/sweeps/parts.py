@@ -1,23 +1,22 @@
-"""The parts of a sweep one by one, for benchmarks and other drivers; `gdpjax.sweeps.run_sweep` puts them together."""
+"""The parts of a sweep that the benchmarks and the experiments of this repository use one by one.
+
+Users call `gdpjax.sweeps.run_sweep`, which puts them together; the names here may change with any version.
+"""
 
 from gdpjax.sweeps._folder import begin, described, is_finished, keys_of, record_program
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
-from gdpjax.sweeps._layout import Layout, layout_of
+from gdpjax.sweeps._layout import layout_of
 from gdpjax.sweeps._plans import plan_of
-from gdpjax.sweeps._program import Blueprint, arguments_of, blueprint_of
+from gdpjax.sweeps._program import arguments_of, blueprint_of
 from gdpjax.sweeps._report import write_report
-from gdpjax.sweeps._results import Row, finish, read_rows, write_part
+from gdpjax.sweeps._results import finish, read_rows, write_part
 from gdpjax.sweeps._sweep import num_slots
 from gdpjax.sweeps._task import load_examples
-from gdpjax.sweeps._trials import Trial, list_trials, plan_trials
+from gdpjax.sweeps._trials import list_trials, plan_trials
 from gdpjax.sweeps._worker import compile_shape
 
 __all__ = [
     "SEED_NOTICE",
-    "Blueprint",
-    "Layout",
-    "Row",
-    "Trial",
     "arguments_of",
     "begin",
     "blueprint_of",

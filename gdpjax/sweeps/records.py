@@ -1,4 +1,4 @@
-"""The files of a run: JSON documents and logs, written whole or not at all, and read with a word for what is damaged.
+"""Write and read the files of a run: JSON documents and logs, whole or not at all, with a message for damaged ones.
 
 Public: ``config.json``, ``metrics.jsonl``, ``model.npz``, ``result.json``. Not for release, since epsilon does not
 cover them: ``private_diagnostics.NOT_FOR_RELEASE.jsonl``, and the checkpoints, which hold the keys of the noise.
@@ -33,13 +33,13 @@ Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ConfigFile(msgspec.Struct):
-    """What is read of ``config.json``; every field of a configuration is compared, whatever it is."""
+    """The fields of ``config.json`` that are read; every field of a configuration is compared."""
 
     config: dict[str, Any]
 
 
 class Epoch(msgspec.Struct):
-    """What is read of an epoch's public figures. Infinite epsilons are written as texts."""
+    """The public figures of an epoch that are read. Infinite epsilons are written as texts."""
 
     step: Whole
     epoch: Whole
@@ -48,13 +48,13 @@ class Epoch(msgspec.Struct):
 
 
 class Metrics(Epoch):
-    """What is read of a line of ``metrics.jsonl``."""
+    """The fields of a line of ``metrics.jsonl`` that are read."""
 
     steps_per_second: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class Privacy(msgspec.Struct):
-    """What is read of ``privacy`` in ``result.json``. Infinite epsilons are written as texts."""
+    """The fields of ``privacy`` in ``result.json`` that are read. Infinite epsilons are written as texts."""
 
     noise_multiplier: float
     sampling_prob: float
@@ -68,24 +68,24 @@ class Privacy(msgspec.Struct):
 
 
 class ResultFile(msgspec.Struct):
-    """What is read of ``result.json``."""
+    """The fields of ``result.json`` that are read."""
 
     privacy: Privacy
     config: dict[str, Any]
 
 
 class Diagnostics(msgspec.Struct):
-    """What is read of a line of the private diagnostics."""
+    """The fields of a line of the private diagnostics that are read."""
 
     step: Whole
 
 
 DETAILS: dict[str, type] = {METRICS: Metrics, DIAGNOSTICS: Diagnostics}
-"""What a line of each log holds, after the notice."""
+"""The type of the lines of each log, after the notice."""
 
 
 def fingerprint() -> dict[str, Any]:
-    """What must be equal for the same run to give the same bits: versions, devices and settings."""
+    """Return versions, devices and settings, which must be equal for the same run to give the same bits."""
     return {**environment(), "flax": _version_if_installed("flax")}
 
 
@@ -118,8 +118,8 @@ def read_lines(path: Path, kind: type, header: int = 0) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; restore it, or start anew in another folder")
-    *lines, _torn = path.read_bytes().split(b"\n")
-    found = []
+    *lines, _unfinished = path.read_bytes().split(b"\n")
+    objects = []
     for number, line in enumerate(lines[header:], start=header + 1):
         source = f"{path}, line {number}"
         try:
@@ -127,27 +127,31 @@ def read_lines(path: Path, kind: type, header: int = 0) -> list[dict[str, Any]]:
             convert_document(record, kind, source)
         except DocumentError as error:
             raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
-        found.append(record)
-    return found
+        objects.append(record)
+    return objects
 
 
 def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
-    """UserError unless the run in ``folder`` was begun with the configuration ``config``."""
+    """Raise UserError unless the run in ``folder`` was begun with the configuration ``config``."""
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: there is no run in {folder}")
-    saved, now = read_json(path, ConfigFile)["config"], json.loads(json.dumps(_plain(config)))
-    differing = [name for name in sorted(saved | now) if saved.get(name) != now.get(name)]
-    found = [f"{name}: {saved.get(name)!r} then, {now.get(name)!r} now" for name in differing]
-    if found:
+    saved = read_json(path, ConfigFile)["config"]
+    now = json.loads(json.dumps(_plain(config)))
+    differences = []
+    for name in sorted(saved | now):
+        if saved.get(name) != now.get(name):
+            differences.append(f"{name}: {saved.get(name)!r} then, {now.get(name)!r} now")
+    if differences:
+        listing = "; ".join(differences)
         raise UserError(
-            f"this is not the configuration that the run in {folder} was begun with ({'; '.join(found)}); restore it, "
+            f"this is not the configuration that the run in {folder} was begun with ({listing}); restore it, "
             "or start a new run with another --out"
         )
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinities or NaN: they become strings."""
+    """Return a value for strict JSON: infinities and NaN become strings, which it has not."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -165,7 +169,8 @@ def write_json(path: Path, value: Any) -> None:
 def start_log(folder: Path, name: str) -> None:
     """Begin a JSONL file with its notice."""
     mode = 0o600 if name == DIAGNOSTICS else 0o666
-    write_atomically(folder / name, json.dumps({"notice": NOTICES[name]}) + "\n", mode)
+    notice = json.dumps({"notice": NOTICES[name]})
+    write_atomically(folder / name, notice + "\n", mode)
 
 
 def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
@@ -175,18 +180,20 @@ def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
 
 
 def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
-    """Drop the records after ``step``, and a line cut off by a crash; returns what stays, without the notice."""
-    kind = DETAILS[name]
-    kept = [record for record in read_lines(folder / name, kind, header=1) if record["step"] <= step]
+    """Drop the records after ``step``, and a line cut off by a crash; returns the others, without the notice."""
+    lines = read_lines(folder / name, DETAILS[name], header=1)
+    kept = [record for record in lines if record["step"] <= step]
     start_log(folder, name)
     append(folder, name, kept)
     return kept
 
 
 def save_model(folder: Path, params: Any) -> None:
-    """The trained parameters, by path: they are covered by epsilon and may be released."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    arrays = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    """Write the trained parameters, by path: they are covered by epsilon and may be released."""
+    arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        arrays[name] = np.asarray(leaf)
     temporary = folder / f"partial-{MODEL}"
     np.savez(temporary, allow_pickle=False, **arrays)
     temporary.replace(folder / MODEL)

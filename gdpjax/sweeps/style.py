@@ -37,4 +37,7 @@ def scientific(value: float) -> str:
     """Return a number as mathtext: 1e-05 is 10^{-5}."""
     mantissa, exponent = f"{value:e}".split("e")
     factor = f"{float(mantissa):g}"
-    return ("" if factor == "1" else rf"{factor} \times ") + f"10^{{{int(exponent)}}}"
+    power = f"10^{{{int(exponent)}}}"
+    if factor == "1":
+        return power
+    return rf"{factor} \times {power}"
