@@ -181,6 +181,19 @@ def leaves_of(name: str, tree: Any) -> list[tuple[Any, Any]]:
         raise ValueError(f"{name} must be a pytree that JAX can flatten, got {shown(tree)}: {error}") from error
 
 
+def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **renamed: str) -> None:
+    """ValueError with a guess where a keyword that is given is none of those that are known.
+
+    ``renamed`` are names from elsewhere, each with what is meant, for which no spelling is close.
+    """
+    known = tuple(known)
+    for name in given:
+        if name not in known:
+            meant = renamed.get(name)
+            guess = f"; did you mean {meant!r}?" if meant else did_you_mean(name, known)
+            raise ValueError(f"{title} has no argument {name!r}{guess or '; it takes ' + ', '.join(known)}")
+
+
 def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
 
@@ -193,11 +206,7 @@ def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in names:
-                    meant = renamed.get(name)
-                    guess = f"; did you mean {meant!r}?" if meant else did_you_mean(name, names)
-                    raise ValueError(f"{title} has no argument {name!r}{guess or '; it takes ' + ', '.join(names)}")
+            check_keywords(title, kwargs, names, **renamed)
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
