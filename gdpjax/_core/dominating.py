@@ -12,7 +12,7 @@ by comparing with 1e-9 to spare.
 """
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from gdpjax._core.gdp import delta_kernel
 
@@ -34,7 +34,8 @@ def dominates(mu: float | np.ndarray, epsilon: np.ndarray, bound: np.ndarray, fa
     left, right = epsilon[:-1], epsilon[1:]
     middle = 0.5 * (left + right)
     level = delta_kernel(np, middle, np.asarray(mu))
-    slope = np.exp(np.minimum(middle + log_ndtr(-middle / mu - 0.5 * mu), 0.0))  # with regard to y, times y_m
+    log_slope = middle + scipy.special.log_ndtr(-middle / mu - 0.5 * mu)
+    slope = np.exp(np.minimum(log_slope, 0.0))  # with regard to y, times y_m
 
     def tangent(e: np.ndarray) -> np.ndarray:
         change = slope * np.expm1(e - middle)
