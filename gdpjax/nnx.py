@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from gdpjax._core.arguments import check_callable, check_count, check_flag
+from gdpjax._core.arguments import check_callable, check_count, check_flag, check_keywords
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.trees import leaf_name
@@ -411,6 +411,4 @@ def _check_options(function: Callable[..., Any], options: dict[str, Any]) -> Non
     """Raise ValueError if a name is not a keyword of the function that they are passed on to."""
     parameters = inspect.signature(function).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
-    unknown = sorted(set(options).difference(known))
-    if unknown:
-        raise ValueError(f"unknown option {', '.join(unknown)}; there are {', '.join(known)}")
+    check_keywords(function.__name__, options, known)

@@ -22,6 +22,14 @@ def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
         assert not shown or printed == shown
 
 
+def test_no_end_of_a_bracket_is_rounded_inward():
+    """``f"{bounds:.3f}"`` rounds outward; an end by itself is rounded to the nearest, and may not be true any more."""
+    rounded_by_itself = re.compile(r"\{[^{}]*\b(lower|upper)(\(.*?\))?:\.?\d*[fg]")
+    for page in [*PAGES, DOCS.parent / "README.md"]:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            assert not rounded_by_itself.search(block), (page.name, rounded_by_itself.search(block))
+
+
 def test_every_page_is_in_the_sites_navigation_once():
     settings = (DOCS.parent / "mkdocs.yml").read_text()
     listed = re.findall(r"^ .*: (\S+\.md)$", settings, flags=re.MULTILINE)

@@ -108,6 +108,13 @@ def test_a_run_without_noise_is_an_event_that_says_so():
             Event(noise, 0.1, 3)
 
 
+def test_a_wrong_field_of_a_joint_event_is_refused():
+    with pytest.raises(ValueError, match=r"Event\.joint has no argument 'sampler'; did you mean 'sampling'"):
+        Event.joint(1.0, 1.0, sampling_prob=0.1, num_steps=3, sampler="poisson")
+    with pytest.raises(ValueError, match=r"quantile_clipping has no argument 'over_flow'; did you mean 'overflow'"):
+        Event.quantile_clipping(1.0, 5.0, sampling_prob=0.1, num_steps=3, over_flow=0.0)
+
+
 def test_joint_events_of_tiny_noise_do_not_vanish():
     joint = Event.joint(1e-200, 1e-200, sampling_prob=0.1, num_steps=1).noise_multiplier
     assert joint == pytest.approx(1e-200 / 2**0.5, rel=1e-12)

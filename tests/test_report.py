@@ -170,6 +170,13 @@ def test_what_is_no_run_is_refused(arguments, options):
         report(*arguments, **options)
 
 
+def test_a_wrong_keyword_is_refused_with_a_guess():
+    with pytest.raises(ValueError, match="report has no argument 'delta'; did you mean 'deltas'"):
+        report(RUN, delta=1e-5)
+    with pytest.raises(ValueError, match="report has no argument 'title'; it takes runs, deltas, names"):
+        report(RUN, title="MNIST")
+
+
 def test_the_command(capsys, tmp_path):
     numbers = ",".join(map(str, RUN))
     assert main(["report", numbers, "--delta", "1e-5"]) == 0

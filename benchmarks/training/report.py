@@ -5,6 +5,7 @@ from typing import Any
 from benchmarks.tables import cell, table
 from benchmarks.training.parts import CLIPPED, JAX_NORMAL, PRIVATE
 from benchmarks.writing import bullets, document, milliseconds, quartiles, setting, targets_table
+from gdpjax import Bounds
 
 MIB = 2**20
 READING = (
@@ -120,7 +121,7 @@ def _trainers(case: dict[str, Any]) -> str:
                 f"{cell(rate['q1'])} to {cell(rate['q3'])}",
                 ours and ours / rate["median"],
                 f"{at['sampling_prob']:.6f}",
-                f"[{lower:.4f}, {epsilon}]" if lower is not None else epsilon,
+                epsilon if lower is None else f"{Bounds(lower, stated['epsilon']):.4f}",
                 stated["by"],
                 f"{at['loss']:.3f}",
                 at["ready_seconds"],

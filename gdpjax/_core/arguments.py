@@ -210,6 +210,22 @@ def leaves_of(name: str, tree: Any) -> list[tuple[Any, Any]]:
     return leaves
 
 
+def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **renamed: str) -> None:
+    """ValueError with a guess where a keyword that is given is none of those that are known.
+
+    ``renamed`` are names from elsewhere, each with what is meant, for which no spelling is close.
+    """
+    known = tuple(known)
+    for name in given:
+        if name in known:
+            continue
+        if name in renamed:
+            advice = f"; did you mean {renamed[name]!r}?"
+        else:
+            advice = did_you_mean(name, known) or f"; it takes {', '.join(known)}"
+        raise ValueError(f"{title} has no argument {name!r}{advice}")
+
+
 def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
 
@@ -224,16 +240,9 @@ def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         takes_names_only = kinds <= {inspect.Parameter.KEYWORD_ONLY}
 
-        def advice_for(unknown: str) -> str:
-            if renamed.get(unknown):
-                return f"; did you mean {renamed[unknown]!r}?"
-            return did_you_mean(unknown, names) or f"; it takes {listing}"
-
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in names:
-                    raise ValueError(f"{title} has no argument {name!r}{advice_for(name)}")
+            check_keywords(title, kwargs, names, **renamed)
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:

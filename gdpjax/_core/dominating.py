@@ -12,7 +12,7 @@ by comparing with 1e-9 to spare.
 """
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from gdpjax._core.gdp import delta_kernel
 
@@ -38,7 +38,7 @@ def dominates(mu: float | np.ndarray, epsilon: np.ndarray, bound: np.ndarray, fa
 
     # delta_mu at the middle, and minus its slope there with regard to y, times y_m.
     level = delta_kernel(np, middle, np.asarray(mu))
-    log_slope = middle + log_ndtr(-middle / mu - 0.5 * mu)
+    log_slope = middle + scipy.special.log_ndtr(-middle / mu - 0.5 * mu)
     slope = np.exp(np.minimum(log_slope, 0.0))
 
     def tangent(epsilon: np.ndarray) -> np.ndarray:

@@ -12,6 +12,20 @@ def plain(value: Any) -> Any:
     return value
 
 
+def decimals_of(value: float, decimals: int, rounding: str) -> str:
+    """``value`` with so many decimals, rounded as `decimal` names it: "ROUND_FLOOR", "ROUND_CEILING".
+
+    >>> decimals_of(2.4511, 2, "ROUND_CEILING"), decimals_of(2.5, 2, "ROUND_FLOOR")
+    ('2.46', '2.50')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    # Decimals hold a float exactly: a product with a power of ten may itself be rounded to the wrong side. There are
+    # digits enough for the largest float.
+    context = decimal.Context(prec=400 + decimals)
+    return str(decimal.Decimal(value).quantize(decimal.Decimal(1).scaleb(-decimals), rounding, context))
+
+
 def rounded(value: float, digits: int, rounding: str) -> str:
     """Write ``value`` in significant digits, rounded "up", "down" or to "nearest"; "exact" writes all digits.
 

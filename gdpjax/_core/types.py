@@ -1,7 +1,13 @@
 """Small shared types: brackets and neighbouring relations; and the failure probability of mu."""
 
+import decimal
 import enum
+import re
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from gdpjax._core.figures import decimals_of
 
 Array = Any
 """Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer."""
@@ -15,12 +21,30 @@ FAILURE = 1e-10
 class Bounds(NamedTuple):
     """A certified bracket: the truth lies in [lower, upper], element by element.
 
+    In a text one bracket is written with a number of decimals, rounded outward, so that what is printed is true.
+
     >>> Bounds(0.9, 1.1).upper
     1.1
+    >>> f"{Bounds(3.2462, 16.5231):.2f}"
+    '[3.24, 16.53]'
     """
 
     lower: Array
     upper: Array
+
+    def __format__(self, format_spec: str) -> str:
+        """Write one bracket such as ``f"{bounds:.3f}"``: the lower end rounded down, the upper one up."""
+        if not format_spec:
+            return str(self)
+        match = re.fullmatch(r"\.(\d{1,3})f", format_spec)
+        if match is None:
+            raise ValueError(f"a bracket is written with a number of decimals, such as .3f, got {format_spec!r}")
+        if np.ndim(self.lower) or np.ndim(self.upper):
+            raise ValueError("only one bracket can be written; take an element, Bounds(lower[i], upper[i])")
+        decimals = int(match[1])
+        lower = decimals_of(float(self.lower), decimals, decimal.ROUND_FLOOR)
+        upper = decimals_of(float(self.upper), decimals, decimal.ROUND_CEILING)
+        return f"[{lower}, {upper}]"
 
 
 class NeighboringRelation(enum.Enum):

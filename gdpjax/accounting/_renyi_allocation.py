@@ -23,7 +23,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import gammaln
+import scipy
 
 LARGEST_WHOLE_ORDER = 1024
 """Above it only the Gaussian mechanism's moment is used, for which the draw is known."""
@@ -101,7 +101,7 @@ def _whole_orders(h: float, steps: int, largest: int) -> np.ndarray:
     moments = mean_of(steps)
     # Rounding: in each of the rounds the excess over 1 of a moment is right to ``relative`` of itself.
     rounds = math.ceil(math.log2(steps))
-    magnitude = 20.0 * gammaln(a + 1.0) + 8.0 * one_step + 4.0 * a + 2000.0
+    magnitude = 20.0 * scipy.special.gammaln(a + 1.0) + 8.0 * one_step + 4.0 * a + 2000.0
     relative = _UNIT_ROUNDOFF * magnitude
     # Of noise so small that this overflows nothing is known but that the moment is large.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -129,7 +129,7 @@ class _Binomials(NamedTuple):
     def up_to(cls, largest: int) -> "_Binomials":
         # The rows of a = 0 and 1 have three elements.
         a, j = (index[3:] for index in np.tril_indices(largest + 1))
-        log_factorial = gammaln(np.arange(largest + 1.0) + 1.0)
+        log_factorial = scipy.special.gammaln(np.arange(largest + 1.0) + 1.0)
         log = log_factorial[a] - log_factorial[j] - log_factorial[a - j]
         return cls(a - 2, np.flatnonzero(j == 0), j, a - j, log)
 
@@ -254,8 +254,8 @@ def _log_mellin(nodes: np.ndarray, pieces: list[_Piece], b: np.ndarray, ratio_er
     error = np.exp(np.minimum(log_error, -1.0))
 
     # Exponents are right to a few ulp of the largest that matters.
-    rounding = 8.0 * largest_exponent + 8.0 * np.abs(gammaln(b)) + 16.0 * np.abs(total) + 256.0
-    moments = np.maximum(total - gammaln(b) - np.log1p(-error), 0.0) + _UNIT_ROUNDOFF * rounding
+    rounding = 8.0 * largest_exponent + 8.0 * np.abs(scipy.special.gammaln(b)) + 16.0 * np.abs(total) + 256.0
+    moments = np.maximum(total - scipy.special.gammaln(b) - np.log1p(-error), 0.0) + _UNIT_ROUNDOFF * rounding
     return np.where(usable, moments, np.inf)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.special import expit, logit
+import scipy
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
@@ -93,7 +93,7 @@ def _starts(num_steps: int, separation: int, num_buffers: int) -> list[np.ndarra
             smallest.append(min(factor / length, 0.2))
     points = []
     for distance in sorted(set(smallest)):
-        logits = logit(np.geomspace(distance, 0.7, 2 * num_buffers))
+        logits = scipy.special.logit(np.geomspace(distance, 0.7, 2 * num_buffers))
         increments = np.diff(logits)
         points.append(np.concatenate([logits[:1], np.log(increments)]))
     return points
@@ -110,7 +110,7 @@ def _distances(point: np.ndarray) -> np.ndarray:
     """Return the increasing distances from 1 of decay_1, zero_1, decay_2, zero_2, ..."""
     increments = np.exp(point[1:])
     others = point[0] + np.cumsum(increments)
-    return expit(np.concatenate([point[:1], others]))
+    return scipy.special.expit(np.concatenate([point[:1], others]))
 
 
 def _loss(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_flag, check_number, check_relation
+from gdpjax._core.arguments import check_choice, check_flag, check_keywords, check_number, check_relation
 from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
@@ -55,6 +55,11 @@ def _set_numbers(event: Any, **domains: Domain) -> None:
         if np.ndim(value) != 0:
             raise ValueError(f"an event describes one configuration: {name} must be a number, got {shown(value)}")
         object.__setattr__(event, name, int(value) if domain in (COUNT, _CATEGORIES) else float(value))
+
+
+def _check_fields(title: str, fields: dict[str, Any]) -> None:
+    """Raise ValueError for a keyword that an `Event` made of several releases does not take."""
+    check_keywords(title, fields, ("sampling", "neighboring_relation", "overflow", "announced"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Event:
         >>> round(Event.joint(1.0, 1.0, sampling_prob=0.01, num_steps=10).noise_multiplier, 4)
         0.7071
         """
+        _check_fields("Event.joint", fields)
         if not noise_multipliers:
             raise ValueError("Event.joint needs at least one noise multiplier")
         for value in noise_multipliers:
@@ -130,6 +136,7 @@ class Event:
         >>> round(Event.quantile_clipping(1.0, 5.0, sampling_prob=0.01, num_steps=10).noise_multiplier, 4)
         0.995
         """
+        _check_fields("Event.quantile_clipping", fields)
         relation = resolve_relation(fields.get("sampling", "poisson"), fields.get("neighboring_relation"))
         count_stddev = check_number("count_stddev", count_stddev, POSITIVE)
         count = count_stddev if relation is NeighboringRelation.REPLACE_ONE else 2.0 * count_stddev

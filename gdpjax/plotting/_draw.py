@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_instance
+from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown as shown_value
 from gdpjax._core.types import FAILURE
 from gdpjax.plotting._curves import EpsilonCurves, TradeoffCurves
@@ -82,11 +83,14 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
         (safe,) = axes.plot(alpha, height(curves.gaussian_certified), **_DASH_DOTTED)
         limit = None if curves.gaussian_clt is None else axes.plot(alpha, height(curves.gaussian_clt), **_DOTTED)[0]
         (blind,) = axes.plot(alpha, height(1.0 - curves.alpha), color=_GREY, linewidth=0.6)
+        # A bound in print is rounded up.
+        epsilon = rounded(float(curves.epsilon.upper), 4, "up")
+        mu = rounded(float(curves.mu_upper), 3, "up")
         labels = {
             band: r"$f$ of this run: certified band" if limit else r"$f$: certified band",
-            steep: rf"$f_{{\varepsilon,\delta}}$, $\varepsilon = {curves.epsilon.upper:.4g}$, "
+            steep: rf"$f_{{\varepsilon,\delta}}$, $\varepsilon = {epsilon}$, "
             rf"$\delta = {_scientific(curves.delta)}$: certified bound",
-            safe: rf"$G_\mu$, $\mu = {curves.mu_upper:.3g}$: certified bound, failure ${_scientific(FAILURE)}$",
+            safe: rf"$G_\mu$, $\mu = {mu}$: certified bound, failure ${_scientific(FAILURE)}$",
         }
         if limit:
             labels[limit] = rf"$G_\mu$, CLT $\mu = {curves.mu_clt:.3g}$: asymptotic, may understate"

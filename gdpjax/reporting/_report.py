@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from gdpjax._core.arguments import check_number, check_text
+from gdpjax._core.arguments import check_number, check_text, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
@@ -86,6 +86,7 @@ class Report:
         return _tables.rows_of(self._runs, self._figures)
 
 
+@keyword_checked(delta="deltas", name="names")
 def report(*runs: Any, deltas: Any = DELTAS, names: Any = None) -> Report:
     """The report card of runs: what they cost in privacy, by every measure that papers ask for.
 

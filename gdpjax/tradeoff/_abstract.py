@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import xla
-from gdpjax._core.arguments import check_array
+from gdpjax._core.arguments import check_array, check_keywords
 from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced
 from gdpjax._core.precision import narrow
 from gdpjax._core.roots import bisect, middle
@@ -179,6 +179,8 @@ class Curve:
 
     def replaced(self, **changes: Any) -> Self:
         """Return a copy with other parameters, unchecked."""
+        names = [field.name for field in dataclasses.fields(self)]  # pyright: ignore[reportArgumentType]
+        check_keywords("replaced", changes, names)
         curve = object.__new__(type(self))
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value = changes.get(field.name, getattr(self, field.name))
@@ -191,9 +193,21 @@ def check_curve(name: str, value: Any) -> Curve:
     if isinstance(value, Curve):
         return value
     curve = getattr(value, "exact", value)
+    if not isinstance(curve, Curve) and _is_certified(value):
+        raise ValueError(
+            f"{name} must be a trade-off curve known exactly, such as Gaussian(1.0); a certified curve brackets one, "
+            "and answers by methods of its own: curve.advantage(), curve.tpr(alpha), curve.bayes_success(prior), "
+            "curve.epsilon(delta), curve.delta(epsilon), curve.tradeoff(alpha), curve.mu()"
+        )
     if not isinstance(curve, Curve):
         raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {shown(value)}")
     return curve
+
+
+def _is_certified(value: Any) -> bool:
+    """Tell whether ``value`` answers like a `CertifiedCurve`, a class that stands above this module."""
+    questions = ("advantage", "bayes_success", "tpr", "tradeoff")
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in questions)
 
 
 def check_symmetric(name: str, curve: Curve, what: str) -> Curve:

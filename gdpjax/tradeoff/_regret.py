@@ -15,7 +15,7 @@ exceed the lower bound are divided again. The derivation is docs/theory/regret.m
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+import scipy
 
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Bounds
@@ -38,8 +38,8 @@ def gaussian_delta(epsilon: np.ndarray, mu: float | np.ndarray) -> tuple[np.ndar
     """Return delta of mu-GDP at ``epsilon``, for 0 < mu < inf, and a bound on its rounding error."""
     # delta_mu(e) = Phi(mu / 2 - e / mu) - e^e Phi(-mu / 2 - e / mu)
     x = epsilon / mu
-    first = ndtr(0.5 * mu - x)
-    log_tail = log_ndtr(-0.5 * mu - x)
+    first = scipy.special.ndtr(0.5 * mu - x)
+    log_tail = scipy.special.log_ndtr(-0.5 * mu - x)
     second = np.exp(np.minimum(epsilon + log_tail, 0.0))
 
     # Both terms have the derivative phi(mu / 2 - x) in their arguments, which are rounded relative to mu and x. The

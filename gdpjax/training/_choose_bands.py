@@ -5,11 +5,12 @@ drawn from one group of b, with b times the probability, in one of b steps. The 
 with the least error, and 1 is Poisson sampling with independent noise.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from gdpjax._core.arguments import check_choice, check_count
+from gdpjax._core.arguments import check_choice, check_count, check_keywords
 from gdpjax._core.shown import shown
 from gdpjax.correlated import SingleParticipation, optimize_banded_toeplitz
 from gdpjax.training._make_plan import make_plan
@@ -48,6 +49,7 @@ def choose_bands(
     for name in ("sampling", "correlation", "participation", "num_groups"):
         if name in arguments:
             raise ValueError(f"{name} follows from the number of bands: leave it out")
+    check_keywords("choose_bands", arguments, inspect.signature(make_plan).parameters)
     candidates = _candidates(num_bands, arguments)
     plans: dict[int, Plan] = {}
     reasons = []

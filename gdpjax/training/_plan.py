@@ -25,7 +25,7 @@ from typing import Any
 
 import scipy
 
-from gdpjax._core.arguments import check_choice, check_count, check_number, check_text
+from gdpjax._core.arguments import check_choice, check_count, check_keywords, check_number, check_text
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
@@ -484,7 +484,16 @@ class Plan:
 
     def replace(self, **changes: Any) -> "Plan":
         """The same plan but for ``changes``; what follows from them follows. ``noise_multiplier`` and clip norms may be
-        traced, for a sweep in one compiled program; such a plan trains, but has no event, statement or JSON form."""
+        traced, for a sweep in one compiled program; such a plan trains, but has no event, statement or JSON form.
+        ValueError for a name that is no field of a plan."""
+        for target in ("epsilon", "mu"):
+            if target in changes:
+                raise ValueError(
+                    f"a plan holds its noise multiplier and not the target {target}: make_plan({target}=...) finds the "
+                    "noise that meets one"
+                )
+        fields = [field.name for field in dataclasses.fields(self) if field.init]
+        check_keywords("Plan.replace", changes, fields)
         return dataclasses.replace(self, **changes)
 
     def statement(self) -> str:

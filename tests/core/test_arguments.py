@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gdpjax
 from gdpjax._core import arguments, checks
 from gdpjax._core.shown import shown
 
@@ -116,3 +117,14 @@ def test_shown_never_raises_is_short_and_prints_no_data() -> None:
         assert len(text) < 200, text
     assert shown([secret, 1.0]) == "[float64[3], float]"
     assert shown(jax.random.key(0)) == "an array of key<fry>[]"
+
+
+def test_a_bracket_is_written_with_its_ends_rounded_outward():
+    assert f"{gdpjax.Bounds(3.2462, 16.5231):.2f}" == "[3.24, 16.53]"
+    assert f"{gdpjax.Bounds(np.float64(0.5), jnp.float32(0.5)):.1f}" == "[0.5, 0.5]"
+    assert f"{gdpjax.Bounds(1.7e308, np.inf):.3f}".endswith(".000, inf]")
+    assert f"{gdpjax.Bounds(1.0, 2.0)}" == "Bounds(lower=1.0, upper=2.0)"
+    with pytest.raises(ValueError, match=r"such as \.3f, got '\.3g'"):
+        format(gdpjax.Bounds(1.0, 2.0), ".3g")
+    with pytest.raises(ValueError, match="take an element"):
+        format(gdpjax.Bounds(np.ones(2), np.ones(2)), ".3f")

@@ -16,6 +16,7 @@ from gdpjax.tradeoff import (
     PiecewiseLinear,
     attack_advantage,
     bayes_error,
+    compose,
     convex_conjugate,
     delta,
     dominating_mu,
@@ -28,6 +29,7 @@ from gdpjax.tradeoff import (
     true_positive_rate,
 )
 
+CERTIFIED = compose(Laplace(0.5), times=2)
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
 
 
@@ -170,6 +172,9 @@ def test_gradients_of_epsilon_and_bayes_error():
         (lambda: true_positive_rate(Gaussian(1.0), -0.1), "false_positive_rate must be"),
         (lambda: epsilon(Gaussian(1.0), 1.0), r"delta must be a number in \[0, 1\)"),
         (lambda: attack_advantage(None), "f must be a trade-off curve"),
+        (lambda: attack_advantage(CERTIFIED), r"methods of its own: curve\.advantage\(\)"),
+        (lambda: true_positive_rate(CERTIFIED, 0.1), r"curve\.tpr\(alpha\)"),
+        (lambda: Gaussian(1.0).replaced(nu=2.0), "replaced has no argument 'nu'; it takes mu"),
     ],
 )
 def test_bad_input(call, message):

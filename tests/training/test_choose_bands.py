@@ -42,6 +42,7 @@ def test_little_noise_prefers_correlation_and_much_noise_sampling():
         ({"num_bands": [200]}, "no number of bands"),
         ({"error": "median"}, "error"),
         ({"epsilon": None}, "no number of bands"),
+        ({"epsilonn": 2.0}, "choose_bands has no argument 'epsilonn'; did you mean 'epsilon'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, message):

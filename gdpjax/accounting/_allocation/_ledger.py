@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, WHOLE, Domain
 from gdpjax._core.gdp import epsilon_kernel
@@ -200,7 +200,7 @@ def _tradeoff_at(run: _AllocationRun, alpha: float) -> Bounds:
     if alpha in (0.0, 1.0):
         return Bounds(1.0 - alpha, 1.0 - alpha)
     inner_alpha = min(max(alpha, _SMALLEST_ALPHA), 1.0 - 1e-16)
-    trivial = float(ndtr(-ndtri(inner_alpha) - run.whole_mu)) * (1.0 - _SLACK) - 1e-15
+    trivial = float(scipy.special.ndtr(-scipy.special.ndtri(inner_alpha) - run.whole_mu)) * (1.0 - _SLACK) - 1e-15
     scale = min(inner_alpha, 1.0 - inner_alpha, max(trivial, _LEAST_BETA))
 
     below, above = _run_pair(run, math.log(scale))

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp, ndtri
+import scipy
 
 from gdpjax._core.types import Array
 
@@ -100,7 +100,7 @@ def log_moment(finite: BoundedLossEvents, theta: Array) -> Array:
         rise = -np.expm1(-rate * finite.bound)
         between = rise / (2.0 * rate)
         terms.append(np.log(between))
-    log_total = logsumexp(np.stack(terms), axis=0)
+    log_total = scipy.special.logsumexp(np.stack(terms), axis=0)
     return theta * finite.bound + log_total
 
 
@@ -205,4 +205,4 @@ def _mu(bound: float) -> float:
         log_odds = np.logaddexp(bound, 0.0)
         return 2.0 * np.sqrt(2.0 * (log_odds - np.log(2.0)))
     probability = 1.0 / (1.0 + np.exp(bound))
-    return -2.0 * ndtri(probability) * (1.0 + 1e-9)
+    return -2.0 * scipy.special.ndtri(probability) * (1.0 + 1e-9)

@@ -23,7 +23,7 @@ import functools
 import math
 
 import numpy as np
-from scipy.special import erf, logsumexp, xlog1py, xlogy
+import scipy
 
 from gdpjax._core.types import Array
 
@@ -73,7 +73,7 @@ def mass_at_zero_loss(step: SubsampledGaussian) -> float:
     """Return the probability of loss 0 in a symmetric step, outside its parts."""
     # (1 - p) (1 - 2 Phi(-u0)), with u0 = 1 / (2 sigma).
     u0 = 0.5 / step.noise_multiplier
-    central_mass = erf(u0 / np.sqrt(2.0))
+    central_mass = scipy.special.erf(u0 / np.sqrt(2.0))
     return (1.0 - step.sampling_prob) * central_mass
 
 
@@ -113,8 +113,8 @@ def log_weights(sampling_prob: float, group_size: int) -> np.ndarray:
     """Return log w_j [k + 1], the logarithms of the binomial weights."""
     j = np.arange(group_size + 1.0)
     choices = [math.comb(group_size, drawn) for drawn in range(group_size + 1)]
-    log_drawn = xlogy(j, sampling_prob)
-    log_missed = xlog1py(group_size - j, -sampling_prob)
+    log_drawn = scipy.special.xlogy(j, sampling_prob)
+    log_missed = scipy.special.xlog1py(group_size - j, -sampling_prob)
     return np.log(choices) + log_drawn + log_missed
 
 
@@ -138,7 +138,7 @@ def _log_group_ratio(u: Array, step: SubsampledGaussian) -> Array:
     near = np.abs(excess) < 0.25
     safe_excess = np.where(near, excess, 0.0)
     value_near = np.log1p(safe_excess)
-    return np.where(near, value_near, logsumexp(log_w + v, axis=-1))
+    return np.where(near, value_near, scipy.special.logsumexp(log_w + v, axis=-1))
 
 
 def log_ratio_error(u: Array, step: SubsampledGaussian, ell: Array) -> Array:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit, ndtr
+import scipy
 
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
@@ -381,8 +381,8 @@ def _loud_runs(run: RunDescription, tops: list[float]) -> LoudRuns:
         # The chances that a step has a loud outcome, under the mixture and under N(0, 1), and that none has.
         centres = np.arange(step.group_size + 1.0) / step.noise_multiplier
         weights = np.exp(_likelihood_ratio.log_weights(step.sampling_prob, step.group_size))
-        step_chance_p = np.dot(weights, ndtr(centres - top))
-        step_chance_q = ndtr(-top)
+        step_chance_p = np.dot(weights, scipy.special.ndtr(centres - top))
+        step_chance_q = scipy.special.ndtr(-top)
         log_missed_p += step.num_steps * np.log1p(-step_chance_p)
         log_missed_q += step.num_steps * np.log1p(-step_chance_q)
 
@@ -502,7 +502,7 @@ class TellingMeasure(NamedTuple):
         h2 = telling.variance - quiet.variance
 
         # g and its derivatives.
-        share = expit(h)
+        share = scipy.special.expit(h)
         g = counts @ _softplus(h)
         g1 = counts @ (share * h1)
         g2 = counts @ (share * h2 + share * (1.0 - share) * h1**2)
