@@ -58,11 +58,7 @@ def next_row(
     # A row that unequal steps share holds the less private of their parameters.
     row = jnp.where(is_new, place == used, is_last)
     smaller_noise = jnp.minimum(noise_multipliers, noise_multiplier)
+    recorded_noise = jnp.where(is_merged, smaller_noise, noise_multiplier)
     larger_prob = jnp.maximum(sampling_probs, sampling_prob)
-    return NextRow(
-        row=row,
-        noise_multiplier=jnp.where(is_merged, smaller_noise, noise_multiplier),
-        sampling_prob=jnp.where(is_merged, larger_prob, sampling_prob),
-        is_new=is_new,
-        is_merged=is_merged,
-    )
+    recorded_prob = jnp.where(is_merged, larger_prob, sampling_prob)
+    return NextRow(row, recorded_noise, recorded_prob, is_new, is_merged)

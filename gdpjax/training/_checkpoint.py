@@ -1,7 +1,7 @@
-"""The arrays of a run on disk, through orbax: complete, or not there.
+"""Keep the arrays of a run on disk, by orbax: complete, or not there.
 
 Orbax writes the arrays into a new folder; then an index, replaced in one step, names that folder and the checksum of
-each of its files. Whatever is not in the index does not exist, so a crash at any moment leaves the previous
+each of its files. Files that are not in the index do not count, so a crash at any moment leaves the previous
 checkpoint. The folder holds the keys of sampling and noise: whoever has them can subtract the noise, hence its name.
 
 With several processes the folder is shared: each writes its part of the arrays, the first writes the index.
@@ -36,52 +36,84 @@ _PATHS_ORBAX_MISREADS = ("\\", "[", ":/")
 
 
 class Index(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What `INDEX` holds: which arrays are the checkpoint, and what they belong to."""
+    """The content of `INDEX`: which arrays are the checkpoint, and what they belong to.
+
+    Attributes:
+      version: of the format.
+      step: the number of steps done.
+      saves: how many checkpoints this run has written.
+      arrays: the folder that holds the arrays.
+      leaves: type and shape of each array.
+      sha256: of each file.
+      plan: of the run.
+      fingerprint: of the process that wrote it.
+      key_impl: the implementation of the keys.
+      journal: how many lines of the journal it covers.
+      journal_sha256: the checksum that those lines end with.
+      initial: digest of the state that the run began with.
+    """
 
     version: int
     step: Annotated[int, msgspec.Meta(ge=0)]
-    saves: Annotated[int, msgspec.Meta(ge=1)]  # how many checkpoints this run has written
-    arrays: Annotated[str, msgspec.Meta(pattern=r"^step_[0-9]+_[0-9]+$")]  # the folder that holds them
-    leaves: list[str]  # type and shape of each
-    sha256: dict[str, str]  # of each file
+    saves: Annotated[int, msgspec.Meta(ge=1)]
+    arrays: Annotated[str, msgspec.Meta(pattern=r"^step_[0-9]+_[0-9]+$")]
+    leaves: list[str]
+    sha256: dict[str, str]
     plan: dict[str, Any]
     fingerprint: dict[str, Any]
     key_impl: str
-    journal: Annotated[int, msgspec.Meta(ge=0)]  # how many lines of the journal it covers
-    journal_sha256: str  # what those lines end with
-    initial: str  # digest of the state that the run began with
+    journal: Annotated[int, msgspec.Meta(ge=0)]
+    journal_sha256: str
+    initial: str
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
+
+
+def _name_of_leaf(position: int) -> str:
+    """Return the name of a leaf on disk, which does not depend on how the tree's types are spelled."""
+    return f"{position:05d}"
 
 
 def _flatten(tree: PyTree) -> dict[str, jax.Array]:
-    """Leaves by position, keys as plain words: independent of how the tree's types are spelled."""
-    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    leaves = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in map(jnp.asarray, jax.tree.leaves(tree))]
-    return {f"{i:05d}": leaf for i, leaf in enumerate(leaves)}
+    """Return the leaves by position, with the data of keys in their place."""
+    flat = {}
+    for position, leaf in enumerate(jax.tree.leaves(tree)):
+        array = jnp.asarray(leaf)
+        flat[_name_of_leaf(position)] = jax.random.key_data(array) if _is_key(array) else array
+    return flat
 
 
 def _unflatten(template: PyTree, flat: dict[str, jax.Array]) -> PyTree:
+    """Return the tree of these leaves, whose keys are of the template's implementations."""
     leaves, treedef = jax.tree.flatten(template)
-    restored = [flat[f"{i:05d}"] for i in range(len(leaves))]
-    wrapped = [
-        jax.random.wrap_key_data(new, impl=jax.random.key_impl(old))
-        if jnp.issubdtype(jnp.asarray(old).dtype, jax.dtypes.prng_key)
-        else new
-        for old, new in zip(leaves, restored, strict=True)
-    ]
-    return treedef.unflatten(wrapped)
+    restored = []
+    for position, leaf in enumerate(leaves):
+        array = flat[_name_of_leaf(position)]
+        if _is_key(leaf):
+            array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+        restored.append(array)
+    return treedef.unflatten(restored)
 
 
 def _shapes(tree: PyTree) -> list[str]:
+    """Return type and shape of each leaf."""
     return [f"{leaf.dtype}{list(leaf.shape)}" for leaf in _flatten(tree).values()]
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    """Return the checksum of each file in a folder, by its path there."""
+    checksums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            checksums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return checksums
 
 
 def _orbax() -> Any:
-    """orbax.checkpoint: slow to import, and an extra."""
+    """Return orbax.checkpoint, which is slow to import, and an extra."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -105,11 +137,12 @@ def check_path(folder: Path) -> None:
     ValueError: checkpoints cannot be kept in a folder with '[' in its path, got .../runs/a[1]; choose another folder
     """
     path = os.path.realpath(folder)
-    misread = [] if os.name == "nt" else [piece for piece in _PATHS_ORBAX_MISREADS if piece in path + "/"]
-    if misread:
-        raise ValueError(
-            f"checkpoints cannot be kept in a folder with {misread[0]!r} in its path, got {path}; choose another folder"
-        )
+    misread = () if os.name == "nt" else _PATHS_ORBAX_MISREADS
+    for piece in misread:
+        if piece in path + "/":
+            raise ValueError(
+                f"checkpoints cannot be kept in a folder with {piece!r} in its path, got {path}; choose another folder"
+            )
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -117,11 +150,12 @@ def check_path(folder: Path) -> None:
 
 
 def _check_room(folder: Path, tree: PyTree) -> None:
-    """OSError if the disk has no room for ``tree`` and what is written beside it.
+    """Raise OSError if the disk has no room for ``tree`` and the files that are written beside it.
 
     Orbax on a full disk fails in several threads at once, which print hundreds of lines before anything can be caught.
     """
-    needed = int(1.1 * sum(leaf.nbytes for leaf in _flatten(tree).values())) + 2**16
+    num_bytes = sum(leaf.nbytes for leaf in _flatten(tree).values())
+    needed = int(1.1 * num_bytes) + 2**16
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(f"no space left on device: about {needed:,} bytes are needed, {free:,} are free")
@@ -129,31 +163,40 @@ def _check_room(folder: Path, tree: PyTree) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep what the threads of a failing orbax print from hiding the one sentence that says what happened."""
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    drop = lambda record: record.levelno < logging.ERROR  # noqa: E731
+    """Keep the output of the threads of a failing orbax from hiding the one sentence that tells what happened."""
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    def ignore(unraisable: Any) -> None:
+        pass
+
+    loggers = [logging.getLogger("absl"), logging.getLogger("asyncio")]
+    hook = sys.unraisablehook
     for logger in loggers:
-        logger.addFilter(drop)
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+        logger.addFilter(is_kept)
+    sys.unraisablehook = ignore
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(drop)
+            logger.removeFilter(is_kept)
         sys.unraisablehook = hook
 
 
 def _in_short(error: BaseException) -> str:
-    """The reason that an operating system gave, or the first line of what a library made of it."""
+    """Return the reason that an operating system gave, or else the beginning of the message."""
     text = str(error)
-    reasons = ("No space left on device", "Disk quota exceeded", "Read-only file system", "Permission denied")
-    return next((reason for reason in reasons if reason in text), " ".join(text.split())[:300])
+    for reason in ("No space left on device", "Disk quota exceeded", "Read-only file system", "Permission denied"):
+        if reason in text:
+            return reason
+    return " ".join(text.split())[:300]
 
 
 def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
     """Make ``tree`` the checkpoint in ``folder``, described by ``about``; CheckpointError if the disk refuses.
 
-    The previous checkpoint is deleted when everything that the new one's checksum reads is on the disk.
+    The previous checkpoint is deleted when all files of the new one are on the disk.
     """
     step = about["step"]
     arrays = folder / FOLDER / _name_of(step, about["saves"])
@@ -161,15 +204,21 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
     def prepare() -> None:
         if is_first_process():
             make_private_folder(arrays.parent)
-            for unfinished in arrays.parent.glob(f"step_*_{about['saves']:06d}*"):  # a crash or a full disk left it
+            # A crash or a full disk may have left a part of these arrays.
+            for unfinished in arrays.parent.glob(f"step_*_{about['saves']:06d}*"):
                 shutil.rmtree(unfinished)
             _check_room(arrays.parent, tree)
 
     def finish() -> None:
         sync_private_tree(arrays)
         if is_first_process():
-            described = about | {"arrays": arrays.name, "leaves": _shapes(tree), "sha256": _checksums(arrays)}
-            index = Index(version=FORMAT_VERSION, **described)
+            index = Index(
+                version=FORMAT_VERSION,
+                arrays=arrays.name,
+                leaves=_shapes(tree),
+                sha256=_checksums(arrays),
+                **about,
+            )
             write_json(arrays.parent / INDEX, msgspec.to_builtins(index))
             for other in arrays.parent.iterdir():
                 if other.is_dir() and other.name != arrays.name:
@@ -184,7 +233,8 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
         except (OSError, ValueError, RuntimeError) as error:
             problem = _in_short(error)
         if problem:
-            gc.collect()  # the futures of orbax's threads, which complain when they go
+            # The futures of orbax's threads complain when they are deleted.
+            gc.collect()
     # Outside of the handler, so that the traceback is this sentence's alone.
     if problem:
         raise CheckpointError(
@@ -194,17 +244,17 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
 
 
 def _name_of(step: int, saves: int) -> str:
-    """The folder of the arrays; no two checkpoints of a run have the same ``saves``."""
+    """Return the folder of the arrays; no two checkpoints of a run have the same ``saves``."""
     return f"step_{step:08d}_{saves:06d}"
 
 
 def exists(folder: Path) -> bool:
-    """Whether the folder holds a checkpoint."""
+    """Return whether the folder holds a checkpoint."""
     return (folder / FOLDER / INDEX).exists()
 
 
 def read_index(folder: Path) -> Index:
-    """The index of the folder's checkpoint; CheckpointError if there is none, it is damaged, or of another version."""
+    """Return the index of the folder's checkpoint; CheckpointError if it is missing, damaged or of another version."""
     path = folder / FOLDER / INDEX
     if not exists(folder):
         raise CheckpointError(f"nothing to resume: there is no checkpoint in {folder}")
@@ -234,32 +284,42 @@ def _check_key_impl(name: str, source: str) -> None:
 
 
 def refuse_other_arrays(folder: Path, index: Index, template: PyTree) -> None:
-    """CheckpointError unless the checkpoint holds arrays of the template's names, shapes and types."""
-    shapes = _shapes(template)
-    if index.leaves != shapes:
-        pairs = zip_longest(index.leaves, shapes)
-        number, (then, now) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        raise CheckpointError(
-            f"the checkpoint in {folder} holds other arrays than this training's state: leaf {number} was {then} and "
-            f"is {now} now; model and optimizer must be those of the run"
-        )
+    """Raise CheckpointError unless the checkpoint holds arrays of the template's names, shapes and types."""
+    pairs = zip_longest(index.leaves, _shapes(template))
+    for number, (then, now) in enumerate(pairs):
+        if then != now:
+            raise CheckpointError(
+                f"the checkpoint in {folder} holds other arrays than this training's state: leaf {number} was {then} "
+                f"and is {now} now; model and optimizer must be those of the run"
+            )
 
 
 def restore(folder: Path, index: Index, template: PyTree) -> PyTree:
-    """The tree of the checkpoint, checked byte by byte."""
+    """Return the tree of the checkpoint, checked byte by byte."""
     ocp = _orbax()
     refuse_other_arrays(folder, index, template)
     arrays = folder / FOLDER / index.arrays
+
+    # Every file must be the one that was written.
+    expected = index.sha256
     try:
-        found, expected = _checksums(arrays), index.sha256
+        present = _checksums(arrays)
     except OSError as error:
         raise CheckpointError(f"the checkpoint in {arrays} cannot be read: {error.strerror}") from error
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            fault = "missing" if name not in found else "damaged" if name in expected else "foreign"
-            raise CheckpointError(f"checkpoint file {arrays / name} is {fault}; restore it from a copy, or start again")
+    for name in sorted(expected.keys() | present.keys()):
+        if expected.get(name) == present.get(name):
+            continue
+        if name not in present:
+            fault = "missing"
+        elif name not in expected:
+            fault = "foreign"
+        else:
+            fault = "damaged"
+        raise CheckpointError(f"checkpoint file {arrays / name} is {fault}; restore it from a copy, or start again")
+
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            return _unflatten(template, checkpointer.restore(arrays.resolve(), _flatten(template)))
+            flat = checkpointer.restore(arrays.resolve(), _flatten(template))
+            return _unflatten(template, flat)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"orbax cannot read the checkpoint in {arrays}: {_in_short(error)}") from error

@@ -23,10 +23,15 @@ EXPLICIT = AxisType.Explicit
 
 
 class Data(NamedTuple):
-    """Padded arrays on the device, each ``[max_examples, ...]``, and the (private) number of real rows."""
+    """A data set on the device.
+
+    Attributes:
+      arrays: each ``[max_examples, ...]``, padded with zeros.
+      num_examples: int32, the number of real rows, which may be private.
+    """
 
     arrays: tuple[Array, ...]
-    num_examples: Array  # int32
+    num_examples: Array
 
 
 def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
@@ -34,8 +39,8 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
 
     Args:
       plan: the plan; its maximum is public.
-      arrays: what the loss takes of each example, ``[n, ...]`` each, n <= max_examples (equal to it where the plan
-        says that the number is public).
+      arrays: the arguments of the loss, ``[n, ...]`` each, n <= max_examples (equal to it where the plan says that the
+        number is public).
       sharding: where the arrays go, as for `jax.device_put`; default: the first device.
 
     Raises:
@@ -51,39 +56,47 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
     arrays = tuple(check_array("every array of the data", array, kinds="biufc") for array in arrays)
     lengths = [np.shape(array)[:1] for array in arrays]
     if () in lengths or len(set(lengths)) != 1:
-        raise ValueError(
-            f"all arrays must have one row per example, got leading axes {[s[0] if s else None for s in lengths]}"
-        )
-    count = int(lengths[0][0])
-    check_count(plan, count)
-    missing = plan.max_examples - count
+        axes = [length[0] if length else None for length in lengths]
+        raise ValueError(f"all arrays must have one row per example, got leading axes {axes}")
+    num_examples = int(lengths[0][0])
+    check_count(plan, num_examples)
+    num_missing = plan.max_examples - num_examples
 
-    def padded(array: Any) -> Array:
+    def placed(array: Any) -> Array:
         rows = array
-        if missing:
-            rows = np.pad(np.asarray(array), [(0, missing)] + [(0, 0)] * (np.ndim(array) - 1))
+        if num_missing:
+            widths = [(0, 0)] * np.ndim(array)
+            widths[0] = (0, num_missing)
+            rows = np.pad(np.asarray(array), widths)
+        # Each of several processes has a copy of its own, and puts its part.
         if jax.process_count() > 1:
-            rows = np.asarray(rows)  # each process has its own copy, and puts its part
-        return jnp.asarray(rows) if sharding is None else jax.device_put(rows, sharding)
+            rows = np.asarray(rows)
+        if sharding is None:
+            return jnp.asarray(rows)
+        return jax.device_put(rows, sharding)
 
-    return Data(tuple(padded(array) for array in arrays), jnp.asarray(count, jnp.int32))
+    return Data(tuple(placed(array) for array in arrays), jnp.asarray(num_examples, jnp.int32))
 
 
 def rows_of(array: Array, indices: Array) -> Array:
-    """array[indices], spread over the devices of the mesh that the array is on."""
+    """Return array[indices], spread over the devices of the mesh that the array is on."""
     sharding: Any = jax.typeof(array).sharding
-    explicit = [
-        a for a, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True) if kind == EXPLICIT
-    ]
-    if not explicit:
-        return array[indices]  # on an Auto mesh `clipped_grad` spreads the rows
-    with jax.sharding.use_abstract_mesh(sharding.mesh):
+    mesh = sharding.mesh
+    explicit_axes = []
+    for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True):
+        if axis_type == EXPLICIT:
+            explicit_axes.append(name)
+
+    # On an Auto mesh `clipped_grad` spreads the rows.
+    if not explicit_axes:
+        return array[indices]
+    with jax.sharding.use_abstract_mesh(mesh):
         whole = jax.sharding.reshard(array, PartitionSpec())
-        return jax.sharding.reshard(whole[indices], PartitionSpec(tuple(explicit)))
+        return jax.sharding.reshard(whole[indices], PartitionSpec(tuple(explicit_axes)))
 
 
 def check_count(plan: Plan, count: int) -> None:
-    """ValueError unless a data set of ``count`` rows is one that the plan covers."""
+    """Raise ValueError unless a data set of ``count`` rows is one that the plan covers."""
     check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
     count = arguments.check_count("num_examples", count, least=0)
     if count > plan.max_examples:
@@ -102,7 +115,7 @@ def check_count(plan: Plan, count: int) -> None:
 def group_by_user(
     user_ids: Any, *arrays: Any, max_per_user: int, key: Array
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """One row per user instead of one per example, so that a plan's "example" is all of a user's data.
+    """Return one row per user instead of one per example, so that a plan's "example" is all of a user's data.
 
     A user's rows beyond ``max_per_user`` are dropped at random, user by user; missing ones are zeros and marked.
 
@@ -127,25 +140,31 @@ def group_by_user(
     if ids.dtype.kind not in "biuUS":
         raise ValueError(f"user_ids must be whole numbers or texts, got {shown(user_ids)}")
     arrays = tuple(check_array("every array", array, kinds="biufc") for array in arrays)
-    words = np.asarray(check_key(key)[0]).ravel().tolist()
+    key_data, _ = check_key(key)
+    key_words = np.asarray(key_data).ravel().tolist()
     if ids.ndim != 1 or any(np.shape(array)[:1] != ids.shape for array in arrays):
         raise ValueError(
             f"user_ids and every array must have one row per example, got {[np.shape(a) for a in (ids, *arrays)]}"
         )
     max_per_user = arguments.check_count("max_per_user", max_per_user)
-    _, users = np.unique(ids, return_inverse=True)
-    # A random order within each user; how one user's rows fall must not depend on the others' data.
+
+    # The rows of each user stand together in this order.
+    _, users, counts = np.unique(ids, return_inverse=True, return_counts=True)
     order = np.argsort(users, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(users[order]) > 0]) if len(ids) else np.zeros(0, int)
-    shape = (len(starts), max_per_user)
-    rows, is_padding = np.zeros(shape, int), np.ones(shape, bool)
-    for user, (start, end) in enumerate(zip(starts, np.r_[starts[1:], len(ids)], strict=True)):
-        own = order[start:end]
-        if len(own) > max_per_user:
-            own = np.sort(
-                np.random.default_rng([*words, *_words(ids[own[0]])]).choice(own, max_per_user, replace=False)
-            )
-        rows[user, : len(own)], is_padding[user, : len(own)] = own, False
+    ends = np.cumsum(counts)
+
+    # Choose rows where a user has too many; the choice must not depend on the data of others.
+    shape = (len(counts), max_per_user)
+    rows = np.zeros(shape, int)
+    is_padding = np.ones(shape, bool)
+    for user, (count, end) in enumerate(zip(counts, ends, strict=True)):
+        own_rows = order[end - count : end]
+        if count > max_per_user:
+            seed = [*key_words, *_seed_words(ids[own_rows[0]])]
+            chosen = np.random.default_rng(seed).choice(own_rows, max_per_user, replace=False)
+            own_rows = np.sort(chosen)
+        rows[user, : len(own_rows)] = own_rows
+        is_padding[user, : len(own_rows)] = False
 
     def gathered(array: Any) -> np.ndarray:
         values = np.asarray(array)[rows]
@@ -155,7 +174,7 @@ def group_by_user(
     return tuple(gathered(array) for array in arrays), is_padding
 
 
-def _words(user: Any) -> list[int]:
-    """A user's id as seed words: the id alone decides, not where it stands among the others."""
+def _seed_words(user: Any) -> list[int]:
+    """Return a user's id as seed words: the id alone decides, not its place among the others."""
     text = str(user).encode()
     return [len(text), int.from_bytes(text, "little")]

@@ -1,4 +1,4 @@
-"""What must be equal for the same steps to give the same bits.
+"""Fingerprint everything that must be equal for the same steps to give the same bits.
 
 Noise is a function of its key, gradients are a function of the data, the program, the compiler and the processor. If
 any of these differ, repeating a step with the same key adds the *same* noise to a *different* gradient, and whoever
@@ -30,12 +30,15 @@ _SETTINGS = (
 
 
 def _processor() -> str:
-    """The model of the processor, on which the compiler's choice of instructions depends."""
+    """Return the model of the processor, on which the compiler's choice of instructions depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.processor()
 
 
 def environment() -> dict[str, Any]:
@@ -58,13 +61,14 @@ def environment() -> dict[str, Any]:
 
 
 def repeats_bits(described: dict[str, Any]) -> bool:
-    """Whether the same program on the same data gives the same bits again in such an `environment`.
+    """Return whether the same program on the same data gives the same bits again in such an `environment`.
 
     GPU programs add in an order of the moment and choose kernels by timing them, unless two flags forbid both.
     """
-    flags = described["xla_flags"].split()
-    fixed = {"--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0"} <= set(flags)
-    return described["platform"] in ("cpu", "tpu") or fixed
+    if described["platform"] in ("cpu", "tpu"):
+        return True
+    flags = set(described["xla_flags"].split())
+    return {"--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0"} <= flags
 
 
 def digest_of(*arrays: Any) -> str:
@@ -87,17 +91,22 @@ def digest_of(*arrays: Any) -> str:
 
 
 def state_digest(state: PyTree) -> str:
-    """SHA-256 of every value that a step depends on besides data and program: parameters, frozen ones included,
-    optimizer state with its injected hyperparameters, keys. Equal on all processes, whatever the sharding."""
+    """Return the SHA-256 of every value that a step depends on besides data and program.
+
+    These are the parameters, frozen ones included, the optimizer's state with its injected hyperparameters, and keys.
+    The digest is equal on all processes, whatever the sharding.
+    """
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
         is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
-        values = np.ascontiguousarray(whole(jax.random.key_data(leaf) if is_key else leaf))
+        data = jax.random.key_data(leaf) if is_key else leaf
+        values = np.ascontiguousarray(whole(data))
         digest.update(f"{values.dtype}{values.shape}".encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
 
 
 def program_digest(compiled: Any, *args: Any, **static: Any) -> str:
-    """SHA-256 of the text that a jitted function lowers to: another loss, optimizer or learning rate changes it."""
-    return hashlib.sha256(compiled.lower(*args, **static).as_text().encode()).hexdigest()
+    """Return the SHA-256 of a jitted function's program, which another loss, optimizer or learning rate changes."""
+    text = compiled.lower(*args, **static).as_text()
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -29,18 +29,25 @@ class StepsInPlace:
         self._changes = _changed_leaves(training, state, data)
 
         def together(changing: list[Array], fixed: list[Array]) -> State:
-            leaves, others = iter(changing), iter(fixed)
-            return jax.tree.unflatten(structure, [next(leaves if changes else others) for changes in self._changes])
+            """Return the state of which `_apart` has returned the leaves."""
+            next_changing = iter(changing)
+            next_fixed = iter(fixed)
+            leaves = []
+            for changes in self._changes:
+                leaves.append(next(next_changing) if changes else next(next_fixed))
+            return jax.tree.unflatten(structure, leaves)
 
         def step(changing: list[Array], fixed: list[Array], data: Data) -> tuple[list[Array], Info]:
             after, info = training.step(together(changing, fixed), data)
-            return self._apart(after)[0], info
+            changing, _fixed = self._apart(after)
+            return changing, info
 
         def run_steps(
             changing: list[Array], fixed: list[Array], data: Data, num_steps: int
         ) -> tuple[list[Array], Info]:
             after, info = training.run_steps(together(changing, fixed), data, num_steps)
-            return self._apart(after)[0], info
+            changing, _fixed = self._apart(after)
+            return changing, info
 
         self._together = together
         self._step = jax.jit(step, donate_argnums=0)
@@ -83,8 +90,12 @@ class StepsInPlace:
 
     def _apart(self, state: State) -> tuple[list[Array], list[Array]]:
         """Return the leaves that a step can change, and the others."""
-        leaves = list(zip(jax.tree.leaves(state), self._changes, strict=True))
-        return [leaf for leaf, changes in leaves if changes], [leaf for leaf, changes in leaves if not changes]
+        changing = []
+        fixed = []
+        for leaf, changes in zip(jax.tree.leaves(state), self._changes, strict=True):
+            group = changing if changes else fixed
+            group.append(leaf)
+        return changing, fixed
 
 
 def _changed_leaves(training: Training, state: State, data: Data) -> list[bool]:

@@ -1,4 +1,4 @@
-"""The journal of a run: which steps were paid for, written before they are taken.
+"""The journal of a run: the steps that were paid for, written before they are taken.
 
 A line is a chunk of steps. Its checksum is over the line and the checksum of the line before, so that a number that
 was changed, and a line that was lost, doubled or moved, are seen; the checkpoint names the checksum it ends with.
@@ -35,7 +35,9 @@ class Chunk(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def _checksum(before: str, content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([before, content], sort_keys=True).encode()).hexdigest()
+    """Return the checksum of a line after one with the checksum ``before``."""
+    text = json.dumps([before, content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Journal:
@@ -54,15 +56,19 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """How many steps are paid for."""
-        return self.chunks[-1].end if self.chunks else 0
+        """The number of steps that are paid for."""
+        if not self.chunks:
+            return 0
+        return self.chunks[-1].end
 
     def checksum(self, count: int) -> str:
-        """The checksum that the first ``count`` lines end with."""
-        return self.chunks[count - 1].sha256 if count else ""
+        """Return the checksum that the first ``count`` lines end with."""
+        if not count:
+            return ""
+        return self.chunks[count - 1].sha256
 
     def append(self, num_steps: int, state: str, fingerprint: dict[str, Any]) -> None:
-        """Put the next ``num_steps`` steps on record; OSError or CheckpointError, and nothing is, if that fails."""
+        """Put the next ``num_steps`` steps on record; OSError or CheckpointError, without a record, if that fails."""
         content = {"first": self.end, "num_steps": num_steps, "state": state, "fingerprint": fingerprint}
         checksum = _checksum(self.checksum(len(self.chunks)), content)
         if is_first_process():
@@ -95,6 +101,7 @@ class Journal:
             os.truncate(self.path, self._size)
 
     def _take(self, line: bytes, source: str, max_steps: int) -> None:
+        """Add a line to the chunks; DocumentError unless it goes on where the line before ends."""
         chunk = parse_document(line, Chunk, source)
         if chunk.first != self.end:
             raise DocumentError(source, f"expected {self.end}, where the line before ends, got {chunk.first}", "first")

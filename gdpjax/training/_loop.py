@@ -60,20 +60,33 @@ RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
 
 
 class State(NamedTuple):
-    """Everything that a step changes. The optimizer's state holds the noise key and the ledger."""
+    """Everything that a step changes.
+
+    Attributes:
+      params: the parameters.
+      opt_state: of the private transform and the optimizer; it holds the noise key and the ledger.
+      sampling_key: one typed PRNG key.
+      status: int32, RUNNING, FINISHED (the plan's steps are done) or OVERFLOWED.
+    """
 
     params: PyTree
     opt_state: Any
-    sampling_key: Array  # typed PRNG key
-    status: Array  # int32: RUNNING, FINISHED (the plan's steps are done) or OVERFLOWED
+    sampling_key: Array
+    status: Array
 
 
 class Info(NamedTuple):
-    """PRIVATE by-products of one step, outside epsilon, not for release: one entry per row of the padded batch."""
+    """PRIVATE by-products of one step, outside epsilon, not for release: one entry per row of the padded batch.
 
-    losses: Array  # [capacity], padding rows zero
-    norms: Array  # [capacity], before clipping
-    is_padding: Array  # bool[capacity]
+    Attributes:
+      losses: float[capacity], zero in padding rows.
+      norms: float[capacity], of the gradients before clipping.
+      is_padding: bool[capacity].
+    """
+
+    losses: Array
+    norms: Array
+    is_padding: Array
 
 
 def _as_they_are(params: PyTree) -> PyTree:
@@ -239,7 +252,8 @@ def private_training(
         sampling_key, noise_key = split(one_key_for_all(key))
         _refuse_private(optimizer, params)
         opt_state: Any = optax.chain(private_mean(noise_key), optimizer).init(params)
-        if scale is not None:  # what the factors are is known by shapes alone
+        # The shapes of the factors can be checked without computing them.
+        if scale is not None:
             jax.eval_shape(functools.partial(factors_of, scale, trainable=trainable), opt_state[1], params)
         status = jnp.asarray(RUNNING, jnp.int32)
         return beside(params, State(params, opt_state, sampling_key, status))
@@ -274,7 +288,9 @@ def private_training(
 
         # Keep what a run that is not running, or a batch that does not fit, must not change.
         finished = running & (done + 1 >= plan.max_steps)
-        status = jnp.where(running & ~fits, OVERFLOWED, jnp.where(finished, FINISHED, state.status))
+        overflowed = running & ~fits
+        status = jnp.where(finished, FINISHED, state.status)
+        status = jnp.where(overflowed, OVERFLOWED, status)
         after = State(
             _where(running & fits, params, state.params),
             _where(running, opt_state, state.opt_state),

@@ -1,4 +1,4 @@
-"""Several processes that train together, on JAX's own distributed runtime: what must be equal on all of them."""
+"""Let several processes train together, on JAX's own distributed runtime, with all that must be equal on them."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from gdpjax.training._files import CheckpointError
 
 
 def is_first_process() -> bool:
-    """Whether this process writes the files that are written once."""
+    """Return whether this process writes the files that are written once."""
     return jax.process_index() == 0
 
 
@@ -31,26 +31,30 @@ def together(action: Callable[[], None]) -> None:
         action()
     except (OSError, ValueError, RuntimeError) as error:
         failure = error
-    # Every process tells every other one what went wrong, in a text of one length.
-    text = str(failure).encode()[:_MESSAGE] if failure else b""
-    own = np.frombuffer(text.ljust(_MESSAGE, b"\0"), np.uint8)
-    messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in _gathered(own)]
+
+    # Every process tells every other one its error, in a text of one length.
+    text = str(failure).encode()[:_MESSAGE_BYTES] if failure else b""
+    padded_text = text.ljust(_MESSAGE_BYTES, b"\0")
+    rows = _gathered(np.frombuffer(padded_text, np.uint8))
     if failure is not None:
         raise failure
-    for index, message in enumerate(messages):
+    for index, row in enumerate(rows):
+        message = bytes(row).rstrip(b"\0").decode(errors="replace")
         if message:
             raise CheckpointError(f"process {index}: {message}")
 
 
-_MESSAGE = 2048
+_MESSAGE_BYTES = 2048
 
 
 def _gathered(own: np.ndarray) -> np.ndarray:
-    return np.asarray(multihost_utils.process_allgather(own)).reshape(jax.process_count(), -1)
+    """Return one row of bytes of each process."""
+    rows = multihost_utils.process_allgather(own)
+    return np.asarray(rows).reshape(jax.process_count(), -1)
 
 
 def one_key_for_all(key: Array) -> Array:
-    """The first process's key on every process: fresh keys differ, and noise must be one noise."""
+    """Return the first process's key on every process: fresh keys differ, and noise must be one noise."""
     if jax.process_count() == 1 or is_traced(key):
         return key
     data = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
@@ -65,13 +69,15 @@ def described_by_all(description: dict[str, Any]) -> dict[str, Any]:
     """
     if jax.process_count() == 1:
         return description
-    own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-    data = _of_all(description["data"])
-    all_equal = len(set(data)) == 1
-    return {
-        "processes": _of_all(own),
-        "data": data[0] if all_equal else hashlib.sha256("".join(data).encode()).hexdigest(),
-    }
+    own = _digest(json.dumps(description, sort_keys=True))
+    digests_of_data = _of_all(description["data"])
+    has_one_digest = len(set(digests_of_data)) == 1
+    data = digests_of_data[0] if has_one_digest else _digest("".join(digests_of_data))
+    return {"processes": _of_all(own), "data": data}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _of_all(digest: str) -> list[str]:
@@ -81,7 +87,7 @@ def _of_all(digest: str) -> list[str]:
 
 
 def whole(leaf: Any) -> np.ndarray:
-    """All of an array, on every process."""
+    """Return all of an array, on every process."""
     if jax.process_count() == 1 or not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.asarray(leaf)
     if leaf.is_fully_replicated:
@@ -90,7 +96,7 @@ def whole(leaf: Any) -> np.ndarray:
 
 
 def parameters_for_all(params: PyTree, data: PyTree) -> PyTree:
-    """Parameters on the mesh of ``data``, as the first process has them; those that are on a mesh stay as they are."""
+    """Return the first process's parameters on the mesh of ``data``; those that are on a mesh stay as they are."""
 
     def shared(leaf: Any) -> Any:
         if jax.process_count() == 1 or _on_mesh(leaf):
@@ -101,7 +107,7 @@ def parameters_for_all(params: PyTree, data: PyTree) -> PyTree:
 
 
 def beside(params: PyTree, tree: PyTree) -> PyTree:
-    """``tree`` on the mesh that ``params`` are on, where it is not yet on several devices: a copy on each of them."""
+    """Return ``tree`` on the mesh of ``params``, with a copy on each device of leaves that are on one device only."""
     meshes = [leaf.sharding.mesh for leaf in jax.tree.leaves(params) if _on_mesh(leaf)]
     if not meshes or is_traced(tree):
         return tree
@@ -111,12 +117,15 @@ def beside(params: PyTree, tree: PyTree) -> PyTree:
         if _on_mesh(leaf):
             return leaf
         if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(placed(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+            data = placed(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return jax.device_put(np.asarray(leaf), everywhere)
 
     return jax.tree.map(placed, tree)
 
 
 def _on_mesh(leaf: Any) -> bool:
-    placed = isinstance(leaf, jax.Array) and not is_traced(leaf)
-    return placed and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh.size > 1
+    """Return whether a leaf is an array on a mesh of several devices."""
+    if not isinstance(leaf, jax.Array) or is_traced(leaf):
+        return False
+    return isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh.size > 1
