@@ -309,7 +309,5 @@ def test_bad_truncated_plans(changes, message):
 def test_a_change_that_a_plan_does_not_hold_is_refused(mnist):
     with pytest.raises(ValueError, match=r"noise multiplier and not the target epsilon: make_plan\(epsilon=\.\.\.\)"):
         mnist.replace(epsilon=2.0)
-    with pytest.raises(
-        ValueError, match="no argument 'noise_multipler'; did you mean 'noise_multiplier'"
-    ):
+    with pytest.raises(ValueError, match="no argument 'noise_multipler'; did you mean 'noise_multiplier'"):
         mnist.replace(noise_multipler=2.0)
