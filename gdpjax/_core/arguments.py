@@ -13,6 +13,8 @@ expected and what was got (by `shown`, which prints no data), and not in an exce
 import difflib
 import functools
 import inspect
+import os
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,7 +51,7 @@ def check_count(name: str, value: Any, *, least: int = 1, most: int = MOST_INDEX
 
 def check_static_size(name: str, size: Any) -> None:
     """ValueError unless ``size`` is None or a whole number >= 1 that is known before compiling."""
-    if size is None or (isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1):
+    if size is None or (_is_whole(size) and size >= 1):
         return
     advice = ""
     if isinstance(size, jax.Array):
@@ -60,11 +62,16 @@ def check_static_size(name: str, size: Any) -> None:
 def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
     """``value``, an argument's number or several, as a tuple of ints."""
     numbers = value if isinstance(value, tuple | list | range) else (value,)
-    if not all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers):
+    if not all(map(_is_whole, numbers)):
         raise ValueError(f"{name} must be argument numbers, a whole number or a tuple of them, got {shown(value)}")
     if any(number < least for number in numbers):
         raise ValueError(f"{name} must be argument numbers >= {least}, got {', '.join(map(str, numbers[:8]))}")
     return tuple(int(number) for number in numbers)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether ``value`` is a whole number of Python or NumPy; NumPy's durations are of the class of its integers."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -106,6 +113,17 @@ def check_text(name: str, value: Any, what: str = "a text") -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be {what}, got {shown(value)}")
     return value
+
+
+def check_path(name: str, value: Any) -> pathlib.Path:
+    """``value``, a path or its text, as a path."""
+    try:
+        text = os.fspath(value)
+    except Exception:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ValueError(f"{name} must be a path or its text, got {shown(value)}")
+    return pathlib.Path(text)
 
 
 def check_callable(name: str, value: Any, what: str = "a function") -> Any:
