@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from experiments.config import CorrelatedFigureConfig
@@ -16,6 +17,8 @@ from gdpjax.correlated import BandedInverse, BandedToeplitz, MinSep, bisr, lambd
 
 GREY, BLUE, GREEN, RED = "#555555", "#0072B2", "#009E73", "#D55E00"  # Okabe and Ito
 STYLE: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 8}
+SIGNED = LinearSegmentedColormap.from_list("signed", ["#053061", "#2F79B5", "#FFFFFF", "#F6C667", "#E69F00"])
+"""Blue below zero and orange above, which are dark and light where they are printed in grey."""
 NUM_STEPS, NUM_SHOWN, BANDS = 512, 24, 64
 PROMISE = MinSep(max_participations=8, min_separation=64)
 
@@ -26,18 +29,21 @@ def run(config: CorrelatedFigureConfig) -> None:
     path = config.output / "correlated_noise.png"
     with plt.rc_context(STYLE):
         figure = draw()
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+        figure.savefig(path, dpi=110, metadata={"Software": None})
         plt.close(figure)
     print(f"Figure: {path}")
 
 
-def strategies() -> dict[str, tuple[BandedInverse | BandedToeplitz, str]]:
-    """The strategies of the figure and their colors."""
+def strategies() -> dict[str, tuple[BandedInverse | BandedToeplitz, dict[str, Any]]]:
+    """The strategies of the figure, and how their lines are drawn."""
     return {
-        "independent": (BandedInverse([1.0]), GREY),
-        "$\\lambda$-CGD, $\\lambda$ = 0.9": (lambda_cgd(0.9), GREEN),
-        "BISR, 8 draws": (bisr(8), BLUE),
-        f"BandMF, {BANDS} bands": (optimize_banded_toeplitz(NUM_STEPS, BANDS), RED),
+        "independent": (BandedInverse([1.0]), {"color": GREY, "linestyle": "-"}),
+        "$\\lambda$-CGD, $\\lambda$ = 0.9": (lambda_cgd(0.9), {"color": GREEN, "linestyle": "--"}),
+        "BISR, 8 draws": (bisr(8), {"color": BLUE, "linestyle": "-."}),
+        f"BandMF, {BANDS} bands": (
+            optimize_banded_toeplitz(NUM_STEPS, BANDS),
+            {"color": RED, "linestyle": (0, (1, 1.2)), "linewidth": 2.0},
+        ),
     }
 
 
@@ -56,13 +62,13 @@ def draw() -> Figure:
     above, below = parts
     images = above.subplots(1, 4)
     sums = below.subplots()
-    for axes, (name, (strategy, color)) in zip(images, strategies().items(), strict=True):
+    for axes, (name, (strategy, line)) in zip(images, strategies().items(), strict=True):
         found = covariance(strategy)
         image = _correlations(axes, name, found)
         # A prefix sum's variance is the sum of a square block of the covariance.
         variances = np.cumsum(np.cumsum(found, axis=0), axis=1).diagonal()
         steps = np.arange(1, NUM_STEPS + 1)
-        sums.plot(steps, np.sqrt(variances), color=color, label=name)
+        sums.plot(steps, np.sqrt(variances), label=name, **line)
     bar = above.colorbar(image, ax=images, shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
     bar.set_label("correlation")
     sums.set(xlim=(0, NUM_STEPS), ylim=(0, None), xlabel="step", ylabel="stddev of the running sum")
@@ -75,7 +81,7 @@ def _correlations(axes: Axes, name: str, found: np.ndarray) -> Any:
     """The correlations of the first steps, and in words how much noise one step has."""
     deviations = np.sqrt(found.diagonal())
     correlations = found / np.outer(deviations, deviations)
-    image = axes.imshow(correlations[:NUM_SHOWN, :NUM_SHOWN], cmap="RdBu_r", vmin=-0.6, vmax=0.6)
+    image = axes.imshow(correlations[:NUM_SHOWN, :NUM_SHOWN], cmap=SIGNED, vmin=-0.6, vmax=0.6)
     axes.set(title=name, xticks=[], yticks=[], xlabel=f"stddev of one step: {deviations[-1]:.1f}")
     axes.spines[:].set_visible(False)
     return image

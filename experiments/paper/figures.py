@@ -30,6 +30,11 @@ STYLE: Any = {
     "grid.alpha": 0.25, "grid.linewidth": 0.5,
 }  # fmt: skip
 CHOSEN_BY = {"certified": (BLUE, "-"), "CLT": (ORANGE, "--"), "MA": (RED, ":")}
+MARKS: dict[str, dict[str, Any]] = {
+    "certified": {},
+    "CLT": {"marker": "s", "markersize": 3.5, "markevery": 6},
+    "MA": {"marker": "^", "markersize": 4.0, "markevery": 6},
+}
 NOISE = {20: {"MA": 1.3, "CLT": 1.06}, 70: {"MA": 0.7, "CLT": 0.638}}
 PROB, STEPS_PER_EPOCH, DELTA = 256 / 60_000, 60_000 / 256, 1e-5
 
@@ -142,16 +147,18 @@ def _epsilons(axes: Axes, noise: dict[str, float], epochs: int) -> None:
     at = steps / STEPS_PER_EPOCH
     for by, (color, style) in CHOSEN_BY.items():
         sigma = noise[by]
+        marks: Any = MARKS[by]  # three solid lines look alike where they are printed in grey
         lower, upper = (np.asarray(end) for end in accounting.epsilon_bounds(sigma, PROB, steps, DELTA))
         axes.fill_between(at, lower, upper, color=color, alpha=0.3, linewidth=0)
-        axes.plot(at, upper, color=color, linewidth=1.4, label=rf"$\sigma$ = {sigma:g}, certified")
+        axes.plot(at, upper, color=color, linewidth=1.4, label=rf"$\sigma$ = {sigma:g}, certified", **marks)
         if by == "CLT":
             said = accounting.clt_epsilon(sigma, PROB, steps, DELTA)
         elif by == "MA":
             said = accounting.moments_accountant_epsilon(sigma, PROB, steps, DELTA, conversion="classic")
         else:
             continue
-        axes.plot(at, np.asarray(said), style, color=color, linewidth=1.4, label=rf"$\sigma$ = {sigma:g}, {by} says")
+        label = rf"$\sigma$ = {sigma:g}, {by} says"
+        axes.plot(at, np.asarray(said), style, color=color, linewidth=1.4, label=label, **marks)
     axes.axhline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
 
     # Room above the curves for the legend.
