@@ -148,6 +148,14 @@ class LanguageConfig:
     preset: Literal["tiny", "small", "124M", "355M", "1B"] = "tiny"
     """Shape of the model, and how it is trained: lengths, batch, epochs, learning rates (docs/language.md lists
     them). With --checkpoint the shape is that of the weights. tiny: minutes on two cores. From 124M on for a GPU."""
+    batch_size: int | None = None
+    """Expected number of units in a batch of private training, at most --max-units. Default: the preset's."""
+    length: int | None = None
+    """Tokens in a sequence, at most those that the model takes. Default: the preset's."""
+    epochs: float | None = None
+    """Expected times that a unit takes part in private training. Default: the preset's."""
+    baseline: bool = True
+    """Train without privacy, too, to compare. --no-baseline leaves that out."""
     private: str = "scipy"
     """Text to fine-tune on: scipy or optax (docstrings that stand in for private text), imdb (needs GDPJAX_DATA), or a
     .jsonl or .txt file, or a folder of them; see docs/language.md. A line of a .jsonl file is {"text": ..., "user":
@@ -158,8 +166,8 @@ class LanguageConfig:
     unit: Literal["document", "user"] = "document"
     """What epsilon is for: one document, or all documents of one user."""
     max_units: int | None = None
-    """A public bound on the number of documents or users; how many there are is private. At least the preset's batch
-    size. Needed for files of your own."""
+    """A public bound on the number of documents or users; how many there are is private. At least the batch size.
+    Needed for files of your own."""
     method: Literal["full", "lora"] = "full"
     """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
     rank: int = 8
@@ -178,7 +186,7 @@ class LanguageConfig:
     """tokenizer.json of the published weights."""
     capacity: int | None = None
     """At most so many units in a batch (truncated Poisson), which bounds the memory and the time of a step. At least
-    the preset's batch size; the nearer it is, the more noise is needed. Default: no bound; a batch that is too large
+    the batch size; the nearer it is, the more noise is needed. Default: no bound; a batch that is too large
     for the memory planned for it ends the run."""
     scale_then_privatize: bool = False
     """Clip and noise in the coordinates in which Adam takes its steps (arXiv:2507.01129), at the same epsilon."""

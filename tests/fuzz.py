@@ -46,6 +46,7 @@ COSTLY = {
     "tradeoff_bounds", "Plan.mu_bounds", "epsilon_curves", "tradeoff_curves", "calibrate_noise_multiplier",
     "calibrate_num_steps", "calibrate_sampling_prob", "tuning_epsilon", "moments_accountant_epsilon", "compose",
     "one_run_refutes", "numeric().epsilon", "berry_esseen", "audit_step", "private_training", "audit_one_run",
+    "nnx.private_training", "nnx.clipped_grad", "train", "run_sweep",
 }  # fmt: skip
 DOCUMENTED = (ValueError, IndexError, OSError, gdpjax.sampling.BatchOverflowError, gdpjax.training.CheckpointError)
 
@@ -221,7 +222,9 @@ def _parameter(function: Any, place: str) -> str:
 
 
 # (entry, argument): what may be anything, or None, though the valid call gives a number.
-ANYTHING: set[tuple[str, str]] = set()
+ANYTHING: set[tuple[str, str]] = {  # ... is a filter of nnx, and so is a text
+    (entry, "wrt") for entry in ("nnx.clipped_grad", "nnx.explain", "nnx.private_training")
+}
 OPTIONAL: set[tuple[str, str]] = set()
 
 

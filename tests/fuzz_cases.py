@@ -4,14 +4,18 @@ A case is ``name: (function, args, kwargs)``, made by a function so that arrays 
 return something lazy (an optax transformation, an iterator) are used once, so that a bad argument cannot hide in it.
 """
 
+import contextlib
 import functools
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx as flax_nnx
 
 import gdpjax
 from gdpjax import (
@@ -21,8 +25,10 @@ from gdpjax import (
     correlated,
     ledger,
     mechanisms,
+    nnx,
     plotting,
     sampling,
+    sweeps,
     tradeoff,
     training,
     transforms,
@@ -42,6 +48,66 @@ def loss_fn(params: Any, x: Any, y: Any) -> Any:
 
 def augmented_loss(params: Any, x: Any) -> Any:
     return jnp.sum(params["w"] * x)
+
+
+def module_loss(model: Any, x: Any, y: Any) -> Any:
+    return (model(x)[0] - y) ** 2
+
+
+@functools.cache
+def module() -> Any:
+    return flax_nnx.Linear(2, 1, rngs=flax_nnx.Rngs(0))
+
+
+def load() -> Any:
+    return (X, Y), (X, Y)
+
+
+def build(example: Any, penalty: float = 0.0) -> Any:
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return (jnp.sum(w * x) - y) ** 2 + penalty * jnp.sum(w**2)
+
+    def scores(w: Any, x: Any, y: Any) -> Any:
+        return {"mse": jnp.mean((x @ w - y) ** 2)}
+
+    return sweeps.Model(lambda key: jnp.zeros(2), loss, scores)
+
+
+@functools.cache
+def task() -> Any:
+    return sweeps.Task(load, build, optax.sgd)
+
+
+SPEC = {
+    "delta": 1e-3,
+    "hyperparameters": {
+        "learning_rate": 0.1, "l2_clip_norm": 1.0, "noise_multiplier": 2.0, "batch_size": 2, "epochs": 1, "seeds": 1
+    },
+}  # fmt: skip
+SPEC_TEXT = """\
+data = "my_task:load"
+model = "my_task:build"
+optimizer = "sgd"
+delta = 1e-3
+[hyperparameters]
+learning_rate = 0.1
+l2_clip_norm = 1.0
+noise_multiplier = 2.0
+batch_size = 2
+epochs = 1
+seeds = 1
+"""
+
+
+def _in_a_folder(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call it in a folder that is removed again: wrong paths may be written to."""
+
+    @functools.wraps(function)
+    def used(*args: Any, **kwargs: Any) -> Any:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            function(*args, **kwargs)
+
+    return used
 
 
 def release(key: Any, included: Any) -> Any:
@@ -83,6 +149,11 @@ def plan() -> Any:
 @functools.cache
 def loop() -> Any:
     return training.private_training(plan(), loss_fn, optax.sgd(0.1))
+
+
+@functools.cache
+def module_loop() -> Any:
+    return nnx.private_training(plan(), module(), module_loss, optax.sgd(0.1))
 
 
 @functools.cache
@@ -155,6 +226,40 @@ def cases() -> dict[str, Case]:
         "clipped_grad().sensitivity": (grad_fn().sensitivity, (gdpjax.NeighboringRelation.REPLACE_ONE,), {}),
         "explain": (gdpjax.explain, (loss_fn, PARAMS, (X, Y)), {"batch_argnums": (1, 2), "strategy": "auto"}),
         "per_example_grad": (_called(gdpjax.per_example_grad, PARAMS, X, Y), (loss_fn,), {"batch_argnums": (1, 2)}),
+        # modules of flax
+        "nnx.clipped_grad": (
+            _called(nnx.clipped_grad, module(), X, Y), (module_loss, 1.0),
+            {"wrt": flax_nnx.Param, "batch_argnums": (1, 2), "strategy": "auto", "return_info": False},
+        ),
+        "nnx.clipped_grad()": (
+            nnx.clipped_grad(module_loss, 1.0, batch_argnums=(1, 2)), (module(), X, Y),
+            {"is_padding": np.zeros(4, bool)},
+        ),
+        "nnx.explain": (
+            nnx.explain, (module_loss, module(), (X, Y)), {"wrt": flax_nnx.Param, "batch_argnums": (1, 2)}
+        ),
+        "nnx.private_training": (
+            nnx.private_training, (plan(), module(), module_loss, optax.sgd(0.1)),
+            {"wrt": flax_nnx.Param, "num_arrays": 2, "example_key": False, "strategy": "auto", "constant_work": False},
+        ),
+        "nnx.private_training().init": (module_loop().init, (module(), KEY), {}),
+        # trainings and sweeps of the user's own
+        "Task": (
+            lambda *args, **kwargs: sweeps.Task(*args, **kwargs).hyperparameters, (load, build, optax.sgd),
+            {"defaults": {"epochs": 1.0}, "names": {"data": "d", "model": "m", "optimizer": "o"}},
+        ),
+        "train": (
+            _in_a_folder(sweeps.train), (task(), SPEC, "run"),
+            {"resume": False, "diagnostics": True, "how_to_resume": "the same again"},
+        ),
+        "run_sweep": (
+            _in_a_folder(sweeps.run_sweep), (task(), SPEC, "run"),
+            {"resume": False, "backend": "local", "width": 2, "memory_gb": 1.0},
+        ),
+        "report_sweep": (_in_a_folder(sweeps.report_sweep), ("run",), {}),
+        "new_project": (_in_a_folder(sweeps.new_project), ("mine",), {}),
+        "parse_spec": (sweeps.parse_spec, (Path("train.toml"), SPEC_TEXT, sweeps.ImportedTask()), {}),
+        "read_spec": (sweeps.read_spec, (Path("train.toml"), sweeps.ImportedTask()), {}),
         # transforms and optimizers
         "accumulate_clipped": (
             _accumulate_any, (gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE), 2), {}
@@ -533,6 +638,7 @@ RECORDS = {
     "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
     "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",
     "NeighboringRelation", "NoGuarantee",
+    "Examples", "ImportedTask", "Model", "Reader", "Spec", "SweepResult", "TaskFields", "TrainingResult",
 }  # fmt: skip
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {"accumulation_charge", "charge_of_sum", "clip_rows", "resolve_correlation", "rule_sensitivity"}
@@ -545,6 +651,7 @@ OF_FILES = {
     "has_run",
     "use_compilation_cache",
     "register_primitive",
+    "print_training",
 }
 MODULES = (
     gdpjax,
@@ -554,8 +661,10 @@ MODULES = (
     correlated,
     ledger,
     mechanisms,
+    nnx,
     plotting,
     sampling,
+    sweeps,
     tradeoff,
     training,
     transforms,

@@ -46,6 +46,14 @@ def test_the_template_is_swept(project, tmp_path, capsys):
     assert main(["sweep-report", str(out)]) == 0
 
 
+def test_new_says_what_to_type_next(tmp_path, capsys):
+    assert main(["new", str(tmp_path / "my trainings")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-4:-2] == ["Next:", f"  cd '{tmp_path / 'my trainings'}'"]
+    assert said[-2].startswith("  gdpjax train train.toml --out runs/train ")
+    assert said[-1].startswith("  gdpjax sweep-trainings sweep.toml --out runs/sweep ")
+
+
 def test_what_is_there_is_not_overwritten(project, capsys):
     (project / "my_task.py").read_text()
     assert main(["new", str(project)]) == 2

@@ -214,6 +214,6 @@ STANDARD = {
     "__future__", "abc", "argparse", "base64", "collections", "concurrent", "contextlib", "csv", "dataclasses",
     "decimal", "difflib", "enum", "errno", "fcntl", "fractions", "functools", "gc", "hashlib", "html", "importlib",
     "inspect", "io", "itertools", "json", "logging", "math", "msvcrt", "numbers", "operator", "os", "pathlib",
-    "platform", "queue", "re", "reprlib", "shutil", "socket", "stat", "statistics", "sys", "sysconfig", "threading",
-    "time", "tomllib", "traceback", "types", "typing", "warnings", "weakref",
+    "platform", "queue", "re", "reprlib", "shlex", "shutil", "socket", "stat", "statistics", "sys", "sysconfig",
+    "threading", "time", "tomllib", "traceback", "types", "typing", "warnings", "weakref",
 }  # fmt: skip

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
@@ -13,6 +14,8 @@ from experiments.config import CorrelatedFigureConfig
 from experiments.figures.style import BLUE, GREEN, GREY, RED, look, save
 from gdpjax.correlated import BandedInverse, BandedToeplitz, MinSep, bisr, lambda_cgd, optimize_banded_toeplitz
 
+SIGNED = LinearSegmentedColormap.from_list("signed", ["#053061", "#2F79B5", "#FFFFFF", "#F6C667", "#E69F00"])
+"""Blue below zero and orange above, which are dark and light where they are printed in grey."""
 NUM_STEPS = 512
 NUM_BANDS = 64
 PROMISE = MinSep(max_participations=8, min_separation=64)
@@ -31,13 +34,16 @@ def run(config: CorrelatedFigureConfig) -> None:
     print(f"Figure: {path}")
 
 
-def strategies() -> dict[str, tuple[Strategy, str]]:
-    """Return the strategies of the figure with their colours, by name."""
+def strategies() -> dict[str, tuple[Strategy, dict[str, Any]]]:
+    """Return the strategies of the figure by name, and how their lines are drawn."""
     return {
-        "independent": (BandedInverse([1.0]), GREY),
-        "$\\lambda$-CGD, $\\lambda$ = 0.9": (lambda_cgd(0.9), GREEN),
-        "BISR, 8 draws": (bisr(8), BLUE),
-        f"BandMF, {NUM_BANDS} bands": (optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS), RED),
+        "independent": (BandedInverse([1.0]), {"color": GREY, "linestyle": "-"}),
+        "$\\lambda$-CGD, $\\lambda$ = 0.9": (lambda_cgd(0.9), {"color": GREEN, "linestyle": "--"}),
+        "BISR, 8 draws": (bisr(8), {"color": BLUE, "linestyle": "-."}),
+        f"BandMF, {NUM_BANDS} bands": (
+            optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS),
+            {"color": RED, "linestyle": (0, (1, 1.2)), "linewidth": 2.0},
+        ),
     }
 
 
@@ -64,13 +70,13 @@ def draw() -> Figure:
     sums = lower_half.subplots()
 
     steps = np.arange(1, NUM_STEPS + 1)
-    for axes, (name, (strategy, color)) in zip(images, strategies().items(), strict=True):
+    for axes, (name, (strategy, line)) in zip(images, strategies().items(), strict=True):
         of_noise = covariance(strategy)
         image = _draw_correlations(axes, name, of_noise)
 
         # The variance of a running sum is the sum of a square block of the covariance.
         variances = np.cumsum(np.cumsum(of_noise, axis=0), axis=1).diagonal()
-        sums.plot(steps, np.sqrt(variances), color=color, label=name)
+        sums.plot(steps, np.sqrt(variances), label=name, **line)
 
     bar = upper_half.colorbar(image, ax=images, shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
     bar.set_label("correlation")
@@ -84,7 +90,7 @@ def _draw_correlations(axes: Axes, name: str, of_noise: Float[np.ndarray, "steps
     """Draw the correlations of the first steps, and say how much noise one step has."""
     deviations = np.sqrt(of_noise.diagonal())
     correlations = of_noise / np.outer(deviations, deviations)
-    image = axes.imshow(correlations[:NUM_SHOWN, :NUM_SHOWN], cmap="RdBu_r", vmin=-0.6, vmax=0.6)
+    image = axes.imshow(correlations[:NUM_SHOWN, :NUM_SHOWN], cmap=SIGNED, vmin=-0.6, vmax=0.6)
     axes.set(title=name, xticks=[], yticks=[], xlabel=f"stddev of one step: {deviations[-1]:.1f}")
     axes.spines[:].set_visible(False)
     return image

@@ -50,6 +50,8 @@ NOT_PRIVATE = "without privacy"
 """The row of the baseline, of which nothing but its perplexity is in the table."""
 NO_CLIP = 1e6
 """A clip norm that no gradient reaches, for the baseline without privacy."""
+OWN_SETTINGS = ("batch_size", "length", "epochs")
+"""Settings of the preset that a command may give itself."""
 STEPS_AT_ONCE = 10
 """Steps between two checkpoints."""
 UNITS_ON_A_PROCESSOR = 8
@@ -59,8 +61,11 @@ NOTES = """\
 Perplexity: exp of the mean cross entropy of a token, on {held_out}. Epsilon: certified, at delta = {delta:g}, of adding
 or removing one {unit}, for one training with its settings fixed beforehand; whoever releases several of these models
 composes them. Not covered by any epsilon, and not for release where its text is private: this table with its
-perplexities, and everything of the training without privacy, of which there is no sample here. Private text: {private};
+perplexities{baseline}. Private text: {private};
 of each {unit} at most {tokens} tokens are used. {base}."""
+
+
+BASELINE_NOTE = ", and everything of the training without privacy, of which there is no sample here"
 
 
 class Figures(msgspec.Struct):
@@ -81,7 +86,7 @@ class Figures(msgspec.Struct):
 
 def run(config: LanguageConfig) -> None:
     """Train what is missing, print the table, and write it."""
-    settings = SETTINGS[config.preset]
+    settings = _settings(config)
     _check(config, settings)
     _begin(config, settings)
     console = Console()
@@ -96,9 +101,10 @@ def run(config: LanguageConfig) -> None:
     try:
         with _bar(console) as bar:
             model, base = published or _public_model(config, settings, texts, bar)
+            _check_length(settings, model)
             model = dataclasses.replace(model, compute_dtype=settings.compute_dtype)
             rows = {"public only": _judged(model, base, texts, settings, 0.0, 0, 0.0)}
-            for epsilon in (*config.epsilons, math.inf):
+            for epsilon in (*config.epsilons, math.inf) if config.baseline else config.epsilons:
                 name = _name(epsilon)
                 tuning = _tuning(config, settings, model, epsilon)
                 rows[name] = _row(tuning, base, texts, settings, config, name, bar)
@@ -118,6 +124,32 @@ def _name(epsilon: float) -> str:
     return NOT_PRIVATE if math.isinf(epsilon) else f"epsilon {float(epsilon)!r}".removesuffix(".0")
 
 
+def _settings(config: LanguageConfig) -> Settings:
+    """Return the settings of the preset, with those in their place that were given."""
+    return dataclasses.replace(SETTINGS[config.preset], **_given(config))
+
+
+def _given(config: LanguageConfig) -> dict[str, Any]:
+    """Return the settings that were given in the place of the preset's."""
+    values = {name: getattr(config, name) for name in OWN_SETTINGS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _tuned(config: LanguageConfig) -> str:
+    """Return what the statement says about how the settings were chosen."""
+    given = [f"{name.replace('_', ' ')} {value:g}" for name, value in _given(config).items()]
+    preset = "the preset's settings, which were chosen on public text"
+    if not given:
+        return preset
+    return f"{preset}, but for {', '.join(given)}, which whoever ran the command chose: how is not covered by epsilon"
+
+
+def _check_length(settings: Settings, model: ModelConfig) -> None:
+    """Refuse sequences that are longer than the model takes."""
+    if settings.length > model.max_length:
+        raise UserError(f"expected a length of at most {model.max_length}, which is the model's, got {settings.length}")
+
+
 def _check(config: LanguageConfig, settings: Settings) -> None:
     """Refuse what does not go together, before anything is read."""
     if not config.epsilons or not all(0 < epsilon < math.inf for epsilon in config.epsilons):
@@ -126,6 +158,14 @@ def _check(config: LanguageConfig, settings: Settings) -> None:
         raise UserError("published weights and their tokenizer belong together: give both --checkpoint and --tokenizer")
     if config.checkpoint is not None and config.public is not None:
         raise UserError("--public is for training from the beginning; leave it out with --checkpoint")
+    for name, least in (("batch_size", 1), ("length", 2)):
+        count = getattr(config, name)
+        if count is not None and count < least:
+            raise UserError(f"expected {name} to be a whole number of at least {least}, got {count}")
+    if config.epochs is not None and not 0 < config.epochs < math.inf:
+        raise UserError(f"expected epochs to be a finite number > 0, got {config.epochs}")
+    if config.checkpoint is None:
+        _check_length(settings, PRESETS[config.preset])
     most = max_units(config)
     if most < settings.batch_size:
         raise UserError(f"expected max_units of at least the batch size {settings.batch_size}, got {most}")
@@ -158,7 +198,8 @@ def _begin(config: LanguageConfig, settings: Settings) -> None:
 def _described(config: LanguageConfig, settings: Settings) -> dict[str, Any]:
     """Return what all trainings of a folder have in common, on whatever devices."""
     described = dataclasses.asdict(config) | {"settings": dataclasses.asdict(settings)}
-    for name in ("epsilons", "out", "mesh", "device_gb"):
+    # What was given in the place of the preset's settings is in those; a baseline may be asked for later.
+    for name in ("epsilons", "out", "mesh", "device_gb", "baseline", *OWN_SETTINGS):
         del described[name]
     return json.loads(json.dumps(described, default=str))
 
@@ -249,7 +290,7 @@ def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsi
             sampling="poisson" if config.capacity is None else "truncated_poisson",
             capacity=config.capacity,
             unit=config.unit,
-            tuned="the preset's settings, which were chosen on public text",
+            tuned=_tuned(config),
         )
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -374,6 +415,7 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
         held_out=texts.held_out_name,
         delta=config.delta,
         unit=config.unit,
+        baseline=BASELINE_NOTE if NOT_PRIVATE in rows else "",
         private=texts.private_name,
         tokens=settings.length * settings.sequences_per_unit,
         base=base,

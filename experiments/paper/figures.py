@@ -44,6 +44,12 @@ TRAINED = (
 """The runs whose trade-off curves are drawn: experiment, row and title."""
 
 NUM_COLOURS = 64
+MARKS: dict[str, dict[str, Any]] = {
+    CERTIFIED: {},
+    CLT: {"marker": "s", "markersize": 3.5, "markevery": 6},
+    MOMENTS: {"marker": "^", "markersize": 4.0, "markevery": 6},
+}
+"""Three solid lines look alike where they are printed in grey."""
 RowsByName = dict[str, dict[str, Any]]
 
 
@@ -140,11 +146,13 @@ def _draw_epsilons(axes: Axes, epochs: int) -> None:
     at = steps / STEPS_PER_EPOCH
     for accountant, noise in FIGURE4_NOISE[epochs].items():
         color, line = LINES[accountant]
+        marks = MARKS[accountant]
         run = (noise, SAMPLING_PROB, steps, DELTA)
         bounds = accounting.epsilon_bounds(*run)
         lower, upper = np.asarray(bounds.lower), np.asarray(bounds.upper)
         axes.fill_between(at, lower, upper, color=color, alpha=0.3, linewidth=0)
-        axes.plot(at, upper, color=color, linewidth=1.4, label=rf"$\sigma$ = {noise:g}, certified")
+        label = rf"$\sigma$ = {noise:g}, certified"
+        axes.plot(at, upper, color=color, linewidth=1.4, label=label, **marks)
 
         if accountant == CLT:
             said = accounting.clt_epsilon(*run)
@@ -153,7 +161,7 @@ def _draw_epsilons(axes: Axes, epochs: int) -> None:
         else:
             continue
         label = rf"$\sigma$ = {noise:g}, {accountant} says"
-        axes.plot(at, np.asarray(said), line, color=color, linewidth=1.4, label=label)
+        axes.plot(at, np.asarray(said), line, color=color, linewidth=1.4, label=label, **marks)
     axes.axhline(FIGURE4_EPSILON[epochs], color="0.4", linewidth=0.8)
 
     # Room above the curves for the legend.

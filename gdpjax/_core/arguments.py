@@ -13,6 +13,8 @@ expected and what was got (by `shown`, which prints no data), and not in an exce
 import difflib
 import functools
 import inspect
+import os
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,8 +76,8 @@ def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
 
 
 def _is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number of Python or NumPy, and not a truth value."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    """Return whether a value is a whole number of Python or NumPy, whose durations are of the class of its integers."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -123,6 +125,17 @@ def check_text(name: str, value: Any, what: str = "a text") -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be {what}, got {shown(value)}")
     return value
+
+
+def check_path(name: str, value: Any) -> pathlib.Path:
+    """Return ``value``, a path or its text, as a path."""
+    try:
+        text = os.fspath(value)
+    except Exception:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ValueError(f"{name} must be a path or its text, got {shown(value)}")
+    return pathlib.Path(text)
 
 
 def check_callable(name: str, value: Any, what: str = "a function") -> Any:

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import shlex
 import sys
 from typing import Any
 
@@ -121,6 +122,10 @@ def _new(arguments: argparse.Namespace) -> int:
 
     for path in new_project(arguments.folder):
         print(path)
+    print("\nNext:")
+    print(f"  cd {shlex.quote(str(arguments.folder))}")
+    print("  gdpjax train train.toml --out runs/train            # one private training and its epsilon")
+    print("  gdpjax sweep-trainings sweep.toml --out runs/sweep  # 24 of them, with a report")
     return 0
 
 

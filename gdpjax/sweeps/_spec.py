@@ -33,7 +33,9 @@ from typing import Annotated, Any, Literal, NoReturn, Protocol
 
 import msgspec
 
+from gdpjax._core.arguments import check_path, check_text
 from gdpjax._core.documents import DocumentError, convert_document
+from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import STANDARD, Hyperparameter
 from gdpjax.sweeps._lines import lines_of
@@ -167,6 +169,7 @@ class Source:
 
 def read_spec(path: Path, task_fields: TaskFields) -> Spec:
     """Return the sweep in a TOML file, or raise a UserError that names the line."""
+    path = check_path("path", path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -177,6 +180,11 @@ def read_spec(path: Path, task_fields: TaskFields) -> Spec:
 
 def parse_spec(path: Path, text: str, task_fields: TaskFields) -> Spec:
     """Return the sweep in a TOML text; ``path`` is for messages."""
+    path = check_path("path", path)
+    check_text("text", text, "the text of a TOML file")
+    is_instance = not isinstance(task_fields, type) and hasattr(task_fields, "fields")
+    if not is_instance or not callable(getattr(task_fields, "task", None)):
+        raise UserError(f"task_fields must say what the task is, such as ImportedTask(), got {shown(task_fields)}")
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

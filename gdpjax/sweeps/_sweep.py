@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from gdpjax._core.arguments import check_choice, check_instance
+from gdpjax._core.arguments import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_instance,
+    check_number,
+    check_path,
+    check_text,
+)
+from gdpjax._core.checks import POSITIVE
+from gdpjax._core.shown import shown
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._imports import ImportedTask
@@ -95,9 +105,11 @@ def run_sweep(
       RunInterrupted: by Ctrl-C; what was finished is on record.
     """
     require_extra()
+    folder = check_path("out", out)
+    resume = check_flag("resume", resume)
+    check_console(console)
     backend_for = backend_of(backend, width, memory_gb, ray_address, console)
     checked = as_spec(task, spec)
-    folder = Path(out)
     sweep_in(folder, checked, resume, backend_for, console)
     result = finished_sweep(folder)
     if console is not None:
@@ -228,7 +240,8 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
     from gdpjax.sweeps._report import write_report
     from gdpjax.sweeps._results import read_rows
 
-    folder = Path(folder)
+    folder = check_path("folder", folder)
+    check_console(console)
     layout = folders.described(folder).layout
     rows = read_rows(folder, layout)
     if not rows:
@@ -248,6 +261,12 @@ def _print(console: "Console", result: SweepResult) -> None:
     console.print(f"Report: {result.report}", soft_wrap=True)
 
 
+def check_console(console: Any) -> None:
+    """Refuse a console that cannot print, before anything runs."""
+    if console is not None and not callable(getattr(console, "print", None)):
+        raise UserError(f"console must be a rich.console.Console or None, got {shown(console)}")
+
+
 def require_extra() -> None:
     """Raise UserError unless the packages of the extra are installed."""
     try:
@@ -262,12 +281,15 @@ def require_extra() -> None:
 def backend_of(
     backend: str, width: int, memory_gb: float, ray_address: str | None, console: "Console | None" = None
 ) -> BackendFor:
-    """Return a function that makes the backend; refusals that need no data come from here."""
-    check_choice("backend", backend, ("local", "ray"))
-    if not 0 < memory_gb < float("inf"):
-        raise UserError(f"memory_gb must be a finite number > 0, got {memory_gb}")
-    if width < 1:
-        raise UserError(f"width must be a whole number >= 1, got {width}")
+    """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
+    try:
+        check_choice("backend", backend, ("local", "ray"))
+        memory_gb = check_number("memory_gb", memory_gb, POSITIVE)
+        width = check_count("width", width)
+        if ray_address is not None:
+            check_text("ray_address", ray_address)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     memory_bytes = int(memory_gb * 1e9)
     if backend == "local":
         if ray_address is not None:

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_array, check_callable
+from gdpjax._core.arguments import check_array, check_callable, check_instance, check_number, check_text
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import (
@@ -103,6 +103,12 @@ class Task:
         check_callable("load", self.load)
         check_callable("build", self.build)
         check_callable("optimizer", self.optimizer)
+        check_instance("defaults", self.defaults, Mapping, "of hyperparameters to their values")
+        check_instance("names", self.names, Mapping, "of data, model and optimizer to what they are called")
+        for name, value in self.defaults.items():
+            check_number(f"the default of {shown(name)}", value)
+        for what, called in self.names.items():
+            check_text(f"the name of {shown(what)}", called)
         if not self.names:
             names = {
                 "data": _name_of(self.load),

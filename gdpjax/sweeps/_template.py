@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from gdpjax._core.arguments import check_path
 from gdpjax.sweeps._errors import UserError
 
 FOLDER = Path(__file__).with_name("template")
@@ -15,7 +16,7 @@ def new_project(folder: str | Path) -> list[Path]:
     Raises:
       UserError: one of them is there already; nothing is written then.
     """
-    folder = Path(folder)
+    folder = check_path("folder", folder)
     paths = [folder / name for name in FILES]
     for path in paths:
         if path.exists():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import numpy as np
 
+from gdpjax._core.arguments import check_flag, check_path, check_text
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
@@ -17,7 +18,7 @@ from gdpjax.sweeps._plans import epoch_end, plan_of
 from gdpjax.sweeps._privacy import Cost, cost_of
 from gdpjax.sweeps._program import blueprint_of
 from gdpjax.sweeps._spec import SECTION, Spec
-from gdpjax.sweeps._sweep import as_spec, require_extra
+from gdpjax.sweeps._sweep import as_spec, check_console, require_extra
 from gdpjax.sweeps._task import Examples, Task, check_task, load_examples
 from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
 from gdpjax.sweeps._worker import make_scores
@@ -129,12 +130,17 @@ def train(
       UserError: the spec, the data, the model or the folder is not as it should be.
       RunInterrupted: by Ctrl-C; the message says how many steps are on record.
     """
+    folder = check_path("out", out)
+    resume = check_flag("resume", resume)
+    diagnostics = check_flag("diagnostics", diagnostics)
+    check_text("how_to_resume", how_to_resume)
+    check_console(console)
     checked = as_spec(task, spec)
     trial = only_trial(checked)
     examples = load_examples(checked.task, checked.hold_out)
     refuse_large_batches(checked, [trial], examples.num_examples)
     scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
-    job = Job(checked.task, examples, trial, Path(out), resume, diagnostics, scored_on, how_to_resume)
+    job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume)
     if console is None:
         return run_job(job, SilentTraining())
     require_extra()

@@ -178,6 +178,12 @@ def test_adapters_change_only_their_targets(small):
         ({"tokenizer": "x.json"}, "belong together"),
         ({"delta": 2.0}, "delta between 0 and 1"),
         ({"seed": 2**70}, "a seed from 0"),
+        ({"batch_size": 0}, "batch_size to be a whole number of at least 1"),
+        ({"batch_size": 41}, "at least the batch size 41"),
+        ({"length": 1}, "length to be a whole number of at least 2"),
+        ({"length": 33}, "a length of at most 32, which is the model's"),
+        ({"epochs": 0.0}, "epochs to be a finite number > 0"),
+        ({"epochs": float("inf")}, "epochs to be a finite number > 0"),
         ({"capacity": 0}, "capacity to be a whole number"),
         ({"microbatch_size": -1}, "microbatch_size to be"),
         ({"checkpoint": "x", "tokenizer": "x.json"}, "leave it out with --checkpoint"),
@@ -200,6 +206,33 @@ def test_a_folder_of_other_settings_is_refused(small):
     with pytest.raises(UserError, match="max_units"):
         command._begin(dataclasses.replace(small, max_units=50), QUICK)
     command._begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
+
+
+def test_settings_of_the_command_take_the_place_of_the_presets(small):
+    config = dataclasses.replace(small, batch_size=10, length=12, epochs=1.0, baseline=False)
+    command.run(config)
+    table = (config.out / command.TABLE).read_text()
+    assert "| epsilon 2 |" in table
+    assert "without privacy" not in table
+    assert "at most 24 tokens" in table
+    assert not (config.out / "without_privacy").exists()
+    figures = json.loads((config.out / "epsilon_2" / command.FIGURES).read_text())
+    assert figures["num_steps"] == 4  # one epoch of 40 / 10
+    statement = (config.out / "epsilon_2" / command.STATEMENT).read_text()
+    assert "but for batch size 10, length 12, epochs 1, which whoever ran the command chose" in statement
+
+    # The baseline may be asked for later; other settings may not.
+    command._begin(dataclasses.replace(config, baseline=True), command._settings(config))
+    other = dataclasses.replace(config, epochs=2.0)
+    with pytest.raises(UserError, match="settings"):
+        command._begin(other, command._settings(other))
+
+
+def test_settings_that_are_not_given_change_no_folder_and_no_key(small):
+    """A folder that was begun before there were these options goes on."""
+    described = command._described(small, QUICK)
+    assert not {"batch_size", "length", "epochs", "baseline"}.intersection(described)
+    assert described == command._described(dataclasses.replace(small, batch_size=8), QUICK)
 
 
 @pytest.mark.slow
