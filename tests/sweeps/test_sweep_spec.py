@@ -91,7 +91,7 @@ def test_mistakes_name_the_line(case):
 
 def test_sizes_are_checked_before_anything_is_made(monkeypatch):
     """The product of three ranges would take gigabytes."""
-    monkeypatch.setattr(_trials, "_values", lambda kind, choice: pytest.fail("the values were made"))
+    monkeypatch.setattr(_trials, "_grid_values", lambda kind, choice: pytest.fail("the values were made"))
     ranges = "".join(f"{n} = {{ min = 1, max = 2, count = 90000 }}\n" for n in ("learning_rate", "epsilon"))
     with pytest.raises(UserError, match="8100000000 trials"):
         list_trials(spec_of(TABLE + ranges))
