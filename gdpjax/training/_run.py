@@ -168,6 +168,12 @@ class Run:
             return []
         if self._pending and self._records.chunks[-len(self._pending)].state != state_digest(self.state):
             # The state was changed since: another gradient under the same noise, had the keys stayed.
+            if self.training.plan.correlation is not None:
+                raise ValueError(
+                    "run.state was changed after a chunk was interrupted, and a run with correlated noise cannot go on "
+                    "from there: the noise of later steps takes back that of the lost ones. Put it back as it was "
+                    "(resume_run does), and the chunk is repeated"
+                )
             self._pay_for_lost()
             if self.finished:
                 return []

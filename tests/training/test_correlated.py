@@ -180,6 +180,26 @@ def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
         resume_run(tmp_path / "killed", training, PARAMS, data, scan=False)
 
 
+def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
+    """The lost chunk cannot be repeated on other parameters, nor be left out under new keys."""
+    training, rows = built("apart")
+    data = training.place(rows, np.zeros(N))
+    run = start_run(tmp_path / "run", training, PARAMS, data, key=jax.random.key(9305), scan=False)
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.advance(3, on_step=stop)
+    kept = run.state
+    run.state = kept._replace(params={"w": kept.params["w"] + 1})
+    with pytest.raises(ValueError, match="with correlated noise cannot go on"):
+        run.advance(3)
+    run.state = kept
+    run.advance(3)
+    assert run.step == 3
+
+
 def test_a_state_that_was_put_back_is_refused(tmp_path):
     training, rows = built("apart")
     data = training.place(rows, np.zeros(N))
