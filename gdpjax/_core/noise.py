@@ -9,9 +9,12 @@ Method. A 32-bit word gives a sign and a 31-bit k; t = (k + 1/2) / 2^31 is unifo
 P(|Z| > z) = t. With x = 1 - t = erf(z / sqrt 2) and w = -log(1 - x^2) = -log(t (2 - t)), z / x is smooth in w for
 w <= 7.75 and in sqrt(w) above; two polynomials (Chebyshev fits to 40-digit values, relative errors 1.3e-7 and 3.5e-7)
 evaluate it. Words with k < 2^19 (t < 2^-12) are extended: t = (k 2^32 + k' + 1/2) / 2^63 with a second word k'.
-Drawing a second word for all would double the cost, so coordinates lie in rows of 64 and only rows that hold an
-extreme word (one in 64) draw theirs, keyed by the row's number. A loop treats a static number of such rows at a
-time until none is left; nearly always once. Keys of other implementations than threefry draw two words for all. The
+Coordinates lie in rows of 64, and every row has a number, from which with the key of second words its own key
+is made. Drawing a second word for all would double the cost, so in large arrays only rows that hold an extreme word
+(one in 64) draw theirs: a loop treats a static number of such rows at a time until none is left, nearly always once.
+Small arrays draw both words for all. A model has many of them, and a program that draws each by itself takes seconds to
+compile; so the rows of all small arrays are drawn by one loop. Either way the words are those of `jax.random.bits` of
+the two keys that `jax.random.split` makes. Keys of other implementations than threefry draw two words for all. The
 result is a function of (key, shape, dtype) alone, under vmap too.
 
 float64 draws two words for every coordinate and inverts in float64: coarse noise under a fine sum would leave the
@@ -21,18 +24,24 @@ low bits of the released value (Mironov, CCS 2012), which no float noise avoids.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.scipy.special import ndtri
 
-from gdpjax._core.keys import bits, fold_in, is_threefry, split
+from gdpjax._core.keys import bits, is_threefry, refuse_key_of_a_loop, split
+from gdpjax._core.threefry import MOST_ENTRIES, WordPair, encrypted
 from gdpjax._core.types import Array
 
 _ROW = 64
 _EXTREME = 1 << 19
-_REFINE_ALL_ROWS = 256  # below this many rows the loop costs more than the words it saves
+_LARGEST_SMALL = 64 * 256
+"""Arrays of more entries are drawn by themselves, and second words only where they are needed."""
+_ROWS_AT_A_TIME = 16
 # z / x as a polynomial in (w - 3.875) / 3.875 for 0 <= w <= 7.75, constant term first.
 _CENTRE = (
     2.58818382, 1.26123504, -0.151471175, -0.0218393723, 0.0410099868, -0.0197639353,
@@ -80,31 +89,98 @@ def _refined(words: Array, more: Array, values: Array) -> Array:
     return jnp.where(extreme, _from_two_words(words, more), values)
 
 
-def _normal_rows(key: Array, num_rows: int) -> Array:
-    first, second = split(key)
-    words = bits(first, (num_rows, _ROW))
+def _words_of_rows(keys: WordPair, first_entries: Array) -> Array:
+    """Return a row of words of each key, those of the 64 entries from ``first_entries`` on.
+
+    Args:
+      keys: two words, uint32[num_rows] or scalars.
+      first_entries: uint32[num_rows].
+
+    Returns:
+      uint32[num_rows, 64].
+    """
+    lanes = lax.broadcasted_iota(jnp.uint32, (first_entries.shape[0], _ROW), 1)
+    high, low = encrypted((keys[0][..., None], keys[1][..., None]), first_entries[:, None] + lanes)
+    return high ^ low
+
+
+def _second_words(second: WordPair, numbers: Array) -> Array:
+    """Return the second words of rows with these numbers, uint32[num_rows, 64], from keys as in `_words_of_rows`."""
+    return _words_of_rows(encrypted(second, numbers), jnp.zeros_like(numbers))
+
+
+def _first_and_second(key_data: Array) -> tuple[WordPair, WordPair]:
+    """Return the keys of first and of second words, which are `jax.random.split` of each key of uint32[..., 2]."""
+    key = (key_data[..., 0], key_data[..., 1])
+    return encrypted(key, jnp.zeros_like(key[0])), encrypted(key, jnp.ones_like(key[0]))
+
+
+def _small_normals(key_data: Array, sizes: tuple[int, ...]) -> list[Array]:
+    """Return normal values of threefry keys, all drawn by one small program that does not grow with their number.
+
+    The rows of all arrays are drawn in a loop, some at a time. The loop also keeps the compiler from writing the whole
+    draw once more for each array that is cut out of the rows.
+
+    Args:
+      key_data: uint32[num_keys, 2].
+      sizes: how many values are drawn from each key, >= 1.
+
+    Returns:
+      For each key float32[size], a function of that key and its size alone.
+    """
+    # Number the rows of each key, and fill the last turn of the loop with rows that nobody takes.
+    rows_of_key = [-(-size // _ROW) for size in sizes]
+    num_rows = sum(rows_of_key)
+    at_a_time = min(_ROWS_AT_A_TIME, -(-num_rows // 2))
+    num_turns = -(-num_rows // at_a_time)
+    owners = np.zeros(num_turns * at_a_time, np.int32)
+    numbers = np.zeros(num_turns * at_a_time, np.uint32)
+    owners[:num_rows] = np.repeat(np.arange(len(sizes)), rows_of_key)
+    numbers[:num_rows] = np.concatenate([np.arange(count) for count in rows_of_key])
+
+    def draw(keys: tuple[WordPair, WordPair], rows: tuple[Array, Array]) -> tuple[Any, Array]:
+        owners, numbers = rows
+        first, second = jax.tree.map(lambda words: words[owners], keys)
+        words = _words_of_rows(first, numbers * jnp.uint32(_ROW))
+        return keys, _refined(words, _second_words(second, numbers), _from_one_word(words))
+
+    turns = (owners.reshape(num_turns, at_a_time), numbers.reshape(num_turns, at_a_time))
+    _, values = lax.scan(draw, _first_and_second(key_data), turns)
+    values = values.reshape(-1)
+
+    # Cut the values of each key out.
+    drawn = []
+    begin = 0
+    for size, count in zip(sizes, rows_of_key, strict=True):
+        drawn.append(values[begin : begin + size])
+        begin += count * _ROW
+    return drawn
+
+
+def _large_normal(key_data: Array, size: int) -> Array:
+    """Return float32[size] normal values of a threefry key; only rows that hold an extreme word draw second words.
+
+    Args:
+      key_data: uint32[2].
+      size: how many values, >= 1 and below 2^32.
+    """
+    num_rows = -(-size // _ROW)
+    first, second = _first_and_second(key_data)
+    words = _words_of_rows(first, lax.iota(jnp.uint32, num_rows) * jnp.uint32(_ROW))
     values = _from_one_word(words)
-    if not is_threefry(key):
-        # Row by row keys are only cheap where vmap draws them together; these generators are made for long draws.
-        return _refined(words, bits(second, (num_rows, _ROW)), values)
-
-    def refined(rows: Array, words: Array, values: Array) -> Array:
-        draw = jax.vmap(lambda row: bits(fold_in(second, row), (_ROW,)))
-        return _refined(words, draw(rows), values)
-
-    if num_rows <= _REFINE_ALL_ROWS:
-        return refined(jnp.arange(num_rows, dtype=jnp.uint32), words, values)
     flagged = jnp.any((words & jnp.uint32(0x7FFFFFFF)) < _EXTREME, axis=1)
     at_a_time = num_rows // 64 + 8 * math.isqrt(num_rows // 64) + 8
 
     def refine_some(state: tuple[Array, Array]) -> tuple[Array, Array]:
         values, flagged = state
         (rows,) = jnp.nonzero(flagged, size=at_a_time, fill_value=num_rows)
-        picked = refined(rows.astype(jnp.uint32), words.at[rows].get(mode="clip"), values.at[rows].get(mode="clip"))
-        return values.at[rows].set(picked, mode="drop"), flagged.at[rows].set(False, mode="drop")
+        picked_words = words.at[rows].get(mode="clip")
+        picked_values = values.at[rows].get(mode="clip")
+        refined = _refined(picked_words, _second_words(second, rows.astype(jnp.uint32)), picked_values)
+        return values.at[rows].set(refined, mode="drop"), flagged.at[rows].set(False, mode="drop")
 
-    values, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), refine_some, (values, flagged))
-    return values
+    values, _ = lax.while_loop(lambda state: jnp.any(state[1]), refine_some, (values, flagged))
+    return values.reshape(-1)[:size]
 
 
 def _normal_float64(key: Array, shape: tuple[int, ...]) -> Array:
@@ -115,10 +191,65 @@ def _normal_float64(key: Array, shape: tuple[int, ...]) -> Array:
     return jnp.where(words >> 31, 1.0, -1.0) * ndtri(tail / 2)
 
 
+def _normal_of_other_generators(key: Array, size: int) -> Array:
+    """Return normal values, float32[size], of a key that is not threefry's, or more than its entries can be numbered.
+
+    Second words are drawn for all entries. Row by row keys are only cheap where vmap draws them together; these
+    generators are made for long draws.
+    """
+    first, second = split(key)
+    shape = (-(-size // _ROW), _ROW)
+    words = bits(first, shape)
+    values = _refined(words, bits(second, shape), _from_one_word(words))
+    return values.reshape(-1)[:size]
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def standard_normal(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """N(0, 1) of the given shape, float32 or float64, a function of (key, shape, dtype) alone."""
+    size = math.prod(shape)
     if dtype == jnp.float64:
         return _normal_float64(key, shape)
-    size = math.prod(shape)
-    return _normal_rows(key, -(-size // _ROW)).reshape(-1)[:size].reshape(shape)
+    if not is_threefry(key) or not 0 < size < MOST_ENTRIES:
+        return _normal_of_other_generators(key, size).reshape(shape)
+    if size > _LARGEST_SMALL:
+        return _large_normal(jax.random.key_data(key), size).reshape(shape)
+    (values,) = _small_normals(jax.random.key_data(key)[None], (size,))
+    return values.reshape(shape)
+
+
+def standard_normals(keys: Sequence[Array], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[Array]:
+    """Return `standard_normal` of each key, shape and dtype; small arrays are drawn together.
+
+    A model has many small arrays (biases, scales), and a program that draws each by itself takes long to compile.
+    """
+    drawn: dict[int, Array] = {}
+    small = []
+    for i, (key, shape, dtype) in enumerate(zip(keys, shapes, dtypes, strict=True)):
+        refuse_key_of_a_loop(key)
+        if dtype == jnp.float32 and is_threefry(key) and 0 < math.prod(shape) <= _LARGEST_SMALL:
+            small.append(i)
+        else:
+            drawn[i] = standard_normal(key, shape, dtype)
+
+    if small:
+        key_data = jnp.stack([jax.random.key_data(keys[i]) for i in small])
+        sizes = tuple(math.prod(shapes[i]) for i in small)
+        for i, values in zip(small, _jitted_small_normals(key_data, sizes), strict=True):
+            drawn[i] = values.reshape(shapes[i])
+    return [drawn[i] for i in range(len(drawn))]
+
+
+_jitted_small_normals = jax.jit(_small_normals, static_argnums=1)
+
+
+def _normal_of_other_generators(key: Array, size: int) -> Array:
+    """Return float32[size] normal values; second words are drawn for all.
+
+    Row by row keys are only cheap where vmap draws them together, and these generators are made for long draws.
+    """
+    first, second = split(key)
+    shape = (-(-size // _ROW), _ROW)
+    words = bits(first, shape)
+    values = _refined(words, bits(second, shape), _from_one_word(words))
+    return values.reshape(-1)[:size]

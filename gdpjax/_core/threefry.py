@@ -29,6 +29,10 @@ _PARITY = 0x1BD11BDA
 _WORD_BITS = 32
 
 
+WordPair = tuple[Array, Array]
+"""Two words, uint32 of one shape: a key, or what it makes of the number of an entry."""
+
+
 def threefry_words(key_data: Array, shape: tuple[int, ...]) -> Array:
     """Return the random words of a key.
 
@@ -39,9 +43,26 @@ def threefry_words(key_data: Array, shape: tuple[int, ...]) -> Array:
     Returns:
       uint32 of this shape, equal to ``jax.random.bits`` of the key with partitionable threefry.
     """
-    keys = [lax.broadcast(key_data[i], shape) for i in range(2)]
-    first, second = _encrypted(keys, jnp.zeros(shape, jnp.uint32), _entry_numbers(shape))
+    first, second = encrypted((key_data[0], key_data[1]), _entry_numbers(shape))
     return lax.bitwise_xor(first, second)
+
+
+def encrypted(keys: WordPair, numbers: Array) -> WordPair:
+    """Return the two words that keys make of numbers of entries.
+
+    The exclusive or of the two is the random word of the entry. As a key, the two are what `jax.random.fold_in` makes
+    of the key and the number, and what `jax.random.split` has at that place.
+
+    Args:
+      keys: two words, of a shape that broadcasts to that of ``numbers``.
+      numbers: uint32[...], the numbers of the entries.
+
+    Returns:
+      Two arrays uint32[...].
+    """
+    shape = numbers.shape
+    wide_keys = [jnp.broadcast_to(word, shape) for word in keys]
+    return _encrypted(wide_keys, jnp.zeros(shape, jnp.uint32), numbers)
 
 
 def _entry_numbers(shape: tuple[int, ...]) -> Array:
@@ -54,7 +75,7 @@ def _entry_numbers(shape: tuple[int, ...]) -> Array:
     return numbers
 
 
-def _encrypted(keys: list[Array], first: Array, second: Array) -> tuple[Array, Array]:
+def _encrypted(keys: list[Array], first: Array, second: Array) -> WordPair:
     """Return the two words that Threefry-2x32-20 makes of the words ``first`` and ``second``."""
     parity = lax.bitwise_xor(lax.bitwise_xor(keys[0], keys[1]), _word(_PARITY, first))
     schedule = [*keys, parity]

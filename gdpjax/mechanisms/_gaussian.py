@@ -8,7 +8,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_tree
 from gdpjax._core.checks import POSITIVE, check, is_traced
-from gdpjax._core.noise import standard_normal
+from gdpjax._core.noise import standard_normals
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array
@@ -72,9 +72,10 @@ class GaussianMechanism(Additive):
         stddev = noise_multiplier * check_sensitivity(sensitivity)
         check_tree("value", value)
 
-        def add_noise(leaf: Any, leaf_key: Array) -> Array:
-            array = floating(leaf)
-            noise = standard_normal(leaf_key, array.shape, array.dtype)
-            return array + jnp.asarray(stddev).astype(array.dtype) * noise
-
-        return jax.tree.map(add_noise, value, leaf_keys(key, value))
+        leaves, structure = jax.tree.flatten(jax.tree.map(floating, value))
+        keys = jax.tree.leaves(leaf_keys(key, value))
+        noise = standard_normals(keys, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
+        released = []
+        for leaf, draw in zip(leaves, noise, strict=True):
+            released.append(leaf + jnp.asarray(stddev).astype(leaf.dtype) * draw)
+        return jax.tree.unflatten(structure, released)

@@ -68,8 +68,8 @@ from gdpjax.transforms._noise import (
     check_params,
     empty_ledger,
     noise_stddev,
-    noisy,
     noisy_mean,
+    noisy_tree,
     scheduled,
     unshared,
 )
@@ -305,9 +305,14 @@ class _AdaptiveTransform:
 
         # Release the sum and the count, each with its noise.
         sensitivity = state.l2_clip_norm * self.relation.sensitivity_factor
-        stddev = noise_stddev(multiplier, sensitivity, valid)
-        mean = noisy_mean(bounded.total, keys["sum"], stddev, self.expected_batch_size, bounded.is_trained)
-        noisy_count = noisy(count, keys["count"], noise_stddev(self.count_stddev, 1.0, valid))
+        stddevs = {
+            "sum": noise_stddev(multiplier, sensitivity, valid),
+            "count": noise_stddev(self.count_stddev, 1.0, valid),
+        }
+        is_noised = {"sum": bounded.is_trained, "count": True}
+        noisy = noisy_tree({"sum": bounded.total, "count": count}, keys, stddevs, is_noised)
+        mean = noisy_mean(noisy["sum"], self.expected_batch_size, bounded.is_trained)
+        noisy_count = noisy["count"]
 
         # Both together are one Gaussian release.
         joint = _joint_noise_multiplier(multiplier, self.count_stddev, self.sampling, self.relation)

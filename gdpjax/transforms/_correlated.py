@@ -22,7 +22,7 @@ import numpy as np
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import fold_in
-from gdpjax._core.noise import standard_normal
+from gdpjax._core.noise import standard_normals
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import is_floating, keys_of_leaves, leaf_names, num_elements, wide_dtype
 from gdpjax._core.types import Array, PyTree
@@ -194,10 +194,9 @@ def draws_of(key: Array, leaves: dict[str, Array]) -> Callable[[Array], dict[str
 
     def draw(step: Array) -> dict[str, Array]:
         step_key = fold_in(key, step)
-        draws = {}
         keys = keys_of_leaves(step_key, list(leaves))
-        for (name, leaf), leaf_key in zip(leaves.items(), keys, strict=True):
-            draws[name] = standard_normal(leaf_key, leaf.shape, wide_dtype(leaf))
-        return draws
+        shapes = [leaf.shape for leaf in leaves.values()]
+        dtypes = [wide_dtype(leaf) for leaf in leaves.values()]
+        return dict(zip(leaves, standard_normals(keys, shapes, dtypes), strict=True))
 
     return draw

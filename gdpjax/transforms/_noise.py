@@ -36,7 +36,7 @@ from gdpjax._core.checks import (
     is_traced,
 )
 from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
-from gdpjax._core.noise import standard_normal
+from gdpjax._core.noise import standard_normals
 from gdpjax._core.provenance import Provenance, current_trace
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import (
@@ -45,7 +45,6 @@ from gdpjax._core.trees import (
     leaf_keys,
     leaf_name,
     leaf_names,
-    num_elements,
     refuse_complex,
     wide_dtype,
 )
@@ -55,7 +54,7 @@ from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.ledger import LedgerState, check_scheme, init_ledger, record_step, resolve_scheme_relation
 from gdpjax.sampling import Poisson
 from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
-from gdpjax.transforms._correlated import Correlation, draws_of, noised_leaves, resolve_correlation
+from gdpjax.transforms._correlated import Correlation, draws_of, is_noised, noised_leaves, resolve_correlation
 
 _STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
@@ -134,13 +133,6 @@ def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
     return _unshared(jnp.asarray(key_data), witnesses)
 
 
-def noisy(leaf: Array, key: Array, stddev: Array) -> Array:
-    """Return leaf + N(0, stddev^2) in float32 or wider."""
-    dtype = wide_dtype(leaf)
-    noise = standard_normal(key, leaf.shape, dtype)
-    return leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise
-
-
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
     """Return noise_multiplier * sensitivity with the margin of this module, times ``valid``, the factor of `unshared`.
 
@@ -171,15 +163,43 @@ def correlated_noisy_mean(total: PyTree, noise: dict[str, Array], stddev: Array,
     return jax.tree.unflatten(jax.tree.structure(total), released)
 
 
-def noisy_mean(total: PyTree, keys: PyTree, stddev: Array, expected_batch_size: Array, trainable: PyTree) -> PyTree:
-    """Return (total + N(0, stddev^2)) / expected_batch_size at trained floating leaves, exact zeros at the others."""
+def noisy_tree(tree: PyTree, keys: PyTree, stddevs: PyTree, trainable: PyTree) -> PyTree:
+    """Return leaf + N(0, stddev^2) at the leaves that get noise, in float32 or wider, and zeros at the others.
 
-    def release(leaf: Array, key: Array, trained: bool) -> Array:
-        if not (trained and is_floating(leaf)) or not num_elements(leaf):
-            return jnp.zeros_like(leaf)
-        return noisy(leaf, key, stddev) / jnp.asarray(expected_batch_size, wide_dtype(leaf))
+    Args:
+      tree: arrays.
+      keys: one key for each leaf.
+      stddevs: a standard deviation for each leaf or, as a prefix of the tree, for each part of it.
+      trainable: a bool for each leaf.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    leaf_stddevs = jax.tree.leaves(jax.tree.map(_repeated, stddevs, tree))
+    marks = jax.tree.leaves(trainable)
+    noised = [i for i in range(len(leaves)) if is_noised(leaves[i], marks[i])]
+    noise = standard_normals(
+        [jax.tree.leaves(keys)[i] for i in noised],
+        [leaves[i].shape for i in noised],
+        [wide_dtype(leaves[i]) for i in noised],
+    )
+    released = [jnp.zeros_like(leaf) for leaf in leaves]
+    for i, draw in zip(noised, noise, strict=True):
+        stddev = jnp.asarray(leaf_stddevs[i]).astype(draw.dtype)
+        released[i] = leaves[i].astype(draw.dtype) + stddev * draw
+    return jax.tree.unflatten(structure, released)
 
-    return jax.tree.map(release, total, keys, trainable)
+
+def _repeated(value: Any, part: PyTree) -> PyTree:
+    """Return ``value`` at each leaf of a part of a tree."""
+    return jax.tree.map(lambda _: value, part)
+
+
+def noisy_mean(noisy_sum: PyTree, expected_batch_size: Array, trainable: PyTree) -> PyTree:
+    """Return what `noisy_tree` made of a sum, divided by expected_batch_size at the leaves that got noise."""
+
+    def divided(leaf: Array, trained: bool) -> Array:
+        return leaf / jnp.asarray(expected_batch_size, leaf.dtype) if is_noised(leaf, trained) else leaf
+
+    return jax.tree.map(divided, noisy_sum, trainable)
 
 
 def empty_ledger(
@@ -337,8 +357,10 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
         data, valid = unshared(state.key_data, updates, value)
         value = value * valid
         keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
-        noised = jax.tree.map(lambda leaf, k: noisy(leaf, k, value) if is_floating(leaf) else leaf, updates, keys)
-        return noised, NoiseState(optax.safe_increment(state.count), state.key_data)
+        floating = jax.tree.map(is_floating, updates)
+        noised = noisy_tree(updates, keys, value, floating)
+        released = jax.tree.map(lambda leaf, new: new if is_floating(leaf) else leaf, updates, noised)
+        return released, NoiseState(optax.safe_increment(state.count), state.key_data)
 
     return optax.GradientTransformation(init, update)
 
@@ -503,7 +525,8 @@ def privatize(
         if correlated is None:
             stddev = noise_stddev(multiplier, sensitivity * factor, valid)
             keys = leaf_keys(fold_in(key, state.count), updates)
-            released = noisy_mean(updates, keys, stddev, expected_batch_size, trainable)
+            noisy_sum = noisy_tree(updates, keys, stddev, trainable)
+            released = noisy_mean(noisy_sum, expected_batch_size, trainable)
         else:
             # A step that the strategy's sensitivity is not for gets no noise that it would be private with: NaN.
             planned = jnp.where(state.count < correlated.num_steps, valid, jnp.nan)

@@ -12,13 +12,14 @@ import optax
 import pytest
 
 from gdpjax import per_example_grad
+from gdpjax._core.noise import standard_normal
 from gdpjax.auditing import audit_step
 from gdpjax.cli import _step_checks, _worst_cases
 from gdpjax.transforms import _noise
 
 NUM_RELEASES = 1024
 CONFIDENCE = 0.9999
-SOUND_NORMAL, SOUND_LEAF_KEYS = _noise.standard_normal, _noise.leaf_keys
+SOUND_NORMAL = standard_normal
 SOUND_CLIPPED_GRAD, SOUND_PRIVATIZE = _worst_cases.clipped_grad, _worst_cases.privatize
 SOUND_SAMPLE = _worst_cases.poisson_sample
 FALSE_ALARM = 1e-6
@@ -137,9 +138,20 @@ def divided_by_the_realised_batch(monkeypatch):
 
 def normal(change):
     """Plant ``change(key, shape)`` for the noise itself."""
-    return lambda monkeypatch: monkeypatch.setattr(
-        _noise, "standard_normal", lambda key, shape, dtype: change(key, shape)
-    )
+
+    def changed_normals(keys, shapes, dtypes):
+        return [change(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+    return planted(_noise, "standard_normals", changed_normals)
+
+
+def leaf_by_leaf(noisy):
+    """Plant ``noisy(leaf, key, stddev)`` for the addition of noise."""
+
+    def noisy_tree(tree, keys, stddev, trainable):
+        return jax.tree.map(lambda leaf, key: noisy(leaf, key, stddev), tree, keys)
+
+    return planted(_noise, "noisy_tree", noisy_tree)
 
 
 def per_device(key, shape):
@@ -221,8 +233,8 @@ BUGS = {
     "a default key": normal(lambda key, shape: SOUND_NORMAL(jax.random.key(0), shape, jnp.float32)),
     "one key for all leaves": planted(_noise, "leaf_keys", lambda key, tree: jax.tree.map(lambda _: key, tree)),
     "one key for all steps": planted(_worst_cases, "privatize", changed_privatize(state_rolled_back)),
-    "noise in bfloat16": planted(_noise, "noisy", in_bfloat16),
-    "noise and sum in bfloat16": planted(_noise, "noisy", all_in_bfloat16),
+    "noise in bfloat16": leaf_by_leaf(in_bfloat16),
+    "noise and sum in bfloat16": leaf_by_leaf(all_in_bfloat16),
     "clipping off": planted(_worst_cases, "clipped_grad", Rows(lambda rows, clip: rows)),
     "one leaf not clipped": planted(_worst_cases, "clipped_grad", Rows(one_leaf_clipped)),
     "NaN around clipping": planted(_worst_cases, "clipped_grad", Rows(naive_clip)),

@@ -50,7 +50,10 @@ def test_inside_a_shard_map():
     mesh = jax.make_mesh((1,), ("devices",), axis_types=(AxisType.Auto,))
     shape = (FEWEST_ENTRIES,)
     spec = PartitionSpec("devices")
-    drawn = jax.shard_map(
-        lambda data: keys.bits(jax.random.wrap_key_data(data[0]), shape)[None], mesh=mesh, in_specs=spec, out_specs=spec
-    )(jax.random.key_data(KEY)[None])
+
+    def draw(key_data):
+        return keys.bits(jax.random.wrap_key_data(key_data[0]), shape)[None]
+
+    on_each_device = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec)
+    drawn = jax.jit(on_each_device)(jax.random.key_data(KEY)[None])
     np.testing.assert_array_equal(drawn[0], jax.random.bits(KEY, shape))

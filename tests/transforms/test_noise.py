@@ -39,6 +39,7 @@ def test_the_largest_value_is_beyond_nine_standard_deviations():
 def test_noise_of_extreme_words_is_beyond_nine_standard_deviations(shape, dtype, monkeypatch):
     """Trap 31: the whole of `standard_normal` uses the words to their last bit, in few rows, in many and in float64."""
     monkeypatch.setattr(noise, "bits", lambda key, shape: jnp.zeros(shape, jnp.uint32))
+    monkeypatch.setattr(noise, "encrypted", lambda keys, numbers: (jnp.zeros_like(numbers), jnp.zeros_like(numbers)))
     with jax.enable_x64(dtype == "float64"):
         values = np.asarray(noise.standard_normal.__wrapped__(jax.random.key(0), shape, jnp.dtype(dtype)))
     assert values.shape == shape
@@ -74,17 +75,51 @@ def test_values_beyond_the_reach_of_float32_uniforms_occur():
     assert abs(beyond - expected) < 5 * np.sqrt(expected)
 
 
-def test_refinement_loop_and_direct_refinement_agree():
-    """Large arrays refine a few rows at a time; the result is the same function of the key."""
-    key, rows = jax.random.key(3), 1000
-    looped = noise._normal_rows(key, rows)
-    original = noise._REFINE_ALL_ROWS
-    try:
-        noise._REFINE_ALL_ROWS = rows
-        direct = noise._normal_rows(key, rows)
-    finally:
-        noise._REFINE_ALL_ROWS = original
-    np.testing.assert_array_equal(looped, direct)
+def test_large_and_small_arrays_are_drawn_alike():
+    """Large arrays draw second words for a few rows at a time; the result is the same function of the key."""
+    key_data, size = jax.random.key_data(jax.random.key(3)), 64 * 1000 - 7
+    large = jax.jit(noise._large_normal, static_argnums=1)(key_data, size)
+    (small,) = jax.jit(noise._small_normals, static_argnums=1)(key_data[None], (size,))
+    np.testing.assert_array_equal(large, small)
+
+
+@pytest.mark.parametrize("size", [1, 64, 1000, noise._LARGEST_SMALL + 1])
+def test_the_words_are_those_of_jax_random(size):
+    """A word for each entry, and one more, of its row's own key, where the first is extreme."""
+    key = jax.random.key(8)
+    num_rows = -(-size // 64)
+
+    def from_jax(key):
+        first, second = jax.random.split(key)
+        words = jax.random.bits(first, (num_rows, 64))
+        row_keys = jax.vmap(lambda row: jax.random.fold_in(second, row))(jnp.arange(num_rows))
+        more = jax.vmap(lambda row_key: jax.random.bits(row_key, (64,)))(row_keys)
+        return noise._refined(words, more, noise._from_one_word(words)).reshape(-1)[:size]
+
+    expected = jax.jit(from_jax)(key)
+    np.testing.assert_allclose(draw(key, (size,)), expected, rtol=2e-6, atol=1e-7)
+
+
+def test_arrays_drawn_together_are_as_drawn_alone():
+    shapes = [(3,), (70, 5), (), (0, 4), (noise._LARGEST_SMALL,), (noise._LARGEST_SMALL + 1,), (3,), (64,)]
+    keys = list(jax.random.split(jax.random.key(4), len(shapes)))
+    keys[-1] = jax.random.key(4, impl="rbg")
+    together = noise.standard_normals(keys, shapes, [jnp.dtype("float32")] * len(shapes))
+    for key, shape, values in zip(keys, shapes, together, strict=True):
+        assert values.shape == shape
+        np.testing.assert_allclose(values, draw(key, shape), rtol=2e-6, atol=1e-7)
+    assert not np.allclose(together[0], together[6])
+
+
+def test_the_program_does_not_grow_with_the_number_of_small_arrays():
+    def num_lines(num_arrays):
+        shapes = [(5,)] * num_arrays
+        dtypes = [jnp.dtype("float32")] * num_arrays
+        keys = jax.random.split(jax.random.key(4), num_arrays)
+        program = jax.jit(lambda keys: noise.standard_normals(list(keys), shapes, dtypes)).lower(keys)
+        return program.compile().as_text().count("xor(")
+
+    assert num_lines(20) <= num_lines(2)
 
 
 def test_same_values_under_vmap_and_jit():
