@@ -111,8 +111,9 @@ def _second_words(second: WordPair, numbers: Array) -> Array:
 
 def _first_and_second(key_data: Array) -> tuple[WordPair, WordPair]:
     """Return the keys of first and of second words, which are `jax.random.split` of each key of uint32[..., 2]."""
-    key = (key_data[..., 0], key_data[..., 1])
-    return encrypted(key, jnp.zeros_like(key[0])), encrypted(key, jnp.ones_like(key[0]))
+    places = lax.broadcasted_iota(jnp.uint32, (2, *key_data.shape[:-1]), 0)
+    high, low = encrypted((key_data[..., 0], key_data[..., 1]), places)
+    return (high[0], low[0]), (high[1], low[1])
 
 
 def _small_normals(key_data: Array, sizes: tuple[int, ...]) -> list[Array]:
