@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.ledger import init_ledger, ledger_from_state, record_step
 
 EVENTS = st.builds(
     Event,
@@ -119,3 +120,21 @@ def test_joint_events_of_tiny_noise_do_not_vanish():
     joint = Event.joint(1e-200, 1e-200, sampling_prob=0.1, num_steps=1).noise_multiplier
     assert joint == pytest.approx(1e-200 / 2**0.5, rel=1e-12)
     assert Event.joint(0.0, 1.0, sampling_prob=0.1, num_steps=1).noise_multiplier == 0.0
+
+
+@pytest.mark.parametrize("overflow", [3.6e-115, 1e-45, 1e-20])
+def test_an_overflow_that_float32_cannot_hold_is_rounded_up(overflow):
+    """Also where compiled code takes subnormal numbers for 0."""
+    state = init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)
+    record = jax.jit(lambda state: record_step(state, 1.0, 0.1, overflow))
+    for _ in range(3):
+        state = record(state)
+    assert 3 * overflow <= ledger_from_state(state).events[0].overflow <= max(4 * overflow, 1e-36)
+
+
+def test_a_sum_of_overflows_never_stands_still():
+    """Each addition is rounded up by one float at least, however large the sum is beside it."""
+    state = init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)._replace(extra_delta=np.float32(0.5))
+    later = record_step(state, 1.0, 0.1, 1e-12)
+    assert later.extra_delta > state.extra_delta
+    assert record_step(state, 1.0, 0.1, 0.0).extra_delta == state.extra_delta

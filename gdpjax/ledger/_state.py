@@ -169,6 +169,10 @@ def round_toward(value: Array, direction: float, real: Any) -> Array:
     is_wrong_side = rounded > exact if direction < 0 else rounded < exact
     if is_wrong_side:
         rounded = np.nextafter(rounded, np.asarray(direction, real))
+    # Compiled code may take subnormal numbers for 0, which is the wrong side of a positive one.
+    smallest = np.finfo(real).tiny
+    if direction > 0 and 0 < exact < smallest:
+        rounded = np.asarray(smallest)
     return jnp.asarray(rounded)
 
 
@@ -186,9 +190,9 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
     real = state.noise_multiplier.dtype
     noise_multiplier = round_toward(noise_multiplier, -np.inf, real)
     sampling_prob = round_toward(sampling_prob, np.inf, real)
-    total_delta = state.extra_delta + jnp.asarray(extra_delta, real)
-    rounded_up = jnp.nextafter(total_delta, jnp.asarray(jnp.inf, real))
-    total_delta = jnp.where(total_delta > state.extra_delta, rounded_up, total_delta)
+    extra_delta = round_toward(extra_delta, np.inf, real)
+    rounded_up = jnp.nextafter(state.extra_delta + extra_delta, jnp.asarray(jnp.inf, real))
+    total_delta = jnp.where(extra_delta > 0, rounded_up, state.extra_delta)
 
     # Count the step in the row of equal steps, in a new row, or in the last one if there is no other.
     step = next_row(
@@ -440,7 +444,8 @@ def ledger_of(opt_state: PyTree) -> Ledger:
     Raises:
       ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside a
         wrapper that is not known to call it once per step (optax.MultiSteps, apply_if_finite, sam, ...), or an optax
-        transform with a state of its own (adam, momentum, a schedule) before it in the chain.
+        transform with a state of its own (adam, momentum, a schedule) before it in the chain. The state of an
+        optax.named_chain does not tell the order, which is then not looked at.
     """
     state = ledger_state_of(opt_state)
 

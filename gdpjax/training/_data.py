@@ -72,8 +72,9 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
         if jax.process_count() > 1:
             rows = np.asarray(rows)
         if sharding is None:
-            return jnp.asarray(rows)
-        return jax.device_put(rows, sharding)
+            return jnp.array(rows)
+        # On processors an array of NumPy may be used where it lies: later changes of the caller's would be seen.
+        return jax.device_put(rows if isinstance(rows, jax.Array) else np.array(rows), sharding)
 
     return Data(tuple(placed(array) for array in arrays), jnp.asarray(num_examples, jnp.int32))
 

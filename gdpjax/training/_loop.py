@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gdpjax._core.arguments import check_array, check_callable, check_count, check_flag, check_instance, check_tree
@@ -256,7 +257,9 @@ def private_training(
         if scale is not None:
             jax.eval_shape(functools.partial(factors_of, scale, trainable=trainable), opt_state[1], params)
         status = jnp.asarray(RUNNING, jnp.int32)
-        return beside(params, State(params, opt_state, sampling_key, status))
+        state = beside(params, State(params, opt_state, sampling_key, status))
+        # An array of NumPy could be changed by its owner between a chunk and its repetition.
+        return jax.tree.map(lambda leaf: jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf, state)
 
     def take(state: State, batch: tuple[Array, ...], is_padding: Array, fits: Array) -> tuple[State, Info]:
         """Take one step on a batch; one that does not ``fits`` the capacity is charged for and trains nothing."""

@@ -119,7 +119,8 @@ def beside(params: PyTree, tree: PyTree) -> PyTree:
         if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             data = placed(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        return jax.device_put(np.asarray(leaf), everywhere)
+        # A copy, because on processors an array of NumPy may be used where it lies.
+        return jax.device_put(np.array(leaf), everywhere)
 
     return jax.tree.map(placed, tree)
 

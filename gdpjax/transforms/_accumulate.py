@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_static_size
+from gdpjax._core.arguments import check_instance, check_static_size
 from gdpjax._core.checks import Domain, check, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import compensated_add, is_floating, leaf_name, two_sum, wide_dtype
@@ -139,6 +139,7 @@ def accumulate_clipped(
     def update(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
     ) -> tuple[PyTree, AccumulateState]:
+        check_instance("state", state, AccumulateState, "made by this transformation's init")
         check_leaves(updates, params)
         total, error = _add(state.total, state.error, updates)
 

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_static_size
+from gdpjax._core.arguments import check_instance, check_static_size
 from gdpjax._core.checks import (
     CLIP_NORM,
     HALF_OPEN_UNIT,
@@ -287,6 +287,7 @@ class _AdaptiveTransform:
         **extra_args: Any,
     ) -> tuple[PyTree, AdaptiveState]:
         """Return the noisy mean of one batch, and the state with the next clip norm."""
+        check_instance("state", state, AdaptiveState, "made by this transformation's init")
         if "accumulation" in extra_args:
             raise ValueError(
                 "gdpjax.privatize_adaptive does not work inside gdpjax.accumulate_clipped: the clip norm would follow "

@@ -352,6 +352,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
         del params
+        check_instance("state", state, NoiseState, "made by this transformation's init")
         refuse_complex(updates, "leaf")
         value = scheduled("stddev", stddev, state.count, NONNEGATIVE)
         data, valid = unshared(state.key_data, updates, value)

@@ -362,3 +362,25 @@ def test_optax_multisteps_is_refused_with_advice():
     state = optax.MultiSteps(gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), 2).init(PARAMS)
     with pytest.raises(ValueError, match=r"gdpjax\.accumulate_clipped"):
         gdpjax.ledger_of(state)
+
+
+@pytest.mark.parametrize("name", ["accumulated", "adaptive", "plain noise"])
+def test_a_state_of_another_transformation_is_refused(name):
+    params = jnp.zeros(3)
+    private = gdpjax.privatize(
+        gdpjax.Sensitivity(1.0), noise_multiplier=1.0, expected_batch_size=2.0, sampling_prob=0.1, key=jax.random.key(0)
+    )
+    transformations = {
+        "accumulated": gdpjax.accumulate_clipped(private, 2),
+        "adaptive": gdpjax.privatize_adaptive(
+            initial_l2_clip_norm=1.0,
+            count_stddev=1.0,
+            noise_multiplier=1.0,
+            expected_batch_size=2.0,
+            sampling_prob=0.1,
+            key=jax.random.key(0),
+        ),
+        "plain noise": gdpjax.add_gaussian_noise(1.0, jax.random.key(0)),
+    }
+    with pytest.raises(ValueError, match="made by this transformation's init"):
+        transformations[name].update(jnp.zeros((2, 3)) if name == "adaptive" else params, None, params)
