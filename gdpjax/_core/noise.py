@@ -193,9 +193,9 @@ def _normal_float64(key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _normal_of_other_generators(key: Array, size: int) -> Array:
-    """Return normal values, float32[size], of a key that is not threefry's, or more than its entries can be numbered.
+    """Return float32[size] normal values of a key that is not threefry's, or more than one word can number.
 
-    Second words are drawn for all entries. Row by row keys are only cheap where vmap draws them together; these
+    Second words are drawn for all entries: row by row keys are only cheap where vmap draws them together, and these
     generators are made for long draws.
     """
     first, second = split(key)
@@ -242,15 +242,3 @@ def standard_normals(keys: Sequence[Array], shapes: Sequence[tuple[int, ...]], d
 
 
 _jitted_small_normals = jax.jit(_small_normals, static_argnums=1)
-
-
-def _normal_of_other_generators(key: Array, size: int) -> Array:
-    """Return float32[size] normal values; second words are drawn for all.
-
-    Row by row keys are only cheap where vmap draws them together, and these generators are made for long draws.
-    """
-    first, second = split(key)
-    shape = (-(-size // _ROW), _ROW)
-    words = bits(first, shape)
-    values = _refined(words, bits(second, shape), _from_one_word(words))
-    return values.reshape(-1)[:size]

@@ -1,8 +1,9 @@
 """Run a sweep in a folder, resume it, report on it."""
 
 import dataclasses
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,8 @@ from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
 from gdpjax.sweeps._layout import Layout, layout_of
 from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
-from gdpjax.sweeps._task import Examples, Task, check_task, load_examples, program_digest
-from gdpjax.sweeps._trials import list_trials, plan_trials
+from gdpjax.sweeps._task import Examples, Task, check_task, digest_of_programs, load_examples
+from gdpjax.sweeps._trials import Trial, identity, list_trials, plan_trials
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,7 +147,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     examples = load_examples(spec.task, spec.hold_out)
     scores = check_each_program(spec, examples)
     layout = layout_of(spec, trials, scores)
-    digest = program_digest(spec.task, examples, trials[0].settings)
+    digest = digest_of_programs(spec.task, examples, settings_of_programs(spec))
     root = None
     done: set[int] = set()
     if resume:
@@ -158,6 +159,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     with watch(console, layout) as observer:
         observer.on_start(len(trials), len(done))
         planned = plan_trials(spec, trials, examples.num_examples, observer.on_plans)
+        refuse_equal_trials(spec, planned)
         backend = backend_for(spec.task, examples, observer)
         try:
             if root is None:
@@ -174,20 +176,39 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
 
 def check_each_program(spec: Spec, examples: Examples) -> tuple[str, ...]:
     """Trace the model with every combination of whole hyperparameters; returns the names of the scores."""
-    # The settings of a first trial with each combination.
-    settings_of: dict[Any, Mapping[str, float]] = {}
-    for trial in list_trials(spec):
-        constants = spec.task.constants(trial.settings)
-        combination = tuple(sorted(constants.items()))
-        settings_of.setdefault(combination, trial.settings)
-
     names: tuple[str, ...] = ()
-    for settings in settings_of.values():
+    for settings in settings_of_programs(spec):
         try:
             names = check_task(spec.task, examples, settings)
         except UserError as error:
             spec.fail(("model",), str(error))
     return names
+
+
+def settings_of_programs(spec: Spec) -> list[Mapping[str, float]]:
+    """Return the settings of the first trial with each combination of whole hyperparameters."""
+    settings_of: dict[Any, Mapping[str, float]] = {}
+    for trial in list_trials(spec):
+        constants = spec.task.constants(trial.settings)
+        combination = tuple(sorted(constants.items()))
+        settings_of.setdefault(combination, trial.settings)
+    return list(settings_of.values())
+
+
+def refuse_equal_trials(spec: Spec, trials: Sequence[Trial]) -> None:
+    """Refuse trials that are one training, with the same keys: targets so close that the same noise meets both."""
+    first_with: dict[str, Trial] = {}
+    for trial in trials:
+        if trial.seed is None or trial.plan is None:
+            continue
+        settings = json.dumps(identity(trial), sort_keys=True, default=str)
+        first = first_with.setdefault(settings, trial)
+        if first is not trial:
+            raise UserError(
+                f"{spec.source.name}: the trials {first.settings} and {trial.settings} with seed {trial.seed} are one "
+                "and the same training, since both get the same noise multiplier; leave one of them out, or move their "
+                "targets apart"
+            )
 
 
 def watch(console: "Console | None", layout: Layout) -> Any:

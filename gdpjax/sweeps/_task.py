@@ -22,7 +22,7 @@ import functools
 import hashlib
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,7 @@ import numpy as np
 import optax
 
 from gdpjax._core.arguments import check_array, check_callable, check_instance, check_number, check_text
+from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import (
@@ -310,24 +311,18 @@ def _can_name_score(task: Task, name: Any) -> bool:
     return not is_taken and not name.startswith(("epsilon_", "mu_"))
 
 
-def program_digest(task: Task, examples: Examples, settings: Settings) -> str:
-    """Return a hash of what model and optimizer compute; another version of jax may give another one."""
-    traced = _Traced(task, examples, settings)
+def digest_of_programs(task: Task, examples: Examples, each_settings: Iterable[Settings]) -> str:
+    """Return a hash of what model and optimizer compute with each of these settings, one of each program.
 
-    def everything(real: Settings, key: Any, example: Any, evaluation: Any) -> Any:
-        params = traced.init(real, key)
-        loss = traced.loss(real, params, example)
-        scores = traced.scores(real, params, evaluation)
-        updates = traced.update(real, params)
-        return params, loss, scores, updates
-
-    shapes = (traced.real, traced.key, examples.example, examples.evaluation_shapes)
-    closed = jax.make_jaxpr(everything)(*shapes)
-    # Functions are printed with their addresses, which differ from one process to the next.
-    sha = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr)).encode())
-    for constant in closed.consts:
-        sha.update(np.asarray(constant).tobytes())
-    return sha.hexdigest()
+    It is a hash of the lowered programs, in which every constant stands with its bits; another version of jax may give
+    another one.
+    """
+    digest = hashlib.sha256()
+    for settings in each_settings:
+        traced = _Traced(task, examples, settings)
+        shapes = (traced.real, traced.key, examples.example, examples.evaluation_shapes)
+        digest.update(program_digest(jax.jit(traced.everything), *shapes).encode())
+    return digest.hexdigest()
 
 
 class _Traced:
@@ -339,6 +334,13 @@ class _Traced:
         self.constants = task.constants(settings)
         self.real = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in task.traced(settings)}
         self.key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def everything(self, real: Settings, key: Any, example: Any, evaluation: Any) -> Any:
+        params = self.init(real, key)
+        loss = self.loss(real, params, example)
+        scores = self.scores(real, params, evaluation)
+        updates = self.update(real, params)
+        return params, loss, scores, updates
 
     def model(self, real: Settings) -> Model:
         return self.task.model(self.examples.example, {**self.constants, **real})

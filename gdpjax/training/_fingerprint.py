@@ -26,7 +26,17 @@ _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_enable_x64",
     "jax_default_matmul_precision",
+    "jax_disable_most_optimizations",
+    "jax_optimization_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_level",
+    "jax_memory_fitting_effort",
+    "jax_compiler_enable_remat_pass",
+    "jax_numpy_dtype_promotion",
 )
+"""Settings of JAX that change the bits of a program whose text is the same, or the text itself."""
+_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TF_CUDNN_DETERMINISTIC", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
+"""Variables of the environment that do."""
 
 
 def _processor() -> str:
@@ -55,8 +65,8 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": _processor(),
         "cpu_count": os.cpu_count(),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        **{name: getattr(jax.config, name) for name in _SETTINGS},
+        **{name.lower(): os.environ.get(name, "") for name in _VARIABLES},
+        **{name: str(jax.config.values.get(name)) for name in _SETTINGS},
     }
 
 
@@ -104,9 +114,3 @@ def state_digest(state: PyTree) -> str:
         digest.update(f"{values.dtype}{values.shape}".encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
-
-
-def program_digest(compiled: Any, *args: Any, **static: Any) -> str:
-    """Return the SHA-256 of a jitted function's program, which another loss, optimizer or learning rate changes."""
-    text = compiled.lower(*args, **static).as_text()
-    return hashlib.sha256(text.encode()).hexdigest()

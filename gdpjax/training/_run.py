@@ -30,6 +30,7 @@ from gdpjax._core.arguments import check_instance
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.keys import check_key, fresh_key
+from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
@@ -37,7 +38,7 @@ from gdpjax.training import _checkpoint
 from gdpjax.training._checkpoint import Index
 from gdpjax.training._data import Data
 from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
-from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits, state_digest
+from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, state_digest
 from gdpjax.training._in_place import StepsInPlace
 from gdpjax.training._journal import JOURNAL, Journal
 from gdpjax.training._json import plan_to_dict

@@ -17,7 +17,7 @@ import pytest
 import gdpjax.sweeps as sweeps
 from gdpjax.sweeps import Model, Task, UserError, _sweep
 from gdpjax.sweeps._folder import KEYS, read_programs
-from gdpjax.sweeps._task import Examples, check_task, load_examples
+from gdpjax.sweeps._task import Examples, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import list_trials, plan_trials
 from tests.sweeps import own_task
 
@@ -395,3 +395,56 @@ def test_counts_and_flags_are_scores_too(tmp_path):
     _, (_, y) = own_task.load()
     (row,) = result.rows
     assert (row["right"], row["any"], row["rmse"]) == ((y > 0).sum(), 1.0, 0.836)
+
+
+def with_table(table):
+    """A task whose loss looks numbers up in an array that an inner jitted function closes over."""
+
+    def build(example, width: int = 4):
+        weighted = jax.jit(lambda x: x * table[:width])
+
+        def loss(weights, x, y):
+            return jnp.sum((weighted(x[:width]) @ weights - y) ** 2)
+
+        def scores(weights, x, y):
+            return {"mse": jnp.mean((x[:, :width] @ weights - y) ** 2)}
+
+        return Model(lambda key: jnp.zeros(width), loss, scores)
+
+    def load():
+        x = np.linspace(-1, 1, 64 * 8, dtype=np.float32).reshape(64, 8)
+        return (x, x[:, 0]), (x, x[:, 0])
+
+    return Task(load, build, optax.sgd)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_constants_of_inner_functions_are_part_of_a_program(kind):
+    table = np.ones(8, np.float32)
+    other = table.copy()
+    other[1] = 9
+    digests = []
+    for values in (table, other, table):
+        task = with_table(kind(values))
+        digests.append(digest_of_programs(task, load_examples(task), [NUMBERS | {"width": 4}]))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_every_program_of_a_sweep_is_looked_at(tmp_path):
+    """A change that only the second width sees is another model."""
+    table = np.ones(8, np.float32)
+    other = table.copy()
+    other[6] = 9
+    spec = spec_with(width=[4, 8], seeds=[0])
+    sweeps.run_sweep(with_table(table), spec, tmp_path / "sweep")
+    with pytest.raises(UserError, match="model"):
+        sweeps.run_sweep(with_table(other), spec, tmp_path / "sweep", resume=True)
+
+
+def test_two_names_of_one_seeded_training_are_refused(tmp_path):
+    """Targets so close that both get one noise multiplier would be trained with one key."""
+    numbers = {name: value for name, value in NUMBERS.items() if name != "noise_multiplier"}
+    spec = SPEC | {"hyperparameters": numbers | {"epsilon": [2.0, 2.0 + 1e-9], "seeds": [0]}}
+    with pytest.raises(UserError, match="one and the same training"):
+        sweeps.run_sweep(TASK, spec, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()

@@ -1,4 +1,4 @@
-"""What is placed on the device is a copy, which the caller's later changes do not reach."""
+"""What a run depends on is its own copy or on record: data, parameters, and settings of the compiler."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gdpjax.training import make_plan, private_training
+from gdpjax.training._fingerprint import environment
 
 PLAN = make_plan(clip=1.0, max_examples=4096, expected_batch_size=8, num_steps=2, delta=1e-5, noise_multiplier=1.0)
 TRAINING = private_training(PLAN, lambda w, x: jnp.sum(x @ w), optax.sgd(0.1), num_arrays=1)
@@ -35,3 +36,19 @@ def test_parameters_do_not_change_with_the_array_that_they_came_from():
     state = TRAINING.init({"weights": weights}, jax.random.key(0))
     weights[:] = 0
     assert float(state.params["weights"].min()) == 1
+
+
+def test_settings_that_change_bits_change_the_environment(monkeypatch):
+    """The same program text is compiled to other roundings then; an interrupted chunk must not be repeated."""
+    before = environment()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert environment() != before
+    monkeypatch.undo()
+    assert environment() == before
+    name = "jax_disable_most_optimizations"
+    value = jax.config.values[name]
+    try:
+        jax.config.update(name, not value)
+        assert environment() != before
+    finally:
+        jax.config.update(name, value)
