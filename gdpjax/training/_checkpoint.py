@@ -85,6 +85,11 @@ def _flatten(tree: PyTree) -> dict[str, jax.Array]:
     return flat
 
 
+def _stored(tree: PyTree) -> dict[str, jax.Array]:
+    """Return the leaves that orbax writes: all but those of size zero, which it refuses and which hold nothing."""
+    return {name: array for name, array in _flatten(tree).items() if array.size > 0}
+
+
 def _unflatten(template: PyTree, flat: dict[str, jax.Array]) -> PyTree:
     """Return the tree of these leaves, whose keys are of the template's implementations."""
     leaves, treedef = jax.tree.flatten(template)
@@ -124,7 +129,7 @@ def _orbax() -> Any:
 def _write_arrays(folder: Path, tree: PyTree) -> None:
     ocp = _orbax()
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder.resolve(), _flatten(tree))
+        checkpointer.save(folder.resolve(), _stored(tree))
         checkpointer.wait_until_finished()
 
 
@@ -319,7 +324,9 @@ def restore(folder: Path, index: Index, template: PyTree) -> PyTree:
 
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            flat = checkpointer.restore(arrays.resolve(), _flatten(template))
-            return _unflatten(template, flat)
+            stored = checkpointer.restore(arrays.resolve(), _stored(template))
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"orbax cannot read the checkpoint in {arrays}: {_in_short(error)}") from error
+
+    # Leaves of size zero are the template's, whose shapes are those of the checkpoint.
+    return _unflatten(template, _flatten(template) | stored)
