@@ -68,6 +68,7 @@ class Index(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def _is_key(leaf: Any) -> bool:
+    """Return whether a leaf is a typed PRNG key."""
     return jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
 
 
@@ -81,7 +82,9 @@ def _flatten(tree: PyTree) -> dict[str, jax.Array]:
     flat = {}
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         array = jnp.asarray(leaf)
-        flat[_name_of_leaf(position)] = jax.random.key_data(array) if _is_key(array) else array
+        if _is_key(array):
+            array = jax.random.key_data(array)
+        flat[_name_of_leaf(position)] = array
     return flat
 
 
@@ -97,7 +100,8 @@ def _unflatten(template: PyTree, flat: dict[str, jax.Array]) -> PyTree:
     for position, leaf in enumerate(leaves):
         array = flat[_name_of_leaf(position)]
         if _is_key(leaf):
-            array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+            impl = jax.random.key_impl(leaf)
+            array = jax.random.wrap_key_data(array, impl=impl)
         restored.append(array)
     return treedef.unflatten(restored)
 
@@ -118,7 +122,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _orbax() -> Any:
-    """Return orbax.checkpoint, which is slow to import, and an extra."""
+    """Return orbax.checkpoint; it is an extra, and slow to import."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -127,6 +131,7 @@ def _orbax() -> Any:
 
 
 def _write_arrays(folder: Path, tree: PyTree) -> None:
+    """Write the leaves into a new folder, and wait until they are there."""
     ocp = _orbax()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder.resolve(), _stored(tree))
@@ -225,6 +230,8 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
                 **about,
             )
             write_json(arrays.parent / INDEX, msgspec.to_builtins(index))
+
+            # From here on the other folders do not count.
             for other in arrays.parent.iterdir():
                 if other.is_dir() and other.name != arrays.name:
                     shutil.rmtree(other)
@@ -280,6 +287,7 @@ def read_index(folder: Path) -> Index:
 
 
 def _check_key_impl(name: str, source: str) -> None:
+    """Raise DocumentError unless JAX has keys of this implementation."""
     try:
         jax.random.key(0, impl=name)
     except ValueError as error:

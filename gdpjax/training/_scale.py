@@ -131,7 +131,12 @@ def _adam_state(optimizer_state: Any) -> optax.ScaleByAdamState:
     return states[0]
 
 
-def factors_of(scale: Scale, optimizer_state: Any, params: PyTree, trainable: PyTree | None) -> PyTree:
+def factors_of(
+    scale: Scale,
+    optimizer_state: Any,
+    params: PyTree,
+    trainable: PyTree | None,
+) -> PyTree:
     """Return the factors of a step, checked, as a tree like the parameters.
 
     If any factor is not finite or not positive, all of them are NaN, and so is the noisy mean that is divided by them.
@@ -188,8 +193,8 @@ def _filled_in(given: PyTree, params: PyTree) -> PyTree:
 
 def _checked_factor(name: str, param: Any, factor: Any) -> Array:
     """Return the factor of one trained leaf in the dtype of its sum."""
-    is_array = isinstance(factor, jax.Array | np.ndarray | np.generic | int | float)
-    if not is_array or not jnp.issubdtype(jnp.result_type(factor), jnp.floating):
+    is_number = isinstance(factor, jax.Array | np.ndarray | np.generic | int | float)
+    if not is_number or not jnp.issubdtype(jnp.result_type(factor), jnp.floating):
         raise ValueError(f"scale must return positive floating-point numbers, got {shown(factor)} for parameter {name}")
 
     # Broadcasting must not make the gradient larger.
@@ -238,7 +243,12 @@ def in_scaled_space(loss_fn: Callable[..., Any], trainable: PyTree | None) -> Ca
         step = factor * offset
         return param + step.astype(param.dtype)
 
-    def scaled_loss(phi: PyTree, params: PyTree, factors: PyTree, *example: Any) -> Any:
+    def scaled_loss(
+        phi: PyTree,
+        params: PyTree,
+        factors: PyTree,
+        *example: Any,
+    ) -> Any:
         trained = is_trained(params, trainable)
         moved_params = jax.tree.map(moved, params, factors, phi, trained)
         return loss_fn(moved_params, *example)
