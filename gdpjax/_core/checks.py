@@ -26,13 +26,19 @@ class Domain:
 
     Attributes:
       text: what it is called in messages.
-      contains: a predicate of arrays, written for NumPy and JAX alike.
+      predicate: a predicate of arrays, written for NumPy and JAX alike.
       most: the largest number that can be told from its neighbours; said in messages about larger ones.
     """
 
     text: str
-    contains: Callable[[Any], Any]
+    predicate: Callable[[Any], Any]
     most: float = np.inf
+
+    def contains(self, numbers: Any) -> Any:
+        """Return for each number whether it lies in the domain."""
+        # NumPy warns of inf // 1, and an infinite number is one that a predicate may be asked about.
+        with np.errstate(invalid="ignore"):
+            return self.predicate(numbers)
 
 
 REAL = Domain("a number", lambda x: abs(x) < np.inf)

@@ -198,6 +198,8 @@ def batched(
     def call(*values: Array) -> Any:
         arguments = dict(zip(domains, values, strict=True))
         _check_arguments(arguments, domains, broadcast=not phase_groups)
+        if phase_groups:
+            _check_vectors(arguments, phase_groups)
         if is_traced(values):
             return _call_back(answer, values, phase_groups, tuple(domains.values()), bounds)
         numbers = [np.asarray(value, np.float64) for value in values]
@@ -221,6 +223,31 @@ def batched(
         return answers
 
     return call
+
+
+def _check_vectors(arguments: Mapping[str, Any], phase_groups: tuple[int, ...]) -> None:
+    """Raise ValueError unless the vectors of each group have one length, and everything else broadcasts together."""
+    shapes = {name: np.shape(value) for name, value in arguments.items()}
+    names = list(shapes)
+    listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    message = f"array arguments must broadcast together, vectors along their last axes, got shapes: {listing}"
+
+    # The vectors of a group.
+    start = 0
+    for size in phase_groups:
+        group = names[start : start + size]
+        start += size
+        lengths = [shapes[name][-1:] for name in group]
+        try:
+            np.broadcast_shapes(*lengths)
+        except ValueError as error:
+            raise ValueError(message) from error
+
+    # The configurations.
+    try:
+        _shape(arguments.values(), phase_groups)
+    except ValueError as error:
+        raise ValueError(message) from error
 
 
 def _shape(values: Any, phase_groups: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,18 +3,16 @@
 Every sampler marks the rows of its batch, bool[num_examples], and `padded` makes a `PoissonSample` of them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gdpjax._core.arguments import MOST_INDEX
-from gdpjax._core.checks import Domain, check_scalar
+from gdpjax._core.checks import Domain, check_scalar, is_traced, number_kind
 from gdpjax._core.types import Array
 
 _WORD_BITS = 32
-_STEP = Domain("a whole number >= 0", lambda x: (x >= 0) & (x <= MOST_INDEX) & (x == x // 1), MOST_INDEX)
-"""The steps that an int32 tells apart: of two others the batch could be the same."""
 
 
 class PoissonSample(NamedTuple):
@@ -34,13 +32,32 @@ class PoissonSample(NamedTuple):
     count: Array
 
 
+def _most_told_apart(value: Any) -> int:
+    """Return the largest index that cannot be another one, rounded to the type of ``value``.
+
+    Steps and rows are counted in int32. From 2^24 on float32 does not tell a whole number from the next one, so that
+    two steps could have one batch.
+    """
+    dtype = getattr(value, "dtype", None)
+    if number_kind(dtype) != "f":
+        return MOST_INDEX
+    num_digits = jnp.finfo(dtype).nmant + 1
+    return min(MOST_INDEX, 2**num_digits - 1)
+
+
+def _whole_numbers(text: str, largest: int, most: int) -> Domain:
+    """Return the whole numbers from 0 to ``largest``, of which those above ``most`` may have been rounded."""
+
+    def is_index(number: Array) -> Array:
+        return (number >= 0) & (number <= min(largest, most)) & (number == number // 1)
+
+    return Domain(text, is_index, most)
+
+
 def checked_rows(num_examples: int, num_valid: Array | None) -> Domain:
     """Return the range of ``num_valid``; ValueError if it is a number out of that range."""
-
-    def is_number_of_rows(number: Array) -> Array:
-        return (number >= 0) & (number <= num_examples) & (number == number // 1)
-
-    rows = Domain(f"a whole number from 0 to num_examples={num_examples}", is_number_of_rows)
+    text = f"a whole number from 0 to num_examples={num_examples}"
+    rows = _whole_numbers(text, num_examples, _most_told_apart(num_valid))
     if num_valid is not None:
         check_scalar("num_valid", num_valid, rows)
     return rows
@@ -48,8 +65,12 @@ def checked_rows(num_examples: int, num_valid: Array | None) -> Domain:
 
 def checked_step(step: Array) -> tuple[Array, Array]:
     """Return a step of a run as int32, and whether it is a whole number >= 0; ValueError if it is known not to be."""
-    check_scalar("step", step, _STEP)
-    is_valid = jnp.asarray(_STEP.contains(step))
+    steps = _whole_numbers("a whole number >= 0", MOST_INDEX, _most_told_apart(step))
+    check_scalar("step", step, steps)
+    # A number of Python can be larger than float32 tells apart, where JAX would round it.
+    if not is_traced(step):
+        step = jnp.asarray(int(step), jnp.int32)
+    is_valid = jnp.asarray(steps.contains(step))
     valid_step = jnp.where(is_valid, jnp.asarray(step), 0)
     return valid_step.astype(jnp.int32), is_valid
 
@@ -58,8 +79,15 @@ def real_rows(included: Array, num_valid: Array | None, rows: Domain) -> tuple[A
     """Return the marked rows that are real, those before ``num_valid``, and whether that number is in ``rows``."""
     if num_valid is None:
         return included, jnp.asarray(True)
+
+    # Compared with a float, the numbers of the rows would be rounded.
+    num_real = num_valid
+    if not is_traced(num_valid):
+        num_real = int(num_valid)
+    elif number_kind(num_valid.dtype) == "f":
+        num_real = num_valid.astype(jnp.int32)
     num_rows = included.shape[0]
-    is_real = jnp.arange(num_rows) < num_valid
+    is_real = jnp.arange(num_rows) < num_real
     return included & is_real, jnp.asarray(rows.contains(num_valid))
 
 

@@ -149,7 +149,8 @@ class Poisson:
 
         Args:
           key: one PRNG key, the same for every step of the run, used for nothing else.
-          step: which step of the run, from 0, a number or a traced one. Steps from num_steps on are drawn, too.
+          step: which step of the run, from 0, a number or a traced one. Steps from num_steps on are drawn, too. One in
+            float32 must be below 2^24, where that type begins to round whole numbers.
           num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all.
 
         Returns:

@@ -1,7 +1,5 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
-from typing import Any
-
 from gdpjax._core.arguments import check_instance
 from gdpjax.sampling import (
     AllocationBatches,
@@ -13,7 +11,7 @@ from gdpjax.sampling import (
 )
 from gdpjax.training._data import check_count
 from gdpjax.training._loop import State
-from gdpjax.training._plan import IN_EPOCHS, Plan
+from gdpjax.training._plan import Plan
 
 _Source = (
     AllocationBatches
@@ -26,7 +24,7 @@ _Source = (
 
 
 def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
-    """The batches of a run by step, for a loader that feeds ``training.step_on``.
+    """Return the batches of a run by step, for a loader that feeds ``training.step_on``.
 
     Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
     Begin at step `num_steps_done`, and use every step once, in order.
@@ -58,23 +56,37 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
     """
     check_count(plan, num_examples)
     check_instance("state", state, State, "of the run")
-    rows = state.sampling_key, plan.max_examples
     if plan.sampling == "uniform":
-        return UniformBatches(*rows, plan.capacity, num_steps=plan.max_steps)
-    if plan.sampling in IN_EPOCHS:
-        num_epochs = plan.max_steps // plan.steps_per_epoch
-        epochs: dict[str, Any] = {
-            "steps_per_epoch": plan.steps_per_epoch,
-            "num_epochs": num_epochs,
-            "num_valid": num_examples,
-        }
-        if plan.sampling == "shuffled":
-            return ShuffledBatches(*rows, **epochs, bins=plan.order)
-        selection = {"num_selected": plan.num_selected, "bins": plan.bins}
-        return AllocationBatches(*rows, **epochs, **selection, capacity=plan.capacity)
+        return UniformBatches(
+            state.sampling_key,
+            plan.max_examples,
+            plan.capacity,
+            num_steps=plan.max_steps,
+        )
+    if plan.sampling == "shuffled":
+        return ShuffledBatches(
+            state.sampling_key,
+            plan.max_examples,
+            plan.steps_per_epoch,
+            num_epochs=plan.num_epochs,
+            bins=plan.order,
+            num_valid=num_examples,
+        )
+    if plan.sampling == "allocation":
+        return AllocationBatches(
+            state.sampling_key,
+            plan.max_examples,
+            plan.steps_per_epoch,
+            num_epochs=plan.num_epochs,
+            num_selected=plan.num_selected,
+            bins=plan.bins,
+            capacity=plan.capacity,
+            num_valid=num_examples,
+        )
     if plan.sampling == "cyclic_poisson":
         return CyclicPoissonBatches(
-            *rows,
+            state.sampling_key,
+            plan.max_examples,
             plan.sampling_prob,
             plan.num_groups,
             num_steps=plan.max_steps,
@@ -82,4 +94,11 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
             num_valid=num_examples,
         )
     source = TruncatedPoissonBatches if plan.sampling == "truncated_poisson" else PoissonBatches
-    return source(*rows, plan.sampling_prob, num_steps=plan.max_steps, capacity=plan.capacity, num_valid=num_examples)
+    return source(
+        state.sampling_key,
+        plan.max_examples,
+        plan.sampling_prob,
+        num_steps=plan.max_steps,
+        capacity=plan.capacity,
+        num_valid=num_examples,
+    )

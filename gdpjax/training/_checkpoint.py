@@ -68,6 +68,7 @@ class Index(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def _is_key(leaf: Any) -> bool:
+    """Return whether a leaf is a typed PRNG key."""
     return jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
 
 
@@ -81,8 +82,15 @@ def _flatten(tree: PyTree) -> dict[str, jax.Array]:
     flat = {}
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         array = jnp.asarray(leaf)
-        flat[_name_of_leaf(position)] = jax.random.key_data(array) if _is_key(array) else array
+        if _is_key(array):
+            array = jax.random.key_data(array)
+        flat[_name_of_leaf(position)] = array
     return flat
+
+
+def _stored(tree: PyTree) -> dict[str, jax.Array]:
+    """Return the leaves that orbax writes: all but those of size zero, which it refuses and which hold nothing."""
+    return {name: array for name, array in _flatten(tree).items() if array.size > 0}
 
 
 def _unflatten(template: PyTree, flat: dict[str, jax.Array]) -> PyTree:
@@ -92,7 +100,8 @@ def _unflatten(template: PyTree, flat: dict[str, jax.Array]) -> PyTree:
     for position, leaf in enumerate(leaves):
         array = flat[_name_of_leaf(position)]
         if _is_key(leaf):
-            array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+            impl = jax.random.key_impl(leaf)
+            array = jax.random.wrap_key_data(array, impl=impl)
         restored.append(array)
     return treedef.unflatten(restored)
 
@@ -113,7 +122,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _orbax() -> Any:
-    """Return orbax.checkpoint, which is slow to import, and an extra."""
+    """Return orbax.checkpoint; it is an extra, and slow to import."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -122,9 +131,10 @@ def _orbax() -> Any:
 
 
 def _write_arrays(folder: Path, tree: PyTree) -> None:
+    """Write the leaves into a new folder, and wait until they are there."""
     ocp = _orbax()
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder.resolve(), _flatten(tree))
+        checkpointer.save(folder.resolve(), _stored(tree))
         checkpointer.wait_until_finished()
 
 
@@ -220,6 +230,8 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
                 **about,
             )
             write_json(arrays.parent / INDEX, msgspec.to_builtins(index))
+
+            # From here on the other folders do not count.
             for other in arrays.parent.iterdir():
                 if other.is_dir() and other.name != arrays.name:
                     shutil.rmtree(other)
@@ -275,6 +287,7 @@ def read_index(folder: Path) -> Index:
 
 
 def _check_key_impl(name: str, source: str) -> None:
+    """Raise DocumentError unless JAX has keys of this implementation."""
     try:
         jax.random.key(0, impl=name)
     except ValueError as error:
@@ -319,7 +332,9 @@ def restore(folder: Path, index: Index, template: PyTree) -> PyTree:
 
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            flat = checkpointer.restore(arrays.resolve(), _flatten(template))
-            return _unflatten(template, flat)
+            stored = checkpointer.restore(arrays.resolve(), _stored(template))
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"orbax cannot read the checkpoint in {arrays}: {_in_short(error)}") from error
+
+    # Leaves of size zero are the template's, whose shapes are those of the checkpoint.
+    return _unflatten(template, _flatten(template) | stored)

@@ -16,9 +16,15 @@ from gdpjax.correlated import SingleParticipation, optimize_banded_toeplitz
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
 
+_FOLLOWING = ("sampling", "correlation", "participation", "num_groups")
+"""The arguments of `make_plan` that follow from the number of bands."""
+
 
 def choose_bands(
-    *, num_bands: Sequence[int] | None = None, error: str = "mean", **arguments: Any
+    *,
+    num_bands: Sequence[int] | None = None,
+    error: str = "mean",
+    **arguments: Any,
 ) -> tuple[Plan, dict[int, float]]:
     """Choose the number of bands of cyclic Poisson sampling that meets a privacy target with the least error.
 
@@ -46,46 +52,68 @@ def choose_bands(
     (8, True)
     """
     check_choice("error", error, ("mean", "max"))
-    for name in ("sampling", "correlation", "participation", "num_groups"):
+    for name in _FOLLOWING:
         if name in arguments:
             raise ValueError(f"{name} follows from the number of bands: leave it out")
-    check_keywords("choose_bands", arguments, inspect.signature(make_plan).parameters)
-    candidates = _candidates(num_bands, arguments)
+    known = inspect.signature(make_plan).parameters
+    check_keywords("choose_bands", arguments, known)
+
+    # Plan for each number of bands, and keep why some have no plan.
     plans: dict[int, Plan] = {}
     reasons = []
-    for bands in candidates:
+    for bands in _candidates(num_bands, arguments):
         try:
             plans[bands] = _banded_plan(bands, error, arguments)
         except ValueError as reason:
             reasons.append(f"{bands}: {reason}")
     if not plans:
-        raise ValueError(f"no number of bands gives a plan; {'; '.join(reasons)}")
-    errors = {bands: _error_of(plan, error) for bands, plan in plans.items()}
-    best = min(errors, key=lambda bands: errors[bands])
+        listing = "; ".join(reasons)
+        raise ValueError(f"no number of bands gives a plan; {listing}")
+
+    # Of equal errors the first is the one with the fewest bands.
+    errors = {}
+    for bands, plan in plans.items():
+        errors[bands] = _error_of(plan, error)
+    best = min(errors, key=errors.__getitem__)
     return plans[best], errors
 
 
 def _candidates(num_bands: Sequence[int] | None, arguments: dict[str, Any]) -> list[int]:
     """Return the numbers of bands to try, ascending."""
     if num_bands is not None:
-        if isinstance(num_bands, str | bytes) or not isinstance(num_bands, Sequence) or not num_bands:
-            raise ValueError(f"num_bands must be a few whole numbers, got {shown(num_bands)}")
-        return sorted({check_count("num_bands", bands) for bands in num_bands})
+        return _checked_candidates(num_bands)
+    batch_size = arguments.get("expected_batch_size", math.inf)
+    max_examples = arguments.get("max_examples", 0)
+
+    # The powers of two, as long as a batch fits its group.
     powers = []
     bands = 1
-    while bands * arguments.get("expected_batch_size", math.inf) <= arguments.get("max_examples", 0):
+    while bands * batch_size <= max_examples:
         powers.append(bands)
         bands *= 2
     return powers or [1]
 
 
+def _checked_candidates(num_bands: Any) -> list[int]:
+    """Return the given numbers of bands, ascending; ValueError for what is no sequence of counts."""
+    is_text = isinstance(num_bands, str | bytes)
+    if is_text or not isinstance(num_bands, Sequence) or not num_bands:
+        raise ValueError(f"num_bands must be a few whole numbers, got {shown(num_bands)}")
+    candidates = {check_count("num_bands", bands) for bands in num_bands}
+    return sorted(candidates)
+
+
 def _banded_plan(bands: int, error: str, arguments: dict[str, Any]) -> Plan:
     """Return the plan that meets the target with so many bands."""
-    # The number of steps does not depend on the strategy: independent noise tells it.
-    independent = optimize_banded_toeplitz(1, 1)
     scheme = {"sampling": "cyclic_poisson", "num_groups": bands}
-    targets = {"epsilon": None, "mu": None, "noise_multiplier": 1.0}
-    num_steps = make_plan(**{**arguments, **targets}, **scheme, correlation=independent).max_steps
+
+    # The number of steps does not depend on the strategy or the target: a plan of independent noise tells it.
+    without_target = {"epsilon": None, "mu": None, "noise_multiplier": 1.0}
+    independent = optimize_banded_toeplitz(1, 1)
+    first = make_plan(**{**arguments, **without_target}, **scheme, correlation=independent)
+
+    # The best strategy for that many steps.
+    num_steps = first.max_steps
     strategy = optimize_banded_toeplitz(num_steps, min(bands, num_steps), error)
     return make_plan(**arguments, **scheme, correlation=strategy)
 

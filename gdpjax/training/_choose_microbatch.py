@@ -18,7 +18,11 @@ from gdpjax.training._loop import Training
 
 
 def choose_microbatch(
-    build: Callable[[int], Training], params: PyTree, data: Data, *, memory_bytes: float
+    build: Callable[[int], Training],
+    params: PyTree,
+    data: Data,
+    *,
+    memory_bytes: float,
 ) -> tuple[int, dict[int, int]]:
     """Choose the number of rows to take at a time, so that a private step fits a memory.
 
@@ -58,6 +62,8 @@ def choose_microbatch(
     check_callable("build", build)
     check_instance("data", data, Data, "made by training.place")
     memory_bytes = check_number("memory_bytes", memory_bytes, POSITIVE)
+
+    # Shapes are enough to compile for.
     smallest = build(1)
     shapes = jax.eval_shape(lambda tree: tree, (smallest.params_of(params), data))
     capacity = smallest.plan.capacity
@@ -73,9 +79,11 @@ def choose_microbatch(
             f"a step that takes one row at a time needs {needs[1]:,} bytes by the compiler's account, more than "
             f"memory_bytes={memory_bytes:,.0f}: take a smaller model, shorter rows, adapters, or more devices"
         )
+
     # The need does not shrink with the rows: the candidate at `fitting` fits, the one at `too_large` does not.
     candidates = _candidates(capacity)
-    fitting, too_large = 0, len(candidates)
+    fitting = 0
+    too_large = len(candidates)
     while too_large - fitting > 1:
         middle = (fitting + too_large) // 2
         if fits(candidates[middle]):

@@ -63,11 +63,13 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
     num_missing = plan.max_examples - num_examples
 
     def placed(array: Any) -> Array:
+        # Rows of zeros in place of those that are missing.
         rows = array
         if num_missing:
             widths = [(0, 0)] * np.ndim(array)
             widths[0] = (0, num_missing)
             rows = np.pad(np.asarray(array), widths)
+
         # Each of several processes has a copy of its own, and puts its part.
         if jax.process_count() > 1:
             rows = np.asarray(rows)
@@ -76,7 +78,8 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
         # On processors an array of NumPy may be used where it lies: later changes of the caller's would be seen.
         return jax.device_put(rows if isinstance(rows, jax.Array) else np.array(rows), sharding)
 
-    return Data(tuple(placed(array) for array in arrays), jnp.asarray(num_examples, jnp.int32))
+    padded = tuple(placed(array) for array in arrays)
+    return Data(padded, jnp.asarray(num_examples, jnp.int32))
 
 
 def rows_of(array: Array, indices: Array) -> Array:
@@ -143,10 +146,9 @@ def group_by_user(
     arrays = tuple(check_array("every array", array, kinds="biufc") for array in arrays)
     key_data, _ = check_key(key)
     key_words = np.asarray(key_data).ravel().tolist()
-    if ids.ndim != 1 or any(np.shape(array)[:1] != ids.shape for array in arrays):
-        raise ValueError(
-            f"user_ids and every array must have one row per example, got {[np.shape(a) for a in (ids, *arrays)]}"
-        )
+    shapes = [np.shape(array) for array in (ids, *arrays)]
+    if ids.ndim != 1 or any(shape[:1] != ids.shape for shape in shapes):
+        raise ValueError(f"user_ids and every array must have one row per example, got {shapes}")
     max_per_user = arguments.check_count("max_per_user", max_per_user)
 
     # The rows of each user stand together in this order.
@@ -162,7 +164,8 @@ def group_by_user(
         own_rows = order[end - count : end]
         if count > max_per_user:
             seed = [*key_words, *_seed_words(ids[own_rows[0]])]
-            chosen = np.random.default_rng(seed).choice(own_rows, max_per_user, replace=False)
+            generator = np.random.default_rng(seed)
+            chosen = generator.choice(own_rows, max_per_user, replace=False)
             own_rows = np.sort(chosen)
         rows[user, : len(own_rows)] = own_rows
         is_padding[user, : len(own_rows)] = False

@@ -39,7 +39,8 @@ def sync_private_tree(folder: Path) -> None:
 
 def write_json(path: Path, value: Any, mode: int = PRIVATE_FILE) -> None:
     """Replace ``path`` by a JSON document, as `write_atomically`."""
-    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
+    text = json.dumps(value, indent=1, allow_nan=False)
+    write_atomically(path, text + "\n", mode)
 
 
 def append_line(path: Path, line: str, expected_size: int) -> int:
@@ -62,7 +63,8 @@ def append_line(path: Path, line: str, expected_size: int) -> int:
             os.fsync(descriptor)
             sync(path.parent)
         except OSError:
-            os.ftruncate(descriptor, size)  # a part of a line would spoil the next one
+            # A part of a line would spoil the next one.
+            os.ftruncate(descriptor, size)
             raise
     finally:
         os.close(descriptor)

@@ -52,12 +52,14 @@ def _processor() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices and settings that decide the bits of a compiled program, as JSON values."""
+    """Return versions, devices and settings that decide the bits of a compiled program, as JSON values."""
     devices = jax.devices()
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
     return {
         "gdpjax": VERSION,
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in _PACKAGES},
+        **versions,
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
         "device_count": len(devices),
@@ -66,7 +68,7 @@ def environment() -> dict[str, Any]:
         "cpu": _processor(),
         "cpu_count": os.cpu_count(),
         **{name.lower(): os.environ.get(name, "") for name in _VARIABLES},
-        **{name: str(jax.config.values.get(name)) for name in _SETTINGS},
+        **settings,
     }
 
 
@@ -78,7 +80,8 @@ def repeats_bits(described: dict[str, Any]) -> bool:
     if described["platform"] in ("cpu", "tpu"):
         return True
     flags = set(described["xla_flags"].split())
-    return {"--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0"} <= flags
+    needed = {"--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0"}
+    return needed <= flags
 
 
 def digest_of(*arrays: Any) -> str:
@@ -89,15 +92,21 @@ def digest_of(*arrays: Any) -> str:
     """
     digest = hashlib.sha256()
     for array in arrays:
-        parts = [array]
-        if isinstance(array, jax.Array) and not array.is_fully_addressable:
-            shards = array.addressable_shards[:1] if array.is_fully_replicated else array.addressable_shards
-            parts = [shard.data for shard in shards]
-        for part in parts:
+        for part in _own_parts(array):
             rows = np.ascontiguousarray(np.asarray(part))
             digest.update(f"{rows.dtype.str}{rows.shape}".encode())
             digest.update(rows.tobytes())
     return digest.hexdigest()
+
+
+def _own_parts(array: Any) -> list[Any]:
+    """Return the parts of an array that this process is to read: all of it, or its own of several processes."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return [array]
+    shards = array.addressable_shards
+    if array.is_fully_replicated:
+        shards = shards[:1]
+    return [shard.data for shard in shards]
 
 
 def state_digest(state: PyTree) -> str:

@@ -25,31 +25,30 @@ class StepsInPlace:
     """The steps of one training; compiled at the first chunk."""
 
     def __init__(self, training: Training, state: State, data: Data) -> None:
-        structure = jax.tree.structure(state)
+        self._structure = jax.tree.structure(state)
         self._changes = _changed_leaves(training, state, data)
 
-        def together(changing: list[Array], fixed: list[Array]) -> State:
-            """Return the state of which `_apart` has returned the leaves."""
-            next_changing = iter(changing)
-            next_fixed = iter(fixed)
-            leaves = []
-            for changes in self._changes:
-                leaves.append(next(next_changing) if changes else next(next_fixed))
-            return jax.tree.unflatten(structure, leaves)
-
-        def step(changing: list[Array], fixed: list[Array], data: Data) -> tuple[list[Array], Info]:
-            after, info = training.step(together(changing, fixed), data)
-            changing, _fixed = self._apart(after)
+        def step(
+            changing: list[Array],
+            fixed: list[Array],
+            data: Data,
+        ) -> tuple[list[Array], Info]:
+            before = self._together(changing, fixed)
+            after, info = training.step(before, data)
+            changing, _ = self._apart(after)
             return changing, info
 
         def run_steps(
-            changing: list[Array], fixed: list[Array], data: Data, num_steps: int
+            changing: list[Array],
+            fixed: list[Array],
+            data: Data,
+            num_steps: int,
         ) -> tuple[list[Array], Info]:
-            after, info = training.run_steps(together(changing, fixed), data, num_steps)
-            changing, _fixed = self._apart(after)
+            before = self._together(changing, fixed)
+            after, info = training.run_steps(before, data, num_steps)
+            changing, _ = self._apart(after)
             return changing, info
 
-        self._together = together
         self._step = jax.jit(step, donate_argnums=0)
         # A scan copies what it is given into the memory that its steps write to, so that there is nothing to donate.
         self._run_steps = jax.jit(run_steps, static_argnums=3)
@@ -61,12 +60,17 @@ class StepsInPlace:
         return self._together(changing, fixed), info
 
     def one_by_one(
-        self, state: State, data: Data, num_steps: int, after_each: Callable[[int], None]
+        self,
+        state: State,
+        data: Data,
+        num_steps: int,
+        after_each: Callable[[int], None],
     ) -> tuple[State, list[Info]]:
         """Take the steps one after the other; ``after_each`` is called with how many of them are done."""
         changing, fixed = self._apart(state)
         # Each leaf gets memory of its own: leaves of a first state may share theirs, which is donated only once.
         changing = [jnp.copy(leaf) for leaf in changing]
+
         infos = []
         for done in range(1, num_steps + 1):
             changing, info = self._step(changing, fixed, data)
@@ -81,12 +85,31 @@ class StepsInPlace:
         of the leaves that are kept from the beginning of the chunk. Shapes do for ``state`` and ``data``.
         """
         changing, fixed = self._apart(state)
-        memory = self._step.lower(changing, fixed, data).compile().memory_analysis()
+        lowered = self._step.lower(changing, fixed, data)
+        memory = lowered.compile().memory_analysis()
         if memory is None:
             return None
-        held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-        kept = sum(leaf.size * leaf.dtype.itemsize for leaf in changing)
-        return int(held - memory.alias_size_in_bytes + kept)
+
+        # The compiler counts memory that was donated twice, as an argument and as a result.
+        held = memory.argument_size_in_bytes
+        held += memory.output_size_in_bytes
+        held += memory.temp_size_in_bytes
+        held -= memory.alias_size_in_bytes
+
+        # The leaves that are kept from the beginning of the chunk.
+        for leaf in changing:
+            held += leaf.size * leaf.dtype.itemsize
+        return int(held)
+
+    def _together(self, changing: list[Array], fixed: list[Array]) -> State:
+        """Return the state of which `_apart` has returned the leaves."""
+        next_changing = iter(changing)
+        next_fixed = iter(fixed)
+        leaves = []
+        for changes in self._changes:
+            source = next_changing if changes else next_fixed
+            leaves.append(next(source))
+        return jax.tree.unflatten(self._structure, leaves)
 
     def _apart(self, state: State) -> tuple[list[Array], list[Array]]:
         """Return the leaves that a step can change, and the others."""
@@ -102,6 +125,9 @@ def _changed_leaves(training: Training, state: State, data: Data) -> list[bool]:
     """Return for each leaf of the state whether a step can change it."""
     traced: Any = training.step.trace(state, data)  # type: ignore[attr-defined]
     num_leaves = len(jax.tree.leaves(state))
-    given = traced.jaxpr.jaxpr.invars[:num_leaves]
-    after = traced.jaxpr.jaxpr.outvars[:num_leaves]
-    return [new is not old for new, old in zip(after, given, strict=True)]
+
+    # A leaf that is handed back is one variable of the program, given and returned.
+    program = traced.jaxpr.jaxpr
+    given = program.invars[:num_leaves]
+    returned = program.outvars[:num_leaves]
+    return [new is not old for new, old in zip(returned, given, strict=True)]

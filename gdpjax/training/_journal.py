@@ -20,17 +20,25 @@ JOURNAL = "journal.jsonl"
 
 
 class Chunk(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Steps ``first`` to ``first + num_steps - 1``."""
+    """A line of the journal: steps ``first`` to ``first + num_steps - 1``.
+
+    Attributes:
+      first: the first step.
+      num_steps: how many steps there are.
+      state: digest of the state before them: parameters, optimizer state, keys.
+      fingerprint: of the process that takes them.
+      sha256: checksum of this line and of the one before.
+    """
 
     first: Annotated[int, msgspec.Meta(ge=0)]
     num_steps: Annotated[int, msgspec.Meta(ge=1)]
-    state: str  # digest of the state before them: parameters, optimizer state, keys
+    state: str
     fingerprint: dict[str, Any]
     sha256: str
 
     @property
     def end(self) -> int:
-        """The step after the last one."""
+        """Return the step after the last one."""
         return self.first + self.num_steps
 
 
@@ -56,7 +64,7 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """The number of steps that are paid for."""
+        """Return the number of steps that are paid for."""
         if not self.chunks:
             return 0
         return self.chunks[-1].end
@@ -69,11 +77,18 @@ class Journal:
 
     def append(self, num_steps: int, state: str, fingerprint: dict[str, Any]) -> None:
         """Put the next ``num_steps`` steps on record; OSError or CheckpointError, without a record, if that fails."""
-        content = {"first": self.end, "num_steps": num_steps, "state": state, "fingerprint": fingerprint}
-        checksum = _checksum(self.checksum(len(self.chunks)), content)
+        content = {
+            "first": self.end,
+            "num_steps": num_steps,
+            "state": state,
+            "fingerprint": fingerprint,
+        }
+        before = self.checksum(len(self.chunks))
+        content["sha256"] = _checksum(before, content)
         if is_first_process():
-            self._size = append_line(self.path, json.dumps(content | {"sha256": checksum}), self._size)
-        self.chunks.append(Chunk(**content, sha256=checksum))
+            line = json.dumps(content)
+            self._size = append_line(self.path, line, self._size)
+        self.chunks.append(Chunk(**content))
 
     def read(self, max_steps: int) -> None:
         """Read the file, without a last line that is cut off.
@@ -107,8 +122,11 @@ class Journal:
             raise DocumentError(source, f"expected {self.end}, where the line before ends, got {chunk.first}", "first")
         if chunk.end > max_steps:
             raise DocumentError(source, f"expected an end within the plan's {max_steps} steps", "num_steps")
-        content = {"first": chunk.first, "num_steps": chunk.num_steps}
-        content |= {"state": chunk.state, "fingerprint": chunk.fingerprint}
-        if chunk.sha256 != _checksum(self.checksum(len(self.chunks)), content):
+
+        # The checksum covers the line without itself.
+        content = msgspec.structs.asdict(chunk)
+        del content["sha256"]
+        before = self.checksum(len(self.chunks))
+        if chunk.sha256 != _checksum(before, content):
             raise DocumentError(source, "the checksum is not that of this line after the one before", "sha256")
         self.chunks.append(chunk)

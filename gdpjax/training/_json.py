@@ -30,28 +30,36 @@ FOLLOWS = ("sampling_prob", "capacity", "overflow")
 
 
 def plan_to_dict(plan: Any) -> dict[str, Any]:
-    """The fields, and what follows from them, as JSON values."""
+    """Return the fields, and what follows from them, as JSON values."""
     if is_traced(plan.noise_multiplier):
         raise ValueError("a plan with a traced noise_multiplier has no JSON form; write the plan of one configuration")
-    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    names = [field.name for field in dataclasses.fields(plan)]
+    fields = {name: getattr(plan, name) for name in names}
+
+    # The fields that are objects.
     fields["clip"] = plan.clip.to_dict()
     fields["neighboring_relation"] = plan.neighboring_relation.value
     for name in ("correlation", "participation"):
         if fields[name] is not None:
             fields[name] = to_document(fields[name])
+
+    # Plans of the older schemes are written as they always were.
     for name, usual in _LATER.items():
         if fields[name] == usual:
-            del fields[name]  # so that plans of the older schemes are written as they always were
-    return fields | {name: getattr(plan, name) for name in FOLLOWS}
+            del fields[name]
+
+    following = {name: getattr(plan, name) for name in FOLLOWS}
+    return fields | following
 
 
 def plan_to_json(plan: Any) -> str:
-    """See `Plan.to_json`."""
-    return json.dumps({"gdpjax_plan": FORMAT_VERSION, **plan_to_dict(plan)}, indent=2) + "\n"
+    """Return the JSON text of a plan; see `Plan.to_json`."""
+    document = {"gdpjax_plan": FORMAT_VERSION, **plan_to_dict(plan)}
+    return json.dumps(document, indent=2) + "\n"
 
 
 def plan_from_json(cls: Any, text: str) -> Any:
-    """See `Plan.from_json`."""
+    """Return the plan of a JSON text; see `Plan.from_json`."""
     try:
         data = parse_document(text, dict[str, Any], "the JSON text of a Plan")
     except DocumentError as error:
@@ -60,11 +68,14 @@ def plan_from_json(cls: Any, text: str) -> Any:
         raise ValueError("expected the JSON text of a Plan (made by Plan.to_json), got other JSON")
     if data.pop("gdpjax_plan") != FORMAT_VERSION:
         raise ValueError(f"expected a Plan of version {FORMAT_VERSION}; read it with the gdpjax that wrote it")
+
+    # The fields, and what the text says follows from them.
     stated = {name: data.pop(name, None) for name in FOLLOWS}
-    names = {field.name for field in dataclasses.fields(cls)}
     data = _LATER | data
+    names = {field.name for field in dataclasses.fields(cls)}
     if data.keys() != names:
         raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
+
     data["clip"] = _rule_of(data["clip"])
     try:
         for name in ("correlation", "participation"):
@@ -74,11 +85,13 @@ def plan_from_json(cls: Any, text: str) -> Any:
         plan = cls(**data)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the JSON text of a Plan is damaged: {error}") from error
+
     for name, value in stated.items():
-        if value != getattr(plan, name):
+        following = getattr(plan, name)
+        if value != following:
             raise ValueError(
                 f"the pieces of this plan disagree: {name} is {value!r} in the text, but its other fields give "
-                f"{getattr(plan, name)!r}"
+                f"{following!r}"
             )
     return plan
 

@@ -42,18 +42,22 @@ class FolderLock:
         self._close = weakref.finalize(self, os.close, self._descriptor)
 
     def give_to(self, run: object) -> None:
-        """From now on only ``run`` passes `check`."""
+        """Let only ``run`` pass `check` from now on."""
         self._owner = weakref.ref(run)
 
     def is_in_place(self) -> bool:
-        """Whether the file that is locked is the one in the folder, which may have been deleted and made again."""
+        """Return whether the locked file is still the one in the folder, which may have been deleted and made again."""
+        if not self._close.alive:
+            return False
         try:
-            return self._close.alive and os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
+            locked = os.fstat(self._descriptor)
+            in_folder = os.stat(self.path)
         except OSError:
             return False
+        return os.path.samestat(locked, in_folder)
 
     def check(self, run: object) -> None:
-        """CheckpointError unless ``run`` is still the one that may write in the folder."""
+        """Raise CheckpointError unless ``run`` is still the one that may write in the folder."""
         if not self.is_in_place():
             raise CheckpointError(
                 f"the folder {self.path.parent} is no longer locked by this run: it was deleted or replaced, or the "
@@ -85,11 +89,13 @@ def lock_folder(folder: Path) -> FolderLock:
     with _GUARD:
         lock = _HELD.get(str(path))
         if lock is None or not lock.is_in_place():
-            lock = _HELD[str(path)] = FolderLock(path)
+            lock = FolderLock(path)
+            _HELD[str(path)] = lock
         return lock
 
 
 def _lock(descriptor: int, path: Path) -> None:
+    """Lock an open file, or warn that its file system has no locks; CheckpointError if another process has it."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,22 +120,32 @@ def _write_holder(descriptor: int) -> None:
     content = f"{os.getpid()} on {socket.gethostname()}\n".encode()
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, content, 0) if hasattr(os, "pwrite") else os.write(descriptor, content)
+        if hasattr(os, "pwrite"):
+            os.pwrite(descriptor, content, 0)
+        else:
+            os.write(descriptor, content)
     except OSError:
-        return  # a full disk: the lock holds all the same
+        # The disk is full; the lock holds all the same.
+        return
 
 
 def _holder(path: Path) -> str:
+    """Return who holds the lock, in parentheses, or nothing where the file does not tell."""
     try:
         content = path.read_text(errors="replace")[:100].strip()
-    except OSError:  # Windows locks the content too
+    except OSError:
+        # Windows locks the content too.
         return ""
-    return f" ({content})" if content else ""
+    if not content:
+        return ""
+    return f" ({content})"
 
 
 def _forget_all() -> None:
+    """Give up all locks of the parent, in a forked child."""
     global _GUARD
-    _GUARD = threading.Lock()  # another thread of the parent may have held it
+    # Another thread of the parent may have held it.
+    _GUARD = threading.Lock()
     for lock in list(_HELD.values()):
         lock.forget()
 

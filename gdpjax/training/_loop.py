@@ -54,7 +54,7 @@ from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.training._scale import Scale, factors_of, in_scaled_space, is_trained, origin, unscaled
 from gdpjax.training._statement import with_scale
-from gdpjax.transforms import privatize, resolve_correlation
+from gdpjax.transforms import Correlation, privatize, resolve_correlation
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
 """Values of ``State.status``."""
@@ -142,7 +142,8 @@ def private_training(
       optimizer: what turns the noisy mean into updates, such as ``optax.adam(1e-3)``; post-processing.
       num_arrays: how many arrays an example consists of.
       example_key: the loss takes a PRNG key of its own for each example (dropout).
-      keep_batch_dim, trainable, strategy, microbatch_size: as in `gdpjax.clipped_grad`.
+      keep_batch_dim, trainable, strategy, microbatch_size: as in `gdpjax.clipped_grad`. The optimizer keeps its moments
+        of frozen leaves, too, unless it is ``optax.masked(optimizer, trainable)``.
       constant_work: compute the rows that are padding like all others. Otherwise chunks that hold only padding are
         skipped, and the time of a step tells, in units of a chunk, how many examples its private batch had. Set this
         where others can see how long single steps take.
@@ -191,16 +192,20 @@ def private_training(
     # The loss takes the parameters, an example's arrays, and the key of its dropout. With factors the gradient is that
     # with respect to phi at params + factors * phi, and params and factors are shared by all examples.
     if scale is None:
-        loss_of_one, first = loss_fn, 1
+        loss_of_one = loss_fn
+        first_array = 1
     else:
         check_callable("scale", scale)
-        loss_of_one, first = in_scaled_space(loss_fn, trainable), 3
+        loss_of_one = in_scaled_space(loss_fn, trainable)
+        first_array = 3
+    after_arrays = first_array + num_arrays
+
     grad_fn = clipped_grad(
         loss_of_one,
         plan.clip,
-        batch_argnums=tuple(range(first, first + num_arrays)),
-        key_argnums=first + num_arrays if example_key else (),
-        shared_argnums=tuple(range(1, first)),
+        batch_argnums=tuple(range(first_array, after_arrays)),
+        key_argnums=after_arrays if example_key else (),
+        shared_argnums=tuple(range(1, first_array)),
         keep_batch_dim=keep_batch_dim,
         trainable=trainable,
         strategy=strategy,
@@ -210,13 +215,10 @@ def private_training(
     ).drawn_from(plan.max_examples)
 
     # The sensitivity of correlated noise is looked at once, not at each step.
-    horizon = None if plan.correlation is None else plan.max_steps
-    cyclic = "cyclic_poisson" if plan.sampling == "cyclic_poisson" else None
-    scheme = plan.scheme if cyclic else None
-    correlated = resolve_correlation(plan.correlation, plan.participation, horizon, cyclic, scheme)
+    correlated = _correlation_of(plan)
 
     def private_mean(key: Array) -> optax.GradientTransformation:
-        """Return the noise and the ledger."""
+        """Return the transformation that adds noise and keeps the ledger."""
         is_sampled = plan.recorded_as != "correlated"
         return privatize(
             grad_fn,
@@ -233,48 +235,75 @@ def private_training(
             scheme=plan.scheme,
         )
 
-    def update(tx: optax.GradientTransformation, total: PyTree, factors: PyTree, state: State) -> tuple[PyTree, Any]:
+    def update(
+        tx: optax.GradientTransformation,
+        total: PyTree,
+        factors: PyTree,
+        state: State,
+    ) -> tuple[PyTree, Any]:
         """Add noise and let the optimizer turn the mean into updates."""
         if scale is None:
-            return optax.chain(tx, optimizer).update(total, state.opt_state, state.params)
+            chain = optax.chain(tx, optimizer)
+            return chain.update(total, state.opt_state, state.params)
+
+        # The mean is divided by the factors before the optimizer sees it.
         private_state, optimizer_state = state.opt_state
-        mean, private_state = tx.update(total, private_state, state.params)
-        updates, optimizer_state = optimizer.update(unscaled(mean, factors), optimizer_state, state.params)
+        scaled_mean, private_state = tx.update(total, private_state, state.params)
+        mean = unscaled(scaled_mean, factors)
+        updates, optimizer_state = optimizer.update(mean, optimizer_state, state.params)
         return updates, (private_state, optimizer_state)
 
     def init(params: PyTree, key: Array) -> State:
-        marks = broadcast_trainable(trainable, check_tree("params", params))
+        check_tree("params", params)
+        marks = broadcast_trainable(trainable, params)
         refuse_statistics(params, jax.tree.leaves(marks))
+
+        # The key is looked at here: the keys that are made of it belong to the loop or the shard_map around.
         key = as_key(key)
-        # Here, because the keys that are made of this one belong to the loop or the shard_map.
         assert plan.neighboring_relation is not None
         sensitivity = grad_fn.sensitivity(plan.neighboring_relation)
         refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
         sampling_key, noise_key = split(one_key_for_all(key))
+
         _refuse_private(optimizer, params)
-        opt_state: Any = optax.chain(private_mean(noise_key), optimizer).init(params)
+        chain = optax.chain(private_mean(noise_key), optimizer)
+        opt_state: Any = chain.init(params)
+
         # The shapes of the factors can be checked without computing them.
         if scale is not None:
-            jax.eval_shape(functools.partial(factors_of, scale, trainable=trainable), opt_state[1], params)
+            factors_of_state = functools.partial(factors_of, scale, trainable=trainable)
+            jax.eval_shape(factors_of_state, opt_state[1], params)
+
         status = jnp.asarray(RUNNING, jnp.int32)
         state = beside(params, State(params, opt_state, sampling_key, status))
         # An array of NumPy could be changed by its owner between a chunk and its repetition.
-        return jax.tree.map(lambda leaf: jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf, state)
+        return jax.tree.map(_own_copy, state)
 
-    def take(state: State, batch: tuple[Array, ...], is_padding: Array, fits: Array) -> tuple[State, Info]:
+    def take(
+        state: State,
+        batch: tuple[Array, ...],
+        is_padding: Array,
+        fits: Array,
+    ) -> tuple[State, Info]:
         """Take one step on a batch; one that does not ``fits`` the capacity is charged for and trains nothing."""
         done = num_steps_done(state)
-        running = (state.status == RUNNING) & (done < plan.max_steps)
+        is_running = (state.status == RUNNING) & (done < plan.max_steps)
 
-        # Clip and sum. A batch that does not fit is all padding, so that its sum is zero.
-        keys = (fold_in(fold_in(state.sampling_key, _DROPOUT), done),) if example_key else ()
-        if scale is None:
-            factors, shared = None, (state.params,)
-        else:
-            # Of the optimizer's state alone: the factors must not depend on the noise key, which is beside it.
+        # The key of this step's dropout.
+        keys = ()
+        if example_key:
+            dropout_key = fold_in(state.sampling_key, _DROPOUT)
+            keys = (fold_in(dropout_key, done),)
+
+        # The factors are made of the optimizer's state alone: they must not depend on the noise key beside it.
+        factors = None
+        shared = (state.params,)
+        if scale is not None:
             _, optimizer_state = state.opt_state
             factors = factors_of(scale, optimizer_state, state.params, trainable)
             shared = (origin(state.params, trainable), state.params, factors)
+
+        # Clip and sum. A batch that does not fit is all padding, so that its sum is zero.
         total, info = grad_fn(*shared, *batch, *keys, is_padding=is_padding | ~fits)
 
         # Add noise and update. The state holds the noise key's data; here only the implementation of the key matters.
@@ -286,42 +315,42 @@ def private_training(
         # type: moments of integers are zeros.
         moved = optax.apply_updates(state.params, updates)
         trained = is_trained(state.params, trainable)
-        params = jax.tree.map(lambda new, old, mark: new if mark else old, moved, state.params, trained)
+        params = jax.tree.map(_if_trained, trained, moved, state.params)
         opt_state = jax.tree.map(_as_before, opt_state, state.opt_state)
 
         # Keep what a run that is not running, or a batch that does not fit, must not change.
-        finished = running & (done + 1 >= plan.max_steps)
-        overflowed = running & ~fits
-        status = jnp.where(finished, FINISHED, state.status)
-        status = jnp.where(overflowed, OVERFLOWED, status)
+        has_finished = is_running & (done + 1 >= plan.max_steps)
+        has_overflowed = is_running & ~fits
+        status = jnp.where(has_finished, FINISHED, state.status)
+        status = jnp.where(has_overflowed, OVERFLOWED, status)
         after = State(
-            _where(running & fits, params, state.params),
-            _where(running, opt_state, state.opt_state),
-            state.sampling_key,
-            status.astype(jnp.int32),
+            params=_where(is_running & fits, params, state.params),
+            opt_state=_where(is_running, opt_state, state.opt_state),
+            sampling_key=state.sampling_key,
+            status=status.astype(jnp.int32),
         )
         return after, Info(info.values, info.norms, is_padding)
 
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)
-        indices, is_padding, fits = draw(plan, state.sampling_key, num_steps_done(state), data.num_examples)
+        done = num_steps_done(state)
+        indices, is_padding, fits = draw(plan, state.sampling_key, done, data.num_examples)
         batch = tuple(rows_of(array, indices) for array in data.arrays)
         return take(state, batch, is_padding, fits)
 
     def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
         check_array("is_padding", is_padding, kinds="biuf")
-        rows = [jnp.shape(array)[:1] for array in (*batch, is_padding)]
-        if len(batch) != num_arrays or any(shape != (plan.capacity,) for shape in rows):
-            raise ValueError(
-                f"expected {num_arrays} arrays and is_padding, all of the plan's capacity of {plan.capacity} rows, got "
-                f"{[shape[0] if shape else None for shape in rows]}: draw batches with gdpjax.training.batch_source"
-            )
+        _check_batch(plan, batch, is_padding, num_arrays)
         batch = tuple(jnp.asarray(array) for array in batch)
         return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))
 
     def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
         num_steps = check_count("num_steps", num_steps)
-        return jax.lax.scan(lambda carry, _: step(carry, data), state, None, length=num_steps)
+
+        def next_step(state: State, _: None) -> tuple[State, Info]:
+            return step(state, data)
+
+        return jax.lax.scan(next_step, state, None, length=num_steps)
 
     def check_step(data: Data) -> tuple[tuple, dict[str, Any]]:
         _check_data(plan, data, num_arrays)
@@ -346,14 +375,43 @@ def private_training(
     )
 
 
+def _correlation_of(plan: Plan) -> Correlation | None:
+    """Return the correlated noise of a plan; None where the noise is independent."""
+    if plan.correlation is None:
+        return None
+    if plan.sampling == "cyclic_poisson":
+        return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, plan.sampling, plan.scheme)
+    return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, None, None)
+
+
+def _own_copy(leaf: Any) -> Any:
+    """Return a leaf, or a copy of it on the device if it is an array of NumPy."""
+    return jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _if_trained(trained: bool, new: Array, old: Array) -> Array:
+    """Return the new value of a leaf that is trained, and the old one of any other."""
+    if trained:
+        return new
+    return old
+
+
 def _as_before(new: Array, old: Array) -> Array:
     """Return a new value in the type of the old one."""
-    return new if new.dtype == old.dtype else new.astype(old.dtype)
+    if new.dtype == old.dtype:
+        return new
+    return new.astype(old.dtype)
 
 
 def _where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
     """Return the tree ``new`` where the condition holds, else ``old``; a leaf that is in both stays what it is."""
-    return jax.tree.map(lambda a, b: b if a is b else jnp.where(condition, a, b), new, old)
+
+    def choose(new_leaf: Array, old_leaf: Array) -> Array:
+        if new_leaf is old_leaf:
+            return old_leaf
+        return jnp.where(condition, new_leaf, old_leaf)
+
+    return jax.tree.map(choose, new, old)
 
 
 class _Compiled:
@@ -362,9 +420,15 @@ class _Compiled:
     ``check`` takes the arguments behind the state and returns them, by position and by name, as they are passed on.
     """
 
-    def __init__(self, function: Callable[..., Any], check: Callable[..., tuple[tuple, dict]], **options: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        check: Callable[..., tuple[tuple, dict]],
+        **options: Any,
+    ) -> None:
         functools.update_wrapper(self, function)
-        self._check, self._signature = check, inspect.signature(check)
+        self._check = check
+        self._signature = inspect.signature(check)
         self._compiled = jax.jit(function, **options)
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -372,16 +436,24 @@ class _Compiled:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            arguments = ", ".join(["state", *map(str, self._signature.parameters.values())])
-            name = getattr(self, "__name__", "step")
-            advice = "; data are what training.place(...) returned" if "data" in self._signature.parameters else ""
-            raise ValueError(f"expected training.{name}({arguments}), got other arguments ({error}){advice}") from None
+            raise ValueError(self._other_arguments(error)) from None
         args, kwargs = self._check(*args, **kwargs)
         try:
             return self._compiled(state, *args, **kwargs)
         except (TypeError, ValueError):
             self._explain(state, args, kwargs)
             raise
+
+    def _other_arguments(self, error: TypeError) -> str:
+        """Return the message for arguments that do not fit the signature."""
+        parameters = self._signature.parameters
+        described = [str(parameter) for parameter in parameters.values()]
+        listing = ", ".join(["state", *described])
+        name = getattr(self, "__name__", "step")
+        advice = ""
+        if "data" in parameters:
+            advice = "; data are what training.place(...) returned"
+        return f"expected training.{name}({listing}), got other arguments ({error}){advice}"
 
     def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Raise ValueError if an argument could not have been compiled for."""
@@ -407,7 +479,8 @@ def num_steps_done(state: State) -> Array:
 
 def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
     """Draw the batch of one step: its row numbers, which of them are padding, and whether it fits the capacity."""
-    if plan.sampling == "allocation":  # the steps of an epoch share the key that gives each example its step
+    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch.
+    if plan.sampling == "allocation":
         sample = allocation_sample(
             sampling_key,
             step,
@@ -419,9 +492,14 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             num_valid=num_examples,
         )
         return sample.indices, sample.is_padding, sample.count <= plan.capacity
-    if plan.sampling == "shuffled":  # and so do those of a permutation
+    if plan.sampling == "shuffled":
         sample = shuffled_sample(
-            sampling_key, step, plan.max_examples, plan.steps_per_epoch, bins=plan.order, num_valid=num_examples
+            sampling_key,
+            step,
+            plan.max_examples,
+            plan.steps_per_epoch,
+            bins=plan.order,
+            num_valid=num_examples,
         )
         return sample.indices, sample.is_padding, sample.count <= plan.capacity
     if plan.sampling == "cyclic_poisson":
@@ -435,16 +513,29 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             num_valid=num_examples,
         )
         return sample.indices, sample.is_padding, sample.count <= plan.capacity
+
+    # In the others every step draws anew, with a key of its own.
     key = fold_in(sampling_key, step)
     if plan.sampling == "uniform":
         indices = uniform_sample(key, plan.max_examples, plan.capacity)
-        return indices, jnp.zeros(plan.capacity, bool), jnp.asarray(True)
+        is_padding = jnp.zeros(plan.capacity, bool)
+        return indices, is_padding, jnp.asarray(True)
     if plan.sampling == "truncated_poisson":
         sample = truncated_poisson_sample(
-            key, plan.max_examples, plan.sampling_prob, plan.capacity, num_valid=num_examples
+            key,
+            plan.max_examples,
+            plan.sampling_prob,
+            plan.capacity,
+            num_valid=num_examples,
         )
         return sample.indices, sample.is_padding, jnp.asarray(True)
-    sample = poisson_sample(key, plan.max_examples, plan.sampling_prob, plan.capacity, num_valid=num_examples)
+    sample = poisson_sample(
+        key,
+        plan.max_examples,
+        plan.sampling_prob,
+        plan.capacity,
+        num_valid=num_examples,
+    )
     return sample.indices, sample.is_padding, sample.count <= plan.capacity
 
 
@@ -462,18 +553,38 @@ def check_status(state: State) -> None:
 
 
 def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
+    """Raise ValueError unless the data were placed for this plan and this loss."""
     if not isinstance(data, Data):
         raise ValueError(f"data must be what training.place(...) returned, got {type(data).__name__}")
     if len(data.arrays) != num_arrays:
         raise ValueError(f"an example has num_arrays={num_arrays} arrays, got data of {len(data.arrays)}")
-    if any(array.shape[0] != plan.max_examples for array in data.arrays):
-        rows = [array.shape[0] for array in data.arrays]
+    rows = [array.shape[0] for array in data.arrays]
+    if any(num_rows != plan.max_examples for num_rows in rows):
         raise ValueError(f"data of {rows} rows were placed for another plan than max_examples={plan.max_examples}")
 
 
+def _check_batch(plan: Plan, batch: tuple[Any, ...], is_padding: Any, num_arrays: int) -> None:
+    """Raise ValueError unless a batch drawn elsewhere has the arrays and the rows of this plan."""
+    rows = []
+    for array in (*batch, is_padding):
+        shape = jnp.shape(array)
+        rows.append(shape[0] if shape else None)
+    if len(batch) != num_arrays or any(num_rows != plan.capacity for num_rows in rows):
+        raise ValueError(
+            f"expected {num_arrays} arrays and is_padding, all of the plan's capacity of {plan.capacity} rows, got "
+            f"{rows}: draw batches with gdpjax.training.batch_source"
+        )
+
+
 def _refuse_private(optimizer: optax.GradientTransformation, params: PyTree) -> None:
-    states = jax.tree.leaves(jax.eval_shape(optimizer.init, params), is_leaf=lambda node: isinstance(node, LedgerState))
-    if any(isinstance(state, LedgerState) for state in states):
+    """Raise ValueError for an optimizer that keeps a ledger, and so adds noise itself."""
+
+    def is_ledger(node: Any) -> bool:
+        return isinstance(node, LedgerState)
+
+    state = jax.eval_shape(optimizer.init, params)
+    nodes = jax.tree.leaves(state, is_leaf=is_ledger)
+    if any(is_ledger(node) for node in nodes):
         raise ValueError(
             "the optimizer is private itself (dpsgd, dpadam, privatize), and private_training adds clipping and noise: "
             "give it the plain optimizer, such as optax.adam(1e-3)"
@@ -481,5 +592,9 @@ def _refuse_private(optimizer: optax.GradientTransformation, params: PyTree) -> 
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
-        raise ValueError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {shown(optimizer)}")
+    """Raise ValueError unless the optimizer has the two functions of an optax transformation."""
+    for name in ("init", "update"):
+        if not callable(getattr(optimizer, name, None)):
+            raise ValueError(
+                f"optimizer must be an optax transformation such as optax.adam(1e-3), got {shown(optimizer)}"
+            )

@@ -118,22 +118,28 @@ def make_plan(
         got = f"num_steps={shown(num_steps)}, epochs={shown(epochs)}"
         raise ValueError(f"give exactly one of num_steps and epochs, got {got}")
     targets = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "mu": mu}
-    given = {name: value for name, value in targets.items() if value is not None}
+    given = [name for name, value in targets.items() if value is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {got}")
     if sampling is None:
         sampling = "poisson" if correlation is None else "shuffled"
+
+    # Epochs as steps.
     if epochs is not None:
         epochs = check_number("epochs", epochs, POSITIVE)
         max_examples = check_count("max_examples", max_examples)
         expected_batch_size = check_number("expected_batch_size", expected_batch_size, POSITIVE)
         if sampling in IN_EPOCHS:
             num_selected = check_count("num_selected", num_selected)
-            num_steps = check_count("epochs", epochs) * steps_of_epoch(max_examples, expected_batch_size, num_selected)
+            num_epochs = check_count("epochs", epochs)
+            num_steps = num_epochs * steps_of_epoch(max_examples, expected_batch_size, num_selected)
         else:
             num_steps = steps_of_epochs(epochs, max_examples, expected_batch_size)
-    ((name, target),) = given.items()
+
+    # A plan for a target begins with the most noise, or with none.
+    (name,) = given
+    target: Any = targets[name]
     if name != "noise_multiplier":
         target = check_number(name, target, _TARGET)
         noise_multiplier = 0.0 if target == math.inf else _MOST
@@ -164,39 +170,48 @@ def make_plan(
 
 
 def _epsilon_upper(plan: Plan) -> float:
+    """Return the upper end of `Plan.epsilon_bounds`."""
     if plan.recorded_as == "shuffled":
         return _unamplified("epsilon", plan, plan.delta)
     return float(plan.epsilon_bounds().upper)
 
 
 def _mu_upper(plan: Plan) -> float:
-    """The upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
+    """Return the upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
     if plan.recorded_as == "shuffled":
         return _unamplified("mu", plan, FAILURE)
     return float(plan.curve_if(announced=False).mu().upper)
 
 
 def _unamplified(question: str, plan: Plan, at: float) -> float:
-    """The upper end of a plan of shuffled batches, without its lower end, which takes much longer."""
+    """Return the upper end of a plan of shuffled batches, without its lower end, which takes much longer."""
     if not plan.is_private:
         return math.inf
-    return float(getattr(certified(plan.event).above, question)(at).upper)  # pyright: ignore
+    curve = certified(plan.event).above  # pyright: ignore
+    ask = getattr(curve, question)
+    return float(ask(at).upper)
 
 
 def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], float]) -> Plan:
-    """The plan with (nearly) the least noise multiplier whose ``upper`` is at most ``target``."""
+    """Return the plan with (nearly) the least noise multiplier whose ``upper`` is at most ``target``."""
     if upper(plan) > target:
         raise ValueError(f"the target {name} = {target} cannot be met: even noise_multiplier = {_MOST:g} exceeds it")
+
+    def upper_at(noise: float) -> float:
+        # A plan with too little noise for its finite range is refused.
+        try:
+            return upper(plan.replace(noise_multiplier=noise))
+        except ValueError:
+            return math.inf
 
     # From 1 on, so that the slow ends of the accountant's range are only visited if they must be.
     state = roots.begin(_NOISE, np.ones(1), np.ones(1))
     with np.errstate(all="ignore"):
         while not state.done.all():
-            try:
-                value = upper(plan.replace(noise_multiplier=float(state.point[0])))
-            except ValueError:  # too little noise for its finite range
-                value = math.inf
-            state = roots.advance(_NOISE, state, np.log(np.array([value]) / target), np.array([value <= target]))
+            value = upper_at(float(state.point[0]))
+            excess = np.log(np.array([value]) / target)
+            meets_target = np.array([value <= target])
+            state = roots.advance(_NOISE, state, excess, meets_target)
     if state.holds[0] == _LEAST:
         raise ValueError(f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it")
     return plan.replace(noise_multiplier=float(state.holds[0]))

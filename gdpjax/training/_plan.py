@@ -66,11 +66,13 @@ IN_EPOCHS = ("allocation", "shuffled")
 
 
 def steps_of_epoch(max_examples: int, expected_batch_size: float, num_selected: int) -> int:
-    """The steps of an epoch of such a scheme, round(max_examples num_selected / expected_batch_size)."""
-    return max(round(max_examples * num_selected / expected_batch_size), num_selected)
+    """Return the steps of an epoch of such a scheme, round(max_examples num_selected / expected_batch_size)."""
+    num_steps = round(max_examples * num_selected / expected_batch_size)
+    return max(num_steps, num_selected)
 
 
 def _set(plan: "Plan", name: str, value: Any) -> None:
+    """Set a field of a plan that is being made; the class is frozen."""
     object.__setattr__(plan, name, value)
 
 
@@ -104,24 +106,35 @@ class Plan:
     num_groups: int = 1
 
     def __post_init__(self) -> None:
+        # Each field by itself.
         check_scalar("noise_multiplier", self.noise_multiplier, NONNEGATIVE)
         for name in ("max_examples", "max_steps", "group_size", "num_selected", "num_groups"):
-            _set(self, name, check_count(name, getattr(self, name)))
+            count = check_count(name, getattr(self, name))
+            _set(self, name, count)
         for name, domain in (("expected_batch_size", POSITIVE), ("delta", OPEN_UNIT)):
-            _set(self, name, check_number(name, getattr(self, name), domain))
+            number = check_number(name, getattr(self, name), domain)
+            _set(self, name, number)
         for name in ("unit", "tuned", "released"):
             check_text(name, getattr(self, name), "words for the statement")
         _set(self, "clip", as_rule(self.clip))
+
+        # What goes together.
         self._check_correlation()
-        _set(self, "neighboring_relation", resolve_scheme_relation(self.recorded_as, self.neighboring_relation))
+        relation = resolve_scheme_relation(self.recorded_as, self.neighboring_relation)
+        _set(self, "neighboring_relation", relation)
         check_choice("bins", self.bins, ("fresh", "fixed"))
         if self.truncate_at is not None:
             _set(self, "truncate_at", check_count("capacity", self.truncate_at))
         self._check_sizes()
         if not is_traced(self.noise_multiplier):
             _set(self, "noise_multiplier", float(self.noise_multiplier))
+        self._check_delta()
+
+    def _check_delta(self) -> None:
+        """Raise ValueError for a delta that the finite range of noise, or the overflow, uses up."""
+        has_noise = is_traced(self.noise_multiplier) or self.noise_multiplier > 0
         least = 100 * self._beyond(0.0)
-        if not least < self.delta and (is_traced(self.noise_multiplier) or self.noise_multiplier > 0):
+        if has_noise and not least < self.delta:
             raise ValueError(
                 f"delta must exceed {least:.2g}, got {self.delta}: noise has a largest value, {LARGEST_NOISE} standard "
                 "deviations, and no amount of it is private for a smaller delta"
@@ -130,6 +143,7 @@ class Plan:
             raise ValueError(f"delta must exceed the overflow probability {self.overflow:.2g}, got {self.delta}")
 
     def _check_sizes(self) -> None:
+        """Raise ValueError unless the sizes are possible under this sampling."""
         if self.expected_batch_size > self.max_examples:
             raise ValueError(
                 f"expected_batch_size must be at most max_examples = {self.max_examples}, got "
@@ -155,6 +169,7 @@ class Plan:
                 raise ValueError("group_size > 1 has a proved bound for Poisson sampling; give the unit's own rows")
 
     def _check_epochs(self) -> None:
+        """Raise ValueError unless the steps are whole epochs of this scheme."""
         scheme = "allocation" if self.sampling == "allocation" else "a plan of shuffled batches"
         if self.group_size > 1:
             raise ValueError(f"group_size > 1 has a proved bound for Poisson sampling, not for {scheme}")
@@ -169,7 +184,7 @@ class Plan:
             )
 
     def _check_correlation(self) -> None:
-        """ValueError unless the noise goes with the sampling."""
+        """Raise ValueError unless the noise goes with the sampling."""
         if self.correlation is None:
             if self.participation is not None:
                 raise ValueError("participation belongs to correlated noise: give correlation=")
@@ -191,7 +206,7 @@ class Plan:
             )
 
     def _check_participation(self) -> None:
-        """ValueError unless the batches of this plan keep the promise that the sensitivity is for."""
+        """Raise ValueError unless the batches of this plan keep the promise that the sensitivity is for."""
         if self.group_size > 1:
             raise ValueError("group_size > 1 has a proved bound for Poisson sampling, not for correlated noise")
         if self.sampling == "cyclic_poisson":
@@ -206,8 +221,12 @@ class Plan:
                 "participation must be one of gdpjax.correlated, such as MinSep(max_participations=8, "
                 f"min_separation=250), got {shown(self.participation)}"
             )
+
+        # Every example takes part once an epoch; where epochs have one order, in the same step of each.
         most, separation = self.participation.limits(self.max_steps)
-        if self.num_epochs > most or (self.num_epochs > 1 and self.steps_per_epoch < separation):
+        is_too_often = self.num_epochs > most
+        is_too_close = self.num_epochs > 1 and self.steps_per_epoch < separation
+        if is_too_often or is_too_close:
             raise ValueError(
                 f"with {self.num_epochs} epochs of {self.steps_per_epoch} steps every example takes part "
                 f"{self.num_epochs} times, {self.steps_per_epoch} steps apart, which is not what the participation "
@@ -217,6 +236,7 @@ class Plan:
             raise ValueError(f"the plan has {self.num_epochs} epochs, got participation={self.participation}")
 
     def _check_groups(self) -> None:
+        """Raise ValueError unless the strategy goes with the groups of cyclic Poisson sampling."""
         if self.participation is not None:
             raise ValueError('sampling="cyclic_poisson" says how examples take part: leave participation out')
         if self.num_groups > self.max_examples:
@@ -234,31 +254,37 @@ class Plan:
 
     @property
     def recorded_as(self) -> str:
-        """What the ledger calls the steps: the sampling, or "correlated" where it does not matter."""
+        """Return what the ledger calls the steps: the sampling, or "correlated" where it does not matter."""
         if self.correlation is not None and self.sampling == "shuffled":
             return "correlated"
         return self.sampling
 
     @property
     def num_epochs(self) -> int:
-        """How many epochs there are, under "allocation" and "shuffled"."""
+        """Return how many epochs there are, under "allocation" and "shuffled"."""
         return self.max_steps // self.steps_per_epoch
 
     @property
     def order(self) -> str:
-        """ "fixed" if shuffled epochs all have the order of the first one, which keeps examples apart; else "fresh"."""
+        """Return "fixed" if shuffled epochs all have the order of the first one, else "fresh".
+
+        One order for all epochs keeps the steps of an example apart.
+        """
         if self.participation is None:
             return "fresh"
-        keeps_apart = isinstance(self.participation, FixedEpochs) or self.participation.limits(self.max_steps)[1] > 1
-        return "fixed" if keeps_apart else "fresh"
+        if isinstance(self.participation, FixedEpochs):
+            return "fixed"
+        _, separation = self.participation.limits(self.max_steps)
+        return "fixed" if separation > 1 else "fresh"
 
     @property
     def _longest_group(self) -> int:
+        """Return the rows of the longest group, under "cyclic_poisson"."""
         return -(-self.max_examples // self.num_groups)
 
     @property
     def is_private(self) -> bool:
-        """Whether there is enough noise for a guarantee: enough, in particular, for its finite range.
+        """Return whether there is enough noise for a guarantee: enough, in particular, for its finite range.
 
         >>> Plan(0.0, 1.0, max_examples=1000, expected_batch_size=50, max_steps=100, delta=1e-5).is_private
         False
@@ -266,13 +292,14 @@ class Plan:
         return self.without_privacy() is None
 
     def _beyond(self, shift: float) -> float:
-        """p T P(Z > z_max - shift) of the module docstring."""
+        """Return p T P(Z > z_max - shift) of the module docstring."""
         # Under correlated noise every step that an example takes part in may shift the draws of all later steps.
         prob = 1.0 if self.recorded_as == "correlated" else self.sampling_prob
-        return prob * self.max_steps * float(scipy.special.ndtr(shift - LARGEST_NOISE))
+        tail = float(scipy.special.ndtr(shift - LARGEST_NOISE))
+        return prob * self.max_steps * tail
 
     def without_privacy(self) -> str | None:
-        """Why this plan guarantees nothing, as the end of a sentence; None where it does."""
+        """Return why this plan guarantees nothing, as the end of a sentence; None where it guarantees something."""
         if is_traced(self.noise_multiplier):
             raise ValueError("whether a plan is private is asked of one with a concrete noise_multiplier")
         if self.noise_multiplier == 0:
@@ -293,7 +320,10 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """In how many steps each example takes part ``num_selected`` times, under "allocation" and "shuffled"."""
+        """Return in how many steps each example takes part ``num_selected`` times, under schemes of epochs.
+
+        Those are "allocation" and "shuffled".
+        """
         if self.sampling not in IN_EPOCHS:
             raise ValueError(
                 f'steps_per_epoch belongs to sampling="allocation" and "shuffled", got sampling={self.sampling!r}'
@@ -302,71 +332,98 @@ class Plan:
 
     @property
     def sampling_prob(self) -> float:
-        """Probability that one example is in a batch: what is sampled with, and what is accounted for."""
-        share = self.expected_batch_size / self.max_examples
+        """Return the probability that one example is in a batch: sampled with, and accounted for."""
         if self.sampling in IN_EPOCHS:
             return self.num_selected / self.steps_per_epoch
         if self.sampling == "cyclic_poisson":
-            return dyadic_probability(self.expected_batch_size / self._longest_group)
-        return share if self.sampling == "uniform" else dyadic_probability(share)
+            share_of_group = self.expected_batch_size / self._longest_group
+            return dyadic_probability(share_of_group)
+        share = self.expected_batch_size / self.max_examples
+        if self.sampling == "uniform":
+            return share
+        return dyadic_probability(share)
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Rows of the padded batch, static."""
+        """Return the rows of the padded batch, static."""
+        # These batches have a size, or a largest one.
         if self.sampling == "uniform":
             return int(self.expected_batch_size)
         if self.sampling == "shuffled":
             return -(-self.max_examples // self.steps_per_epoch)
         if self.truncate_at is not None:
             return self.truncate_at
-        allowed = min(_ALLOWED_OVERFLOW, self.delta / 1000)
+
+        # The others may have any size; one that does not fit is to be rare.
+        num_rows = self.max_examples
         prob = self.sampling_prob
         if self.sampling == "cyclic_poisson":
-            least = choose_capacity(self._longest_group, prob, self.max_steps, allowed)
-            return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
-        if self.sampling == "allocation":  # in the shortest block
-            prob = min(math.nextafter(1 / (self.steps_per_epoch // self.num_selected), 2.0), 1.0)
-        least = choose_capacity(self.max_examples, prob, self.max_steps, allowed) + self.group_size - 1
+            num_rows = self._longest_group
+        if self.sampling == "allocation":
+            # An example is the most likely to be in a step of the shortest block.
+            shortest_block = self.steps_per_epoch // self.num_selected
+            prob = min(math.nextafter(1 / shortest_block, 2.0), 1.0)
+        allowed = min(_ALLOWED_OVERFLOW, self.delta / 1000)
+        least = choose_capacity(num_rows, prob, self.max_steps, allowed)
+
+        # The group fits beside the others.
+        least += self.group_size - 1
         return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
 
     @functools.cached_property
     def overflow(self) -> float:
-        """tau: probability, over the whole run, that a batch does not fit (or a draw or permutation is not uniform)."""
+        """Return tau, the probability that a batch of the run does not fit, or that a draw is not uniform."""
         if self.sampling == "uniform":
             return uniform_sampling_error(self.max_examples, self.max_steps)
         if self.sampling == "cyclic_poisson":
             too_large = overflow_probability(self._longest_group, self.sampling_prob, self.max_steps, self.capacity)
-            return min(1.0, too_large + shuffled_error(self.max_examples, 1))
+            not_uniform = shuffled_error(self.max_examples, 1)
+            return min(1.0, too_large + not_uniform)
+
+        # Every batch fits, and under correlated noise the order of the rows does not matter.
         if self.recorded_as == "correlated":
-            return 0.0  # every batch fits, and the order of the rows does not matter
+            return 0.0
         if self.sampling == "shuffled":
-            return shuffled_error(self.max_examples, self.max_steps // self.steps_per_epoch)
+            return shuffled_error(self.max_examples, self.num_epochs)
+
+        # No batch is refused, and the event's own bound pays for ties.
         if self.truncate_at is not None:
-            return 0.0  # no batch is refused, and the event's own bound pays for ties
+            return 0.0
         if self.sampling == "allocation":
             return allocation_overflow(
-                self.max_examples, self.steps_per_epoch, self.max_steps, self.capacity, self.num_selected
+                self.max_examples,
+                self.steps_per_epoch,
+                self.max_steps,
+                self.capacity,
+                self.num_selected,
             )
+
+        # Poisson sampling: the rows that are left when the others of a group are in the batch.
         rows = self.capacity - self.group_size + 1
         return overflow_probability(self.max_examples, self.sampling_prob, self.max_steps, rows)
 
     @property
     def overflow_per_step(self) -> float:
-        """Each step's share of tau; the factor covers the rounding of the ledger's float32 sum of all of them."""
-        return self.overflow / self.max_steps * (1 + self.max_steps * 2.0**-23)
+        """Return each step's share of tau, enlarged by the rounding of the ledger's float32 sum of all of them."""
+        share = self.overflow / self.max_steps
+        return share * (1 + self.max_steps * 2.0**-23)
 
     @property
     def announces_overflow(self) -> bool:
-        """Whether a run of this plan may stop at a batch above its capacity, which it then says."""
+        """Return whether a run of this plan may stop at a batch above its capacity, which it then says."""
         return self.sampling in ("poisson", "allocation", "cyclic_poisson")
 
     @property
     def scheme(self) -> dict[str, Any] | None:
-        """What `gdpjax.privatize` records of the scheme beside noise and sampling probability."""
+        """Return what `gdpjax.privatize` records of the scheme beside noise and sampling probability."""
         if self.truncate_at is not None:
             return {"max_examples": self.max_examples, "capacity": self.truncate_at}
         if self.sampling == "allocation":
-            return {"steps_per_epoch": self.steps_per_epoch, "num_selected": self.num_selected, "bins": self.bins}
+            return {
+                "steps_per_epoch": self.steps_per_epoch,
+                "num_selected": self.num_selected,
+                "bins": self.bins,
+            }
         if self.sampling == "cyclic_poisson":
             return {"num_groups": self.num_groups}
         if self.recorded_as == "shuffled":
@@ -375,12 +432,12 @@ class Plan:
 
     @property
     def num_examples_is_public(self) -> bool:
-        """Whether neighbours have the same number of examples, which must then be max_examples."""
+        """Return whether neighbours have the same number of examples, which must then be max_examples."""
         return self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
     def event(self) -> AnyEvent:
-        """What `max_steps` steps of this plan release."""
+        """Return what `max_steps` steps of this plan release."""
         if is_traced(self.noise_multiplier):
             raise ValueError(
                 "a plan whose noise_multiplier is traced has no event; use plan.event outside compiled code"
@@ -391,7 +448,7 @@ class Plan:
             return AllocationEvent(
                 self.noise_multiplier,
                 self.steps_per_epoch,
-                self.max_steps // self.steps_per_epoch,
+                self.num_epochs,
                 self.num_selected,
                 self.bins,
                 self.neighboring_relation,
@@ -402,7 +459,7 @@ class Plan:
             return ShuffledEvent(
                 self.noise_multiplier,
                 self.steps_per_epoch,
-                self.max_steps // self.steps_per_epoch,
+                self.num_epochs,
                 self.neighboring_relation,
                 self.overflow,
             )
@@ -421,6 +478,7 @@ class Plan:
         )
 
     def _correlated_event(self) -> CorrelatedGaussianEvent | CyclicPoissonEvent:
+        """Return the event of a plan with correlated noise."""
         if self.sampling == "cyclic_poisson":
             return CyclicPoissonEvent(
                 self.noise_multiplier,
@@ -445,7 +503,7 @@ class Plan:
 
     @property
     def curve(self) -> CertifiedCurve:
-        """The certified curve of all ``max_steps`` steps, for groups of ``group_size``: what attacks it allows, and mu.
+        """Return the certified curve of all ``max_steps`` steps, for groups of ``group_size``: attacks, and mu.
 
         >>> plan = Plan(2.0, 1.0, max_examples=1000, expected_batch_size=50, max_steps=100, delta=1e-5)
         >>> bool(plan.curve.bayes_success(0.5).upper < 0.7)
@@ -454,7 +512,7 @@ class Plan:
         return self.curve_if(announced=self.announces_overflow)
 
     def curve_if(self, *, announced: bool) -> CertifiedCurve:
-        """`curve`, of a run that does or does not say so when it stops at a batch above its capacity.
+        """Return `curve`, of a run that does or does not say so when it stops at a batch above its capacity.
 
         The upper ends are the same. Of a run that does not say so the lower end of mu is 0, and nothing is computed.
         """
@@ -469,23 +527,28 @@ class Plan:
         return certified(event)
 
     def epsilon_bounds(self) -> Bounds:
-        """Certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``.
+        """Return a certified bracket on epsilon at ``delta`` for all ``max_steps`` steps and groups of ``group_size``.
 
         Its upper end is infinite where the plan is not private.
         """
         return self.curve.epsilon(self.delta)
 
     def mu_bounds(self, failure: float = FAILURE) -> Bounds:
-        """Certified bracket on mu for all ``max_steps`` steps: mu-GDP but for probability ``failure``.
+        """Return a certified bracket on mu for all ``max_steps`` steps: mu-GDP but for probability ``failure``.
 
         Its upper end is infinite where the plan is not private.
         """
         return self.curve.mu(check_number("failure", failure, OPEN_UNIT))
 
     def replace(self, **changes: Any) -> "Plan":
-        """The same plan but for ``changes``; what follows from them follows. ``noise_multiplier`` and clip norms may be
-        traced, for a sweep in one compiled program; such a plan trains, but has no event, statement or JSON form.
-        ValueError for a name that is no field of a plan."""
+        """Return the same plan but for ``changes``; what follows from them follows.
+
+        ``noise_multiplier`` and clip norms may be traced, for a sweep in one compiled program; such a plan trains, but
+        has no event, statement or JSON form.
+
+        Raises:
+          ValueError: a name that is no field of a plan.
+        """
         for target in ("epsilon", "mu"):
             if target in changes:
                 raise ValueError(
@@ -497,15 +560,15 @@ class Plan:
         return dataclasses.replace(self, **changes)
 
     def statement(self) -> str:
-        """The sentences that belong in a paper, with the certified figures (seconds the first time)."""
+        """Return the sentences that belong in a paper, with the certified figures (seconds the first time)."""
         return statement_of(self)
 
     def to_json(self) -> str:
-        """JSON text: the fields, and what follows from them."""
+        """Return the plan as JSON text: its fields, and what follows from them."""
         return plan_to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The inverse of `to_json`; ValueError where the pieces disagree."""
+        """Return the plan of such a text, as `to_json` gives; ValueError where the pieces disagree."""
         check_text("text", text, "the JSON text of a Plan")
         return plan_from_json(cls, text)

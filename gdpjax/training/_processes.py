@@ -22,7 +22,7 @@ def is_first_process() -> bool:
 
 
 def together(action: Callable[[], None]) -> None:
-    """Do ``action`` on every process and wait for all; where it fails on one, an error on each, so that none hangs."""
+    """Do ``action`` on every process and wait for all; where it fails on one, raise on each, so that none hangs."""
     if jax.process_count() == 1:
         action()
         return
@@ -33,9 +33,13 @@ def together(action: Callable[[], None]) -> None:
         failure = error
 
     # Every process tells every other one its error, in a text of one length.
-    text = str(failure).encode()[:_MESSAGE_BYTES] if failure else b""
+    text = b""
+    if failure:
+        text = str(failure).encode()[:_MESSAGE_BYTES]
     padded_text = text.ljust(_MESSAGE_BYTES, b"\0")
     rows = _gathered(np.frombuffer(padded_text, np.uint8))
+
+    # A process raises its own error, or that of the first process that has one.
     if failure is not None:
         raise failure
     for index, row in enumerate(rows):
@@ -57,8 +61,9 @@ def one_key_for_all(key: Array) -> Array:
     """Return the first process's key on every process: fresh keys differ, and noise must be one noise."""
     if jax.process_count() == 1 or is_traced(key):
         return key
+    impl = jax.random.key_impl(key)
     data = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
-    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(key))
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
 
 
 def described_by_all(description: dict[str, Any]) -> dict[str, Any]:
@@ -71,12 +76,14 @@ def described_by_all(description: dict[str, Any]) -> dict[str, Any]:
         return description
     own = _digest(json.dumps(description, sort_keys=True))
     digests_of_data = _of_all(description["data"])
-    has_one_digest = len(set(digests_of_data)) == 1
-    data = digests_of_data[0] if has_one_digest else _digest("".join(digests_of_data))
+    data = digests_of_data[0]
+    if len(set(digests_of_data)) > 1:
+        data = _digest("".join(digests_of_data))
     return {"processes": _of_all(own), "data": data}
 
 
 def _digest(text: str) -> str:
+    """Return the SHA-256 of a text, in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -88,7 +95,9 @@ def _of_all(digest: str) -> list[str]:
 
 def whole(leaf: Any) -> np.ndarray:
     """Return all of an array, on every process."""
-    if jax.process_count() == 1 or not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+    if jax.process_count() == 1 or not isinstance(leaf, jax.Array):
+        return np.asarray(leaf)
+    if leaf.is_fully_addressable:
         return np.asarray(leaf)
     if leaf.is_fully_replicated:
         return np.asarray(leaf.addressable_data(0))
@@ -101,14 +110,17 @@ def parameters_for_all(params: PyTree, data: PyTree) -> PyTree:
     def shared(leaf: Any) -> Any:
         if jax.process_count() == 1 or _on_mesh(leaf):
             return leaf
-        return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(leaf)))
+        first = multihost_utils.broadcast_one_to_all(np.asarray(leaf))
+        return np.asarray(first)
 
-    return beside(data, jax.tree.map(shared, params))
+    shared_params = jax.tree.map(shared, params)
+    return beside(data, shared_params)
 
 
 def beside(params: PyTree, tree: PyTree) -> PyTree:
     """Return ``tree`` on the mesh of ``params``, with a copy on each device of leaves that are on one device only."""
-    meshes = [leaf.sharding.mesh for leaf in jax.tree.leaves(params) if _on_mesh(leaf)]
+    leaves = jax.tree.leaves(params)
+    meshes = [leaf.sharding.mesh for leaf in leaves if _on_mesh(leaf)]
     if not meshes or is_traced(tree):
         return tree
     everywhere = NamedSharding(meshes[0], PartitionSpec())
@@ -117,8 +129,9 @@ def beside(params: PyTree, tree: PyTree) -> PyTree:
         if _on_mesh(leaf):
             return leaf
         if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+            impl = jax.random.key_impl(leaf)
             data = placed(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+            return jax.random.wrap_key_data(data, impl=impl)
         # A copy, because on processors an array of NumPy may be used where it lies.
         return jax.device_put(np.array(leaf), everywhere)
 
@@ -129,4 +142,6 @@ def _on_mesh(leaf: Any) -> bool:
     """Return whether a leaf is an array on a mesh of several devices."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf):
         return False
-    return isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh.size > 1
+    if not isinstance(leaf.sharding, NamedSharding):
+        return False
+    return leaf.sharding.mesh.size > 1

@@ -40,7 +40,7 @@ from gdpjax.training._data import Data
 from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
 from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, state_digest
 from gdpjax.training._in_place import StepsInPlace
-from gdpjax.training._journal import JOURNAL, Journal
+from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._lock import FolderLock, lock_folder
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
@@ -78,42 +78,53 @@ class Run:
         *,
         scan: bool,
     ) -> None:
-        self.folder, self.training, self.data, self.state = folder, training, data, state
+        self.folder = folder
+        self.training = training
+        self.data = data
+        self.state = state
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
         self.journal = folder / _checkpoint.FOLDER / JOURNAL
-        self._scan, self._lock, self._initial = scan, lock, initial
+
+        self._scan = scan
+        self._lock = lock
+        self._initial = initial
         self._plan = _described_plan(training, scan)
+
+        # Everything that decides the bits of a step.
         own = {
             "data": digest_of(*data.arrays, data.num_examples),
             "program": program_digest(training.step, state, data),
             "initial state": initial,
         }
         self.fingerprint = described_by_all(_as_json(environment()) | own)
+
         self._steps = StepsInPlace(training, state, data)
         self._records = Journal(self.journal)
-        self._pending: list[int] = []  # lengths of chunks that are on record and whose outcome is not
+        # The lengths of chunks that are on record and whose outcome is not.
+        self._pending: list[int] = []
         self._saves = 0
         self._take_over(lock)
 
     @property
     def step(self) -> int:
-        """How many of the plan's steps are charged."""
+        """Return how many of the plan's steps are charged."""
         return int(num_steps_done(self.state))
 
     @property
     def finished(self) -> bool:
-        """Whether all planned steps are charged."""
+        """Return whether all planned steps are charged."""
         return int(self.state.status) == FINISHED
 
     @property
     def num_lost(self) -> int:
-        """How many of the charged steps were not kept, because the run moved in the middle of a chunk."""
-        (noised,) = [node for node in _private_states(self.state) if isinstance(node, PrivatizeState)]
+        """Return how many of the charged steps were not kept, because the run moved in the middle of a chunk."""
+        nodes = _private_states(self.state)
+        (noised,) = [node for node in nodes if isinstance(node, PrivatizeState)]
         return self.step - int(noised.count)
 
     @property
     def ledger(self) -> Ledger:
-        """What was run, for the accountants."""
+        """Return what was run, for the accountants."""
         return ledger_of(self.state.opt_state)
 
     def advance(
@@ -163,32 +174,48 @@ class Run:
         on_step: Callable[[int], None] | None,
         before_checkpoint: Callable[[list[Info]], None] | None,
     ) -> list[Info]:
+        """Take the next chunk, or repeat one that was lost; see `advance`."""
         self._check_lock()
         self._charge_a_state_put_back()
         if self.finished:
             return []
-        if self._pending and self._records.chunks[-len(self._pending)].state != state_digest(self.state):
-            # The state was changed since: another gradient under the same noise, had the keys stayed.
-            if self.training.plan.correlation is not None:
-                raise ValueError(
-                    "run.state was changed after a chunk was interrupted, and a run with correlated noise cannot go on "
-                    "from there: the noise of later steps takes back that of the lost ones. Put it back as it was "
-                    "(resume_run does), and the chunk is repeated"
-                )
-            self._pay_for_lost()
-            if self.finished:
-                return []
+        if self._pending:
+            self._pay_for_a_changed_state()
+        if self.finished:
+            return []
+
+        # The next steps are on record before the first of them is taken.
         if not self._pending:
-            self._write_ahead(min(num_steps, self.training.plan.max_steps - self.step))
+            steps_left = self.training.plan.max_steps - self.step
+            self._write_ahead(min(num_steps, steps_left))
+
         # Interrupted in here, the chunk stays pending and is repeated: same keys, same length, same bits.
         infos = self._take(self._pending[0], on_step)
         self._pending.pop(0)
         if before_checkpoint is not None:
             before_checkpoint(infos)
-        if not self._pending:  # a later lost chunk is still to be repeated, and is paid for beyond the checkpoint
+
+        # A later chunk that is still to be repeated is paid for beyond the checkpoint.
+        if not self._pending:
             self.save()
         check_status(self.state)
         return infos
+
+    def _pay_for_a_changed_state(self) -> None:
+        """Charge pending chunks, and take new keys, unless the state is the one that the first of them began with.
+
+        With the old keys a chunk would be repeated with the same noise on another gradient.
+        """
+        first_pending = self._records.chunks[-len(self._pending)]
+        if first_pending.state == state_digest(self.state):
+            return
+        if self.training.plan.correlation is not None:
+            raise ValueError(
+                "run.state was changed after a chunk was interrupted, and a run with correlated noise cannot go on "
+                "from there: the noise of later steps takes back that of the lost ones. Put it back as it was "
+                "(resume_run does), and the chunk is repeated"
+            )
+        self._pay_for_lost()
 
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
@@ -208,6 +235,7 @@ class Run:
         return infos
 
     def _write_ahead(self, num_steps: int) -> None:
+        """Put the next steps on record, before they are taken."""
         digest = state_digest(self.state)
         try:
             together(lambda: self._records.append(num_steps, digest, self.fingerprint))
@@ -219,13 +247,19 @@ class Run:
         self._pending = [num_steps]
 
     def _take_over(self, lock: FolderLock | None) -> None:
-        """From now on this run writes in the folder, and no earlier one of this process."""
+        """Let this run write in the folder from now on, and no earlier one of this process."""
         self._lock = lock
         if lock is not None:
             lock.give_to(self)
 
     def _check_lock(self) -> None:
-        together(lambda: self._lock.check(self) if self._lock else None)
+        """Raise CheckpointError unless the folder is still this run's."""
+
+        def check() -> None:
+            if self._lock is not None:
+                self._lock.check(self)
+
+        together(check)
 
     def save(self) -> None:
         """Make the present state the checkpoint; `advance` does this by itself."""
@@ -251,26 +285,42 @@ class Run:
         with _disk(self.folder, "resume a run"):
             together(lambda: self._records.read(self.training.plan.max_steps))
             together(self._records.remove_torn_line)
-        chunks, covered = self._records.chunks, index.journal
+
+        # The journal must be the one that the checkpoint belongs to.
+        chunks = self._records.chunks
+        covered = index.journal
         if len(chunks) < covered:
             raise CheckpointError(f"{self.journal} is damaged: it lacks lines that the checkpoint covers")
         if self._records.checksum(covered) != index.journal_sha256 or self._paid(covered) != index.step:
             raise CheckpointError(f"{self.journal} is damaged: it is not the journal that the checkpoint belongs to")
+
+        # Repeat the chunks whose outcome was lost where they are certain to have the same bits.
         lost = chunks[covered:]
-        fingerprints = [index.fingerprint, *(chunk.fingerprint for chunk in lost)]
+        fingerprints = [index.fingerprint]
+        fingerprints += [chunk.fingerprint for chunk in lost]
         self._refuse_other_data(fingerprints)
-        same = all(fingerprint == self.fingerprint for fingerprint in fingerprints)
-        same = same and (not lost or lost[0].state == state_digest(self.state))
-        same = same and not self._records.was_torn  # whether its steps were taken is not certain
-        if same and repeats_bits(environment()):
+        if self._has_same_bits(lost, fingerprints):
             self._pending = [chunk.num_steps for chunk in lost]
             return
+
+        # Otherwise they are charged for, and left out.
         if self.training.plan.correlation is not None:
             self._keep_correlated_keys(lost)
             return
         self._pay_for_lost()
 
-    def _keep_correlated_keys(self, lost: list[Any]) -> None:
+    def _has_same_bits(self, lost: list[Chunk], fingerprints: list[dict[str, Any]]) -> bool:
+        """Return whether the chunks that were lost have the same bits again if they are repeated here."""
+        if any(fingerprint != self.fingerprint for fingerprint in fingerprints):
+            return False
+        if lost and lost[0].state != state_digest(self.state):
+            return False
+        # Whether the steps of a line that was cut off were taken is not certain.
+        if self._records.was_torn:
+            return False
+        return repeats_bits(environment())
+
+    def _keep_correlated_keys(self, lost: list[Chunk]) -> None:
         """Go on with the same keys, which later noise needs to take back that of earlier steps, or refuse to."""
         if lost or self._records.was_torn:
             raise CheckpointError(
@@ -282,7 +332,10 @@ class Run:
         self._pending = []
 
     def _refuse_other_data(self, fingerprints: list[dict[str, Any]]) -> None:
-        """In epochs a row that moved would have another step, and its example might take part once too often."""
+        """Raise ValueError where a scheme of epochs would go on with other data.
+
+        A row that moved would have another step, and its example might take part once too often.
+        """
         if self.training.plan.sampling not in (*IN_EPOCHS, "cyclic_poisson"):
             return
         if any(fingerprint["data"] != self.fingerprint["data"] for fingerprint in fingerprints):
@@ -292,7 +345,7 @@ class Run:
             )
 
     def _charge_a_state_put_back(self) -> None:
-        """Where ``state`` was set to an earlier one, charge the steps made since, and go on with new keys.
+        """Charge the steps made since an earlier state to which ``state`` was set, and go on with new keys.
 
         With the old keys they would be made again, on other parameters, with the same noise.
         """
@@ -312,12 +365,16 @@ class Run:
 
     def _pay_for_lost(self) -> None:
         """Charge all that is on record, and go on from there with new keys."""
-        state = _with_new_keys(self.training, self.state, self._records.end - self.step)
-        self.state, self._pending = state, []
+        num_lost = self._records.end - self.step
+        self.state = _with_new_keys(self.training, self.state, num_lost)
+        self._pending = []
         self.save()
 
     def _paid(self, num_lines: int) -> int:
-        return self._records.chunks[num_lines - 1].end if num_lines else 0
+        """Return how many steps the first lines of the journal pay for."""
+        if not num_lines:
+            return 0
+        return self._records.chunks[num_lines - 1].end
 
 
 def _described_plan(training: Training, scan: bool) -> dict[str, Any]:
@@ -326,43 +383,71 @@ def _described_plan(training: Training, scan: bool) -> dict[str, Any]:
 
 
 def _as_json(value: dict[str, Any]) -> dict[str, Any]:
-    """``value`` as it comes back from a file."""
+    """Return ``value`` as it comes back from a file."""
     return json.loads(json.dumps(value))
 
 
+def _is_private_state(node: Any) -> bool:
+    return isinstance(node, PrivatizeState)
+
+
 def _private_states(state: State) -> list[Any]:
-    return jax.tree.leaves(state.opt_state, is_leaf=lambda node: isinstance(node, PrivatizeState))
+    """Return the leaves of the optimizer's state, in which that of the private transform is one."""
+    return jax.tree.leaves(state.opt_state, is_leaf=_is_private_state)
 
 
 def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
-    """``state`` with ``num_lost`` steps charged and new keys for noise and, but for schemes of epochs, for sampling."""
-    plan, impl = training.plan, jax.random.key_impl(state.sampling_key)
-    sampling_key, noise_key = jax.random.split(one_key_for_all(fresh_key(str(impl))))
+    """Return ``state`` with ``num_lost`` steps charged, and with new keys.
+
+    They are new for noise and, but for schemes of epochs, for sampling.
+    """
+    plan = training.plan
+    impl = jax.random.key_impl(state.sampling_key)
+    new_key = one_key_for_all(fresh_key(str(impl)))
+    sampling_key, noise_key = jax.random.split(new_key)
     if plan.sampling in IN_EPOCHS:
         # With a new key an example that took part in a lost step might do so once more in the same epoch. The lost
         # steps are left out, not repeated, so the old key gives every example its steps as before.
         sampling_key = state.sampling_key
 
     def renewed(node: Any) -> Any:
-        if not isinstance(node, PrivatizeState):
+        if not _is_private_state(node):
             return node
         ledger = node.ledger
         if num_lost:
-            each = (plan.noise_multiplier, plan.sampling_prob, plan.overflow_per_step)
-            ledger = record_steps(ledger, num_lost, *each)
-        return node._replace(key_data=beside(state.params, jax.random.key_data(noise_key)), ledger=ledger)
+            ledger = record_steps(
+                ledger,
+                num_lost,
+                plan.noise_multiplier,
+                plan.sampling_prob,
+                plan.overflow_per_step,
+            )
+        key_data = beside(state.params, jax.random.key_data(noise_key))
+        return node._replace(key_data=key_data, ledger=ledger)
 
-    opt_state = jax.tree.map(renewed, state.opt_state, is_leaf=lambda node: isinstance(node, PrivatizeState))
+    opt_state = jax.tree.map(renewed, state.opt_state, is_leaf=_is_private_state)
     state = state._replace(opt_state=opt_state, sampling_key=beside(state.params, sampling_key))
-    done = num_steps_done(state)
-    status = jnp.where((state.status == RUNNING) & (done >= plan.max_steps), FINISHED, state.status)
+
+    # The steps that were lost may have been the last ones.
+    has_finished = num_steps_done(state) >= plan.max_steps
+    status = jnp.where((state.status == RUNNING) & has_finished, FINISHED, state.status)
     return state._replace(status=status.astype(jnp.int32))
 
 
+def _changed_names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Return the names under which two descriptions differ, in order."""
+    names = sorted(first.keys() | second.keys())
+    return [name for name in names if first.get(name) != second.get(name)]
+
+
 def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """What differs between two descriptions, one readable entry each."""
-    names = sorted(name for name in first | second if first.get(name) != second.get(name))
-    return [f"{name}: {first.get(name)!r} then, {second.get(name)!r} now" for name in names]
+    """Return what differs between two descriptions, one readable entry each."""
+    differences = []
+    for name in _changed_names(first, second):
+        then = first.get(name)
+        now = second.get(name)
+        differences.append(f"{name}: {then!r} then, {now!r} now")
+    return differences
 
 
 _KEYS_USED: dict[str, dict[str, Any]] = {}
@@ -370,19 +455,27 @@ _KEYS_USED: dict[str, dict[str, Any]] = {}
 
 
 def _refuse_used_key(key: Array, run: Run) -> None:
-    """ValueError if ``key`` made other noise-bearing steps in this process; repeating the same run is harmless."""
+    """Raise ValueError if ``key`` made other steps with noise in this process; repeating the same run is harmless."""
     words, impl = check_key(key)
-    used = _KEYS_USED.setdefault(digest_of(np.asarray(words), np.frombuffer(impl.encode(), np.uint8)), run.fingerprint)
+    impl_bytes = np.frombuffer(impl.encode(), np.uint8)
+    digest = digest_of(np.asarray(words), impl_bytes)
+    used = _KEYS_USED.setdefault(digest, run.fingerprint)
     if used != run.fingerprint:
-        found = sorted(name for name in used | run.fingerprint if used.get(name) != run.fingerprint.get(name))
+        names = ", ".join(_changed_names(used, run.fingerprint))
         raise ValueError(
-            f"this key was already used in this process for another run (other {', '.join(found)}): the same noise on "
+            f"this key was already used in this process for another run (other {names}): the same noise on "
             "two different gradients can be subtracted away. Give every run its own, such as gdpjax.fresh_key()"
         )
 
 
 def start_run(
-    folder: str | Path, training: Training, params: PyTree, data: Data, *, key: Array, scan: bool = True
+    folder: str | Path,
+    training: Training,
+    params: PyTree,
+    data: Data,
+    *,
+    key: Array,
+    scan: bool = True,
 ) -> Run:
     """Begin a run in an empty or new folder.
 
@@ -420,7 +513,14 @@ def start_run(
     return run
 
 
-def resume_run(folder: str | Path, training: Training, params: PyTree, data: Data, *, scan: bool = True) -> Run:
+def resume_run(
+    folder: str | Path,
+    training: Training,
+    params: PyTree,
+    data: Data,
+    *,
+    scan: bool = True,
+) -> Run:
     """Go on with the run in ``folder``, after its last checkpoint; the arguments are those of `start_run`.
 
     The values of ``params`` do not matter: parameters, frozen ones included, and injected hyperparameters are the
@@ -435,17 +535,23 @@ def resume_run(folder: str | Path, training: Training, params: PyTree, data: Dat
     check_instance("data", data, Data, "which training.place(...) returned")
     lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)
-    # The plan first: another one may have other arrays, and its differences say more than theirs.
-    found = _differences(index.plan, _described_plan(training, scan))
-    if found:
+
+    # The plan is compared first: another one may have other arrays, and its differences say more than theirs.
+    differences = _differences(index.plan, _described_plan(training, scan))
+    if differences:
+        listing = "; ".join(differences)
         raise ValueError(
-            f"the checkpoint in {folder} belongs to another plan ({'; '.join(found)}); restore those, or start a new "
+            f"the checkpoint in {folder} belongs to another plan ({listing}); restore those, or start a new "
             "run in another folder"
         )
-    template = training.init(parameters_for_all(training.params_of(params), data.arrays), fresh_key(index.key_impl))
+
+    # A state with the shapes and types of the checkpoint's, whose values do not matter.
+    params = parameters_for_all(training.params_of(params), data.arrays)
+    template = training.init(params, fresh_key(index.key_impl))
     _checkpoint.refuse_other_arrays(folder, index, template)
     run = Run(folder, training, data, template, None, index.initial, scan=scan)
     _check_plan_file(folder / PLAN, training)
+
     run.state = _checkpoint.restore(folder, index, template)
     if int(run.step) != index.step:
         raise CheckpointError(
@@ -457,6 +563,7 @@ def resume_run(folder: str | Path, training: Training, params: PyTree, data: Dat
 
 
 def _folder(folder: str | Path) -> Path:
+    """Return the path of a run's folder; ValueError for what is none."""
     if not isinstance(folder, str | Path):
         raise ValueError(f"folder must be a path or its text, got {type(folder).__name__}")
     if "\0" in str(folder):
@@ -469,16 +576,19 @@ def _folder(folder: str | Path) -> Path:
 
 @contextlib.contextmanager
 def _disk(folder: Path, what: str) -> Iterator[None]:
-    """One sentence for whatever the operating system has against the folder: its name, its length, its permissions."""
+    """Say in one sentence what the operating system has against the folder: its name, its length, its permissions."""
     try:
         yield
     except OSError as error:
-        name = str(folder) if len(str(folder)) < 300 else f"{str(folder)[:300]}..."
-        raise CheckpointError(f"cannot {what} in {name}: {error.strerror or error}; choose another folder") from None
+        name = str(folder)
+        if len(name) >= 300:
+            name = f"{name[:300]}..."
+        reason = error.strerror or error
+        raise CheckpointError(f"cannot {what} in {name}: {reason}; choose another folder") from None
 
 
 def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
-    """The lock of the run's private folder, on the first process; a new run must not find one there."""
+    """Return the lock of the run's private folder, on the first process; a new run must not find a run there."""
     locks: list[FolderLock] = []
 
     def lock() -> None:
@@ -491,12 +601,15 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
         elif not _checkpoint.exists(folder):
             raise CheckpointError(f"nothing to resume: there is no checkpoint in {folder}")
         locks.append(lock_folder(private))
-        if begin:  # another process may have begun one before the lock was ours
+        # Another process may have begun one before the lock was ours.
+        if begin:
             _refuse_a_second_run(folder)
 
     with _disk(folder, "begin a run" if begin else "resume a run"):
         together(lock)
-    return locks[0] if locks else None
+    if not locks:
+        return None
+    return locks[0]
 
 
 def has_run(folder: str | Path) -> bool:
@@ -513,16 +626,21 @@ def has_run(folder: str | Path) -> bool:
 
 
 def _refuse_a_second_run(folder: Path) -> None:
+    """Raise ValueError if the folder holds a run."""
     if has_run(folder):
         raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
 
 
 def _check_plan_file(path: Path, training: Training) -> None:
-    """CheckpointError unless the file beside the checkpoint is the training's plan, which readers will take it for."""
+    """Raise CheckpointError unless the file beside the checkpoint is the training's plan.
+
+    Readers will take it for that.
+    """
     try:
         stated = read_document(path, dict[str, Any])
     except DocumentError as error:
         raise CheckpointError(f"the plan is missing or damaged: {error}; restore it from a copy") from error
-    found = _differences(stated, json.loads(training.plan.to_json()))
-    if found:
-        raise CheckpointError(f"{path} is damaged: it is not the plan of the checkpoint beside it ({'; '.join(found)})")
+    differences = _differences(stated, json.loads(training.plan.to_json()))
+    if differences:
+        listing = "; ".join(differences)
+        raise CheckpointError(f"{path} is damaged: it is not the plan of the checkpoint beside it ({listing})")

@@ -90,18 +90,20 @@ def adam_scale(*, epsilon: Array, b2: Array = 0.999) -> Scale:
         # 1 - b2^t without cancellation. Before the first step it is 0, and so are the second moments.
         unbiased = jnp.where(steps > 0, -jnp.expm1(steps * jnp.log(b2)), 1)
 
-        def reciprocal(second: Array) -> Array:
-            return jnp.sqrt(second.astype(wide_dtype(second)) / unbiased) + epsilon
+        def denominator(second: Array) -> Array:
+            wide = second.astype(wide_dtype(second))
+            return jnp.sqrt(wide / unbiased) + epsilon
 
-        # The mean square of 1 / s, over the leaves that have second moments.
-        total, count = jnp.zeros(()), jnp.zeros(())
+        # r is the root mean square of the denominators, over the leaves that have second moments.
+        total = jnp.zeros(())
+        count = jnp.zeros(())
         for second in jax.tree.leaves(moments.nu):
-            total += jnp.where(_has_moments(second), jnp.sum(reciprocal(second) ** 2), 0)
+            total += jnp.where(_has_moments(second), jnp.sum(denominator(second) ** 2), 0)
             count += jnp.where(_has_moments(second), float(num_elements(second)), 0)
-        root = jnp.sqrt(total / jnp.maximum(count, 1))
+        root_mean_square = jnp.sqrt(total / jnp.maximum(count, 1))
 
         def factors(second: Array) -> Array:
-            return jnp.where(_has_moments(second), root / reciprocal(second), 1)
+            return jnp.where(_has_moments(second), root_mean_square / denominator(second), 1)
 
         return jax.tree.map(factors, moments.nu)
 
@@ -129,7 +131,12 @@ def _adam_state(optimizer_state: Any) -> optax.ScaleByAdamState:
     return states[0]
 
 
-def factors_of(scale: Scale, optimizer_state: Any, params: PyTree, trainable: PyTree | None) -> PyTree:
+def factors_of(
+    scale: Scale,
+    optimizer_state: Any,
+    params: PyTree,
+    trainable: PyTree | None,
+) -> PyTree:
     """Return the factors of a step, checked, as a tree like the parameters.
 
     If any factor is not finite or not positive, all of them are NaN, and so is the noisy mean that is divided by them.
@@ -144,48 +151,59 @@ def factors_of(scale: Scale, optimizer_state: Any, params: PyTree, trainable: Py
       ValueError: the factors are no such tree, or a leaf is not real or does not broadcast to its parameter.
     """
     given = scale(optimizer_state)
-
-    def is_masked(node: Any) -> bool:
-        return isinstance(node, optax.MaskedNode)
-
-    # An optimizer behind optax.masked keeps nothing of the other leaves. Those that are not trained need no factor, and
-    # the others are refused below.
     try:
-        whole = jax.tree.map(
-            lambda factor, part: jax.tree.map(lambda _: factor, part),
-            given,
-            params,
-            is_leaf=is_masked,
-        )
+        whole = _filled_in(given, params)
     except (ValueError, TypeError) as error:
         raise ValueError(f"scale must return factors as a tree (prefix) like the parameters: {error}") from error
 
-    # Leaves that are not trained have no gradient to scale.
     def checked(path: Any, param: Any, factor: Any, trained: bool) -> Array:
-        return _checked_factor(leaf_name(path), param, factor) if trained else jnp.ones(())
+        # Leaves that are not trained have no gradient to scale.
+        if not trained:
+            return jnp.ones(())
+        return _checked_factor(leaf_name(path), param, factor)
 
     trained = is_trained(params, trainable)
     factors = jax.tree_util.tree_map_with_path(checked, params, whole, trained)
 
+    # One factor that is not finite and positive makes all of them NaN.
     is_valid = jnp.asarray(True)
     for factor in jax.tree.leaves(factors):
         # Numbers below the normal ones may be taken for zero.
         smallest = jnp.finfo(factor.dtype).tiny
-        is_valid &= jnp.all((factor >= smallest) & (factor < jnp.inf))
+        is_positive = factor >= smallest
+        is_valid &= jnp.all(is_positive & (factor < jnp.inf))
     return jax.tree.map(lambda factor: jnp.where(is_valid, factor, jnp.nan), factors)
+
+
+def _filled_in(given: PyTree, params: PyTree) -> PyTree:
+    """Return a tree like the parameters, of factors that are given for whole branches of it.
+
+    An optimizer behind optax.masked keeps nothing of the other leaves, and so gives no factor for them. Those that are
+    not trained need none, and `_checked_factor` refuses the rest.
+    """
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    def for_branch(factor: Any, branch: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: factor, branch)
+
+    return jax.tree.map(for_branch, given, params, is_leaf=is_masked)
 
 
 def _checked_factor(name: str, param: Any, factor: Any) -> Array:
     """Return the factor of one trained leaf in the dtype of its sum."""
-    is_array = isinstance(factor, jax.Array | np.ndarray | np.generic | int | float)
-    if not is_array or not jnp.issubdtype(jnp.result_type(factor), jnp.floating):
+    is_number = isinstance(factor, jax.Array | np.ndarray | np.generic | int | float)
+    if not is_number or not jnp.issubdtype(jnp.result_type(factor), jnp.floating):
         raise ValueError(f"scale must return positive floating-point numbers, got {shown(factor)} for parameter {name}")
+
+    # Broadcasting must not make the gradient larger.
     shape = jnp.shape(param)
     try:
-        fits = np.broadcast_shapes(jnp.shape(factor), shape) == shape
+        broadcast = np.broadcast_shapes(jnp.shape(factor), shape)
     except ValueError:
-        fits = False
-    if not fits:
+        broadcast = None
+    if broadcast != shape:
         raise ValueError(
             f"scale must return factors that broadcast to the parameters, got shape {jnp.shape(factor)} for parameter "
             f"{name} of shape {shape}"
@@ -195,33 +213,55 @@ def _checked_factor(name: str, param: Any, factor: Any) -> Array:
 
 def is_trained(params: PyTree, trainable: PyTree | None) -> PyTree:
     """Return for each leaf whether it is differentiated."""
+
+    def is_differentiated(param: Any, mark: Any) -> bool:
+        return bool(mark) and is_floating(param)
+
     marks = broadcast_trainable(trainable, params)
-    return jax.tree.map(lambda param, mark: bool(mark) and is_floating(param), params, marks)
+    return jax.tree.map(is_differentiated, params, marks)
 
 
 def origin(params: PyTree, trainable: PyTree | None) -> PyTree:
     """Return phi = 0: zeros in float32 or wider at the trained leaves, and the other parameters as they are."""
 
     def at_zero(param: Any, trained: bool) -> Any:
-        return jnp.zeros_like(param, dtype=wide_dtype(param)) if trained else param
+        if not trained:
+            return param
+        return jnp.zeros_like(param, dtype=wide_dtype(param))
 
-    return jax.tree.map(at_zero, params, is_trained(params, trainable))
+    trained = is_trained(params, trainable)
+    return jax.tree.map(at_zero, params, trained)
 
 
 def in_scaled_space(loss_fn: Callable[..., Any], trainable: PyTree | None) -> Callable[..., Any]:
     """Return ``loss(phi, params, factors, *example)``, the loss of one example at params + factors * phi."""
 
-    def scaled_loss(phi: PyTree, params: PyTree, factors: PyTree, *example: Any) -> Any:
-        def moved(param: Any, factor: Array, offset: Any, trained: bool) -> Any:
-            if not trained:
-                return offset  # the parameter itself
-            return param + (factor * offset).astype(param.dtype)
+    def moved(param: Any, factor: Array, offset: Any, trained: bool) -> Any:
+        # Where nothing is trained, `origin` has the parameter itself.
+        if not trained:
+            return offset
+        step = factor * offset
+        return param + step.astype(param.dtype)
 
-        return loss_fn(jax.tree.map(moved, params, factors, phi, is_trained(params, trainable)), *example)
+    def scaled_loss(
+        phi: PyTree,
+        params: PyTree,
+        factors: PyTree,
+        *example: Any,
+    ) -> Any:
+        trained = is_trained(params, trainable)
+        moved_params = jax.tree.map(moved, params, factors, phi, trained)
+        return loss_fn(moved_params, *example)
 
     return scaled_loss
 
 
 def unscaled(mean: PyTree, factors: PyTree) -> PyTree:
     """Return the noisy mean divided by the factors; zeros of leaves that are not trained stay so."""
-    return jax.tree.map(lambda leaf, factor: leaf / factor if is_floating(leaf) else leaf, mean, factors)
+
+    def divided(leaf: Array, factor: Array) -> Array:
+        if not is_floating(leaf):
+            return leaf
+        return leaf / factor
+
+    return jax.tree.map(divided, mean, factors)

@@ -25,7 +25,10 @@ _STRATEGIES_OF_THE_PACKAGE = (BandedInverse, BandedToeplitz, BufferedToeplitz, D
 
 
 def _mechanism(plan: Any) -> str:
-    doubled = " (twice that norm)" if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE else ""
+    """Return the sentence on clipping and noise."""
+    doubled = ""
+    if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+        doubled = " (twice that norm)"
     return (
         f"Mechanism: the Gaussian mechanism on sums of per-{plan.unit} gradients {plan.clip.describe()}, with noise of "
         f"standard deviation {plan.noise_multiplier:.6g} times the sensitivity{doubled}, divided by the public "
@@ -39,16 +42,24 @@ def _correlation(plan: Any) -> str:
         return ""
     strategy = plan.correlation
     family = type(strategy).__name__
-    size = f" of {strategy.num_bands} bands" if hasattr(strategy, "num_bands") else ""
-    schema, place = plan.participation, "the participation below"
+    size = ""
+    if hasattr(strategy, "num_bands"):
+        size = f" of {strategy.num_bands} bands"
+
+    # The factor by which the noise is larger than that of independent draws.
+    schema = plan.participation
+    place = "the participation below"
     if schema is None:
-        schema, place = SingleParticipation(), "one participation"
+        schema = SingleParticipation()
+        place = "one participation"
     factor = "the sensitivity"
     if not is_traced(strategy):
         sensitivity = float(strategy.sensitivity(plan.max_steps, schema))
         factor = f"{sensitivity:.6g}, the sensitivity"
 
-    coefficients = "; its coefficients are in the plan's JSON" if type(strategy) in _STRATEGIES_OF_THE_PACKAGE else ""
+    coefficients = ""
+    if type(strategy) in _STRATEGIES_OF_THE_PACKAGE:
+        coefficients = "; its coefficients are in the plan's JSON"
     return (
         " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
         f"standard deviation times {factor} of the strategy C for {place}. C is a {family}{size}{coefficients}."
@@ -74,6 +85,7 @@ def describe_in_run(participation: AbstractParticipation, num_steps: int) -> str
 
 
 def _sampling(plan: Any) -> str:
+    """Return the sentence on who is in a batch, and on the number of steps."""
     if plan.recorded_as == "correlated":
         described = describe_in_run(plan.participation, plan.max_steps)
         order = "once and come back in that order in every epoch" if plan.order == "fixed" else "anew in every epoch"
@@ -95,28 +107,32 @@ def _sampling(plan: Any) -> str:
             "(the statement holds for this maximum, however many were run)."
         )
     if plan.sampling == "poisson":
-        how = f"Poisson batches: every {plan.unit} joins each batch independently with probability"
         return (
-            f"Sampling: {how} {plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement "
-            "holds for this maximum, however many were run)."
+            f"Sampling: Poisson batches: every {plan.unit} joins each batch independently with probability "
+            f"{plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement holds for this "
+            "maximum, however many were run)."
         )
     if plan.sampling == "allocation":
-        times = "one step" if plan.num_selected == 1 else f"{plan.num_selected} steps, one in each of as many blocks,"
-        when = "in each epoch anew" if plan.bins == "fresh" else "once for all epochs"
+        selected = "one step"
+        if plan.num_selected > 1:
+            selected = f"{plan.num_selected} steps, one in each of as many blocks,"
+        drawn = "in each epoch anew" if plan.bins == "fresh" else "once for all epochs"
         return (
-            f"Sampling: random allocation: every {plan.unit} takes part in exactly {times} of the "
+            f"Sampling: random allocation: every {plan.unit} takes part in exactly {selected} of the "
             f"{plan.steps_per_epoch} steps of an epoch, drawn uniformly and independently of other {plan.unit}s, "
-            f"{when}; {plan.max_steps} steps in {plan.max_steps // plan.steps_per_epoch} epochs, fixed before training "
+            f"{drawn}; {plan.max_steps} steps in {plan.num_epochs} epochs, fixed before training "
             "(the statement holds for this maximum, however many were run)."
         )
     if plan.sampling == "shuffled":
         sizes = sorted({plan.max_examples // plan.steps_per_epoch, plan.capacity})
-        rows = " or ".join(map(str, sizes))
-        null = "" if plan.num_examples_is_public else f", null {plan.unit}s among them,"
+        rows = " or ".join(str(size) for size in sizes)
+        null = ""
+        if not plan.num_examples_is_public:
+            null = f", null {plan.unit}s among them,"
         return (
             f"Sampling: shuffled batches: in each epoch the {plan.max_examples} {plan.unit}s{null} are permuted anew "
             f"and cut into {plan.steps_per_epoch} batches of {rows}, so that every {plan.unit} takes part in exactly "
-            f"one step of an epoch; {plan.max_steps} steps in {plan.max_steps // plan.steps_per_epoch} epochs, fixed "
+            f"one step of an epoch; {plan.max_steps} steps in {plan.num_epochs} epochs, fixed "
             "before training (the statement holds for this maximum, however many were run). Its upper bounds are those "
             "of the Gaussian mechanism without amplification by sampling, one release an epoch; no better ones are "
             "proved."
@@ -135,12 +151,16 @@ def _sampling(plan: Any) -> str:
 
 
 def _neighbours(plan: Any) -> str:
-    unit = plan.unit if plan.group_size == 1 else f"group of up to {plan.group_size} {plan.unit}s"
-    change = {
+    """Return the sentences on how neighbours differ, and on what is public."""
+    unit = plan.unit
+    if plan.group_size > 1:
+        unit = f"group of up to {plan.group_size} {plan.unit}s"
+    changes = {
         NeighboringRelation.ADD_OR_REMOVE_ONE: f"by adding or removing one {unit}",
         NeighboringRelation.REPLACE_ONE: f"by replacing one {unit} by any other",
         NeighboringRelation.REPLACE_SPECIAL: f"by replacing one {unit} by a null one that contributes nothing",
-    }[plan.neighboring_relation]
+    }
+    change = changes[plan.neighboring_relation]
     if plan.num_examples_is_public:
         public = f"The number of {plan.unit}s, {plan.max_examples}, is public"
     else:
@@ -149,15 +169,19 @@ def _neighbours(plan: Any) -> str:
 
 
 def _outward(bounds: Any) -> tuple[str, str]:
-    """A bracket in five digits: the lower end rounded down, the upper one up."""
-    lower, upper = (decimal.Decimal(float(end)) for end in bounds)
-    down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR).create_decimal(lower)
-    up = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING).create_decimal(upper)
-    return str(down), str(up)
+    """Return a bracket in five digits: the lower end rounded down, the upper one up."""
+    lower, upper = bounds
+    downward = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
+    upward = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
+    rounded_lower = downward.create_decimal(decimal.Decimal(float(lower)))
+    rounded_upper = upward.create_decimal(decimal.Decimal(float(upper)))
+    return str(rounded_lower), str(rounded_upper)
 
 
 def _guarantee(plan: Any) -> str:
-    if (reason := plan.without_privacy()) is not None:
+    """Return the sentence with the certified figures, or the one that says that there are none."""
+    reason = plan.without_privacy()
+    if reason is not None:
         return (
             "Guarantee: NONE. THIS RUN IS NOT PRIVATE: no epsilon is claimed, and what is released may show every "
             f"{plan.unit} exactly, because {reason}."
@@ -176,7 +200,7 @@ def _guarantee(plan: Any) -> str:
 
 
 def statement_of(plan: Any) -> str:
-    """See `Plan.statement`."""
+    """Return the statement of a plan; see `Plan.statement`."""
     if is_traced(plan.noise_multiplier):
         raise ValueError("a plan with a traced noise_multiplier states nothing; ask one configuration's plan")
     rounding = (

@@ -30,6 +30,7 @@ Between releases the state holds a clipped sum without noise. It is private: rel
 after a whole logical batch. An unfinished batch at the end of a run is never released, and never recorded.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +48,7 @@ from gdpjax.ledger import round_toward
 from gdpjax.transforms._noise import Accumulation, check_leaves
 
 _MICROBATCHES = Domain("a whole number from 1 to 65536", lambda n: (n >= 1) & (n <= 2**16) & (n == n // 1))
-"""Up to which the compensated sum of them is as exact as derived."""
+"""So many sums can be added up as exactly as was derived."""
 
 
 class AccumulateState(NamedTuple):
@@ -145,38 +146,45 @@ def accumulate_clipped(
 
         def release(inner_state: PyTree, accumulation: Accumulation) -> tuple[PyTree, PyTree]:
             # ``total`` is the sum rounded once: two_sum leaves less than half a unit in ``error``.
-            released = private.update(total, inner_state, params, accumulation=accumulation, **extra_args)
+            released = private.update(
+                total,
+                inner_state,
+                params,
+                accumulation=accumulation,
+                **extra_args,
+            )
             _check_one_private(accumulation)
             return released
 
         def wait(inner_state: PyTree) -> tuple[PyTree, PyTree]:
-            zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+            zeros = jax.tree.map(_zeros_of_shape, shapes)
             return zeros, inner_state
 
         # Evaluate the release in shapes alone, so that the private transform says what this sum costs.
-        question = Accumulation(num_sums, microbatch_rows, updates, total)
-        shapes, inner_shapes = jax.eval_shape(lambda inner_state: release(inner_state, question), state.inner_state)
-        row, rounding = _add_charge(state, question.charge)
+        trial = Accumulation(num_sums, microbatch_rows, updates, total)
+        release_in_shapes = functools.partial(release, accumulation=trial)
+        shapes, inner_shapes = jax.eval_shape(release_in_shapes, state.inner_state)
+        row, rounding = _add_charge(state, trial.charge)
 
         # Release the total if it is complete, with the sensitivity that the charges add up to.
         factor = jnp.maximum(1, _next_larger(row + rounding))
-        answer = Accumulation(num_sums, microbatch_rows, updates, total, factor)
+        complete = Accumulation(num_sums, microbatch_rows, updates, total, factor)
         is_complete = state.microstep + 1 >= num_sums
         released, inner_state = jax.lax.cond(
             is_complete,
-            lambda inner_state: release(inner_state, answer),
+            functools.partial(release, accumulation=complete),
             wait,
             jax.tree.map(_as_dtype, state.inner_state, inner_shapes),
         )
 
         # After a release the sums start at zero again.
-        def emptied(tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda leaf: jnp.where(is_complete, jnp.zeros_like(leaf), leaf), tree)
+        def emptied(leaf: Array) -> Array:
+            return jnp.where(is_complete, jnp.zeros_like(leaf), leaf)
 
         return released, AccumulateState(
             microstep=jnp.where(is_complete, 0, state.microstep + 1),
-            total=emptied(total),
-            error=emptied(error),
+            total=jax.tree.map(emptied, total),
+            error=jax.tree.map(emptied, error),
             row=row,
             rounding=emptied(rounding),
             inner_state=inner_state,
@@ -187,24 +195,38 @@ def accumulate_clipped(
 
 def _zeros(leaf: Array) -> Array:
     """Return zeros shaped like a parameter, in the dtype of its sums."""
-    return jnp.zeros(jnp.shape(leaf), wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf))
+    dtype = jnp.result_type(leaf)
+    if is_floating(leaf):
+        dtype = wide_dtype(leaf)
+    return jnp.zeros(jnp.shape(leaf), dtype)
+
+
+def _zeros_of_shape(shape: jax.ShapeDtypeStruct) -> Array:
+    """Return zeros in place of what would be released."""
+    return jnp.zeros(shape.shape, shape.dtype)
 
 
 def _as_dtype(leaf: Array, like: Any) -> Array:
     """Return ``leaf`` in the dtype of ``like``: a restored state may hold other types than both branches agree on."""
-    return leaf if jnp.result_type(leaf) == like.dtype else jnp.asarray(leaf, like.dtype)
+    if jnp.result_type(leaf) == like.dtype:
+        return leaf
+    return jnp.asarray(leaf, like.dtype)
 
 
 def _add(total: PyTree, error: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
     """Return the unevaluated sum total + error with ``updates`` added."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(total)
-    errors, added = jax.tree.leaves(error), jax.tree.leaves(updates)
-    new_totals, new_errors = [], []
-    for (path, high), low, update in zip(paths, errors, added, strict=True):
+    totals, structure = jax.tree_util.tree_flatten_with_path(total)
+    errors = jax.tree.leaves(error)
+    added = jax.tree.leaves(updates)
+    new_totals = []
+    new_errors = []
+    for (path, high), low, update in zip(totals, errors, added, strict=True):
         new_high, new_low = _add_leaf(leaf_name(path), high, low, update)
         new_totals.append(new_high)
         new_errors.append(new_low)
-    return jax.tree.unflatten(structure, new_totals), jax.tree.unflatten(structure, new_errors)
+    new_total = jax.tree.unflatten(structure, new_totals)
+    new_error = jax.tree.unflatten(structure, new_errors)
+    return new_total, new_error
 
 
 def _add_leaf(name: str, high: Array, low: Array, update: Array) -> tuple[Array, Array]:
@@ -217,8 +239,11 @@ def _add_leaf(name: str, high: Array, low: Array, update: Array) -> tuple[Array,
             "its parameter's sums are added; give sums and parameters of one precision"
         )
     update = update.astype(high.dtype)
+
     # two_sum renormalises the pair, so that ``low`` stays a rounding error of ``high``.
-    return two_sum(*compensated_add((high, low), (update, jnp.zeros_like(update))))
+    exact_update = (update, jnp.zeros_like(update))
+    new_high, new_low = compensated_add((high, low), exact_update)
+    return two_sum(new_high, new_low)
 
 
 def _add_charge(state: AccumulateState, charge: AccumulationCharge) -> tuple[Array, Array]:
@@ -238,7 +263,9 @@ def _add_charge(state: AccumulateState, charge: AccumulationCharge) -> tuple[Arr
 
 def _next_larger(value: Array) -> Array:
     """Return the next larger number, which is above what the last operation rounded; 0 stays 0."""
-    return jnp.where(value > 0, jnp.nextafter(value, jnp.asarray(jnp.inf, value.dtype)), value)
+    is_positive = value > 0
+    larger = jnp.nextafter(value, jnp.asarray(jnp.inf, value.dtype))
+    return jnp.where(is_positive, larger, value)
 
 
 def _check_one_private(accumulation: Accumulation) -> None:

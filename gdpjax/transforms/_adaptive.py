@@ -217,12 +217,18 @@ def clip_norm_of(opt_state: PyTree) -> Array:
     >>> noisy_mean.shape, clip_norm_of(state).shape
     ((2,), ())
     """
-    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AdaptiveState))
-    states = [node for node in nodes if isinstance(node, AdaptiveState)]
+
+    def is_adaptive(node: Any) -> bool:
+        return isinstance(node, AdaptiveState)
+
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_adaptive)
+    states = [node for node in nodes if is_adaptive(node)]
     if len(states) != 1:
         raise ValueError(f"expected the state of one gdpjax.privatize_adaptive, got a state with {len(states)} of them")
+
     # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
-    return jax.tree.leaves(states[0].l2_clip_norm)[0]
+    (l2_clip_norm,) = jax.tree.leaves(states[0].l2_clip_norm)
+    return l2_clip_norm
 
 
 class _BoundedSum(NamedTuple):
@@ -269,10 +275,11 @@ class _AdaptiveTransform:
         check_params(params)
         key_data, _ = unshared(self.key_data, self._hyperparameters(), params)
         first_norm = jnp.asarray(self.initial_l2_clip_norm, jnp.float32)
+        smallest, largest = self.norm_range
         return AdaptiveState(
             count=jnp.zeros((), jnp.int32),
             key_data=key_data,
-            l2_clip_norm=jnp.clip(first_norm, *self.norm_range),
+            l2_clip_norm=jnp.clip(first_norm, smallest, largest),
             ledger=empty_ledger(self.ledger_capacity, self.sampling, self.relation),
         )
 
@@ -301,7 +308,8 @@ class _AdaptiveTransform:
         values = (bounded.total, bounded.norms, state.l2_clip_norm, self._hyperparameters(), multiplier)
         key_data, is_own_key = unshared(state.key_data, *values)
         valid = is_own_key * bounded.valid
-        step_key = fold_in(jax.random.wrap_key_data(key_data, impl=self.key_impl), state.count)
+        noise_key = jax.random.wrap_key_data(key_data, impl=self.key_impl)
+        step_key = fold_in(noise_key, state.count)
         keys = leaf_keys(step_key, {"sum": bounded.total, "count": count})
 
         # Release the sum and the count, each with its noise.
@@ -340,35 +348,50 @@ class _AdaptiveTransform:
         return numbers
 
     def _bounded_sum(
-        self, updates: PyTree, state: AdaptiveState, params: PyTree, clipped_by: Any, norms: Any
+        self,
+        updates: PyTree,
+        state: AdaptiveState,
+        params: PyTree,
+        clipped_by: Any,
+        norms: Any,
     ) -> _BoundedSum:
         """Return the clipped sum: of per-example gradients, or the one that ``clipped_by`` made."""
+        # Gradients of each example are clipped here.
         if clipped_by is None and norms is None:
             _refuse_a_sum(updates, params)
-            clipped = clip_rows(updates, params, Flat(state.l2_clip_norm), self.trainable, self.max_batch_size)
+            rule = Flat(state.l2_clip_norm)
+            clipped = clip_rows(updates, params, rule, self.trainable, self.max_batch_size)
             check_leaves(clipped.total, params)
             is_trained = broadcast_trainable(self.trainable, params)
             return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
 
+        # A sum was clipped elsewhere, and has to be at this state's clip norm.
         _check_sum(updates, params, clipped_by, norms)
         if self.trainable is not None or self.max_batch_size is not None:
             raise ValueError(
                 "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
             )
         is_trained = broadcast_trainable(getattr(clipped_by, "trainable", None), params)
-        return _BoundedSum(updates, norms, is_trained, _same_norm(clipped_by, state.l2_clip_norm, self.relation))
+        valid = _same_norm(clipped_by, state.l2_clip_norm, self.relation)
+        return _BoundedSum(updates, norms, is_trained, valid)
 
     def _next_norm(self, l2_clip_norm: Array, noisy_count: Array) -> Array:
         """Return the next clip norm: a geometric step towards the quantile."""
         fraction = noisy_count / self.expected_batch_size + 0.5
         factor = jnp.exp(-self.learning_rate * (fraction - self.target_quantile))
-        return jnp.clip(l2_clip_norm * factor, *self.norm_range).astype(jnp.float32)
+        smallest, largest = self.norm_range
+        next_norm = jnp.clip(l2_clip_norm * factor, smallest, largest)
+        return next_norm.astype(jnp.float32)
 
 
 def _bit_sum(norms: Array, l2_clip_norm: Array) -> Array:
     """Return sum_i b_i: halves of ones below and above the clip norm, zeros for zero norms (and for NaN)."""
-    doubled_bits = jnp.where(norms > 0, jnp.where(norms <= l2_clip_norm, 1, -1), 0)
-    return jnp.sum(doubled_bits, dtype=jnp.int32).astype(jnp.float32) / 2
+    # In whole numbers 2 b_i, whose sum is exact.
+    has_gradient = norms > 0
+    side = jnp.where(norms <= l2_clip_norm, 1, -1)
+    doubled_bits = jnp.where(has_gradient, side, 0)
+    doubled_sum = jnp.sum(doubled_bits, dtype=jnp.int32)
+    return doubled_sum.astype(jnp.float32) / 2
 
 
 def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, sampling: str, relation: Any) -> Array:
@@ -383,6 +406,7 @@ def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, sampli
             neighboring_relation=relation,
         )
         return event.noise_multiplier
+
     # (s^-2 + (2 t / Delta)^-2)^-1/2 for the multiplier s and the stddev t, lowered to cover the rounding.
     ratio = jnp.asarray(noise_multiplier, float) * (relation.sensitivity_factor / 2) / count_stddev
     return noise_multiplier / jnp.sqrt(1 + ratio * ratio) * (1 - 2.0**-19)
@@ -393,17 +417,22 @@ def _float32_range(bounds: Any) -> tuple[Array, Array]:
     if is_traced(bounds) or np.shape(bounds) != (2,):
         raise ValueError(f"l2_clip_norm_range must be two static numbers (smallest, largest), got {shown(bounds)}")
     check("l2_clip_norm_range", bounds, CLIP_NORM)
-    ends = np.asarray(bounds, np.float64)
-    low, high = ends.astype(np.float32)
-    low = np.nextafter(low, np.float32(np.inf)) if low < ends[0] else low
-    high = np.nextafter(high, np.float32(0)) if high > ends[1] else high
+
+    # Where the nearest float32 is outside, take its neighbour within.
+    exact_low, exact_high = np.asarray(bounds, np.float64)
+    low = np.float32(exact_low)
+    high = np.float32(exact_high)
+    if low < exact_low:
+        low = np.nextafter(low, np.float32(np.inf))
+    if high > exact_high:
+        high = np.nextafter(high, np.float32(0))
     if not low <= high:
         raise ValueError(f"l2_clip_norm_range must be (smallest, largest), got {shown(bounds)}")
     return low, high
 
 
 def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> None:
-    """ValueError unless the arguments describe one clipped sum with the norms of its examples."""
+    """Raise ValueError unless the arguments describe one clipped sum with the norms of its examples."""
     if clipped_by is None or norms is None:
         raise ValueError(
             "give clipped_by= and norms= together (a clipped sum, what clipped it, and its info.norms), or neither "
@@ -434,10 +463,10 @@ def _same_norm(clipped_by: Any, l2_clip_norm: Array, relation: NeighboringRelati
 
 
 def _refuse_a_sum(updates: PyTree, params: PyTree) -> None:
-    """ValueError for a clipped sum given without what a sum needs."""
-    update_shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]
-    param_shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-    if update_shapes == param_shapes:
+    """Raise ValueError for a clipped sum given without what a sum needs."""
+    shapes_of_updates = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]
+    shapes_of_params = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if shapes_of_updates == shapes_of_params:
         raise ValueError(
             "the updates have the shapes of the parameters, without a batch axis; give per-example gradients, or with "
             "a clipped sum also clipped_by=grad_fn and norms=info.norms (clipped_grad with return_info=True)"

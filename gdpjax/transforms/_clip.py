@@ -34,7 +34,12 @@ class ClipAndSum(optax.GradientTransformation):
     provenance: Provenance
 
     @classmethod
-    def create(cls, rule: AbstractClipRule, trainable: PyTree | None, max_batch_size: int | None) -> "ClipAndSum":
+    def create(
+        cls,
+        rule: AbstractClipRule,
+        trainable: PyTree | None,
+        max_batch_size: int | None,
+    ) -> "ClipAndSum":
         """Return the transformation; an optax one is a pair of functions, so the rest is set after it is made."""
         provenance = Provenance()
 
@@ -42,7 +47,11 @@ class ClipAndSum(optax.GradientTransformation):
             del params
             return optax.EmptyState()
 
-        def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        def update(
+            updates: PyTree,
+            state: Any,
+            params: PyTree | None = None,
+        ) -> tuple[PyTree, Any]:
             clipped = clip_rows(updates, params, rule, trainable, max_batch_size)
             provenance.record(clipped.total, clipped.num_rows)
             return clipped.total, state
@@ -62,7 +71,12 @@ class ClipAndSum(optax.GradientTransformation):
         return rule_sensitivity(self.rule, neighboring_relation)
 
 
-def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: int | None = None) -> ClipAndSum:
+def clip_and_sum(
+    clip: Any,
+    *,
+    trainable: PyTree | None = None,
+    max_batch_size: int | None = None,
+) -> ClipAndSum:
     """Clip per-example gradients and add them up: updates of ``[B, ...]`` leaves to their bounded sum.
 
     sum_i g_i min(1, C / ||g_i||)
@@ -86,4 +100,5 @@ def clip_and_sum(clip: Any, *, trainable: PyTree | None = None, max_batch_size: 
     [0.6, 1.3]
     """
     check_static_size("max_batch_size", max_batch_size)
-    return ClipAndSum.create(as_rule(clip), trainable, max_batch_size)
+    rule = as_rule(clip)
+    return ClipAndSum.create(rule, trainable, max_batch_size)

@@ -58,7 +58,11 @@ class Correlation(NamedTuple):
 
 
 def resolve_correlation(
-    correlation: Any, participation: Any, num_steps: Any, sampling: str | None, scheme: Any
+    correlation: Any,
+    participation: Any,
+    num_steps: Any,
+    sampling: str | None,
+    scheme: Any,
 ) -> Correlation | None:
     """Return what the arguments of `privatize` say of correlated noise; None where the noise is independent."""
     if correlation is None:
@@ -99,11 +103,14 @@ def resolve_correlation(
             f"such as gdpjax.correlated.MinSep(max_participations=8, min_separation=250); got {shown(participation)}"
         )
     _refuse_unstable(correlation, num_steps)
+
+    # The sensitivity is exact where two neighbours attain it.
     max_participations, min_separation = participation.limits(num_steps)
     sensitivity = correlation.sensitivity(num_steps, participation)
     is_exact = False
     if not is_traced(sensitivity):
-        is_exact = sensitivity <= correlation.attained(num_steps, participation) * (1.0 + _ROUNDING)
+        attained = correlation.attained(num_steps, participation)
+        is_exact = sensitivity <= attained * (1.0 + _ROUNDING)
     return Correlation(
         strategy=correlation,
         num_steps=num_steps,
@@ -122,7 +129,9 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
     """Return the correlation of banded noise under cyclic Poisson sampling."""
     if participation is not None:
         raise ValueError("sampling='cyclic_poisson' says how examples take part: leave participation= out")
-    num_groups = scheme.get("num_groups") if isinstance(scheme, dict) and len(scheme) == 1 else None
+    num_groups = None
+    if isinstance(scheme, dict) and len(scheme) == 1:
+        num_groups = scheme.get("num_groups")
     if num_groups is None:
         raise ValueError(f'sampling="cyclic_poisson" takes scheme={{"num_groups": ...}}, got {shown(scheme)}')
     num_groups = check_count("num_groups", num_groups)
@@ -142,7 +151,7 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
 
 
 def _refuse_unstable(strategy: AbstractNoiseStrategy, num_steps: int) -> None:
-    """ValueError where the noise of late steps is so large that float32 has no digits left for the fresh draw in it.
+    """Raise ValueError where the noise of late steps leaves float32 no digits for the fresh draw in it.
 
     The noise of step t has the variance sum_s C^-1[t, s]^2. Its last draw alone is what hides the step's own sum.
     """

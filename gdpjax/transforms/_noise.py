@@ -97,20 +97,25 @@ def _unshared(key_data: Array, witnesses: list[Array]) -> tuple[Array, Array]:
 
 @_unshared.def_vmap
 def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witnesses: list[Array]) -> Any:
-    key_batched, witnesses_batched = in_batched
-    if not key_batched and any(jax.tree.leaves(witnesses_batched)):
+    """Return `_unshared` under vmap, and which of its results are batched; ValueError for a key that is not."""
+    key_is_batched, batched_witnesses = in_batched
+    differs = any(jax.tree.leaves(batched_witnesses))
+    if not key_is_batched and differs:
         raise ValueError(
             f"{axis_size} configurations under vmap share one noise key; subtracting their results would cancel the "
             "noise. Give each its own: jax.random.split(key, n) mapped over, or fold in the configuration's index"
         )
-    if not key_batched:
+    if not key_is_batched:
         return _unshared(key_data, witnesses), (False, False)
+
     # A cond with a batched predicate broadcasts its operands, a shared key among them: compare the values.
     rows = key_data.reshape(-1, key_data.shape[-1])
     ordered = rows[jnp.lexsort(rows.T)]
-    shared = jnp.any(jnp.all(ordered[1:] == ordered[:-1], axis=1)) & any(jax.tree.leaves(witnesses_batched))
+    is_equal = jnp.all(ordered[1:] == ordered[:-1], axis=1)
+    is_shared = jnp.any(is_equal) & differs
+
     keys, valid = _unshared(key_data, witnesses)
-    valid = jnp.where(shared, jnp.nan, valid)
+    valid = jnp.where(is_shared, jnp.nan, valid)
     return (keys, jnp.broadcast_to(valid, (axis_size,))), (True, True)
 
 
@@ -121,15 +126,22 @@ def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
     the sharing shows only in the values of the keys.
     """
     refuse_key_of_a_loop(key_data)
-    own = varying_axes(key_data)
-    others = frozenset().union(*(varying_axes(leaf) for leaf in jax.tree.leaves(values)))
-    if others - own:
+    leaves = jax.tree.leaves(values)
+
+    # In a shard_map the key must vary over all axes that anything else varies over.
+    axes = set()
+    for leaf in leaves:
+        axes |= varying_axes(leaf)
+    shared_axes = axes - varying_axes(key_data)
+    if shared_axes:
         raise ValueError(
-            f"what varies over the mesh axes {sorted(others - own)} of a shard_map would share one noise key; "
+            f"what varies over the mesh axes {sorted(shared_axes)} of a shard_map would share one noise key; "
             "subtracting the results of two devices would cancel the noise. Add gradients up over the devices before "
             "(jax.lax.psum), or give each configuration its own key: pass an array of keys over the same axes"
         )
-    witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(values)]
+
+    # Under vmap the rule of `_unshared` looks at what is batched.
+    witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
     return _unshared(jnp.asarray(key_data), witnesses)
 
 
@@ -141,13 +153,17 @@ def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> A
     if asks_for_no_noise(noise_multiplier):
         return 0.0 * valid
     stddev = jnp.asarray(noise_multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
+
     # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
-    return jnp.where((stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf), stddev, jnp.nan)
+    is_usable = (stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf)
+    return jnp.where(is_usable, stddev, jnp.nan)
 
 
 def asks_for_no_noise(noise_multiplier: Any) -> bool:
     """Return whether this is a number, known before compiling, that is exactly 0."""
-    return not is_traced(noise_multiplier) and not callable(noise_multiplier) and float(noise_multiplier) == 0.0
+    if is_traced(noise_multiplier) or callable(noise_multiplier):
+        return False
+    return float(noise_multiplier) == 0.0
 
 
 def correlated_noisy_mean(total: PyTree, noise: dict[str, Array], stddev: Array, expected_batch_size: Array) -> PyTree:
@@ -158,9 +174,11 @@ def correlated_noisy_mean(total: PyTree, noise: dict[str, Array], stddev: Array,
             released.append(jnp.zeros_like(leaf))
             continue
         dtype = wide_dtype(leaf)
-        noised = leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise[name].astype(dtype)
+        wide_leaf = leaf.astype(dtype)
+        noised = wide_leaf + jnp.asarray(stddev).astype(dtype) * noise[name].astype(dtype)
         released.append(noised / jnp.asarray(expected_batch_size, dtype))
-    return jax.tree.unflatten(jax.tree.structure(total), released)
+    structure = jax.tree.structure(total)
+    return jax.tree.unflatten(structure, released)
 
 
 def noisy_tree(tree: PyTree, keys: PyTree, stddevs: PyTree, trainable: PyTree) -> PyTree:
@@ -203,9 +221,12 @@ def noisy_mean(noisy_sum: PyTree, expected_batch_size: Array, trainable: PyTree)
 
 
 def empty_ledger(
-    capacity: Any, sampling: str, neighboring_relation: NeighboringRelation, announced: bool = False,
+    capacity: Any,
+    sampling: str,
+    neighboring_relation: NeighboringRelation,
+    announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
-) -> LedgerState:  # fmt: skip
+) -> LedgerState:
     """Return `init_ledger` of a ledger_capacity that is checked first."""
     try:
         rows = check_count("ledger_capacity", capacity)
@@ -219,15 +240,18 @@ def empty_ledger(
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
     """Return ``value``, or what it gives at step ``count`` where it is a schedule, after `checked_scalar`."""
-    return checked_scalar(name, value(count) if callable(value) else value, domain)
+    if callable(value):
+        value = value(count)
+    return checked_scalar(name, value, domain)
 
 
 def check_params(params: PyTree) -> None:
-    """ValueError unless ``params`` are arrays, real and unmasked, as `check_leaves` will want them."""
+    """Raise ValueError unless ``params`` are arrays, real and unmasked, as `check_leaves` will want them."""
     if params is None:
         raise ValueError("the private transform needs the parameters: call init(params)")
     _refuse_masks(params)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    for path, leaf in leaves:
         if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
             raise ValueError(
                 f"parameter {leaf_name(path)} is not an array but {type(leaf).__name__}; give the array part of the "
@@ -237,9 +261,13 @@ def check_params(params: PyTree) -> None:
 
 
 def _refuse_masks(tree: PyTree) -> None:
-    """ValueError if leaves are masked, and so would get no noise."""
-    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
-    if any(isinstance(node, optax.MaskedNode) for node in nodes):
+    """Raise ValueError if leaves are masked, and so would get no noise."""
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    nodes = jax.tree.leaves(tree, is_leaf=is_masked)
+    if any(is_masked(node) for node in nodes):
         raise ValueError(
             "a mask (optax.masked, multi_transform, partition) around the private transform would let the masked "
             "leaves' gradients out without noise; freeze with trainable= instead, and put masks after privatize"
@@ -247,7 +275,7 @@ def _refuse_masks(tree: PyTree) -> None:
 
 
 def check_leaves(updates: PyTree, params: PyTree) -> None:
-    """ValueError unless ``updates`` is one whole sum: a tree like the parameters, unmasked, not per-example."""
+    """Raise ValueError unless ``updates`` is one whole sum: a tree like the parameters, unmasked, not per-example."""
     if params is None:
         raise ValueError("the private transform needs the parameters: call update(updates, state, params)")
     check_tree("updates", updates)
@@ -256,8 +284,10 @@ def check_leaves(updates: PyTree, params: PyTree) -> None:
     _refuse_masks((updates, params))
     if jax.tree.structure(updates) != jax.tree.structure(params):
         raise ValueError("the clipped sum and the parameters must be trees of the same structure")
-    pairs = zip(jax.tree_util.tree_flatten_with_path(updates)[0], jax.tree.leaves(params), strict=True)
-    for (path, update), param in pairs:
+
+    # Leaf by leaf, a gradient of each example has one axis more than its parameter.
+    leaves, _ = jax.tree_util.tree_flatten_with_path(updates)
+    for (path, update), param in zip(leaves, jax.tree.leaves(params), strict=True):
         if jnp.shape(update) != jnp.shape(param):
             raise ValueError(
                 f"leaf {leaf_name(path)} of the clipped sum has shape {jnp.shape(update)} but its parameter has "
@@ -266,7 +296,7 @@ def check_leaves(updates: PyTree, params: PyTree) -> None:
 
 
 def check_clip(clip: Any) -> None:
-    """ValueError unless ``clip`` knows the sensitivity of the sum it made."""
+    """Raise ValueError unless ``clip`` knows the sensitivity of the sum it made."""
     if not callable(getattr(clip, "sensitivity", None)):
         raise ValueError(
             "clip must be what bounded the sum: a gdpjax.clipped_grad function itself (jax.jit(grad_fn) has lost its "
@@ -276,7 +306,7 @@ def check_clip(clip: Any) -> None:
 
 
 def check_origin(clip: Any, updates: PyTree) -> None:
-    """ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed."""
+    """Raise ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed."""
     provenance = getattr(clip, "provenance", None)
     if isinstance(provenance, Provenance):
         provenance.take(updates, current_trace())
@@ -316,14 +346,24 @@ class Accumulation:
         provenance = getattr(clip, "provenance", None)
         if not isinstance(provenance, Provenance):
             return 1.0
-        pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(self._total), strict=True)
-        if not all(given is made for given, made in pairs):
-            raise ValueError(
-                "something between accumulate_clipped and privatize changes the accumulated sum, and with it the "
-                "sensitivity; put it after gdpjax.privatize in the chain"
-            )
+
+        # The updates must be the very arrays that were added up.
+        totals = jax.tree.leaves(self._total)
+        for update, total in zip(jax.tree.leaves(updates), totals, strict=True):
+            if update is not total:
+                raise ValueError(
+                    "something between accumulate_clipped and privatize changes the accumulated sum, and with it the "
+                    "sensitivity; put it after gdpjax.privatize in the chain"
+                )
+
         recorded = provenance.take(self._clipped_sum, self._trace)
-        self.charge = charge_of_sum(clip, self._clipped_sum, recorded, self._microbatch_rows, self._num_microbatches)
+        self.charge = charge_of_sum(
+            clip,
+            self._clipped_sum,
+            recorded,
+            self._microbatch_rows,
+            self._num_microbatches,
+        )
         return self._factor
 
 
@@ -348,20 +388,28 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     def init(params: PyTree) -> NoiseState:
         static = () if callable(stddev) else (stddev,)
         refuse_constant_key(key, *static)
-        return NoiseState(jnp.zeros((), jnp.int32), unshared(key_data, *static, params)[0])
+        count = jnp.zeros((), jnp.int32)
+        data, _ = unshared(key_data, *static, params)
+        return NoiseState(count, data)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
         del params
         check_instance("state", state, NoiseState, "made by this transformation's init")
         refuse_complex(updates, "leaf")
-        value = scheduled("stddev", stddev, state.count, NONNEGATIVE)
-        data, valid = unshared(state.key_data, updates, value)
-        value = value * valid
-        keys = leaf_keys(fold_in(jax.random.wrap_key_data(data, impl=impl), state.count), updates)
+        step_stddev = scheduled("stddev", stddev, state.count, NONNEGATIVE)
+        data, valid = unshared(state.key_data, updates, step_stddev)
+        valid_stddev = step_stddev * valid
+
+        # Each step and each leaf has a key of its own.
+        noise_key = jax.random.wrap_key_data(data, impl=impl)
+        keys = leaf_keys(fold_in(noise_key, state.count), updates)
+
+        # Leaves that are not floating stay as they are.
         floating = jax.tree.map(is_floating, updates)
-        noised = noisy_tree(updates, keys, value, floating)
+        noised = noisy_tree(updates, keys, valid_stddev, floating)
         released = jax.tree.map(lambda leaf, new: new if is_floating(leaf) else leaf, updates, noised)
-        return released, NoiseState(optax.safe_increment(state.count), state.key_data)
+        count = optax.safe_increment(state.count)
+        return released, NoiseState(count, state.key_data)
 
     return optax.GradientTransformation(init, update)
 
@@ -450,6 +498,8 @@ def privatize(
     check_clip(clip)
     if not callable(noise_multiplier):
         check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
+
+    # The batches and the correlation of the noise, each from what was given of it.
     sampled = resolve_batches(
         batches,
         sampling_prob=sampling_prob,
@@ -462,8 +512,11 @@ def privatize(
     if correlated is None:
         sampling = "poisson" if sampling is None else sampling
     else:
-        sampling, scheme = correlated.sampling, correlated.scheme
+        sampling = correlated.sampling
+        scheme = correlated.scheme
         _refuse_schedule(noise_multiplier)
+
+    # The public numbers of a step.
     sampling_prob = checked_sampling_prob(sampled.sampling_prob, sampling)
     expected_batch_size = checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT)
@@ -475,6 +528,8 @@ def privatize(
     relation = resolve_scheme_relation(sampling, neighboring_relation)
     check_scheme(sampling, scheme, sampling_prob)
     sensitivity = clip.sensitivity(relation)
+
+    # The key, and the numbers that must not differ between configurations that share it.
     key_data, impl = check_key(key)
     hyperparameters = [sampling_prob, expected_batch_size, sensitivity]
     if not callable(noise_multiplier):
@@ -501,7 +556,8 @@ def privatize(
         accumulation: Accumulation | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, PrivatizeState]:
-        del extra_args  # of other transformations in the chain
+        # They are those of other transformations in the chain.
+        del extra_args
         check_instance("state", state, PrivatizeState, "made by this transformation's init")
         check_leaves(updates, params)
 
@@ -518,22 +574,22 @@ def privatize(
 
         # Each step and each leaf has a key of its own.
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        key = jax.random.wrap_key_data(data, impl=impl)
+        noise_key = jax.random.wrap_key_data(data, impl=impl)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         past_noise = state.past_noise
 
         # Release the noisy mean.
         if correlated is None:
             stddev = noise_stddev(multiplier, sensitivity * factor, valid)
-            keys = leaf_keys(fold_in(key, state.count), updates)
+            keys = leaf_keys(fold_in(noise_key, state.count), updates)
             noisy_sum = noisy_tree(updates, keys, stddev, trainable)
             released = noisy_mean(noisy_sum, expected_batch_size, trainable)
         else:
             # A step that the strategy's sensitivity is not for gets no noise that it would be private with: NaN.
             planned = jnp.where(state.count < correlated.num_steps, valid, jnp.nan)
             stddev = noise_stddev(multiplier, sensitivity * factor * correlated.sensitivity, planned)
-            refuse_key_of_a_loop(key)
-            draw = draws_of(key, noised_leaves(updates, trainable))
+            refuse_key_of_a_loop(noise_key)
+            draw = draws_of(noise_key, noised_leaves(updates, trainable))
             noise, past_noise = correlated.strategy.next(state.count, draw, state.past_noise)
             released = correlated_noisy_mean(updates, noise, stddev, expected_batch_size)
 
@@ -546,7 +602,7 @@ def privatize(
 
 
 def _refuse_schedule(noise_multiplier: Any) -> None:
-    """ValueError for a noise multiplier that changes on the way, under correlated noise."""
+    """Raise ValueError for a noise multiplier that changes between steps, under correlated noise."""
     if callable(noise_multiplier):
         raise ValueError(
             "correlated noise takes one noise_multiplier for the whole run: later steps take back the noise of earlier "

@@ -60,6 +60,14 @@ def test_counts_are_whole_and_fit_an_index(value: object) -> None:
         arguments.check_count("num_steps", value)
 
 
+@pytest.mark.parametrize("domain", [checks.COUNT, checks.WHOLE], ids=lambda domain: domain.text)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.array([1.0, np.inf])])
+def test_infinity_is_no_whole_number(domain: checks.Domain, value: object) -> None:
+    """NumPy warns of inf // 1, and here every warning is an error."""
+    with pytest.raises(ValueError, match="n must be a whole number"):
+        checks.check("n", value, domain)
+
+
 def test_counts_in_accounting_end_where_float64_is_no_longer_exact() -> None:
     for value in (2**53, 2**63, 1e300):
         with pytest.raises(ValueError, match="at most 9007199254740991, got"):

@@ -14,6 +14,7 @@ from scipy import stats
 
 from gdpjax import sampling
 from gdpjax.sampling import Poisson
+from gdpjax.sampling._padding import checked_rows, real_rows
 
 KEY = jax.random.key(7)
 BATCHES = Poisson(num_examples=500, expected_batch_size=40, num_steps=6)
@@ -176,10 +177,77 @@ def test_a_traced_step_out_of_range_never_fits(step):
     assert int(sample.count) > BATCHES.num_examples
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, "3", True, None, 2**31, 2**40, np.ones(2), jnp.bfloat16(3)])
+@pytest.mark.parametrize(
+    "step", [-1, 1.5, "3", True, None, 2**31, 2**40, np.ones(2), jnp.bfloat16(3), float("inf"), -np.inf, 2.0**31]
+)
 def test_a_step_that_is_none_is_refused(step):
     with pytest.raises(ValueError, match="step must be"):
         BATCHES.sample(KEY, step)
+
+
+def draw_poisson(step):
+    return BATCHES.sample(KEY, step)
+
+
+def draw_allocation(step):
+    return sampling.allocation_sample(KEY, step, 100, 7, 100)
+
+
+def draw_shuffled(step):
+    return sampling.shuffled_sample(KEY, step, 100, 7)
+
+
+def draw_cyclic(step):
+    return sampling.cyclic_poisson_sample(KEY, step, 100, 0.5, 5, 20)
+
+
+DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("step", [2**24, 2**24 + 1])
+def test_a_step_that_float32_may_have_rounded_has_no_batch(draw, step):
+    """Both are 2^24 in float32, so that two steps of the run would have one batch."""
+    with pytest.raises(ValueError, match="step must be a whole number >= 0, at most 16777215, got 16777216"):
+        draw(np.float32(step))
+    sample = jax.jit(draw)(jnp.float32(step))
+    assert sample.is_padding.all()
+    assert int(sample.count) > 500
+
+
+@pytest.mark.parametrize("draw", [draw_poisson, draw_allocation])
+def test_the_type_of_a_step_that_is_exact_does_not_matter(draw):
+    # A number of Python has 53 bits.
+    large = 2**24 + 1
+    assert_same(draw(float(large)), draw(large))
+    assert_same(draw(np.float64(large)), draw(np.int32(large)))
+
+    # The last step that float32 tells from the next one.
+    last = 2**24 - 1
+    assert_same(jax.jit(draw)(jnp.float32(last)), draw(last))
+    assert_same(draw(np.float32(last)), draw(last))
+
+
+def test_a_number_of_rows_is_not_rounded_either():
+    num_rows = 2**24 + 3
+    included = jnp.ones(num_rows, bool)
+    for num_valid in (2.0**24 + 1, np.int64(2**24 + 1)):
+        rows = checked_rows(num_rows, num_valid)
+        real, is_valid = real_rows(included, num_valid, rows)
+        assert int(real.sum()) == 2**24 + 1
+        assert is_valid
+
+    # The number that reaches compiled code in float32 may have been another one.
+    def draw(num_valid):
+        return real_rows(included, num_valid, checked_rows(num_rows, num_valid))
+
+    _, is_valid = jax.jit(draw)(jnp.float32(2**24))
+    assert not is_valid
+    real, is_valid = jax.jit(draw)(jnp.float32(2**24 - 1))
+    assert is_valid
+    assert int(real.sum()) == 2**24 - 1
+    with pytest.raises(ValueError, match="num_valid must be a whole number from 0 to num_examples=16777219, at most"):
+        draw(np.float32(2**24))
 
 
 def test_a_step_too_large_for_its_type_repeats_no_batch():

@@ -11,10 +11,20 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gdpjax
-from gdpjax.training import CheckpointError, _checkpoint, _files, _journal, _run, resume_run, start_run
+from gdpjax.training import (
+    CheckpointError,
+    _checkpoint,
+    _files,
+    _journal,
+    _run,
+    private_training,
+    resume_run,
+    start_run,
+)
 from tests.training import killed
 
 KEY = jax.random.key(11)
@@ -110,6 +120,33 @@ def test_scanned_chunks_resume_too(small, tmp_path):
     run.advance(10)
     again = resume_run(tmp_path / "b", *small)
     assert same(finished(again, 10).state, reference.state)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_leaves_of_size_zero(tmp_path, scan):
+    """A layer without units has arrays without entries, and so have its moments; orbax writes no such arrays."""
+    training, params, data = killed.build(num_steps=6)
+
+    def loss(params, x, y):
+        return killed.loss(params, x, y) + params["none"].sum() + params["frozen"].sum()
+
+    params = params | {"none": jnp.ones((0, 3)), "frozen": jnp.ones((2, 0), jnp.bfloat16)}
+    trainable = {"w": True, "b": True, "v": True, "none": True, "frozen": False}
+    training = private_training(training.plan, loss, optax.adam(0.5), trainable=trainable)
+    small = (training, params, data)
+    key = jax.random.key(29)
+    reference = finished(start_run(tmp_path / "whole", *small, key=key, scan=scan), 3)
+
+    start_run(tmp_path / "run", *small, key=key, scan=scan).advance(3)
+    run = finished(resume_run(tmp_path / "run", *small, scan=scan), 3)
+    assert same(run.state, reference.state)
+    assert run.state.params["none"].shape == (0, 3)
+    assert run.state.params["frozen"].dtype == jnp.bfloat16
+
+    # The shapes of the checkpoint are compared all the same.
+    other = params | {"none": jnp.ones((0, 4))}
+    with pytest.raises(CheckpointError, match=r"float32\[0, 3\] and is float32\[0, 4\] now"):
+        resume_run(tmp_path / "run", training, other, data, scan=scan)
 
 
 def moved(monkeypatch):
