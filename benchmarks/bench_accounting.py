@@ -73,18 +73,22 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _fresh(settings: Settings) -> dict[str, Any]:
-    """First calls and memory in processes of their own."""
+    """Measure first calls and memory in processes of their own."""
     from benchmarks.accounting import fresh, ours
 
-    def sizes(elementwise: bool) -> tuple[int, int]:
-        return (settings.points, settings.points) if elementwise else (1, settings.memory_configurations)
-
-    found = {}
+    results = {}
     for name, function in ours.FUNCTIONS.items():
-        first, many = sizes(function.elementwise)
-        memory = fresh.in_new_process(name, many)
-        found[name] = {"first_call": memory if first == many else fresh.in_new_process(name, first), "memory": memory}
-    return found
+        if function.elementwise:
+            # One process for both.
+            memory = fresh.in_new_process(name, settings.points)
+            first_call = memory
+        else:
+            memory = fresh.in_new_process(name, settings.memory_configurations)
+            first_call = memory
+            if settings.memory_configurations != 1:
+                first_call = fresh.in_new_process(name, 1)
+        results[name] = {"first_call": first_call, "memory": memory}
+    return results
 
 
 def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:

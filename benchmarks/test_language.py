@@ -17,11 +17,17 @@ OURS = ("no privacy", "gdpjax auto", "gdpjax microbatch")
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run(Settings("smallest", repetitions=2, contenders=OURS, device_flops=1e12))
+    settings = Settings(
+        "smallest",
+        repetitions=2,
+        contenders=OURS,
+        device_flops=1e12,
+    )
+    return run(settings)
 
 
 def measured(result: dict[str, Any], case: str, contender: str) -> dict[str, Any]:
-    """Results by size."""
+    """Return the results of a contender, by size."""
     return result["cases"][case]["contenders"][contender]["sizes"]
 
 
@@ -31,12 +37,12 @@ def test_the_result_is_complete_json_and_a_table(result):
     for case in ("full", "lora"):
         for contender in OURS:
             assert not again["cases"][case]["contenders"][contender]["refused"]
-            sizes = measured(again, case, contender)
-            assert list(sizes) == ["1", "2"]
-            for at in sizes.values():
-                assert at["mfu"] > 0
-                assert at["xla_flops"] > 0
-                assert at["xla_bytes"]["held"] > at["xla_bytes"]["temporaries"]
+            by_size = measured(again, case, contender)
+            assert list(by_size) == ["1", "2"]
+            for of_size in by_size.values():
+                assert of_size["mfu"] > 0
+                assert of_size["xla_flops"] > 0
+                assert of_size["xla_bytes"]["held"] > of_size["xla_bytes"]["temporaries"]
     tables = report.markdown(again | {"command": "pytest"})
     for words in (*OURS, "adapters of rank 8", "TFLOP a second", "products, GFLOP"):
         assert words in tables
@@ -46,8 +52,9 @@ def test_the_result_is_complete_json_and_a_table(result):
 def test_products_are_counted_as_they_are_predicted(result):
     for case in ("full", "lora"):
         for contender in OURS:
-            for at in measured(result, case, contender).values():
-                assert at["product_flops"] == pytest.approx(at["predicted"]["product_flops"], rel=1e-9), contender
+            for of_size in measured(result, case, contender).values():
+                predicted = of_size["predicted"]["product_flops"]
+                assert of_size["product_flops"] == pytest.approx(predicted, rel=1e-9), contender
 
 
 @pytest.mark.slow
@@ -81,12 +88,17 @@ def test_sizes_divide_the_units_and_texts_fit_the_model():
 def test_products_in_loops_are_counted_as_often_as_they_are_done():
     matrix = jnp.ones((3, 3))
 
+    def multiply(carry, _):
+        return matrix @ carry, None
+
     def looped(x):
-        return jax.lax.scan(lambda carry, _: (matrix @ carry, None), x, None, length=5)[0]
+        result, _ = jax.lax.scan(multiply, x, None, length=5)
+        return result
 
     def unknown(x):
         return jax.lax.while_loop(lambda carry: carry.sum() < 1e6, lambda carry: matrix @ carry, x)
 
+    # A product of two 3 by 3 matrices has 27 multiplications and as many additions.
     assert race.product_flops(jax.make_jaxpr(looped)(matrix)) == 5 * 2 * 27
     assert race.product_flops(jax.make_jaxpr(unknown)(matrix)) is None
     assert race.product_flops(jax.make_jaxpr(lambda x: x + 1)(matrix)) == 0
@@ -102,9 +114,9 @@ def test_the_device_s_peak_is_a_bound_where_an_earlier_call_had_needed_more():
 
 
 def _made_up(device_flops: float | None, mfu: float | None) -> dict[str, Any]:
-    """A result with all that the tables are made of, where nothing could be known."""
+    """Return a result with all that the tables are made of, where nothing could be known."""
     spread = {"median": 0.5, "q1": 0.4, "q3": 0.6}
-    at = {
+    of_size = {
         "seconds": spread,
         "tokens_per_second": spread,
         "over_no_privacy": None,
@@ -117,7 +129,10 @@ def _made_up(device_flops: float | None, mfu: float | None) -> dict[str, Any]:
         "predicted": None,
     }
     contenders = {
-        "gdpjax auto": {"sizes": {"1": at}, "refused": {"4": "XlaRuntimeError: RESOURCE_EXHAUSTED"}},
+        "gdpjax auto": {
+            "sizes": {"1": of_size},
+            "refused": {"4": "XlaRuntimeError: RESOURCE_EXHAUSTED"},
+        },
     }
     case = {
         "title": "some model",

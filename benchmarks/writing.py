@@ -22,7 +22,9 @@ def chosen(wanted: Sequence[str], there: dict[str, Any], what: str) -> list[Any]
     for name in wanted:
         if name not in there:
             raise ValueError(f"unknown {what} {name!r}; expected some of {', '.join(there)}")
-    return [value for name, value in there.items() if not wanted or name in wanted]
+    if not wanted:
+        return list(there.values())
+    return [value for name, value in there.items() if name in wanted]
 
 
 def command(module: str, arguments: list[str] | None) -> str:
@@ -46,6 +48,7 @@ def merge(previous: dict[str, Any], result: dict[str, Any], key: str, order: Seq
         if before != now:
             raise ValueError(f"cannot merge: the earlier part was made with {name} {before!r}, this one with {now!r}")
 
+    # What was measured again counts as it is now.
     measured = previous[key] | result[key]
     entries = {name: measured[name] for name in order if name in measured}
     return result | {
@@ -109,43 +112,70 @@ def document(title: str, paragraphs: list[str], sections: list[tuple[str, str]])
 
 def setting(result: dict[str, Any]) -> str:
     """Return machine, versions, load and command, in one paragraph."""
-    machine, settings = result["machine"], result["settings"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    return (
-        f"{machine['cpu']}, {machine['cpu_cores_used']} core(s), {settings['threads']} thread(s); {machine['device']}; "
-        f"{versions}; load average {result['load_average_before']} before, {result['load_average_after']} after; "
-        f"{settings['repetitions']} rounds; {result['total_seconds']:.0f} s in all. Made by `{result['command']}`."
-    )
+    machine = result["machine"]
+    settings = result["settings"]
+    versions = [f"{name} {version}" for name, version in machine["versions"].items() if version]
+    parts = [
+        f"{machine['cpu']}, {machine['cpu_cores_used']} core(s), {settings['threads']} thread(s)",
+        machine["device"],
+        ", ".join(versions),
+        f"load average {result['load_average_before']} before, {result['load_average_after']} after",
+        f"{settings['repetitions']} rounds",
+        f"{result['total_seconds']:.0f} s in all",
+    ]
+    return f"{'; '.join(parts)}. Made by `{result['command']}`."
 
 
 def at_most(target: float, measured: float, **beside: str) -> dict[str, Any]:
     """Return a target that is met by what is no larger; ``beside`` names whose number it is compared with."""
-    return {"target": target, "measured": measured, "at_least": False, "met": bool(measured <= target)} | beside
+    return {
+        "target": target,
+        "measured": measured,
+        "at_least": False,
+        "met": bool(measured <= target),
+        **beside,
+    }
 
 
 def at_least(target: float, measured: float, **beside: str) -> dict[str, Any]:
     """Return a target that is met by what is no smaller."""
-    return {"target": target, "measured": measured, "at_least": True, "met": bool(measured >= target)} | beside
+    return {
+        "target": target,
+        "measured": measured,
+        "at_least": True,
+        "met": bool(measured >= target),
+        **beside,
+    }
 
 
 def targets_table(targets: dict[str, dict[str, Any]], heading: str) -> str:
     """Return what was aimed at beside what was measured; "" without targets."""
+    if not targets:
+        return ""
     rows = []
     for name, numbers in targets.items():
-        wanted = f"{'>=' if numbers['at_least'] else '<='} {numbers['target']:g}"
+        sign = ">=" if numbers["at_least"] else "<="
+        wanted = f"{sign} {numbers['target']:g}"
         met = "met" if numbers["met"] else "MISSED"
         rows.append((name, wanted, numbers["measured"], numbers.get("beside"), met))
-    return table((heading, "wanted", "measured", "beside", "met"), rows) if rows else ""
+    columns = (heading, "wanted", "measured", "beside", "met")
+    return table(columns, rows)
 
 
 def milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+    """Return seconds as milliseconds: three digits, and all of the whole ones from a second on."""
+    if seconds < 1:
+        return f"{1e3 * seconds:,.3g}"
+    return f"{1e3 * seconds:,.0f}"
 
 
 def quartiles(seconds: dict[str, Any]) -> str:
     """Return the quartiles that `turns.spread` gave, in milliseconds."""
-    return f"{milliseconds(seconds['q1'])} to {milliseconds(seconds['q3'])}"
+    first = milliseconds(seconds["q1"])
+    third = milliseconds(seconds["q3"])
+    return f"{first} to {third}"
 
 
 def bullets(reasons: dict[str, str]) -> str:
+    """Return names and reasons as a list in Markdown."""
     return "\n".join(f"- {name}: {reason}" for name, reason in reasons.items())

@@ -31,7 +31,12 @@ def verdict(run: Run, side: str, claimed: float, certified: list[float]) -> str:
     lower, upper = certified
 
     # An upper end of theirs is below our lower end, a lower end of theirs above our upper end.
-    our_side, ours = ("lower", lower) if side == "upper" else ("upper", upper)
+    if side == "upper":
+        our_side, ours = "lower", lower
+    else:
+        our_side, ours = "upper", upper
+
+    # A side is proved false as soon as a bracket is narrow enough for it.
     for bins in BINS:
         at_theirs = oracle.both_directions(*steps, claimed, bins=bins)
         if _is_proved_false(at_theirs, delta, side):
@@ -45,12 +50,21 @@ def verdict(run: Run, side: str, claimed: float, certified: list[float]) -> str:
 def _is_proved_false(log_delta: tuple[float, float], delta: float, side: str) -> bool:
     """Return whether a bracket on log delta(end) shows that an upper end is too low, or a lower end too high."""
     at_least, at_most = log_delta
-    return at_least > math.log(delta) if side == "upper" else at_most < math.log(delta)
+    if side == "upper":
+        return at_least > math.log(delta)
+    return at_most < math.log(delta)
 
 
 def judge(libraries: dict[str, Any]) -> None:
     """Add whose end is false to every contradiction, up to a limit."""
-    contradictions = [wrong for measured in libraries.values() for wrong in measured["wrong_side"]]
+    contradictions = []
+    for measured in libraries.values():
+        contradictions += measured["wrong_side"]
     for wrong in contradictions[:MOST_JUDGED]:
-        run = (wrong["noise_multiplier"], wrong["sampling_prob"], wrong["num_steps"], wrong["delta"])
+        run = (
+            wrong["noise_multiplier"],
+            wrong["sampling_prob"],
+            wrong["num_steps"],
+            wrong["delta"],
+        )
         wrong["false"] = verdict(run, wrong["side"], wrong["claimed"], wrong["certified"])

@@ -27,6 +27,7 @@ RTOLS = (1e-2, 1e-4, 3e-5, 1e-6)
 REFERENCE_RTOL = 1e-5
 PRV = "prv_accountant"
 GRID_FUNCTIONS = tuple(name for name, function in ours.FUNCTIONS.items() if not function.elementwise)
+"""Our functions that take whole runs."""
 
 Outcomes = list[list[clocks.Outcome]]
 """For each configuration what each repetition took and gave."""
@@ -54,7 +55,11 @@ def one_at_a_time() -> tuple[Peer, ...]:
     for rtol in RTOLS:
         narrower = functools.partial(bounds, rtol=rtol)
         contenders.append((f"gdpjax epsilon_bounds, rtol={rtol:g}", "bracket", narrower))
-    return tuple(Peer(name, "gdpjax", standing, call, sweep=False) for name, standing, call in contenders)
+
+    peers = []
+    for name, standing, call in contenders:
+        peers.append(Peer(name, "gdpjax", standing, call, sweep=False))
+    return tuple(peers)
 
 
 # ---- The race ----
@@ -62,9 +67,14 @@ def one_at_a_time() -> tuple[Peer, ...]:
 
 def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_seconds: float) -> dict[str, Any]:
     """Return time and values of every library that is there, by configuration, and of our batched calls in between."""
-    libraries = (*one_at_a_time(), *PEERS)
-    missing = {peer.name: reason for peer in libraries if (reason := peer.missing())}
-    present = [peer for peer in libraries if peer.name not in missing]
+    missing: dict[str, str] = {}
+    present: list[Peer] = []
+    for peer in (*one_at_a_time(), *PEERS):
+        reason = peer.missing()
+        if reason:
+            missing[peer.name] = reason
+        else:
+            present.append(peer)
 
     # Imports, compilations and caches are not timed.
     for peer in present:
@@ -74,9 +84,14 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_secon
     outcomes: dict[str, Outcomes] = {peer.name: [[] for _ in range(subset)] for peer in present}
     for repetition in range(repetitions):
         # The slowest are not repeated: their first times alone are longer than any disturbance.
-        taking_part = [peer for peer in present if repetition == 0 or _spent(outcomes[peer.name]) < patience]
+        taking_part = present
+        if repetition > 0:
+            taking_part = [peer for peer in present if _spent(outcomes[peer.name]) < patience]
+
+        # Our batched calls, then everybody's calls for one configuration after the other.
         for name, times in batched.items():
-            times.append(clocks.time_call(functools.partial(ours.FUNCTIONS[name].call, *grid.columns())))
+            on_grid = functools.partial(ours.FUNCTIONS[name].call, *grid.columns())
+            times.append(clocks.time_call(on_grid))
         for i in range(subset):
             for peer in taking_part:
                 outcomes[peer.name][i].append(clocks.attempt(_call(peer, grid, i), CALL_LIMIT))
@@ -84,16 +99,26 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_secon
     for peer in present:
         if peer.sweep:
             outcomes[peer.name] += _sweep(peer, grid, subset, sweep_seconds)
-    return {"missing": missing, "present": present, "outcomes": outcomes, "batched": batched}
+    return {
+        "missing": missing,
+        "present": present,
+        "outcomes": outcomes,
+        "batched": batched,
+    }
 
 
 def _call(peer: Peer, grid: Grid, i: int) -> Callable[[], Epsilon]:
+    """Return a library's call for one configuration."""
     return functools.partial(peer.epsilon, *grid.run(i))
 
 
 def _spent(outcomes: Outcomes) -> float:
     """Return the seconds of all calls."""
-    return sum(each.times.wall for repeated in outcomes for each in repeated)
+    seconds = 0.0
+    for repeated in outcomes:
+        for outcome in repeated:
+            seconds += outcome.times.wall
+    return seconds
 
 
 def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> Outcomes:
@@ -102,7 +127,8 @@ def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> Outcomes:
     for i in range(start, grid.delta.size):
         if _spent(done) > seconds:
             break
-        done.append([clocks.attempt(_call(peer, grid, i), CALL_LIMIT)])
+        outcome = clocks.attempt(_call(peer, grid, i), CALL_LIMIT)
+        done.append([outcome])
     return done
 
 
@@ -112,7 +138,18 @@ def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> Outcomes:
 def value_of(repeated: list[clocks.Outcome]) -> Epsilon:
     """Return what a library says of a configuration, with None for NaN and infinity."""
     value = repeated[0].value or Epsilon()
-    return Epsilon(*(end if end is not None and math.isfinite(end) else None for end in value))
+    return Epsilon(
+        lower=_finite(value.lower),
+        estimate=_finite(value.estimate),
+        upper=_finite(value.upper),
+    )
+
+
+def _finite(number: float | None) -> float | None:
+    """Return the number, or None if it is none or not finite."""
+    if number is None or not math.isfinite(number):
+        return None
+    return number
 
 
 def centre(value: Epsilon) -> float | None:
@@ -131,7 +168,11 @@ def reference(grid: Grid) -> tuple[Column, Column]:
 def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upper: Column) -> dict[str, Any]:
     """Return the tables of the race, against our narrow brackets ``lower``, ``upper`` of the whole grid."""
     outcomes: dict[str, Outcomes] = raced["outcomes"]
-    values = {name: [value_of(repeated) for repeated in of_library] for name, of_library in outcomes.items()}
+    values: dict[str, list[Epsilon]] = {}
+    for name, of_library in outcomes.items():
+        values[name] = [value_of(repeated) for repeated in of_library]
+
+    # What everybody's numbers are compared with.
     certified = [float(middle) for middle in 0.5 * (lower + upper)]
     by_prv = [value.estimate for value in values.get(PRV, [])]
 
@@ -150,26 +191,48 @@ def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upp
         }
     arbiter.judge(libraries)
 
+    # What everybody says of each configuration of the subset.
     subset_rows = []
     for i in range(subset):
         said = {name: own[i]._asdict() for name, own in values.items()}
-        subset_rows.append({**grid.describe(i), "certified": [lower[i], upper[i]], "values": said})
-    return {"libraries": libraries, "missing": raced["missing"], "subset": subset_rows}
+        row = {
+            **grid.describe(i),
+            "certified": [lower[i], upper[i]],
+            "values": said,
+        }
+        subset_rows.append(row)
+    return {
+        "libraries": libraries,
+        "missing": raced["missing"],
+        "subset": subset_rows,
+    }
 
 
 def _speed(outcomes: Outcomes) -> dict[str, Any]:
     """Return configurations/s from the median time of each configuration; failures count as time spent."""
+    # By configuration: the seconds of each repetition, their median, and that of the processor's.
+    seconds = []
+    medians = []
+    processor_medians = []
+    for repeated in outcomes:
+        of_configuration = [outcome.times.wall for outcome in repeated]
+        seconds.append(of_configuration)
+        medians.append(statistics.median(of_configuration))
+        processor_medians.append(statistics.median(outcome.times.cpu for outcome in repeated))
+
+    # By repetition: the seconds of all configurations.
+    of_repetitions = [sum(of_repetition) for of_repetition in zip(*seconds, strict=True)]
     count = len(outcomes)
-    wall = [[each.times.wall for each in repeated] for repeated in outcomes]
-    medians = [statistics.median(times) for times in wall]
-    processor = [statistics.median(each.times.cpu for each in repeated) for repeated in outcomes]
-    rounds = [sum(times) for times in zip(*wall, strict=True)]
     return {
         "per_second": count / sum(medians),
-        "per_cpu_second": count / sum(processor),
-        "per_second_range": [count / max(rounds), count / min(rounds)],
-        "repetitions": len(rounds),
-        "seconds": {"median": statistics.median(medians), "min": min(medians), "max": max(medians)},
+        "per_cpu_second": count / sum(processor_medians),
+        "per_second_range": [count / max(of_repetitions), count / min(of_repetitions)],
+        "repetitions": len(of_repetitions),
+        "seconds": {
+            "median": statistics.median(medians),
+            "min": min(medians),
+            "max": max(medians),
+        },
     }
 
 
@@ -193,8 +256,13 @@ def _wrong_sides(grid: Grid, values: list[Epsilon], lower: Column, upper: Column
             side, claimed = "lower", value.lower
         else:
             continue
-        certified = [lower[i], upper[i]]
-        wrong.append({**grid.describe(i), "side": side, "claimed": claimed, "certified": certified})
+        contradiction = {
+            **grid.describe(i),
+            "side": side,
+            "claimed": claimed,
+            "certified": [lower[i], upper[i]],
+        }
+        wrong.append(contradiction)
     return wrong
 
 
@@ -210,7 +278,10 @@ def _errors(values: list[Epsilon], truths: Sequence[float | None]) -> list[float
     errors = []
     for value, truth in zip(values, truths, strict=False):
         number = centre(value)
-        errors.append(None if number is None or not truth else number / truth - 1)
+        if number is None or not truth:
+            errors.append(None)
+        else:
+            errors.append(number / truth - 1)
     return errors
 
 
@@ -241,21 +312,34 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
     columns = [column[:subset] for column in grid.columns()[:3]]
     bounds = accounting.mu_bounds(*columns)
 
-    def their_mus() -> list[float | None]:
-        calls = [functools.partial(gdpnum_mu, *grid.run(i)[:3]) for i in range(subset)]
-        return [clocks.attempt(call, CALL_LIMIT).value for call in calls]
+    def our_mus() -> Any:
+        return accounting.mu_bounds(*columns)
 
-    calls = {"gdpjax mu_bounds": lambda: accounting.mu_bounds(*columns), "gdpnum": their_mus}
+    def their_mus() -> list[float | None]:
+        mus = []
+        for i in range(subset):
+            call = functools.partial(gdpnum_mu, *grid.run(i)[:3])
+            mus.append(clocks.attempt(call, CALL_LIMIT).value)
+        return mus
+
+    calls = {"gdpjax mu_bounds": our_mus, "gdpnum": their_mus}
     times = clocks.in_turn(calls, repetitions)
 
-    ratios = [mu / float(upper) for mu, upper in zip(their_mus(), bounds.upper, strict=True) if mu is not None]
+    ratios = []
+    for mu, upper in zip(their_mus(), bounds.upper, strict=True):
+        if mu is not None:
+            ratios.append(mu / float(upper))
     if not ratios:
         return None
     widths = (bounds.upper - bounds.lower) / bounds.upper
     return {
         "per_second": {name: clocks.rates(subset, of_call) for name, of_call in times.items()},
         "relative_width": _quantiles([float(width) for width in widths]),
-        "gdpnum_over_certified_upper": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "gdpnum_over_certified_upper": {
+            "median": statistics.median(ratios),
+            "min": min(ratios),
+            "max": max(ratios),
+        },
     }
 
 
@@ -263,14 +347,16 @@ def count_compilations(grid: Grid) -> dict[str, dict[str, int]]:
     """Count how often our functions compile for the grid in one call, again, and for one configuration, and others."""
     columns = grid.columns()
     reversed_columns = tuple(column[::-1] for column in columns)
+    first_run = grid.run(0)
+    other_runs = [grid.run(i) for i in range(1, 10)]
     counts = {}
     for name in GRID_FUNCTIONS:
         call = ours.FUNCTIONS[name].call
         counts[name] = {
             "first_call": _compiled_by(call, [columns]),
             "other_values": _compiled_by(call, [reversed_columns]),
-            "one_alone": _compiled_by(call, [grid.run(0)]),
-            "others_alone": _compiled_by(call, [grid.run(i) for i in range(1, 10)]),
+            "one_alone": _compiled_by(call, [first_run]),
+            "others_alone": _compiled_by(call, other_runs),
         }
     return counts
 
@@ -288,18 +374,24 @@ def accuracy_of_ours(lower: Column, upper: Column, estimate: Column, moments: Co
     middle = 0.5 * (lower + upper)
     widths = (upper - lower) / upper
     is_outside = (estimate < lower) | (estimate > upper)
+    errors_of_estimate = estimate / middle - 1
+    errors_of_moments = moments / middle - 1
     return {
-        "epsilon": {"min": float(middle.min()), "median": float(np.median(middle)), "max": float(middle.max())},
+        "epsilon": {
+            "min": float(middle.min()),
+            "median": float(np.median(middle)),
+            "max": float(middle.max()),
+        },
         "epsilon_bounds": {
             "relative_width": _quantiles([float(width) for width in widths]),
             "wider_than_target": int(np.sum(widths > ours.WIDTH_TARGET)),
         },
         "epsilon_estimate": {
-            "relative_error": _quantiles([float(error) for error in estimate / middle - 1]),
+            "relative_error": _quantiles([float(error) for error in errors_of_estimate]),
             "outside_certified": int(np.sum(is_outside)),
         },
         "moments_accountant_epsilon": {
-            "relative_error": _quantiles([float(error) for error in moments / middle - 1]),
+            "relative_error": _quantiles([float(error) for error in errors_of_moments]),
             "below_certified_lower": int(np.sum(moments < lower)),
         },
     }

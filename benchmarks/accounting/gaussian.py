@@ -3,16 +3,81 @@
 import importlib
 import statistics
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import clocks
 from benchmarks.accounting import ours, paper
 from benchmarks.accounting.grid import Points, make_points
 
 CHECKED = 200
+"""Points whose values are compared with the exact ones."""
+DIGITS = 60
+"""Of the exact values."""
+CALL_LIMIT = 10.0
+"""Seconds after which a peer's call for one point is given up."""
+
+OfPoint = Callable[[int], float]
+"""The value at the point of a number."""
+
+
+def measure(size: int, repetitions: int) -> dict[str, Any]:
+    """Return rates, compilations and errors of every elementwise function, ours and the peers'."""
+    points = make_points(size)
+    results = {}
+    for name, function in ours.FUNCTIONS.items():
+        if function.elementwise:
+            results[name] = _measure_function(name, function, points, repetitions)
+    return results
+
+
+def _measure_function(name: str, function: ours.Function, points: Points, repetitions: int) -> dict[str, Any]:
+    """Return the results of one function."""
+    size = points.mu.size
+    columns = ours.arguments(name, size)
+
+    # Calls with the same shapes: the first one may compile, the second one, with other values, may not.
+    at_start = clocks.compilations()
+    values = {"gdpjax": function.call(*columns)}
+    after_first = clocks.compilations()
+    function.call(*(column[::-1] for column in columns))
+    after_second = clocks.compilations()
+
+    # On whole arrays: ours, and the papers' formula where it takes arrays.
+    def our_call() -> Any:
+        return function.call(*columns)
+
+    calls: dict[str, Callable[[], Any]] = {"gdpjax": our_call}
+    formula = _whole_array_peers(points).get(name)
+    if formula is not None:
+        calls["paper"] = formula
+        values["paper"] = formula()
+    times = clocks.in_turn(calls, repetitions)
+    rates = {library: clocks.rates(size, of_library) for library, of_library in times.items()}
+
+    # The peers that take one point a call.
+    for library, of_point in _one_by_one_peers(points).get(name, {}).items():
+        single = _singly(of_point, size)
+        values[library] = single.values
+        if single.rate:
+            rates[library] = single.rate
+
+    errors = {library: _errors(name, points, of_library) for library, of_library in values.items()}
+    return {
+        "points": size,
+        "per_second": rates,
+        "compilations": {
+            "first_call": after_first - at_start,
+            "other_values": after_second - after_first,
+        },
+        "relative_error": errors,
+    }
+
+
+# ---- The peers ----
 
 
 def _whole_array_peers(points: Points) -> dict[str, Callable[[], Any]]:
+    """Return the papers' formula beside each function of ours that it computes for arrays."""
     return {
         "gdp_tradeoff": lambda: paper.tradeoff(points.alpha, points.mu),
         "clt_mu_poisson": lambda: paper.clt_mu(points.noise_multiplier, points.sampling_prob, points.num_steps),
@@ -20,101 +85,119 @@ def _whole_array_peers(points: Points) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _one_by_one_peers(points: Points) -> dict[str, dict[str, Callable[[int], float]]]:
-    """By function of ours and library: the value at point i."""
+def _one_by_one_peers(points: Points) -> dict[str, dict[str, OfPoint]]:
+    """Return the peers that take one point a call, by function of ours and library."""
 
-    def dp_accounting(name: str, *arguments: float) -> float:
-        return getattr(importlib.import_module("dp_accounting"), name)(*arguments)
+    def paper_epsilon(i: int) -> float:
+        return paper.epsilon(points.delta[i], points.mu[i])
 
-    def autodp(i: int) -> float:
-        return importlib.import_module("autodp.dp_bank").get_eps_ana_gaussian(1 / points.mu[i], points.delta[i])
+    def paper_mu(i: int) -> float:
+        return paper.mu(points.epsilon[i], points.delta[i])
+
+    # The others have the noise's standard deviation for 1 / mu.
+    def dp_accounting_epsilon(i: int) -> float:
+        library = importlib.import_module("dp_accounting")
+        return library.get_epsilon_gaussian(1 / points.mu[i], points.delta[i])
+
+    def dp_accounting_mu(i: int) -> float:
+        library = importlib.import_module("dp_accounting")
+        return 1 / library.get_sigma_gaussian(points.epsilon[i], points.delta[i])
+
+    def autodp_epsilon(i: int) -> float:
+        library = importlib.import_module("autodp.dp_bank")
+        return library.get_eps_ana_gaussian(1 / points.mu[i], points.delta[i])
 
     return {
         "gdp_epsilon": {
-            "paper": lambda i: paper.epsilon(points.delta[i], points.mu[i]),
-            "dp_accounting": lambda i: dp_accounting("get_epsilon_gaussian", 1 / points.mu[i], points.delta[i]),
-            "autodp": autodp,
+            "paper": paper_epsilon,
+            "dp_accounting": dp_accounting_epsilon,
+            "autodp": autodp_epsilon,
         },
         "gdp_mu": {
-            "paper": lambda i: paper.mu(points.epsilon[i], points.delta[i]),
-            "dp_accounting": lambda i: 1 / dp_accounting("get_sigma_gaussian", points.epsilon[i], points.delta[i]),
+            "paper": paper_mu,
+            "dp_accounting": dp_accounting_mu,
         },
     }
 
 
-def measure(size: int, repetitions: int) -> dict[str, Any]:
-    """Rates, compilations and errors of every elementwise function, ours and the peers'."""
-    points = make_points(size)
-    peers = _whole_array_peers(points)
-    results = {}
-    for name, function in ours.FUNCTIONS.items():
-        if not function.elementwise:
-            continue
-        columns = ours.arguments(name, size)
-        compiled = clocks.compilations()
-        values = {"gdpjax": function.call(*columns)}
-        first = clocks.compilations()
-        function.call(*(column[::-1] for column in columns))
-        counts = {"first_call": first - compiled, "other_values": clocks.compilations() - first}
-        calls: dict[str, Callable[[], Any]] = {"gdpjax": lambda call=function.call, columns=columns: call(*columns)}
-        if name in peers:
-            calls["paper"], values["paper"] = peers[name], peers[name]()
-        times = clocks.in_turn(calls, repetitions)
-        rates = {library: clocks.rates(size, each) for library, each in times.items()}
-        single = {library: _singly(call, size) for library, call in _one_by_one_peers(points).get(name, {}).items()}
-        values |= {library: numbers for library, (_, numbers) in single.items()}
-        results[name] = {
-            "points": size,
-            "per_second": rates | {library: rate for library, (rate, _) in single.items() if rate},
-            "compilations": counts,
-            "relative_error": {library: _errors(name, points, numbers) for library, numbers in values.items()},
-        }
-    return results
+class Single(NamedTuple):
+    """What calls for one point each gave.
+
+    Args:
+        rate: calls a second; None if all failed.
+        values: None where a call failed.
+    """
+
+    rate: dict[str, Any] | None
+    values: list[float | None]
 
 
-def _singly(call: Callable[[int], float], size: int) -> tuple[dict[str, Any] | None, list[float | None]]:
-    """Rate of calls for one point each, and the values; None where it failed."""
-    outcomes = [clocks.attempt(lambda i=i: float(call(i)), 10.0) for i in range(min(CHECKED, size))]
-    done = [each.times.wall for each in outcomes if each.error is None]
-    rate = 1 / statistics.mean(done) if done else None
-    rates = {"median": rate, "min": 1 / max(done), "max": 1 / min(done), "repetitions": 1} if done else None
-    return rates, [each.value for each in outcomes]
+def _singly(of_point: OfPoint, size: int) -> Single:
+    """Call for one point after another, as many as are checked."""
+    outcomes = []
+    for i in range(min(CHECKED, size)):
+        outcomes.append(clocks.attempt(lambda i=i: float(of_point(i)), CALL_LIMIT))
+    values = [outcome.value for outcome in outcomes]
+
+    seconds = [outcome.times.wall for outcome in outcomes if outcome.error is None]
+    if not seconds:
+        return Single(None, values)
+    rate = {
+        "median": 1 / statistics.mean(seconds),
+        "min": 1 / max(seconds),
+        "max": 1 / min(seconds),
+        "repetitions": 1,
+    }
+    return Single(rate, values)
+
+
+# ---- Errors ----
 
 
 def _errors(name: str, points: Points, values: Any) -> dict[str, Any] | None:
-    """Return the largest relative error over the first points, and the number of failures."""
+    """Return the largest relative error over the first points, and the number of failures; None without mpmath."""
     try:
         import mpmath
     except ImportError:
         return None
-    with mpmath.workdps(60):
-        errors = [
-            _relative_error(mpmath, name, points, i, values[i])
-            for i in range(min(CHECKED, len(values)))
-            if values[i] is not None
-        ]
-    failed = sum(value is None for value in values[:CHECKED])
-    return {"max": max(errors, default=None), "checked": len(errors), "failed": failed}
+    checked = values[:CHECKED]
+    errors = []
+    with mpmath.workdps(DIGITS):
+        for i, value in enumerate(checked):
+            if value is not None:
+                errors.append(_relative_error(mpmath, name, points, i, value))
+    return {
+        "max": max(errors, default=None),
+        "checked": len(errors),
+        "failed": len(checked) - len(errors),
+    }
 
 
 def _relative_error(mp: Any, name: str, points: Points, i: int, value: float) -> float:
-    """Against the formula at 60 digits; of a root, the Newton step from it."""
+    """Return the error against the formula at 60 digits; of a root, the Newton step from it."""
     at = {field: mp.mpf(float(column[i])) for field, column in points._asdict().items()}
     value = mp.mpf(float(value))
 
     def delta(epsilon: Any, mu: Any) -> Any:
-        return mp.ncdf(-epsilon / mu + mu / 2) - mp.exp(epsilon) * mp.ncdf(-epsilon / mu - mu / 2)
+        above = mp.ncdf(-epsilon / mu + mu / 2)
+        below = mp.ncdf(-epsilon / mu - mu / 2)
+        return above - mp.exp(epsilon) * below
 
-    if name == "gdp_tradeoff":
-        exact = mp.ncdf(mp.sqrt(2) * mp.erfinv(1 - 2 * at["alpha"]) - at["mu"])
-    elif name == "clt_mu_poisson":
-        exact = at["sampling_prob"] * mp.sqrt(at["num_steps"] * mp.expm1(at["noise_multiplier"] ** -2))
-    elif name == "gdp_delta":
-        exact = delta(at["epsilon"], at["mu"])
-    elif name == "gdp_epsilon":
-        slope = -mp.exp(value) * mp.ncdf(-value / at["mu"] - at["mu"] / 2)
-        exact = value - (delta(value, at["mu"]) - at["delta"]) / slope
-    else:
-        slope = mp.npdf(-at["epsilon"] / value + value / 2)
-        exact = value - (delta(at["epsilon"], value) - at["delta"]) / slope
+    match name:
+        case "gdp_tradeoff":
+            quantile = mp.sqrt(2) * mp.erfinv(1 - 2 * at["alpha"])
+            exact = mp.ncdf(quantile - at["mu"])
+        case "clt_mu_poisson":
+            of_one_step = mp.expm1(at["noise_multiplier"] ** -2)
+            exact = at["sampling_prob"] * mp.sqrt(at["num_steps"] * of_one_step)
+        case "gdp_delta":
+            exact = delta(at["epsilon"], at["mu"])
+        case "gdp_epsilon":
+            # The derivative of delta by epsilon.
+            slope = -mp.exp(value) * mp.ncdf(-value / at["mu"] - at["mu"] / 2)
+            exact = value - (delta(value, at["mu"]) - at["delta"]) / slope
+        case _:
+            # The derivative of delta by mu.
+            slope = mp.npdf(-at["epsilon"] / value + value / 2)
+            exact = value - (delta(at["epsilon"], value) - at["delta"]) / slope
     return float(abs(value - exact) / abs(exact))

@@ -7,28 +7,49 @@ import numpy as np
 from scipy.optimize import root_scalar
 from scipy.stats import norm
 
-LARGEST_EPSILON = 500.0
+EPSILONS = [0, 500.0]
+"""The bracket in which the root finder looks for epsilon."""
+MUS = [1e-6, 100]
+"""The bracket in which it looks for mu."""
 
 
 def clt_mu(noise_multiplier, sampling_prob, num_steps):
-    return sampling_prob * np.sqrt(num_steps) * np.sqrt(np.exp(noise_multiplier**-2.0) - 1)
+    """Return the mu of the central limit theorem, p sqrt(T (exp(1 / sigma^2) - 1))."""
+    of_one_step = np.sqrt(np.exp(noise_multiplier**-2.0) - 1)
+    return sampling_prob * np.sqrt(num_steps) * of_one_step
 
 
 def tradeoff(alpha, mu):
+    """Return G_mu(alpha)."""
     return norm.cdf(norm.ppf(1 - alpha) - mu)
 
 
 def delta(epsilon, mu):
-    return norm.cdf(-epsilon / mu + mu / 2) - np.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+    """Return the delta of mu-GDP at epsilon."""
+    above = norm.cdf(-epsilon / mu + mu / 2)
+    below = norm.cdf(-epsilon / mu - mu / 2)
+    return above - np.exp(epsilon) * below
 
 
 def epsilon(target, mu):
-    return root_scalar(lambda x: delta(x, mu) - target, bracket=[0, LARGEST_EPSILON], method="brentq").root
+    """Return the epsilon at which mu-GDP has a delta."""
+
+    def excess(epsilon):
+        return delta(epsilon, mu) - target
+
+    return root_scalar(excess, bracket=EPSILONS, method="brentq").root
 
 
 def mu(epsilon, target):
-    return root_scalar(lambda x: delta(epsilon, x) - target, bracket=[1e-6, 100], method="brentq").root
+    """Return the mu whose delta at epsilon is the target."""
+
+    def excess(mu):
+        return delta(epsilon, mu) - target
+
+    return root_scalar(excess, bracket=MUS, method="brentq").root
 
 
 def clt_epsilon(noise_multiplier, sampling_prob, num_steps, target):
-    return epsilon(target, clt_mu(noise_multiplier, sampling_prob, num_steps))
+    """Return epsilon at a delta by the central limit theorem."""
+    mu_of_run = clt_mu(noise_multiplier, sampling_prob, num_steps)
+    return epsilon(target, mu_of_run)

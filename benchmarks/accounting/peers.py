@@ -13,6 +13,7 @@ from typing import NamedTuple
 from benchmarks.accounting import paper
 
 PRV_EPSILON_ERROR = 0.01
+"""The error in epsilon that prv_accountant is asked for."""
 
 
 class Epsilon(NamedTuple):
@@ -24,7 +25,15 @@ class Epsilon(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A library's function. ``module`` must import; ``sweep``: go on over the whole grid after the subset."""
+    """A library's function.
+
+    Args:
+      name: for the tables.
+      module: what must import.
+      standing: what its numbers are said to be: "upper", "lower", "bracket" or "estimate".
+      epsilon: the function.
+      sweep: whether it goes on over the whole grid after the subset.
+    """
 
     name: str
     module: str
@@ -42,73 +51,122 @@ class Peer(NamedTuple):
         return None
 
 
+# ---- dp_accounting ----
+
+
 def _event(noise_multiplier: float, sampling_prob: float, num_steps: int):
+    """Return the run as dp_accounting describes it."""
     dp = importlib.import_module("dp_accounting")
-    step = dp.PoissonSampledDpEvent(sampling_prob, dp.GaussianDpEvent(noise_multiplier))
+    noise = dp.GaussianDpEvent(noise_multiplier)
+    step = dp.PoissonSampledDpEvent(sampling_prob, noise)
     return dp.SelfComposedDpEvent(step, num_steps)
 
 
 def _pld(interval: float) -> Callable[..., Epsilon]:
+    """Return the accountant of privacy loss distributions, on a grid of losses of this interval."""
+
     def epsilon(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
         pld = importlib.import_module("dp_accounting.pld")
         accountant = pld.PLDAccountant(value_discretization_interval=interval)
         accountant.compose(_event(noise_multiplier, sampling_prob, num_steps))
-        return Epsilon(upper=float(accountant.get_epsilon(delta)))
+        upper = accountant.get_epsilon(delta)
+        return Epsilon(upper=float(upper))
 
     return epsilon
 
 
 def _pld_optimistic(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
+    """Round the losses down, which gives a lower bound."""
     module = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     step = module.from_gaussian_mechanism(
-        noise_multiplier, sampling_prob=sampling_prob, pessimistic_estimate=False, use_connect_dots=False
+        noise_multiplier,
+        sampling_prob=sampling_prob,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
     )
-    return Epsilon(lower=float(step.self_compose(num_steps).get_epsilon_for_delta(delta)))
+    run = step.self_compose(num_steps)
+    lower = run.get_epsilon_for_delta(delta)
+    return Epsilon(lower=float(lower))
 
 
 def _dp_accounting_rdp(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
     accountant = importlib.import_module("dp_accounting.rdp").RdpAccountant()
     accountant.compose(_event(noise_multiplier, sampling_prob, num_steps))
-    return Epsilon(upper=float(accountant.get_epsilon(delta)))
+    upper = accountant.get_epsilon(delta)
+    return Epsilon(upper=float(upper))
+
+
+# ---- prv_accountant, gdpnum, riskcal ----
 
 
 def _prv(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
     module = importlib.import_module("prv_accountant.dpsgd")
     accountant = module.DPSGDAccountant(
-        noise_multiplier, sampling_prob, num_steps, eps_error=PRV_EPSILON_ERROR, delta_error=delta / 1000
+        noise_multiplier,
+        sampling_prob,
+        num_steps,
+        eps_error=PRV_EPSILON_ERROR,
+        delta_error=delta / 1000,
     )
-    return Epsilon(*(float(value) for value in accountant.compute_epsilon(delta, num_steps)))
+    lower, estimate, upper = accountant.compute_epsilon(delta, num_steps)
+    return Epsilon(float(lower), float(estimate), float(upper))
 
 
 def _ctd(module: str) -> Callable[..., Epsilon]:
+    """Return the accountant of this name in gdpnum or riskcal."""
+
     def epsilon(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
         accountant = importlib.import_module(module).CTDAccountant()
         # What num_steps calls of .step would leave, which alone may take longer than the rest.
         accountant.history = [(noise_multiplier, sampling_prob, num_steps)]
-        return Epsilon(upper=float(accountant.get_epsilon(delta=delta)))
+        upper = accountant.get_epsilon(delta=delta)
+        return Epsilon(upper=float(upper))
 
     return epsilon
 
 
+def gdpnum_mu(noise_multiplier: float, sampling_prob: float, num_steps: int) -> float:
+    """Return gdpnum's mu of a run: its curve lies above G_mu outside the last 1e-10 of either error."""
+    module = importlib.import_module("gdpnum")
+    mu, *_ = module.dpsgd.get_mu_and_regret_for_dpsgd(noise_multiplier, sampling_prob, num_steps)
+    return float(mu)
+
+
+# ---- autodp ----
+
+
 def _autodp_rdp(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
     zoo = importlib.import_module("autodp.mechanism_zoo")
-    run = zoo.SubsampleGaussianMechanism({"prob": sampling_prob, "sigma": noise_multiplier, "coeff": num_steps})
-    return Epsilon(upper=float(run.get_approxDP(delta)))
+    settings = {
+        "prob": sampling_prob,
+        "sigma": noise_multiplier,
+        "coeff": num_steps,
+    }
+    run = zoo.SubsampleGaussianMechanism(settings)
+    upper = run.get_approxDP(delta)
+    return Epsilon(upper=float(upper))
 
 
 def _autodp_fourier(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
-    mechanisms, transformers = (importlib.import_module(f"autodp.{name}_zoo") for name in ("mechanism", "transformer"))
-    both = []
+    """Compose by characteristic functions, in both directions; the larger epsilon counts."""
+    mechanisms = importlib.import_module("autodp.mechanism_zoo")
+    transformers = importlib.import_module("autodp.transformer_zoo")
+    epsilons = []
     for direction in ("remove_only", "add_only"):
         gaussian = mechanisms.GaussianMechanism(noise_multiplier, phi_off=False, RDP_off=True)
         sampled = transformers.AmplificationBySampling_pld(PoissonSampling=True, neighboring=direction)
         step = sampled.amplify(gaussian, sampling_prob)
-        both.append(float(transformers.ComposeAFA()([step], [num_steps]).get_approxDP(delta)))
-    return Epsilon(estimate=max(both))
+        run = transformers.ComposeAFA()([step], [num_steps])
+        epsilons.append(float(run.get_approxDP(delta)))
+    return Epsilon(estimate=max(epsilons))
+
+
+# ---- The papers' formulas, and the list ----
 
 
 def _paper_clt(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
-    return Epsilon(estimate=float(paper.clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta)))
+    estimate = paper.clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta)
+    return Epsilon(estimate=float(estimate))
 
 
 PEERS = (
@@ -123,9 +181,3 @@ PEERS = (
     Peer("autodp Fourier", "autodp.transformer_zoo", "estimate", _autodp_fourier),
     Peer("paper, CLT", "benchmarks.accounting.paper", "estimate", _paper_clt),
 )
-
-
-def gdpnum_mu(noise_multiplier: float, sampling_prob: float, num_steps: int) -> float:
-    """gdpnum's mu of a run: its curve lies above G_mu outside the last 1e-10 of either error."""
-    module = importlib.import_module("gdpnum")
-    return float(module.dpsgd.get_mu_and_regret_for_dpsgd(noise_multiplier, sampling_prob, num_steps)[0])

@@ -8,8 +8,10 @@ import numpy as np
 from benchmarks.clipping.flax_models import FlaxTransformer
 from benchmarks.clipping.models import CNN, MLP, Model, ResNet, TextAverage, Transformer, ViT
 
-NO_PRIVACY, AUTO = "no privacy", "gdpjax auto"
-TORCH_NO_PRIVACY, OPACUS_GHOST = "torch, no privacy", "Opacus ghost"
+NO_PRIVACY = "no privacy"
+AUTO = "gdpjax auto"
+TORCH_NO_PRIVACY = "torch, no privacy"
+OPACUS_GHOST = "Opacus ghost"
 
 
 class Target(NamedTuple):
@@ -58,7 +60,8 @@ class Case(NamedTuple):
         return not self.contenders or contender in self.contenders
 
 
-_MLP_TITLE, _CNN_TITLE = "MLP 784-1024-1024-10", "MNIST CNN of the paper"
+_MLP_TITLE = "MLP 784-1024-1024-10"
+_CNN_TITLE = "MNIST CNN of the paper"
 _MLP_TARGET = Target(time=1.05, memory=1.3, speedup=10)
 _CNN_TARGET = Target(time=1.15, memory=1.3)
 
@@ -69,13 +72,13 @@ _CNN_CONTENDERS = (*_MLP_CONTENDERS, "jax_privacy")
 
 def _other_batch_sizes() -> list[Case]:
     """Return the MLP and the CNN at batches of 64, 1,024 and 4,096 rows."""
-    found = []
+    cases = []
     for size in (64, 1024, 4096):
         mlp = Case(f"mlp_{size}", f"{_MLP_TITLE}, B={size}", MLP(), size, 25.0, _MLP_TARGET)
         cnn = Case(f"cnn_{size}", f"{_CNN_TITLE}, B={size}", CNN(), size, 22.0, _CNN_TARGET)
-        found.append(mlp._replace(contenders=_MLP_CONTENDERS))
-        found.append(cnn._replace(contenders=_CNN_CONTENDERS))
-    return found
+        cases.append(mlp._replace(contenders=_MLP_CONTENDERS))
+        cases.append(cnn._replace(contenders=_CNN_CONTENDERS))
+    return cases
 
 
 CPU = (
@@ -145,16 +148,17 @@ _LARGE = (
 
 
 def in_dtypes(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """Each case computed in float32, and in bfloat16 on float32 parameters."""
-    return tuple(
-        case._replace(
-            name=f"{case.name}_{short}",
-            title=f"{case.title}, {dtype}",
-            model=dataclasses.replace(case.model, dtype=dtype),
-        )
-        for case in cases
-        for short, dtype in (("f32", "float32"), ("bf16", "bfloat16"))
-    )
+    """Return each case computed in float32, and in bfloat16 on float32 parameters."""
+    both = []
+    for case in cases:
+        for short, dtype in (("f32", "float32"), ("bf16", "bfloat16")):
+            in_dtype = case._replace(
+                name=f"{case.name}_{short}",
+                title=f"{case.title}, {dtype}",
+                model=dataclasses.replace(case.model, dtype=dtype),
+            )
+            both.append(in_dtype)
+    return tuple(both)
 
 
 def tiny(case: Case) -> Case:
@@ -175,9 +179,21 @@ def tiny(case: Case) -> Case:
         case ViT():
             sizes = dict(depth=1, width=16, heads=2, patch=4, size=8, classes=5)
     return case._replace(
-        model=dataclasses.replace(case.model, **sizes), batch_size=8, clip_norm=1.0, title=f"{case.title} (tiny)"
+        model=dataclasses.replace(case.model, **sizes),
+        batch_size=8,
+        clip_norm=1.0,
+        title=f"{case.title} (tiny)",
     )
 
 
-PRESETS = {"cpu": CPU, "gpu": in_dtypes(_LARGE)}
-PRESETS |= {f"{name}-tiny": tuple(tiny(case) for case in cases) for name, cases in PRESETS.items()}
+def _all_tiny(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    return tuple(tiny(case) for case in cases)
+
+
+_GPU = in_dtypes(_LARGE)
+PRESETS = {
+    "cpu": CPU,
+    "gpu": _GPU,
+    "cpu-tiny": _all_tiny(CPU),
+    "gpu-tiny": _all_tiny(_GPU),
+}

@@ -15,23 +15,42 @@ from benchmarks.clipping.cases import AUTO, NO_PRIVACY
 from gdpjax import clipped_grad
 
 MICROBATCH_SIZES = (1, 4, 16, 64, 256)
-Step = Callable[..., Any]
 BATCH_ARGNUMS = (1, 2)
+
+Loss = Callable[..., Any]
+"""``loss(params, x, y, *frozen)``, of ONE example."""
+Step = Callable[..., Any]
+Build = Callable[[Loss, float, int | None], Step]
+"""``build(loss, clip_norm, microbatch_size)`` gives the step; size None: the whole batch, or its own choice."""
 
 
 class Contender(NamedTuple):
-    """``build(loss, clip_norm, microbatch_size)`` gives the step; size None: the whole batch, or its own choice."""
+    """Somebody's gradient step.
+
+    Args:
+        name: for the tables and the command line.
+        build: what gives the step.
+        module: what must be there.
+        sized: whether it takes microbatch sizes.
+        whole: whether it is tried without one.
+    """
 
     name: str
-    build: Callable[[Callable[..., Any], float, int | None], Step]
+    build: Build
     module: str = "jax"
     sized: bool = False
     whole: bool = True
 
     def sizes(self, batch_size: int) -> tuple[int | None, ...]:
         """Return the microbatch sizes to try, all divisors of the batch."""
-        some = tuple(k for k in MICROBATCH_SIZES if self.sized and k < batch_size and batch_size % k == 0)
-        return (None,) * self.whole + some
+        sizes: list[int | None] = []
+        if self.whole:
+            sizes.append(None)
+        if self.sized:
+            for size in MICROBATCH_SIZES:
+                if size < batch_size and batch_size % size == 0:
+                    sizes.append(size)
+        return tuple(sizes)
 
     def missing(self) -> str | None:
         """Return why it cannot be imported, or None."""
@@ -39,6 +58,7 @@ class Contender(NamedTuple):
 
 
 def why_missing(module: str) -> str | None:
+    """Return why a module cannot be imported, or None if it can."""
     try:
         importlib.import_module(module)
     except ImportError as failure:
@@ -47,51 +67,84 @@ def why_missing(module: str) -> str | None:
 
 
 def _axes(frozen: tuple[Any, ...]) -> tuple[int | None, ...]:
-    return (None, 0, 0, *(None for _ in frozen))
+    """Return the batch axis of each argument of a loss: x and y have one."""
+    none_of_frozen = [None] * len(frozen)
+    return (None, 0, 0, *none_of_frozen)
 
 
-def _no_privacy(loss: Callable[..., Any], clip_norm: float, size: int | None) -> Step:
+def _no_privacy(loss: Loss, clip_norm: float, size: int | None) -> Step:
+    """The step returns the gradient of the batch's mean loss."""
+
     def step(params: Any, x: Any, y: Any, *frozen: Any) -> Any:
-        return jax.grad(lambda p: jax.vmap(loss, _axes(frozen))(p, x, y, *frozen).mean())(params)
+        def mean_loss(params: Any) -> Any:
+            losses = jax.vmap(loss, _axes(frozen))(params, x, y, *frozen)
+            return losses.mean()
+
+        return jax.grad(mean_loss)(params)
 
     return step
 
 
-def _plain_vmap(loss: Callable[..., Any], clip_norm: float, size: int | None) -> Step:
+def _per_example_gradients(loss: Loss, params: Any, x: Any, y: Any, frozen: tuple[Any, ...]) -> Any:
+    """Return a tree whose leaves have a leading axis of examples."""
+    gradients = jax.vmap(jax.grad(loss), _axes(frozen))
+    return gradients(params, x, y, *frozen)
+
+
+def _plain_vmap(loss: Loss, clip_norm: float, size: int | None) -> Step:
+    """The step forms all gradients and returns sum_i min(1, C / |g_i|) g_i."""
+
     def step(params: Any, x: Any, y: Any, *frozen: Any) -> Any:
-        grads = jax.vmap(jax.grad(loss), _axes(frozen))(params, x, y, *frozen)
-        leaves = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
-        norms = jnp.sqrt(sum(jnp.square(g).sum(1) for g in leaves))
+        grads = _per_example_gradients(loss, params, x, y, frozen)
+
+        # The norm of each example's gradient, over all leaves.
+        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(grads)]
+        squared_norms = sum(jnp.square(leaf).sum(1) for leaf in flat)
+        norms = jnp.sqrt(squared_norms)
+
         scale = jnp.minimum(1.0, clip_norm / norms)
-        return jax.tree.map(lambda g: jnp.tensordot(scale, g, 1), grads)
+        return jax.tree.map(lambda leaf: jnp.tensordot(scale, leaf, 1), grads)
 
     return step
 
 
-def _gdpjax(strategy: str) -> Callable[[Callable[..., Any], float, int | None], Step]:
-    def build(loss: Callable[..., Any], clip_norm: float, size: int | None) -> Step:
-        return clipped_grad(
-            loss, clip_norm, batch_argnums=BATCH_ARGNUMS, strategy=strategy, microbatch_size=size, shared_argnums=3
-        ).__call__
+def _gdpjax(strategy: str) -> Build:
+    def build(loss: Loss, clip_norm: float, size: int | None) -> Step:
+        grad_fn = clipped_grad(
+            loss,
+            clip_norm,
+            batch_argnums=BATCH_ARGNUMS,
+            strategy=strategy,
+            microbatch_size=size,
+            shared_argnums=3,
+        )
+        return grad_fn.__call__
 
     return build
 
 
-def _jax_privacy(loss: Callable[..., Any], clip_norm: float, size: int | None) -> Step:
-    return importlib.import_module("jax_privacy").clipped_grad(
-        loss, l2_clip_norm=clip_norm, batch_argnums=BATCH_ARGNUMS, keep_batch_dim=False, microbatch_size=size
+def _jax_privacy(loss: Loss, clip_norm: float, size: int | None) -> Step:
+    package = importlib.import_module("jax_privacy")
+    return package.clipped_grad(
+        loss,
+        l2_clip_norm=clip_norm,
+        batch_argnums=BATCH_ARGNUMS,
+        keep_batch_dim=False,
+        microbatch_size=size,
     )
 
 
-def _optax(loss: Callable[..., Any], clip_norm: float, size: int | None) -> Step:
+def _optax(loss: Loss, clip_norm: float, size: int | None) -> Step:
     """It divides by the batch size, which is undone, and draws its noise even when that is zero, which stays."""
     contrib = importlib.import_module("optax.contrib")
 
     def step(params: Any, x: Any, y: Any, *frozen: Any) -> Any:
         aggregate = contrib.differentially_private_aggregate(clip_norm, 0.0, key=jax.random.key(0))
-        grads = jax.vmap(jax.grad(loss), _axes(frozen))(params, x, y, *frozen)
-        mean, _ = aggregate.update(grads, aggregate.init(params))
-        return jax.tree.map(lambda leaf: leaf * x.shape[0], mean)
+        grads = _per_example_gradients(loss, params, x, y, frozen)
+        state = aggregate.init(params)
+        mean, _ = aggregate.update(grads, state)
+        batch_size = x.shape[0]
+        return jax.tree.map(lambda leaf: leaf * batch_size, mean)
 
     return step
 

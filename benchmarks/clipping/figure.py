@@ -14,7 +14,12 @@ class Style(NamedTuple):
     colour: str
 
 
-OWN_STYLES = (Style("D", "#0b6e4f"), Style("o", "#2fa57c"), Style("s", "#7cc7a8"), Style("^", "#a9dcc6"))
+OWN_STYLES = (
+    Style("D", "#0b6e4f"),
+    Style("o", "#2fa57c"),
+    Style("s", "#7cc7a8"),
+    Style("^", "#a9dcc6"),
+)
 PEER_STYLES = (
     Style("v", "#8a8a8a"),
     Style("P", "#b5482f"),
@@ -22,39 +27,56 @@ PEER_STYLES = (
     Style("<", "#4a5a8a"),
     Style(">", "#8fa3d6"),
 )
-STYLES = dict(zip((*OWN, *PEERS), (*OWN_STYLES, *PEER_STYLES), strict=True))
+STYLES = dict(zip(OWN, OWN_STYLES, strict=True)) | dict(zip(PEERS, PEER_STYLES, strict=True))
 TARGET = "target"
 ORDER = (*STYLES, TARGET)
 """Of the legend."""
 
-PANELS = (("time", "step time / no privacy"), ("temp_bytes", "temporary memory / no privacy"))
+PANELS = {
+    "time": "step time / no privacy",
+    "temp_bytes": "temporary memory / no privacy",
+}
+"""The label of each ratio that is drawn."""
+
+ROW_HEIGHT = 0.55
+"""Inches."""
 SPREAD = 0.06
 """How far apart the contenders of a model stand, in rows."""
+HALF_BAR = 0.36
+"""Half the length of a target's bar, in rows."""
 
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Write the picture; ImportError without matplotlib."""
     models = result["models"]
-    size = (8.4, 0.9 + 0.55 * len(models))
+    size = (8.4, 0.9 + ROW_HEIGHT * len(models))
     with picture(path, 1, 2, figsize=size, sharey=True) as (figure, panels):
-        for axes, (ratio, label) in zip(panels, PANELS, strict=True):
+        for axes, (ratio, label) in zip(panels, PANELS.items(), strict=True):
             _draw_contenders(axes, models, ratio)
             _draw_targets(axes, models, ratio)
             _draw_rows(axes, list(models))
             axes.set(xscale="log", xlabel=label)
             axes.xaxis.set_major_formatter("{x:g}")
 
+        # One legend, of what is in the first panel.
         handles, labels = panels[0].get_legend_handles_labels()
-        ordered = sorted(zip(handles, labels, strict=True), key=lambda entry: ORDER.index(entry[1]))
-        handles, labels = zip(*ordered, strict=True)
-        figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False)
+        handle_of = dict(zip(labels, handles, strict=True))
+        ordered = sorted(labels, key=ORDER.index)
+        figure.legend(
+            [handle_of[label] for label in ordered],
+            ordered,
+            loc="outside upper center",
+            ncols=5,
+            frameon=False,
+        )
 
 
 def _draw_contenders(axes: Any, models: dict[str, Any], ratio: str) -> None:
     """Draw a mark for each contender of each model that has this ratio."""
     for number, (name, style) in enumerate(STYLES.items()):
         offset = SPREAD * (number - len(OWN))
-        ratios, rows = [], []
+        ratios = []
+        rows = []
         for row, model in enumerate(models.values()):
             contender = model["contenders"].get(name, {})
             value = contender.get("over_no_privacy", {}).get(ratio)
@@ -62,8 +84,16 @@ def _draw_contenders(axes: Any, models: dict[str, Any], ratio: str) -> None:
                 ratios.append(value)
                 rows.append(row + offset)
         if ratios:
-            depth = 5 - number / 10
-            axes.scatter(ratios, rows, marker=style.marker, color=style.colour, s=30, label=name, zorder=depth)
+            # The first contenders lie above the later ones.
+            axes.scatter(
+                ratios,
+                rows,
+                marker=style.marker,
+                color=style.colour,
+                s=30,
+                label=name,
+                zorder=5 - number / 10,
+            )
 
 
 def _draw_targets(axes: Any, models: dict[str, Any], ratio: str) -> None:
@@ -71,16 +101,25 @@ def _draw_targets(axes: Any, models: dict[str, Any], ratio: str) -> None:
     for row, model in enumerate(models.values()):
         target = model["target"][ratio]
         if target is not None:
-            label = TARGET if row == 0 else None
-            axes.plot([target, target], [row - 0.36, row + 0.36], color="black", lw=1.2, zorder=6, label=label)
+            axes.plot(
+                [target, target],
+                [row - HALF_BAR, row + HALF_BAR],
+                color="black",
+                lw=1.2,
+                zorder=6,
+                label=TARGET if row == 0 else None,
+            )
 
 
 def _draw_rows(axes: Any, names: list[str]) -> None:
     """Name the rows, shade every other one, and draw the line of no overhead."""
+    num_rows = len(names)
     axes.axvline(1, color="0.6", lw=0.8, zorder=1)
-    axes.set(yticks=range(len(names)), yticklabels=names)
-    for row in range(1, len(names), 2):
+    axes.set(yticks=range(num_rows), yticklabels=names)
+    for row in range(1, num_rows, 2):
         axes.axhspan(row - 0.5, row + 0.5, color="0.96", zorder=0)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+
+    # The first row is at the top.
+    axes.set_ylim(num_rows - 0.5, -0.5)
     axes.grid(axis="x", color="0.9", zorder=1)
     axes.tick_params(axis="y", length=0)

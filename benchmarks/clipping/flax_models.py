@@ -26,13 +26,22 @@ class FlaxTransformer:
 
     def module(self) -> "Decoder":
         """Return the flax module of these sizes."""
-        return Decoder(self.depth, self.width, self.heads, self.vocabulary, self.length, jnp.dtype(self.dtype))
+        return Decoder(
+            depth=self.depth,
+            width=self.width,
+            heads=self.heads,
+            vocabulary=self.vocabulary,
+            length=self.length,
+            dtype=jnp.dtype(self.dtype),
+        )
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
         """Return flax's own initial parameters, and no frozen arguments."""
-        key = jax.random.key(int(rng.integers(2**31)))
-        variables = self.module().init(key, jnp.zeros(self.length, jnp.int32))
-        return jax.tree.map(np.asarray, variables["params"]), ()
+        seed = int(rng.integers(2**31))
+        tokens = jnp.zeros(self.length, jnp.int32)
+        variables = self.module().init(jax.random.key(seed), tokens)
+        params = jax.tree.map(np.asarray, variables["params"])
+        return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         """Return the mean cross entropy of one example's next tokens."""
@@ -41,7 +50,8 @@ class FlaxTransformer:
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
         """Return random texts, and each of their tokens' successors."""
-        text = rng.integers(self.vocabulary, size=(size, self.length + 1), dtype=np.int32)
+        shape = (size, self.length + 1)
+        text = rng.integers(self.vocabulary, size=shape, dtype=np.int32)
         return text[:, :-1], text[:, 1:]
 
 
@@ -54,11 +64,22 @@ class DecoderBlock(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        h = linen.LayerNorm(dtype=self.dtype, name="norm0")(x)
-        x = x + linen.MultiHeadDotProductAttention(self.heads, dtype=self.dtype, name="attention")(h, mask=mask)
-        h = linen.LayerNorm(dtype=self.dtype, name="norm1")(x)
-        h = linen.gelu(linen.Dense(4 * self.width, dtype=self.dtype, name="up")(h))
-        return x + linen.Dense(self.width, dtype=self.dtype, name="down")(h)
+        # Attention.
+        normed = self._norm("norm0")(x)
+        attention = linen.MultiHeadDotProductAttention(self.heads, dtype=self.dtype, name="attention")
+        x = x + attention(normed, mask=mask)
+
+        # The gelu network.
+        normed = self._norm("norm1")(x)
+        hidden = self._dense("up", 4 * self.width)(normed)
+        hidden = linen.gelu(hidden)
+        return x + self._dense("down", self.width)(hidden)
+
+    def _norm(self, name: str) -> linen.LayerNorm:
+        return linen.LayerNorm(dtype=self.dtype, name=name)
+
+    def _dense(self, name: str, outputs: int) -> linen.Dense:
+        return linen.Dense(outputs, dtype=self.dtype, name=name)
 
 
 class Decoder(linen.Module):
@@ -73,11 +94,17 @@ class Decoder(linen.Module):
 
     @linen.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = linen.Embed(self.vocabulary, self.width, dtype=self.dtype, name="tokens")(tokens)
-        places = jnp.arange(self.length)
-        x = x + linen.Embed(self.length, self.width, dtype=self.dtype, name="positions")(places)
+        # Tokens and places.
+        of_tokens = linen.Embed(self.vocabulary, self.width, dtype=self.dtype, name="tokens")
+        of_places = linen.Embed(self.length, self.width, dtype=self.dtype, name="positions")
+        x = of_tokens(tokens)
+        x = x + of_places(jnp.arange(self.length))
+
         mask = linen.make_causal_mask(tokens)
-        for i in range(self.depth):
-            x = DecoderBlock(self.width, self.heads, self.dtype, name=f"block_{i}")(x, mask)
+        for number in range(self.depth):
+            block = DecoderBlock(self.width, self.heads, self.dtype, name=f"block_{number}")
+            x = block(x, mask)
+
         x = linen.LayerNorm(dtype=self.dtype, name="norm")(x)
-        return linen.Dense(self.vocabulary, dtype=self.dtype, name="head")(x)
+        head = linen.Dense(self.vocabulary, dtype=self.dtype, name="head")
+        return head(x)

@@ -23,18 +23,22 @@ class MLP:
     dtype: str = "float32"
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
-        pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
-        return {"layers": [nn.dense_params(rng, *pair) for pair in pairs]}, ()
+        layers = []
+        for inputs, outputs in zip(self.widths[:-1], self.widths[1:], strict=True):
+            layers.append(nn.dense_params(rng, inputs, outputs))
+        return {"layers": layers}, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         params, x = nn.cast((params, x), self.dtype)
         *hidden, last = params["layers"]
         for layer in hidden:
             x = jax.nn.relu(nn.dense(layer, x))
-        return nn.cross_entropy(nn.dense(last, x), y)
+        logits = nn.dense(last, x)
+        return nn.cross_entropy(logits, y)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
-        return _floats(rng, (size, self.widths[0])), _labels(rng, size, self.widths[-1])
+        vectors = _floats(rng, (size, self.widths[0]))
+        return vectors, _labels(rng, size, self.widths[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,22 +50,32 @@ class CNN:
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
         first, second = self.channels
-        return {
+        params = {
             "conv0": nn.conv_params(rng, 8, 1, first, bias=True),
             "conv1": nn.conv_params(rng, 4, first, second, bias=True),
             "dense0": nn.dense_params(rng, 16 * second, 32),
             "dense1": nn.dense_params(rng, 32, 10),
-        }, ()
+        }
+        return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         params, x = nn.cast((params, x), self.dtype)
-        x = nn.max_pool(jax.nn.relu(nn.conv(params["conv0"], x, 2, "SAME")))
-        x = nn.max_pool(jax.nn.relu(nn.conv(params["conv1"], x, 2, "VALID")))
-        x = jax.nn.relu(nn.dense(params["dense0"], x.reshape(-1)))
-        return nn.cross_entropy(nn.dense(params["dense1"], x), y)
+
+        # Two convolutions, each with relu and pooling.
+        x = nn.conv(params["conv0"], x, 2, "SAME")
+        x = nn.max_pool(jax.nn.relu(x))
+        x = nn.conv(params["conv1"], x, 2, "VALID")
+        x = nn.max_pool(jax.nn.relu(x))
+
+        # Two dense layers.
+        x = nn.dense(params["dense0"], x.reshape(-1))
+        x = jax.nn.relu(x)
+        logits = nn.dense(params["dense1"], x)
+        return nn.cross_entropy(logits, y)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
-        return _floats(rng, (size, 28, 28, 1)), _labels(rng, size, 10)
+        images = _floats(rng, (size, 28, 28, 1))
+        return images, _labels(rng, size, 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,17 +105,34 @@ class Transformer:
             base["head"] = nn.dense_params(rng, self.width, self.vocabulary)
         if not self.rank:
             return base, ()
-        return {"blocks": [lora_params(rng, self.width, self.rank) for _ in range(self.depth)]}, (base,)
+
+        # Adapters are trained, and the base is an argument of the loss that stays as it is.
+        adapters = [lora_params(rng, self.width, self.rank) for _ in range(self.depth)]
+        return {"blocks": adapters}, (base,)
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array, *frozen: Any) -> jax.Array:
         params, frozen = nn.cast((params, frozen), self.dtype)
-        base, loras = (frozen[0], params["blocks"]) if self.rank else (params, [None] * self.depth)
+        if self.rank:
+            base = frozen[0]
+            adapters = params["blocks"]
+        else:
+            base = params
+            adapters = [None] * self.depth
+
+        # Tokens and positions, then the blocks.
         x = base["tokens"]["embedding"][x] + base["positions"]["embedding"]
-        for layer, lora in zip(base["blocks"], loras, strict=True):
+        for layer, lora in zip(base["blocks"], adapters, strict=True):
             x = block(layer, x, self.heads, causal=True, lora=lora)
         x = nn.layer_norm(base["norm"], x)
-        logits = x @ base["tokens"]["embedding"].T if self.tied else nn.dense(base["head"], x)
+
+        logits = self._logits(base, x)
         return nn.cross_entropy(logits, y)
+
+    def _logits(self, base: Any, x: jax.Array) -> jax.Array:
+        """Return the logits of each position's next token."""
+        if self.tied:
+            return x @ base["tokens"]["embedding"].T
+        return nn.dense(base["head"], x)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
         text = _labels(rng, (size, self.length + 1), self.vocabulary)
@@ -118,19 +149,24 @@ class TextAverage:
     dtype: str = "float32"
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
-        return {
+        params = {
             "tokens": nn.embedding_params(rng, self.vocabulary, self.width, scale=1.0),
             "dense0": nn.dense_params(rng, self.width, self.width),
             "dense1": nn.dense_params(rng, self.width, 2),
-        }, ()
+        }
+        return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         params = nn.cast(params, self.dtype)
-        x = params["tokens"]["embedding"][x].mean(0)
-        return nn.cross_entropy(nn.dense(params["dense1"], jax.nn.relu(nn.dense(params["dense0"], x))), y)
+        words = params["tokens"]["embedding"][x]
+        x = words.mean(0)
+        x = jax.nn.relu(nn.dense(params["dense0"], x))
+        logits = nn.dense(params["dense1"], x)
+        return nn.cross_entropy(logits, y)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
-        return _labels(rng, (size, self.length), self.vocabulary), _labels(rng, size, 2)
+        texts = _labels(rng, (size, self.length), self.vocabulary)
+        return texts, _labels(rng, size, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,45 +181,42 @@ class ResNet:
     dtype: str = "float32"
 
     def plan(self) -> list[tuple[int, int, int]]:
-        """(inputs, outputs, stride) of each block."""
-        found, inputs = [], self.stem
+        """Return (inputs, outputs, stride) of each block."""
+        sizes_of_blocks = []
+        inputs = self.stem
         for stage, width in enumerate(self.widths):
-            for i in range(self.blocks):
-                found.append((inputs, width, 2 if stage and not i else 1))
+            for number in range(self.blocks):
+                # The first block of each stage but the first one halves the image.
+                halves = stage > 0 and number == 0
+                stride = 2 if halves else 1
+                sizes_of_blocks.append((inputs, width, stride))
                 inputs = width
-        return found
+        return sizes_of_blocks
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
-        return {
+        params = {
             "stem": nn.conv_params(rng, 3, 3, self.stem),
-            "blocks": [self._block_params(rng, *each) for each in self.plan()],
+            "blocks": [residual_block_params(rng, *sizes) for sizes in self.plan()],
             "norm": nn.norm_params(self.widths[-1]),
             "head": nn.dense_params(rng, self.widths[-1], 10),
-        }, ()
-
-    def _block_params(self, rng: np.random.Generator, inputs: int, outputs: int, stride: int) -> Any:
-        block = {
-            "norm0": nn.norm_params(inputs),
-            "conv0": nn.conv_params(rng, 3, inputs, outputs),
-            "norm1": nn.norm_params(outputs),
-            "conv1": nn.conv_params(rng, 3, outputs, outputs),
         }
-        changes = inputs != outputs or stride != 1
-        return block | ({"shortcut": nn.conv_params(rng, 1, inputs, outputs)} if changes else {})
+        return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         params, x = nn.cast((params, x), self.dtype)
         x = nn.conv(params["stem"], x)
-        for block, (_, _, stride) in zip(params["blocks"], self.plan(), strict=True):
-            h = jax.nn.relu(nn.group_norm(block["norm0"], x, self.groups))
-            x = nn.conv(block["shortcut"], h, stride, "VALID") if "shortcut" in block else x
-            h = nn.conv(block["conv0"], h, stride)
-            x = x + nn.conv(block["conv1"], jax.nn.relu(nn.group_norm(block["norm1"], h, self.groups)))
-        x = jax.nn.relu(nn.group_norm(params["norm"], x, self.groups)).mean((0, 1))
-        return nn.cross_entropy(nn.dense(params["head"], x), y)
+        for layer, (_, _, stride) in zip(params["blocks"], self.plan(), strict=True):
+            x = residual_block(layer, x, stride, self.groups)
+
+        # The mean over all pixels goes to the head.
+        x = jax.nn.relu(nn.group_norm(params["norm"], x, self.groups))
+        x = x.mean((0, 1))
+        logits = nn.dense(params["head"], x)
+        return nn.cross_entropy(logits, y)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
-        return _floats(rng, (size, self.size, self.size, 3)), _labels(rng, size, 10)
+        images = _floats(rng, (size, self.size, self.size, 3))
+        return images, _labels(rng, size, 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,41 +233,61 @@ class ViT:
 
     @property
     def length(self) -> int:
+        """The number of patches."""
         return (self.size // self.patch) ** 2
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
-        return {
+        params = {
             "patches": nn.conv_params(rng, self.patch, 3, self.width, bias=True),
             "positions": nn.embedding_params(rng, self.length, self.width),
             "blocks": [block_params(rng, self.width) for _ in range(self.depth)],
             "norm": nn.norm_params(self.width),
             "head": nn.dense_params(rng, self.width, self.classes),
-        }, ()
+        }
+        return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         params, x = nn.cast((params, x), self.dtype)
-        x = nn.conv(params["patches"], x, self.patch, "VALID").reshape(self.length, self.width)
+
+        # A vector for each patch, with that of its position.
+        x = nn.conv(params["patches"], x, self.patch, "VALID")
+        x = x.reshape(self.length, self.width)
         x = x + params["positions"]["embedding"]
+
         for layer in params["blocks"]:
             x = block(layer, x, self.heads, causal=False)
-        return nn.cross_entropy(nn.dense(params["head"], nn.layer_norm(params["norm"], x).mean(0)), y)
+        x = nn.layer_norm(params["norm"], x).mean(0)
+        logits = nn.dense(params["head"], x)
+        return nn.cross_entropy(logits, y)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
-        return _floats(rng, (size, self.size, self.size, 3)), _labels(rng, size, self.classes)
+        images = _floats(rng, (size, self.size, self.size, 3))
+        return images, _labels(rng, size, self.classes)
 
 
 Model = MLP | CNN | Transformer | FlaxTransformer | TextAverage | ResNet | ViT
 
 
+# ---- Blocks of transformers ----
+
+
 def block(params: Any, x: jax.Array, heads: int, causal: bool, lora: Any = None) -> jax.Array:
     """Attention and a gelu network of four times the width, each after a norm and around a residual."""
 
-    def project(name: str, h: jax.Array) -> jax.Array:
-        return nn.lora_dense(params[name], lora[name], h) if lora else nn.dense(params[name], h)
+    def project(name: str, inputs: jax.Array) -> jax.Array:
+        if lora:
+            return nn.lora_dense(params[name], lora[name], inputs)
+        return nn.dense(params[name], inputs)
 
-    x = x + project("out", nn.attention(project("qkv", nn.layer_norm(params["norm0"], x)), heads, causal))
-    h = jax.nn.gelu(nn.dense(params["up"], nn.layer_norm(params["norm1"], x)))
-    return x + nn.dense(params["down"], h)
+    # Attention.
+    normed = nn.layer_norm(params["norm0"], x)
+    mixed = nn.attention(project("qkv", normed), heads, causal)
+    x = x + project("out", mixed)
+
+    # The gelu network.
+    normed = nn.layer_norm(params["norm1"], x)
+    hidden = jax.nn.gelu(nn.dense(params["up"], normed))
+    return x + nn.dense(params["down"], hidden)
 
 
 def block_params(rng: np.random.Generator, width: int) -> Any:
@@ -249,7 +302,7 @@ def block_params(rng: np.random.Generator, width: int) -> Any:
 
 
 def lora_params(rng: np.random.Generator, width: int, rank: int) -> Any:
-    """B is not zero, as after some steps: a zero B would leave A without a gradient."""
+    """Draw adapters whose B is not zero, as after some steps: a zero B would leave A without a gradient."""
 
     def pair(outputs: int) -> Any:
         return {
@@ -257,12 +310,47 @@ def lora_params(rng: np.random.Generator, width: int, rank: int) -> Any:
             "b": nn.dense_params(rng, rank, outputs, bias=False),
         }
 
-    return {"qkv": pair(3 * width), "out": pair(width)}
+    return {
+        "qkv": pair(3 * width),
+        "out": pair(width),
+    }
+
+
+# ---- Blocks of residual networks ----
+
+
+def residual_block(params: Any, x: jax.Array, stride: int, groups: int) -> jax.Array:
+    """Two convolutions, each after a norm and relu, around a residual."""
+    activated = jax.nn.relu(nn.group_norm(params["norm0"], x, groups))
+    if "shortcut" in params:
+        x = nn.conv(params["shortcut"], activated, stride, "VALID")
+
+    hidden = nn.conv(params["conv0"], activated, stride)
+    activated = jax.nn.relu(nn.group_norm(params["norm1"], hidden, groups))
+    return x + nn.conv(params["conv1"], activated)
+
+
+def residual_block_params(rng: np.random.Generator, inputs: int, outputs: int, stride: int) -> Any:
+    """Draw a block's parameters, with a shortcut if the block changes the shape."""
+    params = {
+        "norm0": nn.norm_params(inputs),
+        "conv0": nn.conv_params(rng, 3, inputs, outputs),
+        "norm1": nn.norm_params(outputs),
+        "conv1": nn.conv_params(rng, 3, outputs, outputs),
+    }
+    if inputs != outputs or stride != 1:
+        params["shortcut"] = nn.conv_params(rng, 1, inputs, outputs)
+    return params
+
+
+# ---- Data ----
 
 
 def _floats(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw normal numbers."""
     return rng.standard_normal(shape, np.float32)
 
 
 def _labels(rng: np.random.Generator, shape: int | tuple[int, ...], classes: int) -> np.ndarray:
+    """Draw whole numbers from 0 to ``classes`` - 1."""
     return rng.integers(classes, size=shape, dtype=np.int32)

@@ -41,7 +41,7 @@ class PerExampleLoss:
 
 
 def set_up(threads: int) -> None:
-    """Torch's threads; and no warning of hooks where no input needs a gradient, as in Opacus' first layer."""
+    """Set torch's threads, and silence its warning of hooks where no input needs a gradient (Opacus' first layer)."""
     torch.set_num_threads(threads)
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
@@ -52,13 +52,20 @@ def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = torch_models.build(case.model)
     torch_models.load(module, params, tuple(frozen))
-    module = module.to(device, getattr(torch, case.model.dtype))
-    x, y = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (x, y))
+    dtype = getattr(torch, case.model.dtype)
+    module = module.to(device, dtype)
+
+    # The data, as torch takes them.
+    x = torch.from_numpy(np.ascontiguousarray(x)).to(device)
+    y = torch.from_numpy(np.ascontiguousarray(y)).to(device)
     y = y.long()
     if x.ndim == 4:
         x = torch_models.channels_first(x)
-    x = x.to(getattr(torch, case.model.dtype)) if x.is_floating_point() else x
-    run, kept = STEPS[name](module, case)
+    if x.is_floating_point():
+        x = x.to(dtype)
+
+    # The step, and the attribute of each parameter that it leaves its result in.
+    run, result = STEPS[name](module, case)
 
     def run_and_wait() -> None:
         run(x, y)
@@ -68,17 +75,20 @@ def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
     def gradient() -> Iterator[tuple[str, np.ndarray]]:
         for key, parameter in module.named_parameters():
             if parameter.requires_grad:
-                yield key, getattr(parameter, kept).float().cpu().numpy()
+                value = getattr(parameter, result)
+                yield key, value.float().cpu().numpy()
 
     return TorchStep(run_and_wait, gradient)
 
 
 def _sgd(module: Any) -> Any:
-    return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return torch.optim.SGD(trained, lr=0.1)
 
 
 def _no_privacy(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
-    optimizer, losses = _sgd(module), PerExampleLoss()
+    optimizer = _sgd(module)
+    losses = PerExampleLoss()
 
     def run(x: Any, y: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -88,7 +98,8 @@ def _no_privacy(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], st
 
 
 def _hooks(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
-    wrapped, losses = GradSampleModule(module, loss_reduction="sum"), PerExampleLoss()
+    wrapped = GradSampleModule(module, loss_reduction="sum")
+    losses = PerExampleLoss()
     optimizer = DPOptimizer(
         _sgd(module),
         noise_multiplier=0.0,
@@ -101,8 +112,10 @@ def _hooks(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
         optimizer.zero_grad(set_to_none=True)
         losses(wrapped(x), y).sum().backward()
         optimizer.clip_and_accumulate()
+
+        # Memory is given back, as its own step does before the noise.
         parameters: list[Any] = optimizer.params
-        for parameter in parameters:  # as its own step does before the noise: memory is given back
+        for parameter in parameters:
             parameter.grad_sample = None
 
     return run, "summed_grad"
@@ -111,7 +124,10 @@ def _hooks(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
 def _ghost(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
     clip_norm: Any = case.clip_norm  # its hint says int
     wrapped = GradSampleModuleFastGradientClipping(
-        module, loss_reduction="sum", max_grad_norm=clip_norm, use_ghost_clipping=True
+        module,
+        loss_reduction="sum",
+        max_grad_norm=clip_norm,
+        use_ghost_clipping=True,
     )
     optimizer = DPOptimizerFastGradientClipping(
         _sgd(module),
@@ -130,4 +146,8 @@ def _ghost(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:
 
 
 TORCH_NO_PRIVACY = "torch, no privacy"
-STEPS = {TORCH_NO_PRIVACY: _no_privacy, "Opacus hooks": _hooks, "Opacus ghost": _ghost}
+STEPS = {
+    TORCH_NO_PRIVACY: _no_privacy,
+    "Opacus hooks": _hooks,
+    "Opacus ghost": _ghost,
+}

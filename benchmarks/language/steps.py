@@ -20,8 +20,14 @@ from experiments.language.finetuning import ADAPTERS, BASE, Finetuning
 from experiments.language.lora import frozen, init_adapters, joined
 from experiments.language.model import init_params, sequence_loss
 
-NO_PRIVACY, AUTO, MICROBATCH, PEER = "no privacy", "gdpjax auto", "gdpjax microbatch", "jax_privacy"
-CLIP_NORM, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 1e-4
+NO_PRIVACY = "no privacy"
+AUTO = "gdpjax auto"
+MICROBATCH = "gdpjax microbatch"
+PEER = "jax_privacy"
+
+CLIP_NORM = 1.0
+NOISE_MULTIPLIER = 1.0
+LEARNING_RATE = 1e-4
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments, which are arrays on the device."""
@@ -33,9 +39,12 @@ class Task:
     def __init__(self, case: Case) -> None:
         self.case = case
         config = case.config
+
+        # What is trained: all parameters, or adapters beside a base that stays as it is.
         params = init_params(config, jax.random.key(0))
         if case.lora is None:
-            self.trained, self.base = params, None
+            self.trained = params
+            self.base = None
         else:
             self.trained = init_adapters(params, case.lora, jax.random.key(1))
             self.base = frozen(params)
@@ -54,9 +63,16 @@ class Task:
     @functools.cached_property
     def private_state(self) -> Any:
         """The state of our training, which is the same for all strategies."""
+        params = self.trained
+        if self.base is not None:
+            params = {ADAPTERS: self.trained, BASE: self.base}
         training = self.finetuning("auto", None).training()
-        params = self.trained if self.base is None else {ADAPTERS: self.trained, BASE: self.base}
         return training.init(params, jax.random.key(3))
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Half of the units: the capacity of a batch is twice its expected size."""
+        return max(1, self.case.num_units // 2)
 
     def finetuning(self, strategy: str, size: int | None) -> Finetuning:
         """Return our training."""
@@ -64,7 +80,7 @@ class Task:
         plan = gdpjax.make_plan(
             clip=CLIP_NORM,
             max_examples=1_000 * case.num_units,
-            expected_batch_size=max(1, case.num_units // 2),
+            expected_batch_size=self.expected_batch_size,
             num_steps=1_000,
             delta=1e-5,
             noise_multiplier=NOISE_MULTIPLIER,
@@ -75,7 +91,9 @@ class Task:
 
     def loss(self, trained: Any, tokens: jax.Array, segment_ids: jax.Array, base: Any) -> jax.Array:
         """Return the loss of ONE unit."""
-        params = trained if base is None else joined(trained, base)
+        params = trained
+        if base is not None:
+            params = joined(trained, base)
         return sequence_loss(self.case.config, params, tokens, segment_ids, lora=self.case.lora)
 
 
@@ -100,24 +118,25 @@ def _optimizer() -> optax.GradientTransformation:
 
 
 def _no_privacy(task: Task, size: int) -> Call:
-    """Gradients of the mean loss, accumulated over chunks."""
+    """Update by the gradient of the mean loss, accumulated over chunks."""
     optimizer = _optimizer()
     num_chunks = task.case.num_units // size
 
+    def mean_loss(trained: Any, chunk: Any, base: Any) -> jax.Array:
+        tokens, segment_ids = chunk
+        losses = jax.vmap(task.loss, (None, 0, 0, None))(trained, tokens, segment_ids, base)
+        return losses.mean()
+
     def step(trained: Any, opt_state: Any, base: Any, *rows: jax.Array) -> Any:
-        chunks = tuple(array.reshape(num_chunks, size, *array.shape[1:]) for array in rows)
-
-        def mean_loss(trained: Any, chunk: Any) -> jax.Array:
-            tokens, segment_ids = chunk
-            losses = jax.vmap(task.loss, (None, 0, 0, None))(trained, tokens, segment_ids, base)
-            return losses.mean()
-
+        # Add up the gradients of all chunks, one chunk after the other.
         def add_chunk(total: Any, chunk: Any) -> tuple[Any, None]:
-            gradient = jax.grad(mean_loss)(trained, chunk)
+            gradient = jax.grad(mean_loss)(trained, chunk, base)
             return jax.tree.map(jnp.add, total, gradient), None
 
+        chunks = tuple(array.reshape(num_chunks, size, *array.shape[1:]) for array in rows)
         zero = jax.tree.map(jnp.zeros_like, trained)
         total, _ = jax.lax.scan(add_chunk, zero, chunks)
+
         mean = jax.tree.map(lambda leaf: leaf / num_chunks, total)
         updates, opt_state = optimizer.update(mean, opt_state, trained)
         return optax.apply_updates(trained, updates), opt_state
@@ -126,22 +145,25 @@ def _no_privacy(task: Task, size: int) -> Call:
 
 
 def _gdpjax(strategy: str) -> Callable[[Task, int], Call]:
+    """Return what builds our private step, with a strategy of clipping."""
+
     def build(task: Task, size: int) -> Call:
         training = task.finetuning(strategy, size).training()
 
         def step(state: Any, is_padding: jax.Array, *rows: jax.Array) -> Any:
             return training.step_on(state, *rows, is_padding=is_padding)
 
-        return step, (task.private_state, jnp.zeros(task.case.num_units, bool), *task.rows)
+        nothing_padded = jnp.zeros(task.case.num_units, bool)
+        return step, (task.private_state, nothing_padded, *task.rows)
 
     return build
 
 
 def _jax_privacy(task: Task, size: int) -> Call:
-    """Its clipped sum by microbatches, its independent noise, and the same optimizer."""
+    """Update by its clipped sum, by microbatches, with its independent noise and the same optimizer."""
     clipping = importlib.import_module("jax_privacy.clipping")
     noise_addition = importlib.import_module("jax_privacy.noise_addition")
-    expected = max(1, task.case.num_units // 2)
+    expected = task.expected_batch_size
     grad_fn = clipping.clipped_grad(
         task.loss,
         l2_clip_norm=CLIP_NORM,
@@ -150,7 +172,10 @@ def _jax_privacy(task: Task, size: int) -> Call:
         keep_batch_dim=False,
         microbatch_size=size,
     )
-    noise = noise_addition.gaussian_privatizer(stddev=NOISE_MULTIPLIER * CLIP_NORM / expected, prng_key=4)
+    noise = noise_addition.gaussian_privatizer(
+        stddev=NOISE_MULTIPLIER * CLIP_NORM / expected,
+        prng_key=4,
+    )
     optimizer = _optimizer()
 
     def step(trained: Any, opt_state: Any, noise_state: Any, base: Any, *rows: jax.Array) -> Any:
@@ -159,7 +184,8 @@ def _jax_privacy(task: Task, size: int) -> Call:
         updates, opt_state = optimizer.update(noisy, opt_state, trained)
         return optax.apply_updates(trained, updates), opt_state, noise_state
 
-    return step, (task.trained, task.optimizer_state, noise.init(task.trained), task.base, *task.rows)
+    noise_state = noise.init(task.trained)
+    return step, (task.trained, task.optimizer_state, noise_state, task.base, *task.rows)
 
 
 CONTENDERS = (

@@ -7,9 +7,16 @@ from typing import Any, NamedTuple
 from benchmarks.training.parts import CLIPPED, PRIVATE
 from benchmarks.writing import picture
 
-COLOURS = {"gdpjax": "#0b6e4f", "jax_privacy": "#e0a458", "Opacus": "#4a5a8a"}
+COLOURS = {
+    "gdpjax": "#0b6e4f",
+    "jax_privacy": "#e0a458",
+    "Opacus": "#4a5a8a",
+}
 """By the first word of a contender's name."""
-PART_COLOURS = {CLIPPED: "0.55", PRIVATE: COLOURS["gdpjax"]}
+PART_COLOURS = {
+    CLIPPED: "0.55",
+    PRIVATE: COLOURS["gdpjax"],
+}
 OTHER_PARTS = "#7cc7a8"
 
 
@@ -27,6 +34,7 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     num_rows = -(-len(panels) // 2)
     size = (8.4, 0.5 + 2.3 * num_rows)
     with picture(path, num_rows, 2, figsize=size, squeeze=False) as (_, grid):
+        # An odd number of panels leaves a place free.
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         for axes, panel in zip(grid.flat, panels, strict=False):
@@ -57,10 +65,16 @@ def _short(title: str) -> str:
 
 def _draw_parts(axes: Any, parts: dict[str, Any]) -> None:
     """Draw dots on a logarithmic axis, which has no zero for bars to start from."""
-    milliseconds = {name: 1e3 * measured["seconds"]["median"] for name, measured in parts.items()}
+    milliseconds = {}
+    for name, measured in parts.items():
+        milliseconds[name] = 1e3 * measured["seconds"]["median"]
     colours = [PART_COLOURS.get(name, OTHER_PARTS) for name in parts]
-    values, rows = list(milliseconds.values()), range(len(milliseconds))
-    least, most = min(values) / 2, max(values) * 4
+
+    # A line leads from the border to each dot.
+    values = list(milliseconds.values())
+    rows = range(len(values))
+    least = min(values) / 2
+    most = max(values) * 4
     axes.hlines(rows, least, values, color="0.88", lw=1, zorder=1)
     axes.scatter(values, rows, color=colours, s=34, zorder=3)
     axes.set(xscale="log", xlabel="milliseconds", xlim=(least, most))
@@ -74,16 +88,24 @@ def _draw_trainers(axes: Any, trainers: dict[str, Any]) -> None:
     for name, trainer in trainers.items():
         if "seconds" in trainer:
             speeds[name] = trainer["steps_per_second"]["median"]
-    colours = [COLOURS[name.partition(" ")[0]] for name in speeds]
-    axes.barh(range(len(speeds)), list(speeds.values()), height=0.5, color=colours)
-    axes.set(xlabel="steps per second", xlim=(0, 1.2 * max(speeds.values(), default=1)))
+    libraries = [name.partition(" ")[0] for name in speeds]
+    colours = [COLOURS[library] for library in libraries]
+    rows = range(len(speeds))
+    axes.barh(rows, list(speeds.values()), height=0.5, color=colours)
+
+    # Room at the right for the numbers.
+    fastest = max(speeds.values(), default=1)
+    axes.set(xlabel="steps per second", xlim=(0, 1.2 * fastest))
     _label(axes, speeds)
 
 
 def _label(axes: Any, values: dict[str, float]) -> None:
     """Name the rows, and write each value beside its mark."""
-    axes.set(yticks=range(len(values)), yticklabels=list(values), ylim=(len(values) - 0.5, -0.5))
+    num_rows = len(values)
+    axes.set(yticks=range(num_rows), yticklabels=list(values))
+    axes.set(ylim=(num_rows - 0.5, -0.5))  # the first row is at the top
     axes.tick_params(axis="y", length=0)
     for row, value in enumerate(values.values()):
         text = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        axes.annotate(text, (value, row), (6, 0), textcoords="offset points", va="center")
+        right_of_it = (6, 0)
+        axes.annotate(text, (value, row), right_of_it, textcoords="offset points", va="center")

@@ -20,46 +20,71 @@ from gdpjax.ledger import ledger_state_of, record_step
 from gdpjax.sampling import poisson_sample
 from gdpjax.training import private_training
 
-CLIPPED, PRIVATE = "clipped step", "private step"
-NOISE, JAX_NORMAL = "gdpjax.add_gaussian_noise", "jax.random.normal"
+CLIPPED = "clipped step"
+PRIVATE = "private step"
+NOISE = "gdpjax.add_gaussian_noise"
+JAX_NORMAL = "jax.random.normal"
+
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments."""
 
 
 def measure(case: Case, repetitions: int) -> dict[str, Any]:
-    """Name to time, memory and flops; over the clipped step's, round by round."""
+    """Return time, memory and flops of each part, and its time over the clipped step's, round by round."""
     return _race(_steps(case), repetitions, CLIPPED)
 
 
 def measure_noise(num_coordinates: int, repetitions: int) -> dict[str, Any]:
-    """float32 noise added to an array of zeros, beside jax.random.normal alone, and added too."""
-    zeros, key = jnp.zeros(num_coordinates), jax.random.key(0)
+    """Measure float32 noise added to an array of zeros, beside jax.random.normal alone, and added too."""
+    zeros = jnp.zeros(num_coordinates)
+    key = jax.random.key(0)
     noise = add_gaussian_noise(1.0, key)
 
-    def added(array: jax.Array, key: jax.Array) -> jax.Array:
+    def normal(key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, zeros.shape)
+
+    def normal_added(array: jax.Array, key: jax.Array) -> jax.Array:
         return array + jax.random.normal(key, array.shape)
 
+    def bits(key: jax.Array) -> jax.Array:
+        return jax.random.bits(key, zeros.shape)
+
     calls: dict[str, Call] = {
-        JAX_NORMAL: (lambda key: jax.random.normal(key, zeros.shape), (key,)),
+        JAX_NORMAL: (normal, (key,)),
         NOISE: (noise.update, (zeros, noise.init(zeros))),
-        "jax.random.normal, added": (added, (zeros, key)),
-        "jax.random.bits": (lambda key: jax.random.bits(key, zeros.shape), (key,)),
+        "jax.random.normal, added": (normal_added, (zeros, key)),
+        "jax.random.bits": (bits, (key,)),
     }
     return _race(calls, repetitions, JAX_NORMAL)
 
 
 def _steps(case: Case) -> dict[str, Call]:
-    plan, optimizer = case.plan(), optax.sgd(case.learning_rate)
+    """Return the clipped step, the private one, and what that does beside it."""
+    # The private training, its data on the device and its first state.
+    plan = case.plan()
+    optimizer = optax.sgd(case.learning_rate)
     training = private_training(plan, case.model.loss, optimizer)
     params = jax.device_put(case.params())
     data = training.place(*case.data())
     state = training.init(params, jax.random.key(0))
+    opt_state = optimizer.init(params)
+
+    # Its parts: clipping, noise, and the sampling of a batch.
     grad_fn = clipped_grad(case.model.loss, case.clip_norm, batch_argnums=(1, 2))
     noise = add_gaussian_noise(1.0, jax.random.key(1))
     draw = functools.partial(
-        poisson_sample, num_examples=plan.max_examples, sampling_prob=plan.sampling_prob, capacity=plan.capacity
+        poisson_sample,
+        num_examples=plan.max_examples,
+        sampling_prob=plan.sampling_prob,
+        capacity=plan.capacity,
     )
+
+    # A batch that was drawn, and the one of the expected size that is its beginning.
     sample = draw(state.sampling_key, num_valid=data.num_examples)
     batch = tuple(array[sample.indices] for array in data.arrays)
+    expected = case.expected_batch_size
+    unpadded = tuple(array[:expected] for array in batch)
+    nothing_padded = jnp.zeros(expected, bool)
 
     def clipped_step(params: Any, opt_state: Any, batch: Any, is_padding: Any) -> Any:
         total = grad_fn(params, *batch, is_padding=is_padding)
@@ -76,15 +101,10 @@ def _steps(case: Case) -> dict[str, Call]:
     def sampling(key: Any, num_valid: Any) -> Any:
         return draw(key, num_valid=num_valid)
 
-    expected = case.expected_batch_size
-    unpadded = tuple(array[:expected] for array in batch)
     return {
-        CLIPPED: (clipped_step, (params, optimizer.init(params), batch, sample.is_padding)),
+        CLIPPED: (clipped_step, (params, opt_state, batch, sample.is_padding)),
         PRIVATE: (training.step, (state, data)),
-        f"clipped step, {expected} rows": (
-            clipped_step,
-            (params, optimizer.init(params), unpadded, jnp.zeros(expected, bool)),
-        ),
+        f"clipped step, {expected} rows": (clipped_step, (params, opt_state, unpadded, nothing_padded)),
         f"sampling from {plan.max_examples:,}": (sampling, (state.sampling_key, data.num_examples)),
         f"gathering {plan.capacity} rows": (gather, (data.arrays, sample.indices)),
         "noise of the parameters": (noise.update, (params, noise.init(params))),
@@ -93,21 +113,35 @@ def _steps(case: Case) -> dict[str, Call]:
 
 
 def _race(calls: dict[str, Call], repetitions: int, base: str) -> dict[str, Any]:
-    entries = {name: turns.compiled(name, function, *arguments)[0] for name, (function, arguments) in calls.items()}
+    """Compile all calls, time them in turns, and compare each with the one named ``base``."""
+    entries = {}
+    for name, (function, arguments) in calls.items():
+        entry, _ = turns.compiled(name, function, *arguments)
+        entries[name] = entry
     turns.take_turns(list(entries.values()), repetitions)
     return {name: _result(entry, entries[base]) for name, entry in entries.items()}
 
 
 def _result(entry: turns.Entry, base: turns.Entry) -> dict[str, Any]:
-    """``over`` holds ratios of medians, and the spread of the ratios round by round."""
-    cpu, base_cpu = ([each.cpu for each in one.times] for one in (entry, base))
-    seconds, processor = turns.spread(entry.seconds), turns.spread(cpu)
-    over = {
-        "time": seconds["median"] / turns.spread(base.seconds)["median"],
-        "processor": processor["median"] / turns.spread(base_cpu)["median"],
-        "by_round": turns.spread(_ratios(entry.seconds, base.seconds)),
+    """Return times, and under ``over`` ratios of medians and the spread of the ratios round by round."""
+    seconds = turns.spread(entry.seconds)
+    processor = turns.spread(_processor_seconds(entry))
+    base_seconds = turns.spread(base.seconds)
+    base_processor = turns.spread(_processor_seconds(base))
+    return {
+        "seconds": seconds,
+        "processor_seconds": processor,
+        "over": {
+            "time": seconds["median"] / base_seconds["median"],
+            "processor": processor["median"] / base_processor["median"],
+            "by_round": turns.spread(_ratios(entry.seconds, base.seconds)),
+        },
+        **entry.facts,
     }
-    return {"seconds": seconds, "processor_seconds": processor, "over": over, **entry.facts}
+
+
+def _processor_seconds(entry: turns.Entry) -> list[float]:
+    return [times.cpu for times in entry.times]
 
 
 def _ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:

@@ -1,6 +1,7 @@
 """What ``python -m experiments correlated`` does: choose settings on held-out data, then train with several seeds."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,13 @@ def run(config: CorrelatedConfig) -> None:
         raise UserError(f"seeds must be a whole number >= 1, got {config.seeds}")
     if config.width < 1:
         raise UserError(f"width must be a whole number >= 1, got {config.width}")
-    task = TASKS[config.task].quick() if config.quick else TASKS[config.task]
-    name = f"correlated_{config.task}" + ("_quick" if config.quick else "")
+    task = TASKS[config.task]
+    name = f"correlated_{config.task}"
+    if config.quick:
+        task = task.quick()
+        name = f"{name}_quick"
+
+    # The record is in the folder of the runs; what is there is not trained again.
     folder = config.runs / name
     _begin(folder, task)
     dataset = data.load(task.dataset)
@@ -54,14 +60,12 @@ def _begin(folder: Path, task: Task) -> None:
 
 def _compare(task: Task, dataset: Dataset, config: CorrelatedConfig, folder: Path, bar: Progress) -> dict[str, Any]:
     """Search, train, and return the result."""
+    # Every method with every setting, on held-out data.
     searched = dataset.hold_out(task.hold_out)
-    search = [
-        Trial("search", method, epsilon, epochs, rate, 0)
-        for method in METHODS
-        for epsilon in task.epsilons
-        for epochs in task.epochs
-        for rate in task.learning_rates
-    ]
+    search = []
+    settings = itertools.product(METHODS, task.epsilons, task.epochs, task.learning_rates)
+    for method, epsilon, epochs, rate in settings:
+        search.append(Trial("search", method, epsilon, epochs, rate, 0))
     done = _counter(bar, "settings, on held-out data", len(search))
     plans = _plans(search, task, searched.num_examples)
     found = train_missing(search, plans, task, searched, folder, config.width, done)
@@ -73,7 +77,11 @@ def _compare(task: Task, dataset: Dataset, config: CorrelatedConfig, folder: Pat
         if found[trial] > found[chosen]:
             best[trial.method, trial.epsilon] = trial
 
-    final = [trial._replace(stage="final", seed=seed) for trial in best.values() for seed in range(config.seeds)]
+    # With these, several seeds on the test data.
+    final = []
+    for trial in best.values():
+        for seed in range(config.seeds):
+            final.append(trial._replace(stage="final", seed=seed))
     done = _counter(bar, "trainings, on the test data", len(final))
     plans = _plans(final, task, dataset.num_examples)
     accuracies = train_missing(final, plans, task, dataset, folder, config.width, done)
@@ -89,8 +97,10 @@ def _counter(bar: Progress, words: str, total: int) -> Callable[[int], None]:
 def _plans(trials: list[Trial], task: Task, num_examples: int) -> dict[Trial, gdpjax.Plan]:
     """Return the plan of each training; those that differ in learning rate or seed share one."""
     made: dict[tuple[str, int, float], gdpjax.Plan] = {}
+    plans: dict[Trial, gdpjax.Plan] = {}
     for trial in trials:
-        key = trial.method, trial.epochs, trial.epsilon
+        key = (trial.method, trial.epochs, trial.epsilon)
         if key not in made:
             made[key] = plan_of(trial.method, task, num_examples, trial.epochs, trial.epsilon)
-    return {trial: made[trial.method, trial.epochs, trial.epsilon] for trial in trials}
+        plans[trial] = made[key]
+    return plans

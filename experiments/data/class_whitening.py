@@ -43,6 +43,7 @@ def fit_class_whitening(features: np.ndarray, labels: np.ndarray, num_components
       labels: ``[N]``, whole numbers; each class has at least one example.
       num_components: how many principal components are kept, at most the number of features.
     """
+    # The first principal components: eigenvalues are in ascending order, so that they are the last ones.
     mean = features.mean(axis=0)
     centred = features - mean
     covariance = centred.T @ centred / len(centred)
@@ -51,11 +52,15 @@ def fit_class_whitening(features: np.ndarray, labels: np.ndarray, num_components
 
     # What is left of the coordinates once each class has its own mean.
     coordinates = (centred @ components).astype(np.float64)
-    classes, index = np.unique(labels, return_inverse=True)
-    means = np.stack([coordinates[index == c].mean(axis=0) for c in range(len(classes))])
-    within = coordinates - means[index]
-    variances, axes = np.linalg.eigh(within.T @ within / len(within))
+    classes, class_of_row = np.unique(labels, return_inverse=True)
+    means = []
+    for number in range(len(classes)):
+        of_class = coordinates[class_of_row == number]
+        means.append(of_class.mean(axis=0))
+    within = coordinates - np.stack(means)[class_of_row]
 
+    # The covariance within the classes, and its power.
+    variances, axes = np.linalg.eigh(within.T @ within / len(within))
     scales = (variances + FLOOR * variances[-1]) ** POWER
     whiten = (axes * scales) @ axes.T
     matrix = components @ whiten

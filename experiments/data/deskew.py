@@ -35,12 +35,14 @@ def deskew(images: np.ndarray) -> np.ndarray:
     rows = np.arange(height, dtype=np.float32)
     columns = np.arange(width, dtype=np.float32)
 
-    # Moments of each image's mass.
+    # The mean row and the mean column of each image's mass.
     mass = images.sum(axis=(1, 2)) + SMALL
     mass_of_rows = images.sum(axis=2)
     mass_of_columns = images.sum(axis=1)
     mean_row = mass_of_rows @ rows / mass
     mean_column = mass_of_columns @ columns / mass
+
+    # The regression of columns on rows.
     from_row = rows - mean_row[:, None]
     from_column = columns - mean_column[:, None]
     variance = (mass_of_rows * from_row**2).sum(axis=1) / mass
@@ -48,15 +50,19 @@ def deskew(images: np.ndarray) -> np.ndarray:
     slant = np.clip(covariance / (variance + SMALL), -STEEPEST, STEEPEST)
 
     # Where each pixel comes from: between two columns of the same row, interpolated.
-    source = columns + (slant[:, None] * from_row)[:, :, None]
+    shift_of_row = slant[:, None] * from_row
+    source = columns + shift_of_row[:, :, None]
     left = np.floor(source).astype(np.int64)
-    part = (source - left).astype(np.float32)
-    return (1 - part) * _columns(images, left) + part * _columns(images, left + 1)
+    part_of_right = (source - left).astype(np.float32)
+    at_left = _columns(images, left)
+    at_right = _columns(images, left + 1)
+    return (1 - part_of_right) * at_left + part_of_right * at_right
 
 
 def _columns(images: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return the pixel of each row at these columns, 0 outside of the image."""
     width = images.shape[2]
     inside = (columns >= 0) & (columns < width)
-    pixels = np.take_along_axis(images, np.clip(columns, 0, width - 1), axis=2)
+    nearest = np.clip(columns, 0, width - 1)
+    pixels = np.take_along_axis(images, nearest, axis=2)
     return np.where(inside, pixels, 0)

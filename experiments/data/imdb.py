@@ -12,7 +12,7 @@ occurs counts sqrt(its rank), and the vector has norm 1. Rare words say more; ho
 better (the inverse document frequency), but is a statistic of private data, while the rank is public already.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +32,22 @@ PREPARED = Source(
     "imdb",
     (),
 )
-NUM_WORDS, LENGTH = 10_000, 256
-START, RARE, FIRST = 1, 2, 3
+
+NUM_WORDS = 10_000
+LENGTH = 256
+START = 1
+RARE = 2
+FIRST = 3
+"""The number of the start, that of a rare word, and the number from which on the ranks of words are counted."""
 NUM_FEATURES = 2_000
-Encoding = Callable[[Iterable[np.ndarray | list[int]], int], np.ndarray]
+
+Review = np.ndarray | list[int]
+Encoding = Callable[[Iterable[Review], int], np.ndarray]
 """From reviews, and how many there are, to the inputs of a model."""
 
 
 def load_imdb() -> Dataset:
-    """25,000 reviews to train on and 25,000 to test on, as token numbers."""
+    """Return 25,000 reviews to train on and 25,000 to test on, as token numbers."""
     return _load(pad)
 
 
@@ -50,49 +57,69 @@ def load_imdb_words() -> Dataset:
 
 
 def _load(encode: Encoding) -> Dataset:
+    """Read the prepared file if it is there, else the original one."""
     prepared = find(PREPARED)
-    return read_prepared(prepared[0], encode) if prepared else read_keras(fetch(ORIGINAL)[0], encode)
+    if prepared:
+        return read_prepared(prepared[0], encode)
+    (original,) = fetch(ORIGINAL)
+    return read_keras(original, encode)
 
 
 def read_prepared(path: Path, encode: Encoding) -> Dataset:
-    """From one array of tokens and the length of each review."""
+    """Read one array of tokens and the length of each review."""
     with np.load(path) as arrays:
-        lengths, test = arrays["lengths"], arrays["is_test"].astype(bool)
-        tokens = encode(np.split(arrays["tokens"], np.cumsum(lengths)[:-1]), len(lengths))
+        lengths = arrays["lengths"]
+        is_test = arrays["is_test"].astype(bool)
         labels = arrays["label"].astype(np.int32)
-    return Dataset(tokens[~test], labels[~test], tokens[test], labels[test])
+
+        # One review begins where the one before it ends.
+        ends = np.cumsum(lengths)
+        reviews = np.split(arrays["tokens"], ends[:-1])
+        inputs = encode(reviews, len(lengths))
+    return Dataset(inputs[~is_test], labels[~is_test], inputs[is_test], labels[is_test])
 
 
 def read_keras(path: Path, encode: Encoding) -> Dataset:
-    """From Keras' lists of words. They are pickled, which is safe only because the checksum of the file is known."""
+    """Read Keras' lists of words. They are pickled, which is safe only because the checksum of the file is known."""
     with np.load(path, allow_pickle=True) as arrays:
-        train, test = (
-            encode(([START, *(word + FIRST for word in review)] for review in arrays[name]), len(arrays[name]))
-            for name in ("x_train", "x_test")
-        )
-        labels = [arrays[name].astype(np.int32) for name in ("y_train", "y_test")]
-    return Dataset(train, labels[0], test, labels[1])
+        inputs = {}
+        for name in ("x_train", "x_test"):
+            lists = arrays[name]
+            inputs[name] = encode(_tokens_of_keras(lists), len(lists))
+        train_labels = arrays["y_train"].astype(np.int32)
+        test_labels = arrays["y_test"].astype(np.int32)
+    return Dataset(inputs["x_train"], train_labels, inputs["x_test"], test_labels)
 
 
-def pad(reviews: Iterable[np.ndarray | list[int]], count: int) -> np.ndarray:
-    """``int32[count, 256]``: the end of every review, padded in front, rare words as one."""
+def _tokens_of_keras(lists: Iterable[list[int]]) -> Iterator[list[int]]:
+    """Yield each review's token numbers: the start, and each of Keras' numbers with three added."""
+    for words_of_review in lists:
+        yield [START, *(word + FIRST for word in words_of_review)]
+
+
+def pad(reviews: Iterable[Review], count: int) -> np.ndarray:
+    """Return ``int32[count, 256]``: the end of every review, padded in front, rare words as one."""
     padded = np.zeros((count, LENGTH), np.int32)
     for row, review in zip(padded, reviews, strict=True):
-        tail = np.asarray(review[-LENGTH:], np.int32)
-        row[LENGTH - len(tail) :] = np.where(tail < NUM_WORDS, tail, RARE)
+        end = np.asarray(review[-LENGTH:], np.int32)
+        start = LENGTH - len(end)
+        row[start:] = np.where(end < NUM_WORDS, end, RARE)
     return padded
 
 
-def words(reviews: Iterable[np.ndarray | list[int]], count: int) -> np.ndarray:
-    """``float32[count, 2000]``: which of the most frequent words occur, by rank, with norm 1 (0 where none does).
+def words(reviews: Iterable[Review], count: int) -> np.ndarray:
+    """Return ``float32[count, 2000]``: which of the most frequent words occur, with norm 1 (0 where none does).
 
     >>> words([[1, 4, 7, 4, 2], [1, 2]], 2)[:, :4]
     array([[0.4472136, 0.       , 0.       , 0.8944272],
            [0.       , 0.       , 0.       , 0.       ]], dtype=float32)
     """
-    found = np.zeros((count, NUM_FEATURES), np.float32)
-    for row, review in zip(found, reviews, strict=True):
-        ranks = np.unique(review).astype(np.int64) - FIRST  # the most frequent word has rank 1
-        ranks = ranks[(ranks >= 1) & (ranks <= NUM_FEATURES)]
-        row[ranks - 1] = np.sqrt(ranks)
-    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+    vectors = np.zeros((count, NUM_FEATURES), np.float32)
+    for vector, review in zip(vectors, reviews, strict=True):
+        # The most frequent word has rank 1.
+        ranks = np.unique(review).astype(np.int64) - FIRST
+        is_feature = (ranks >= 1) & (ranks <= NUM_FEATURES)
+        ranks = ranks[is_feature]
+        vector[ranks - 1] = np.sqrt(ranks)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(norms, 1e-12)

@@ -35,14 +35,29 @@ SOURCES = (scattering, deskew, public_digits, class_whitening)
 
 
 def load_mnist() -> Dataset:
-    """60,000 images to train on and 10,000 to test on."""
-    arrays = [read_idx(path) for path in fetch(Source("MNIST", SHA256, "mnist", MIRRORS))]
-    for part, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
-        if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise UserError(f"MNIST {part}: expected as many labels as images, got {labels.shape} and {images.shape}")
-    images = [(array / np.float32(255)).astype(np.float32)[..., None] for array in arrays[::2]]
-    labels = [array.astype(np.int32) for array in arrays[1::2]]
-    return Dataset(images[0], labels[0], images[1], labels[1])
+    """Return 60,000 images to train on and 10,000 to test on."""
+    paths = fetch(Source("MNIST", SHA256, "mnist", MIRRORS))
+    train_images, train_labels, test_images, test_labels = (read_idx(path) for path in paths)
+    _check("train", train_images, train_labels)
+    _check("test", test_images, test_labels)
+    return Dataset(
+        _grays(train_images),
+        train_labels.astype(np.int32),
+        _grays(test_images),
+        test_labels.astype(np.int32),
+    )
+
+
+def _check(part: str, images: np.ndarray, labels: np.ndarray) -> None:
+    """Refuse files that do not belong together."""
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise UserError(f"MNIST {part}: expected as many labels as images, got {labels.shape} and {images.shape}")
+
+
+def _grays(images: np.ndarray) -> np.ndarray:
+    """Return bytes as numbers from 0 to 1, with an axis of one channel."""
+    grays = (images / np.float32(255)).astype(np.float32)
+    return grays[..., None]
 
 
 def load_mnist_scattering() -> Dataset:
@@ -53,18 +68,23 @@ def load_mnist_scattering() -> Dataset:
     """
     mnist = load_mnist()
     return dataclasses.replace(
-        mnist, train_inputs=_features(mnist.train_inputs), test_inputs=_features(mnist.test_inputs)
+        mnist,
+        train_inputs=_features(mnist.train_inputs),
+        test_inputs=_features(mnist.test_inputs),
     )
 
 
 def _features(images: np.ndarray) -> np.ndarray:
-    """Of each image by itself, from the cache if these images are there, computed as they are computed now."""
+    """Return the features of each image, from the cache if these images are there, computed as they are now."""
+    # The name of the file depends on the settings, on the code, and on the images.
     settings = f"{images.shape}{NUM_BLOCKS}{NUM_COMPONENTS}{FEATURE_NORM}".encode()
     sources = b"".join(Path(str(module.__file__)).read_bytes() for module in SOURCES)
     digest = hashlib.sha256(settings + sources + images.tobytes()).hexdigest()
     path = cache_folder() / "mnist" / f"scattering-{digest[:16]}.npy"
     if path.is_file():
         return np.load(path)
+
+    # Written under another name first: a file of that name is complete.
     features = _vectors(images[..., 0], _public_whitening())
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial.npy")
@@ -74,19 +94,26 @@ def _features(images: np.ndarray) -> np.ndarray:
 
 
 def _vectors(images: np.ndarray, whitening: class_whitening.ClassWhitening) -> np.ndarray:
-    """Vectors of norm 3, so that the bias, whose input is 1, has a small share of a gradient's norm."""
-    starts = range(0, len(images), PIECE)
-    found = np.concatenate([whitening(_coefficients(images[first : first + PIECE])) for first in starts])
-    return np.float32(FEATURE_NORM) * found / np.linalg.norm(found, axis=1, keepdims=True)
+    """Return vectors of norm 3, so that the bias, whose input is 1, has a small share of a gradient's norm."""
+    pieces = []
+    for first in range(0, len(images), PIECE):
+        piece = images[first : first + PIECE]
+        pieces.append(whitening(_coefficients(piece)))
+    vectors = np.concatenate(pieces)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.float32(FEATURE_NORM) * vectors / norms
 
 
 @functools.cache
 def _public_whitening() -> class_whitening.ClassWhitening:
     """Return the coordinates, from digits that are not MNIST's."""
     images, labels = public_digits.load_public_digits()
-    return class_whitening.fit_class_whitening(_coefficients(images), labels, NUM_COMPONENTS)
+    coefficients = _coefficients(images)
+    return class_whitening.fit_class_whitening(coefficients, labels, NUM_COMPONENTS)
 
 
 def _coefficients(images: np.ndarray) -> np.ndarray:
     """Return the scattering coefficients of deskewed images ``[N, 28, 28]``, ``float32[N, 3969]``."""
-    return scattering.scattering(deskew.deskew(images), NUM_BLOCKS).reshape(len(images), -1)
+    upright = deskew.deskew(images)
+    coefficients = scattering.scattering(upright, NUM_BLOCKS)
+    return coefficients.reshape(len(images), -1)

@@ -68,7 +68,10 @@ def scattering(
     """
     if images.ndim != 3 or images.shape[1] != images.shape[2]:
         raise UserError(f"scattering is for square images [N, size, size], got shape {images.shape}")
-    padded = np.pad(images.astype(np.float32), [(0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)])
+    margins = [(0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)]
+    padded = np.pad(images.astype(np.float32), margins)
+
+    # What is the same for all images.
     size = padded.shape[1]
     banks = [_filter_bank(size, scale) for scale in range(NUM_SCALES)]
     average = windows(size, num_blocks).astype(np.float32)
@@ -83,12 +86,22 @@ def scattering(
 def wavelet(size: int, scale: int, angle: int) -> Complex[np.ndarray, "size size"]:
     """Return psi of one scale and direction on the torus, its centre at the pixel (0, 0)."""
     theta = np.pi * angle / NUM_ANGLES
+    cos, sin = np.cos(theta), np.sin(theta)
+    pixels = np.arange(size)
     wave = np.zeros((size, size), complex)
     envelope = np.zeros((size, size))
-    for shift in np.ndindex(2 * COPIES + 1, 2 * COPIES + 1):
-        rows, columns = np.meshgrid(*(np.arange(size) + size * (s - COPIES) for s in shift), indexing="ij")
-        along = (np.cos(theta) * rows + np.sin(theta) * columns) / 2**scale
-        across = (np.cos(theta) * columns - np.sin(theta) * rows) / 2**scale
+
+    # The sum over all copies of the torus, from -COPIES to COPIES along each side.
+    for down, right in np.ndindex(2 * COPIES + 1, 2 * COPIES + 1):
+        rows, columns = np.meshgrid(
+            pixels + size * (down - COPIES),
+            pixels + size * (right - COPIES),
+            indexing="ij",
+        )
+
+        # Coordinates along the wave and across it.
+        along = (cos * rows + sin * columns) / 2**scale
+        across = (cos * columns - sin * rows) / 2**scale
         gaussian = np.exp(-(along**2 + (across / ELONGATION) ** 2) / (2 * SIGMA**2))
         envelope += gaussian
         wave += gaussian * np.exp(1j * FREQUENCY * along)
@@ -100,17 +113,27 @@ def wavelet(size: int, scale: int, angle: int) -> Complex[np.ndarray, "size size
 
 def windows(size: int, num_blocks: int) -> Float[np.ndarray, "num_blocks size"]:
     """Return the weights of one side's pixels in each block's average; those of a block have the sum 1."""
+    # The centre of each block, in pixels.
     block = (size - 2 * MARGIN) / num_blocks
     centres = MARGIN + block * (np.arange(num_blocks) + 0.5) - 0.5
+
+    # Distances from them: [copies, blocks, pixels].
     copies = size * np.arange(-COPIES, COPIES + 1)[:, None, None]
     distance = np.arange(size) - centres[:, None] + copies
-    weights = np.exp(-((distance / (WINDOW * block)) ** 2) / 2).sum(axis=0)
+
+    # A Gaussian of all copies of a pixel.
+    deviations = distance / (WINDOW * block)
+    weights = np.exp(-(deviations**2) / 2).sum(axis=0)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _filter_bank(size: int, scale: int) -> Complex64[np.ndarray, "angles size size"]:
     """Return the transforms of the wavelets of one scale."""
-    return np.stack([_fourier(wavelet(size, scale, angle)).astype(np.complex64) for angle in range(NUM_ANGLES)])
+    bank = []
+    for angle in range(NUM_ANGLES):
+        transform = _fourier(wavelet(size, scale, angle))
+        bank.append(transform.astype(np.complex64))
+    return np.stack(bank)
 
 
 def _scatter(
@@ -119,21 +142,28 @@ def _scatter(
     average: Float32[np.ndarray, "num_blocks size"],
 ) -> Float32[np.ndarray, "images 81 num_blocks num_blocks"]:
     """Return S0, then S1 by scale and direction, then S2 by first and second direction."""
+    # Moduli by scale: [images, angles, size, size].
     spectra = _fourier(images)[:, None]
     first_order = [_modulus(spectra * bank) for bank in banks]
 
     # From a modulus of the finer scale to the wavelets of the coarser one.
     second_order = []
-    for modulus in _fourier(first_order[0]).swapaxes(0, 1):
-        second_order.append(_modulus(modulus[:, None] * banks[1]))
+    by_angle = _fourier(first_order[0]).swapaxes(0, 1)
+    for spectrum in by_angle:
+        second_order.append(_modulus(spectrum[:, None] * banks[1]))
 
+    # The averages of all windows.
     channels = [images[:, None], *first_order, *second_order]
-    return np.concatenate([average @ channel @ average.T for channel in channels], axis=1)
+    averages = [average @ channel @ average.T for channel in channels]
+    return np.concatenate(averages, axis=1)
 
 
 def _modulus(spectra: Complex[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    return np.abs(np.asarray(scipy.fft.ifft2(spectra, overwrite_x=True)))
+    """Return the modulus of images, given their transforms, which it overwrites."""
+    images = np.asarray(scipy.fft.ifft2(spectra, overwrite_x=True))
+    return np.abs(images)
 
 
 def _fourier(values: np.ndarray) -> Any:
+    """Return the transforms of images over their last two axes."""
     return np.asarray(scipy.fft.fft2(values))

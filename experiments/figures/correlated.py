@@ -14,7 +14,10 @@ from experiments.config import CorrelatedFigureConfig
 from experiments.figures.style import BLUE, GREEN, GREY, RED, look, save
 from gdpjax.correlated import BandedInverse, BandedToeplitz, MinSep, bisr, lambda_cgd, optimize_banded_toeplitz
 
-SIGNED = LinearSegmentedColormap.from_list("signed", ["#053061", "#2F79B5", "#FFFFFF", "#F6C667", "#E69F00"])
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed",
+    ["#053061", "#2F79B5", "#FFFFFF", "#F6C667", "#E69F00"],
+)
 """Blue below zero and orange above, which are dark and light where they are printed in grey."""
 NUM_STEPS = 512
 NUM_BANDS = 64
@@ -23,6 +26,8 @@ NUM_SHOWN = 24
 """Steps whose correlations are shown."""
 
 Strategy = BandedInverse | BandedToeplitz
+Line = dict[str, Any]
+"""How a line is drawn."""
 
 
 def run(config: CorrelatedFigureConfig) -> None:
@@ -34,15 +39,27 @@ def run(config: CorrelatedFigureConfig) -> None:
     print(f"Figure: {path}")
 
 
-def strategies() -> dict[str, tuple[Strategy, dict[str, Any]]]:
+def strategies() -> dict[str, tuple[Strategy, Line]]:
     """Return the strategies of the figure by name, and how their lines are drawn."""
+    independent = BandedInverse([1.0])
+    optimal = optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS)
+    dotted = (0, (1, 1.2))
     return {
-        "independent": (BandedInverse([1.0]), {"color": GREY, "linestyle": "-"}),
-        "$\\lambda$-CGD, $\\lambda$ = 0.9": (lambda_cgd(0.9), {"color": GREEN, "linestyle": "--"}),
-        "BISR, 8 draws": (bisr(8), {"color": BLUE, "linestyle": "-."}),
+        "independent": (
+            independent,
+            {"color": GREY, "linestyle": "-"},
+        ),
+        "$\\lambda$-CGD, $\\lambda$ = 0.9": (
+            lambda_cgd(0.9),
+            {"color": GREEN, "linestyle": "--"},
+        ),
+        "BISR, 8 draws": (
+            bisr(8),
+            {"color": BLUE, "linestyle": "-."},
+        ),
         f"BandMF, {NUM_BANDS} bands": (
-            optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS),
-            {"color": RED, "linestyle": (0, (1, 1.2)), "linewidth": 2.0},
+            optimal,
+            {"color": RED, "linestyle": dotted, "linewidth": 2.0},
         ),
     }
 
@@ -61,6 +78,13 @@ def covariance(strategy: Strategy) -> Float[np.ndarray, "steps steps"]:
     return sensitivity**2 * inverse @ inverse.T
 
 
+def deviations_of_sums(of_noise: Float[np.ndarray, "steps steps"]) -> Float[np.ndarray, " steps"]:
+    """Return the standard deviation of the sum of the noise of all steps up to each one."""
+    # The variance of a running sum is the sum of a square block of the covariance.
+    sums_of_blocks = np.cumsum(np.cumsum(of_noise, axis=0), axis=1)
+    return np.sqrt(sums_of_blocks.diagonal())
+
+
 def draw() -> Figure:
     """Draw the correlations of each strategy side by side, and below them the deviation of the running sums."""
     figure = plt.figure(figsize=(7.2, 4.5), layout="constrained")
@@ -69,15 +93,14 @@ def draw() -> Figure:
     images = upper_half.subplots(1, 4)
     sums = lower_half.subplots()
 
+    # Two pictures of each strategy.
     steps = np.arange(1, NUM_STEPS + 1)
     for axes, (name, (strategy, line)) in zip(images, strategies().items(), strict=True):
         of_noise = covariance(strategy)
         image = _draw_correlations(axes, name, of_noise)
+        sums.plot(steps, deviations_of_sums(of_noise), label=name, **line)
 
-        # The variance of a running sum is the sum of a square block of the covariance.
-        variances = np.cumsum(np.cumsum(of_noise, axis=0), axis=1).diagonal()
-        sums.plot(steps, np.sqrt(variances), label=name, **line)
-
+    # What the colours mean, and what the lines are.
     bar = upper_half.colorbar(image, ax=images, shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
     bar.set_label("correlation")
     sums.set(xlim=(0, NUM_STEPS), ylim=(0, None), xlabel="step", ylabel="stddev of the running sum")
@@ -90,7 +113,10 @@ def _draw_correlations(axes: Axes, name: str, of_noise: Float[np.ndarray, "steps
     """Draw the correlations of the first steps, and say how much noise one step has."""
     deviations = np.sqrt(of_noise.diagonal())
     correlations = of_noise / np.outer(deviations, deviations)
-    image = axes.imshow(correlations[:NUM_SHOWN, :NUM_SHOWN], cmap=SIGNED, vmin=-0.6, vmax=0.6)
-    axes.set(title=name, xticks=[], yticks=[], xlabel=f"stddev of one step: {deviations[-1]:.1f}")
+    shown = correlations[:NUM_SHOWN, :NUM_SHOWN]
+    image = axes.imshow(shown, cmap=SIGNED, vmin=-0.6, vmax=0.6)
+    axes.set_title(name)
+    axes.set_xlabel(f"stddev of one step: {deviations[-1]:.1f}")
+    axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return image

@@ -28,7 +28,13 @@ from gdpjax.tradeoff import (
     subsample,
 )
 
-ALPHA = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.1, 1.0, 46)[1:]])
+ALPHA = np.concatenate(
+    [
+        [0.0],
+        np.geomspace(1e-4, 0.1, 30),
+        np.linspace(0.1, 1.0, 46)[1:],
+    ]
+)
 """Type I errors at which a smooth curve is drawn: more where it is steep."""
 
 TOTAL_EPSILON = 1.5
@@ -78,7 +84,8 @@ def _draw_curve(axes: Axes, curve: Curve, *style: str, **options: Any) -> None:
 def _gaussian_family() -> Figure:
     """Draw the Gaussian curves of several mu."""
     figure, (axes,) = _unit_squares()
-    for mu, color in ((0.5, BLUE), (1.0, GREEN), (3.0, ORANGE), (6.0, RED)):
+    colors = {0.5: BLUE, 1.0: GREEN, 3.0: ORANGE, 6.0: RED}
+    for mu, color in colors.items():
         _draw_curve(axes, Gaussian(mu), color=color, clip_on=False, label=rf"$\mu = {mu:g}$")
     axes.legend(title=r"$G_\mu$")
     return figure
@@ -88,7 +95,8 @@ def _tangents() -> Figure:
     """Draw G_1 as the upper envelope of its (epsilon, delta) bounds."""
     figure, (axes,) = _unit_squares()
     curve = Gaussian(1.0)
-    for epsilon, color in ((0.0, PURPLE), (0.5, BLUE), (1.0, GREEN), (2.0, ORANGE)):
+    colors = {0.0: PURPLE, 0.5: BLUE, 1.0: GREEN, 2.0: ORANGE}
+    for epsilon, color in colors.items():
         tangent_delta = delta(curve, epsilon)
         tangent = ApproximateDP(epsilon, tangent_delta)
         label = rf"$\varepsilon = {epsilon:g}$, $\delta = {tangent_delta:.3f}$"
@@ -102,16 +110,20 @@ def _mechanisms() -> Figure:
     """Draw the curves of the mechanisms, with the legend beside them."""
     figure, (axes,) = _unit_squares(width=5.6)
     _draw_curve(axes, Identity(), color="0.75", linewidth=0.8, label="perfect privacy")
+
+    # Noise that is added to a number.
     gaussian = GaussianMechanism(1.0).tradeoff()
     _draw_curve(axes, gaussian, color=BLUE, label="Gaussian, stddev 1")
     laplace = LaplaceMechanism(1.0).tradeoff()
     _draw_curve(axes, laplace, "--", color=ORANGE, label=r"Laplace, $\varepsilon = 1$")
 
+    # An answer that is sometimes another one.
     for num_categories, line, color in ((2, "-.", GREEN), (10, ":", RED)):
         response = RandomizedResponse(1.0, num_categories).tradeoff()
         label = rf"randomized response, $\varepsilon = 1$, $k = {num_categories}$"
         _draw_curve(axes, response, line, color=color, label=label)
 
+    # What every (epsilon, delta)-DP mechanism satisfies.
     approximate = ApproximateDP(1.0, 0.1)
     label = r"$f_{\varepsilon, \delta}$, (1, 0.1)"
     _draw_curve(axes, approximate, color=PURPLE, linewidth=1, label=label)
@@ -122,7 +134,8 @@ def _mechanisms() -> Figure:
 def _subsampling() -> Figure:
     """Draw C_p(f), and the two curves that it is the convex envelope of."""
     figure, (axes,) = _unit_squares()
-    base, prob = Gaussian(1.8), 0.35
+    base = Gaussian(1.8)
+    prob = 0.35
     removed = mixture(base, prob)
     added = inverse(removed)
     _draw_curve(axes, subsample(base, prob), color=BLUE, linewidth=3, alpha=0.35, label="$C_p(f)$")
@@ -136,7 +149,11 @@ def _subsampling() -> Figure:
 def _composition() -> Figure:
     """Draw how the composition of many weak steps approaches a Gaussian curve."""
     figure, (left, right) = _unit_squares(2)
-    for axes, name, step in ((left, "randomized response", ApproximateDP), (right, "Laplace", Laplace)):
+    panels = (
+        (left, "randomized response", ApproximateDP),
+        (right, "Laplace", Laplace),
+    )
+    for axes, name, step in panels:
         # Certified compositions of a few steps.
         for num_steps, color in ((1, RED), (4, ORANGE), (16, GREEN)):
             composed = compose(step(TOTAL_EPSILON / np.sqrt(num_steps)), times=num_steps)
@@ -160,7 +177,13 @@ def _histogram() -> Figure:
     path = find_adult()
     if path is None:
         print("The Adult data are not in GDPJAX_DATA: the histogram uses synthetic people instead.")
-    levels = synthetic_levels() if path is None else education_levels(path)
+        levels = synthetic_levels()
+        label_of_counts = "true counts (synthetic)"
+        title = "Synthetic people"
+    else:
+        levels = education_levels(path)
+        label_of_counts = "true counts"
+        title = "Education of the Adult data, with 95 % error bars"
     num_people, num_levels = len(levels), len(EDUCATION)
     counts = np.bincount(levels, minlength=num_levels).astype(np.float64)
 
@@ -175,17 +198,17 @@ def _histogram() -> Figure:
     local_counts = num_people * estimate.frequencies
     local_errors = num_people * estimate.standard_errors
 
+    # Bars of the true counts, and beside each other the two estimates.
     figure, axes = plt.subplots(figsize=(6.8, 3.0), layout="constrained")
     place = np.arange(num_levels)
+    axes.bar(place, counts, color="0.85", label=label_of_counts)
     points: dict[str, Any] = {"fmt": ".", "capsize": 2, "linewidth": 1, "markersize": 4}
-    axes.bar(place, counts, color="0.85", label="true counts" if path else "true counts (synthetic)")
     label = r"Gaussian noise, $\mu = 1/40$"
     axes.errorbar(place - 0.15, noisy, NORMAL_QUANTILE * NOISE_OF_COUNTS, color=BLUE, label=label, **points)
     label = r"randomized response, $\varepsilon = 2$"
     axes.errorbar(place + 0.15, local_counts, NORMAL_QUANTILE * local_errors, color=RED, label=label, **points)
     axes.set_xticks(place, EDUCATION, rotation=60, ha="right", fontsize=7)
-    axes.set(ylabel="people")
-    axes.set(title="Education of the Adult data, with 95 % error bars" if path else "Synthetic people")
+    axes.set(ylabel="people", title=title)
     axes.legend()
     return figure
 

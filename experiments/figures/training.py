@@ -18,32 +18,45 @@ HEADROOM = 1.45
 
 def save_accuracy_and_epsilon(history: list[Record], delta: float, path: Path) -> None:
     """Draw test accuracy (left) and every epsilon (right) against steps."""
-    steps = [record["step"] for record in history]
-    accuracies = [100 * record["test_accuracy"] for record in history]
-
     with figure_at(path, 1, 2, figsize=(7.2, 2.9)) as (_, (left, right)):
-        left.plot(steps, accuracies, color="black", **MARKER)
-        left.set(title="Accuracy", xlabel="steps", ylabel="test accuracy (%)")
-        left.set(xlim=(0, None), ylim=(None, 100))
-
-        _draw_epsilons(right, history, steps)
-        right.set(title="Privacy spent", xlabel="steps", ylabel=rf"$\varepsilon$ at $\delta = {scientific(delta)}$")
-        highest = max(line.get_ydata()[-1] for line in right.lines)
-        right.set(xlim=(0, None), ylim=(0, HEADROOM * highest))
-        right.legend(loc="upper left", borderaxespad=0, framealpha=1, edgecolor="none")
-
-        for axes in (left, right):
-            draw_grid(axes)
+        _draw_accuracy(left, history)
+        draw_grid(left)
+        _draw_epsilons(right, history, delta)
+        draw_grid(right)
 
 
-def _draw_epsilons(axes: Axes, history: list[Record], steps: list[int]) -> None:
+def _draw_accuracy(axes: Axes, history: list[Record]) -> None:
+    """Draw the test accuracy against steps."""
+    accuracies = [100 * record["test_accuracy"] for record in history]
+    axes.plot(_column(history, "step"), accuracies, color="black", **MARKER)
+    axes.set_title("Accuracy")
+    axes.set_xlabel("steps")
+    axes.set_ylabel("test accuracy (%)")
+    axes.set(xlim=(0, None), ylim=(None, 100))
+
+
+def _draw_epsilons(axes: Axes, history: list[Record], delta: float) -> None:
     """Draw a line for each accountant, and the certified interval as a band with its upper end as a line."""
-    moments = [record["epsilon_moments_accountant"] for record in history]
+    steps = _column(history, "step")
+    moments = _column(history, "epsilon_moments_accountant")
     axes.plot(steps, moments, "--", color=RED, label="moments accountant (upper bound)", **MARKER)
-    estimates = [record["epsilon_clt"] for record in history]
+    estimates = _column(history, "epsilon_clt")
     axes.plot(steps, estimates, ":", color=ORANGE, label="CLT (asymptotic, may understate)", **MARKER)
 
-    lower = [record["epsilon_lower"] for record in history]
-    upper = [record["epsilon_upper"] for record in history]
+    # The certified interval.
+    lower = _column(history, "epsilon_lower")
+    upper = _column(history, "epsilon_upper")
     axes.fill_between(steps, lower, upper, color=CERTIFIED_COLOR, alpha=0.3)
     axes.plot(steps, upper, color=CERTIFIED_COLOR, label="certified interval (upper end)", **MARKER)
+
+    axes.set_title("Privacy spent")
+    axes.set_xlabel("steps")
+    axes.set_ylabel(rf"$\varepsilon$ at $\delta = {scientific(delta)}$")
+    highest = max(moments[-1], estimates[-1], upper[-1])
+    axes.set(xlim=(0, None), ylim=(0, HEADROOM * highest))
+    axes.legend(loc="upper left", borderaxespad=0, framealpha=1, edgecolor="none")
+
+
+def _column(history: list[Record], name: str) -> list[Any]:
+    """Return one number of each record."""
+    return [record[name] for record in history]

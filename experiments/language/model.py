@@ -95,11 +95,16 @@ class Projection(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch inputs"], dtype: Any = None) -> Float[Array, "*batch outputs"]:
         """Return the product, in the type of x or in a wider one."""
-        y = jnp.matmul(x, self.kernel[...].astype(x.dtype), preferred_element_type=dtype)
-        if self.lora_scale is not None:
-            low_rank = self.lora_scale * jnp.matmul(x, self.lora_a[...].astype(x.dtype))
-            y = y + jnp.matmul(low_rank, self.lora_b[...].astype(x.dtype), preferred_element_type=dtype)
-        return y
+        kernel = self.kernel[...].astype(x.dtype)
+        y = jnp.matmul(x, kernel, preferred_element_type=dtype)
+        if self.lora_scale is None:
+            return y
+
+        # The adapter's part.
+        a = self.lora_a[...].astype(x.dtype)
+        b = self.lora_b[...].astype(x.dtype)
+        low_rank = self.lora_scale * jnp.matmul(x, a)
+        return y + jnp.matmul(low_rank, b, preferred_element_type=dtype)
 
 
 class Attention(nnx.Module):
@@ -129,10 +134,12 @@ class Attention(nnx.Module):
           cache: the keys and values of earlier positions, or None.
           offset: the position of the first input.
         """
+        # Queries and keys know their positions by their angles; values do not.
         queries = rotated(self._in_heads(self.query(x)), rotation)
         keys = rotated(self._in_heads(self.key(x)), rotation)
         values = self._in_heads(self.value(x))
 
+        # New keys and values stand in the cache behind those of earlier positions.
         if cache is not None:
             start = (0, offset, 0, 0)
             keys = jax.lax.dynamic_update_slice(cache.keys, keys, start)
@@ -158,9 +165,12 @@ class FeedForward(nnx.Module):
         self.down = _projection(config, "feed_forward/down", lora, rngs)
 
     def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
-        gate = self.gate(x)
-        gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        return self.down(gate * self.up(x))
+        return self.down(self._activate(self.gate(x)) * self.up(x))
+
+    def _activate(self, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
+        if self.activation == "silu":
+            return jax.nn.silu(x)
+        return jax.nn.gelu(x, approximate=True)
 
 
 class Layer(nnx.Module):
@@ -180,9 +190,12 @@ class Layer(nnx.Module):
         cache: Cache | None,
         offset: Int[Array, ""] | int,
     ) -> tuple[Float[Array, "batch length width"], Cache | None]:
-        mixed, cache = self.attention(self.attention_norm(x), rotation, mask, cache, offset)
+        normed = self.attention_norm(x)
+        mixed, cache = self.attention(normed, rotation, mask, cache, offset)
         x = x + mixed
-        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+
+        normed = self.feed_forward_norm(x)
+        return x + self.feed_forward(normed), cache
 
 
 class Embedding(nnx.Module):
@@ -190,11 +203,13 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.model_width)
-        self.table = nnx.Param(_INITIAL_STDDEV * jax.random.normal(rngs.params(), shape))
+        vectors = _INITIAL_STDDEV * jax.random.normal(rngs.params(), shape)
+        self.table = nnx.Param(vectors)
 
     def __call__(self, tokens: Int[Array, "*batch"], dtype: Any) -> Float[Array, "*batch width"]:
         """Return the vectors of tokens; NaN for a token that is out of range."""
-        return jnp.take(self.table[...], tokens, axis=0, mode="fill").astype(dtype)
+        vectors = jnp.take(self.table[...], tokens, axis=0, mode="fill")
+        return vectors.astype(dtype)
 
     def logits(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
         """Return the products with all vectors, in float32."""
@@ -282,9 +297,11 @@ def rotary_frequencies(config: ModelConfig) -> Float[Array, " half"]:
 
 def _slowed_down(frequencies: Float[Array, " half"], scaling: RotaryScaling) -> Float[Array, " half"]:
     """Return scaled frequencies: see `RotaryScaling`."""
+    # How much of a frequency stays: all where it turns often within the original length, nothing where it turns rarely.
     turns = scaling.original_max_length * frequencies / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = jnp.clip(kept, 0, 1)
+    low = scaling.low_freq_factor
+    high = scaling.high_freq_factor
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
@@ -295,22 +312,30 @@ def rotation_of(positions: Int[Array, " length"], config: ModelConfig) -> Rotati
 
 
 def rotated(
-    x: Float[Array, "batch length heads width"], rotation: Rotation
+    x: Float[Array, "batch length heads width"],
+    rotation: Rotation,
 ) -> Float[Array, "batch length heads width"]:
     """Turn pairs of channels by the angles of their positions, in float32.
 
     Channel i of the first half of a head is paired with channel i of the second half, as in published Llama weights of
     the format of Hugging Face. Products of a query and a key then depend on the distance of their positions alone.
     """
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    # All heads are turned alike.
     cos = rotation.cos[:, None, :]
     sin = rotation.sin[:, None, :]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    # The rotation of each pair (first, second).
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    turned = jnp.concatenate([turned_first, turned_second], axis=-1)
     return turned.astype(x.dtype)
 
 
 def attention_mask(
-    positions: Int[Array, " length"], num_keys: int, segment_ids: Int[Array, "batch length"] | None
+    positions: Int[Array, " length"],
+    num_keys: int,
+    segment_ids: Int[Array, "batch length"] | None,
 ) -> Bool[Array, "batch 1 length keys"]:
     """Return which positions may look at which: at earlier ones of the same segment, and at themselves.
 
@@ -434,8 +459,9 @@ def sequence_loss(
 
     # The last position predicts nothing. It is computed all the same, as round lengths are faster.
     values = logits(config, params, tokens, segment_ids, lora=lora)
-    one_text = jnp.ones_like(tokens)
-    targets, is_target = next_tokens(tokens, one_text if segment_ids is None else segment_ids)
+    if segment_ids is None:
+        segment_ids = jnp.ones_like(tokens)
+    targets, is_target = next_tokens(tokens, segment_ids)
 
     # -log softmax at the target, without an array of probabilities.
     at_target = jnp.take_along_axis(values, targets[..., None], axis=-1)[..., 0]
@@ -463,14 +489,21 @@ def logits_with_cache(
       lora: the adapters that the parameters have.
     """
     definition, _ = _definition(config, lora)
-    values, new_cache = nnx.merge(definition, dict(params))(tokens, None, cache, offset)
+    model = nnx.merge(definition, dict(params))
+    values, new_cache = model(tokens, None, cache, offset)
     assert new_cache is not None
     return values, new_cache
 
 
 def empty_cache(config: ModelConfig, batch_size: int, max_length: int) -> Cache:
     """Return a cache for so many positions, of which none has been seen."""
-    shape = (config.num_layers, batch_size, max_length, config.num_kv_heads, config.head_width)
+    shape = (
+        config.num_layers,
+        batch_size,
+        max_length,
+        config.num_kv_heads,
+        config.head_width,
+    )
     zeros = jnp.zeros(shape, config.compute_dtype)
     return Cache(zeros, zeros)
 

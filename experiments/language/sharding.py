@@ -27,7 +27,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.errors import UserError
 
-DATA, MODEL = "data", "model"
+DATA = "data"
+MODEL = "model"
 
 _INTO = ("query", "key", "value", "gate", "up", "head")
 """Weights whose outputs belong to heads, hidden units or tokens."""
@@ -47,7 +48,8 @@ def sizes_of(text: str) -> dict[str, int]:
     sizes = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
-        if name not in (DATA, MODEL) or name in sizes or not size.isdecimal():
+        is_axis = name in (DATA, MODEL) and name not in sizes
+        if not is_axis or not size.isdecimal():
             raise UserError(f"expected a mesh such as data=8, or data=4,model=2, got {text!r}")
         sizes[name] = int(size)
     return sizes
@@ -69,12 +71,23 @@ def mesh_of(sizes: Mapping[str, int]) -> Mesh:
     _check_axes(tuple(sizes))
     count = math.prod(sizes.values())
     there_are = jax.device_count()
-    if min(sizes.values()) < 1 or count > there_are or (jax.process_count() > 1 and count != there_are):
+
+    # One process may leave devices aside; several use all that they have.
+    is_possible = min(sizes.values()) >= 1 and count <= there_are
+    limit = "at most"
+    if jax.process_count() > 1:
+        is_possible = is_possible and count == there_are
+        limit = "exactly"
+    if not is_possible:
         wanted = " x ".join(f"{name}={size}" for name, size in sizes.items())
-        limit = "at most" if jax.process_count() == 1 else "exactly"
         raise UserError(f"expected the sizes of a mesh to multiply to {limit} {there_are} devices, got {wanted}")
-    devices = jax.devices()[:count]
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+
+    return jax.make_mesh(
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Auto,) * len(sizes),
+        devices=jax.devices()[:count],
+    )
 
 
 def spread(params: Any, mesh: Mesh) -> Any:
@@ -92,6 +105,8 @@ def spread(params: Any, mesh: Mesh) -> Any:
         values = np.asarray(leaf)
         if jax.process_count() > 1:
             values = np.asarray(multihost_utils.broadcast_one_to_all(values))
+
+        # Each device asks for its part of the values.
         return jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
 
     return jax.tree.map(placed, params, shardings(params, mesh))
@@ -145,21 +160,24 @@ def _check_axes(names: tuple[str, ...]) -> None:
 
 def _spec(names: list[str], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     """Return the axes of the mesh for each axis of one parameter."""
-    first = 1 if "layers" in names else 0
-    if len(shape) - first < 2:
-        return PartitionSpec()  # the weights of norms are small
-    axes: list[str | None] = [None] * len(shape)
-    inputs, outputs = len(shape) - 2, len(shape) - 1
+    # The weights of norms are small, and are whole on every device.
+    num_axes = len(shape) - 1 if "layers" in names else len(shape)
+    if num_axes < 2:
+        return PartitionSpec()
 
     # Which axis belongs to heads, hidden units or tokens; the other one is for "data".
-    of_model = None
+    inputs = len(shape) - 2
+    outputs = len(shape) - 1
+    parts: dict[str, int] = {}
     if "embedding" in names or any(name in names for name in _OUT_OF):
-        of_model = inputs
+        parts[MODEL] = inputs
     elif any(name in names for name in _INTO):
-        of_model = outputs
-    of_data = inputs if of_model == outputs else outputs
+        parts[MODEL] = outputs
+    parts[DATA] = inputs if parts.get(MODEL) == outputs else outputs
 
-    for axis, name in ((of_model, MODEL), (of_data, DATA)):
-        if axis is not None and name in mesh.axis_names and shape[axis] % mesh.shape[name] == 0:
+    # An axis is cut where the mesh has the name, and where it divides.
+    axes: list[str | None] = [None] * len(shape)
+    for name, axis in parts.items():
+        if name in mesh.axis_names and shape[axis] % mesh.shape[name] == 0:
             axes[axis] = name
     return PartitionSpec(*axes)

@@ -20,7 +20,13 @@ Loss = Callable[[Any, Shaped[Array, "..."], Int[Array, ""]], Float[Array, ""]]
 
 
 class Choice(NamedTuple):
-    """What makes a network for a number of classes, which examples it is for, and that in words."""
+    """One network.
+
+    Attributes:
+      make: makes it for a number of classes.
+      fits: whether it is for such examples.
+      expected: the examples that it is for, in words.
+    """
 
     make: Callable[[int], nn.Module]
     fits: Callable[[Example], bool]
@@ -66,7 +72,8 @@ def build(name: str, example: Example, num_classes: int) -> nn.Module:
     if not choice.fits(example):
         others = [other for other in MODELS if MODELS[other].fits(example)]
         got = f"{example.dtype} of shape {example.shape}"
-        raise UserError(f"model {name} is for {choice.expected}, got {got}; take {' or '.join(others)}")
+        take = " or ".join(others)
+        raise UserError(f"model {name} is for {choice.expected}, got {got}; take {take}")
     return choice.make(num_classes)
 
 

@@ -16,7 +16,7 @@ GLOROT = nn.initializers.glorot_uniform()
 
 def keras_embedding(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "..."]:
     """Draw numbers uniformly on [-0.05, 0.05]."""
-    return jax.random.uniform(key, shape, dtype, -0.05, 0.05)
+    return jax.random.uniform(key, shape, dtype, minval=-0.05, maxval=0.05)
 
 
 def max_pool(
@@ -27,6 +27,7 @@ def max_pool(
     Two maxima of shifted images are the same function as a window's maximum, and on a CPU XLA differentiates them ten
     times faster. Only a tie shares its gradient instead of giving it to one pixel; after a relu ties are at 0.
     """
+    # Of each pixel and the one below it, then of two such pairs side by side.
     rows = jnp.maximum(images[..., :-1, :, :], images[..., 1:, :, :])
     return jnp.maximum(rows[..., :, :-1, :], rows[..., :, 1:, :])
 
@@ -53,7 +54,8 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, features: Float[Array, "*batch features"]) -> Float[Array, "*batch classes"]:
         """Return logits ``[..., num_classes]`` of vectors ``[..., features]``."""
-        return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)(features)
+        head = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
+        return head(features)
 
 
 class Factors(nn.Module):
@@ -76,14 +78,23 @@ class Factors(nn.Module):
 
         def rows(name: str, column: int) -> Float[Array, "*batch row"]:
             """Return the row of each user, or of each movie, with its bias in front."""
-            count = (self.num_users, self.num_movies)[column]
-            table = nn.Embed(count, 1 + self.size, embedding_init=nn.initializers.normal(0.1), name=name)
+            counts = (self.num_users, self.num_movies)
+            table = nn.Embed(
+                counts[column],
+                1 + self.size,
+                embedding_init=nn.initializers.normal(0.1),
+                name=name,
+            )
             return table(pairs[..., column])
 
-        # One number for each pair shifts the odds of all grades.
-        user, movie = rows("user", 0), rows("movie", 1)
+        # One number for each pair: both biases, and the product of the factors.
+        user = rows("user", 0)
+        movie = rows("movie", 1)
         biases = user[..., 0] + movie[..., 0]
-        shift = biases + jnp.sum(user[..., 1:] * movie[..., 1:], axis=-1)
+        products = user[..., 1:] * movie[..., 1:]
+        shift = biases + jnp.sum(products, axis=-1)
+
+        # It shifts the odds of all grades.
         grades = jnp.arange(self.num_classes, dtype=shift.dtype)
         base = self.param("grade", nn.initializers.zeros, (self.num_classes,))
         return base + grades * shift[..., None]
@@ -97,7 +108,8 @@ class PaperMLP(nn.Module):
     @nn.compact
     def __call__(self, features: Float[Array, "*batch features"]) -> Float[Array, "*batch classes"]:
         """Return logits ``[..., num_classes]`` of vectors ``[..., features]``."""
-        x = nn.relu(nn.Dense(16, kernel_init=GLOROT)(features))
+        x = nn.Dense(16, kernel_init=GLOROT)(features)
+        x = nn.relu(x)
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)
 
 
@@ -109,12 +121,16 @@ class PaperCNN(nn.Module):
     @nn.compact
     def __call__(self, images: Float[Array, "*batch height width channels"]) -> Float[Array, "*batch classes"]:
         """Return logits ``[..., num_classes]`` of images ``[..., 28, 28, 1]``."""
-        x = nn.relu(nn.Conv(16, (8, 8), strides=2, padding="SAME", kernel_init=GLOROT)(images))
-        x = max_pool(x)
-        x = nn.relu(nn.Conv(32, (4, 4), strides=2, padding="VALID", kernel_init=GLOROT)(x))
-        x = max_pool(x)
+        # Two convolutions, each with relu and pooling.
+        x = nn.Conv(16, (8, 8), strides=2, padding="SAME", kernel_init=GLOROT)(images)
+        x = max_pool(nn.relu(x))
+        x = nn.Conv(32, (4, 4), strides=2, padding="VALID", kernel_init=GLOROT)(x)
+        x = max_pool(nn.relu(x))
+
+        # Two dense layers.
         x = x.reshape(*x.shape[:-3], -1)
-        x = nn.relu(nn.Dense(32, kernel_init=GLOROT)(x))
+        x = nn.Dense(32, kernel_init=GLOROT)(x)
+        x = nn.relu(x)
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)
 
 
@@ -127,8 +143,13 @@ class PaperTextModel(nn.Module):
     @nn.compact
     def __call__(self, tokens: Int[Array, "*batch length"]) -> Float[Array, "*batch classes"]:
         """Return logits ``[..., num_classes]`` of token numbers ``int32[..., length]``."""
-        x = nn.Embed(self.num_words, 16, embedding_init=keras_embedding)(tokens).mean(axis=-2)
-        x = nn.relu(nn.Dense(16, kernel_init=GLOROT)(x))
+        # The mean of the words' vectors.
+        vectors = nn.Embed(self.num_words, 16, embedding_init=keras_embedding)(tokens)
+        x = vectors.mean(axis=-2)
+
+        # Two dense layers.
+        x = nn.Dense(16, kernel_init=GLOROT)(x)
+        x = nn.relu(x)
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)
 
 
@@ -148,10 +169,12 @@ class PaperRecommender(nn.Module):
 
         def embed(name: str, column: int, size: int) -> Float[Array, "*batch size"]:
             """Return the vector of each user, or of each movie."""
-            count = (self.num_users, self.num_movies)[column]
-            return nn.Embed(count, size, embedding_init=keras_embedding, name=name)(pairs[..., column])
+            counts = (self.num_users, self.num_movies)
+            table = nn.Embed(counts[column], size, embedding_init=keras_embedding, name=name)
+            return table(pairs[..., column])
 
         product = embed("user_factor", 0, 5) * embed("movie_factor", 1, 5)
-        user, movie = embed("user", 0, 10), embed("movie", 1, 10)
+        user = embed("user", 0, 10)
+        movie = embed("movie", 1, 10)
         x = jnp.concatenate([product, user, movie], axis=-1)
         return nn.Dense(self.num_classes, kernel_init=GLOROT)(x)

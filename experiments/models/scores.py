@@ -34,21 +34,27 @@ def scores_of(model: nn.Module, num_classes: int, is_graded: bool) -> Scores:
     def totals(params: Any, inputs: Inputs, labels: Labels) -> tuple[Int[Array, ""], Float[Array, ""]]:
         """Count the right answers, and add up the squared errors of the expected grade."""
         logits = jnp.asarray(model.apply({"params": params}, inputs))
-        expected = jax.nn.softmax(logits) @ jnp.arange(num_classes, dtype=logits.dtype)
-        num_correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels)
-        return num_correct, jnp.sum((expected - labels) ** 2)
+        is_correct = jnp.argmax(logits, axis=-1) == labels
+
+        # The mean grade of the model's distribution.
+        grades = jnp.arange(num_classes, dtype=logits.dtype)
+        expected = jax.nn.softmax(logits) @ grades
+        return jnp.sum(is_correct), jnp.sum((expected - labels) ** 2)
 
     def scores(params: Any, inputs: Inputs, labels: Labels) -> dict[str, Float[Array, ""]]:
         num_rows = len(labels)
-        num_correct, squares = jnp.zeros((), jnp.int32), jnp.zeros(())
+        num_correct = jnp.zeros((), jnp.int32)
+        squares = jnp.zeros(())
         for start in range(0, num_rows, EVALUATION_CHUNK):
             chunk = slice(start, start + EVALUATION_CHUNK)
             more_correct, more_squares = totals(params, inputs[chunk], labels[chunk])
             num_correct += more_correct
             squares += more_squares
 
-        rmse = {"test_rmse": jnp.sqrt(squares / num_rows)} if is_graded else {}
-        return {"test_accuracy": num_correct / num_rows} | rmse
+        by_name = {"test_accuracy": num_correct / num_rows}
+        if is_graded:
+            by_name["test_rmse"] = jnp.sqrt(squares / num_rows)
+        return by_name
 
     return scores
 

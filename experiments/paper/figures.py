@@ -23,8 +23,14 @@ from gdpjax.sweeps import records
 from gdpjax.sweeps.rounding import upper as rounded_up
 
 # The accountants that choose the noise of figure 4, with the colour and the line of each.
-CERTIFIED, CLT, MOMENTS = "certified", "CLT", "MA"
-LINES = {CERTIFIED: (BLUE, "-"), CLT: (ORANGE, "--"), MOMENTS: (RED, ":")}
+CERTIFIED = "certified"
+CLT = "CLT"
+MOMENTS = "MA"
+LINES = {
+    CERTIFIED: (BLUE, "-"),
+    CLT: (ORANGE, "--"),
+    MOMENTS: (RED, ":"),
+}
 FIGURE4_NOISE = {
     20: {CERTIFIED: CERTIFIED_NOISE[20], CLT: 1.06, MOMENTS: 1.3},
     70: {CERTIFIED: CERTIFIED_NOISE[70], CLT: 0.638, MOMENTS: 0.7},
@@ -50,6 +56,7 @@ MARKS: dict[str, dict[str, Any]] = {
     MOMENTS: {"marker": "^", "markersize": 4.0, "markevery": 6},
 }
 """Three solid lines look alike where they are printed in grey."""
+
 RowsByName = dict[str, dict[str, Any]]
 
 
@@ -79,9 +86,12 @@ def _save(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=97, bbox_inches="tight")
     plt.close(figure)
-    image = Image.open(drawn).convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+
+    # The same picture with few colours.
+    image = Image.open(drawn).convert("RGB")
+    reduced = image.quantize(NUM_COLOURS, dither=Image.Dither.NONE)
     packed = io.BytesIO()
-    image.save(packed, format="PNG", optimize=True)
+    reduced.save(packed, format="PNG", optimize=True)
     records.write_atomically(path, packed.getvalue())
 
 
@@ -99,20 +109,26 @@ def read(results: Path, name: str) -> RowsByName:
 def figure4(results: Path) -> Figure:
     """Draw a column for each length: accuracy against epochs and against what was spent, and what was said of it."""
     rows = read(results, "figure4")
-    lengths = [epochs for epochs in FIGURE4_NOISE if any(f"epochs{epochs}" in name for name in rows)]
+    lengths = []
+    for epochs in FIGURE4_NOISE:
+        if any(f"epochs{epochs}" in name for name in rows):
+            lengths.append(epochs)
+
     size = (3.9 * len(lengths), 8.2)
     figure, axes = plt.subplots(3, len(lengths), figsize=size, layout="constrained", squeeze=False)
     for (by_epoch, by_cost, epsilons), epochs in zip(axes.T, lengths, strict=True):
         epsilon = FIGURE4_EPSILON[epochs]
         _draw_accuracy(by_epoch, rows, epochs, across="epoch")
-        by_epoch.set(xlabel="epochs", title=f"{epochs} epochs, said to be ({epsilon}, 1e-5)-DP")
+        by_epoch.set_xlabel("epochs")
+        by_epoch.set_title(f"{epochs} epochs, said to be ({epsilon}, 1e-5)-DP")
 
         _draw_accuracy(by_cost, rows, epochs, across="epsilon_upper")
         by_cost.axvline(epsilon, color="0.4", linewidth=0.8)
-        by_cost.set(xlabel=r"certified $\varepsilon$ spent", title="accuracy for what was spent")
+        by_cost.set_xlabel(r"certified $\varepsilon$ spent")
+        by_cost.set_title("accuracy for what was spent")
 
         _draw_epsilons(epsilons, epochs)
-        epsilons.set(title="spent (solid), and said to be spent")
+        epsilons.set_title("spent (solid), and said to be spent")
     return figure
 
 
@@ -123,24 +139,30 @@ def _name_of(noise: float, epochs: int) -> str:
 
 def _draw_accuracy(axes: Axes, rows: RowsByName, epochs: int, across: str) -> None:
     """Draw the accuracy of each run that is there, against one of its metrics."""
-    highest, early = [], []
+    highest = []
+    early = []
     for accountant, noise in FIGURE4_NOISE[epochs].items():
         row = rows.get(_name_of(noise, epochs))
         if row is None:
             continue
         history = row["runs"][0]["epochs"]
+        places = [epoch[across] for epoch in history]
         accuracies = [100 * epoch["test_accuracy"] for epoch in history]
         color, line = LINES[accountant]
         label = rf"$\sigma$ = {noise:g}, by {accountant}: {accuracies[-1]:.2f} %"
-        axes.plot([epoch[across] for epoch in history], accuracies, line, color=color, label=label, linewidth=1.4)
+        axes.plot(places, accuracies, line, color=color, label=label, linewidth=1.4)
         highest.append(max(accuracies))
         early.append(accuracies[len(accuracies) // 5])
-    axes.set(ylabel="test accuracy (%)", ylim=(min(early) - 9, max(highest) + 0.7))
+
+    # From below what the runs have after a fifth of the epochs, with room for the legend.
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylim(min(early) - 9, max(highest) + 0.7)
     axes.legend(loc="lower right", fontsize=8.5, frameon=True, framealpha=1, edgecolor="none")
 
 
 def _draw_epsilons(axes: Axes, epochs: int) -> None:
     """Draw the certified interval of each run, and what the accountant that chose its noise says of it."""
+    # At whole steps.
     times = np.linspace(0.25, epochs, 40)
     steps = np.unique(np.round(times * STEPS_PER_EPOCH)).astype(int)
     at = steps / STEPS_PER_EPOCH
@@ -148,12 +170,16 @@ def _draw_epsilons(axes: Axes, epochs: int) -> None:
         color, line = LINES[accountant]
         marks = MARKS[accountant]
         run = (noise, SAMPLING_PROB, steps, DELTA)
+
+        # What is certified.
         bounds = accounting.epsilon_bounds(*run)
-        lower, upper = np.asarray(bounds.lower), np.asarray(bounds.upper)
+        lower = np.asarray(bounds.lower)
+        upper = np.asarray(bounds.upper)
         axes.fill_between(at, lower, upper, color=color, alpha=0.3, linewidth=0)
         label = rf"$\sigma$ = {noise:g}, certified"
         axes.plot(at, upper, color=color, linewidth=1.4, label=label, **marks)
 
+        # What the accountant says.
         if accountant == CLT:
             said = accounting.clt_epsilon(*run)
         elif accountant == MOMENTS:
@@ -177,10 +203,14 @@ def at_equal_cost(rows: RowsByName, epochs: int) -> dict[str, Any]:
     Returns:
       ``"epsilon"``, and the accuracy by accountant; nothing where a run is absent.
     """
-    names = {accountant: _name_of(noise, epochs) for accountant, noise in FIGURE4_NOISE[epochs].items()}
-    if not set(names.values()) <= set(rows):
-        return {}
-    histories = {accountant: rows[name]["runs"][0]["epochs"] for accountant, name in names.items()}
+    histories = {}
+    for accountant, noise in FIGURE4_NOISE[epochs].items():
+        name = _name_of(noise, epochs)
+        if name not in rows:
+            return {}
+        histories[accountant] = rows[name]["runs"][0]["epochs"]
+
+    # The cheapest run is over when it has spent this; the others are asked what they had then.
     epsilon = min(history[-1]["epsilon_upper"] for history in histories.values())
     accuracies = {"epsilon": epsilon}
     for accountant, history in histories.items():
@@ -195,7 +225,8 @@ def print_at_equal_cost(results: Path, console: Console) -> None:
     for epochs in FIGURE4_NOISE:
         accuracies = at_equal_cost(rows, epochs)
         if accuracies:
-            bought = ", ".join(f"{accountant} {100 * accuracies[accountant]:.2f} %" for accountant in LINES)
+            each = [f"{accountant} {100 * accuracies[accountant]:.2f} %" for accountant in LINES]
+            bought = ", ".join(each)
             epsilon = rounded_up(accuracies["epsilon"], 3)
             console.print(f"Figure 4, {epochs} epochs, at certified epsilon {epsilon}: noise by {bought}")
 
@@ -214,22 +245,28 @@ def tradeoff(results: Path) -> Figure:
 
 
 def _draw_power(axes: Axes, row: dict[str, Any], title: str) -> None:
-    cost, found = row["runs"][0]["result"]["privacy"], row["found"]
+    """Draw the power of tests against one model, by the CLT and certified."""
+    cost = row["runs"][0]["result"]["privacy"]
     run = (cost["noise_multiplier"], cost["sampling_prob"], cost["num_steps"])
+
+    # The power of a test is 1 - f(alpha).
     alpha = np.geomspace(1e-6, 1, 40)
     bounds = accounting.tradeoff_bounds(*run, alpha)
-    least, most = 1 - np.asarray(bounds.upper), 1 - np.asarray(bounds.lower)
+    least = 1 - np.asarray(bounds.upper)
+    most = 1 - np.asarray(bounds.lower)
     estimated = 1 - np.asarray(accounting.gdp_tradeoff(alpha, cost["mu_clt"]))
 
     axes.plot(alpha, alpha, color="0.75", linewidth=0.8)
     axes.fill_between(alpha, least, most, color=BLUE, alpha=0.5, linewidth=1.4, label="certified")
     axes.plot(alpha, estimated, "--", color=ORANGE, label="CLT")
 
+    # What the model achieves, and what it costs.
+    found = row["found"]
     score = f"{100 * found['test_accuracy']['mean']:.1f} %"
     if "test_rmse" in found:
         score = f"RMSE {found['test_rmse']['mean']:.3f}"
     epsilon = rounded_up(cost["epsilon_upper"], 2)
-    axes.set(title=f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {epsilon}")
+    axes.set_title(f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {epsilon}")
     axes.set(xlabel=r"type I error $\alpha$", xscale="log", xlim=(1e-6, 1))
     axes.set(ylabel=r"power $1 - f(\alpha)$", yscale="log", ylim=(1e-6, 1.3), aspect="equal")
 

@@ -29,8 +29,17 @@ from gdpjax.sweeps.parts import plan_of
 
 SEEDS = (0, 1, 2)
 FILE = "imdb_clipping.json"
-WAYS = {"added first": True, "not added": False}
+WAYS = {
+    "added first": True,
+    "not added": False,
+}
 """Whether the rows of equal words are added before the norm is taken, by the name in the result file."""
+
+WHAT = (
+    "IMDb with the paper's settings, test accuracy when gradients are clipped by their norm (equal words added first) "
+    "and by the norm of the list of rows (not added), which breaks the stated sensitivity"
+)
+"""What the result file says of itself."""
 
 EMBEDDING = "Embed_0"
 Params = Any
@@ -46,12 +55,14 @@ def write(results: Path, console: Console) -> None:
             accuracies[name].append(score)
             console.print(f"seed {seed}, equal words {name}: {100 * score:.2f} %")
 
+    found = {}
+    for name, scores in accuracies.items():
+        found[name] = mean_and_stdev(scores) | {"seeds": scores}
     result = {
-        "what": "IMDb with the paper's settings, test accuracy when gradients are clipped by their norm (equal words "
-        "added first) and by the norm of the list of rows (not added), which breaks the stated sensitivity",
+        "what": WHAT,
         "command": "python -m experiments reproduce imdb-clipping",
         "published": {"test_accuracy": 0.84},
-        "found": {name: mean_and_stdev(scores) | {"seeds": scores} for name, scores in accuracies.items()},
+        "found": found,
         "fingerprint": records.fingerprint(),
     }
     results.mkdir(parents=True, exist_ok=True)
@@ -61,12 +72,15 @@ def write(results: Path, console: Console) -> None:
 
 def accuracy(seed: int, add_equal_words: bool) -> float:
     """Return the test accuracy after the paper's epochs; batches, noise and weights depend on the seed alone."""
+    # The paper's settings, and the reviews.
     config = PRESETS["imdb"]
     clip = config.privacy.l2_clip_norm
     dataset = data.load("imdb")
-    tokens, labels = jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels)
+    tokens = jnp.asarray(dataset.train_inputs)
+    labels = jnp.asarray(dataset.train_labels)
     plan = plan_of(numbers_of(config), config.privacy.delta, dataset.num_examples)
 
+    # The network, and the first weights.
     init_key, sampling_key, noise_key = jax.random.split(jax.random.key(seed), 3)
     model = models.build(config.model.model, dataset.example, dataset.num_classes)
     params = initial_params(model, dataset.example, init_key)
@@ -74,12 +88,23 @@ def accuracy(seed: int, add_equal_words: bool) -> float:
 
     @jax.jit
     def step(params: Params, state: Any, number: Int[Array, ""]) -> tuple[Params, Any]:
+        # Each step has keys of its own.
         batch_key = jax.random.fold_in(sampling_key, number)
+        noise_key_of_step = jax.random.fold_in(noise_key, number)
+
+        # The noisy sum of clipped gradients.
         batch = poisson_sample(batch_key, plan.max_examples, plan.sampling_prob, plan.capacity)
         total = clipped_sum(
-            params, tokens[batch.indices], labels[batch.indices], batch.is_padding, clip, add_equal_words
+            params,
+            tokens[batch.indices],
+            labels[batch.indices],
+            batch.is_padding,
+            clip,
+            add_equal_words,
         )
-        noisy = _with_noise(total, plan.noise_multiplier * clip, jax.random.fold_in(noise_key, number))
+        noisy = _with_noise(total, plan.noise_multiplier * clip, noise_key_of_step)
+
+        # The update by the mean.
         mean = jax.tree.map(lambda leaf: leaf / plan.expected_batch_size, noisy)
         updates, state = optimizer.update(mean, state, params)
         return optax.apply_updates(params, updates), state
@@ -98,7 +123,10 @@ def _with_noise(total: Params, stddev: float, key: jax.Array) -> Params:
     """
     leaves, structure = jax.tree.flatten(total)
     keys = jax.random.split(key, len(leaves))
-    noisy = [leaf + stddev * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    noisy = []
+    for leaf, key_of_leaf in zip(leaves, keys, strict=True):
+        noise = stddev * jax.random.normal(key_of_leaf, leaf.shape)
+        noisy.append(leaf + noise)
     return jax.tree.unflatten(structure, noisy)
 
 
@@ -119,33 +147,46 @@ def clipped_sum(
     head = {name: value for name, value in params.items() if name != EMBEDDING}
 
     def gradient_of_one(
-        row: Int[Array, " length"], label: Int[Array, ""]
+        row: Int[Array, " length"],
+        label: Int[Array, ""],
     ) -> tuple[Params, Float[Array, " size"], Float[Array, ""]]:
         """Return an example's gradient with respect to the head and to the mean vector, and its squared norm."""
-        of_head, of_mean = jax.grad(_loss_of_mean, (0, 1))(head, table[row].mean(0), label)
+        gradient = jax.grad(_loss_of_mean, (0, 1))
+        of_head, of_mean = gradient(head, table[row].mean(0), label)
 
         # Every position has the same row, of_mean / length. Added, the row of a word that occurs c times is c times as
         # long, and sum_w c_w^2 is the sum over positions of the count of their word. Not added, each count is one.
-        ordered = jnp.sort(row)
-        end = jnp.searchsorted(ordered, ordered, side="right")
-        counts = end - jnp.searchsorted(ordered, ordered)
-        num_rows = counts.sum() if add_equal_words else length
+        num_rows = _counts(row).sum() if add_equal_words else length
         of_table = jnp.sum(of_mean**2) * num_rows / length**2
         squared_norm = of_table + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(of_head))
         return of_head, of_mean, squared_norm
 
     of_head, of_mean, squared_norm = jax.vmap(gradient_of_one)(words, labels)
-    factor = jnp.where(is_padding, 0, jnp.minimum(1, clip / jnp.sqrt(squared_norm)))
+
+    # What each gradient is multiplied by.
+    clip_factor = jnp.minimum(1, clip / jnp.sqrt(squared_norm))
+    factor = jnp.where(is_padding, 0, clip_factor)
     total = jax.tree.map(lambda leaf: jnp.tensordot(factor, leaf, 1), of_head)
 
     # Each position of each example adds its row to the table.
     row = factor[:, None] * of_mean / length
-    rows = jnp.broadcast_to(row[:, None], (*words.shape, of_mean.shape[1]))
-    return total | {EMBEDDING: {"embedding": jnp.zeros_like(table).at[words].add(rows)}}
+    size = of_mean.shape[1]
+    rows = jnp.broadcast_to(row[:, None], (*words.shape, size))
+    sum_of_rows = jnp.zeros_like(table).at[words].add(rows)
+    return total | {EMBEDDING: {"embedding": sum_of_rows}}
+
+
+def _counts(row: Int[Array, " length"]) -> Int[Array, " length"]:
+    """Return how often the word at each position of the sorted row occurs in it."""
+    ordered = jnp.sort(row)
+    end = jnp.searchsorted(ordered, ordered, side="right")
+    return end - jnp.searchsorted(ordered, ordered)
 
 
 def _loss_of_mean(head: Params, mean: Float[Array, " size"], label: Int[Array, ""]) -> Float[Array, ""]:
     """Return the loss of an example, given the mean of its word vectors."""
-    hidden = jax.nn.relu(mean @ head["Dense_0"]["kernel"] + head["Dense_0"]["bias"])
-    logits = hidden @ head["Dense_1"]["kernel"] + head["Dense_1"]["bias"]
+    first = head["Dense_0"]
+    second = head["Dense_1"]
+    hidden = jax.nn.relu(mean @ first["kernel"] + first["bias"])
+    logits = hidden @ second["kernel"] + second["bias"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)

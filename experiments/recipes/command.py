@@ -22,8 +22,9 @@ def run(config: RecipesConfig) -> None:
 def reproduce(names: list[str], runs: Path, results: Path, console: Console) -> Path:
     """Run every sweep of these recipes, finished ones from their folders, and return the result file."""
     for name in names:
+        # Each is written at once: what is done is on record.
         record = _record(RECIPES[name], runs)
-        path = tables.write(results, name, record)  # one by one: what is done is on record
+        path = tables.write(results, name, record)
         console.print(tables.sentence(name, record), soft_wrap=True)
     console.print(f"Results: {path} and {path.with_suffix('.md')}", soft_wrap=True)
     return path
@@ -31,14 +32,18 @@ def reproduce(names: list[str], runs: Path, results: Path, console: Console) -> 
 
 def _record(recipe: Recipe, runs: Path) -> dict[str, Any]:
     """Return what a recipe's search and its winner say together."""
-    searched = _rows_of_sweep(recipe.search, runs / f"{recipe.name}-search")
-    trained = _rows_of_sweep(recipe.winner, runs / f"{recipe.name}-winner")
+    search_folder = runs / f"{recipe.name}-search"
+    winner_folder = runs / f"{recipe.name}-winner"
+    searched = _rows_of_sweep(recipe.search, search_folder)
+    trained = _rows_of_sweep(recipe.winner, winner_folder)
     specs = (sweep.read(recipe.search), sweep.read(recipe.winner))
     return outcome(recipe, specs, searched, trained)
 
 
 def _rows_of_sweep(spec: Path, out: Path) -> list[Row]:
-    """Return the rows of a sweep, from its folder as far as they are there. One trial at a time: they are large."""
+    """Return the rows of a sweep, from its folder as far as they are there."""
     if not is_finished(out, sweep.read(spec)):
-        sweep.run(SweepConfig(spec, out=out, resume=out.exists(), width=1))
+        # One trial at a time: they are large.
+        config = SweepConfig(spec, out=out, resume=out.exists(), width=1)
+        sweep.run(config)
     return read_rows(out, described(out).layout)
