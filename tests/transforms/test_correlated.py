@@ -85,7 +85,7 @@ def matrix_of(strategy):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_noise_has_the_covariance_of_the_strategy(name):
-    strategy, size = STRATEGIES[name], 20_000
+    strategy, size = STRATEGIES[name], 16_000
     tx, params = make(strategy), jnp.zeros(size)
     noise, _ = released(jax.jit(tx.update), tx.init(params), params)
     inverse = np.linalg.inv(matrix_of(strategy)) * strategy.sensitivity(STEPS, PROMISE)
