@@ -108,7 +108,8 @@ def test_float64_noise_has_float64_resolution():
 
 
 def test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf():
-    params = {"a": jnp.zeros(20_000, jnp.bfloat16), "b": jnp.zeros(20_000, jnp.float16), "n": jnp.arange(3)}
+    size = 16_000
+    params = {"a": jnp.zeros(size, jnp.bfloat16), "b": jnp.zeros(size, jnp.float16), "n": jnp.arange(3)}
     tx = gdpjax.add_gaussian_noise(2.0, jax.random.key(0))
     update = jax.jit(tx.update)
     first, state = update(params, tx.init(params))
@@ -118,9 +119,9 @@ def test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf():
     draws = [np.asarray(v, np.float64) / 2 for v in (first["a"], first["b"], second["a"], second["b"])]
     for values in draws:
         assert stats.kstest(values, "norm").pvalue > 1e-4
-        assert len(np.unique(values)) > 19_900  # bf16 noise has about a hundred distinct values
+        assert len(np.unique(values)) > 0.995 * size  # bf16 noise has about a hundred distinct values
     correlations = np.corrcoef(draws) - np.eye(4)
-    assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
+    assert np.abs(correlations).max() < 5 / np.sqrt(size)
 
 
 @pytest.mark.parametrize("stddev", [-1.0, float("nan"), float("inf")])
