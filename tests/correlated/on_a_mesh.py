@@ -1,4 +1,7 @@
-"""Print, as JSON, what correlated noise does on a mesh of eight devices: its bits, its layout, its communication."""
+"""Print, as JSON, what correlated noise does on a mesh of eight devices: its bits, its layout, its communication.
+
+`tests.correlated.more_on_a_mesh` prints the same of further strategies.
+"""
 
 import json
 import math
@@ -106,19 +109,19 @@ def trained(strategy, mesh=None):
         correlation=strategy,
     )  # fmt: skip
 
-    def loss(params, x, y):
-        return jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"] - y) ** 2)
+    def loss(matrix, x, y):
+        return jnp.sum((jnp.tanh(x @ matrix) - y) ** 2)
 
     training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
     draw = np.random.default_rng(0)
-    x, y = draw.normal(size=(96, 16)).astype(np.float32), draw.normal(size=(96, 8)).astype(np.float32)
-    params = {"a": jnp.asarray(draw.normal(size=(16, 64)) / 4, jnp.float32), "b": jnp.zeros((64, 8))}
+    x, y = draw.normal(size=(96, 16)).astype(np.float32), draw.normal(size=(96, 64)).astype(np.float32)
+    params = jnp.asarray(draw.normal(size=(16, 64)) / 4, jnp.float32)
     placement = {}
     if mesh is not None:
         placement = {"sharding": NamedSharding(mesh, PartitionSpec())}
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec(None, "x")))
 
-    # The gradients on zeros are zero: tanh(0) b - 0 and its derivatives with respect to both matrices.
+    # The gradient on zeros is zero, because each of its entries has a factor x.
     found = {}
     for name, scale in (("run", 1.0), ("noise", 0.0)):
         data = training.place(np.float32(scale) * x, np.float32(scale) * y, **placement)
@@ -139,19 +142,25 @@ def of_training(strategy, mesh):
     return found
 
 
-def main() -> None:
+def report(on_automatic_axes, on_explicit_axes, in_training):
+    """Print what the noise of these strategies does on meshes, beside that of independent draws.
+
+    Args:
+      on_automatic_axes: names of strategies whose mesh has axes that the compiler uses as it sees fit.
+      on_explicit_axes: of those whose mesh has axes that are part of the types of arrays.
+      in_training: of those that train.
+    """
     automatic = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     explicit = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
-    report = {"noise": {}, "training": {}}
-    for name, strategy in STRATEGIES.items():
-        alone, _, _ = released(strategy)
-        report["noise"][name] = of_noise(strategy, automatic, alone)
-        if name in ("banded_inverse", "banded_toeplitz"):
-            report["noise"][f"{name}, explicit axes"] = of_noise(strategy, explicit, alone)
-    for name in ("drawn_again", "banded_toeplitz"):
-        report["training"][name] = of_training(STRATEGIES[name], automatic)
-    print(json.dumps(report))
+    found = {"noise": {}, "training": {}}
+    for mesh, names in ((automatic, ["independent", *on_automatic_axes]), (explicit, on_explicit_axes)):
+        for name in names:
+            alone, _, _ = released(STRATEGIES[name])
+            found["noise"][name] = of_noise(STRATEGIES[name], mesh, alone)
+    for name in in_training:
+        found["training"][name] = of_training(STRATEGIES[name], automatic)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    report(["drawn_again"], on_explicit_axes=["banded_toeplitz"], in_training=["banded_toeplitz"])

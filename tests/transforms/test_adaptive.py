@@ -1,5 +1,6 @@
 """Adaptive clipping: the clip norm finds its quantile, both releases are noised, and what they cost is recorded."""
 
+import functools
 import itertools
 
 import flax.linen as nn
@@ -17,9 +18,17 @@ from gdpjax.ledger import Event
 from gdpjax.transforms import _adaptive
 
 PRIVATE = {
-    "initial_l2_clip_norm": 1.5, "noise_multiplier": 1.0, "count_stddev": 0.5, "sampling_prob": 0.01,
-    "expected_batch_size": 8.0, "key": jax.random.key(0), "learning_rate": 1.0,
-}  # fmt: skip
+    "initial_l2_clip_norm": 1.5,
+    "noise_multiplier": 1.0,
+    "count_stddev": 0.5,
+    "sampling_prob": 0.01,
+    "expected_batch_size": 8.0,
+    "key": jax.random.key(0),
+    "learning_rate": 1.0,
+}
+PARAMS = jnp.zeros(2)
+ROWS = np.array([[3.0, 4.0], [0.1, 0.1], [1.0, 1.0], [0.0, 0.0]], np.float32)
+"""Most tests take four rows of two numbers, so that what was compiled for one of them serves the others."""
 REPLACE = gdpjax.NeighboringRelation.REPLACE_ONE
 RELATIONS = list(gdpjax.NeighboringRelation)
 
@@ -50,6 +59,36 @@ def by_sum(tx, rows, state, params):
 WAYS = {"rows": by_rows, "sum": by_sum}
 
 
+def one_step(rows, state, way="rows", relation=RELATIONS[0]):
+    """What is released, and the next state: compiled once for each way, relation and number of rows."""
+    return compiled_step(rows, state, way, relation)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def compiled_step(rows, state, way, relation):
+    return WAYS[way](make(**under(relation)), rows, state, jnp.zeros(2, rows.dtype))
+
+
+def first_state():
+    return make().init(PARAMS)
+
+
+def recorded(tx, num_steps):
+    """The ledger of some steps. Nothing asks for the noise here, so it is not compiled."""
+    params = jnp.zeros(3)
+
+    @jax.jit
+    def step(state):
+        after = tx.update(jnp.ones((5, 3)), state, params)[1]
+        return state._replace(count=after.count, ledger=after.ledger)
+
+    state = tx.init(params)
+    for _ in range(num_steps):
+        state = step(state)
+    assert step._cache_size() == 1
+    return gdpjax.ledger_of(state)
+
+
 def noisy_count(old, new, options=PRIVATE):
     """The count that led from one clip norm to the next."""
     fraction = (
@@ -60,11 +99,7 @@ def noisy_count(old, new, options=PRIVATE):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_ledger_holds_the_joint_event(relation):
-    tx, params = make(**under(relation)), jnp.zeros(3)
-    state = tx.init(params)
-    for _ in range(4):
-        _, state = tx.update(jnp.ones((5, 3)), state, params)
-    (event,) = gdpjax.ledger_of(state).events
+    (event,) = recorded(make(**under(relation)), 4).events
     expected = Event.quantile_clipping(1.0, 0.5, sampling_prob=0.01, num_steps=4, **under(relation))
     assert (event.num_steps, event.sampling) == (4, expected.sampling)
     assert event.neighboring_relation is relation
@@ -79,7 +114,7 @@ def test_a_traced_noise_multiplier_is_recorded_from_below(relation):
 
     def once(noise_multiplier, count_stddev):
         tx = make(noise_multiplier=noise_multiplier, count_stddev=count_stddev, **under(relation))
-        return tx.update(jnp.ones((5, 3)), tx.init(params), params)[1]
+        return tx.update(jnp.ones((5, 3)), tx.init(params), params)[1].ledger
 
     compiled = jax.jit(once)
     rng = np.random.default_rng(0)
@@ -91,36 +126,52 @@ def test_a_traced_noise_multiplier_is_recorded_from_below(relation):
 
 def test_a_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling():
     schedule = optax.join_schedules([optax.constant_schedule(1.0), optax.constant_schedule(2.0)], [3])
-    tx, params = make(noise_multiplier=schedule), jnp.zeros(3)
-    state, update = tx.init(params), jax.jit(tx.update)
-    for _ in range(7):
-        _, state = update(jnp.ones((5, 3)), state, params)
-    events = gdpjax.ledger_of(state).events
+    events = recorded(make(noise_multiplier=schedule), 7).events
     assert [event.num_steps for event in events] == [3, 4]
     np.testing.assert_allclose([e.noise_multiplier for e in events], [0.5**0.5, (0.25 + 1) ** -0.5], rtol=4e-6)
-    assert update._cache_size() == 1
+
+
+def slow_but_for(default, cases):
+    """All cases, of which only one is in the default suite."""
+    return [case if case is default else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
+def test_every_relation_has_the_same_draws_times_its_factor(relation):
+    """The distribution of the draws themselves is tested below, for one relation."""
+    nothing, state = np.zeros((4, 2), np.float32), make(**under(relation)).init(PARAMS)
+    noise, after = one_step(nothing, state, relation=relation)
+    draws, expected = one_step(nothing, first_state())
+    np.testing.assert_allclose(noise, draws * relation.sensitivity_factor, rtol=1e-6)
+    assert after.l2_clip_norm == expected.l2_clip_norm
+
+
+@pytest.mark.parametrize("relation", slow_but_for(RELATIONS[0], RELATIONS))
 def test_noise_of_the_sum_and_of_the_count(relation):
     """Standard deviations noise_multiplier * Delta * C and count_stddev, normal, independent, fresh in each step."""
-    num_keys, params, rows = 20_000, jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [0.3, 0.4]])
+    num_keys, params = 8_000, jnp.zeros(2)
+    rows = np.array([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [0.3, 0.4]], np.float32)
 
     def two_steps(key):
         tx = make(key=key, **under(relation))
-        first, middle = tx.update(rows, tx.init(params), params)
-        second, last = tx.update(rows, middle, params)
-        return first, second, middle.l2_clip_norm, last.l2_clip_norm
 
-    first, second, middle, last = map(np.asarray, jax.jit(jax.vmap(two_steps))(
-        jax.random.split(jax.random.key(1), num_keys)))  # fmt: skip
+        def step(state, _):
+            released, state = tx.update(rows, state, params)
+            return state, (released, state.l2_clip_norm)
+
+        return jax.lax.scan(step, tx.init(params), length=2)[1]
+
+    keys = jax.random.split(jax.random.key(1), num_keys)
+    releases, norms = jax.jit(jax.vmap(two_steps))(keys)
+    first, second = np.moveaxis(releases, 1, 0)
+    middle, last = np.moveaxis(norms, 1, 0)
     total = np.array([0.9 + 0.3, 1.2 + 1.0 + 0.4])
     of_sum = (first * 8 - total) / (1.5 * relation.sensitivity_factor)
     of_count = (noisy_count(1.5, middle) - (2 - 1) / 2) / 0.5
     # The second step clips, counts and scales its noise at the clip norm that the first one released.
     bounded = np.minimum(1, middle[:, None] / np.linalg.norm(rows, axis=1).clip(1e-9))
-    of_second = (second * 8 - bounded @ np.asarray(rows)) / (middle[:, None] * relation.sensitivity_factor)
-    below = (np.linalg.norm(rows[jnp.array([0, 1, 3])], axis=1) <= middle[:, None]).sum(1)
+    of_second = (second * 8 - bounded @ rows) / (middle[:, None] * relation.sensitivity_factor)
+    below = (np.linalg.norm(rows[[0, 1, 3]], axis=1) <= middle[:, None]).sum(1)
     of_second_count = (noisy_count(middle, last) - (below - 1.5)) / 0.5
     draws = np.stack([*of_sum.T, of_count, *of_second.T, of_second_count])
     for draw in draws:
@@ -129,48 +180,65 @@ def test_noise_of_the_sum_and_of_the_count(relation):
     assert np.abs(np.corrcoef(draws) - np.eye(6)).max() < 5 / np.sqrt(num_keys)
 
 
-@pytest.mark.parametrize("target", [0.2, 0.5, 0.9])
-def test_the_clip_norm_finds_its_quantile(target):
+def test_the_clip_norm_finds_its_quantile():
     """Stationary norms, lognormal: C settles at their quantile from far off on both sides."""
     norms = np.exp(np.random.default_rng(0).normal(1.0, 1.0, 400)).astype(np.float32)
-    rows, params = jnp.asarray(norms)[:, None] * jnp.array([[0.6, 0.8]]), jnp.zeros(2)
+    rows = norms[:, None] * np.array([[0.6, 0.8]], np.float32)
+    starts, targets = np.float32([0.05, 100.0]), np.float32([0.2, 0.5, 0.9])
 
-    def final(key, initial):
-        tx = make(initial_l2_clip_norm=initial, target_quantile=target, learning_rate=0.5, count_stddev=20.0,
-                  expected_batch_size=400.0, key=key)  # fmt: skip
+    def final(key, initial, target):
+        tx = make(
+            initial_l2_clip_norm=initial,
+            target_quantile=target,
+            learning_rate=0.5,
+            count_stddev=20.0,
+            expected_batch_size=400.0,
+            key=key,
+        )
 
         def step(state, _):
-            state = tx.update(rows, state, params)[1]
+            state = tx.update(rows, state, PARAMS)[1]
             return state, state.l2_clip_norm
 
-        return jnp.log(jax.lax.scan(step, tx.init(params), None, length=300)[1][150:]).mean()
+        return jnp.log(jax.lax.scan(step, tx.init(PARAMS), None, length=300)[1][150:]).mean()
 
-    settled = jax.jit(jax.vmap(final))(jax.random.split(jax.random.key(2), 2), jnp.array([0.05, 100.0]))
-    assert np.abs(np.asarray(settled) - np.log(np.quantile(norms, target))).max() < 0.1
-
-
-SPECIAL = [
-    [0.0, 0.0], [1e-38, 0.0], [1e-20, 0.0], [0.9, -1.2], [0.0, 1.5], [1.4999, 0.0], [1.5001, 0.0], [-3.0, 4.0],
-    [1e30, -1e30], [3e38, 3e38], [np.nan, 1.0], [np.inf, 0.0],
-]  # fmt: skip
+    every_start = jax.vmap(final, in_axes=(0, 0, None))
+    every_target = jax.jit(jax.vmap(every_start, in_axes=(0, None, 0)))
+    keys = jax.random.split(jax.random.key(2), (len(targets), len(starts)))
+    settled = every_target(keys, starts, targets)
+    quantiles = np.log(np.quantile(norms, targets))
+    assert np.abs(np.asarray(settled) - quantiles[:, None]).max() < 0.1
 
 
-def movements(way, relation):
+SPECIAL = np.array(
+    [
+        [0.0, 0.0],
+        [1e-38, 0.0],
+        [1e-20, 0.0],
+        [0.9, -1.2],
+        [0.0, 1.5],
+        [1.4999, 0.0],
+        [1.5001, 0.0],
+        [-3.0, 4.0],
+        [1e30, -1e30],
+        [3e38, 3e38],
+        [np.nan, 1.0],
+        [np.inf, 0.0],
+    ],
+    np.float32,
+)
+
+
+def movements(way, relation, step=one_step):
     """How far sum, count and both move, in units of their noise, for neighbours that differ in one special row."""
-    tx, params = make(**under(relation)), jnp.zeros(2)
-    others = jnp.array([[2.0, 2.0], [0.3, 0.1], [0.0, 0.0]])
-    start = tx.init(params)
-
-    @jax.jit
-    def release(row):
-        released, state = WAYS[way](tx, jnp.concatenate([others, row[None]]), start, params)
-        return released, state.l2_clip_norm
+    others = np.array([[2.0, 2.0], [0.3, 0.1], [0.0, 0.0]], np.float32)
+    start = make(**under(relation)).init(PARAMS)
 
     # One key: the noise is the same everywhere, and cancels.
     outputs = []
     for row in SPECIAL:
-        mean, norm = release(jnp.asarray(row, jnp.float32))
-        outputs.append((np.asarray(mean, np.float64) * 8 / 1.5, noisy_count(1.5, norm)))
+        mean, state = step(np.concatenate([others, row[None]]), start, way=way, relation=relation)
+        outputs.append((np.asarray(mean, np.float64) * 8 / 1.5, noisy_count(1.5, state.l2_clip_norm)))
     pairs = itertools.combinations(outputs, 2) if relation is REPLACE else ((outputs[0], o) for o in outputs[1:])
     moves = [(np.linalg.norm(a[0] - b[0]) / relation.sensitivity_factor, abs(a[1] - b[1]) / 0.5) for a, b in pairs]
     return np.array([(*move, np.hypot(*move)) for move in moves])
@@ -190,27 +258,38 @@ def test_no_neighbour_moves_both_releases_by_more_than_is_recorded(way, relation
 
 def test_counting_padding_as_below_would_break_it(monkeypatch):
     """The broken version of the previous test: a zero row as an example with norm <= C."""
-    broken = lambda norms, c: jnp.where(norms <= c, 0.5, -0.5).sum()  # noqa: E731
+
+    def broken(norms, l2_clip_norm):
+        return jnp.where(norms <= l2_clip_norm, 0.5, -0.5).sum()
+
     monkeypatch.setattr(_adaptive, "_bit_sum", broken)
-    assert movements("rows", RELATIONS[0])[:, 1].max() > 1.9
+
+    @jax.jit
+    def broken_step(rows, state):
+        return by_rows(make(), rows, state, PARAMS)
+
+    def step(rows, state, way, relation):
+        return broken_step(rows, state)
+
+    assert movements("rows", RELATIONS[0], step)[:, 1].max() > 1.9
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_non_finite_rows_count_as_padding(way):
-    tx, params = make(), jnp.zeros(2)
-    rows = jnp.array([[3.0, 4.0], [0.1, 0.1], [1.0, 1.0]])
-    removed, expected = WAYS[way](tx, rows.at[1].set(0), tx.init(params), params)
+    rows = ROWS.copy()
+    rows[1] = 0
+    removed, expected = one_step(rows, first_state(), way=way)
     for bad in [np.nan, np.inf, -np.inf]:
-        released, state = WAYS[way](tx, rows.at[1, 0].set(bad), tx.init(params), params)
+        rows[1] = bad, 0.1
+        released, state = one_step(rows, first_state(), way=way)
         np.testing.assert_array_equal(released, removed)
         assert state.l2_clip_norm == expected.l2_clip_norm
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_empty_batch_and_all_padding(way):
-    tx, params = make(), jnp.zeros(2)
-    released, state = WAYS[way](tx, jnp.zeros((0, 2)), tx.init(params), params)
-    padded, same = WAYS[way](tx, jnp.zeros((5, 2)), tx.init(params), params)
+    released, state = one_step(np.zeros((0, 2), np.float32), first_state(), way=way)
+    padded, same = one_step(np.zeros((4, 2), np.float32), first_state(), way=way)
     np.testing.assert_array_equal(released, padded)
     assert np.isfinite(released).all()
     assert state.l2_clip_norm == same.l2_clip_norm
@@ -219,84 +298,99 @@ def test_empty_batch_and_all_padding(way):
 
 
 def test_padding_marked_by_the_engine_is_the_same_as_no_row():
-    tx, params, x = make(), jnp.zeros(2), jnp.array([[3.0, 4.0], [0.1, 0.1], [9.0, 9.0]])
-    is_padding = jnp.array([False, False, True])
-    state = tx.init(params)
-    grad_fn = gdpjax.clipped_grad(dot, gdpjax.clip_norm_of(state), return_info=True)
-    total, info = grad_fn(params, x, is_padding=is_padding)
-    by_sum = tx.update(total, state, params, clipped_by=grad_fn, norms=info.norms)
-    rows = gdpjax.per_example_grad(dot)(params, x, is_padding=is_padding)
-    by_rows = tx.update(rows, state, params)
-    zeroed = tx.update(x.at[2].set(0), state, params)
-    np.testing.assert_allclose(by_sum[0], by_rows[0], rtol=1e-6)
-    np.testing.assert_array_equal(by_rows[0], zeroed[0])
-    assert by_sum[1].l2_clip_norm == by_rows[1].l2_clip_norm == zeroed[1].l2_clip_norm
+    x, is_padding = ROWS.copy(), np.array([False, False, True, True])
+    x[2] = 9.0
+    state = first_state()
+
+    @jax.jit
+    def by_sum(state):
+        grad_fn = gdpjax.clipped_grad(dot, gdpjax.clip_norm_of(state), return_info=True)
+        total, info = grad_fn(PARAMS, x, is_padding=is_padding)
+        return make().update(total, state, PARAMS, clipped_by=grad_fn, norms=info.norms)
+
+    rows = jax.jit(gdpjax.per_example_grad(dot))(PARAMS, x, is_padding=is_padding)
+    total, rowwise, zeroed = by_sum(state), one_step(rows, state), one_step(np.where(x == 9, 0, x), state)
+    np.testing.assert_allclose(total[0], rowwise[0], rtol=1e-6)
+    np.testing.assert_array_equal(rowwise[0], zeroed[0])
+    assert total[1].l2_clip_norm == rowwise[1].l2_clip_norm == zeroed[1].l2_clip_norm
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but_for("rows", WAYS))
 def test_jit_and_scan_equal_eager_without_recompiling(way):
     tx = optax.chain(make(learning_rate=0.2), optax.sgd(0.1))
-    rows, w = jax.random.normal(jax.random.key(3), (6, 3)) * 2, jnp.zeros(3)
 
-    def step(carry, rows=rows):
+    def step(carry):
         w, state = carry
-        updates, state = WAYS[way](tx, rows, state, w)
+        updates, state = WAYS[way](tx, jnp.asarray(ROWS), state, w)
         return optax.apply_updates(w, updates), state
 
-    eager, compiled, jitted = (w, tx.init(w)), (w, tx.init(w)), jax.jit(step)
-    for _ in range(4):
+    start = (PARAMS, tx.init(PARAMS))
+    eager, compiled, jitted = start, start, jax.jit(step)
+    for _ in range(2):
         eager, compiled = step(eager), jitted(compiled)
 
-    def scanned(unroll):
-        loop = jax.jit(lambda c: jax.lax.scan(lambda c, _: (step(c), None), c, None, length=4, unroll=unroll)[0])
-        return loop((w, tx.init(w)))
+    def body(carry, _):
+        return step(carry), None
 
-    for other in (compiled, scanned(1), scanned(4)):
+    loop = jax.jit(lambda carry: jax.lax.scan(body, carry, length=2)[0])
+    for other in (compiled, loop(start)):
         np.testing.assert_allclose(eager[0], other[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(gdpjax.clip_norm_of(eager[1]), gdpjax.clip_norm_of(other[1]), rtol=1e-5)
         assert gdpjax.ledger_of(eager[1]) == gdpjax.ledger_of(other[1])
-    assert gdpjax.clip_norm_of(eager[1]) != gdpjax.clip_norm_of(tx.init(w))
+    assert gdpjax.clip_norm_of(eager[1]) != gdpjax.clip_norm_of(start[1])
     assert jitted._cache_size() == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_sweep_by_vmap_equals_a_loop(way):
-    params, rows = jnp.zeros(3), jax.random.normal(jax.random.key(3), (6, 3)) * 2
-    keys, rates = jax.random.split(jax.random.key(1), 3), jnp.array([0.0, 0.2, 1.0])
+    keys, rates = jax.random.split(jax.random.key(1), 3), np.float32([0.0, 0.2, 1.0])
 
     def train(learning_rate, key):
         tx = make(learning_rate=learning_rate, key=key)
-        return WAYS[way](tx, rows, tx.init(params), params)
+        return WAYS[way](tx, ROWS, tx.init(PARAMS), PARAMS)
 
     released, states = jax.jit(jax.vmap(train))(rates, keys)
+    compiled = jax.jit(train)
     for i in range(3):
-        alone, state = train(float(rates[i]), keys[i])
+        alone, state = compiled(rates[i], keys[i])
         np.testing.assert_allclose(released[i], alone, rtol=1e-5)
         np.testing.assert_allclose(gdpjax.clip_norm_of(states)[i], state.l2_clip_norm, rtol=1e-5)
     assert gdpjax.clip_norm_of(states)[0] == 1.5
     with pytest.raises(ValueError, match="share one noise key"):
-        jax.vmap(lambda rate: train(rate, keys[0]))(rates)
+        jax.vmap(lambda rate: train(rate, keys[0]))(jnp.asarray(rates))
 
 
 def test_the_clip_norm_stays_in_its_public_range():
-    params = jnp.zeros(2)
-    for rows, end in [(jnp.full((5, 2), 100.0), 2.0), (jnp.full((5, 2), 1e-3), 0.5)]:
+    @jax.jit
+    def next_norm(rows, learning_rate):
+        tx = make(l2_clip_norm_range=(0.5, 2.0), learning_rate=learning_rate)
+        return tx.update(rows, tx.init(PARAMS), PARAMS)[1].l2_clip_norm
+
+    for size, end in [(100.0, 2.0), (1e-3, 0.5)]:
         for rate in [50.0, 1e30]:
-            tx = make(l2_clip_norm_range=(0.5, 2.0), learning_rate=rate)
-            assert tx.update(rows, tx.init(params), params)[1].l2_clip_norm == end
+            assert next_norm(np.full((4, 2), size, np.float32), rate) == end
+
+    @jax.jit
+    def from_an_end(initial):
+        tx = make(l2_clip_norm_range=(1e-30, 1e30), initial_l2_clip_norm=initial)
+        released, state = tx.update(np.ones((4, 2), np.float32), tx.init(PARAMS), PARAMS)
+        return released, state.l2_clip_norm
+
     for end in [1e-30, 1e30]:
-        tx = make(l2_clip_norm_range=(1e-30, 1e30), initial_l2_clip_norm=end)
-        released, state = tx.update(jnp.ones((5, 2)), tx.init(params), params)
+        released, norm = from_an_end(end)
         assert np.isfinite(released).all()
-        assert 1e-30 <= float(state.l2_clip_norm) <= 1e30
+        assert 1e-30 <= float(norm) <= 1e30
 
 
 def test_a_sum_clipped_at_another_norm_is_refused_or_nan():
-    tx, params, rows = make(), jnp.zeros(2), jnp.ones((5, 2))
+    tx, params, rows = make(), PARAMS, jnp.asarray(ROWS)
     stale = gdpjax.clipped_grad(dot, 1.5, return_info=True)
     total, info = stale(params, rows)
     _, state = tx.update(total, tx.init(params), params, clipped_by=stale, norms=info.norms)
-    update = lambda state: tx.update(total, state, params, clipped_by=stale, norms=info.norms)  # noqa: E731
+
+    def update(state):
+        return tx.update(total, state, params, clipped_by=stale, norms=info.norms)
+
     with pytest.raises(ValueError, match="clip_norm_of"):
         update(state)
     released, after = jax.jit(update)(state)
@@ -326,9 +420,9 @@ def test_arguments_that_leave_open_what_was_clipped_are_refused():
     ]
     for updates, extra, message in refused:
         with pytest.raises(ValueError, match=message):
-            tx.update(updates, state, params, **extra)
+            jax.eval_shape(functools.partial(tx.update, updates, state, params, **extra))
     with pytest.raises(ValueError, match="needs the parameters"):
-        tx.update(rows, state)
+        jax.eval_shape(functools.partial(tx.update, rows, state))
     with pytest.raises(ValueError, match="belong to the"):
         make(max_batch_size=9).update(params, state, params, clipped_by=stated, norms=jnp.ones(5))
     with pytest.raises(ValueError, match=r"with 0 of them"):
@@ -378,12 +472,10 @@ def test_bad_input_is_refused(case):
 
 
 def test_traced_nonsense_gives_nan_not_a_number():
-    params, rows = jnp.zeros(2), jnp.ones((5, 2))
-
     @jax.jit
     def once(options):
         tx = make(**options)
-        released, state = tx.update(rows, tx.init(params), params)
+        released, state = tx.update(ROWS, tx.init(PARAMS), PARAMS)
         return released, state.l2_clip_norm
 
     names = ["initial_l2_clip_norm", "noise_multiplier", "count_stddev", "learning_rate", "target_quantile"]
@@ -400,17 +492,23 @@ def test_traced_nonsense_gives_nan_not_a_number():
 def test_frozen_and_integer_leaves_leave_as_exact_zeros(way):
     params = {"w": jnp.zeros(2), "frozen": jnp.zeros(2), "n": jnp.arange(2)}
     trainable = {"w": True, "frozen": False, "n": True}
-    x = jnp.array([[3.0, 4.0], [0.6, 0.8]])
+    x = np.array([[3.0, 4.0], [0.6, 0.8]], np.float32)
     tx = make(count_stddev=0.01, trainable=trainable if way == "rows" else None)
-    state = tx.init(params)
-    loss = lambda p, x: jnp.vdot(p["w"], x) + 100 * jnp.vdot(p["frozen"], x)  # noqa: E731
-    if way == "rows":
-        rows = {"w": x, "frozen": 100 * x, "n": jnp.ones((2, 2), int)}
-        released, state = tx.update(rows, state, params)
-    else:
+
+    def loss(p, x):
+        return jnp.vdot(p["w"], x) + 100 * jnp.vdot(p["frozen"], x)
+
+    @jax.jit
+    def step(state):
+        if way == "rows":
+            rows = {"w": x, "frozen": 100 * x, "n": np.ones((2, 2), np.int32)}
+            return tx.update(rows, state, params)
         grad_fn = gdpjax.clipped_grad(loss, gdpjax.clip_norm_of(state), trainable=trainable, return_info=True)
         total, info = grad_fn(params, x)
-        released, state = tx.update(total, state, params, clipped_by=grad_fn, norms=info.norms)
+        return tx.update(total, state, params, clipped_by=grad_fn, norms=info.norms)
+
+    released, state = step(tx.init(params))
+    released = jax.tree.map(np.asarray, released)
     assert released["w"].all()
     assert not released["frozen"].any()
     assert not released["n"].any()
@@ -419,35 +517,45 @@ def test_frozen_and_integer_leaves_leave_as_exact_zeros(way):
 
 
 def test_works_in_flax_training_loops():
-    model = nn.Dense(3)
-    x, y = jax.random.normal(jax.random.key(1), (8, 4)), jnp.arange(8) % 3
-    loss = lambda p, x, y: optax.softmax_cross_entropy_with_integer_labels(model.apply(p, x), y)  # noqa: E731
-    params = model.init(jax.random.key(0), x[0])
+    model = nn.Dense(3, use_bias=False)
+    x, y = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32), np.arange(8) % 3
+
+    def loss(p, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply(p, x), y)
+
+    params = {"params": {"kernel": jnp.eye(4, 3)}}
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.chain(make(), optax.sgd(0.1)))
-    step = jax.jit(
-        lambda s: s.apply_gradients(grads=gdpjax.per_example_grad(loss, batch_argnums=(1, 2))(s.params, x, y))
-    )
+
+    @jax.jit
+    def step(state):
+        rows = gdpjax.per_example_grad(loss, batch_argnums=(1, 2))(state.params, x, y)
+        return state.apply_gradients(grads=rows)
+
     for _ in range(2):
         state = step(state)
     assert gdpjax.ledger_of(state.opt_state).num_steps == 2
-    linear = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+    linear = nnx.Linear(4, 3, use_bias=False, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(linear, optax.chain(make(), optax.sgd(0.1)), wrt=nnx.Param)
-    optimizer.update(linear, jax.tree.map(lambda p: jnp.ones((4, *p.shape)), nnx.state(linear, nnx.Param)))
+
+    @nnx.jit
+    def nnx_step(linear, optimizer):
+        rows = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), nnx.state(linear, nnx.Param))
+        optimizer.update(linear, rows)
+
+    nnx_step(linear, optimizer)
     assert gdpjax.ledger_of(optimizer.opt_state).num_steps == 1
     assert 0 < gdpjax.clip_norm_of(optimizer.opt_state) != 1.5
 
 
 def test_state_restored_as_numpy_arrays_and_x64_go_on():
-    tx, params = make(), jnp.zeros(2)
-    rows = jnp.array([[3.0, 4.0], [0.1, 0.1]])
-    _, state = tx.update(rows, tx.init(params), params)
-    one, first = tx.update(rows, state, params)
-    other, second = tx.update(rows, jax.tree.map(np.asarray, state), params)
+    _, state = one_step(ROWS, first_state())
+    one, first = one_step(ROWS, state)
+    other, second = one_step(ROWS, jax.tree.map(np.asarray, state))
     np.testing.assert_array_equal(one, other)
     assert gdpjax.ledger_of(first) == gdpjax.ledger_of(second)
     with jax.enable_x64(True):
-        wide = jnp.asarray(np.asarray(rows, np.float64))
-        released, third = by_sum(tx, wide, state, jnp.zeros(2))
+        released, third = one_step(ROWS.astype(np.float64), state, way="sum")
         assert released.dtype == jnp.float64
         assert third.l2_clip_norm.dtype == jnp.float32
         assert gdpjax.ledger_of(third) == gdpjax.ledger_of(first)

@@ -10,8 +10,8 @@ import gdpjax
 from gdpjax._core import noise
 
 
-def draw(key, shape, dtype=jnp.float32):
-    return np.asarray(jax.jit(lambda k: noise.standard_normal(k, shape, dtype))(key), np.float64)
+def draw(key, shape):
+    return np.asarray(noise.standard_normal(key, shape, jnp.float32), np.float64)
 
 
 def test_inversion_is_accurate_over_the_whole_range():
@@ -21,17 +21,17 @@ def test_inversion_is_accurate_over_the_whole_range():
     k = (words & 0x7FFFFFFF).astype(np.float64)
     central = k >= 2**19
     exact = -stats.norm.ppf((k + 0.5) / 2**32) * np.where(words >> 31, -1, 1)
-    error = np.abs(np.asarray(noise._from_one_word(words)) - exact)
+    error = np.abs(np.asarray(jax.jit(noise._from_one_word)(words)) - exact)
     assert error[central].max() < 1e-6
     small = (words & 0x7FFFF) >> (more % 20).astype(np.uint32)
     tail = (small + (more + 0.5) / 2**32) / 2**31
     exact = -stats.norm.ppf(tail / 2)
-    np.testing.assert_allclose(noise._from_two_words(small, more), exact, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(noise._from_two_words)(small, more), exact, rtol=1e-6)
     assert exact.max() > 7
 
 
 def test_the_largest_value_is_beyond_nine_standard_deviations():
-    extreme = noise._from_two_words(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.uint32))
+    extreme = jax.jit(noise._from_two_words)(np.zeros(1, np.uint32), np.zeros(1, np.uint32))
     np.testing.assert_allclose(extreme, [-stats.norm.ppf(2.0**-65)], rtol=1e-6)
 
 
@@ -41,12 +41,16 @@ def test_noise_of_extreme_words_is_beyond_nine_standard_deviations(shape, dtype,
     monkeypatch.setattr(noise, "bits", lambda key, shape: jnp.zeros(shape, jnp.uint32))
     monkeypatch.setattr(noise, "encrypted", lambda keys, numbers: (jnp.zeros_like(numbers), jnp.zeros_like(numbers)))
     with jax.enable_x64(dtype == "float64"):
-        values = np.asarray(noise.standard_normal.__wrapped__(jax.random.key(0), shape, jnp.dtype(dtype)))
+        extreme = jax.jit(lambda key: noise.standard_normal.__wrapped__(key, shape, jnp.dtype(dtype)))
+        values = np.asarray(extreme(jax.random.key(0)))
     assert values.shape == shape
     np.testing.assert_allclose(np.abs(values), -stats.norm.ppf(2.0**-65), rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (100_000,), (300, 401), (2**21,)], ids=str)
+SHAPES = [(), (7,), pytest.param((100_000,), marks=pytest.mark.slow), (300, 401), (2**21,)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shape_and_distribution(shape):
     values = draw(jax.random.key(1), shape)
     assert values.shape == shape
@@ -75,6 +79,7 @@ def test_values_beyond_the_reach_of_float32_uniforms_occur():
     assert abs(beyond - expected) < 5 * np.sqrt(expected)
 
 
+<<<<<<< HEAD
 def test_large_and_small_arrays_are_drawn_alike():
     """Large arrays draw second words for a few rows at a time; the result is the same function of the key."""
     key_data, size = jax.random.key_data(jax.random.key(3)), 64 * 1000 - 7
@@ -120,12 +125,25 @@ def test_the_program_does_not_grow_with_the_number_of_small_arrays():
         return program.compile().as_text().count("xor(")
 
     assert num_lines(20) <= num_lines(2)
+=======
+def test_refinement_loop_and_direct_refinement_agree():
+    """Large arrays refine a few rows at a time; the result is the same function of the key."""
+    key, rows = jax.random.key(3), 1000
+    looped = jax.jit(lambda key: noise._normal_rows(key, rows))(key)
+    original = noise._REFINE_ALL_ROWS
+    try:
+        noise._REFINE_ALL_ROWS = rows
+        direct = jax.jit(lambda key: noise._normal_rows(key, rows))(key)
+    finally:
+        noise._REFINE_ALL_ROWS = original
+    np.testing.assert_array_equal(looped, direct)
+>>>>>>> speed-transforms
 
 
 def test_same_values_under_vmap_and_jit():
     keys = jax.random.split(jax.random.key(0), 3)
     shape = (64 * 300,)
-    many = jax.vmap(lambda k: noise.standard_normal(k, shape, jnp.float32))(keys)
+    many = jax.jit(jax.vmap(lambda key: noise.standard_normal(key, shape, jnp.float32)))(keys)
     for i in range(3):
         np.testing.assert_allclose(many[i], draw(keys[i], shape), rtol=2e-6, atol=1e-7)
 
@@ -139,18 +157,20 @@ def test_float64_noise_has_float64_resolution():
 
 
 def test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf():
-    params = {"a": jnp.zeros(20_000, jnp.bfloat16), "b": jnp.zeros(20_000, jnp.float16), "n": jnp.arange(3)}
+    size = 16_000
+    params = {"a": jnp.zeros(size, jnp.bfloat16), "b": jnp.zeros(size, jnp.float16), "n": jnp.arange(3)}
     tx = gdpjax.add_gaussian_noise(2.0, jax.random.key(0))
-    first, state = tx.update(params, tx.init(params))
-    second, _ = tx.update(params, state)
+    update = jax.jit(tx.update)
+    first, state = update(params, tx.init(params))
+    second, _ = update(params, state)
     assert first["a"].dtype == first["b"].dtype == jnp.float32
     np.testing.assert_array_equal(first["n"], params["n"])
     draws = [np.asarray(v, np.float64) / 2 for v in (first["a"], first["b"], second["a"], second["b"])]
     for values in draws:
         assert stats.kstest(values, "norm").pvalue > 1e-4
-        assert len(np.unique(values)) > 19_900  # bf16 noise has about a hundred distinct values
+        assert len(np.unique(values)) > 0.995 * size  # bf16 noise has about a hundred distinct values
     correlations = np.corrcoef(draws) - np.eye(4)
-    assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
+    assert np.abs(correlations).max() < 5 / np.sqrt(size)
 
 
 @pytest.mark.parametrize("stddev", [-1.0, float("nan"), float("inf")])

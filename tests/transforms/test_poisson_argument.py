@@ -15,8 +15,8 @@ from gdpjax.sampling import Poisson
 
 KEY = jax.random.key(3)
 SUM = gdpjax.Sensitivity(1.0)
-PARAMS = {"w": jnp.arange(3.0), "b": jnp.ones(())}
-ROWS = {"w": jnp.ones((4, 3)), "b": jnp.full(4, -2.0)}
+PARAMS = {"w": jnp.arange(3.0)}
+ROWS = {"w": jnp.ones((4, 3))}
 BATCHES = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100, capacity=100)
 
 
@@ -34,15 +34,22 @@ def private(**options):
 MAKERS = {
     "privatize": (lambda **options: gdpjax.privatize(SUM, **private(**options)), PARAMS),
     "privatize_adaptive": (
-        lambda **options: gdpjax.privatize_adaptive(
-            initial_l2_clip_norm=1.0, count_stddev=2.0, **private(**options)
-        ),
+        lambda **options: gdpjax.privatize_adaptive(initial_l2_clip_norm=1.0, count_stddev=2.0, **private(**options)),
         ROWS,
     ),
     "dpsgd": (lambda **options: gdpjax.dpsgd(0.1, 1.0, **private(**options)), ROWS),
     "dpadam": (lambda **options: gdpjax.dpadam(0.1, clipped_by=SUM, **private(**options)), PARAMS),
-}  # fmt: skip
+}
 each_transform = pytest.mark.parametrize("name", MAKERS)
+
+
+def slow_but_for_privatize(*values):
+    """Cases of each transform, which all pass `batches` to the same function; of `privatize` they are not slow."""
+    cases = []
+    for name in MAKERS:
+        marks = [] if name == "privatize" else [pytest.mark.slow]
+        cases.append(pytest.param(name, *values, marks=marks))
+    return cases
 
 
 def steps(tx, updates, num_steps=3, update=None):
@@ -55,6 +62,20 @@ def steps(tx, updates, num_steps=3, update=None):
     return released, state
 
 
+def recorded(tx, num_steps):
+    """The ledger of some steps. Nothing asks for the noise here, so it is not compiled."""
+
+    @jax.jit
+    def step(state):
+        after = tx.update(PARAMS, state, PARAMS)[1]
+        return state._replace(count=after.count, ledger=after.ledger)
+
+    state = tx.init(PARAMS)
+    for _ in range(num_steps):
+        state = step(state)
+    return gdpjax.ledger_of(state)
+
+
 def assert_equal_trees(tree, other):
     assert jax.tree.structure(tree) == jax.tree.structure(other)
     for leaf, other_leaf in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
@@ -62,8 +83,7 @@ def assert_equal_trees(tree, other):
         np.testing.assert_array_equal(leaf, other_leaf)
 
 
-@each_transform
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize(("name", "x64"), [*[(name, False) for name in MAKERS], *slow_but_for_privatize(True)])
 def test_it_is_the_long_form_bit_for_bit(name, x64):
     """Traps 4, 30 and 33: noise, ledger and epsilon are those of the numbers that the batches are drawn with."""
     make, updates = MAKERS[name]
@@ -80,7 +100,7 @@ def test_it_is_the_long_form_bit_for_bit(name, x64):
     assert BATCHES.overflow_per_step > 1e-7
 
 
-@each_transform
+@pytest.mark.parametrize("name", slow_but_for_privatize())
 def test_compiled_and_not_are_the_same(name):
     make, updates = MAKERS[name]
     tx = make(batches=BATCHES)
@@ -92,7 +112,7 @@ def test_compiled_and_not_are_the_same(name):
 
 def test_the_ledgers_epsilon_is_that_of_the_run():
     tx = gdpjax.privatize(SUM, **private(batches=BATCHES))
-    ledger = gdpjax.ledger_of(steps(tx, PARAMS, 20, update=jax.jit(tx.update))[1])
+    ledger = recorded(tx, 20)
     prob, tail = BATCHES.sampling_prob, 20 * BATCHES.overflow_per_step
     event = gdpjax.Event(ledger.events[0].noise_multiplier, prob, 20, overflow=ledger.events[0].overflow)
     assert ledger == gdpjax.Ledger([event])
@@ -105,15 +125,14 @@ def test_the_ledgers_epsilon_is_that_of_the_run():
 def test_nothing_is_charged_where_every_batch_fits():
     batches = Poisson(10, 5, 3)
     assert batches.capacity == 11
-    _, state = steps(gdpjax.privatize(SUM, **private(batches=batches)), PARAMS)
-    assert gdpjax.ledger_of(state).events[0].overflow == 0.0
+    ledger = recorded(gdpjax.privatize(SUM, **private(batches=batches)), 3)
+    assert ledger.events[0].overflow == 0.0
 
 
 def test_more_steps_than_it_was_made_for_are_charged_one_by_one():
     batches = Poisson(1000, 64, 2, overflow=1e-6)
     tx = gdpjax.privatize(SUM, **private(batches=batches))
-    _, state = steps(tx, PARAMS, 6, update=jax.jit(tx.update))
-    (event,) = gdpjax.ledger_of(state).events
+    (event,) = recorded(tx, 6).events
     assert event.num_steps == 6
     np.testing.assert_allclose(event.overflow, 3 * batches.overflow, rtol=1e-5)
     assert 3 * batches.overflow > 1e-6 > batches.overflow
@@ -148,7 +167,7 @@ def quadratic(w, x):
 
 def test_a_loop_that_draws_with_it_is_the_loop_by_hand():
     sampling_key, noise_key = jax.random.split(jax.random.key(11))
-    data = jax.random.normal(jax.random.key(1), (200, 4))
+    data = jnp.asarray(np.random.default_rng(1).normal(size=(200, 4)), jnp.float32)
     batches = Poisson(num_examples=200, expected_batch_size=16, num_steps=4)
     prob = sampling.dyadic_probability(16 / 200)
     capacity = sampling.choose_capacity(200, prob, 4)
@@ -190,8 +209,9 @@ def test_a_sweep_under_vmap():
 
     noise, keys = jnp.array([0.5, 2.0]), jax.random.split(KEY, 2)
     released, states = jax.jit(jax.vmap(one_run))(noise, keys)
+    alone_too = jax.jit(one_run)
     for i in range(2):
-        alone, state = jax.jit(one_run)(noise[i], keys[i])
+        alone, state = alone_too(noise[i], keys[i])
         np.testing.assert_allclose(released["w"][i], alone["w"], rtol=1e-5)
         swept = jax.tree.map(lambda leaf, i=i: leaf[i], states)
         assert gdpjax.ledger_of(swept) == gdpjax.ledger_of(state)
@@ -204,8 +224,8 @@ def test_a_sweep_over_probabilities_keeps_the_long_form():
         )
         return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[1].ledger.sampling_prob[0]
 
-    probs = jnp.array([0.25, 0.5])
-    np.testing.assert_array_equal(jax.vmap(one_run)(probs, jax.random.split(KEY, 2)), probs)
+    probs = np.float32([0.25, 0.5])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(one_run))(probs, jax.random.split(KEY, 2)), probs)
     with pytest.raises(ValueError, match="in a sweep over sampling probabilities give the transform sampling_prob="):
         jax.vmap(lambda size: Poisson(1000, size, 10).sampling_prob)(jnp.array([64.0, 128.0]))
 

@@ -1,0 +1,6 @@
+"""Print what `tests.correlated.on_a_mesh` prints, of the strategies that it leaves out."""
+
+from tests.correlated.on_a_mesh import report
+
+if __name__ == "__main__":
+    report(["banded_toeplitz", "buffered"], on_explicit_axes=["banded_inverse"], in_training=["drawn_again"])
