@@ -38,7 +38,7 @@ from gdpjax.training._checkpoint import Index
 from gdpjax.training._data import Data
 from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
 from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits, state_digest
-from gdpjax.training._in_place import StepsInPlace
+from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Journal
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._lock import FolderLock, lock_folder
@@ -88,7 +88,7 @@ class Run:
             "initial state": initial,
         }
         self.fingerprint = described_by_all(_as_json(environment()) | own)
-        self._steps = StepsInPlace(training, state, data)
+        self._steps = steps_in_place(training, state, data)
         self._records = Journal(self.journal)
         self._pending: list[int] = []  # lengths of chunks that are on record and whose outcome is not
         self._saves = 0
