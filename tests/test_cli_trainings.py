@@ -97,7 +97,11 @@ def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):
 
 
 def test_a_module_of_another_folder_is_not_taken_for_this_one(project, tmp_path, capsys):
-    assert main(["train", str(project / "train.toml"), "--out", str(tmp_path / "run")]) == 0
+    # The module is imported, and then more examples are asked for in a batch than there are.
+    too_large = re.sub(r"(?m)^batch_size = .*$", "batch_size = 2000", (project / "train.toml").read_text())
+    (project / "too_large.toml").write_text(too_large)
+    assert main(["train", str(project / "too_large.toml"), "--out", str(tmp_path / "run")]) == 2
+    assert Path(sys.modules["my_task"].__file__).parent == project
     assert main(["new", str(tmp_path / "second")]) == 0
     assert main(["train", str(tmp_path / "second" / "train.toml"), "--out", str(tmp_path / "other")]) == 2
     assert "has the name of another module" in capsys.readouterr().err

@@ -8,6 +8,8 @@ those that went in is given to those that come out (donated).
 The state at the beginning of a chunk is kept, because an interrupted chunk is repeated from it, and because callers may
 hold its arrays. So the chunk begins with a copy of the leaves that change, and holds two of each in all, not three.
 What is not changed is held once, however many steps are taken.
+
+All runs of one training share its compiled steps, so several seeds, or a run and its resumption, are compiled once.
 """
 
 from collections.abc import Callable
@@ -119,6 +121,17 @@ class StepsInPlace:
             group = changing if changes else fixed
             group.append(leaf)
         return changing, fixed
+
+
+def steps_in_place(training: Training, state: State, data: Data) -> StepsInPlace:
+    """Return the steps of a training, the same object for all of its runs whose states are alike."""
+    changes = _changed_leaves(training, state, data)
+    kind = jax.tree.structure(state), tuple(changes), training.run_steps
+    # They are kept beside the step that they are made of, so that they go when the training goes.
+    step: Any = training.step
+    if kind not in step.in_place:
+        step.in_place[kind] = StepsInPlace(training, state, data)
+    return step.in_place[kind]
 
 
 def _changed_leaves(training: Training, state: State, data: Data) -> list[bool]:

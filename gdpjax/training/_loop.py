@@ -418,6 +418,7 @@ class _Compiled:
     """Jit a function of a `State`, and complain about its other arguments in words for the caller.
 
     ``check`` takes the arguments behind the state and returns them, by position and by name, as they are passed on.
+    ``in_place`` holds what `gdpjax.training._in_place` has made of a step.
     """
 
     def __init__(
@@ -430,6 +431,7 @@ class _Compiled:
         self._check = check
         self._signature = inspect.signature(check)
         self._compiled = jax.jit(function, **options)
+        self.in_place: dict[Any, Any] = {}
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
         check_instance("state", state, State, "made by training.init")

@@ -27,9 +27,15 @@ def state_after_three_steps(overflow_per_step: float):
         key=jax.random.key(0),
     )
     params = jnp.zeros(3)
+
+    @jax.jit
+    def step(state):
+        _, state = tx.update(grad_fn(params, jnp.ones((2, 3)), jnp.ones(2)), state, params)
+        return state
+
     state = tx.init(params)
     for _ in range(RUN[2]):
-        _, state = tx.update(grad_fn(params, jnp.ones((2, 3)), jnp.ones(2)), state, params)
+        state = step(state)
     return state
 
 

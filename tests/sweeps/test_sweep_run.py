@@ -241,8 +241,29 @@ def test_convolutions_keep_the_loop_outside(small_digits):
         assert _program._loops_outside(blueprint) is outside
 
 
-def test_killed_and_resumed_loses_and_repeats_nothing(several, tmp_path, small_digits):
-    folder = tmp_path / "killed"
+class Killed(BaseException):
+    """Stands for kill -9 where a process of its own would be too slow."""
+
+
+def killed_here(folder, dataset):
+    """Stop without any farewell once two chunks are on record."""
+
+    class Killing(_sweep.Silent):
+        num_chunks = 0
+
+        def on_chunk(self, rows):
+            self.num_chunks += 1
+            if self.num_chunks == 2:
+                raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sweep, "Silent", Killing)
+        with pytest.raises(Killed):
+            run_small(SEVERAL, dataset, folder)
+
+
+def killed_elsewhere(folder, dataset):
+    """Kill a process of its own in the middle of the third chunk."""
     command = [sys.executable, str(Path(sweeps.__file__)), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         said = [next(process.stdout).split()[0] for _ in range(3)]
@@ -250,6 +271,12 @@ def test_killed_and_resumed_loses_and_repeats_nothing(several, tmp_path, small_d
         process.stdout.read()
     assert process.wait() == -signal.SIGKILL
     assert sorted(said) == ["chunk", "chunk", "third"]
+
+
+@pytest.mark.parametrize("kill", [killed_here, pytest.param(killed_elsewhere, marks=pytest.mark.slow)])
+def test_killed_and_resumed_loses_and_repeats_nothing(kill, several, tmp_path, small_digits):
+    folder = tmp_path / "killed"
+    kill(folder, small_digits)
     kept = rows_of(folder)
     assert len(kept) == 4
     before = {path.name: path.read_bytes() for path in (folder / PARTS).iterdir()}

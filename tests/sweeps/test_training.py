@@ -16,6 +16,7 @@ from experiments.train.command import spec_of
 from experiments.train.tasks import make_task
 from gdpjax.sweeps import _training, records
 from gdpjax.sweeps._keys import make_keys
+from gdpjax.sweeps._program import Blueprint
 from gdpjax.sweeps._spec import spec_of_mapping
 from tests.experiments.conftest import Silent
 from tests.sweeps.sweeps import examples_of
@@ -51,6 +52,22 @@ def bits(state):
     is_key = lambda leaf: jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
     leaves = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(state)]
     return [np.asarray(leaf).tobytes() for leaf in leaves]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trainings():
+    """Let runs with the same settings share a training, whose steps are compiled once."""
+    make, made = Blueprint.training, {}
+
+    def training(blueprint, numbers):
+        settings = blueprint.plan, tuple(sorted(numbers.items()))
+        if settings not in made:
+            made[settings] = make(blueprint, numbers)
+        return made[settings]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Blueprint, "training", training)
+        yield
 
 
 @pytest.fixture(scope="module")

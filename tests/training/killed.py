@@ -1,6 +1,6 @@
 """A small run in a process of its own, to be killed: ``python killed.py FOLDER [KEY=VALUE ...]``.
 
-Prints a line for every step, and at the end writes the final state's arrays to FOLDER/final.npz.
+Prints a line for every step, and one at the end.
 """
 
 import os
@@ -42,7 +42,7 @@ def build(num_steps=40, noise_multiplier=2.0, rate=0.5):
 
 
 def main(folder: Path, rate: float, chunk: int) -> None:
-    """Start or resume, print each step, and write down how it ended."""
+    """Start or resume, and print each step."""
     training, params, data = build(rate=rate)
     resuming = (folder / "checkpoints.NOT_FOR_RELEASE" / "index.json").exists()
     begin = resume_run if resuming else start_run
@@ -51,11 +51,6 @@ def main(folder: Path, rate: float, chunk: int) -> None:
     print("begin", run.step, run.num_lost, flush=True)
     while not run.finished:
         run.advance(chunk, on_step=lambda done: print("step", done, flush=True))
-    (event,) = run.ledger.events
-    leaves = {
-        str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves((run.state.params, run.state.opt_state)))
-    }
-    np.savez(folder / "final.npz", charged=event.num_steps, **leaves)
     print("end", flush=True)
 
 

@@ -1,4 +1,8 @@
-"""One process of several: ``processes.py PORT COUNT INDEX FOLDER [die] [correlated]``; the first prints a line."""
+"""One process of several: ``processes.py PORT COUNT INDEX FOLDER [whole] [die] [correlated]``.
+
+The first process prints a line at the end. With ``whole`` it makes another run before, from its start to its end, in
+the folder FOLDER.whole, and leaves the parameters in FOLDER.npy.
+"""
 
 import os
 import sys
@@ -13,11 +17,13 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+SEED = 1011
 
-def main(port: str, count: int, index: int, folder: Path, die: bool, correlated: bool) -> None:
-    """Train from the folder's checkpoint or from the start; the last process may die in the middle of a chunk."""
+
+def build(index: int, correlated: bool):
+    """Return a training, its parameters on one device of this process, and its data on all devices."""
     from gdpjax.correlated import BandedInverse
-    from gdpjax.training import make_plan, private_training, resume_run, start_run
+    from gdpjax.training import make_plan, private_training
 
     # Twelve steps of Poisson batches; or four epochs of three, with noise that takes back parts of two draws.
     batches = {"max_examples": 96, "expected_batch_size": 24, "num_steps": 12}
@@ -28,7 +34,7 @@ def main(port: str, count: int, index: int, folder: Path, die: bool, correlated:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 16)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)
-    # JAX arrays on one device of this process; the first process's are taken.
+    # The first process's parameters are taken.
     params = {"a": jnp.asarray(draw.normal(size=(16, 8)), jnp.float32) / 4 + index, "b": jnp.zeros((8, 2))}
 
     def loss(params, x, y):
@@ -36,23 +42,38 @@ def main(port: str, count: int, index: int, folder: Path, die: bool, correlated:
 
     training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    data = training.place(x, y, sharding=everywhere)
+    return training, params, training.place(x, y, sharding=NamedSharding(mesh, PartitionSpec()))
+
+
+def finished(run, on_step=None) -> np.ndarray:
+    """Take the steps that are left, and return the parameters, flat."""
+    while not run.finished:
+        run.advance(5, on_step=on_step)
+    leaves = jax.tree.leaves(run.state.params)
+    return np.concatenate([np.ravel(multihost_utils.process_allgather(leaf, tiled=True)) for leaf in leaves])
+
+
+def main(count: int, index: int, folder: Path, *options: str) -> None:
+    """Train from the folder's checkpoint or from the start; the last process may die in the middle of a chunk."""
+    from gdpjax.training import resume_run, start_run
+
+    parts = build(index, "correlated" in options)
+    key = jax.random.key(SEED)
+    if "whole" in options:
+        values = finished(start_run(folder.with_suffix(".whole"), *parts, key=key, scan=False))
+        if index == 0:
+            np.save(folder.with_suffix(".npy"), values)
     if (folder / "checkpoints.NOT_FOR_RELEASE").exists():
-        run = resume_run(folder, training, params, data, scan=False)
+        run = resume_run(folder, *parts, scan=False)
     else:
-        run = start_run(folder, training, params, data, key=jax.random.key(11), scan=False)
+        run = start_run(folder, *parts, key=key, scan=False)
     began, lost = run.step, run.num_lost
 
     def on_step(done):
-        if die and done == 7 and index == count - 1:
+        if "die" in options and done == 7 and index == count - 1:
             os._exit(9)
 
-    while not run.finished:
-        run.advance(5, on_step=on_step)
-    final = np.concatenate(
-        [np.ravel(multihost_utils.process_allgather(leaf, tiled=True)) for leaf in jax.tree.leaves(run.state.params)]
-    )
+    final = finished(run, on_step)
     if index == 0:
         print("RESULT", began, lost, run.ledger.num_steps, " ".join(f"{value:.9g}" for value in final), flush=True)
 
@@ -65,4 +86,4 @@ if __name__ == "__main__":
         jax.distributed.initialize(
             f"localhost:{port}", num_processes=int(count), process_id=int(index), heartbeat_timeout_seconds=10
         )
-    main(port, int(count), int(index), Path(folder), "die" in rest, "correlated" in rest)
+    main(int(count), int(index), Path(folder), *rest)

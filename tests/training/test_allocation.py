@@ -1,5 +1,7 @@
 """Runs of random allocation: the plan, its statement, the loop, and a run that is killed in the middle of an epoch."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +47,9 @@ def rows(n=N, seed=0):
     return x[:n], x[:n].sum(axis=1)
 
 
+@functools.cache
 def built(**changes):
+    """Return a training, which is compiled once for all tests."""
     return private_training(make_plan(**PLAN | changes), loss, optax.sgd(0.1, momentum=0.9))
 
 
@@ -55,6 +59,7 @@ def training():
     return built(num_selected=2, expected_batch_size=17)
 
 
+@functools.cache
 def numbered(**changes):
     """A training whose gradients do not depend on the parameters, and data whose norms are the numbers of rows."""
     training = private_training(make_plan(**PLAN | changes), lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
@@ -137,7 +142,7 @@ def test_bad_plans(changes, message):
 def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
     """It is announced, and nothing of it is trained on."""
     plan = training.plan
-    drawn = allocation_sample(KEY, 0, N, 7, 4, num_selected=2)
+    drawn = jax.jit(lambda key: allocation_sample(key, 0, N, 7, 4, num_selected=2))(KEY)
     assert int(drawn.count) > 4
     monkeypatch.setattr(_loop, "allocation_sample", lambda *_, **__: drawn._replace(count=jnp.int32(plan.capacity + 1)))
     other = built(num_selected=2, expected_batch_size=17, noise_multiplier=2.5)

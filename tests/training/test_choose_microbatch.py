@@ -1,11 +1,13 @@
 """The number of rows that fits a memory, by the compiler's account."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
-from gdpjax.training import Data, choose_microbatch, make_plan, private_training
+from gdpjax.training import Data, _choose_microbatch, choose_microbatch, make_plan, private_training
 
 WIDTH = 200
 PLAN = make_plan(clip=1.0, max_examples=64, expected_batch_size=8, num_steps=3, delta=1e-5, noise_multiplier=1.0)
@@ -15,11 +17,27 @@ ROW_BYTES = 4 * WIDTH**2
 """Of one formed gradient."""
 
 
+@functools.cache
 def build(rows):
     def loss_fn(weights, x):
         return jnp.sum(jnp.tanh(jnp.tanh(x @ weights) @ weights))
 
     return private_training(PLAN, loss_fn, optax.sgd(0.1), num_arrays=1, strategy="microbatch", microbatch_size=rows)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """Keep what the compiler said of each training for the next search."""
+    compile_step, known = _choose_microbatch._step_bytes, {}
+
+    def step_bytes(training, *shapes):
+        if training.step not in known:
+            known[training.step] = compile_step(training, *shapes)
+        return known[training.step]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_choose_microbatch, "_step_bytes", step_bytes)
+        yield
 
 
 @pytest.fixture(scope="module")

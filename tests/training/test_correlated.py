@@ -1,5 +1,7 @@
 """Runs with correlated noise: the plan, the promise that its batches keep, the loop, and runs that are killed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,20 +39,32 @@ SCHEMES = {
 }
 
 
-def built(scheme, **changes):
-    plan = make_plan(**{**COMMON, **SCHEMES[scheme], **changes})
-    training = private_training(plan, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
-    return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+ROWS = np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+"""The norm of a gradient is the number of its row, from 1."""
 
 
-def trained(training, rows, key=KEY):
-    data = training.place(rows, np.zeros(N))
-    return training.run_steps(training.init(PARAMS, key), data, training.plan.max_steps)
+def loss(params, x, y):
+    """The gradient is x itself."""
+    return params["w"] @ x
+
+
+@functools.cache
+def built(scheme):
+    """Return the training of a scheme, which is compiled once for all tests."""
+    return private_training(make_plan(**COMMON, **SCHEMES[scheme]), loss, optax.sgd(0.1))
+
+
+def placed(training):
+    return training.place(ROWS, np.zeros(N))
+
+
+def trained(training, key=KEY):
+    return training.run_steps(training.init(PARAMS, key), placed(training), training.plan.max_steps)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_plan_and_its_json(scheme):
-    plan = built(scheme)[0].plan
+    plan = built(scheme).plan
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert again.event == plan.event
@@ -58,10 +72,10 @@ def test_the_plan_and_its_json(scheme):
 
 
 def test_the_events():
-    assert built("fixed")[0].plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
-    assert built("apart")[0].plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
-    assert built("fresh")[0].plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 4, 1)
-    plan = built("cyclic")[0].plan
+    assert built("fixed").plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
+    assert built("apart").plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
+    assert built("fresh").plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 4, 1)
+    plan = built("cyclic").plan
     assert plan.event == CyclicPoissonEvent(2.0, plan.sampling_prob, 30, 5, overflow=plan.overflow, announced=True)
     assert plan.sampling_prob == pytest.approx(6 / 12, abs=1e-9)
 
@@ -99,7 +113,7 @@ def test_brackets_in_closed_form_agree_with_the_contour_and_hold_mu(noise_multip
     ],
 )
 def test_the_statement_says_what_is_promised(scheme, sentence):
-    plan = built(scheme)[0].plan
+    plan = built(scheme).plan
     text = plan.statement()
     schema = plan.participation or correlated.SingleParticipation()
     sensitivity = plan.correlation.sensitivity(plan.max_steps, schema)
@@ -108,11 +122,13 @@ def test_the_statement_says_what_is_promised(scheme, sentence):
     assert f"times {sensitivity:.6g}, the sensitivity of the strategy C" in text
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "scheme", ["fixed", "apart", "fresh", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)]
+)
 def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(scheme):
-    training, rows = built(scheme)
+    training = built(scheme)
     plan = training.plan
-    state, info = trained(training, rows)
+    state, info = trained(training)
     assert int(state.status) == FINISHED
     event = ledger_of(state.opt_state)[0]
     assert type(event) is type(plan.event)
@@ -157,10 +173,19 @@ def test_what_does_not_go_together_is_refused(changes, message):
         make_plan(**{**COMMON, **SCHEMES["fixed"], **changes})
 
 
-@pytest.mark.parametrize("scheme", ["fixed", "apart", "buffered", "cyclic"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param("fixed", marks=pytest.mark.slow),
+        pytest.param("apart", marks=pytest.mark.slow),
+        "buffered",
+        "cyclic",
+    ],
+)
 def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
-    training, rows = built(scheme)
-    data = training.place(rows, np.zeros(N))
+    """Of noise that is kept in the state, and of noise that is drawn again from the keys of earlier steps."""
+    training = built(scheme)
+    data = placed(training)
     key = jax.random.fold_in(KEY, list(SCHEMES).index(scheme))
     whole = start_run(tmp_path / "whole", training, PARAMS, data, key=key, scan=False)
     finished(whole)
@@ -172,8 +197,8 @@ def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
 
 
 def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
-    training, rows = built("apart")
-    data = training.place(rows, np.zeros(N))
+    training = built("apart")
+    data = placed(training)
     interrupted((training, PARAMS, data), tmp_path / "killed", at=17, chunk=5, key=jax.random.key(9301))
     monkeypatch.setattr(_run, "repeats_bits", lambda environment: False)
     with pytest.raises(CheckpointError, match="correlated noise"):
@@ -182,8 +207,8 @@ def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
 
 def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
     """The lost chunk cannot be repeated on other parameters, nor be left out under new keys."""
-    training, rows = built("apart")
-    data = training.place(rows, np.zeros(N))
+    training = built("apart")
+    data = placed(training)
     run = start_run(tmp_path / "run", training, PARAMS, data, key=jax.random.key(9305), scan=False)
 
     def stop(done):
@@ -201,8 +226,8 @@ def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
 
 
 def test_a_state_that_was_put_back_is_refused(tmp_path):
-    training, rows = built("apart")
-    data = training.place(rows, np.zeros(N))
+    training = built("apart")
+    data = placed(training)
     run = start_run(tmp_path / "run", training, PARAMS, data, key=KEY, scan=False)
     early = run.state
     run.advance(5)
@@ -212,91 +237,101 @@ def test_a_state_that_was_put_back_is_refused(tmp_path):
 
 
 def test_another_number_of_bands_is_named_before_any_array(tmp_path):
-    training, rows = built("fixed")
-    key = jax.random.key(7072)
-    start_run(tmp_path / "run", training, PARAMS, training.place(rows, np.zeros(N)), key=key).advance(2)
-    training, rows = built("fixed", correlation=correlated.bisr(4))
+    training = built("fixed")
+    start_run(tmp_path / "run", training, PARAMS, placed(training), key=jax.random.key(7072))
+    other = private_training(make_plan(**COMMON, correlation=correlated.bisr(4)), loss, optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"another plan \(correlation"):
-        resume_run(tmp_path / "run", training, PARAMS, training.place(rows, np.zeros(N)))
+        resume_run(tmp_path / "run", other, PARAMS, placed(other))
 
 
 def test_other_data_are_refused(tmp_path):
-    training, rows = built("cyclic")
-    data = training.place(rows, np.zeros(N))
-    start_run(tmp_path / "run", training, PARAMS, data, key=jax.random.key(7074)).advance(5)
+    training = built("cyclic")
+    start_run(tmp_path / "run", training, PARAMS, placed(training), key=jax.random.key(7074), scan=False).advance(5)
     with pytest.raises(ValueError, match="row for row"):
-        resume_run(tmp_path / "run", training, PARAMS, training.place(rows[::-1], np.zeros(N)))
+        resume_run(tmp_path / "run", training, PARAMS, training.place(ROWS[::-1], np.zeros(N)), scan=False)
 
 
-def test_a_sweep_over_noise_and_lambda_is_one_program():
-    plan = make_plan(**COMMON, correlation=correlated.lambda_cgd(0.5))
-    rows = np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
-    compiled = []
-
-    def run(noise_multiplier, lam, key):
-        compiled.append(1)
-        one = plan.replace(noise_multiplier=noise_multiplier, correlation=correlated.lambda_cgd(lam))
-        training = private_training(one, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
-        return trained(training, rows, key)[0].params["w"]
-
-    noise, lams, keys = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.0, 0.5, 0.9]), jax.random.split(KEY, 3)
-    swept = jax.jit(jax.vmap(run))(noise, lams, keys)
-    assert len(compiled) == 1
-    for i in range(3):
-        np.testing.assert_allclose(swept[i], run(float(noise[i]), float(lams[i]), keys[i]), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("scheme", ["fixed", "apart", "buffered", "cyclic"])
+@pytest.mark.parametrize("scheme", ["fixed", "apart", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)])
 def test_two_calls_of_run_steps_compile_once(scheme):
-    training, rows = built(scheme)
-    data = training.place(rows, np.zeros(N))
-    state, _ = training.run_steps(training.init(PARAMS, KEY), data, 10)
-    state, _ = training.run_steps(state, data, 10)
-    again, _ = training.run_steps(training.init(PARAMS, jax.random.key(76)), data, 10)
+    training = built(scheme)
+    state, _ = trained(training)
+    training.run_steps(state, placed(training), training.plan.max_steps)
+    again, _ = trained(training, jax.random.key(76))
     assert training.run_steps._cache_size() == 1
     assert np.all(np.isfinite(state.params["w"]))
     assert not np.array_equal(again.params["w"], state.params["w"])
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        lambda c: correlated.BandedToeplitz(jnp.stack([1.0, 0.5 * c, 0.3 * c])),
-        lambda c: correlated.BandedInverse(jnp.stack([1.0, -0.5 * c, -0.1 * c]), memory="buffer"),
-        lambda c: correlated.BufferedToeplitz(jnp.stack([0.9 * c, 0.5 * c]), jnp.stack([0.3 * c, 0.2 * c])),
-    ],
-    ids=["banded_toeplitz", "banded_inverse", "buffered"],
-)
-def test_a_sweep_over_noise_and_coefficients_is_one_program(strategy):
+def swept_parameters(strategy_of, noise_multiplier, coefficient, key):
+    """Return the parameters of a whole run, of which noise multiplier, strategy and key may be traced."""
     plan = make_plan(**COMMON, correlation=correlated.lambda_cgd(0.5))
-    rows = np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+    plan = plan.replace(noise_multiplier=noise_multiplier, correlation=strategy_of(coefficient))
+    training = private_training(plan, loss, optax.sgd(0.1))
+    return trained(training, key)[0].params["w"]
+
+
+@pytest.fixture(scope="module")
+def swept_lambdas():
+    """Return the settings of three runs, and their parameters from one program, which is traced once."""
+    settings = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.0, 0.5, 0.9]), jax.random.split(KEY, 3)
     traces = []
 
-    def run(noise_multiplier, coefficient, key):
+    def run(*one):
         traces.append(1)
-        one = plan.replace(noise_multiplier=noise_multiplier, correlation=strategy(coefficient))
-        training = private_training(one, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
-        return trained(training, rows, key)[0].params["w"]
+        return swept_parameters(correlated.lambda_cgd, *one)
 
-    sweep = jax.jit(jax.vmap(run))
+    swept = jax.jit(jax.vmap(run))(*settings)
+    assert len(traces) == 1
+    return settings, swept
+
+
+@pytest.mark.parametrize("lane", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_sweep_over_noise_and_lambda_is_one_program(swept_lambdas, lane):
+    """Each of its runs is that of numbers that are known when it is traced."""
+    (noise, lambdas, keys), swept = swept_lambdas
+    alone = swept_parameters(correlated.lambda_cgd, float(noise[lane]), float(lambdas[lane]), keys[lane])
+    np.testing.assert_allclose(swept[lane], alone, rtol=1e-4, atol=1e-4)
+
+
+def banded_toeplitz(scale):
+    return correlated.BandedToeplitz(jnp.stack([1.0, 0.5 * scale, 0.3 * scale]))
+
+
+def banded_inverse(scale):
+    return correlated.BandedInverse(jnp.stack([1.0, -0.5 * scale, -0.1 * scale]), memory="buffer")
+
+
+def buffered_toeplitz(scale):
+    return correlated.BufferedToeplitz(jnp.stack([0.9 * scale, 0.5 * scale]), jnp.stack([0.3 * scale, 0.2 * scale]))
+
+
+@pytest.mark.parametrize(
+    "strategy_of",
+    [
+        banded_toeplitz,
+        pytest.param(banded_inverse, marks=pytest.mark.slow),
+        pytest.param(buffered_toeplitz, marks=pytest.mark.slow),
+    ],
+)
+def test_a_sweep_over_noise_and_coefficients_is_one_program(strategy_of):
+    sweep = jax.jit(jax.vmap(functools.partial(swept_parameters, strategy_of)))
     noise, coefficients, keys = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0]), jax.random.split(KEY, 2)
     swept = sweep(noise, coefficients, keys)
     sweep(2 * noise, 0.9 * coefficients, keys)
-    assert len(traces) == sweep._cache_size() == 1
-    alone = run(noise[1], coefficients[1], keys[1])
+    assert sweep._cache_size() == 1
+    alone = swept_parameters(strategy_of, noise[1], coefficients[1], keys[1])
     np.testing.assert_allclose(swept[1], alone, rtol=1e-4, atol=1e-4)
 
 
 def test_correlation_takes_noise_back():
     """Of the sum of all steps, which is what a constant learning rate makes of them."""
-    deviations = {}
-    for name, strategy in {"independent": correlated.BandedInverse([1.0]), "correlated": correlated.bisr(8)}.items():
-        plan = make_plan(**{**COMMON, "epochs": 1, "max_examples": 600}, correlation=strategy)
-        training = private_training(plan, lambda params, x, y: 0.0 * jnp.sum(params), optax.sgd(1.0))
-        data = training.place(np.zeros((600, 1)), np.zeros(600))
-        state, _ = training.run_steps(training.init(jnp.zeros(4000), KEY), data, plan.max_steps)
-        deviations[name] = float(np.std(state.params))
-    assert deviations["correlated"] < 0.5 * deviations["independent"]
+    plan = make_plan(**{**COMMON, "epochs": 1, "max_examples": 600}, correlation=correlated.bisr(8))
+    training = private_training(plan, lambda params, x, y: 0.0 * jnp.sum(params), optax.sgd(1.0))
+    data = training.place(np.zeros((600, 1)), np.zeros(600))
+    state, _ = training.run_steps(training.init(jnp.zeros(4000), KEY), data, plan.max_steps)
+    # A hundred independent draws, each of standard deviation 2, divided by the expected batch size.
+    independent = np.sqrt(plan.max_steps) * 2.0 / 6
+    assert np.std(state.params) < 0.5 * independent
     assert certified(plan.event).epsilon(1e-5).upper == pytest.approx(gdp_epsilon(1e-5, 0.5), rel=1e-6)
 
 

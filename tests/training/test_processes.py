@@ -5,10 +5,13 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
+from gdpjax.training import start_run
 from tests.several_processes import free_port, result_of
+from tests.training import processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("processes.py")
@@ -25,20 +28,22 @@ def launch(count, folder, *options):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The run of one process."""
-    return launch(1, tmp_path_factory.mktemp("alone") / "run")
+    """The parameters after the run of one process, which is this one."""
+    parts = processes.build(index=0, correlated=False)
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    return processes.finished(start_run(folder, *parts, key=jax.random.key(processes.SEED), scan=False))
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_make_the_run_of_one_and_survive_a_kill(count, alone, tmp_path):
-    """Traps 10, 13: one noise for all. Trap 12: after a death in the middle of a chunk the same processes go on."""
-    began, lost, charged, values = launch(count, tmp_path / "whole")
-    assert (began, lost, charged) == (0, 0, 12)
-    np.testing.assert_allclose(values, alone[-1], rtol=2e-4, atol=2e-5)
-    assert launch(count, tmp_path / "killed", "die") is None
-    began, lost, charged, resumed = launch(count, tmp_path / "killed")
+    """Traps 10, 13: one noise for all. Trap 12: after a death in the middle of a chunk as many processes go on."""
+    folder = tmp_path / "run"
+    assert launch(count, folder, "whole", "die") is None
+    whole = np.load(folder.with_suffix(".npy"))
+    np.testing.assert_allclose(whole, alone, rtol=2e-4, atol=2e-5)
+    began, lost, charged, resumed = launch(count, folder)
     assert (began, lost, charged) == (5, 0, 12)
-    np.testing.assert_array_equal(resumed, values)
+    np.testing.assert_array_equal(resumed.astype(np.float32), whole)
 
 
 @pytest.mark.slow
@@ -86,7 +91,7 @@ def test_the_recipe_for_two_processes_runs_as_it_is_written(tmp_path):
     # The program's own arguments come first, then JAX, then whatever makes an array.
     body = PRELUDE.replace("plan =", program + "\nplan =", 1) + RESULT.replace("MESH", mesh)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "FOLDER": str(tmp_path / "run")}
-    processes = [
+    started = [
         subprocess.Popen(
             [sys.executable, "-c", body],
             cwd=ROOT, env=environment | {"PROCESS": index}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -94,7 +99,7 @@ def test_the_recipe_for_two_processes_runs_as_it_is_written(tmp_path):
         for index in "01"
     ]  # fmt: skip
     found = []
-    for process in processes:
+    for process in started:
         out, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         found.append(next(line for line in out.splitlines() if line.startswith("RESULT")))

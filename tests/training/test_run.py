@@ -402,11 +402,6 @@ def test_bad_number_of_steps(small, tmp_path):
         run.advance(0)
 
 
-def final(folder):
-    with np.load(folder / "final.npz") as arrays:
-        return {name: arrays[name] for name in arrays.files}
-
-
 def launch(folder, kill_after):
     """Run until the n-th line of output, then kill -9; True if it ended by itself."""
     command = [sys.executable, str(Path(killed.__file__)), str(folder)]
@@ -422,21 +417,20 @@ def launch(folder, kill_after):
     raise AssertionError(f"the run failed with status {process.returncode}")
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_kill_9_at_random(kills, whole, tmp_path):
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_kill_9_at_random(kills, small, whole, tmp_path):
     """However often it is killed, the final parameters, moments, keys and ledger are the uninterrupted run's."""
-    places = random.Random(kills + 1)  # two kills: in the first chunk and in the second one
+    places = random.Random(kills + 4)  # the first kill is in the second chunk
     folder = tmp_path / "run"
     for _ in range(kills):
-        if launch(folder, places.randrange(1, 16)):
+        while launch(folder, places.randrange(1, 16)):
             shutil.rmtree(folder)
-    assert launch(folder, 10**9)
-    found = final(folder)
-    assert found.pop("charged") == 40
-    leaves = jax.tree.leaves((whole.state.params, whole.state.opt_state))
-    assert len(found) == len(leaves)
-    for i, leaf in enumerate(leaves):
-        np.testing.assert_array_equal(found[str(i)], np.asarray(leaf))
+    # This process, where other runs of the same training were made, takes the steps that are left.
+    run = resume_run(folder, *small, scan=False)
+    assert run.num_lost == 0
+    assert kills > 1 or run.step == 7
+    assert same(finished(run).state, whole.state)
+    assert run.ledger == whole.ledger
 
 
 def test_state_without_a_ledger_is_refused(small):
