@@ -9,7 +9,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping._rounding_budget import rounding_budget
-from tests.clipping.patterns import PATTERNS, B, make
+from tests.clipping.patterns import PATTERNS, B, make, with_slow_ones
 from tests.clipping.patterns_shared import METHODS
 
 FAST = {"xla_backend_optimization_level": 0}
@@ -65,33 +65,7 @@ def assert_is_definition(name, dtype, tolerance, **options):
         np.testing.assert_allclose(left, np.tensordot(factor, gradient, 1), rtol=tolerance, atol=tolerance)
 
 
-# Each of these takes only branches of gdpjax/clipping that the patterns outside this set take together, so they wait
-# for the long run. (Found by recording the branches that each pattern takes while its sum is traced.)
-TAKE_NO_BRANCH_OF_THEIR_OWN = {
-    *("branch_on_data", "carried_parameter", "cast_and_scaled", "convolution", "convolution_depthwise"),
-    *("convolution_dilated", "convolution_in_one_dimension", "convolution_transposed", "custom_jvp_layer"),
-    *("custom_vjp_layer", "einsum_heads", "embedding", "embedding_take", "embedding_twice", "equinox_network"),
-    *("fori_loop", "gradient_penalty", "group_norm", "haiku_network", "inner_vmap", "l2_in_the_loss"),
-    *("l2_over_the_kernels", "layers_by_scan", "layers_by_scan_on_sequences", "linen_attention", "linen_gru"),
-    *("linen_lstm", "linen_network", "linen_weight_norm", "lora", "merged_lora_transposed", "mixture_of_experts"),
-    *("nested_jit", "nested_scans", "nnx_network", "norm_scaled_by_the_example", "nothing_to_do", "of_itself"),
-    *("recurrent", "recurrent_backwards_with_embedding", "rule_after_steps", "rule_on_a_sequence", "rule_with_bias"),
-    *("rules_under_vmap_and_cond", "rules_with_options", "rules_within_rules", "sequence", "split_weight"),
-    *("stacked_layers_by_index", "stop_gradient", "straight_through_by_stop_gradient", "straight_through_weights"),
-    *("surrogate_gradient", "tied_dense", "used_hundreds_of_times", "weight_norm", "weight_norm_and_l2"),
-    *("weight_norm_by_column", "weight_on_the_left", "while_loop_beside"),
-}
-
-
-def patterns_with_slow_ones():
-    """Every pattern, those that take no branch of their own marked as slow."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow if name in TAKE_NO_BRANCH_OF_THEIR_OWN else ())
-        for name in PATTERNS
-    ]
-
-
-@pytest.mark.parametrize("name", patterns_with_slow_ones())
+@pytest.mark.parametrize("name", with_slow_ones(PATTERNS))
 def test_taps_give_the_definition(name):
     with jax.enable_x64(True):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="ghost")
@@ -166,7 +140,7 @@ def test_derivatives_of_the_sum_follow_the_rules_too(name):
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(clipped))
 
         def both(params, **options):
-            of = lambda p: total(p, **options)  # noqa: E731
+            of = functools.partial(total, **options)
             return jax.grad(of)(params), jax.jvp(of, (params,), (params,))
 
         got, expected = (compiled(lambda p, s=s: both(p, strategy=s), params) for s in ("ghost", "vmap"))
