@@ -685,9 +685,7 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
 
 def with_slow_ones(names):
     """The names as parameters of a test, those that take no branch of their own marked as slow."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow if name in TAKE_NO_BRANCH_OF_THEIR_OWN else ()) for name in names
-    ]
+    return [pytest.param(name, marks=pytest.mark.slow if name in TAKE_NO_BRANCH_OF_THEIR_OWN else ()) for name in names]
 
 
 def make(name, dtype):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping import AutoS, Flat, Normalize, PerGroup, PerLeaf
+from gdpjax.clipping._rounding_budget import rounding_budget
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 SHAPES = {"a": (3, 2), "b": (2,), "c": (4,)}

@@ -93,26 +93,26 @@ def test_steps_of_one_group_are_independent_draws():
 
 
 @jax.jit
-def draw_valid(num_valid):
-    return cyclic_poisson_sample(KEY, 3, 100, 1.0, 4, 26, num_valid=num_valid)
+def draw(step, num_valid, prob):
+    return cyclic_poisson_sample(KEY, step, 100, prob, 4, 26, num_valid=num_valid)
 
 
 @pytest.mark.parametrize("num_valid", [0, 1, 57, 100])
 def test_rows_that_are_not_real_are_padding(num_valid):
-    members = rows_of(draw_valid(100))
-    sample = draw_valid(num_valid)
+    members = rows_of(draw(3, 100, 1.0))
+    sample = draw(3, num_valid, 1.0)
     np.testing.assert_array_equal(rows_of(sample), members[members < num_valid])
 
 
 def test_the_host_draws_what_the_device_draws():
-    batches = CyclicPoissonBatches(KEY, 101, 0.4, 4, num_steps=10, capacity=26, num_valid=90)
-    on_device = jax.jit(lambda step: cyclic_poisson_sample(KEY, step, 101, 0.4, 4, 26, num_valid=90))
+    batches = CyclicPoissonBatches(KEY, 100, 0.4, 4, num_steps=10, capacity=26, num_valid=90)
     for step in range(10):
-        np.testing.assert_array_equal(batches[step].indices, on_device(step).indices)
-        np.testing.assert_array_equal(batches[step].is_padding, on_device(step).is_padding)
+        on_device = draw(step, 90, batches.sampling_prob)
+        np.testing.assert_array_equal(batches[step].indices, on_device.indices)
+        np.testing.assert_array_equal(batches[step].is_padding, on_device.is_padding)
     again = pickle.loads(pickle.dumps(batches))
     np.testing.assert_array_equal(again[7].indices, batches[7].indices)
-    assert batches.overflow == overflow_probability(26, batches.sampling_prob, 10, 26)
+    assert batches.overflow == overflow_probability(25, batches.sampling_prob, 10, 26)
 
 
 def test_a_batch_that_does_not_fit_is_padding_and_stops_the_host():
@@ -123,20 +123,15 @@ def test_a_batch_that_does_not_fit_is_padding_and_stops_the_host():
         CyclicPoissonBatches(KEY, 100, 1.0, 4, num_steps=8, capacity=20)[0]
 
 
-@jax.jit
-def draw_traced(step, num_valid, prob):
-    return cyclic_poisson_sample(KEY, step, 100, prob, 4, 26, num_valid=num_valid)
-
-
 @pytest.mark.parametrize(
     ("step", "num_valid", "prob"), [(-1, 10, 0.5), (0.5, 10, 0.5), (0, 101, 0.5), (0, -1, 0.5), (0, 5, 2.0)]
 )
 def test_traced_values_out_of_range_never_fit(step, num_valid, prob):
-    sample = draw_traced(step, num_valid, prob)
+    sample = draw(step, num_valid, prob)
     assert int(sample.count) > 26
     assert np.all(sample.is_padding)
     with pytest.raises(ValueError, match="must be"):
-        cyclic_poisson_sample(KEY, step, 100, prob, 4, 26, num_valid=num_valid)
+        jax.eval_shape(lambda: cyclic_poisson_sample(KEY, step, 100, prob, 4, 26, num_valid=num_valid))
 
 
 def test_more_groups_than_rows_are_refused():

@@ -153,6 +153,7 @@ def test_ends(p, count):
 @pytest.mark.parametrize("capacity", [10, 99, 100])
 def test_a_batch_above_the_capacity_is_never_truncated(capacity):
     """Trap 15: whoever looks at is_padding alone, in a loop of their own, trains on nothing rather than on a part."""
+
     def draw(p):
         return sampling.poisson_sample(jax.random.key(0), 100, p, capacity)
 
