@@ -38,15 +38,9 @@ from gdpjax.training import _checkpoint
 from gdpjax.training._checkpoint import Index
 from gdpjax.training._data import Data
 from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
-<<<<<<< HEAD
 from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, state_digest
-from gdpjax.training._in_place import StepsInPlace
-from gdpjax.training._journal import JOURNAL, Chunk, Journal
-=======
-from gdpjax.training._fingerprint import digest_of, environment, program_digest, repeats_bits, state_digest
 from gdpjax.training._in_place import steps_in_place
-from gdpjax.training._journal import JOURNAL, Journal
->>>>>>> speed-training
+from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._lock import FolderLock, lock_folder
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
@@ -103,12 +97,8 @@ class Run:
             "initial state": initial,
         }
         self.fingerprint = described_by_all(_as_json(environment()) | own)
-<<<<<<< HEAD
 
-        self._steps = StepsInPlace(training, state, data)
-=======
         self._steps = steps_in_place(training, state, data)
->>>>>>> speed-training
         self._records = Journal(self.journal)
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []

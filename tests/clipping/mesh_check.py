@@ -11,8 +11,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import gdpjax
 
 FAST = {"xla_backend_optimization_level": 0}
-PARAMS = {"a": jax.random.normal(jax.random.key(0), (16, 32)), "b": jnp.zeros(32), "c": jnp.ones((32, 8)) / 8}
-X, Y = jax.random.normal(jax.random.key(1), (64, 16)), jnp.arange(64) % 8
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "a": RNG.normal(size=(16, 32)).astype(np.float32),
+    "b": np.zeros(32, np.float32),
+    "c": np.full((32, 8), 1 / 8, np.float32),
+}
+X, Y = RNG.normal(size=(64, 16)).astype(np.float32), np.arange(64) % 8
 
 
 GHOST, CHUNKS = {"strategy": "ghost"}, {"microbatch_size": 3}
@@ -40,8 +45,8 @@ def loss(p, x, y, key, scale):
 
 def run(devices, axis_type, fsdp, **options):
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), key_argnums=3, return_info=True, **options)
-    args = (PARAMS, X, Y, jax.random.key(7), jnp.float32(1.5))
-    padding = jnp.arange(64) % 9 == 4
+    args = (PARAMS, X, Y, jax.random.key(7), np.float32(1.5))
+    padding = np.arange(64) % 9 == 4
     if devices > 1:
         mesh = jax.make_mesh((devices,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:devices])
         put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
@@ -49,10 +54,11 @@ def run(devices, axis_type, fsdp, **options):
         padding = put(padding, "data")
     step = jax.jit(lambda args, padding: grad_fn(*args, is_padding=padding), compiler_options=FAST)
     lowered = step.lower(args, padding)
-    found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(", lowered.compile().as_text())
+    program = lowered.compile()
+    found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(", program.as_text())
     # What is asked of the compiler: a CPU reduces a half-precision sum in float32, other backends do not.
     asked = re.findall(r"all_reduce.*?\}\) : \((.*?)\)", lowered.as_text(), flags=re.DOTALL)
-    total, info = step(args, padding)
+    total, info = program(args, padding)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((total, info))])
     return flat, found, asked
 
@@ -88,10 +94,10 @@ def checked_shard_map():
         def both(p, x, grad_fn=grad_fn, local=local):
             return jax.shard_map(local, check_vma=False, **specs)(p, x), grad_fn(p, x)
 
-        unchecked, expected = jax.jit(both, compiler_options=FAST)(jnp.ones(16), X)
-        answers.append(float(jnp.abs(unchecked - expected).max()))
+        unchecked, expected = jax.jit(both, compiler_options=FAST)(np.ones(16, np.float32), X)
+        answers.append(float(np.abs(np.asarray(unchecked) - np.asarray(expected)).max()))
         try:
-            jax.shard_map(local, **specs)(jnp.ones(16), X)
+            jax.shard_map(local, **specs)(np.ones(16, np.float32), X)
         except ValueError as error:
             answers.append("check_vma=False" in str(error))
     return answers

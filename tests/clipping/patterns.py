@@ -9,6 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 B = 5
@@ -18,8 +19,9 @@ B = 5
 
 
 def normal(seed, *shape, scale=None):
-    x = jnp.asarray(np.random.default_rng(seed).normal(size=shape))
-    return x * (scale if scale is not None else 1 / math.sqrt(max(shape[0], 1)) if shape else 1)
+    if scale is None:
+        scale = 1 / math.sqrt(max(shape[0], 1)) if shape else 1
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale)
 
 
 def batch(*shape, seed=100):
@@ -663,8 +665,34 @@ def haiku_network():
     )
 
 
+# Each of these takes only branches of gdpjax/clipping that the patterns outside this set take together, so they wait
+# for the long run. (Found by recording the branches that each pattern takes while its sum is traced.)
+TAKE_NO_BRANCH_OF_THEIR_OWN = {
+    *("branch_on_data", "carried_parameter", "cast_and_scaled", "convolution", "convolution_depthwise"),
+    *("convolution_dilated", "convolution_in_one_dimension", "convolution_transposed", "custom_jvp_layer"),
+    *("custom_vjp_layer", "einsum_heads", "embedding", "embedding_take", "embedding_twice", "equinox_network"),
+    *("fori_loop", "gradient_penalty", "group_norm", "haiku_network", "inner_vmap", "l2_in_the_loss"),
+    *("l2_over_the_kernels", "layers_by_scan", "layers_by_scan_on_sequences", "linen_attention", "linen_gru"),
+    *("linen_lstm", "linen_network", "linen_weight_norm", "lora", "merged_lora_transposed", "mixture_of_experts"),
+    *("nested_jit", "nested_scans", "nnx_network", "norm_scaled_by_the_example", "nothing_to_do", "of_itself"),
+    *("recurrent", "recurrent_backwards_with_embedding", "rule_after_steps", "rule_on_a_sequence", "rule_with_bias"),
+    *("rules_under_vmap_and_cond", "rules_with_options", "rules_within_rules", "sequence", "split_weight"),
+    *("stacked_layers_by_index", "stop_gradient", "straight_through_by_stop_gradient", "straight_through_weights"),
+    *("surrogate_gradient", "tied_dense", "used_hundreds_of_times", "weight_norm", "weight_norm_and_l2"),
+    *("weight_norm_by_column", "weight_on_the_left", "while_loop_beside"),
+}
+
+
+def with_slow_ones(names):
+    """The names as parameters of a test, those that take no branch of their own marked as slow."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in TAKE_NO_BRANCH_OF_THEIR_OWN else ()) for name in names]
+
+
 def make(name, dtype):
     """The pattern with its parameters and rows in a dtype; must run under enable_x64 for float64."""
     loss, params, rows = PATTERNS[name]()
-    cast = lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf  # noqa: E731
+
+    def cast(leaf):
+        return jnp.asarray(np.asarray(leaf).astype(dtype)) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
     return loss, jax.tree.map(cast, params), tuple(cast(row) for row in rows)

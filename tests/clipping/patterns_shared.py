@@ -5,6 +5,7 @@ Parameters named w are large enough to be kept in factors; the others are formed
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tests.clipping.patterns import _flax, batch, normal, tokens
@@ -28,7 +29,7 @@ def squares(tree):
 
 
 def rows(*shape):
-    return batch(*shape) / 4
+    return jnp.asarray(np.asarray(batch(*shape)) / 4)
 
 
 @held(w=OUTER, b=FORMED, c=FORMED)

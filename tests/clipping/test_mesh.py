@@ -50,7 +50,7 @@ def test_inside_a_sweep_and_a_donating_step():
         traces.append(1)
         return w - rate * gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), bound)(w, x)
 
-    x = jax.random.normal(jax.random.key(0), (6, 3))
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     fast = {"xla_backend_optimization_level": 0}
     plain, donating = jax.jit(step, compiler_options=fast), jax.jit(step, donate_argnums=0, compiler_options=fast)
     w = jnp.ones((3, 2))
@@ -60,5 +60,5 @@ def test_inside_a_sweep_and_a_donating_step():
         np.testing.assert_allclose(w, expected, rtol=1e-5)
     assert len(traces) <= 2  # one trace for each compiled step, which JAX may share
     sweep = jax.jit(jax.vmap(step, (None, None, 0, 0)), compiler_options=fast)
-    many = sweep(w, x, jnp.array([0.1, 0.2]), jnp.array([1.0, 0.5]))
+    many = sweep(w, x, np.array([0.1, 0.2], np.float32), np.array([1.0, 0.5], np.float32))
     np.testing.assert_allclose(many[1], plain(w, x, 0.2, 0.5), rtol=1e-5)

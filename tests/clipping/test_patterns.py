@@ -9,7 +9,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping._rounding_budget import rounding_budget
-from tests.clipping.patterns import PATTERNS, B, make
+from tests.clipping.patterns import PATTERNS, B, make, with_slow_ones
 from tests.clipping.patterns_shared import METHODS
 
 FAST = {"xla_backend_optimization_level": 0}
@@ -65,7 +65,7 @@ def assert_is_definition(name, dtype, tolerance, **options):
         np.testing.assert_allclose(left, np.tensordot(factor, gradient, 1), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", with_slow_ones(PATTERNS))
 def test_taps_give_the_definition(name):
     with jax.enable_x64(True):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="ghost")
@@ -88,21 +88,25 @@ def test_chunks_give_the_definition(name):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="auto", microbatch_size=2)
 
 
-CANCELLING = ["l2_over_the_tree", "embedding_with_l2", "linen_weight_norm", "weight_norm_and_l2"]
+SLOW = pytest.mark.slow
 LOW = [
-    *CANCELLING,
+    "l2_over_the_tree",
     "dense_layers",
-    "embedding",
-    "convolution",
-    "recurrent",
     "merged_lora",
     "rule_with_casts_and_scales",
+    # The terms of these three cancel as those of l2_over_the_tree do.
+    pytest.param("embedding_with_l2", marks=SLOW),
+    pytest.param("linen_weight_norm", marks=SLOW),
+    pytest.param("weight_norm_and_l2", marks=SLOW),
+    # Their chunks are compared in float64 above.
+    pytest.param("embedding", marks=SLOW),
+    pytest.param("convolution", marks=SLOW),
+    pytest.param("recurrent", marks=SLOW),
 ]
-HALF = pytest.mark.slow
 PRECISIONS = [
     (jnp.float32, 1e-5),
-    pytest.param(jnp.bfloat16, 3e-2, marks=HALF),
-    pytest.param(jnp.float16, 3e-3, marks=HALF),
+    pytest.param(jnp.bfloat16, 3e-2, marks=SLOW),
+    pytest.param(jnp.float16, 3e-3, marks=SLOW),
 ]
 
 
@@ -125,7 +129,7 @@ def test_a_written_out_loop_is_a_loop_under_vmap_and_grad():
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["rule_with_bias", "surrogate_gradient"])
+@pytest.mark.parametrize("name", ["rule_with_bias", pytest.param("surrogate_gradient", marks=SLOW)])
 def test_derivatives_of_the_sum_follow_the_rules_too(name):
     assert METHODS[name]["v"] == "outer product"
     with jax.enable_x64(True):
@@ -136,7 +140,7 @@ def test_derivatives_of_the_sum_follow_the_rules_too(name):
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(clipped))
 
         def both(params, **options):
-            of = lambda p: total(p, **options)  # noqa: E731
+            of = functools.partial(total, **options)
             return jax.grad(of)(params), jax.jvp(of, (params,), (params,))
 
         got, expected = (compiled(lambda p, s=s: both(p, strategy=s), params) for s in ("ghost", "vmap"))

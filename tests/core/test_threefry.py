@@ -55,10 +55,6 @@ def test_inside_a_shard_map():
     def draw(key_data):
         return keys.bits(jax.random.wrap_key_data(key_data[0]), shape)[None]
 
-<<<<<<< HEAD
     on_each_device = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec)
     drawn = jax.jit(on_each_device)(jax.random.key_data(KEY)[None])
-=======
-    drawn = jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec))(jax.random.key_data(KEY)[None])
->>>>>>> speed-transforms
     np.testing.assert_array_equal(drawn[0], jax.random.bits(KEY, shape))

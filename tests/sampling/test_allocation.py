@@ -4,7 +4,6 @@ import itertools
 import pickle
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -25,7 +24,7 @@ def blocks_of(steps_per_epoch, num_selected):
 
 def epochs_of(key, num_epochs, steps_per_epoch, num_valid=None, n=N, **options):
     """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
-    step = jnp.arange(num_epochs * steps_per_epoch)
+    step = np.arange(num_epochs * steps_per_epoch)
 
     def draw(step):
         return sampling.allocation_sample(key, step, n, steps_per_epoch, n, num_valid=num_valid, **options)
@@ -36,11 +35,19 @@ def epochs_of(key, num_epochs, steps_per_epoch, num_valid=None, n=N, **options):
     return chosen.reshape(num_epochs, steps_per_epoch, n)
 
 
-@pytest.mark.parametrize(
-    ("steps", "selected"), [(1, 1), (2, 1), (7, 1), (7, 2), (7, 3), (6, 3), (7, 7), (5, 4), (300, 1)]
-)
-@pytest.mark.parametrize("bins", ["fresh", "fixed"])
-def test_every_row_is_in_one_step_of_each_block(steps, selected, bins):
+BY_DEFAULT = [
+    *[("fresh", *sizes) for sizes in [(1, 1), (7, 2), (7, 3), (7, 7), (300, 1)]],
+    *[("fixed", *sizes) for sizes in [(2, 1), (7, 3)]],
+]
+STEPS_AND_SELECTED = [(1, 1), (2, 1), (7, 1), (7, 2), (7, 3), (6, 3), (7, 7), (5, 4), (300, 1)]
+BINS_AND_SIZES = [
+    pytest.param(bins, *sizes, marks=() if (bins, *sizes) in BY_DEFAULT else pytest.mark.slow)
+    for bins, sizes in itertools.product(["fresh", "fixed"], STEPS_AND_SELECTED)
+]
+
+
+@pytest.mark.parametrize(("bins", "steps", "selected"), BINS_AND_SIZES)
+def test_every_row_is_in_one_step_of_each_block(bins, steps, selected):
     chosen = epochs_of(KEY, 3, steps, num_selected=selected, bins=bins)
     for block in blocks_of(steps, selected):
         assert (chosen[:, list(block)].sum(axis=1) == 1).all()
@@ -51,7 +58,12 @@ def test_every_row_is_in_one_step_of_each_block(steps, selected, bins):
         assert (chosen[0] != chosen[1]).any()
 
 
-@pytest.mark.parametrize(("steps", "selected"), [(2, 1), (5, 1), (7, 2), (8, 3)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("steps", "selected"), [pytest.param(2, 1, marks=SLOW), (5, 1), pytest.param(7, 2, marks=SLOW), (8, 3)]
+)
 def test_all_steps_of_a_block_are_equally_likely(steps, selected):
     """And independent over rows, blocks and epochs: every pair of places is as likely as another."""
     chosen = epochs_of(KEY, 4000, steps, num_selected=selected, n=6)
@@ -77,7 +89,7 @@ def test_all_steps_of_a_block_are_equally_likely(steps, selected):
 def test_poisson_batches_would_be_noticed():
     """The counting above tells allocation from independent draws with the same probability."""
     keys = jax.random.split(KEY, 7)
-    drawn = jax.vmap(lambda key: sampling.poisson_sample(key, N, 1 / 7, N))(keys)
+    drawn = jax.jit(jax.vmap(lambda key: sampling.poisson_sample(key, N, 1 / 7, N)))(keys)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), N)
     assert (chosen.sum(axis=0) != 1).any()
 
@@ -96,12 +108,15 @@ def test_the_step_of_a_row_does_not_depend_on_how_many_there_are():
     assert not epochs_of(KEY, 3, 7, num_valid=0).any()
 
 
+remainder = jax.jit(sampling._allocation._modulo)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 10, 255, 256, 65521, 65536])
 def test_the_remainder_of_128_bits(length):
     words = np.random.default_rng(length).integers(0, 2**32, (4, 50), dtype=np.uint32)
     words[:, 0] = 2**32 - 1
     whole = [sum(int(word) << 32 * (3 - i) for i, word in enumerate(column)) % length for column in words.T]
-    found = sampling._allocation._modulo(jnp.asarray(words), jnp.uint32(length))
+    found = remainder(words, np.uint32(length))
     assert np.asarray(found).tolist() == whole
 
 
@@ -109,14 +124,15 @@ def test_the_remainder_of_128_bits(length):
 def test_host_and_device_draw_the_same_batches(bins):
     batches = sampling.AllocationBatches(KEY, N, 7, num_epochs=2, capacity=50, num_selected=2, bins=bins, num_valid=45)
     assert len(batches) == 14
-    drawn = [batches[step] for step in (3, 0, 13, 3)]
-    for step, batch in zip((3, 0, 13, 3), drawn, strict=True):
-        options = dict(num_selected=2, bins=bins, num_valid=45)
-        sample = sampling.allocation_sample(KEY, step, N, 7, 50, **options)
-        traced = jax.jit(lambda step, o=options: sampling.allocation_sample(KEY, step, N, 7, 50, **o))(step)
-        for one in (sample, traced):
-            np.testing.assert_array_equal(batch.indices, one.indices)
-            np.testing.assert_array_equal(batch.is_padding, one.is_padding)
+
+    @jax.jit
+    def draw(step):
+        return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins=bins, num_valid=45)
+
+    for step in (3, 0, 13, 3):
+        batch, sample = batches[step], draw(step)
+        np.testing.assert_array_equal(batch.indices, sample.indices)
+        np.testing.assert_array_equal(batch.is_padding, sample.is_padding)
     again = pickle.loads(pickle.dumps(batches))
     np.testing.assert_array_equal(again[5].indices, batches[5].indices)
 
@@ -134,7 +150,7 @@ def test_one_program_for_all_steps():
 
 
 def test_a_batch_above_the_capacity_is_padding_and_says_so():
-    sample = sampling.allocation_sample(KEY, 0, N, 2, 5)
+    sample = jax.jit(lambda step: sampling.allocation_sample(KEY, step, N, 2, 5))(0)
     assert int(sample.count) > 5
     assert sample.is_padding.all()
     with pytest.raises(sampling.BatchOverflowError, match=r"step 1 has .* neither truncated nor redrawn"):

@@ -3,7 +3,6 @@
 import pickle
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -31,7 +30,7 @@ def kept_probabilities(num_valid):
     return weights @ kept / num_valid, weights @ pairs
 
 
-@pytest.mark.parametrize("num_valid", [N, 16])
+@pytest.mark.parametrize("num_valid", [pytest.param(N, marks=pytest.mark.slow), 16])
 def test_every_row_is_as_likely_to_stay(num_valid):
     drawn = draw(20_000, num_valid)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), N)
@@ -51,15 +50,23 @@ def test_keeping_the_first_rows_would_be_noticed():
 
 
 def test_a_batch_that_fits_is_the_poisson_batch():
+
+    @jax.jit
+    def draws(key):
+        """The Poisson batch, and truncated ones of as many slots and of three."""
+        whole = sampling.poisson_sample(key, N, P, N)
+        return whole, *(sampling.truncated_poisson_sample(key, N, P, capacity) for capacity in (N, 3))
+
     for seed in range(5):
-        key = jax.random.key(seed)
-        whole, part = sampling.poisson_sample(key, N, P, N), sampling.truncated_poisson_sample(key, N, P, N)
+        whole, part, few = draws(jax.random.key(seed))
         for a, b in zip(whole, part, strict=True):
             np.testing.assert_array_equal(a, b)
-        few = sampling.truncated_poisson_sample(key, N, P, 3)
         assert int(few.count) == int(whole.count) > 3
         assert set(np.asarray(few.indices)) < set(np.asarray(whole.indices)[~np.asarray(whole.is_padding)])
         assert (np.diff(few.indices) > 0).all()
+
+
+lowest_rows = jax.jit(_ranks.lowest_rows)
 
 
 @pytest.mark.parametrize("few", [1, 2, 3])
@@ -69,7 +76,7 @@ def test_ties_are_cut_at_the_boundary(few):
     among = np.arange(N) % 3 > 0
     order = sorted(np.flatnonzero(among), key=lambda row: (*words[:, row], row))
     for num in (0, 1, 5, among.sum(), among.sum() + 1):
-        marked = np.flatnonzero(_ranks.lowest_rows(jnp.asarray(words), jnp.asarray(among), jnp.int32(num)))
+        marked = np.flatnonzero(lowest_rows(words, among, np.int32(num)))
         assert set(marked) == set(order[:num])
 
 
@@ -93,7 +100,8 @@ def test_bad_arguments():
         sampling.truncated_poisson_sample(KEY, N, P, 4, num_valid=N + 1)
     with pytest.raises(ValueError, match="num_valid must be at most"):
         sampling.TruncatedPoissonBatches(KEY, N, P, num_steps=2, capacity=4, num_valid=N + 1)
-    for prob, valid in [(jnp.nan, 3), (0.5, N + 1), (1.5, 3)]:
-        sample = jax.jit(lambda p, n: sampling.truncated_poisson_sample(KEY, N, p, 4, num_valid=n))(prob, valid)
+    draw = jax.jit(lambda p, n: sampling.truncated_poisson_sample(KEY, N, p, 4, num_valid=n))
+    for prob, valid in [(np.nan, 3), (0.5, N + 1), (1.5, 3)]:
+        sample = draw(prob, valid)
         assert sample.is_padding.all()
         assert int(sample.count) == np.iinfo(np.int32).max

@@ -14,7 +14,7 @@ from tests.sampling.frequencies import check_distribution, check_frequencies, in
 
 def draw(rounds, num_examples, batch_size, seed=0):
     keys = jax.random.split(jax.random.key(seed), rounds)
-    return np.asarray(jax.vmap(lambda key: sampling.uniform_sample(key, num_examples, batch_size))(keys))
+    return np.asarray(jax.jit(jax.vmap(lambda key: sampling.uniform_sample(key, num_examples, batch_size)))(keys))
 
 
 def test_every_subset_is_equally_likely():

@@ -79,7 +79,6 @@ def test_values_beyond_the_reach_of_float32_uniforms_occur():
     assert abs(beyond - expected) < 5 * np.sqrt(expected)
 
 
-<<<<<<< HEAD
 def test_large_and_small_arrays_are_drawn_alike():
     """Large arrays draw second words for a few rows at a time; the result is the same function of the key."""
     key_data, size = jax.random.key_data(jax.random.key(3)), 64 * 1000 - 7
@@ -125,19 +124,6 @@ def test_the_program_does_not_grow_with_the_number_of_small_arrays():
         return program.compile().as_text().count("xor(")
 
     assert num_lines(20) <= num_lines(2)
-=======
-def test_refinement_loop_and_direct_refinement_agree():
-    """Large arrays refine a few rows at a time; the result is the same function of the key."""
-    key, rows = jax.random.key(3), 1000
-    looped = jax.jit(lambda key: noise._normal_rows(key, rows))(key)
-    original = noise._REFINE_ALL_ROWS
-    try:
-        noise._REFINE_ALL_ROWS = rows
-        direct = jax.jit(lambda key: noise._normal_rows(key, rows))(key)
-    finally:
-        noise._REFINE_ALL_ROWS = original
-    np.testing.assert_array_equal(looped, direct)
->>>>>>> speed-transforms
 
 
 def test_same_values_under_vmap_and_jit():
