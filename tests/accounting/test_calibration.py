@@ -122,10 +122,11 @@ def test_bad_targets(arguments, message):
 
 
 def test_infeasible_steps_say_why():
+    few = 0.1 * np.ones(4)
     with pytest.raises(ValueError, match="cannot be met: even num_steps = 1 exceeds it"):
-        calibrate_num_steps(epsilon=0.1, delta=1e-5, noise_multiplier=0.5, sampling_prob=0.5, accountant="rdp")
+        calibrate_num_steps(epsilon=few, delta=DELTA, noise_multiplier=0.5, sampling_prob=0.5, accountant="rdp")
     with pytest.raises(ValueError, match="asks for nothing: even num_steps = "):
-        calibrate_num_steps(epsilon=1.0, delta=1e-5, noise_multiplier=0.5, sampling_prob=0.0, accountant="clt")
+        calibrate_num_steps(epsilon=EPSILON, delta=DELTA, noise_multiplier=0.5, sampling_prob=0.0, accountant="clt")
 
 
 TARGETS = np.array([0.05, 0.5, 2.0, 8.0, 200.0])
@@ -201,7 +202,9 @@ def closed_bounds(noise_multiplier, sampling_prob, num_steps, delta):
 CLOSED = batched(closed_bounds, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=OPEN_UNIT)
 
 
-@pytest.mark.parametrize("bounds", [CLOSED, epsilon_bounds], ids=["closed", "exact"])
+@pytest.mark.parametrize(
+    "bounds", [CLOSED, pytest.param(epsilon_bounds, marks=pytest.mark.slow)], ids=["closed", "exact"]
+)
 def test_numeric_traced(monkeypatch, bounds):
     """The search inside compiled code, for a bracket that costs nothing and for the accountant's own."""
     if bounds is CLOSED:

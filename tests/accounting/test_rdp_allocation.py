@@ -25,7 +25,7 @@ ORDERS = np.array([1.05, 1.5, 2.0, 2.7, 4.0, 6.3, 9.0, 17.0])
 def by_quadrature(noise, steps, power):
     """log E R^power by the trapezoid rule in ``steps`` dimensions, far beyond where the mass is."""
     h = 1 / noise
-    spacing = 0.05 if steps == 2 else 0.25
+    spacing = 0.125 if steps == 2 else 0.25
     g = np.arange(-10 + min(power, 0) * h, 10 + max(power, 0) * h, spacing)
     log_weight = norm.logpdf(g) + math.log(spacing)
     log_ratio = h * g - h * h / 2
@@ -34,8 +34,13 @@ def by_quadrature(noise, steps, power):
     return logsumexp(sum(log_weight[i] for i in grid) + power * log_mean)
 
 
-@pytest.mark.parametrize("noise", [3.0, 1.0, 0.5])
-@pytest.mark.parametrize("steps", [2, 3])
+QUADRATURES = [(3.0, 2), (0.5, 2), (1.0, 3)]
+MORE_QUADRATURES = [(1.0, 2), (3.0, 3), (0.5, 3)]
+
+
+@pytest.mark.parametrize(
+    ("noise", "steps"), QUADRATURES + [pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE_QUADRATURES]
+)
 def test_both_directions_are_above_the_integrals_and_next_to_them(noise, steps):
     orders = ORDERS if steps == 2 else ORDERS[ORDERS < 5]
     remove = log_moments_remove(1 / noise, steps, orders)
@@ -114,18 +119,19 @@ def test_fixed_bins_are_one_epoch_and_blocks_add_up():
 
 
 def test_it_grows_with_the_order_and_falls_with_noise_and_steps():
-    orders = np.concatenate([np.linspace(1.02, 12, 200), [30, 64.5, 128, 500, 1025, 5000.0]])
-    for noise, steps in [(0.3, 7), (1.0, 100), (4.0, 10_000)]:
+    orders = np.concatenate([np.linspace(1.02, 12, 80), [30, 64.5, 128, 500, 1025, 5000.0]])
+    for noise, steps in [(0.6, 7), (4.0, 10_000)]:
         rdp = rdp_allocation(noise, steps, 1, orders)
         assert (np.diff(rdp) > -1e-9 * rdp[1:]).all()
         assert (rdp <= orders / (2 * noise**2) * (1 + 1e-12)).all()
-    noisy = rdp_allocation(np.array([0.5, 0.7, 1.0, 2.0, 8.0]), 50, 1, ORDERS)
+    low = ORDERS[ORDERS < 5]
+    noisy = rdp_allocation(np.array([0.5, 1.0, 2.0, 8.0]), 50, 1, low)
     assert (np.diff(noisy, axis=0) < 0).all()
-    longer = rdp_allocation(1.0, np.array([1, 2, 3, 10, 11, 500]), 1, ORDERS)
+    longer = rdp_allocation(1.0, np.array([1, 2, 3, 11, 500]), 1, low)
     assert (np.diff(longer, axis=0) < 0).all()
 
 
-ENDS = [(1e-3, 2**53 - 1), (0.05, 1000), (0.1, 7), (0.11, 2), (0.11, 1000), (50.0, 2), (1e8, 2), (1e8, 2**53 - 1)]
+ENDS = [(1e-3, 7), (0.05, 1000), (0.2, 7), (50.0, 2), (1e8, 1000)]
 BETWEEN = [
     pair for pair in itertools.product([1e-3, 0.05, 0.1, 0.11, 50.0, 1e8], [2, 7, 1000, 2**53 - 1]) if pair not in ENDS
 ]
@@ -153,15 +159,15 @@ def test_shapes():
     "event",
     [
         AllocationEvent(1.3, 234, 15),
-        AllocationEvent(0.6, 50, 2),
-        AllocationEvent(0.4, 20, 1),
+        pytest.param(AllocationEvent(0.6, 50, 2), marks=pytest.mark.slow),
+        pytest.param(AllocationEvent(0.4, 20, 1), marks=pytest.mark.slow),
         AllocationEvent(1.0, 10, 5, missing_steps=3),
-        AllocationEvent(2.0, 100, 20, bins="fixed"),
+        AllocationEvent(4.0, 100, 20, bins="fixed"),
         AllocationEvent(1.0, 25, 3, num_selected=4),
         AllocationEvent(1.0, 25, 3, overflow=1e-9, announced=True),
     ],
 )
-@pytest.mark.parametrize("delta", [1e-3, 1e-8])
+@pytest.mark.parametrize("delta", [pytest.param(1e-3, marks=pytest.mark.slow), 1e-8])
 def test_epsilon_is_above_the_certified_bracket_and_not_far(event, delta):
     moments = moments_accountant_epsilon(event, delta=delta)
     bounds = epsilon_bounds(event, delta=delta)

@@ -190,14 +190,14 @@ def negative_binomial_pmf(eta, gamma, size):
     ],
 )
 def test_number_of_runs_has_its_law(parameters, pmf):
-    size = 100_000
+    size = 50_000
     runs = np.asarray(sample_num_runs(jax.random.key(5), **parameters, shape=(size,)))
     assert runs.dtype == np.int32
     # cells of at least 200 expected draws, the rest pooled
+    below = np.append(0.0, np.cumsum(pmf) * size)
     edges = [0]
     while edges[-1] < len(pmf):
-        mass = np.cumsum(pmf[edges[-1] :]) * size
-        edges.append(edges[-1] + int(np.searchsorted(mass, 200)) + 1)
+        edges.append(int(np.searchsorted(below, below[edges[-1]] + 200)))
     expected = np.array([pmf[a:b].sum() for a, b in itertools.pairwise(edges)]) * size
     observed = np.histogram(runs, bins=[*edges[:-1], max(runs.max(), len(pmf)) + 1])[0]
     if expected[-1] < 200:

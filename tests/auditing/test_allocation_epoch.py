@@ -56,8 +56,8 @@ def test_the_ledger_of_the_loop_by_hand():
         scheme={"steps_per_epoch": STEPS, "bins": "fixed"},
     )
     w = jnp.zeros(())
-    state = tx.init(w)
+    state = jax.jit(tx.init)(w)
     assert ledger_of(state).events == ()
-    _, state = tx.update(grad_fn(w, jnp.ones(2)), state, w)
+    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(2)), state, w))(state)
     (event,) = ledger_of(state).events
     assert (event.steps_per_epoch, event.num_epochs, event.missing_steps, event.bins) == (2, 1, 1, "fixed")

@@ -249,9 +249,16 @@ BUGS = {
 
 
 MORE = [
-    "a default key", "one key for all leaves", "noise and sum in bfloat16", "no clipping where the norm overflows",
-    "one leaf without noise", "batches not sampled at all",
-]  # fmt: skip
+    "no noise",
+    "noise in parts per device",
+    "a default key",
+    "one key for all leaves",
+    "noise and sum in bfloat16",
+    "clipping off",
+    "no clipping where the norm overflows",
+    "one leaf without noise",
+    "batches not sampled at all",
+]
 
 
 @pytest.mark.parametrize("bug", [pytest.param(bug, marks=[pytest.mark.slow] if bug in MORE else []) for bug in BUGS])
@@ -287,7 +294,7 @@ SMALL_BUGS = {
         "sampling",
     ),
 }  # fmt: skip
-QUICK = ["clip after the sum", "padding not masked", "half of the steps in the ledger"]
+QUICK = ["padding not masked", "half of the steps in the ledger"]
 
 
 @pytest.fixture

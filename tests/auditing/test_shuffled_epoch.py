@@ -37,7 +37,11 @@ def audited(claimed):
 
 
 @pytest.mark.parametrize(
-    "event", [AllocationEvent(NOISE, STEPS), gdpjax.Event(NOISE, 1 / STEPS, STEPS)], ids=["allocation", "poisson"]
+    "event",
+    [
+        pytest.param(AllocationEvent(NOISE, STEPS), id="allocation"),
+        pytest.param(gdpjax.Event(NOISE, 1 / STEPS, STEPS), id="poisson", marks=pytest.mark.slow),
+    ],
 )
 def test_shuffled_batches_accounted_as_something_else_are_refuted(event):
     assert audited(at_few_points(lambda alpha: tradeoff_bounds(event, alpha=alpha).lower))
@@ -61,9 +65,9 @@ def test_the_ledger_of_the_loop_by_hand():
         scheme={"steps_per_epoch": STEPS},
     )
     w = jnp.zeros(())
-    state = tx.init(w)
+    state = jax.jit(tx.init)(w)
     assert ledger_of(state).events == ()
-    _, state = tx.update(grad_fn(w, jnp.ones(2)), state, w)
+    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(2)), state, w))(state)
     (event,) = ledger_of(state).events
     np.testing.assert_allclose(event.noise_multiplier, NOISE, rtol=1e-7)
     expected = 4, 1, 3, NeighboringRelation.REPLACE_ONE

@@ -47,8 +47,12 @@ CURVES = {
     "symmetrized": symmetrize(mixture(SKEW, 0.4)),
 }
 
+# Other kinds are made of the same parts: the inverse of a mixture is the mixture, and two kinds are subsampled.
+SLOW = ("mixture", "subsampled_laplace", "subsampled_pair")
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CURVES]
 
-POINTS = 8192
+
+POINTS = 1024
 
 
 def at(function, x):
@@ -73,7 +77,7 @@ def test_gaussian_and_laplace_against_thirty_digits():
             assert Laplace(0.8)(a) == pytest.approx(float(exact), rel=1e-13)
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_axioms(name):
     curve = CURVES[name]
     x = np.concatenate([[0.0], np.geomspace(1e-8, 0.5, 150), 1.0 - np.geomspace(0.5, 1e-8, 150)[1:], [1.0]])
@@ -85,7 +89,7 @@ def test_axioms(name):
     assert np.all(np.diff(slopes) >= -1e-7 * (1 + np.abs(slopes[1:])))
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_slope_is_the_derivative(name):
     curve, step = CURVES[name], 1e-6
     x = np.array([0.011, 0.123, 0.291, 0.413, 0.61, 0.77, 0.9])
@@ -93,7 +97,7 @@ def test_slope_is_the_derivative(name):
     np.testing.assert_allclose(curve.slope(x), finite, rtol=2e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_inverse_and_symmetry(name):
     curve = CURVES[name]
     back = inverse(curve)
@@ -107,7 +111,7 @@ def test_inverse_and_symmetry(name):
         assert np.max(np.abs(at(back, x) - at(curve, x))) > 1e-3
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_conjugate_and_biconjugate(name):
     """f* is the supremum of the definition, and f** = f."""
     curve = CURVES[name]
@@ -119,15 +123,17 @@ def test_conjugate_and_biconjugate(name):
     assert np.all(got >= brute - 1e-13)
     np.testing.assert_allclose(got, brute, atol=2e-3)  # the brute force misses the kinks
     assert convex_conjugate(curve, 0.7) == 0.7
-    slopes = -np.exp(np.linspace(-10, 10, 40001))
+    # The supremum over slopes, among which are those at which it is attained.
+    alpha = ALPHA[2:-1]
+    slopes = np.append(-np.exp(np.linspace(-10, 10, 1000)), curve.slope(alpha))
     conjugate = at(functools.partial(convex_conjugate, curve), slopes)
-    again = np.max(slopes * ALPHA[2:-1, None] - conjugate, axis=1)
-    assert np.all(again <= at(curve, ALPHA[2:-1]) + 1e-13)
-    np.testing.assert_allclose(again, at(curve, ALPHA[2:-1]), atol=2e-4)
+    again = np.max(slopes * alpha[:, None] - conjugate, axis=1)
+    assert np.all(again <= at(curve, alpha) + 1e-13)
+    np.testing.assert_allclose(again, at(curve, alpha), atol=2e-4)
     assert biconjugate(curve) is curve
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_delta_and_epsilon_are_inverse_to_each_other(name):
     curve = CURVES[name]
     grid = np.array([0.0, 0.05, 0.3, 0.45])
@@ -137,10 +143,10 @@ def test_delta_and_epsilon_are_inverse_to_each_other(name):
     np.testing.assert_allclose(epsilon(curve, np.minimum(deltas, 0.99))[strict], grid[strict], rtol=1e-9)
     # the statement holds for both orders of the two laws: f and f^-1 are both above f_{epsilon, delta}
     x = np.linspace(0, 1, 101)
+    weaker = np.minimum(at(curve, x), at(inverse(curve), x))
     for e, d in zip(grid, deltas, strict=True):
-        weakest = ApproximateDP(e, d)(x)
-        assert np.all(at(curve, x) >= weakest - 1e-12)
-        assert np.all(at(inverse(curve), x) >= weakest - 1e-12)
+        weakest = np.maximum(0, np.maximum(1 - d - np.exp(e) * x, np.exp(-e) * (1 - d - x)))
+        assert np.all(weaker >= weakest - 1e-12)
 
 
 def test_symmetrize_is_the_largest_symmetric_curve_below():
@@ -254,7 +260,9 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "other_direction")) for name in MAKERS]
+)
 def test_vmap_is_loop_jit_is_eager_gradient_is_finite_difference(name):
     make, point = MAKERS[name]
 
@@ -267,8 +275,9 @@ def test_vmap_is_loop_jit_is_eager_gradient_is_finite_difference(name):
     with jax.enable_x64(True):
         mapped = jax.jit(jax.vmap(both))(*batch)
         np.testing.assert_allclose(np.array(mapped), loop, rtol=1e-11)
-        gradients = jax.jacobian(both, argnums=tuple(range(len(batch))))(*(jnp.float64(x) for x in (*point, 0.23)))
-    single = jax.vmap(both)(*(jnp.asarray(b, jnp.float32) for b in batch))
+        slopes = jax.jit(jax.jacobian(both, argnums=tuple(range(len(batch)))))
+        gradients = slopes(*(np.float64(x) for x in (*point, 0.23)))
+    single = jax.jit(jax.vmap(both))(*(b.astype(np.float32) for b in batch))
     assert single[0].dtype == jnp.float32
     np.testing.assert_allclose(np.array(single), loop, rtol=3e-6)
     for index in range(len(batch)):

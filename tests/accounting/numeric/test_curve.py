@@ -1,19 +1,17 @@
 """The trade-off curve and the dominating mu."""
 
-import jax
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from gdpjax._core.gdp import gdp_delta
 from gdpjax.accounting import delta_bounds, mu_bounds, tradeoff_bounds
 
 ALPHA = np.array([1e-6, 1e-3, 0.05, 0.3, 0.5, 0.9, 0.999])
 
 
 def gaussian_delta(epsilon, mu):
-    with jax.enable_x64(True):
-        return np.asarray(gdp_delta(np.asarray(epsilon), np.asarray(mu)))
+    """delta of the Gaussian mechanism by its closed form."""
+    return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
 
 
 @pytest.mark.parametrize("mu", [0.1, 4.0])
@@ -78,9 +76,10 @@ def test_mu_without_sampling(failure):
 def test_mu_holds_at_the_upper_end_and_fails_below_the_lower():
     run, failure = (1.1, 0.02, 400), 1e-8
     bounds = mu_bounds(*run, failure)
-    epsilon = np.linspace(0.0, 6.0, 60)
+    epsilon = np.append(np.linspace(0.0, 6.0, 11), 2.75)
     delta = delta_bounds(*run, epsilon)
     assert np.all(delta.lower <= failure + (1 - failure) * gaussian_delta(epsilon, bounds.upper))
+    # A hundredth less of mu is too little at epsilon from 2.6 to 2.9.
     fails = delta.upper > failure + (1 - failure) * gaussian_delta(epsilon, 0.99 * bounds.lower)
     assert fails.any()
     assert bounds.upper < 1.005 * bounds.lower

@@ -18,7 +18,7 @@ def ordinary(size, seed=0):
 
 
 def test_ordinary_runs_are_within_a_thousandth():
-    bounds = epsilon_bounds(*ordinary(300))
+    bounds = epsilon_bounds(*ordinary(100))
     width = bounds.upper - bounds.lower
     narrow = (width <= 1e-3 * bounds.lower) | (width <= 1e-6)
     assert narrow.mean() >= 0.99
@@ -42,7 +42,7 @@ def test_deep_tail():
 
 
 def test_estimates_are_inside_a_slightly_wider_bracket():
-    runs = ordinary(200, seed=1)
+    runs = ordinary(60, seed=1)
     bounds, estimate = epsilon_bounds(*runs), epsilon_estimate(*runs)
     middle = 0.5 * (bounds.lower + bounds.upper)
     assert np.max(np.abs(estimate / middle - 1)) < 5e-3
