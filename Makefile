@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: docs help demo test test-slow bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
+.PHONY: docs help demo test test-docs test-slow bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ demo: $(VENV)/.experiments ## train privately on embedded data, print the privac
 
 test: $(VENV)/.test ## the default suite
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal
+
+test-docs: $(VENV)/.test ## the code of every page of the documentation, those that take long included
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/test_readme.py tests/test_docs.py tests/test_notebook.py
 
 test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included, all compiled as users compile
 	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax benchmarks

@@ -1,7 +1,11 @@
 """The documentation tells the truth: its Python runs, page by page, prints what it shows, and its figures exist."""
 
+import ast
+import importlib
+import importlib.util
 import pathlib
 import re
+import types
 
 import pytest
 
@@ -10,9 +14,20 @@ import gdpjax
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 RUN_AS_A_NOTEBOOK = "fdp.md"  # in tests/test_notebook.py
+TAKE_LONG = ("correlated.md", "frameworks.md", "language.md", "sweeps.md", "training.md")
+"""Pages that are run by `make test-docs`, and otherwise only read."""
+OURS = ("gdpjax", "experiments")
+MADE_BY_A_PAGE = ("waves",)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != RUN_AS_A_NOTEBOOK], ids=lambda path: path.name)
+PAGES_TO_RUN = [
+    pytest.param(page, marks=[pytest.mark.slow] if page.name in TAKE_LONG else [], id=page.name)
+    for page in PAGES
+    if page.name != RUN_AS_A_NOTEBOOK
+]
+
+
+@pytest.mark.parametrize("page", PAGES_TO_RUN)
 def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
     namespace: dict = {}
     for block, shown in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL):
@@ -20,6 +35,55 @@ def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
         exec(compile(block, page.name, "exec"), namespace)
         printed = capsys.readouterr().out
         assert not shown or printed == shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_code_is_python_and_names_what_exists(page):
+    """Also where the code takes long to run: it compiles, and what it takes from this project is there."""
+    modules = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        tree = compile(block, page.name, "exec", ast.PyCF_ONLY_AST)
+        for node in ast.walk(tree):
+            modules |= imported_by(node)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                check_attribute(node, modules)
+
+
+def imported_by(node):
+    """The modules of this project that an import gives names to; the modules of others have to be installed."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            assert_installed(alias.name)
+        ours = [alias for alias in node.names if alias.name.startswith(OURS)]
+        named = {alias.asname: importlib.import_module(alias.name) for alias in ours if alias.asname}
+        roots = [alias.name.partition(".")[0] for alias in ours if not alias.asname]
+        return named | {root: importlib.import_module(root) for root in roots}
+    if isinstance(node, ast.ImportFrom):
+        assert_installed(node.module)
+        if node.module.startswith(OURS):
+            module = importlib.import_module(node.module)
+            values = {alias.asname or alias.name: getattr(module, alias.name) for alias in node.names}
+            return {name: value for name, value in values.items() if isinstance(value, types.ModuleType)}
+    return {}
+
+
+def assert_installed(name):
+    root = name.partition(".")[0]
+    assert root in MADE_BY_A_PAGE or importlib.util.find_spec(root), f"{name} is not installed"
+
+
+def check_attribute(node, modules):
+    """Refuse ``module.name`` where one of this project's modules has no such name."""
+    path = []
+    while isinstance(node, ast.Attribute):
+        path.insert(0, node.attr)
+        node = node.value
+    found = modules.get(node.id) if isinstance(node, ast.Name) else None
+    for name in path:
+        if not isinstance(found, types.ModuleType):
+            return
+        found = getattr(found, name)
 
 
 def test_no_end_of_a_bracket_is_rounded_inward():

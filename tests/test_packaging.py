@@ -1,5 +1,6 @@
 """The package as others get it: a wheel without the repository, quick and quiet to import."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -33,65 +34,99 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert all(name.startswith(("gdpjax/", "gdpjax-")) for name in names)
 
 
-def test_installed_wheel_works_without_the_repository(wheel, tmp_path):
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
-    script = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import gdpjax; print(gdpjax.__file__);"
-        "from gdpjax.cli import main; main(sys.argv[1:])"
-    )
-    run = {"noise-multiplier": 1.3, "num-examples": 60000, "batch-size": 256, "epochs": 15, "delta": 1e-5}
-    options = ["account", *(f"--{name}={value}" for name, value in run.items())]
-    command = [sys.executable, "-I", "-W", "error", "-c", script, *options]
-    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert str(tmp_path) in done.stdout.splitlines()[0]
-    assert "0.834" in done.stdout
+USE = """
+import contextlib, io, json, sys
+sys.path.insert(0, {packages!r})
+import gdpjax
+from gdpjax.cli import main
+
+said = {{"file": gdpjax.__file__}}
+for name, command in {commands!r}.items():
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = main(command)
+    said[name] = output.getvalue()
+    assert not status, (name, status)
+print(json.dumps(said))
+"""
+"""What somebody does with the wheel, each command by its name, and what each of them said."""
 
 
-def test_import_loads_neither_extras_nor_slow_modules():
-    unwanted = ["flax", "matplotlib", "pyarrow", "scipy.stats", "sklearn", "rich", "tyro", "orbax", "pooch", "jinja2"]
-    unwanted += ["dp_accounting", "scipy.special", "tensorstore"]
-    for modules in ("gdpjax.cli", "gdpjax.sweeps"):
-        script = f"import sys, {modules}; print([name for name in {unwanted} if name in sys.modules])"
-        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
-        assert done.stdout.strip() == "[]", modules
-
-
-def test_sweeps_are_imported_when_they_are_asked_for():
-    script = (
-        "import sys, gdpjax; assert 'gdpjax.sweeps' not in sys.modules;"
-        "assert gdpjax.sweeps.Task is sys.modules['gdpjax.sweeps'].Task"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
-
-
-def test_the_template_of_the_installed_wheel_trains(wheel, tmp_path):
-    """From the files that ``gdpjax new`` writes, without the repository."""
-    packages = tmp_path / "packages"
+@pytest.fixture(scope="module")
+def used(wheel, tmp_path_factory):
+    """The folder of somebody who installed the wheel and has no repository, and what the commands said there."""
+    folder = tmp_path_factory.mktemp("user")
+    packages = folder / "packages"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
-    script = f"import sys; sys.path.insert(0, {str(packages)!r}); from gdpjax.cli import main; sys.exit(main())"
+    run = {"noise-multiplier": 1.3, "num-examples": 60000, "batch-size": 256, "epochs": 15, "delta": 1e-5}
+    commands = {
+        "account": ["account", *(f"--{name}={value}" for name, value in run.items())],
+        "new": ["new", "mine"],
+        "train": ["train", "mine/train.toml", "--out", "run"],
+    }
+    script = USE.format(packages=str(packages), commands=commands)
+    command = [sys.executable, "-I", "-W", "error", "-c", script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1])
 
-    def gdpjax_command(*arguments):
-        command = [sys.executable, "-I", "-c", script, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    gdpjax_command("new", "mine")
-    said = gdpjax_command("train", "mine/train.toml", "--out", "run")
-    assert "epsilon, certified" in said
-    assert (tmp_path / "run" / "result.json").is_file()
+def test_installed_wheel_works_without_the_repository(used):
+    folder, said = used
+    assert str(folder) in said["file"]
+    assert "0.834" in said["account"]
 
 
-def test_import_leaves_jax_alone():
-    """On a platform that does not exist, whatever starts a backend fails."""
-    script = "import jax; before = jax.config.values.copy(); import gdpjax; assert jax.config.values == before"
+def test_the_template_of_the_installed_wheel_trains(used):
+    """From the files that ``gdpjax new`` writes, without the repository."""
+    folder, said = used
+    assert "epsilon, certified" in said["train"]
+    assert (folder / "run" / "result.json").is_file()
+
+
+UNWANTED = ("flax", "matplotlib", "pyarrow", "scipy.stats", "sklearn", "rich", "tyro", "orbax", "pooch", "jinja2")
+UNWANTED += ("dp_accounting", "scipy.special", "tensorstore")
+IMPORT = """
+import json, sys
+import jax
+
+found = {{}}
+before = jax.config.values.copy()
+import gdpjax
+found["jax is left alone"] = jax.config.values == before
+found["sweeps are not imported"] = "gdpjax.sweeps" not in sys.modules
+found["sweeps are there"] = gdpjax.sweeps.Task is sys.modules["gdpjax.sweeps"].Task
+import gdpjax.cli, gdpjax.sweeps
+found["unwanted"] = [name for name in {unwanted} if name in sys.modules]
+try:
+    jax.numpy.zeros(1)
+except RuntimeError as error:
+    found["a backend"] = str(error)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """What imports did, in a process of a platform that does not exist, where whatever starts a backend fails."""
+    command = [sys.executable, "-c", IMPORT.format(unwanted=UNWANTED)]
     nowhere = os.environ | {"JAX_PLATFORMS": "nowhere"}
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, env=nowhere)
-    starts_one = f"{script}; jax.numpy.zeros(1)"
-    done = subprocess.run([sys.executable, "-c", starts_one], capture_output=True, cwd=ROOT, env=nowhere)
-    assert done.returncode != 0
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=nowhere)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_import_loads_neither_extras_nor_slow_modules(imported):
+    assert imported["unwanted"] == []
+
+
+def test_sweeps_are_imported_when_they_are_asked_for(imported):
+    assert imported["sweeps are not imported"]
+    assert imported["sweeps are there"]
+
+
+def test_import_leaves_jax_alone(imported):
+    assert imported["jax is left alone"]
+    assert "nowhere" in imported["a backend"]  # it is the first array that starts one
 
 
 def test_version_is_the_package_metadata():

@@ -304,14 +304,17 @@ def test_every_committed_result_is_of_these_settings():
 def test_clipping_before_equal_words_are_added_leaves_too_long_gradients(added):
     """Against the gradients themselves: one way is `clipped_grad`, the other exceeds the clip norm."""
     model = models.build("paper_text", jax.ShapeDtypeStruct((256,), jnp.int32), 2)
-    words = jnp.where(jnp.arange(256) < 200, 0, jax.random.randint(jax.random.key(1), (5, 256), 1, 9_999))
-    labels, padding = jnp.array([0, 1, 1, 0, 1]), jnp.arange(5) == 4
-    params = jax.tree.map(lambda x: 8 * x, model.init(jax.random.key(0), words[0])["params"])
-    total = imdb_clipping.clipped_sum(params, words, labels, padding, 0.01, added)
+    drawn = np.random.default_rng(1).integers(1, 9_999, (5, 256))
+    words = np.where(np.arange(256) < 200, 0, drawn).astype(np.int32)
+    labels, padding = np.array([0, 1, 1, 0, 1]), np.arange(5) == 4
+    params = jax.tree.map(lambda x: 8 * np.asarray(x), jax.jit(model.init)(jax.random.key(0), words[0])["params"])
+    clipped_sum = jax.jit(imdb_clipping.clipped_sum, static_argnums=5)
+    total = clipped_sum(params, words, labels, padding, 0.01, added)
     if added:
-        clipped = gdpjax.clipped_grad(models.example_loss(model), 0.01, batch_argnums=(1, 2))
+        clipped = jax.jit(gdpjax.clipped_grad(models.example_loss(model), 0.01, batch_argnums=(1, 2)))
         expected = clipped(params, words, labels, is_padding=padding)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), total, expected)
     else:
-        alone = imdb_clipping.clipped_sum(params, words[:1], labels[:1], padding[:1], 0.01, added)
+        is_other = np.arange(5) > 0
+        alone = clipped_sum(params, words, labels, is_other, 0.01, added)
         assert float(optax.tree.norm(alone)) > 0.03

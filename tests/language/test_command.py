@@ -98,12 +98,71 @@ def small(texts, tmp_path):
     return config_of(texts, tmp_path / "out")
 
 
+def measure_nothing(patch):
+    """Leave out perplexity and samples, whose programs take seconds to compile."""
+
+    def perplexity(*args):
+        return 9.0
+
+    def sample_of(*args, **options):
+        return ""
+
+    patch.setattr(command, "perplexity", perplexity)
+    patch.setattr(command, "sample_of", sample_of)
+
+
+@pytest.fixture
+def nothing_measured(monkeypatch):
+    measure_nothing(monkeypatch)
+
+
+@pytest.fixture(params=["no step", pytest.param("every step", marks=pytest.mark.slow)])
+def steps(request, monkeypatch):
+    """Whether trainings make their steps; without them plans, statements and files are the same."""
+    if request.param == "no step":
+        monkeypatch.setattr(Run, "finished", True)
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def whole(texts, tmp_path_factory):
-    """A command that ran from its beginning to its end."""
+    """A command that ran from its beginning to its end, but for the steps of the baseline."""
     config = config_of(texts, tmp_path_factory.mktemp("whole") / "out")
-    command.run(config)
+    was_finished = Run.finished.fget
+
+    def finished(run):
+        return not run.training.plan.is_private or was_finished(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "finished", property(finished))
+        command.run(config)
     return config
+
+
+@pytest.fixture(scope="module")
+def adapted(whole, texts, tmp_path_factory):
+    """The same with adapters on one weight and without the baseline, which compiles quickly."""
+    config = config_of(texts, tmp_path_factory.mktemp("adapted") / "out")
+    config = dataclasses.replace(config, method="lora", rank=2, targets="query", baseline=False)
+    begin_with_the_public_model(whole, config)
+    with pytest.MonkeyPatch.context() as patch:
+        measure_nothing(patch)
+        command.run(config)
+    return config
+
+
+def begin_with_the_public_model(whole, config):
+    """Put tokenizer and public weights, which were made before, into the folder of another command."""
+    config.out.mkdir()
+    for name in ("tokenizer.json", command.WEIGHTS):
+        shutil.copy(whole.out / name, config.out / name)
+
+
+def copy_without(config, out, training):
+    """Return the command in a copy of its folder that lacks one training."""
+    shutil.copytree(config.out, out)
+    shutil.rmtree(out / training)
+    return dataclasses.replace(config, out=out)
 
 
 def weights_of(config, name="epsilon_2"):
@@ -134,11 +193,17 @@ def test_from_text_to_table_and_no_step_is_made_twice(whole, monkeypatch):
     assert (whole.out / command.TABLE).read_text() == table
 
 
-def test_an_interrupted_command_goes_on_to_the_same_weights(whole, small, monkeypatch):
-    # Everything is finished but the private training.
-    shutil.copytree(whole.out, small.out)
-    shutil.rmtree(small.out / "epsilon_2")
+@pytest.mark.slow
+def test_the_baseline_is_trained_too(whole, small, nothing_measured):
+    config = copy_without(whole, small.out, "without_privacy")
+    command.run(config)
+    public = flat(load_params(config.out / command.WEIGHTS))
+    for name, leaf in flat(weights_of(config, "without_privacy")).items():
+        assert np.any(leaf != public[name]), name
 
+
+def test_an_interrupted_command_goes_on_to_the_same_weights(adapted, tmp_path, nothing_measured, monkeypatch):
+    config = copy_without(adapted, tmp_path / "out", "epsilon_2")
     monkeypatch.setattr(command, "STEPS_AT_ONCE", 4)
     advance, calls = Run.advance, []
 
@@ -150,18 +215,16 @@ def test_an_interrupted_command_goes_on_to_the_same_weights(whole, small, monkey
 
     monkeypatch.setattr(Run, "advance", interrupted)
     with pytest.raises(RunInterrupted, match="the same command goes on"):
-        command.run(small)
-    command.run(small)
+        command.run(config)
+    command.run(config)
     assert calls[:3] == [0, 4, 4]
-    expected = flat(weights_of(whole))
-    for name, leaf in flat(weights_of(small)).items():
+    expected = flat(weights_of(adapted))
+    for name, leaf in flat(weights_of(config)).items():
         np.testing.assert_array_equal(leaf, expected[name])
 
 
-def test_adapters_change_only_their_targets(small):
-    config = dataclasses.replace(small, method="lora", rank=2, targets="query")
-    command.run(config)
-    base, tuned = flat(load_params(config.out / command.WEIGHTS)), flat(weights_of(config))
+def test_adapters_change_only_their_targets(adapted):
+    base, tuned = flat(load_params(adapted.out / command.WEIGHTS)), flat(weights_of(adapted))
     rounded = {name: leaf.astype(jnp.bfloat16).astype(np.float32) for name, leaf in base.items()}
     changed = [name for name in base if not np.array_equal(rounded[name], tuned[name])]
     assert changed == ["['layers']['attention']['query']['kernel']"]
@@ -196,7 +259,8 @@ def test_adapters_change_only_their_targets(small):
         ({"method": "lora", "targets": "nothing"}, "match a weight"),
     ],
 )
-def test_what_does_not_go_together_is_refused(small, changes, message):
+def test_what_does_not_go_together_is_refused(whole, small, nothing_measured, changes, message):
+    begin_with_the_public_model(whole, small)
     with pytest.raises((UserError, ValueError), match=message):
         command.run(dataclasses.replace(small, **changes))
 
@@ -208,8 +272,9 @@ def test_a_folder_of_other_settings_is_refused(small):
     command._begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
 
 
-def test_settings_of_the_command_take_the_place_of_the_presets(small):
+def test_settings_of_the_command_take_the_place_of_the_presets(whole, small, steps, nothing_measured):
     config = dataclasses.replace(small, batch_size=10, length=12, epochs=1.0, baseline=False)
+    begin_with_the_public_model(whole, config)
     command.run(config)
     table = (config.out / command.TABLE).read_text()
     assert "| epsilon 2 |" in table
@@ -279,16 +344,16 @@ def published(whole, small, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     tokenizer = whole.out / "tokenizer.json"
     # The baseline is not what these tests are about.
-    shutil.copytree(whole.out / "without_privacy", small.out / "without_privacy")
-    return dataclasses.replace(small, public=None, checkpoint=folder, tokenizer=tokenizer)
+    return dataclasses.replace(small, public=None, checkpoint=folder, tokenizer=tokenizer, baseline=False)
 
 
-def test_published_weights_are_trained_in_float32(published):
+def test_published_weights_are_trained_in_float32(published, steps, nothing_measured):
     """Steps of Adam are shorter than half a unit in the last place of most weights in bfloat16."""
     command.run(published)
-    leaves = jax.tree.leaves(weights_of(published))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(weights_of(published))]
     assert {leaf.dtype.name for leaf in leaves} == {"float32"}
-    assert any(np.any(leaf != leaf.astype(jnp.bfloat16).astype(np.float32)) for leaf in map(np.asarray, leaves))
+    if steps == "every step":
+        assert any(np.any(leaf != leaf.astype(jnp.bfloat16).astype(np.float32)) for leaf in leaves)
     table = (published.out / command.TABLE).read_text()
     assert "Published weights" in table
     assert "Public text" not in table
@@ -303,13 +368,10 @@ def test_a_tokenizer_of_another_model_is_refused(published):
         command.run(published)
 
 
-def test_truncated_batches_and_scaled_steps(whole, small):
+def test_truncated_batches_and_scaled_steps(whole, small, steps, nothing_measured):
     """The options of memory and of the coordinates of the noise go into the plan, and into the statement."""
-    shutil.copytree(whole.out, small.out)
-    for name in ("epsilon_2", "without_privacy"):
-        shutil.rmtree(small.out / name)
-    (small.out / "config.json").unlink()
     config = dataclasses.replace(small, capacity=12, scale_then_privatize=True)
+    begin_with_the_public_model(whole, config)
     command.run(config)
     statement = (config.out / "epsilon_2" / command.STATEMENT).read_text()
     assert "scale-then-privatize" in statement
@@ -328,12 +390,10 @@ def test_one_seed_has_other_noise_for_other_settings(small):
     assert len({tuple(key) for key in keys}) == 4
 
 
-def test_memory_that_no_unit_fits_is_refused(whole, small):
-    shutil.copytree(whole.out, small.out)
-    shutil.rmtree(small.out / "epsilon_2")
-    (small.out / "config.json").unlink()
+def test_memory_that_no_unit_fits_is_refused(adapted, tmp_path, nothing_measured):
+    config = copy_without(adapted, tmp_path / "out", "epsilon_2")
     with pytest.raises(UserError, match="one row at a time needs"):
-        command.run(dataclasses.replace(small, device_gb=1e-6))
+        command.run(dataclasses.replace(config, device_gb=1e-6))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(texts, small):
@@ -359,7 +419,7 @@ def test_no_two_epsilons_share_a_name(small):
     assert len(set(names)) == 6
 
 
-def test_a_training_that_diverged_is_in_the_table(whole, small, monkeypatch):
+def test_a_training_that_diverged_is_in_the_table(whole, small, nothing_measured, monkeypatch):
     shutil.copytree(whole.out, small.out)
     (small.out / "epsilon_2" / command.FIGURES).unlink()
     monkeypatch.setattr(command, "perplexity", lambda *args: float("nan"))

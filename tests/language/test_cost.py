@@ -117,7 +117,9 @@ TRACED = {
 }
 
 
-@pytest.mark.parametrize("name", list(TRACED))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "factors" else name for name in TRACED]
+)
 def test_products_are_those_that_gdpjax_computes(name):
     """Also where compiled programs do not tell how often a loop goes around: norms and sums of kept positions."""
     config, strategy, microbatch_size, shape, lora = TRACED[name]
@@ -216,7 +218,15 @@ def test_the_new_state_is_what_a_step_returns(lora):
     assert cost.update_memory["new state"] == pytest.approx(size, rel=1e-3)
 
 
-@pytest.mark.parametrize(("name", "length"), [("124M", 64), ("1B", 128), ("1B", 1024), ("7B", 256)])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("124M", 64),
+        pytest.param("1B", 128, marks=pytest.mark.slow),
+        ("1B", 1024),
+        pytest.param("7B", 256, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_held_as_gdpjax_says(name, length):
     config = PRESETS[name]
     cost = step_cost(config, num_units=1, length=length)

@@ -3,27 +3,34 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.errors import UserError
 from experiments.language.generate import generate
 from experiments.language.lora import LoraConfig, init_adapters, joined
-from experiments.language.model import init_params
-from tests.language.test_model import SMALL, larger, logits, tokens_of
+from tests.language.test_model import SMALL, larger, logits, random_params, tokens_of
+
+LENGTH = 10
 
 
 @pytest.fixture(scope="module")
 def params():
-    return larger(init_params(SMALL, jax.random.key(0)))
+    return random_params(SMALL)
+
+
+def last_logits(params, tokens, lora=None):
+    """The logits after the last token, by one program for all lengths: what follows changes no earlier logits."""
+    padded = np.zeros((len(tokens), LENGTH), np.int32)
+    padded[:, : tokens.shape[1]] = tokens
+    return np.asarray(logits(SMALL, params, padded, lora=lora))[:, tokens.shape[1] - 1]
 
 
 def without_cache(params, prompt, num_tokens, key, temperature, top_k, lora=None):
     """The same tokens, from all logits anew for each token."""
     tokens = np.asarray(prompt)
     for number in range(num_tokens):
-        values = np.asarray(logits(SMALL, params, jnp.asarray(tokens), lora=lora)[:, -1])
+        values = last_logits(params, tokens, lora)
         if temperature == 0:
             new = values.argmax(axis=-1)
         else:
@@ -45,16 +52,17 @@ def test_the_cache_changes_no_token(params, temperature, top_k):
 def test_adapters_are_used(params):
     lora = LoraConfig(rank=2, targets="query|down")
     adapted = joined(larger(init_adapters(params, lora, jax.random.key(1))), params)
-    prompt, key = tokens_of(1, 3), jax.random.key(3)
-    found = generate(SMALL, adapted, prompt, 5, key, temperature=0.0, lora=lora)
-    np.testing.assert_array_equal(found, without_cache(adapted, prompt, 5, key, 0.0, None, lora))
-    assert np.any(found != generate(SMALL, params, prompt, 5, key, temperature=0.0))
+    prompt, key = tokens_of(2, 4), jax.random.key(3)
+    found = generate(SMALL, adapted, prompt, 6, key, temperature=0.0, lora=lora)
+    np.testing.assert_array_equal(found, without_cache(adapted, prompt, 6, key, 0.0, None, lora))
+    assert np.any(found != generate(SMALL, params, prompt, 6, key, temperature=0.0))
 
 
 def test_frequencies_follow_the_logits(params):
-    prompt = jnp.tile(tokens_of(1, 4), (4000, 1))
+    prompt = np.tile(tokens_of(1, 4), (4000, 1))
     found = np.asarray(generate(SMALL, params, prompt, 1, jax.random.key(7), temperature=2.0))[:, 0]
-    expected = np.asarray(jax.nn.softmax(logits(SMALL, params, prompt[0])[-1] / 2.0))
+    weights = np.exp(last_logits(params, prompt[:2])[0] / 2.0)
+    expected = weights / weights.sum()
     frequencies = np.bincount(found, minlength=SMALL.vocab_size) / 4000
     assert np.max(np.abs(frequencies - expected)) < 5 * np.sqrt(0.25 / 4000)
 

@@ -22,9 +22,9 @@ from experiments.language.lora import (
     trainable_mask,
     weight_paths,
 )
-from experiments.language.model import init_params, logits, param_shapes, sequence_loss
+from experiments.language.model import logits, param_shapes, sequence_loss
 from gdpjax.training import private_training
-from tests.language.test_model import SMALL, larger, norms_of, tokens_of
+from tests.language.test_model import SMALL, larger, norms_of, random_params, tokens_of
 
 UNTIED = dataclasses.replace(SMALL, tied_head=False)
 LORA = LoraConfig(rank=3, alpha=6.0, targets="query|value|down|head")
@@ -32,12 +32,12 @@ LORA = LoraConfig(rank=3, alpha=6.0, targets="query|value|down|head")
 
 @pytest.fixture(scope="module")
 def base():
-    return larger(init_params(UNTIED, jax.random.key(0)))
+    return random_params(UNTIED)
 
 
 @pytest.fixture(scope="module")
 def adapters(base):
-    return init_adapters(base, LORA, jax.random.key(1))
+    return jax.jit(init_adapters, static_argnums=1)(base, LORA, jax.random.key(1))
 
 
 @functools.partial(jax.jit, static_argnames="lora")
@@ -60,8 +60,9 @@ def test_shapes_are_those_of_the_model(base, adapters):
 def test_merged_weights_compute_the_same(base, adapters):
     tokens = tokens_of(2, 7)
     trained = larger(adapters)
-    expected = all_logits(joined(trained, base), tokens, LORA)
-    np.testing.assert_allclose(all_logits(merge(trained, base, LORA), tokens), expected, atol=2e-4)
+    expected = np.asarray(all_logits(joined(trained, base), tokens, LORA))
+    merged = jax.jit(merge, static_argnums=2)(trained, base, LORA)
+    np.testing.assert_allclose(all_logits(merged, tokens), expected, atol=2e-4)
     assert np.max(np.abs(expected - all_logits(base, tokens))) > 1e-2
 
 
@@ -102,13 +103,16 @@ def test_clipped_gradients_of_adapters_are_those_of_the_definition(base, adapter
         np.testing.assert_allclose(a, np.tensordot(weights, np.asarray(x), 1), atol=2e-3 * bound)
 
 
-def test_private_training_leaves_the_base_as_it_is(base, adapters):
+@pytest.mark.slow
+def test_private_training_leaves_the_base_as_it_is(base):
     """With the base among the parameters, and marked as not trainable."""
+    lora = LoraConfig(rank=2, targets="query|head")
+    adapters = jax.jit(init_adapters, static_argnums=1)(base, lora, jax.random.key(1))
     params = joined(adapters, base)
     plan = gdpjax.make_plan(
         clip=1.0, max_examples=8, expected_batch_size=4, num_steps=2, delta=1e-5, noise_multiplier=1.0
     )
-    loss = functools.partial(sequence_loss, UNTIED, lora=LORA)
+    loss = functools.partial(sequence_loss, UNTIED, lora=lora)
     training = private_training(plan, loss, optax.sgd(0.1), num_arrays=1, trainable=trainable_mask(params))
     state = training.init(params, gdpjax.fresh_key())
     state, _ = training.run_steps(state, training.place(tokens_of(8, 6)), 2)

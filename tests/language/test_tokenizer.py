@@ -84,7 +84,7 @@ def test_saved_and_loaded_it_is_the_same(trained, tmp_path):
 def test_the_same_text_gives_the_same_tokenizer_in_another_process(tmp_path):
     train_tokenizer(load_reference(), 1_000).save(tmp_path / "here.json")
     script = (
-        "from tests.language.test_tokenizer import *;"
+        "from tests.language.test_tokenizer import load_reference, train_tokenizer;"
         f"train_tokenizer(load_reference(), 1_000).save({str(tmp_path / 'there.json')!r})"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={"TOKENIZERS_PARALLELISM": "false"})
