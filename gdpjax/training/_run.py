@@ -62,6 +62,9 @@ class Run:
     """A training in a folder; made by `start_run` and `resume_run`.
 
     Attributes:
+      training: the `Training` that makes the steps.
+      data: the `Data` that they are made on. Neither can be replaced: a chunk that was interrupted is repeated with the
+        same keys, which must meet the same data.
       state: the `State` after the steps done so far.
       fingerprint: what decides the bits of a step: data, program, initial state (parameters, frozen ones included,
         injected hyperparameters), versions, devices. Private: it holds a digest of the data.
@@ -79,8 +82,8 @@ class Run:
         scan: bool,
     ) -> None:
         self.folder = folder
-        self.training = training
-        self.data = data
+        self._training = training
+        self._data = data
         self.state = state
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
         self.journal = folder / _checkpoint.FOLDER / JOURNAL
@@ -103,7 +106,18 @@ class Run:
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []
         self._saves = 0
+        self._is_advancing = False
         self._take_over(lock)
+
+    @property
+    def training(self) -> Training:
+        """Return the training that makes the steps."""
+        return self._training
+
+    @property
+    def data(self) -> Data:
+        """Return the data that the steps are made on."""
+        return self._data
 
     @property
     def step(self) -> int:
@@ -147,7 +161,7 @@ class Run:
           The private `Info` of the steps: one with a leading axis of a run that scans, else one for each step.
 
         Raises:
-          ValueError: num_steps < 1.
+          ValueError: num_steps < 1, or called by one of its callbacks.
           BatchOverflowError: a batch did not fit; what was done before is the checkpoint.
           CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``. Or the
             folder was resumed by another `Run` since; or, of several processes, one has ended.
@@ -155,8 +169,13 @@ class Run:
         if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
             raise ValueError(f"num_steps must be a whole number >= 1, got {shown(num_steps)}")
         check_status(self.state)
+        if self._is_advancing:
+            raise ValueError(
+                "advance was called by a callback of advance; call it again after the first one has returned"
+            )
         if self.finished:
             return []
+        self._is_advancing = True
         try:
             return self._advance(num_steps, on_step, before_checkpoint)
         except jax.errors.JaxRuntimeError as error:
@@ -167,6 +186,8 @@ class Run:
                 "another process has ended, end all of them and start them again with resume_run: what was spent is "
                 "on record"
             ) from None
+        finally:
+            self._is_advancing = False
 
     def _advance(
         self,
@@ -186,7 +207,7 @@ class Run:
 
         # The next steps are on record before the first of them is taken.
         if not self._pending:
-            steps_left = self.training.plan.max_steps - self.step
+            steps_left = self._training.plan.max_steps - self.step
             self._write_ahead(min(num_steps, steps_left))
 
         # Interrupted in here, the chunk stays pending and is repeated: same keys, same length, same bits.
@@ -209,7 +230,7 @@ class Run:
         first_pending = self._records.chunks[-len(self._pending)]
         if first_pending.state == state_digest(self.state):
             return
-        if self.training.plan.correlation is not None:
+        if self._training.plan.correlation is not None:
             raise ValueError(
                 "run.state was changed after a chunk was interrupted, and a run with correlated noise cannot go on "
                 "from there: the noise of later steps takes back that of the lost ones. Put it back as it was "
@@ -220,7 +241,7 @@ class Run:
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
         if self._scan:
-            state, info = self._steps.scan(self.state, self.data, num_steps)
+            state, info = self._steps.scan(self.state, self._data, num_steps)
             self.state = jax.block_until_ready(state)
             return [info]
 
@@ -230,7 +251,7 @@ class Run:
             if on_step is not None:
                 on_step(first + num_done)
 
-        state, infos = self._steps.one_by_one(self.state, self.data, num_steps, after_each)
+        state, infos = self._steps.one_by_one(self.state, self._data, num_steps, after_each)
         self.state = jax.block_until_ready(state)
         return infos
 
@@ -283,7 +304,7 @@ class Run:
         """Repeat what was lost, or charge for it; with new keys, unless the same bits are certain."""
         self._saves = index.saves
         with _disk(self.folder, "resume a run"):
-            together(lambda: self._records.read(self.training.plan.max_steps))
+            together(lambda: self._records.read(self._training.plan.max_steps))
             together(self._records.remove_torn_line)
 
         # The journal must be the one that the checkpoint belongs to.
@@ -304,7 +325,7 @@ class Run:
             return
 
         # Otherwise they are charged for, and left out.
-        if self.training.plan.correlation is not None:
+        if self._training.plan.correlation is not None:
             self._keep_correlated_keys(lost)
             return
         self._pay_for_lost()
@@ -336,11 +357,11 @@ class Run:
 
         A row that moved would have another step, and its example might take part once too often.
         """
-        if self.training.plan.sampling not in (*IN_EPOCHS, "cyclic_poisson"):
+        if self._training.plan.sampling not in (*IN_EPOCHS, "cyclic_poisson"):
             return
         if any(fingerprint["data"] != self.fingerprint["data"] for fingerprint in fingerprints):
             raise ValueError(
-                f'with sampling="{self.training.plan.sampling}" a run goes on with the data that it began with, row '
+                f'with sampling="{self._training.plan.sampling}" a run goes on with the data that it began with, row '
                 "for row: the step of an example belongs to its row"
             )
 
@@ -351,7 +372,7 @@ class Run:
         """
         if self._pending or self.step == self._records.end:
             return
-        if self.training.plan.correlation is not None:
+        if self._training.plan.correlation is not None:
             raise ValueError(
                 "run.state was set to an earlier state, from which a run with correlated noise cannot go on: the noise "
                 "of later steps takes back that of the steps that were made since"
@@ -361,12 +382,12 @@ class Run:
                 f"run.state is charged for {self.step} steps, but this run has {self._records.end} on record: it is "
                 "the state of another run"
             )
-        self.state = _with_new_keys(self.training, self.state, self._records.end - self.step)
+        self.state = _with_new_keys(self._training, self.state, self._records.end - self.step)
 
     def _pay_for_lost(self) -> None:
         """Charge all that is on record, and go on from there with new keys."""
         num_lost = self._records.end - self.step
-        self.state = _with_new_keys(self.training, self.state, num_lost)
+        self.state = _with_new_keys(self._training, self.state, num_lost)
         self._pending = []
         self.save()
 
