@@ -326,7 +326,7 @@ class Run:
 
         # Otherwise they are charged for, and left out.
         if self._training.plan.correlation is not None:
-            self._keep_correlated_keys(lost)
+            self._keep_correlated_keys(lost, fingerprints)
             return
         self._pay_for_lost()
 
@@ -341,8 +341,22 @@ class Run:
             return False
         return repeats_bits(environment())
 
-    def _keep_correlated_keys(self, lost: list[Chunk]) -> None:
-        """Go on with the same keys, which later noise needs to take back that of earlier steps, or refuse to."""
+    def _keep_correlated_keys(self, lost: list[Chunk], fingerprints: list[dict[str, Any]]) -> None:
+        """Go on with the same keys, which later noise needs to take back that of earlier steps, or refuse to.
+
+        A folder that lost nothing may be a backup, after which steps were taken: their noise would meet other gradients
+        where another program, other data or another machine take them again.
+        """
+        differing = set()
+        for fingerprint in fingerprints:
+            differing |= {name for name in fingerprint if fingerprint[name] != self.fingerprint.get(name)}
+        if differing:
+            raise CheckpointError(
+                f"a run with correlated noise goes on only as it began, and {', '.join(sorted(differing))} of "
+                f"{self.folder} differ here: it needs the same keys, and steps that were taken after a backup would be "
+                "taken again with the same noise on other gradients. Resume with the data, program, versions and "
+                "machine that it began with, or begin a new run and account for both"
+            )
         if lost or self._records.was_torn:
             raise CheckpointError(
                 f"the last chunk of {self.folder} was interrupted, and its bits are not sure to be the same if it is "

@@ -205,6 +205,20 @@ def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
         resume_run(tmp_path / "killed", training, PARAMS, data, scan=False)
 
 
+def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, monkeypatch):
+    """It may be a backup: steps that were taken after it would meet the same noise again."""
+    training = built("apart")
+    data = placed(training)
+    key = jax.random.key(9306)
+    start_run(tmp_path / "run", training, PARAMS, data, key=key, scan=False).advance(5)
+    with monkeypatch.context() as patch:
+        described = _run.environment
+        patch.setattr(_run, "environment", lambda: described() | {"jax": "another"})
+        with pytest.raises(CheckpointError, match=r"jax of .* differ here"):
+            resume_run(tmp_path / "run", training, PARAMS, data, scan=False)
+    assert resume_run(tmp_path / "run", training, PARAMS, data, scan=False).step == 5
+
+
 def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
     """The lost chunk cannot be repeated on other parameters, nor be left out under new keys."""
     training = built("apart")
