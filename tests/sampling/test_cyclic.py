@@ -112,7 +112,11 @@ def test_the_host_draws_what_the_device_draws():
         np.testing.assert_array_equal(batches[step].is_padding, on_device.is_padding)
     again = pickle.loads(pickle.dumps(batches))
     np.testing.assert_array_equal(again[7].indices, batches[7].indices)
-    assert batches.overflow == overflow_probability(25, batches.sampling_prob, 10, 26)
+
+
+def test_the_overflow_is_that_of_the_largest_group():
+    batches = CyclicPoissonBatches(KEY, 101, 0.4, 4, num_steps=10, capacity=26, num_valid=90)
+    assert batches.overflow == overflow_probability(26, batches.sampling_prob, 10, 26)
 
 
 def test_a_batch_that_does_not_fit_is_padding_and_stops_the_host():
