@@ -229,7 +229,7 @@ def test_a_guarantee_at_its_own_delta_is_its_epsilon(delta):
     assert epsilon_bounds(ApproximateDPEvent(0.5, delta), delta=delta * (1 - 1e-15)).lower == math.inf
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "uniform"])
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("uniform", marks=pytest.mark.slow)])
 def test_whoever_is_never_drawn_loses_nothing(sampling):
     assert epsilon_bounds(0.05, 1e-12, 10, 1e-5, sampling=sampling) == (0.0, 0.0)
     assert epsilon_bounds(0.5, 0.01, 3, 1 - 0.99**3 + 1e-9, sampling=sampling) == (0.0, 0.0)
