@@ -37,10 +37,12 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
     """Run the whole benchmark; ``save`` gets what there is after each model. JAX waits until the cores are chosen."""
     from benchmarks.clipping import cases, compare, race
 
-    start, load_before = time.perf_counter(), machine.load_average()
-    chosen_cases = writing.chosen(
-        settings.models, {case.name: case for case in cases.PRESETS[settings.preset]}, "model"
-    )
+    start = time.perf_counter()
+    load_before = machine.load_average()
+
+    # What is measured, and who is there.
+    preset = cases.PRESETS[settings.preset]
+    chosen_cases = writing.chosen(settings.models, {case.name: case for case in preset}, "model")
     chosen = writing.chosen(settings.contenders, {name: name for name in race.names()}, "contender")
     missing = race.missing(chosen)
     present = [name for name in chosen if name not in missing]
@@ -48,6 +50,8 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
         from benchmarks.clipping import torch_steps
 
         torch_steps.set_up(settings.threads)
+
+    # One model after the other.
     result: dict[str, Any] = {
         "what": "gradient steps with per-example clipping beside other libraries and beside no privacy",
         "machine": machine.describe(PACKAGES),
@@ -58,7 +62,7 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
     }
     for case in chosen_cases:
         result["models"][case.name] = _measure(case, present, settings.repetitions)
-        result["targets"] = compare.targets(cases.PRESETS[settings.preset], result["models"])
+        result["targets"] = compare.targets(preset, result["models"])
         result["load_average_after"] = machine.load_average()
         result["total_seconds"] = time.perf_counter() - start
         save(result)
@@ -66,20 +70,27 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
 
 
 def _measure(case: "Case", present: Sequence[str], repetitions: int) -> dict[str, Any]:
-    """One model's race, and what it was."""
+    """Return one model's race, and what it was."""
     import jax
 
     from benchmarks.clipping import compare, race
 
     results = race.run(case, present, repetitions)
     compare.add_ratios(results)
-    times = (f"{name} {at['seconds']['median']:.3g}" for name, at in results.items() if "seconds" in at)
+
+    # On a terminal one sees how far it is.
+    times = []
+    for name, measured in results.items():
+        if "seconds" in measured:
+            times.append(f"{name} {measured['seconds']['median']:.3g}")
     print(f"{case.name}: {', '.join(times)} s", file=sys.stderr, flush=True)
+
+    params = case.data()[0]
     return {
         "title": case.title,
         "batch_size": case.batch_size,
         "clip_norm": case.clip_norm,
-        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(case.data()[0])),
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "target": {"time": case.target.time, "temp_bytes": case.target.memory},
         "contenders": results,
     }
@@ -110,7 +121,8 @@ def main(arguments: list[str] | None = None) -> None:
         "--merge", action="store_true", help="keep the models that an earlier part of the run wrote to the output"
     )
     options = vars(parser.parse_args(arguments))
-    output, merging = options.pop("output"), options.pop("merge")
+    output = options.pop("output")
+    merging = options.pop("merge")
     machine.use_cores(options["threads"])
     from benchmarks.clipping import figure, report
 

@@ -59,7 +59,16 @@ class Settings(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to train, compiled. ``call`` takes ``configuration_steps`` steps; ``programs`` are compiled for all."""
+    """A way to train, compiled.
+
+    Args:
+        call: takes ``configuration_steps`` steps.
+        configuration_steps: steps of one configuration, added up over those that a call trains.
+        compile_seconds: of one program.
+        compilations: for all configurations.
+        programs: how many are compiled for all of them.
+        facts: what else is written down.
+    """
 
     call: Callable[[], Any]
     configuration_steps: int
@@ -73,16 +82,29 @@ def run(settings: Settings) -> dict[str, Any]:
     """Run the whole benchmark. JAX is imported after the cores are chosen."""
     from benchmarks import clocks
 
-    load_before, begun = machine.load_average(), time.perf_counter()
+    load_before = machine.load_average()
+    begun = time.perf_counter()
     report = sweep_report.measure(settings.report_trials)
+
+    # Everybody compiles and runs once before the clock starts.
     trials, work = _trials(settings)
-    ways = {name: make(trials, work, settings) for name, make in {ONE: _together, SCAN: _scan, LOOP: _loop}.items()}
+    ways = {
+        ONE: _together(trials, work, settings),
+        SCAN: _scan(trials, work, settings),
+        LOOP: _loop(trials, work, settings),
+    }
     for way in ways.values():
         way.call()
-    times = clocks.in_turn({name: way.call for name, way in ways.items()}, settings.repetitions)
+    calls = {name: way.call for name, way in ways.items()}
+    times = clocks.in_turn(calls, settings.repetitions)
+
+    # What was measured, and what was aimed at.
     steps = trials[0].plan.max_steps
-    measured = {name: _measured(way, times[name], len(trials) * steps) for name, way in ways.items()}
-    targets = TARGETS["cpu" if _platform() == "cpu" else "gpu"]
+    planned = len(trials) * steps
+    measured = {name: _measured(way, times[name], planned) for name, way in ways.items()}
+    targets = {}
+    for name, target in TARGETS["cpu" if _platform() == "cpu" else "gpu"].items():
+        targets[f"{ONE} / {name}"] = _verdict(measured, name, target)
     return {
         "what": "training steps of one configuration per second, three ways to train the same configurations",
         "machine": machine.describe(PACKAGES),
@@ -92,24 +114,37 @@ def run(settings: Settings) -> dict[str, Any]:
         "load_average_after": machine.load_average(),
         "total_seconds": time.perf_counter() - begun,
         "ways": measured,
-        "targets": {f"{ONE} / {name}": _verdict(measured, name, target) for name, target in targets.items()},
+        "targets": targets,
         "report": report,
     }
 
 
 def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
+    """Return a way's rates, once compiled and with the compilation of ``planned`` steps."""
     from benchmarks import clocks
 
     rates = clocks.rates(way.configuration_steps, times)
-    at = way._asdict() | {"steps_per_second": rates, "seconds": [each.wall for each in times]}
-    at |= {"cpu_seconds": [each.cpu for each in times]}
-    at["with_compilation"] = planned / (way.compile_seconds * way.programs + planned / rates["median"])
-    return {name: value for name, value in at.items() if name not in ("call", "facts")} | way.facts
+
+    # The rate of a whole sweep, whose programs are compiled first.
+    compiling = way.compile_seconds * way.programs
+    training = planned / rates["median"]
+    return {
+        "configuration_steps": way.configuration_steps,
+        "compile_seconds": way.compile_seconds,
+        "compilations": way.compilations,
+        "programs": way.programs,
+        "steps_per_second": rates,
+        "seconds": [each.wall for each in times],
+        "cpu_seconds": [each.cpu for each in times],
+        "with_compilation": planned / (compiling + training),
+        **way.facts,
+    }
 
 
 def _verdict(measured: dict[str, Any], name: str, target: float) -> dict[str, Any]:
     """Return how many times as fast one program is, once compiled; the target is judged by that, turn by turn."""
-    one, other = measured[ONE], measured[name]
+    one = measured[ONE]
+    other = measured[name]
     ratios = []
     for our_seconds, their_seconds in zip(one["seconds"], other["seconds"], strict=True):
         seconds_a_step = our_seconds / one["configuration_steps"]
@@ -162,44 +197,64 @@ class _Compiling:
     def __enter__(self) -> "_Compiling":
         from benchmarks import clocks
 
-        self._before, self._begun = clocks.compilations(), time.perf_counter()
+        self._before = clocks.compilations()
+        self._begun = time.perf_counter()
         return self
 
     def __exit__(self, *exception: object) -> None:
         from benchmarks import clocks
 
-        self.seconds, self.count = time.perf_counter() - self._begun, clocks.compilations() - self._before
+        self.seconds = time.perf_counter() - self._begun
+        self.count = clocks.compilations() - self._before
 
 
 def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
-    """All configurations through the sweep's own program, in its threads."""
+    """Return all configurations trained by the sweep's own program, in its threads."""
     import jax
 
     from gdpjax.sweeps.parts import arguments_of, blueprint_of, compile_shape, keys_of, num_slots
 
+    # One program for as many configurations as go through one thread.
     slots = min(num_slots(), len(trials))
     width = len(trials) // slots
-    blueprint = blueprint_of(work.task, work.examples, trials[0].plan, trials[0].settings)
+    first_trial = trials[0]
+    blueprint = blueprint_of(work.task, work.examples, first_trial.plan, first_trial.settings)
     with _Compiling() as compiling:
-        program, data = compile_shape(blueprint, trials[0].settings, width, memory_bytes=10**11, slots=slots)
-    arguments = []
+        program, data = compile_shape(blueprint, first_trial.settings, width, memory_bytes=10**11, slots=slots)
+
+    # The hyperparameters and the first states of each thread's configurations.
+    starts = []
     for first in range(0, len(trials), width):
         chunk = trials[first : first + width]
-        keys = [keys_of(trial, jax.random.key(0)) for trial in chunk]
-        arguments.append(arguments_of([trial.settings for trial in chunk], keys, blueprint.real, program.width))
-    starts = [(hyper, program.start(hyper, keys)) for hyper, keys in arguments]
-    calls = max(1, settings.steps // program.steps_per_call)
+        chunk_keys = [keys_of(trial, jax.random.key(0)) for trial in chunk]
+        chunk_settings = [trial.settings for trial in chunk]
+        hyper, keys = arguments_of(chunk_settings, chunk_keys, blueprint.real, program.width)
+        starts.append((hyper, program.start(hyper, keys)))
+
+    num_calls = max(1, settings.steps // program.steps_per_call)
     pool = concurrent.futures.ThreadPoolExecutor(slots)
 
-    def advance(chunk: Any) -> Any:
-        hyper, state = chunk
-        for _ in range(calls):
+    def advance(start: Any) -> Any:
+        hyper, state = start
+        for _ in range(num_calls):
             state = program.advance(hyper, state, data)
         return jax.block_until_ready(state)
 
-    steps = calls * program.steps_per_call * len(trials)
-    facts = {"memory_bytes": program.memory_bytes, "width": program.width, "threads": slots}
-    return Way(lambda: list(pool.map(advance, starts)), steps, compiling.seconds, compiling.count, 1, facts)
+    def call() -> list[Any]:
+        return list(pool.map(advance, starts))
+
+    return Way(
+        call,
+        configuration_steps=num_calls * program.steps_per_call * len(trials),
+        compile_seconds=compiling.seconds,
+        compilations=compiling.count,
+        programs=1,
+        facts={
+            "memory_bytes": program.memory_bytes,
+            "width": program.width,
+            "threads": slots,
+        },
+    )
 
 
 def _scan(trials: list[Any], work: "Work", settings: Settings) -> Way:
@@ -221,9 +276,10 @@ def _loop(trials: list[Any], work: "Work", settings: Settings) -> Way:
         training.step(state, data)[0].status.block_until_ready()
 
         def call() -> Any:
+            # The jitted step is quicker to call than what is compiled ahead of time.
             after = state
             for _ in range(settings.steps):
-                after, _ = training.step(after, data)  # quicker to call than what is compiled ahead of time
+                after, _ = training.step(after, data)
             return jax.block_until_ready(after)
 
         return call
@@ -237,7 +293,9 @@ def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callab
 
     from gdpjax.sweeps.parts import blueprint_of
 
-    calls, seconds, counts = [], [], []
+    calls = []
+    seconds = []
+    counts = []
     for trial in trials[: settings.alone]:
         blueprint = blueprint_of(work.task, work.examples, trial.plan, trial.settings)
         training = blueprint.training(trial.settings)
@@ -248,9 +306,20 @@ def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callab
             calls.append(compiled(training, state, data))
         seconds.append(compiling.seconds)
         counts.append(compiling.count)
-    steps, facts = settings.steps * len(calls), {"configurations_timed": len(calls)}
-    once = statistics.median(seconds), round(statistics.median(counts))
-    return Way(lambda: [call() for call in calls], steps, once[0], once[1] * len(trials), len(trials), facts)
+
+    def call() -> list[Any]:
+        return [call_one() for call_one in calls]
+
+    # All configurations would compile as often as these do.
+    compilations_of_one = round(statistics.median(counts))
+    return Way(
+        call,
+        configuration_steps=settings.steps * len(calls),
+        compile_seconds=statistics.median(seconds),
+        compilations=compilations_of_one * len(trials),
+        programs=len(trials),
+        facts={"configurations_timed": len(calls)},
+    )
 
 
 SPEED_COLUMNS = (
@@ -269,7 +338,8 @@ TARGET_COLUMNS = ("ratio", "wanted", "measured", "met", "by processor time", "wi
 
 def markdown(result: dict[str, Any]) -> str:
     """Return the tables that go beside the JSON."""
-    settings, together, report = result["settings"], result["ways"][ONE], result["report"]
+    settings = result["settings"]
+    together = result["ways"][ONE]
     what = (
         f"{settings['configurations']} configurations of {settings['dataset']}, {result['planned_steps']} steps of "
         f"{settings['batch_size']} expected each; {together['width']} side by side in each of {together['threads']} "
@@ -278,7 +348,7 @@ def markdown(result: dict[str, Any]) -> str:
     sections = [
         ("Speed", _speed_table(result["ways"])),
         ("Targets", _target_table(result["targets"])),
-        ("Opening results", _opening_table(report)),
+        ("Opening results", _opening_table(result["report"])),
     ]
     return writing.document("Sweeps of trainings", [writing.setting(result), what], sections)
 

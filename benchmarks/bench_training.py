@@ -37,15 +37,22 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
     """Run the whole benchmark; ``save`` gets what there is after each case. JAX waits until the cores are chosen."""
     from benchmarks.training import cases, parts, race, trainers
 
-    start, load_before = time.perf_counter(), machine.load_average()
-    chosen_cases = writing.chosen(settings.cases, {case.name: case for case in cases.PRESETS[settings.preset]}, "case")
-    chosen = writing.chosen(settings.contenders, {each.name: each for each in trainers.CONTENDERS}, "contender")
+    start = time.perf_counter()
+    load_before = machine.load_average()
+
+    # What is measured, and who is there.
+    preset = cases.PRESETS[settings.preset]
+    contenders = {contender.name: contender for contender in trainers.CONTENDERS}
+    chosen_cases = writing.chosen(settings.cases, {case.name: case for case in preset}, "case")
+    chosen = writing.chosen(settings.contenders, contenders, "contender")
     missing = race.missing(chosen)
-    present = [each for each in chosen if each.name not in missing]
-    if any(each.modules == trainers.TORCH for each in present):
+    present = [contender for contender in chosen if contender.name not in missing]
+    if any(contender.modules == trainers.TORCH for contender in present):
         from benchmarks.clipping import torch_steps
 
         torch_steps.set_up(settings.threads)
+
+    # The noise, then one case after the other.
     size = cases.NUM_COORDINATES[settings.preset]
     result: dict[str, Any] = {
         "what": "private training: its bookkeeping, its noise, and steps per second beside other libraries",
@@ -58,7 +65,7 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
     }
     for case in chosen_cases:
         result["cases"][case.name] = _measure(case, present, settings.repetitions)
-        result["targets"] = race.targets(cases.PRESETS[settings.preset], result)
+        result["targets"] = race.targets(preset, result)
         result["load_average_after"] = machine.load_average()
         result["total_seconds"] = time.perf_counter() - start
         save(result)
@@ -66,7 +73,7 @@ def run(settings: Settings, save: Callable[[dict[str, Any]], None] = lambda resu
 
 
 def _measure(case: "Case", present: Sequence[Any], repetitions: int) -> dict[str, Any]:
-    """One case's parts and race, and what it was."""
+    """Return one case's parts and race, and what it was."""
     import jax
 
     from benchmarks.training import parts, race
@@ -74,7 +81,12 @@ def _measure(case: "Case", present: Sequence[Any], repetitions: int) -> dict[str
     plan = case.plan()
     measured = parts.measure(case, repetitions) if case.parts else {}
     raced = race.run(case, present, repetitions)
-    rates = (f"{name} {at['steps_per_second']['median']:.3g}" for name, at in raced.items() if "seconds" in at)
+
+    # On a terminal one sees how far it is.
+    rates = []
+    for name, trainer in raced.items():
+        if "seconds" in trainer:
+            rates.append(f"{name} {trainer['steps_per_second']['median']:.3g}")
     print(f"{case.name}: steps/s {', '.join(rates)}", file=sys.stderr, flush=True)
     return {
         "title": case.title,
@@ -121,7 +133,8 @@ def main(arguments: list[str] | None = None) -> None:
         "--merge", action="store_true", help="keep the cases that an earlier part of the run wrote to the output"
     )
     options = vars(parser.parse_args(arguments))
-    output, merging = options.pop("output"), options.pop("merge")
+    output = options.pop("output")
+    merging = options.pop("merge")
     machine.use_cores(options["threads"])
     kept = machine.keep_memory()
     from benchmarks.training import figure, report

@@ -10,6 +10,16 @@ from typing import NamedTuple
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _CONSOLE = re.compile(r":CONSOLE[(:]\d+[)\]]+ ?(.*)")
 _SCRIPT = "<script>\n{}\n</script>\n</body>"
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",  # the only page is our own, and without it Chromium refuses to run as root
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--enable-logging=stderr",
+    "--v=0",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 
 
 class Opened(NamedTuple):
@@ -20,25 +30,35 @@ class Opened(NamedTuple):
 
 
 def find() -> str | None:
-    """Return a Chromium on PATH."""
-    return next((path for path in map(shutil.which, NAMES) if path), None)
+    """Return a Chromium on PATH, or None."""
+    for name in NAMES:
+        path = shutil.which(name)
+        if path:
+            return path
+    return None
 
 
 def open_page(browser: str, page: pathlib.Path, script: str = "", seconds: float = 120) -> Opened:
     """Open a file, with ``script`` run at its end, as a person's click would be after it was read."""
     with tempfile.TemporaryDirectory() as profile:
+        text = page.read_text()
+        if script:
+            text = text.replace("</body>", _SCRIPT.format(script))
         copy = pathlib.Path(profile) / "page.html"
-        copy.write_text(page.read_text().replace("</body>", _SCRIPT.format(script)) if script else page.read_text())
-        # --no-sandbox: the only page is our own, and without it Chromium refuses to run as root
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
-        flags += ["--v=0", "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}/profile"]
-        command = [browser, *flags, "--dump-dom", copy.as_uri()]
+        copy.write_text(text)
+
+        command = [browser, *_FLAGS, f"--user-data-dir={profile}/profile", "--dump-dom", copy.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     return Opened(done.stdout, _CONSOLE.findall(done.stderr))
 
 
 def load_seconds(browser: str, page: pathlib.Path) -> float:
-    """From the start of the navigation until all of the page is laid out, by the browser's own clock."""
+    """Return the seconds from the start of the navigation until all of the page is laid out.
+
+    They are by the browser's own clock.
+    """
+    # To ask for the height lays the page out.
     script = "document.body.offsetHeight; document.body.dataset.milliseconds = performance.now();"
-    (found,) = re.findall(r'data-milliseconds="([\d.]+)"', open_page(browser, page, script).document)
-    return float(found) / 1000
+    document = open_page(browser, page, script).document
+    (milliseconds,) = re.findall(r'data-milliseconds="([\d.]+)"', document)
+    return float(milliseconds) / 1000

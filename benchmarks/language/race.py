@@ -1,5 +1,6 @@
 """Everybody's step, compiled, counted and timed in turns, beside what the model of the costs predicts."""
 
+import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from experiments.language.cost import StepCost, step_cost
 from gdpjax.clipping import product_flops
 
 LIMIT = 900.0
+"""Seconds after which a compilation or a step is given up."""
 
 
 def missing(chosen: Sequence[Contender]) -> dict[str, str]:
@@ -28,21 +30,28 @@ def missing(chosen: Sequence[Contender]) -> dict[str, str]:
 
 
 def run(
-    case: Case, chosen: Sequence[Contender], sizes: Sequence[int], repetitions: int, device_flops: float | None
+    case: Case,
+    chosen: Sequence[Contender],
+    sizes: Sequence[int],
+    repetitions: int,
+    device_flops: float | None,
 ) -> dict[str, Any]:
-    """Name to its results by microbatch size, and why there is none for others."""
+    """Return each contender's results by microbatch size, and why there is none for others."""
     task = Task(case)
     entries: list[turns.Entry] = []
-    results: dict[str, Any] = {contender.name: {"sizes": {}, "refused": {}} for contender in chosen}
+    results: dict[str, Any] = {}
     for contender in chosen:
+        results[contender.name] = {"sizes": {}, "refused": {}}
         for size in sizes:
-            made = clocks.attempt(lambda c=contender, s=size: _prepare(task, c, s), LIMIT)
+            prepare = functools.partial(_prepare, task, contender, size)
+            made = clocks.attempt(prepare, LIMIT)
             if made.error:
                 results[contender.name]["refused"][str(size)] = made.error
             else:
                 entries.append(made.value)
     turns.take_turns(entries, repetitions)
 
+    # Everybody beside the fastest step without privacy, and beside the model of the costs.
     base = _fastest(entries, NO_PRIVACY)
     strategies = {contender.name: contender.strategy for contender in chosen}
     for entry in entries:
@@ -60,31 +69,42 @@ def _prepare(task: Task, contender: Contender, size: int) -> turns.Entry:
     watch = clocks.Stopwatch()
     traced = jax.jit(function).trace(*arguments)
     program = traced.lower().compile()
+    compile_seconds = watch.read().wall
+    cost = program.cost_analysis() or {}
     facts = {
-        "compile_seconds": watch.read().wall,
+        "compile_seconds": compile_seconds,
         "product_flops": product_flops(traced.jaxpr),
-        "xla_flops": (program.cost_analysis() or {}).get("flops"),
+        "xla_flops": cost.get("flops"),
         "xla_bytes": _xla_bytes(program.memory_analysis()),
     }
+
+    def call() -> Any:
+        return jax.block_until_ready(program(*arguments))
 
     # The device's peak is of the process so far: it is this program's where it has risen.
     before = _device_bytes()
     watch = clocks.Stopwatch()
-    jax.block_until_ready(program(*arguments))
+    call()
     seconds = watch.read().wall
     after = _device_bytes()
     facts["device_bytes"] = _added(before, after)
-    return turns.Entry(contender.name, size, lambda: jax.block_until_ready(program(*arguments)), facts, seconds)
+    return turns.Entry(contender.name, size, call, facts, seconds)
 
 
 def _xla_bytes(memory: Any) -> dict[str, int] | None:
     """Return what XLA's account of a program says: all that is held at a time, and of it the temporaries."""
     if memory is None:
         return None
-    arguments, output = memory.argument_size_in_bytes, memory.output_size_in_bytes
-    temporaries, shared = memory.temp_size_in_bytes, memory.alias_size_in_bytes
-    held = arguments + output + temporaries - shared
-    return {"arguments": arguments, "output": output, "temporaries": temporaries, "held": held}
+    arguments = memory.argument_size_in_bytes
+    output = memory.output_size_in_bytes
+    temporaries = memory.temp_size_in_bytes
+    shared = memory.alias_size_in_bytes
+    return {
+        "arguments": arguments,
+        "output": output,
+        "temporaries": temporaries,
+        "held": arguments + output + temporaries - shared,
+    }
 
 
 def _device_bytes() -> dict[str, int] | None:
@@ -113,7 +133,10 @@ def _fastest(entries: list[turns.Entry], name: str) -> turns.Entry | None:
 
 
 def _result(case: Case, entry: turns.Entry, base: turns.Entry | None, device_flops: float | None) -> dict[str, Any]:
-    """Of one step; ``over`` holds the ratio of medians to no privacy's fastest, and the spread round by round."""
+    """Return the times of one step.
+
+    ``over_no_privacy`` holds the ratio of medians to no privacy's fastest, and the spread round by round.
+    """
     seconds = turns.spread(entry.seconds)
     over = None
     if base is not None:

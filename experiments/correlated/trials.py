@@ -46,11 +46,19 @@ def recorded(folder: Path) -> dict[Trial, float]:
     """Return the accuracy of each training on record."""
     if not (folder / TRIALS).is_file():
         return {}
-    found = {}
+    accuracies = {}
     for line in records.read_lines(folder / TRIALS, Line):
         stage, method, epsilon, epochs, rate, seed = line["trial"]
-        found[Trial(stage, method, float(epsilon), int(epochs), float(rate), int(seed))] = line["accuracy"]
-    return found
+        trial = Trial(
+            stage,
+            method,
+            epsilon=float(epsilon),
+            epochs=int(epochs),
+            learning_rate=float(rate),
+            seed=int(seed),
+        )
+        accuracies[trial] = line["accuracy"]
+    return accuracies
 
 
 def train_missing(
@@ -69,18 +77,25 @@ def train_missing(
     folder.mkdir(parents=True, exist_ok=True)
     _remove_torn_line(folder / TRIALS)
     before = recorded(folder)
+
+    # What one program can train is a group.
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial in before:
             done(1)
-        else:
-            groups.setdefault(_shape_of(plans[trial]), []).append(trial)
+            continue
+        shape = _shape_of(plans[trial])
+        groups.setdefault(shape, []).append(trial)
+
+    # Each chunk of a group is on record as soon as it is trained.
     for group in groups.values():
         program = _program(plans[group[0]], task, dataset)
         for start in range(0, len(group), width):
             chunk = group[start : start + width]
-            found = program(chunk, [plans[trial].noise_multiplier for trial in chunk])
-            lines = [{"trial": list(trial), "accuracy": score} for trial, score in zip(chunk, found, strict=True)]
+            accuracies = program(chunk, [plans[trial].noise_multiplier for trial in chunk])
+            lines = []
+            for trial, accuracy in zip(chunk, accuracies, strict=True):
+                lines.append({"trial": list(trial), "accuracy": accuracy})
             records.append(folder, TRIALS, lines)
             done(len(chunk))
     after = recorded(folder)
@@ -92,7 +107,8 @@ def _remove_torn_line(path: Path) -> None:
     if not path.is_file():
         return
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    end_of_last_line = content.rfind(b"\n") + 1
+    whole = content[:end_of_last_line]
     if whole != content:
         records.write_atomically(path, whole)
 
@@ -104,32 +120,42 @@ def _shape_of(plan: gdpjax.Plan) -> str:
 
 
 def _program(
-    plan: gdpjax.Plan, task: Task, dataset: Dataset
+    plan: gdpjax.Plan,
+    task: Task,
+    dataset: Dataset,
 ) -> Callable[[Sequence[Trial], Sequence[float]], list[float]]:
     """Return the function from trainings and their noise multipliers to their accuracies."""
     model = models.build(task.model, dataset.example, dataset.num_classes)
     loss = models.example_loss(model)
-    data = private_training(plan, loss, optax.sgd(1.0)).place(dataset.train_inputs, dataset.train_labels)
+    any_training = private_training(plan, loss, optax.sgd(1.0))
+    data = any_training.place(dataset.train_inputs, dataset.train_labels)
     scores = make_scores(model, dataset)
 
     def one(noise_multiplier: Any, learning_rate: Any, key: Any, data: Data) -> tuple[Any, Any]:
         traced = plan.replace(noise_multiplier=noise_multiplier)
         training = private_training(traced, loss, optax.sgd(learning_rate))
         init_key, run_key = jax.random.split(key)
-        state = training.init(initial_params(model, dataset.example, init_key), run_key)
+        params = initial_params(model, dataset.example, init_key)
+        state = training.init(params, run_key)
         state, _ = training.run_steps(state, data, plan.max_steps)
         return state.params, state.status
 
     together = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)))
 
     def train(trials: Sequence[Trial], noise: Sequence[float]) -> list[float]:
+        noise_multipliers = jnp.asarray(noise, jnp.float32)
         rates = jnp.asarray([trial.learning_rate for trial in trials])
         keys = jnp.stack([_key_of(trial) for trial in trials])
-        params, status = together(jnp.asarray(noise, jnp.float32), rates, keys, data)
+        params, status = together(noise_multipliers, rates, keys, data)
         if np.any(np.asarray(status) != FINISHED):
             raise UserError("a batch was above the capacity of its plan; run again with another number of seeds")
-        each = [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(len(trials))]
-        return [scores(one_model)["test_accuracy"] for one_model in each]
+
+        # One model after the other on the test data.
+        accuracies = []
+        for number in range(len(trials)):
+            of_model = jax.tree.map(lambda leaf, number=number: leaf[number], params)
+            accuracies.append(scores(of_model)["test_accuracy"])
+        return accuracies
 
     return train
 

@@ -39,12 +39,15 @@ Table = dict[str, Float[np.ndarray, " cells"]]
 
 def compute() -> Table:
     """Compute all cells, each accountant in one batch."""
+    # A column for each setting, and the number of steps of each cell.
     cells = list(itertools.product(NOISE, PROB, EPOCHS))
-    noise = np.array([noise for noise, _, _ in cells])
-    prob = np.array([prob for _, prob, _ in cells])
-    epochs = np.array([epochs for _, _, epochs in cells])
-    steps = np.array([accounting.steps_of_epochs(epochs, 1, prob) for _, prob, epochs in cells])
+    noise, prob, epochs = (np.array(column) for column in zip(*cells, strict=True))
+    num_steps = []
+    for _, prob_of_cell, epochs_of_cell in cells:
+        num_steps.append(accounting.steps_of_epochs(epochs_of_cell, 1, prob_of_cell))
+    steps = np.array(num_steps)
 
+    # What each accountant says.
     run = (noise, prob, steps)
     lower, upper = accounting.epsilon_bounds(*run, DELTA)
     columns = {
@@ -89,7 +92,13 @@ def draw(table: Table) -> Figure:
     errors = relative_errors(table)
     size = (7.8, 2.7 * len(PROB))
     figure, axes = plt.subplots(
-        len(PROB), len(errors), figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
+        len(PROB),
+        len(errors),
+        figsize=size,
+        layout="constrained",
+        sharex=True,
+        sharey=True,
+        squeeze=False,
     )
     for column, (accountant, error) in enumerate(errors.items()):
         percent = 100 * error.reshape(len(NOISE), len(PROB), len(EPOCHS))
@@ -97,6 +106,7 @@ def draw(table: Table) -> Figure:
             image = _draw_map(axes[row, column], percent[:, row])
             axes[row, column].set_title(f"{accountant}, sampling probability {prob:.3g}", fontsize=9.5)
 
+    # Labels at the left and at the bottom, and one bar of colours.
     for left in axes[:, 0]:
         left.set_ylabel(r"noise multiplier $\sigma$")
     for lowest in axes[-1]:
@@ -121,4 +131,5 @@ def _draw_map(axes: Axes, percent: Float[np.ndarray, "noise epochs"]) -> AxesIma
 
 def _is_dark(color: Any) -> bool:
     """Return whether white letters are read on a colour, of which red, green and blue are the first three."""
-    return float(np.dot(color[:3], LUMINANCE)) < 0.5
+    luminance = float(np.dot(color[:3], LUMINANCE))
+    return luminance < 0.5
