@@ -9,7 +9,7 @@ The state at the beginning of a chunk is kept, because an interrupted chunk is r
 hold its arrays. So the chunk begins with a copy of the leaves that change, and holds two of each in all, not three.
 What is not changed is held once, however many steps are taken.
 
-All runs of one training share its compiled steps, so several seeds, or a run and its resumption, are compiled once.
+All runs of one training share its compiled steps, so several seeds are compiled once.
 """
 
 from collections.abc import Callable

@@ -51,8 +51,8 @@ def equal(first, second):
 def test_the_bits_are_those_of_the_steps(small, tmp_path, scan):
     training, params, data = small
     run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=scan)
-    run.advance(1)
-    run.advance(NUM_STEPS)
+    run.advance(2)
+    run.advance(2)
     state = training.init(params, KEY)
     for _ in range(NUM_STEPS):
         state, _ = training.step(state, data)
@@ -129,6 +129,23 @@ def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, tm
     run.advance(1)
     assert run.finished
     equal((run.state.params, run.state.opt_state), (whole.state.params, whole.state.opt_state))
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
+def test_the_runs_of_a_training_share_its_compiled_steps(small, tmp_path, scan):
+    """Another seed is another argument: it compiles nothing, and has noise of its own."""
+    training, params, data = small
+    states, steps, num_compiled = [], [], []
+    for seed in (61, 62):
+        run = start_run(tmp_path / str(seed), training, params, data, key=jax.random.key(seed), scan=scan)
+        run.advance(2)
+        states.append(run.state)
+        steps.append(run._steps)
+        num_compiled.append((run._steps._step._cache_size(), run._steps._run_steps._cache_size()))
+    assert steps[0] is steps[1]
+    assert num_compiled[0] == num_compiled[1]
+    assert sum(num_compiled[0]) >= 1
+    assert not np.array_equal(states[0].params["head"], states[1].params["head"])
 
 
 def test_leaves_that_share_their_memory(tmp_path):

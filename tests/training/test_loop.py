@@ -368,6 +368,11 @@ def test_truncated_batches_are_trained_on_and_recorded(truncated):
     np.testing.assert_allclose(loaded.params["w"], state.params["w"], rtol=1e-5, atol=1e-6)
 
 
+def test_the_statement_says_that_users_are_drawn_for_truncated_batches():
+    assert "every user is drawn for each batch" in make_plan(**TRUNCATED | dict(unit="user")).statement()
+
+
+@pytest.mark.slow
 def test_users_are_drawn_whole_in_truncated_batches():
     plan = make_plan(**TRUNCATED | dict(unit="user"))
     (x,), missing = group_by_user(
@@ -380,7 +385,6 @@ def test_users_are_drawn_whole_in_truncated_batches():
     training = private_training(plan, loss_of_user, optax.sgd(0.1))
     state, _ = training.run_steps(training.init(PARAMS, jax.random.key(1)), training.place(x, missing), 6)
     assert gdpjax.ledger_of(state.opt_state).events == (plan.event,)
-    assert "every user is drawn for each batch" in plan.statement()
 
 
 def test_what_is_not_trained_stays_as_it_is():

@@ -137,6 +137,7 @@ def test_steps_equal_scan_equal_a_loader(padded):
     np.testing.assert_allclose(state.params["w"], whole.params["w"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_users_take_part_whole():
     plan = make_plan(**PLAN | dict(unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE))
     x = np.ones((90, D), np.float32)
