@@ -1,6 +1,7 @@
 """A user's own data, model and optimizer: in one program, with its own hyperparameters, judged as it says."""
 
 import dataclasses
+import io
 import re
 import shutil
 import signal
@@ -15,8 +16,9 @@ import optax
 import pytest
 
 import gdpjax.sweeps as sweeps
-from gdpjax.sweeps import Model, Task, UserError, _sweep
+from gdpjax.sweeps import Model, Task, UserError, _run, _sweep
 from gdpjax.sweeps._folder import KEYS, read_programs
+from gdpjax.sweeps._spec import spec_of_mapping
 from gdpjax.sweeps._task import Examples, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import list_trials, plan_trials
 from tests.sweeps import own_task
@@ -430,15 +432,22 @@ def test_constants_of_inner_functions_are_part_of_a_program(kind):
     assert digests[0] == digests[2] != digests[1]
 
 
-def test_every_program_of_a_sweep_is_looked_at(tmp_path):
-    """A change that only the second width sees is another model."""
+def test_every_program_of_a_sweep_is_looked_at(tmp_path, monkeypatch):
+    """A change that only the second width sees is another model; nothing has to be trained to see it."""
+    monkeypatch.setattr(_run, "run_trials", lambda *arguments: None)
+
+    def backend(*arguments):
+        return io.StringIO()
+
     table = np.ones(8, np.float32)
     other = table.copy()
     other[6] = 9
-    spec = spec_with(width=[4, 8], seeds=[0])
-    sweeps.run_sweep(with_table(table), spec, tmp_path / "sweep")
+    for values, resume in ((table, False), (table, True)):
+        spec = spec_of_mapping(spec_with(width=[4, 8], seeds=[0]), with_table(values))
+        _sweep.sweep_in(tmp_path / "sweep", spec, resume, backend, None)
+    spec = spec_of_mapping(spec_with(width=[4, 8], seeds=[0]), with_table(other))
     with pytest.raises(UserError, match="model"):
-        sweeps.run_sweep(with_table(other), spec, tmp_path / "sweep", resume=True)
+        _sweep.sweep_in(tmp_path / "sweep", spec, True, backend, None)
 
 
 def test_two_names_of_one_seeded_training_are_refused(tmp_path):
