@@ -72,7 +72,8 @@ def test_the_arbiter_tells_a_false_end_from_a_true_one():
 @pytest.mark.slow
 def test_nothing_compiles_per_configuration(result):
     for name, counts in result["batched"]["compilations"].items():
-        assert counts["first_call"] <= 1, name
+        # The moments accountant compiles its moments and what turns them into epsilon.
+        assert counts["first_call"] <= 2, name
         assert counts["other_values"] == 0, name
         assert counts["one_alone"] <= 2, name
         assert counts["others_alone"] == 0, name
