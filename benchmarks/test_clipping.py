@@ -54,7 +54,7 @@ def test_the_result_is_complete_json_and_a_table(result):
 @pytest.mark.slow
 def test_everybody_s_clipped_sum_is_the_same(result):
     for model, measured in result["models"].items():
-        # The slack for rounding shortens our gradients, here by about 2^-13 in float32; a wrong clip is off by far more.
+        # The slack for rounding shortens our gradients, here by about 2^-13 in float32; a wrong clip is far more off.
         limit = 3e-2 if model.endswith("bf16") else 1e-3
         for name in ("gdpjax auto", "gdpjax microbatch"):
             contender = measured["contenders"][name]
