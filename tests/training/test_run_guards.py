@@ -1,8 +1,8 @@
 """A run refuses what would let a repeated chunk meet other data, or be taken twice."""
 
-import jax
 import pytest
 
+import gdpjax
 from gdpjax.training import start_run
 from tests.training import killed
 
@@ -11,7 +11,7 @@ SMALL = killed.build()
 
 def test_a_callback_cannot_advance_the_run_that_calls_it(tmp_path):
     training, params, data = SMALL
-    run = start_run(tmp_path / "run", training, params, data, key=jax.random.key(1), scan=False)
+    run = start_run(tmp_path / "run", training, params, data, key=gdpjax.fresh_key(), scan=False)
     with pytest.raises(ValueError, match="called by a callback"):
         run.advance(3, on_step=lambda done: run.advance(1))
 
@@ -23,7 +23,7 @@ def test_a_callback_cannot_advance_the_run_that_calls_it(tmp_path):
 
 def test_training_and_data_of_a_run_cannot_be_replaced(tmp_path):
     training, params, data = SMALL
-    run = start_run(tmp_path / "run", training, params, data, key=jax.random.key(1), scan=False)
+    run = start_run(tmp_path / "run", training, params, data, key=gdpjax.fresh_key(), scan=False)
     assert run.training is training
     assert run.data is data
     for name in ("training", "data"):
