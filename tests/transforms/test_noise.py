@@ -104,6 +104,18 @@ def test_the_words_are_those_of_jax_random(size):
     np.testing.assert_allclose(draw(key, (size,)), expected, rtol=2e-6, atol=1e-7)
 
 
+def test_second_words_are_of_a_key_for_each_row():
+    """They only show in values far out, so the words themselves are compared."""
+    key = jax.random.key(9)
+    first, second = noise._first_and_second(jax.random.key_data(key))
+    np.testing.assert_array_equal(np.stack([first, second]), jax.random.key_data(jax.random.split(key)))
+    rows = np.array([0, 1, 5], np.uint32)
+    words = noise._second_words(second, jnp.asarray(rows))
+    for row, found in zip(rows, words, strict=True):
+        row_key = jax.random.fold_in(jax.random.split(key)[1], row)
+        np.testing.assert_array_equal(found, jax.random.bits(row_key, (64,)))
+
+
 def test_arrays_drawn_together_are_as_drawn_alone():
     shapes = [(3,), (70, 5), (), (0, 4), (noise._LARGEST_SMALL,), (noise._LARGEST_SMALL + 1,), (3,), (64,)]
     keys = list(jax.random.split(jax.random.key(4), len(shapes)))
