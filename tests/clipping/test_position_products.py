@@ -319,6 +319,19 @@ def test_a_tied_embedding_is_clipped_by_the_norm_of_both_parts(pieces):
         assert (seen_norms(gradients, clip_anew()) < norms_of(exact)).any()
 
 
+@pytest.mark.parametrize("bound", [1.0, 2.5, 3.0])
+def test_a_word_that_is_looked_up_twice_adds_to_one_row_of_a_tied_table(bound):
+    """Both look-ups have the same sign: taken for different rows they would be too short by sqrt(2)."""
+    positions = np.zeros((2, 1, 5), np.float32), np.zeros((2, 1, 2), np.float32)
+    values = np.ones((2, 2, 2), np.float32)
+    index = np.array([[3, 3], [3, 4]], np.int32)
+    gradients = TiedTable(*positions, index, values, (5, 2))
+    exact = norms_of(exact_tied(gradients))
+    np.testing.assert_allclose(exact, [8**0.5, 2.0])
+    np.testing.assert_allclose(seen_norms(gradients), exact, rtol=1e-4)
+    np.testing.assert_allclose(norms_of(clipped_rows(gradients, bound)), np.minimum(exact, bound), rtol=1e-4)
+
+
 def test_a_tied_embedding_of_ordinary_size_is_hardly_overstated():
     rng = np.random.default_rng(11)
     left, right = (x.astype(np.float32) for x in incoherent(rng, 4, 16))
