@@ -42,6 +42,7 @@ _EXTREME = 1 << 19
 _LARGEST_SMALL = 64 * 256
 """Arrays of more entries are drawn by themselves, and second words only where they are needed."""
 _ROWS_AT_A_TIME = 16
+"""How many rows of small arrays one turn of the loop draws."""
 # z / x as a polynomial in (w - 3.875) / 3.875 for 0 <= w <= 7.75, constant term first.
 _CENTRE = (
     2.58818382, 1.26123504, -0.151471175, -0.0218393723, 0.0410099868, -0.0197639353,

@@ -24,11 +24,17 @@ from gdpjax.training._loop import Info, State, Training
 
 
 class StepsInPlace:
-    """The steps of one training; compiled at the first chunk."""
+    """The steps of one training; compiled at the first chunk. Made by `steps_in_place`.
 
-    def __init__(self, training: Training, state: State, data: Data) -> None:
-        self._structure = jax.tree.structure(state)
-        self._changes = _changed_leaves(training, state, data)
+    Args:
+      training: whose steps they are.
+      structure: of the states.
+      changes: for each leaf of a state, whether a step can change it.
+    """
+
+    def __init__(self, training: Training, structure: Any, changes: tuple[bool, ...]) -> None:
+        self._structure = structure
+        self._changes = changes
 
         def step(
             changing: list[Array],
@@ -125,16 +131,17 @@ class StepsInPlace:
 
 def steps_in_place(training: Training, state: State, data: Data) -> StepsInPlace:
     """Return the steps of a training, the same object for all of its runs whose states are alike."""
+    structure = jax.tree.structure(state)
     changes = _changed_leaves(training, state, data)
-    kind = jax.tree.structure(state), tuple(changes), training.run_steps
     # They are kept beside the step that they are made of, so that they go when the training goes.
     step: Any = training.step
+    kind = structure, changes, training.run_steps
     if kind not in step.in_place:
-        step.in_place[kind] = StepsInPlace(training, state, data)
+        step.in_place[kind] = StepsInPlace(training, structure, changes)
     return step.in_place[kind]
 
 
-def _changed_leaves(training: Training, state: State, data: Data) -> list[bool]:
+def _changed_leaves(training: Training, state: State, data: Data) -> tuple[bool, ...]:
     """Return for each leaf of the state whether a step can change it."""
     traced: Any = training.step.trace(state, data)  # type: ignore[attr-defined]
     num_leaves = len(jax.tree.leaves(state))
@@ -143,4 +150,4 @@ def _changed_leaves(training: Training, state: State, data: Data) -> list[bool]:
     program = traced.jaxpr.jaxpr
     given = program.invars[:num_leaves]
     returned = program.outvars[:num_leaves]
-    return [new is not old for new, old in zip(returned, given, strict=True)]
+    return tuple(new is not old for new, old in zip(returned, given, strict=True))

@@ -349,7 +349,9 @@ class Run:
         """
         differing = set()
         for fingerprint in fingerprints:
-            differing |= {name for name in fingerprint if fingerprint[name] != self.fingerprint.get(name)}
+            for name in fingerprint.keys() | self.fingerprint.keys():
+                if fingerprint.get(name) != self.fingerprint.get(name):
+                    differing.add(name)
         if differing:
             raise CheckpointError(
                 f"a run with correlated noise goes on only as it began, and {', '.join(sorted(differing))} of "

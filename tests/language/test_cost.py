@@ -19,7 +19,7 @@ from experiments.language.finetuning import Finetuning
 from experiments.language.lora import LoraConfig, adapted_paths, joined, split_adapters
 from experiments.language.model import param_shapes, sequence_loss
 from gdpjax.training import Data, private_training
-from gdpjax.training._in_place import StepsInPlace
+from gdpjax.training._in_place import steps_in_place
 
 CONFIG = ModelConfig(
     vocab_size=4096,
@@ -196,7 +196,7 @@ def test_memory_of_a_step_of_a_run(lora):
         jax.ShapeDtypeStruct((), jnp.int32),
     )
     cost = step_cost(CONFIG, num_units=4, length=256, strategy="microbatch", lora=lora, donated=True)
-    held = StepsInPlace(training, state, data).held_bytes(state, data)
+    held = steps_in_place(training, state, data).held_bytes(state, data)
     assert held == pytest.approx(cost.peak_bytes, rel=TOLERANCE)
 
 

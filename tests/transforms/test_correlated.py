@@ -13,9 +13,11 @@ from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon, gdp_tradeoff
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, ledger_of
+from tests.transforms.recorded import recorded
 
 SUM = gdpjax.Sensitivity(1.0)
 STEPS = 12
+ZEROS = jnp.zeros(5)
 PROMISE = correlated.MinSep(3, 4)
 DENSE = np.eye(STEPS) + np.tril(np.full((STEPS, STEPS), 0.2), -1)
 STRATEGIES = {
@@ -47,21 +49,6 @@ def released(step, state, params, num_steps=STEPS):
         noise, state = step(zero, state, params)
         outputs.append(np.asarray(noise, np.float64))
     return np.stack(outputs), state
-
-
-def recorded(tx, num_steps=STEPS):
-    """The ledger of some steps. Nothing asks for the noise here, so it is not compiled."""
-    params = jnp.zeros(5)
-
-    @jax.jit
-    def step(state):
-        after = tx.update(params, state, params)[1]
-        return state._replace(count=after.count, ledger=after.ledger)
-
-    state = tx.init(params)
-    for _ in range(num_steps):
-        state = step(state)
-    return ledger_of(state)
 
 
 PARAMS = jnp.zeros(50)
@@ -172,17 +159,17 @@ def test_steps_beyond_the_planned_ones_release_nothing():
 def test_the_ledger_holds_one_gaussian_release():
     noise_multiplier = 2.0
     tx = make(STRATEGIES["lambda"], noise_multiplier=noise_multiplier)
-    (event,) = recorded(tx, 7)
+    (event,) = recorded(tx, ZEROS, 7)
     assert event == CorrelatedGaussianEvent(2.0, 7, STEPS, 3, 4)
     assert certified(event).epsilon(1e-5).lower == 0.0  # fewer steps than planned
-    bracket = certified(recorded(tx)).epsilon(1e-5)
+    bracket = certified(recorded(tx, ZEROS, STEPS)).epsilon(1e-5)
     truth = gdp_epsilon(1e-5, 1 / noise_multiplier)
     assert bracket.lower <= truth <= bracket.upper < bracket.lower * (1 + 1e-6)
 
 
 def test_only_an_upper_bound_is_not_called_exact():
     rising = correlated.BandedToeplitz([1.0, -0.9, 0.8])
-    (event,) = recorded(make(rising, participation=correlated.MinSep(4, 1)))
+    (event,) = recorded(make(rising, participation=correlated.MinSep(4, 1)), ZEROS, STEPS)
     assert not event.is_exact
     assert certified(event).epsilon(1e-5).lower == 0.0
 
@@ -199,7 +186,7 @@ def test_cyclic_poisson_is_recorded_with_its_groups():
         correlation=STRATEGIES["banded"],
         num_steps=STEPS,
     )
-    (event,) = recorded(tx, 10)
+    (event,) = recorded(tx, ZEROS, 10)
     assert event == CyclicPoissonEvent(1.5, 0.25, 10, 3)
     bracket = certified(event).epsilon(1e-5)
     assert bracket.upper == certified(1.5, 0.25, 4).epsilon(1e-5).upper

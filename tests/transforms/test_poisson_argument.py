@@ -12,6 +12,7 @@ import gdpjax
 from gdpjax import sampling
 from gdpjax.correlated import MinSep, bisr
 from gdpjax.sampling import Poisson
+from tests.transforms.recorded import recorded
 
 KEY = jax.random.key(3)
 SUM = gdpjax.Sensitivity(1.0)
@@ -62,20 +63,6 @@ def steps(tx, updates, num_steps=3, update=None):
     return released, state
 
 
-def recorded(tx, num_steps):
-    """The ledger of some steps. Nothing asks for the noise here, so it is not compiled."""
-
-    @jax.jit
-    def step(state):
-        after = tx.update(PARAMS, state, PARAMS)[1]
-        return state._replace(count=after.count, ledger=after.ledger)
-
-    state = tx.init(PARAMS)
-    for _ in range(num_steps):
-        state = step(state)
-    return gdpjax.ledger_of(state)
-
-
 def assert_equal_trees(tree, other):
     assert jax.tree.structure(tree) == jax.tree.structure(other)
     for leaf, other_leaf in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
@@ -112,7 +99,7 @@ def test_compiled_and_not_are_the_same(name):
 
 def test_the_ledgers_epsilon_is_that_of_the_run():
     tx = gdpjax.privatize(SUM, **private(batches=BATCHES))
-    ledger = recorded(tx, 20)
+    ledger = recorded(tx, PARAMS, 20)
     prob, tail = BATCHES.sampling_prob, 20 * BATCHES.overflow_per_step
     event = gdpjax.Event(ledger.events[0].noise_multiplier, prob, 20, overflow=ledger.events[0].overflow)
     assert ledger == gdpjax.Ledger([event])
@@ -125,14 +112,14 @@ def test_the_ledgers_epsilon_is_that_of_the_run():
 def test_nothing_is_charged_where_every_batch_fits():
     batches = Poisson(10, 5, 3)
     assert batches.capacity == 11
-    ledger = recorded(gdpjax.privatize(SUM, **private(batches=batches)), 3)
+    ledger = recorded(gdpjax.privatize(SUM, **private(batches=batches)), PARAMS, 3)
     assert ledger.events[0].overflow == 0.0
 
 
 def test_more_steps_than_it_was_made_for_are_charged_one_by_one():
     batches = Poisson(1000, 64, 2, overflow=1e-6)
     tx = gdpjax.privatize(SUM, **private(batches=batches))
-    (event,) = recorded(tx, 6).events
+    (event,) = recorded(tx, PARAMS, 6).events
     assert event.num_steps == 6
     np.testing.assert_allclose(event.overflow, 3 * batches.overflow, rtol=1e-5)
     assert 3 * batches.overflow > 1e-6 > batches.overflow
