@@ -216,6 +216,10 @@ def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, monkeypatch)
         patch.setattr(_run, "environment", lambda: described() | {"jax": "another"})
         with pytest.raises(CheckpointError, match=r"jax of .* differ here"):
             resume_run(tmp_path / "run", training, PARAMS, data, scan=False)
+        # A later version may describe the environment with a setting more.
+        patch.setattr(_run, "environment", lambda: described() | {"another setting": "on"})
+        with pytest.raises(CheckpointError, match=r"another setting of .* differ here"):
+            resume_run(tmp_path / "run", training, PARAMS, data, scan=False)
     assert resume_run(tmp_path / "run", training, PARAMS, data, scan=False).step == 5
 
 
