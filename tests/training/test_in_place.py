@@ -148,6 +148,23 @@ def test_the_runs_of_a_training_share_its_compiled_steps(small, tmp_path, scan):
     assert not np.array_equal(states[0].params["head"], states[1].params["head"])
 
 
+def test_parameters_of_another_structure_have_steps_of_their_own(small, tmp_path):
+    plan = small[0].plan
+
+    def loss(params, x):
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) * x
+
+    training = private_training(plan, loss, optax.sgd(0.1), num_arrays=1)
+    data = training.place(jnp.ones(50))
+    for number, names in enumerate(["a", "bc"]):
+        params = {name: jnp.ones(2) for name in names}
+        key = jax.random.key(63 + number)
+        run = start_run(tmp_path / names, training, params, data, key=key, scan=False)
+        run.advance(1)
+        alone, _ = training.step(training.init(params, key), data)
+        equal(run.state.params, alone.params)
+
+
 def test_leaves_that_share_their_memory(tmp_path):
     """One array twice among the parameters is two leaves, each trained by its own gradient."""
     training = build()[0]
