@@ -191,14 +191,19 @@ def noisy_tree(tree: PyTree, keys: PyTree, stddevs: PyTree, trainable: PyTree) -
       trainable: a bool for each leaf.
     """
     leaves, structure = jax.tree.flatten(tree)
+    key_of_leaf = jax.tree.leaves(keys)
     leaf_stddevs = jax.tree.leaves(jax.tree.map(_repeated, stddevs, tree))
     marks = jax.tree.leaves(trainable)
+
+    # Draw for all leaves at once, which makes one small program.
     noised = [i for i in range(len(leaves)) if is_noised(leaves[i], marks[i])]
     noise = standard_normals(
-        [jax.tree.leaves(keys)[i] for i in noised],
+        [key_of_leaf[i] for i in noised],
         [leaves[i].shape for i in noised],
         [wide_dtype(leaves[i]) for i in noised],
     )
+
+    # Add it, each leaf with its own standard deviation.
     released = [jnp.zeros_like(leaf) for leaf in leaves]
     for i, draw in zip(noised, noise, strict=True):
         stddev = jnp.asarray(leaf_stddevs[i]).astype(draw.dtype)
