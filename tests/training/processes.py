@@ -1,7 +1,8 @@
-"""One process of several: ``processes.py PORT COUNT INDEX FOLDER [whole] [die] [correlated]``.
+"""One process of several: ``processes.py PORT COUNT INDEX FOLDER [whole] [resume] [die] [correlated]``.
 
 The first process prints a line at the end. With ``whole`` it makes another run before, from its start to its end, in
-the folder FOLDER.whole, and leaves the parameters in FOLDER.npy.
+the folder FOLDER.whole, and leaves the parameters in FOLDER.npy. With ``resume`` it goes on from the folder's
+checkpoint. (It does not look for one: a process that is late would find what another has just begun.)
 """
 
 import os
@@ -63,7 +64,7 @@ def main(count: int, index: int, folder: Path, *options: str) -> None:
         values = finished(start_run(folder.with_suffix(".whole"), *parts, key=key, scan=False))
         if index == 0:
             np.save(folder.with_suffix(".npy"), values)
-    if (folder / "checkpoints.NOT_FOR_RELEASE").exists():
+    if "resume" in options:
         run = resume_run(folder, *parts, scan=False)
     else:
         run = start_run(folder, *parts, key=key, scan=False)

@@ -41,7 +41,7 @@ def test_several_processes_make_the_run_of_one_and_survive_a_kill(count, alone, 
     assert launch(count, folder, "whole", "die") is None
     whole = np.load(folder.with_suffix(".npy"))
     np.testing.assert_allclose(whole, alone, rtol=2e-4, atol=2e-5)
-    began, lost, charged, resumed = launch(count, folder)
+    began, lost, charged, resumed = launch(count, folder, "resume")
     assert (began, lost, charged) == (5, 0, 12)
     np.testing.assert_array_equal(resumed.astype(np.float32), whole)
 
@@ -53,7 +53,7 @@ def test_several_processes_add_the_same_correlated_noise(tmp_path):
     *_, values = launch(2, tmp_path / "whole", "correlated")
     np.testing.assert_allclose(values, alone, rtol=2e-4, atol=2e-5)
     assert launch(2, tmp_path / "killed", "correlated", "die") is None
-    began, lost, charged, resumed = launch(2, tmp_path / "killed", "correlated")
+    began, lost, charged, resumed = launch(2, tmp_path / "killed", "correlated", "resume")
     assert (began, lost, charged) == (5, 0, 12)
     np.testing.assert_array_equal(resumed, values)
 
@@ -111,6 +111,6 @@ def test_the_recipe_for_two_processes_runs_as_it_is_written(tmp_path):
 def test_another_number_of_processes_pays_again(tmp_path):
     """Trap 12: sums are added in another order there, so the lost chunk gets new noise and is charged."""
     assert launch(2, tmp_path / "killed", "die") is None
-    began, lost, charged, values = launch(1, tmp_path / "killed")
+    began, lost, charged, values = launch(1, tmp_path / "killed", "resume")
     assert (began, lost, charged) == (10, 5, 12)
     assert np.isfinite(values).all()
