@@ -5,7 +5,9 @@ entropy when the sweep begins; kept, it makes a trial that a crash cut short the
 done again.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ import msgspec
 import numpy as np
 
 from gdpjax._core.files import write_atomically
+from gdpjax._core.folder_lock import FolderIsLocked, lock_folder
 from gdpjax._core.keys import fresh_key
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import UserError
@@ -59,16 +62,36 @@ class CompiledProgram(msgspec.Struct):
     num_compiled: records.Whole
 
 
+@contextlib.contextmanager
+def only_here(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of the folder, which is made if there is none.
+
+    Two sweeps that go on in one folder would both run the trials that are left.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(folder)
+    except FolderIsLocked as holder:
+        raise UserError(
+            f"another process{holder} is running the sweep in {folder}: wait for it, or end it and add --resume, or "
+            "choose another --out"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+    if lock.owner() is not None:
+        raise UserError(f"the sweep in {folder} is running in another thread of this process; choose another --out")
+    with contextlib.closing(lock):
+        lock.give_to(lock)
+        yield
+
+
 def begin(
     folder: Path, spec: Spec, examples: Examples, layout: Layout, num_trials: int, program_sha256: str
 ) -> jax.Array:
-    """Make the folder of a new sweep; returns the key of its unseeded trials."""
+    """Describe a new sweep in its folder, which is `only_here`; returns the key of its unseeded trials."""
+    # Another process may have begun one before the folder was ours.
     refuse_used(folder)
     key = fresh_key()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
     secret = {"key": np.asarray(jax.random.key_data(key)).tolist(), "data_sha256": examples.digest()}
     write_atomically(folder / KEYS, json.dumps(secret), mode=0o600)
     spec_name = SPEC_OF_A_CALL if spec.source.path is None else SPEC

@@ -136,7 +136,6 @@ def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> S
 
 def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console | None") -> None:
     """Run every trial that is not yet on record in ``folder``; refusals come before anything runs."""
-    from gdpjax.sweeps._results import read_rows
     from gdpjax.sweeps._run import Sweep, run_trials
 
     trials = list_trials(spec)
@@ -152,7 +151,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     done: set[int] = set()
     if resume:
         root = folders.resume(folder, spec, examples, digest)
-        done = {row["trial"] for row in read_rows(folder, layout)}
+        done = trials_on_record(folder, layout)
     if console is not None and isinstance(spec.seeds, tuple):
         console.print(f"[bold yellow]{SEED_NOTICE}")
 
@@ -162,9 +161,13 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
         refuse_equal_trials(spec, planned)
         backend = backend_for(spec.task, examples, observer)
         try:
-            if root is None:
-                root = folders.begin(folder, spec, examples, layout, len(trials), digest)
-            run_trials(Sweep(folder, spec.task, layout, planned, root), done, backend, observer)
+            with folders.only_here(folder):
+                if root is None:
+                    root = folders.begin(folder, spec, examples, layout, len(trials), digest)
+                else:
+                    # Another process may have gone on with it until the folder was ours.
+                    done = trials_on_record(folder, layout)
+                run_trials(Sweep(folder, spec.task, layout, planned, root), done, backend, observer)
         except KeyboardInterrupt:
             raise RunInterrupted(
                 f"interrupted: finished trials are on record in {folder}; the same again with --resume (resume=True) "
@@ -172,6 +175,13 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
             ) from None
         finally:
             backend.close()
+
+
+def trials_on_record(folder: Path, layout: Layout) -> set[int]:
+    """Return the numbers of the trials whose results are in the folder."""
+    from gdpjax.sweeps._results import read_rows
+
+    return {row["trial"] for row in read_rows(folder, layout)}
 
 
 def check_each_program(spec: Spec, examples: Examples) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ import numpy as np
 from gdpjax._core.arguments import check_instance
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
+from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
 from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
@@ -42,7 +43,6 @@ from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, s
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
-from gdpjax.training._lock import FolderLock, lock_folder
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
 from gdpjax.training._plan import IN_EPOCHS
 from gdpjax.training._processes import (
@@ -277,8 +277,18 @@ class Run:
         """Raise CheckpointError unless the folder is still this run's."""
 
         def check() -> None:
-            if self._lock is not None:
-                self._lock.check(self)
+            if self._lock is None:
+                return
+            if not self._lock.is_in_place():
+                raise CheckpointError(
+                    f"the folder {self._lock.path.parent} is no longer locked by this run: it was deleted or replaced, "
+                    "or the process was forked. Nothing was run; call resume_run"
+                )
+            if self._lock.owner() is not self:
+                raise CheckpointError(
+                    f"the run in {self._lock.path.parent} was resumed in this process since: go on with what "
+                    "resume_run returned then, or call it again"
+                )
 
         together(check)
 
@@ -637,7 +647,13 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
             make_private_folder(private)
         elif not _checkpoint.exists(folder):
             raise CheckpointError(f"nothing to resume: there is no checkpoint in {folder}")
-        locks.append(lock_folder(private))
+        try:
+            locks.append(lock_folder(private))
+        except FolderIsLocked as holder:
+            raise CheckpointError(
+                f"another process{holder} has the run in {private} open. Two would take the same steps with the same "
+                "noise: wait for it, or end it, then call resume_run"
+            ) from None
         # Another process may have begun one before the lock was ours.
         if begin:
             _refuse_a_second_run(folder)

@@ -1,6 +1,7 @@
 """Sweeps that run: one program for each shape, each trial as if alone, and nothing lost."""
 
 import dataclasses
+import fcntl
 import shutil
 import signal
 import subprocess
@@ -309,6 +310,36 @@ def test_a_folder_of_another_sweep_is_refused(several, small_digits):
         run_small(SEVERAL, changed, several, resume=True)
     with pytest.raises(UserError, match="nothing to resume"):
         run_small(SEVERAL, small_digits, several / "none", resume=True)
+
+
+def test_a_sweep_that_is_running_is_not_resumed_beside_it(several, tmp_path, small_digits):
+    """Not by another process, for which a second open file stands here, and not by another thread of this one."""
+    folder = shutil.copytree(several, tmp_path / "sweep")
+    with (folder / "lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=r"another process .* is running the sweep .*: wait for it, or end it"):
+            run_small(SEVERAL, small_digits, folder, resume=True)
+    with _folder.only_here(folder), pytest.raises(UserError, match="running in another thread"):
+        run_small(SEVERAL, small_digits, folder, resume=True)
+    run_small(SEVERAL, small_digits, folder, resume=True)
+    with (folder / "lock").open("r+") as file:
+        # It is released at the end.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_what_another_process_recorded_meanwhile_is_not_run_again(several, tmp_path, small_digits):
+    """Rows that come between the first look into the folder and the lock count."""
+    folder = shutil.copytree(several, tmp_path / "sweep")
+    parts = sorted((folder / PARTS).glob("*.parquet"))
+    aside = parts[-1].rename(tmp_path / "aside")
+    make = local()
+
+    def late(task, examples, observer):
+        aside.rename(parts[-1])
+        return make(task, examples, observer)
+
+    run_small(SEVERAL, small_digits, folder, resume=True, backend_for=late)
+    assert sorted((folder / PARTS).glob("*.parquet")) == parts
 
 
 def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_path, small_digits):

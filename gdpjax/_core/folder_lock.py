@@ -1,8 +1,11 @@
-"""One process at a time in a run's folder.
+"""One process at a time in a folder of a run or of a sweep.
+
+    lock = lock_folder(folder)      # FolderIsLocked where another process holds it
+    lock.give_to(run)               # of the objects of this process, the one that may write there
 
 Two processes that go on with one run take the same steps with the same noise, and delete each other's checkpoints. The
 operating system's lock on a file in the folder keeps the second one out, and is released when the first one ends,
-however it ends. Within one process the folder belongs to the `Run` that was begun or resumed last.
+however it ends. Within one process a lock has one owner.
 """
 
 import errno
@@ -14,8 +17,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from gdpjax.training._files import PRIVATE_FILE, CheckpointError
-
 try:
     import fcntl
 except ImportError:  # Windows
@@ -23,16 +24,21 @@ except ImportError:  # Windows
     import msvcrt
 
 LOCK = "lock"
+_MODE = 0o600
 _HELD_BY_ANOTHER = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 
+class FolderIsLocked(RuntimeError):
+    """Another process holds the lock; the message says which, in parentheses, or is empty."""
+
+
 class FolderLock:
-    """The lock of one folder, held until it is deleted or the process ends; made by `lock_folder`."""
+    """The lock of one folder, held until it is closed or deleted, or the process ends; made by `lock_folder`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._owner: Any = lambda: None
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _MODE)
         try:
             _lock(self._descriptor, path)
             _write_holder(self._descriptor)
@@ -41,9 +47,13 @@ class FolderLock:
             raise
         self._close = weakref.finalize(self, os.close, self._descriptor)
 
-    def give_to(self, run: object) -> None:
-        """Let only ``run`` pass `check` from now on."""
-        self._owner = weakref.ref(run)
+    def give_to(self, owner: object) -> None:
+        """Make ``owner`` the one object of this process that may write in the folder."""
+        self._owner = weakref.ref(owner)
+
+    def owner(self) -> object | None:
+        """Return the object that the lock was given to last, or None where there is none any more."""
+        return self._owner()
 
     def is_in_place(self) -> bool:
         """Return whether the locked file is still the one in the folder, which may have been deleted and made again."""
@@ -56,21 +66,8 @@ class FolderLock:
             return False
         return os.path.samestat(locked, in_folder)
 
-    def check(self, run: object) -> None:
-        """Raise CheckpointError unless ``run`` is still the one that may write in the folder."""
-        if not self.is_in_place():
-            raise CheckpointError(
-                f"the folder {self.path.parent} is no longer locked by this run: it was deleted or replaced, or the "
-                "process was forked. Nothing was run; call resume_run"
-            )
-        if self._owner() is not run:
-            raise CheckpointError(
-                f"the run in {self.path.parent} was resumed in this process since: go on with what resume_run "
-                "returned then, or call it again"
-            )
-
-    def forget(self) -> None:
-        """Close the file without releasing the lock, in a forked child: its parent holds it."""
+    def close(self) -> None:
+        """Release the lock; in a forked child only the parent can, and this forgets it there."""
         self._close()
 
 
@@ -82,7 +79,7 @@ def lock_folder(folder: Path) -> FolderLock:
     """Lock ``folder``, which exists, or take over this process's lock on it.
 
     Raises:
-      CheckpointError: another process holds the lock.
+      FolderIsLocked: another process holds the lock.
       OSError: the lock file cannot be opened.
     """
     path = folder.resolve() / LOCK
@@ -95,7 +92,7 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Lock an open file, or warn that its file system has no locks; CheckpointError if another process has it."""
+    """Lock an open file, or warn that its file system has no locks; FolderIsLocked if another process has it."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,14 +102,11 @@ def _lock(descriptor: int, path: Path) -> None:
         if error.errno not in _HELD_BY_ANOTHER:
             warnings.warn(
                 f"the file system of {path} has no locks ({error.strerror}): nothing keeps a second process from "
-                "resuming this run, so see to it that there is none",
+                "resuming what is in the folder, so see to it that there is none",
                 stacklevel=4,
             )
             return
-        raise CheckpointError(
-            f"another process{_holder(path)} has the run in {path.parent} open. Two would take the same steps with "
-            "the same noise: wait for it, or end it, then call resume_run"
-        ) from None
+        raise FolderIsLocked(_holder(path)) from None
 
 
 def _write_holder(descriptor: int) -> None:
@@ -147,7 +141,7 @@ def _forget_all() -> None:
     # Another thread of the parent may have held it.
     _GUARD = threading.Lock()
     for lock in list(_HELD.values()):
-        lock.forget()
+        lock.close()
 
 
 if hasattr(os, "register_at_fork"):
