@@ -33,6 +33,7 @@ def test_the_template_trains(project, tmp_path, capsys):
     assert main(["train", str(project / "train.toml"), "--out", str(out), "--resume"]) == 0
 
 
+@pytest.mark.slow
 def test_the_template_is_swept(project, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out)]) == 0

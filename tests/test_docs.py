@@ -14,7 +14,16 @@ import gdpjax
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 RUN_AS_A_NOTEBOOK = "fdp.md"  # in tests/test_notebook.py
-TAKE_LONG = ("correlated.md", "frameworks.md", "language.md", "sweeps.md", "training.md")
+TAKE_LONG = (
+    "auditing.md",
+    "composition.md",
+    "correlated.md",
+    "frameworks.md",
+    "gradients.md",
+    "language.md",
+    "sweeps.md",
+    "training.md",
+)
 """Pages that are run by `make test-docs`, and otherwise only read."""
 OURS = ("gdpjax", "experiments")
 MADE_BY_A_PAGE = ("waves",)

@@ -294,7 +294,7 @@ SMALL_BUGS = {
         "sampling",
     ),
 }  # fmt: skip
-QUICK = ["padding not masked", "half of the steps in the ledger"]
+QUICK = ["half of the steps in the ledger"]
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def audited(claimed):
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(AllocationEvent(NOISE, STEPS), id="allocation"),
+        pytest.param(AllocationEvent(NOISE, STEPS), id="allocation", marks=pytest.mark.slow),
         pytest.param(gdpjax.Event(NOISE, 1 / STEPS, STEPS), id="poisson", marks=pytest.mark.slow),
     ],
 )

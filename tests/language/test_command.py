@@ -202,6 +202,7 @@ def test_the_baseline_is_trained_too(whole, small, nothing_measured):
         assert np.any(leaf != public[name]), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_goes_on_to_the_same_weights(adapted, tmp_path, nothing_measured, monkeypatch):
     config = copy_without(adapted, tmp_path / "out", "epsilon_2")
     monkeypatch.setattr(command, "STEPS_AT_ONCE", 4)

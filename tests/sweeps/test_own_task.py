@@ -290,6 +290,7 @@ sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], wid
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_same_sweep(tmp_path):
     """Without a seed: the kept key makes the trials that were cut short the same runs with the same noise."""
     folder, spec = tmp_path / "killed", spec_with(penalty=[0.0, 0.1, 0.2, 0.3])

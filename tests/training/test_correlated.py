@@ -178,7 +178,7 @@ def test_what_does_not_go_together_is_refused(changes, message):
     [
         pytest.param("fixed", marks=pytest.mark.slow),
         pytest.param("apart", marks=pytest.mark.slow),
-        "buffered",
+        pytest.param("buffered", marks=pytest.mark.slow),
         "cyclic",
     ],
 )

@@ -122,7 +122,7 @@ def test_scanned_chunks_resume_too(small, tmp_path):
     assert same(finished(again, 10).state, reference.state)
 
 
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_leaves_of_size_zero(tmp_path, scan):
     """A layer without units has arrays without entries, and so have its moments; orbax writes no such arrays."""
     training, params, data = killed.build(num_steps=6)
