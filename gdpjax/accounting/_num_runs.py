@@ -77,7 +77,8 @@ def gamma_for_mean_num_runs(mean: Array, eta: Array) -> Array:
 
     Returns:
         gamma in (0, 1), of the broadcast shape; the mean is at least the given one, up to 1e-12 of it. NaN where no
-        gamma above 2^-1000 has it (eta close to -1). Give this very number to the sampler and to the bound.
+        gamma between 2^-1000 and 1 - 2^-53 has it (eta close to -1, or above 1e14). Give this very number to the
+        sampler and to the bound.
 
     Raises:
         ValueError: an argument outside its range, or shapes that do not broadcast.

@@ -271,13 +271,15 @@ def white_box_scores(released: PyTree, canaries: PyTree) -> Array:
 
 def _leaf_scores(released: Array, canaries: Array) -> Array:
     """Return the inner products of one leaf of the release, with or without steps, and of each canary, float[m]."""
+    if canaries.ndim == 0:
+        raise ValueError("expected canaries with a leading axis, got one number")
     num_canaries, *leaf_shape = canaries.shape
     expected = tuple(leaf_shape)
     has_steps = released.shape[1:] == expected and released.ndim == canaries.ndim
     total = released.sum(axis=0) if has_steps else released
     if total.shape != expected:
         raise ValueError(f"expected a release of shape {expected} or [steps, ...], got {total.shape}")
-    return canaries.reshape(num_canaries, -1) @ total.reshape(-1)
+    return canaries.reshape(num_canaries, total.size) @ total.reshape(-1)
 
 
 def black_box_scores(losses: Array, reference_losses: Array) -> Array:

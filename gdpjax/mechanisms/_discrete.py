@@ -38,6 +38,8 @@ from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
 _WORDS_PER_BLOCK = 4096
 _LARGEST_SUPPORT = 2**20
 _LARGEST_EXPONENT = 709.0  # of a float64
+LARGEST_VALUE = 2**62
+"""Added to noise it stays an int64, unless the noise is as large."""
 
 Uniform = Callable[[int], int]
 """A source of whole numbers uniform on [0, n)."""
@@ -163,7 +165,7 @@ class _Discrete(Mechanism):
             int64 of the same shape.
 
         Raises:
-            ValueError: traced or not integers.
+            ValueError: traced, not integers, or larger than 2^62.
         """
         if is_traced((key, value)):
             raise ValueError("exact integer sampling runs on the host: call it outside compiled code")
@@ -171,6 +173,8 @@ class _Discrete(Mechanism):
         if not np.issubdtype(integers.dtype, np.integer):
             raise ValueError(f"value must hold integers, got {integers.dtype}; round the query, not the answer")
         uniform = _uniform_from(key)
+        if integers.size and not -LARGEST_VALUE <= integers.min() <= integers.max() <= LARGEST_VALUE:
+            raise ValueError("value must hold whole numbers of at most 2^62 in size: their sum with noise is an int64")
         noise = [self._draw(uniform) for _ in range(integers.size)]
         return integers.astype(np.int64) + np.array(noise, np.int64).reshape(integers.shape)
 

@@ -3,12 +3,10 @@
 Composition is in `_compose`, and conversions to (epsilon, delta) and mu are in `_duality`.
 """
 
-import numbers
-
 import numpy as np
 
+from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import is_traced
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, check_curve, check_symmetric
 from gdpjax.tradeoff._derived_curves import Grouped, Hull, Mixture, Subsampled
@@ -187,8 +185,7 @@ def group(f: Curve, k: int) -> Curve:
     1.5
     """
     f = check_symmetric("f", f, "group privacy")
-    if isinstance(k, bool) or not isinstance(k, numbers.Integral) or not 1 <= k < 2**53:
-        raise ValueError(f"k must be a whole number >= 1, below 2^53, got {shown(k)}")
+    k = check_count("k", k)
     if isinstance(f, Gaussian):
         return f.replaced(mu=_multiplied(f.mu, k))
     if isinstance(f, Laplace):

@@ -29,8 +29,8 @@ def choose_microbatch(
     Candidates are 1, 2, 4, ... and the plan's capacity, and are bisected; what is returned was compiled and fits.
     Nothing is run, and no parameters are made. The account is that of one device, for the steps of a `Run`: the state
     that a lost chunk would be repeated from is in it, and a frozen base counts once. A loop of your own over
-    ``training.step`` needs about as much, and a copy of what is frozen. The account is of a single step: a loop of steps
-    (``scan=True``) held up to 3 % more where we measured it, which the tenth below leaves room for.
+    ``training.step`` needs about as much, and a copy of what is frozen. The account is of a single step: a loop of
+    steps (``scan=True``) held up to 3 % more where we measured it, which the tenth below leaves room for.
 
     Args:
       build: from a number of rows to a training, such as ``lambda rows: private_training(plan, loss_fn, optimizer,
