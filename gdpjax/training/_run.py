@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_instance
+from gdpjax._core.arguments import check_flag, check_instance
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
@@ -540,7 +540,9 @@ def start_run(
       CheckpointError: the folder cannot be written, or another process has it open.
     """
     folder = _folder(folder)
+    check_instance("training", training, Training, "which private_training(...) returned")
     check_instance("data", data, Data, "which training.place(...) returned")
+    scan = check_flag("scan", scan)
     if not folder.parts:
         raise ValueError("name a folder of its own for the run, got an empty name or the present folder")
     _checkpoint.check_path(folder)
@@ -579,7 +581,9 @@ def resume_run(
         another process has the folder open.
     """
     folder = _folder(folder)
+    check_instance("training", training, Training, "which private_training(...) returned")
     check_instance("data", data, Data, "which training.place(...) returned")
+    scan = check_flag("scan", scan)
     lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)
 
