@@ -4,6 +4,7 @@ python docs/hooks/notebook.py
 """
 
 import pathlib
+import re
 
 import jupytext
 import nbformat
@@ -12,11 +13,14 @@ from traitlets.config import Config
 
 PAGE = pathlib.Path(__file__).parents[1] / "fdp.md"
 NOTEBOOK = PAGE.parent / "notebooks" / "fdp.ipynb"
+PAGES = "https://github.com/gdpjax/gdpjax/blob/main/docs/"
 
 
 def convert() -> nbformat.NotebookNode:
     """The page as a notebook that has not run. Identifiers and metadata do not change from one time to the next."""
-    text = PAGE.read_text().replace("](figures/", "](../figures/").replace("](notebooks/", "](")
+    text = PAGE.read_text().replace("](figures/", "](../figures/")
+    text = re.sub(r"\[([^\]]*)\]\(notebooks/[^)]*\)", r"\1", text)  # the page's link to the notebook itself
+    text = re.sub(r"\]\(([\w/]+\.md)", rf"]({PAGES}\1", text)  # the site rewrites links of pages, not of notebooks
     text = text.replace(
         "# f-DP by example\n", "# f-DP by example, as a notebook\n", 1
     )  # the site shows titles, not files
