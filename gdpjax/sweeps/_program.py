@@ -207,11 +207,13 @@ def arguments_of(
 ) -> tuple[Numbers, Keys]:
     """Return the arguments of a program for trials side by side.
 
-    The last trial fills what is left of the width: the same run with the same keys again.
+    The settings of the last trial fill what is left of the width, with keys of their own: configurations that share a
+    key are refused as a whole.
     """
     num_missing = width - len(settings)
     settings = [*settings, *[settings[-1]] * num_missing]
-    keys = [*keys, *[keys[-1]] * num_missing]
+    unused = [Keys(*(jax.random.fold_in(key, lane) for key in keys[-1])) for lane in range(num_missing)]
+    keys = [*keys, *unused]
 
     numbers = {}
     for name in names:
