@@ -48,6 +48,7 @@ class RecordedSum:
       trace: where it was made.
       num_rows: its rows, padding included.
       num_devices: the devices that its rows were spread over.
+      has_mask: whether the clip was told which of its rows are padding.
       is_taken: whether a private transform has taken it.
     """
 
@@ -55,6 +56,7 @@ class RecordedSum:
     trace: Any
     num_rows: int
     num_devices: int
+    has_mask: bool
     is_taken: bool = False
 
     def is_made_of(self, leaves: list[Any]) -> bool:
@@ -86,8 +88,11 @@ class Provenance:
         # A copy in another process, or a deep copy, has made nothing.
         return Provenance, ()
 
-    def record(self, total: PyTree, num_rows: int, num_devices: int = 1) -> None:
-        """Record the sum ``total`` of ``num_rows`` rows, which were spread over ``num_devices``."""
+    def record(self, total: PyTree, num_rows: int, num_devices: int = 1, has_mask: bool = True) -> None:
+        """Record the sum ``total`` of ``num_rows`` rows, which were spread over ``num_devices``.
+
+        ``has_mask`` is false where the clip could have been told which rows are padding, and was not.
+        """
         leaves = jax.tree.leaves(total)
         first = id(leaves[0])
 
@@ -95,7 +100,7 @@ class Provenance:
             self._alive.pop(first, None)
 
         references = [weakref.ref(leaves[0], forget), *map(weakref.ref, leaves[1:])]
-        recorded = RecordedSum(references, current_trace(), num_rows, num_devices)
+        recorded = RecordedSum(references, current_trace(), num_rows, num_devices, has_mask)
         self._alive[first] = recorded
         self._has_made_sums = True
         self._wait_for(recorded.trace)

@@ -240,7 +240,7 @@ class ClippedGrad:
 
         # Leaves that are not trained get exact zeros.
         total = merge_leaves(call.params, call.is_trained, sums)
-        self.provenance.record(total, call.batch_size, num_devices)
+        self.provenance.record(total, call.batch_size, num_devices, has_mask=is_padding is not None)
         return (total, info) if self.return_info else total
 
     def _sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:

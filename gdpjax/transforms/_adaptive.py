@@ -181,6 +181,7 @@ def privatize_adaptive(
         target_quantile=checked_scalar("target_quantile", target_quantile, UNIT),
         learning_rate=checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
         overflow_per_step=checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT),
+        batches=batches,
         key=key,
         key_data=key_data,
         key_impl=key_impl,
@@ -210,9 +211,10 @@ def clip_norm_of(opt_state: PyTree) -> Array:
     >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, batches=batches,
     ...                         key=jax.random.key(0))
     >>> params, batch = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
+    >>> is_padding = jnp.array([False, True])
     >>> state = tx.init(params)
     >>> grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)
-    >>> clipped_sum, info = grad_fn(params, batch)
+    >>> clipped_sum, info = grad_fn(params, batch, is_padding=is_padding)
     >>> noisy_mean, state = tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
     >>> noisy_mean.shape, clip_norm_of(state).shape
     ((2,), ())
@@ -260,6 +262,7 @@ class _AdaptiveTransform:
     target_quantile: Array
     learning_rate: Array
     overflow_per_step: Array
+    batches: Poisson | None
     key: Array
     key_data: Array
     key_impl: str
@@ -366,7 +369,7 @@ class _AdaptiveTransform:
             return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
 
         # A sum was clipped elsewhere, and has to be at this state's clip norm.
-        _check_sum(updates, params, clipped_by, norms)
+        _check_sum(updates, params, clipped_by, norms, self.batches)
         if self.trainable is not None or self.max_batch_size is not None:
             raise ValueError(
                 "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
@@ -431,7 +434,7 @@ def _float32_range(bounds: Any) -> tuple[Array, Array]:
     return low, high
 
 
-def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> None:
+def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any, batches: Poisson | None) -> None:
     """Raise ValueError unless the arguments describe one clipped sum with the norms of its examples."""
     if clipped_by is None or norms is None:
         raise ValueError(
@@ -440,7 +443,7 @@ def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any) -> 
         )
     check_clip(clipped_by)
     check_leaves(updates, params)
-    check_origin(clipped_by, updates)
+    check_origin(clipped_by, updates, batches)
     if jnp.ndim(norms) != 1 or not jnp.issubdtype(jnp.result_type(norms), jnp.floating):
         raise ValueError(
             f"norms must be the per-example gradient norms before clipping, floating [B], got "

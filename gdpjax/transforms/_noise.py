@@ -37,7 +37,7 @@ from gdpjax._core.checks import (
 )
 from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
 from gdpjax._core.noise import standard_normals
-from gdpjax._core.provenance import Provenance, current_trace
+from gdpjax._core.provenance import Provenance, RecordedSum, current_trace
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import (
     broadcast_trainable,
@@ -310,11 +310,26 @@ def check_clip(clip: Any) -> None:
         )
 
 
-def check_origin(clip: Any, updates: PyTree) -> None:
-    """Raise ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed."""
+def check_origin(clip: Any, updates: PyTree, batches: Poisson | None) -> None:
+    """Raise ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed.
+
+    The sum of a batch that ``batches`` draws has a mask of its padding.
+    """
     provenance = getattr(clip, "provenance", None)
     if isinstance(provenance, Provenance):
-        provenance.take(updates, current_trace())
+        recorded = provenance.take(updates, current_trace())
+        _refuse_without_mask(recorded, batches)
+
+
+def _refuse_without_mask(recorded: RecordedSum | None, batches: Poisson | None) -> None:
+    """Raise ValueError for a sum of drawn rows whose padding was not named; one of another trace is believed."""
+    if batches is None or recorded is None or recorded.has_mask:
+        return
+    raise ValueError(
+        "batches= draws batches that are padded to their capacity, with rows of examples that are not in them, and "
+        "this sum counted all its rows. Give the mask that comes with the indices, grad_fn(params, x, y, "
+        "is_padding=is_padding); if every row is an example of the batch, say so: is_padding=jnp.zeros(len(x), bool)"
+    )
 
 
 class Accumulation:
@@ -342,7 +357,7 @@ class Accumulation:
         self.charge = AccumulationCharge(1.0, 0.0)
         self.num_private = 0
 
-    def sensitivity_factor(self, clip: Any, updates: PyTree) -> Array:
+    def sensitivity_factor(self, clip: Any, updates: PyTree, batches: Poisson | None) -> Array:
         """Return what the sensitivity of one of ``clip``'s sums is to be multiplied by for the sum of all of them.
 
         A `Sensitivity` that is stated by hand is that of the whole sum already.
@@ -362,6 +377,7 @@ class Accumulation:
                 )
 
         recorded = provenance.take(self._clipped_sum, self._trace)
+        _refuse_without_mask(recorded, batches)
         self.charge = charge_of_sum(
             clip,
             self._clipped_sum,
@@ -448,7 +464,7 @@ def privatize(
       key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
       batches: a `gdpjax.sampling.Poisson`, which is to draw the batches, too: in the place of the next three, which
         follow from it, and so cannot be other ones than it draws with. Its numbers are known before compiling; a sweep
-        in which one of them is traced gives the three.
+        in which one of them is traced gives the three. The sum must have been made with ``is_padding=``.
       sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
       overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
@@ -486,7 +502,8 @@ def privatize(
 
     Raises:
       ValueError: values out of range, batches beside the numbers that they stand for, a clip without ``sensitivity``,
-        updates that are no sum of this clip or were changed since, params=None, a leaf whose shape is not its
+        updates that are no sum of this clip, or were changed since, or (with batches) made without is_padding,
+        params=None, a leaf whose shape is not its
         parameter's, masked leaves, a key shared under vmap or that is a constant of a loop (`jax.lax.map`, scan) or of
         a shard_map over hyperparameters, a pair of sampling and relation without a bound.
 
@@ -568,10 +585,10 @@ def privatize(
 
         # The sensitivity is that of the clip's sum; of several sums that are added up, a little more.
         if accumulation is None:
-            check_origin(clip, updates)
+            check_origin(clip, updates, batches)
             factor = 1.0
         else:
-            factor = accumulation.sensitivity_factor(clip, updates)
+            factor = accumulation.sensitivity_factor(clip, updates, batches)
         if asks_for_no_noise(noise_multiplier):
             multiplier = 0.0
         else:
