@@ -157,10 +157,10 @@ def refuse_closed_over_rows(
         if is_coefficients:
             continue
 
-        other_lengths = set(shape[1:])
+        # The first axis of another one may be that of the data, too: the labels beside the inputs.
+        other_lengths = set()
         for other in arrays:
-            if other is not array:
-                other_lengths.update(np.shape(other))
+            other_lengths.update(np.shape(other)[1:])
         is_known_length = num_rows in lengths or num_rows in other_lengths
         has_rows_of_the_batch = (shape[1:], _dtype_kind(array.dtype)) in row_kinds
         if has_rows_of_the_batch or not is_known_length:

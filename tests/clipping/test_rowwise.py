@@ -406,3 +406,13 @@ def test_a_rule_that_closes_over_the_data_set_is_seen_after_a_call_on_one_batch(
     jax.eval_shape(grad_fn, W, X)
     with pytest.raises(ValueError, match=r"closes over an array float32\[40\]"):
         jax.eval_shape(grad_fn.drawn_from(40), W, X)
+
+
+def test_two_arrays_of_the_data_do_not_excuse_each_other():
+    """The rows are numbers of examples; inputs and labels that the loss closes over are equally long."""
+
+    def loss(w, index):
+        return w @ X[index] + jnp.sum(X @ w) + jnp.sum(Y)
+
+    with pytest.raises(ValueError, match="closes over an array"):
+        gdpjax.per_example_grad(loss)(W, jnp.arange(B))
