@@ -171,7 +171,7 @@ def spec_text(folder: Path) -> str:
 
 
 def keys_of(trial: Trial, root: jax.Array) -> Keys:
-    """Return a trial's own keys: those of `train` where it has a seed, else of the sweep's key, its number and settings.
+    """Return a trial's own keys: those of `train` where it has a seed, else of the sweep's key, number and settings.
 
     A trial that is run again with other settings has other noise: with the same, the difference would have none.
     """

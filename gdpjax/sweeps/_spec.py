@@ -197,6 +197,8 @@ def parse_spec(path: Path, text: str, task_fields: TaskFields) -> Spec:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply for a spec") from error
     return Reader(Source(path, text, lines_of(text)), content, task_fields).spec()
 
 
