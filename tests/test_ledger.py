@@ -73,11 +73,24 @@ def test_joint_event_is_the_one_of_the_combined_noise():
         '{"gdpjax_ledger": 2, "events": []}',
         '{"gdpjax_ledger": 1, "events": {}}',
         '{"gdpjax_ledger": 1, "events": [{"a": 1}]}',
+        '{"gdpjax_ledger": true, "events": []}',
+        '{"gdpjax_ledger": 1, "events": [], "more events": [1]}',
+        '{"gdpjax_ledger": 1, "events": [{"a": 1}], "events": []}',
+        pytest.param("[" * 100_000, id="nested"),
+        pytest.param(f'{{"gdpjax_ledger": 1{"0" * 5000}, "events": []}}', id="many digits"),
     ],
 )
 def test_bad_json(text):
     with pytest.raises(ValueError, match=r"expected|could not be read"):
         Ledger.from_json(text)
+
+
+def test_a_name_twice_in_json_is_refused():
+    text = Ledger([Event(1.0, 0.1, 1000)]).to_json()
+    twice = text.replace('"num_steps": 1000', '"num_steps": 1000, "num_steps": 1')
+    assert twice != text
+    with pytest.raises(ValueError, match="'num_steps' twice"):
+        Ledger.from_json(twice)
 
 
 def test_events_from_an_iterator_are_kept():

@@ -35,6 +35,7 @@ from gdpjax.accounting._rdp import DEFAULT_ORDERS, check_orders, column, convert
 
 _POISSON_MEAN = Domain("a number in (0, 1e6]", lambda x: (x > 0) & (x <= 1e6))
 _ROUNDING = 1 + 2.0**-36
+_MEAN_ERROR = 2.0**-41
 _LARGEST_EXPONENT = 500.0
 
 
@@ -246,7 +247,8 @@ def _negative_binomial_kernel(
     candidates = (1 - 1 / orders) * rdp + rate / orders
     smallest = jnp.minimum(candidates.min(axis=-1, keepdims=True), rate)
     selection = (1 + eta) * smallest
-    repetition = jnp.log(mean_kernel(eta, gamma)) / (orders - 1)
+    # The error of a mean close to 1 is large beside its logarithm.
+    repetition = (jnp.log(mean_kernel(eta, gamma)) + _MEAN_ERROR) / (orders - 1)
     return (rdp + selection + repetition) * _ROUNDING
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gdpjax._core import interop
+from gdpjax._core.documents import DocumentError, parse_document
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.ledger._events import (
@@ -117,14 +118,19 @@ class Ledger(Sequence[AnyEvent]):
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
         """Return the ledger of such a text, as `to_json` gives; ValueError for anything else or another version."""
+        # A name that is there twice would hide the events, or the noise, that it was given first.
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"expected the JSON text of a Ledger, got text that is not JSON: {error}") from error
-        if not isinstance(data, dict) or "gdpjax_ledger" not in data:
+            data = parse_document(text, dict[str, Any], "the JSON text of a Ledger")
+        except DocumentError as error:
+            raise ValueError(f"{error}; give what Ledger.to_json made") from error
+        if "gdpjax_ledger" not in data:
             raise ValueError("expected the JSON text of a Ledger (made by Ledger.to_json), got other JSON")
-        if data["gdpjax_ledger"] != FORMAT_VERSION:
-            raise ValueError(f"expected a Ledger of version {FORMAT_VERSION}, got version {data['gdpjax_ledger']}")
+        version = data["gdpjax_ledger"]
+        if version != FORMAT_VERSION or isinstance(version, bool):
+            raise ValueError(f"expected a Ledger of version {FORMAT_VERSION}, got version {shown(version)}")
+        unknown = data.keys() - {"gdpjax_ledger", "events"}
+        if unknown:
+            raise ValueError(f"expected gdpjax_ledger and events in a Ledger, got also {shown(sorted(unknown))}")
         try:
             # An empty text or object would read as a run without events.
             if not isinstance(data["events"], list):

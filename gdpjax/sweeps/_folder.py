@@ -22,7 +22,7 @@ from gdpjax._core.keys import fresh_key
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import STANDARD
-from gdpjax.sweeps._keys import Keys, make_keys
+from gdpjax.sweeps._keys import Keys, make_keys, with_settings
 from gdpjax.sweeps._layout import Layout
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._task import Examples
@@ -171,10 +171,13 @@ def spec_text(folder: Path) -> str:
 
 
 def keys_of(trial: Trial, root: jax.Array) -> Keys:
-    """Return a trial's own keys: those of `train` where it has a seed, else from the sweep's key and its number."""
+    """Return a trial's own keys: those of `train` where it has a seed, else of the sweep's key, number and settings.
+
+    A trial that is run again with other settings has other noise: with the same, the difference would have none.
+    """
     if trial.seed is not None:
         return make_keys(trial.seed, identity(trial))
-    key = jax.random.fold_in(root, trial.number)
+    key = with_settings(jax.random.fold_in(root, trial.number), identity(trial))
     init_key, training_key = jax.random.split(key, 2)
     return Keys(init_key, training_key)
 

@@ -31,13 +31,16 @@ def make_keys(seed: int | None, settings: Mapping[str, object]) -> Keys:
     if seed is None:
         return Keys(fresh_key(), fresh_key())
 
+    key = with_settings(jax.random.key(seed), settings)
+    init_key, training_key = jax.random.split(key, 2)
+    return Keys(init_key, training_key)
+
+
+def with_settings(key: jax.Array, settings: Mapping[str, object]) -> jax.Array:
+    """Return a key of ``key`` and all settings of a training; other settings get another one."""
     # 64 bits of a digest of the settings, in two words.
     text = json.dumps(settings, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).digest()
     first_word = int.from_bytes(digest[:4], "little")
     second_word = int.from_bytes(digest[4:8], "little")
-    key = jax.random.key(seed)
-    key = jax.random.fold_in(key, first_word)
-    key = jax.random.fold_in(key, second_word)
-    init_key, training_key = jax.random.split(key, 2)
-    return Keys(init_key, training_key)
+    return jax.random.fold_in(jax.random.fold_in(key, first_word), second_word)

@@ -132,10 +132,18 @@ class Spec:
         self.source.fail(field, problem)
 
     def described(self) -> dict[str, Any]:
-        """Return the content of the spec as JSON values, without comments, layout and the name of the file."""
+        """Return the content of the spec as JSON values, without comments, layout and the name of the file.
+
+        The task's defaults are in it where the spec leaves them out: they decide what is trained, too.
+        """
         content: dict[str, Any] = dict(self.task.names)
         for name in ("delta", "search", "num_configurations", "search_seed", "hold_out", "score", "minimize", "seeds"):
             content[name] = getattr(self, name)
+        # What a choice takes the place of has no part in the sweep; nor has a target beside a noise multiplier.
+        alternatives = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
+        for name, value in self.task.defaults.items():
+            if name != "delta" and alternatives.get(name) not in self.choices:
+                content[name] = (value.item() if hasattr(value, "item") else value,)
         for name, choice in self.choices.items():
             content[name] = dataclasses.asdict(choice) if isinstance(choice, Range) else choice
         return json.loads(json.dumps(content))
@@ -189,6 +197,8 @@ def parse_spec(path: Path, text: str, task_fields: TaskFields) -> Spec:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply for a spec") from error
     return Reader(Source(path, text, lines_of(text)), content, task_fields).spec()
 
 

@@ -178,6 +178,20 @@ def negative_binomial_pmf(eta, gamma, size):
     return np.concatenate([[0.0], pmf / pmf.sum()])
 
 
+@pytest.mark.parametrize("gamma", [1e-300, 1e-20, 1e-6, 0.5, 0.999, 1 - 2.0**-53])
+def test_a_mean_close_to_one_does_not_lower_the_bound(gamma):
+    orders = [1.001, 2.0, 64.0]
+    for eta in (-1 + 2.0**-40, -0.999999, -0.5, 0.0, 3.0):
+        bound = tuning_rdp([0.0, 0.0, 0.0], orders, eta=eta, gamma=gamma)
+        with mp.workdps(700):
+            e, g = mp.mpf(eta), mp.mpf(gamma)
+            mean = (1 - g) / (g * -mp.log(g)) if eta == 0 else (1 - g) * e / (g * (1 - g**e))
+            # Without anything leaked by one run, the smallest candidate of the selection is that of the largest order.
+            selection = (1 + e) * -mp.log(g) / mp.mpf(orders[-1])
+            for value, order in zip(bound, orders, strict=True):
+                assert mp.mpf(float(value)) >= selection + mp.log(mean) / (mp.mpf(order) - 1), (eta, order)
+
+
 @pytest.mark.parametrize(
     ("parameters", "pmf"),
     [

@@ -17,7 +17,7 @@ import pytest
 
 import gdpjax.sweeps as sweeps
 from gdpjax.sweeps import Model, Task, UserError, _run, _sweep
-from gdpjax.sweeps._folder import KEYS, read_programs
+from gdpjax.sweeps._folder import KEYS, keys_of, read_programs
 from gdpjax.sweeps._spec import spec_of_mapping
 from gdpjax.sweeps._task import Examples, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import list_trials, plan_trials
@@ -276,6 +276,42 @@ def test_another_model_under_the_same_names_is_not_resumed(searched, tmp_path):
     again = sweeps.run_sweep(TASK, spec, folder, resume=True)
     assert (folder / "results.parquet").read_bytes() == before
     assert len(again.rows) == 2
+
+
+def test_other_defaults_of_the_task_are_not_resumed(tmp_path):
+    """What a spec leaves out decides what is trained, too."""
+    defaults = {**NUMBERS, "delta": 1e-5}
+    task = dataclasses.replace(TASK, defaults=defaults)
+    spec = {"minimize": True, "hyperparameters": {"penalty": 0.1}}
+    sweeps.run_sweep(task, spec, tmp_path / "sweep")
+    for name, value in {"noise_multiplier": 1.0, "l2_clip_norm": 0.5, "learning_rate": 0.2}.items():
+        other = dataclasses.replace(TASK, defaults=defaults | {name: value})
+        with pytest.raises(UserError, match=rf"{name} is \[{value}\] here, but \[{NUMBERS[name]}\] in the sweep"):
+            sweeps.run_sweep(other, spec, tmp_path / "sweep", resume=True)
+
+    # A default that something else takes the place of has no part in it.
+    target = {**spec, "hyperparameters": {"epsilon": 3.0}}
+    described = [
+        spec_of_mapping(target, dataclasses.replace(TASK, defaults=defaults | {"noise_multiplier": value})).described()
+        for value in (1.0, np.float64(2.0), np.int32(3))
+    ]
+    assert described[0] == described[1] == described[2]
+    assert "noise_multiplier" not in described[0]
+
+
+def test_a_trial_with_other_settings_has_other_noise():
+    """Without a seed, too: the same noise on two settings would cancel in their difference."""
+    root = jax.random.key(0)
+
+    def key_data_of(**changes):
+        (trial,) = plan_trials(spec := spec_of_mapping(spec_with(**changes), TASK), list_trials(spec), 32)
+        return [jax.random.key_data(key).tolist() for key in keys_of(trial, root)]
+
+    base = key_data_of()
+    assert key_data_of() == base
+    for changes in ({"noise_multiplier": 3.0}, {"l2_clip_norm": 2.0}, {"epochs": 2}, {"penalty": 0.5}):
+        other = key_data_of(**changes)
+        assert all(a != b for a, b in zip(other, base, strict=True)), changes
 
 
 KILLED = """

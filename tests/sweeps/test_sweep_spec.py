@@ -30,6 +30,7 @@ BAD = {
     "no such dataset": ('dataset = "mnits"\n', "line 1: dataset must be one of digits, mnist, adult, imdb"),
     "no such model": (HEAD + 'model = "cnn"\n', "line 2: model must be one of mlp, paper_cnn, paper_mlp, paper_text"),
     "no TOML": (HEAD + "epochs = = 3\n", "is not TOML: Invalid value (at line 2, column 10)"),
+    "nested too deeply": (HEAD + "epochs = " + "[" * 5000 + "]" * 5000 + "\n", "is nested too deeply for a spec"),
     "a table that is none": (HEAD + "hyperparameters = 3\n", "line 2: hyperparameters: expected `object`, got `int`"),
     "empty list": (TABLE + "learning_rate = []\n", "line 3: learning_rate = [] leaves nothing to search"),
     "empty seeds": (TABLE + "seeds = []\n", "line 3: seeds = [] leaves nothing"),
