@@ -209,3 +209,14 @@ def test_shuffled_batches_in_words(noise):
     scheme = "on shuffled batches: each example in one step of the 10 of an epoch"
     assert f"{scheme}: noise multiplier {noise}, 30 steps" in text
     assert "permutations uniform but for 1e-28; the upper ends are those without amplification by sampling" in text
+
+
+def test_the_delta_of_a_plan_comes_first():
+    plan = gdpjax.make_plan(
+        noise_multiplier=2.0, clip=1.0, max_examples=1000, expected_batch_size=1000, num_steps=50, delta=1e-4
+    )
+    card = report(plan)
+    keys = [key for key in json.loads(card.to_json())["runs"][0]["figures"] if key.startswith("epsilon_at_delta")]
+    assert keys == [f"epsilon_at_delta_{delta}" for delta in ("0.0001", "1e-05", "1e-06", "1e-07")]
+    assert card.figure(keys[0]) == tuple(plan.epsilon_bounds())
+    assert "moments accountant at delta 0.0001" in card.to_text()

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import NUMBER_KINDS, REAL, Domain, check, is_traced, number_kind
+from gdpjax._core.checks import NUMBER_KINDS, POSITIVE, REAL, Domain, check, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
@@ -51,6 +51,17 @@ def check_count(name: str, value: Any, *, least: int = 1, most: int = MOST_INDEX
 
     counts = Domain(f"a whole number >= {least}", is_count, most)
     return int(check_number(name, value, counts))
+
+
+def check_expected_batch_size(value: Any, num_examples: int) -> float:
+    """Return the mean number of examples of a batch, at least 1; ValueError for a share of them."""
+    size = check_number("expected_batch_size", value, POSITIVE)
+    if size < 1:
+        raise ValueError(
+            f"expected_batch_size must be a number of examples, at least 1, got {size:g}; is that the sampling "
+            f"probability? Of {num_examples} examples it is a batch of {size * num_examples:g}"
+        )
+    return size
 
 
 def check_static_size(name: str, size: Any) -> None:

@@ -42,8 +42,18 @@ def check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: s
     values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, name: query}
     missing = [key for key, value in values.items() if value is None]
     if missing:
-        raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(values)}, or a Ledger and {name}=...")
+        alternatives = f"give all of {', '.join(values)}, or a Ledger and {name}=...{hint_for(run)}"
+        raise ValueError(f"missing {', '.join(missing)}; {alternatives}")
     return False
+
+
+def hint_for(run: Any) -> str:
+    """What to call for a plan, or for the state of an optimizer, as the end of a message."""
+    if hasattr(run, "epsilon_bounds"):
+        return f"; ask a {type(run).__name__} itself: .epsilon_bounds(), .mu_bounds(), .curve"
+    if isinstance(run, tuple | dict):
+        return "; of an optimizer's state give gdpjax.ledger_of(state)"
+    return ""
 
 
 def events_of(run: Ledger | AnyEvent) -> tuple[AnyEvent, ...]:

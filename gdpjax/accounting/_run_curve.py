@@ -49,7 +49,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
-from gdpjax.accounting._ledgers import Described, describe
+from gdpjax.accounting._ledgers import Described, describe, hint_for
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
@@ -602,7 +602,8 @@ def _check_arrays(
     }
     missing = [name for name, value in given.items() if value is None]
     if missing:
-        raise ValueError(f"missing {', '.join(missing)}; give all of {', '.join(given)}, or a Ledger")
+        alternatives = f"give all of {', '.join(given)}, or a Ledger{hint_for(noise_multiplier)}"
+        raise ValueError(f"missing {', '.join(missing)}; {alternatives}")
     if _is_zero(noise_multiplier):
         return
     check("noise_multiplier", noise_multiplier, POSITIVE)

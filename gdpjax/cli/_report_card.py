@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Any
 
-from gdpjax.reporting import DELTAS, report
+from gdpjax.reporting import report
 
 FORMATS = ("text", "markdown", "latex", "json", "html")
 _SUFFIXES = {".md": "markdown", ".tex": "latex", ".json": "json", ".html": "html", ".htm": "html"}
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     form = _form(arguments)
     runs = [_run(text) for text in arguments.runs]
-    card = report(*runs, deltas=arguments.delta or DELTAS, names=arguments.name)
+    card = report(*runs, deltas=arguments.delta or None, names=arguments.name)
     text = getattr(card, f"to_{form}")()
     if arguments.output is None:
         print(text)

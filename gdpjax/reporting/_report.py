@@ -87,7 +87,7 @@ class Report:
 
 
 @keyword_checked(delta="deltas", name="names")
-def report(*runs: Any, deltas: Any = DELTAS, names: Any = None) -> Report:
+def report(*runs: Any, deltas: Any = None, names: Any = None) -> Report:
     """The report card of runs: what they cost in privacy, by every measure that papers ask for.
 
     For each run: scheme and neighbours, epsilon at several deltas, mu and the regret of reporting it, the membership
@@ -99,7 +99,8 @@ def report(*runs: Any, deltas: Any = DELTAS, names: Any = None) -> Report:
         runs: each a `Plan`, a `Ledger`, an event, a triple (noise_multiplier, sampling_prob, num_steps) of Poisson
             sampling, a `CertifiedCurve`, or the path of a run's folder or of the JSON text of a Plan or Ledger. A plan
             is reported for its maximum of steps.
-        deltas: where epsilon is asked for, numbers strictly between 0 and 1; the other accountants at the first.
+        deltas: where epsilon is asked for, numbers strictly between 0 and 1; the other accountants at the first. By
+            default those of the plans among the runs, and then 1e-5, 1e-6 and 1e-7.
         names: what the runs are called, one text each; by default the name of the folder or file, or "run 1".
 
     Returns:
@@ -117,7 +118,8 @@ def report(*runs: Any, deltas: Any = DELTAS, names: Any = None) -> Report:
     """
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")
-    deltas = _checked_deltas(deltas)
+    if deltas is not None:
+        deltas = _checked_deltas(deltas)
     if names is None:
         names = [None] * len(runs)
     elif isinstance(names, str) or not hasattr(names, "__len__") or len(names) != len(runs):
@@ -126,6 +128,9 @@ def report(*runs: Any, deltas: Any = DELTAS, names: Any = None) -> Report:
         names = [check_text("a name", name) for name in names]
     pairs = enumerate(zip(runs, names, strict=True), start=1)
     described = [describe_run(run, name, f"run {place}") for place, (run, name) in pairs]
+    if deltas is None:
+        of_plans = [run.delta for run in described if run.delta is not None]
+        deltas = tuple(dict.fromkeys([*of_plans, *DELTAS]))
     return Report(described, [figures_of(run, deltas) for run in described])
 
 

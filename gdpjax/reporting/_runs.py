@@ -49,6 +49,7 @@ class Described(NamedTuple):
         curve: its certified curve.
         event: its steps, where all of them are alike: what other accountants can be asked about.
         not_private: why nothing is guaranteed; empty where something is.
+        delta: the one that a plan was made for.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Described(NamedTuple):
     curve: CertifiedCurve
     event: AnyEvent | None = None
     not_private: str = ""
+    delta: float | None = None
 
 
 def describe_run(run: Any, name: str | None, default: str) -> Described:
@@ -102,7 +104,7 @@ def _of_plan(plan: Plan, name: str) -> Described:
     # The other accountants are asked about one unit.
     event = described.event if plan.is_private and plan.group_size == 1 else None
     reason = "" if plan.is_private else str(plan.without_privacy())
-    return Described(name, described.scheme, neighbours, plan.curve, event, reason)
+    return Described(name, described.scheme, neighbours, plan.curve, event, reason, plan.delta)
 
 
 def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:

@@ -23,8 +23,8 @@ from typing import final
 
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_count, check_number
-from gdpjax._core.checks import POSITIVE, is_traced
+from gdpjax._core.arguments import check_count, check_expected_batch_size
+from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import as_key, fold_in, refuse_key_of_a_loop
 from gdpjax._core.types import Array
 from gdpjax.sampling._batches import PoissonBatches
@@ -44,7 +44,7 @@ class Poisson:
 
     Args:
       num_examples: N >= 1; the public maximum where the true number is private.
-      expected_batch_size: public number > 0, at most num_examples: the divisor of the noisy sum, as it is given.
+      expected_batch_size: public number >= 1, at most num_examples: the divisor of the noisy sum, as it is given.
       num_steps: length of the run, a whole number >= 1. The capacity is chosen for so many steps.
       capacity: slots of a batch, a whole number >= 1; by default the fewest with which some batch of the run does not
         fit with probability at most ``overflow``.
@@ -93,7 +93,7 @@ class Poisson:
                 "instead, and draw with gdpjax.sampling.poisson_sample"
             )
         num_examples = check_count("num_examples", num_examples)
-        expected_batch_size = check_number("expected_batch_size", expected_batch_size, POSITIVE)
+        expected_batch_size = check_expected_batch_size(expected_batch_size, num_examples)
         num_steps = check_count("num_steps", num_steps)
         if expected_batch_size > num_examples:
             raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core import roots
-from gdpjax._core.arguments import check_count, check_number, keyword_checked
+from gdpjax._core.arguments import check_count, check_expected_batch_size, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
@@ -73,7 +73,7 @@ def make_plan(
       clip: l2 clip norm > 0, or a rule such as `gdpjax.PerLeaf`.
       max_examples: public maximum of the number of examples (of users, if a row is a user's data). Smaller data are
         padded to it and larger refused; where the number is public (REPLACE_SPECIAL, REPLACE_ONE) data must have it.
-      expected_batch_size: public, at most max_examples; the divisor of the noisy sum. Poisson: the sampling probability
+      expected_batch_size: public, 1 to max_examples; the divisor of the noisy sum. Poisson: the sampling probability
         is expected_batch_size / max_examples, rounded down to a multiple of 2^-32. Uniform: the batch size.
       delta: strictly between 0 and 1.
       num_steps: the planned maximum; or ``epochs``: round(epochs * max_examples / expected_batch_size) steps.
@@ -125,11 +125,12 @@ def make_plan(
     if sampling is None:
         sampling = "poisson" if correlation is None else "shuffled"
 
+    max_examples = check_count("max_examples", max_examples)
+    expected_batch_size = check_expected_batch_size(expected_batch_size, max_examples)
+
     # Epochs as steps.
     if epochs is not None:
         epochs = check_number("epochs", epochs, POSITIVE)
-        max_examples = check_count("max_examples", max_examples)
-        expected_batch_size = check_number("expected_batch_size", expected_batch_size, POSITIVE)
         if sampling in IN_EPOCHS:
             num_selected = check_count("num_selected", num_selected)
             num_epochs = check_count("epochs", epochs)

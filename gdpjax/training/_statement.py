@@ -192,10 +192,16 @@ def _guarantee(plan: Any) -> str:
     if plan.announces_overflow and plan.overflow:
         batch = f"a batch above {plan.capacity} rows, at which a run stops and says so"
         lost = f"; {plan.overflow:.2g} of this delta pays for {batch}"
+    caution = ""
+    if plan.delta * plan.max_examples >= 1:
+        caution = (
+            f" THIS DELTA IS LARGE: it is not below 1 / {plan.max_examples}, and whoever publishes one {plan.unit} at "
+            "random meets such a delta, too."
+        )
     return (
         f"Guarantee: (epsilon, delta)-DP with delta = {plan.delta:g} and epsilon <= {upper} (the best epsilon of this "
         f"mechanism lies in [{lower}, {upper}]{lost}). But for a failure probability of 1e-10 it is mu-GDP with "
-        f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}])."
+        f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}]).{caution}"
     )
 
 

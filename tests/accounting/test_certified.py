@@ -124,3 +124,14 @@ def test_bad_calls(call, message):
 def test_estimate_takes_ledgers():
     estimate = accounting.epsilon_estimate(ledger(), delta=1e-5)
     assert abs(float(estimate) / 0.8645 - 1) < 3e-3
+
+
+def test_a_plan_or_a_state_in_the_place_of_a_run_is_told_where_to_ask():
+    class Plan:
+        epsilon_bounds = None
+
+    for function in (epsilon_bounds, accounting.certified):
+        with pytest.raises(ValueError, match=r"ask a Plan itself: \.epsilon_bounds\(\)"):
+            function(Plan())
+        with pytest.raises(ValueError, match=r"give gdpjax\.ledger_of\(state\)"):
+            function((1, 2))

@@ -101,7 +101,7 @@ def test_a_trial_is_the_training_of_its_settings(searched, tmp_path):
 
 
 def test_a_chunk_that_is_not_full_loses_no_trial(tmp_path, monkeypatch):
-    """What fills the width has keys of its own: with those of a trial, the noise of the whole chunk would be refused."""
+    """What fills the width has keys of its own: with those of a trial the noise of the whole chunk is refused."""
     monkeypatch.setattr(_sweep, "num_slots", lambda: 2)
     sweep = sweeps.run_sweep(TASK, spec_with(learning_rate=[0.05, 0.1, 0.2]), tmp_path / "sweep")
     assert [row["error"] for row in sweep.rows] == [None] * 3

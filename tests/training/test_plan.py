@@ -311,3 +311,16 @@ def test_a_change_that_a_plan_does_not_hold_is_refused(mnist):
         mnist.replace(epsilon=2.0)
     with pytest.raises(ValueError, match="no argument 'noise_multipler'; did you mean 'noise_multiplier'"):
         mnist.replace(noise_multipler=2.0)
+
+
+def test_a_sampling_probability_in_the_place_of_a_batch_size_is_refused():
+    with pytest.raises(ValueError, match=r"is that the sampling probability\? Of 50000 examples it is a batch of 4096"):
+        make_plan(clip=1.0, max_examples=50_000, expected_batch_size=0.08192, epochs=1, delta=1e-6, epsilon=3.0)
+
+
+@pytest.mark.parametrize(("delta", "is_large"), [(1e-3, True), (9e-4, False)])
+def test_a_statement_warns_of_a_delta_that_one_published_example_meets(delta, is_large):
+    plan = make_plan(
+        clip=1.0, max_examples=1000, expected_batch_size=1000, num_steps=1, delta=delta, noise_multiplier=2.0
+    )
+    assert ("THIS DELTA IS LARGE: it is not below 1 / 1000" in plan.statement()) is is_large
