@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import optax
 import pytest
@@ -14,7 +15,7 @@ from scipy import stats
 import gdpjax
 from gdpjax import NeighboringRelation, accounting
 from gdpjax.ledger import TruncatedPoissonEvent
-from gdpjax.training import Plan, make_plan, private_training
+from gdpjax.training import Plan, _plan, make_plan, private_training
 
 BASE = dict(clip=1.0, max_examples=60_000, expected_batch_size=256, delta=1e-5)
 
@@ -324,3 +325,16 @@ def test_a_statement_warns_of_a_delta_that_one_published_example_meets(delta, is
         clip=1.0, max_examples=1000, expected_batch_size=1000, num_steps=1, delta=delta, noise_multiplier=2.0
     )
     assert ("THIS DELTA IS LARGE: it is not below 1 / 1000" in plan.statement()) is is_large
+
+
+@pytest.mark.parametrize("shift", [0.05, 0.5, 1.0, 2.0, 4.0])
+def test_the_range_of_the_noise_counts_all_coordinates(shift):
+    """A shift that is spread over many coordinates leaves the range of more of them."""
+    largest = mpmath.mpf(_plan.LARGEST_NOISE)
+    plan = make_plan(**BASE, num_steps=100, noise_multiplier=1.0)
+    bound = plan._beyond(shift) / (plan.sampling_prob * plan.max_steps)
+    with mpmath.workdps(40):
+        for num_coordinates in 4 ** np.arange(16):
+            share = shift / mpmath.sqrt(int(num_coordinates))
+            beyond = mpmath.ncdf(share - largest) - mpmath.ncdf(-largest)
+            assert int(num_coordinates) * beyond <= bound
