@@ -105,3 +105,9 @@ def test_canaries_pass_through_clipping_among_examples():
 def test_bad_input(call):
     with pytest.raises(ValueError, match="must be"):
         call()
+
+
+def test_no_canaries_have_no_scores():
+    assert auditing.white_box_scores(jnp.ones((2, 3)), jnp.ones((0, 3))).shape == (0,)
+    with pytest.raises(ValueError, match="canaries with a leading axis"):
+        auditing.white_box_scores(jnp.ones(()), jnp.ones(()))

@@ -296,3 +296,11 @@ def test_whole_numbers_that_float32_would_round_are_refused():
     traced = jax.jit(lambda value: mechanism.sample(key, value, 1.0))
     assert np.isnan(traced(jnp.array([33554435]))).all()
     assert np.isfinite(traced(jnp.array([2**24, -5]))).all()
+
+
+@pytest.mark.parametrize("value", [2**62 + 1, -(2**62) - 1, 2**63])
+def test_integers_that_noise_could_push_out_of_int64_are_refused(value):
+    mechanism = DiscreteLaplaceMechanism(1.0)
+    with pytest.raises(ValueError, match=r"at most 2\^62 in size"):
+        mechanism.sample(jax.random.key(0), np.array([value]))
+    assert mechanism.sample(jax.random.key(0), np.array([2**62])).dtype == np.int64

@@ -363,3 +363,9 @@ def test_traced_parameters_out_of_range_give_nan():
         jax.jit(lambda b: subsample(PiecewiseLinear(SKEW.alpha, b), 0.5)(0.2))(SKEW.beta)
     with pytest.raises(ValueError, match="take it outside compiled code"):
         jax.jit(lambda b: inverse(PiecewiseLinear(SKEW.alpha, b))(0.2))(SKEW.beta)
+
+
+@pytest.mark.parametrize("k", [np.timedelta64(3, "s"), True, 0, 2**53])
+def test_a_group_has_a_whole_number_of_people(k):
+    with pytest.raises(ValueError, match="k must be"):
+        group(Gaussian(1.0), k)

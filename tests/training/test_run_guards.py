@@ -1,9 +1,10 @@
 """A run refuses what would let a repeated chunk meet other data, or be taken twice."""
 
+import jax
 import pytest
 
 import gdpjax
-from gdpjax.training import start_run
+from gdpjax.training import resume_run, start_run
 from tests.training import killed
 
 SMALL = killed.build()
@@ -29,3 +30,11 @@ def test_training_and_data_of_a_run_cannot_be_replaced(tmp_path):
     for name in ("training", "data"):
         with pytest.raises(AttributeError):
             setattr(run, name, None)
+
+
+def test_what_is_no_training_is_refused(tmp_path):
+    message = r"training must be a Training, which private_training\(\.\.\.\) returned"
+    with pytest.raises(ValueError, match=message):
+        start_run(tmp_path / "run", None, {}, None, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=message):
+        resume_run(tmp_path / "run", None, {}, None)
