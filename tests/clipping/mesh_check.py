@@ -17,10 +17,12 @@ PARAMS = {
     "b": np.zeros(32, np.float32),
     "c": np.full((32, 8), 1 / 8, np.float32),
 }
-X, Y = RNG.normal(size=(64, 16)).astype(np.float32), np.arange(64) % 8
+X = RNG.normal(size=(64, 16)).astype(np.float32)
+Y = np.arange(64) % 8
 
 
-GHOST, CHUNKS = {"strategy": "ghost"}, {"microbatch_size": 3}
+GHOST = {"strategy": "ghost"}
+CHUNKS = {"microbatch_size": 3}
 CASES = [
     (2, AxisType.Explicit, False, CHUNKS),
     (8, AxisType.Auto, False, CHUNKS),
@@ -35,7 +37,10 @@ def layer(w, h):
     return h @ w
 
 
-layer.defvjp(lambda w, h: (h @ w, (w, h)), lambda saved, g: (jnp.outer(saved[1], g), saved[0] @ g))
+layer.defvjp(
+    lambda w, h: (h @ w, (w, h)),
+    lambda saved, g: (jnp.outer(saved[1], g), saved[0] @ g),
+)
 
 
 def loss(p, x, y, key, scale):
@@ -48,9 +53,22 @@ def run(devices, axis_type, fsdp, **options):
     args = (PARAMS, X, Y, jax.random.key(7), np.float32(1.5))
     padding = np.arange(64) % 9 == 4
     if devices > 1:
-        mesh = jax.make_mesh((devices,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:devices])
-        put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
-        args = (put(PARAMS, *(("data",) if fsdp else ())), put(X, "data"), put(Y, "data"), *put(args[3:]))
+        mesh = jax.make_mesh(
+            (devices,),
+            ("data",),
+            axis_types=(axis_type,),
+            devices=jax.devices()[:devices],
+        )
+
+        def put(tree, *spec):
+            return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*spec)))
+
+        args = (
+            put(PARAMS, *(("data",) if fsdp else ())),
+            put(X, "data"),
+            put(Y, "data"),
+            *put(args[3:]),
+        )
         padding = put(padding, "data")
     step = jax.jit(lambda args, padding: grad_fn(*args, is_padding=padding), compiler_options=FAST)
     lowered = step.lower(args, padding)
@@ -82,7 +100,8 @@ def main():
 
 def checked_shard_map():
     """Where JAX would add gradients up over devices before they are clipped: refused, and right without the check."""
-    mesh, spec = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,)), PartitionSpec
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec
     specs = dict(mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
     answers = []
     for strategy in ("vmap", "ghost"):

@@ -13,7 +13,9 @@ from jax import lax
 from tests.clipping.patterns import batch, normal, pattern, tokens
 
 METHODS = {}
-OUTER, ROWS, FORMED = "outer product", "table rows", "formed"
+OUTER = "outer product"
+ROWS = "table rows"
+FORMED = "formed"
 
 
 def held(**methods):
@@ -42,17 +44,27 @@ straight = with_rule(lambda w: jnp.round(4 * w) / 4, lambda saved, g: (g,))
 
 
 def three(*shape):
-    return {"w": normal(1, *shape), "b": normal(2, shape[-1]), "v": normal(3, shape[-1], 2)}
+    return {
+        "w": normal(1, *shape),
+        "b": normal(2, shape[-1]),
+        "v": normal(3, shape[-1], 2),
+    }
 
 
 @held(w=OUTER, b=FORMED, v=OUTER)
 def rule_with_bias():
-    return lambda p, x: jnp.sum(jnp.tanh(dense(p["w"], p["b"], x[None]))[0] @ p["v"]), three(3, 4), (batch(3),)
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(dense(p["w"], p["b"], x[None]))[0] @ p["v"])
+
+    return loss, three(3, 4), (batch(3),)
 
 
 @held(w=FORMED, b=FORMED, v=FORMED)
 def rule_on_a_sequence():
-    return lambda p, x: jnp.sum(jnp.tanh(dense(p["w"], p["b"], x)) @ p["v"]), three(3, 4), (batch(6, 3),)
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(dense(p["w"], p["b"], x)) @ p["v"])
+
+    return loss, three(3, 4), (batch(6, 3),)
 
 
 @held(w=OUTER, v=OUTER)
@@ -60,14 +72,21 @@ def rule_with_casts_and_scales():
     def backward(saved, g):
         w, x = saved
         scale = 1 / (1 + jnp.sum(x**2))
-        wide = lambda v: v.astype(jnp.promote_types(v.dtype, jnp.float32))  # noqa: E731
+
+        def wide(v):
+            return v.astype(jnp.promote_types(v.dtype, jnp.float32))
+
         by_output = wide(g)[:, None] * wide(jnp.round(4 * x)) / 3
         by_input = jnp.squeeze(by_output[None].T, 2).reshape(3, 1, 4)[:, 0] * scale
         return -by_input.astype(w.dtype), w @ g
 
     layer = with_rule(lambda w, x: x @ w, backward)
     params = {"w": normal(1, 3, 4), "v": normal(3, 4, 2)}
-    return lambda p, x: jnp.sum(jnp.tanh(layer(p["w"].T.T, x)) @ p["v"]), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(layer(p["w"].T.T, x)) @ p["v"])
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, s=OUTER, r=FORMED)
@@ -85,12 +104,21 @@ def straight_through_weights():
 @held(e=ROWS, k=FORMED, m=FORMED)
 def straight_through_others():
     """A table, a kernel, and an estimator that masks."""
-    masked = with_rule(lambda w: jnp.round(w), lambda saved, g: (jnp.where(jnp.abs(saved[0]) < 0.5, g, 0),))
+    masked = with_rule(
+        lambda w: jnp.round(w),
+        lambda saved, g: (jnp.where(jnp.abs(saved[0]) < 0.5, g, 0),),
+    )
     params = {"e": normal(1, 7, 3), "k": normal(2, 2, 3, 4), "m": normal(3, 4, 4)}
 
     def loss(p, t):
         x = straight(p["e"])[t]
-        y = lax.conv_general_dilated(x[None], straight(p["k"]), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        y = lax.conv_general_dilated(
+            x[None],
+            straight(p["k"]),
+            (1,),
+            "SAME",
+            dimension_numbers=("NWC", "WIO", "NWC"),
+        )
         return jnp.sum(jnp.tanh(jnp.tanh(y[0].mean(0)) @ masked(p["m"])))
 
     return loss, params, (tokens(5, 7),)
@@ -119,7 +147,11 @@ def surrogate_gradient():
         return spikes(w, x), (x @ dw + dx @ w) / (1 + (x @ w) ** 2)
 
     params = {"w": normal(1, 3, 4), "v": normal(2, 4, 4)}
-    return lambda p, x: jnp.sum(spikes(p["v"], x + jnp.sin(spikes(p["w"], x[:3]))) * x), params, (batch(4),)
+
+    def loss(p, x):
+        return jnp.sum(spikes(p["v"], x + jnp.sin(spikes(p["w"], x[:3]))) * x)
+
+    return loss, params, (batch(4),)
 
 
 @held(e=ROWS, f=ROWS, n=FORMED, w=FORMED)
@@ -128,13 +160,27 @@ def rule_of_an_embedding():
         e, t = saved
         return jnp.zeros_like(e).at[t].add(3 * g, mode=mode) / 7, None
 
-    not_zeros = with_rule(lambda n, t: n[t], lambda saved, g: (jnp.ones_like(saved[0]).at[saved[1]].add(g), None))
-    params = {"e": normal(1, 7, 3), "f": normal(2, 5, 3), "n": normal(4, 9, 3), "w": normal(3, 3, 3)}
+    not_zeros = with_rule(
+        lambda n, t: n[t],
+        lambda saved, g: (jnp.ones_like(saved[0]).at[saved[1]].add(g), None),
+    )
+    params = {
+        "e": normal(1, 7, 3),
+        "f": normal(2, 5, 3),
+        "n": normal(4, 9, 3),
+        "w": normal(3, 3, 3),
+    }
 
     def loss(p, t):
-        look = lambda e, t: jnp.take(e, t, axis=0, mode="clip")  # noqa: E731
+        def look(e, t):
+            return jnp.take(e, t, axis=0, mode="clip")
+
         dropped, clipped = (with_rule(look, functools.partial(backward, mode)) for mode in ("drop", "clip"))
-        h = lax.scan(lambda h, i: (jnp.tanh(h @ p["w"] + dropped(p["e"], i)), None), jnp.ones(3, p["w"].dtype), t)[0]
+        h = lax.scan(
+            lambda h, i: (jnp.tanh(h @ p["w"] + dropped(p["e"], i)), None),
+            jnp.ones(3, p["w"].dtype),
+            t,
+        )[0]
         return jnp.sum(h * clipped(p["f"], t).sum(0) * not_zeros(p["n"], t[0])) + jnp.sum(dropped(p["e"], t[None]))
 
     return loss, params, (tokens(6, 13) - 3,)
@@ -142,7 +188,12 @@ def rule_of_an_embedding():
 
 @held(s=OUTER, b=FORMED, c=FORMED, v=OUTER)
 def rules_in_scans_and_checkpoints():
-    params = {"s": normal(1, 4, 3, 3), "b": normal(2, 3), "c": normal(3, 3, 3), "v": normal(4, 3, 3)}
+    params = {
+        "s": normal(1, 4, 3, 3),
+        "b": normal(2, 3),
+        "c": normal(3, 3, 3),
+        "v": normal(4, 3, 3),
+    }
 
     def loss(p, x):
         @jax.checkpoint
@@ -161,8 +212,18 @@ def rules_under_vmap_and_cond():
 
     def loss(p, x):
         h = jax.vmap(outer, (None, 0))(p["w"], x).sum(0)
-        first = lambda h: outer(p["a"], jnp.tanh(h))  # noqa: E731
-        return jnp.sum(lax.cond(x[0, 0] > 0, first, lambda h: outer(p["c"], h) + jnp.sin(outer(p["c"], h)), h))
+
+        def first(h):
+            return outer(p["a"], jnp.tanh(h))
+
+        return jnp.sum(
+            lax.cond(
+                x[0, 0] > 0,
+                first,
+                lambda h: outer(p["c"], h) + jnp.sin(outer(p["c"], h)),
+                h,
+            )
+        )
 
     return loss, params, (batch(6, 3),)
 
@@ -170,26 +231,43 @@ def rules_under_vmap_and_cond():
 @held(w=OUTER, g=OUTER)
 def rules_of_blocks():
     by_product = with_rule(
-        lambda w, x: jnp.einsum("hd,hde->he", x, w), lambda saved, g: (jnp.einsum("hd,he->hde", saved[1], g), None)
+        lambda w, x: jnp.einsum("hd,hde->he", x, w),
+        lambda saved, g: (jnp.einsum("hd,he->hde", saved[1], g), None),
     )
     by_entries = with_rule(
-        lambda w, x: jnp.einsum("hd,ehd->eh", x, w), lambda saved, g: (2 * g[:, :, None] * saved[1][None], None)
+        lambda w, x: jnp.einsum("hd,ehd->eh", x, w),
+        lambda saved, g: (2 * g[:, :, None] * saved[1][None], None),
     )
     params = {"w": normal(1, 3, 4, 2), "g": normal(2, 2, 3, 4)}
-    return lambda p, x: jnp.sum(by_product(p["w"], x).T * by_entries(p["g"], x) ** 2), params, (batch(3, 4),)
+
+    def loss(p, x):
+        return jnp.sum(by_product(p["w"], x).T * by_entries(p["g"], x) ** 2)
+
+    return loss, params, (batch(3, 4),)
 
 
 @held(a=OUTER, b=OUTER, w=OUTER)
 def rule_after_steps():
     params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4), "w": normal(3, 3, 5)}
-    return lambda p, x: jnp.sum(outer(straight(p["a"] @ p["b"]), outer(p["w"], x)) ** 2), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(outer(straight(p["a"] @ p["b"]), outer(p["w"], x)) ** 2)
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, u=OUTER)
 def rules_within_rules():
-    inner = with_rule(lambda w, x: jnp.sin(outer(w, x)), lambda saved, g: jax.vjp(outer, *saved)[1](5 * g))
+    inner = with_rule(
+        lambda w, x: jnp.sin(outer(w, x)),
+        lambda saved, g: jax.vjp(outer, *saved)[1](5 * g),
+    )
     params = {"w": normal(1, 3, 3), "u": normal(2, 3, 3)}
-    return lambda p, x: jnp.sum(inner(p["u"], inner(p["w"], x))), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(inner(p["u"], inner(p["w"], x)))
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, v=OUTER, r=OUTER)
@@ -202,9 +280,13 @@ def rules_with_options():
     rematerialised = jax.custom_vjp(lambda w, x: jnp.sin(x @ w))
     rematerialised.defvjp(
         lambda w, x: (jnp.sin(x @ w), (w, x, jnp.cos(x @ w))),
-        lambda saved, g: (jnp.outer(saved[1], g * saved[2]), saved[0] @ (g * saved[2])), optimize_remat=True,
-    )  # fmt: skip
-    two = with_rule(lambda w, x: (x @ w, x[0]), lambda saved, g: (jnp.outer(saved[1], mask * g[0] + g[1]), None))
+        lambda saved, g: (jnp.outer(saved[1], g * saved[2]), saved[0] @ (g * saved[2])),
+        optimize_remat=True,
+    )
+    two = with_rule(
+        lambda w, x: (x @ w, x[0]),
+        lambda saved, g: (jnp.outer(saved[1], mask * g[0] + g[1]), None),
+    )
     params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "r": normal(3, 3, 3)}
     mask = jnp.array([0.5, 1.0, 2.0])  # closed over
 
@@ -223,16 +305,29 @@ def rules_that_are_left_to_jax():
         return jnp.outer(saved[1], g), saved[0] @ g
 
     zeros = jax.custom_vjp(lambda w, x: x @ w)
-    forward = lambda w, x: (x.value @ w.value, (w.value, x.value))  # noqa: E731
+
+    def forward(w, x):
+        return (x.value @ w.value, (w.value, x.value))
+
     zeros.defvjp(forward, symbolic, symbolic_zeros=True)
     counting = with_rule(
-        lambda w, x: (x @ w, jnp.argmax(x)), lambda saved, g: (jnp.outer(saved[1], g[0]), saved[0] @ g[0])
+        lambda w, x: (x @ w, jnp.argmax(x)),
+        lambda saved, g: (jnp.outer(saved[1], g[0]), saved[0] @ g[0]),
     )
-    decayed = with_rule(lambda w, x: x @ w, lambda saved, g: (jnp.outer(saved[1], g) + saved[0], saved[0] @ g))
-    rounded = lambda x, g: jnp.outer(x, g).astype(jnp.float16).astype(g.dtype)  # noqa: E731
+    decayed = with_rule(
+        lambda w, x: x @ w,
+        lambda saved, g: (jnp.outer(saved[1], g) + saved[0], saved[0] @ g),
+    )
+
+    def rounded(x, g):
+        return jnp.outer(x, g).astype(jnp.float16).astype(g.dtype)
+
     coarse = with_rule(lambda w, x: x @ w, lambda saved, g: (rounded(saved[1], g), saved[0] @ g))
     silent = with_rule(lambda w, x: x @ w, lambda saved, g: (None, saved[0] @ g))
-    convolve = lambda k, x: jnp.convolve(x, k)  # noqa: E731
+
+    def convolve(k, x):
+        return jnp.convolve(x, k)
+
     filtered = with_rule(convolve, lambda saved, g: jax.vjp(convolve, *saved)[1](2 * g))
     params = {name: normal(i, 3, 3) for i, name in enumerate("wvutr")} | {"k": normal(9, 3)}
 
@@ -249,14 +344,19 @@ def rules_of_a_value_with_itself():
     """The same weight twice, a weight and itself transposed, and a weight with no data at all."""
     both = with_rule(
         lambda a, b, x: x @ a @ b,
-        lambda saved, g: (jnp.outer(saved[2], g), 3 * jnp.outer(saved[2], g), saved[0] @ g),
+        lambda saved, g: (
+            jnp.outer(saved[2], g),
+            3 * jnp.outer(saved[2], g),
+            saved[0] @ g,
+        ),
     )
     cube = with_rule(lambda a: a @ a @ a, lambda saved, g: (saved[0] @ g,))
     params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "u": normal(3, 3, 3)}
-    return (
-        lambda p, x: jnp.sum(jnp.sin(both(p["w"], p["w"], x) + both(p["v"], p["v"].T, x) + x @ cube(p["u"]))),
-        params, (batch(3),),
-    )  # fmt: skip
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(both(p["w"], p["w"], x) + both(p["v"], p["v"].T, x) + x @ cube(p["u"])))
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, v=FORMED)
@@ -271,7 +371,8 @@ def a_rule_with_keys_and_flags():
 
     dropped = with_rule(forward, backward)
     params = {"w": normal(1, 3, 4), "v": normal(2, 3)}
-    return (
-        lambda p, x, t: jnp.sum(dropped(p["w"], x * p["v"], jax.random.key(t), x > 0) ** 2), params,
-        (batch(3), tokens(0, 50)),
-    )  # fmt: skip
+
+    def loss(p, x, t):
+        return jnp.sum(dropped(p["w"], x * p["v"], jax.random.key(t), x > 0) ** 2)
+
+    return loss, params, (batch(3), tokens(0, 50))

@@ -13,7 +13,9 @@ from tests.clipping.patterns_custom import METHODS, held
 
 __all__ = ["METHODS"]
 
-FORMED, OUTER, ROWS = "formed", "outer product", "table rows"
+FORMED = "formed"
+OUTER = "outer product"
+ROWS = "table rows"
 
 
 def network(w, p, x):
@@ -34,12 +36,18 @@ def rows(*shape):
 
 @held(w=OUTER, b=FORMED, c=FORMED)
 def l2_over_the_kernels():
-    return lambda p, x: network(p["w"], p, x) + 0.1 * squares((p["w"], p["c"])), parameters(), (rows(40),)
+    def loss(p, x):
+        return network(p["w"], p, x) + 0.1 * squares((p["w"], p["c"]))
+
+    return loss, parameters(), (rows(40),)
 
 
 @held(w=OUTER, b=FORMED, c=FORMED)
 def l2_over_the_tree():
-    return lambda p, x: 3 * (network(p["w"], p, x) + 0.1 * squares(p)), parameters(), (rows(40),)
+    def loss(p, x):
+        return 3 * (network(p["w"], p, x) + 0.1 * squares(p))
+
+    return loss, parameters(), (rows(40),)
 
 
 @held(w=OUTER, b=FORMED, c=OUTER)
@@ -84,7 +92,10 @@ def weight_norm_by_row():
 
 @held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
 def weight_norm_of_the_kernel():
-    return lambda p, x: network(p["g"] * normalised(p["w"]), p, x), parameters(g=jnp.ones(())), (rows(40),)
+    def loss(p, x):
+        return network(p["g"] * normalised(p["w"]), p, x)
+
+    return loss, parameters(g=jnp.ones(())), (rows(40),)
 
 
 @held(w=OUTER, b=FORMED, c=FORMED)
@@ -95,8 +106,15 @@ def weight_norm_and_l2():
     return loss, parameters(), (rows(40),)
 
 
-@held(**{"Dense_0']['bias": FORMED, "Dense_0']['kernel": OUTER, "Dense_1']['bias": FORMED, "Dense_1']['kernel": OUTER,
-         "WeightNorm_0']['Dense_1/kernel/scale": FORMED})  # fmt: skip
+@held(
+    **{
+        "Dense_0']['bias": FORMED,
+        "Dense_0']['kernel": OUTER,
+        "Dense_1']['bias": FORMED,
+        "Dense_1']['kernel": OUTER,
+        "WeightNorm_0']['Dense_1/kernel/scale": FORMED,
+    }
+)
 def linen_weight_norm():
     import flax.linen as nn
 
@@ -122,7 +140,11 @@ def layers_normalised_before_a_scan():
 @held(e=ROWS, c=FORMED)
 def embedding_with_l2():
     params = {"e": normal(1, 90, 15), "c": normal(3, 15)}
-    return lambda p, t: jnp.sin(p["e"][t].sum(0) @ p["c"]) + 0.02 * squares(p), params, (tokens(6, 90),)
+
+    def loss(p, t):
+        return jnp.sin(p["e"][t].sum(0) @ p["c"]) + 0.02 * squares(p)
+
+    return loss, params, (tokens(6, 90),)
 
 
 @held(w=FORMED, b=FORMED, c=FORMED, k=FORMED)

@@ -7,7 +7,10 @@ import pytest
 
 import gdpjax
 
-STRATEGIES = {"vmap": {}, "microbatch": {"strategy": "microbatch", "microbatch_size": 2}}
+STRATEGIES = {
+    "vmap": {},
+    "microbatch": {"strategy": "microbatch", "microbatch_size": 2},
+}
 
 
 def loss(params, x, y):
@@ -52,15 +55,26 @@ def test_gradients_are_averaged_over_copies_before_clipping(strategy, bound):
 
 
 @pytest.mark.parametrize(
-    "multiplicity", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(32, marks=pytest.mark.slow)]
+    "multiplicity",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        3,
+        pytest.param(32, marks=pytest.mark.slow),
+    ],
 )
-def test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity(multiplicity):
+def test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity(
+    multiplicity,
+):
     """Trap 26. The same copies as rows of their own would move it by K clip norms."""
-    dot = lambda w, x: jnp.vdot(w, x)  # noqa: E731
+
+    def dot(w, x):
+        return jnp.vdot(w, x)
+
     grad_fn = gdpjax.clipped_grad(gdpjax.average_augmentations(dot, multiplicity, augmented_argnums=1), 1.5)
     assert grad_fn.sensitivity(gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE) == 1.5
     rng = np.random.default_rng(multiplicity)
-    w, is_padding = np.zeros(3, np.float32), np.arange(6) == 2
+    w = np.zeros(3, np.float32)
+    is_padding = np.arange(6) == 2
     call = fast(grad_fn)
     for scale in [100.0, 1.0, 0.1]:
         copies = rng.normal(size=(6, multiplicity, 3)) * scale + [50.0, 0, 0]
@@ -74,9 +88,19 @@ def test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multipl
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_copies_made_from_a_key_have_distinct_keys(strategy):
     averaged = gdpjax.average_augmentations(
-        lambda w, x, key: (jnp.vdot(w, x), jax.random.key_data(key)), 4, key_argnums=2, has_aux=True
+        lambda w, x, key: (jnp.vdot(w, x), jax.random.key_data(key)),
+        4,
+        key_argnums=2,
+        has_aux=True,
     )
-    grad_fn = gdpjax.clipped_grad(averaged, 1.0, key_argnums=2, has_aux=True, return_info=True, **STRATEGIES[strategy])
+    grad_fn = gdpjax.clipped_grad(
+        averaged,
+        1.0,
+        key_argnums=2,
+        has_aux=True,
+        return_info=True,
+        **STRATEGIES[strategy],
+    )
     _, info = fast(grad_fn)(jnp.zeros(3), X[:, 0], jax.random.key(3))
     assert info.aux.shape == (5, 4, 2)
     assert len(np.unique(np.asarray(info.aux).reshape(20, 2), axis=0)) == 20
@@ -98,10 +122,13 @@ def test_copies_made_from_a_key_are_averaged_too():
 
 def test_both_ways_at_once_and_keyword_arguments_are_shared():
     averaged = gdpjax.average_augmentations(
-        lambda w, x, key, power=1: jnp.vdot(w, x["image"]) ** power * jax.random.uniform(key), 4,
-        augmented_argnums=1, key_argnums=2,
-    )  # fmt: skip
-    w, key = jnp.ones(3), jax.random.key(0)
+        lambda w, x, key, power=1: jnp.vdot(w, x["image"]) ** power * jax.random.uniform(key),
+        4,
+        augmented_argnums=1,
+        key_argnums=2,
+    )
+    w = jnp.ones(3)
+    key = jax.random.key(0)
     value = averaged(w, {"image": X[0]}, key, power=2)
     by_hand = [(X[0, k].sum()) ** 2 * jax.random.uniform(jax.random.fold_in(key, k)) for k in range(4)]
     np.testing.assert_allclose(value, np.mean(by_hand), rtol=1e-5)
@@ -145,7 +172,10 @@ def test_bad_arguments_are_refused(options, message):
 def test_shapes_without_the_axis_of_copies_are_refused():
     averaged = gdpjax.average_augmentations(loss, 4, augmented_argnums=1)
     grad_fn = gdpjax.clipped_grad(averaged, 1.0, batch_argnums=(1, 2))
-    with pytest.raises(ValueError, match=r"argument 1 of one example .* 4 augmented copies, got shape \(3,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"argument 1 of one example .* 4 augmented copies, got shape \(3,\)",
+    ):
         grad_fn(PARAMS, X[:, 0], Y)
     with pytest.raises(ValueError, match="keep_batch_dim"):
         gdpjax.clipped_grad(averaged, 1.0, batch_argnums=(1, 2), keep_batch_dim=True)(PARAMS, X, Y)
@@ -157,7 +187,11 @@ def test_shapes_without_the_axis_of_copies_are_refused():
         averaged(PARAMS, x=X[0], y=Y[0])
     with pytest.raises(ValueError, match="one typed PRNG key"):
         gdpjax.average_augmentations(jitter, 4, key_argnums=3)(PARAMS, X[0, 0], Y[0], 0)
-    for result, options in [(lambda w, x: x, {}), (lambda w, x: x.size, {}), (lambda w, x: (w.sum(), x), {})]:
+    for result, options in [
+        (lambda w, x: x, {}),
+        (lambda w, x: x.size, {}),
+        (lambda w, x: (w.sum(), x), {}),
+    ]:
         with pytest.raises(ValueError, match="loss_fn"):
             gdpjax.average_augmentations(result, 4, augmented_argnums=1, **options)(PARAMS["w"], X[0])
     with pytest.raises(ValueError, match="must return"):

@@ -84,7 +84,14 @@ def by_strategy(loss_fn, clip, **options):
 
 @functools.cache
 def _shared(options):
-    return by_strategy(loss_and_aux, 0.5, batch_argnums=(1, 2), has_aux=True, return_info=True, **dict(options))
+    return by_strategy(
+        loss_and_aux,
+        0.5,
+        batch_argnums=(1, 2),
+        has_aux=True,
+        return_info=True,
+        **dict(options),
+    )
 
 
 def with_info(options):
@@ -170,7 +177,11 @@ def test_chunks_of_padding_are_skipped_unless_the_work_is_constant(strategy):
 def test_all_padding_and_empty_batches_give_zeros(options):
     params, x, y = make_problem()
     grad_fn = with_info(options)
-    for batch in [(x, y, np.ones(13, bool)), (x[:0], y[:0], None), (x[:0], y[:0], np.ones(0, bool))]:
+    for batch in [
+        (x, y, np.ones(13, bool)),
+        (x[:0], y[:0], None),
+        (x[:0], y[:0], np.ones(0, bool)),
+    ]:
         clipped, info = grad_fn(params, batch[0], batch[1], is_padding=batch[2])
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(clipped))
         assert info.norms.shape == batch[1].shape
@@ -185,7 +196,9 @@ def test_keys_are_folded_by_position_whatever_the_strategy(options):
     def factors(key):
         return jax.vmap(lambda position: jax.random.uniform(jax.random.fold_in(key, position)))(np.arange(7))
 
-    w, x, key = np.ones(3, np.float32), np.abs(normal(0, 7, 3)), jax.random.key(5)
+    w = np.ones(3, np.float32)
+    x = np.abs(normal(0, 7, 3))
+    key = jax.random.key(5)
     grad_fn = by_strategy(noisy_loss, 100.0, key_argnums=2, **options)
     np.testing.assert_allclose(grad_fn(w, x, key), np.asarray(factors(key)) @ x, rtol=1e-5)
 
@@ -194,7 +207,8 @@ def test_keyword_and_unbatched_arguments_pass_through():
     def scaled(w, x, scale, *, power):
         return (jnp.vdot(w, x) * scale["a"]) ** power
 
-    w, x = np.ones(3, np.float32), normal(0, 7, 3)
+    w = np.ones(3, np.float32)
+    x = normal(0, 7, 3)
     grad_fn = gdpjax.clipped_grad(scaled, 1e6)
     total = fast(lambda w, x: grad_fn(w, x, {"a": 2.0}, power=2))(w, x)
     expected = fast(jax.grad(lambda w: sum(scaled(w, row, {"a": 2.0}, power=2) for row in x)))(w)
@@ -202,7 +216,9 @@ def test_keyword_and_unbatched_arguments_pass_through():
 
 
 def test_several_parameter_arguments_share_one_norm():
-    w, v, x = np.ones(3, np.float32), np.ones(3, np.float32), normal(0, 7, 3) * 4
+    w = np.ones(3, np.float32)
+    v = np.ones(3, np.float32)
+    x = normal(0, 7, 3) * 4
     grad_fn = gdpjax.clipped_grad(lambda w, x, v: jnp.vdot(w, x) + jnp.vdot(v, 2 * x), 1.0, argnums=(0, 2))
     gw, gv = fast(grad_fn)(w, x, v)
     scale = 1 / (np.sqrt(5) * np.linalg.norm(x, axis=1, keepdims=True))
@@ -211,7 +227,8 @@ def test_several_parameter_arguments_share_one_norm():
 
 
 def test_keep_batch_dim():
-    w, x = np.ones(3, np.float32), normal(0, 7, 3)
+    w = np.ones(3, np.float32)
+    x = normal(0, 7, 3)
     batched = gdpjax.clipped_grad(lambda w, x: jnp.mean(x @ w), 1.0, keep_batch_dim=True)
     single = gdpjax.clipped_grad(lambda w, x: x @ w, 1.0)
     np.testing.assert_allclose(fast(batched)(w, x), fast(single)(w, x), rtol=1e-6)
@@ -242,7 +259,11 @@ def test_half_precision_parameters_give_float32_sums():
     assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
 
 
-@pytest.mark.parametrize("options", [pytest.param(STRATEGIES[0], marks=SLOW), STRATEGIES[2], STRATEGIES[4]], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(STRATEGIES[0], marks=SLOW), STRATEGIES[2], STRATEGIES[4]],
+    ids=str,
+)
 def test_data_wider_than_the_parameters_gives_sums_of_the_parameters_type(options):
     """A promotion of the parameters belongs to the loss: their gradient has their type, in chunks too."""
     with jax.enable_x64(True):
@@ -276,7 +297,11 @@ def test_sensitivity_under_every_relation():
     grad_fn = gdpjax.clipped_grad(loss, 0.5)
     relation = gdpjax.NeighboringRelation
     assert [grad_fn.sensitivity(r) for r in relation] == [0.5, 1.0, 0.5]
-    assert [gdpjax.clip_and_sum(0.5).sensitivity(r) for r in relation] == [0.5, 1.0, 0.5]
+    assert [gdpjax.clip_and_sum(0.5).sensitivity(r) for r in relation] == [
+        0.5,
+        1.0,
+        0.5,
+    ]
 
 
 def test_changing_the_traced_clip_norm_does_not_recompile():
@@ -306,18 +331,33 @@ def call(loss_fn=loss, clip=1.0, params=None, x=None, y=None, is_padding=None, *
 
 
 REFUSALS = {
-    "print": (dict(loss_fn=lambda p, x, y: (jax.debug.print("{}", y), loss(p, x, y))[1]), "side effects"),
+    "print": (
+        dict(loss_fn=lambda p, x, y: (jax.debug.print("{}", y), loss(p, x, y))[1]),
+        "side effects",
+    ),
     "callback": (
         dict(loss_fn=lambda p, x, y: loss(p, x, y) + jax.experimental.io_callback(np.float32, y, y)),
         "side eff",
     ),
-    "batch axis": (dict(loss_fn=lambda p, x, y: loss(p, x - jax.lax.pmean(x, "batch"), y)), "names an axis across"),
-    "vector loss": (dict(loss_fn=lambda p, x, y: x), "must return a scalar for ONE example"),
+    "batch axis": (
+        dict(loss_fn=lambda p, x, y: loss(p, x - jax.lax.pmean(x, "batch"), y)),
+        "names an axis across",
+    ),
+    "vector loss": (
+        dict(loss_fn=lambda p, x, y: x),
+        "must return a scalar for ONE example",
+    ),
     "integer loss": (dict(loss_fn=lambda p, x, y: jnp.int32(1)), "real floating-point"),
-    "hidden aux": (dict(loss_fn=lambda p, x, y: (loss(p, x, y), x)), "has_aux=True and return_info=True"),
+    "hidden aux": (
+        dict(loss_fn=lambda p, x, y: (loss(p, x, y), x)),
+        "has_aux=True and return_info=True",
+    ),
     "aux without info": (dict(has_aux=True), "return_info=True"),
     "aux missing": (dict(has_aux=True, return_info=True), r"must return \(loss, aux\)"),
-    "zero clip": (dict(clip=0.0), "l2_clip_norm must be a number > 0, from 1e-30 to 1e30, got 0"),
+    "zero clip": (
+        dict(clip=0.0),
+        "l2_clip_norm must be a number > 0, from 1e-30 to 1e30, got 0",
+    ),
     "negative clip": (dict(clip=-1.0), "got -1"),
     "NaN clip": (dict(clip=float("nan")), "got nan"),
     "infinite clip": (dict(clip=float("inf")), "got inf"),
@@ -325,28 +365,52 @@ REFUSALS = {
     "tiny clip": (dict(clip=1e-38), "from 1e-30 to 1e30"),
     "boolean clip": (dict(clip=True), "got True"),
     "half precision clip": (dict(clip=jnp.bfloat16(1.0)), "float32 or wider"),
-    "key parameter": (dict(params={"w": jnp.ones(2), "k": jax.random.key(0)}), r"\['k'\] is a PRNG key"),
+    "key parameter": (
+        dict(params={"w": jnp.ones(2), "k": jax.random.key(0)}),
+        r"\['k'\] is a PRNG key",
+    ),
     "string clip": (dict(clip="1"), "clip norm or a rule"),
     "no clip": (dict(clip=None), "clip norm or a rule"),
-    "float8 parameters": (dict(params={"w": jnp.ones(2, jnp.float8_e4m3fn)}), "16 bits or more"),
-    "integer parameters": (dict(params={"w": jnp.arange(3)}), "no trainable floating-point leaf"),
+    "float8 parameters": (
+        dict(params={"w": jnp.ones(2, jnp.float8_e4m3fn)}),
+        "16 bits or more",
+    ),
+    "integer parameters": (
+        dict(params={"w": jnp.arange(3)}),
+        "no trainable floating-point leaf",
+    ),
     "all frozen": (dict(trainable=False), "no trainable floating-point leaf"),
     "no parameters": (dict(params={}), "no trainable floating-point leaf"),
-    "non-array parameter": (dict(params={"w": jnp.ones(2), "f": object()}), r"\['f'\] is not an array"),
+    "non-array parameter": (
+        dict(params={"w": jnp.ones(2), "f": object()}),
+        r"\['f'\] is not an array",
+    ),
     "complex parameter": (dict(params={"w": jnp.ones(2, complex)}), "complex"),
     "unequal batches": (dict(x=jnp.ones((3, 4))), "leading axes of equal length"),
     "batch without axis": (dict(y=1.0), "no axis"),
-    "padding shape": (dict(is_padding=jnp.zeros(3, bool)), r"is_padding must be bool\[4\]"),
+    "padding shape": (
+        dict(is_padding=jnp.zeros(3, bool)),
+        r"is_padding must be bool\[4\]",
+    ),
     "padding dtype": (dict(is_padding=jnp.zeros(4)), r"is_padding must be bool\[4\]"),
     "trainable structure": (dict(trainable={"no": True}), "trainable must be"),
     "trainable values": (dict(trainable=jnp.ones(())), "Python bools"),
     "unknown strategy": (dict(strategy="fast"), "strategy must be one of"),
-    "work that is no flag": (dict(constant_work=1), "constant_work must be True or False"),
+    "work that is no flag": (
+        dict(constant_work=1),
+        "constant_work must be True or False",
+    ),
     "chunk zero": (dict(microbatch_size=0), "microbatch_size"),
-    "largest batch": (dict(max_batch_size=1.5), "max_batch_size must be a whole number"),
+    "largest batch": (
+        dict(max_batch_size=1.5),
+        "max_batch_size must be a whole number",
+    ),
     "chunk with vmap": (dict(microbatch_size=2, strategy="vmap"), "whole batch"),
     "overlapping roles": (dict(batch_argnums=(0, 1)), "distinct"),
-    "legacy key": (dict(key_argnums=2, batch_argnums=1, y=np.zeros(2, np.uint32)), "typed PRNG key"),
+    "legacy key": (
+        dict(key_argnums=2, batch_argnums=1, y=np.zeros(2, np.uint32)),
+        "typed PRNG key",
+    ),
     "not a function": (dict(loss_fn=3), "must be a function"),
 }
 
@@ -360,7 +424,10 @@ def test_bad_input_is_refused_with_advice(case):
 
 def test_a_loss_that_gets_too_much_says_what_it_gets():
     """The labels are said to be shared, so they come whole; JAX's own message says nothing of that."""
-    indexed = lambda p, x, y: (x @ p)[jnp.newaxis].at[y].get().reshape(())  # noqa: E731
+
+    def indexed(p, x, y):
+        return (x @ p)[jnp.newaxis].at[y].get().reshape(())
+
     grad_fn = gdpjax.clipped_grad(indexed, 1.0, shared_argnums=2)
     with pytest.raises(TypeError) as caught:
         grad_fn(jnp.zeros((5, 3)), jnp.ones((4, 5)), jnp.arange(4))
@@ -377,7 +444,8 @@ def test_no_row_moves_the_gradient_of_another(options):
     """Trap 22, in the sum itself: the norms of all others stay the same to the bit, and so does what they add."""
     params, x, y = make_problem()
     grad_fn = with_info(options)
-    others, padding = np.arange(13) != 3, np.arange(13) == 3
+    others = np.arange(13) != 3
+    padding = np.arange(13) == 3
     x_moved = np.where(padding[:, None], x + 1, x)
     norms, moved = (np.asarray(grad_fn(params, rows, y)[1].norms) for rows in (x, x_moved))
     assert moved[3] != norms[3]

@@ -53,7 +53,8 @@ def gram_norms(a, s):
 def cancelling(seed, large):
     """Two positions that nearly cancel: the gradient is what is left."""
     rng = np.random.default_rng(seed)
-    a, s = rng.normal(size=(1, 1, 8)) * large, rng.normal(size=(1, 1, 8)) * large
+    a = rng.normal(size=(1, 1, 8)) * large
+    s = rng.normal(size=(1, 1, 8)) * large
     left = rng.normal(size=(1, 1, 8))
     return (
         np.concatenate([a, a, left], axis=1).astype(np.float32),
@@ -62,7 +63,12 @@ def cancelling(seed, large):
 
 
 @pytest.mark.parametrize(
-    "large", [1e2, pytest.param(1e3, marks=pytest.mark.slow), pytest.param(1e4, marks=pytest.mark.slow)]
+    "large",
+    [
+        1e2,
+        pytest.param(1e3, marks=pytest.mark.slow),
+        pytest.param(1e4, marks=pytest.mark.slow),
+    ],
 )
 def test_positions_that_cancel_do_not_hide_a_gradient(large):
     missed = 0
@@ -77,11 +83,15 @@ def test_positions_that_cancel_do_not_hide_a_gradient(large):
     assert missed > 0 or large < 1e3  # the broken version fails here
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype",
+    [jnp.float32, jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(("times", "loss"), [(1, outer_loss), (3, outer_loss), (1, ruled_loss)])
 def test_no_pair_of_factors_beats_the_bound(times, loss, dtype):
     """Factors over the whole range of the dtype: their product may overflow, and so may either square."""
-    largest, smallest = float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).tiny)
+    largest = float(jnp.finfo(dtype).max)
+    smallest = float(jnp.finfo(dtype).tiny)
     rng = np.random.default_rng(0)
     sizes = [0.0, smallest, 1e-4, 1.0, 1e4, largest / 4, largest, np.inf, np.nan]
     pairs = [(x, y) for x in sizes for y in sizes]
@@ -153,7 +163,8 @@ def loss_of_every_kind(p, x, t):
 def test_a_bad_row_is_that_row_removed_in_every_kind():
     shapes = {"w": (3, 2), "r": (3, 2), "e": (4, 2), "b": (2,)}
     params = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-    x, t = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), np.arange(8).reshape(4, 2) % 4
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    t = np.arange(8).reshape(4, 2) % 4
     grad_fn = gdpjax.clipped_grad(loss_of_every_kind, 1.0, batch_argnums=(1, 2), strategy="ghost")
     run = fast(lambda x, padding: grad_fn(params, x, t, is_padding=padding))
     removed = run(x, np.arange(4) == 1)
@@ -166,7 +177,8 @@ def test_a_bad_row_is_that_row_removed_in_every_kind():
 
 
 def test_sums_are_float32_whatever_is_computed():
-    a, s = np.full((3, 1, 4), 1.5, jnp.bfloat16), np.ones((3, 1, 2), jnp.bfloat16)
+    a = np.full((3, 1, 4), 1.5, jnp.bfloat16)
+    s = np.ones((3, 1, 2), jnp.bfloat16)
     total, info = clipped(a, s, bound=100.0)
     assert total.dtype == info.norms.dtype == jnp.float32
     np.testing.assert_allclose(total, 4.5, rtol=1e-5)
@@ -178,7 +190,10 @@ def test_norm_and_sum_are_of_one_bfloat16_gradient(strategy):
     num_rows, size = 140, 20_000
     a = np.full((num_rows, size), 1 + 2**-7, jnp.bfloat16)
     b = np.full((num_rows, size), 1 + 130 / 256, jnp.bfloat16)  # the product rounds up
-    loss = lambda w, a, b: jnp.sum(w * a * b).astype(jnp.float32)  # noqa: E731
+
+    def loss(w, a, b):
+        return jnp.sum(w * a * b).astype(jnp.float32)
+
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), strategy=strategy)
     run = jax.jit(lambda a, b, padding: grad_fn(np.zeros(size, jnp.bfloat16), a, b, is_padding=padding))
     change = np.float64(run(a, b, np.zeros(num_rows, bool))) - np.float64(run(a, b, np.arange(num_rows) == 0))
@@ -196,7 +211,9 @@ def test_the_same_for_explicit_gradients():
 
 
 def test_a_zero_activation_next_to_a_huge_cotangent_is_nothing():
-    loss = lambda p, x, y: jnp.sum((x @ p) * y)  # noqa: E731
+    def loss(p, x, y):
+        return jnp.sum((x @ p) * y)
+
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
     x = np.array([[0.0] * 4, [1.0] * 4], np.float32)
     y = np.array([[3e38] * 4, [1.0] * 4], np.float32)
@@ -207,7 +224,10 @@ def test_indices_beyond_int32_do_not_wrap():
     with jax.enable_x64(True):
         index = np.array([2**32, 1])
         for mode, row in [("clip", 4), ("fill", None)]:
-            loss = lambda e, i, mode=mode: jnp.sum(jnp.nan_to_num(jnp.take(e, i, axis=0, mode=mode)))  # noqa: E731
+
+            def loss(e, i, mode=mode):
+                return jnp.sum(jnp.nan_to_num(jnp.take(e, i, axis=0, mode=mode)))
+
             total = np.asarray(fast(gdpjax.clipped_grad(loss, 10.0, strategy="ghost"))(np.ones((5, 1)), index))[:, 0]
             expected = np.zeros(5)
             expected[1] = 1
@@ -217,8 +237,11 @@ def test_indices_beyond_int32_do_not_wrap():
 
 
 def test_a_scale_beyond_half_precision():
-    loss = lambda p, x: jnp.sum(x @ (p * 1e5).astype(jnp.float16)).astype(jnp.float32) * 1e-3  # noqa: E731
-    p, x = np.full((3, 2), 1e-5, np.float32), np.full((2, 3), 0.01, np.float16)
+    def loss(p, x):
+        return jnp.sum(x @ (p * 1e5).astype(jnp.float16)).astype(jnp.float32) * 1e-3
+
+    p = np.full((3, 2), 1e-5, np.float32)
+    x = np.full((2, 3), 0.01, np.float16)
     ghost, vmap = (fast(gdpjax.clipped_grad(loss, 1.0, strategy=s))(p, x) for s in ("ghost", "vmap"))
     np.testing.assert_allclose(ghost, vmap, rtol=1e-2)
     assert np.linalg.norm(ghost) > 0.5

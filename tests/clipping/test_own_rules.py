@@ -99,14 +99,18 @@ def test_no_row_beats_the_bound():
     grad_fn = gdpjax.clipped_grad(loss, Smooth(0.5))
     run = fast(lambda rows, is_padding: grad_fn(PARAMS, rows, is_padding=is_padding))
     for scale in [0.0, 1e-38, 1e-20, 1e-3, 0.3, 1.0, 1e5, 1e30, 3e38, np.inf, np.nan]:
-        for direction in [np.ones(5), -others.sum(axis=0) / np.abs(others.sum(axis=0)).max()]:
+        for direction in [
+            np.ones(5),
+            -others.sum(axis=0) / np.abs(others.sum(axis=0)).max(),
+        ]:
             rows = np.concatenate([others, (scale * direction)[None]]).astype(np.float32)
             without, added = (flat(run(rows, np.arange(7) >= count)) for count in (6, 7))
             assert np.linalg.norm(added - without) <= 0.5, scale
 
 
 def test_a_sweep_over_a_traced_clip_norm_compiles_once():
-    rows, traces = rows_of_all_sizes(), []
+    rows = rows_of_all_sizes()
+    traces = []
 
     @fast
     @jax.vmap
@@ -125,7 +129,12 @@ def test_a_sweep_over_a_traced_clip_norm_compiles_once():
 
 def plan_with(rule):
     return gdpjax.make_plan(
-        clip=rule, max_examples=1000, expected_batch_size=50, num_steps=10, delta=1e-5, noise_multiplier=1.0
+        clip=rule,
+        max_examples=1000,
+        expected_batch_size=50,
+        num_steps=10,
+        delta=1e-5,
+        noise_multiplier=1.0,
     )
 
 
@@ -137,7 +146,10 @@ def test_a_plan_is_saved_and_loaded_with_it():
     assert isinstance(again.clip, Smooth)
     assert again.to_json() == text
     assert "gradients scaled by the rule Smooth, to l2 norm at most 0.5, with" in plan.statement()
-    with pytest.raises(ValueError, match=r"must be one of .*Flat.*Smooth.*, got 'Other'; import the module that defi"):
+    with pytest.raises(
+        ValueError,
+        match=r"must be one of .*Flat.*Smooth.*, got 'Other'; import the module that defi",
+    ):
         gdpjax.Plan.from_json(text.replace("Smooth", "Other"))
     with pytest.raises(ValueError, match="fields of the clipping rule Smooth do not fit"):
         gdpjax.Plan.from_json(text.replace("l2_clip_norm", "l2"))
@@ -150,7 +162,11 @@ def test_the_five_rules_are_saved_as_ever(monkeypatch):
     saved = [
         {"rule": "Flat", "l2_clip_norm": 1.5},
         {"rule": "PerLeaf", "l2_clip_norm": 1.5},
-        {"rule": "PerGroup", "groups_of": {"a": "x", "b": "y"}, "l2_clip_norms": {"x": 1.0, "y": 2.0}},
+        {
+            "rule": "PerGroup",
+            "groups_of": {"a": "x", "b": "y"},
+            "l2_clip_norms": {"x": 1.0, "y": 2.0},
+        },
         {"rule": "Normalize", "l2_clip_norm": 1.5},
         {"rule": "AutoS", "l2_clip_norm": 1.5, "gamma": 0.25},
     ]
@@ -175,7 +191,8 @@ def test_a_coefficient_of_one_row_does_not_depend_on_the_others():
             assert norm.shape == unit.shape == ()
             return bound / jnp.max(norm)
 
-    rows, rule = rows_of_all_sizes(2), OfTheBatch(0.5)
+    rows = rows_of_all_sizes(2)
+    rule = OfTheBatch(0.5)
     alone = [total_of(rule, row[None]) for row in rows]
     np.testing.assert_allclose(total_of(rule, rows), sum(alone), rtol=1e-5)
 
@@ -203,7 +220,11 @@ def lying_groups(of_leaf, bounds):
 @pytest.mark.parametrize(
     ("of_leaf", "bounds", "message"),
     [
-        ((0, 1), (1.0, 0.1), "have bounds of 0.502494 together.*above its l2_norm_bound of 0.5"),
+        (
+            (0, 1),
+            (1.0, 0.1),
+            "have bounds of 0.502494 together.*above its l2_norm_bound of 0.5",
+        ),
         ((0,), (1.0,), "each of the 2 parameters"),
         ((0, 1), (1.0,), "each of the 2 parameters the number of one of its 1 bounds"),
         ((0, -1), (1.0,), "each of the 2 parameters"),
@@ -225,10 +246,20 @@ def test_groups_with_traced_bounds_that_do_not_fit_give_nan():
 
 
 def test_bad_rules_are_refused():
-    with pytest.raises(ValueError, match="l2_norm_bound of the clipping rule Smooth must be a finite number > 0"):
+    with pytest.raises(
+        ValueError,
+        match="l2_norm_bound of the clipping rule Smooth must be a finite number > 0",
+    ):
         gdpjax.clipped_grad(loss, Smooth(-1.0))
-    with pytest.raises(ValueError, match=r"coefficient of the clipping rule Lying must be one number .* shape"):
-        jax.eval_shape(gdpjax.clipped_grad(loss, Lying(0.5, factor=np.ones(2))), PARAMS, rows_of_all_sizes(2))
+    with pytest.raises(
+        ValueError,
+        match=r"coefficient of the clipping rule Lying must be one number .* shape",
+    ):
+        jax.eval_shape(
+            gdpjax.clipped_grad(loss, Lying(0.5, factor=np.ones(2))),
+            PARAMS,
+            rows_of_all_sizes(2),
+        )
     with pytest.raises(ValueError, match="saved under the name 'Flat' already"):
         type("Flat", (Smooth,), {})
     with pytest.raises(ValueError, match="traced clip norm has no JSON form"):

@@ -21,7 +21,10 @@ def gradients(name, dtype):
     """Per-example gradients by JAX alone, as float64 matrices [B, d] in one array, and the parts of the leaves."""
     loss, params, rows = make(name, dtype)
     floating, merge = split(params)
-    each = lambda floating, rows: jax.grad(lambda f: loss(merge(f), *rows))(floating)  # noqa: E731
+
+    def each(floating, rows):
+        return jax.grad(lambda f: loss(merge(f), *rows))(floating)
+
     found = compiled(jax.vmap(each, in_axes=(None, 0)), floating, rows)
     return [np.asarray(leaf, np.float64) for leaf in found], floating
 
@@ -32,7 +35,10 @@ def split(params):
 
     def merge(floating):
         values = iter(floating)
-        return jax.tree.unflatten(structure, [next(values) if w else x for w, x in zip(which, leaves, strict=True)])
+        return jax.tree.unflatten(
+            structure,
+            [next(values) if w else x for w, x in zip(which, leaves, strict=True)],
+        )
 
     return [leaf for leaf, w in zip(leaves, which, strict=True) if w], merge
 
@@ -44,8 +50,12 @@ def compiled(function, *args):
 def run(name, dtype, **options):
     loss, params, rows = make(name, dtype)
     grad_fn = gdpjax.clipped_grad(
-        loss, 1.0, batch_argnums=tuple(range(1, 1 + len(rows))), return_info=True, **options
-    )  # fmt: skip
+        loss,
+        1.0,
+        batch_argnums=tuple(range(1, 1 + len(rows))),
+        return_info=True,
+        **options,
+    )
     return compiled(lambda params, rows: grad_fn(params, *rows, is_padding=PADDING), params, rows)
 
 
@@ -123,8 +133,13 @@ def test_a_written_out_loop_is_a_loop_under_vmap_and_grad():
     def total(bound, **options):
         return jnp.sum(gdpjax.clipped_grad(loss, bound, **options)(params, *rows)["k"])
 
-    bounds, chunks, whole = jnp.array([0.1, 1.0]), {"microbatch_size": 2}, {"strategy": "vmap"}
-    both = lambda options: jax.vmap(jax.value_and_grad(lambda c: total(c, **options)))(bounds)  # noqa: E731
+    bounds = jnp.array([0.1, 1.0])
+    chunks = {"microbatch_size": 2}
+    whole = {"strategy": "vmap"}
+
+    def both(options):
+        return jax.vmap(jax.value_and_grad(lambda c: total(c, **options)))(bounds)
+
     for got, expected in zip(compiled(lambda: both(chunks)), compiled(lambda: both(whole)), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 

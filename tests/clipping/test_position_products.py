@@ -12,7 +12,13 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping._clipped_sum import sum_of_rows
-from gdpjax.clipping._gradients import PositionProducts, RowWeights, TiedTable, _gram_norms, _position_products
+from gdpjax.clipping._gradients import (
+    PositionProducts,
+    RowWeights,
+    TiedTable,
+    _gram_norms,
+    _position_products,
+)
 from gdpjax.clipping._gradients._gram_norms import gram_squared_norms
 from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._rules import Flat, Groups
@@ -40,7 +46,11 @@ def weights_of(squares, bound=1.0):
     """What flat clipping multiplies the rows by."""
     root = jnp.sqrt(squares.value)
     unclipped = jnp.ldexp(jnp.ones_like(root), squares.exponent)
-    return RowWeights(squares.exponent, jnp.minimum(unclipped, bound / root), jnp.isfinite(squares.value))
+    return RowWeights(
+        squares.exponent,
+        jnp.minimum(unclipped, bound / root),
+        jnp.isfinite(squares.value),
+    )
 
 
 def clip(gradients, bound):
@@ -85,7 +95,8 @@ def incoherent(rng, rows, positions, d=24, p=40):
 def cancelling(rng, rows, positions, d=24, p=40):
     """Pairs of positions that cancel to one part in 2^24."""
     half = (positions + 1) // 2
-    left, right = np.abs(rng.normal(size=(rows, half, d))), np.abs(rng.normal(size=(rows, half, p)))
+    left = np.abs(rng.normal(size=(rows, half, d)))
+    right = np.abs(rng.normal(size=(rows, half, p)))
     left = np.concatenate([left, -left], axis=1)[:, :positions]
     right = np.concatenate([right, right * (1 + 2.0**-24 * rng.integers(0, 9, size=right.shape))], axis=1)
     return left, right[:, :positions]
@@ -93,7 +104,8 @@ def cancelling(rng, rows, positions, d=24, p=40):
 
 def coherent(rng, rows, positions, d=24, p=40):
     """Positions in one direction, of alternating sign."""
-    left, right = rng.normal(size=(rows, 1, d)), rng.normal(size=(rows, 1, p))
+    left = rng.normal(size=(rows, 1, d))
+    right = rng.normal(size=(rows, 1, p))
     signs = (-1.0) ** np.arange(positions)[:, None] * (1 + 1e-6 * rng.normal(size=(rows, positions, 1)))
     return np.broadcast_to(left, (rows, positions, d)) * signs, np.broadcast_to(right, (rows, positions, p))
 
@@ -126,7 +138,8 @@ def test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added(positions, ki
     rng = np.random.default_rng(positions)
     left, right = (x.astype(dtype) for x in kind(rng, 6, positions))
     gradients = products(left, right)
-    seen, exact = seen_norms(gradients), norms_of(exact_gradients(left, right))
+    seen = seen_norms(gradients)
+    exact = norms_of(exact_gradients(left, right))
     assert (seen >= exact).all()
     assert (norms_of(clipped_rows(gradients)) <= 1 + 1e-6).all()
     assert (norms_of(clipped_rows(gradients, 1e-3)) <= 1e-3 * (1 + 1e-6)).all()
@@ -139,17 +152,20 @@ def test_long_factors_are_taken_in_pieces(d, p):
     """And the sum is that of the definition, along whichever factor it is taken."""
     rng = np.random.default_rng(0)
     left, right = (x.astype(np.float32) for x in incoherent(rng, 3, 5, d, p))
-    gradients, exact = products(left, right), exact_gradients(left, right)
+    gradients = products(left, right)
+    exact = exact_gradients(left, right)
     with mock.patch.object(_position_products, "_PIECE", 2**14):
         run = clip_anew()
-        added, seen = clipped_rows(gradients, run=run), seen_norms(gradients, run)
+        added = clipped_rows(gradients, run=run)
+        seen = seen_norms(gradients, run)
     np.testing.assert_allclose(seen, norms_of(exact), rtol=1e-3)
     np.testing.assert_allclose(added, exact / norms_of(exact)[:, None, None], rtol=1e-3, atol=1e-6)
 
 
 def test_blocks_and_axes():
     rng = np.random.default_rng(1)
-    left, right = rng.normal(size=(4, 6, 3, 5)), rng.normal(size=(4, 6, 3, 8))
+    left = rng.normal(size=(4, 6, 3, 5))
+    right = rng.normal(size=(4, 6, 3, 8))
     axes = (("r", 0), ("b", 0), ("l", 0), ("r", 1))
     gradients = PositionProducts(*(x.astype(np.float32) for x in (left, right)), axes, (2, 3, 5, 4))
     exact = np.einsum("ntbl,ntbrq->nrblq", left, right.reshape(4, 6, 3, 2, 4))
@@ -161,10 +177,15 @@ def test_blocks_and_axes():
 
 def test_whole_numbers_in_rational_arithmetic():
     rng = np.random.default_rng(2)
-    left, right = rng.integers(-9, 10, size=(50, 4, 3)), rng.integers(-(2**20), 2**20, size=(50, 4, 2))
-    left[:, 2:], right[:, 2:] = -left[:, :2], right[:, :2] + rng.integers(-1, 2, size=(50, 2, 2))
+    left = rng.integers(-9, 10, size=(50, 4, 3))
+    right = rng.integers(-(2**20), 2**20, size=(50, 4, 2))
+    left[:, 2:], right[:, 2:] = (
+        -left[:, :2],
+        right[:, :2] + rng.integers(-1, 2, size=(50, 2, 2)),
+    )
     squares = fast(gram_squared_norms)(*(x.astype(np.float32)[:, :, None] for x in (left, right)))
-    values, exponents = np.asarray(squares.value), np.asarray(squares.exponent)
+    values = np.asarray(squares.value)
+    exponents = np.asarray(squares.exponent)
     for row in range(50):
         exact = 0
         for i, j in itertools.product(range(3), range(2)):
@@ -282,13 +303,17 @@ def test_slopes_are_those_of_the_definition():
 
     scales = np.array([[[0.5]], [[0.01]]], np.float32)
     np.testing.assert_allclose(
-        fast(jax.grad(by_products))(scales), fast(jax.grad(formed))(scales), rtol=1e-3, atol=1e-5
+        fast(jax.grad(by_products))(scales),
+        fast(jax.grad(formed))(scales),
+        rtol=1e-3,
+        atol=1e-5,
     )
 
 
 def tied(rng, rows, positions, lookups, words=30, p=8):
     """A tied embedding, of which the looked-up rows cancel what the head does to the first word."""
-    left, right = rng.normal(size=(rows, positions, words)), rng.normal(size=(rows, positions, p))
+    left = rng.normal(size=(rows, positions, words))
+    right = rng.normal(size=(rows, positions, p))
     left[:, :, 1:] *= 1e-6 * (rng.random((rows, 1, 1)) < 0.5)
     index = np.zeros((rows, lookups), np.int32)
     index[:, lookups // 2 :] = rng.integers(-2, words + 2, size=(rows, lookups - lookups // 2))
@@ -300,7 +325,8 @@ def tied(rng, rows, positions, lookups, words=30, p=8):
 
 def exact_tied(gradients):
     found = exact_gradients(gradients.left, gradients.right)
-    index, values = np.asarray(gradients.index), np.float64(gradients.values)
+    index = np.asarray(gradients.index)
+    values = np.float64(gradients.values)
     for row, lookup in np.ndindex(*index.shape):
         if 0 <= index[row, lookup] < found.shape[1]:
             found[row, index[row, lookup]] += values[row, lookup]
@@ -339,7 +365,8 @@ def test_a_tied_embedding_of_ordinary_size_is_hardly_overstated():
     values[0, 0] = np.nan
     index = rng.integers(0, 24, size=(4, 9)).astype(np.int32)
     gradients = TiedTable(left, right, index, values, (24, 5, 8))
-    seen, formed = seen_norms(gradients), np.asarray(fast(lambda rows: rows.formed())(gradients))
+    seen = seen_norms(gradients)
+    formed = np.asarray(fast(lambda rows: rows.formed())(gradients))
     exact = exact_tied(gradients)
     assert np.isnan(seen[0])
     np.testing.assert_allclose(seen[1:], norms_of(exact[1:]), rtol=1e-3)
@@ -350,7 +377,16 @@ def test_a_tied_embedding_of_ordinary_size_is_hardly_overstated():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
     rng = np.random.default_rng(12)
-    shapes = [(2, 3, 4), (2, 1, 1), (3, 2, 7), (5, 4, 4), (8, 3, 3), (16, 5, 2), (17, 8, 8), (33, 2, 2)]
+    shapes = [
+        (2, 3, 4),
+        (2, 1, 1),
+        (3, 2, 7),
+        (5, 4, 4),
+        (8, 3, 3),
+        (16, 5, 2),
+        (17, 8, 8),
+        (33, 2, 2),
+    ]
     rows = 100_000 // (len(shapes) * len(KINDS)) + 1
     least, checked = np.inf, 0
     for (positions, d, p), kind in itertools.product(shapes, KINDS):
@@ -361,11 +397,15 @@ def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
         right[:, half : 2 * half] = right[:, :half] * (1 + keep * rng.normal(size=(rows, half, p)))
         left, right = (jnp.asarray(x, dtype) for x in (left, right))
         gradients = products(left, right)
-        seen, exact = seen_norms(gradients), norms_of(exact_gradients(left, right))
+        seen = seen_norms(gradients)
+        exact = norms_of(exact_gradients(left, right))
         assert (seen >= exact).all(), (positions, d, p, kind.__name__)
         added = norms_of(clipped_rows(gradients, 1e-2))
         assert (added <= 1e-2 * (1 + 4e-6)).all(), (positions, d, p, kind.__name__)
-        least, checked = min(least, (seen / np.maximum(exact, 1e-300)).min()), checked + rows
+        least, checked = (
+            min(least, (seen / np.maximum(exact, 1e-300)).min()),
+            checked + rows,
+        )
     assert checked >= 100_000
     assert least < 1.001  # the bound is not a loose one everywhere
 

@@ -66,7 +66,10 @@ def test_a_registered_primitive_is_used_and_agrees_with_vmap():
     assert before["['w']"] == ("formed", "cumsum")
     expected = norms("vmap")
     with registered("cumsum", CumulativeSum()):
-        assert methods() == {"['w']": ("outer product", "dot_general"), "['v']": ("formed", "dot_general")}
+        assert methods() == {
+            "['w']": ("outer product", "dot_general"),
+            "['v']": ("formed", "dot_general"),
+        }
         for left, right in zip(jax.tree.leaves(norms("ghost")), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
     assert methods() == before
@@ -88,23 +91,41 @@ class Product(AbstractPrimitive):
 @pytest.mark.parametrize(
     ("factor", "got"),
     [
-        (lambda x, s: Outer(s, x, (("l", 0), ("r", 0))), r"one for a weight \[4, 5\]: see its axes"),
-        (lambda x, s: Outer(x, s, (("l", 0), ("l", 1))), r"left \[1, 5\] and right \[1, 4\], not \[T, "),
-        (lambda x, s: Outer(x[0], s[0], (("l", 0), ("r", 0))), r"left \[5\] and right \[4\], not \[T, "),
-        (lambda x, s: Full(jnp.einsum("td,tp->pd", x, s)), r"one for a weight \[4, 5\]: see its axes"),
+        (
+            lambda x, s: Outer(s, x, (("l", 0), ("r", 0))),
+            r"one for a weight \[4, 5\]: see its axes",
+        ),
+        (
+            lambda x, s: Outer(x, s, (("l", 0), ("l", 1))),
+            r"left \[1, 5\] and right \[1, 4\], not \[T, ",
+        ),
+        (
+            lambda x, s: Outer(x[0], s[0], (("l", 0), ("r", 0))),
+            r"left \[5\] and right \[4\], not \[T, ",
+        ),
+        (
+            lambda x, s: Full(jnp.einsum("td,tp->pd", x, s)),
+            r"one for a weight \[4, 5\]: see its axes",
+        ),
         (lambda x, s: (x, s), r"got \("),
     ],
 )
 def test_a_factor_that_does_not_fit_its_weight_is_refused(factor, got):
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), 1.0)
-    with registered("dot_general", Product(factor), replace=True), pytest.raises(ValueError, match=got):
+    with (
+        registered("dot_general", Product(factor), replace=True),
+        pytest.raises(ValueError, match=got),
+    ):
         grad_fn(jnp.ones((5, 4)), jnp.ones((6, 5)))
 
 
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match="registered already"):
         register_primitive("dot_general", CumulativeSum())
-    with registered("sin", Sine(), replace=True), pytest.raises(ValueError, match="registered already"):
+    with (
+        registered("sin", Sine(), replace=True),
+        pytest.raises(ValueError, match="registered already"),
+    ):
         register_primitive("sin", Sine())
 
 
@@ -141,7 +162,10 @@ def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
 
     with pytest.raises(ValueError, match="not known to act on one example"):
         explained()
-    with registered("doubled_by_a_user", Silent()), pytest.raises(ValueError, match="not known to act"):
+    with (
+        registered("doubled_by_a_user", Silent()),
+        pytest.raises(ValueError, match="not known to act"),
+    ):
         explained()
     with registered("doubled_by_a_user", AbstractPrimitive()):
         assert explained().leaves

@@ -15,7 +15,9 @@ import gdpjax
 from gdpjax.training import make_plan, private_training
 
 B, D = 20, 3
-W, X, Y = jnp.ones(D), jax.random.normal(jax.random.key(0), (B, D)), jnp.arange(B) % 2
+W = jnp.ones(D)
+X = jax.random.normal(jax.random.key(0), (B, D))
+Y = jnp.arange(B) % 2
 STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
 
 
@@ -51,7 +53,10 @@ def by_foreign_call(x, method="broadcast_all"):
 def in_backward_rule(of_data, w, x):
     """Nothing shows in the loss itself, only in its gradient."""
     layer = jax.custom_vjp(lambda w, x: w @ x)
-    layer.defvjp(lambda w, x: (w @ x, (w, x)), lambda saved, g: (g * of_data(saved[1]), g * saved[0]))
+    layer.defvjp(
+        lambda w, x: (w @ x, (w, x)),
+        lambda saved, g: (g * of_data(saved[1]), g * saved[0]),
+    )
     return layer(w, x)
 
 
@@ -63,7 +68,12 @@ def in_forward_rule(of_data, w, x):
 
 def in_jvp_rule(of_data, w, x):
     layer = jax.custom_jvp(lambda w, x: w @ x)
-    layer.defjvp(lambda primals, tangents: (primals[0] @ primals[1], tangents[0] @ of_data(primals[1])))
+    layer.defjvp(
+        lambda primals, tangents: (
+            primals[0] @ primals[1],
+            tangents[0] @ of_data(primals[1]),
+        )
+    )
     return layer(w, x)
 
 
@@ -77,10 +87,10 @@ PLACES = {
     "backward rule": in_backward_rule,
     "forward rule": in_forward_rule,
     "jvp rule": in_jvp_rule,
-    "augmentations": lambda f, w, x: gdpjax.average_augmentations(
-        lambda w, x, key: w @ f(x), 2, key_argnums=2
-    )(w, x, jax.random.key(0)),
-}  # fmt: skip
+    "augmentations": lambda f, w, x: gdpjax.average_augmentations(lambda w, x, key: w @ f(x), 2, key_argnums=2)(
+        w, x, jax.random.key(0)
+    ),
+}
 REACHING = {
     "pure_callback": by_callback,
     "custom_vmap_call": by_custom_vmap,
@@ -162,11 +172,17 @@ def test_an_unknown_primitive_is_refused_and_a_sequential_foreign_call_is_not():
     unknown.def_abstract_eval(lambda x: x)
     with pytest.raises(ValueError, match="primitive no_ones_primitive, which is not known"):
         traced(lambda w, x: w @ jax.lax.stop_gradient(unknown.bind(x)))
-    fixed = lambda x: jax.lax.stop_gradient(by_foreign_call(x, "sequential"))  # noqa: E731
+
+    def fixed(x):
+        return jax.lax.stop_gradient(by_foreign_call(x, "sequential"))
+
     assert traced(lambda w, x: w @ fixed(x)).shape == W.shape
 
 
-POSITIVE = lambda w, x: jnp.outer(w * x, w * x) + 3 * jnp.eye(D)  # noqa: E731
+def POSITIVE(w, x):
+    return jnp.outer(w * x, w * x) + 3 * jnp.eye(D)
+
+
 KEY = jax.random.key(3)
 FINE = {
     "linear algebra": lambda w, x: sum(
@@ -178,29 +194,53 @@ FINE = {
         getattr(jax.scipy.special, name)(jax.nn.sigmoid(w * x)).sum()
         for name in ("gammaln", "digamma", "erfinv", "i0e", "expi", "ndtri", "entr")
     ),
-    "random numbers": lambda w, x: sum(
-        (w * x * getattr(jax.random, name)(KEY, shape=(D,))).sum()
-        for name in ("normal", "gumbel", "exponential", "laplace", "bernoulli", "rademacher")
-    ) + jax.random.gamma(KEY, 1 + w**2).sum() + jax.random.categorical(KEY, w * x) + jax.random.poisson(KEY, 2.0),
-    "searching": lambda w, x: jnp.interp(x, jnp.arange(3.0), w).sum() + jnp.unique(jnp.round(x), size=3).sum()
-    + jnp.median(w * x) + jax.lax.top_k(w * x, 2)[0].sum(),
+    "random numbers": lambda w, x: (
+        sum(
+            (w * x * getattr(jax.random, name)(KEY, shape=(D,))).sum()
+            for name in (
+                "normal",
+                "gumbel",
+                "exponential",
+                "laplace",
+                "bernoulli",
+                "rademacher",
+            )
+        )
+        + jax.random.gamma(KEY, 1 + w**2).sum()
+        + jax.random.categorical(KEY, w * x)
+        + jax.random.poisson(KEY, 2.0)
+    ),
+    "searching": lambda w, x: (
+        jnp.interp(x, jnp.arange(3.0), w).sum()
+        + jnp.unique(jnp.round(x), size=3).sum()
+        + jnp.median(w * x)
+        + jax.lax.top_k(w * x, 2)[0].sum()
+    ),
     "segments": lambda w, x: jax.ops.segment_max(w * x, jnp.array([0, 1, 0]), 2).sum(),
     "Fourier transform": lambda w, x: jnp.abs(jnp.fft.rfft(w * x)).sum(),
     "implicit layer": lambda w, x: jax.lax.custom_root(
-        lambda z: z**3 + z - w @ x, 0.0, lambda f, z: jax.lax.fori_loop(0, 5, lambda i, z: z - f(z) / 4, z),
+        lambda z: z**3 + z - w @ x,
+        0.0,
+        lambda f, z: jax.lax.fori_loop(0, 5, lambda i, z: z - f(z) / 4, z),
         lambda g, y: y / g(1.0),
     ),
     "sequence loss": lambda w, x: optax.ctc_loss(
-        jnp.outer(x, w)[None], jnp.zeros((1, D)), jnp.ones((1, 2), int), jnp.zeros((1, 2))
+        jnp.outer(x, w)[None],
+        jnp.zeros((1, D)),
+        jnp.ones((1, 2), int),
+        jnp.zeros((1, 2)),
     ).sum(),
     "activations": lambda w, x: sum(
         jnp.sum(getattr(jax.nn, name)(w * x)) for name in ("relu", "gelu", "silu", "softplus", "log_softmax", "relu6")
     ),
     "resizing": lambda w, x: jax.image.resize(jnp.outer(w, x), (5, 5), "bicubic").sum(),
-    "loops": lambda w, x: jax.lax.map(lambda a: jnp.sin(a * w).sum(), x).sum()
-    + jax.lax.associative_scan(jnp.multiply, w * x).sum() + jax.vmap(lambda a: jnp.sin(a * w))(x).sum(),
+    "loops": lambda w, x: (
+        jax.lax.map(lambda a: jnp.sin(a * w).sum(), x).sum()
+        + jax.lax.associative_scan(jnp.multiply, w * x).sum()
+        + jax.vmap(lambda a: jnp.sin(a * w))(x).sum()
+    ),
     "a gradient": lambda w, x: jax.grad(lambda x: jnp.sum(jax.nn.gelu(w * x)))(x).sum(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FINE)
@@ -218,7 +258,10 @@ def test_a_key_made_from_an_example_whose_bits_depend_on_row_zero(impl):
 
     def dropout(w, x, key):
         layer = jax.jit(lambda x, key: x * jax.random.bernoulli(key, shape=(D,)))
-        carry = lambda c, row: ((layer(c[0], jax.random.fold_in(c[1], 1)), c[1]), None)  # noqa: E731
+
+        def carry(c, row):
+            return ((layer(c[0], jax.random.fold_in(c[1], 1)), c[1]), None)
+
         (x, _), _ = jax.lax.scan(carry, (x, key), x)
         return w @ x
 
@@ -256,7 +299,10 @@ def test_an_argument_that_should_have_been_batched():
 
 def test_what_is_shared_is_named():
     centers = jnp.ones((B, D))
-    loss = lambda w, x, centers: jnp.sum(centers @ (w * x))  # noqa: E731
+
+    def loss(w, x, centers):
+        return jnp.sum(centers @ (w * x))
+
     assert traced(loss, centers, shared_argnums=2).shape == W.shape
     gdpjax.per_example_grad(loss, shared_argnums=(2,))(W, X, centers)
     assert gdpjax.explain(loss, W, X, centers, shared_argnums=2).batch_size == B
@@ -271,7 +317,10 @@ def test_what_is_shared_is_named():
 
 def test_parameters_may_be_as_long_as_the_batch():
     params = {"frozen": jnp.ones((B, D)), "w": W}
-    loss = lambda p, x: jnp.sum(p["frozen"] @ (p["w"] * x))  # noqa: E731
+
+    def loss(p, x):
+        return jnp.sum(p["frozen"] @ (p["w"] * x))
+
     assert traced(loss, params=params, trainable={"frozen": False, "w": True})["w"].shape == W.shape
 
 
@@ -307,21 +356,36 @@ def test_a_closure_inside_a_compiled_step():
 
 def test_what_a_loss_may_close_over():
     """Positions, and arrays of a model that happens to be as wide as the batch."""
-    positions, wide = jnp.arange(B), {"kernel": jnp.ones((D, B)), "bias": jnp.zeros(B)}
+    positions = jnp.arange(B)
+    wide = {"kernel": jnp.ones((D, B)), "bias": jnp.zeros(B)}
     assert traced(lambda w, x: w @ x * jnp.sum(positions)).shape == W.shape
     assert traced(lambda w, x: jnp.sum((w * x) @ wide["kernel"] + wide["bias"])).shape == W.shape
     frozen = {"w": W, "frozen": jnp.ones((D, B))}
-    loss = lambda p, x: jnp.sum((p["w"] * x) @ p["frozen"])  # noqa: E731
+
+    def loss(p, x):
+        return jnp.sum((p["w"] * x) @ p["frozen"])
+
     assert traced(loss, params=frozen, trainable={"w": True, "frozen": False})["w"].shape == W.shape
-    shared = lambda w, x, table: jnp.sum(table @ (w * x))  # noqa: E731
+
+    def shared(w, x, table):
+        return jnp.sum(table @ (w * x))
+
     for table in (jnp.ones((B, D)), np.ones((B, D))):
         grad_fn = gdpjax.clipped_grad(shared, 1.0, shared_argnums=2)
         assert jax.eval_shape(lambda t=table, f=grad_fn: f(W, X, t)).shape == W.shape
 
 
 def test_private_training_refuses_a_loss_that_closes_over_the_data_set():
-    plan = make_plan(clip=1.0, max_examples=40, expected_batch_size=4, num_steps=2, delta=1e-5, noise_multiplier=2.0)
-    x, y = np.ones((40, D), np.float32), np.zeros(40, np.float32)
+    plan = make_plan(
+        clip=1.0,
+        max_examples=40,
+        expected_batch_size=4,
+        num_steps=2,
+        delta=1e-5,
+        noise_multiplier=2.0,
+    )
+    x = np.ones((40, D), np.float32)
+    y = np.zeros(40, np.float32)
 
     def step(loss, *arrays):
         training = private_training(plan, loss, optax.sgd(0.1), num_arrays=len(arrays))
@@ -336,7 +400,10 @@ def test_private_training_refuses_a_loss_that_closes_over_the_data_set():
 
 def test_statistics_among_the_parameters():
     stats = {"params": {"w": W}, "batch_stats": {"mean": jnp.zeros(D)}}
-    loss = lambda p, x: p["params"]["w"] @ (x - p["batch_stats"]["mean"])  # noqa: E731
+
+    def loss(p, x):
+        return p["params"]["w"] @ (x - p["batch_stats"]["mean"])
+
     with pytest.raises(ValueError, match=r"batch_stats.*GroupNorm"):
         traced(loss, params=stats)
     assert traced(loss, params=stats, trainable={"params": True, "batch_stats": False})
@@ -364,7 +431,10 @@ def test_batch_norm_of_linen_takes_the_mean_of_one(keep_batch_dim):
     with pytest.raises(ValueError, match=r"mean over the batch.*BatchNorm.*GroupNorm"):
         traced(loss, params=variables["params"], keep_batch_dim=keep_batch_dim)
     with_averages = functools.partial(loss, model=nn.BatchNorm(use_running_average=True))
-    for fine in (with_averages, lambda p, x: jnp.sum(nn.LayerNorm(use_scale=False, use_bias=False).apply({}, x))):
+    for fine in (
+        with_averages,
+        lambda p, x: jnp.sum(nn.LayerNorm(use_scale=False, use_bias=False).apply({}, x)),
+    ):
         traced(fine, params=variables["params"], keep_batch_dim=keep_batch_dim)
 
 
@@ -379,7 +449,11 @@ def test_messages_name_the_function_in_few_words():
     assert len(repr(jax.jit(grad_fn))) < 100
     with pytest.raises(ValueError, match=r"got an object of class PjitFunction"):
         gdpjax.privatize(
-            jax.jit(grad_fn), noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=1.0, key=jax.random.key(0)
+            jax.jit(grad_fn),
+            noise_multiplier=1.0,
+            sampling_prob=0.1,
+            expected_batch_size=1.0,
+            key=jax.random.key(0),
         )
 
 
@@ -391,7 +465,8 @@ def test_a_model_of_equinox_is_to_be_partitioned():
 @pytest.mark.parametrize("options", [{"strategy": "vmap"}, {"microbatch_size": 4}], ids=str)
 def test_info_says_which_rows_are_not_finite(options):
     grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2), return_info=True, **options)
-    x, padding = X.at[2].set(jnp.nan).at[4].set(jnp.inf).at[5].set(jnp.nan), jnp.arange(B) == 5
+    x = X.at[2].set(jnp.nan).at[4].set(jnp.inf).at[5].set(jnp.nan)
+    padding = jnp.arange(B) == 5
     _, info = jax.jit(grad_fn)(W, x, Y, is_padding=padding)
     assert np.flatnonzero(info.is_dropped).tolist() == [2, 4]
     assert int(info.num_dropped) == 2

@@ -64,7 +64,11 @@ def factors(rule, norms):
             return dict.fromkeys(norms, np.minimum(1, lowered * c / total))
         case PerGroup():
             first = np.minimum(1, lowered * 0.3 / np.sqrt(norms["a"] ** 2 + norms["b"] ** 2))
-            return {"a": first, "b": first, "c": np.minimum(1, lowered * 0.4 / norms["c"])}
+            return {
+                "a": first,
+                "b": first,
+                "c": np.minimum(1, lowered * 0.4 / norms["c"]),
+            }
         case Normalize(l2_clip_norm=c):
             return dict.fromkeys(norms, lowered * c / total)
         case AutoS(l2_clip_norm=c, gamma=gamma):
@@ -118,7 +122,8 @@ def distance(one, other):
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_its_definition(name, strategy):
     batch = rows(1)
-    found, expected = summed(name, strategy=strategy)(batch), by_definition(RULES[name], batch)
+    found = summed(name, strategy=strategy)(batch)
+    expected = by_definition(RULES[name], batch)
     for leaf in SHAPES:
         np.testing.assert_allclose(found[leaf], expected[leaf], rtol=1e-5, atol=1e-6)
 
@@ -141,8 +146,21 @@ MORE_IN_HALF_PRECISION = [
 def test_no_row_beats_the_sensitivity(name, dtype):
     """Rows over the whole range of the dtype, aligned with and against what is there already."""
     bound = gdpjax.clipped_grad(dot_loss, RULES[name]).sensitivity(ADD)
-    run, base, largest = summed(name, dtype), rows(2, ROWS - 1), float(jnp.finfo(dtype).max)
-    for scale in [0.0, 1e-30, 1e-6, 0.1, 1.0, 1e3, largest / 8, largest, np.inf, np.nan]:
+    run = summed(name, dtype)
+    base = rows(2, ROWS - 1)
+    largest = float(jnp.finfo(dtype).max)
+    for scale in [
+        0.0,
+        1e-30,
+        1e-6,
+        0.1,
+        1.0,
+        1e3,
+        largest / 8,
+        largest,
+        np.inf,
+        np.nan,
+    ]:
         for value in [scale, -scale]:
             batch = and_one_more(base, value)
             change = distance(run(batch), run(batch, LAST_IS_PADDING))
@@ -159,9 +177,12 @@ def test_the_stated_bounds():
 @pytest.mark.parametrize("name", RULES)
 def test_neighbours_of_every_relation_reach_the_sensitivity_and_no_more(name):
     """Trap 5: a row that comes or goes, one that takes the place of any other, one that turns into a null one."""
-    relation, rule = gdpjax.NeighboringRelation, RULES[name]
+    relation = gdpjax.NeighboringRelation
+    rule = RULES[name]
     grad_fn = gdpjax.clipped_grad(dot_loss, rule)
-    run, base, sums = summed(name), rows(2, ROWS - 1), {}
+    run = summed(name)
+    base = rows(2, ROWS - 1)
+    sums = {}
     for key, value in {"up": 1e4, "down": -1e4, "small": 1e-3}.items():
         batch = and_one_more(base, value)
         sums[key], sums["none"] = run(batch), run(batch, LAST_IS_PADDING)
@@ -201,7 +222,9 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_traced_rules_give_the_same_and_nan_when_wrong(name):
-    make, batch, traces = MAKERS[name], rows(4), []
+    make = MAKERS[name]
+    batch = rows(4)
+    traces = []
 
     @fast
     def by(c):
@@ -265,9 +288,12 @@ def test_rules_under_vmap_share_the_gradients():
         (lambda: PerGroup({"a": "x"}, {}), "must map group names"),
         (lambda: PerGroup({"a": "x"}, {"y": 1.0}), "group 'x' has no bound"),
         (lambda: PerGroup({"a": "x"}, {"x": 0.0}), r"l2_clip_norms\['x'\] must be"),
-        (lambda: clipped(PerGroup({"a": "x"}, {"x": 1.0}), rows(1)), "prefix of the parameters"),
+        (
+            lambda: clipped(PerGroup({"a": "x"}, {"x": 1.0}), rows(1)),
+            "prefix of the parameters",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_rules_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -81,7 +81,8 @@ def nearly_parallel_rows():
 @pytest.mark.parametrize("chunk", [1, 64])
 def test_large_batch_in_float32_keeps_the_bound(chunk):
     """Trap 41: a plain float32 running sum over 16,384 rows moves by several clip norms for one added row."""
-    num_rows, rows = 16_384, nearly_parallel_rows()
+    num_rows = 16_384
+    rows = nearly_parallel_rows()
     before, after = (clipped_sum(part, microbatch_size=chunk) for part in (rows[:-1], rows[1:]))
     union = clipped_sum(rows, microbatch_size=chunk)
     assert np.linalg.norm(union - before) <= 1.0
@@ -93,7 +94,8 @@ def test_large_batch_in_float32_keeps_the_bound(chunk):
 
 def test_plain_float32_running_sum_would_break_it():
     """The broken version of the previous test, so that the test is known to see the difference."""
-    num_rows, rows = 16_384, nearly_parallel_rows()
+    num_rows = 16_384
+    rows = nearly_parallel_rows()
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     @jax.jit
@@ -124,7 +126,10 @@ def test_the_slack_covers_what_is_added_plainly(devices, size):
         b = how.plain_rows
         plain = num_rows * ((b + 1) / 2 - 1 / b)
         across = num_rows * ((devices + 1) / 2 - 1 / devices) if devices > 1 else 0
-        assert 2 * (plain + across + 3 * num_rows) * 2.0**-24 <= how.slack <= 0.01, (num_rows, how)
+        assert 2 * (plain + across + 3 * num_rows) * 2.0**-24 <= how.slack <= 0.01, (
+            num_rows,
+            how,
+        )
         assert how.slack / num_rows <= steepest
         steepest = how.slack / num_rows
 
@@ -244,7 +249,8 @@ def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():
     def by_norm(bound):
         return gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound)(np.zeros(4, np.float32), rows)
 
-    bounds, by_each_norm = np.array([0.1, 1.0, 7.0], np.float32), fast(by_norm)
+    bounds = np.array([0.1, 1.0, 7.0], np.float32)
+    by_each_norm = fast(by_norm)
     many = fast(jax.vmap(by_norm))(bounds)
     for bound, among_others in zip(bounds, many, strict=True):
         np.testing.assert_allclose(by_each_norm(bound), among_others, rtol=1e-6)

@@ -10,7 +10,10 @@ from gdpjax.clipping._gradients import _table_rows
 from gdpjax.clipping._gradients._exact_table_sum import is_exact, table_sum
 from gdpjax.clipping._rounding_budget import rounding_budget
 
-ROWS, TIMES, WIDTH, TABLE = 300, 3, 4, 50
+ROWS = 300
+TIMES = 3
+WIDTH = 4
+TABLE = 50
 EMPTY = np.zeros((TABLE, WIDTH), np.float32)
 compiled_table_sum = jax.jit(table_sum)
 
@@ -44,7 +47,8 @@ def test_the_sum_is_exact_but_for_the_split_and_does_not_depend_on_order(scale):
     scaled = (values * np.float32(scale)).astype(np.float32)
     bound = np.float32(np.linalg.norm(scaled.astype(np.float64).reshape(ROWS, -1), axis=1).max())
     high, low = compiled_table_sum(index, scaled, bound, EMPTY)
-    found, exact = np.asarray(high, np.float64) + np.asarray(low, np.float64), plainly(index, scaled)
+    found = np.asarray(high, np.float64) + np.asarray(low, np.float64)
+    exact = plainly(index, scaled)
     assert np.abs(found - exact).max() <= ROWS * 2.0**-33 * float(bound) + 2.0**-100
     order = np.random.default_rng(1).permutation(ROWS)
     again = compiled_table_sum(index[order], scaled[order], bound, EMPTY)
@@ -56,14 +60,21 @@ def test_float64_is_added_to_its_own_precision():
     with jax.enable_x64(True):
         index, values = lookups(2, np.float64)
         high, low = compiled_table_sum(index, values, np.float64(1), np.zeros((TABLE, WIDTH)))
-        np.testing.assert_allclose(np.asarray(high) + np.asarray(low), plainly(index, values), rtol=0, atol=1e-14)
+        np.testing.assert_allclose(
+            np.asarray(high) + np.asarray(low),
+            plainly(index, values),
+            rtol=0,
+            atol=1e-14,
+        )
 
 
 def test_whole_numbers_cannot_overflow_when_all_rows_meet_in_one():
     """As many rows of the full bound as a batch may have, in one entry."""
-    num_rows, bound = 27_000, np.float32(0.9999999)
+    num_rows = 27_000
+    bound = np.float32(0.9999999)
     assert is_exact(num_rows, 1, jnp.dtype("float32"))
-    index, values = np.zeros((num_rows, 1), np.int32), np.full((num_rows, 1, 1), bound)
+    index = np.zeros((num_rows, 1), np.int32)
+    values = np.full((num_rows, 1, 1), bound)
     high, low = (np.float64(part) for part in compiled_table_sum(index, values, bound, np.zeros((2, 1), np.float32)))
     assert abs(high[0, 0] + low[0, 0] - num_rows * float(bound)) <= num_rows * 2.0**-30
 
@@ -91,7 +102,8 @@ def problem(num_rows, hits):
 def sum_by_definition(params, pairs, labels):
     """The clipped sum of `loss` in float64, in NumPy."""
     users, movies, kernel = (np.float64(leaf) for leaf in params)
-    of_user, of_movie = users[pairs[:, 0]], movies[pairs[:, 1]]
+    of_user = users[pairs[:, 0]]
+    of_movie = movies[pairs[:, 1]]
     hidden = of_user * of_movie
     slopes = 2 * (hidden @ kernel - labels)
     back = slopes @ kernel.T
@@ -100,7 +112,11 @@ def sum_by_definition(params, pairs, labels):
     bound = 1 / (1 + rounding_budget([users, movies, kernel], len(pairs)).slack)
     factors = np.minimum(1, bound / norms)
 
-    sums = [np.zeros_like(users), np.zeros_like(movies), np.tensordot(factors, rows[2], 1)]
+    sums = [
+        np.zeros_like(users),
+        np.zeros_like(movies),
+        np.tensordot(factors, rows[2], 1),
+    ]
     for table, index, leaf in zip(sums, pairs.T, rows, strict=False):
         np.add.at(table, index, factors[:, None] * leaf)
     return sums
@@ -130,7 +146,10 @@ def test_neighbouring_batches_move_by_at_most_the_clip_norm(in_whole_numbers, hi
     params, pairs, labels = problem(num_rows, hits)
     grad_fn = jax.jit(clipped())
     sums = [
-        jax.tree.map(lambda x: np.asarray(x, np.float64), grad_fn(params, pairs, labels, is_padding=padding))
+        jax.tree.map(
+            lambda x: np.asarray(x, np.float64),
+            grad_fn(params, pairs, labels, is_padding=padding),
+        )
         for padding in (np.arange(num_rows) == row for row in (-1, 0, 17, num_rows - 1))
     ]
     for other in sums[1:]:
@@ -141,9 +160,13 @@ def test_neighbouring_batches_move_by_at_most_the_clip_norm(in_whole_numbers, hi
 def test_many_blocks_equal_the_oracle(in_whole_numbers):
     """More than a thousand rows, whose kernel is added in blocks by a loop."""
     params, pairs, labels = problem(1300, 400)
-    params, labels = [leaf.astype(np.float64) for leaf in params], labels.astype(np.float64)
+    params, labels = (
+        [leaf.astype(np.float64) for leaf in params],
+        labels.astype(np.float64),
+    )
     with jax.enable_x64(True):
-        ghost, definition = fast(clipped())(params, pairs, labels), sum_by_definition(params, pairs, labels)
+        ghost = fast(clipped())(params, pairs, labels)
+        definition = sum_by_definition(params, pairs, labels)
     for found, expected in zip(ghost, definition, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 

@@ -49,7 +49,8 @@ def measured(loss, num_rows):
 def near_the_weight(seed, num_rows, left, dtype=jnp.float32):
     """w = u v^T, and rows of which L2 term and data cancel but for the part ``left``, all in one direction."""
     rng = np.random.default_rng(seed)
-    u, v = np.abs(rng.normal(size=SHAPE[0])) + 0.5, np.abs(rng.normal(size=SHAPE[1])) + 0.5
+    u = np.abs(rng.normal(size=SHAPE[0])) + 0.5
+    v = np.abs(rng.normal(size=SHAPE[1])) + 0.5
     size = 2.0 ** rng.uniform(-3, 3, size=num_rows)
     a = u * size[:, None] * (1 + rng.uniform(0, 1e-3 * left, size=(num_rows, 1)))
     s = np.broadcast_to(v, (num_rows, SHAPE[1])) * 100
@@ -110,7 +111,10 @@ def least_ratio():
     """The norms of rows that cancel, in units of the norms of their terms."""
     w, a, s, c = near_the_weight(3, ROWS, 1e-4)
     _, info = fast(summed(with_l2, 1.0, ROWS))(w, a, s, c, np.zeros(ROWS, bool))
-    norm = lambda x: np.linalg.norm(np.float64(x), axis=-1)  # noqa: E731
+
+    def norm(x):
+        return np.linalg.norm(np.float64(x), axis=-1)
+
     return (info.norms / (norm(a) * norm(s) + np.abs(np.float64(c)) * norm(w.ravel()))).min()
 
 
@@ -143,7 +147,12 @@ def alone(loss, w, rule, rows):
     return np.linalg.norm(sums, axis=1)
 
 
-RULES = [gdpjax.Flat(1.0), gdpjax.Normalize(1.0), gdpjax.AutoS(1.0), gdpjax.PerLeaf(1.0)]
+RULES = [
+    gdpjax.Flat(1.0),
+    gdpjax.Normalize(1.0),
+    gdpjax.AutoS(1.0),
+    gdpjax.PerLeaf(1.0),
+]
 
 
 def search(dtype):
@@ -154,14 +163,18 @@ def search(dtype):
     grid = [(x, y) for x in sizes for y in left]
     factor, rest = (np.array(column) for column in zip(*grid, strict=True))
     rows = (
-        np.broadcast_to(np.float64(a), (len(grid), SHAPE[0])), np.float64(s) / 100 * factor[:, None],
+        np.broadcast_to(np.float64(a), (len(grid), SHAPE[0])),
+        np.float64(s) / 100 * factor[:, None],
         np.float64(c) / 100 * factor * (1 + rest),
-    )  # fmt: skip
+    )
     with np.errstate(over="ignore"):  # some of them are infinite in half precision
         return w.astype(dtype), [x.astype(dtype) for x in rows]
 
 
-@pytest.mark.parametrize(("loss", "rule"), [(with_l2, gdpjax.Flat(1.0)), (with_columns, gdpjax.Normalize(1.0))])
+@pytest.mark.parametrize(
+    ("loss", "rule"),
+    [(with_l2, gdpjax.Flat(1.0)), (with_columns, gdpjax.Normalize(1.0))],
+)
 def test_a_search_over_rows(loss, rule):
     w, rows = search(jnp.float32)
     assert alone(loss, w, rule, rows).max() <= 1.0

@@ -39,7 +39,17 @@ BY_DEFAULT = [
     *[("fresh", *sizes) for sizes in [(1, 1), (7, 2), (7, 3), (7, 7), (300, 1)]],
     *[("fixed", *sizes) for sizes in [(2, 1), (7, 3)]],
 ]
-STEPS_AND_SELECTED = [(1, 1), (2, 1), (7, 1), (7, 2), (7, 3), (6, 3), (7, 7), (5, 4), (300, 1)]
+STEPS_AND_SELECTED = [
+    (1, 1),
+    (2, 1),
+    (7, 1),
+    (7, 2),
+    (7, 3),
+    (6, 3),
+    (7, 7),
+    (5, 4),
+    (300, 1),
+]
 BINS_AND_SIZES = [
     pytest.param(bins, *sizes, marks=() if (bins, *sizes) in BY_DEFAULT else pytest.mark.slow)
     for bins, sizes in itertools.product(["fresh", "fixed"], STEPS_AND_SELECTED)
@@ -62,7 +72,8 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("steps", "selected"), [pytest.param(2, 1, marks=SLOW), (5, 1), pytest.param(7, 2, marks=SLOW), (8, 3)]
+    ("steps", "selected"),
+    [pytest.param(2, 1, marks=SLOW), (5, 1), pytest.param(7, 2, marks=SLOW), (8, 3)],
 )
 def test_all_steps_of_a_block_are_equally_likely(steps, selected):
     """And independent over rows, blocks and epochs: every pair of places is as likely as another."""
@@ -71,7 +82,10 @@ def test_all_steps_of_a_block_are_equally_likely(steps, selected):
         place = chosen[:, list(block)].argmax(axis=1)  # [epochs, rows]
         length = len(block)
         for row in range(6):
-            check_distribution(np.bincount(place[:, row], minlength=length), np.full(length, 1 / length))
+            check_distribution(
+                np.bincount(place[:, row], minlength=length),
+                np.full(length, 1 / length),
+            )
         uniform = np.full(length**2, 1 / length**2)
         for one, other in itertools.combinations(range(6), 2):
             both = place[:, one] * length + place[:, other]
@@ -102,7 +116,8 @@ def test_batch_sizes_are_binomial():
 
 def test_the_step_of_a_row_does_not_depend_on_how_many_there_are():
     """Adding an example moves no other one, whichever step is drawn, as the accounting supposes."""
-    more, fewer = epochs_of(KEY, 3, 7, num_selected=2), epochs_of(KEY, 3, 7, num_selected=2, num_valid=40)
+    more = epochs_of(KEY, 3, 7, num_selected=2)
+    fewer = epochs_of(KEY, 3, 7, num_selected=2, num_valid=40)
     np.testing.assert_array_equal(more[..., :40], fewer[..., :40])
     assert not fewer[..., 40:].any()
     assert not epochs_of(KEY, 3, 7, num_valid=0).any()
@@ -130,7 +145,8 @@ def test_host_and_device_draw_the_same_batches(bins):
         return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins=bins, num_valid=45)
 
     for step in (3, 0, 13, 3):
-        batch, sample = batches[step], draw(step)
+        batch = batches[step]
+        sample = draw(step)
         np.testing.assert_array_equal(batch.indices, sample.indices)
         np.testing.assert_array_equal(batch.is_padding, sample.is_padding)
     again = pickle.loads(pickle.dumps(batches))
@@ -153,7 +169,10 @@ def test_a_batch_above_the_capacity_is_padding_and_says_so():
     sample = jax.jit(lambda step: sampling.allocation_sample(KEY, step, N, 2, 5))(0)
     assert int(sample.count) > 5
     assert sample.is_padding.all()
-    with pytest.raises(sampling.BatchOverflowError, match=r"step 1 has .* neither truncated nor redrawn"):
+    with pytest.raises(
+        sampling.BatchOverflowError,
+        match=r"step 1 has .* neither truncated nor redrawn",
+    ):
         sampling.AllocationBatches(KEY, N, 2, num_epochs=1, capacity=5)[1]
 
 

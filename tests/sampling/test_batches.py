@@ -46,13 +46,19 @@ def test_any_key_and_a_legacy_one(impl):
     draw = jax.jit(lambda key: sampling.poisson_sample(jax.random.fold_in(key, 1), 50, 0.5, 50)[:2])
     assert_same([batch], [draw(key)])
     legacy = sampling.PoissonBatches(jax.random.PRNGKey(3), 50, 0.5, num_steps=2, capacity=50)[1]
-    assert_same([legacy], [sampling.PoissonBatches(jax.random.key(3), 50, 0.5, num_steps=2, capacity=50)[1]])
+    assert_same(
+        [legacy],
+        [sampling.PoissonBatches(jax.random.key(3), 50, 0.5, num_steps=2, capacity=50)[1]],
+    )
 
 
 def test_it_starts_anywhere():
     whole = list(gdpjax.poisson_batches(KEY, 200, 0.2, num_steps=6))
     for start in [0, 1, 5, 6]:
-        assert_same(gdpjax.poisson_batches(KEY, 200, 0.2, num_steps=6, start=start), whole[start:])
+        assert_same(
+            gdpjax.poisson_batches(KEY, 200, 0.2, num_steps=6, start=start),
+            whole[start:],
+        )
     source = sampling.PoissonBatches(KEY, 200, 0.2, num_steps=6)
     assert_same([source[t] for t in [5, 0, 3]], [whole[t] for t in [5, 0, 3]])
     assert_same(source, whole)
@@ -85,7 +91,8 @@ def test_a_batch_that_does_not_fit_is_refused():
             assert (~source[t].is_padding).sum() == counts[t]
         else:
             with pytest.raises(
-                sampling.BatchOverflowError, match=f"step {t} drew {counts[t]} .* capacity is {capacity}"
+                sampling.BatchOverflowError,
+                match=f"step {t} drew {counts[t]} .* capacity is {capacity}",
             ):
                 source[t]
     assert issubclass(sampling.BatchOverflowError, RuntimeError)
@@ -171,7 +178,13 @@ def test_the_iterator_checks_its_arguments_at_once():
     ],
 )
 def test_bad_input(options, message):
-    arguments = {"key": KEY, "num_examples": 100, "sampling_prob": 0.3, "num_steps": 3, **options}
+    arguments = {
+        "key": KEY,
+        "num_examples": 100,
+        "sampling_prob": 0.3,
+        "num_steps": 3,
+        **options,
+    }
     with pytest.raises(ValueError, match=message):
         sampling.poisson_batches(**arguments)
     if "num_valid" in options:

@@ -6,7 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from gdpjax.sampling import BatchOverflowError, CyclicPoissonBatches, cyclic_poisson_sample, overflow_probability
+from gdpjax.sampling import (
+    BatchOverflowError,
+    CyclicPoissonBatches,
+    cyclic_poisson_sample,
+    overflow_probability,
+)
 from tests.sampling.frequencies import included
 
 KEY = jax.random.key(5)
@@ -80,7 +85,8 @@ def test_removing_a_row_changes_no_law():
         sample = draw(keys, num_valid)
         return np.sum(np.where(sample.is_padding, 0.0, values[np.asarray(sample.indices)]), axis=1)
 
-    found, without = sums(40, values), sums(39, np.append(values[1:], 0.0))
+    found = sums(40, values)
+    without = sums(39, np.append(values[1:], 0.0))
     assert abs(found.mean() - without.mean() - 0.5) < 0.5
     assert abs(found.std() - without.std()) < 0.5
 
@@ -128,7 +134,8 @@ def test_a_batch_that_does_not_fit_is_padding_and_stops_the_host():
 
 
 @pytest.mark.parametrize(
-    ("step", "num_valid", "prob"), [(-1, 10, 0.5), (0.5, 10, 0.5), (0, 101, 0.5), (0, -1, 0.5), (0, 5, 2.0)]
+    ("step", "num_valid", "prob"),
+    [(-1, 10, 0.5), (0.5, 10, 0.5), (0, 101, 0.5), (0, -1, 0.5), (0, 5, 2.0)],
 )
 def test_traced_values_out_of_range_never_fit(step, num_valid, prob):
     sample = draw(step, num_valid, prob)

@@ -29,7 +29,9 @@ def test_dyadic_probability_exact_points(p):
 
 def test_small_probabilities_are_not_rounded_up():
     """Trap 32: a float32 uniform is a multiple of 2^-23, so it would include eight times as many at p = 2^-26."""
-    p, num_examples, rounds = 2.0**-26, 2**22, 32
+    p = 2.0**-26
+    num_examples = 2**22
+    rounds = 32
     draw = jax.jit(lambda k: sampling.poisson_sample(k, num_examples, p, 64).count)
     total = sum(int(draw(jax.random.key(i))) for i in range(rounds))
     expected = p * num_examples * rounds
@@ -45,12 +47,18 @@ def test_marginal_and_pairwise_inclusion(p):
     chosen = included(samples.indices, samples.is_padding, n)
     check_frequencies(chosen, p, p**2)
     np.testing.assert_array_equal(samples.count, chosen.sum(1))
-    check_distribution(np.bincount(samples.count, minlength=n + 1), stats.binom.pmf(np.arange(n + 1), n, p))
+    check_distribution(
+        np.bincount(samples.count, minlength=n + 1),
+        stats.binom.pmf(np.arange(n + 1), n, p),
+    )
 
 
 def test_steps_and_rows_are_independent():
     """Row i of step t and row j of step s, with the keys of a run: fold_in of the step."""
-    n, p, num_steps, rounds = 6, 0.5, 3, 10_000
+    n = 6
+    p = 0.5
+    num_steps = 3
+    rounds = 10_000
 
     def run(key):
         drawn = [sampling.poisson_sample(jax.random.fold_in(key, t), n, p, n) for t in range(num_steps)]
@@ -106,8 +114,10 @@ def test_a_mapped_draw_is_a_loop():
         return sampling.poisson_sample(key, 50, prob, 50, num_valid=num_valid)
 
     keys = jax.random.split(jax.random.key(1), 5)
-    probs, valid = np.linspace(0.0, 1.0, 5, dtype=np.float32), np.array([0, 10, 30, 49, 50])
-    mapped, one_draw = jax.jit(jax.vmap(draw))(keys, probs, valid), jax.jit(draw)
+    probs = np.linspace(0.0, 1.0, 5, dtype=np.float32)
+    valid = np.array([0, 10, 30, 49, 50])
+    mapped = jax.jit(jax.vmap(draw))(keys, probs, valid)
+    one_draw = jax.jit(draw)
     for i in range(5):
         alone = one_draw(keys[i], probs[i], valid[i])
         for one, other in zip(mapped, alone, strict=True):
@@ -125,12 +135,22 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "p", [0.1, 1e-6, 2**-32, pytest.param(0.3, marks=SLOW), pytest.param(256 / 60_000, marks=SLOW)]
+    "p",
+    [
+        0.1,
+        1e-6,
+        2**-32,
+        pytest.param(0.3, marks=SLOW),
+        pytest.param(256 / 60_000, marks=SLOW),
+    ],
 )
 def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
     """Trap 32, at the threshold itself: float32(0.1) is above 0.1, so rounding to nearest would include more."""
     threshold = int(sampling.dyadic_probability(p) * 2**32)
-    words = np.array([0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1], np.uint32)
+    words = np.array(
+        [0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1],
+        np.uint32,
+    )
     monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: jnp.asarray(words))
     in_float32 = jnp.float32(sampling.dyadic_probability(p))
 
@@ -169,7 +189,8 @@ def test_a_batch_above_the_capacity_is_never_truncated(capacity):
 
 
 def test_traced_probability_and_x64():
-    p, key = sampling.dyadic_probability(0.3), jax.random.key(3)
+    p = sampling.dyadic_probability(0.3)
+    key = jax.random.key(3)
     traced = jax.jit(lambda key, p: sampling.poisson_sample(key, 1000, p, 400).count)
     known = jax.jit(lambda key: sampling.poisson_sample(key, 1000, p, 400).count)
     count = int(known(key))
@@ -187,7 +208,11 @@ def test_overflow_probability_against_the_exact_tail():
 
 
 def test_chosen_capacity_is_the_smallest():
-    for n, p, steps in [(1437, 64 / 1437, 900), (60_000, 256 / 60_000, 3516), (10, 1.0, 5)]:
+    for n, p, steps in [
+        (1437, 64 / 1437, 900),
+        (60_000, 256 / 60_000, 3516),
+        (10, 1.0, 5),
+    ]:
         capacity = sampling.choose_capacity(n, p, steps)
         assert sampling.overflow_probability(n, p, steps, capacity) <= 1e-12
         assert sampling.overflow_probability(n, p, steps, capacity - 1) > 1e-12

@@ -143,7 +143,10 @@ def test_rows_beyond_the_real_ones_are_never_drawn(num_valid):
     everything = draw(KEY, 4)
     sample = jax.jit(lambda n: BATCHES.sample(KEY, 4, num_valid=n))(num_valid)
     real = np.asarray(everything.indices)[~np.asarray(everything.is_padding)]
-    np.testing.assert_array_equal(np.asarray(sample.indices)[~np.asarray(sample.is_padding)], real[real < num_valid])
+    np.testing.assert_array_equal(
+        np.asarray(sample.indices)[~np.asarray(sample.is_padding)],
+        real[real < num_valid],
+    )
     assert sample.indices.shape == everything.indices.shape
     assert_same(sample[:2], BATCHES.host_batches(KEY, num_valid=num_valid)[4])
 
@@ -157,7 +160,10 @@ def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
     sample = draw_tight(too_large, 1)
     assert np.all(sample.is_padding)
     assert not np.any(sample.indices)
-    with pytest.raises(sampling.BatchOverflowError, match=f"step 1 drew {sample.count} .* capacity is 58"):
+    with pytest.raises(
+        sampling.BatchOverflowError,
+        match=f"step 1 drew {sample.count} .* capacity is 58",
+    ):
         tight.host_batches(too_large)[1]
 
 
@@ -179,7 +185,21 @@ def test_a_traced_step_out_of_range_never_fits(step):
 
 
 @pytest.mark.parametrize(
-    "step", [-1, 1.5, "3", True, None, 2**31, 2**40, np.ones(2), jnp.bfloat16(3), float("inf"), -np.inf, 2.0**31]
+    "step",
+    [
+        -1,
+        1.5,
+        "3",
+        True,
+        None,
+        2**31,
+        2**40,
+        np.ones(2),
+        jnp.bfloat16(3),
+        float("inf"),
+        -np.inf,
+        2.0**31,
+    ],
 )
 def test_a_step_that_is_none_is_refused(step):
     with pytest.raises(ValueError, match="step must be"):
@@ -209,7 +229,10 @@ DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic]
 @pytest.mark.parametrize("step", [2**24, 2**24 + 1])
 def test_a_step_that_float32_may_have_rounded_has_no_batch(draw, step):
     """Both are 2^24 in float32, so that two steps of the run would have one batch."""
-    with pytest.raises(ValueError, match="step must be a whole number >= 0, at most 16777215, got 16777216"):
+    with pytest.raises(
+        ValueError,
+        match="step must be a whole number >= 0, at most 16777215, got 16777216",
+    ):
         draw(np.float32(step))
     sample = jax.jit(draw)(jnp.float32(step))
     assert sample.is_padding.all()
@@ -247,7 +270,10 @@ def test_a_number_of_rows_is_not_rounded_either():
     real, is_valid = jax.jit(draw)(jnp.float32(2**24 - 1))
     assert is_valid
     assert int(real.sum()) == 2**24 - 1
-    with pytest.raises(ValueError, match="num_valid must be a whole number from 0 to num_examples=16777219, at most"):
+    with pytest.raises(
+        ValueError,
+        match="num_valid must be a whole number from 0 to num_examples=16777219, at most",
+    ):
         draw(np.float32(2**24))
 
 
@@ -282,21 +308,42 @@ REFUSALS = {
     "fraction": (dict(num_examples=1.5), "num_examples must be"),
     "none": (dict(num_examples=0), "num_examples must be"),
     "too many": (dict(num_examples=2**31), "at most 2147483647"),
-    "NaN batch": (dict(expected_batch_size=float("nan")), "expected_batch_size must be a finite number > 0"),
-    "infinite batch": (dict(expected_batch_size=float("inf")), "expected_batch_size must be"),
+    "NaN batch": (
+        dict(expected_batch_size=float("nan")),
+        "expected_batch_size must be a finite number > 0",
+    ),
+    "infinite batch": (
+        dict(expected_batch_size=float("inf")),
+        "expected_batch_size must be",
+    ),
     "batch of text": (dict(expected_batch_size="64"), "expected_batch_size must be"),
-    "several batches": (dict(expected_batch_size=np.ones(2)), "expected_batch_size must be one number"),
+    "several batches": (
+        dict(expected_batch_size=np.ones(2)),
+        "expected_batch_size must be one number",
+    ),
     "empty batch": (dict(expected_batch_size=0), "expected_batch_size must be"),
-    "batch above all": (dict(expected_batch_size=500.5), "at most num_examples=500, got 500.5"),
+    "batch above all": (
+        dict(expected_batch_size=500.5),
+        "at most num_examples=500, got 500.5",
+    ),
     "batch below 2^-32": (dict(expected_batch_size=1e-8), r"at least 2\^-32"),
     "no steps": (dict(num_steps=0), "num_steps must be"),
     "step of truth": (dict(num_steps=True), "num_steps must be"),
     "capacity": (dict(capacity=0), "capacity must be a whole number >= 1"),
     "capacity of text": (dict(capacity="large"), "capacity must be"),
-    "small capacity": (dict(capacity=40), "capacity=40 is too small .* Leave capacity out"),
-    "overflow": (dict(overflow=0.0), "overflow must be a number strictly between 0 and 1"),
+    "small capacity": (
+        dict(capacity=40),
+        "capacity=40 is too small .* Leave capacity out",
+    ),
+    "overflow": (
+        dict(overflow=0.0),
+        "overflow must be a number strictly between 0 and 1",
+    ),
     "certain overflow": (dict(overflow=1.0), "overflow must be"),
-    "capacity and overflow": (dict(capacity=90, overflow=1e-9), "capacity or overflow, not both"),
+    "capacity and overflow": (
+        dict(capacity=90, overflow=1e-9),
+        "capacity or overflow, not both",
+    ),
 }
 
 

@@ -19,7 +19,10 @@ def epochs_of(key, num_epochs, steps_per_epoch, num_valid=None, n=N):
     """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
     draw = jax.vmap(lambda step: sampling.shuffled_sample(key, step, n, steps_per_epoch, num_valid=num_valid))
     drawn = jax.jit(draw)(np.arange(num_epochs * steps_per_epoch))
-    assert drawn.indices.shape == (num_epochs * steps_per_epoch, -(-n // steps_per_epoch))
+    assert drawn.indices.shape == (
+        num_epochs * steps_per_epoch,
+        -(-n // steps_per_epoch),
+    )
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), n)
     np.testing.assert_array_equal(chosen.sum(axis=1), drawn.count)
     return chosen.reshape(num_epochs, steps_per_epoch, n)
@@ -43,12 +46,16 @@ def test_every_row_is_in_one_step_of_every_epoch(steps):
 def test_all_partitions_are_equally_likely(n, steps):
     """And independent from epoch to epoch."""
     place = epochs_of(KEY, 16000, steps, n=n).argmax(axis=1)  # [epochs, rows]
-    parts = sorted(set(itertools.permutations([i for i, part in enumerate(np.array_split(np.arange(n), steps))
-                                               for _ in part])))  # fmt: skip
+    parts = sorted(
+        set(itertools.permutations([i for i, part in enumerate(np.array_split(np.arange(n), steps)) for _ in part]))
+    )
     number = np.array([parts.index(tuple(row)) for row in place])
     check_distribution(np.bincount(number, minlength=len(parts)), np.full(len(parts), 1 / len(parts)))
     following = number[:-1:2] * len(parts) + number[1::2]
-    check_distribution(np.bincount(following, minlength=len(parts) ** 2), np.full(len(parts) ** 2, len(parts) ** -2.0))
+    check_distribution(
+        np.bincount(following, minlength=len(parts) ** 2),
+        np.full(len(parts) ** 2, len(parts) ** -2.0),
+    )
 
 
 def test_allocation_would_be_noticed():
@@ -138,7 +145,10 @@ def test_traced_values_out_of_range_give_padding():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps_per_epoch": N + 1}, "steps_per_epoch must be at most num_examples=60, or batches are empty, got 61"),
+        (
+            {"steps_per_epoch": N + 1},
+            "steps_per_epoch must be at most num_examples=60, or batches are empty, got 61",
+        ),
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
         ({"num_examples": 0}, "num_examples"),
         ({"num_valid": N + 1}, "num_valid"),

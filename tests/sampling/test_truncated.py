@@ -25,7 +25,8 @@ def draw(rounds, num_valid=None, capacity=CAPACITY):
 def kept_probabilities(num_valid):
     """P(a row is kept) and P(two rows are): E min(K, B) / n, and the same for pairs."""
     counts = np.arange(num_valid + 1)
-    weights, kept = stats.binom.pmf(counts, num_valid, P), np.minimum(counts, CAPACITY)
+    weights = stats.binom.pmf(counts, num_valid, P)
+    kept = np.minimum(counts, CAPACITY)
     pairs = kept * (kept - 1) / (num_valid * (num_valid - 1))
     return weights @ kept / num_valid, weights @ pairs
 
@@ -90,7 +91,11 @@ def test_the_host_draws_the_batches_of_the_device():
             np.testing.assert_array_equal(ours, theirs)
     again = pickle.loads(pickle.dumps(batches))
     assert [batch.indices.tolist() for batch in again] == [batch.indices.tolist() for batch in batches]
-    assert (len(batches), batches.sampling_prob, batches[0].indices.shape) == (6, P, (CAPACITY,))
+    assert (len(batches), batches.sampling_prob, batches[0].indices.shape) == (
+        6,
+        P,
+        (CAPACITY,),
+    )
 
 
 def test_bad_arguments():

@@ -51,7 +51,10 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
         return bits(key, shape, dtype) % jnp.uint32(few) if few < 2**32 else bits(key, shape, dtype)
 
     monkeypatch.setattr(jax.random, "bits", with_ties)
-    num_examples, batch_size, key = 50 + few % 7, 20, jax.random.key(few % 7)  # a shape that is not compiled yet
+    # a shape that is not compiled yet
+    num_examples = 50 + few % 7
+    batch_size = 20
+    key = jax.random.key(few % 7)
     high, low = np.asarray(with_ties(key, (2, num_examples), jnp.uint32))
     words = high.astype(np.uint64) << np.uint64(32) | low
     expected = np.nonzero(words <= np.sort(words)[batch_size - 1])[0][:batch_size]
@@ -67,7 +70,10 @@ def testorder_statistic_of_marked_words():
     ordered = np.sort(words[among])
     for rank in [0, 1, len(ordered) // 2, len(ordered) - 1]:
         word, below = order_statistic(jnp.asarray(words), jnp.asarray(among), jnp.int32(rank))
-        assert (int(word), int(below)) == (ordered[rank], (ordered < ordered[rank]).sum())
+        assert (int(word), int(below)) == (
+            ordered[rank],
+            (ordered < ordered[rank]).sum(),
+        )
 
 
 def test_the_bound_on_ties_and_on_the_distance_to_uniform():
@@ -95,7 +101,10 @@ def test_sampling_error():
 
 def test_same_eagerly_compiled_mapped_and_scanned():
     keys = jax.random.split(jax.random.key(2), 4)
-    one = lambda key: sampling.uniform_sample(key, 100, 9)  # noqa: E731
+
+    def one(key):
+        return sampling.uniform_sample(key, 100, 9)
+
     eager = np.stack([one(key) for key in keys])
     np.testing.assert_array_equal(jax.vmap(one)(keys), eager)
     np.testing.assert_array_equal(jax.jit(one)(keys[1]), eager[1])
@@ -107,7 +116,12 @@ def test_same_eagerly_compiled_mapped_and_scanned():
 
 @pytest.mark.parametrize(
     ("num_examples", "batch_size", "message"),
-    [(0, 1, "num_examples"), (5, 6, "at most num_examples=5"), (5, 0, "batch_size"), (5, 1.5, "batch_size")],
+    [
+        (0, 1, "num_examples"),
+        (5, 6, "at most num_examples=5"),
+        (5, 0, "batch_size"),
+        (5, 1.5, "batch_size"),
+    ],
 )
 def test_bad_input(num_examples, batch_size, message):
     with pytest.raises(ValueError, match=message):
