@@ -22,22 +22,44 @@ def blocks_of(steps_per_epoch, num_selected):
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
-def epochs_of(key, num_epochs, steps_per_epoch, num_valid=None, n=N, **options):
-    """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
-    step = np.arange(num_epochs * steps_per_epoch)
+def drawn_rows(key, steps, steps_per_epoch, n=N, **options):
+    """bool[steps, n]: which rows are in the batches of these steps."""
 
-    def draw(step):
-        return sampling.allocation_sample(key, step, n, steps_per_epoch, n, num_valid=num_valid, **options)
+    @jax.jit
+    @jax.vmap
+    def draw_steps(step):
+        return sampling.allocation_sample(key, step, n, steps_per_epoch, n, **options)
 
-    drawn = jax.jit(jax.vmap(draw))(step)
+    drawn = draw_steps(steps)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), n)
     np.testing.assert_array_equal(chosen.sum(axis=1), drawn.count)
+    return chosen
+
+
+def epochs_of(key, num_epochs, steps_per_epoch, n=N, **options):
+    """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
+    steps = np.arange(num_epochs * steps_per_epoch)
+    chosen = drawn_rows(key, steps, steps_per_epoch, n, **options)
     return chosen.reshape(num_epochs, steps_per_epoch, n)
 
 
+@jax.jit
+def draw(step, num_valid):
+    """One batch of seven steps an epoch, of which each row is in two."""
+    return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, num_valid=num_valid)
+
+
+@jax.jit
+def draw_fixed(step, num_valid):
+    """The same, where every epoch has the batches of the first one."""
+    return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins="fixed", num_valid=num_valid)
+
+
 BY_DEFAULT = [
-    *[("fresh", *sizes) for sizes in [(1, 1), (7, 2), (7, 3), (7, 7), (300, 1)]],
-    *[("fixed", *sizes) for sizes in [(2, 1), (7, 3)]],
+    ("fresh", 7, 2),
+    ("fresh", 7, 7),
+    ("fresh", 300, 1),
+    ("fixed", 7, 3),
 ]
 STEPS_AND_SELECTED = [
     (1, 1),
@@ -78,26 +100,32 @@ SLOW = pytest.mark.slow
 def test_all_steps_of_a_block_are_equally_likely(steps, selected):
     """And independent over rows, blocks and epochs: every pair of places is as likely as another."""
     chosen = epochs_of(KEY, 4000, steps, num_selected=selected, n=6)
-    for block in blocks_of(steps, selected):
-        place = chosen[:, list(block)].argmax(axis=1)  # [epochs, rows]
+    blocks = [list(block) for block in blocks_of(steps, selected)]
+    for block in blocks:
+        place = chosen[:, block].argmax(axis=1)  # [epochs, rows]
         length = len(block)
+        uniform = np.full(length, 1 / length)
+        uniform_pairs = np.full(length**2, 1 / length**2)
         for row in range(6):
-            check_distribution(
-                np.bincount(place[:, row], minlength=length),
-                np.full(length, 1 / length),
-            )
-        uniform = np.full(length**2, 1 / length**2)
+            counts = np.bincount(place[:, row], minlength=length)
+            check_distribution(counts, uniform)
+
+        # Pairs of rows, and epochs that follow each other.
         for one, other in itertools.combinations(range(6), 2):
             both = place[:, one] * length + place[:, other]
-            check_distribution(np.bincount(both, minlength=length**2), uniform)
+            check_distribution(np.bincount(both, minlength=length**2), uniform_pairs)
         following = place[:-1] * length + place[1:]
-        check_distribution(np.bincount(following[::2].reshape(-1), minlength=length**2), uniform)
-    first, last = (chosen[:, list(block)].argmax(axis=1) for block in (blocks_of(steps, selected)[i] for i in (0, -1)))
+        counts = np.bincount(following[::2].reshape(-1), minlength=length**2)
+        check_distribution(counts, uniform_pairs)
+
+    # The first and the last block of an epoch.
     if selected > 1:
-        sizes = len(blocks_of(steps, selected)[0]), len(blocks_of(steps, selected)[-1])
-        both = (first * sizes[1] + last).reshape(-1)
-        uniform = np.full(sizes[0] * sizes[1], 1 / (sizes[0] * sizes[1]))
-        check_distribution(np.bincount(both, minlength=len(uniform)), uniform)
+        first = chosen[:, blocks[0]].argmax(axis=1)
+        last = chosen[:, blocks[-1]].argmax(axis=1)
+        num_pairs = len(blocks[0]) * len(blocks[-1])
+        both = (first * len(blocks[-1]) + last).reshape(-1)
+        counts = np.bincount(both, minlength=num_pairs)
+        check_distribution(counts, np.full(num_pairs, 1 / num_pairs))
 
 
 def test_poisson_batches_would_be_noticed():
@@ -109,18 +137,27 @@ def test_poisson_batches_would_be_noticed():
 
 
 def test_batch_sizes_are_binomial():
-    chosen = epochs_of(KEY, 3000, 5)
-    counts = np.bincount(chosen[:, 2].sum(axis=1), minlength=N + 1)
+    """The third step of 3000 epochs has as many rows as N draws with probability 1/5."""
+    chosen = drawn_rows(KEY, 5 * np.arange(3000) + 2, 5)
+    counts = np.bincount(chosen.sum(axis=1), minlength=N + 1)
     check_distribution(counts, stats.binom.pmf(np.arange(N + 1), N, 1 / 5))
 
 
 def test_the_step_of_a_row_does_not_depend_on_how_many_there_are():
     """Adding an example moves no other one, whichever step is drawn, as the accounting supposes."""
-    more = epochs_of(KEY, 3, 7, num_selected=2)
-    fewer = epochs_of(KEY, 3, 7, num_selected=2, num_valid=40)
-    np.testing.assert_array_equal(more[..., :40], fewer[..., :40])
-    assert not fewer[..., 40:].any()
-    assert not epochs_of(KEY, 3, 7, num_valid=0).any()
+
+    def batches(num_valid):
+        samples = [draw(step, num_valid) for step in range(21)]
+        indices = np.stack([sample.indices for sample in samples])
+        is_padding = np.stack([sample.is_padding for sample in samples])
+        return included(indices, is_padding, N)
+
+    more = batches(N)
+    fewer = batches(40)
+    assert more[:, 40:].any()
+    np.testing.assert_array_equal(more[:, :40], fewer[:, :40])
+    assert not fewer[:, 40:].any()
+    assert not batches(0).any()
 
 
 remainder = jax.jit(sampling._allocation._modulo)
@@ -135,34 +172,25 @@ def test_the_remainder_of_128_bits(length):
     assert np.asarray(found).tolist() == whole
 
 
-@pytest.mark.parametrize("bins", ["fresh", "fixed"])
-def test_host_and_device_draw_the_same_batches(bins):
+@pytest.mark.parametrize(("bins", "draw"), [("fresh", draw), ("fixed", draw_fixed)], ids=["fresh", "fixed"])
+def test_host_and_device_draw_the_same_batches(bins, draw):
+    """In any order of the steps, and after pickling."""
     batches = sampling.AllocationBatches(KEY, N, 7, num_epochs=2, capacity=50, num_selected=2, bins=bins, num_valid=45)
     assert len(batches) == 14
-
-    @jax.jit
-    def draw(step):
-        return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins=bins, num_valid=45)
-
     for step in (3, 0, 13, 3):
-        batch = batches[step]
-        sample = draw(step)
-        np.testing.assert_array_equal(batch.indices, sample.indices)
-        np.testing.assert_array_equal(batch.is_padding, sample.is_padding)
+        sample = draw(step, 45)
+        np.testing.assert_array_equal(batches[step].indices, sample.indices)
+        np.testing.assert_array_equal(batches[step].is_padding, sample.is_padding)
     again = pickle.loads(pickle.dumps(batches))
     np.testing.assert_array_equal(again[5].indices, batches[5].indices)
 
 
 def test_one_program_for_all_steps():
-    traces = []
-
-    @jax.jit
-    def draw(key, step, num_valid):
-        traces.append(step)
-        return sampling.allocation_sample(key, step, N, 7, 30, num_selected=3, num_valid=num_valid)
-
-    shapes = {(draw(KEY, step, step).indices.shape, draw(KEY, step, 5).count.shape) for step in range(21)}
-    assert (len(traces), shapes) == (1, {((30,), ())})
+    """Neither the step nor the number of real rows is in a shape."""
+    for step in range(21):
+        assert draw(step, step).indices.shape == (50,)
+        assert draw(step, 5).count.shape == ()
+    assert draw._cache_size() == 1
 
 
 def test_a_batch_above_the_capacity_is_padding_and_says_so():
@@ -195,12 +223,12 @@ def test_the_error_of_the_remainder():
     assert sampling.allocation_overflow(10, 5, 100, 11) >= sampling.allocation_error(100) > 0
 
 
-def test_traced_values_out_of_range_never_fit():
-    draw = jax.jit(lambda step, valid: sampling.allocation_sample(KEY, step, N, 5, N, num_valid=valid))
-    for step, valid in [(-1, 5), (0, N + 1), (0, -1)]:
-        sample = draw(step, valid)
-        assert int(sample.count) > N
-        assert sample.is_padding.all()
+@pytest.mark.parametrize(("step", "num_valid"), [(-1, 5), (0, N + 1), (0, -1)])
+def test_traced_values_out_of_range_never_fit(step, num_valid):
+    """They give padding and a count above every capacity."""
+    sample = draw(step, num_valid)
+    assert int(sample.count) > N
+    assert sample.is_padding.all()
 
 
 @pytest.mark.parametrize(

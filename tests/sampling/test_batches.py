@@ -20,7 +20,7 @@ def assert_same(batches, others):
         np.testing.assert_array_equal(is_padding, others_padding)
 
 
-@pytest.mark.parametrize("p", [0.1, 1.0])
+@pytest.mark.parametrize("p", [0.1, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_a_step_has_the_batch_of_the_device(p):
     batches = list(sampling.poisson_batches(KEY, 500, p, num_steps=4, capacity=501))
     device = jax.jit(lambda t: sampling.poisson_sample(jax.random.fold_in(KEY, t), 500, p, 501)[:2])

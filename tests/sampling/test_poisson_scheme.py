@@ -24,6 +24,18 @@ BATCHES = Poisson(num_examples=500, expected_batch_size=40, num_steps=6)
 draw = jax.jit(BATCHES.sample)
 
 
+@jax.jit
+def draw_with_padding(num_valid):
+    """The batch of one step, where only so many rows are real."""
+    return BATCHES.sample(KEY, 4, num_valid=num_valid)
+
+
+@jax.jit
+def long_form(step):
+    """The same batches by the function that a scheme is to call."""
+    return sampling.poisson_sample(jax.random.fold_in(KEY, step), 500, 40 / 500, BATCHES.capacity)
+
+
 def assert_same(sample, other):
     for part, other_part in zip(sample, other, strict=True):
         np.testing.assert_array_equal(part, other_part)
@@ -91,16 +103,17 @@ def test_a_replaced_length_keeps_the_capacity_and_says_what_it_costs():
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_device_host_and_the_long_form_draw_one_batch(x64):
+    """In either precision, step by step."""
     with jax.enable_x64(x64):
         host = BATCHES.host_batches(KEY)
         by_hand = list(sampling.poisson_batches(KEY, 500, 40 / 500, num_steps=6))
-        long_form = jax.jit(lambda t: sampling.poisson_sample(jax.random.fold_in(KEY, t), 500, 40 / 500, host.capacity))
+        assert host.capacity == BATCHES.capacity
         assert len(host) == len(by_hand) == BATCHES.num_steps
-        for t in range(BATCHES.num_steps):
-            sample = draw(KEY, t)
-            assert_same(sample, long_form(t))
-            assert_same(sample[:2], host[t])
-            assert_same(host[t], by_hand[t])
+        for step in range(BATCHES.num_steps):
+            sample = draw(KEY, step)
+            assert_same(sample, long_form(step))
+            assert_same(sample[:2], host[step])
+            assert_same(host[step], by_hand[step])
             assert int(sample.count) == (~np.asarray(sample.is_padding)).sum() > 0
 
 
@@ -141,12 +154,10 @@ def test_steps_have_batches_of_their_own_with_the_right_frequency():
 def test_rows_beyond_the_real_ones_are_never_drawn(num_valid):
     """Trap 34: a data set below the public maximum gives the same shapes and the same coins."""
     everything = draw(KEY, 4)
-    sample = jax.jit(lambda n: BATCHES.sample(KEY, 4, num_valid=n))(num_valid)
-    real = np.asarray(everything.indices)[~np.asarray(everything.is_padding)]
-    np.testing.assert_array_equal(
-        np.asarray(sample.indices)[~np.asarray(sample.is_padding)],
-        real[real < num_valid],
-    )
+    sample = draw_with_padding(num_valid)
+    all_rows = np.asarray(everything.indices)[~np.asarray(everything.is_padding)]
+    rows = np.asarray(sample.indices)[~np.asarray(sample.is_padding)]
+    np.testing.assert_array_equal(rows, all_rows[all_rows < num_valid])
     assert sample.indices.shape == everything.indices.shape
     assert_same(sample[:2], BATCHES.host_batches(KEY, num_valid=num_valid)[4])
 
@@ -168,10 +179,9 @@ def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
 
 
 def test_steps_beyond_the_length_are_drawn_on_the_device_and_refused_on_the_host():
+    """Compiled code cannot know where the run ends; the host does."""
     beyond = BATCHES.num_steps + 3
-    key = jax.random.fold_in(KEY, beyond)
-    long_form = jax.jit(lambda: sampling.poisson_sample(key, 500, 40 / 500, BATCHES.capacity))()
-    assert_same(draw(KEY, beyond), long_form)
+    assert_same(draw(KEY, beyond), long_form(beyond))
     with pytest.raises(IndexError, match="from 0 to 5"):
         BATCHES.host_batches(KEY)[beyond]
 
@@ -226,55 +236,62 @@ DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("step", [2**24, 2**24 + 1])
-def test_a_step_that_float32_may_have_rounded_has_no_batch(draw, step):
+def test_a_step_that_float32_may_have_rounded_has_no_batch(draw):
     """Both are 2^24 in float32, so that two steps of the run would have one batch."""
-    with pytest.raises(
-        ValueError,
-        match="step must be a whole number >= 0, at most 16777215, got 16777216",
-    ):
-        draw(np.float32(step))
-    sample = jax.jit(draw)(jnp.float32(step))
-    assert sample.is_padding.all()
-    assert int(sample.count) > 500
+    compiled = jax.jit(draw)
+    for step in (2**24, 2**24 + 1):
+        with pytest.raises(ValueError, match="step must be a whole number >= 0, at most 16777215, got 16777216"):
+            draw(np.float32(step))
+        sample = compiled(jnp.float32(step))
+        assert sample.is_padding.all()
+        assert int(sample.count) > 500
 
 
 @pytest.mark.parametrize("draw", [draw_poisson, draw_allocation])
 def test_the_type_of_a_step_that_is_exact_does_not_matter(draw):
-    # A number of Python has 53 bits.
+    """One batch for a step as a number of Python, of NumPy or of compiled code."""
+    # A number of Python has 53 bits, and the other is the last step that float32 tells from the next one.
     large = 2**24 + 1
-    assert_same(draw(float(large)), draw(large))
-    assert_same(draw(np.float64(large)), draw(np.int32(large)))
-
-    # The last step that float32 tells from the next one.
     last = 2**24 - 1
-    assert_same(jax.jit(draw)(jnp.float32(last)), draw(last))
-    assert_same(draw(np.float32(last)), draw(last))
+
+    @jax.jit
+    def draw_each(traced):
+        of_large = [draw(step) for step in (large, float(large), np.float64(large))]
+        of_last = [draw(step) for step in (last, np.float32(last), traced)]
+        return of_large, of_last
+
+    of_large, of_last = draw_each(jnp.float32(last))
+    for samples in (of_large, of_last):
+        assert not samples[0].is_padding.all()
+        for sample in samples[1:]:
+            assert_same(sample, samples[0])
+    assert np.any(of_large[0].indices != of_last[0].indices)
 
 
 def test_a_number_of_rows_is_not_rounded_either():
+    """The rows of a data set that is larger than float32 can count are all real, or the number is refused."""
     num_rows = 2**24 + 3
-    included = jnp.ones(num_rows, bool)
+
+    def count(num_valid):
+        """How many rows are real, and whether their number is valid."""
+        included = jnp.ones(num_rows, bool)
+        real, is_valid = real_rows(included, num_valid, checked_rows(num_rows, num_valid))
+        return real.sum(), is_valid
+
+    compiled = jax.jit(count)
     for num_valid in (2.0**24 + 1, np.int64(2**24 + 1)):
-        rows = checked_rows(num_rows, num_valid)
-        real, is_valid = real_rows(included, num_valid, rows)
-        assert int(real.sum()) == 2**24 + 1
+        num_real, is_valid = jax.jit(lambda number=num_valid: count(number))()
+        assert int(num_real) == 2**24 + 1
         assert is_valid
 
     # The number that reaches compiled code in float32 may have been another one.
-    def draw(num_valid):
-        return real_rows(included, num_valid, checked_rows(num_rows, num_valid))
-
-    _, is_valid = jax.jit(draw)(jnp.float32(2**24))
+    _, is_valid = compiled(jnp.float32(2**24))
     assert not is_valid
-    real, is_valid = jax.jit(draw)(jnp.float32(2**24 - 1))
+    num_real, is_valid = compiled(jnp.float32(2**24 - 1))
     assert is_valid
-    assert int(real.sum()) == 2**24 - 1
-    with pytest.raises(
-        ValueError,
-        match="num_valid must be a whole number from 0 to num_examples=16777219, at most",
-    ):
-        draw(np.float32(2**24))
+    assert int(num_real) == 2**24 - 1
+    with pytest.raises(ValueError, match="num_valid must be a whole number from 0 to num_examples=16777219, at most"):
+        count(np.float32(2**24))
 
 
 def test_a_step_too_large_for_its_type_repeats_no_batch():
