@@ -59,6 +59,7 @@ def run(name, dtype, **options):
     return compiled(lambda params, rows: grad_fn(params, *rows, is_padding=PADDING), params, rows)
 
 
+SLOW = pytest.mark.slow
 PADDING = np.arange(B) == 3
 
 
@@ -84,11 +85,12 @@ def test_taps_give_the_definition(name):
 CHUNKED = [
     "embedding",
     "convolution",
-    "recurrent",
-    "layers_by_scan",
     "branch_on_data",
-    "merged_lora",
     "rules_in_scans_and_checkpoints",
+    # Chunks are cut before any of this is looked at.
+    pytest.param("recurrent", marks=SLOW),
+    pytest.param("layers_by_scan", marks=SLOW),
+    pytest.param("merged_lora", marks=SLOW),
 ]
 
 
@@ -98,7 +100,6 @@ def test_chunks_give_the_definition(name):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="auto", microbatch_size=2)
 
 
-SLOW = pytest.mark.slow
 LOW = [
     "l2_over_the_tree",
     "dense_layers",

@@ -24,6 +24,7 @@ RULES = {
 }
 
 
+SLOW = pytest.mark.slow
 ROWS = 9
 """Nearly all tests have batches of this size, so that they share the compiled programs of `summed`."""
 
@@ -118,9 +119,18 @@ def distance(one, other):
     return np.sqrt(sum(np.sum((one[name] - other[name]) ** 2) for name in SHAPES))
 
 
-@pytest.mark.parametrize("strategy", ["auto", "vmap", pytest.param("ghost", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", RULES)
+RULES_AND_STRATEGIES = [
+    *[(name, "auto") for name in RULES],
+    ("per group", "vmap"),
+    ("auto-s", "vmap"),
+    *[pytest.param(name, "vmap", marks=SLOW) for name in ("flat", "per leaf", "normalize")],
+    *[pytest.param(name, "ghost", marks=SLOW) for name in RULES],
+]
+
+
+@pytest.mark.parametrize(("name", "strategy"), RULES_AND_STRATEGIES)
 def test_a_rule_is_its_definition(name, strategy):
+    """The sum of a batch is that of its scaled rows, in NumPy."""
     batch = rows(1)
     found = summed(name, strategy=strategy)(batch)
     expected = by_definition(RULES[name], batch)
@@ -140,7 +150,7 @@ MORE_IN_HALF_PRECISION = [
     [
         *[(name, jnp.float32) for name in RULES],
         *HALF_PRECISION,
-        *[pytest.param(*case, marks=pytest.mark.slow) for case in MORE_IN_HALF_PRECISION],
+        *[pytest.param(*case, marks=SLOW) for case in MORE_IN_HALF_PRECISION],
     ],
 )
 def test_no_row_beats_the_sensitivity(name, dtype):
@@ -220,23 +230,25 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_traced_rules_give_the_same_and_nan_when_wrong(name):
-    make = MAKERS[name]
+def test_traced_rules_give_the_same_and_nan_when_wrong():
+    """Each rule of a traced bound, all in one program that is compiled once."""
     batch = rows(4)
     traces = []
 
     @fast
-    def by(c):
+    def by_every_rule(c):
         traces.append(1)
-        return clipped(make(c), batch)["b"]
+        return {name: clipped(make(c), batch)["b"] for name, make in MAKERS.items()}
 
     for c in [0.1, 3.0]:
-        # Bounds of several groups are lowered by what their rounding may be, and traced ones by 2^-19.
-        expected = by_definition(make(c), batch)["b"]
-        np.testing.assert_allclose(by(c), expected, rtol=5e-6)
-    assert np.isnan(by(-1.0)).all()
-    assert np.isnan(by(np.nan)).all()
+        found = by_every_rule(c)
+        for name, make in MAKERS.items():
+            # Bounds of several groups are lowered by what their rounding may be, and traced ones by 2^-19.
+            expected = by_definition(make(c), batch)["b"]
+            np.testing.assert_allclose(found[name], expected, rtol=5e-6, err_msg=name)
+    for wrong in [-1.0, np.nan]:
+        for name, found in by_every_rule(wrong).items():
+            assert np.isnan(found).all(), name
     assert len(traces) == 1
 
 
