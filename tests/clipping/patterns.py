@@ -824,7 +824,13 @@ def haiku_network():
 # Each of these takes only branches of gdpjax/clipping that the patterns outside this set take together, so they wait
 # for the long run. (Found by recording the branches that each pattern takes while its sum is traced.)
 TAKE_NO_BRANCH_OF_THEIR_OWN = {
-    *("convolution_cropped", "embedding_clipped", "l2_over_the_tree", "remat", "rules_of_a_value_with_itself"),
+    *(
+        "convolution_cropped",
+        "embedding_clipped",
+        "l2_over_the_tree",
+        "remat",
+        "rules_of_a_value_with_itself",
+    ),
     *(
         "branch_on_data",
         "carried_parameter",

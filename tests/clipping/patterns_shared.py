@@ -53,7 +53,8 @@ def l2_over_the_tree():
 @held(w=OUTER, b=FORMED, c=OUTER)
 def norm_scaled_by_the_example():
     def loss(p, x):
-        return x[0] * (network(p["w"], p, x) + jnp.linalg.norm(p["w"])) - x[1] * jnp.sum(jnp.abs(p["w"]))
+        with_norm = network(p["w"], p, x) + jnp.linalg.norm(p["w"])
+        return x[0] * with_norm - x[1] * jnp.sum(jnp.abs(p["w"]))
 
     return loss, parameters(), (rows(40),)
 
@@ -63,9 +64,16 @@ def l2_after_loops_and_calls():
     params = {"w": normal(1, 3, 20, 20), "c": normal(3, 20)}
 
     def loss(p, x):
-        layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
-        h = lax.scan(layer, x, p["w"])[0]
-        return jax.jit(lambda h, c: jnp.sin(h @ c))(h, p["c"]) + jax.checkpoint(squares)(p["w"]) / 10
+        @jax.checkpoint
+        def layer(h, w):
+            return jnp.tanh(h @ w), None
+
+        @jax.jit
+        def head(h, c):
+            return jnp.sin(h @ c)
+
+        h, _ = lax.scan(layer, x, p["w"])
+        return head(h, p["c"]) + jax.checkpoint(squares)(p["w"]) / 10
 
     return loss, params, (rows(20),)
 
@@ -77,7 +85,8 @@ def normalised(v, axis=None, keepdims=False):
 @held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
 def weight_norm_by_column():
     def loss(p, x):
-        return network(p["g"] * p["w"] / jnp.linalg.norm(p["w"], axis=0), p, x)
+        weight = p["g"] * p["w"] / jnp.linalg.norm(p["w"], axis=0)
+        return network(weight, p, x)
 
     return loss, parameters(g=normal(4, 30)), (rows(40),)
 
@@ -85,7 +94,8 @@ def weight_norm_by_column():
 @held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
 def weight_norm_by_row():
     def loss(p, x):
-        return network((p["g"] * p["w"].T / jnp.linalg.norm(p["w"], axis=1)).T, p, x)
+        transposed = p["g"] * p["w"].T / jnp.linalg.norm(p["w"], axis=1)
+        return network(transposed.T, p, x)
 
     return loss, parameters(g=normal(4, 40)), (rows(40),)
 
@@ -101,7 +111,8 @@ def weight_norm_of_the_kernel():
 @held(w=OUTER, b=FORMED, c=FORMED)
 def weight_norm_and_l2():
     def loss(p, x):
-        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + jnp.sum(jnp.cos(p["w"])) * x[0] / 50
+        of_weight = jnp.sum(jnp.cos(p["w"])) * x[0] / 50
+        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + of_weight
 
     return loss, parameters(), (rows(40),)
 

@@ -438,7 +438,16 @@ def nearly_cancelling(rng, left, right):
 def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
     """Over sizes and kinds; and the bound is not a loose one everywhere."""
     rng = np.random.default_rng(12)
-    shapes = [(2, 3, 4), (2, 1, 1), (3, 2, 7), (5, 4, 4), (8, 3, 3), (16, 5, 2), (17, 8, 8), (33, 2, 2)]
+    shapes = [
+        (2, 3, 4),
+        (2, 1, 1),
+        (3, 2, 7),
+        (5, 4, 4),
+        (8, 3, 3),
+        (16, 5, 2),
+        (17, 8, 8),
+        (33, 2, 2),
+    ]
     rows = 100_000 // (len(shapes) * len(KINDS)) + 1
     least = np.inf
     for (positions, d, p), kind in itertools.product(shapes, KINDS):

@@ -16,8 +16,8 @@ from gdpjax.training import make_plan, private_training
 
 B, D = 20, 3
 W = jnp.ones(D)
-X = jax.random.normal(jax.random.key(0), (B, D))
-Y = jnp.arange(B) % 2
+X = jnp.asarray(np.random.default_rng(0).normal(size=(B, D)), np.float32)
+Y = jnp.asarray(np.arange(B) % 2, np.int32)
 STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
 
 
@@ -29,7 +29,9 @@ def traced(loss_fn, *args, params=W, strategy="auto", batch=X, **options):
 
 def of_the_batch(values):
     """On the host: every row gets the sum over all rows."""
-    return np.broadcast_to(values.sum(axis=tuple(range(values.ndim - 1)), keepdims=True), values.shape)
+    axes = tuple(range(values.ndim - 1))
+    total = values.sum(axis=axes, keepdims=True)
+    return np.broadcast_to(total, values.shape)
 
 
 def by_callback(x, method="expand_dims"):
@@ -47,49 +49,86 @@ def _(axis_size, in_batched, x):
 
 
 def by_foreign_call(x, method="broadcast_all"):
-    return jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct(x.shape, x.dtype), vmap_method=method)(x)
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call("no_such_target", result, vmap_method=method)(x)
+
+
+def product(w, x):
+    return w @ x
 
 
 def in_backward_rule(of_data, w, x):
     """Nothing shows in the loss itself, only in its gradient."""
-    layer = jax.custom_vjp(lambda w, x: w @ x)
-    layer.defvjp(
-        lambda w, x: (w @ x, (w, x)),
-        lambda saved, g: (g * of_data(saved[1]), g * saved[0]),
-    )
+
+    def forward(w, x):
+        return w @ x, (w, x)
+
+    def backward(saved, g):
+        w, x = saved
+        return g * of_data(x), g * w
+
+    layer = jax.custom_vjp(product)
+    layer.defvjp(forward, backward)
     return layer(w, x)
 
 
 def in_forward_rule(of_data, w, x):
-    layer = jax.custom_vjp(lambda w, x: w @ x)
-    layer.defvjp(lambda w, x: (w @ x, of_data(x)), lambda saved, g: (g * saved, g * saved))
+    """What the forward pass saves for the gradient."""
+
+    def forward(w, x):
+        return w @ x, of_data(x)
+
+    def backward(saved, g):
+        return g * saved, g * saved
+
+    layer = jax.custom_vjp(product)
+    layer.defvjp(forward, backward)
     return layer(w, x)
 
 
 def in_jvp_rule(of_data, w, x):
-    layer = jax.custom_jvp(lambda w, x: w @ x)
-    layer.defjvp(
-        lambda primals, tangents: (
-            primals[0] @ primals[1],
-            tangents[0] @ of_data(primals[1]),
-        )
-    )
+    """What the derivative is multiplied by."""
+
+    def rule(primals, tangents):
+        w, x = primals
+        return w @ x, tangents[0] @ of_data(x)
+
+    layer = jax.custom_jvp(product)
+    layer.defjvp(rule)
     return layer(w, x)
+
+
+def in_scan(f, w, x):
+    def step(total, _):
+        return total + w @ f(x), None
+
+    total, _ = jax.lax.scan(step, 0.0, length=2)
+    return total
+
+
+def in_while_loop(f, w, x):
+    return w @ jax.lax.while_loop(lambda x: x.sum() < 3, f, jax.lax.stop_gradient(x))
+
+
+def in_augmentations(f, w, x):
+    def of_copy(w, x, key):
+        return w @ f(x)
+
+    averaged = gdpjax.average_augmentations(of_copy, 2, key_argnums=2)
+    return averaged(w, x, jax.random.key(0))
 
 
 PLACES = {
     "loss": lambda f, w, x: w @ f(x),
     "jit": lambda f, w, x: jax.jit(lambda w, x: w @ f(x))(w, x),
     "checkpoint": lambda f, w, x: jax.checkpoint(lambda w, x: w @ f(x))(w, x),
-    "scan": lambda f, w, x: jax.lax.scan(lambda total, _: (total + w @ f(x), None), 0.0, length=2)[0],
+    "scan": in_scan,
     "cond": lambda f, w, x: jax.lax.cond(x[0] > 0, lambda: w @ f(x), lambda: w @ x),
-    "while": lambda f, w, x: w @ jax.lax.while_loop(lambda x: x.sum() < 3, f, jax.lax.stop_gradient(x)),
+    "while": in_while_loop,
     "backward rule": in_backward_rule,
     "forward rule": in_forward_rule,
     "jvp rule": in_jvp_rule,
-    "augmentations": lambda f, w, x: gdpjax.average_augmentations(lambda w, x, key: w @ f(x), 2, key_argnums=2)(
-        w, x, jax.random.key(0)
-    ),
+    "augmentations": in_augmentations,
 }
 REACHING = {
     "pure_callback": by_callback,
@@ -101,6 +140,7 @@ REACHING = {
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", REACHING)
 def test_a_primitive_that_sees_all_rows_is_refused_by_name(name, place):
+    """Wherever in the loss or in its derivative rules it is."""
     loss = functools.partial(PLACES[place], REACHING[name])
     with pytest.raises(ValueError, match=rf"\({name}\)"):
         traced(loss)
@@ -108,6 +148,7 @@ def test_a_primitive_that_sees_all_rows_is_refused_by_name(name, place):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_and_entry_point_refuses(strategy):
+    """Also where only the gradient shows it."""
     for place in ("loss", "backward rule"):
         loss = functools.partial(PLACES[place], by_custom_vmap)
         with pytest.raises(ValueError, match="custom_vmap"):
@@ -151,12 +192,15 @@ def in_shard_map(function):
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("place", ["loss", "backward rule"])
 def test_a_collective_over_the_users_shard_map_is_refused(name, place):
+    """It would add up over the rows of all devices."""
     grad_fn = gdpjax.clipped_grad(functools.partial(PLACES[place], COLLECTIVES[name]), 1.0)
     with pytest.raises(ValueError, match="names an axis across examples"):
         jax.eval_shape(in_shard_map(grad_fn), W, X)
 
 
 def test_an_axis_of_the_losss_own_is_no_ones_elses():
+    """A collective within one example reaches no other."""
+
     def own_shard_map(w, x):
         return in_shard_map(lambda w, x: jax.lax.psum(w @ x, "d"))(w, x)
 
@@ -179,72 +223,119 @@ def test_an_unknown_primitive_is_refused_and_a_sequential_foreign_call_is_not():
     assert traced(lambda w, x: w @ fixed(x)).shape == W.shape
 
 
-def POSITIVE(w, x):
+def positive(w, x):
     return jnp.outer(w * x, w * x) + 3 * jnp.eye(D)
 
 
 KEY = jax.random.key(3)
-FINE = {
-    "linear algebra": lambda w, x: sum(
-        jnp.sum(leaf)
-        for name in ("inv", "slogdet", "cholesky", "svd", "eigh", "qr")
-        for leaf in jax.tree.leaves(getattr(jnp.linalg, name)(POSITIVE(w, x)))
-    ),
-    "special functions": lambda w, x: sum(
-        getattr(jax.scipy.special, name)(jax.nn.sigmoid(w * x)).sum()
-        for name in ("gammaln", "digamma", "erfinv", "i0e", "expi", "ndtri", "entr")
-    ),
-    "random numbers": lambda w, x: (
-        sum(
-            (w * x * getattr(jax.random, name)(KEY, shape=(D,))).sum()
-            for name in (
-                "normal",
-                "gumbel",
-                "exponential",
-                "laplace",
-                "bernoulli",
-                "rademacher",
-            )
-        )
-        + jax.random.gamma(KEY, 1 + w**2).sum()
-        + jax.random.categorical(KEY, w * x)
-        + jax.random.poisson(KEY, 2.0)
-    ),
-    "searching": lambda w, x: (
-        jnp.interp(x, jnp.arange(3.0), w).sum()
-        + jnp.unique(jnp.round(x), size=3).sum()
-        + jnp.median(w * x)
-        + jax.lax.top_k(w * x, 2)[0].sum()
-    ),
-    "segments": lambda w, x: jax.ops.segment_max(w * x, jnp.array([0, 1, 0]), 2).sum(),
-    "Fourier transform": lambda w, x: jnp.abs(jnp.fft.rfft(w * x)).sum(),
-    "implicit layer": lambda w, x: jax.lax.custom_root(
-        lambda z: z**3 + z - w @ x,
-        0.0,
-        lambda f, z: jax.lax.fori_loop(0, 5, lambda i, z: z - f(z) / 4, z),
-        lambda g, y: y / g(1.0),
-    ),
-    "sequence loss": lambda w, x: optax.ctc_loss(
-        jnp.outer(x, w)[None],
-        jnp.zeros((1, D)),
-        jnp.ones((1, 2), int),
-        jnp.zeros((1, 2)),
-    ).sum(),
-    "activations": lambda w, x: sum(
-        jnp.sum(getattr(jax.nn, name)(w * x)) for name in ("relu", "gelu", "silu", "softplus", "log_softmax", "relu6")
-    ),
-    "resizing": lambda w, x: jax.image.resize(jnp.outer(w, x), (5, 5), "bicubic").sum(),
-    "loops": lambda w, x: (
-        jax.lax.map(lambda a: jnp.sin(a * w).sum(), x).sum()
-        + jax.lax.associative_scan(jnp.multiply, w * x).sum()
-        + jax.vmap(lambda a: jnp.sin(a * w))(x).sum()
-    ),
-    "a gradient": lambda w, x: jax.grad(lambda x: jnp.sum(jax.nn.gelu(w * x)))(x).sum(),
-}
+FINE = {}
+"""Losses that act on one example alone: name -> loss."""
+
+
+def fine(function):
+    FINE[function.__name__] = function
+    return function
+
+
+@fine
+def linear_algebra(w, x):
+    total = 0
+    for name in ("inv", "slogdet", "cholesky", "svd", "eigh", "qr"):
+        found = getattr(jnp.linalg, name)(positive(w, x))
+        total += sum(jnp.sum(leaf) for leaf in jax.tree.leaves(found))
+    return total
+
+
+@fine
+def special_functions(w, x):
+    inside = jax.nn.sigmoid(w * x)
+    total = 0
+    for name in ("gammaln", "digamma", "erfinv", "i0e", "expi", "ndtri", "entr"):
+        total += getattr(jax.scipy.special, name)(inside).sum()
+    return total
+
+
+@fine
+def random_numbers(w, x):
+    total = jax.random.gamma(KEY, 1 + w**2).sum()
+    total += jax.random.categorical(KEY, w * x)
+    total += jax.random.poisson(KEY, 2.0)
+    for name in ("normal", "gumbel", "exponential", "laplace", "bernoulli", "rademacher"):
+        drawn = getattr(jax.random, name)(KEY, shape=(D,))
+        total += (w * x * drawn).sum()
+    return total
+
+
+@fine
+def searching(w, x):
+    largest, _ = jax.lax.top_k(w * x, 2)
+    interpolated = jnp.interp(x, jnp.arange(3.0), w)
+    different = jnp.unique(jnp.round(x), size=3)
+    return interpolated.sum() + different.sum() + jnp.median(w * x) + largest.sum()
+
+
+@fine
+def segments(w, x):
+    return jax.ops.segment_max(w * x, jnp.array([0, 1, 0]), 2).sum()
+
+
+@fine
+def fourier_transform(w, x):
+    return jnp.abs(jnp.fft.rfft(w * x)).sum()
+
+
+@fine
+def implicit_layer(w, x):
+    def equation(z):
+        return z**3 + z - w @ x
+
+    def solve(f, z):
+        return jax.lax.fori_loop(0, 5, lambda i, z: z - f(z) / 4, z)
+
+    def solve_tangent(g, y):
+        return y / g(1.0)
+
+    return jax.lax.custom_root(equation, 0.0, solve, solve_tangent)
+
+
+@fine
+def sequence_loss(w, x):
+    logits = jnp.outer(x, w)[None]
+    labels = jnp.ones((1, 2), int)
+    return optax.ctc_loss(logits, jnp.zeros((1, D)), labels, jnp.zeros((1, 2))).sum()
+
+
+@fine
+def activations(w, x):
+    total = 0
+    for name in ("relu", "gelu", "silu", "softplus", "log_softmax", "relu6"):
+        total += jnp.sum(getattr(jax.nn, name)(w * x))
+    return total
+
+
+@fine
+def resizing(w, x):
+    return jax.image.resize(jnp.outer(w, x), (5, 5), "bicubic").sum()
+
+
+@fine
+def loops(w, x):
+    def of_entry(entry):
+        return jnp.sin(entry * w).sum()
+
+    mapped = jax.lax.map(of_entry, x)
+    scanned = jax.lax.associative_scan(jnp.multiply, w * x)
+    return mapped.sum() + scanned.sum() + jax.vmap(of_entry)(x).sum()
+
+
+@fine
+def a_gradient(w, x):
+    return jax.grad(lambda x: jnp.sum(jax.nn.gelu(w * x)))(x).sum()
 
 
 @pytest.mark.parametrize("name", FINE)
 def test_what_people_write_is_not_refused(name):
+    """The refusal stands in no one's way."""
     assert traced(FINE[name], strategy="vmap").shape == W.shape
 
 
@@ -298,6 +389,7 @@ def test_an_argument_that_should_have_been_batched():
 
 
 def test_what_is_shared_is_named():
+    """An array as long as the batch passes if it is said to be shared."""
     centers = jnp.ones((B, D))
 
     def loss(w, x, centers):
@@ -316,6 +408,7 @@ def test_what_is_shared_is_named():
 
 
 def test_parameters_may_be_as_long_as_the_batch():
+    """They are no data."""
     params = {"frozen": jnp.ones((B, D)), "w": W}
 
     def loss(p, x):
@@ -337,6 +430,7 @@ CLOSED = {
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_a_loss_that_closes_over_the_batch(name):
+    """In whatever form, and wherever in the loss."""
     with pytest.raises(ValueError, match="closes over an array") as caught:
         traced(CLOSED[name])
     assert "batch_argnums" in str(caught.value)
@@ -399,6 +493,7 @@ def test_private_training_refuses_a_loss_that_closes_over_the_data_set():
 
 
 def test_statistics_among_the_parameters():
+    """Running averages are not trained: they are frozen, or the layer is to be another."""
     stats = {"params": {"w": W}, "batch_stats": {"mean": jnp.zeros(D)}}
 
     def loss(p, x):
@@ -464,6 +559,7 @@ def test_a_model_of_equinox_is_to_be_partitioned():
 
 @pytest.mark.parametrize("options", [{"strategy": "vmap"}, {"microbatch_size": 4}], ids=str)
 def test_info_says_which_rows_are_not_finite(options):
+    """But not those that are padding."""
     grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2), return_info=True, **options)
     x = X.at[2].set(jnp.nan).at[4].set(jnp.inf).at[5].set(jnp.nan)
     padding = jnp.arange(B) == 5

@@ -208,7 +208,10 @@ def test_a_search_over_rows(loss, rule):
     assert alone(loss, w, rule, rows).max() <= 1.0
 
 
-@pytest.mark.parametrize("rule", [gdpjax.Flat(1.0), pytest.param(gdpjax.Normalize(1.0), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rule",
+    [gdpjax.Flat(1.0), pytest.param(gdpjax.Normalize(1.0), marks=pytest.mark.slow)],
+)
 def test_without_the_rounding_of_norms_the_search_would_find_a_row(rule):
     """The broken version of the test above, so that it is known to see the difference."""
     w, rows = search(jnp.float32)

@@ -6,7 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from gdpjax.sampling import BatchOverflowError, CyclicPoissonBatches, cyclic_poisson_sample, overflow_probability
+from gdpjax.sampling import (
+    BatchOverflowError,
+    CyclicPoissonBatches,
+    cyclic_poisson_sample,
+    overflow_probability,
+)
 from tests.sampling.frequencies import included
 
 KEY = jax.random.key(5)

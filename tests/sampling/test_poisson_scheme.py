@@ -240,7 +240,10 @@ def test_a_step_that_float32_may_have_rounded_has_no_batch(draw):
     """Both are 2^24 in float32, so that two steps of the run would have one batch."""
     compiled = jax.jit(draw)
     for step in (2**24, 2**24 + 1):
-        with pytest.raises(ValueError, match="step must be a whole number >= 0, at most 16777215, got 16777216"):
+        with pytest.raises(
+            ValueError,
+            match="step must be a whole number >= 0, at most 16777215, got 16777216",
+        ):
             draw(np.float32(step))
         sample = compiled(jnp.float32(step))
         assert sample.is_padding.all()
@@ -290,7 +293,10 @@ def test_a_number_of_rows_is_not_rounded_either():
     num_real, is_valid = compiled(jnp.float32(2**24 - 1))
     assert is_valid
     assert int(num_real) == 2**24 - 1
-    with pytest.raises(ValueError, match="num_valid must be a whole number from 0 to num_examples=16777219, at most"):
+    with pytest.raises(
+        ValueError,
+        match="num_valid must be a whole number from 0 to num_examples=16777219, at most",
+    ):
         count(np.float32(2**24))
 
 
