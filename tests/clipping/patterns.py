@@ -27,7 +27,8 @@ def normal(seed, *shape, scale=None):
 def batch(*shape, seed=100):
     # Rows of very different sizes: some are clipped and some are not.
     x = np.random.default_rng(seed).normal(size=(B, *shape))
-    return jnp.asarray(x * np.exp2(np.arange(B) - 2.0).reshape(B, *(1,) * len(shape)))
+    sizes = np.exp2(np.arange(B) - 2.0)
+    return jnp.asarray((x.T * sizes).T)
 
 
 def tokens(length, vocabulary, seed=200):
@@ -82,7 +83,8 @@ def einsum_heads():
     params = {"qkv": normal(1, 3, 2, 3, 4), "out": normal(2, 2, 4, 3)}
 
     def loss(p, x):
-        q, k, v = jnp.einsum("td,dahe->ahte", x, jnp.swapaxes(p["qkv"].reshape(3, 3, 2, 4), 0, 0))
+        weights = jnp.swapaxes(p["qkv"].reshape(3, 3, 2, 4), 0, 0)
+        q, k, v = jnp.einsum("td,dahe->ahte", x, weights)
         scores = jax.nn.softmax(jnp.einsum("hte,hse->hts", q, k))
         return jnp.sum(jnp.einsum("hts,hse,hed->td", scores, v, p["out"]) ** 2)
 
@@ -125,7 +127,8 @@ def reshaped_and_transposed():
 
     def loss(p, x):
         w = p["w"].transpose(1, 0, 2).reshape(3, 8)
-        return jnp.sum(jnp.sin(x @ w)) + jnp.sum((x @ p["w"].reshape(6, 4)[::2]) ** 2)
+        every_second = p["w"].reshape(6, 4)[::2]
+        return jnp.sum(jnp.sin(x @ w)) + jnp.sum((x @ every_second) ** 2)
 
     return loss, params, (batch(3),)
 
@@ -396,7 +399,9 @@ def group_norm():
 
     def loss(p, x):
         y = lax.conv_general_dilated(x[None], p["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        y = (y - y.mean((1, 2), keepdims=True)) / jnp.sqrt(y.var((1, 2), keepdims=True) + 1e-5)
+        mean = y.mean((1, 2), keepdims=True)
+        variance = y.var((1, 2), keepdims=True)
+        y = (y - mean) / jnp.sqrt(variance + 1e-5)
         return jnp.sum(jnp.tanh(y * p["scale"] + p["bias"]) * x[..., :1])
 
     return loss, params, (batch(5, 5, 3),)
@@ -425,7 +430,8 @@ def recurrent_backwards_with_embedding():
         def step(h, token):
             return (jnp.tanh(h @ p["u"] + p["e"][token]), None)
 
-        return jnp.sum(lax.scan(step, jnp.ones_like(p["u"][0]), t, reverse=True)[0] ** 2)
+        h, _ = lax.scan(step, jnp.ones_like(p["u"][0]), t, reverse=True)
+        return jnp.sum(h**2)
 
     return loss, params, (tokens(6, 7),)
 
@@ -439,7 +445,8 @@ def _stack(body=lambda f: f):
             w, b = layer_params
             return jnp.tanh(h @ w + b), None
 
-        return jnp.sum(lax.scan(layer, x, (p["w"], p["b"]))[0] @ p["head"]) ** 2
+        h, _ = lax.scan(layer, x, (p["w"], p["b"]))
+        return jnp.sum(h @ p["head"]) ** 2
 
     return loss, params
 
@@ -525,7 +532,10 @@ def of_itself():
     params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "u": normal(3, 3, 3)}
 
     def loss(p, x):
-        return jnp.sum(x @ (p["w"] * p["w"]) + x @ (p["v"] + p["v"]) + x @ (p["u"] @ p["u"]))
+        squared = p["w"] * p["w"]
+        twice = p["v"] + p["v"]
+        product = p["u"] @ p["u"]
+        return jnp.sum(x @ squared + x @ twice + x @ product)
 
     return loss, params, (batch(3),)
 
@@ -536,7 +546,8 @@ def complex_on_the_way():
 
     def loss(p, x, i):
         fourier = jnp.fft.fft(x) @ p["w"].astype(jnp.complex64 if x.dtype == jnp.float32 else jnp.complex128)
-        return jnp.sum(jnp.abs(fourier) ** 2) + jnp.sum(jnp.abs(lax.complex(p["v"], p["v"])[i]) ** 2)
+        looked_up = lax.complex(p["v"], p["v"])[i]
+        return jnp.sum(jnp.abs(fourier) ** 2) + jnp.sum(jnp.abs(looked_up) ** 2)
 
     return loss, params, (batch(3), tokens(0, 5))
 
@@ -559,7 +570,10 @@ def nothing_to_do():
     params = {"w": normal(1, 4, 4), "v": normal(2, 4, 3), "u": normal(3, 4, 4)}
 
     def loss(p, x):
-        h = lax.scan(lambda h, _: (jnp.tanh(h @ p["w"]), None), x, None, length=0)[0]
+        def layer(h, _):
+            return jnp.tanh(h @ p["w"]), None
+
+        h, _ = lax.scan(layer, x, None, length=0)
         return jnp.sum(h @ p["u"]) + jnp.sum(jnp.zeros((0, 4)) @ p["v"])
 
     return loss, params, (batch(4),)
@@ -580,7 +594,11 @@ def convolution_without_output():
 def nested_jit():
     params = {"a": normal(1, 3, 4), "c": normal(2, 4, 4)}
     inner = jax.jit(lambda w, x: jnp.tanh(x @ w))
-    outer = jax.jit(lambda p, x: inner(p["c"], inner(p["c"], inner(p["a"], x))))
+
+    @jax.jit
+    def outer(p, x):
+        h = inner(p["a"], x)
+        return inner(p["c"], inner(p["c"], h))
 
     def loss(p, x):
         return jnp.sum(outer(p, x))
@@ -734,7 +752,8 @@ def linen_network():
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = nn.relu(nn.GroupNorm(2)(nn.Conv(4, (3, 3), strides=2)(x[None])))
+            x = nn.Conv(4, (3, 3), strides=2)(x[None])
+            x = nn.relu(nn.GroupNorm(2)(x))
             return nn.Dense(3)(nn.LayerNorm()(nn.Dense(5)(x.reshape(-1))))
 
     return _flax(Network(), batch(6, 5, 3))
@@ -810,7 +829,8 @@ def haiku_network():
 
     def network(x):
         x = haiku.Conv2D(4, 3, with_bias=True)(x[None])
-        return haiku.Linear(2)(jax.nn.relu(haiku.LayerNorm(-1, True, True)(x)).mean((0, 1, 2)))
+        x = jax.nn.relu(haiku.LayerNorm(-1, True, True)(x))
+        return haiku.Linear(2)(x.mean((0, 1, 2)))
 
     transformed = haiku.without_apply_rng(haiku.transform(network))
     x = batch(5, 5, 3)

@@ -133,7 +133,7 @@ def straight_through_others():
         (w,) = saved
         return (jnp.where(jnp.abs(w) < 0.5, g, 0),)
 
-    masked = with_rule(jnp.round, masked_backward)
+    masked = with_rule(lambda w: jnp.round(w), masked_backward)
     params = {"e": normal(1, 7, 3), "k": normal(2, 2, 3, 4), "m": normal(3, 4, 4)}
 
     def loss(p, t):

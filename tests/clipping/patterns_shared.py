@@ -143,7 +143,12 @@ def layers_normalised_before_a_scan():
 
     def loss(p, x):
         layers = normalised(p["w"], 1, True)
-        return jnp.sin(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, layers)[0] @ p["c"])
+
+        def layer(h, w):
+            return jnp.tanh(h @ w), None
+
+        h, _ = lax.scan(layer, x, layers)
+        return jnp.sin(h @ p["c"])
 
     return loss, params, (rows(20),)
 

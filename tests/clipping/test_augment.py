@@ -202,7 +202,7 @@ def test_bad_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         gdpjax.average_augmentations(**{"loss_fn": loss, "multiplicity": 4, **options})
     with pytest.raises(ValueError, match="static"):
-        jax.jit(lambda k: gdpjax.average_augmentations(loss, k, augmented_argnums=1)(PARAMS, X[0], Y[0]))(4)
+        jax.jit(lambda k: gdpjax.average_augmentations(loss, k, augmented_argnums=1))(4)
 
 
 def test_shapes_without_the_axis_of_copies_are_refused():

@@ -43,11 +43,18 @@ losses_of = fast(jax.vmap(loss, (None, 0, 0)))
 gradients_of = fast(jax.vmap(jax.grad(loss), (None, 0, 0)))
 
 
+def norms_of(grads):
+    """The norms of the rows of a tree [B, ...] of gradients."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
+    squares = sum((leaf.reshape(len(leaf), -1) ** 2).sum(axis=1) for leaf in leaves)
+    return np.sqrt(squares)
+
+
 def by_hand(params, x, y, bound):
     """The definition, in NumPy."""
     grads = jax.tree.map(np.asarray, gradients_of(params, x, y))
-    norms = np.sqrt(sum((leaf.reshape(len(x), -1) ** 2).sum(1) for leaf in jax.tree.leaves(grads)))
-    return jax.tree.map(lambda leaf: np.tensordot(np.minimum(1, bound / norms), leaf, 1), grads)
+    factors = np.minimum(1, bound / norms_of(grads))
+    return jax.tree.map(lambda leaf: np.tensordot(factors, leaf, 1), grads)
 
 
 def assert_trees_close(a, b, **tolerance):
@@ -113,6 +120,7 @@ def with_info(options):
 
 @pytest.mark.parametrize("options", MOST_STRATEGIES)
 def test_every_strategy_is_the_definition(options):
+    """The sum is that of the clipped gradients, in NumPy."""
     params, x, y = make_problem()
     clipped, _ = with_info(options)(params, x, y)
     assert_trees_close(clipped, by_hand(params, x, y, 0.5), rtol=2e-5, atol=1e-6)
@@ -120,6 +128,7 @@ def test_every_strategy_is_the_definition(options):
 
 @pytest.mark.parametrize("options", strategies_with_slow_ones(0, 5))
 def test_strategies_agree_to_rounding_in_float64(options):
+    """With padding, to the precision of float64."""
     with jax.enable_x64(True):
         params, x, y = make_problem(np.float64)
         padding = np.arange(13) % 5 == 1
@@ -130,6 +139,7 @@ def test_strategies_agree_to_rounding_in_float64(options):
 
 @pytest.mark.parametrize("options", strategies_with_slow_ones(5))
 def test_the_sum_is_the_same_without_info(options):
+    """What is reported beside the sum does not change it."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
     clipped, _ = with_info(options)(params, x, y, is_padding=padding)
@@ -140,22 +150,24 @@ def test_the_sum_is_the_same_without_info(options):
 
 @pytest.mark.parametrize("options", MOST_STRATEGIES)
 def test_info_reports_losses_norms_and_aux_with_padding_zero(options):
+    """For each row what its loss says, and nothing for padding."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
     _, info = with_info(options)(params, x, y, is_padding=padding)
     info = jax.tree.map(np.asarray, info)
     # A loss near zero is the square of a difference that cancels: absolute, not relative, accuracy.
-    np.testing.assert_allclose(info.values[:10], np.asarray(losses_of(params, x, y))[:10], rtol=1e-5, atol=1e-6)
+    values = np.asarray(losses_of(params, x, y))
+    np.testing.assert_allclose(info.values[:10], values[:10], rtol=1e-5, atol=1e-6)
     assert not info.values[10:].any()
     assert not info.norms[10:].any()
     assert not info.aux["x"][10:].any()
     assert info.aux["n"].sum() == 10
-    gradients = [np.asarray(leaf).reshape(13, -1) for leaf in jax.tree.leaves(gradients_of(params, x, y))]
-    norms = np.sqrt(sum((leaf**2).sum(axis=1) for leaf in gradients))
+    norms = norms_of(gradients_of(params, x, y))
     np.testing.assert_allclose(info.norms[:10], norms[:10], rtol=1e-5)
 
 
 def test_padding_content_never_matters():
+    """Not a bit of the sum changes with what is in the rows of padding."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
     for number in (0, 2, 3, 5):
@@ -168,12 +180,13 @@ def test_padding_content_never_matters():
 
 @pytest.mark.parametrize("strategy", ["auto", pytest.param("microbatch", marks=SLOW)])
 def test_chunks_of_padding_are_skipped_unless_the_work_is_constant(strategy):
+    """The time of a step then does not tell how many rows there are; the sum is the same."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 5  # the second and third chunk of five hold no example
     options = {"strategy": strategy, "microbatch_size": 5}
     for constant_work in (False, True):
         grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), constant_work=constant_work, **options)
-        program = jax.make_jaxpr(lambda params, x, y, f=grad_fn: f(params, x, y, is_padding=padding))(params, x, y)
+        program = jax.make_jaxpr(grad_fn)(params, x, y, is_padding=padding)
         assert ("cond[" in str(program)) is not constant_work
     constant = by_strategy(loss, 0.5, batch_argnums=(1, 2), constant_work=True, **options)
     skipping, info = by_strategy(loss, 0.5, batch_argnums=(1, 2), return_info=True, **options)(
@@ -187,6 +200,7 @@ def test_chunks_of_padding_are_skipped_unless_the_work_is_constant(strategy):
 
 @pytest.mark.parametrize("options", MOST_STRATEGIES)
 def test_all_padding_and_empty_batches_give_zeros(options):
+    """A Poisson batch may be empty."""
     params, x, y = make_problem()
     grad_fn = with_info(options)
     for batch in [
@@ -201,6 +215,8 @@ def test_all_padding_and_empty_batches_give_zeros(options):
 
 @pytest.mark.parametrize("options", strategies_with_slow_ones(5))
 def test_keys_are_folded_by_position_whatever_the_strategy(options):
+    """The key of a row does not depend on how the batch is cut."""
+
     def noisy_loss(w, x, key):
         return jnp.vdot(w, x) * jax.random.uniform(key)
 
@@ -216,6 +232,8 @@ def test_keys_are_folded_by_position_whatever_the_strategy(options):
 
 
 def test_keyword_and_unbatched_arguments_pass_through():
+    """They come whole to the loss of every example."""
+
     def scaled(w, x, scale, *, power):
         return (jnp.vdot(w, x) * scale["a"]) ** power
 
@@ -223,15 +241,24 @@ def test_keyword_and_unbatched_arguments_pass_through():
     x = normal(0, 7, 3)
     grad_fn = gdpjax.clipped_grad(scaled, 1e6)
     total = fast(lambda w, x: grad_fn(w, x, {"a": 2.0}, power=2))(w, x)
-    expected = fast(jax.grad(lambda w: sum(scaled(w, row, {"a": 2.0}, power=2) for row in x)))(w)
+
+    def of_all_rows(w):
+        return sum(scaled(w, row, {"a": 2.0}, power=2) for row in x)
+
+    expected = fast(jax.grad(of_all_rows))(w)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
 def test_several_parameter_arguments_share_one_norm():
+    """The rows of both are scaled by the norm of both together."""
     w = np.ones(3, np.float32)
     v = np.ones(3, np.float32)
     x = normal(0, 7, 3) * 4
-    grad_fn = gdpjax.clipped_grad(lambda w, x, v: jnp.vdot(w, x) + jnp.vdot(v, 2 * x), 1.0, argnums=(0, 2))
+
+    def loss(w, x, v):
+        return jnp.vdot(w, x) + jnp.vdot(v, 2 * x)
+
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, argnums=(0, 2))
     gw, gv = fast(grad_fn)(w, x, v)
     scale = 1 / (np.sqrt(5) * np.linalg.norm(x, axis=1, keepdims=True))
     np.testing.assert_allclose(gw, (x * np.minimum(1, scale)).sum(0), rtol=1e-5)
@@ -239,6 +266,7 @@ def test_several_parameter_arguments_share_one_norm():
 
 
 def test_keep_batch_dim():
+    """A loss of batches sees a batch of one."""
     w = np.ones(3, np.float32)
     x = normal(0, 7, 3)
     batched = gdpjax.clipped_grad(lambda w, x: jnp.mean(x @ w), 1.0, keep_batch_dim=True)
@@ -247,6 +275,7 @@ def test_keep_batch_dim():
 
 
 def test_frozen_and_integer_leaves_are_zeros_outside_the_norm():
+    """The rest is clipped as if they were no parameters."""
     params, x, y = make_problem()
     params["steps"] = np.arange(3, dtype=np.int32)
     trainable = {"dense": False, "out": True, "steps": True}
@@ -255,17 +284,24 @@ def test_frozen_and_integer_leaves_are_zeros_outside_the_norm():
     assert not np.any(clipped["dense"]["kernel"])
     assert clipped["steps"].dtype == params["steps"].dtype
     assert not np.any(clipped["steps"])
-    head = gdpjax.clipped_grad(lambda out, x, y: loss({**params, "out": out}, x, y), 0.5, batch_argnums=(1, 2))
+
+    def loss_of_head(out, x, y):
+        return loss({**params, "out": out}, x, y)
+
+    head = gdpjax.clipped_grad(loss_of_head, 0.5, batch_argnums=(1, 2))
     np.testing.assert_allclose(clipped["out"], fast(head)(params["out"], x, y), rtol=3e-6)
 
 
 def test_tied_parameters_are_clipped_once_with_their_true_norm():
+    """The norm is that of both uses together."""
     w = np.ones(3, np.float32)
     tied = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) + jnp.vdot(w, x), 1.0)
-    np.testing.assert_allclose(fast(tied)(w, np.array([[3.0, 0.0, 0.0]], np.float32)), [1.0, 0, 0], rtol=1e-5)
+    row = np.array([[3.0, 0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(fast(tied)(w, row), [1.0, 0, 0], rtol=1e-5)
 
 
 def test_half_precision_parameters_give_float32_sums():
+    """A sum in half precision would lose what the slack is for."""
     params, x, y = make_problem(jnp.bfloat16)
     clipped = jax.eval_shape(gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2)), params, x, y)
     assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
@@ -284,6 +320,7 @@ def test_data_wider_than_the_parameters_gives_sums_of_the_parameters_type(option
 
 
 def test_per_example_grad_then_clip_and_sum_is_clipped_grad():
+    """The two steps are the one, with padding."""
     params, x, y = make_problem()
     padding = np.arange(13) == 5
     per_example = gdpjax.per_example_grad(loss, batch_argnums=(1, 2))
@@ -302,6 +339,7 @@ def test_per_example_grad_then_clip_and_sum_is_clipped_grad():
 
 
 def test_sensitivity_under_every_relation():
+    """A replaced example counts twice."""
     grad_fn = gdpjax.clipped_grad(loss, 0.5)
     relation = gdpjax.NeighboringRelation
     assert [grad_fn.sensitivity(r) for r in relation] == [0.5, 1.0, 0.5]
@@ -313,6 +351,7 @@ def test_sensitivity_under_every_relation():
 
 
 def test_changing_the_traced_clip_norm_does_not_recompile():
+    """One trace serves a sweep."""
     params, x, y = make_problem()
     traces = []
 
@@ -338,13 +377,22 @@ def call(loss_fn=loss, clip=1.0, params=None, x=None, y=None, is_padding=None, *
     )
 
 
+def printing_loss(params, x, y):
+    jax.debug.print("{}", y)
+    return loss(params, x, y)
+
+
+def calling_loss(params, x, y):
+    return loss(params, x, y) + jax.experimental.io_callback(np.float32, y, y)
+
+
 REFUSALS = {
     "print": (
-        dict(loss_fn=lambda p, x, y: (jax.debug.print("{}", y), loss(p, x, y))[1]),
+        dict(loss_fn=printing_loss),
         "side effects",
     ),
     "callback": (
-        dict(loss_fn=lambda p, x, y: loss(p, x, y) + jax.experimental.io_callback(np.float32, y, y)),
+        dict(loss_fn=calling_loss),
         "side eff",
     ),
     "batch axis": (
@@ -425,6 +473,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_bad_input_is_refused_with_advice(case):
+    """The message says what was expected."""
     options, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         call(**options)
@@ -443,6 +492,7 @@ def test_a_loss_that_gets_too_much_says_what_it_gets():
 
 
 def test_missing_arguments():
+    """The message says how many there should be."""
     with pytest.raises(ValueError, match="at least 3 positional"):
         gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))(make_problem()[0])
 
@@ -468,7 +518,9 @@ def test_rows_do_not_influence_each_other():
     params, x, y = make_problem()
     each = fast(gdpjax.per_example_grad(loss, batch_argnums=(1, 2)))
     unchanged = np.arange(13) != 3
-    before, after = (np.asarray(each(params, rows, y)["out"]) for rows in (x, np.where(unchanged[:, None], x, x + 1)))
+    x_moved = np.where(unchanged[:, None], x, x + 1)
+    before = np.asarray(each(params, x, y)["out"])
+    after = np.asarray(each(params, x_moved, y)["out"])
     assert (after[3] != before[3]).any()
     np.testing.assert_array_equal(after[unchanged], before[unchanged])
 

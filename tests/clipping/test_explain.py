@@ -58,6 +58,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", with_slow_ones(EXPECTED))
 def test_what_is_kept_in_factors(name):
+    """The method of every leaf, as it is said beside the pattern."""
     found, _ = methods(name, strategy="ghost")
     assert {leaf: method for leaf, (method, _) in found.items()} == EXPECTED[name]
 
@@ -74,6 +75,7 @@ REASONS = {
 
 @pytest.mark.parametrize("name", REASONS)
 def test_a_fallback_is_named(name):
+    """The primitive for which a gradient is formed is in the reason."""
     leaf, why = REASONS[name]
     method, reason = methods(name)[0][leaf]
     assert method == "formed"
@@ -87,6 +89,8 @@ def zeros(*shape):
 
 
 def test_the_table_names_large_formed_gradients():
+    """A formed gradient of a million numbers is worth a line."""
+
     def loss(p, x):
         return jnp.sum(jnp.tanh(x @ p["w"]))
 
@@ -98,6 +102,8 @@ def test_the_table_names_large_formed_gradients():
 
 
 def test_chunks_follow_the_size_of_a_row():
+    """Fewer rows at a time if each takes more memory."""
+
     def loss(p, x):
         return jnp.sum(jnp.tanh(x @ p["w"]))
 
@@ -109,6 +115,8 @@ def test_chunks_follow_the_size_of_a_row():
 
 
 def test_totals_and_padding():
+    """The bytes of a row, of all rows at a time, and the operations."""
+
     def loss(p, x):
         return jnp.sum(jnp.tanh(x @ p["w"]) + p["b"])
 
@@ -170,7 +178,8 @@ def test_operations_of_convolutions():
 
     def loss(kernel, image):
         dims = ("NHWC", "HWIO", "NHWC")
-        return jnp.sum(jnp.tanh(jax.lax.conv_general_dilated(image[None], kernel, (1, 1), "VALID", None, None, dims)))
+        y = jax.lax.conv_general_dilated(image[None], kernel, (1, 1), "VALID", dimension_numbers=dims)
+        return jnp.sum(jnp.tanh(y))
 
     found = gdpjax.explain(loss, zeros(3, 3, 2, 4), zeros(5, 8, 8, 2))
     assert found.ordinary_flops == 5 * 2 * (2 * 6 * 6 * 4 * 9 * 2)
@@ -178,8 +187,12 @@ def test_operations_of_convolutions():
 
 
 def test_a_loop_of_unknown_length_has_no_count():
+    """And the text does not speak of operations."""
+
     def loss(weights, x):
-        return jnp.sum(jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c @ jnp.ones((4, 4)), x) * weights)
+        ones = jnp.ones((4, 4))
+        x = jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c @ ones, x)
+        return jnp.sum(x * weights)
 
     found = gdpjax.explain(loss, zeros(4), zeros(5, 4))
     assert found.flops is None
@@ -197,6 +210,7 @@ def test_a_number_that_is_looked_up():
 
 
 def test_refusals_are_those_of_clipped_grad():
+    """The same checks come first."""
     with pytest.raises(ValueError, match="scalar for ONE example"):
         gdpjax.clipping.explain(lambda p, x: x, jnp.zeros(2), jnp.zeros((3, 2)))
     with pytest.raises(ValueError, match="strategy must be one of"):

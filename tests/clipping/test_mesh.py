@@ -16,6 +16,7 @@ def report():
 
 
 def test_the_sum_does_not_depend_on_the_devices(report):
+    """On any mesh it is that of one device, but for rounding."""
     report = {name: found for name, found in report.items() if name != "checked shard_map"}
     assert len(report) == 4
     for name, found in report.items():
@@ -26,6 +27,7 @@ def test_the_sum_does_not_depend_on_the_devices(report):
 
 
 def test_one_all_reduce_of_the_parameters_in_float32(report):
+    """Rows stay where they are; only sums travel."""
     for name, found in report.items():
         if name == "checked shard_map":
             continue
@@ -36,12 +38,14 @@ def test_one_all_reduce_of_the_parameters_in_float32(report):
 
 
 def test_a_shard_map_that_adds_gradients_up_is_refused(report):
+    """Unclipped sums over devices would have no bound."""
     error, refused, ghost_error, ghost_refused = report["checked shard_map"]
     assert refused is ghost_refused is True
     assert max(error, ghost_error) <= 1e-4
 
 
 def test_one_device_is_not_a_mesh():
+    """There is nothing to place."""
     assert placement_of([jnp.zeros((4, 2))], 4) is None
 
 

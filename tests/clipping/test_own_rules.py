@@ -82,6 +82,7 @@ def by_definition(bound, rows):
 
 
 def test_a_rule_is_its_definition_in_both_clips():
+    """In `clipped_grad` and in `clip_and_sum`, with the sensitivity that it states."""
     rows = rows_of_all_sizes()
     expected = by_definition(0.5, rows)
     np.testing.assert_allclose(total_of(Smooth(0.5), rows), expected, rtol=1e-5, atol=1e-6)
@@ -109,6 +110,7 @@ def test_no_row_beats_the_bound():
 
 
 def test_a_sweep_over_a_traced_clip_norm_compiles_once():
+    """A clip norm that is invalid makes its sum NaN."""
     rows = rows_of_all_sizes()
     traces = []
 
@@ -139,6 +141,7 @@ def plan_with(rule):
 
 
 def test_a_plan_is_saved_and_loaded_with_it():
+    """Its fields are in the JSON, and its name in the statement."""
     plan = plan_with(Smooth(0.5))
     text = plan.to_json()
     assert json.loads(text)["clip"] == {"rule": "Smooth", "l2_clip_norm": 0.5}
@@ -179,6 +182,7 @@ def test_the_five_rules_are_saved_as_ever(monkeypatch):
 
 @pytest.mark.parametrize("factor", [1.001, pytest.param(1e30, marks=pytest.mark.slow), -7.0, np.inf])
 def test_a_coefficient_that_is_too_large_is_limited(factor):
+    """A rule that lies about its bound is held to it."""
     row = np.array([[3.0, 0.0, 0.0, 4.0, 0.0]], np.float32)
     rule = Lying(0.5, factor=factor)
     for rows in [row, 1e-30 * row, 1e37 * row, 0 * row]:
@@ -186,6 +190,8 @@ def test_a_coefficient_that_is_too_large_is_limited(factor):
 
 
 def test_a_coefficient_of_one_row_does_not_depend_on_the_others():
+    """A coefficient sees the norm of one row alone."""
+
     class OfTheBatch(Smooth):
         def coefficient(self, norm, unit, bound):
             assert norm.shape == unit.shape == ()
@@ -198,6 +204,8 @@ def test_a_coefficient_of_one_row_does_not_depend_on_the_others():
 
 
 def test_nan_for_some_rows_drops_them_and_a_wrong_number_is_seen():
+    """A rule that is NaN for every row makes the sum NaN."""
+
     class Picky(Smooth):
         def coefficient(self, norm, unit, bound):
             return jnp.where(norm * unit > 100, jnp.nan, super().coefficient(norm, unit, bound))
@@ -231,11 +239,13 @@ def lying_groups(of_leaf, bounds):
     ],
 )
 def test_groups_that_do_not_fit_are_refused(of_leaf, bounds, message):
+    """Their bounds together are to be within that of the rule, and every leaf has one."""
     with pytest.raises(ValueError, match=message):
         total_of(lying_groups(of_leaf, bounds)(0.5), rows_of_all_sizes(2))
 
 
 def test_groups_with_traced_bounds_that_do_not_fit_give_nan():
+    """What cannot be refused while it is traced shows in the sum."""
     run = fast(
         lambda clip_norm, second: gdpjax.clipped_grad(loss, lying_groups((0, 1), (0.6, second))(clip_norm))(
             PARAMS, rows_of_all_sizes(2)
@@ -246,6 +256,7 @@ def test_groups_with_traced_bounds_that_do_not_fit_give_nan():
 
 
 def test_bad_rules_are_refused():
+    """Before anything is compiled."""
     with pytest.raises(
         ValueError,
         match="l2_norm_bound of the clipping rule Smooth must be a finite number > 0",
@@ -293,6 +304,7 @@ class Calling(Smooth):
 
 @pytest.mark.parametrize("rule", [Peeking(1.0), Calling(1.0)], ids=lambda rule: rule.rule_name)
 def test_a_coefficient_that_could_see_other_rows_is_refused(rule):
+    """By a batching rule of its own, or by calling Python."""
     with pytest.raises(ValueError, match="the coefficient of the clipping rule"):
         jax.eval_shape(gdpjax.clipped_grad(loss, rule), PARAMS, jnp.ones((3, 5)))
 

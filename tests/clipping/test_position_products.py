@@ -429,7 +429,8 @@ def nearly_cancelling(rng, left, right):
     kept = 2.0 ** -rng.integers(0, 30, size=(rows, 1, 1))  # from all of the sum to nothing
     share = np.where(rng.random((rows, 1, 1)) < 0.8, 1, 0.7)
     left[:, half : 2 * half] = -left[:, :half] * share
-    right[:, half : 2 * half] = right[:, :half] * (1 + kept * rng.normal(size=right[:, :half].shape))
+    first = right[:, :half]
+    right[:, half : 2 * half] = first * (1 + kept * rng.normal(size=first.shape))
     return left, right
 
 

@@ -49,7 +49,9 @@ def loss(params, x):
 
 def norms(strategy):
     rng = np.random.default_rng(0)
-    w, v, x = (rng.normal(size=shape).astype(np.float32) for shape in [(5, 4), (4, 3), (6, 5)])
+    w = rng.normal(size=(5, 4)).astype(np.float32)
+    v = rng.normal(size=(4, 3)).astype(np.float32)
+    x = rng.normal(size=(6, 5)).astype(np.float32)
     grad_fn = gdpjax.clipped_grad(loss, 1.0, strategy=strategy, return_info=True)
     clipped, info = jax.jit(grad_fn)({"w": w, "v": v}, x)
     return info.norms, clipped
@@ -62,6 +64,7 @@ def methods():
 
 
 def test_a_registered_primitive_is_used_and_agrees_with_vmap():
+    """Its gradients stay in factors, as long as it is registered."""
     before = methods()
     assert before["['w']"] == ("formed", "cumsum")
     expected = norms("vmap")
@@ -111,6 +114,7 @@ class Product(AbstractPrimitive):
     ],
 )
 def test_a_factor_that_does_not_fit_its_weight_is_refused(factor, got):
+    """The message says what shapes it has."""
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), 1.0)
     with (
         registered("dot_general", Product(factor), replace=True),
@@ -120,6 +124,7 @@ def test_a_factor_that_does_not_fit_its_weight_is_refused(factor, got):
 
 
 def test_a_name_is_taken_once():
+    """A second family would replace the first unseen."""
     with pytest.raises(ValueError, match="registered already"):
         register_primitive("dot_general", CumulativeSum())
     with (
@@ -131,11 +136,14 @@ def test_a_name_is_taken_once():
 
 @pytest.mark.parametrize("family", [CumulativeSum, None, "dot_general"])
 def test_only_instances_are_families(family):
+    """Neither a class nor a name is one."""
     with pytest.raises(ValueError, match="AbstractPrimitive"):
         register_primitive("cumsum", family)
 
 
 def test_replaced_families_are_asked_and_put_back():
+    """A family that is wrong on purpose gives zeros, as long as it is there."""
+
     def slopes():
         shift = gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ jnp.sin(w))), 1.0, strategy="ghost")
         return jax.jit(shift)(np.ones((4, 3), np.float32), np.full((2, 4), 0.1, np.float32))
@@ -146,6 +154,7 @@ def test_replaced_families_are_asked_and_put_back():
 
 
 def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
+    """A family says whether it acts on one example."""
     from jax.extend.core import Primitive
     from jax.interpreters import batching
 

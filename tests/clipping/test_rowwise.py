@@ -205,13 +205,15 @@ def test_an_axis_of_the_losss_own_is_no_ones_elses():
         return in_shard_map(lambda w, x: jax.lax.psum(w @ x, "d"))(w, x)
 
     def own_vmap(w, x):
-        return jax.vmap(lambda x: jax.lax.psum(w @ x, "copies"), axis_name="copies")(jnp.stack([x, x])).sum()
+        add_up = jax.vmap(lambda x: jax.lax.psum(w @ x, "copies"), axis_name="copies")
+        return add_up(jnp.stack([x, x])).sum()
 
     for loss in (own_shard_map, own_vmap):
         assert traced(loss).shape == W.shape
 
 
 def test_an_unknown_primitive_is_refused_and_a_sequential_foreign_call_is_not():
+    """A foreign call that JAX makes row by row sees one row."""
     unknown = jax.extend.core.Primitive("no_ones_primitive")
     unknown.def_abstract_eval(lambda x: x)
     with pytest.raises(ValueError, match="primitive no_ones_primitive, which is not known"):
@@ -470,6 +472,7 @@ def test_what_a_loss_may_close_over():
 
 
 def test_private_training_refuses_a_loss_that_closes_over_the_data_set():
+    """The data set is known there, and its length."""
     plan = make_plan(
         clip=1.0,
         max_examples=40,
@@ -508,6 +511,7 @@ def test_statistics_among_the_parameters():
 
 
 def test_batch_norm_of_nnx_is_named():
+    """The message says which layers to use in its place."""
     graph, params, rest = nnx.split(nnx.BatchNorm(D, rngs=nnx.Rngs(0)), nnx.Param, ...)
     with pytest.raises(ValueError, match=r"BatchNorm .*BatchStat.* use GroupNorm or LayerNorm"):
         traced(lambda p, x: jnp.sum(nnx.merge(graph, p, rest)(x)), params=params)
@@ -534,12 +538,14 @@ def test_batch_norm_of_linen_takes_the_mean_of_one(keep_batch_dim):
 
 
 def test_explain_says_that_a_batch_of_one_argument_is_no_tuple():
+    """The note says how to call it."""
     with pytest.raises(TypeError, match="tuple") as caught:
         gdpjax.explain(lambda w, x: w @ x, W, (X,))
     assert any("explain(loss_fn, params, rows)" in note for note in caught.value.__notes__)
 
 
 def test_messages_name_the_function_in_few_words():
+    """A repr does not print the whole configuration."""
     grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2))
     assert len(repr(jax.jit(grad_fn))) < 100
     with pytest.raises(ValueError, match=r"got an object of class PjitFunction"):
@@ -553,6 +559,7 @@ def test_messages_name_the_function_in_few_words():
 
 
 def test_a_model_of_equinox_is_to_be_partitioned():
+    """A Python number among the parameters is no array."""
     with pytest.raises(ValueError, match=r"Python float.*equinox\.partition"):
         gdpjax.clipped_grad(lambda p, x: jnp.sum(x), 1.0)({"w": W, "rate": 0.5}, X)
 
@@ -561,7 +568,9 @@ def test_a_model_of_equinox_is_to_be_partitioned():
 def test_info_says_which_rows_are_not_finite(options):
     """But not those that are padding."""
     grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2), return_info=True, **options)
-    x = X.at[2].set(jnp.nan).at[4].set(jnp.inf).at[5].set(jnp.nan)
+    x = np.array(X)
+    x[[2, 5]] = np.nan
+    x[4] = np.inf
     padding = jnp.arange(B) == 5
     _, info = jax.jit(grad_fn)(W, x, Y, is_padding=padding)
     assert np.flatnonzero(info.is_dropped).tolist() == [2, 4]

@@ -32,7 +32,11 @@ ROWS = 9
 def rows(seed, count=ROWS, scale=1.0):
     rng = np.random.default_rng(seed)
     size = 10.0 ** rng.uniform(-2, 2, count) * scale
-    return {name: (rng.normal(size=(count, *shape)).T * size).T.astype(np.float32) for name, shape in SHAPES.items()}
+    batch = {}
+    for name, shape in SHAPES.items():
+        directions = rng.normal(size=(count, *shape))
+        batch[name] = np.float32((directions.T * size).T)
+    return batch
 
 
 def constant_rows(value, count=1):
@@ -78,7 +82,9 @@ def factors(rule, norms):
 
 def by_definition(rule, batch):
     """The sum of the clipped rows, in NumPy."""
-    norms = {name: np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1) for name, leaf in batch.items()}
+    norms = {}
+    for name, leaf in batch.items():
+        norms[name] = np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1)
     return {name: np.tensordot(factor, batch[name], 1) for name, factor in factors(rule, norms).items()}
 
 
@@ -178,6 +184,7 @@ def test_no_row_beats_the_sensitivity(name, dtype):
 
 
 def test_the_stated_bounds():
+    """Every rule states its whole bound under every relation."""
     relation = gdpjax.NeighboringRelation
     for name, rule in RULES.items():
         assert [float(gdpjax.clipped_grad(dot_loss, rule).sensitivity(r)) for r in relation] == [0.5, 1.0, 0.5], name
@@ -207,6 +214,7 @@ def test_neighbours_of_every_relation_reach_the_sensitivity_and_no_more(name):
 
 
 def test_per_leaf_clips_each_trained_leaf():
+    """The bound is shared by the leaves that are trained."""
     grad_fn = gdpjax.clipped_grad(dot_loss, PerLeaf(1.0), trainable={"a": True, "b": False, "c": True})
     found = fast(grad_fn)(zeros(), rows(3, count=1, scale=100))
     norms = [float(np.linalg.norm(found[k])) for k in SHAPES]
@@ -214,6 +222,7 @@ def test_per_leaf_clips_each_trained_leaf():
 
 
 def test_normalising_a_zero_gradient_gives_zero():
+    """And not NaN."""
     batch = constant_rows(0.0, ROWS)
     without_gamma = fast(lambda batch: clipped(AutoS(1.0, gamma=0.0), batch))
     for run in [summed("normalize"), summed("auto-s"), without_gamma]:
@@ -253,7 +262,13 @@ def test_traced_rules_give_the_same_and_nan_when_wrong():
 
 
 def test_sensitivity_of_traced_bounds():
-    by = jax.jit(lambda c: gdpjax.clipped_grad(dot_loss, PerGroup("x", {"x": c, "y": 2 * c})).sensitivity(ADD))
+    """The root of the sum of squares, without overflow; NaN where a bound is invalid."""
+
+    @jax.jit
+    def by(c):
+        rule = PerGroup("x", {"x": c, "y": 2 * c})
+        return gdpjax.clipped_grad(dot_loss, rule).sensitivity(ADD)
+
     for c in [1e-25, 1.0, 1e25]:
         np.testing.assert_allclose(by(c), c * np.sqrt(5), rtol=1e-6)
     for make in (Flat, PerLeaf, Normalize):
@@ -263,6 +278,7 @@ def test_sensitivity_of_traced_bounds():
 
 
 def test_rules_are_equal_if_they_are_saved_as_the_same():
+    """Traced rules are equal only to themselves."""
     assert Flat(1.0) == Flat(np.float32(1.0))
     assert hash(Flat(1.0)) == hash(Flat(np.float32(1.0)))
     assert Flat(1.0) != Flat(2.0)
@@ -279,11 +295,13 @@ def test_rules_are_equal_if_they_are_saved_as_the_same():
 
 
 def test_a_group_without_parameters_is_refused():
+    """Its bound would be spent on nothing."""
     with pytest.raises(ValueError, match=r"l2_clip_norms has \['typo'\]"):
         PerGroup("x", {"x": 1.0, "typo": 2.0}).groups({"b": True})
 
 
 def test_rules_under_vmap_share_the_gradients():
+    """A sweep over bounds gives what each bound gives."""
     batch = rows(5)
     each = fast(jax.vmap(lambda c: clipped(PerLeaf(c), batch)["a"]))(np.array([0.1, 1.0], np.float32))
     for row, c in zip(each, [0.1, 1.0], strict=True):
@@ -307,5 +325,6 @@ def test_rules_under_vmap_share_the_gradients():
     ],
 )
 def test_wrong_rules_are_refused(make, message):
+    """Bounds out of range and groups that do not fit."""
     with pytest.raises(ValueError, match=message):
         make()

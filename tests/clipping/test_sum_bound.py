@@ -182,6 +182,7 @@ bounded_sum = jax.jit(trees.bounded_sum)
 @given(st.sampled_from([1, 2, 1000, 70_001, 200_000]), st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_norm_error_is_within_the_derived_terms(size, seed):
+    """For sums of every length, up to 200,000."""
     values = np.random.default_rng(seed).uniform(0.5, 1, size).astype(np.float32) ** 2
     exact = values.astype(np.float64).sum()
     error = abs(float(bounded_sum(values)) / exact - 1)
@@ -221,6 +222,7 @@ def sum_with_padding():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_non_finite_row_equals_that_row_removed(bad):
+    """To the bit."""
     rows = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
     poisoned = rows.copy()
     poisoned[2, 1] = bad
@@ -250,6 +252,7 @@ def test_norm_is_over_all_leaves_together():
 
 
 def test_mixed_precision_leaves_share_one_norm():
+    """Both are added up in float32."""
     rows = [np.full((2, 3), 3.0, jnp.bfloat16), np.full((2, 2), 4.0, np.float32)]
     sums, norms = add_up(rows)
     assert [leaf.dtype for leaf in sums] == [jnp.float32, jnp.float32]
@@ -257,6 +260,7 @@ def test_mixed_precision_leaves_share_one_norm():
 
 
 def test_float64_gradients_stay_float64():
+    """To its precision."""
     with jax.enable_x64(True):
         rows = np.random.default_rng(0).normal(size=(10, 5)) * 3
         grad_fn = gdpjax.clipped_grad(dot_loss, 1.0)
@@ -266,13 +270,16 @@ def test_float64_gradients_stay_float64():
 
 
 def test_a_batch_too_large_for_the_bound_is_refused():
+    """The slack would be more than a hundredth."""
     with pytest.raises(ValueError, match="too large for the rounding"):
         rounding_budget([jnp.zeros(3)], 40_000)
     assert rounding_budget([jnp.zeros(3)], 16_384).slack < 0.01
 
 
 def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():
-    rows = (np.abs(np.random.default_rng(0).normal(size=(8, 4))) * 5).astype(np.float32)
+    """Alone, in a sweep, and as a number that is known."""
+    rows = np.abs(np.random.default_rng(0).normal(size=(8, 4)))
+    rows = np.float32(5 * rows)
 
     def by_norm(bound):
         return gdpjax.clipped_grad(dot_loss, bound)(np.zeros(4, np.float32), rows)
@@ -326,6 +333,8 @@ def test_a_weight_that_is_out_of_range_meets_zero():
 
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_an_invalid_traced_clip_norm_shows_in_an_empty_batch_too(chunk):
+    """The sum of no rows would be zero whatever the norm."""
+
     def total(bound, is_padding):
         grad_fn = gdpjax.clipped_grad(dot_loss, bound, microbatch_size=chunk)
         return grad_fn(jnp.zeros(3), jnp.ones((4, 3)), is_padding=is_padding)

@@ -27,7 +27,8 @@ def lookups(seed, dtype=np.float32, num_rows=ROWS):
     """Indices (some out of range) and values of norm at most one for each row."""
     rng = np.random.default_rng(seed)
     index = rng.integers(0, TABLE + 3, (num_rows, TIMES))
-    values = rng.normal(size=(num_rows, TIMES, WIDTH)) * 10.0 ** rng.uniform(-6, 2, (num_rows, 1, 1))
+    directions = rng.normal(size=(num_rows, TIMES, WIDTH))
+    values = directions * 10.0 ** rng.uniform(-6, 2, (num_rows, 1, 1))
     norms = np.sqrt((values**2).sum((1, 2), keepdims=True))
     return index, (values / np.maximum(norms, 1)).astype(dtype)
 
@@ -43,9 +44,11 @@ def plainly(index, values):
 
 @pytest.mark.parametrize("scale", [1e-30, 0.3, 1.0, 1e30])
 def test_the_sum_is_exact_but_for_the_split_and_does_not_depend_on_order(scale):
+    """To the bit, for values of any size."""
     index, values = lookups(0)
     scaled = (values * np.float32(scale)).astype(np.float32)
-    bound = np.float32(np.linalg.norm(scaled.astype(np.float64).reshape(ROWS, -1), axis=1).max())
+    norms = np.linalg.norm(np.float64(scaled).reshape(ROWS, -1), axis=1)
+    bound = np.float32(norms.max())
     high, low = compiled_table_sum(index, scaled, bound, EMPTY)
     found = np.asarray(high, np.float64) + np.asarray(low, np.float64)
     exact = plainly(index, scaled)
@@ -57,6 +60,7 @@ def test_the_sum_is_exact_but_for_the_split_and_does_not_depend_on_order(scale):
 
 
 def test_float64_is_added_to_its_own_precision():
+    """Without whole numbers."""
     with jax.enable_x64(True):
         index, values = lookups(2, np.float64)
         high, low = compiled_table_sum(index, values, np.float64(1), np.zeros((TABLE, WIDTH)))
@@ -75,11 +79,13 @@ def test_whole_numbers_cannot_overflow_when_all_rows_meet_in_one():
     assert is_exact(num_rows, 1, jnp.dtype("float32"))
     index = np.zeros((num_rows, 1), np.int32)
     values = np.full((num_rows, 1, 1), bound)
-    high, low = (np.float64(part) for part in compiled_table_sum(index, values, bound, np.zeros((2, 1), np.float32)))
+    parts = compiled_table_sum(index, values, bound, np.zeros((2, 1), np.float32))
+    high, low = np.float64(parts)
     assert abs(high[0, 0] + low[0, 0] - num_rows * float(bound)) <= num_rows * 2.0**-30
 
 
 def test_an_invalid_bound_makes_all_of_it_nan():
+    """As a scale for whole numbers it means nothing."""
     index, values = lookups(3)
     pair = compiled_table_sum(index, values, np.float32(np.nan), EMPTY)
     assert np.isnan(pair[0]).all()
@@ -108,7 +114,8 @@ def sum_by_definition(params, pairs, labels):
     slopes = 2 * (hidden @ kernel - labels)
     back = slopes @ kernel.T
     rows = [back * of_movie, back * of_user, np.einsum("nd,np->ndp", hidden, slopes)]
-    norms = np.sqrt(sum((leaf.reshape(len(leaf), -1) ** 2).sum(axis=1) for leaf in rows))
+    squares = sum((leaf.reshape(len(leaf), -1) ** 2).sum(axis=1) for leaf in rows)
+    norms = np.sqrt(squares)
     bound = 1 / (1 + rounding_budget([users, movies, kernel], len(pairs)).slack)
     factors = np.minimum(1, bound / norms)
 
@@ -172,6 +179,7 @@ def test_many_blocks_equal_the_oracle(in_whole_numbers):
 
 
 def test_whole_numbers_equal_floating_point(in_whole_numbers, monkeypatch):
+    """The sum is the same by either way, but for rounding."""
     params, pairs, labels = problem(300, 40)
     whole = fast(clipped())(params, pairs, labels)
     monkeypatch.setattr(_table_rows, "is_exact", lambda *args: False)

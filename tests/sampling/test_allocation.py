@@ -80,6 +80,7 @@ BINS_AND_SIZES = [
 
 @pytest.mark.parametrize(("bins", "steps", "selected"), BINS_AND_SIZES)
 def test_every_row_is_in_one_step_of_each_block(bins, steps, selected):
+    """Fixed bins repeat from epoch to epoch, and fresh ones do not."""
     chosen = epochs_of(KEY, 3, steps, num_selected=selected, bins=bins)
     for block in blocks_of(steps, selected):
         assert (chosen[:, list(block)].sum(axis=1) == 1).all()
@@ -165,11 +166,15 @@ remainder = jax.jit(sampling._allocation._modulo)
 
 @pytest.mark.parametrize("length", [1, 2, 3, 10, 255, 256, 65521, 65536])
 def test_the_remainder_of_128_bits(length):
+    """As of whole numbers of Python."""
     words = np.random.default_rng(length).integers(0, 2**32, (4, 50), dtype=np.uint32)
     words[:, 0] = 2**32 - 1
-    whole = [sum(int(word) << 32 * (3 - i) for i, word in enumerate(column)) % length for column in words.T]
+    remainders = []
+    for highest, high, low, lowest in words.T.tolist():
+        number = (highest << 96) + (high << 64) + (low << 32) + lowest
+        remainders.append(number % length)
     found = remainder(words, np.uint32(length))
-    assert np.asarray(found).tolist() == whole
+    assert np.asarray(found).tolist() == remainders
 
 
 @pytest.mark.parametrize(("bins", "draw"), [("fresh", draw), ("fixed", draw_fixed)], ids=["fresh", "fixed"])
@@ -194,6 +199,7 @@ def test_one_program_for_all_steps():
 
 
 def test_a_batch_above_the_capacity_is_padding_and_says_so():
+    """It is never truncated."""
     sample = jax.jit(lambda step: sampling.allocation_sample(KEY, step, N, 2, 5))(0)
     assert int(sample.count) > 5
     assert sample.is_padding.all()
@@ -219,6 +225,7 @@ def test_the_probability_of_overflow(steps, selected):
 
 
 def test_the_error_of_the_remainder():
+    """At least that of the derivation, and part of the probability of overflow."""
     assert sampling.allocation_error(10) >= 10 * 2.0**-128
     assert sampling.allocation_overflow(10, 5, 100, 11) >= sampling.allocation_error(100) > 0
 
@@ -245,6 +252,7 @@ def test_traced_values_out_of_range_never_fit(step, num_valid):
     ],
 )
 def test_refusals(change, message):
+    """On the device and on the host."""
     sizes = {"num_examples": N, "steps_per_epoch": 5, "capacity": N} | change
     with pytest.raises(ValueError, match=message):
         sampling.allocation_sample(KEY, 0, **sizes)
@@ -253,6 +261,7 @@ def test_refusals(change, message):
 
 
 def test_steps_outside_the_run():
+    """The host knows where the run ends."""
     with pytest.raises(ValueError, match="step"):
         sampling.allocation_sample(KEY, -1, N, 5, N)
     batches = sampling.AllocationBatches(KEY, N, 5, num_epochs=2, capacity=N)

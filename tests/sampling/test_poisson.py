@@ -15,6 +15,7 @@ from tests.sampling.frequencies import check_distribution, check_frequencies, in
 
 @given(st.floats(2**-32, 1.0))
 def test_dyadic_probability_is_below_and_close(p):
+    """It is a multiple of 2^-32 and a float32, and never above what was asked for."""
     used = sampling.dyadic_probability(p)
     assert used <= p
     assert p - used <= 2**-32 + p * 2**-23
@@ -24,6 +25,7 @@ def test_dyadic_probability_is_below_and_close(p):
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 2**-32])
 def test_dyadic_probability_exact_points(p):
+    """What is one already stays as it is."""
     assert sampling.dyadic_probability(p) == p
 
 
@@ -41,6 +43,7 @@ def test_small_probabilities_are_not_rounded_up():
 
 @pytest.mark.parametrize("p", [0.3, 0.02])
 def test_marginal_and_pairwise_inclusion(p):
+    """Rows alone, rows in pairs, and the size of the batch have their laws."""
     n, rounds = 20, 20_000
     keys = jax.random.split(jax.random.key(0), rounds)
     samples = jax.jit(jax.vmap(lambda k: sampling.poisson_sample(k, n, p, n)))(keys)
@@ -117,6 +120,8 @@ def test_the_rows_are_those_that_were_drawn(n, capacity):
 
 
 def test_a_mapped_draw_is_a_loop():
+    """Over keys, probabilities and numbers of rows at once."""
+
     def draw(key, prob, num_valid):
         return sampling.poisson_sample(key, 50, prob, 50, num_valid=num_valid)
 
@@ -132,7 +137,12 @@ def test_a_mapped_draw_is_a_loop():
 
 
 def test_invalid_traced_numbers_never_fit():
-    draw = jax.jit(lambda p, n: sampling.poisson_sample(jax.random.key(0), 50, p, 50, num_valid=n).count)
+    """They cannot be refused, so their count is above every capacity."""
+
+    @jax.jit
+    def draw(p, n):
+        return sampling.poisson_sample(jax.random.key(0), 50, p, 50, num_valid=n).count
+
     for p, n in [(-0.1, 10), (1.1, 10), (jnp.nan, 10), (0.5, -1), (0.5, 51)]:
         assert int(draw(p, n)) > 50, (p, n)
     assert int(draw(0.5, 50)) <= 50
@@ -172,6 +182,7 @@ def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 0), (1.0, 100)])
 def test_ends(p, count):
+    """Nothing at p = 0, everything at p = 1."""
     sample = poisson_sample(jax.random.key(0), 100, p, 128)
     assert int(sample.count) == count
     assert np.sum(~np.asarray(sample.is_padding)) == count
@@ -196,6 +207,7 @@ def test_a_batch_above_the_capacity_is_never_truncated(capacity):
 
 
 def test_traced_probability_and_x64():
+    """Neither moves a coin."""
     p = sampling.dyadic_probability(0.3)
     key = jax.random.key(3)
     traced = jax.jit(lambda key, p: sampling.poisson_sample(key, 1000, p, 400).count)
@@ -208,6 +220,7 @@ def test_traced_probability_and_x64():
 
 
 def test_overflow_probability_against_the_exact_tail():
+    """An independent sum of binomial terms."""
     for n, p, capacity in [(100, 0.1, 30), (60_000, 256 / 60_000, 380), (50, 0.5, 50)]:
         terms = stats.binom.pmf(np.arange(capacity, n + 1), n, p)
         np.testing.assert_allclose(sampling.overflow_probability(n, p, 7, capacity), 7 * terms.sum(), rtol=1e-8)
@@ -215,6 +228,7 @@ def test_overflow_probability_against_the_exact_tail():
 
 
 def test_chosen_capacity_is_the_smallest():
+    """One slot less would overflow too often."""
     for n, p, steps in [
         (1437, 64 / 1437, 900),
         (60_000, 256 / 60_000, 3516),
@@ -235,11 +249,13 @@ def test_chosen_capacity_is_the_smallest():
     ],
 )
 def test_bad_input(options, message):
+    """The message names the argument."""
     arguments = {"num_examples": 10, "sampling_prob": 0.5, "capacity": 5, **options}
     with pytest.raises(ValueError, match=message):
         sampling.poisson_sample(jax.random.key(0), **arguments)
 
 
 def test_probability_below_the_resolution_is_refused():
+    """It would be zero."""
     with pytest.raises(ValueError, match="2\\^-32"):
         sampling.dyadic_probability(1e-12)

@@ -44,6 +44,7 @@ def assert_same(sample, other):
 @settings(max_examples=30)
 @given(st.integers(1, 10**6), st.floats(1e-4, 1.0), st.integers(1, 10**5))
 def test_the_numbers_follow_from_three(num_examples, share, num_steps):
+    """The probability, the capacity and what an overflow costs."""
     batches = Poisson(num_examples, share * num_examples, num_steps)
     sampling_prob = sampling.dyadic_probability(share * num_examples / num_examples)
     assert batches.sampling_prob == sampling_prob
@@ -56,12 +57,14 @@ def test_the_numbers_follow_from_three(num_examples, share, num_steps):
 
 
 def test_the_divisor_is_the_public_number_that_was_given():
+    """And not that of the probability, which is rounded."""
     batches = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100)
     assert batches.expected_batch_size == 64.0 != batches.sampling_prob * 1000
     assert 0 <= 64 - batches.sampling_prob * 1000 < 64 * 2**-22
 
 
 def test_the_capacity_is_chosen_for_an_overflow_or_given():
+    """A rarer overflow needs a larger one."""
     chosen = [Poisson(1000, 64, 100, overflow=overflow) for overflow in (1e-3, 1e-12, 1e-300)]
     assert chosen[0].capacity < chosen[1].capacity < chosen[2].capacity
     assert chosen[1] == Poisson(1000, 64, 100)
@@ -72,12 +75,14 @@ def test_the_capacity_is_chosen_for_an_overflow_or_given():
 
 
 def test_where_every_batch_fits_nothing_is_charged():
+    """A capacity above all rows is never filled."""
     for batches in (Poisson(1000, 64, 100, capacity=1001), Poisson(10, 10, 5)):
         assert (batches.overflow_per_step, batches.overflow) == (0.0, 0.0)
         assert batches.capacity == batches.num_examples + 1
 
 
 def test_it_is_a_value():
+    """It compares, hashes, prints and pickles as its numbers, and cannot be changed."""
     same = Poisson(np.int64(500), np.float32(40), 6.0)
     assert same == BATCHES
     assert hash(same) == hash(BATCHES)
@@ -95,6 +100,7 @@ def test_it_is_a_value():
 
 
 def test_a_replaced_length_keeps_the_capacity_and_says_what_it_costs():
+    """A longer run with the same batches overflows more often."""
     longer = dataclasses.replace(BATCHES, num_steps=6000)
     assert longer.capacity == BATCHES.capacity
     assert longer.overflow_per_step == BATCHES.overflow_per_step
@@ -118,14 +124,24 @@ def test_device_host_and_the_long_form_draw_one_batch(x64):
 
 
 def test_precision_does_not_move_a_batch():
+    """Enabling float64 changes no coin."""
     with jax.enable_x64(True):
         wide = draw(KEY, 2)
     assert_same(draw(KEY, 2), wide)
 
 
 def test_it_is_static_in_compiled_code():
+    """As an argument, in a scan and in a vmap."""
     of_batches = jax.jit(lambda batches, key, t: batches.sample(key, t), static_argnums=0)
-    scan = jax.jit(lambda: jax.lax.scan(lambda t, _: (t + 1, BATCHES.sample(KEY, t)), 0, length=4)[1])
+
+    @jax.jit
+    def scan():
+        def step(t, _):
+            return t + 1, BATCHES.sample(KEY, t)
+
+        _, samples = jax.lax.scan(step, 0, length=4)
+        return samples
+
     mapped = jax.jit(jax.vmap(functools.partial(BATCHES.sample, KEY)))(np.arange(4))
     scanned, mapped = (jax.tree.map(np.asarray, drawn) for drawn in (scan(), mapped))
     for t in range(4):
@@ -136,12 +152,14 @@ def test_it_is_static_in_compiled_code():
 
 @pytest.mark.parametrize("impl", ["rbg", "threefry2x32"])
 def test_any_key_and_a_legacy_one(impl):
+    """On the device as on the host."""
     key = jax.random.key(3, impl=impl)
     assert_same(draw(key, 1)[:2], BATCHES.host_batches(key)[1])
     assert_same(draw(jax.random.PRNGKey(3), 1), draw(jax.random.key(3), 1))
 
 
 def test_steps_have_batches_of_their_own_with_the_right_frequency():
+    """Two steps have the same batch by chance only."""
     rounds = 2000
     batches = Poisson(60, 12, rounds, capacity=61)
     samples = jax.jit(jax.vmap(functools.partial(batches.sample, KEY)))(np.arange(rounds))
@@ -188,6 +206,7 @@ def test_steps_beyond_the_length_are_drawn_on_the_device_and_refused_on_the_host
 
 @pytest.mark.parametrize("step", [-1, 1.5, float("nan")])
 def test_a_traced_step_out_of_range_never_fits(step):
+    """It gives padding, and a count above all rows."""
     sample = draw(KEY, step)
     assert np.all(sample.is_padding)
     assert not np.any(sample.indices)
@@ -212,6 +231,7 @@ def test_a_traced_step_out_of_range_never_fits(step):
     ],
 )
 def test_a_step_that_is_none_is_refused(step):
+    """Whatever else it is."""
     with pytest.raises(ValueError, match="step must be"):
         BATCHES.sample(KEY, step)
 
@@ -310,6 +330,8 @@ def test_a_step_too_large_for_its_type_repeats_no_batch():
 
 
 def test_a_batch_that_a_loop_would_repeat_is_refused():
+    """The step or the key is to change with the loop."""
+
     def same_batch_each_time(carry, _):
         return carry, BATCHES.sample(KEY, 3).count
 
@@ -372,6 +394,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_bad_input_is_refused(case):
+    """The message says what was expected."""
     options, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         Poisson(**(dict(num_examples=500, expected_batch_size=40, num_steps=6) | options))
@@ -379,6 +402,7 @@ def test_bad_input_is_refused(case):
 
 @pytest.mark.parametrize("name", ["num_examples", "expected_batch_size", "num_steps", "capacity", "overflow"])
 def test_traced_numbers_are_refused_with_what_to_do(name):
+    """The numbers of a scheme decide shapes."""
     options = dict(num_examples=500, expected_batch_size=40.0, num_steps=6)
     with pytest.raises(ValueError, match="give the transform sampling_prob="):
         jax.jit(lambda value: Poisson(**(options | {name: value})).sampling_prob)(options.get(name, 0.5))

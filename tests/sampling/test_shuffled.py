@@ -159,6 +159,7 @@ def test_one_program_for_all_steps():
 
 
 def test_the_probability_of_a_tie():
+    """Two rows of any epoch have the same 128 bits."""
     bound = sampling.shuffled_error(1000, 3)
     assert 3 * 1000 * 999 / 2 * 2.0**-128 <= bound <= 1e-31
     assert sampling.ShuffledBatches(KEY, 1000, 7, num_epochs=3).overflow == bound
@@ -185,6 +186,7 @@ def test_traced_values_out_of_range_give_padding(step, num_valid):
     ],
 )
 def test_refusals(change, message):
+    """On the device and on the host."""
     sizes = {"num_examples": N, "steps_per_epoch": 5} | change
     with pytest.raises(ValueError, match=message):
         sampling.shuffled_sample(KEY, 0, **sizes)
@@ -193,6 +195,7 @@ def test_refusals(change, message):
 
 
 def test_steps_outside_the_run():
+    """The host knows where the run ends, and cannot be asked for a traced step."""
     with pytest.raises(ValueError, match="step"):
         sampling.shuffled_sample(KEY, -1, N, 5)
     batches = sampling.ShuffledBatches(KEY, N, 5, num_epochs=2)

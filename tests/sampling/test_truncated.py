@@ -33,6 +33,7 @@ def kept_probabilities(num_valid):
 
 @pytest.mark.parametrize("num_valid", [pytest.param(N, marks=pytest.mark.slow), 16])
 def test_every_row_is_as_likely_to_stay(num_valid):
+    """Alone and in pairs, and the batch is as full as it can be."""
     drawn = draw(20_000, num_valid)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), N)
     assert not chosen[:, num_valid:].any()
@@ -43,6 +44,7 @@ def test_every_row_is_as_likely_to_stay(num_valid):
 
 
 def test_keeping_the_first_rows_would_be_noticed():
+    """The counting above tells a random part from the first rows."""
     drawn = draw(20_000, capacity=N)
     rows = np.asarray(drawn.indices)[:, :CAPACITY]  # ascending: the first that were drawn
     padding = np.asarray(drawn.is_padding)[:, :CAPACITY]
@@ -51,6 +53,7 @@ def test_keeping_the_first_rows_would_be_noticed():
 
 
 def test_a_batch_that_fits_is_the_poisson_batch():
+    """And a part of it where it does not fit."""
 
     @jax.jit
     def draws(key):
@@ -82,6 +85,7 @@ def test_ties_are_cut_at_the_boundary(few):
 
 
 def test_the_host_draws_the_batches_of_the_device():
+    """In any order of the steps, and after pickling."""
     batches = sampling.TruncatedPoissonBatches(KEY, N, P, num_steps=6, capacity=CAPACITY, num_valid=20)
     device = jax.jit(
         lambda t: sampling.truncated_poisson_sample(jax.random.fold_in(KEY, t), N, P, CAPACITY, num_valid=20)
@@ -99,6 +103,7 @@ def test_the_host_draws_the_batches_of_the_device():
 
 
 def test_bad_arguments():
+    """Numbers are refused; traced ones give padding and a count that never fits."""
     with pytest.raises(ValueError, match="capacity"):
         sampling.truncated_poisson_sample(KEY, N, P, 0)
     with pytest.raises(ValueError, match="num_valid"):

@@ -18,6 +18,7 @@ def draw(rounds, num_examples, batch_size, seed=0):
 
 
 def test_every_subset_is_equally_likely():
+    """All twenty subsets of three of six rows."""
     drawn = draw(30_000, 6, 3)
     subsets = list(itertools.combinations(range(6), 3))
     names, counts = np.unique(drawn @ [36, 6, 1], return_counts=True)
@@ -27,6 +28,7 @@ def test_every_subset_is_equally_likely():
 
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(40, 1), (40, 13)])
 def test_marginal_and_pairwise_inclusion(num_examples, batch_size):
+    """Rows alone and in pairs, in data of ordinary size."""
     drawn = draw(10_000, num_examples, batch_size)
     p = batch_size / num_examples
     both = p * (batch_size - 1) / (num_examples - 1)
@@ -34,6 +36,7 @@ def test_marginal_and_pairwise_inclusion(num_examples, batch_size):
 
 
 def test_batches_are_whole_and_in_range():
+    """No row is twice in a batch."""
     for num_examples, batch_size in [(7, 7), (60_000, 256)]:
         rows = np.asarray(sampling.uniform_sample(jax.random.key(1), num_examples, batch_size))
         assert rows.dtype == np.int32
@@ -61,7 +64,8 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
     np.testing.assert_array_equal(sampling.uniform_sample(key, num_examples, batch_size), expected)
 
 
-def testorder_statistic_of_marked_words():
+def test_order_statistic_of_marked_words():
+    """The word of a rank, and how many are below it, with ties and both ends."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, 200, dtype=np.uint32)
     words[:40] = words[40:80]
@@ -94,12 +98,14 @@ def test_the_bound_on_ties_and_on_the_distance_to_uniform():
 
 
 def test_sampling_error():
+    """An upper bound on the formula, and never above one."""
     assert sampling.uniform_sampling_error(60_000, 3516) >= 60_000 * 3516 / 2**64
     np.testing.assert_allclose(sampling.uniform_sampling_error(60_000, 3516), 60_000 * 3516 / 2**64, rtol=1e-12)
     assert sampling.uniform_sampling_error(2**40, 2**40) == 1.0
 
 
 def test_same_eagerly_compiled_mapped_and_scanned():
+    """And in float64."""
     keys = jax.random.split(jax.random.key(2), 4)
 
     def one(key):
@@ -108,7 +114,8 @@ def test_same_eagerly_compiled_mapped_and_scanned():
     eager = np.stack([one(key) for key in keys])
     np.testing.assert_array_equal(jax.vmap(one)(keys), eager)
     np.testing.assert_array_equal(jax.jit(one)(keys[1]), eager[1])
-    np.testing.assert_array_equal(jax.lax.scan(lambda _, key: (None, one(key)), None, keys)[1], eager)
+    _, scanned = jax.lax.scan(lambda _, key: (None, one(key)), None, keys)
+    np.testing.assert_array_equal(scanned, eager)
     with jax.enable_x64(True):
         np.testing.assert_array_equal(one(keys[2]), eager[2])
         assert one(keys[2]).dtype == jnp.int32
@@ -124,5 +131,6 @@ def test_same_eagerly_compiled_mapped_and_scanned():
     ],
 )
 def test_bad_input(num_examples, batch_size, message):
+    """The message names the argument."""
     with pytest.raises(ValueError, match=message):
         sampling.uniform_sample(jax.random.key(0), num_examples, batch_size)
