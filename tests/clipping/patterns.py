@@ -19,19 +19,21 @@ B = 5
 
 
 def normal(seed, *shape, scale=None):
+    """Normal numbers, by default of the size that keeps a product of unit size."""
     if scale is None:
         scale = 1 / math.sqrt(max(shape[0], 1)) if shape else 1
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale)
 
 
 def batch(*shape, seed=100):
-    # Rows of very different sizes: some are clipped and some are not.
+    """Rows of very different sizes: some are clipped and some are not."""
     x = np.random.default_rng(seed).normal(size=(B, *shape))
     sizes = np.exp2(np.arange(B) - 2.0)
     return jnp.asarray((x.T * sizes).T)
 
 
 def tokens(length, vocabulary, seed=200):
+    """Whole numbers below the size of the vocabulary: [B, length], or [B] for length 0."""
     shape = (B, length) if length else (B,)
     return jnp.asarray(np.random.default_rng(seed).integers(0, vocabulary, shape))
 
@@ -45,6 +47,7 @@ PATTERNS = {}
 
 
 def pattern(function):
+    """Put a function into `PATTERNS`, under its name."""
     PATTERNS[function.__name__] = function
     return function
 

@@ -142,10 +142,11 @@ KINDS = [incoherent, cancelling, coherent, over_orders]
 
 SLOW = pytest.mark.slow
 POSITIONS = [
-    (2, jnp.float32),
     (17, jnp.float32),
     (1024, jnp.float32),
     (17, jnp.bfloat16),
+    # Two positions that cancel are below.
+    pytest.param(2, jnp.float32, marks=SLOW),
     pytest.param(2, jnp.bfloat16, marks=SLOW),
     pytest.param(1024, jnp.bfloat16, marks=SLOW),
 ]
@@ -236,7 +237,7 @@ def test_zero_rows_are_zero_and_rows_that_are_not_finite_are_dropped():
 
 def test_weights_pass_where_factors_are_far_from_one():
     """1e-20 times 1e25, beside a zero factor; what flat clipping leaves as it is stays so."""
-    left, right = float32_of(incoherent(np.random.default_rng(4), 6, 2))
+    left, right = float32_of(incoherent(np.random.default_rng(4), 6, 17))
     left[0] *= 1e-30
     right[0] *= 1e28
     left[1, 0] *= 1e30
@@ -383,8 +384,7 @@ def test_a_tied_embedding_is_clipped_by_the_norm_of_both_parts(pieces):
     exact = exact_tied(gradients)
     assert (seen_norms(gradients) >= norms_of(exact)).all()
     with mock.patch.object(_position_products, "_PIECE", pieces):
-        formed = fast(lambda rows: rows.formed())(gradients)
-        added = clipped_rows(gradients, 1e-6, clip_anew())
+        formed, (_, added) = fast(lambda rows: (rows.formed(), clip(rows, 1e-6)))(gradients)
     np.testing.assert_allclose(formed, exact, atol=1e-5)
     assert (norms_of(added) <= 1e-6 * (1 + 1e-6)).all()
     with mock.patch.object(_gram_norms, "allowance", return_value=0.0):

@@ -191,12 +191,11 @@ def test_derivatives_invalid_bounds_and_vmap(in_whole_numbers):
     """Slopes are those of differences; a bound that is wrong gives NaN; a sweep is a loop."""
     params, pairs, labels = problem(100, 40)
 
-    @jax.value_and_grad
-    def total_and_slope(scale, bound):
+    def total_of(scale, bound):
         grads = clipped(bound=bound)([scale * p for p in params], pairs, labels)
         return sum(jnp.vdot(g, p) for g, p in zip(grads, params, strict=True))
 
-    total = fast(total_and_slope)
+    total = fast(jax.value_and_grad(total_of))
     step = 1e-2
     above, _ = total(1 + step, 1e3)
     below, _ = total(1 - step, 1e3)
@@ -204,5 +203,5 @@ def test_derivatives_invalid_bounds_and_vmap(in_whole_numbers):
     np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=2e-3)
     assert np.isnan(total(1.0, np.nan)[0])
     assert np.isnan(total(1.0, -1.0)[0])
-    together, _ = fast(jax.vmap(total_and_slope, (None, 0)))(1.0, np.array([0.1, 1.0], np.float32))
+    together = fast(jax.vmap(total_of, (None, 0)))(1.0, np.array([0.1, 1.0], np.float32))
     np.testing.assert_allclose(together, [total(1.0, 0.1)[0], total(1.0, 1.0)[0]], rtol=1e-5)

@@ -16,10 +16,14 @@ N, P, CAPACITY = 24, 0.25, 5
 
 
 def draw(rounds, num_valid=None, capacity=CAPACITY):
-    keys = jax.random.split(KEY, rounds)
-    return jax.jit(jax.vmap(lambda key: sampling.truncated_poisson_sample(key, N, P, capacity, num_valid=num_valid)))(
-        keys
-    )
+    """A batch for each of many keys."""
+
+    @jax.jit
+    @jax.vmap
+    def draw_one(key):
+        return sampling.truncated_poisson_sample(key, N, P, capacity, num_valid=num_valid)
+
+    return draw_one(jax.random.split(KEY, rounds))
 
 
 def kept_probabilities(num_valid):
@@ -59,14 +63,17 @@ def test_a_batch_that_fits_is_the_poisson_batch():
     def draws(key):
         """The Poisson batch, and truncated ones of as many slots and of three."""
         whole = sampling.poisson_sample(key, N, P, N)
-        return whole, *(sampling.truncated_poisson_sample(key, N, P, capacity) for capacity in (N, 3))
+        part = sampling.truncated_poisson_sample(key, N, P, N)
+        few = sampling.truncated_poisson_sample(key, N, P, 3)
+        return whole, part, few
 
     for seed in range(5):
         whole, part, few = draws(jax.random.key(seed))
         for a, b in zip(whole, part, strict=True):
             np.testing.assert_array_equal(a, b)
         assert int(few.count) == int(whole.count) > 3
-        assert set(np.asarray(few.indices)) < set(np.asarray(whole.indices)[~np.asarray(whole.is_padding)])
+        rows = np.asarray(whole.indices)[~np.asarray(whole.is_padding)]
+        assert set(np.asarray(few.indices)) < set(rows)
         assert (np.diff(few.indices) > 0).all()
 
 

@@ -12,17 +12,24 @@ from gdpjax.sampling._uniform import order_statistic
 from tests.sampling.frequencies import check_distribution, check_frequencies, included
 
 
-def draw(rounds, num_examples, batch_size, seed=0):
-    keys = jax.random.split(jax.random.key(seed), rounds)
-    return np.asarray(jax.jit(jax.vmap(lambda key: sampling.uniform_sample(key, num_examples, batch_size)))(keys))
+def draw(rounds, num_examples, batch_size):
+    """int[rounds, batch_size]: a batch for each of many keys."""
+
+    @jax.jit
+    @jax.vmap
+    def draw_one(key):
+        return sampling.uniform_sample(key, num_examples, batch_size)
+
+    return np.asarray(draw_one(jax.random.split(jax.random.key(0), rounds)))
 
 
 def test_every_subset_is_equally_likely():
     """All twenty subsets of three of six rows."""
     drawn = draw(30_000, 6, 3)
     subsets = list(itertools.combinations(range(6), 3))
-    names, counts = np.unique(drawn @ [36, 6, 1], return_counts=True)
-    assert list(names) == [36 * a + 6 * b + c for a, b, c in subsets]  # ascending, without repetition, all of them
+    numbers = [36 * a + 6 * b + c for a, b, c in subsets]
+    found, counts = np.unique(drawn @ [36, 6, 1], return_counts=True)
+    assert list(found) == numbers  # ascending, without repetition, all of them
     check_distribution(counts, np.full(len(subsets), 1 / len(subsets)))
 
 
@@ -30,9 +37,10 @@ def test_every_subset_is_equally_likely():
 def test_marginal_and_pairwise_inclusion(num_examples, batch_size):
     """Rows alone and in pairs, in data of ordinary size."""
     drawn = draw(10_000, num_examples, batch_size)
-    p = batch_size / num_examples
-    both = p * (batch_size - 1) / (num_examples - 1)
-    check_frequencies(included(drawn, np.zeros(drawn.shape, bool), num_examples), p, both)
+    chosen = included(drawn, np.zeros(drawn.shape, bool), num_examples)
+    marginal = batch_size / num_examples
+    pairwise = marginal * (batch_size - 1) / (num_examples - 1)
+    check_frequencies(chosen, marginal, pairwise)
 
 
 def test_batches_are_whole_and_in_range():
@@ -51,7 +59,8 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
     bits = jax.random.bits
 
     def with_ties(key, shape, dtype):
-        return bits(key, shape, dtype) % jnp.uint32(few) if few < 2**32 else bits(key, shape, dtype)
+        words = bits(key, shape, dtype)
+        return words % jnp.uint32(few) if few < 2**32 else words
 
     monkeypatch.setattr(jax.random, "bits", with_ties)
     # a shape that is not compiled yet
@@ -99,8 +108,10 @@ def test_the_bound_on_ties_and_on_the_distance_to_uniform():
 
 def test_sampling_error():
     """An upper bound on the formula, and never above one."""
-    assert sampling.uniform_sampling_error(60_000, 3516) >= 60_000 * 3516 / 2**64
-    np.testing.assert_allclose(sampling.uniform_sampling_error(60_000, 3516), 60_000 * 3516 / 2**64, rtol=1e-12)
+    error = sampling.uniform_sampling_error(60_000, 3516)
+    formula = 60_000 * 3516 / 2**64
+    assert error >= formula
+    np.testing.assert_allclose(error, formula, rtol=1e-12)
     assert sampling.uniform_sampling_error(2**40, 2**40) == 1.0
 
 
