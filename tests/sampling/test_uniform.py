@@ -123,7 +123,7 @@ def test_same_eagerly_compiled_mapped_and_scanned():
         return sampling.uniform_sample(key, 100, 9)
 
     eager = np.stack([one(key) for key in keys])
-    np.testing.assert_array_equal(jax.vmap(one)(keys), eager)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(one))(keys), eager)
     np.testing.assert_array_equal(jax.jit(one)(keys[1]), eager[1])
     _, scanned = jax.lax.scan(lambda _, key: (None, one(key)), None, keys)
     np.testing.assert_array_equal(scanned, eager)
