@@ -1,6 +1,7 @@
 """Run by test_mesh in a process of its own with eight CPU devices: prints what it finds as JSON."""
 
 import json
+import math
 import re
 
 import jax
@@ -17,15 +18,16 @@ PARAMS = {
     "b": np.zeros(32, np.float32),
     "c": np.full((32, 8), 1 / 8, np.float32),
 }
-X, Y = RNG.normal(size=(64, 16)).astype(np.float32), np.arange(64) % 8
+X = RNG.normal(size=(64, 16)).astype(np.float32)
+Y = np.arange(64) % 8
 
 
-GHOST, CHUNKS = {"strategy": "ghost"}, {"microbatch_size": 3}
+GHOST = {"strategy": "ghost"}
+CHUNKS = {"microbatch_size": 3}
 CASES = [
     (2, AxisType.Explicit, False, CHUNKS),
     (8, AxisType.Auto, False, CHUNKS),
     (8, AxisType.Auto, True, GHOST),
-    (8, AxisType.Explicit, False, GHOST),
     (8, AxisType.Explicit, True, GHOST),
 ]
 
@@ -35,32 +37,53 @@ def layer(w, h):
     return h @ w
 
 
-layer.defvjp(lambda w, h: (h @ w, (w, h)), lambda saved, g: (jnp.outer(saved[1], g), saved[0] @ g))
+layer.defvjp(
+    lambda w, h: (h @ w, (w, h)),
+    lambda saved, g: (jnp.outer(saved[1], g), saved[0] @ g),
+)
 
 
 def loss(p, x, y, key, scale):
+    """A layer with dropout, one with a derivative rule, and an argument that all examples share."""
     hidden = jnp.tanh(x @ p["a"] + p["b"]) * jax.random.bernoulli(key, 0.8, (32,))
     return -jax.nn.log_softmax(layer(p["c"], hidden) * scale)[y]
 
 
+def placed(args, padding, devices, axis_type, fsdp):
+    """The arguments and the padding on a mesh: rows along it, and parameters too if they are split."""
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:devices])
+    along_mesh = NamedSharding(mesh, PartitionSpec("data"))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    params, x, y, *shared = args
+    params = jax.device_put(params, along_mesh if fsdp else everywhere)
+    x, y, padding = jax.device_put((x, y, padding), along_mesh)
+    return (params, x, y, *jax.device_put(shared, everywhere)), padding
+
+
 def run(devices, axis_type, fsdp, **options):
+    """The sum and its info as one vector, and the all-reduces of the compiled program and of what was asked for."""
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), key_argnums=3, return_info=True, **options)
     args = (PARAMS, X, Y, jax.random.key(7), np.float32(1.5))
     padding = np.arange(64) % 9 == 4
     if devices > 1:
-        mesh = jax.make_mesh((devices,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:devices])
-        put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
-        args = (put(PARAMS, *(("data",) if fsdp else ())), put(X, "data"), put(Y, "data"), *put(args[3:]))
-        padding = put(padding, "data")
+        args, padding = placed(args, padding, devices, axis_type, fsdp)
     step = jax.jit(lambda args, padding: grad_fn(*args, is_padding=padding), compiler_options=FAST)
     lowered = step.lower(args, padding)
     program = lowered.compile()
-    found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(", program.as_text())
+    reduced = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(", program.as_text())
+
     # What is asked of the compiler: a CPU reduces a half-precision sum in float32, other backends do not.
     asked = re.findall(r"all_reduce.*?\}\) : \((.*?)\)", lowered.as_text(), flags=re.DOTALL)
-    total, info = program(args, padding)
-    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((total, info))])
-    return flat, found, asked
+    values = [np.ravel(leaf) for leaf in jax.tree.leaves(program(args, padding))]
+    return np.concatenate(values), reduced, asked
+
+
+def num_elements(types):
+    """How many numbers the types of an all-reduce hold in float32, as f32[3,4]."""
+    total = 0
+    for dimensions in re.findall(r"f32\[([0-9,]*)\]", types):
+        total += math.prod(int(length) for length in dimensions.split(",") if length)
+    return total
 
 
 def main():
@@ -68,13 +91,14 @@ def main():
     report = {}
     for devices, axis_type, fsdp, options in CASES:
         values, reduced, asked = run(devices, axis_type, fsdp, **options)
-        shapes = [dims for r in reduced for dims in re.findall(r"f32\[([0-9,]*)\]", r)]
+        error = np.abs(values - reference).max() / np.abs(reference).max()
+        types = re.findall(r"\b([a-z]+\d+)\[", " ".join(reduced))
         report[f"{devices} {axis_type.name} {'fsdp' if fsdp else ''} {options}"] = {
-            "error": float(np.abs(values - reference).max() / np.abs(reference).max()),
+            "error": float(error),
             "all_reduces": len(reduced),
-            "elements": int(sum(np.prod([int(n) for n in dims.split(",") if n]) for dims in shapes)),
-            "asked_types": sorted({t for r in asked for t in re.findall(r"(bf16|f16|f32|f64)>", r)}),
-            "other_types": [t for r in reduced for t in re.findall(r"\b([a-z]+\d+)\[", r) if t != "f32"],
+            "elements": sum(num_elements(shapes) for shapes in reduced),
+            "asked_types": sorted(set(re.findall(r"(bf16|f16|f32|f64)>", " ".join(asked)))),
+            "other_types": sorted(set(types) - {"f32"}),
         }
     report["checked shard_map"] = checked_shard_map()
     print(json.dumps(report))
@@ -82,8 +106,13 @@ def main():
 
 def checked_shard_map():
     """Where JAX would add gradients up over devices before they are clipped: refused, and right without the check."""
-    mesh, spec = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,)), PartitionSpec
-    specs = dict(mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    specs = {
+        "mesh": mesh,
+        "in_specs": (PartitionSpec(), PartitionSpec("d")),
+        "out_specs": PartitionSpec(),
+    }
+    params = np.ones(16, np.float32)
     answers = []
     for strategy in ("vmap", "ghost"):
         grad_fn = gdpjax.clipped_grad(lambda p, x: jnp.sum(x * p), 1.0, strategy=strategy)
@@ -94,10 +123,10 @@ def checked_shard_map():
         def both(p, x, grad_fn=grad_fn, local=local):
             return jax.shard_map(local, check_vma=False, **specs)(p, x), grad_fn(p, x)
 
-        unchecked, expected = jax.jit(both, compiler_options=FAST)(np.ones(16, np.float32), X)
+        unchecked, expected = jax.jit(both, compiler_options=FAST)(params, X)
         answers.append(float(np.abs(np.asarray(unchecked) - np.asarray(expected)).max()))
         try:
-            jax.shard_map(local, **specs)(np.ones(16, np.float32), X)
+            jax.shard_map(local, **specs)(params, X)
         except ValueError as error:
             answers.append("check_vma=False" in str(error))
     return answers

@@ -19,18 +19,21 @@ B = 5
 
 
 def normal(seed, *shape, scale=None):
+    """Normal numbers, by default of the size that keeps a product of unit size."""
     if scale is None:
         scale = 1 / math.sqrt(max(shape[0], 1)) if shape else 1
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale)
 
 
 def batch(*shape, seed=100):
-    # Rows of very different sizes: some are clipped and some are not.
+    """Rows of very different sizes: some are clipped and some are not."""
     x = np.random.default_rng(seed).normal(size=(B, *shape))
-    return jnp.asarray(x * np.exp2(np.arange(B) - 2.0).reshape(B, *(1,) * len(shape)))
+    sizes = np.exp2(np.arange(B) - 2.0)
+    return jnp.asarray((x.T * sizes).T)
 
 
 def tokens(length, vocabulary, seed=200):
+    """Whole numbers below the size of the vocabulary: [B, length], or [B] for length 0."""
     shape = (B, length) if length else (B,)
     return jnp.asarray(np.random.default_rng(seed).integers(0, vocabulary, shape))
 
@@ -44,6 +47,7 @@ PATTERNS = {}
 
 
 def pattern(function):
+    """Put a function into `PATTERNS`, under its name."""
     PATTERNS[function.__name__] = function
     return function
 
@@ -51,12 +55,19 @@ def pattern(function):
 @pattern
 def dense_layers():
     params = {"a": normal(1, 3, 4), "b": normal(2, 4), "c": normal(3, 4, 2)}
-    return lambda p, x: jnp.sum(jnp.tanh(x @ p["a"] + p["b"]) @ p["c"]) ** 2, params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ p["a"] + p["b"]) @ p["c"]) ** 2
+
+    return loss, params, (batch(3),)
 
 
 @pattern
 def weight_on_the_left():
-    return lambda p, x: jnp.sum(jnp.sin(p["w"] @ x)), {"w": normal(1, 4, 3)}, (batch(3),)
+    def loss(p, x):
+        return jnp.sum(jnp.sin(p["w"] @ x))
+
+    return loss, {"w": normal(1, 4, 3)}, (batch(3),)
 
 
 @pattern
@@ -75,7 +86,8 @@ def einsum_heads():
     params = {"qkv": normal(1, 3, 2, 3, 4), "out": normal(2, 2, 4, 3)}
 
     def loss(p, x):
-        q, k, v = jnp.einsum("td,dahe->ahte", x, jnp.swapaxes(p["qkv"].reshape(3, 3, 2, 4), 0, 0))
+        weights = jnp.swapaxes(p["qkv"].reshape(3, 3, 2, 4), 0, 0)
+        q, k, v = jnp.einsum("td,dahe->ahte", x, weights)
         scores = jax.nn.softmax(jnp.einsum("hte,hse->hts", q, k))
         return jnp.sum(jnp.einsum("hts,hse,hed->td", scores, v, p["out"]) ** 2)
 
@@ -84,11 +96,10 @@ def einsum_heads():
 
 @pattern
 def batched_product():
-    return (
-        lambda p, x: jnp.sum(jnp.tanh(jnp.einsum("hd,hde->he", x, p["w"]))),
-        {"w": normal(1, 3, 4, 2)},
-        (batch(3, 4),),
-    )
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(jnp.einsum("hd,hde->he", x, p["w"])))
+
+    return loss, {"w": normal(1, 3, 4, 2)}, (batch(3, 4),)
 
 
 @pattern
@@ -119,7 +130,8 @@ def reshaped_and_transposed():
 
     def loss(p, x):
         w = p["w"].transpose(1, 0, 2).reshape(3, 8)
-        return jnp.sum(jnp.sin(x @ w)) + jnp.sum((x @ p["w"].reshape(6, 4)[::2]) ** 2)
+        every_second = p["w"].reshape(6, 4)[::2]
+        return jnp.sum(jnp.sin(x @ w)) + jnp.sum((x @ every_second) ** 2)
 
     return loss, params, (batch(3),)
 
@@ -127,7 +139,11 @@ def reshaped_and_transposed():
 @pattern
 def cast_and_scaled():
     params = {"w": normal(1, 3, 4)}
-    return lambda p, x: jnp.sum(jnp.sin(x @ (-2.0 * p["w"] / 3.0))), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(x @ (-2.0 * p["w"] / 3.0)))
+
+    return loss, params, (batch(3),)
 
 
 @pattern
@@ -144,40 +160,66 @@ def weight_norm():
 @pattern
 def masked_weight():
     mask = jnp.triu(jnp.ones((3, 4)))
-    return lambda p, x: jnp.sum(jnp.tanh(x @ (p["w"] * mask))), {"w": normal(1, 3, 4)}, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ (p["w"] * mask)))
+
+    return loss, {"w": normal(1, 3, 4)}, (batch(3),)
 
 
 @pattern
 def lora():
     base = normal(9, 5, 4)
     params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4)}
-    return lambda p, x: jnp.sum(jnp.sin(x @ base + (x @ p["a"]) @ p["b"])), params, (batch(3, 5),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(x @ base + (x @ p["a"]) @ p["b"]))
+
+    return loss, params, (batch(3, 5),)
 
 
 @pattern
 def merged_lora():
     base = normal(9, 5, 4)
     params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4)}
-    return lambda p, x: jnp.sum(jnp.sin(x @ (base + 0.5 * (p["a"] @ p["b"])))), params, (batch(3, 5),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(x @ (base + 0.5 * (p["a"] @ p["b"]))))
+
+    return loss, params, (batch(3, 5),)
 
 
 @pattern
 def merged_lora_transposed():
     params = {"a": normal(1, 2, 5), "b": normal(2, 4, 2), "w": normal(3, 5, 4)}
-    return lambda p, x: jnp.sum(jnp.sin(x @ (p["w"] + (p["b"] @ p["a"]).T))), params, (batch(5),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(x @ (p["w"] + (p["b"] @ p["a"]).T)))
+
+    return loss, params, (batch(5),)
 
 
 @pattern
 def l2_in_the_loss():
     params = {"a": normal(1, 3, 4), "c": normal(3, 4)}
-    regulariser = lambda p: sum(jnp.sum(leaf**2) for leaf in p.values())  # noqa: E731
-    return lambda p, x: jnp.tanh(x @ p["a"]) @ p["c"] + 0.1 * regulariser(p), params, (batch(3),)
+
+    def regulariser(p):
+        return sum(jnp.sum(leaf**2) for leaf in p.values())
+
+    def loss(p, x):
+        return jnp.tanh(x @ p["a"]) @ p["c"] + 0.1 * regulariser(p)
+
+    return loss, params, (batch(3),)
 
 
 @pattern
 def tied_dense():
     params = {"w": normal(1, 3, 3)}
-    return lambda p, x: jnp.sum(jnp.tanh(jnp.tanh(x @ p["w"]) @ p["w"]) @ p["w"].T), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ p["w"]) @ p["w"]) @ p["w"].T)
+
+    return loss, params, (batch(3),)
 
 
 @pattern
@@ -195,13 +237,20 @@ def used_hundreds_of_times():
 @pattern
 def embedding():
     params = {"e": normal(1, 7, 3), "w": normal(2, 3)}
-    return lambda p, t: jnp.mean(p["e"][t], axis=0) @ p["w"], params, (tokens(9, 7),)
+
+    def loss(p, t):
+        return jnp.mean(p["e"][t], axis=0) @ p["w"]
+
+    return loss, params, (tokens(9, 7),)
 
 
 @pattern
 def embedding_of_one():
     params = {"user": normal(1, 7, 3), "item": normal(2, 5, 3)}
-    loss = lambda p, u, i: (p["user"][u] @ p["item"][i] - 1.0) ** 2  # noqa: E731
+
+    def loss(p, u, i):
+        return (p["user"][u] @ p["item"][i] - 1.0) ** 2
+
     return loss, params, (tokens(0, 7), tokens(0, 5, seed=3))
 
 
@@ -209,21 +258,30 @@ def embedding_of_one():
 def embedding_take():
     params = {"e": normal(1, 7, 3)}
     indices = tokens(9, 12) - 3  # out of range on both sides
-    loss = lambda p, t: jnp.sum(jnp.nan_to_num(jnp.take(p["e"], t, axis=0)) ** 3)  # noqa: E731
+
+    def loss(p, t):
+        return jnp.sum(jnp.nan_to_num(jnp.take(p["e"], t, axis=0)) ** 3)
+
     return loss, params, (indices,)
 
 
 @pattern
 def embedding_clipped():
     params = {"e": normal(1, 7, 3)}
-    loss = lambda p, t: jnp.sum(jnp.sin(jnp.take(p["e"], t, axis=0, mode="clip")))  # noqa: E731
+
+    def loss(p, t):
+        return jnp.sum(jnp.sin(jnp.take(p["e"], t, axis=0, mode="clip")))
+
     return loss, params, (tokens(9, 12) - 3,)
 
 
 @pattern
 def embedding_twice():
     params = {"e": normal(1, 7, 3)}
-    loss = lambda p, s, t: jnp.sum(p["e"][s] @ p["e"][t].T)  # noqa: E731
+
+    def loss(p, s, t):
+        return jnp.sum(p["e"][s] @ p["e"][t].T)
+
     return loss, params, (tokens(4, 7), tokens(5, 7, seed=4))
 
 
@@ -242,21 +300,46 @@ def tied_embedding():
 def scalars_and_vectors():
     params = {"s": jnp.array(0.7), "v": normal(1, 3), "unused": normal(2, 2)}
     params |= {"steps": jnp.arange(2), "empty": jnp.zeros((0, 3))}
-    return lambda p, x: p["s"] * jnp.sum(jnp.sin(x * p["v"])) + p["steps"][1], params, (batch(3),)
+
+    def loss(p, x):
+        return p["s"] * jnp.sum(jnp.sin(x * p["v"])) + p["steps"][1]
+
+    return loss, params, (batch(3),)
 
 
 @pattern
 def vector_products():
-    return lambda p, x: jnp.vdot(p["w"], x) ** 2 + jnp.dot(x, p["w"]), {"w": normal(1, 3)}, (batch(3),)
+    def loss(p, x):
+        return jnp.vdot(p["w"], x) ** 2 + jnp.dot(x, p["w"])
+
+    return loss, {"w": normal(1, 3)}, (batch(3),)
 
 
-def _conv(padding="SAME", strides=(1, 1), groups=1, rhs_dilation=(1, 1), lhs_dilation=(1, 1), channels=4, out=6):
-    params = {"k": normal(1, 3, 2, channels // groups, out, scale=0.3), "b": normal(2, out)}
+def _conv(
+    padding="SAME",
+    strides=(1, 1),
+    groups=1,
+    rhs_dilation=(1, 1),
+    lhs_dilation=(1, 1),
+    channels=4,
+    out=6,
+):
+    params = {
+        "k": normal(1, 3, 2, channels // groups, out, scale=0.3),
+        "b": normal(2, out),
+    }
 
     def loss(p, x):
         y = lax.conv_general_dilated(
-            x[None], p["k"], strides, padding, lhs_dilation, rhs_dilation, ("NHWC", "HWIO", "NHWC"), groups
-        )  # fmt: skip
+            x[None],
+            p["k"],
+            strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            ("NHWC", "HWIO", "NHWC"),
+            groups,
+        )
         return jnp.sum(jnp.tanh(y + p["b"]) ** 2)
 
     return loss, params, (batch(7, 6, channels),)
@@ -290,7 +373,10 @@ def convolution_dilated():
 @pattern
 def convolution_transposed():
     params = {"k": normal(1, 3, 2, 4, 5, scale=0.3)}
-    loss = lambda p, x: jnp.sum(jnp.sin(lax.conv_transpose(x[None], p["k"], (2, 2), "SAME")))  # noqa: E731
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(lax.conv_transpose(x[None], p["k"], (2, 2), "SAME")))
+
     return loss, params, (batch(4, 3, 4),)
 
 
@@ -316,7 +402,9 @@ def group_norm():
 
     def loss(p, x):
         y = lax.conv_general_dilated(x[None], p["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        y = (y - y.mean((1, 2), keepdims=True)) / jnp.sqrt(y.var((1, 2), keepdims=True) + 1e-5)
+        mean = y.mean((1, 2), keepdims=True)
+        variance = y.var((1, 2), keepdims=True)
+        y = (y - mean) / jnp.sqrt(variance + 1e-5)
         return jnp.sum(jnp.tanh(y * p["scale"] + p["bias"]) * x[..., :1])
 
     return loss, params, (batch(5, 5, 3),)
@@ -342,8 +430,11 @@ def recurrent_backwards_with_embedding():
     params = {"e": normal(1, 7, 3), "u": normal(2, 3, 3)}
 
     def loss(p, t):
-        step = lambda h, token: (jnp.tanh(h @ p["u"] + p["e"][token]), None)  # noqa: E731
-        return jnp.sum(lax.scan(step, jnp.ones_like(p["u"][0]), t, reverse=True)[0] ** 2)
+        def step(h, token):
+            return (jnp.tanh(h @ p["u"] + p["e"][token]), None)
+
+        h, _ = lax.scan(step, jnp.ones_like(p["u"][0]), t, reverse=True)
+        return jnp.sum(h**2)
 
     return loss, params, (tokens(6, 7),)
 
@@ -357,7 +448,8 @@ def _stack(body=lambda f: f):
             w, b = layer_params
             return jnp.tanh(h @ w + b), None
 
-        return jnp.sum(lax.scan(layer, x, (p["w"], p["b"]))[0] @ p["head"]) ** 2
+        h, _ = lax.scan(layer, x, (p["w"], p["b"]))
+        return jnp.sum(h @ p["head"]) ** 2
 
     return loss, params
 
@@ -383,7 +475,9 @@ def nested_scans():
 
     def loss(p, x):
         def layer(h, w):
-            inner = lambda g, _: (jnp.tanh(g @ w + h @ p["u"]), None)  # noqa: E731
+            def inner(g, _):
+                return (jnp.tanh(g @ w + h @ p["u"]), None)
+
             return lax.scan(inner, h, None, length=3)[0], None
 
         return jnp.sum(lax.scan(layer, x, p["w"])[0])
@@ -394,7 +488,11 @@ def nested_scans():
 @pattern
 def fori_loop():
     params = {"w": normal(1, 3, 3)}
-    return lambda p, x: jnp.sum(lax.fori_loop(0, 4, lambda i, h: jnp.tanh(h @ p["w"]), x)), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(lax.fori_loop(0, 4, lambda i, h: jnp.tanh(h @ p["w"]), x))
+
+    return loss, params, (batch(3),)
 
 
 @pattern
@@ -402,7 +500,9 @@ def carried_parameter():
     params = {"w": normal(1, 3, 3)}
 
     def loss(p, x):
-        step = lambda carry, _: ((carry[0] * 0.9, jnp.tanh(carry[1] @ carry[0])), None)  # noqa: E731
+        def step(carry, _):
+            return ((carry[0] * 0.9, jnp.tanh(carry[1] @ carry[0])), None)
+
         return jnp.sum(lax.scan(step, (p["w"], x), None, length=3)[0][1])
 
     return loss, params, (batch(3),)
@@ -423,14 +523,24 @@ def while_loop_beside():
 def remat():
     params = {"a": normal(1, 3, 4), "c": normal(2, 4, 2)}
     layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
-    return lambda p, x: jnp.sum(layer(p["c"], layer(p["a"], x))), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(layer(p["c"], layer(p["a"], x)))
+
+    return loss, params, (batch(3),)
 
 
 @pattern
 def of_itself():
     params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "u": normal(3, 3, 3)}
-    return lambda p, x: jnp.sum(x @ (p["w"] * p["w"]) + x @ (p["v"] + p["v"]) + x @ (p["u"] @ p["u"])), params, (
-        batch(3),)  # fmt: skip
+
+    def loss(p, x):
+        squared = p["w"] * p["w"]
+        twice = p["v"] + p["v"]
+        product = p["u"] @ p["u"]
+        return jnp.sum(x @ squared + x @ twice + x @ product)
+
+    return loss, params, (batch(3),)
 
 
 @pattern
@@ -439,7 +549,8 @@ def complex_on_the_way():
 
     def loss(p, x, i):
         fourier = jnp.fft.fft(x) @ p["w"].astype(jnp.complex64 if x.dtype == jnp.float32 else jnp.complex128)
-        return jnp.sum(jnp.abs(fourier) ** 2) + jnp.sum(jnp.abs(lax.complex(p["v"], p["v"])[i]) ** 2)
+        looked_up = lax.complex(p["v"], p["v"])[i]
+        return jnp.sum(jnp.abs(fourier) ** 2) + jnp.sum(jnp.abs(looked_up) ** 2)
 
     return loss, params, (batch(3), tokens(0, 5))
 
@@ -462,7 +573,10 @@ def nothing_to_do():
     params = {"w": normal(1, 4, 4), "v": normal(2, 4, 3), "u": normal(3, 4, 4)}
 
     def loss(p, x):
-        h = lax.scan(lambda h, _: (jnp.tanh(h @ p["w"]), None), x, None, length=0)[0]
+        def layer(h, _):
+            return jnp.tanh(h @ p["w"]), None
+
+        h, _ = lax.scan(layer, x, None, length=0)
         return jnp.sum(h @ p["u"]) + jnp.sum(jnp.zeros((0, 4)) @ p["v"])
 
     return loss, params, (batch(4),)
@@ -483,8 +597,16 @@ def convolution_without_output():
 def nested_jit():
     params = {"a": normal(1, 3, 4), "c": normal(2, 4, 4)}
     inner = jax.jit(lambda w, x: jnp.tanh(x @ w))
-    outer = jax.jit(lambda p, x: inner(p["c"], inner(p["c"], inner(p["a"], x))))
-    return lambda p, x: jnp.sum(outer(p, x)), params, (batch(3),)
+
+    @jax.jit
+    def outer(p, x):
+        h = inner(p["a"], x)
+        return inner(p["c"], inner(p["c"], h))
+
+    def loss(p, x):
+        return jnp.sum(outer(p, x))
+
+    return loss, params, (batch(3),)
 
 
 @pattern
@@ -493,7 +615,12 @@ def branch_on_data():
 
     def loss(p, x):
         return jnp.sum(
-            lax.cond(x[0] > 0, lambda v: jnp.tanh(v @ p["a"]), lambda v: jnp.sin(v @ p["c"] + v @ p["a"]), x)
+            lax.cond(
+                x[0] > 0,
+                lambda v: jnp.tanh(v @ p["a"]),
+                lambda v: jnp.sin(v @ p["c"] + v @ p["a"]),
+                x,
+            )
         )
 
     return loss, params, (batch(3),)
@@ -501,10 +628,20 @@ def branch_on_data():
 
 @pattern
 def branch_on_parameters():
-    params = {"a": normal(1, 3, 4), "c": normal(2, 3, 4), "d": normal(3, 3, 4), "s": jnp.ones(4)}
+    params = {
+        "a": normal(1, 3, 4),
+        "c": normal(2, 3, 4),
+        "d": normal(3, 3, 4),
+        "s": jnp.ones(4),
+    }
 
     def loss(p, x):
-        first = lax.cond(p["a"][0, 0] > 0, lambda v: v @ p["a"] - v @ p["c"], lambda v: v @ p["d"] - v @ p["a"], x)
+        first = lax.cond(
+            p["a"][0, 0] > 0,
+            lambda v: v @ p["a"] - v @ p["c"],
+            lambda v: v @ p["d"] - v @ p["a"],
+            x,
+        )
         chosen = lax.cond(p["a"][0, 0] > 0, lambda: p["s"], lambda: -p["s"])
         return jnp.sum(jnp.tanh(first) * chosen)
 
@@ -528,7 +665,11 @@ _layer.defvjp(
 @pattern
 def custom_vjp_layer():
     params = {"a": normal(1, 3, 4), "c": normal(2, 4, 2)}
-    return lambda p, x: jnp.sum(_layer(p["a"], x) @ p["c"]), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(_layer(p["a"], x) @ p["c"])
+
+    return loss, params, (batch(3),)
 
 
 @jax.custom_jvp
@@ -542,12 +683,20 @@ _smooth.defjvp(lambda primals, tangents: jax.jvp(lambda w, x: jnp.sin(x @ w), pr
 @pattern
 def custom_jvp_layer():
     params = {"a": normal(1, 3, 4), "c": normal(2, 4, 2)}
-    return lambda p, x: jnp.sum(jax.nn.silu(_smooth(p["a"], x)) @ p["c"]), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(jax.nn.silu(_smooth(p["a"], x)) @ p["c"])
+
+    return loss, params, (batch(3),)
 
 
 @pattern
 def mixture_of_experts():
-    params = {"gate": normal(1, 3, 4), "up": normal(2, 4, 3, 5), "down": normal(3, 4, 5, 3)}
+    params = {
+        "gate": normal(1, 3, 4),
+        "up": normal(2, 4, 3, 5),
+        "down": normal(3, 4, 5, 3),
+    }
 
     def loss(p, x):
         gates = jax.nn.softmax(x @ p["gate"])
@@ -560,26 +709,43 @@ def mixture_of_experts():
 @pattern
 def stop_gradient():
     params = {"a": normal(1, 3, 4)}
-    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["a"]) * (x @ lax.stop_gradient(p["a"])))  # noqa: E731
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ p["a"]) * (x @ lax.stop_gradient(p["a"])))
+
     return loss, params, (batch(3),)
 
 
 @pattern
 def inner_vmap():
     params = {"w": normal(1, 3, 4)}
-    return lambda p, x: jnp.sum(jax.vmap(lambda row: jnp.tanh(row @ p["w"]))(x)), params, (batch(6, 3),)
+
+    def loss(p, x):
+        return jnp.sum(jax.vmap(lambda row: jnp.tanh(row @ p["w"]))(x))
+
+    return loss, params, (batch(6, 3),)
 
 
 @pattern
 def gradient_penalty():
     params = {"w": normal(1, 3, 4), "v": normal(2, 4)}
-    score = lambda x, p: jnp.tanh(x @ p["w"]) @ p["v"]  # noqa: E731
-    return lambda p, x: jnp.sum(jax.grad(score)(x, p) ** 2), params, (batch(3),)
+
+    def score(x, p):
+        return jnp.tanh(x @ p["w"]) @ p["v"]
+
+    def loss(p, x):
+        return jnp.sum(jax.grad(score)(x, p) ** 2)
+
+    return loss, params, (batch(3),)
 
 
 def _flax(module, *rows):
     params = initialized(module.init, jax.random.key(0), *(row[0] for row in rows))["params"]
-    return lambda p, *rows: jnp.sum(module.apply({"params": p}, *rows) ** 2), params, rows
+
+    def loss(p, *rows):
+        return jnp.sum(module.apply({"params": p}, *rows) ** 2)
+
+    return loss, params, rows
 
 
 @pattern
@@ -589,7 +755,8 @@ def linen_network():
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = nn.relu(nn.GroupNorm(2)(nn.Conv(4, (3, 3), strides=2)(x[None])))
+            x = nn.Conv(4, (3, 3), strides=2)(x[None])
+            x = nn.relu(nn.GroupNorm(2)(x))
             return nn.Dense(3)(nn.LayerNorm()(nn.Dense(5)(x.reshape(-1))))
 
     return _flax(Network(), batch(6, 5, 3))
@@ -628,14 +795,21 @@ def nnx_network():
 
     class Network(nnx.Module):
         def __init__(self, rngs):
-            self.first, self.second = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+            self.first, self.second = (
+                nnx.Linear(3, 4, rngs=rngs),
+                nnx.Linear(4, 2, rngs=rngs),
+            )
             self.norm = nnx.LayerNorm(4, rngs=rngs)
 
         def __call__(self, x):
             return self.second(nnx.relu(self.norm(self.first(x))))
 
     graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
-    return lambda p, x: jnp.sum(nnx.merge(graph, p, rest)(x) ** 2), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(nnx.merge(graph, p, rest)(x) ** 2)
+
+    return loss, params, (batch(3),)
 
 
 @pattern
@@ -645,7 +819,11 @@ def equinox_network():
     key = jax.random.key(0)
     network = equinox.nn.MLP(3, 2, 4, 1, key=key)
     params, static = equinox.partition(network, equinox.is_inexact_array)
-    return lambda p, x: jnp.sum(equinox.combine(p, static)(x) ** 2), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(equinox.combine(p, static)(x) ** 2)
+
+    return loss, params, (batch(3),)
 
 
 @pattern
@@ -654,31 +832,107 @@ def haiku_network():
 
     def network(x):
         x = haiku.Conv2D(4, 3, with_bias=True)(x[None])
-        return haiku.Linear(2)(jax.nn.relu(haiku.LayerNorm(-1, True, True)(x)).mean((0, 1, 2)))
+        x = jax.nn.relu(haiku.LayerNorm(-1, True, True)(x))
+        return haiku.Linear(2)(x.mean((0, 1, 2)))
 
     transformed = haiku.without_apply_rng(haiku.transform(network))
     x = batch(5, 5, 3)
-    return (
-        lambda p, x: jnp.sum(transformed.apply(p, x) ** 2),
-        initialized(transformed.init, jax.random.key(0), x[0]),
-        (x,),
-    )
+
+    def loss(p, x):
+        return jnp.sum(transformed.apply(p, x) ** 2)
+
+    return loss, initialized(transformed.init, jax.random.key(0), x[0]), (x,)
 
 
 # Each of these takes only branches of gdpjax/clipping that the patterns outside this set take together, so they wait
 # for the long run. (Found by recording the branches that each pattern takes while its sum is traced.)
 TAKE_NO_BRANCH_OF_THEIR_OWN = {
-    *("branch_on_data", "carried_parameter", "cast_and_scaled", "convolution", "convolution_depthwise"),
-    *("convolution_dilated", "convolution_in_one_dimension", "convolution_transposed", "custom_jvp_layer"),
-    *("custom_vjp_layer", "einsum_heads", "embedding", "embedding_take", "embedding_twice", "equinox_network"),
-    *("fori_loop", "gradient_penalty", "group_norm", "haiku_network", "inner_vmap", "l2_in_the_loss"),
-    *("l2_over_the_kernels", "layers_by_scan", "layers_by_scan_on_sequences", "linen_attention", "linen_gru"),
-    *("linen_lstm", "linen_network", "linen_weight_norm", "lora", "merged_lora_transposed", "mixture_of_experts"),
-    *("nested_jit", "nested_scans", "nnx_network", "norm_scaled_by_the_example", "nothing_to_do", "of_itself"),
-    *("recurrent", "recurrent_backwards_with_embedding", "rule_after_steps", "rule_on_a_sequence", "rule_with_bias"),
-    *("rules_under_vmap_and_cond", "rules_with_options", "rules_within_rules", "sequence", "split_weight"),
-    *("stacked_layers_by_index", "stop_gradient", "straight_through_by_stop_gradient", "straight_through_weights"),
-    *("surrogate_gradient", "tied_dense", "used_hundreds_of_times", "weight_norm", "weight_norm_and_l2"),
+    *(
+        "convolution_cropped",
+        "embedding_clipped",
+        "l2_over_the_tree",
+        "remat",
+        "rules_of_a_value_with_itself",
+    ),
+    *(
+        "branch_on_data",
+        "carried_parameter",
+        "cast_and_scaled",
+        "convolution",
+        "convolution_depthwise",
+    ),
+    *(
+        "convolution_dilated",
+        "convolution_in_one_dimension",
+        "convolution_transposed",
+        "custom_jvp_layer",
+    ),
+    *(
+        "custom_vjp_layer",
+        "einsum_heads",
+        "embedding",
+        "embedding_take",
+        "embedding_twice",
+        "equinox_network",
+    ),
+    *(
+        "fori_loop",
+        "gradient_penalty",
+        "group_norm",
+        "haiku_network",
+        "inner_vmap",
+        "l2_in_the_loss",
+    ),
+    *(
+        "l2_over_the_kernels",
+        "layers_by_scan",
+        "layers_by_scan_on_sequences",
+        "linen_attention",
+        "linen_gru",
+    ),
+    *(
+        "linen_lstm",
+        "linen_network",
+        "linen_weight_norm",
+        "lora",
+        "merged_lora_transposed",
+        "mixture_of_experts",
+    ),
+    *(
+        "nested_jit",
+        "nested_scans",
+        "nnx_network",
+        "norm_scaled_by_the_example",
+        "nothing_to_do",
+        "of_itself",
+    ),
+    *(
+        "recurrent",
+        "recurrent_backwards_with_embedding",
+        "rule_after_steps",
+        "rule_on_a_sequence",
+        "rule_with_bias",
+    ),
+    *(
+        "rules_under_vmap_and_cond",
+        "rules_with_options",
+        "rules_within_rules",
+        "sequence",
+        "split_weight",
+    ),
+    *(
+        "stacked_layers_by_index",
+        "stop_gradient",
+        "straight_through_by_stop_gradient",
+        "straight_through_weights",
+    ),
+    *(
+        "surrogate_gradient",
+        "tied_dense",
+        "used_hundreds_of_times",
+        "weight_norm",
+        "weight_norm_and_l2",
+    ),
     *("weight_norm_by_column", "weight_on_the_left", "while_loop_beside"),
 }
 

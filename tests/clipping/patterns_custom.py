@@ -13,7 +13,9 @@ from jax import lax
 from tests.clipping.patterns import batch, normal, pattern, tokens
 
 METHODS = {}
-OUTER, ROWS, FORMED = "outer product", "table rows", "formed"
+OUTER = "outer product"
+ROWS = "table rows"
+FORMED = "formed"
 
 
 def held(**methods):
@@ -33,51 +35,92 @@ def with_rule(forward, backward, **options):
     return function
 
 
-dense = with_rule(
-    lambda w, b, x: x @ jnp.round(4 * w) / 4 + b,
-    lambda saved, g: (1.5 * saved[2].T @ g, g.sum(0), g @ saved[0].T),
-)
-outer = with_rule(lambda w, x: x @ w, lambda saved, g: (jnp.outer(saved[1], 2 * g), saved[0] @ g))
-straight = with_rule(lambda w: jnp.round(4 * w) / 4, lambda saved, g: (g,))
+def product(w, x):
+    return x @ w
+
+
+def dense_backward(saved, g):
+    w, _b, x = saved
+    return 1.5 * x.T @ g, g.sum(0), g @ w.T
+
+
+def outer_backward(saved, g):
+    w, x = saved
+    return jnp.outer(x, 2 * g), w @ g
+
+
+def rounded_to_quarters(w):
+    return jnp.round(4 * w) / 4
+
+
+dense = with_rule(lambda w, b, x: x @ rounded_to_quarters(w) + b, dense_backward)
+outer = with_rule(product, outer_backward)
+straight = with_rule(rounded_to_quarters, lambda saved, g: (g,))
 
 
 def three(*shape):
-    return {"w": normal(1, *shape), "b": normal(2, shape[-1]), "v": normal(3, shape[-1], 2)}
+    """A weight, a bias and a second weight of a network."""
+    return {
+        "w": normal(1, *shape),
+        "b": normal(2, shape[-1]),
+        "v": normal(3, shape[-1], 2),
+    }
 
 
 @held(w=OUTER, b=FORMED, v=OUTER)
 def rule_with_bias():
-    return lambda p, x: jnp.sum(jnp.tanh(dense(p["w"], p["b"], x[None]))[0] @ p["v"]), three(3, 4), (batch(3),)
+    def loss(p, x):
+        hidden = jnp.tanh(dense(p["w"], p["b"], x[None]))[0]
+        return jnp.sum(hidden @ p["v"])
+
+    return loss, three(3, 4), (batch(3),)
 
 
 @held(w=FORMED, b=FORMED, v=FORMED)
 def rule_on_a_sequence():
-    return lambda p, x: jnp.sum(jnp.tanh(dense(p["w"], p["b"], x)) @ p["v"]), three(3, 4), (batch(6, 3),)
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(dense(p["w"], p["b"], x)) @ p["v"])
+
+    return loss, three(3, 4), (batch(6, 3),)
 
 
 @held(w=OUTER, v=OUTER)
 def rule_with_casts_and_scales():
+    def wide(array):
+        return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
     def backward(saved, g):
         w, x = saved
         scale = 1 / (1 + jnp.sum(x**2))
-        wide = lambda v: v.astype(jnp.promote_types(v.dtype, jnp.float32))  # noqa: E731
         by_output = wide(g)[:, None] * wide(jnp.round(4 * x)) / 3
         by_input = jnp.squeeze(by_output[None].T, 2).reshape(3, 1, 4)[:, 0] * scale
         return -by_input.astype(w.dtype), w @ g
 
-    layer = with_rule(lambda w, x: x @ w, backward)
+    layer = with_rule(product, backward)
     params = {"w": normal(1, 3, 4), "v": normal(3, 4, 2)}
-    return lambda p, x: jnp.sum(jnp.tanh(layer(p["w"].T.T, x)) @ p["v"]), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(layer(p["w"].T.T, x)) @ p["v"])
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, s=OUTER, r=FORMED)
 def straight_through_weights():
+    """In a layer, in a scan over layers, and in a loop with one weight."""
     params = {"w": normal(1, 3, 4), "s": normal(2, 3, 4, 4), "r": normal(3, 4, 4)}
 
     def loss(p, x):
+        def layer(h, s):
+            return jnp.tanh(h @ (2 * straight(s).T)), None
+
+        def layer_of_one_weight(h, _):
+            return jnp.tanh(h @ straight(p["r"])), None
+
         h = jnp.tanh(x @ straight(p["w"]))
-        h = lax.scan(lambda h, s: (jnp.tanh(h @ (2 * straight(s).T)), None), h, p["s"])[0]
-        return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ straight(p["r"])), None), h, length=2)[0])
+        h, _ = lax.scan(layer, h, p["s"])
+        h, _ = lax.scan(layer_of_one_weight, h, length=2)
+        return jnp.sum(h)
 
     return loss, params, (batch(3),)
 
@@ -85,13 +128,20 @@ def straight_through_weights():
 @held(e=ROWS, k=FORMED, m=FORMED)
 def straight_through_others():
     """A table, a kernel, and an estimator that masks."""
-    masked = with_rule(lambda w: jnp.round(w), lambda saved, g: (jnp.where(jnp.abs(saved[0]) < 0.5, g, 0),))
+
+    def masked_backward(saved, g):
+        (w,) = saved
+        return (jnp.where(jnp.abs(w) < 0.5, g, 0),)
+
+    masked = with_rule(lambda w: jnp.round(w), masked_backward)
     params = {"e": normal(1, 7, 3), "k": normal(2, 2, 3, 4), "m": normal(3, 4, 4)}
 
     def loss(p, t):
         x = straight(p["e"])[t]
-        y = lax.conv_general_dilated(x[None], straight(p["k"]), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-        return jnp.sum(jnp.tanh(jnp.tanh(y[0].mean(0)) @ masked(p["m"])))
+        kernel = straight(p["k"])
+        y = lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        hidden = jnp.tanh(y[0].mean(0))
+        return jnp.sum(jnp.tanh(hidden @ masked(p["m"])))
 
     return loss, params, (tokens(5, 7),)
 
@@ -101,8 +151,9 @@ def straight_through_by_stop_gradient():
     params = {"w": normal(1, 3, 4), "d": normal(2, 4, 2)}
 
     def loss(p, x):
-        quantised = p["w"] + lax.stop_gradient(jnp.round(4 * p["w"]) / 4 - p["w"])
-        return jnp.sum(jnp.tanh(x @ quantised) @ p["d"]) * lax.stop_gradient(1 + jnp.sum(p["d"] ** 2))
+        rounding = lax.stop_gradient(rounded_to_quarters(p["w"]) - p["w"])
+        scale = lax.stop_gradient(1 + jnp.sum(p["d"] ** 2))
+        return jnp.sum(jnp.tanh(x @ (p["w"] + rounding)) @ p["d"]) * scale
 
     return loss, params, (batch(3),)
 
@@ -115,42 +166,75 @@ def surrogate_gradient():
 
     @spikes.defjvp
     def _(primals, tangents):
-        (w, x), (dw, dx) = primals, tangents
+        w, x = primals
+        dw, dx = tangents
         return spikes(w, x), (x @ dw + dx @ w) / (1 + (x @ w) ** 2)
 
     params = {"w": normal(1, 3, 4), "v": normal(2, 4, 4)}
-    return lambda p, x: jnp.sum(spikes(p["v"], x + jnp.sin(spikes(p["w"], x[:3]))) * x), params, (batch(4),)
+
+    def loss(p, x):
+        hidden = jnp.sin(spikes(p["w"], x[:3]))
+        return jnp.sum(spikes(p["v"], x + hidden) * x)
+
+    return loss, params, (batch(4),)
 
 
 @held(e=ROWS, f=ROWS, n=FORMED, w=FORMED)
 def rule_of_an_embedding():
-    def backward(mode, saved, g):
-        e, t = saved
-        return jnp.zeros_like(e).at[t].add(3 * g, mode=mode) / 7, None
+    """Look-ups out of range that are dropped or clipped, and a rule that does not begin with zeros."""
 
-    not_zeros = with_rule(lambda n, t: n[t], lambda saved, g: (jnp.ones_like(saved[0]).at[saved[1]].add(g), None))
-    params = {"e": normal(1, 7, 3), "f": normal(2, 5, 3), "n": normal(4, 9, 3), "w": normal(3, 3, 3)}
+    def look_up(table, t):
+        return jnp.take(table, t, axis=0, mode="clip")
+
+    def backward(mode, saved, g):
+        table, t = saved
+        return jnp.zeros_like(table).at[t].add(3 * g, mode=mode) / 7, None
+
+    def backward_from_ones(saved, g):
+        table, t = saved
+        return jnp.ones_like(table).at[t].add(g), None
+
+    dropped = with_rule(look_up, functools.partial(backward, "drop"))
+    clipped = with_rule(look_up, functools.partial(backward, "clip"))
+    not_zeros = with_rule(lambda table, t: table[t], backward_from_ones)
+    params = {
+        "e": normal(1, 7, 3),
+        "f": normal(2, 5, 3),
+        "n": normal(4, 9, 3),
+        "w": normal(3, 3, 3),
+    }
 
     def loss(p, t):
-        look = lambda e, t: jnp.take(e, t, axis=0, mode="clip")  # noqa: E731
-        dropped, clipped = (with_rule(look, functools.partial(backward, mode)) for mode in ("drop", "clip"))
-        h = lax.scan(lambda h, i: (jnp.tanh(h @ p["w"] + dropped(p["e"], i)), None), jnp.ones(3, p["w"].dtype), t)[0]
-        return jnp.sum(h * clipped(p["f"], t).sum(0) * not_zeros(p["n"], t[0])) + jnp.sum(dropped(p["e"], t[None]))
+        def step(h, i):
+            return jnp.tanh(h @ p["w"] + dropped(p["e"], i)), None
+
+        h, _ = lax.scan(step, jnp.ones(3, p["w"].dtype), t)
+        first = h * clipped(p["f"], t).sum(0) * not_zeros(p["n"], t[0])
+        return jnp.sum(first) + jnp.sum(dropped(p["e"], t[None]))
 
     return loss, params, (tokens(6, 13) - 3,)
 
 
 @held(s=OUTER, b=FORMED, c=FORMED, v=OUTER)
 def rules_in_scans_and_checkpoints():
-    params = {"s": normal(1, 4, 3, 3), "b": normal(2, 3), "c": normal(3, 3, 3), "v": normal(4, 3, 3)}
+    params = {
+        "s": normal(1, 4, 3, 3),
+        "b": normal(2, 3),
+        "c": normal(3, 3, 3),
+        "v": normal(4, 3, 3),
+    }
 
     def loss(p, x):
         @jax.checkpoint
         def layer(h, s):
             return jnp.tanh(outer(p["c"], outer(s, h)) + p["b"]), None
 
-        h = lax.scan(layer, x, p["s"])[0]
-        return jnp.sum(jax.checkpoint(lambda v, h: jax.jit(outer)(v, jnp.sin(h)))(p["v"], h) ** 2)
+        @jax.checkpoint
+        def last_layer(v, h):
+            return jax.jit(outer)(v, jnp.sin(h))
+
+        h, _ = lax.scan(layer, x, p["s"])
+        return jnp.sum(last_layer(p["v"], h) ** 2)
 
     return loss, params, (batch(3),)
 
@@ -160,53 +244,103 @@ def rules_under_vmap_and_cond():
     params = {"w": normal(1, 3, 4), "a": normal(2, 4, 2), "c": normal(3, 4, 2)}
 
     def loss(p, x):
+        def first(h):
+            return outer(p["a"], jnp.tanh(h))
+
+        def second(h):
+            return outer(p["c"], h) + jnp.sin(outer(p["c"], h))
+
         h = jax.vmap(outer, (None, 0))(p["w"], x).sum(0)
-        first = lambda h: outer(p["a"], jnp.tanh(h))  # noqa: E731
-        return jnp.sum(lax.cond(x[0, 0] > 0, first, lambda h: outer(p["c"], h) + jnp.sin(outer(p["c"], h)), h))
+        return jnp.sum(lax.cond(x[0, 0] > 0, first, second, h))
 
     return loss, params, (batch(6, 3),)
 
 
 @held(w=OUTER, g=OUTER)
 def rules_of_blocks():
-    by_product = with_rule(
-        lambda w, x: jnp.einsum("hd,hde->he", x, w), lambda saved, g: (jnp.einsum("hd,he->hde", saved[1], g), None)
-    )
-    by_entries = with_rule(
-        lambda w, x: jnp.einsum("hd,ehd->eh", x, w), lambda saved, g: (2 * g[:, :, None] * saved[1][None], None)
-    )
+    def product_backward(saved, g):
+        _w, x = saved
+        return jnp.einsum("hd,he->hde", x, g), None
+
+    def entries_backward(saved, g):
+        _w, x = saved
+        return 2 * g[:, :, None] * x[None], None
+
+    by_product = with_rule(lambda w, x: jnp.einsum("hd,hde->he", x, w), product_backward)
+    by_entries = with_rule(lambda w, x: jnp.einsum("hd,ehd->eh", x, w), entries_backward)
     params = {"w": normal(1, 3, 4, 2), "g": normal(2, 2, 3, 4)}
-    return lambda p, x: jnp.sum(by_product(p["w"], x).T * by_entries(p["g"], x) ** 2), params, (batch(3, 4),)
+
+    def loss(p, x):
+        return jnp.sum(by_product(p["w"], x).T * by_entries(p["g"], x) ** 2)
+
+    return loss, params, (batch(3, 4),)
 
 
 @held(a=OUTER, b=OUTER, w=OUTER)
 def rule_after_steps():
     params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4), "w": normal(3, 3, 5)}
-    return lambda p, x: jnp.sum(outer(straight(p["a"] @ p["b"]), outer(p["w"], x)) ** 2), params, (batch(3),)
+
+    def loss(p, x):
+        weight = straight(p["a"] @ p["b"])
+        return jnp.sum(outer(weight, outer(p["w"], x)) ** 2)
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, u=OUTER)
 def rules_within_rules():
-    inner = with_rule(lambda w, x: jnp.sin(outer(w, x)), lambda saved, g: jax.vjp(outer, *saved)[1](5 * g))
+    def backward(saved, g):
+        _, pull = jax.vjp(outer, *saved)
+        return pull(5 * g)
+
+    inner = with_rule(lambda w, x: jnp.sin(outer(w, x)), backward)
     params = {"w": normal(1, 3, 3), "u": normal(2, 3, 3)}
-    return lambda p, x: jnp.sum(inner(p["u"], inner(p["w"], x))), params, (batch(3),)
+
+    def loss(p, x):
+        return jnp.sum(inner(p["u"], inner(p["w"], x)))
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, v=OUTER, r=OUTER)
 def rules_with_options():
-    static = jax.custom_vjp(lambda power, w, x: (x @ w) ** power, nondiff_argnums=(0,))
-    static.defvjp(
-        lambda power, w, x: (static(power, w, x), (w, x)),
-        lambda power, saved, g: (power * jnp.outer(saved[1], g), g @ saved[0].T),
-    )
-    rematerialised = jax.custom_vjp(lambda w, x: jnp.sin(x @ w))
-    rematerialised.defvjp(
-        lambda w, x: (jnp.sin(x @ w), (w, x, jnp.cos(x @ w))),
-        lambda saved, g: (jnp.outer(saved[1], g * saved[2]), saved[0] @ (g * saved[2])), optimize_remat=True,
-    )  # fmt: skip
-    two = with_rule(lambda w, x: (x @ w, x[0]), lambda saved, g: (jnp.outer(saved[1], mask * g[0] + g[1]), None))
+    """A static argument, rematerialisation, and an array that the rule closes over."""
+    mask = jnp.array([0.5, 1.0, 2.0])
+
+    def power_of(power, w, x):
+        return (x @ w) ** power
+
+    def power_forward(power, w, x):
+        return static(power, w, x), (w, x)
+
+    def power_backward(power, saved, g):
+        w, x = saved
+        return power * jnp.outer(x, g), g @ w.T
+
+    def sine(w, x):
+        return jnp.sin(x @ w)
+
+    def sine_forward(w, x):
+        return jnp.sin(x @ w), (w, x, jnp.cos(x @ w))
+
+    def sine_backward(saved, g):
+        w, x, slope = saved
+        return jnp.outer(x, g * slope), w @ (g * slope)
+
+    def product_and_first(w, x):
+        return x @ w, x[0]
+
+    def masked_backward(saved, g):
+        _w, x = saved
+        of_product, of_first = g
+        return jnp.outer(x, mask * of_product + of_first), None
+
+    static = jax.custom_vjp(power_of, nondiff_argnums=(0,))
+    static.defvjp(power_forward, power_backward)
+    rematerialised = jax.custom_vjp(sine)
+    rematerialised.defvjp(sine_forward, sine_backward, optimize_remat=True)
+    two = with_rule(product_and_first, masked_backward)
     params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "r": normal(3, 3, 3)}
-    mask = jnp.array([0.5, 1.0, 2.0])  # closed over
 
     def loss(p, x):
         y, first = two(p["v"], static(2, p["w"], x))
@@ -215,26 +349,57 @@ def rules_with_options():
     return loss, params, (batch(3),)
 
 
+def layer_with_symbolic_zeros():
+    """A product whose rule is told which inputs are not differentiated."""
+
+    def forward(w, x):
+        return x.value @ w.value, (w.value, x.value)
+
+    def backward(saved, g):
+        w, x = saved
+        return jnp.outer(x, g), w @ g
+
+    layer = jax.custom_vjp(product)
+    layer.defvjp(forward, backward, symbolic_zeros=True)
+    return layer
+
+
 @held(w=FORMED, v=FORMED, u=FORMED, t=FORMED, r=FORMED, k=FORMED)
 def rules_that_are_left_to_jax():
     """Symbolic zeros, a side output of integers, something added, nothing at all, rounding, a convolution."""
 
-    def symbolic(saved, g):
-        return jnp.outer(saved[1], g), saved[0] @ g
+    def counting_backward(saved, g):
+        w, x = saved
+        of_product, _ = g
+        return jnp.outer(x, of_product), w @ of_product
 
-    zeros = jax.custom_vjp(lambda w, x: x @ w)
-    forward = lambda w, x: (x.value @ w.value, (w.value, x.value))  # noqa: E731
-    zeros.defvjp(forward, symbolic, symbolic_zeros=True)
-    counting = with_rule(
-        lambda w, x: (x @ w, jnp.argmax(x)), lambda saved, g: (jnp.outer(saved[1], g[0]), saved[0] @ g[0])
-    )
-    decayed = with_rule(lambda w, x: x @ w, lambda saved, g: (jnp.outer(saved[1], g) + saved[0], saved[0] @ g))
-    rounded = lambda x, g: jnp.outer(x, g).astype(jnp.float16).astype(g.dtype)  # noqa: E731
-    coarse = with_rule(lambda w, x: x @ w, lambda saved, g: (rounded(saved[1], g), saved[0] @ g))
-    silent = with_rule(lambda w, x: x @ w, lambda saved, g: (None, saved[0] @ g))
-    convolve = lambda k, x: jnp.convolve(x, k)  # noqa: E731
-    filtered = with_rule(convolve, lambda saved, g: jax.vjp(convolve, *saved)[1](2 * g))
-    params = {name: normal(i, 3, 3) for i, name in enumerate("wvutr")} | {"k": normal(9, 3)}
+    def decayed_backward(saved, g):
+        w, x = saved
+        return jnp.outer(x, g) + w, w @ g
+
+    def coarse_backward(saved, g):
+        w, x = saved
+        return jnp.outer(x, g).astype(jnp.float16).astype(g.dtype), w @ g
+
+    def silent_backward(saved, g):
+        w, _x = saved
+        return None, w @ g
+
+    def convolve(k, x):
+        return jnp.convolve(x, k)
+
+    def convolve_backward(saved, g):
+        _, pull = jax.vjp(convolve, *saved)
+        return pull(2 * g)
+
+    zeros = layer_with_symbolic_zeros()
+    counting = with_rule(lambda w, x: (x @ w, jnp.argmax(x)), counting_backward)
+    decayed = with_rule(product, decayed_backward)
+    coarse = with_rule(product, coarse_backward)
+    silent = with_rule(product, silent_backward)
+    filtered = with_rule(convolve, convolve_backward)
+    params = {name: normal(i, 3, 3) for i, name in enumerate("wvutr")}
+    params["k"] = normal(9, 3)
 
     def loss(p, x):
         h, index = counting(p["v"], zeros(p["w"], x))
@@ -247,16 +412,25 @@ def rules_that_are_left_to_jax():
 @held(w=FORMED, v=FORMED, u=FORMED)
 def rules_of_a_value_with_itself():
     """The same weight twice, a weight and itself transposed, and a weight with no data at all."""
-    both = with_rule(
-        lambda a, b, x: x @ a @ b,
-        lambda saved, g: (jnp.outer(saved[2], g), 3 * jnp.outer(saved[2], g), saved[0] @ g),
-    )
-    cube = with_rule(lambda a: a @ a @ a, lambda saved, g: (saved[0] @ g,))
+
+    def both_backward(saved, g):
+        a, _b, x = saved
+        return jnp.outer(x, g), 3 * jnp.outer(x, g), a @ g
+
+    def cube_backward(saved, g):
+        (a,) = saved
+        return (a @ g,)
+
+    both = with_rule(lambda a, b, x: x @ a @ b, both_backward)
+    cube = with_rule(lambda a: a @ a @ a, cube_backward)
     params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "u": normal(3, 3, 3)}
-    return (
-        lambda p, x: jnp.sum(jnp.sin(both(p["w"], p["w"], x) + both(p["v"], p["v"].T, x) + x @ cube(p["u"]))),
-        params, (batch(3),),
-    )  # fmt: skip
+
+    def loss(p, x):
+        twice = both(p["w"], p["w"], x)
+        and_transposed = both(p["v"], p["v"].T, x)
+        return jnp.sum(jnp.sin(twice + and_transposed + x @ cube(p["u"])))
+
+    return loss, params, (batch(3),)
 
 
 @held(w=OUTER, v=FORMED)
@@ -271,7 +445,9 @@ def a_rule_with_keys_and_flags():
 
     dropped = with_rule(forward, backward)
     params = {"w": normal(1, 3, 4), "v": normal(2, 3)}
-    return (
-        lambda p, x, t: jnp.sum(dropped(p["w"], x * p["v"], jax.random.key(t), x > 0) ** 2), params,
-        (batch(3), tokens(0, 50)),
-    )  # fmt: skip
+
+    def loss(p, x, t):
+        y = dropped(p["w"], x * p["v"], jax.random.key(t), x > 0)
+        return jnp.sum(y**2)
+
+    return loss, params, (batch(3), tokens(0, 50))

@@ -13,7 +13,9 @@ from tests.clipping.patterns_custom import METHODS, held
 
 __all__ = ["METHODS"]
 
-FORMED, OUTER, ROWS = "formed", "outer product", "table rows"
+FORMED = "formed"
+OUTER = "outer product"
+ROWS = "table rows"
 
 
 def network(w, p, x):
@@ -34,18 +36,25 @@ def rows(*shape):
 
 @held(w=OUTER, b=FORMED, c=FORMED)
 def l2_over_the_kernels():
-    return lambda p, x: network(p["w"], p, x) + 0.1 * squares((p["w"], p["c"])), parameters(), (rows(40),)
+    def loss(p, x):
+        return network(p["w"], p, x) + 0.1 * squares((p["w"], p["c"]))
+
+    return loss, parameters(), (rows(40),)
 
 
 @held(w=OUTER, b=FORMED, c=FORMED)
 def l2_over_the_tree():
-    return lambda p, x: 3 * (network(p["w"], p, x) + 0.1 * squares(p)), parameters(), (rows(40),)
+    def loss(p, x):
+        return 3 * (network(p["w"], p, x) + 0.1 * squares(p))
+
+    return loss, parameters(), (rows(40),)
 
 
 @held(w=OUTER, b=FORMED, c=OUTER)
 def norm_scaled_by_the_example():
     def loss(p, x):
-        return x[0] * (network(p["w"], p, x) + jnp.linalg.norm(p["w"])) - x[1] * jnp.sum(jnp.abs(p["w"]))
+        with_norm = network(p["w"], p, x) + jnp.linalg.norm(p["w"])
+        return x[0] * with_norm - x[1] * jnp.sum(jnp.abs(p["w"]))
 
     return loss, parameters(), (rows(40),)
 
@@ -55,9 +64,16 @@ def l2_after_loops_and_calls():
     params = {"w": normal(1, 3, 20, 20), "c": normal(3, 20)}
 
     def loss(p, x):
-        layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
-        h = lax.scan(layer, x, p["w"])[0]
-        return jax.jit(lambda h, c: jnp.sin(h @ c))(h, p["c"]) + jax.checkpoint(squares)(p["w"]) / 10
+        @jax.checkpoint
+        def layer(h, w):
+            return jnp.tanh(h @ w), None
+
+        @jax.jit
+        def head(h, c):
+            return jnp.sin(h @ c)
+
+        h, _ = lax.scan(layer, x, p["w"])
+        return head(h, p["c"]) + jax.checkpoint(squares)(p["w"]) / 10
 
     return loss, params, (rows(20),)
 
@@ -69,7 +85,8 @@ def normalised(v, axis=None, keepdims=False):
 @held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
 def weight_norm_by_column():
     def loss(p, x):
-        return network(p["g"] * p["w"] / jnp.linalg.norm(p["w"], axis=0), p, x)
+        weight = p["g"] * p["w"] / jnp.linalg.norm(p["w"], axis=0)
+        return network(weight, p, x)
 
     return loss, parameters(g=normal(4, 30)), (rows(40),)
 
@@ -77,26 +94,38 @@ def weight_norm_by_column():
 @held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
 def weight_norm_by_row():
     def loss(p, x):
-        return network((p["g"] * p["w"].T / jnp.linalg.norm(p["w"], axis=1)).T, p, x)
+        transposed = p["g"] * p["w"].T / jnp.linalg.norm(p["w"], axis=1)
+        return network(transposed.T, p, x)
 
     return loss, parameters(g=normal(4, 40)), (rows(40),)
 
 
 @held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
 def weight_norm_of_the_kernel():
-    return lambda p, x: network(p["g"] * normalised(p["w"]), p, x), parameters(g=jnp.ones(())), (rows(40),)
+    def loss(p, x):
+        return network(p["g"] * normalised(p["w"]), p, x)
+
+    return loss, parameters(g=jnp.ones(())), (rows(40),)
 
 
 @held(w=OUTER, b=FORMED, c=FORMED)
 def weight_norm_and_l2():
     def loss(p, x):
-        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + jnp.sum(jnp.cos(p["w"])) * x[0] / 50
+        of_weight = jnp.sum(jnp.cos(p["w"])) * x[0] / 50
+        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + of_weight
 
     return loss, parameters(), (rows(40),)
 
 
-@held(**{"Dense_0']['bias": FORMED, "Dense_0']['kernel": OUTER, "Dense_1']['bias": FORMED, "Dense_1']['kernel": OUTER,
-         "WeightNorm_0']['Dense_1/kernel/scale": FORMED})  # fmt: skip
+@held(
+    **{
+        "Dense_0']['bias": FORMED,
+        "Dense_0']['kernel": OUTER,
+        "Dense_1']['bias": FORMED,
+        "Dense_1']['kernel": OUTER,
+        "WeightNorm_0']['Dense_1/kernel/scale": FORMED,
+    }
+)
 def linen_weight_norm():
     import flax.linen as nn
 
@@ -114,7 +143,12 @@ def layers_normalised_before_a_scan():
 
     def loss(p, x):
         layers = normalised(p["w"], 1, True)
-        return jnp.sin(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, layers)[0] @ p["c"])
+
+        def layer(h, w):
+            return jnp.tanh(h @ w), None
+
+        h, _ = lax.scan(layer, x, layers)
+        return jnp.sin(h @ p["c"])
 
     return loss, params, (rows(20),)
 
@@ -122,7 +156,11 @@ def layers_normalised_before_a_scan():
 @held(e=ROWS, c=FORMED)
 def embedding_with_l2():
     params = {"e": normal(1, 90, 15), "c": normal(3, 15)}
-    return lambda p, t: jnp.sin(p["e"][t].sum(0) @ p["c"]) + 0.02 * squares(p), params, (tokens(6, 90),)
+
+    def loss(p, t):
+        return jnp.sin(p["e"][t].sum(0) @ p["c"]) + 0.02 * squares(p)
+
+    return loss, params, (tokens(6, 90),)
 
 
 @held(w=FORMED, b=FORMED, c=FORMED, k=FORMED)

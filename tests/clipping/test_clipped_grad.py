@@ -43,11 +43,18 @@ losses_of = fast(jax.vmap(loss, (None, 0, 0)))
 gradients_of = fast(jax.vmap(jax.grad(loss), (None, 0, 0)))
 
 
+def norms_of(grads):
+    """The norms of the rows of a tree [B, ...] of gradients."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
+    squares = sum((leaf.reshape(len(leaf), -1) ** 2).sum(axis=1) for leaf in leaves)
+    return np.sqrt(squares)
+
+
 def by_hand(params, x, y, bound):
     """The definition, in NumPy."""
     grads = jax.tree.map(np.asarray, gradients_of(params, x, y))
-    norms = np.sqrt(sum((leaf.reshape(len(x), -1) ** 2).sum(1) for leaf in jax.tree.leaves(grads)))
-    return jax.tree.map(lambda leaf: np.tensordot(np.minimum(1, bound / norms), leaf, 1), grads)
+    factors = np.minimum(1, bound / norms_of(grads))
+    return jax.tree.map(lambda leaf: np.tensordot(factors, leaf, 1), grads)
 
 
 def assert_trees_close(a, b, **tolerance):
@@ -69,22 +76,41 @@ STRATEGIES = [
 
 def strategies_with_slow_ones(*by_default):
     """All strategies as parameters of a test: the numbered ones, and the others marked as slow."""
-    return [
-        pytest.param(options, id=str(options), marks=() if number in by_default else SLOW)
-        for number, options in enumerate(STRATEGIES)
-    ]
+    parameters = []
+    for number, options in enumerate(STRATEGIES):
+        marks = () if number in by_default else SLOW
+        parameters.append(pytest.param(options, id=str(options), marks=marks))
+    return parameters
+
+
+# One of each kind: the whole batch, chunks of both kinds of gradients, and single rows.
+MOST_STRATEGIES = strategies_with_slow_ones(0, 2, 3, 5)
 
 
 def by_strategy(loss_fn, clip, **options):
     """A compiled `clipped_grad` function; its padding is an argument."""
     grad_fn = gdpjax.clipped_grad(loss_fn, clip, **options)
-    compiled = fast(lambda args, is_padding, kwargs: grad_fn(*args, is_padding=is_padding, **kwargs))
-    return lambda *args, is_padding=None, **kwargs: compiled(args, is_padding, kwargs)
+
+    @fast
+    def compiled(args, is_padding, kwargs):
+        return grad_fn(*args, is_padding=is_padding, **kwargs)
+
+    def call(*args, is_padding=None, **kwargs):
+        return compiled(args, is_padding, kwargs)
+
+    return call
 
 
 @functools.cache
 def _shared(options):
-    return by_strategy(loss_and_aux, 0.5, batch_argnums=(1, 2), has_aux=True, return_info=True, **dict(options))
+    return by_strategy(
+        loss_and_aux,
+        0.5,
+        batch_argnums=(1, 2),
+        has_aux=True,
+        return_info=True,
+        **dict(options),
+    )
 
 
 def with_info(options):
@@ -92,15 +118,17 @@ def with_info(options):
     return _shared(tuple(options.items()))
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+@pytest.mark.parametrize("options", MOST_STRATEGIES)
 def test_every_strategy_is_the_definition(options):
+    """The sum is that of the clipped gradients, in NumPy."""
     params, x, y = make_problem()
     clipped, _ = with_info(options)(params, x, y)
     assert_trees_close(clipped, by_hand(params, x, y, 0.5), rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", strategies_with_slow_ones(0, 2, 5))
+@pytest.mark.parametrize("options", strategies_with_slow_ones(0, 5))
 def test_strategies_agree_to_rounding_in_float64(options):
+    """With padding, to the precision of float64."""
     with jax.enable_x64(True):
         params, x, y = make_problem(np.float64)
         padding = np.arange(13) % 5 == 1
@@ -109,8 +137,9 @@ def test_strategies_agree_to_rounding_in_float64(options):
         assert_trees_close(grad_fn(params, x, y, is_padding=padding), expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("options", strategies_with_slow_ones(1, 5))
+@pytest.mark.parametrize("options", strategies_with_slow_ones(5))
 def test_the_sum_is_the_same_without_info(options):
+    """What is reported beside the sum does not change it."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
     clipped, _ = with_info(options)(params, x, y, is_padding=padding)
@@ -119,65 +148,79 @@ def test_the_sum_is_the_same_without_info(options):
     assert_trees_close(clipped, plain(params, x, y, is_padding=padding), rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+@pytest.mark.parametrize("options", MOST_STRATEGIES)
 def test_info_reports_losses_norms_and_aux_with_padding_zero(options):
+    """For each row what its loss says, and nothing for padding."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
     _, info = with_info(options)(params, x, y, is_padding=padding)
     info = jax.tree.map(np.asarray, info)
     # A loss near zero is the square of a difference that cancels: absolute, not relative, accuracy.
-    np.testing.assert_allclose(info.values[:10], np.asarray(losses_of(params, x, y))[:10], rtol=1e-5, atol=1e-6)
+    values = np.asarray(losses_of(params, x, y))
+    np.testing.assert_allclose(info.values[:10], values[:10], rtol=1e-5, atol=1e-6)
     assert not info.values[10:].any()
     assert not info.norms[10:].any()
     assert not info.aux["x"][10:].any()
     assert info.aux["n"].sum() == 10
-    gradients = [np.asarray(leaf).reshape(13, -1) for leaf in jax.tree.leaves(gradients_of(params, x, y))]
-    norms = np.sqrt(sum((leaf**2).sum(axis=1) for leaf in gradients))
+    norms = norms_of(gradients_of(params, x, y))
     np.testing.assert_allclose(info.norms[:10], norms[:10], rtol=1e-5)
 
 
 def test_padding_content_never_matters():
+    """Not a bit of the sum changes with what is in the rows of padding."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
-    for options in STRATEGIES:
-        grad_fn = with_info(options)
+    for number in (0, 2, 3, 5):
+        grad_fn = with_info(STRATEGIES[number])
         clean, _ = grad_fn(params, x, y, is_padding=padding)
         for garbage in [np.nan, np.inf, 1e30]:
             spoilt = np.where(padding[:, None], np.float32(garbage), x)
             assert_trees_close(grad_fn(params, spoilt, y, is_padding=padding)[0], clean, rtol=0)
 
 
-@pytest.mark.parametrize("strategy", ["auto", "microbatch"])
+@pytest.mark.parametrize("strategy", ["auto", pytest.param("microbatch", marks=SLOW)])
 def test_chunks_of_padding_are_skipped_unless_the_work_is_constant(strategy):
+    """The time of a step then does not tell how many rows there are; the sum is the same."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 5  # the second and third chunk of five hold no example
     options = {"strategy": strategy, "microbatch_size": 5}
     for constant_work in (False, True):
         grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), constant_work=constant_work, **options)
-        program = jax.make_jaxpr(lambda params, x, y, f=grad_fn: f(params, x, y, is_padding=padding))(params, x, y)
+        program = jax.make_jaxpr(grad_fn)(params, x, y, is_padding=padding)
         assert ("cond[" in str(program)) is not constant_work
-    constant = by_strategy(loss, 0.5, batch_argnums=(1, 2), constant_work=True, **options)
-    skipping, info = by_strategy(loss, 0.5, batch_argnums=(1, 2), return_info=True, **options)(
-        params, x, y, is_padding=padding
-    )
-    assert_trees_close(skipping, constant(params, x, y, is_padding=padding), rtol=1e-6)
+
+    @fast
+    def both(params, x, y):
+        constant = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), constant_work=True, **options)
+        skipping = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), return_info=True, **options)
+        return constant(params, x, y, is_padding=padding), skipping(params, x, y, is_padding=padding)
+
+    constant, (skipping, info) = both(params, x, y)
+    assert_trees_close(skipping, constant, rtol=1e-6)
     norms = np.asarray(info.norms)
     assert norms[:5].all()
     assert not norms[5:].any()
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+@pytest.mark.parametrize("options", MOST_STRATEGIES)
 def test_all_padding_and_empty_batches_give_zeros(options):
+    """A Poisson batch may be empty."""
     params, x, y = make_problem()
     grad_fn = with_info(options)
-    for batch in [(x, y, np.ones(13, bool)), (x[:0], y[:0], None), (x[:0], y[:0], np.ones(0, bool))]:
+    for batch in [
+        (x, y, np.ones(13, bool)),
+        (x[:0], y[:0], None),
+        (x[:0], y[:0], np.ones(0, bool)),
+    ]:
         clipped, info = grad_fn(params, batch[0], batch[1], is_padding=batch[2])
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(clipped))
         assert info.norms.shape == batch[1].shape
 
 
-@pytest.mark.parametrize("options", strategies_with_slow_ones(2, 5))
+@pytest.mark.parametrize("options", strategies_with_slow_ones(5))
 def test_keys_are_folded_by_position_whatever_the_strategy(options):
+    """The key of a row does not depend on how the batch is cut."""
+
     def noisy_loss(w, x, key):
         return jnp.vdot(w, x) * jax.random.uniform(key)
 
@@ -185,25 +228,41 @@ def test_keys_are_folded_by_position_whatever_the_strategy(options):
     def factors(key):
         return jax.vmap(lambda position: jax.random.uniform(jax.random.fold_in(key, position)))(np.arange(7))
 
-    w, x, key = np.ones(3, np.float32), np.abs(normal(0, 7, 3)), jax.random.key(5)
+    w = np.ones(3, np.float32)
+    x = np.abs(normal(0, 7, 3))
+    key = jax.random.key(5)
     grad_fn = by_strategy(noisy_loss, 100.0, key_argnums=2, **options)
     np.testing.assert_allclose(grad_fn(w, x, key), np.asarray(factors(key)) @ x, rtol=1e-5)
 
 
 def test_keyword_and_unbatched_arguments_pass_through():
+    """They come whole to the loss of every example."""
+
     def scaled(w, x, scale, *, power):
         return (jnp.vdot(w, x) * scale["a"]) ** power
 
-    w, x = np.ones(3, np.float32), normal(0, 7, 3)
+    w = np.ones(3, np.float32)
+    x = normal(0, 7, 3)
     grad_fn = gdpjax.clipped_grad(scaled, 1e6)
     total = fast(lambda w, x: grad_fn(w, x, {"a": 2.0}, power=2))(w, x)
-    expected = fast(jax.grad(lambda w: sum(scaled(w, row, {"a": 2.0}, power=2) for row in x)))(w)
+
+    def of_all_rows(w):
+        return sum(scaled(w, row, {"a": 2.0}, power=2) for row in x)
+
+    expected = fast(jax.grad(of_all_rows))(w)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
 def test_several_parameter_arguments_share_one_norm():
-    w, v, x = np.ones(3, np.float32), np.ones(3, np.float32), normal(0, 7, 3) * 4
-    grad_fn = gdpjax.clipped_grad(lambda w, x, v: jnp.vdot(w, x) + jnp.vdot(v, 2 * x), 1.0, argnums=(0, 2))
+    """The rows of both are scaled by the norm of both together."""
+    w = np.ones(3, np.float32)
+    v = np.ones(3, np.float32)
+    x = normal(0, 7, 3) * 4
+
+    def loss(w, x, v):
+        return jnp.vdot(w, x) + jnp.vdot(v, 2 * x)
+
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, argnums=(0, 2))
     gw, gv = fast(grad_fn)(w, x, v)
     scale = 1 / (np.sqrt(5) * np.linalg.norm(x, axis=1, keepdims=True))
     np.testing.assert_allclose(gw, (x * np.minimum(1, scale)).sum(0), rtol=1e-5)
@@ -211,13 +270,16 @@ def test_several_parameter_arguments_share_one_norm():
 
 
 def test_keep_batch_dim():
-    w, x = np.ones(3, np.float32), normal(0, 7, 3)
+    """A loss of batches sees a batch of one."""
+    w = np.ones(3, np.float32)
+    x = normal(0, 7, 3)
     batched = gdpjax.clipped_grad(lambda w, x: jnp.mean(x @ w), 1.0, keep_batch_dim=True)
     single = gdpjax.clipped_grad(lambda w, x: x @ w, 1.0)
     np.testing.assert_allclose(fast(batched)(w, x), fast(single)(w, x), rtol=1e-6)
 
 
 def test_frozen_and_integer_leaves_are_zeros_outside_the_norm():
+    """The rest is clipped as if they were no parameters."""
     params, x, y = make_problem()
     params["steps"] = np.arange(3, dtype=np.int32)
     trainable = {"dense": False, "out": True, "steps": True}
@@ -226,23 +288,30 @@ def test_frozen_and_integer_leaves_are_zeros_outside_the_norm():
     assert not np.any(clipped["dense"]["kernel"])
     assert clipped["steps"].dtype == params["steps"].dtype
     assert not np.any(clipped["steps"])
-    head = gdpjax.clipped_grad(lambda out, x, y: loss({**params, "out": out}, x, y), 0.5, batch_argnums=(1, 2))
+
+    def loss_of_head(out, x, y):
+        return loss({**params, "out": out}, x, y)
+
+    head = gdpjax.clipped_grad(loss_of_head, 0.5, batch_argnums=(1, 2))
     np.testing.assert_allclose(clipped["out"], fast(head)(params["out"], x, y), rtol=3e-6)
 
 
 def test_tied_parameters_are_clipped_once_with_their_true_norm():
+    """The norm is that of both uses together."""
     w = np.ones(3, np.float32)
     tied = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) + jnp.vdot(w, x), 1.0)
-    np.testing.assert_allclose(fast(tied)(w, np.array([[3.0, 0.0, 0.0]], np.float32)), [1.0, 0, 0], rtol=1e-5)
+    row = np.array([[3.0, 0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(fast(tied)(w, row), [1.0, 0, 0], rtol=1e-5)
 
 
 def test_half_precision_parameters_give_float32_sums():
+    """A sum in half precision would lose what the slack is for."""
     params, x, y = make_problem(jnp.bfloat16)
     clipped = jax.eval_shape(gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2)), params, x, y)
     assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
 
 
-@pytest.mark.parametrize("options", [pytest.param(STRATEGIES[0], marks=SLOW), STRATEGIES[2], STRATEGIES[4]], ids=str)
+@pytest.mark.parametrize("options", strategies_with_slow_ones(2))
 def test_data_wider_than_the_parameters_gives_sums_of_the_parameters_type(options):
     """A promotion of the parameters belongs to the loss: their gradient has their type, in chunks too."""
     with jax.enable_x64(True):
@@ -255,6 +324,7 @@ def test_data_wider_than_the_parameters_gives_sums_of_the_parameters_type(option
 
 
 def test_per_example_grad_then_clip_and_sum_is_clipped_grad():
+    """The two steps are the one, with padding."""
     params, x, y = make_problem()
     padding = np.arange(13) == 5
     per_example = gdpjax.per_example_grad(loss, batch_argnums=(1, 2))
@@ -273,13 +343,19 @@ def test_per_example_grad_then_clip_and_sum_is_clipped_grad():
 
 
 def test_sensitivity_under_every_relation():
+    """A replaced example counts twice."""
     grad_fn = gdpjax.clipped_grad(loss, 0.5)
     relation = gdpjax.NeighboringRelation
     assert [grad_fn.sensitivity(r) for r in relation] == [0.5, 1.0, 0.5]
-    assert [gdpjax.clip_and_sum(0.5).sensitivity(r) for r in relation] == [0.5, 1.0, 0.5]
+    assert [gdpjax.clip_and_sum(0.5).sensitivity(r) for r in relation] == [
+        0.5,
+        1.0,
+        0.5,
+    ]
 
 
 def test_changing_the_traced_clip_norm_does_not_recompile():
+    """One trace serves a sweep."""
     params, x, y = make_problem()
     traces = []
 
@@ -305,19 +381,43 @@ def call(loss_fn=loss, clip=1.0, params=None, x=None, y=None, is_padding=None, *
     )
 
 
+def printing_loss(params, x, y):
+    jax.debug.print("{}", y)
+    return loss(params, x, y)
+
+
+def calling_loss(params, x, y):
+    return loss(params, x, y) + jax.experimental.io_callback(np.float32, y, y)
+
+
 REFUSALS = {
-    "print": (dict(loss_fn=lambda p, x, y: (jax.debug.print("{}", y), loss(p, x, y))[1]), "side effects"),
+    "print": (
+        dict(loss_fn=printing_loss),
+        "side effects",
+    ),
     "callback": (
-        dict(loss_fn=lambda p, x, y: loss(p, x, y) + jax.experimental.io_callback(np.float32, y, y)),
+        dict(loss_fn=calling_loss),
         "side eff",
     ),
-    "batch axis": (dict(loss_fn=lambda p, x, y: loss(p, x - jax.lax.pmean(x, "batch"), y)), "names an axis across"),
-    "vector loss": (dict(loss_fn=lambda p, x, y: x), "must return a scalar for ONE example"),
+    "batch axis": (
+        dict(loss_fn=lambda p, x, y: loss(p, x - jax.lax.pmean(x, "batch"), y)),
+        "names an axis across",
+    ),
+    "vector loss": (
+        dict(loss_fn=lambda p, x, y: x),
+        "must return a scalar for ONE example",
+    ),
     "integer loss": (dict(loss_fn=lambda p, x, y: jnp.int32(1)), "real floating-point"),
-    "hidden aux": (dict(loss_fn=lambda p, x, y: (loss(p, x, y), x)), "has_aux=True and return_info=True"),
+    "hidden aux": (
+        dict(loss_fn=lambda p, x, y: (loss(p, x, y), x)),
+        "has_aux=True and return_info=True",
+    ),
     "aux without info": (dict(has_aux=True), "return_info=True"),
     "aux missing": (dict(has_aux=True, return_info=True), r"must return \(loss, aux\)"),
-    "zero clip": (dict(clip=0.0), "l2_clip_norm must be a number > 0, from 1e-30 to 1e30, got 0"),
+    "zero clip": (
+        dict(clip=0.0),
+        "l2_clip_norm must be a number > 0, from 1e-30 to 1e30, got 0",
+    ),
     "negative clip": (dict(clip=-1.0), "got -1"),
     "NaN clip": (dict(clip=float("nan")), "got nan"),
     "infinite clip": (dict(clip=float("inf")), "got inf"),
@@ -325,34 +425,59 @@ REFUSALS = {
     "tiny clip": (dict(clip=1e-38), "from 1e-30 to 1e30"),
     "boolean clip": (dict(clip=True), "got True"),
     "half precision clip": (dict(clip=jnp.bfloat16(1.0)), "float32 or wider"),
-    "key parameter": (dict(params={"w": jnp.ones(2), "k": jax.random.key(0)}), r"\['k'\] is a PRNG key"),
+    "key parameter": (
+        dict(params={"w": jnp.ones(2), "k": jax.random.key(0)}),
+        r"\['k'\] is a PRNG key",
+    ),
     "string clip": (dict(clip="1"), "clip norm or a rule"),
     "no clip": (dict(clip=None), "clip norm or a rule"),
-    "float8 parameters": (dict(params={"w": jnp.ones(2, jnp.float8_e4m3fn)}), "16 bits or more"),
-    "integer parameters": (dict(params={"w": jnp.arange(3)}), "no trainable floating-point leaf"),
+    "float8 parameters": (
+        dict(params={"w": jnp.ones(2, jnp.float8_e4m3fn)}),
+        "16 bits or more",
+    ),
+    "integer parameters": (
+        dict(params={"w": jnp.arange(3)}),
+        "no trainable floating-point leaf",
+    ),
     "all frozen": (dict(trainable=False), "no trainable floating-point leaf"),
     "no parameters": (dict(params={}), "no trainable floating-point leaf"),
-    "non-array parameter": (dict(params={"w": jnp.ones(2), "f": object()}), r"\['f'\] is not an array"),
+    "non-array parameter": (
+        dict(params={"w": jnp.ones(2), "f": object()}),
+        r"\['f'\] is not an array",
+    ),
     "complex parameter": (dict(params={"w": jnp.ones(2, complex)}), "complex"),
     "unequal batches": (dict(x=jnp.ones((3, 4))), "leading axes of equal length"),
     "batch without axis": (dict(y=1.0), "no axis"),
-    "padding shape": (dict(is_padding=jnp.zeros(3, bool)), r"is_padding must be bool\[4\]"),
+    "padding shape": (
+        dict(is_padding=jnp.zeros(3, bool)),
+        r"is_padding must be bool\[4\]",
+    ),
     "padding dtype": (dict(is_padding=jnp.zeros(4)), r"is_padding must be bool\[4\]"),
     "trainable structure": (dict(trainable={"no": True}), "trainable must be"),
     "trainable values": (dict(trainable=jnp.ones(())), "Python bools"),
     "unknown strategy": (dict(strategy="fast"), "strategy must be one of"),
-    "work that is no flag": (dict(constant_work=1), "constant_work must be True or False"),
+    "work that is no flag": (
+        dict(constant_work=1),
+        "constant_work must be True or False",
+    ),
     "chunk zero": (dict(microbatch_size=0), "microbatch_size"),
-    "largest batch": (dict(max_batch_size=1.5), "max_batch_size must be a whole number"),
+    "largest batch": (
+        dict(max_batch_size=1.5),
+        "max_batch_size must be a whole number",
+    ),
     "chunk with vmap": (dict(microbatch_size=2, strategy="vmap"), "whole batch"),
     "overlapping roles": (dict(batch_argnums=(0, 1)), "distinct"),
-    "legacy key": (dict(key_argnums=2, batch_argnums=1, y=np.zeros(2, np.uint32)), "typed PRNG key"),
+    "legacy key": (
+        dict(key_argnums=2, batch_argnums=1, y=np.zeros(2, np.uint32)),
+        "typed PRNG key",
+    ),
     "not a function": (dict(loss_fn=3), "must be a function"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_bad_input_is_refused_with_advice(case):
+    """The message says what was expected."""
     options, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         call(**options)
@@ -360,7 +485,10 @@ def test_bad_input_is_refused_with_advice(case):
 
 def test_a_loss_that_gets_too_much_says_what_it_gets():
     """The labels are said to be shared, so they come whole; JAX's own message says nothing of that."""
-    indexed = lambda p, x, y: (x @ p)[jnp.newaxis].at[y].get().reshape(())  # noqa: E731
+
+    def indexed(p, x, y):
+        return (x @ p)[jnp.newaxis].at[y].get().reshape(())
+
     grad_fn = gdpjax.clipped_grad(indexed, 1.0, shared_argnums=2)
     with pytest.raises(TypeError) as caught:
         grad_fn(jnp.zeros((5, 3)), jnp.ones((4, 5)), jnp.arange(4))
@@ -368,16 +496,18 @@ def test_a_loss_that_gets_too_much_says_what_it_gets():
 
 
 def test_missing_arguments():
+    """The message says how many there should be."""
     with pytest.raises(ValueError, match="at least 3 positional"):
         gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))(make_problem()[0])
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+@pytest.mark.parametrize("options", MOST_STRATEGIES)
 def test_no_row_moves_the_gradient_of_another(options):
     """Trap 22, in the sum itself: the norms of all others stay the same to the bit, and so does what they add."""
     params, x, y = make_problem()
     grad_fn = with_info(options)
-    others, padding = np.arange(13) != 3, np.arange(13) == 3
+    others = np.arange(13) != 3
+    padding = np.arange(13) == 3
     x_moved = np.where(padding[:, None], x + 1, x)
     norms, moved = (np.asarray(grad_fn(params, rows, y)[1].norms) for rows in (x, x_moved))
     assert moved[3] != norms[3]
@@ -392,7 +522,9 @@ def test_rows_do_not_influence_each_other():
     params, x, y = make_problem()
     each = fast(gdpjax.per_example_grad(loss, batch_argnums=(1, 2)))
     unchanged = np.arange(13) != 3
-    before, after = (np.asarray(each(params, rows, y)["out"]) for rows in (x, np.where(unchanged[:, None], x, x + 1)))
+    x_moved = np.where(unchanged[:, None], x, x + 1)
+    before = np.asarray(each(params, x, y)["out"])
+    after = np.asarray(each(params, x_moved, y)["out"])
     assert (after[3] != before[3]).any()
     np.testing.assert_array_equal(after[unchanged], before[unchanged])
 
@@ -412,7 +544,7 @@ def test_sums_of_small_parameters_are_one_array_within_the_loop() -> None:
     assert scan.num_carry == 2  # the sum and its error
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(2, marks=SLOW), 3])
 def test_few_rows_with_padding(batch_size):
     """An example that takes more memory than the sums, in a batch that has fewer rows than chunks are wished for."""
 

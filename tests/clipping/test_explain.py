@@ -13,8 +13,12 @@ from tests.clipping.patterns_shared import METHODS
 def methods(name, **options):
     loss, params, rows = make(name, jnp.float32)
     found = gdpjax.clipping.explain(
-        loss, params, rows if len(rows) > 1 else rows[0], batch_argnums=tuple(range(1, 1 + len(rows))), **options
-    )  # fmt: skip
+        loss,
+        params,
+        rows if len(rows) > 1 else rows[0],
+        batch_argnums=tuple(range(1, 1 + len(rows))),
+        **options,
+    )
     return {plan.name.strip("[']"): (plan.method, plan.why) for plan in found.leaves}, found
 
 
@@ -24,23 +28,37 @@ EXPECTED = {
     "embedding": {"e": "table rows", "w": "outer product"},
     "embedding_of_one": {"user": "table rows", "item": "table rows"},
     "concatenated_kernels": {"i": "outer product", "f": "outer product", "b": "formed"},
-    "merged_lora_transposed": {"a": "outer product", "b": "outer product", "w": "outer product"},
+    "merged_lora_transposed": {
+        "a": "outer product",
+        "b": "outer product",
+        "w": "outer product",
+    },
     "layers_by_scan": {"w": "outer product", "b": "formed", "head": "outer product"},
     "batched_product": {"w": "outer product"},
     "nested_jit": {"a": "outer product", "c": "formed"},
     "remat": {"a": "outer product", "c": "outer product"},
     "branch_on_data": {"a": "formed", "c": "outer product"},
-    "branch_on_parameters": {"a": "formed", "c": "outer product", "d": "outer product", "s": "formed"},
+    "branch_on_parameters": {
+        "a": "formed",
+        "c": "outer product",
+        "d": "outer product",
+        "s": "formed",
+    },
     "custom_vjp_layer": {"a": "outer product", "c": "outer product"},
     "custom_jvp_layer": {"a": "outer product", "c": "outer product"},
     "scalars_and_vectors": {
-        "s": "formed", "v": "formed", "unused": "formed", "steps": "not trained", "empty": "not trained",
+        "s": "formed",
+        "v": "formed",
+        "unused": "formed",
+        "steps": "not trained",
+        "empty": "not trained",
     },
-} | METHODS  # fmt: skip
+} | METHODS
 
 
 @pytest.mark.parametrize("name", with_slow_ones(EXPECTED))
 def test_what_is_kept_in_factors(name):
+    """The method of every leaf, as it is said beside the pattern."""
     found, _ = methods(name, strategy="ghost")
     assert {leaf: method for leaf, (method, _) in found.items()} == EXPECTED[name]
 
@@ -57,6 +75,7 @@ REASONS = {
 
 @pytest.mark.parametrize("name", REASONS)
 def test_a_fallback_is_named(name):
+    """The primitive for which a gradient is formed is in the reason."""
     leaf, why = REASONS[name]
     method, reason = methods(name)[0][leaf]
     assert method == "formed"
@@ -70,7 +89,11 @@ def zeros(*shape):
 
 
 def test_the_table_names_large_formed_gradients():
-    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]))  # noqa: E731
+    """A formed gradient of a million numbers is worth a line."""
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ p["w"]))
+
     params = {"w": zeros(1000, 1000)}
     found = gdpjax.clipping.explain(loss, params, zeros(8, 3, 1000))
     assert "a sum of 3 outer products" in str(found)
@@ -79,7 +102,11 @@ def test_the_table_names_large_formed_gradients():
 
 
 def test_chunks_follow_the_size_of_a_row():
-    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]))  # noqa: E731
+    """Fewer rows at a time if each takes more memory."""
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ p["w"]))
+
     small = gdpjax.clipping.explain(loss, {"w": zeros(10, 10)}, zeros(256, 10))
     large = gdpjax.clipping.explain(loss, {"w": zeros(10, 10)}, zeros(256, 100_000, 10))
     assert small.chunk == 256
@@ -88,10 +115,17 @@ def test_chunks_follow_the_size_of_a_row():
 
 
 def test_totals_and_padding():
-    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]) + p["b"])  # noqa: E731
+    """The bytes of a row, of all rows at a time, and the operations."""
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ p["w"]) + p["b"])
+
     params = {"b": zeros(256), "w": zeros(512, 256)}
     whole = gdpjax.explain(loss, params, zeros(1024, 512))
-    assert [(leaf.num_bytes, leaf.formed_bytes) for leaf in whole.leaves] == [(1024, 1024), (3072, 2**19)]
+    assert [(leaf.num_bytes, leaf.formed_bytes) for leaf in whole.leaves] == [
+        (1024, 1024),
+        (3072, 2**19),
+    ]
     lines = str(whole).splitlines()
     assert lines[-3].split() == ["all", "4", "KiB", "513", "KiB"]
     assert lines[-2] == "1024 of 1024 rows at a time, whose gradients take 4 MiB"
@@ -116,7 +150,14 @@ def layers(params, x):
     return jnp.sum(jnp.tanh(x @ params["head"]))
 
 
-@pytest.mark.parametrize("rows", [{}, {"microbatch_size": 3}, {"is_padding": np.zeros(8, bool), "microbatch_size": 2}])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {},
+        {"microbatch_size": 3},
+        {"is_padding": np.zeros(8, bool), "microbatch_size": 2},
+    ],
+)
 def test_operations_by_hand(rows):
     """By hand: 5 layers of 20 x 20 at 7 positions, with the products for inputs and for weights; a head of
     20 x 3."""
@@ -137,7 +178,8 @@ def test_operations_of_convolutions():
 
     def loss(kernel, image):
         dims = ("NHWC", "HWIO", "NHWC")
-        return jnp.sum(jnp.tanh(jax.lax.conv_general_dilated(image[None], kernel, (1, 1), "VALID", None, None, dims)))
+        y = jax.lax.conv_general_dilated(image[None], kernel, (1, 1), "VALID", dimension_numbers=dims)
+        return jnp.sum(jnp.tanh(y))
 
     found = gdpjax.explain(loss, zeros(3, 3, 2, 4), zeros(5, 8, 8, 2))
     assert found.ordinary_flops == 5 * 2 * (2 * 6 * 6 * 4 * 9 * 2)
@@ -145,8 +187,12 @@ def test_operations_of_convolutions():
 
 
 def test_a_loop_of_unknown_length_has_no_count():
+    """And the text does not speak of operations."""
+
     def loss(weights, x):
-        return jnp.sum(jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c @ jnp.ones((4, 4)), x) * weights)
+        ones = jnp.ones((4, 4))
+        x = jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c @ ones, x)
+        return jnp.sum(x * weights)
 
     found = gdpjax.explain(loss, zeros(4), zeros(5, 4))
     assert found.flops is None
@@ -155,12 +201,16 @@ def test_a_loop_of_unknown_length_has_no_count():
 
 def test_a_number_that_is_looked_up():
     """A parameter without axes has no first axis to count equal rows along."""
-    loss = lambda p, x: jnp.sum(p[None][jnp.zeros(2, int) + x.astype(int)])  # noqa: E731
+
+    def loss(p, x):
+        return jnp.sum(p[None][jnp.zeros(2, int) + x.astype(int)])
+
     (leaf,) = gdpjax.explain(loss, jnp.zeros(()), jnp.zeros((4, 2))).leaves
     assert leaf.shape == ()
 
 
 def test_refusals_are_those_of_clipped_grad():
+    """The same checks come first."""
     with pytest.raises(ValueError, match="scalar for ONE example"):
         gdpjax.clipping.explain(lambda p, x: x, jnp.zeros(2), jnp.zeros((3, 2)))
     with pytest.raises(ValueError, match="strategy must be one of"):

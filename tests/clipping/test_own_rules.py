@@ -82,6 +82,7 @@ def by_definition(bound, rows):
 
 
 def test_a_rule_is_its_definition_in_both_clips():
+    """In `clipped_grad` and in `clip_and_sum`, with the sensitivity that it states."""
     rows = rows_of_all_sizes()
     expected = by_definition(0.5, rows)
     np.testing.assert_allclose(total_of(Smooth(0.5), rows), expected, rtol=1e-5, atol=1e-6)
@@ -99,14 +100,19 @@ def test_no_row_beats_the_bound():
     grad_fn = gdpjax.clipped_grad(loss, Smooth(0.5))
     run = fast(lambda rows, is_padding: grad_fn(PARAMS, rows, is_padding=is_padding))
     for scale in [0.0, 1e-38, 1e-20, 1e-3, 0.3, 1.0, 1e5, 1e30, 3e38, np.inf, np.nan]:
-        for direction in [np.ones(5), -others.sum(axis=0) / np.abs(others.sum(axis=0)).max()]:
+        for direction in [
+            np.ones(5),
+            -others.sum(axis=0) / np.abs(others.sum(axis=0)).max(),
+        ]:
             rows = np.concatenate([others, (scale * direction)[None]]).astype(np.float32)
             without, added = (flat(run(rows, np.arange(7) >= count)) for count in (6, 7))
             assert np.linalg.norm(added - without) <= 0.5, scale
 
 
 def test_a_sweep_over_a_traced_clip_norm_compiles_once():
-    rows, traces = rows_of_all_sizes(), []
+    """A clip norm that is invalid makes its sum NaN."""
+    rows = rows_of_all_sizes()
+    traces = []
 
     @fast
     @jax.vmap
@@ -125,11 +131,17 @@ def test_a_sweep_over_a_traced_clip_norm_compiles_once():
 
 def plan_with(rule):
     return gdpjax.make_plan(
-        clip=rule, max_examples=1000, expected_batch_size=50, num_steps=10, delta=1e-5, noise_multiplier=1.0
+        clip=rule,
+        max_examples=1000,
+        expected_batch_size=50,
+        num_steps=10,
+        delta=1e-5,
+        noise_multiplier=1.0,
     )
 
 
 def test_a_plan_is_saved_and_loaded_with_it():
+    """Its fields are in the JSON, and its name in the statement."""
     plan = plan_with(Smooth(0.5))
     text = plan.to_json()
     assert json.loads(text)["clip"] == {"rule": "Smooth", "l2_clip_norm": 0.5}
@@ -137,7 +149,10 @@ def test_a_plan_is_saved_and_loaded_with_it():
     assert isinstance(again.clip, Smooth)
     assert again.to_json() == text
     assert "gradients scaled by the rule Smooth, to l2 norm at most 0.5, with" in plan.statement()
-    with pytest.raises(ValueError, match=r"must be one of .*Flat.*Smooth.*, got 'Other'; import the module that defi"):
+    with pytest.raises(
+        ValueError,
+        match=r"must be one of .*Flat.*Smooth.*, got 'Other'; import the module that defi",
+    ):
         gdpjax.Plan.from_json(text.replace("Smooth", "Other"))
     with pytest.raises(ValueError, match="fields of the clipping rule Smooth do not fit"):
         gdpjax.Plan.from_json(text.replace("l2_clip_norm", "l2"))
@@ -150,7 +165,11 @@ def test_the_five_rules_are_saved_as_ever(monkeypatch):
     saved = [
         {"rule": "Flat", "l2_clip_norm": 1.5},
         {"rule": "PerLeaf", "l2_clip_norm": 1.5},
-        {"rule": "PerGroup", "groups_of": {"a": "x", "b": "y"}, "l2_clip_norms": {"x": 1.0, "y": 2.0}},
+        {
+            "rule": "PerGroup",
+            "groups_of": {"a": "x", "b": "y"},
+            "l2_clip_norms": {"x": 1.0, "y": 2.0},
+        },
         {"rule": "Normalize", "l2_clip_norm": 1.5},
         {"rule": "AutoS", "l2_clip_norm": 1.5, "gamma": 0.25},
     ]
@@ -163,6 +182,7 @@ def test_the_five_rules_are_saved_as_ever(monkeypatch):
 
 @pytest.mark.parametrize("factor", [1.001, pytest.param(1e30, marks=pytest.mark.slow), -7.0, np.inf])
 def test_a_coefficient_that_is_too_large_is_limited(factor):
+    """A rule that lies about its bound is held to it."""
     row = np.array([[3.0, 0.0, 0.0, 4.0, 0.0]], np.float32)
     rule = Lying(0.5, factor=factor)
     for rows in [row, 1e-30 * row, 1e37 * row, 0 * row]:
@@ -170,17 +190,22 @@ def test_a_coefficient_that_is_too_large_is_limited(factor):
 
 
 def test_a_coefficient_of_one_row_does_not_depend_on_the_others():
+    """A coefficient sees the norm of one row alone."""
+
     class OfTheBatch(Smooth):
         def coefficient(self, norm, unit, bound):
             assert norm.shape == unit.shape == ()
             return bound / jnp.max(norm)
 
-    rows, rule = rows_of_all_sizes(2), OfTheBatch(0.5)
+    rows = rows_of_all_sizes(2)
+    rule = OfTheBatch(0.5)
     alone = [total_of(rule, row[None]) for row in rows]
     np.testing.assert_allclose(total_of(rule, rows), sum(alone), rtol=1e-5)
 
 
 def test_nan_for_some_rows_drops_them_and_a_wrong_number_is_seen():
+    """A rule that is NaN for every row makes the sum NaN."""
+
     class Picky(Smooth):
         def coefficient(self, norm, unit, bound):
             return jnp.where(norm * unit > 100, jnp.nan, super().coefficient(norm, unit, bound))
@@ -203,18 +228,24 @@ def lying_groups(of_leaf, bounds):
 @pytest.mark.parametrize(
     ("of_leaf", "bounds", "message"),
     [
-        ((0, 1), (1.0, 0.1), "have bounds of 0.502494 together.*above its l2_norm_bound of 0.5"),
+        (
+            (0, 1),
+            (1.0, 0.1),
+            "have bounds of 0.502494 together.*above its l2_norm_bound of 0.5",
+        ),
         ((0,), (1.0,), "each of the 2 parameters"),
         ((0, 1), (1.0,), "each of the 2 parameters the number of one of its 1 bounds"),
         ((0, -1), (1.0,), "each of the 2 parameters"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused(of_leaf, bounds, message):
+    """Their bounds together are to be within that of the rule, and every leaf has one."""
     with pytest.raises(ValueError, match=message):
         total_of(lying_groups(of_leaf, bounds)(0.5), rows_of_all_sizes(2))
 
 
 def test_groups_with_traced_bounds_that_do_not_fit_give_nan():
+    """What cannot be refused while it is traced shows in the sum."""
     run = fast(
         lambda clip_norm, second: gdpjax.clipped_grad(loss, lying_groups((0, 1), (0.6, second))(clip_norm))(
             PARAMS, rows_of_all_sizes(2)
@@ -225,10 +256,21 @@ def test_groups_with_traced_bounds_that_do_not_fit_give_nan():
 
 
 def test_bad_rules_are_refused():
-    with pytest.raises(ValueError, match="l2_norm_bound of the clipping rule Smooth must be a finite number > 0"):
+    """Before anything is compiled."""
+    with pytest.raises(
+        ValueError,
+        match="l2_norm_bound of the clipping rule Smooth must be a finite number > 0",
+    ):
         gdpjax.clipped_grad(loss, Smooth(-1.0))
-    with pytest.raises(ValueError, match=r"coefficient of the clipping rule Lying must be one number .* shape"):
-        jax.eval_shape(gdpjax.clipped_grad(loss, Lying(0.5, factor=np.ones(2))), PARAMS, rows_of_all_sizes(2))
+    with pytest.raises(
+        ValueError,
+        match=r"coefficient of the clipping rule Lying must be one number .* shape",
+    ):
+        jax.eval_shape(
+            gdpjax.clipped_grad(loss, Lying(0.5, factor=np.ones(2))),
+            PARAMS,
+            rows_of_all_sizes(2),
+        )
     with pytest.raises(ValueError, match="saved under the name 'Flat' already"):
         type("Flat", (Smooth,), {})
     with pytest.raises(ValueError, match="traced clip norm has no JSON form"):
@@ -262,6 +304,7 @@ class Calling(Smooth):
 
 @pytest.mark.parametrize("rule", [Peeking(1.0), Calling(1.0)], ids=lambda rule: rule.rule_name)
 def test_a_coefficient_that_could_see_other_rows_is_refused(rule):
+    """By a batching rule of its own, or by calling Python."""
     with pytest.raises(ValueError, match="the coefficient of the clipping rule"):
         jax.eval_shape(gdpjax.clipped_grad(loss, rule), PARAMS, jnp.ones((3, 5)))
 

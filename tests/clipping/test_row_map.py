@@ -102,6 +102,7 @@ DTYPES_LOSSES_STRATEGIES = [
 
 @pytest.mark.parametrize(("dtype", "name", "strategy"), DTYPES_LOSSES_STRATEGIES)
 def test_a_row_that_overflows_is_dropped_alone(name, strategy, dtype):
+    """As an example and as padding, it changes nothing of what the other rows add."""
     loss, shape = LOSSES[name]
     rng = np.random.default_rng(0)
     with jax.enable_x64(dtype == np.float64):
@@ -124,6 +125,7 @@ def test_a_row_that_overflows_is_dropped_alone(name, strategy, dtype):
 
 
 def test_a_row_that_overflows_in_the_gradient_is_dropped_alone():
+    """Where the row itself is finite."""
     rng = np.random.default_rng(0)
     kernel = rng.normal(size=(3, 3, 1, 8)).astype(np.float32)
     rows = rng.normal(size=(6, 8, 8, 4)).astype(np.float32)
@@ -144,6 +146,7 @@ def test_a_row_that_overflows_in_the_gradient_is_dropped_alone():
     ],
 )
 def test_isolated_convolutions_agree_with_those_of_jax(groups, batch_groups, stride, dilations, padding):
+    """Groups, strides, dilations and padding are those of the equation."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 9, 8, 12)).astype(np.float32)
     kernel = rng.normal(size=(3, 2, 12 // groups, 12)).astype(np.float32)
@@ -168,6 +171,8 @@ def test_isolated_convolutions_agree_with_those_of_jax(groups, batch_groups, str
 
 
 def test_what_cannot_be_kept_apart_is_refused():
+    """With what to do about it."""
+
     def loss(w, x):
         def matvec(v):
             return v + jnp.sum(convolve(x[None], jnp.broadcast_to(v, (1, 1, 4, 4))))
@@ -175,5 +180,8 @@ def test_what_cannot_be_kept_apart_is_refused():
         return w * lax.custom_linear_solve(matvec, lax.stop_gradient(x[0, 0, 0]), lambda _, b: b)
 
     rows = np.ones((2, 3, 3, 4), np.float32)
-    with pytest.raises(ValueError, match=r"inside custom_linear_solve, .* take the convolution out of it"):
+    with pytest.raises(
+        ValueError,
+        match=r"inside custom_linear_solve, .* take the convolution out of it",
+    ):
         gdpjax.clipped_grad(loss, 1.0, strategy="vmap")(jnp.ones(()), rows)

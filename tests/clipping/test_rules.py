@@ -24,6 +24,7 @@ RULES = {
 }
 
 
+SLOW = pytest.mark.slow
 ROWS = 9
 """Nearly all tests have batches of this size, so that they share the compiled programs of `summed`."""
 
@@ -31,7 +32,11 @@ ROWS = 9
 def rows(seed, count=ROWS, scale=1.0):
     rng = np.random.default_rng(seed)
     size = 10.0 ** rng.uniform(-2, 2, count) * scale
-    return {name: (rng.normal(size=(count, *shape)).T * size).T.astype(np.float32) for name, shape in SHAPES.items()}
+    batch = {}
+    for name, shape in SHAPES.items():
+        directions = rng.normal(size=(count, *shape))
+        batch[name] = np.float32((directions.T * size).T)
+    return batch
 
 
 def constant_rows(value, count=1):
@@ -64,7 +69,11 @@ def factors(rule, norms):
             return dict.fromkeys(norms, np.minimum(1, lowered * c / total))
         case PerGroup():
             first = np.minimum(1, lowered * 0.3 / np.sqrt(norms["a"] ** 2 + norms["b"] ** 2))
-            return {"a": first, "b": first, "c": np.minimum(1, lowered * 0.4 / norms["c"])}
+            return {
+                "a": first,
+                "b": first,
+                "c": np.minimum(1, lowered * 0.4 / norms["c"]),
+            }
         case Normalize(l2_clip_norm=c):
             return dict.fromkeys(norms, lowered * c / total)
         case AutoS(l2_clip_norm=c, gamma=gamma):
@@ -73,7 +82,9 @@ def factors(rule, norms):
 
 def by_definition(rule, batch):
     """The sum of the clipped rows, in NumPy."""
-    norms = {name: np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1) for name, leaf in batch.items()}
+    norms = {}
+    for name, leaf in batch.items():
+        norms[name] = np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1)
     return {name: np.tensordot(factor, batch[name], 1) for name, factor in factors(rule, norms).items()}
 
 
@@ -114,11 +125,21 @@ def distance(one, other):
     return np.sqrt(sum(np.sum((one[name] - other[name]) ** 2) for name in SHAPES))
 
 
-@pytest.mark.parametrize("strategy", ["auto", "vmap", pytest.param("ghost", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", RULES)
+RULES_AND_STRATEGIES = [
+    *[(name, "auto") for name in RULES],
+    ("per group", "vmap"),
+    ("auto-s", "vmap"),
+    *[pytest.param(name, "vmap", marks=SLOW) for name in ("flat", "per leaf", "normalize")],
+    *[pytest.param(name, "ghost", marks=SLOW) for name in RULES],
+]
+
+
+@pytest.mark.parametrize(("name", "strategy"), RULES_AND_STRATEGIES)
 def test_a_rule_is_its_definition(name, strategy):
+    """The sum of a batch is that of its scaled rows, in NumPy."""
     batch = rows(1)
-    found, expected = summed(name, strategy=strategy)(batch), by_definition(RULES[name], batch)
+    found = summed(name, strategy=strategy)(batch)
+    expected = by_definition(RULES[name], batch)
     for leaf in SHAPES:
         np.testing.assert_allclose(found[leaf], expected[leaf], rtol=1e-5, atol=1e-6)
 
@@ -135,14 +156,27 @@ MORE_IN_HALF_PRECISION = [
     [
         *[(name, jnp.float32) for name in RULES],
         *HALF_PRECISION,
-        *[pytest.param(*case, marks=pytest.mark.slow) for case in MORE_IN_HALF_PRECISION],
+        *[pytest.param(*case, marks=SLOW) for case in MORE_IN_HALF_PRECISION],
     ],
 )
 def test_no_row_beats_the_sensitivity(name, dtype):
     """Rows over the whole range of the dtype, aligned with and against what is there already."""
     bound = gdpjax.clipped_grad(dot_loss, RULES[name]).sensitivity(ADD)
-    run, base, largest = summed(name, dtype), rows(2, ROWS - 1), float(jnp.finfo(dtype).max)
-    for scale in [0.0, 1e-30, 1e-6, 0.1, 1.0, 1e3, largest / 8, largest, np.inf, np.nan]:
+    run = summed(name, dtype)
+    base = rows(2, ROWS - 1)
+    largest = float(jnp.finfo(dtype).max)
+    for scale in [
+        0.0,
+        1e-30,
+        1e-6,
+        0.1,
+        1.0,
+        1e3,
+        largest / 8,
+        largest,
+        np.inf,
+        np.nan,
+    ]:
         for value in [scale, -scale]:
             batch = and_one_more(base, value)
             change = distance(run(batch), run(batch, LAST_IS_PADDING))
@@ -150,6 +184,7 @@ def test_no_row_beats_the_sensitivity(name, dtype):
 
 
 def test_the_stated_bounds():
+    """Every rule states its whole bound under every relation."""
     relation = gdpjax.NeighboringRelation
     for name, rule in RULES.items():
         assert [float(gdpjax.clipped_grad(dot_loss, rule).sensitivity(r)) for r in relation] == [0.5, 1.0, 0.5], name
@@ -159,9 +194,12 @@ def test_the_stated_bounds():
 @pytest.mark.parametrize("name", RULES)
 def test_neighbours_of_every_relation_reach_the_sensitivity_and_no_more(name):
     """Trap 5: a row that comes or goes, one that takes the place of any other, one that turns into a null one."""
-    relation, rule = gdpjax.NeighboringRelation, RULES[name]
+    relation = gdpjax.NeighboringRelation
+    rule = RULES[name]
     grad_fn = gdpjax.clipped_grad(dot_loss, rule)
-    run, base, sums = summed(name), rows(2, ROWS - 1), {}
+    run = summed(name)
+    base = rows(2, ROWS - 1)
+    sums = {}
     for key, value in {"up": 1e4, "down": -1e4, "small": 1e-3}.items():
         batch = and_one_more(base, value)
         sums[key], sums["none"] = run(batch), run(batch, LAST_IS_PADDING)
@@ -176,6 +214,7 @@ def test_neighbours_of_every_relation_reach_the_sensitivity_and_no_more(name):
 
 
 def test_per_leaf_clips_each_trained_leaf():
+    """The bound is shared by the leaves that are trained."""
     grad_fn = gdpjax.clipped_grad(dot_loss, PerLeaf(1.0), trainable={"a": True, "b": False, "c": True})
     found = fast(grad_fn)(zeros(), rows(3, count=1, scale=100))
     norms = [float(np.linalg.norm(found[k])) for k in SHAPES]
@@ -183,6 +222,7 @@ def test_per_leaf_clips_each_trained_leaf():
 
 
 def test_normalising_a_zero_gradient_gives_zero():
+    """And not NaN."""
     batch = constant_rows(0.0, ROWS)
     without_gamma = fast(lambda batch: clipped(AutoS(1.0, gamma=0.0), batch))
     for run in [summed("normalize"), summed("auto-s"), without_gamma]:
@@ -199,26 +239,36 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_traced_rules_give_the_same_and_nan_when_wrong(name):
-    make, batch, traces = MAKERS[name], rows(4), []
+def test_traced_rules_give_the_same_and_nan_when_wrong():
+    """Each rule of a traced bound, all in one program that is compiled once."""
+    batch = rows(4)
+    traces = []
 
     @fast
-    def by(c):
+    def by_every_rule(c):
         traces.append(1)
-        return clipped(make(c), batch)["b"]
+        return {name: clipped(make(c), batch)["b"] for name, make in MAKERS.items()}
 
     for c in [0.1, 3.0]:
-        # Bounds of several groups are lowered by what their rounding may be, and traced ones by 2^-19.
-        expected = by_definition(make(c), batch)["b"]
-        np.testing.assert_allclose(by(c), expected, rtol=5e-6)
-    assert np.isnan(by(-1.0)).all()
-    assert np.isnan(by(np.nan)).all()
+        found = by_every_rule(c)
+        for name, make in MAKERS.items():
+            # Bounds of several groups are lowered by what their rounding may be, and traced ones by 2^-19.
+            expected = by_definition(make(c), batch)["b"]
+            np.testing.assert_allclose(found[name], expected, rtol=5e-6, err_msg=name)
+    for wrong in [-1.0, np.nan]:
+        for name, found in by_every_rule(wrong).items():
+            assert np.isnan(found).all(), name
     assert len(traces) == 1
 
 
 def test_sensitivity_of_traced_bounds():
-    by = jax.jit(lambda c: gdpjax.clipped_grad(dot_loss, PerGroup("x", {"x": c, "y": 2 * c})).sensitivity(ADD))
+    """The root of the sum of squares, without overflow; NaN where a bound is invalid."""
+
+    @jax.jit
+    def by(c):
+        rule = PerGroup("x", {"x": c, "y": 2 * c})
+        return gdpjax.clipped_grad(dot_loss, rule).sensitivity(ADD)
+
     for c in [1e-25, 1.0, 1e25]:
         np.testing.assert_allclose(by(c), c * np.sqrt(5), rtol=1e-6)
     for make in (Flat, PerLeaf, Normalize):
@@ -228,6 +278,7 @@ def test_sensitivity_of_traced_bounds():
 
 
 def test_rules_are_equal_if_they_are_saved_as_the_same():
+    """Traced rules are equal only to themselves."""
     assert Flat(1.0) == Flat(np.float32(1.0))
     assert hash(Flat(1.0)) == hash(Flat(np.float32(1.0)))
     assert Flat(1.0) != Flat(2.0)
@@ -244,11 +295,13 @@ def test_rules_are_equal_if_they_are_saved_as_the_same():
 
 
 def test_a_group_without_parameters_is_refused():
+    """Its bound would be spent on nothing."""
     with pytest.raises(ValueError, match=r"l2_clip_norms has \['typo'\]"):
         PerGroup("x", {"x": 1.0, "typo": 2.0}).groups({"b": True})
 
 
 def test_rules_under_vmap_share_the_gradients():
+    """A sweep over bounds gives what each bound gives."""
     batch = rows(5)
     each = fast(jax.vmap(lambda c: clipped(PerLeaf(c), batch)["a"]))(np.array([0.1, 1.0], np.float32))
     for row, c in zip(each, [0.1, 1.0], strict=True):
@@ -265,9 +318,13 @@ def test_rules_under_vmap_share_the_gradients():
         (lambda: PerGroup({"a": "x"}, {}), "must map group names"),
         (lambda: PerGroup({"a": "x"}, {"y": 1.0}), "group 'x' has no bound"),
         (lambda: PerGroup({"a": "x"}, {"x": 0.0}), r"l2_clip_norms\['x'\] must be"),
-        (lambda: clipped(PerGroup({"a": "x"}, {"x": 1.0}), rows(1)), "prefix of the parameters"),
+        (
+            lambda: clipped(PerGroup({"a": "x"}, {"x": 1.0}), rows(1)),
+            "prefix of the parameters",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_rules_are_refused(make, message):
+    """Bounds out of range and groups that do not fit."""
     with pytest.raises(ValueError, match=message):
         make()

@@ -22,23 +22,26 @@ ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 def dot_loss(w, x):
     """Its gradient at example x is x itself."""
-    return sum(jnp.vdot(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in zip(w, x, strict=True))
+    return jnp.vdot(w, x)
 
 
 def exact_sum(rows, bound):
+    """The clipped sum in float64."""
     rows = np.asarray(rows, np.float64)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows * np.minimum(1, bound / np.maximum(norms, 1e-300))).sum(0)
+    factors = np.minimum(1, bound / np.maximum(norms, 1e-300))
+    return (rows * factors).sum(axis=0)
 
 
 def fast(function):
+    """Compiled without optimisation, for what does not depend on it."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @functools.cache
 def compiled_sum(bound, microbatch_size):
     """The clipped sum as a compiled function, which is compiled anew only for rows of another shape."""
-    return fast(gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound, microbatch_size=microbatch_size))
+    return fast(gdpjax.clipped_grad(dot_loss, bound, microbatch_size=microbatch_size))
 
 
 def clipped_sum(rows, bound=1.0, microbatch_size=None):
@@ -48,7 +51,6 @@ def clipped_sum(rows, bound=1.0, microbatch_size=None):
 
 
 BY_DEFAULT = [
-    (jnp.float32, 2, None),
     (jnp.float32, 200, None),
     (jnp.float32, 31, 7),
     (jnp.bfloat16, 31, None),
@@ -62,17 +64,20 @@ DTYPES_SIZES_CHUNKS = [
 
 @pytest.mark.parametrize(("dtype", "size", "chunk"), DTYPES_SIZES_CHUNKS)
 def test_adding_a_row_moves_the_sum_by_at_most_the_sensitivity(dtype, size, chunk):
+    """Rows of very different sizes that agree, so that the sum is as large as it gets, and one more among them."""
     rng = np.random.default_rng(size)
     base = rng.normal(size=(size, 5)) * 10.0 ** rng.uniform(-3, 3, size=(size, 1))
-    base[:, 0] += np.abs(base).sum(1)  # rows that agree, so that the sum is as large as it gets
+    base[:, 0] += np.abs(base).sum(axis=1)
     rows = base.astype(dtype)
-    added = np.concatenate([rows, (rng.normal(size=(1, 5)) * 50).astype(dtype)])
+    one_more = (rng.normal(size=(1, 5)) * 50).astype(dtype)
+    added = np.concatenate([rows, one_more])
     shuffled = added[rng.permutation(size + 1)]
-    change = np.linalg.norm(clipped_sum(shuffled, 1.0, chunk) - clipped_sum(rows, 1.0, chunk))
-    assert change <= 1.0, change
+    change = clipped_sum(shuffled, 1.0, chunk) - clipped_sum(rows, 1.0, chunk)
+    assert np.linalg.norm(change) <= 1.0
 
 
 def nearly_parallel_rows():
+    """16,384 rows that agree, so that each moves the sum by nearly the clip norm."""
     rows = np.abs(np.random.default_rng(1).normal(size=(16_384, 3)))
     rows[:, 0] += 8.0
     return rows.astype(np.float32)
@@ -81,78 +86,103 @@ def nearly_parallel_rows():
 @pytest.mark.parametrize("chunk", [1, 64])
 def test_large_batch_in_float32_keeps_the_bound(chunk):
     """Trap 41: a plain float32 running sum over 16,384 rows moves by several clip norms for one added row."""
-    num_rows, rows = 16_384, nearly_parallel_rows()
-    before, after = (clipped_sum(part, microbatch_size=chunk) for part in (rows[:-1], rows[1:]))
+    rows = nearly_parallel_rows()
+    before = clipped_sum(rows[:-1], microbatch_size=chunk)
+    after = clipped_sum(rows[1:], microbatch_size=chunk)
     union = clipped_sum(rows, microbatch_size=chunk)
     assert np.linalg.norm(union - before) <= 1.0
     assert np.linalg.norm(union - after) <= 1.0
+
     # Rows are clipped to C / (1 + slack), and the sum is off by less than its half of the slack.
-    slack = rounding_budget([np.zeros(3, np.float32)], num_rows).slack
-    assert np.linalg.norm(union - exact_sum(rows, 1 / (1 + slack))) <= slack / 2
+    slack = rounding_budget([np.zeros(3, np.float32)], len(rows)).slack
+    exact = exact_sum(rows, 1 / (1 + slack))
+    assert np.linalg.norm(union - exact) <= slack / 2
 
 
 def test_plain_float32_running_sum_would_break_it():
     """The broken version of the previous test, so that the test is known to see the difference."""
-    num_rows, rows = 16_384, nearly_parallel_rows()
+    rows = nearly_parallel_rows()
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     @jax.jit
-    def running(rows):
-        return jax.lax.scan(lambda c, r: (c + r, None), jnp.zeros(3), rows)[0]
+    def running_sum(rows):
+        def step(total, row):
+            return total + row, None
 
-    exact = np.asarray(rows, np.float64).sum(0)
-    assert np.linalg.norm(np.asarray(running(rows), np.float64) - exact) > 6.2 * 2**-24 * num_rows
+        total, _ = jax.lax.scan(step, jnp.zeros(3), rows)
+        return total
+
+    exact = np.float64(rows).sum(axis=0)
+    error = np.linalg.norm(np.float64(running_sum(rows)) - exact)
+    assert error > 6.2 * 2**-24 * len(rows)
 
 
-def test_the_compensated_tree_is_exact_to_one_rounding():
-    rng = np.random.default_rng(2)
-    for size in [1, 2, 3, 5, 64, 1000, 1023]:
-        rows = (rng.normal(size=(size, 8)) * 10.0 ** rng.uniform(-4, 4, size=(size, 8))).astype(np.float32)
-        hi, lo = jax.jit(trees.compensated_row_sum)(rows)
-        exact = rows.astype(np.float64).sum(0)
-        error = np.abs(np.asarray(hi, np.float64) + np.asarray(lo, np.float64) - exact)
-        assert (error <= 1e-10 * np.abs(rows).sum(0)).all()
+@pytest.mark.parametrize("size", [1, 2, 5, 64, 1023])
+def test_the_compensated_tree_is_exact_to_one_rounding(size):
+    """The sum and its error together are that of float64."""
+    rng = np.random.default_rng(size)
+    rows = rng.normal(size=(size, 8)) * 10.0 ** rng.uniform(-4, 4, size=(size, 8))
+    rows = rows.astype(np.float32)
+    high, low = jax.jit(trees.compensated_row_sum)(rows)
+    exact = np.float64(rows).sum(axis=0)
+    error = np.abs(np.float64(high) + np.float64(low) - exact)
+    assert (error <= 1e-10 * np.abs(rows).sum(axis=0)).all()
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_the_slack_covers_what_is_added_plainly(devices, size):
     """The derivation in the module, part by part; and that slack / B does not grow."""
+
+    def roundings(num_parts):
+        """What a running sum of so many parts costs for each row, in units of rounding."""
+        return (num_parts + 1) / 2 - 1 / num_parts
+
+    leaf = jax.ShapeDtypeStruct((size,), jnp.float32)
     steepest = np.inf
     for num_rows in [*range(1, 70), 255, 256, 1000, 2048, 2300, 2400, 4096, 8192]:
-        how = rounding_budget([jnp.zeros(size)], num_rows, devices)
-        b = how.plain_rows
-        plain = num_rows * ((b + 1) / 2 - 1 / b)
-        across = num_rows * ((devices + 1) / 2 - 1 / devices) if devices > 1 else 0
-        assert 2 * (plain + across + 3 * num_rows) * 2.0**-24 <= how.slack <= 0.01, (num_rows, how)
-        assert how.slack / num_rows <= steepest
-        steepest = how.slack / num_rows
+        budget = rounding_budget([leaf], num_rows, devices)
+        plain = num_rows * roundings(budget.plain_rows)
+        across = num_rows * roundings(devices) if devices > 1 else 0
+        least = 2 * (plain + across + 3 * num_rows) * 2.0**-24
+        assert least <= budget.slack <= 0.01, (num_rows, budget)
+        assert budget.slack / num_rows <= steepest
+        steepest = budget.slack / num_rows
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
 @pytest.mark.parametrize("size", [1000, 1020, 1023])
 def test_norm_error_bound_holds_in_small_compiled_programs(num_rows, size):
     """XLA merges nested reductions of small arrays into one long sum, which a tree of reductions did not survive."""
-    constants = np.linspace(0.5, 1, 60, dtype=np.float32)
-    total = jax.jit(lambda c: trees.bounded_sum(jnp.square(jnp.full((num_rows, size), c))))
-    errors = [abs(float(total(c)[0]) / (size * float(c) ** 2) - 1) for c in constants]
+
+    @jax.jit
+    def sum_of_squares(c):
+        return trees.bounded_sum(jnp.square(jnp.full((num_rows, size), c)))
+
+    errors = []
+    for c in np.linspace(0.5, 1, 60, dtype=np.float32):
+        found = float(sum_of_squares(c)[0])
+        errors.append(abs(found / (size * float(c) ** 2) - 1))
     assert max(errors) <= (trees.sum_error_terms(size) + 1) * 2.0**-24
 
 
 def test_clip_norm_holds_for_constant_gradients_under_jit():
+    """Equal entries, whose squares all round the same way."""
     rows = np.zeros((2, 1000), np.float32)
     rows[0] = 0.003162285080179572
-    norm = jax.jit(lambda c: gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), c)(np.zeros(1000, np.float32), rows))
+    weight = np.zeros(1000, np.float32)
+    run = jax.jit(lambda bound: gdpjax.clipped_grad(dot_loss, bound)(weight, rows))
     for bound in np.geomspace(0.09, 0.1, 40, dtype=np.float32):
-        assert np.linalg.norm(np.asarray(norm(bound), np.float64)) <= bound
+        assert np.linalg.norm(np.float64(run(bound))) <= bound
 
 
 bounded_sum = jax.jit(trees.bounded_sum)
 
 
-@given(st.sampled_from([1, 2, 31, 1000, 4097, 70_001, 200_000]), st.integers(0, 2**31))
+@given(st.sampled_from([1, 2, 1000, 70_001, 200_000]), st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_norm_error_is_within_the_derived_terms(size, seed):
+    """For sums of every length, up to 200,000."""
     values = np.random.default_rng(seed).uniform(0.5, 1, size).astype(np.float32) ** 2
     exact = values.astype(np.float64).sum()
     error = abs(float(bounded_sum(values)) / exact - 1)
@@ -167,14 +197,16 @@ def test_a_long_constant_gradient_is_not_understated():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_gradients_whose_squares_overflow_contribute_the_clip_norm(dtype):
+    """Neither nothing nor too much, up to the largest number of the dtype."""
     largest = float(jnp.finfo(dtype).max)
     for value in [largest, largest / 2, 1e4, 300.0]:
         total = clipped_sum(np.array([[value, value]], dtype))
-        np.testing.assert_allclose(np.linalg.norm(total), 1.0, rtol=3e-6)  # one row's slack is 2e-6
         assert np.linalg.norm(total) <= 1.0
+        np.testing.assert_allclose(np.linalg.norm(total), 1.0, rtol=3e-6)  # one row's slack is 2e-6
 
 
 def test_tiny_gradients_pass_and_tiny_clip_norms_hold():
+    """Their squares are zero in float32."""
     tiny = np.float32(1e-30)
     np.testing.assert_allclose(clipped_sum(np.full((1, 4), tiny)), tiny, rtol=1e-6)
     total = clipped_sum(np.full((1, 4), np.float32(1e-20)), bound=1e-22)
@@ -184,12 +216,13 @@ def test_tiny_gradients_pass_and_tiny_clip_norms_hold():
 
 @functools.cache
 def sum_with_padding():
-    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0)
+    grad_fn = gdpjax.clipped_grad(dot_loss, 1.0)
     return jax.jit(lambda rows, padding: grad_fn(np.zeros(4, np.float32), rows, is_padding=padding))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_non_finite_row_equals_that_row_removed(bad):
+    """To the bit."""
     rows = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
     poisoned = rows.copy()
     poisoned[2, 1] = bad
@@ -201,14 +234,16 @@ def test_a_non_finite_row_equals_that_row_removed(bad):
 @jax.jit
 def add_up(rows):
     """The clipped sum of formed gradients and their norms, without slack."""
-    groups = Groups((0,) * len(rows), (1.0,))
-    budget = rounding_budget([leaf[0] for leaf in rows], len(rows[0]))._replace(slack=0.0)
+    leaves = [leaf[0] for leaf in rows]
     formed = [FormedGradients(leaf) for leaf in rows]
-    sums, scales = sum_of_rows(formed, [leaf[0] for leaf in rows], Flat(1.0), groups, budget, None)
+    groups = Groups((0,) * len(rows), (1.0,))
+    budget = rounding_budget(leaves, len(rows[0]))._replace(slack=0.0)
+    sums, scales = sum_of_rows(formed, leaves, Flat(1.0), groups, budget, None)
     return sums, scales.norms
 
 
 def test_norm_is_over_all_leaves_together():
+    """Each leaf is scaled by the norm of all of them."""
     rows = [np.full((1, 3), 3.0, np.float32), np.full((1, 2, 2), 4.0, np.float32)]
     sums, norms = add_up(rows)
     norm = np.sqrt(3 * 9 + 4 * 16)
@@ -217,6 +252,7 @@ def test_norm_is_over_all_leaves_together():
 
 
 def test_mixed_precision_leaves_share_one_norm():
+    """Both are added up in float32."""
     rows = [np.full((2, 3), 3.0, jnp.bfloat16), np.full((2, 2), 4.0, np.float32)]
     sums, norms = add_up(rows)
     assert [leaf.dtype for leaf in sums] == [jnp.float32, jnp.float32]
@@ -224,27 +260,32 @@ def test_mixed_precision_leaves_share_one_norm():
 
 
 def test_float64_gradients_stay_float64():
+    """To its precision."""
     with jax.enable_x64(True):
         rows = np.random.default_rng(0).normal(size=(10, 5)) * 3
-        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0)
+        grad_fn = gdpjax.clipped_grad(dot_loss, 1.0)
         total = jax.jit(grad_fn)(np.zeros(5), rows)
         assert total.dtype == jnp.float64
         np.testing.assert_allclose(total, exact_sum(rows, 1.0), rtol=1e-13)
 
 
 def test_a_batch_too_large_for_the_bound_is_refused():
+    """The slack would be more than a hundredth."""
     with pytest.raises(ValueError, match="too large for the rounding"):
         rounding_budget([jnp.zeros(3)], 40_000)
     assert rounding_budget([jnp.zeros(3)], 16_384).slack < 0.01
 
 
 def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():
-    rows = (np.abs(np.random.default_rng(0).normal(size=(8, 4))) * 5).astype(np.float32)
+    """Alone, in a sweep, and as a number that is known."""
+    rows = np.abs(np.random.default_rng(0).normal(size=(8, 4)))
+    rows = np.float32(5 * rows)
 
     def by_norm(bound):
-        return gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound)(np.zeros(4, np.float32), rows)
+        return gdpjax.clipped_grad(dot_loss, bound)(np.zeros(4, np.float32), rows)
 
-    bounds, by_each_norm = np.array([0.1, 1.0, 7.0], np.float32), fast(by_norm)
+    bounds = np.array([0.1, 1.0, 7.0], np.float32)
+    by_each_norm = fast(by_norm)
     many = fast(jax.vmap(by_norm))(bounds)
     for bound, among_others in zip(bounds, many, strict=True):
         np.testing.assert_allclose(by_each_norm(bound), among_others, rtol=1e-6)
@@ -262,9 +303,11 @@ def test_padding_to_several_sizes_needs_one_slack():
     is_padding = np.arange(512) >= 256
 
     def change(**options):
-        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), 1.0, **options)
-        alone = jax.jit(lambda rows: grad_fn(np.zeros(1, np.float32), rows))(rows)
-        with_padding = jax.jit(lambda rows: grad_fn(np.zeros(1, np.float32), rows, is_padding=is_padding))(padded)
+        """How far the sum moves when the same rows are padded."""
+        grad_fn = gdpjax.clipped_grad(dot_loss, 1.0, **options)
+        weight = np.zeros(1, np.float32)
+        alone = jax.jit(grad_fn)(weight, rows)
+        with_padding = jax.jit(grad_fn)(weight, padded, is_padding=is_padding)
         return abs(alone.item() - with_padding.item())
 
     assert change() > 0.02  # the same rows: two hundredths of a sensitivity from the padding alone
@@ -290,8 +333,10 @@ def test_a_weight_that_is_out_of_range_meets_zero():
 
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_an_invalid_traced_clip_norm_shows_in_an_empty_batch_too(chunk):
+    """The sum of no rows would be zero whatever the norm."""
+
     def total(bound, is_padding):
-        grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x), bound, microbatch_size=chunk)
+        grad_fn = gdpjax.clipped_grad(dot_loss, bound, microbatch_size=chunk)
         return grad_fn(jnp.zeros(3), jnp.ones((4, 3)), is_padding=is_padding)
 
     compiled = fast(total)
@@ -300,24 +345,30 @@ def test_an_invalid_traced_clip_norm_shows_in_an_empty_batch_too(chunk):
         assert np.isfinite(compiled(1.0, is_padding)).all()
 
 
-@pytest.mark.parametrize("compute", [jnp.float32, jnp.bfloat16])
-def test_a_loss_that_computes_in_less_than_its_parameters_is_summed_in_theirs(compute):
+@pytest.mark.parametrize(
+    ("compute", "options"),
+    [
+        (jnp.float32, {}),
+        (jnp.bfloat16, {"microbatch_size": 100}),
+        pytest.param(jnp.float32, {"microbatch_size": 100}, marks=pytest.mark.slow),
+        pytest.param(jnp.bfloat16, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_that_computes_in_less_than_its_parameters_is_summed_in_theirs(compute, options):
     """A float32 sum of 250 rows is off by 5e-5, where the slack of float64 parameters is 1e-8."""
     rng = np.random.default_rng(0)
-    x, s = ((1 + rng.uniform(0, 0.1, (250, 60))).astype(compute) for _ in range(2))
+    x = (1 + rng.uniform(0, 0.1, (250, 60))).astype(compute)
+    s = (1 + rng.uniform(0, 0.1, (250, 60))).astype(compute)
 
     def loss(w, x, s):
         return jnp.dot(jnp.dot(x, w.astype(compute)), s)
 
     # What is clipped is the outer product of the factors as they are.
-    left, right = (np.asarray(part, np.float64) for part in (x, s))
-    rows = np.einsum("nd,np->ndp", left, right).reshape(250, -1)
-    exact = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).sum(0)
+    rows = np.einsum("nd,np->ndp", np.float64(x), np.float64(s)).reshape(250, -1)
+    exact = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).sum(axis=0)
     with jax.enable_x64(True):
-        w = np.zeros((60, 60))
-        for options in ({}, {"microbatch_size": 100}):
-            grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **options)
-            total = fast(grad_fn)(w, x, s, is_padding=np.zeros(250, bool))
-            assert total.dtype == jnp.float64
-            # Every row is scaled down by the slack, so that 250 of them lack 2e-6 together.
-            assert np.linalg.norm(np.ravel(total) - exact) < 5e-6
+        grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **options)
+        total = fast(grad_fn)(np.zeros((60, 60)), x, s, is_padding=np.zeros(250, bool))
+        assert total.dtype == jnp.float64
+        # Every row is scaled down by the slack, so that 250 of them lack 2e-6 together.
+        assert np.linalg.norm(np.ravel(total) - exact) < 5e-6

@@ -22,7 +22,10 @@ def check_frequencies(chosen, marginal, pairwise):
     pairs = together[np.triu_indices(num_examples, 1)]
     tests = num_examples + len(pairs)
     for counts, prob in [(np.diag(together), marginal), (pairs, pairwise)]:
-        tails = np.minimum(stats.binom.cdf(counts, rounds, prob), stats.binom.sf(counts - 1, rounds, prob))
+        tails = np.minimum(
+            stats.binom.cdf(counts, rounds, prob),
+            stats.binom.sf(counts - 1, rounds, prob),
+        )
         assert tails.min() * 2 * tests > FALSE_ALARM, (prob, counts / rounds)
 
 

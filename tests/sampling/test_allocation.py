@@ -22,24 +22,56 @@ def blocks_of(steps_per_epoch, num_selected):
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
-def epochs_of(key, num_epochs, steps_per_epoch, num_valid=None, n=N, **options):
-    """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
-    step = np.arange(num_epochs * steps_per_epoch)
+def drawn_rows(key, steps, steps_per_epoch, n=N, **options):
+    """bool[steps, n]: which rows are in the batches of these steps."""
 
-    def draw(step):
-        return sampling.allocation_sample(key, step, n, steps_per_epoch, n, num_valid=num_valid, **options)
+    @jax.jit
+    @jax.vmap
+    def draw_steps(step):
+        return sampling.allocation_sample(key, step, n, steps_per_epoch, n, **options)
 
-    drawn = jax.jit(jax.vmap(draw))(step)
+    drawn = draw_steps(steps)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), n)
     np.testing.assert_array_equal(chosen.sum(axis=1), drawn.count)
+    return chosen
+
+
+def epochs_of(key, num_epochs, steps_per_epoch, n=N, **options):
+    """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
+    steps = np.arange(num_epochs * steps_per_epoch)
+    chosen = drawn_rows(key, steps, steps_per_epoch, n, **options)
     return chosen.reshape(num_epochs, steps_per_epoch, n)
 
 
+@jax.jit
+def draw(step, num_valid):
+    """One batch of seven steps an epoch, of which each row is in two."""
+    return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, num_valid=num_valid)
+
+
+@jax.jit
+def draw_fixed(step, num_valid):
+    """The same, where every epoch has the batches of the first one."""
+    return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins="fixed", num_valid=num_valid)
+
+
 BY_DEFAULT = [
-    *[("fresh", *sizes) for sizes in [(1, 1), (7, 2), (7, 3), (7, 7), (300, 1)]],
-    *[("fixed", *sizes) for sizes in [(2, 1), (7, 3)]],
+    ("fresh", 7, 2),
+    ("fresh", 7, 7),
+    ("fresh", 300, 1),
+    ("fixed", 7, 3),
 ]
-STEPS_AND_SELECTED = [(1, 1), (2, 1), (7, 1), (7, 2), (7, 3), (6, 3), (7, 7), (5, 4), (300, 1)]
+STEPS_AND_SELECTED = [
+    (1, 1),
+    (2, 1),
+    (7, 1),
+    (7, 2),
+    (7, 3),
+    (6, 3),
+    (7, 7),
+    (5, 4),
+    (300, 1),
+]
 BINS_AND_SIZES = [
     pytest.param(bins, *sizes, marks=() if (bins, *sizes) in BY_DEFAULT else pytest.mark.slow)
     for bins, sizes in itertools.product(["fresh", "fixed"], STEPS_AND_SELECTED)
@@ -48,6 +80,7 @@ BINS_AND_SIZES = [
 
 @pytest.mark.parametrize(("bins", "steps", "selected"), BINS_AND_SIZES)
 def test_every_row_is_in_one_step_of_each_block(bins, steps, selected):
+    """Fixed bins repeat from epoch to epoch, and fresh ones do not."""
     chosen = epochs_of(KEY, 3, steps, num_selected=selected, bins=bins)
     for block in blocks_of(steps, selected):
         assert (chosen[:, list(block)].sum(axis=1) == 1).all()
@@ -62,28 +95,38 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("steps", "selected"), [pytest.param(2, 1, marks=SLOW), (5, 1), pytest.param(7, 2, marks=SLOW), (8, 3)]
+    ("steps", "selected"),
+    [pytest.param(2, 1, marks=SLOW), (5, 1), pytest.param(7, 2, marks=SLOW), (8, 3)],
 )
 def test_all_steps_of_a_block_are_equally_likely(steps, selected):
     """And independent over rows, blocks and epochs: every pair of places is as likely as another."""
     chosen = epochs_of(KEY, 4000, steps, num_selected=selected, n=6)
-    for block in blocks_of(steps, selected):
-        place = chosen[:, list(block)].argmax(axis=1)  # [epochs, rows]
+    blocks = [list(block) for block in blocks_of(steps, selected)]
+    for block in blocks:
+        place = chosen[:, block].argmax(axis=1)  # [epochs, rows]
         length = len(block)
+        uniform = np.full(length, 1 / length)
+        uniform_pairs = np.full(length**2, 1 / length**2)
         for row in range(6):
-            check_distribution(np.bincount(place[:, row], minlength=length), np.full(length, 1 / length))
-        uniform = np.full(length**2, 1 / length**2)
+            counts = np.bincount(place[:, row], minlength=length)
+            check_distribution(counts, uniform)
+
+        # Pairs of rows, and epochs that follow each other.
         for one, other in itertools.combinations(range(6), 2):
             both = place[:, one] * length + place[:, other]
-            check_distribution(np.bincount(both, minlength=length**2), uniform)
+            check_distribution(np.bincount(both, minlength=length**2), uniform_pairs)
         following = place[:-1] * length + place[1:]
-        check_distribution(np.bincount(following[::2].reshape(-1), minlength=length**2), uniform)
-    first, last = (chosen[:, list(block)].argmax(axis=1) for block in (blocks_of(steps, selected)[i] for i in (0, -1)))
+        counts = np.bincount(following[::2].reshape(-1), minlength=length**2)
+        check_distribution(counts, uniform_pairs)
+
+    # The first and the last block of an epoch.
     if selected > 1:
-        sizes = len(blocks_of(steps, selected)[0]), len(blocks_of(steps, selected)[-1])
-        both = (first * sizes[1] + last).reshape(-1)
-        uniform = np.full(sizes[0] * sizes[1], 1 / (sizes[0] * sizes[1]))
-        check_distribution(np.bincount(both, minlength=len(uniform)), uniform)
+        first = chosen[:, blocks[0]].argmax(axis=1)
+        last = chosen[:, blocks[-1]].argmax(axis=1)
+        num_pairs = len(blocks[0]) * len(blocks[-1])
+        both = (first * len(blocks[-1]) + last).reshape(-1)
+        counts = np.bincount(both, minlength=num_pairs)
+        check_distribution(counts, np.full(num_pairs, 1 / num_pairs))
 
 
 def test_poisson_batches_would_be_noticed():
@@ -95,17 +138,27 @@ def test_poisson_batches_would_be_noticed():
 
 
 def test_batch_sizes_are_binomial():
-    chosen = epochs_of(KEY, 3000, 5)
-    counts = np.bincount(chosen[:, 2].sum(axis=1), minlength=N + 1)
+    """The third step of 3000 epochs has as many rows as N draws with probability 1/5."""
+    chosen = drawn_rows(KEY, 5 * np.arange(3000) + 2, 5)
+    counts = np.bincount(chosen.sum(axis=1), minlength=N + 1)
     check_distribution(counts, stats.binom.pmf(np.arange(N + 1), N, 1 / 5))
 
 
 def test_the_step_of_a_row_does_not_depend_on_how_many_there_are():
     """Adding an example moves no other one, whichever step is drawn, as the accounting supposes."""
-    more, fewer = epochs_of(KEY, 3, 7, num_selected=2), epochs_of(KEY, 3, 7, num_selected=2, num_valid=40)
-    np.testing.assert_array_equal(more[..., :40], fewer[..., :40])
-    assert not fewer[..., 40:].any()
-    assert not epochs_of(KEY, 3, 7, num_valid=0).any()
+
+    def batches(num_valid):
+        samples = [draw(step, num_valid) for step in range(21)]
+        indices = np.stack([sample.indices for sample in samples])
+        is_padding = np.stack([sample.is_padding for sample in samples])
+        return included(indices, is_padding, N)
+
+    more = batches(N)
+    fewer = batches(40)
+    assert more[:, 40:].any()
+    np.testing.assert_array_equal(more[:, :40], fewer[:, :40])
+    assert not fewer[:, 40:].any()
+    assert not batches(0).any()
 
 
 remainder = jax.jit(sampling._allocation._modulo)
@@ -113,47 +166,47 @@ remainder = jax.jit(sampling._allocation._modulo)
 
 @pytest.mark.parametrize("length", [1, 2, 3, 10, 255, 256, 65521, 65536])
 def test_the_remainder_of_128_bits(length):
+    """As of whole numbers of Python."""
     words = np.random.default_rng(length).integers(0, 2**32, (4, 50), dtype=np.uint32)
     words[:, 0] = 2**32 - 1
-    whole = [sum(int(word) << 32 * (3 - i) for i, word in enumerate(column)) % length for column in words.T]
+    remainders = []
+    for highest, high, low, lowest in words.T.tolist():
+        number = (highest << 96) + (high << 64) + (low << 32) + lowest
+        remainders.append(number % length)
     found = remainder(words, np.uint32(length))
-    assert np.asarray(found).tolist() == whole
+    assert np.asarray(found).tolist() == remainders
 
 
-@pytest.mark.parametrize("bins", ["fresh", "fixed"])
-def test_host_and_device_draw_the_same_batches(bins):
+@pytest.mark.parametrize(("bins", "draw"), [("fresh", draw), ("fixed", draw_fixed)], ids=["fresh", "fixed"])
+def test_host_and_device_draw_the_same_batches(bins, draw):
+    """In any order of the steps, and after pickling."""
     batches = sampling.AllocationBatches(KEY, N, 7, num_epochs=2, capacity=50, num_selected=2, bins=bins, num_valid=45)
     assert len(batches) == 14
-
-    @jax.jit
-    def draw(step):
-        return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins=bins, num_valid=45)
-
     for step in (3, 0, 13, 3):
-        batch, sample = batches[step], draw(step)
-        np.testing.assert_array_equal(batch.indices, sample.indices)
-        np.testing.assert_array_equal(batch.is_padding, sample.is_padding)
+        sample = draw(step, 45)
+        np.testing.assert_array_equal(batches[step].indices, sample.indices)
+        np.testing.assert_array_equal(batches[step].is_padding, sample.is_padding)
     again = pickle.loads(pickle.dumps(batches))
     np.testing.assert_array_equal(again[5].indices, batches[5].indices)
 
 
 def test_one_program_for_all_steps():
-    traces = []
-
-    @jax.jit
-    def draw(key, step, num_valid):
-        traces.append(step)
-        return sampling.allocation_sample(key, step, N, 7, 30, num_selected=3, num_valid=num_valid)
-
-    shapes = {(draw(KEY, step, step).indices.shape, draw(KEY, step, 5).count.shape) for step in range(21)}
-    assert (len(traces), shapes) == (1, {((30,), ())})
+    """Neither the step nor the number of real rows is in a shape."""
+    for step in range(21):
+        assert draw(step, step).indices.shape == (50,)
+        assert draw(step, 5).count.shape == ()
+    assert draw._cache_size() == 1
 
 
 def test_a_batch_above_the_capacity_is_padding_and_says_so():
+    """It is never truncated."""
     sample = jax.jit(lambda step: sampling.allocation_sample(KEY, step, N, 2, 5))(0)
     assert int(sample.count) > 5
     assert sample.is_padding.all()
-    with pytest.raises(sampling.BatchOverflowError, match=r"step 1 has .* neither truncated nor redrawn"):
+    with pytest.raises(
+        sampling.BatchOverflowError,
+        match=r"step 1 has .* neither truncated nor redrawn",
+    ):
         sampling.AllocationBatches(KEY, N, 2, num_epochs=1, capacity=5)[1]
 
 
@@ -172,16 +225,17 @@ def test_the_probability_of_overflow(steps, selected):
 
 
 def test_the_error_of_the_remainder():
+    """At least that of the derivation, and part of the probability of overflow."""
     assert sampling.allocation_error(10) >= 10 * 2.0**-128
     assert sampling.allocation_overflow(10, 5, 100, 11) >= sampling.allocation_error(100) > 0
 
 
-def test_traced_values_out_of_range_never_fit():
-    draw = jax.jit(lambda step, valid: sampling.allocation_sample(KEY, step, N, 5, N, num_valid=valid))
-    for step, valid in [(-1, 5), (0, N + 1), (0, -1)]:
-        sample = draw(step, valid)
-        assert int(sample.count) > N
-        assert sample.is_padding.all()
+@pytest.mark.parametrize(("step", "num_valid"), [(-1, 5), (0, N + 1), (0, -1)])
+def test_traced_values_out_of_range_never_fit(step, num_valid):
+    """They give padding and a count above every capacity."""
+    sample = draw(step, num_valid)
+    assert int(sample.count) > N
+    assert sample.is_padding.all()
 
 
 @pytest.mark.parametrize(
@@ -198,6 +252,7 @@ def test_traced_values_out_of_range_never_fit():
     ],
 )
 def test_refusals(change, message):
+    """On the device and on the host."""
     sizes = {"num_examples": N, "steps_per_epoch": 5, "capacity": N} | change
     with pytest.raises(ValueError, match=message):
         sampling.allocation_sample(KEY, 0, **sizes)
@@ -206,6 +261,7 @@ def test_refusals(change, message):
 
 
 def test_steps_outside_the_run():
+    """The host knows where the run ends."""
     with pytest.raises(ValueError, match="step"):
         sampling.allocation_sample(KEY, -1, N, 5, N)
     batches = sampling.AllocationBatches(KEY, N, 5, num_epochs=2, capacity=N)

@@ -15,6 +15,7 @@ from tests.sampling.frequencies import check_distribution, check_frequencies, in
 
 @given(st.floats(2**-32, 1.0))
 def test_dyadic_probability_is_below_and_close(p):
+    """It is a multiple of 2^-32 and a float32, and never above what was asked for."""
     used = sampling.dyadic_probability(p)
     assert used <= p
     assert p - used <= 2**-32 + p * 2**-23
@@ -24,12 +25,15 @@ def test_dyadic_probability_is_below_and_close(p):
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 2**-32])
 def test_dyadic_probability_exact_points(p):
+    """What is one already stays as it is."""
     assert sampling.dyadic_probability(p) == p
 
 
 def test_small_probabilities_are_not_rounded_up():
     """Trap 32: a float32 uniform is a multiple of 2^-23, so it would include eight times as many at p = 2^-26."""
-    p, num_examples, rounds = 2.0**-26, 2**22, 32
+    p = 2.0**-26
+    num_examples = 2**22
+    rounds = 32
     draw = jax.jit(lambda k: sampling.poisson_sample(k, num_examples, p, 64).count)
     total = sum(int(draw(jax.random.key(i))) for i in range(rounds))
     expected = p * num_examples * rounds
@@ -39,18 +43,25 @@ def test_small_probabilities_are_not_rounded_up():
 
 @pytest.mark.parametrize("p", [0.3, 0.02])
 def test_marginal_and_pairwise_inclusion(p):
+    """Rows alone, rows in pairs, and the size of the batch have their laws."""
     n, rounds = 20, 20_000
     keys = jax.random.split(jax.random.key(0), rounds)
     samples = jax.jit(jax.vmap(lambda k: sampling.poisson_sample(k, n, p, n)))(keys)
     chosen = included(samples.indices, samples.is_padding, n)
     check_frequencies(chosen, p, p**2)
     np.testing.assert_array_equal(samples.count, chosen.sum(1))
-    check_distribution(np.bincount(samples.count, minlength=n + 1), stats.binom.pmf(np.arange(n + 1), n, p))
+    check_distribution(
+        np.bincount(samples.count, minlength=n + 1),
+        stats.binom.pmf(np.arange(n + 1), n, p),
+    )
 
 
 def test_steps_and_rows_are_independent():
     """Row i of step t and row j of step s, with the keys of a run: fold_in of the step."""
-    n, p, num_steps, rounds = 6, 0.5, 3, 10_000
+    n = 6
+    p = 0.5
+    num_steps = 3
+    rounds = 10_000
 
     def run(key):
         drawn = [sampling.poisson_sample(jax.random.fold_in(key, t), n, p, n) for t in range(num_steps)]
@@ -84,30 +95,41 @@ def rows_of(sample):
     return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
 
 
-first_positions = jax.jit(sampling._padding.first_positions, static_argnums=1)
-
-
-@pytest.mark.parametrize("n", [1, 31, 32, 33, 100, 1000])
-@pytest.mark.parametrize("p", [0.01, 0.5, 0.97])
-def test_the_rows_are_those_that_were_drawn(n, p):
+@pytest.mark.parametrize(
+    ("n", "capacity"),
+    [(1, 5), (31, 1), (32, 5), (33, 32), (1000, 32)],
+)
+def test_the_rows_are_those_that_were_drawn(n, capacity):
     """Places within words of 32, at the ends too, and where the capacity cuts: those of a plain search."""
-    draw = np.random.default_rng(n)
-    for size in (1, 5, 32, n + 3):
-        drawn = draw.random(n) < p
-        drawn[-1] |= n % 2 == 1
-        expected = np.zeros(size, np.int32)
-        found = np.flatnonzero(drawn)[:size]
-        expected[: len(found)] = found
-        np.testing.assert_array_equal(first_positions(drawn, size), expected)
+    rng = np.random.default_rng(n)
+    shares = np.array([0.01, 0.5, 0.97])
+    drawn = rng.random((3, n)) < shares[:, None]
+    drawn[:, -1] |= n % 2 == 1
+    sizes = (capacity, n + 3)
+
+    @jax.jit
+    @jax.vmap
+    def positions(drawn):
+        return [sampling._padding.first_positions(drawn, size) for size in sizes]
+
+    for size, found in zip(sizes, positions(drawn), strict=True):
+        for row, places in zip(drawn, found, strict=True):
+            first = np.flatnonzero(row)[:size]
+            expected = np.pad(first, (0, size - len(first)))
+            np.testing.assert_array_equal(places, expected)
 
 
 def test_a_mapped_draw_is_a_loop():
+    """Over keys, probabilities and numbers of rows at once."""
+
     def draw(key, prob, num_valid):
         return sampling.poisson_sample(key, 50, prob, 50, num_valid=num_valid)
 
     keys = jax.random.split(jax.random.key(1), 5)
-    probs, valid = np.linspace(0.0, 1.0, 5, dtype=np.float32), np.array([0, 10, 30, 49, 50])
-    mapped, one_draw = jax.jit(jax.vmap(draw))(keys, probs, valid), jax.jit(draw)
+    probs = np.linspace(0.0, 1.0, 5, dtype=np.float32)
+    valid = np.array([0, 10, 30, 49, 50])
+    mapped = jax.jit(jax.vmap(draw))(keys, probs, valid)
+    one_draw = jax.jit(draw)
     for i in range(5):
         alone = one_draw(keys[i], probs[i], valid[i])
         for one, other in zip(mapped, alone, strict=True):
@@ -115,7 +137,12 @@ def test_a_mapped_draw_is_a_loop():
 
 
 def test_invalid_traced_numbers_never_fit():
-    draw = jax.jit(lambda p, n: sampling.poisson_sample(jax.random.key(0), 50, p, 50, num_valid=n).count)
+    """They cannot be refused, so their count is above every capacity."""
+
+    @jax.jit
+    def draw(p, n):
+        return sampling.poisson_sample(jax.random.key(0), 50, p, 50, num_valid=n).count
+
     for p, n in [(-0.1, 10), (1.1, 10), (jnp.nan, 10), (0.5, -1), (0.5, 51)]:
         assert int(draw(p, n)) > 50, (p, n)
     assert int(draw(0.5, 50)) <= 50
@@ -125,12 +152,22 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "p", [0.1, 1e-6, 2**-32, pytest.param(0.3, marks=SLOW), pytest.param(256 / 60_000, marks=SLOW)]
+    "p",
+    [
+        0.1,
+        1e-6,
+        2**-32,
+        pytest.param(0.3, marks=SLOW),
+        pytest.param(256 / 60_000, marks=SLOW),
+    ],
 )
 def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
     """Trap 32, at the threshold itself: float32(0.1) is above 0.1, so rounding to nearest would include more."""
     threshold = int(sampling.dyadic_probability(p) * 2**32)
-    words = np.array([0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1], np.uint32)
+    words = np.array(
+        [0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1],
+        np.uint32,
+    )
     monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: jnp.asarray(words))
     in_float32 = jnp.float32(sampling.dyadic_probability(p))
 
@@ -145,12 +182,13 @@ def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 0), (1.0, 100)])
 def test_ends(p, count):
+    """Nothing at p = 0, everything at p = 1."""
     sample = poisson_sample(jax.random.key(0), 100, p, 128)
     assert int(sample.count) == count
     assert np.sum(~np.asarray(sample.is_padding)) == count
 
 
-@pytest.mark.parametrize("capacity", [10, 99, 100])
+@pytest.mark.parametrize("capacity", [99, 100])
 def test_a_batch_above_the_capacity_is_never_truncated(capacity):
     """Trap 15: whoever looks at is_padding alone, in a loop of their own, trains on nothing rather than on a part."""
 
@@ -169,7 +207,9 @@ def test_a_batch_above_the_capacity_is_never_truncated(capacity):
 
 
 def test_traced_probability_and_x64():
-    p, key = sampling.dyadic_probability(0.3), jax.random.key(3)
+    """Neither moves a coin."""
+    p = sampling.dyadic_probability(0.3)
+    key = jax.random.key(3)
     traced = jax.jit(lambda key, p: sampling.poisson_sample(key, 1000, p, 400).count)
     known = jax.jit(lambda key: sampling.poisson_sample(key, 1000, p, 400).count)
     count = int(known(key))
@@ -180,6 +220,7 @@ def test_traced_probability_and_x64():
 
 
 def test_overflow_probability_against_the_exact_tail():
+    """An independent sum of binomial terms."""
     for n, p, capacity in [(100, 0.1, 30), (60_000, 256 / 60_000, 380), (50, 0.5, 50)]:
         terms = stats.binom.pmf(np.arange(capacity, n + 1), n, p)
         np.testing.assert_allclose(sampling.overflow_probability(n, p, 7, capacity), 7 * terms.sum(), rtol=1e-8)
@@ -187,7 +228,12 @@ def test_overflow_probability_against_the_exact_tail():
 
 
 def test_chosen_capacity_is_the_smallest():
-    for n, p, steps in [(1437, 64 / 1437, 900), (60_000, 256 / 60_000, 3516), (10, 1.0, 5)]:
+    """One slot less would overflow too often."""
+    for n, p, steps in [
+        (1437, 64 / 1437, 900),
+        (60_000, 256 / 60_000, 3516),
+        (10, 1.0, 5),
+    ]:
         capacity = sampling.choose_capacity(n, p, steps)
         assert sampling.overflow_probability(n, p, steps, capacity) <= 1e-12
         assert sampling.overflow_probability(n, p, steps, capacity - 1) > 1e-12
@@ -203,11 +249,13 @@ def test_chosen_capacity_is_the_smallest():
     ],
 )
 def test_bad_input(options, message):
+    """The message names the argument."""
     arguments = {"num_examples": 10, "sampling_prob": 0.5, "capacity": 5, **options}
     with pytest.raises(ValueError, match=message):
         sampling.poisson_sample(jax.random.key(0), **arguments)
 
 
 def test_probability_below_the_resolution_is_refused():
+    """It would be zero."""
     with pytest.raises(ValueError, match="2\\^-32"):
         sampling.dyadic_probability(1e-12)

@@ -24,6 +24,18 @@ BATCHES = Poisson(num_examples=500, expected_batch_size=40, num_steps=6)
 draw = jax.jit(BATCHES.sample)
 
 
+@jax.jit
+def draw_with_padding(num_valid):
+    """The batch of one step, where only so many rows are real."""
+    return BATCHES.sample(KEY, 4, num_valid=num_valid)
+
+
+@jax.jit
+def long_form(step):
+    """The same batches by the function that a scheme is to call."""
+    return sampling.poisson_sample(jax.random.fold_in(KEY, step), 500, 40 / 500, BATCHES.capacity)
+
+
 def assert_same(sample, other):
     for part, other_part in zip(sample, other, strict=True):
         np.testing.assert_array_equal(part, other_part)
@@ -32,6 +44,7 @@ def assert_same(sample, other):
 @settings(max_examples=30)
 @given(st.integers(1, 10**6), st.floats(1e-4, 1.0), st.integers(1, 10**5))
 def test_the_numbers_follow_from_three(num_examples, share, num_steps):
+    """The probability, the capacity and what an overflow costs."""
     batches = Poisson(num_examples, share * num_examples, num_steps)
     sampling_prob = sampling.dyadic_probability(share * num_examples / num_examples)
     assert batches.sampling_prob == sampling_prob
@@ -44,12 +57,14 @@ def test_the_numbers_follow_from_three(num_examples, share, num_steps):
 
 
 def test_the_divisor_is_the_public_number_that_was_given():
+    """And not that of the probability, which is rounded."""
     batches = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100)
     assert batches.expected_batch_size == 64.0 != batches.sampling_prob * 1000
     assert 0 <= 64 - batches.sampling_prob * 1000 < 64 * 2**-22
 
 
 def test_the_capacity_is_chosen_for_an_overflow_or_given():
+    """A rarer overflow needs a larger one."""
     chosen = [Poisson(1000, 64, 100, overflow=overflow) for overflow in (1e-3, 1e-12, 1e-300)]
     assert chosen[0].capacity < chosen[1].capacity < chosen[2].capacity
     assert chosen[1] == Poisson(1000, 64, 100)
@@ -60,12 +75,14 @@ def test_the_capacity_is_chosen_for_an_overflow_or_given():
 
 
 def test_where_every_batch_fits_nothing_is_charged():
+    """A capacity above all rows is never filled."""
     for batches in (Poisson(1000, 64, 100, capacity=1001), Poisson(10, 10, 5)):
         assert (batches.overflow_per_step, batches.overflow) == (0.0, 0.0)
         assert batches.capacity == batches.num_examples + 1
 
 
 def test_it_is_a_value():
+    """It compares, hashes, prints and pickles as its numbers, and cannot be changed."""
     same = Poisson(np.int64(500), np.float32(40), 6.0)
     assert same == BATCHES
     assert hash(same) == hash(BATCHES)
@@ -83,6 +100,7 @@ def test_it_is_a_value():
 
 
 def test_a_replaced_length_keeps_the_capacity_and_says_what_it_costs():
+    """A longer run with the same batches overflows more often."""
     longer = dataclasses.replace(BATCHES, num_steps=6000)
     assert longer.capacity == BATCHES.capacity
     assert longer.overflow_per_step == BATCHES.overflow_per_step
@@ -91,28 +109,39 @@ def test_a_replaced_length_keeps_the_capacity_and_says_what_it_costs():
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_device_host_and_the_long_form_draw_one_batch(x64):
+    """In either precision, step by step."""
     with jax.enable_x64(x64):
         host = BATCHES.host_batches(KEY)
         by_hand = list(sampling.poisson_batches(KEY, 500, 40 / 500, num_steps=6))
-        long_form = jax.jit(lambda t: sampling.poisson_sample(jax.random.fold_in(KEY, t), 500, 40 / 500, host.capacity))
+        assert host.capacity == BATCHES.capacity
         assert len(host) == len(by_hand) == BATCHES.num_steps
-        for t in range(BATCHES.num_steps):
-            sample = draw(KEY, t)
-            assert_same(sample, long_form(t))
-            assert_same(sample[:2], host[t])
-            assert_same(host[t], by_hand[t])
+        for step in range(BATCHES.num_steps):
+            sample = draw(KEY, step)
+            assert_same(sample, long_form(step))
+            assert_same(sample[:2], host[step])
+            assert_same(host[step], by_hand[step])
             assert int(sample.count) == (~np.asarray(sample.is_padding)).sum() > 0
 
 
 def test_precision_does_not_move_a_batch():
+    """Enabling float64 changes no coin."""
     with jax.enable_x64(True):
         wide = draw(KEY, 2)
     assert_same(draw(KEY, 2), wide)
 
 
 def test_it_is_static_in_compiled_code():
+    """As an argument, in a scan and in a vmap."""
     of_batches = jax.jit(lambda batches, key, t: batches.sample(key, t), static_argnums=0)
-    scan = jax.jit(lambda: jax.lax.scan(lambda t, _: (t + 1, BATCHES.sample(KEY, t)), 0, length=4)[1])
+
+    @jax.jit
+    def scan():
+        def step(t, _):
+            return t + 1, BATCHES.sample(KEY, t)
+
+        _, samples = jax.lax.scan(step, 0, length=4)
+        return samples
+
     mapped = jax.jit(jax.vmap(functools.partial(BATCHES.sample, KEY)))(np.arange(4))
     scanned, mapped = (jax.tree.map(np.asarray, drawn) for drawn in (scan(), mapped))
     for t in range(4):
@@ -123,12 +152,14 @@ def test_it_is_static_in_compiled_code():
 
 @pytest.mark.parametrize("impl", ["rbg", "threefry2x32"])
 def test_any_key_and_a_legacy_one(impl):
+    """On the device as on the host."""
     key = jax.random.key(3, impl=impl)
     assert_same(draw(key, 1)[:2], BATCHES.host_batches(key)[1])
     assert_same(draw(jax.random.PRNGKey(3), 1), draw(jax.random.key(3), 1))
 
 
 def test_steps_have_batches_of_their_own_with_the_right_frequency():
+    """Two steps have the same batch by chance only."""
     rounds = 2000
     batches = Poisson(60, 12, rounds, capacity=61)
     samples = jax.jit(jax.vmap(functools.partial(batches.sample, KEY)))(np.arange(rounds))
@@ -141,9 +172,10 @@ def test_steps_have_batches_of_their_own_with_the_right_frequency():
 def test_rows_beyond_the_real_ones_are_never_drawn(num_valid):
     """Trap 34: a data set below the public maximum gives the same shapes and the same coins."""
     everything = draw(KEY, 4)
-    sample = jax.jit(lambda n: BATCHES.sample(KEY, 4, num_valid=n))(num_valid)
-    real = np.asarray(everything.indices)[~np.asarray(everything.is_padding)]
-    np.testing.assert_array_equal(np.asarray(sample.indices)[~np.asarray(sample.is_padding)], real[real < num_valid])
+    sample = draw_with_padding(num_valid)
+    all_rows = np.asarray(everything.indices)[~np.asarray(everything.is_padding)]
+    rows = np.asarray(sample.indices)[~np.asarray(sample.is_padding)]
+    np.testing.assert_array_equal(rows, all_rows[all_rows < num_valid])
     assert sample.indices.shape == everything.indices.shape
     assert_same(sample[:2], BATCHES.host_batches(KEY, num_valid=num_valid)[4])
 
@@ -157,21 +189,24 @@ def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
     sample = draw_tight(too_large, 1)
     assert np.all(sample.is_padding)
     assert not np.any(sample.indices)
-    with pytest.raises(sampling.BatchOverflowError, match=f"step 1 drew {sample.count} .* capacity is 58"):
+    with pytest.raises(
+        sampling.BatchOverflowError,
+        match=f"step 1 drew {sample.count} .* capacity is 58",
+    ):
         tight.host_batches(too_large)[1]
 
 
 def test_steps_beyond_the_length_are_drawn_on_the_device_and_refused_on_the_host():
+    """Compiled code cannot know where the run ends; the host does."""
     beyond = BATCHES.num_steps + 3
-    key = jax.random.fold_in(KEY, beyond)
-    long_form = jax.jit(lambda: sampling.poisson_sample(key, 500, 40 / 500, BATCHES.capacity))()
-    assert_same(draw(KEY, beyond), long_form)
+    assert_same(draw(KEY, beyond), long_form(beyond))
     with pytest.raises(IndexError, match="from 0 to 5"):
         BATCHES.host_batches(KEY)[beyond]
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, float("nan")])
 def test_a_traced_step_out_of_range_never_fits(step):
+    """It gives padding, and a count above all rows."""
     sample = draw(KEY, step)
     assert np.all(sample.is_padding)
     assert not np.any(sample.indices)
@@ -179,9 +214,24 @@ def test_a_traced_step_out_of_range_never_fits(step):
 
 
 @pytest.mark.parametrize(
-    "step", [-1, 1.5, "3", True, None, 2**31, 2**40, np.ones(2), jnp.bfloat16(3), float("inf"), -np.inf, 2.0**31]
+    "step",
+    [
+        -1,
+        1.5,
+        "3",
+        True,
+        None,
+        2**31,
+        2**40,
+        np.ones(2),
+        jnp.bfloat16(3),
+        float("inf"),
+        -np.inf,
+        2.0**31,
+    ],
 )
 def test_a_step_that_is_none_is_refused(step):
+    """Whatever else it is."""
     with pytest.raises(ValueError, match="step must be"):
         BATCHES.sample(KEY, step)
 
@@ -206,49 +256,68 @@ DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("step", [2**24, 2**24 + 1])
-def test_a_step_that_float32_may_have_rounded_has_no_batch(draw, step):
+def test_a_step_that_float32_may_have_rounded_has_no_batch(draw):
     """Both are 2^24 in float32, so that two steps of the run would have one batch."""
-    with pytest.raises(ValueError, match="step must be a whole number >= 0, at most 16777215, got 16777216"):
-        draw(np.float32(step))
-    sample = jax.jit(draw)(jnp.float32(step))
-    assert sample.is_padding.all()
-    assert int(sample.count) > 500
+    compiled = jax.jit(draw)
+    for step in (2**24, 2**24 + 1):
+        with pytest.raises(
+            ValueError,
+            match="step must be a whole number >= 0, at most 16777215, got 16777216",
+        ):
+            draw(np.float32(step))
+        sample = compiled(jnp.float32(step))
+        assert sample.is_padding.all()
+        assert int(sample.count) > 500
 
 
 @pytest.mark.parametrize("draw", [draw_poisson, draw_allocation])
 def test_the_type_of_a_step_that_is_exact_does_not_matter(draw):
-    # A number of Python has 53 bits.
+    """One batch for a step as a number of Python, of NumPy or of compiled code."""
+    # A number of Python has 53 bits, and the other is the last step that float32 tells from the next one.
     large = 2**24 + 1
-    assert_same(draw(float(large)), draw(large))
-    assert_same(draw(np.float64(large)), draw(np.int32(large)))
-
-    # The last step that float32 tells from the next one.
     last = 2**24 - 1
-    assert_same(jax.jit(draw)(jnp.float32(last)), draw(last))
-    assert_same(draw(np.float32(last)), draw(last))
+
+    @jax.jit
+    def draw_each(traced):
+        of_large = [draw(step) for step in (large, float(large), np.float64(large))]
+        of_last = [draw(step) for step in (last, np.float32(last), traced)]
+        return of_large, of_last
+
+    of_large, of_last = draw_each(jnp.float32(last))
+    for samples in (of_large, of_last):
+        assert not samples[0].is_padding.all()
+        for sample in samples[1:]:
+            assert_same(sample, samples[0])
+    assert np.any(of_large[0].indices != of_last[0].indices)
 
 
 def test_a_number_of_rows_is_not_rounded_either():
+    """The rows of a data set that is larger than float32 can count are all real, or the number is refused."""
     num_rows = 2**24 + 3
-    included = jnp.ones(num_rows, bool)
+
+    def count(num_valid):
+        """How many rows are real, and whether their number is valid."""
+        included = jnp.ones(num_rows, bool)
+        real, is_valid = real_rows(included, num_valid, checked_rows(num_rows, num_valid))
+        return real.sum(), is_valid
+
+    compiled = jax.jit(count)
     for num_valid in (2.0**24 + 1, np.int64(2**24 + 1)):
-        rows = checked_rows(num_rows, num_valid)
-        real, is_valid = real_rows(included, num_valid, rows)
-        assert int(real.sum()) == 2**24 + 1
+        num_real, is_valid = jax.jit(lambda number=num_valid: count(number))()
+        assert int(num_real) == 2**24 + 1
         assert is_valid
 
     # The number that reaches compiled code in float32 may have been another one.
-    def draw(num_valid):
-        return real_rows(included, num_valid, checked_rows(num_rows, num_valid))
-
-    _, is_valid = jax.jit(draw)(jnp.float32(2**24))
+    _, is_valid = compiled(jnp.float32(2**24))
     assert not is_valid
-    real, is_valid = jax.jit(draw)(jnp.float32(2**24 - 1))
+    num_real, is_valid = compiled(jnp.float32(2**24 - 1))
     assert is_valid
-    assert int(real.sum()) == 2**24 - 1
-    with pytest.raises(ValueError, match="num_valid must be a whole number from 0 to num_examples=16777219, at most"):
-        draw(np.float32(2**24))
+    assert int(num_real) == 2**24 - 1
+    with pytest.raises(
+        ValueError,
+        match="num_valid must be a whole number from 0 to num_examples=16777219, at most",
+    ):
+        count(np.float32(2**24))
 
 
 def test_a_step_too_large_for_its_type_repeats_no_batch():
@@ -261,6 +330,8 @@ def test_a_step_too_large_for_its_type_repeats_no_batch():
 
 
 def test_a_batch_that_a_loop_would_repeat_is_refused():
+    """The step or the key is to change with the loop."""
+
     def same_batch_each_time(carry, _):
         return carry, BATCHES.sample(KEY, 3).count
 
@@ -282,26 +353,48 @@ REFUSALS = {
     "fraction": (dict(num_examples=1.5), "num_examples must be"),
     "none": (dict(num_examples=0), "num_examples must be"),
     "too many": (dict(num_examples=2**31), "at most 2147483647"),
-    "NaN batch": (dict(expected_batch_size=float("nan")), "expected_batch_size must be a finite number > 0"),
-    "infinite batch": (dict(expected_batch_size=float("inf")), "expected_batch_size must be"),
+    "NaN batch": (
+        dict(expected_batch_size=float("nan")),
+        "expected_batch_size must be a finite number > 0",
+    ),
+    "infinite batch": (
+        dict(expected_batch_size=float("inf")),
+        "expected_batch_size must be",
+    ),
     "batch of text": (dict(expected_batch_size="64"), "expected_batch_size must be"),
-    "several batches": (dict(expected_batch_size=np.ones(2)), "expected_batch_size must be one number"),
+    "several batches": (
+        dict(expected_batch_size=np.ones(2)),
+        "expected_batch_size must be one number",
+    ),
     "empty batch": (dict(expected_batch_size=0), "expected_batch_size must be"),
-    "batch above all": (dict(expected_batch_size=500.5), "at most num_examples=500, got 500.5"),
+    "batch above all": (
+        dict(expected_batch_size=500.5),
+        "at most num_examples=500, got 500.5",
+    ),
     "batch below 2^-32": (dict(expected_batch_size=1e-8), r"at least 2\^-32"),
     "no steps": (dict(num_steps=0), "num_steps must be"),
     "step of truth": (dict(num_steps=True), "num_steps must be"),
     "capacity": (dict(capacity=0), "capacity must be a whole number >= 1"),
     "capacity of text": (dict(capacity="large"), "capacity must be"),
-    "small capacity": (dict(capacity=40), "capacity=40 is too small .* Leave capacity out"),
-    "overflow": (dict(overflow=0.0), "overflow must be a number strictly between 0 and 1"),
+    "small capacity": (
+        dict(capacity=40),
+        "capacity=40 is too small .* Leave capacity out",
+    ),
+    "overflow": (
+        dict(overflow=0.0),
+        "overflow must be a number strictly between 0 and 1",
+    ),
     "certain overflow": (dict(overflow=1.0), "overflow must be"),
-    "capacity and overflow": (dict(capacity=90, overflow=1e-9), "capacity or overflow, not both"),
+    "capacity and overflow": (
+        dict(capacity=90, overflow=1e-9),
+        "capacity or overflow, not both",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_bad_input_is_refused(case):
+    """The message says what was expected."""
     options, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         Poisson(**(dict(num_examples=500, expected_batch_size=40, num_steps=6) | options))
@@ -309,6 +402,7 @@ def test_bad_input_is_refused(case):
 
 @pytest.mark.parametrize("name", ["num_examples", "expected_batch_size", "num_steps", "capacity", "overflow"])
 def test_traced_numbers_are_refused_with_what_to_do(name):
+    """The numbers of a scheme decide shapes."""
     options = dict(num_examples=500, expected_batch_size=40.0, num_steps=6)
     with pytest.raises(ValueError, match="give the transform sampling_prob="):
         jax.jit(lambda value: Poisson(**(options | {name: value})).sampling_prob)(options.get(name, 0.5))

@@ -16,22 +16,28 @@ N, P, CAPACITY = 24, 0.25, 5
 
 
 def draw(rounds, num_valid=None, capacity=CAPACITY):
-    keys = jax.random.split(KEY, rounds)
-    return jax.jit(jax.vmap(lambda key: sampling.truncated_poisson_sample(key, N, P, capacity, num_valid=num_valid)))(
-        keys
-    )
+    """A batch for each of many keys."""
+
+    @jax.jit
+    @jax.vmap
+    def draw_one(key):
+        return sampling.truncated_poisson_sample(key, N, P, capacity, num_valid=num_valid)
+
+    return draw_one(jax.random.split(KEY, rounds))
 
 
 def kept_probabilities(num_valid):
     """P(a row is kept) and P(two rows are): E min(K, B) / n, and the same for pairs."""
     counts = np.arange(num_valid + 1)
-    weights, kept = stats.binom.pmf(counts, num_valid, P), np.minimum(counts, CAPACITY)
+    weights = stats.binom.pmf(counts, num_valid, P)
+    kept = np.minimum(counts, CAPACITY)
     pairs = kept * (kept - 1) / (num_valid * (num_valid - 1))
     return weights @ kept / num_valid, weights @ pairs
 
 
 @pytest.mark.parametrize("num_valid", [pytest.param(N, marks=pytest.mark.slow), 16])
 def test_every_row_is_as_likely_to_stay(num_valid):
+    """Alone and in pairs, and the batch is as full as it can be."""
     drawn = draw(20_000, num_valid)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), N)
     assert not chosen[:, num_valid:].any()
@@ -42,6 +48,7 @@ def test_every_row_is_as_likely_to_stay(num_valid):
 
 
 def test_keeping_the_first_rows_would_be_noticed():
+    """The counting above tells a random part from the first rows."""
     drawn = draw(20_000, capacity=N)
     rows = np.asarray(drawn.indices)[:, :CAPACITY]  # ascending: the first that were drawn
     padding = np.asarray(drawn.is_padding)[:, :CAPACITY]
@@ -50,19 +57,23 @@ def test_keeping_the_first_rows_would_be_noticed():
 
 
 def test_a_batch_that_fits_is_the_poisson_batch():
+    """And a part of it where it does not fit."""
 
     @jax.jit
     def draws(key):
         """The Poisson batch, and truncated ones of as many slots and of three."""
         whole = sampling.poisson_sample(key, N, P, N)
-        return whole, *(sampling.truncated_poisson_sample(key, N, P, capacity) for capacity in (N, 3))
+        part = sampling.truncated_poisson_sample(key, N, P, N)
+        few = sampling.truncated_poisson_sample(key, N, P, 3)
+        return whole, part, few
 
     for seed in range(5):
         whole, part, few = draws(jax.random.key(seed))
         for a, b in zip(whole, part, strict=True):
             np.testing.assert_array_equal(a, b)
         assert int(few.count) == int(whole.count) > 3
-        assert set(np.asarray(few.indices)) < set(np.asarray(whole.indices)[~np.asarray(whole.is_padding)])
+        rows = np.asarray(whole.indices)[~np.asarray(whole.is_padding)]
+        assert set(np.asarray(few.indices)) < set(rows)
         assert (np.diff(few.indices) > 0).all()
 
 
@@ -81,6 +92,7 @@ def test_ties_are_cut_at_the_boundary(few):
 
 
 def test_the_host_draws_the_batches_of_the_device():
+    """In any order of the steps, and after pickling."""
     batches = sampling.TruncatedPoissonBatches(KEY, N, P, num_steps=6, capacity=CAPACITY, num_valid=20)
     device = jax.jit(
         lambda t: sampling.truncated_poisson_sample(jax.random.fold_in(KEY, t), N, P, CAPACITY, num_valid=20)
@@ -90,10 +102,15 @@ def test_the_host_draws_the_batches_of_the_device():
             np.testing.assert_array_equal(ours, theirs)
     again = pickle.loads(pickle.dumps(batches))
     assert [batch.indices.tolist() for batch in again] == [batch.indices.tolist() for batch in batches]
-    assert (len(batches), batches.sampling_prob, batches[0].indices.shape) == (6, P, (CAPACITY,))
+    assert (len(batches), batches.sampling_prob, batches[0].indices.shape) == (
+        6,
+        P,
+        (CAPACITY,),
+    )
 
 
 def test_bad_arguments():
+    """Numbers are refused; traced ones give padding and a count that never fits."""
     with pytest.raises(ValueError, match="capacity"):
         sampling.truncated_poisson_sample(KEY, N, P, 0)
     with pytest.raises(ValueError, match="num_valid"):

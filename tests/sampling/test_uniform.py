@@ -12,28 +12,39 @@ from gdpjax.sampling._uniform import order_statistic
 from tests.sampling.frequencies import check_distribution, check_frequencies, included
 
 
-def draw(rounds, num_examples, batch_size, seed=0):
-    keys = jax.random.split(jax.random.key(seed), rounds)
-    return np.asarray(jax.jit(jax.vmap(lambda key: sampling.uniform_sample(key, num_examples, batch_size)))(keys))
+def draw(rounds, num_examples, batch_size):
+    """int[rounds, batch_size]: a batch for each of many keys."""
+
+    @jax.jit
+    @jax.vmap
+    def draw_one(key):
+        return sampling.uniform_sample(key, num_examples, batch_size)
+
+    return np.asarray(draw_one(jax.random.split(jax.random.key(0), rounds)))
 
 
 def test_every_subset_is_equally_likely():
+    """All twenty subsets of three of six rows."""
     drawn = draw(30_000, 6, 3)
     subsets = list(itertools.combinations(range(6), 3))
-    names, counts = np.unique(drawn @ [36, 6, 1], return_counts=True)
-    assert list(names) == [36 * a + 6 * b + c for a, b, c in subsets]  # ascending, without repetition, all of them
+    numbers = [36 * a + 6 * b + c for a, b, c in subsets]
+    found, counts = np.unique(drawn @ [36, 6, 1], return_counts=True)
+    assert list(found) == numbers  # ascending, without repetition, all of them
     check_distribution(counts, np.full(len(subsets), 1 / len(subsets)))
 
 
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(40, 1), (40, 13)])
 def test_marginal_and_pairwise_inclusion(num_examples, batch_size):
+    """Rows alone and in pairs, in data of ordinary size."""
     drawn = draw(10_000, num_examples, batch_size)
-    p = batch_size / num_examples
-    both = p * (batch_size - 1) / (num_examples - 1)
-    check_frequencies(included(drawn, np.zeros(drawn.shape, bool), num_examples), p, both)
+    chosen = included(drawn, np.zeros(drawn.shape, bool), num_examples)
+    marginal = batch_size / num_examples
+    pairwise = marginal * (batch_size - 1) / (num_examples - 1)
+    check_frequencies(chosen, marginal, pairwise)
 
 
 def test_batches_are_whole_and_in_range():
+    """No row is twice in a batch."""
     for num_examples, batch_size in [(7, 7), (60_000, 256)]:
         rows = np.asarray(sampling.uniform_sample(jax.random.key(1), num_examples, batch_size))
         assert rows.dtype == np.int32
@@ -48,17 +59,22 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
     bits = jax.random.bits
 
     def with_ties(key, shape, dtype):
-        return bits(key, shape, dtype) % jnp.uint32(few) if few < 2**32 else bits(key, shape, dtype)
+        words = bits(key, shape, dtype)
+        return words % jnp.uint32(few) if few < 2**32 else words
 
     monkeypatch.setattr(jax.random, "bits", with_ties)
-    num_examples, batch_size, key = 50 + few % 7, 20, jax.random.key(few % 7)  # a shape that is not compiled yet
+    # a shape that is not compiled yet
+    num_examples = 50 + few % 7
+    batch_size = 20
+    key = jax.random.key(few % 7)
     high, low = np.asarray(with_ties(key, (2, num_examples), jnp.uint32))
     words = high.astype(np.uint64) << np.uint64(32) | low
     expected = np.nonzero(words <= np.sort(words)[batch_size - 1])[0][:batch_size]
     np.testing.assert_array_equal(sampling.uniform_sample(key, num_examples, batch_size), expected)
 
 
-def testorder_statistic_of_marked_words():
+def test_order_statistic_of_marked_words():
+    """The word of a rank, and how many are below it, with ties and both ends."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, 200, dtype=np.uint32)
     words[:40] = words[40:80]
@@ -67,7 +83,10 @@ def testorder_statistic_of_marked_words():
     ordered = np.sort(words[among])
     for rank in [0, 1, len(ordered) // 2, len(ordered) - 1]:
         word, below = order_statistic(jnp.asarray(words), jnp.asarray(among), jnp.int32(rank))
-        assert (int(word), int(below)) == (ordered[rank], (ordered < ordered[rank]).sum())
+        assert (int(word), int(below)) == (
+            ordered[rank],
+            (ordered < ordered[rank]).sum(),
+        )
 
 
 def test_the_bound_on_ties_and_on_the_distance_to_uniform():
@@ -88,18 +107,26 @@ def test_the_bound_on_ties_and_on_the_distance_to_uniform():
 
 
 def test_sampling_error():
-    assert sampling.uniform_sampling_error(60_000, 3516) >= 60_000 * 3516 / 2**64
-    np.testing.assert_allclose(sampling.uniform_sampling_error(60_000, 3516), 60_000 * 3516 / 2**64, rtol=1e-12)
+    """An upper bound on the formula, and never above one."""
+    error = sampling.uniform_sampling_error(60_000, 3516)
+    formula = 60_000 * 3516 / 2**64
+    assert error >= formula
+    np.testing.assert_allclose(error, formula, rtol=1e-12)
     assert sampling.uniform_sampling_error(2**40, 2**40) == 1.0
 
 
 def test_same_eagerly_compiled_mapped_and_scanned():
+    """And in float64."""
     keys = jax.random.split(jax.random.key(2), 4)
-    one = lambda key: sampling.uniform_sample(key, 100, 9)  # noqa: E731
+
+    def one(key):
+        return sampling.uniform_sample(key, 100, 9)
+
     eager = np.stack([one(key) for key in keys])
-    np.testing.assert_array_equal(jax.vmap(one)(keys), eager)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(one))(keys), eager)
     np.testing.assert_array_equal(jax.jit(one)(keys[1]), eager[1])
-    np.testing.assert_array_equal(jax.lax.scan(lambda _, key: (None, one(key)), None, keys)[1], eager)
+    _, scanned = jax.lax.scan(lambda _, key: (None, one(key)), None, keys)
+    np.testing.assert_array_equal(scanned, eager)
     with jax.enable_x64(True):
         np.testing.assert_array_equal(one(keys[2]), eager[2])
         assert one(keys[2]).dtype == jnp.int32
@@ -107,8 +134,14 @@ def test_same_eagerly_compiled_mapped_and_scanned():
 
 @pytest.mark.parametrize(
     ("num_examples", "batch_size", "message"),
-    [(0, 1, "num_examples"), (5, 6, "at most num_examples=5"), (5, 0, "batch_size"), (5, 1.5, "batch_size")],
+    [
+        (0, 1, "num_examples"),
+        (5, 6, "at most num_examples=5"),
+        (5, 0, "batch_size"),
+        (5, 1.5, "batch_size"),
+    ],
 )
 def test_bad_input(num_examples, batch_size, message):
+    """The message names the argument."""
     with pytest.raises(ValueError, match=message):
         sampling.uniform_sample(jax.random.key(0), num_examples, batch_size)
