@@ -32,7 +32,6 @@ from gdpjax.sampling._padding import PoissonSample, checked_step
 from gdpjax.sampling._poisson import choose_capacity, dyadic_probability, overflow_probability, poisson_sample
 
 _ALLOWED_OVERFLOW = 1e-12
-_SMALLEST_PROBABILITY = 2.0**-32
 
 
 @final
@@ -98,11 +97,6 @@ class Poisson:
         if expected_batch_size > num_examples:
             raise ValueError(
                 f"expected_batch_size must be at most num_examples={num_examples}, got {expected_batch_size}"
-            )
-        if expected_batch_size / num_examples < _SMALLEST_PROBABILITY:
-            raise ValueError(
-                "expected_batch_size / num_examples must be at least 2^-32, the smallest probability that can be "
-                f"sampled with, got {expected_batch_size} / {num_examples}"
             )
         if capacity is not None and overflow is not None:
             raise ValueError(

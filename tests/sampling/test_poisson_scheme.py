@@ -45,8 +45,9 @@ def assert_same(sample, other):
 @given(st.integers(1, 10**6), st.floats(1e-4, 1.0), st.integers(1, 10**5))
 def test_the_numbers_follow_from_three(num_examples, share, num_steps):
     """The probability, the capacity and what an overflow costs."""
-    batches = Poisson(num_examples, share * num_examples, num_steps)
-    sampling_prob = sampling.dyadic_probability(share * num_examples / num_examples)
+    batch_size = max(share * num_examples, 1.0)
+    batches = Poisson(num_examples, batch_size, num_steps)
+    sampling_prob = sampling.dyadic_probability(batch_size / num_examples)
     assert batches.sampling_prob == sampling_prob
     assert batches.capacity == sampling.choose_capacity(num_examples, sampling_prob, num_steps, 1e-12)
     # The probabilities of an overflow, from another library's tail of the binomial.
@@ -371,7 +372,7 @@ REFUSALS = {
         dict(expected_batch_size=500.5),
         "at most num_examples=500, got 500.5",
     ),
-    "batch below 2^-32": (dict(expected_batch_size=1e-8), r"at least 2\^-32"),
+    "probability as size": (dict(expected_batch_size=0.08), r"is that the sampling probability\?"),
     "no steps": (dict(num_steps=0), "num_steps must be"),
     "step of truth": (dict(num_steps=True), "num_steps must be"),
     "capacity": (dict(capacity=0), "capacity must be a whole number >= 1"),
