@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import gdpjax
 from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, MinSep
 from gdpjax.training import make_plan, private_training
+from tests.correlated.matrices import matrix_of
 
 STRATEGIES = {
     "independent": None,
@@ -46,13 +47,14 @@ def largest_communication(text):
 
 
 def transformation(strategy):
-    """Return `privatize` with this noise."""
-    noise = {"sampling_prob": 0.1}
-    if strategy is not None:
-        noise = {"correlation": strategy, "participation": MinSep(2, 2), "num_steps": 4}
-    return gdpjax.privatize(
-        gdpjax.Sensitivity(1.0), noise_multiplier=1.0, expected_batch_size=10, key=jax.random.key(0), **noise
-    )
+    """Return `privatize` with this noise, and what a unit of noise is multiplied by."""
+    options = {"noise_multiplier": 1.0, "expected_batch_size": 10, "key": jax.random.key(0)}
+    sum_of_one = gdpjax.Sensitivity(1.0)
+    if strategy is None:
+        return gdpjax.privatize(sum_of_one, sampling_prob=0.1, **options), 0.1
+    promise = MinSep(2, 2)
+    private = gdpjax.privatize(sum_of_one, correlation=strategy, participation=promise, num_steps=4, **options)
+    return private, 0.1 * strategy.sensitivity(4, promise)
 
 
 def zeros(mesh=None):
@@ -60,44 +62,56 @@ def zeros(mesh=None):
     tree = {}
     for name, (shape, spec) in LEAVES.items():
         where = None if mesh is None else NamedSharding(mesh, spec)
-        tree[name] = jax.device_put(jnp.zeros(shape), where)
+        tree[name] = jax.device_put(np.zeros(shape, np.float32), where)
     return tree
 
 
 def released(strategy, mesh=None):
-    """Return what some steps release, the last state, and the compiled step."""
+    """Return what some steps release, a unit of the noise, the buffers before and after, and the compiled step."""
     params = zeros(mesh)
-    private = transformation(strategy)
+    private, unit = transformation(strategy)
     state = private.init(params)
+    buffers = [jax.tree.leaves(state.past_noise)]
     step = jax.jit(private.update).lower(params, state, params).compile()
     outputs = []
     for _ in range(STEPS):
         output, state = step(params, state, params)
         outputs.append(output)
-    return outputs, state, step.as_text()
+    buffers.append(jax.tree.leaves(state.past_noise))
+    return outputs, unit, buffers, step.as_text()
 
 
-def of_noise(strategy, mesh, alone):
-    """Return what the noise of one strategy does on a mesh, beside what it is on one device."""
-    spread, state, text = released(strategy, mesh)
-    pairs = list(zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True))
-    specs = [NamedSharding(mesh, LEAVES[name][1]) for name in sorted(LEAVES)]
+def stacked(outputs):
+    """Return each leaf of the outputs of all steps, [STEPS, ...], as NumPy arrays."""
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *outputs)
+
+
+def of_noise(strategy, mesh, draws):
+    """Return what the noise of one strategy does on a mesh, beside what it is: C^-1 times the draws of one device."""
+    outputs, unit, (first_buffers, last_buffers), text = released(strategy, mesh)
+    inverse = np.eye(STEPS) if strategy is None else np.linalg.inv(matrix_of(strategy, STEPS))
+    differences = []
+    for name, found in stacked(outputs).items():
+        truth = unit * np.tensordot(inverse, draws[name], axes=1)
+        differences.append(np.abs(found - truth).max())
 
     # A buffer has an axis for its slots before those of its leaf.
+    specs = [NamedSharding(mesh, LEAVES[name][1]) for name in sorted(LEAVES)]
     beside = [NamedSharding(mesh, PartitionSpec(None, *each.spec)) for each in specs]
-    buffers = jax.tree.leaves(state.past_noise)
     smallest = min(math.prod(shape) for shape, _ in LEAVES.values())
     return {
-        "difference": max(float(np.abs(np.asarray(one) - np.asarray(many)).max()) for one, many in pairs),
+        "difference": float(max(differences)),
         "outputs_in_place": all(
             leaf.sharding.is_equivalent_to(spec, 2)
-            for output in spread
+            for output in outputs
             for leaf, spec in zip(jax.tree.leaves(output), specs, strict=True)
         ),
         "buffers_in_place": all(
-            buffer.sharding.is_equivalent_to(spec, 3) for buffer, spec in zip(buffers, beside, strict=False)
+            buffer.sharding.is_equivalent_to(spec, 3)
+            for buffers in (first_buffers, last_buffers)
+            for buffer, spec in zip(buffers, beside, strict=False)
         ),
-        "num_buffers": len(buffers),
+        "num_buffers": len(last_buffers),
         "communicates": largest_communication(text) / smallest,
     }
 
@@ -105,16 +119,22 @@ def of_noise(strategy, mesh, alone):
 def trained(strategy, mesh=None):
     """Return the parameters after short runs, flat: on data, and on zeros, where only the noise moves them."""
     plan = make_plan(
-        clip=1.0, max_examples=96, expected_batch_size=24, epochs=1, delta=1e-5, noise_multiplier=2.0,
+        clip=1.0,
+        max_examples=96,
+        expected_batch_size=24,
+        epochs=1,
+        delta=1e-5,
+        noise_multiplier=2.0,
         correlation=strategy,
-    )  # fmt: skip
+    )
 
     def loss(matrix, x, y):
         return jnp.sum((jnp.tanh(x @ matrix) - y) ** 2)
 
     training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
     draw = np.random.default_rng(0)
-    x, y = draw.normal(size=(96, 16)).astype(np.float32), draw.normal(size=(96, 64)).astype(np.float32)
+    x = draw.normal(size=(96, 16)).astype(np.float32)
+    y = draw.normal(size=(96, 64)).astype(np.float32)
     params = jnp.asarray(draw.normal(size=(16, 64)) / 4, jnp.float32)
     placement = {}
     if mesh is not None:
@@ -142,8 +162,8 @@ def of_training(strategy, mesh):
     return found
 
 
-def report(on_automatic_axes, on_explicit_axes, in_training):
-    """Print what the noise of these strategies does on meshes, beside that of independent draws.
+def report(on_automatic_axes, on_explicit_axes, in_training=()):
+    """Print what the noise of these strategies does on meshes.
 
     Args:
       on_automatic_axes: names of strategies whose mesh has axes that the compiler uses as it sees fit.
@@ -152,15 +172,17 @@ def report(on_automatic_axes, on_explicit_axes, in_training):
     """
     automatic = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     explicit = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    outputs, unit, _, _ = released(None)
+    draws = jax.tree.map(lambda leaf: leaf / unit, stacked(outputs))
+
     found = {"noise": {}, "training": {}}
-    for mesh, names in ((automatic, ["independent", *on_automatic_axes]), (explicit, on_explicit_axes)):
+    for mesh, names in ((automatic, on_automatic_axes), (explicit, on_explicit_axes)):
         for name in names:
-            alone, _, _ = released(STRATEGIES[name])
-            found["noise"][name] = of_noise(STRATEGIES[name], mesh, alone)
+            found["noise"][name] = of_noise(STRATEGIES[name], mesh, draws)
     for name in in_training:
         found["training"][name] = of_training(STRATEGIES[name], automatic)
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    report(["drawn_again"], on_explicit_axes=["banded_toeplitz"], in_training=["banded_toeplitz"])
+    report(["drawn_again"], on_explicit_axes=["banded_toeplitz"])

@@ -1,5 +1,7 @@
 """The noise of the steps is C^-1 z, eager, under jit and vmap, with any memory, and continues from its state."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,13 +52,28 @@ def draws():
     return {name: drawn.astype(np.float64).reshape(NUM_STEPS, -1) for name, drawn in DRAWN.items()}
 
 
-def run(strategy, wrap=jax.jit, num_steps=NUM_STEPS):
-    advance = wrap(lambda step, state: strategy.next(step, draw, state))
+def run(strategy, wrap, num_steps):
+    """The noise of some steps, {leaf: [num_steps, ...]}."""
+
+    def advance(step, state):
+        return strategy.next(step, draw, state)
+
+    advance = wrap(advance)
     state, noises = strategy.init(LIKE), []
     for step in range(num_steps):
         noise, state = advance(np.int32(step), state)
         noises.append(noise)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *noises)
+
+
+@functools.cache
+def compiled_run(name):
+    """The noise of a whole run by a compiled step."""
+    return run(STRATEGIES[name], jax.jit, NUM_STEPS)
+
+
+def as_it_is(function):
+    return function
 
 
 @pytest.mark.parametrize(
@@ -87,7 +104,7 @@ def test_traced_coefficients_that_are_wrong_have_no_sensitivity(family, coeffici
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_noise_is_the_inverse_matrix_times_the_draws(name):
     strategy = STRATEGIES[name]
-    noise, drawn = run(strategy), draws()
+    noise, drawn = compiled_run(name), draws()
     for leaf in ("w", "b"):
         truth = np.linalg.solve(matrix_of(strategy, NUM_STEPS), drawn[leaf])
         assert noise[leaf].dtype == np.float32
@@ -96,14 +113,14 @@ def test_noise_is_the_inverse_matrix_times_the_draws(name):
 
 @pytest.mark.parametrize("name", ["banded_toeplitz", "regenerate", "buffer", "buffered", "dense"])
 def test_eager_noise_is_that_of_jit(name):
-    eager = run(STRATEGIES[name], wrap=lambda f: f, num_steps=4)
-    compiled = run(STRATEGIES[name], num_steps=4)
+    num_steps = 4
+    eager, compiled = run(STRATEGIES[name], as_it_is, num_steps), compiled_run(name)
     for leaf in ("w", "b"):
-        np.testing.assert_allclose(eager[leaf], compiled[leaf], atol=1e-6)
+        np.testing.assert_allclose(eager[leaf], compiled[leaf][:num_steps], atol=1e-6)
 
 
 def test_both_memories_give_the_same_noise():
-    regenerated, buffered = run(STRATEGIES["regenerate"]), run(STRATEGIES["buffer"])
+    regenerated, buffered = compiled_run("regenerate"), compiled_run("buffer")
     for leaf in ("w", "b"):
         np.testing.assert_allclose(regenerated[leaf], buffered[leaf], atol=1e-6)
 
@@ -211,28 +228,34 @@ def test_the_covariance_of_many_draws():
     np.testing.assert_allclose(np.cov(noises), inverse @ inverse.T, atol=6 * 2 / np.sqrt(size))
 
 
-@pytest.fixture(scope="module", params=["on_a_mesh", pytest.param("more_on_a_mesh", marks=pytest.mark.slow)])
-def on_a_mesh(request):
+@functools.cache
+def report_on_a_mesh(module):
     """What a process with eight devices finds."""
-    return report_of(f"tests.correlated.{request.param}", "--xla_backend_optimization_level=0")
+    return report_of(f"tests.correlated.{module}", "--xla_backend_optimization_level=0")
+
+
+@pytest.fixture(params=["on_a_mesh", pytest.param("more_on_a_mesh", marks=pytest.mark.slow)])
+def on_a_mesh(request):
+    return report_on_a_mesh(request.param)
 
 
 def test_a_mesh_has_the_noise_of_one_device_where_the_parameters_lie(on_a_mesh):
     """No array of a leaf's size goes between devices, for correlated noise as for independent noise."""
-    found = on_a_mesh["noise"]
-    # An array that is gathered whole would have 1 or more.
-    assert found["independent"]["communicates"] < 0.1
-    for name, report in found.items():
+    assert on_a_mesh["noise"]
+    for name, report in on_a_mesh["noise"].items():
         assert report["difference"] <= 1e-6, name
         assert report["outputs_in_place"], name
         assert report["buffers_in_place"], name
-        assert report["communicates"] <= found["independent"]["communicates"], name
+        # An array that is gathered whole would have 1 or more.
+        assert report["communicates"] < 0.05, name
         has_buffers = name not in ("independent", "drawn_again")
         assert report["num_buffers"] == 2 * has_buffers, name
 
 
-def test_a_run_on_a_mesh_is_that_of_one_device(on_a_mesh):
-    assert len(on_a_mesh["training"]) == 1
-    for name, report in on_a_mesh["training"].items():
+@pytest.mark.slow
+def test_a_run_on_a_mesh_is_that_of_one_device():
+    reports = report_on_a_mesh("more_on_a_mesh")["training"]
+    assert len(reports) == 2
+    for name, report in reports.items():
         assert report["noise"] <= 1e-6, name
         assert report["run"] <= 2e-5, name

@@ -5,8 +5,8 @@ import jax
 from gdpjax import ledger_of
 
 
-def recorded(tx, params, num_steps):
-    """Return the ledger after some steps on zeros. Nothing asks for the noise, so it is not compiled."""
+def recorded_state(tx, params, num_steps):
+    """Return the state after some steps on zeros. Nothing asks for the noise, so it is not compiled."""
 
     @jax.jit
     def step(state):
@@ -16,4 +16,10 @@ def recorded(tx, params, num_steps):
     state = tx.init(params)
     for _ in range(num_steps):
         state = step(state)
-    return ledger_of(state)
+    assert step._cache_size() == 1
+    return state
+
+
+def recorded(tx, params, num_steps):
+    """Return the ledger of some steps on zeros."""
+    return ledger_of(recorded_state(tx, params, num_steps))

@@ -1,5 +1,7 @@
 """Private training with what people use: schedules, averages, sweeps, equinox, frozen and tied parameters, bfloat16."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 
 import gdpjax
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 PRIVATE = {"noise_multiplier": 1.0, "sampling_prob": 0.25, "expected_batch_size": 8.0, "key": jax.random.key(0)}
 X = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
 Y = np.arange(8) % 3
@@ -40,7 +43,8 @@ def test_an_optax_schedule_scales_what_is_released():
     grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
     schedule = optax.warmup_cosine_decay_schedule(0.1, 0.5, 2, 6)
     params = jnp.ones(4)
-    private, tx = gdpjax.privatize(grad_fn, **PRIVATE), gdpjax.dpsgd(schedule, clipped_by=grad_fn, **PRIVATE)
+    private = gdpjax.privatize(grad_fn, **PRIVATE)
+    tx = gdpjax.dpsgd(schedule, clipped_by=grad_fn, **PRIVATE)
     alone, state = private.init(params), tx.init(params)
 
     @jax.jit
@@ -48,9 +52,10 @@ def test_an_optax_schedule_scales_what_is_released():
         total = grad_fn(params, X)
         return private.update(total, alone, params), tx.update(total, state, params)
 
-    for t in range(6):
+    rates = jax.jit(jax.vmap(schedule))(np.arange(6))
+    for rate in np.asarray(rates):
         (released, alone), (updates, state) = step(alone, state)
-        np.testing.assert_allclose(updates, -schedule(t) * released, rtol=1e-5)
+        np.testing.assert_allclose(updates, -rate * np.asarray(released), rtol=1e-5)
 
 
 def test_an_average_of_the_parameters_is_postprocessing():
@@ -58,7 +63,7 @@ def test_an_average_of_the_parameters_is_postprocessing():
     grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
     tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
     history, state = trained(tx, grad_fn, jnp.ones(4), (X,), 5)
-    average = jnp.ones(4)
+    average = np.ones(4, np.float32)
     for params in np.asarray(history):
         average = optax.incremental_update(params, average, step_size=0.1)
     weights = 0.1 * 0.9 ** np.arange(4, -1, -1)
@@ -68,33 +73,31 @@ def test_an_average_of_the_parameters_is_postprocessing():
 
 def test_a_sweep_over_an_injected_noise_multiplier():
     """One program for all configurations, each with its key; every ledger says what its configuration ran."""
-    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
     static = ("clipped_by", "key", "ledger_capacity", "nesterov")
     factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=static)
 
     def train(noise_multiplier, key):
         options = {**PRIVATE, "noise_multiplier": noise_multiplier, "key": key}
-        tx = factory(0.1, clipped_by=grad_fn, **options)
-        params, state = jnp.ones(4), tx.init(jnp.ones(4))
-        for t in range(2):
-            if t == 1:  # a hyperparameter set by hand between steps
-                state.hyperparams["noise_multiplier"] = 2 * noise_multiplier
-            updates, state = tx.update(grad_fn(params, X), state, params)
-            params = optax.apply_updates(params, updates)
-        return params, state
+        tx = factory(0.1, clipped_by=gdpjax.Sensitivity(1.0), **options)
+        params = jnp.ones(4)
+        first, state = tx.update(total, tx.init(params), params)
+        # A hyperparameter is set by hand between the steps.
+        state.hyperparams["noise_multiplier"] = 2 * noise_multiplier
+        second, state = tx.update(total, state, params)
+        return first + second, state
 
+    total = X.sum(0)
     multipliers, keys = np.float32([0.5, 1.0, 2.0]), jax.random.split(jax.random.key(5), 3)
     swept, states = jax.jit(jax.vmap(train))(multipliers, keys)
     alone = jax.jit(train)
     for i in range(3):
-        params, state = alone(multipliers[i], keys[i])
-        np.testing.assert_allclose(swept[i], params, rtol=1e-5, atol=1e-6)
+        moved, state = alone(multipliers[i], keys[i])
+        np.testing.assert_allclose(swept[i], moved, rtol=1e-5, atol=1e-6)
         ledger = gdpjax.ledger_of(jax.tree.map(lambda leaf, i=i: leaf[i], states))
         assert ledger == gdpjax.ledger_of(state)
-        assert [(e.noise_multiplier, e.num_steps) for e in ledger.events] == [
-            (multipliers[i], 1),
-            (2 * multipliers[i], 1),
-        ]
+        first, second = ledger.events
+        assert (first.noise_multiplier, first.num_steps) == (multipliers[i], 1)
+        assert (second.noise_multiplier, second.num_steps) == (2 * multipliers[i], 1)
     with pytest.raises(ValueError, match="share one noise key"):
         jax.vmap(train, in_axes=(0, None))(multipliers, keys[0])
 
@@ -102,10 +105,13 @@ def test_a_sweep_over_an_injected_noise_multiplier():
 def test_equinox_model():
     model = eqx.nn.MLP(4, 3, 5, 1, use_bias=False, use_final_bias=False, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)
-    grad_fn = gdpjax.clipped_grad(
-        lambda p, x, y: cross_entropy(eqx.combine(p, static)(x), y), 1.0, batch_argnums=(1, 2)
-    )
-    history, state = trained(gdpjax.dpadam(1e-2, clipped_by=grad_fn, **PRIVATE), grad_fn, params, (X, Y), 3)
+
+    def loss(params, x, y):
+        return cross_entropy(eqx.combine(params, static)(x), y)
+
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
+    tx = gdpjax.dpadam(1e-2, clipped_by=grad_fn, **PRIVATE)
+    history, state = trained(tx, grad_fn, params, (X, Y), 3)
     trained_params = jax.tree.map(lambda leaf: np.asarray(leaf)[-1], history)
     for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(trained_params), strict=True):
         assert (before != after).all()
@@ -130,34 +136,57 @@ TRAINABLE = {"table": True, "mix": True, "frozen": False}
 TOKENS, LABELS = np.arange(12) % 6, np.arange(12) % 5
 
 
-@pytest.mark.parametrize("strategy", ["auto", "ghost", "vmap"])
-def test_a_tied_leaf_is_clipped_once_with_its_true_norm(strategy):
-    """Trap 24: the gradient of a leaf used twice is the sum of both uses, in one norm, beside the other leaves."""
-    grads = jax.jit(jax.vmap(jax.grad(tied_loss), in_axes=(None, 0, 0)))(TIED, TOKENS, LABELS)
-    rows = np.concatenate([np.asarray(grads[name], np.float64).reshape(12, -1) for name in ("table", "mix")], axis=1)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    bound = float(np.median(norms))
-    grad_fn = gdpjax.clipped_grad(
-        tied_loss, bound, batch_argnums=(1, 2), trainable=TRAINABLE, strategy=strategy, return_info=True
-    )
-    total, info = jax.jit(grad_fn)(TIED, TOKENS, LABELS)
-    flat = np.concatenate([np.ravel(total[name]) for name in ("table", "mix")])
-    np.testing.assert_allclose(info.norms, norms[:, 0], rtol=1e-5)
-    np.testing.assert_allclose(flat, (rows * np.minimum(1, bound / norms)).sum(0), rtol=2e-4, atol=1e-5)
-    twice = np.linalg.norm(np.asarray(separate_uses(), np.float64), axis=1)
-    assert (np.abs(twice / norms[:, 0] - 1) > 0.01).any()  # norms added up by use are other norms
+def rows_of(function, params):
+    """The gradients of each example, its leaves side by side, [12, coordinates]."""
+    gradients = jax.vmap(jax.grad(function), in_axes=(None, 0, 0))
+    grads = jax.jit(gradients)(params, TOKENS, LABELS)
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(12, -1) for leaf in grads], axis=1)
 
 
-def separate_uses():
-    """Gradients as if the two uses of the table were two parameters."""
+@functools.cache
+def tied_rows():
+    """Gradients of the trainable leaves."""
+
+    def loss(pair, token, label):
+        table, mix = pair
+        return tied_loss({"table": table, "mix": mix, "frozen": TIED["frozen"]}, token, label)
+
+    return rows_of(loss, (TIED["table"], TIED["mix"]))
+
+
+@functools.cache
+def norms_of_separate_uses():
+    """Norms of gradients as if the two uses of the table were two parameters."""
 
     def untied(uses, token, label):
         embedding, classifier, mix = uses
         return cross_entropy(classifier @ (jnp.tanh(embedding[token] @ mix) + TIED["frozen"]), label)
 
-    uses = (TIED["table"], TIED["table"], TIED["mix"])
-    grads = jax.jit(jax.vmap(jax.grad(untied), in_axes=(None, 0, 0)))(uses, TOKENS, LABELS)
-    return np.concatenate([np.asarray(leaf).reshape(12, -1) for leaf in grads], axis=1)
+    rows = rows_of(untied, (TIED["table"], TIED["table"], TIED["mix"]))
+    return np.linalg.norm(rows, axis=1)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ghost", "vmap"])
+def test_a_tied_leaf_is_clipped_once_with_its_true_norm(strategy):
+    """Trap 24: the gradient of a leaf used twice is the sum of both uses, in one norm, beside the other leaves."""
+    rows = tied_rows()
+    norms = np.linalg.norm(rows, axis=1)
+    bound = float(np.median(norms))
+    grad_fn = gdpjax.clipped_grad(
+        tied_loss,
+        bound,
+        batch_argnums=(1, 2),
+        trainable=TRAINABLE,
+        strategy=strategy,
+        return_info=True,
+    )
+    total, info = jax.jit(grad_fn)(TIED, TOKENS, LABELS)
+    flat = np.concatenate([np.ravel(total[name]) for name in ("table", "mix")])
+    np.testing.assert_allclose(info.norms, norms, rtol=1e-5)
+    np.testing.assert_allclose(flat, np.minimum(1, bound / norms) @ rows, rtol=2e-4, atol=1e-5)
+
+    # Norms added up by use are other norms.
+    assert (np.abs(norms_of_separate_uses() / norms - 1) > 0.01).any()
 
 
 def test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked():
@@ -167,7 +196,8 @@ def test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked():
         return quadratic(params["w"] * params["frozen"], x)
 
     grad_fn = gdpjax.clipped_grad(loss, 1.0, trainable=trainable)
-    decayed = optax.chain(gdpjax.privatize(grad_fn, **PRIVATE), optax.adamw(1e-2, weight_decay=0.1, mask=trainable))
+    adamw = optax.adamw(1e-2, weight_decay=0.1, mask=trainable)
+    decayed = optax.chain(gdpjax.privatize(grad_fn, **PRIVATE), adamw)
     for tx in (gdpjax.dpadam(1e-2, clipped_by=grad_fn, **PRIVATE), decayed):
         history, _ = trained(tx, grad_fn, params, (X,), 3)
         assert (np.asarray(history["frozen"]) == 1).all()
@@ -179,7 +209,9 @@ def test_bfloat16_model_with_float32_parameters():
 
     def loss(params, x, y):
         half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-        return cross_entropy((jnp.tanh(x.astype(jnp.bfloat16) @ half["in"]) @ half["out"]).astype(jnp.float32), y)
+        hidden = jnp.tanh(x.astype(jnp.bfloat16) @ half["in"])
+        logits = hidden @ half["out"]
+        return cross_entropy(logits.astype(jnp.float32), y)
 
     params = {"in": jnp.ones((4, 5)) / 2, "out": jnp.eye(5, 3)}
     grad_fn = gdpjax.clipped_grad(loss, 0.1, batch_argnums=(1, 2))
@@ -187,7 +219,7 @@ def test_bfloat16_model_with_float32_parameters():
     clipped_sum = jax.jit(grad_fn)
     larger = clipped_sum(params, X, Y, is_padding=np.zeros(8, bool))
     smaller = clipped_sum(params, X, Y, is_padding=np.arange(8) == 3)
-    moved = np.concatenate([np.ravel(np.asarray(larger[name]) - np.asarray(smaller[name])) for name in params])
+    moved = np.concatenate([np.ravel(larger[name] - smaller[name]) for name in params])
     assert 0.09 < np.linalg.norm(moved) <= 0.1
     history, state = trained(tx, grad_fn, params, (X, Y), 4)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((history, state.total, state.error)))
