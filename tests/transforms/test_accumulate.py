@@ -228,7 +228,7 @@ def test_a_sum_from_elsewhere_is_charged_for_any_number_of_devices(monkeypatch):
     total = jnp.zeros(3)
     known = []
     for num_devices in (1, 8):
-        recorded = RecordedSum([], None, 64, num_devices)
+        recorded = RecordedSum([], None, 64, num_devices, has_mask=True)
         known.append(charge_of_sum(grad_fn, total, recorded, None, 4))
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     unknown = charge_of_sum(grad_fn, total, None, 64, 4)
