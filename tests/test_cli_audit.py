@@ -74,6 +74,21 @@ def test_other_spellings_of_the_file(capsys, tmp_path):
     assert found["epsilon_lower"] > 2
 
 
+def test_a_file_of_numpy(capsys, tmp_path, data):
+    scores, included, path = data
+    saved = tmp_path / "saved.csv"
+    np.savetxt(saved, np.stack([scores, included], axis=1), delimiter=",", header="score,included", comments="")
+    assert "1.000000000000000000e+00" in saved.read_text()
+    assert run(capsys, saved) == run(capsys, path)
+
+
+def test_scores_the_wrong_way_round_get_a_hint(capsys, tmp_path, data):
+    scores, included, path = data
+    hint = "fewer than half of the guesses are right: higher scores must mean that the canary was included"
+    assert hint in run(capsys, write(tmp_path / "turned.csv", -scores, included))
+    assert hint not in run(capsys, path)
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -81,6 +96,7 @@ def test_other_spellings_of_the_file(capsys, tmp_path):
         ("score,included\n1,1\nnan,0\n", [], "NaN at index 1"),
         ("score,included\n1,1\nx,0\n", [], "line 3"),
         ("score,included\n1,1\n2,0.5\n", [], "line 3"),
+        ("score,included\n1,1\n2,nan\n", [], "line 3"),
         ("score,included\n1,1\n2\n", [], "line 3"),
         ("score,included\n", [], "length >= 1"),
         ("score,included\n" + "1,1\n" * 200, [], "fair coins"),

@@ -47,6 +47,19 @@ def test_the_template_is_swept(project, tmp_path, capsys):
     assert main(["sweep-report", str(out)]) == 0
 
 
+@pytest.mark.parametrize("failing", ["noise_multiplier = [0.01, 2.0]", "noise_multiplier = 2.0"])
+def test_a_sweep_of_which_a_trial_failed_ends_with_status_1(failing, project, tmp_path, capsys):
+    text = (project / "train.toml").read_text()
+    spec = project / "some.toml"
+    spec.write_text(re.sub(r"(?m)^epsilon = .*$", failing, text))
+    has_failed = "0.01" in failing
+    arguments = ["sweep-trainings", str(spec), "--out", str(tmp_path / "sweep")]
+    assert main(arguments) == (1 if has_failed else 0)
+    said = capsys.readouterr().out
+    assert ("2 of 2 trials are over, 1 failed" if has_failed else "1 of 1 trial is over, 0 failed") in said
+    assert (tmp_path / "sweep" / "report" / "index.html").is_file()
+
+
 def test_new_says_what_to_type_next(tmp_path, capsys):
     assert main(["new", str(tmp_path / "my trainings")]) == 0
     said = capsys.readouterr().out.splitlines()

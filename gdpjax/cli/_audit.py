@@ -20,11 +20,12 @@ from gdpjax.cli._step_checks import StepCheck, step_checks
 from gdpjax.cli._tables import read_table
 from gdpjax.cli._worst_cases import WorstCase, worst_cases
 
-_COINS = {"1": True, "0": False, "1.0": True, "0.0": False, "true": True, "false": False}
+_COINS = {"true": True, "false": False}
 _CONFIDENCE = 0.95
 _STEP_CONFIDENCE = 0.9999
 _NUM_RELEASES = 4096
 _EMPIRICAL_LOWER = "empirical lower: the truth is at least this, at the confidence"
+_TURNED_ROUND = "fewer than half of the guesses are right: higher scores must mean that the canary was included"
 _CONSISTENT = "consistent"
 _EPILOG = """The file (.csv or .parquet) has a column score, higher where membership is likelier, and a column included
 (1 or 0, true or false). By default its rows are the canaries of ONE training run, each included by a fair coin
@@ -106,11 +107,22 @@ def _read_scores(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
         included = cells[included_column]
         try:
             scores.append(float(score))
-            coins.append(_COINS[included.lower()])
-        except (ValueError, KeyError) as error:
+            coins.append(_coin(included))
+        except ValueError as error:
             got = f"{score!r} and {included!r}"
             raise ValueError(f"{place} of {path}: expected a number and 1 or 0 (true or false), got {got}") from error
     return np.asarray(scores, np.float64), np.asarray(coins, bool)
+
+
+def _coin(text: str) -> bool:
+    """Return whether a canary was included; ValueError unless the text is true, false, or a number equal to 1 or 0."""
+    word = text.lower()
+    if word in _COINS:
+        return _COINS[word]
+    value = float(text)
+    if value not in (0.0, 1.0):
+        raise ValueError("neither 1 nor 0")
+    return value == 1.0
 
 
 def _audit_scores(arguments: argparse.Namespace) -> list[Row]:
@@ -154,6 +166,9 @@ def _one_run_report(
     audit = audit_one_run(scores, coins, key=key, delta=delta, num_guesses=num_guesses, confidence=confidence)
     is_chosen = num_guesses is not None and len(num_guesses) > 1
     guesses_standing = "of the larger mu" if is_chosen else "fixed"
+    correct_standing = "of those"
+    if 2 * audit.num_correct < audit.num_guesses:
+        correct_standing = f"of those; {_TURNED_ROUND}"
     return [
         Row("epsilon_lower", audit.epsilon, _EMPIRICAL_LOWER, "down"),
         Row("mu_lower", audit.mu, _EMPIRICAL_LOWER, "down"),
@@ -161,7 +176,7 @@ def _one_run_report(
         Row("confidence", audit.confidence, "given; of both bounds together", "exact"),
         Row("num_canaries", audit.num_canaries, "rows; taken to be included by independent fair coins"),
         Row("num_guesses", audit.num_guesses, guesses_standing),
-        Row("num_correct", audit.num_correct, "of those"),
+        Row("num_correct", audit.num_correct, correct_standing),
     ]
 
 

@@ -2,17 +2,21 @@
 
 argparse reads "-1e-5" as an unknown option, and answers "0.5:2" with the name of a Python type. Here a number that
 begins with a minus belongs to the option before it, and every option of type ``float`` or ``int`` is read by `number`
-or `whole`.
+or `whole`. Of a misspelt option argparse says that the right one is missing; here an unknown option is named first.
 """
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from gdpjax._core.arguments import did_you_mean
 from gdpjax._core.shown import shown
 
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+_ELSEWHERE = {"--sigma": "--noise-multiplier", "--sample-rate": "--sampling-prob"}
+"""What other programs call these options, where no spelling is close."""
 
 
 def number(text: str) -> float:
@@ -58,6 +62,40 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self.register("type", float, number)
         self.register("type", int, whole)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse after the refusal of unknown options; argparse calls this for each subcommand, too."""
+        given = sys.argv[1:] if args is None else list(args)
+        self._refuse_unknown_options(given)
+        return super().parse_known_args(given, namespace)
+
+    def _refuse_unknown_options(self, arguments: Sequence[str]) -> None:
+        """End with status 2 at the first option that there is not, unless help is asked for."""
+        options = list(self._option_string_actions)
+        if "-h" in arguments or "--help" in arguments:
+            return
+        for argument in arguments:
+            if argument == "--":
+                return
+            is_option = len(argument) > 1 and argument.startswith("-") and not _NEGATIVE.match(argument)
+            if not is_option:
+                # What follows the name of a subcommand is the subcommand's.
+                if self._subparsers is not None:
+                    return
+                continue
+
+            # argparse takes a part of a long option for the whole.
+            name = argument.split("=")[0]
+            is_known = name in options or (name.startswith("--") and any(option.startswith(name) for option in options))
+            if not is_known:
+                self.error(f"there is no option {name}{self._advice(name, options)}")
+
+    def _advice(self, name: str, options: Sequence[str]) -> str:
+        """Return which option may be meant, or where to look."""
+        meant = _ELSEWHERE.get(name)
+        if meant in options:
+            return f"; did you mean {meant!r}?"
+        return did_you_mean(name, options) or f"; see {self.prog} --help"
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and one line on the standard error."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from gdpjax.cli._report import add_cache_option
 
-INTERRUPTED, OVERFLOWED = 130, 1
+INTERRUPTED, FAILED = 130, 1
 _SPEC = """\
 the spec is a TOML file:
 
@@ -81,7 +81,7 @@ def _train(arguments: argparse.Namespace) -> int:
         )
     except BatchOverflowError as error:
         print(f"gdpjax train: error: {error}", file=sys.stderr)
-        return OVERFLOWED
+        return FAILED
     except RunInterrupted as stop:
         print(f"gdpjax train: {stop}", file=sys.stderr)
         return INTERRUPTED
@@ -93,7 +93,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from gdpjax.sweeps import RunInterrupted, run_sweep
 
     try:
-        run_sweep(
+        result = run_sweep(
             None,
             arguments.spec,
             arguments.out,
@@ -107,7 +107,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     except RunInterrupted as stop:
         print(f"gdpjax sweep-trainings: {stop}", file=sys.stderr)
         return INTERRUPTED
-    return 0
+    any_failed = any(row["error"] is not None for row in result.rows)
+    return FAILED if any_failed else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -109,6 +109,11 @@ def begin(
     return key
 
 
+def has_sweep(folder: Path) -> bool:
+    """Return whether a sweep was begun in the folder."""
+    return (folder / SWEEP).is_file()
+
+
 def refuse_used(folder: Path) -> None:
     """Raise UserError where there is a sweep, or the rest of one, which must not pass for another's results."""
     for name in (SWEEP, *RESULTS_OF_A_SWEEP):
@@ -120,7 +125,7 @@ def refuse_used(folder: Path) -> None:
 
 def refuse_others(folder: Path, spec: Spec) -> None:
     """Raise UserError, with the line of the first difference, unless the sweep was begun with this spec."""
-    if not (folder / SWEEP).is_file():
+    if not has_sweep(folder):
         raise UserError(f"nothing to resume: there is no sweep in {folder}")
     saved = described(folder).sweep
     now = spec.described()
@@ -157,7 +162,7 @@ def is_finished(folder: Path, spec: Spec) -> bool:
 
 def described(folder: Path) -> Described:
     """Return the description that a folder has of its sweep."""
-    if not (folder / SWEEP).is_file():
+    if not has_sweep(folder):
         raise UserError(f"there is no sweep in {folder}")
     return msgspec.convert(records.read_json(folder / SWEEP, Described), Described)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gdpjax._core.figures import rounded
 from gdpjax.sweeps._layout import Layout, label, shown_score
-from gdpjax.sweeps._summary import Row, best_by_target, compilations, configurations, count, varied
+from gdpjax.sweeps._summary import Row, best_by_target, compilations, configurations, count, how_many_are_over, varied
 
 MOST_ERRORS = 3
 
@@ -37,6 +37,11 @@ class ProgressObserver:
         )
         self._trials = self._progress.add_task("trials", total=None, note="")
         self._steps = self._progress.add_task("steps", total=None, note="")
+        # Of all trials so far, those of earlier processes included.
+        self._num_trials = 0
+        self._num_done = 0
+        self._num_failed = 0
+        self._best: float | None = None
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -45,9 +50,14 @@ class ProgressObserver:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def on_start(self, num_trials: int, num_done: int) -> None:
-        """Set the length."""
-        self._progress.reset(self._trials, total=num_trials, completed=num_done)
+    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
+        """Set the length, and begin with the rows that are on record."""
+        self._num_trials = num_trials
+        self._num_done = 0
+        self._num_failed = 0
+        self._best = None
+        self._include(on_record)
+        self._progress.reset(self._trials, total=num_trials, completed=self._num_done)
 
     def on_plans(self, done: int) -> None:
         """Show how many plans are made, and their noise calibrated."""
@@ -64,19 +74,33 @@ class ProgressObserver:
         self._progress.update(self._steps, completed=done, total=total, note="of a chunk")
 
     def on_chunk(self, rows: Sequence[Row]) -> None:
-        """Advance, and describe how the chunk went."""
-        layout = self._layout
-        notes = []
-        scores = [row[layout.score] for row in rows if row["error"] is None]
-        if scores:
-            best = max(scores, key=layout.better)
-            notes.append(f"best {label(layout.score)} {shown_score(layout.score, best):.4g}")
-        if len(scores) < len(rows):
-            notes.append(f"{len(rows) - len(scores)} failed")
-        note = ", ".join(notes)
-        self._progress.update(self._trials, advance=len(rows), note=note)
+        """Advance, and describe how the sweep went so far."""
+        self._include(rows)
+        failed = f"{self._num_failed} failed" if self._num_failed else ""
+        best = ""
+        if self._best is not None:
+            score = self._layout.score
+            best = f"best {label(score)} so far {shown_score(score, self._best):.4g}"
+
+        note = ", ".join(part for part in (failed, best) if part)
+        self._progress.update(self._trials, completed=self._num_done, note=note)
         if not self._console.is_terminal:
-            self._console.print(f"{len(rows)} trials done: {note}")
+            text = f"{self._num_done} of {count(self._num_trials, 'trial')} done"
+            if failed:
+                text += f", {failed}"
+            if best:
+                text += f": {best}"
+            self._console.print(text, soft_wrap=True)
+
+    def _include(self, rows: Sequence[Row]) -> None:
+        """Count finished trials, and keep the best score."""
+        scores = [row[self._layout.score] for row in rows if row["error"] is None]
+        self._num_done += len(rows)
+        self._num_failed += len(rows) - len(scores)
+        if self._best is not None:
+            scores.append(self._best)
+        if scores:
+            self._best = max(scores, key=self._layout.better)
 
 
 def print_summary(
@@ -98,9 +122,7 @@ def print_summary(
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
-    console.print(
-        f"{len(rows)} of {count(num_trials, 'trial')} are over, {errors.total()} failed; {compilations(programs)}."
-    )
+    console.print(f"{how_many_are_over(len(rows), num_trials)}, {errors.total()} failed; {compilations(programs)}.")
     for error, times in errors.most_common(MOST_ERRORS):
         console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
     console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")

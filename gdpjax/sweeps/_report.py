@@ -23,7 +23,7 @@ from gdpjax.sweeps._summary import (
     best_by_target,
     compilations,
     configurations,
-    count,
+    how_many_are_over,
     pareto_front,
     price,
     varied,
@@ -81,7 +81,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     named = ", ".join(f"{what} {name}" for what, name in about.names.items())
     best_is = "smallest" if layout.minimize else "largest"
     summary = (
-        f"{len(rows)} of {count(about.num_trials, 'trial')} are over, {len(failed)} of them failed. "
+        f"{how_many_are_over(len(rows), about.num_trials)}, {len(failed)} of them failed. "
         f"{named[:1].upper()}{named[1:]}, {sweep['search']} search. The "
         f"{best_is} {label(layout.score, units=False)} is the best. "
         f"{compilations(programs)} of the training program."

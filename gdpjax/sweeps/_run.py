@@ -28,8 +28,8 @@ from gdpjax.sweeps._worker import Chunk, Outcome, Result, Shape, Stopped, Worker
 class Observer(Protocol):
     """Whoever watches a sweep."""
 
-    def on_start(self, num_trials: int, num_done: int) -> None:
-        """The sweep begins after ``num_done`` of its trials."""
+    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
+        """The sweep begins; the rows of trials that were finished earlier are ``on_record``."""
         ...
 
     def on_plans(self, done: int) -> None:
@@ -118,9 +118,10 @@ class Sweep:
         observer.on_chunk(rows)
 
 
-def run_trials(sweep: Sweep, done: set[int], backend: Backend, observer: Observer) -> None:
-    """Run the trials that are not ``done``, and record each chunk as it ends."""
-    observer.on_start(len(sweep.trials), len(done))
+def run_trials(sweep: Sweep, on_record: Sequence[Row], backend: Backend, observer: Observer) -> None:
+    """Run the trials that are not ``on_record``, and record each chunk as it ends."""
+    observer.on_start(len(sweep.trials), on_record)
+    done = {row["trial"] for row in on_record}
     remaining = [trial for trial in sweep.trials if trial.number not in done]
     refused = [Outcome(trial, error=trial.error) for trial in remaining if trial.error]
     if refused:

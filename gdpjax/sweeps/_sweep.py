@@ -1,9 +1,10 @@
 """Run a sweep in a folder, resume it, report on it."""
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
 from gdpjax.sweeps._layout import Layout, layout_of
 from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
+from gdpjax.sweeps._summary import count
 from gdpjax.sweeps._task import Examples, Task, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import Trial, identity, list_trials, plan_trials
 
@@ -103,22 +105,40 @@ def run_sweep(
 
     Raises:
       UserError: the spec, the data, the model or the folder is not as it should be; nothing was run then.
-      RunInterrupted: by Ctrl-C; what was finished is on record.
+      RunInterrupted: by Ctrl-C; what was finished is on record, and the message says whether anything was begun.
     """
     require_extra()
     folder = check_path("out", out)
     resume = check_flag("resume", resume)
     check_console(console)
     backend_for = backend_of(backend, width, memory_gb, ray_address, console)
-    checked = as_spec(task, spec)
-    sweep_in(folder, checked, resume, backend_for, console)
-    result = finished_sweep(folder)
+    with interruptible(folder, resume):
+        checked = as_spec(task, spec)
+        sweep_in(folder, checked, resume, backend_for, console)
+        result = finished_sweep(folder)
     if console is not None:
         _print(console, result)
     if all(row["error"] for row in result.rows):
         errors = {row["error"] for row in result.rows}
         raise UserError(f"every trial failed, the first with: {min(errors)}; {result.report} has all of them")
     return result
+
+
+@contextlib.contextmanager
+def interruptible(folder: Path, resume: bool) -> Iterator[None]:
+    """Turn Ctrl-C into a RunInterrupted that says whether the folder holds anything of this sweep."""
+    holds_another = not resume and folders.has_sweep(folder)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if holds_another or not folders.has_sweep(folder):
+            message = f"interrupted before the first trial: nothing was begun in {folder}"
+        else:
+            message = (
+                f"interrupted: finished trials are on record in {folder}; the same again with --resume (resume=True) "
+                "goes on"
+            )
+        raise RunInterrupted(message) from None
 
 
 def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> Spec:
@@ -136,6 +156,7 @@ def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> S
 
 def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console | None") -> None:
     """Run every trial that is not yet on record in ``folder``; refusals come before anything runs."""
+    from gdpjax.sweeps._results import read_rows
     from gdpjax.sweeps._run import Sweep, run_trials
 
     trials = list_trials(spec)
@@ -148,15 +169,17 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     layout = layout_of(spec, trials, scores)
     digest = digest_of_programs(spec.task, examples, settings_of_programs(spec))
     root = None
-    done: set[int] = set()
+    on_record: list[Row] = []
     if resume:
         root = folders.resume(folder, spec, examples, digest)
-        done = trials_on_record(folder, layout)
+        on_record = read_rows(folder, layout)
     if console is not None and isinstance(spec.seeds, tuple):
         console.print(f"[bold yellow]{SEED_NOTICE}")
+    if console is not None and not console.is_terminal:
+        console.print(f"planning {count(len(trials), 'trial')}")
 
     with watch(console, layout) as observer:
-        observer.on_start(len(trials), len(done))
+        observer.on_start(len(trials), on_record)
         planned = plan_trials(spec, trials, examples.num_examples, observer.on_plans)
         refuse_equal_trials(spec, planned)
         backend = backend_for(spec.task, examples, observer)
@@ -166,22 +189,10 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
                     root = folders.begin(folder, spec, examples, layout, len(trials), digest)
                 else:
                     # Another process may have gone on with it until the folder was ours.
-                    done = trials_on_record(folder, layout)
-                run_trials(Sweep(folder, spec.task, layout, planned, root), done, backend, observer)
-        except KeyboardInterrupt:
-            raise RunInterrupted(
-                f"interrupted: finished trials are on record in {folder}; the same again with --resume (resume=True) "
-                "goes on"
-            ) from None
+                    on_record = read_rows(folder, layout)
+                run_trials(Sweep(folder, spec.task, layout, planned, root), on_record, backend, observer)
         finally:
             backend.close()
-
-
-def trials_on_record(folder: Path, layout: Layout) -> set[int]:
-    """Return the numbers of the trials whose results are in the folder."""
-    from gdpjax.sweeps._results import read_rows
-
-    return {row["trial"] for row in read_rows(folder, layout)}
 
 
 def check_each_program(spec: Spec, examples: Examples) -> tuple[str, ...]:
@@ -239,7 +250,7 @@ class Silent:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def on_start(self, num_trials: int, num_done: int) -> None:
+    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
         """The sweep begins."""
 
     def on_plans(self, done: int) -> None:

@@ -45,7 +45,7 @@ class Silent:
     def __init__(self):
         self.rows = []
 
-    def on_start(self, num_trials, num_done):
+    def on_start(self, num_trials, on_record):
         pass
 
     def on_chunks(self, description):
@@ -70,7 +70,8 @@ def rows_of(folder):
 def run(folder, backend, done=()):
     observer = Silent()
     folder.mkdir(exist_ok=True)
-    run_trials(sweep_of(folder, plans(TWO_SHAPES)), set(done), backend, observer)
+    on_record = [{"trial": number} for number in done]
+    run_trials(sweep_of(folder, plans(TWO_SHAPES)), on_record, backend, observer)
     return observer
 
 

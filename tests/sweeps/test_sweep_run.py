@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 import gdpjax
 from experiments import cli
 from experiments.data import LOADERS, Dataset
-from experiments.errors import UserError
+from experiments.errors import RunInterrupted, UserError
 from gdpjax.sweeps import _folder, _program, _run, _sweep, _worker
 from gdpjax.sweeps._keys import make_keys
 from gdpjax.sweeps._program import arguments_of, blueprint_of, lane, make_program
@@ -26,7 +27,7 @@ from gdpjax.sweeps._trials import identity, list_trials, plan_trials
 from gdpjax.sweeps._worker import Outcome, compile_shape
 from gdpjax.training import OVERFLOWED
 from tests.sweeps import sweeps
-from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, rows_of, run_small, spec_of, sweep_of
+from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, on, rows_of, run_small, spec_of, sweep_of
 
 
 class Watcher:
@@ -45,7 +46,7 @@ class Watcher:
     def count(self, event, duration, **kwargs):
         self.compiled += event == "/jax/core/compile/backend_compile_duration"
 
-    def on_start(self, num_trials, num_done):
+    def on_start(self, num_trials, on_record):
         pass
 
     def on_plans(self, done):
@@ -84,7 +85,7 @@ def test_one_program_for_each_shape(tmp_path, small_digits):
     trials = plans(text, small_digits)
     sweep, examples = sweep_of(tmp_path, trials), examples_of(small_digits)
     with Watcher() as watcher:
-        run_trials(sweep, set(), local()(sweep.task, examples, watcher), watcher)
+        run_trials(sweep, [], local()(sweep.task, examples, watcher), watcher)
     programs = _folder.read_programs(tmp_path)
     assert [(p["num_steps"], p["width"], p["num_compiled"]) for p in programs] == [(8, 2, 1), (16, 2, 1)]
     assert all(0 < p["memory_bytes"] < 10**9 for p in programs)
@@ -195,7 +196,7 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
     monkeypatch.setattr(_worker, "lane", lambda state, index: state)
     monkeypatch.setattr(_worker, "outcome", lambda compiled, trial, state: Outcome(trial, {"test_accuracy": 0.5}))
     sweep = sweep_of(tmp_path, trials)
-    run_trials(sweep, set(), local()(sweep.task, examples_of(small_digits), Watcher()), Watcher())
+    run_trials(sweep, [], local()(sweep.task, examples_of(small_digits), Watcher()), Watcher())
     errors = [row["error"] for row in rows_of(tmp_path, sweep.layout)]
     memory, exhausted = "needs more than --memory-gb allows", "RuntimeError: RESOURCE_EXHAUSTED: Out of memory"
     assert errors == [memory, None, memory, exhausted, memory, None]
@@ -383,6 +384,44 @@ def test_a_sweep_of_failures_says_why_and_fails(tmp_path, capsys, monkeypatch, s
     assert "too small for finite noise" in said.out
     assert "every trial failed" in said.err
     assert Path("runs/sweep-sweep/report/index.html").is_file()
+
+
+def test_an_interrupted_sweep_says_truly_what_was_begun(several, tmp_path, small_digits, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    def sweep(folder, **options):
+        with pytest.raises(RunInterrupted) as stop:
+            _sweep.run_sweep(None, on(small_digits, SEVERAL), folder, **options)
+        return str(stop.value)
+
+    used = shutil.copytree(several, tmp_path / "used")
+    monkeypatch.setattr(_run, "run_trials", interrupted)
+    assert "finished trials are on record" in sweep(tmp_path / "running")
+    for name in ("plan_trials", "load_examples", "list_trials"):
+        monkeypatch.setattr(_sweep, name, interrupted)
+        assert "before the first trial: nothing was begun" in sweep(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        assert "--resume" in sweep(used, resume=True)
+    assert "nothing was begun" in sweep(used), "what it holds is another sweep"
+
+
+def test_a_log_says_how_far_the_whole_sweep_is(tmp_path, capsys, small_digits):
+    text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = [2.0, 4.0]\n"
+    console = Console(width=200)
+    _sweep.sweep_in(tmp_path / "0", on(small_digits, text), False, local(2), console)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "planning 4 trials"
+    done = [line for line in said if " done" in line]
+    assert len(done) == 2
+    assert done[0].startswith("2 of 4 trials done: best test accuracy (%) so far ")
+    score = done[0].split()[-1]
+    assert done[1] == f"4 of 4 trials done, 2 failed: best test accuracy (%) so far {score}"
+
+    # What is on record counts when the sweep goes on.
+    sorted((tmp_path / "0" / PARTS).glob("*.parquet"))[-1].unlink()
+    _sweep.sweep_in(tmp_path / "0", on(small_digits, text), True, local(2), console)
+    assert capsys.readouterr().out.splitlines()[-1] == done[1]
 
 
 def test_a_damaged_part_is_named(several, tmp_path):

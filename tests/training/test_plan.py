@@ -149,6 +149,11 @@ def test_statement_of_other_plans(monkeypatch):
     assert "by replacing one example by any other (REPLACE_ONE)" in uniform.statement()
 
 
+@pytest.mark.parametrize("unit", ["business", "campus", "time series"])
+def test_a_unit_in_the_singular_may_end_with_an_s(unit):
+    assert make_plan(**BASE, num_steps=10, noise_multiplier=2.0, unit=unit).unit == unit
+
+
 def test_groups_cost_more(mnist):
     lower = float(mnist.replace(group_size=2).epsilon_bounds().lower)
     assert lower > float(mnist.epsilon_bounds().upper)
@@ -245,6 +250,7 @@ def test_names_from_elsewhere_are_answered(name, meant):
         (dict(sampling="uniform", group_size=2), "Poisson"),
         (dict(neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound"),
         (dict(unit=""), "unit"),
+        (dict(unit="users"), "name the unit in the singular, such as 'user'; got 'users'"),
     ],
 )
 def test_bad_input(changes, message):
