@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Protocol
 
 import msgspec
+import numpy as np
 
 from gdpjax._core.arguments import check_path, check_text
 from gdpjax._core.documents import DocumentError, convert_document
@@ -143,7 +144,7 @@ class Spec:
         alternatives = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
         for name, value in self.task.defaults.items():
             if name != "delta" and alternatives.get(name) not in self.choices:
-                content[name] = (value.item() if hasattr(value, "item") else value,)
+                content[name] = (np.asarray(value).item(),)
         for name, choice in self.choices.items():
             content[name] = dataclasses.asdict(choice) if isinstance(choice, Range) else choice
         return json.loads(json.dumps(content))
