@@ -42,6 +42,10 @@ def gaussian_delta(epsilon, mu):
     return first - np.exp(epsilon + special.log_ndtr(-epsilon / mu - 0.5 * mu))
 
 
+def normal_density(x):
+    return np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+
+
 class Truth:
     """Two steps of which an example is in one, a Poisson step, randomized response and Gaussian noise, by quadrature.
 
@@ -49,63 +53,88 @@ class Truth:
     """
 
     def __init__(self, noise, mu, poisson=None, response=0.0, num=60):
-        g, h = np.linspace(-9.0, 9.0 + 1.0 / noise, num, retstep=True)
-        density = np.exp(-0.5 * g**2) / np.sqrt(2 * np.pi) * h
-        y = np.exp(g / noise - 0.5 / noise**2)
-        ratio, q = 0.5 * (y[:, None] + y), density[:, None] * density
+        self.mu = mu
+        self.response = response
+        # One step of the allocation: its outcomes, their probabilities without the example, and likelihood ratios.
+        outcomes, spacing = np.linspace(-9.0, 9.0 + 1.0 / noise, num, retstep=True)
+        density = normal_density(outcomes) * spacing
+        of_step = np.exp(outcomes / noise - 0.5 / noise**2)
+        ratio = 0.5 * (of_step[:, None] + of_step)
+        self.q = density[:, None] * density
+
         if poisson is not None:
-            x, h = np.linspace(-9.0, 9.0 + 1.0 / poisson[0], num, retstep=True)
-            r = 1.0 - poisson[1] + poisson[1] * np.exp(x / poisson[0] - 0.5 / poisson[0] ** 2)
-            ratio, q = ratio[..., None] * r, q[..., None] * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi) * h
-        self.loss, self.q, self.mu, self.response = np.log(ratio), q, mu, response
-        self.p = self.q * ratio
+            sigma, p = poisson
+            outcomes, spacing = np.linspace(-9.0, 9.0 + 1.0 / sigma, num, retstep=True)
+            of_step = 1.0 - p + p * np.exp(outcomes / sigma - 0.5 / sigma**2)
+            ratio = ratio[..., None] * of_step
+            self.q = self.q[..., None] * (normal_density(outcomes) * spacing)
+
+        # What has next to no mass says nothing.
+        matters = self.q * (1.0 + ratio) > 1e-16
+        self.q = self.q[matters]
+        self.loss = np.log(ratio[matters])
+        self.p = self.q * ratio[matters]
 
     def delta(self, epsilon):
         """The larger of the two directions."""
         truth = special.expit(self.response)
-        total = np.zeros(2)
+        remove = add = 0.0
         for share, moved in ((truth, -self.response), (1.0 - truth, self.response)):
-            total[0] += share * np.sum(self.p * gaussian_delta(epsilon - self.loss + moved, self.mu))
-            total[1] += share * np.sum(self.q * gaussian_delta(epsilon + self.loss + moved, self.mu))
-        return total.max()
+            remove += share * np.sum(self.p * gaussian_delta(epsilon - self.loss + moved, self.mu))
+            add += share * np.sum(self.q * gaussian_delta(epsilon + self.loss + moved, self.mu))
+        return max(remove, add)
 
 
-def check_all(run, truth):
-    """Every question's bracket has the truth in it and is narrow."""
+def check_delta(run, truth):
+    """The bracket on delta has the truth in it and is narrow."""
     deltas = np.array([truth.delta(epsilon) for epsilon in EPSILONS])
     found = delta_bounds(run, epsilon=EPSILONS)
     assert (found.lower <= deltas * (1 + 1e-9)).all()
     assert (deltas <= found.upper * (1 + 1e-9)).all()
     assert (found.upper < 1.02 * found.lower).all()
 
+
+def check_epsilon(run, truth):
+    """The bracket on epsilon has the truth, which is returned, in it and is narrow."""
     found = epsilon_bounds(run, delta=1e-4)
     exact = optimize.brentq(lambda epsilon: np.log(truth.delta(epsilon) / 1e-4), 0.0, 20.0, xtol=1e-9)
     assert found.lower <= exact + 1e-8
     assert exact <= found.upper + 1e-8
     assert found.upper < 1.003 * found.lower
+    return exact
 
-    grid = np.linspace(0.0, exact * 1.3, 40)
+
+def check_curve_and_mu(run, truth, end):
+    """The curve and its mu are next to what the deltas on a grid of epsilon force, and not below."""
+    grid = np.linspace(0.0, end, 40)
     on_grid = np.array([truth.delta(epsilon) for epsilon in grid])
     curve = certified(run)
     for alpha in (0.02, 0.3):
-        best = max(
-            np.max(1 - on_grid - np.exp(grid) * alpha), np.max(np.exp(-grid) * (1 - on_grid - alpha))
-        )  # from below, since the grid is one
+        steep = 1 - on_grid - np.exp(grid) * alpha
+        flat = np.exp(-grid) * (1 - on_grid - alpha)
+        # From below, since the grid is one.
+        best = max(np.max(steep), np.max(flat))
         found = curve.tradeoff(alpha)
         assert best <= found.upper
         assert found.lower <= best + 2e-3
         assert 0 < found.upper - found.lower < 3e-3
 
-    share = (on_grid - FAILURE) / (1 - FAILURE)
-    forced = max(
-        optimize.brentq(lambda mu, e=e, d=d: gaussian_delta(e, mu) - d, 1e-3, 30.0, xtol=1e-10)
-        for e, d in zip(grid, share, strict=True)
-        if d > 1e-12
-    )
+    forced = 0.0
+    for epsilon, delta in zip(grid, (on_grid - FAILURE) / (1 - FAILURE), strict=True):
+        if delta > 1e-12:
+            needed = optimize.brentq(lambda mu, e=epsilon, d=delta: gaussian_delta(e, mu) - d, 1e-3, 30.0, xtol=1e-10)
+            forced = max(forced, needed)
     found = curve.mu(FAILURE)
     assert forced <= found.upper
     assert found.lower <= forced * (1 + 2e-3)
     assert found.upper < 1.01 * found.lower
+
+
+def check_all(run, truth):
+    """Every question's bracket has the truth in it and is narrow."""
+    check_delta(run, truth)
+    exact = check_epsilon(run, truth)
+    check_curve_and_mu(run, truth, end=1.3 * exact)
 
 
 def test_two_blocks_of_different_length():
@@ -114,8 +143,9 @@ def test_two_blocks_of_different_length():
 
 
 def test_beside_every_other_kind_of_event():
+    """Allocation, a Poisson step, Gaussian noise and randomized response are composed exactly."""
     events = [AllocationEvent(1.1, 2), Event(1.5, 0.3, 1), GaussianEvent(2.0), RandomizedResponseEvent(0.3)]
-    check_all(Ledger(events), Truth(1.1, 0.5, (1.5, 0.3), 0.3))
+    check_all(Ledger(events), Truth(1.1, 0.5, (1.5, 0.3), 0.3, num=40))
 
 
 def test_alone_it_is_the_function_of_arrays():

@@ -163,13 +163,6 @@ def test_a_ledger_adds_up():
     assert (by_hand >= epsilon_bounds(untruncated, delta=np.array([1e-5, 1e-6])).lower).all()
 
 
-def test_fixed_size_batches_of_a_ledger():
-    event = Event(1.3, 0.01, 500, "uniform")
-    arrays = moments_accountant_epsilon(1.3, 0.01, 500, 1e-5, sampling="uniform")
-    assert moments_accountant_epsilon(event, delta=1e-5) == pytest.approx(float(arrays), rel=1e-9)
-    assert moments_accountant_epsilon(event, delta=1e-5, conversion="classic") > arrays
-
-
 def test_what_is_lost_is_taken_from_delta():
     plain = 1.3, 0.01, 500
     left = delta_after_overflow(1e-5, 4e-6)

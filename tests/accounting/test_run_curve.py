@@ -21,23 +21,36 @@ RUN = 9.4, 0.328, 2000
 """The run whose mu and regret arXiv:2503.10945 reports."""
 
 
-def test_the_functions_are_questions_to_the_curve():
-    event = Event(1.0, 0.01, 1000, overflow=1e-9)
-    for run in (RUN, (event,)):
-        curve = certified(*run)
-        assert isinstance(curve, CertifiedCurve)
-        assert curve.epsilon(1e-5) == epsilon_bounds(*run, delta=1e-5)
-        assert curve.delta(1.0) == delta_bounds(*run, epsilon=1.0)
-        assert curve.tradeoff(0.1) == tradeoff_bounds(*run, alpha=0.1)
-        assert curve.mu() == mu_bounds(*run)
+EVENT = Event(1.0, 0.01, 1000, overflow=1e-9)
+
+
+@pytest.mark.parametrize("run", [RUN, (EVENT,)], ids=["array", "event"])
+def test_the_functions_are_questions_to_the_curve(run):
+    """Each function of a run is a method of its curve."""
+    curve = certified(*run)
+    assert isinstance(curve, CertifiedCurve)
+    assert curve.epsilon(1e-5) == epsilon_bounds(*run, delta=1e-5)
+    assert curve.delta(1.0) == delta_bounds(*run, epsilon=1.0)
+    assert curve.tradeoff(0.1) == tradeoff_bounds(*run, alpha=0.1)
+    assert curve.mu() == mu_bounds(*run)
+
+
+def test_the_curve_of_a_group_is_that_of_the_functions():
+    """The size of the group is passed on."""
     assert certified(*RUN, group_size=2).epsilon(1e-5) == epsilon_bounds(*RUN, 1e-5, group_size=2)
 
 
-def test_mu_and_regret_of_the_paper():
-    mu, regret = mu_and_regret(*RUN)
+@pytest.fixture(scope="module")
+def of_the_paper():
+    """Mu and regret of RUN."""
+    return mu_and_regret(*RUN)
+
+
+def test_mu_and_regret_of_the_paper(of_the_paper):
+    """They are what a convolution of the loss on a grid of 2.5e-5 gives: 0.0010362."""
+    mu, regret = of_the_paper
     assert mu.upper < 1.0003 * mu.lower
     assert abs(mu.lower - 1.56856) < 5e-4
-    # By a convolution of the loss on a grid of 2.5e-5: 0.0010362.
     lower, upper = certified(*RUN).regret(1.56856)
     assert lower <= 0.0010362 <= upper
     assert upper < 1.02 * lower
@@ -45,6 +58,7 @@ def test_mu_and_regret_of_the_paper():
 
 
 def test_a_run_without_sampling_is_gaussian():
+    """Its attacks and its regret are those of G_mu."""
     curve = certified(GaussianEvent(0.8))
     assert curve.advantage().upper == pytest.approx(2 * ndtr(0.625) - 1, rel=1e-8)
     lower, upper = curve.bayes_success(0.5)
@@ -55,6 +69,7 @@ def test_a_run_without_sampling_is_gaussian():
 
 
 def test_a_run_without_privacy():
+    """Without noise whoever is sampled is seen."""
     curve = certified(0.0, 0.1, 3)
     shown = 1 - 0.9**3
     assert curve.epsilon(1e-5).lower == np.inf
@@ -66,6 +81,7 @@ def test_a_run_without_privacy():
 
 
 def test_a_run_that_releases_nothing():
+    """Nobody is ever sampled: no attack is better than guessing."""
     for run in ((1.0, 0.0, 10), (Event(0.0, 0.0, 3),), (Ledger([]),)):
         curve = certified(*run)
         assert tuple(curve.advantage()) == (0, 0)
@@ -91,43 +107,50 @@ def test_wide_brackets_stay_brackets():
 
 @pytest.mark.parametrize("announced", [False, True])
 def test_overflow_around_a_curve_is_that_of_an_event(announced):
-    run = 1.0, 0.01, 1000
+    """Each answer of the wrapped curve is that of the event with the overflow."""
+    run = 2.0, 0.1, 20
     around = with_overflow(certified(*run), 1e-7, announced=announced)
     event = certified(Event(*run, overflow=1e-7, announced=announced))
     assert isinstance(around, CertifiedCurve)
-    for ask in (
-        lambda curve: curve.epsilon([1e-8, 1e-5]),
-        lambda curve: curve.delta([0.0, 1.0]),
-        lambda curve: curve.tradeoff([0.0, 0.3]),
-        lambda curve: curve.mu(1e-5),
-        lambda curve: curve.regret(0.6),
-    ):
-        np.testing.assert_allclose(ask(around), ask(event), rtol=1e-9)
+    questions = {"epsilon": [1e-8, 1e-5], "delta": [0.0, 1.0], "tradeoff": [0.0, 0.3], "mu": 1e-5, "regret": 0.6}
+    for question, argument in questions.items():
+        found = getattr(around, question)(argument)
+        expected = getattr(event, question)(argument)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert with_overflow(around, 0.0) is around
 
 
 def test_overflow_of_a_group():
-    alone, pair = (certified(1.0, 0.01, 1000, group_size=k) for k in (1, 2))
-    padded = with_overflow(pair, 1e-7, announced=True)
-    assert padded.epsilon(1e-5).lower < pair.epsilon(1e-5).lower < pair.epsilon(1e-5).upper < padded.epsilon(1e-5).upper
-    assert alone.epsilon(1e-5).upper < padded.epsilon(1e-5).lower
+    """The bracket with overflow is around that without, and a pair loses more than one person."""
+    alone = certified(1.0, 0.01, 1000).epsilon(1e-5)
+    pair = certified(1.0, 0.01, 1000, group_size=2)
+    found = with_overflow(pair, 1e-7, announced=True).epsilon(1e-5)
+    without = pair.epsilon(1e-5)
+    assert alone.upper < found.lower < without.lower < without.upper < found.upper
+
+
+def test_what_is_no_curve_or_no_probability_is_refused():
+    """The overflow is a probability below 1."""
+    pair = certified(1.0, 0.01, 1000, group_size=2)
     for curve, overflow in [(1.0, 1e-7), (pair, 1.0), (pair, -1e-9)]:
         with pytest.raises(ValueError, match=r"CertifiedCurve|overflow"):
             with_overflow(curve, overflow)
 
 
 def test_the_regret_of_several_mu():
+    """It is an array, of the regrets one by one."""
     for curve in (certified(1.0, 0.01, 100), certified(Event(1.0, 0.01, 100, overflow=1e-9))):
         lower, upper = curve.regret([0.2, 0.4])
         assert lower.shape == upper.shape == (2,)
         assert (lower[1], upper[1]) == tuple(curve.regret(0.4))
 
 
-def test_arrays_of_runs():
+def test_arrays_of_runs(of_the_paper):
+    """Every answer about an array of runs is an array, of the answers one by one."""
     noise = np.array([9.4, 12.0])
     _, regret = mu_and_regret(noise, 0.328, 2000)
     assert regret.lower.shape == (2,)
-    assert regret.upper[0] == mu_and_regret(*RUN)[1].upper
+    assert regret.upper[0] == of_the_paper[1].upper
     curve = certified(noise, 0.328, 2000)
     assert curve.bayes_success([0.5, 0.4]).lower.shape == (2,)
     assert curve.advantage().lower.shape == (2,)

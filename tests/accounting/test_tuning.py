@@ -21,38 +21,38 @@ from gdpjax.accounting import (
     tuning_epsilon,
     tuning_rdp,
 )
+from gdpjax.accounting._rdp import DEFAULT_ORDERS
 
 ORDERS = np.array([1.05, 1.3, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
 RUN = (1.3, 256 / 60_000, 3516)
 
 
-def negative_binomial_best(eta, gamma):
-    """P(the best run has an outcome of probability x, better outcomes having probability b), without cancellation."""
-
-    def best(x, b):
-        t = gamma + (1 - gamma) * b
-        log_ratio = np.log1p((1 - gamma) * x / t)
-        if eta == 0:
-            return log_ratio / -np.log(gamma)
-        return (gamma / t) ** eta * np.expm1(-eta * log_ratio) / np.expm1(eta * np.log(gamma))
-
-    return best
+def negative_binomial_best(law, better, eta, gamma):
+    """Return the law of the best of K runs without cancellation; better outcomes have probability ``better``."""
+    t = gamma + (1 - gamma) * better
+    log_ratio = np.log1p((1 - gamma) * law / t)
+    if eta == 0:
+        return log_ratio / -np.log(gamma)
+    return (gamma / t) ** eta * np.expm1(-eta * log_ratio) / np.expm1(eta * np.log(gamma))
 
 
 def best_of(law, parameters):
-    """The law of the best (last) outcome of K runs, outcome 0 being "no run at all"."""
+    """Return the law of the best (last) outcome of K runs, outcome 0 being "no run at all"."""
     better = np.append(np.cumsum(law[:0:-1])[::-1], 0.0)
     if "mean" in parameters:
         mean = parameters["mean"]
-        return np.append(np.exp(-mean), np.exp(-mean * better) * -np.expm1(-mean * law))
-    return np.append(0.0, negative_binomial_best(**parameters)(law, better))
+        best = np.exp(-mean * better) * -np.expm1(-mean * law)
+        return np.append(np.exp(-mean), best)
+    return np.append(0.0, negative_binomial_best(law, better, **parameters))
 
 
 def renyi(p, q, orders):
-    both = (p > 0) | (q > 0)
+    """Return the Renyi divergences of two laws."""
+    either = (p > 0) | (q > 0)
     with np.errstate(divide="ignore"):
-        log_p, log_q = np.log(p[both]), np.log(q[both])
-    return special.logsumexp(np.outer(orders, log_p) + np.outer(1 - orders, log_q), axis=1) / (orders - 1)
+        log_p, log_q = np.log(p[either]), np.log(q[either])
+    exponents = np.outer(orders, log_p) + np.outer(1 - orders, log_q)
+    return special.logsumexp(exponents, axis=1) / (orders - 1)
 
 
 def two_way_renyi(p, q, orders):
@@ -60,24 +60,27 @@ def two_way_renyi(p, q, orders):
 
 
 def random_pairs(count):
-    """Laws of one run on neighbouring data: from nearly equal to far apart, including rare outcomes at the top."""
+    """Yield laws of one run on neighbouring data: from nearly equal to far apart, with rare outcomes at the top."""
     rng = np.random.default_rng(3)
     for _ in range(count):
         size = rng.integers(2, 6)
         p = rng.dirichlet(np.full(size, 10 ** rng.uniform(-0.7, 1))) + 1e-9
         q = p * np.exp(10 ** rng.uniform(-3, 0.3) * rng.normal(size=size))
         yield p / p.sum(), q / q.sum(), rng
-    for tilt in (0.1, 1.0, 3.0):  # randomized response: the better outcome is the telling one
+
+    # Randomized response, of which the better outcome is the telling one.
+    for tilt in (0.1, 1.0, 3.0):
         p = np.array([1 / (1 + np.exp(tilt)), 1 / (1 + np.exp(-tilt))])
         yield p, p[::-1], rng
 
-    # a rare best outcome with an enormous ratio: the whole factor E[K] is paid
+    # A rare best outcome with an enormous ratio: the whole factor E[K] is paid.
     for rare in (1e-3, 1e-2):
         p, q = np.array([1 - rare, rare]), np.array([1.0, rare * np.exp(-300.0)])
         yield p, q, rng
 
 
 def laws(rng):
+    """Yield a law of the number of runs of each kind."""
     eta, gamma = rng.choice([-0.5, 0.0, 0.7, 1.0, 4.0]), 10 ** rng.uniform(-3, -0.05)
     mean = 10 ** rng.uniform(-1.5, 1.5)
     yield dict(eta=eta, gamma=gamma)
@@ -85,6 +88,7 @@ def laws(rng):
 
 
 def test_true_divergence_never_exceeds_the_bound():
+    """Each law of the best outcome is within the bound, and for some laws it is nearly attained."""
     tightest = {"negative_binomial": np.inf, "poisson": np.inf}
     for p, q, rng in random_pairs(150):
         for parameters in laws(rng):
@@ -98,6 +102,7 @@ def test_true_divergence_never_exceeds_the_bound():
 
 
 def test_true_delta_never_exceeds_the_converted_bound():
+    """The delta of the best outcome at the converted epsilon is the one that was asked for, or less."""
     for p, q, rng in random_pairs(40):
         for parameters in laws(rng):
             bound = tuning_rdp(two_way_renyi(p, q, ORDERS), ORDERS, **parameters)
@@ -114,6 +119,7 @@ def test_poisson_below_one_run_is_not_free():
 
 
 def test_one_run_delta():
+    """The delta of one run may be given, and a smaller one gives a smaller bound."""
     rdp = RUN[2] * rdp_subsampled_gaussian(*RUN[:2], ORDERS)
     own = rdp_delta(rdp, ORDERS, np.log1p(1 / (ORDERS - 1)))
     default = tuning_rdp(rdp, ORDERS, distribution="poisson", mean=20.0)
@@ -124,58 +130,98 @@ def test_one_run_delta():
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, np.inf])
 def test_against_an_independent_library(eta):
+    """Its event "repeat and select" has the same epsilon; an infinite eta stands for Poisson there."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from dp_accounting import dp_event
         from dp_accounting.rdp import RdpAccountant
+    noise, prob, steps = RUN
     orders, mean = np.arange(2.0, 65.0), 30.0
-    gaussian = dp_event.SelfComposedDpEvent(
-        dp_event.PoissonSampledDpEvent(RUN[1], dp_event.GaussianDpEvent(RUN[0])), RUN[2]
-    )
-    theirs = RdpAccountant(orders).compose(dp_event.RepeatAndSelectDpEvent(gaussian, mean, eta)).get_epsilon(1e-5)
-    parameters = (
-        dict(distribution="poisson", mean=mean)
-        if eta == np.inf
-        else dict(eta=eta, gamma=gamma_for_mean_num_runs(mean, eta))
-    )
-    rdp = RUN[2] * rdp_subsampled_gaussian(*RUN[:2], orders)
-    assert rdp_epsilon(tuning_rdp(rdp, orders, **parameters), orders, 1e-5) == pytest.approx(theirs, rel=1e-8)
+    step = dp_event.PoissonSampledDpEvent(prob, dp_event.GaussianDpEvent(noise))
+    one_run = dp_event.SelfComposedDpEvent(step, steps)
+    event = dp_event.RepeatAndSelectDpEvent(one_run, mean, eta)
+    theirs = RdpAccountant(orders).compose(event).get_epsilon(1e-5)
+
+    if eta == np.inf:
+        parameters = dict(distribution="poisson", mean=mean)
+    else:
+        parameters = dict(eta=eta, gamma=gamma_for_mean_num_runs(mean, eta))
+    tuned = tuning_rdp(steps * rdp_subsampled_gaussian(noise, prob, orders), orders, **parameters)
+    assert rdp_epsilon(tuned, orders, 1e-5) == pytest.approx(theirs, rel=1e-8)
 
 
-def test_epsilon_is_the_composition_of_its_parts():
-    from gdpjax.accounting._rdp import DEFAULT_ORDERS
+@pytest.fixture(scope="module")
+def rdp_of_run():
+    """The divergences of RUN at the orders that the epsilon functions take."""
+    return RUN[2] * rdp_subsampled_gaussian(*RUN[:2], DEFAULT_ORDERS)
 
-    rdp = RUN[2] * rdp_subsampled_gaussian(*RUN[:2], DEFAULT_ORDERS)
+
+def check_composition(rdp, epsilon, **parameters):
+    """Assert that epsilon is that of the tuned divergences, and more than one run costs."""
+    parts = rdp_epsilon(tuning_rdp(rdp, DEFAULT_ORDERS, **parameters), DEFAULT_ORDERS, 1e-5)
+    np.testing.assert_allclose(epsilon, parts, rtol=1e-12)
+    assert (epsilon > moments_accountant_epsilon(*RUN, 1e-5)).all()
+
+
+def test_epsilon_is_the_composition_of_its_parts(rdp_of_run):
+    """It grows with eta and with the number of runs."""
     eta, gamma = np.array([-0.9, -0.5, 0.0, 1.0, 3.0])[:, None], np.array([0.5, 0.1, 0.01])
+    epsilon = tuning_epsilon(*RUN, 1e-5, eta=eta, gamma=gamma)
+    check_composition(rdp_of_run, epsilon, eta=eta, gamma=gamma)
+    assert (np.diff(epsilon, axis=1) > 0).all()
+    assert (np.diff(epsilon, axis=0) > 0).all()
+
+
+def test_epsilon_of_poisson_runs_is_the_composition_of_its_parts(rdp_of_run):
+    """Whole chunks of configurations have the answers of each."""
     mean = np.array([1.0, 10.0, 100.0])
-    for parameters in (dict(eta=eta, gamma=gamma), dict(distribution="poisson", mean=mean)):
-        parts = rdp_epsilon(tuning_rdp(rdp, DEFAULT_ORDERS, **parameters), DEFAULT_ORDERS, 1e-5)
-        epsilon = tuning_epsilon(*RUN, 1e-5, **parameters)
-        np.testing.assert_allclose(epsilon, parts, rtol=1e-12)
-        assert (epsilon > moments_accountant_epsilon(*RUN, 1e-5)).all()
-        assert (np.diff(epsilon, axis=-1) > 0).all()
-        assert epsilon.ndim == 1 or (np.diff(epsilon, axis=0) > 0).all()
+    many = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=np.tile(mean, 30))
+    epsilon = many[:3]
+    np.testing.assert_allclose(many, np.tile(epsilon, 30), rtol=1e-12)
+    check_composition(rdp_of_run, epsilon, distribution="poisson", mean=mean)
+    assert (np.diff(epsilon) > 0).all()
+
+
+def exact_mean(eta, gamma):
+    """Return the mean number of runs with the digits that mpmath works with."""
+    eta, gamma = mp.mpf(eta), mp.mpf(gamma)
+    if eta == 0:
+        return (1 - gamma) / (gamma * -mp.log(gamma))
+    return (1 - gamma) * eta / (gamma * (1 - gamma**eta))
 
 
 def test_mean_and_its_inverse():
+    """The mean is its formula, and gamma is found from it."""
     eta = np.array([-0.9, -0.5, -1e-7, 0.0, 1e-7, 0.3, 1.0, 8.0])[:, None]
     gamma = np.array([1e-6, 0.1, 0.9, 1 - 1e-6])
     with mp.workdps(40):
-        exact = [
-            [(1 - g) / (g * -mp.log(g)) if e == 0 else (1 - g) * e / (g * (1 - g**e)) for g in map(mp.mpf, gamma)]
-            for e in map(mp.mpf, eta[:, 0])
-        ]
-    np.testing.assert_allclose(mean_num_runs(eta, gamma), np.array(exact, float), rtol=1e-9)
+        exact = [[float(exact_mean(e, g)) for g in gamma] for e in eta[:, 0]]
+    np.testing.assert_allclose(mean_num_runs(eta, gamma), exact, rtol=1e-9)
     mean = np.array([1.001, 2.0, 50.0, 1e4])
-    found = gamma_for_mean_num_runs(mean, np.maximum(eta, -0.5))
-    np.testing.assert_allclose(mean_num_runs(np.maximum(eta, -0.5), found), np.broadcast_to(mean, (8, 4)), rtol=1e-9)
+    eta = np.maximum(eta, -0.5)
+    found = gamma_for_mean_num_runs(mean, eta)
+    np.testing.assert_allclose(mean_num_runs(eta, found), np.broadcast_to(mean, (8, 4)), rtol=1e-9)
 
 
-def negative_binomial_pmf(eta, gamma, size):
+def negative_binomial_pmf(eta, gamma, size=40_000):
+    """Return the probabilities of 0, 1, 2, ... runs, normalized over those below ``size``."""
     k = np.arange(1, size)
     log_pmf = special.gammaln(k + eta) - special.gammaln(k + 1) + k * np.log1p(-gamma)
     pmf = np.exp(log_pmf - log_pmf.max())
-    return np.concatenate([[0.0], pmf / pmf.sum()])
+    return np.append(0.0, pmf / pmf.sum())
+
+
+def poisson_pmf(mean, size=1000):
+    return stats.poisson.pmf(np.arange(size), mean)
+
+
+def pooled_cells(pmf, num_draws, fewest=200):
+    """Return the edges of cells with at least so many expected draws each, but for the last one."""
+    below = np.append(0.0, np.cumsum(pmf) * num_draws)
+    edges = [0]
+    while edges[-1] < len(pmf):
+        edges.append(int(np.searchsorted(below, below[edges[-1]] + fewest)))
+    return edges
 
 
 @pytest.mark.parametrize("gamma", [1e-300, 1e-20, 1e-6, 0.5, 0.999, 1 - 2.0**-53])
@@ -195,47 +241,50 @@ def test_a_mean_close_to_one_does_not_lower_the_bound(gamma):
 @pytest.mark.parametrize(
     ("parameters", "pmf"),
     [
-        (dict(eta=eta, gamma=gamma), negative_binomial_pmf(eta, gamma, 40_000))
-        for eta, gamma in [(1.0, 0.05), (0.0, 0.01), (-0.5, 0.01), (5.0, 0.2)]
-    ]
-    + [
-        (dict(distribution="poisson", mean=mean), stats.poisson.pmf(np.arange(1000), mean))
-        for mean in (0.3, 7.0, 400.0)
+        (dict(eta=1.0, gamma=0.05), negative_binomial_pmf(1.0, 0.05)),
+        (dict(eta=0.0, gamma=0.03), negative_binomial_pmf(0.0, 0.03)),
+        (dict(eta=-0.5, gamma=0.03), negative_binomial_pmf(-0.5, 0.03)),
+        (dict(eta=5.0, gamma=0.2), negative_binomial_pmf(5.0, 0.2)),
+        (dict(distribution="poisson", mean=0.3), poisson_pmf(0.3)),
+        (dict(distribution="poisson", mean=7.0), poisson_pmf(7.0)),
+        (dict(distribution="poisson", mean=400.0), poisson_pmf(400.0)),
     ],
 )
 def test_number_of_runs_has_its_law(parameters, pmf):
-    size = 50_000
-    runs = np.asarray(sample_num_runs(jax.random.key(5), **parameters, shape=(size,)))
+    """A chi-squared test finds no other law."""
+    num_draws = 50_000
+    runs = np.asarray(sample_num_runs(jax.random.key(5), **parameters, shape=(num_draws,)))
     assert runs.dtype == np.int32
-    # cells of at least 200 expected draws, the rest pooled
-    below = np.append(0.0, np.cumsum(pmf) * size)
-    edges = [0]
-    while edges[-1] < len(pmf):
-        edges.append(int(np.searchsorted(below, below[edges[-1]] + 200)))
-    expected = np.array([pmf[a:b].sum() for a, b in itertools.pairwise(edges)]) * size
-    observed = np.histogram(runs, bins=[*edges[:-1], max(runs.max(), len(pmf)) + 1])[0]
+    edges = pooled_cells(pmf, num_draws)
+    expected = num_draws * np.array([pmf[a:b].sum() for a, b in itertools.pairwise(edges)])
+    last = max(runs.max(), len(pmf)) + 1
+    observed, _ = np.histogram(runs, bins=[*edges[:-1], last])
+    # The rest goes with the cell before it.
     if expected[-1] < 200:
-        expected, observed = (np.append(x[:-2], x[-2:].sum()) for x in (expected, observed))
-    assert stats.chisquare(observed, expected * size / expected.sum()).pvalue > 1e-4
+        expected = np.append(expected[:-2], expected[-2:].sum())
+        observed = np.append(observed[:-2], observed[-2:].sum())
+    assert stats.chisquare(observed, expected * num_draws / expected.sum()).pvalue > 1e-4
 
 
-def test_transformations():
+def test_tuned_divergences_are_mapped_over():
+    """Arrays and vmap are a loop; compiled float32 is rounded up, and NaN out of range."""
     gamma, eta = np.array([0.02, 0.1, 0.5]), 0.5
     rdp = np.linspace(0.01, 0.3, 8)
     loop = [tuning_rdp(rdp, ORDERS, eta=eta, gamma=g) for g in gamma]
     np.testing.assert_allclose(tuning_rdp(rdp, ORDERS, eta=eta, gamma=gamma), loop, rtol=1e-13)
-    single = jax.jit(jax.vmap(lambda g: tuning_rdp(rdp, ORDERS, eta=eta, gamma=g)))(jnp.array([0.5, 2.0]))
+    compiled = jax.jit(jax.vmap(lambda g: tuning_rdp(rdp, ORDERS, eta=eta, gamma=g)))
+    single = compiled(np.array([0.5, 2.0], np.float32))
     assert single.dtype == jnp.float32
     assert (np.asarray(single[0], float) >= loop[2]).all()
     np.testing.assert_allclose(single[0], loop[2], rtol=3e-7)
     assert np.isnan(single[1]).all()
-    mean = np.array([1.0, 10.0, 100.0])
-    many = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=np.tile(mean, 30))  # more than one chunk
-    few = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=mean)
-    np.testing.assert_allclose(many, np.tile(few, 30), rtol=1e-12)
+
+
+def test_numbers_of_runs_are_mapped_over():
+    """vmap over keys is a loop, and a parameter out of range gives -1 runs."""
     keys = jax.random.split(jax.random.key(0), 6)
     eager = [int(sample_num_runs(key, eta=1.0, gamma=0.125)) for key in keys]
-    compiled = jax.jit(jax.vmap(lambda key, g: sample_num_runs(key, eta=1.0, gamma=g), in_axes=(0, None)))
+    compiled = jax.jit(jax.vmap(lambda key, gamma: sample_num_runs(key, eta=1.0, gamma=gamma), in_axes=(0, None)))
     np.testing.assert_array_equal(compiled(keys, 0.125), eager)
     assert (compiled(keys, 1.5) == -1).all()
 

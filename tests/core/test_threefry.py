@@ -13,9 +13,15 @@ KEY = jax.random.key(5)
 
 @pytest.mark.parametrize("shape", [(0,), (), (1,), (7,), (3, 5, 7), (130, 127), (FEWEST_ENTRIES + 1,)])
 def test_the_words_are_those_of_jax(shape):
-    expected = jax.random.bits(KEY, shape)
-    words, bits = jax.jit(lambda key: (threefry_words(jax.random.key_data(key), shape), keys.bits(key, shape)))(KEY)
-    np.testing.assert_array_equal(words, expected)
+    """Our own words and those of `keys.bits` are JAX's, for arrays of any size."""
+
+    @jax.jit
+    def draw(key):
+        own = threefry_words(jax.random.key_data(key), shape)
+        return own, keys.bits(key, shape), jax.random.bits(key, shape)
+
+    own, bits, expected = draw(KEY)
+    np.testing.assert_array_equal(own, expected)
     np.testing.assert_array_equal(bits, expected)
 
 
@@ -33,6 +39,7 @@ def test_known_answers():
 
 
 def test_vmap_is_a_loop():
+    """Keys that are mapped over give each its own words."""
     many = jax.random.split(KEY, 3)
     shape = (FEWEST_ENTRIES // 4, 5)
     together = jax.jit(jax.vmap(lambda key: keys.bits(key, shape)))(many)
@@ -42,8 +49,13 @@ def test_vmap_is_a_loop():
 
 def test_longer_arrays_begin_with_the_same_words():
     """On both sides of the size from which the words are our own, and whatever JAX's layout is."""
-    short = keys.bits(KEY, (FEWEST_ENTRIES - 1,))
-    np.testing.assert_array_equal(keys.bits(KEY, (FEWEST_ENTRIES + 5,))[: FEWEST_ENTRIES - 1], short)
+
+    @jax.jit
+    def draw(key):
+        return keys.bits(key, (FEWEST_ENTRIES - 1,)), keys.bits(key, (FEWEST_ENTRIES + 5,))
+
+    short, long = draw(KEY)
+    np.testing.assert_array_equal(long[: FEWEST_ENTRIES - 1], short)
 
 
 def test_inside_a_shard_map():

@@ -38,51 +38,84 @@ CURVES = {
     "identity": Identity(),
     "polygon": SKEW,
     "mixture": mixture(Gaussian(1.5), 0.3),
-    "inverse": inverse(mixture(Gaussian(1.5), 0.3)),
+    "inverse": inverse(mixture(Laplace(1.5), 0.3)),
+    "inverse_of_gaussian": inverse(mixture(Gaussian(1.5), 0.3)),
     "subsampled": subsample(Gaussian(1.5), 0.3),
     "subsampled_laplace": subsample(Laplace(1.5), 0.3),
     "subsampled_pair": subsample(ApproximateDP(1.5, 0.1), 0.3),
     "group": group(ApproximateDP(0.5, 0.01), 3),
-    "hull": biconjugate(Gaussian(1.0), Laplace(1.2)),
+    "hull": biconjugate(ApproximateDP(0.5, 0.02), Laplace(1.2)),
+    "hull_of_gaussian": biconjugate(Gaussian(1.0), Laplace(1.2)),
     "symmetrized": symmetrize(mixture(SKEW, 0.4)),
 }
 
 # Other kinds are made of the same parts: the inverse of a mixture is the mixture, and two kinds are subsampled.
-SLOW = ("mixture", "subsampled_laplace", "subsampled_pair")
+SLOW = ("mixture", "inverse_of_gaussian", "subsampled_laplace", "subsampled_pair", "hull_of_gaussian")
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CURVES]
 
 
-POINTS = 1024
+NUM_POINTS = 1024
 
 
 def at(function, x):
-    """``function`` at points [n], so many at a time that it is compiled once for each kind of curve."""
-    rows = np.pad(x, (0, -x.size % POINTS), mode="edge").reshape(-1, POINTS)
-    return np.concatenate([function(row) for row in rows])[: x.size]
+    """Return ``function`` at points [n], so many at a time that it is compiled once for each kind of curve."""
+    x = np.asarray(x, np.float64)
+    num_missing = -x.size % NUM_POINTS
+    rows = np.pad(x, (0, num_missing), mode="edge").reshape(-1, NUM_POINTS)
+    values = [function(row) for row in rows]
+    return np.concatenate(values)[: x.size]
+
+
+def conjugate_at(curve, slopes):
+    """Return the convex conjugate of a curve at slopes [n]."""
+    return at(functools.partial(convex_conjugate, curve), slopes)
+
+
+def supremum_of_lines(slopes, conjugate, x):
+    """Return the largest of the lines slope * x - conjugate at each x."""
+    return np.max(slopes * x[:, None] - conjugate, axis=1)
 
 
 def phi_inverse(p):
-    return -mp.sqrt(2) * mp.erfinv(1 - 2 * mp.mpf(p)) if p > 1e-5 else mp.findroot(lambda x: mp.ncdf(x) - p, -6.0)
+    """Return the normal quantile of p with the digits that mpmath works with."""
+    if p > 1e-5:
+        return -mp.sqrt(2) * mp.erfinv(1 - 2 * mp.mpf(p))
+    return mp.findroot(lambda x: mp.ncdf(x) - p, -6.0)
 
 
-def test_gaussian_and_laplace_against_thirty_digits():
+def test_gaussian_is_that_of_thirty_digits():
+    """G_mu(alpha) is the normal distribution function at -Phi^-1(alpha) - mu."""
+    inner = ALPHA[1:-1]
+    values = at(Gaussian(1.3), inner)
     with mp.workdps(30):
-        for a in ALPHA[1:-1]:
-            exact = mp.ncdf(-phi_inverse(mp.mpf(float(a))) - mp.mpf("1.3"))
-            assert Gaussian(1.3)(a) == pytest.approx(float(exact), rel=1e-13)
-            theta, x = mp.mpf(0.8), mp.mpf(float(a))  # T = F(F^-1(1 - a) - theta) for the Laplace law F
-            upper = -mp.log(2 * x) if x < 0.5 else mp.log(2 * (1 - x))
-            moved = upper - theta
+        for alpha, value in zip(inner, values, strict=True):
+            exact = mp.ncdf(-phi_inverse(mp.mpf(float(alpha))) - mp.mpf("1.3"))
+            assert value == pytest.approx(float(exact), rel=1e-13)
+
+
+def test_laplace_is_that_of_thirty_digits():
+    """The curve is F(F^-1(1 - alpha) - theta) for the Laplace law F."""
+    inner = ALPHA[1:-1]
+    values = at(Laplace(0.8), inner)
+    with mp.workdps(30):
+        for alpha, value in zip(inner, values, strict=True):
+            x = mp.mpf(float(alpha))
+            quantile = -mp.log(2 * x) if x < 0.5 else mp.log(2 * (1 - x))
+            moved = quantile - mp.mpf(0.8)
             exact = mp.exp(moved) / 2 if moved < 0 else 1 - mp.exp(-moved) / 2
-            assert Laplace(0.8)(a) == pytest.approx(float(exact), rel=1e-13)
+            assert value == pytest.approx(float(exact), rel=1e-13)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_axioms(name):
+    """A trade-off curve is non-increasing, convex, below 1 - alpha, and 0 at the end."""
     curve = CURVES[name]
-    x = np.concatenate([[0.0], np.geomspace(1e-8, 0.5, 150), 1.0 - np.geomspace(0.5, 1e-8, 150)[1:], [1.0]])
+    near_zero = np.geomspace(1e-8, 0.5, 150)
+    near_one = 1.0 - near_zero[::-1][1:]
+    x = np.concatenate([[0.0], near_zero, near_one, [1.0]])
     y = at(curve, x)
-    assert np.all((y >= 0) & (y <= 1 - x))
+    assert np.all(y >= 0)
+    assert np.all(y <= 1 - x)
     assert y[-1] == 0
     assert np.all(np.diff(y) <= 1e-15)
     slopes = np.diff(y) / np.diff(x)
@@ -91,97 +124,143 @@ def test_axioms(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_slope_is_the_derivative(name):
-    curve, step = CURVES[name], 1e-6
+    """The slope is a difference quotient of the values."""
+    curve = CURVES[name]
     x = np.array([0.011, 0.123, 0.291, 0.413, 0.61, 0.77, 0.9])
+    step = 1e-6
     finite = (at(curve, x + step) - at(curve, x - step)) / (2 * step)
     np.testing.assert_allclose(curve.slope(x), finite, rtol=2e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inverse_and_symmetry(name):
+    """A curve undoes its inverse, and is symmetric if and only if it is its own inverse."""
     curve = CURVES[name]
     back = inverse(curve)
     x = np.linspace(0.02, 0.9, 23)
-    inner = x[x < curve(0.0)]
+    inner = x[x < at(curve, [0.0])]
     np.testing.assert_allclose(at(curve, at(back, inner)), inner, atol=1e-12)
+
     assert curve.is_symmetric() == (back is curve)
+    difference = np.abs(at(back, x) - at(curve, x))
     if curve.is_symmetric():
-        np.testing.assert_allclose(at(back, x), at(curve, x))
+        assert np.max(difference) == 0
     else:
-        assert np.max(np.abs(at(back, x) - at(curve, x))) > 1e-3
+        assert np.max(difference) > 1e-3
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_conjugate_and_biconjugate(name):
-    """f* is the supremum of the definition, and f** = f."""
+def test_conjugate_is_its_definition(name):
+    """f* is the supremum of y x - f(x), and y for y >= 0."""
     curve = CURVES[name]
-    x = np.concatenate([[0.0], np.geomspace(1e-12, 0.5, 4000), 1 - np.geomspace(0.5, 1e-12, 4000), [1.0]])
-    y = -np.exp(np.linspace(-4, 4, 33))
-    values = at(curve, x)
-    brute = np.max(y[:, None] * x - values, axis=1)
-    got = at(functools.partial(convex_conjugate, curve), y)
-    assert np.all(got >= brute - 1e-13)
-    np.testing.assert_allclose(got, brute, atol=2e-3)  # the brute force misses the kinks
-    assert convex_conjugate(curve, 0.7) == 0.7
-    # The supremum over slopes, among which are those at which it is attained.
+    near_zero = np.geomspace(1e-12, 0.5, 2047)
+    near_one = 1 - near_zero[::-1]
+    x = np.concatenate([[0.0], near_zero, near_one, [1.0]])
+    slopes = -np.exp(np.linspace(-4, 4, 33))
+    brute_force = supremum_of_lines(x, at(curve, x), slopes)
+
+    *conjugate, of_rising_line = conjugate_at(curve, np.append(slopes, 0.7))
+    assert np.all(conjugate >= brute_force - 1e-13)
+    # The brute force misses the kinks.
+    np.testing.assert_allclose(conjugate, brute_force, atol=2e-3)
+    assert of_rising_line == 0.7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_conjugate_of_the_conjugate_is_the_curve(name):
+    """f** = f: the supremum over slopes, among which are those at which it is attained."""
+    curve = CURVES[name]
     alpha = ALPHA[2:-1]
+    values = at(curve, alpha)
     slopes = np.append(-np.exp(np.linspace(-10, 10, 1000)), curve.slope(alpha))
-    conjugate = at(functools.partial(convex_conjugate, curve), slopes)
-    again = np.max(slopes * alpha[:, None] - conjugate, axis=1)
-    assert np.all(again <= at(curve, alpha) + 1e-13)
-    np.testing.assert_allclose(again, at(curve, alpha), atol=2e-4)
+    again = supremum_of_lines(slopes, conjugate_at(curve, slopes), alpha)
+    assert np.all(again <= values + 1e-13)
+    np.testing.assert_allclose(again, values, atol=2e-4)
     assert biconjugate(curve) is curve
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_delta_and_epsilon_are_inverse_to_each_other(name):
+    """epsilon(delta(e)) = e where delta falls, and the statements hold for both orders of the two laws."""
     curve = CURVES[name]
     grid = np.array([0.0, 0.05, 0.3, 0.45])
     deltas = delta(curve, grid)
     assert np.all(np.diff(deltas) <= 0)
-    strict = (grid > 0) & (deltas > delta(curve, grid + 1e-3))
-    np.testing.assert_allclose(epsilon(curve, np.minimum(deltas, 0.99))[strict], grid[strict], rtol=1e-9)
-    # the statement holds for both orders of the two laws: f and f^-1 are both above f_{epsilon, delta}
+    is_falling = (grid > 0) & (deltas > delta(curve, grid + 1e-3))
+    found = epsilon(curve, np.minimum(deltas, 0.99))
+    np.testing.assert_allclose(found[is_falling], grid[is_falling], rtol=1e-9)
+
+    # Both orders: f and f^-1 are above f_{epsilon, delta}.
     x = np.linspace(0, 1, 101)
     weaker = np.minimum(at(curve, x), at(inverse(curve), x))
     for e, d in zip(grid, deltas, strict=True):
-        weakest = np.maximum(0, np.maximum(1 - d - np.exp(e) * x, np.exp(-e) * (1 - d - x)))
+        steep = 1 - d - np.exp(e) * x
+        flat = np.exp(-e) * (1 - d - x)
+        weakest = np.maximum(0, np.maximum(steep, flat))
         assert np.all(weaker >= weakest - 1e-12)
 
 
-def test_symmetrize_is_the_largest_symmetric_curve_below():
-    for curve in (SKEW, mixture(Gaussian(1.5), 0.3), mixture(SKEW, 0.4), inverse(mixture(Laplace(1.0), 0.5))):
-        symmetric, back = symmetrize(curve), inverse(curve)
-        x = np.linspace(0, 1, 401)
-        assert symmetric.is_symmetric()
-        low = np.minimum(at(curve, x), at(back, x))
-        assert np.all(at(symmetric, x) <= low + 1e-12)
-        # the lower hull of the pointwise minimum, by brute force
-        slopes = -np.exp(np.linspace(-8, 8, 16001))
-        conjugate = np.max(slopes[:, None] * x - low, axis=1)
-        np.testing.assert_allclose(at(symmetric, x), np.max(slopes * x[:, None] - conjugate, axis=1), atol=5e-4)
+@pytest.mark.parametrize(
+    "curve",
+    [SKEW, mixture(Gaussian(1.5), 0.3), mixture(SKEW, 0.4), inverse(mixture(Laplace(1.0), 0.5))],
+    ids=["polygon", "mixture", "mixture_of_polygon", "inverse"],
+)
+def test_symmetrize_is_the_largest_symmetric_curve_below(curve):
+    """It is the lower hull of the pointwise minimum of the curve and its inverse."""
+    symmetric = symmetrize(curve)
+    assert symmetric.is_symmetric()
+    x = np.linspace(0, 1, 401)
+    values = at(symmetric, x)
+    minimum = np.minimum(at(curve, x), at(inverse(curve), x))
+    assert np.all(values <= minimum + 1e-12)
+
+    # The hull by brute force.
+    slopes = -np.exp(np.linspace(-8, 8, 4001))
+    conjugate = supremum_of_lines(x, minimum, slopes)
+    hull = supremum_of_lines(slopes, conjugate, x)
+    np.testing.assert_allclose(values, hull, atol=5e-4)
+
+
+def test_symmetrize_knows_closed_forms():
+    """A symmetric curve stays as it is, and that of a mixture is the subsampled curve."""
     assert symmetrize(Gaussian(1.0)).mu == 1.0
     assert type(symmetrize(mixture(Gaussian(1.5), 0.3))) is type(subsample(Gaussian(1.5), 0.3))
 
 
-def test_subsampling_has_its_straight_middle_piece():
-    for f in (Gaussian(1.5), Laplace(1.5), ApproximateDP(1.0, 0.05)):
-        p, x = 0.3, np.linspace(0, 1, 2001)
-        f_p = p * at(f, x) + (1 - p) * (1 - x)
-        curve = subsample(f, p)
-        star = float(x[np.argmin(np.abs(at(f, x) - x))])  # to 5e-4
-        end = p * f(star) + (1 - p) * (1 - star)
-        left, middle, right = x < star - 1e-3, (x > star + 1e-3) & (x < end - 1e-3), x > end + 1e-3
-        assert middle.sum() > 100
-        values = at(curve, x)
-        np.testing.assert_allclose(values[left], f_p[left], rtol=1e-14)
-        np.testing.assert_allclose(values[middle] + x[middle], star + end, atol=2e-6)
-        last = right & (values > 0)
-        y = values[last]
-        np.testing.assert_allclose(p * at(f, y) + (1 - p) * (1 - y), x[last], rtol=1e-13)
-        np.testing.assert_allclose(curve.slope(x[middle][:7]), -1.0)
-    np.testing.assert_allclose(at(subsample(Gaussian(1.5), 1.0), ALPHA), at(Gaussian(1.5), ALPHA), atol=1e-14)
-    np.testing.assert_allclose(at(subsample(Gaussian(1.5), 0.0), ALPHA), 1 - ALPHA, atol=1e-14)
+@pytest.mark.parametrize(
+    "curve",
+    [Gaussian(1.5), Laplace(1.5), ApproximateDP(1.0, 0.05)],
+    ids=["gaussian", "laplace", "approximate"],
+)
+def test_subsampling_has_its_straight_middle_piece(curve):
+    """C_p(f) is f_p, a straight piece of slope -1, and the inverse of f_p."""
+    p = 0.3
+
+    def mixed(alpha):
+        return p * at(curve, alpha) + (1 - p) * (1 - alpha)
+
+    # The fixed point of f, to 5e-4.
+    x = np.linspace(0, 1, 2001)
+    start = x[np.argmin(np.abs(at(curve, x) - x))]
+    (end,) = mixed(np.array([start]))
+
+    subsampled = subsample(curve, p)
+    values = at(subsampled, x)
+    left = x < start - 1e-3
+    middle = (x > start + 1e-3) & (x < end - 1e-3)
+    right = (x > end + 1e-3) & (values > 0)
+    assert middle.sum() > 100
+    np.testing.assert_allclose(values[left], mixed(x)[left], rtol=1e-14)
+    np.testing.assert_allclose(values[middle] + x[middle], start + end, atol=2e-6)
+    np.testing.assert_allclose(mixed(values[right]), x[right], rtol=1e-13)
+    np.testing.assert_allclose(subsampled.slope(x[middle][:7]), -1.0)
+
+
+def test_subsampling_of_all_and_of_nobody():
+    """With p = 1 it is the curve itself, and with p = 0 the identity."""
+    curve = Gaussian(1.5)
+    np.testing.assert_allclose(at(subsample(curve, 1.0), ALPHA), at(curve, ALPHA), atol=1e-14)
+    np.testing.assert_allclose(at(subsample(curve, 0.0), ALPHA), 1 - ALPHA, atol=1e-14)
 
 
 def test_subsampling_amplifies_approximate_dp():
@@ -191,44 +270,65 @@ def test_subsampling_amplifies_approximate_dp():
     implied = np.log(1 - p + p * np.exp(e))
     assert delta(curve, implied) == pytest.approx(p * d, rel=1e-12)
     x = np.linspace(0.01, 0.9, 50)
-    assert np.all(curve(x) >= ApproximateDP(implied, p * d)(x) - 1e-15)
-    assert np.max(curve(x) - ApproximateDP(implied, p * d)(x)) > 0.02
+    gap = at(curve, x) - at(ApproximateDP(implied, p * d), x)
+    assert np.all(gap >= -1e-15)
+    assert np.max(gap) > 0.02
 
 
-def test_groups():
-    assert group(Gaussian(0.5), 3).mu == 1.5
-    assert group(Laplace(0.5), 3).epsilon == 1.5
+@pytest.mark.parametrize("curve", [Gaussian(0.5), Laplace(0.5)], ids=["gaussian", "laplace"])
+def test_closed_forms_of_groups_are_the_iterates(curve):
+    """Groups of three have three times the parameter, which is what iterating 1 - f gives."""
+    grouped = group(curve, 3)
     x = np.linspace(0, 1, 101)
-    for f in (Gaussian(0.5), Laplace(0.5)):  # the closed forms are the iterates
-        iterate = x
-        for _ in range(3):
-            iterate = 1 - f(iterate)
-        np.testing.assert_allclose(group(f, 3)(x), 1 - iterate, atol=1e-14)
-    pair = group(ApproximateDP(0.5), 2)
-    assert np.all(pair(x) >= ApproximateDP(1.0)(x) - 1e-15)
-    assert pair(0.3) > ApproximateDP(1.0)(0.3) + 1e-3
-    np.testing.assert_allclose(group(ApproximateDP(0.5, 0.01), 1)(x), ApproximateDP(0.5, 0.01)(x))
+    iterate = x
+    for _ in range(3):
+        iterate = 1 - at(curve, iterate)
+    np.testing.assert_allclose(at(grouped, x), 1 - iterate, atol=1e-14)
+    parameter = grouped.mu if isinstance(grouped, Gaussian) else grouped.epsilon
+    assert parameter == 1.5
+
+
+def test_groups_of_pairs():
+    """A pair's group is strictly better than the pair of twice the epsilon, and a group of one is the pair."""
+    x = np.append(np.linspace(0, 1, 101), 0.3)
+    gap = at(group(ApproximateDP(0.5), 2), x) - at(ApproximateDP(1.0), x)
+    assert np.all(gap >= -1e-15)
+    assert gap[-1] > 1e-3
+    pair = ApproximateDP(0.5, 0.01)
+    np.testing.assert_allclose(at(group(pair, 1), x), at(pair, x))
 
 
 def test_parallel_composition_is_the_worst_part():
+    """It is the largest curve below all parts: the supremum of the lines below each of them."""
     assert parallel(Gaussian(0.5), Gaussian(1.0), Gaussian(0.2)).mu == 1.0
     x = np.linspace(0, 1, 201)
-    both = parallel(Gaussian(1.0), Laplace(1.2))
-    pointwise = np.minimum(Gaussian(1.0)(x), Laplace(1.2)(x))
-    assert np.all(both(x) <= pointwise + 1e-12)
-    slopes = -np.exp(np.linspace(-8, 8, 16001))
-    conjugate = np.maximum(convex_conjugate(Gaussian(1.0), slopes), convex_conjugate(Laplace(1.2), slopes))
-    np.testing.assert_allclose(both(x), np.max(slopes * x[:, None] - conjugate, axis=1), atol=1e-4)
+    parts = ApproximateDP(0.5, 0.02), Laplace(1.2)
+    values = at(parallel(*parts), x)
+    pointwise = np.minimum(at(parts[0], x), at(parts[1], x))
+    assert np.all(values <= pointwise + 1e-12)
+
+    slopes = -np.exp(np.linspace(-8, 3, 20001))
+    conjugate = np.maximum(conjugate_at(parts[0], slopes), conjugate_at(parts[1], slopes))
+    np.testing.assert_allclose(values, supremum_of_lines(slopes, conjugate, x), atol=1e-4)
+
+
+def random_laws(rng):
+    """Return two random laws on two to six outcomes."""
+    num_outcomes = int(rng.integers(2, 7))
+    concentration = np.full(num_outcomes, 0.5)
+    return rng.dirichlet(concentration), rng.dirichlet(concentration)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6))
 def test_postprocessing_never_lowers_the_curve(seed):
+    """What is done to the outcome by chance helps no test."""
     rng = np.random.default_rng(seed)
-    n, m = rng.integers(2, 7, 2)
-    null, alternative = rng.dirichlet(np.full(n, 0.5)), rng.dirichlet(np.full(n, 0.5))
-    channel = rng.dirichlet(np.full(m, 0.3), n)
-    before, after = from_probabilities(null, alternative), from_probabilities(null @ channel, alternative @ channel)
+    null, alternative = random_laws(rng)
+    num_results = rng.integers(2, 7)
+    channel = rng.dirichlet(np.full(num_results, 0.3), null.size)
+    before = from_probabilities(null, alternative)
+    after = from_probabilities(null @ channel, alternative @ channel)
     x = np.linspace(0, 1, 101)
     assert np.all(after(x) >= before(x) - 1e-12)
 
@@ -236,79 +336,153 @@ def test_postprocessing_never_lowers_the_curve(seed):
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6))
 def test_a_discrete_pair_by_brute_force(seed):
-    rng = np.random.default_rng(seed)
-    n = int(rng.integers(2, 7))
-    null, alternative = rng.dirichlet(np.full(n, 0.5)), rng.dirichlet(np.full(n, 0.5))
+    """No deterministic test is better than the curve, and every vertex of the curve is a test."""
+    null, alternative = random_laws(np.random.default_rng(seed))
     curve = from_probabilities(null, alternative)
-    subsets = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
-    errors = np.minimum(subsets @ null, 1.0), 1 - subsets @ alternative
-    assert np.all(curve(np.clip(errors[0], 0, 1)) <= errors[1] + 1e-12)  # no deterministic test is better
-    on = [np.min(np.abs(errors[0] - a) + np.abs(errors[1] - b)) for a, b in zip(curve.alpha, curve.beta, strict=True)]
-    assert max(on) < 1e-9  # and every vertex is a test
-    e = 0.3
-    assert convex_conjugate(curve, -np.exp(e)) + 1 == pytest.approx(
-        np.sum(np.maximum(alternative - np.exp(e) * null, 0)), abs=1e-12
-    )
+
+    # The errors of all deterministic tests: each rejects on a subset of the outcomes.
+    num_outcomes = null.size
+    subsets = (np.arange(2**num_outcomes)[:, None] >> np.arange(num_outcomes)) & 1
+    alpha = np.clip(subsets @ null, 0.0, 1.0)
+    beta = 1 - subsets @ alternative
+    assert np.all(curve(alpha) <= beta + 1e-12)
+    for vertex_alpha, vertex_beta in zip(curve.alpha, curve.beta, strict=True):
+        distances = np.abs(alpha - vertex_alpha) + np.abs(beta - vertex_beta)
+        assert np.min(distances) < 1e-9
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6))
+def test_the_conjugate_of_a_discrete_pair_is_the_hockey_stick_divergence(seed):
+    """f*(-e^epsilon) + 1 is the sum of (A - e^epsilon N)+."""
+    null, alternative = random_laws(np.random.default_rng(seed))
+    curve = from_probabilities(null, alternative)
+    slope = np.exp(0.3)
+    exact = np.sum(np.maximum(alternative - slope * null, 0))
+    assert convex_conjugate(curve, -slope) + 1 == pytest.approx(exact, abs=1e-12)
+
+
+def subsampled_laplace(epsilon, sampling_prob):
+    return subsample(Laplace(epsilon), sampling_prob)
+
+
+def subsampled_gaussian(mu, sampling_prob):
+    return subsample(Gaussian(mu), sampling_prob)
+
+
+def inverse_of_mixture(mu, sampling_prob):
+    return inverse(mixture(Gaussian(mu), sampling_prob))
 
 
 MAKERS = {
     "gaussian": (Gaussian, (1.3,)),
     "laplace": (Laplace, (0.8,)),
     "approximate": (ApproximateDP, (0.7, 0.05)),
-    "subsampled": (lambda mu, p: subsample(Gaussian(mu), p), (1.5, 0.3)),
-    "other_direction": (lambda mu, p: inverse(mixture(Gaussian(mu), p)), (1.5, 0.3)),
+    "subsampled": (subsampled_laplace, (1.5, 0.3)),
+    "subsampled_gaussian": (subsampled_gaussian, (1.5, 0.3)),
+    "other_direction": (inverse_of_mixture, (1.5, 0.3)),
 }
 
 
+def answers_of(make):
+    """Return the function of a curve's parameters and alpha that gives beta and delta(0.2)."""
+
+    def answers(*arguments):
+        *parameters, alpha = arguments
+        curve = make(*parameters)
+        return curve(alpha), delta(curve, 0.2)
+
+    return answers
+
+
+SLOW_MAKERS = ("subsampled_gaussian", "other_direction")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "other_direction")) for name in MAKERS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_MAKERS)) for name in MAKERS]
 )
 def test_vmap_is_loop_jit_is_eager_gradient_is_finite_difference(name):
-    make, point = MAKERS[name]
+    """One compiled program maps values and derivatives over curves: the values are those of eager calls."""
+    make, parameters = MAKERS[name]
+    answers = answers_of(make)
+    point = np.array([*parameters, 0.23])
+    factors = np.array([1.0, 1.1, 1.2])
 
-    def both(*arguments):
-        curve = make(*arguments[:-1])
-        return curve(arguments[-1]), delta(curve, 0.2)
+    def with_aux(*arguments):
+        values = answers(*arguments)
+        return values, values
 
-    batch = [np.linspace(x, 1.2 * x, 3) for x in (*point, 0.23)]
-    loop = np.array([both(*values) for values in zip(*batch, strict=True)]).T
+    arguments = range(len(point))
+    slopes = jax.jacobian(with_aux, argnums=tuple(arguments), has_aux=True)
     with jax.enable_x64(True):
-        mapped = jax.jit(jax.vmap(both))(*batch)
-        np.testing.assert_allclose(np.array(mapped), loop, rtol=1e-11)
-        slopes = jax.jit(jax.jacobian(both, argnums=tuple(range(len(batch)))))
-        gradients = slopes(*(np.float64(x) for x in (*point, 0.23)))
-    single = jax.jit(jax.vmap(both))(*(b.astype(np.float32) for b in batch))
+        gradients, mapped = jax.jit(jax.vmap(slopes))(*(point[:, None] * factors))
+    loop = [answers(*(point * factor)) for factor in factors]
+    np.testing.assert_allclose(np.transpose(mapped), loop, rtol=1e-11)
+
+    # The derivatives at the first point, by parameter.
+    for index in arguments:
+        step = np.where(np.arange(len(point)) == index, 1e-6, 0.0)
+        up = np.array(answers(*(point + step)))
+        down = np.array(answers(*(point - step)))
+        at_first = [float(gradient[index][0]) for gradient in gradients]
+        np.testing.assert_allclose(at_first, (up - down) / 2e-6, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "approximate"])
+def test_without_x64_the_numbers_are_those_of_float64_rounded(name):
+    """Under an outer trace without x64 the results are float32."""
+    make, parameters = MAKERS[name]
+    answers = answers_of(make)
+    point = np.array([*parameters, 0.23], np.float32)
+    single = jax.jit(answers)(*point)
     assert single[0].dtype == jnp.float32
-    np.testing.assert_allclose(np.array(single), loop, rtol=3e-6)
-    for index in range(len(batch)):
-        step = 1e-6
-        up, down = ([x + s * (i == index) for i, x in enumerate((*point, 0.23))] for s in (step, -step))
-        finite = (np.array(both(*up)) - np.array(both(*down))) / (2 * step)
-        np.testing.assert_allclose([float(g[index]) for g in gradients], finite, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(np.array(single), answers(*point.astype(np.float64)), rtol=3e-6)
 
 
 def test_curves_are_pytrees():
+    """A curve can be flattened, returned from a compiled function, and rebuilt."""
     curve = subsample(Gaussian(1.5), 0.3)
     leaves, structure = jax.tree.flatten(curve)
     assert leaves == [1.5, 0.3]
-    assert jax.tree.unflatten(structure, leaves)(0.2) == curve(0.2)
-    assert jax.jit(lambda c: c)(curve)(0.2) == pytest.approx(curve(0.2), rel=1e-6)
-    many = jax.vmap(lambda c: c(0.2))(Gaussian(jnp.array([0.5, 1.0])))
-    np.testing.assert_allclose(many, [Gaussian(0.5)(0.2), Gaussian(1.0)(0.2)], rtol=1e-6)
+    rebuilt = jax.tree.unflatten(structure, leaves)
+    returned = jax.jit(lambda c: c)(curve)
+    exact = at(curve, [0.2])
+    assert at(rebuilt, [0.2]) == exact
+    assert at(returned, [0.2]) == pytest.approx(exact, rel=1e-6)
+
+
+def test_curves_are_mapped_over():
+    """vmap over curves is a loop, and arrays of parameters are arrays of curves."""
+
+    def beta(curve):
+        return curve(0.2)
+
+    mus = np.array([0.5, 1.0])
+    exact = [Gaussian(mu)(0.2) for mu in mus]
+    np.testing.assert_allclose(jax.jit(jax.vmap(beta))(Gaussian(mus)), exact, rtol=1e-6)
+    np.testing.assert_allclose(Gaussian([0.5, 1.0])(0.2), exact)
     polygons = PiecewiseLinear(np.tile(SKEW.alpha, (2, 1)), np.tile(SKEW.beta, (2, 1)))
-    np.testing.assert_allclose(jax.vmap(lambda c: c(0.2))(polygons), SKEW(0.2), rtol=1e-6)
-    np.testing.assert_allclose(Gaussian([0.5, 1.0])(0.2), [Gaussian(0.5)(0.2), Gaussian(1.0)(0.2)])
+    np.testing.assert_allclose(jax.jit(jax.vmap(beta))(polygons), SKEW(0.2), rtol=1e-6)
+
+
+def test_curves_are_differentiated():
+    """The gradient is a curve of derivatives."""
     with jax.enable_x64(True):
-        grad = jax.grad(lambda c: c(0.2))(Gaussian(jnp.float64(1.0)))
-    assert grad.mu == pytest.approx((Gaussian(1 + 1e-6)(0.2) - Gaussian(1 - 1e-6)(0.2)) / 2e-6, rel=1e-6)
+        gradient = jax.jit(jax.grad(lambda curve: curve(0.2)))(Gaussian(np.float64(1.0)))
+    up, down = Gaussian(1 + 1e-6)(0.2), Gaussian(1 - 1e-6)(0.2)
+    assert gradient.mu == pytest.approx((up - down) / 2e-6, rel=1e-6)
 
 
 def test_bounds_are_rounded_to_their_side_in_float32():
-    lower, upper = (PiecewiseLinear(SKEW.alpha, SKEW.beta, rounding) for rounding in ("down", "up"))
+    """A lower bound stays below the curve and an upper bound above it."""
+    lower = PiecewiseLinear(SKEW.alpha, SKEW.beta, "down")
+    upper = PiecewiseLinear(SKEW.alpha, SKEW.beta, "up")
     x = np.linspace(0, 1, 300).astype(np.float32)
     exact = SKEW(x)
-    assert np.all(np.float64(jax.jit(lambda a: lower(a))(x)) <= exact)
-    assert np.all(np.float64(jax.jit(lambda a: upper(a))(x)) >= exact)
+    low, high = jax.jit(lambda alpha: (lower(alpha), upper(alpha)))(x)
+    assert low.dtype == high.dtype == np.float32
+    assert np.all(np.float64(low) <= exact)
+    assert np.all(np.float64(high) >= exact)
 
 
 @pytest.mark.parametrize(
@@ -356,13 +530,27 @@ def test_bad_input(call, message):
 
 
 def test_traced_parameters_out_of_range_give_nan():
+    """What is traced cannot be inspected, so it becomes NaN and never a number."""
+
+    @jax.jit
+    def betas(mu, sampling_prob, alpha):
+        return (
+            Laplace(mu)(0.2),
+            subsample(Laplace(1.0), sampling_prob)(0.2),
+            Laplace(1.0)(alpha),
+        )
+
+    assert np.isnan(betas(-1.0, 1.5, 1.5)).all()
+    assert np.isfinite(betas(1.0, 0.5, 0.5)).all()
     assert np.isnan(jax.jit(lambda mu: Gaussian(mu)(0.2))(-1.0))
-    assert np.isnan(jax.jit(lambda p: subsample(Gaussian(1.0), p)(0.2))(1.5))
-    assert np.isnan(jax.jit(lambda a: Gaussian(1.0)(a))(1.5))
+
+
+def test_what_must_be_known_of_traced_points_is_refused():
+    """Whether points are symmetric, and where their inverse has its points, cannot be traced."""
     with pytest.raises(ValueError, match="symmetric depends on its points, which are traced"):
-        jax.jit(lambda b: subsample(PiecewiseLinear(SKEW.alpha, b), 0.5)(0.2))(SKEW.beta)
+        jax.jit(lambda beta: subsample(PiecewiseLinear(SKEW.alpha, beta), 0.5)(0.2))(SKEW.beta)
     with pytest.raises(ValueError, match="take it outside compiled code"):
-        jax.jit(lambda b: inverse(PiecewiseLinear(SKEW.alpha, b))(0.2))(SKEW.beta)
+        jax.jit(lambda beta: inverse(PiecewiseLinear(SKEW.alpha, beta))(0.2))(SKEW.beta)
 
 
 @pytest.mark.parametrize("k", [np.timedelta64(3, "s"), True, 0, 2**53])

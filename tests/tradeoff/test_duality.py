@@ -14,6 +14,7 @@ from gdpjax.tradeoff import (
     Identity,
     Laplace,
     PiecewiseLinear,
+    _duality,
     attack_advantage,
     bayes_error,
     compose,
@@ -30,72 +31,102 @@ from gdpjax.tradeoff import (
 )
 
 CERTIFIED = compose(Laplace(0.5), times=2)
+NUM_POINTS = _duality._NUM_UNIFORM + _duality._NUM_GEOMETRIC
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
 
 
 def test_gaussian_is_the_accountants_exact_duality():
+    """delta, epsilon and beta of a Gaussian curve are those of the accountant."""
+    curve = Gaussian(1.3)
     grid = np.array([0.0, 0.3, 1.0, 5.0, 20.0])
-    np.testing.assert_array_equal(delta(Gaussian(1.3), grid), accounting.gdp_delta(grid, 1.3))
+    np.testing.assert_array_equal(delta(curve, grid), accounting.gdp_delta(grid, 1.3))
     targets = np.array([1e-300, 1e-20, 1e-5, 0.2, 0.9])
-    np.testing.assert_array_equal(epsilon(Gaussian(1.3), targets), accounting.gdp_epsilon(targets, 1.3))
-    assert epsilon(Gaussian(1.3), 0.0) == np.inf
+    *found, without_delta = epsilon(curve, np.append(targets, 0.0))
+    np.testing.assert_array_equal(found, accounting.gdp_epsilon(targets, 1.3))
+    assert without_delta == np.inf
     alpha = np.linspace(0, 1, 50)
-    np.testing.assert_allclose(Gaussian(1.3)(alpha), accounting.gdp_tradeoff(alpha, 1.3), rtol=1e-14)
+    np.testing.assert_allclose(curve(alpha), accounting.gdp_tradeoff(alpha, 1.3), rtol=1e-14)
 
 
-def test_laplace_and_pairs_in_closed_form():
-    e = np.array([0.0, 0.2, 0.7999, 0.8, 3.0])
-    np.testing.assert_allclose(delta(Laplace(0.8), e), np.maximum(0, 1 - np.exp((e - 0.8) / 2)), rtol=1e-12, atol=1e-17)
-    assert epsilon(Laplace(0.8), 0.0) == pytest.approx(0.8, rel=1e-13)
+def test_laplace_in_closed_form():
+    """delta is 1 - e^((epsilon - theta) / 2) below theta, and 0 from there on."""
+    curve = Laplace(0.8)
+    grid = np.array([0.0, 0.2, 0.7999, 0.8, 3.0])
+    exact = np.maximum(0, 1 - np.exp((grid - 0.8) / 2))
+    np.testing.assert_allclose(delta(curve, grid), exact, rtol=1e-12, atol=1e-17)
+    assert epsilon(curve, 0.0) == pytest.approx(0.8, rel=1e-13)
+    np.testing.assert_array_equal(delta(Identity(), grid), 0)
+
+
+def test_pairs_in_closed_form():
+    """A pair of epsilon and delta is exactly that private."""
     pair = ApproximateDP(0.8, 0.05)
-    np.testing.assert_allclose(delta(pair, 0.8), 0.05, rtol=1e-15)
-    assert epsilon(pair, 0.05) == pytest.approx(0.8, rel=1e-13)
-    assert epsilon(pair, 0.0499) == np.inf
-    assert epsilon(pair, 0.5) == 0
+    assert delta(pair, 0.8) == pytest.approx(0.05, rel=1e-15)
+    exact, below, above = epsilon(pair, np.array([0.05, 0.0499, 0.5]))
+    assert exact == pytest.approx(0.8, rel=1e-13)
+    assert below == np.inf
+    assert above == 0
     assert delta(ApproximateDP(np.inf, 0.1), 3.0) == pytest.approx(1.0)
-    np.testing.assert_array_equal(delta(Identity(), e), 0)
 
 
-def test_one_subsampled_step_is_the_certified_accountants():
+@pytest.mark.parametrize("make", [subsample, mixture])
+def test_one_subsampled_step_is_the_certified_accountants(make):
+    """The delta of one step is in the accountant's bracket."""
+    grid = np.array([0.1, 0.5, 1.0, 2.0])
     for sigma, p in ((1.0, 0.3), (0.5, 0.01), (3.0, 0.7)):
-        e = np.array([0.1, 0.5, 1.0, 2.0])
-        bounds = accounting.delta_bounds(sigma, p, 1, e)
-        for curve in (subsample(Gaussian(1 / sigma), p), mixture(Gaussian(1 / sigma), p)):
-            got = delta(curve, e)
-            assert np.all((bounds.lower <= got) & (got <= bounds.upper))
+        bounds = accounting.delta_bounds(sigma, p, 1, grid)
+        found = delta(make(Gaussian(1 / sigma), p), grid)
+        assert np.all(bounds.lower <= found)
+        assert np.all(found <= bounds.upper)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 0.9)), min_size=1, max_size=6))
 def test_from_delta_curve_is_the_supremum_of_the_statements(statements):
+    """At every alpha the curve is the largest of the statements' curves."""
     curve = from_delta_curve(*np.array(statements).T)
     x = np.linspace(0, 1, 101)
     exact = np.max([ApproximateDP(e, d)(x) for e, d in statements], axis=0)
     np.testing.assert_allclose(curve(x), exact, atol=1e-12)
     assert curve.is_symmetric()
+    # The delta of a polygon is attained at a vertex.
     for e, d in statements:
-        assert delta(curve, e) <= d + 1e-12
+        assert np.max(1 - curve.beta - np.exp(e) * curve.alpha) <= d + 1e-12
 
 
 def test_round_trip_through_a_fine_profile():
-    e = np.linspace(0, 12, 600)
-    curve = from_delta_curve(e, delta(Gaussian(1.0), e))
+    """The statements of a Gaussian curve on a fine grid give it back, from below."""
+    curve = Gaussian(1.0)
+    grid = np.linspace(0, 12, 600)
+    rebuilt = from_delta_curve(grid, delta(curve, grid))
     x = np.linspace(0.001, 0.999, 99)
-    assert np.all(curve(x) <= Gaussian(1.0)(x) + 1e-15)
-    np.testing.assert_allclose(curve(x), Gaussian(1.0)(x), atol=2e-5)
+    exact = curve(x)
+    assert np.all(rebuilt(x) <= exact + 1e-15)
+    np.testing.assert_allclose(rebuilt(x), exact, atol=2e-5)
 
 
 def test_dominating_mu_of_known_curves():
+    """That of a Gaussian is its own mu; in the extreme tail subsampling buys nothing."""
     assert dominating_mu(Gaussian(0.7)) == 0.7
-    assert dominating_mu(subsample(Gaussian(0.7), 0.1)) == 0.7  # in the extreme tail subsampling buys nothing
+    assert dominating_mu(subsample(Gaussian(0.7), 0.1)) == 0.7
     assert dominating_mu(Identity()) == 0
-    assert dominating_mu(subsample(Gaussian(0.7), 0.0)) == 0
-    for e in (0.1, 1.0, 5.0):  # f_{e,0} >= G_mu iff G_mu passes below the corner
-        exact = -2 * norm.ppf(1 / (1 + np.exp(e)))
-        assert exact <= dominating_mu(ApproximateDP(e)) <= exact * (1 + 1e-5)
-    assert dominating_mu(ApproximateDP(1.0, 1e-6)) == np.inf
-    assert dominating_mu(ApproximateDP(1.0, 1e-6), 1e-6) < 1.2321
+    assert dominating_mu(subsample(Laplace(0.7), 0.0)) == 0
+    # A failure probability takes it from the exact answer to the search.
     assert Gaussian(1.0).mu * (1 - 1e-4) < dominating_mu(Gaussian(1.0), 1e-9) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("e", [0.1, 1.0, 5.0])
+def test_dominating_mu_of_randomized_response(e):
+    """f_{e, 0} >= G_mu if and only if G_mu passes below the corner."""
+    exact = -2 * norm.ppf(1 / (1 + np.exp(e)))
+    assert exact <= dominating_mu(ApproximateDP(e)) <= exact * (1 + 1e-5)
+
+
+def test_a_failure_that_is_not_allowed_for_has_no_mu():
+    """No mu dominates a curve below 1 at 0, unless the failure probability covers it."""
+    curve = ApproximateDP(1.0, 1e-6)
+    assert dominating_mu(curve) == np.inf
+    assert dominating_mu(curve, 1e-6) < 1.2321
 
 
 @pytest.mark.parametrize(
@@ -104,58 +135,97 @@ def test_dominating_mu_of_known_curves():
     ids=["laplace", "asymmetric", "mixture", "small"],
 )
 def test_dominating_mu_dominates_and_is_least(curve, failure):
+    """delta is below that of G_mu with the failure everywhere, and no longer with a mu that is 1e-4 smaller."""
     mu = dominating_mu(curve, failure)
-    e = np.linspace(0, min(epsilon(curve, failure) * 1.1, 30), 20_001)
-    needed = delta(curve, e)
-    assert np.all(needed <= failure + (1 - failure) * delta(Gaussian(mu), e) + 1e-15)
-    smaller = failure + (1 - failure) * delta(Gaussian(mu * (1 - 1e-4)), e)
+    end = min(epsilon(curve, failure) * 1.1, 30)
+    # So many points as dominating_mu itself asks for: one program.
+    grid = np.linspace(0, end, NUM_POINTS)
+    needed = delta(curve, grid)
+    allowed = failure + (1 - failure) * delta(Gaussian(mu), grid)
+    assert np.all(needed <= allowed + 1e-15)
+    smaller = failure + (1 - failure) * delta(Gaussian(mu * (1 - 1e-4)), grid)
     assert np.any(needed > smaller)
 
 
 def test_dominating_mu_is_the_certified_accountants():
+    """One subsampled step has a mu between the accountant's ends."""
     bounds = accounting.mu_bounds(1.0, 0.3, 1, failure=1e-10)
     assert bounds.lower <= dominating_mu(subsample(Gaussian(1.0), 0.3), 1e-10) <= bounds.upper
 
 
 def test_profile_of_an_inverse_mixture_of_nearly_everybody():
+    """Where the sampling probability is 1, the formula for rare sampling would cancel."""
     slope = -np.exp(60.0)
     exact = convex_conjugate(Gaussian(20.0), slope)
     assert exact > -1e-10
     assert convex_conjugate(inverse(mixture(Gaussian(20.0), 1.0)), slope) == pytest.approx(exact, rel=1e-12)
 
 
-def test_operational_risk():
-    assert attack_advantage(Gaussian(1.0)) == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-14)
-    np.testing.assert_allclose(attack_advantage(Laplace([0.5, 1.0])), 1 - np.exp([-0.25, -0.5]))
+@pytest.mark.parametrize(
+    "curve",
+    [
+        Gaussian(1.0),
+        Laplace(0.7),
+        SKEW,
+        subsample(Laplace(1.0), 0.2),
+        pytest.param(subsample(Gaussian(1.0), 0.2), marks=pytest.mark.slow),
+    ],
+    ids=["gaussian", "laplace", "asymmetric", "subsampled", "subsampled_gaussian"],
+)
+def test_attack_risk_is_that_of_its_definition(curve):
+    """Advantage and Bayes error are extremes over the curve, and the rates are its values."""
     x = np.linspace(0, 1, 20_001)
-    for curve in (Gaussian(1.0), Laplace(0.7), SKEW, subsample(Gaussian(1.0), 0.2)):
-        values = curve(x)
-        assert attack_advantage(curve) == pytest.approx(np.max(1 - x - values), abs=1e-5)
-        np.testing.assert_allclose(true_positive_rate(curve, x[::100]), 1 - values[::100])
-        np.testing.assert_allclose(reconstruction_robustness(curve, x[::100]), 1 - values[::100])
-        for prior in (0.02, 0.5, 0.8):
-            assert bayes_error(curve, prior) == pytest.approx(np.min(prior * x + (1 - prior) * values), abs=1e-5)
-        assert bayes_error(curve, 0.5) == pytest.approx((1 - attack_advantage(curve)) / 2, rel=1e-12)
-    assert jax.grad(lambda mu: attack_advantage(Gaussian(mu)))(1.0) == pytest.approx(norm.pdf(0.5), rel=1e-6)
+    values = curve(x)
+    advantage = attack_advantage(curve)
+    assert advantage == pytest.approx(np.max(1 - x - values), abs=1e-5)
+    np.testing.assert_allclose(true_positive_rate(curve, x), 1 - values)
+    np.testing.assert_allclose(reconstruction_robustness(curve, x), 1 - values)
+
+    priors = np.array([0.02, 0.5, 0.8])
+    risks = priors[:, None] * x + (1 - priors[:, None]) * values
+    errors = bayes_error(curve, priors)
+    np.testing.assert_allclose(errors, np.min(risks, axis=1), rtol=0, atol=1e-5)
+    assert errors[1] == pytest.approx((1 - advantage) / 2, rel=1e-12)
+
+
+def test_advantage_in_closed_form():
+    """It is 2 Phi(mu / 2) - 1 of a Gaussian, with its derivative, and 1 - e^(-theta / 2) of Laplace noise."""
+    np.testing.assert_allclose(attack_advantage(Laplace([0.5, 1.0])), 1 - np.exp([-0.25, -0.5]))
+    assert attack_advantage(Gaussian(1.0)) == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-14)
+    slope = jax.jit(jax.grad(lambda mu: attack_advantage(Gaussian(mu))))(1.0)
+    assert slope == pytest.approx(norm.pdf(0.5), rel=1e-6)
 
 
 @pytest.mark.parametrize("direction", [subsample, mixture])
 def test_epsilon_of_a_subsampled_gaussian_at_a_delta_next_to_the_sampling_probability(direction):
-    mu, p, delta = 1 / 0.06550539077477337, 0.004881538677046087, 0.004881538677045111
+    """A search with the profile would round away how close the two are."""
+    mu, p = 1 / 0.06550539077477337, 0.004881538677046087
     curve = direction(Gaussian(mu), p)
+    deltas = np.array([0.004881538677045111, p, 0.0])
     truth = 0.3342401669091329  # at 60 digits
-    assert epsilon(curve, delta) == pytest.approx(truth, rel=1e-12)
-    assert epsilon(inverse(curve), delta) == pytest.approx(truth, rel=1e-12)
-    assert epsilon(curve, p) == 0
-    assert epsilon(curve, 0.0) == np.inf
+    found, at_p, without_delta = epsilon(curve, deltas)
+    assert found == pytest.approx(truth, rel=1e-12)
+    assert at_p == 0
+    assert without_delta == np.inf
+    assert epsilon(inverse(curve), deltas)[0] == pytest.approx(truth, rel=1e-12)
 
 
-def test_gradients_of_epsilon_and_bayes_error():
-    for make, point in ((Laplace, 1.0), (Gaussian, 1.0), (lambda mu: subsample(Gaussian(mu), 0.3), 1.5)):
-        step = 1e-6
-        for function in (lambda c: epsilon(c, 0.01), lambda c: bayes_error(c, 0.3)):
-            finite = (function(make(point + step)) - function(make(point - step))) / (2 * step)
-            assert jax.grad(lambda x, f=function, m=make: f(m(x)))(point) == pytest.approx(finite, rel=1e-5, abs=1e-8)
+def subsampled_gaussian(mu):
+    return subsample(Gaussian(mu), 0.3)
+
+
+@pytest.mark.parametrize(("make", "point"), [(Laplace, 1.0), (Gaussian, 1.0), (subsampled_gaussian, 1.5)])
+def test_gradients_of_epsilon_and_bayes_error(make, point):
+    """They are difference quotients of the values."""
+
+    def answers(parameter):
+        curve = make(parameter)
+        return epsilon(curve, 0.01), bayes_error(curve, 0.3)
+
+    step = 1e-6
+    finite = (np.array(answers(point + step)) - np.array(answers(point - step))) / (2 * step)
+    slopes = jax.jit(jax.jacrev(answers))(point)
+    np.testing.assert_allclose(slopes, finite, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize(

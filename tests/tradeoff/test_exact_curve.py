@@ -1,5 +1,7 @@
 """What `compose` returns in closed form: one kind of answer, certified against fifty digits."""
 
+import functools
+
 import jax
 import mpmath
 import numpy as np
@@ -28,6 +30,8 @@ EPSILON = np.array([0.0, 1e-12, 1e-3, 0.4, 1.0, 3.0, 20.0, 650.0])
 
 
 class TrueGaussian:
+    """The composition of Gaussian mechanisms."""
+
     def __init__(self, *mus):
         self.mu = mpmath.sqrt(sum(mpmath.mpf(mu) ** 2 for mu in mus))
 
@@ -46,6 +50,8 @@ class TrueGaussian:
 
 
 class TrueLaplace:
+    """The Laplace mechanism."""
+
     def __init__(self, theta):
         self.theta = mpmath.mpf(theta)
 
@@ -64,92 +70,124 @@ class TruePairs:
     """n coins of log odds e, and the events of probability d that give everything away."""
 
     def __init__(self, e, ds):
-        self.e, self.n = mpmath.mpf(e), len(ds)
+        e, n = mpmath.mpf(e), len(ds)
         self.rest = mpmath.fprod(1 - mpmath.mpf(d) for d in ds)
-        p, q = 1 / (1 + mpmath.exp(-self.e)), 1 / (1 + mpmath.exp(self.e))
-        weights = [mpmath.binomial(self.n, j) for j in range(self.n + 1)]
-        self.null = [w * q**j * p ** (self.n - j) for j, w in enumerate(weights)][::-1]
-        self.alternative = [w * p**j * q ** (self.n - j) for j, w in enumerate(weights)][::-1]
+        likely = 1 / (1 + mpmath.exp(-e))
+        rare = 1 / (1 + mpmath.exp(e))
+        # The laws of how many coins show the likely side, from the most telling outcome on.
+        self.null = []
+        self.alternative = []
+        for count in range(n, -1, -1):
+            ways = mpmath.binomial(n, count)
+            self.null.append(ways * rare**count * likely ** (n - count))
+            self.alternative.append(ways * likely**count * rare ** (n - count))
 
     def delta(self, epsilon):
-        gaps = [a - mpmath.exp(epsilon) * n for a, n in zip(self.alternative, self.null, strict=True)]
-        return 1 - self.rest + self.rest * sum(gap for gap in gaps if gap > 0)
+        factor = mpmath.exp(epsilon)
+        total = mpmath.mpf(0)
+        for null, alternative in zip(self.null, self.alternative, strict=True):
+            total += max(alternative - factor * null, 0)
+        return 1 - self.rest + self.rest * total
 
     def error(self, alpha):
         left, beta = mpmath.mpf(alpha), self.rest
         if left >= self.rest:
             return mpmath.mpf(0)
-        for n, a in zip(self.null, self.alternative, strict=True):
-            share = min(mpmath.mpf(1), left / (self.rest * n))
-            beta -= share * self.rest * a
-            left -= share * self.rest * n
+        for null, alternative in zip(self.null, self.alternative, strict=True):
+            share = min(mpmath.mpf(1), left / (self.rest * null))
+            beta -= share * self.rest * alternative
+            left -= share * self.rest * null
             if left <= 0:
                 break
         return max(beta, mpmath.mpf(0))
 
 
+def coins(e, d, times):
+    """Return the certified curve of equal pairs, and what makes their true one."""
+    return compose(ApproximateDP(e, d), times=times), functools.partial(TruePairs, e, [d] * times)
+
+
+# The certified curves, and what makes the true ones with the digits that mpmath then works with.
 CASES = {
-    "Gaussian": (lambda: compose(Gaussian(1.0)), lambda: TrueGaussian(1.0)),
-    "Gaussians": (lambda: compose(*[Gaussian(mu) for mu in MUS]), lambda: TrueGaussian(*MUS)),
-    "little": (lambda: compose(Gaussian(1e-6), times=9), lambda: TrueGaussian(*[1e-6] * 9)),
-    "much": (lambda: compose(Gaussian(30.0), Gaussian(40.0)), lambda: TrueGaussian(30.0, 40.0)),
-    "Laplace": (lambda: compose(Laplace(1.3)), lambda: TrueLaplace(1.3)),
-    "much Laplace": (lambda: compose(Laplace(705.0)), lambda: TrueLaplace(705.0)),
-    "pair": (lambda: compose(ApproximateDP(0.8, 1e-5)), lambda: TruePairs(0.8, [1e-5])),
-    "coin": (lambda: compose(ApproximateDP(15.0)), lambda: TruePairs(15.0, [0.0])),
+    "Gaussian": (compose(Gaussian(1.0)), functools.partial(TrueGaussian, 1.0)),
+    "Gaussians": (compose(*[Gaussian(mu) for mu in MUS]), functools.partial(TrueGaussian, *MUS)),
+    "little": (compose(Gaussian(1e-6), times=9), functools.partial(TrueGaussian, *[1e-6] * 9)),
+    "much": (compose(Gaussian(30.0), Gaussian(40.0)), functools.partial(TrueGaussian, 30.0, 40.0)),
+    "Laplace": (compose(Laplace(1.3)), functools.partial(TrueLaplace, 1.3)),
+    "much Laplace": (compose(Laplace(705.0)), functools.partial(TrueLaplace, 705.0)),
+    "pair": coins(0.8, 1e-5, 1),
+    "coin": coins(15.0, 0.0, 1),
     "events": (
-        lambda: compose(ApproximateDP(0.0, 1e-6), ApproximateDP(0.0, 0.01)),
-        lambda: TruePairs(0.0, [1e-6, 0.01]),
+        compose(ApproximateDP(0.0, 1e-6), ApproximateDP(0.0, 0.01)),
+        functools.partial(TruePairs, 0.0, [1e-6, 0.01]),
     ),
-    "coins": (lambda: compose(ApproximateDP(0.3), times=40), lambda: TruePairs(0.3, [0.0] * 40)),
-    "many coins": (lambda: compose(ApproximateDP(0.02, 1e-8), times=600), lambda: TruePairs(0.02, [1e-8] * 600)),
+    "coins": coins(0.3, 0.0, 40),
+    "many coins": coins(0.02, 1e-8, 300),
     "pairs": (
-        lambda: compose(ApproximateDP(0.3, 0.01), ApproximateDP(0.3, 1e-6), ApproximateDP(0.3)),
-        lambda: TruePairs(0.3, [0.01, 1e-6, 0.0]),
+        compose(ApproximateDP(0.3, 0.01), ApproximateDP(0.3, 1e-6), ApproximateDP(0.3)),
+        functools.partial(TruePairs, 0.3, [0.01, 1e-6, 0.0]),
     ),
-}  # fmt: skip
+}
+
+
+def assert_around(bounds, points, true_value, relative, absolute=3e-15):
+    """Assert that narrow brackets, one for each point, hold the true values."""
+    for lower, upper, point in zip(*bounds, points, strict=True):
+        true = true_value(mpmath.mpf(point))
+        assert mpmath.mpf(lower) <= true <= mpmath.mpf(upper)
+        assert upper - lower <= relative * upper + absolute
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_answer_holds_the_truth_of_fifty_digits(name):
-    make, make_truth = CASES[name]
-    curve = make()
+    """delta, beta and epsilon are bracketed, and the brackets are narrow."""
+    curve, make_truth = CASES[name]
     assert isinstance(curve, ExactCurve)
     with mpmath.workdps(400):
         truth = make_truth()
-        for lower, upper, at in zip(*curve.delta(EPSILON), EPSILON, strict=True):
-            true = truth.delta(mpmath.mpf(at))
-            assert mpmath.mpf(lower) <= true <= mpmath.mpf(upper)
-            assert upper - lower <= 1e-9 * upper + 3e-15
-        for lower, upper, at in zip(*curve.tradeoff(ALPHA), ALPHA, strict=True):
-            true = truth.error(mpmath.mpf(at))
-            assert mpmath.mpf(lower) <= true <= mpmath.mpf(upper)
-            assert upper - lower <= 1e-8 * upper + 3e-15
-        for lower, upper, at in zip(*curve.epsilon(DELTA), DELTA, strict=True):
-            assert lower == 0 or truth.delta(min(mpmath.mpf(lower), 10**6)) > at
-            assert upper == np.inf or truth.delta(mpmath.mpf(upper)) <= at
-            if at >= 1e-9 and np.isfinite(upper):
-                assert upper - lower <= (1e-4 if upper < 700 else 2e-2) * upper + 1e-9
+        assert_around(curve.delta(EPSILON), EPSILON, truth.delta, 1e-9)
+        assert_around(curve.tradeoff(ALPHA), ALPHA, truth.error, 1e-8)
+        for lower, upper, delta in zip(*curve.epsilon(DELTA), DELTA, strict=True):
+            # delta falls with epsilon: it is still above the target at the lower end, and no longer at the upper one.
+            assert lower == 0 or truth.delta(min(mpmath.mpf(lower), 10**6)) > delta
+            assert upper == np.inf or truth.delta(mpmath.mpf(upper)) <= delta
+            if delta >= 1e-9 and np.isfinite(upper):
+                relative = 1e-4 if upper < 700 else 2e-2
+                assert upper - lower <= relative * upper + 1e-9
 
 
-def test_mu_is_that_of_gaussians_and_otherwise_holds_the_statement():
+def test_mu_is_that_of_gaussians():
+    """It is known to the last digits, and exactly without a failure probability."""
     lower, upper = compose(Gaussian(3.0), Gaussian(4.0)).mu()
     assert 5 * (1 - 1e-4) < lower <= 5 <= upper < 5 * (1 + 1e-13)
     assert tuple(compose(Gaussian(1.0)).mu(0.0)) == (1.0, 1.0)
-    for curve in (compose(Laplace(1.3)), compose(ApproximateDP(0.8, 1e-12)), compose(ApproximateDP(0.3), times=40)):
-        lower, upper = curve.mu()
-        best = tradeoff.dominating_mu(curve, 1e-10)
-        assert lower <= best * (1 + 1e-6)
-        assert best * (1 - 1e-5) <= upper <= best * (1 + 1e-6)
-    assert compose(ApproximateDP(0.8, 1e-5)).mu().upper == np.inf
     assert tuple(compose(Identity()).mu()) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    "curve",
+    [compose(Laplace(1.3)), compose(ApproximateDP(0.8, 1e-12)), compose(ApproximateDP(0.3), times=40)],
+    ids=["laplace", "pair", "coins"],
+)
+def test_mu_of_other_kinds_holds_the_statement(curve):
+    """The bracket is next to the mu that dominates the curve."""
+    lower, upper = curve.mu()
+    best = tradeoff.dominating_mu(curve, 1e-10)
+    assert lower <= best * (1 + 1e-6)
+    assert best * (1 - 1e-5) <= upper <= best * (1 + 1e-6)
+
+
+def test_a_delta_above_the_failure_has_no_mu():
+    """What fails more often than the statement allows is dominated by no Gaussian."""
+    assert compose(ApproximateDP(0.8, 1e-5)).mu().upper == np.inf
+
+
 def test_single_curves_of_other_kinds():
-    curve = compose(mixture(Gaussian(1.0), 0.3))
+    """One subsampled step and one polygon are bracketed, too."""
+    curve = compose(mixture(Laplace(1.0), 0.3))
     for bounds, exact in (
         (curve.epsilon(1e-5), tradeoff.epsilon(curve, 1e-5)),
-        (curve.delta(0.5), tradeoff.delta(curve, 0.5)),
+        (curve.delta(0.1), tradeoff.delta(curve, 0.1)),
         (curve.tradeoff(0.1), curve(0.1)),
     ):
         assert bounds.lower <= exact <= bounds.upper < bounds.lower * (1 + 1e-3)
@@ -158,40 +196,57 @@ def test_single_curves_of_other_kinds():
     assert lower <= points(0.1) <= upper < lower + 1e-12
 
 
-def test_one_kind_of_thing():
+@pytest.mark.parametrize(
+    "curve",
+    [compose(Gaussian(1.0), Gaussian(2.0)), compose(Laplace(0.5), times=2, num_cells=128)],
+    ids=["closed", "polygons"],
+)
+def test_one_kind_of_thing(curve):
     """Closed or not: it unpacks into two curves, it answers, and report and plots take it."""
-    for curve in (compose(Gaussian(1.0), Gaussian(2.0)), compose(Laplace(0.5), times=8)):
-        assert isinstance(curve, CertifiedCurve)
-        lower, upper = curve
-        assert lower(0.1) <= upper(0.1)
-        assert curve.lower is lower
-        assert isinstance(curve, ExactCurve | CurveBounds)
-        card = report(curve, deltas=[1e-5])
-        assert card.figure("epsilon_at_delta_1e-05") == tuple(curve.epsilon(1e-5))
-        assert tradeoff_curves(curve, delta=1e-5).epsilon == tuple(curve.epsilon(1e-5))
-    assert curve.regret().upper < 0.05
+    assert isinstance(curve, CertifiedCurve)
+    assert isinstance(curve, ExactCurve | CurveBounds)
+    lower, upper = curve
+    assert lower(0.1) <= upper(0.1)
+    assert curve.lower is lower
+    card = report(curve, deltas=[1e-5])
+    assert card.figure("epsilon_at_delta_1e-05") == tuple(curve.epsilon(1e-5))
+    assert tradeoff_curves(curve, delta=1e-5).epsilon == tuple(curve.epsilon(1e-5))
+
+
+def test_the_regret_of_composed_curves_is_small():
+    """Eight steps of Laplace noise are nearly a Gaussian."""
+    assert compose(Laplace(0.5), times=8).regret().upper < 0.05
 
 
 def test_an_exact_curve_stands_where_a_curve_does():
+    """The functions of `tradeoff` take it for the curve that it is."""
     curve = compose(Gaussian(3.0), Gaussian(4.0))
     assert compose(curve, Gaussian(12.0)).exact.mu == 13.0
     assert tradeoff.group(curve, 2).mu == 10.0
-    assert tradeoff.symmetrize(curve).mu == tradeoff.parallel(curve, Gaussian(1.0)).mu == 5.0
-    assert tradeoff.epsilon(curve, 1e-5) == tradeoff.epsilon(Gaussian(5.0), 1e-5)
+    assert tradeoff.symmetrize(curve).mu == 5.0
+    assert tradeoff.parallel(curve, Gaussian(1.0)).mu == 5.0
+    assert tradeoff.epsilon(curve, DELTA)[0] == tradeoff.epsilon(Gaussian(5.0), DELTA)[0]
     assert tradeoff.kl(curve) == pytest.approx(12.5)
     assert curve.slope(0.5) == Gaussian(5.0).slope(0.5)
     assert tradeoff.dominating_mu(curve) == 5.0
 
 
-def test_traced_and_many():
+def test_inside_compiled_code_there_is_no_bracket():
+    """The exact curve may be traced, but not its certified answers."""
     inside = jax.jit(lambda mu: compose(Gaussian(mu), Gaussian(4.0)))(3.0)
     assert float(inside.exact.mu) == 5.0
     with pytest.raises(ValueError, match="outside compiled code"):
         jax.jit(lambda mu: compose(Gaussian(mu)).delta(1.0).upper)(3.0)
-    many = compose(Gaussian([0.3, 3.0]), Gaussian([0.4, 4.0]))
+
+
+def test_many_curves_at_once():
+    """Arrays of parameters are arrays of curves, of which some questions are not asked."""
+    theta = np.array([0.3, 3.0])
+    many = compose(Laplace(theta))
     lower, upper = many.epsilon(1e-5)
-    for k, mu in enumerate((0.5, 5.0)):
-        assert lower[k] <= tradeoff.epsilon(Gaussian(mu), 1e-5) <= upper[k]
-    for ask in (many.mu, many.regret):
+    exact = theta + 2 * np.log1p(-1e-5)
+    assert np.all(lower <= exact)
+    assert np.all(exact <= upper)
+    for question in (many.mu, many.regret):
         with pytest.raises(ValueError, match=r"one curve|one mechanism|these are many"):
-            ask()
+            question()
