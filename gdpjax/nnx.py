@@ -169,7 +169,7 @@ def clipped_grad(loss_fn: Callable[..., Any], clip: Any, *, wrt: Filter = nnx.Pa
 
     >>> model = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
     >>> grad_fn = clipped_grad(lambda model, x: model(x)[0], 1.0)
-    >>> total = grad_fn(model, jnp.array([[3.0, 4.0], [0.0, 0.5]]))
+    >>> total = nnx.jit(grad_fn)(model, jnp.array([[3.0, 4.0], [0.0, 0.5]]))
     >>> [round(float(entry), 3) for entry in total["kernel"][...].ravel()]
     [0.6, 1.3]
     """

@@ -69,7 +69,8 @@ def average_augmentations(
     >>> from gdpjax.clipping import clipped_grad
     >>> loss_fn = average_augmentations(lambda w, x, y: y * jnp.dot(w, x), 2, augmented_argnums=1)
     >>> x = jnp.array([[[3.0, 4.0], [0.0, 0.0]], [[0.0, 0.4], [0.0, 0.6]]])  # two examples with two copies each
-    >>> total = clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(jnp.zeros(2), x, jnp.ones(2))
+    >>> grad_fn = clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))
+    >>> total = jax.jit(grad_fn)(jnp.zeros(2), x, jnp.ones(2))
     >>> [round(float(v), 3) for v in total]
     [0.6, 1.3]
     """

@@ -106,7 +106,7 @@ def clipped_grad(
 
     >>> grad_fn = clipped_grad(lambda w, x: jnp.dot(w, x), 1.0)
     >>> batch = jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 1.0]])
-    >>> [round(float(v), 3) for v in grad_fn(jnp.zeros(2), batch)]
+    >>> [round(float(v), 3) for v in jax.jit(grad_fn)(jnp.zeros(2), batch)]
     [0.6, 1.3]
     >>> grad_fn.sensitivity(NeighboringRelation.REPLACE_ONE)
     2.0

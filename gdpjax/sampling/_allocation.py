@@ -62,8 +62,8 @@ def allocation_sample(
     Reference: arXiv:2502.08202 (random allocation), arXiv:2410.06266 (balls in bins).
 
     >>> import jax
-    >>> samples = [allocation_sample(jax.random.key(0), t, 100, 4, 100) for t in range(4)]
-    >>> sum(int(sample.count) for sample in samples)
+    >>> draw = jax.jit(lambda step: allocation_sample(jax.random.key(0), step, 100, 4, 100))
+    >>> sum(int(draw(step).count) for step in range(4))
     100
     """
     num_examples = check_count("num_examples", num_examples)

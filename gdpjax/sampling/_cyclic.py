@@ -64,8 +64,8 @@ def cyclic_poisson_sample(
     Reference: Choquette-Choo et al., arXiv:2306.08153, algorithm 2.
 
     >>> import jax
-    >>> sample = cyclic_poisson_sample(jax.random.key(0), 5, 100, 1.0, num_groups=4, capacity=30)
-    >>> int(sample.count)
+    >>> draw = jax.jit(lambda key, step: cyclic_poisson_sample(key, step, 100, 1.0, num_groups=4, capacity=30))
+    >>> int(draw(jax.random.key(0), 5).count)
     25
     """
     num_examples, num_groups = checked_groups(num_examples, num_groups)

@@ -73,7 +73,8 @@ def poisson_sample(
       ValueError: values out of range. Traced ones give a ``count`` that never fits.
 
     >>> import jax
-    >>> sample = poisson_sample(jax.random.key(0), 1000, 0.1, 160)
+    >>> draw = jax.jit(lambda key: poisson_sample(key, 1000, 0.1, 160))
+    >>> sample = draw(jax.random.key(0))
     >>> int(sample.count) == int((~sample.is_padding).sum())
     True
     """

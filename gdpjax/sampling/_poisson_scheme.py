@@ -67,7 +67,7 @@ class Poisson:
     Poisson(num_examples=1000, expected_batch_size=64.0, num_steps=100, capacity=132)
     >>> batches.sampling_prob <= 0.064, batches.overflow <= 1e-12
     (True, True)
-    >>> batches.sample(jax.random.key(0), 3).indices.shape
+    >>> jax.jit(batches.sample)(jax.random.key(0), 3).indices.shape
     (132,)
     """
 
@@ -156,7 +156,7 @@ class Poisson:
             would share one batch. Traced values out of range give a ``count`` that never fits.
 
         >>> import jax
-        >>> sample = Poisson(1000, 64, 100).sample(jax.random.key(0), 3)
+        >>> sample = jax.jit(Poisson(1000, 64, 100).sample)(jax.random.key(0), 3)
         >>> int(sample.count) == int((~sample.is_padding).sum())
         True
         """
@@ -188,8 +188,9 @@ class Poisson:
           ValueError: values out of range.
 
         >>> import jax
-        >>> indices, is_padding = Poisson(1000, 64, 100).host_batches(jax.random.key(0))[3]
-        >>> bool((indices == Poisson(1000, 64, 100).sample(jax.random.key(0), 3).indices).all())
+        >>> batches = Poisson(1000, 64, 100)
+        >>> indices, is_padding = batches.host_batches(jax.random.key(0))[3]
+        >>> bool((indices == jax.jit(batches.sample)(jax.random.key(0), 3).indices).all())
         True
         """
         return PoissonBatches(

@@ -56,8 +56,8 @@ def shuffled_sample(
     Reference: arXiv:2403.17673 (batches of a permutation, and what is known of their privacy).
 
     >>> import jax
-    >>> samples = [shuffled_sample(jax.random.key(0), step, 10, 3) for step in range(3)]
-    >>> [int(sample.count) for sample in samples]
+    >>> draw = jax.jit(lambda step: shuffled_sample(jax.random.key(0), step, 10, 3))
+    >>> [int(draw(step).count) for step in range(3)]
     [4, 3, 3]
     """
     num_examples, steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)

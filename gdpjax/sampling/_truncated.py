@@ -50,7 +50,8 @@ def truncated_poisson_sample(
 
     Reference: arXiv:2508.15089.
 
-    >>> sample = truncated_poisson_sample(jax.random.key(0), 1000, 0.1, 80)
+    >>> draw = jax.jit(lambda key: truncated_poisson_sample(key, 1000, 0.1, 80))
+    >>> sample = draw(jax.random.key(0))
     >>> int((~sample.is_padding).sum()), int(sample.count) > 80
     (80, True)
     """

@@ -49,13 +49,13 @@ def choose_microbatch(
     >>> import jax.numpy as jnp
     >>> import optax
     >>> from gdpjax.training import make_plan, private_training
-    >>> plan = make_plan(clip=1.0, max_examples=100, expected_batch_size=10, num_steps=5, delta=1e-5,
+    >>> plan = make_plan(clip=1.0, max_examples=8, expected_batch_size=4, num_steps=5, delta=1e-5,
     ...                  noise_multiplier=1.0)
     >>> def build(rows):
     ...     loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
     ...     return private_training(plan, loss, optax.sgd(0.1), num_arrays=1, strategy="microbatch",
     ...                             microbatch_size=rows)
-    >>> data = build(1).place(jnp.ones((100, 50)))
+    >>> data = build(1).place(jnp.ones((8, 50)))
     >>> rows, needs = choose_microbatch(build, jnp.zeros((50, 50)), data, memory_bytes=10**9)
     >>> rows == plan.capacity
     True

@@ -73,10 +73,10 @@ def adam_scale(*, epsilon: Array, b2: Array = 0.999) -> Scale:
     >>> optimizer = optax.adam(0.1)
     >>> params = jnp.zeros(2)
     >>> state = optimizer.init(params)
-    >>> scale = adam_scale(epsilon=1e-8)
+    >>> scale = jax.jit(adam_scale(epsilon=1e-8))
     >>> scale(state).tolist()
     [1.0, 1.0]
-    >>> _, state = optimizer.update(jnp.array([1.0, 7.0]), state, params)
+    >>> _, state = jax.jit(optimizer.update)(jnp.array([1.0, 7.0]), state, params)
     >>> [round(float(1 / factor), 4) for factor in scale(state)]  # in proportion to 1 and 7
     [0.2, 1.4]
     """

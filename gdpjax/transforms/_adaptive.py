@@ -152,7 +152,8 @@ def privatize_adaptive(
     >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, batches=batches,
     ...                         key=jax.random.key(0))
     >>> params = jnp.zeros(2)
-    >>> noisy_mean, state = tx.update(jnp.array([[3.0, 4.0], [0.0, 0.5]]), tx.init(params), params)
+    >>> batch = jnp.array([[3.0, 4.0], [0.0, 0.5]])
+    >>> noisy_mean, state = jax.jit(tx.update)(batch, tx.init(params), params)
     >>> noisy_mean.shape, round(float(state.ledger.noise_multiplier[0]), 4)
     ((2,), 0.9701)
     """
@@ -210,12 +211,14 @@ def clip_norm_of(opt_state: PyTree) -> Array:
     >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
     >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, batches=batches,
     ...                         key=jax.random.key(0))
-    >>> params, batch = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
-    >>> is_padding = jnp.array([False, True])
-    >>> state = tx.init(params)
-    >>> grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)
-    >>> clipped_sum, info = grad_fn(params, batch, is_padding=is_padding)
-    >>> noisy_mean, state = tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
+    >>> params = jnp.zeros(2)
+    >>> @jax.jit
+    ... def step(state, batch, is_padding):
+    ...     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)
+    ...     clipped_sum, info = grad_fn(params, batch, is_padding=is_padding)
+    ...     return tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
+    >>> batch, is_padding = jnp.array([[3.0, 4.0], [0.0, 0.5]]), jnp.array([False, True])
+    >>> noisy_mean, state = step(tx.init(params), batch, is_padding)
     >>> noisy_mean.shape, clip_norm_of(state).shape
     ((2,), ())
     """

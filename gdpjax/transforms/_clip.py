@@ -93,9 +93,9 @@ def clip_and_sum(
     Raises:
       ValueError: no common leading axis, shapes that are not the parameters', no trainable floating leaf.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> clip = clip_and_sum(1.0)
-    >>> summed, _ = clip.update(jnp.array([[3.0, 4.0], [0.0, 0.5]]), clip.init(jnp.zeros(2)))
+    >>> summed, _ = jax.jit(clip.update)(jnp.array([[3.0, 4.0], [0.0, 0.5]]), clip.init(jnp.zeros(2)))
     >>> [round(float(v), 3) for v in summed]
     [0.6, 1.3]
     """

@@ -513,7 +513,7 @@ def privatize(
     >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
     >>> tx = privatize(gdpjax.Sensitivity(1.0), noise_multiplier=1.0, batches=batches, key=jax.random.key(0))
     >>> params = {"w": jnp.zeros(3)}
-    >>> noisy_mean, state = tx.update({"w": jnp.ones(3)}, tx.init(params), params)
+    >>> noisy_mean, state = jax.jit(tx.update)({"w": jnp.ones(3)}, tx.init(params), params)
     >>> noisy_mean["w"].shape, int(state.ledger.num_steps[0])
     ((3,), 1)
     """

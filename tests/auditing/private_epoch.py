@@ -23,14 +23,17 @@ def release_epoch(key, included, draw, gradients, *, noise_multiplier, num_steps
         sampling=sampling,
         scheme={"steps_per_epoch": num_steps},
     )
-    w, num_valid = jnp.zeros(()), jnp.where(included, len(gradients), len(gradients) - 1)
-    state, released = tx.init(w), []
-    for step in range(num_steps):
+    w = jnp.zeros(())
+    num_valid = jnp.where(included, len(gradients), len(gradients) - 1)
+
+    def release_step(state, step):
         batch = draw(sample_key, step, num_valid)
         total = grad_fn(w, jnp.asarray(gradients)[batch.indices], is_padding=batch.is_padding)
         mean, state = tx.update(total, state, w)
-        released.append(mean)
-    return jnp.stack(released)
+        return state, mean
+
+    _, released = jax.lax.scan(release_step, tx.init(w), jnp.arange(num_steps))
+    return released
 
 
 def at_few_points(claim):

@@ -7,16 +7,31 @@ import pytest
 
 from gdpjax import auditing, clipped_grad
 
-PARAMS = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(7)}
+PARAMS = {"w": np.zeros((3, 5), np.float32), "b": np.zeros(7, np.float32)}
 KEY = jax.random.key(0)
 
 
 def flat(canaries):
-    return np.concatenate([np.asarray(leaf).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(canaries)], axis=1)
+    """Return a row for each canary, with all its coordinates."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(canaries)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def gradient_canaries(num, norm):
+    """Return random gradients, drawn in one compiled program."""
+    return jax.jit(lambda key: auditing.gradient_canaries(key, num, PARAMS, norm))(KEY)
+
+
+@pytest.fixture(scope="module")
+def canaries():
+    """Six random gradients of norm 3."""
+    return gradient_canaries(6, 3.0)
 
 
 def test_coins_are_fair_and_independent():
-    coins = np.asarray(jax.vmap(lambda key: auditing.flip_coins(key, 64))(jax.random.split(KEY, 2000)))
+    """Neither a coin nor a pair of coins has a favourite side."""
+    draw = jax.jit(jax.vmap(lambda key: auditing.flip_coins(key, 64)))
+    coins = np.asarray(draw(jax.random.split(KEY, 2000)))
     assert coins.dtype == bool
     assert abs(coins.mean() - 0.5) < 4 * 0.5 / np.sqrt(coins.size)
     correlations = np.corrcoef(coins.T) - np.eye(64)
@@ -24,37 +39,46 @@ def test_coins_are_fair_and_independent():
 
 
 def test_random_gradients_have_the_norm_and_no_preferred_direction():
-    rows = flat(auditing.gradient_canaries(KEY, 4000, PARAMS, 2.5))
+    """The norm is exact up to rounding, and the second moments are those of a sphere."""
+    rows = flat(gradient_canaries(4000, 2.5))
     assert rows.shape == (4000, 22)
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 2.5, rtol=1e-5)
     np.testing.assert_allclose(rows.T @ rows / 4000, np.eye(22) * 2.5**2 / 22, atol=0.04)
 
 
 def test_coordinates_are_all_different():
+    """Canaries of one coordinate each are at right angles, up to as many as there are parameters."""
     for num in (1, 10, 22):
-        rows = flat(auditing.coordinate_canaries(KEY, num, PARAMS, 0.5))
+        draw = jax.jit(lambda key, num=num: auditing.coordinate_canaries(key, num, PARAMS, 0.5))
+        rows = flat(draw(KEY))
         np.testing.assert_array_equal(rows @ rows.T, 0.25 * np.eye(num))
     with pytest.raises(ValueError, match="at most the 22 parameters"):
         auditing.coordinate_canaries(KEY, 23, PARAMS, 1.0)
 
 
 def test_wrong_labels_are_uniform_over_the_others():
-    labels = jnp.tile(jnp.arange(5, dtype=jnp.uint8), 4000)
-    wrong = auditing.mislabel(KEY, labels, 5)
+    """A label is never its own wrong one, and small integers do not overflow."""
+    mislabel = jax.jit(auditing.mislabel, static_argnums=2)
+    labels = np.tile(np.arange(5, dtype=np.uint8), 4000)
+    wrong = mislabel(KEY, labels, 5)
     assert wrong.dtype == labels.dtype
     counts = np.zeros((5, 5))
-    np.add.at(counts, (np.asarray(labels), np.asarray(wrong)), 1)
+    np.add.at(counts, (labels, np.asarray(wrong)), 1)
     assert (np.diag(counts) == 0).all()
     np.testing.assert_allclose(counts[~np.eye(5, dtype=bool)], 1000, rtol=0.15)
-    many = auditing.mislabel(KEY, jnp.full(1000, 199, jnp.uint8), 200)  # sums above 255
+
+    # Sums above 255.
+    many = mislabel(KEY, np.full(1000, 199, np.uint8), 200)
     assert (np.asarray(many) < 199).all()
-    for labels, num_classes in ((jnp.zeros(3), 3), (jnp.zeros(3, int), 1)):
+    for labels, num_classes in ((np.zeros(3), 3), (np.zeros(3, int), 1)):
         with pytest.raises(ValueError, match="integer labels and num_classes >= 2"):
             auditing.mislabel(KEY, labels, num_classes)
 
 
 def test_noise_examples_fill_their_range():
-    rows = np.asarray(auditing.out_of_distribution(KEY, 500, (4, 2), low=-2.0, high=3.0))
+    """They come near both ends, and never beyond."""
+    draw = jax.jit(lambda key: auditing.out_of_distribution(key, 500, (4, 2), low=-2.0, high=3.0))
+    rows = np.asarray(draw(KEY))
     assert rows.shape == (500, 4, 2)
     assert -2 <= rows.min() < -1.95
     assert 2.95 < rows.max() <= 3
@@ -62,35 +86,41 @@ def test_noise_examples_fill_their_range():
         auditing.out_of_distribution(KEY, 5, (2,), low=1.0, high=1.0)
 
 
-def test_white_box_scores_are_inner_products_over_steps():
-    canaries = auditing.gradient_canaries(KEY, 6, PARAMS, 1.0)
-    steps = jax.tree.map(lambda leaf: jax.random.normal(KEY, (4, *leaf.shape)), PARAMS)
+def test_white_box_scores_are_inner_products_over_steps(canaries):
+    """The same compiled and not, for several steps and for one."""
+    normal = np.random.default_rng(0).normal
+    steps = {name: normal(size=(4, *leaf.shape)).astype(np.float32) for name, leaf in PARAMS.items()}
     expected = flat(canaries) @ flat(steps).sum(0)
     np.testing.assert_allclose(auditing.white_box_scores(steps, canaries), expected, atol=1e-5)
     np.testing.assert_allclose(jax.jit(auditing.white_box_scores)(steps, canaries), expected, atol=1e-5)
-    one = jax.tree.map(lambda leaf: leaf[0], steps)
-    np.testing.assert_allclose(auditing.white_box_scores(one, canaries), flat(canaries) @ flat(steps)[0], atol=1e-5)
+
+    one = {name: leaf[0] for name, leaf in steps.items()}
+    expected = flat(canaries) @ flat(steps)[0]
+    np.testing.assert_allclose(jax.jit(auditing.white_box_scores)(one, canaries), expected, atol=1e-5)
     with pytest.raises(ValueError, match="expected a release of shape"):
-        auditing.white_box_scores(jax.tree.map(lambda leaf: leaf[..., :2], one), canaries)
+        auditing.white_box_scores({name: leaf[..., :2] for name, leaf in one.items()}, canaries)
 
 
 def test_black_box_scores():
+    """They are differences of losses, one for each canary."""
     np.testing.assert_array_equal(auditing.black_box_scores([1.0, 2.0], [3.0, 1.0]), [2.0, -1.0])
     for losses, reference in ((1.0, 1.0), ([1.0, 2.0], [1.0])):
         with pytest.raises(ValueError, match="one loss a canary"):
             auditing.black_box_scores(losses, reference)
 
 
-def test_canaries_pass_through_clipping_among_examples():
-    canaries = auditing.gradient_canaries(KEY, 2, PARAMS, 3.0)
-    rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.zeros((1, *leaf.shape[1:]))]), canaries)
+def test_canaries_pass_through_clipping_among_examples(canaries):
+    """Those that are included are clipped to norm 1 and added to the gradients of the examples."""
+    rows = {name: np.concatenate([leaf[:2], np.zeros((1, *leaf.shape[1:]))]) for name, leaf in canaries.items()}
     loss = auditing.with_gradient_canaries(lambda params, x: jnp.sum(params["b"] * x))
     grad_fn = jax.jit(clipped_grad(loss, 1.0, batch_argnums=(1, 2, 3), strategy="vmap"))
-    x = jnp.zeros((3, 7)).at[2, 0].set(0.5)
-    total = grad_fn(PARAMS, rows, jnp.array([True, True, False]), x)
-    expected = flat(canaries).sum(0) / 3
+    x = np.zeros((3, 7), np.float32)
+    x[2, 0] = 0.5
+    total = grad_fn(PARAMS, rows, np.array([True, True, False]), x)
+    expected = flat(canaries)[:2].sum(0) / 3
     expected[0] += 0.5  # b comes before w
-    np.testing.assert_allclose(flat(jax.tree.map(lambda leaf: leaf[None], total))[0], expected, atol=1e-4)
+    found = flat({name: leaf[None] for name, leaf in total.items()})[0]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +133,7 @@ def test_canaries_pass_through_clipping_among_examples():
     ],
 )
 def test_bad_input(call):
+    """Sizes and norms out of range are refused."""
     with pytest.raises(ValueError, match="must be"):
         call()
 

@@ -14,18 +14,43 @@ from gdpjax.sweeps import records
 TASK = dataclasses.replace(TASKS["adult"], batch_size=16, epochs=(1,), learning_rates=(1.0,), epsilons=(8.0,))
 
 
-@pytest.fixture(params=[("Poisson DP-SGD",), pytest.param(("Poisson DP-SGD", "BISR"), marks=pytest.mark.slow)])
+ONE_BY_ONE = ("--width", "1")
+
+
+@pytest.fixture(
+    params=[
+        (("Poisson DP-SGD",), ONE_BY_ONE),
+        pytest.param((("Poisson DP-SGD", "BISR"), ()), marks=pytest.mark.slow),
+    ],
+    ids=["one method", "two methods"],
+)
 def tiny(request, monkeypatch):
-    """One method or two on 80 rows, at one epsilon with one learning rate."""
+    """One method or two on 80 rows, at one epsilon with one learning rate; and options of the command."""
+    made, options = request.param
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 2, (100, 6)).astype(np.float32)
     labels = inputs[:, 0].astype(np.int32)
     dataset = Dataset(inputs[:80], labels[:80], inputs[80:], labels[80:])
     monkeypatch.setitem(data.LOADERS, "adult", lambda: dataset)
     monkeypatch.setitem(TASKS, "adult", TASK)
-    for name in set(METHODS) - set(request.param):
+    for name in set(METHODS) - set(made):
         monkeypatch.delitem(methods.METHODS, name)
-    return request.param
+    compile_once(monkeypatch)
+    return made, options
+
+
+def compile_once(monkeypatch):
+    """Keep the programs, so that a command that goes on need not compile again what it needs."""
+    make = trials._program
+    programs = {}
+
+    def program(plan, task, dataset):
+        kind = trials._shape_of(plan), len(dataset.train_inputs)
+        if kind not in programs:
+            programs[kind] = make(plan, task, dataset)
+        return programs[kind]
+
+    monkeypatch.setattr(trials, "_program", program)
 
 
 def compare(folder, *options):
@@ -34,26 +59,28 @@ def compare(folder, *options):
 
 
 def test_it_goes_on_where_it_was(tiny, tmp_path, capsys, monkeypatch):
-    assert compare(tmp_path) == 0
+    """What is on record is not trained again, and what is not on record has the same outcome as before."""
+    made, options = tiny
+    assert compare(tmp_path, *options) == 0
     result = (tmp_path / "results" / "correlated_adult.json").read_bytes()
     assert (tmp_path / "figures" / "correlated_adult.png").stat().st_size > 5_000
     table = (tmp_path / "results" / "correlated_adult.md").read_text()
-    for method in tiny:
+    for method in made:
         assert f"| {method} |" in table
     assert "± " in table
 
     # A line that was cut off is trained again, with the same outcome; what is on record is not.
     record = tmp_path / "runs" / "correlated_adult" / trials.TRIALS
     record.write_bytes(record.read_bytes()[:-9])
-    assert compare(tmp_path) == 0
+    assert compare(tmp_path, *options) == 0
     assert (tmp_path / "results" / "correlated_adult.json").read_bytes() == result
     monkeypatch.setattr(trials, "_program", None)
-    assert compare(tmp_path) == 0
+    assert compare(tmp_path, *options) == 0
     assert (tmp_path / "results" / "correlated_adult.json").read_bytes() == result
 
     # Other settings have a folder of their own, or are refused.
     monkeypatch.setitem(TASKS, "adult", dataclasses.replace(TASK, clip=2.0))
-    assert compare(tmp_path) == 2
+    assert compare(tmp_path, *options) == 2
     assert "not the configuration" in capsys.readouterr().err
 
 

@@ -339,7 +339,7 @@ def test_weights_in_bfloat16_are_read_too(tmp_path):
 def published(whole, small, tmp_path):
     """A command that begins with published weights in bfloat16, of the shape of these tests' Llama model."""
     folder = tmp_path / "published"
-    tensors = {name: jnp.asarray(x, jnp.bfloat16) for name, x in tensors_of(PUBLISHED).items()}
+    tensors = {name: x.astype(jnp.bfloat16) for name, x in tensors_of(PUBLISHED).items()}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(PUBLISHED))
     save_file(tensors, folder / "model.safetensors")
@@ -364,7 +364,7 @@ def test_a_tokenizer_of_another_model_is_refused(published):
     document = {**PUBLISHED, "vocab_size": 100}
     folder = published.checkpoint
     (folder / "config.json").write_text(json.dumps(document))
-    save_file({name: jnp.asarray(x) for name, x in tensors_of(document).items()}, folder / "model.safetensors")
+    save_file(tensors_of(document), folder / "model.safetensors")
     with pytest.raises(UserError, match="at most the 100 tokens of the model"):
         command.run(published)
 

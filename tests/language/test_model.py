@@ -33,6 +33,8 @@ VARIANTS = {
     "unrolled": dataclasses.replace(SMALL, unrolled=True),
     "gemma": dataclasses.replace(SMALL, activation="gelu_tanh", scaled_embedding=True, norm_adds_one=True),
 }
+LENGTH = 12
+"""Of nearly all sequences here, so that tests share their programs."""
 
 
 # Compiled, as evaluating the model operation by operation takes long.
@@ -98,19 +100,20 @@ def test_sizes_of_presets():
 
 def test_initial_loss_is_that_of_guessing():
     params = init_params(SMALL, jax.random.key(0))
-    assert abs(sequence_loss(SMALL, params, tokens_of(20)) - np.log(SMALL.vocab_size)) < 0.1
+    assert abs(sequence_loss(SMALL, params, tokens_of(LENGTH)) - np.log(SMALL.vocab_size)) < 0.1
 
 
 @pytest.mark.parametrize("name", ["no remat", "unrolled"])
 def test_how_it_is_compiled_changes_no_result(name, params):
-    expected = gradient(SMALL, params, tokens_of(9))
-    found = gradient(VARIANTS[name], params, tokens_of(9))
+    sequence = tokens_of(LENGTH), np.ones(LENGTH, int)
+    expected = gradient(SMALL, params, *sequence)
+    found = gradient(VARIANTS[name], params, *sequence)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_a_token_changes_no_earlier_logits(params):
-    tokens = tokens_of(12)
+    tokens = tokens_of(LENGTH)
     before = logits(SMALL, params, tokens)
     tokens[7] = (tokens[7] + 1) % SMALL.vocab_size
     after = logits(SMALL, params, tokens)
@@ -118,13 +121,20 @@ def test_a_token_changes_no_earlier_logits(params):
     assert np.all(np.any(np.asarray(after[7:] != before[7:]), axis=-1))
 
 
+def logits_alone(params, tokens):
+    """The logits of a text by the program for all lengths: what follows changes no earlier logits."""
+    padded = np.zeros(LENGTH, np.int32)
+    padded[: len(tokens)] = tokens
+    return np.asarray(logits(SMALL, params, padded))[: len(tokens)]
+
+
 def test_a_packed_text_has_the_logits_that_it_has_alone(params):
     first, second = tokens_of(5, seed=2), tokens_of(7, seed=3)
     packed = np.concatenate([first, second])
     segment_ids = np.array([4] * 5 + [9] * 7)
     values = np.asarray(logits(SMALL, params, packed, segment_ids))
-    np.testing.assert_allclose(values[:5], logits(SMALL, params, first), atol=1e-5)
-    np.testing.assert_allclose(values[5:], logits(SMALL, params, second), atol=1e-5)
+    np.testing.assert_allclose(values[:5], logits_alone(params, first), atol=1e-5)
+    np.testing.assert_allclose(values[5:], logits_alone(params, second), atol=1e-5)
 
     # Without segments the second text sees the first.
     assert np.max(np.abs(values[5:] - logits(SMALL, params, packed)[5:])) > 1e-3
@@ -132,22 +142,22 @@ def test_a_packed_text_has_the_logits_that_it_has_alone(params):
 
 def cross_entropies(params, tokens):
     """-log softmax at each next token, from the logits."""
-    values = np.asarray(logits(SMALL, params, tokens), np.float64)
+    values = logits_alone(params, tokens).astype(np.float64)
     log_probs = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
     return -log_probs[np.arange(len(tokens) - 1), tokens[1:]]
 
 
 def test_the_loss_is_the_mean_over_tokens_that_count(params):
-    tokens = tokens_of(10)
+    tokens = tokens_of(LENGTH)
     each = cross_entropies(params, tokens)
     np.testing.assert_allclose(sequence_loss(SMALL, params, tokens), each.mean(), rtol=1e-5)
 
     # Padding is not predicted.
-    padded = np.array([1] * 6 + [0] * 4)
+    padded = np.array([1] * 6 + [0] * 6)
     np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, padded), each[:5].mean(), rtol=1e-5)
 
     # The first token of a text is not predicted from the text before it.
-    segment_ids = np.array([1] * 4 + [2] * 6)
+    segment_ids = np.array([1] * 4 + [2] * 8)
     expected = np.concatenate([cross_entropies(params, tokens[:4]), cross_entropies(params, tokens[4:])])
     np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, segment_ids), expected.mean(), rtol=1e-5)
 
@@ -157,27 +167,28 @@ def test_the_loss_is_the_mean_over_tokens_that_count(params):
 
 
 def test_the_loss_of_a_unit_is_the_mean_over_all_of_its_tokens(params):
-    tokens = tokens_of(2, 8)
-    segment_ids = np.array([[1] * 8, [1] * 3 + [0] * 5])
+    tokens = tokens_of(2, LENGTH)
+    segment_ids = np.array([[1] * 12, [1] * 3 + [0] * 9])
     each = np.concatenate([cross_entropies(params, tokens[0]), cross_entropies(params, tokens[1])[:2]])
     np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, segment_ids), each.mean(), rtol=1e-5)
 
 
 def test_a_unit_without_tokens_adds_nothing(params):
-    nothing = np.zeros(8, int)
-    assert sequence_loss(SMALL, params, tokens_of(8), nothing) == 0
-    assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(gradient(SMALL, params, tokens_of(8), nothing)))
+    tokens, nothing = tokens_of(LENGTH), np.zeros(LENGTH, int)
+    assert sequence_loss(SMALL, params, tokens, nothing) == 0
+    for leaf in jax.tree.leaves(gradient(SMALL, params, tokens, nothing)):
+        np.testing.assert_array_equal(leaf, 0)
 
 
 def test_a_token_out_of_range_gives_nan_and_not_another_token(params):
-    tokens = tokens_of(8)
+    tokens = tokens_of(LENGTH)
     tokens[3] = SMALL.vocab_size
     assert np.isnan(logits(SMALL, params, tokens)).any()
 
 
 def test_half_precision_is_near(params):
     half = dataclasses.replace(SMALL, compute_dtype="bfloat16")
-    tokens = tokens_of(16)
+    tokens = tokens_of(LENGTH)
     difference = sequence_loss(half, params, tokens) - sequence_loss(SMALL, params, tokens)
     assert 0 < abs(difference) < 0.05
 
@@ -261,12 +272,12 @@ def test_clipped_gradients_are_those_of_the_definition(name, shape):
 
 def test_padding_of_a_unit_reaches_no_gradient(params):
     """Sequences of a unit that hold no text, whatever tokens they have, leave its gradient as it is."""
-    tokens = tokens_of(2, 8)
-    mask = np.array([[True] * 8, [False] * 8])
+    tokens = tokens_of(2, LENGTH)
+    mask = np.array([[1] * LENGTH, [0] * LENGTH])
     first = gradient(SMALL, params, tokens, mask)
     other_tokens = np.stack([tokens[0], np.full_like(tokens[1], 7)])
     second = gradient(SMALL, params, other_tokens, mask)
-    alone = gradient(SMALL, params, tokens[0])
+    alone = gradient(SMALL, params, tokens[0], mask[0])
     for a, b, c in zip(*map(jax.tree.leaves, (first, second, alone)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
         np.testing.assert_allclose(a, c, atol=1e-6)

@@ -1,6 +1,8 @@
 """Small sweeps for the tests; as a script, one in a process of its own, to be killed: ``python sweeps.py FOLDER``."""
 
+import contextlib
 import dataclasses
+import functools
 import sys
 import time
 from pathlib import Path
@@ -8,10 +10,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
+import pytest
 
 from experiments import data
 from experiments.sweeps.named_task import NamedTask
-from gdpjax.sweeps import Examples, _sweep, parse_spec
+from gdpjax.sweeps import Examples, _program, _sweep, _worker, parse_spec
 from gdpjax.sweeps._folder import described
 from gdpjax.sweeps._layout import layout_of
 from gdpjax.sweeps._results import read_rows
@@ -67,6 +70,48 @@ def rows_of(folder, layout=None):
 def run_small(text, dataset, folder, *, resume=False, backend_for=None):
     """Run a sweep, without its report."""
     _sweep.sweep_in(folder, on(dataset, text), resume, backend_for or local(), None)
+
+
+@contextlib.contextmanager
+def programs_compiled_once():
+    """Let sweeps of one task on the same data share the programs of their shapes, and the scores of their models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_program, "_compile", made_once(_program._compile))
+        patch.setattr(_worker, "make_scores", made_once(_worker.make_scores))
+        yield
+
+
+def made_once(make):
+    """Remember what ``make(blueprint)`` or ``make(blueprint, data, width)`` returned for each kind of blueprint."""
+    made = {}
+
+    def remembered(blueprint, data=None, *width):
+        key = (*_kind(blueprint), *width)
+        if key not in made:
+            made[key] = make(blueprint) if data is None else make(blueprint, data, *width)
+        return made[key]
+
+    return remembered
+
+
+def _kind(blueprint):
+    """Return all that a program is compiled for; clip norm and noise are arguments of it."""
+    task = blueprint.task
+    return (
+        _identity(task.build),
+        _identity(task.optimizer),
+        blueprint.examples.digest(),
+        blueprint.plan.replace(noise_multiplier=1.0, clip=1.0),
+        tuple(sorted(blueprint.constants.items())),
+        blueprint.real,
+    )
+
+
+def _identity(function):
+    """Return what two equal partial functions have in common, or the function itself."""
+    if isinstance(function, functools.partial):
+        return function.func, function.args
+    return function
 
 
 class Talking(_sweep.Silent):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,9 @@ from tests.sweeps import own_task
 TASK = Task(own_task.load, own_task.build, own_task.optimizer)
 NUMBERS = {"learning_rate": 0.1, "l2_clip_norm": 1.0, "noise_multiplier": 2.0, "batch_size": 8, "epochs": 1}
 SPEC = {"delta": 1e-5, "minimize": True, "hyperparameters": NUMBERS}
+
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def spec_with(**changes):
@@ -48,9 +52,27 @@ class Compilations:
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
 
+class Counting(_sweep.Silent):
+    """Notes how many programs had been compiled by the end of each chunk."""
+
+    def __init__(self, compilations, at_chunk):
+        self.compilations = compilations
+        self.at_chunk = at_chunk
+
+    def on_chunk(self, rows):
+        self.at_chunk.append(self.compilations.count)
+
+
+class Searched(NamedTuple):
+    """A sweep and how many programs had been compiled by the end of each of its chunks."""
+
+    result: sweeps.SweepResult
+    compiled: list[int]
+
+
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory):
-    """16 trials over five hyperparameters, two of them the user's own."""
+def search(shared_programs, tmp_path_factory):
+    """16 trials over five hyperparameters, two of them the user's own, four side by side."""
     spec = spec_with(
         learning_rate=[0.05, 0.1],
         l2_clip_norm=[0.5, 1.0],
@@ -58,7 +80,18 @@ def searched(tmp_path_factory):
         momentum=[0.0, 0.5],
         seeds=[7],
     )
-    return sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=8)
+    compiled = []
+    with pytest.MonkeyPatch.context() as patch, Compilations() as compilations:
+        patch.setattr(_sweep, "Silent", lambda: Counting(compilations, compiled))
+        patch.setattr(_sweep, "num_slots", lambda: 1)
+        result = sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=4)
+    return Searched(result, compiled)
+
+
+@pytest.fixture(scope="module")
+def searched(search):
+    """The sweep alone."""
+    return search.result
 
 
 def test_every_hyperparameter_is_an_argument_of_one_program(searched):
@@ -72,21 +105,10 @@ def test_every_hyperparameter_is_an_argument_of_one_program(searched):
     assert np.mean(penalised) < np.mean(free)
 
 
-def test_nothing_is_compiled_after_the_first_chunk(tmp_path, monkeypatch):
+def test_nothing_is_compiled_after_the_first_chunk(search):
     """Another value of any real hyperparameter is another argument."""
-    counts = []
-
-    class Watcher(_sweep.Silent):
-        def on_chunk(self, rows):
-            counts.append(compilations.count)
-
-    monkeypatch.setattr(_sweep, "Silent", Watcher)
-    monkeypatch.setattr(_sweep, "num_slots", lambda: 1)
-    spec = spec_with(penalty=[0.0, 0.1], momentum=[0.5, 0.6], learning_rate=0.2)
-    with Compilations() as compilations:
-        sweeps.run_sweep(TASK, spec, tmp_path / "sweep", width=1)
-    assert len(counts) == 4
-    assert counts[1:] == counts[:1] * 3, counts
+    assert len(search.compiled) == 4
+    assert search.compiled[1:] == search.compiled[:1] * 3
 
 
 def test_a_trial_is_the_training_of_its_settings(searched, tmp_path):
@@ -138,30 +160,70 @@ def test_the_epsilon_of_a_row_is_that_of_the_plan_that_ran(searched):
         assert row["sampling_prob"] == pytest.approx(8 / 64)
 
 
-def test_hold_out_scores_on_training_data_that_nothing_is_trained_on(tmp_path):
-    seen = {}
+@pytest.fixture(scope="module")
+def unusual(shared_programs, tmp_path_factory):
+    """A sweep with data held out, an optimizer that asks for the number of steps, and scores of several kinds."""
 
-    def build(example):
-        model = own_task.build(example)
+    def build(example, penalty=0.0):
+        model = own_task.build(example, penalty)
 
         def scores(params, x, y):
-            seen["rows"] = x.shape[0]
-            return {"mean": jnp.mean(x), **model.scores(params, x, y)}
+            return {
+                "rmse": model.scores(params, x, y)["rmse"],
+                "rows": jnp.int32(x.shape[0]),
+                "mean": jnp.mean(x),
+                "any": jnp.any(y > 0),
+                "short": jnp.float32(0.836),
+                "of_no_penalty": jnp.where(penalty > 0, jnp.nan, 0.0),
+            }
 
         return Model(model.init, model.loss, scores)
 
-    task = Task(own_task.load, build, own_task.optimizer)
-    result = sweeps.run_sweep(task, spec_with(seeds=2) | {"hold_out": 0.25}, tmp_path / "sweep")
+    def optimizer(learning_rate, num_steps):
+        assert num_steps in (6, 100), "the plan's, and a made-up one while the functions are checked"
+        return optax.sgd(optax.cosine_decay_schedule(learning_rate, num_steps))
+
+    task = Task(own_task.load, build, optimizer)
+    assert "num_steps" not in task.hyperparameters
+    spec = spec_with(learning_rate=[0.1, 0.2], penalty=[0.0, 1.0]) | {"hold_out": 0.25, "score": "rmse"}
+    return sweeps.run_sweep(task, spec, tmp_path_factory.mktemp("unusual") / "sweep")
+
+
+def test_hold_out_scores_on_training_data_that_nothing_is_trained_on(unusual):
+    """A quarter of the data are scored on, and the plan is for the others."""
+    row = unusual.rows[0]
     (x, _), _ = own_task.load()
     held = load_examples(TASK, hold_out=0.25)
-    assert seen["rows"] == 16
-    assert result.rows[0]["mean"] == pytest.approx(held.evaluation[0].mean(), rel=1e-5)
+    assert row["rows"] == 16
+    assert row["mean"] == pytest.approx(held.evaluation[0].mean(), rel=1e-5)
     both = np.concatenate([held.train[0], held.evaluation[0]])
     np.testing.assert_array_equal(np.unique(both, axis=0), np.unique(x, axis=0))
-    assert result.rows[0]["sampling_prob"] == pytest.approx(8 / 48), "the plan is for what is trained on"
-    page = re.sub(r"\s+", " ", result.report.read_text())
+    assert row["sampling_prob"] == pytest.approx(8 / 48), "the plan is for what is trained on"
+    page = re.sub(r"\s+", " ", unusual.report.read_text())
     assert "held out; they are private" in page
     assert "neither number covers publishing a score, or choosing by one" in page
+
+
+def test_a_factory_may_ask_for_the_number_of_steps(unusual):
+    """Its learning rate matters as that of any other."""
+    free = [row["rmse"] for row in unusual.rows if row["penalty"] == 0.0]
+    assert len(set(free)) == 2
+
+
+def test_counts_and_flags_are_scores_too(unusual):
+    """What is a number in Python stays one, in its shortest form."""
+    row = unusual.rows[0]
+    assert (row["rows"], row["any"], row["short"]) == (16, 1.0, 0.836)
+
+
+def test_a_score_that_is_not_a_number_is_a_failure_of_its_trial(unusual):
+    """The other trials are as they would have been."""
+    for row in unusual.rows:
+        if row["penalty"] > 0:
+            assert row["error"] == "the score of_no_penalty is nan"
+            assert row["rmse"] is None
+        else:
+            assert row["error"] is None
 
 
 def test_build_sees_no_values():
@@ -171,17 +233,6 @@ def test_build_sees_no_values():
         return own_task.build(example)
 
     check_task(Task(own_task.load, build, own_task.optimizer), load_examples(TASK), NUMBERS)
-
-
-def test_a_factory_may_ask_for_the_number_of_steps(tmp_path):
-    def optimizer(learning_rate, num_steps):
-        assert num_steps in (8, 100), "the plan's, and a made-up one while the functions are checked"
-        return optax.sgd(optax.cosine_decay_schedule(learning_rate, num_steps))
-
-    task = Task(own_task.load, own_task.build, optimizer)
-    assert "num_steps" not in task.hyperparameters
-    result = sweeps.run_sweep(task, spec_with(learning_rate=[0.1, 0.2]), tmp_path / "sweep")
-    assert result.rows[0]["rmse"] != result.rows[1]["rmse"]
 
 
 MISTAKES = {
@@ -251,24 +302,16 @@ def test_a_name_that_means_something_else_is_refused():
         Task(own_task.load, lambda example, momentum=1: None, own_task.optimizer)  # type: ignore[return-value]
 
 
-def test_a_score_that_is_not_a_number_is_a_failure_of_its_trial(tmp_path):
-    def scores(params, x, y):
-        return {"rmse": jnp.where(params.sum() > -jnp.inf, jnp.nan, 0.0)}
-
-    with pytest.raises(UserError, match="every trial failed, the first with: the score rmse is nan"):
-        sweeps.run_sweep(with_model(scores=scores), SPEC, tmp_path / "sweep")
-
-
 def test_another_model_under_the_same_names_is_not_resumed(searched, tmp_path):
     folder = tmp_path / "sweep"
-    spec = spec_with(penalty=[0.0, 0.1], seeds=[7])
+    spec = spec_with(penalty=[0.0, 0.1], width=1, seeds=[7])
     sweeps.run_sweep(TASK, spec, folder)
     before = (folder / "results.parquet").read_bytes()
     other = dataclasses.replace(with_model(loss=lambda params, x, y: jnp.sum(params) * y), names=TASK.names)
     with pytest.raises(UserError, match=r"no hyperparameter|unknown field penalty"):
         sweeps.run_sweep(other, spec, folder, resume=True)
 
-    def build(example, penalty=0.0):
+    def build(example, penalty=0.0, width: int = 1):
         return own_task.build(example, penalty)._replace(loss=lambda params, x, y: penalty * jnp.sum(params) * y)
 
     with pytest.raises(UserError, match=r"are not those that the sweep in .* was begun with"):
@@ -432,16 +475,6 @@ def test_the_code_of_a_task_travels_to_a_cluster(tmp_path, monkeypatch):
     names = [module.__name__ for module in _ray.own_modules(task)]
     assert sorted(names) == ["travelling_helper", "travelling_task"]
     assert _ray.own_packages(task) == [str(root / "gdpjax")]
-
-
-def test_counts_and_flags_are_scores_too(tmp_path):
-    def scores(params, x, y):
-        return {"right": jnp.sum(y > 0), "any": jnp.any(y > 0), "rmse": jnp.float32(0.836)}
-
-    result = sweeps.run_sweep(with_model(scores=scores), SPEC, tmp_path / "sweep")
-    _, (_, y) = own_task.load()
-    (row,) = result.rows
-    assert (row["right"], row["any"], row["rmse"]) == ((y > 0).sum(), 1.0, 0.836)
 
 
 def with_table(table):

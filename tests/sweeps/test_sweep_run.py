@@ -29,6 +29,8 @@ from gdpjax.training import OVERFLOWED
 from tests.sweeps import sweeps
 from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, on, rows_of, run_small, spec_of, sweep_of
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 class Watcher:
     """An observer that notes how many programs had been compiled by the end of each chunk."""
@@ -73,14 +75,15 @@ def timeless(rows):
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory, small_digits):
+def several(shared_programs, tmp_path_factory, small_digits):
     """Eight trials of one shape, two at a time."""
     folder = tmp_path_factory.mktemp("several") / "sweep"
     run_small(SEVERAL, small_digits, folder)
     return folder
 
 
-def test_one_program_for_each_shape(tmp_path, small_digits):
+def test_one_program_for_each_shape(several, tmp_path, small_digits):
+    """The program of 8 steps may be another test's; whoever asks for a program is on record."""
     text = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3, 0.4]\n"
     trials = plans(text, small_digits)
     sweep, examples = sweep_of(tmp_path, trials), examples_of(small_digits)
