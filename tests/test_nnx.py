@@ -12,6 +12,7 @@ from flax import nnx
 
 import gdpjax
 from gdpjax.training import adam_scale, choose_microbatch, resume_run, start_run
+from tests.training.interrupted import committed, finished
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = np.arange(40) % 2
@@ -20,8 +21,15 @@ cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 def make_plan(**changes):
-    arguments = dict(clip=1.0, max_examples=40, expected_batch_size=8, num_steps=4, delta=1e-5, noise_multiplier=1.0)
-    return gdpjax.make_plan(**{**arguments, **changes})
+    arguments = dict(
+        clip=1.0,
+        max_examples=40,
+        expected_batch_size=8,
+        num_steps=4,
+        delta=1e-5,
+        noise_multiplier=1.0,
+    )
+    return gdpjax.make_plan(**arguments | changes)
 
 
 PLAN = make_plan()
@@ -34,11 +42,15 @@ class Network(nnx.Module):
         self.first = nnx.Linear(3, 4, use_bias=use_bias, rngs=rngs)
         self.middle = middle
         self.last = nnx.Linear(4, 2, use_bias=use_bias, rngs=rngs)
-        self.activation, self.name = jnp.tanh, "network"  # static attributes
+        # Static attributes.
+        self.activation = jnp.tanh
+        self.name = "network"
 
     def __call__(self, x):
         hidden = self.activation(self.first(x))
-        return self.last(hidden if self.middle is None else self.middle(hidden))
+        if self.middle is not None:
+            hidden = self.middle(hidden)
+        return self.last(hidden)
 
 
 def loss_fn(model, x, y):
@@ -50,15 +62,20 @@ class Shared(nnx.Module):
 
     def __init__(self, rngs):
         self.layer = nnx.Linear(3, 2, use_bias=False, rngs=rngs)
-        self.again, self.dropout = self.layer, nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+        self.again = self.layer
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
 
     def __call__(self, x):
         return self.dropout(self.again(x))
 
 
 def trained(training, model, num_steps=4):
+    """The state after some steps, and the info of the last one."""
     state = training.init(model, KEY)
-    return training.run_steps(state, training.place(X, Y), num_steps)
+    data = training.place(X, Y)
+    for _ in range(num_steps):
+        state, info = training.step(state, data)
+    return state, info
 
 
 def assert_same_bits(first, second):
@@ -68,6 +85,7 @@ def assert_same_bits(first, second):
 
 
 def test_same_bits_as_split_and_merged_by_hand():
+    """A training of a module is that of its parameters, and these go back into the module."""
     model = Network(nnx.Rngs(0))
     structure, params = nnx.split(model, nnx.Param)
 
@@ -75,7 +93,7 @@ def test_same_bits_as_split_and_merged_by_hand():
         return loss_fn(nnx.merge(structure, params), x, y)
 
     by_hand = gdpjax.training.private_training(PLAN, by_hand_loss, optax.adam(0.1))
-    expected, expected_info = by_hand.run_steps(by_hand.init(params, KEY), by_hand.place(X, Y), 4)
+    expected, expected_info = trained(by_hand, params)
     state, info = trained(gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adam(0.1)), model)
     assert_same_bits(state.params, expected.params)
     assert_same_bits(info, expected_info)
@@ -85,9 +103,14 @@ def test_same_bits_as_split_and_merged_by_hand():
 
 
 def test_clipped_grad_is_that_of_the_split_module():
+    """Bit for bit; and it goes into an optimizer of nnx."""
     model = Network(nnx.Rngs(0))
     structure, params = nnx.split(model, nnx.Param)
-    by_hand = gdpjax.clipped_grad(lambda p, x, y: loss_fn(nnx.merge(structure, p), x, y), 0.5, batch_argnums=(1, 2))
+
+    def by_hand_loss(params, x, y):
+        return loss_fn(nnx.merge(structure, params), x, y)
+
+    by_hand = gdpjax.clipped_grad(by_hand_loss, 0.5, batch_argnums=(1, 2))
     grad_fn = gdpjax.nnx.clipped_grad(loss_fn, 0.5, batch_argnums=(1, 2))
     is_padding = np.arange(40) > 30
     expected = jax.jit(by_hand)(params, X, Y, is_padding=is_padding)
@@ -95,7 +118,14 @@ def test_clipped_grad_is_that_of_the_split_module():
     assert_same_bits(found, expected)
 
     # In the optimizer of nnx, with noise.
-    tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, noise_multiplier=1.0, sampling_prob=0.2, expected_batch_size=8, key=KEY)
+    tx = gdpjax.dpsgd(
+        0.1,
+        clipped_by=grad_fn,
+        noise_multiplier=1.0,
+        sampling_prob=0.2,
+        expected_batch_size=8,
+        key=KEY,
+    )
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit
@@ -109,6 +139,7 @@ def test_clipped_grad_is_that_of_the_split_module():
 
 
 def test_states_do_not_change_with_the_module():
+    """The parameters of a state are its own, whatever is written into the module."""
     model = Network(nnx.Rngs(0))
     training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
     state = training.init(model, KEY)
@@ -124,6 +155,7 @@ def test_states_do_not_change_with_the_module():
 @pytest.mark.parametrize("make", ["private_training", "clipped_grad"])
 @pytest.mark.parametrize("sees_batch_axis", [False, True])
 def test_batch_norm_is_refused(make, sees_batch_axis):
+    """It normalises an example by the others of its batch."""
     model = Network(nnx.Rngs(0), nnx.BatchNorm(4, rngs=nnx.Rngs(1)))
     options = {"keep_batch_dim": sees_batch_axis}
 
@@ -132,15 +164,18 @@ def test_batch_norm_is_refused(make, sees_batch_axis):
 
     def run():
         if make == "private_training":
-            trained(gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1), **options), model)
+            training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1), **options)
+            trained(training, model)
         else:
-            gdpjax.nnx.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **options)(model, X, Y)
+            grad_fn = gdpjax.nnx.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **options)
+            grad_fn(model, X, Y)
 
     with pytest.raises(ValueError, match=r"BatchNorm"):
         run()
 
 
 def test_statistics_that_are_only_read_are_constants():
+    """A BatchNorm with public statistics trains its scale and leaves the statistics."""
     public = nnx.BatchNorm(4, use_running_average=True, rngs=nnx.Rngs(1))
     model = Network(nnx.Rngs(0), public)
     state, _ = trained(gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adamw(0.1)), model)
@@ -154,7 +189,9 @@ class Writes(nnx.Module):
     """Writes what it is told to in its forward pass."""
 
     def __init__(self, what):
-        self.what, self.mean, self.calls = what, nnx.Variable(jnp.zeros(4)), 0
+        self.what = what
+        self.calls = 0
+        self.mean = nnx.Variable(jnp.zeros(4))
         self.cache = nnx.Cache(jnp.zeros(4))
 
     def __call__(self, x):
@@ -180,6 +217,7 @@ class Writes(nnx.Module):
     ],
 )
 def test_what_the_forward_pass_writes_is_refused(what, message):
+    """It would carry one example into the gradient of another."""
     model = Network(nnx.Rngs(0), Writes(what))
     training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
     with pytest.raises(ValueError, match=message):
@@ -191,6 +229,7 @@ def test_what_the_forward_pass_writes_is_refused(what, message):
 
 
 def test_a_layer_may_keep_the_parameters_that_it_normalised():
+    """WeightNorm writes what follows from the parameters alone."""
     rngs = nnx.Rngs(0)
     model = Network(rngs, nnx.WeightNorm(nnx.Linear(4, 4, rngs=rngs), rngs=rngs))
     grad_fn = gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))
@@ -208,7 +247,8 @@ class Masks(nnx.Module):
 
     def __init__(self, rngs):
         self.weight = nnx.Param(jnp.ones(64))
-        self.first, self.second = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.first = nnx.Dropout(0.5, rngs=rngs)
+        self.second = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x):
         ones = jnp.ones(64)
@@ -225,33 +265,45 @@ ALL_WORDS = {0, 1, 10, 11, 100, 101, 110, 111}
 
 
 def test_dropout_differs_from_example_to_example_and_step_to_step():
-    model, same = Masks(nnx.Rngs(0)), np.ones_like(X)
+    """On rows that are all the same no two losses are."""
+    model = Masks(nnx.Rngs(0))
     training = gdpjax.nnx.private_training(PLAN, model, words_loss, optax.sgd(0.0))
-    _, info = training.run_steps(training.init(model, KEY), training.place(same, Y), 4)
-    losses = np.asarray(info.losses)[~np.asarray(info.is_padding)]
-    assert len(losses) > 16
+    capacity = training.plan.capacity
+    x, y = np.ones((capacity, 3), np.float32), np.zeros(capacity, int)
+    is_padding = np.arange(capacity) >= 12
+    state = training.init(model, KEY)
+    losses = []
+    for _ in range(2):
+        state, info = training.step_on(state, x, y, is_padding=is_padding)
+        losses.extend(np.asarray(info.losses)[~is_padding])
+    assert len(losses) == 24
     assert len(np.unique(losses)) > 0.8 * len(losses)
 
 
 def test_dropout_by_hand_takes_a_key():
+    """Each example draws from it, and the streams of the module are left alone."""
     model, same = Masks(nnx.Rngs(0)), np.ones_like(X)
     grad_fn = gdpjax.nnx.clipped_grad(words_loss, 1e6, batch_argnums=(1, 2))
+
+    @jax.jit
+    def gradient(is_padding):
+        return grad_fn(model, same[:2], Y[:2], key=KEY, is_padding=is_padding)["weight"][...]
+
     words = []
     for row in range(2):
-        is_padding = jnp.arange(2) != row
-        total = grad_fn(model, same[:2], Y[:2], key=KEY, is_padding=is_padding)["weight"][...]
+        total = gradient(np.arange(2) != row)
         words.append(np.rint(np.asarray(total) / 2).astype(int))
     # Two examples have other bits, and so do two draws of a stream and two streams.
     assert (words[0] != words[1]).mean() > 0.5
     assert set(words[0].tolist()) == set(words[1].tolist()) == ALL_WORDS
 
-    # The streams of the module are not drawn from.
     assert int(model.first.rngs.count[...]) == int(model.second.rngs.count[...]) == 0
     with pytest.raises(ValueError, match="fresh, secret PRNG key"):
         grad_fn(model, same, Y)
 
 
 def test_an_example_key_is_apart_from_the_streams():
+    """What the loss draws with the key of an example is independent of what its layers draw."""
     model = Masks(nnx.Rngs(0))
 
     def loss(model, x, y, key):
@@ -268,6 +320,7 @@ def test_an_example_key_is_apart_from_the_streams():
 
 
 def test_a_stream_from_outside_the_module_is_refused():
+    """It would be drawn from once, for all examples."""
     rngs, model = nnx.Rngs(0), Network(nnx.Rngs(0), nnx.Dropout(0.5))
 
     def loss(model, x, y):
@@ -277,25 +330,42 @@ def test_a_stream_from_outside_the_module_is_refused():
         trained(gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1)), model)
 
 
+@nnx.vmap(in_axes=0)
+def make_dropouts(rngs):
+    return nnx.Dropout(0.5, rngs=rngs)
+
+
+@nnx.vmap(in_axes=(0, None))
+def apply_each(layer, weight):
+    return layer(weight)
+
+
+class Stacked(nnx.Module):
+    """Three dropouts in one."""
+
+    def __init__(self, rngs):
+        self.weight = nnx.Param(jnp.ones(64))
+        self.layers = make_dropouts(nnx.Rngs(dropout=rngs.dropout.split(3)))
+
+    def __call__(self, x):
+        return apply_each(self.layers, self.weight[...])
+
+
 def test_streams_of_stacked_layers():
-    @nnx.vmap(in_axes=0)
-    def make_layers(rngs):
-        return nnx.Dropout(0.5, rngs=rngs)
-
-    class Stacked(nnx.Module):
-        def __init__(self, rngs):
-            self.weight, self.layers = nnx.Param(jnp.ones(64)), make_layers(nnx.Rngs(dropout=rngs.dropout.split(3)))
-
-        def __call__(self, x):
-            return nnx.vmap(lambda layer, weight: layer(weight), in_axes=(0, None))(self.layers, self.weight[...])
-
+    """Each layer of a stack has draws of its own."""
     model = Stacked(nnx.Rngs(0))
-    grad_fn = gdpjax.nnx.clipped_grad(lambda model, x: jnp.array([1, 10, 100]) @ model(x).sum(axis=1), 1e6)
+
+    def loss(model, x):
+        return jnp.array([1, 10, 100]) @ model(x).sum(axis=1)
+
+    grad_fn = gdpjax.nnx.clipped_grad(loss, 1e6)
     total = jax.jit(lambda x: grad_fn(model, x, key=KEY)["weight"][...])(X[:1])
     assert set(np.rint(np.asarray(total) / 2).astype(int).tolist()) == ALL_WORDS
 
 
 class Tied(nnx.Module):
+    """An autoencoder whose two matrices are one."""
+
     def __init__(self, rngs):
         self.encode = nnx.Param(jax.random.normal(rngs.params(), (3, 3)))
         self.decode = self.encode
@@ -305,6 +375,7 @@ class Tied(nnx.Module):
 
 
 def test_a_tied_parameter_is_one():
+    """Its gradient is the sum over its uses, clipped once, and it stays tied."""
     model = Tied(nnx.Rngs(0))
 
     def loss(model, x, y):
@@ -327,20 +398,22 @@ def test_a_tied_parameter_is_one():
 
 @pytest.mark.parametrize("scale", [None, pytest.param(adam_scale(epsilon=0.1), marks=pytest.mark.slow)])
 def test_a_filter_says_what_is_trained(scale):
+    """The adapters move, and nothing else does, weight decay or not."""
     rngs = nnx.Rngs(0)
     model = Network(rngs)
     model.first = nnx.LoRA(3, 2, 4, base_module=model.first, rngs=rngs)
     before = jax.tree.map(np.array, nnx.state(model))
-    training = gdpjax.nnx.private_training(
-        PLAN, model, loss_fn, optax.adamw(0.1, weight_decay=0.5), wrt=nnx.LoRAParam, scale=scale
-    )
+    optimizer = optax.adamw(0.1, weight_decay=0.5)
+    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optimizer, wrt=nnx.LoRAParam, scale=scale)
     state, _ = trained(training, model)
     nnx.update(model, state.params)
     adapters, rest = nnx.state(model, nnx.LoRAParam, ...)
     adapters_before, rest_before = nnx.split_state(before, nnx.LoRAParam, ...)
     assert_same_bits(rest, rest_before)
-    moved = jax.tree.map(lambda now, then: bool((np.asarray(now) != then).all()), adapters, adapters_before)
-    assert jax.tree.leaves(moved) == [True, True]
+    now, then = jax.tree.leaves(adapters), jax.tree.leaves(adapters_before)
+    assert len(now) == len(then) == 2
+    for one, other in zip(now, then, strict=True):
+        assert np.not_equal(one, other).all()
     # Moments are kept for what is trained.
     assert sum(leaf.size for leaf in jax.tree.leaves(state.opt_state)) < 2 * 14 + 150
 
@@ -350,15 +423,17 @@ def test_a_filter_says_what_is_trained(scale):
 
 
 def test_a_module_that_was_changed_since_is_refused():
+    """Other values are no change, and another mode of its layers is one."""
     model = Network(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
-    training.init(Network(nnx.Rngs(5), nnx.Dropout(0.5, rngs=nnx.Rngs(2))), KEY)  # other values are no change
+    training.init(Network(nnx.Rngs(5), nnx.Dropout(0.5, rngs=nnx.Rngs(2))), KEY)
     model.eval()
     with pytest.raises(ValueError, match=r"model.eval\(\)"):
         training.init(model, KEY)
 
 
 def test_bad_arguments():
+    """What is no module, no filter or no argument is named."""
     model = Network(nnx.Rngs(0))
     with pytest.raises(ValueError, match="nnx module"):
         gdpjax.nnx.private_training(PLAN, {"w": jnp.ones(2)}, loss_fn, optax.sgd(0.1))
@@ -377,6 +452,8 @@ def test_bad_arguments():
 
 
 def test_a_run_is_resumed_bit_for_bit(tmp_path):
+    """A module that is made anew, as in another process, has the same program, and goes on with the same keys."""
+
     def make():
         model = Shared(nnx.Rngs(0))
         training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adam(0.1))
@@ -384,30 +461,42 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
 
     made = make()
     whole = start_run(tmp_path / "whole", *made, key=KEY)
-    whole.advance(2)
-    whole.advance(2)
-    run = start_run(tmp_path / "run", *made, key=KEY)
-    run.advance(2)
-    del run
-    run = resume_run(tmp_path / "run", *make())
-    run.advance(2)
-    assert run.finished
+    finished(whole, 2)
+    begun = committed(start_run(tmp_path / "run", *made, key=KEY))
+    begun.advance(2)
+    anew = resume_run(tmp_path / "run", *make())
+    assert anew.fingerprint == begun.fingerprint
+    assert_same_bits(jax.random.key_data(anew.state.sampling_key), jax.random.key_data(begun.state.sampling_key))
+    assert_same_bits((anew.state.params, anew.state.opt_state), (begun.state.params, begun.state.opt_state))
+
+    # Since the program is the same, the one that is compiled already does.
+    run = resume_run(tmp_path / "run", *made)
+    finished(run, 2)
     assert_same_bits(run.state.params, whole.state.params)
 
 
 def test_a_correlated_plan():
+    """The noise that is kept for later steps has the structure of the module's parameters."""
     model = Shared(nnx.Rngs(0))
     plan = make_plan(correlation=gdpjax.correlated.bisr(2), num_steps=5)
-    state, _ = trained(gdpjax.nnx.private_training(plan, model, loss_fn, optax.sgd(0.1)), model, 5)
-    assert gdpjax.ledger_of(state.opt_state).num_steps == 5
+    training = gdpjax.nnx.private_training(plan, model, loss_fn, optax.sgd(0.1))
+    state = training.init(model, KEY)
+    after, _ = jax.eval_shape(training.step, state, training.place(X, Y))
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
 def test_a_choice_of_microbatch_takes_the_module():
+    """As its parameters."""
     model = Shared(nnx.Rngs(0))
 
     def build(rows):
         return gdpjax.nnx.private_training(
-            PLAN, model, loss_fn, optax.sgd(0.1), strategy="microbatch", microbatch_size=rows
+            PLAN,
+            model,
+            loss_fn,
+            optax.sgd(0.1),
+            strategy="microbatch",
+            microbatch_size=rows,
         )
 
     with pytest.raises(ValueError, match="one row at a time needs"):
@@ -415,6 +504,7 @@ def test_a_choice_of_microbatch_takes_the_module():
 
 
 def test_explain_names_the_variables():
+    """By their paths in the module."""
     model = Network(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(1)), use_bias=True)
     explained = gdpjax.nnx.explain(loss_fn, model, (X, Y), batch_argnums=(1, 2), wrt=nnx.PathContains("first"))
     methods = {leaf.name: leaf.method for leaf in explained.leaves}
@@ -427,6 +517,7 @@ def test_explain_names_the_variables():
 
 
 def test_flax_is_imported_when_it_is_used():
+    """Who does not use it does not wait for it."""
     program = "import sys, gdpjax; assert 'flax' not in sys.modules; gdpjax.nnx; assert 'flax' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert "nnx" in gdpjax.__all__

@@ -3,6 +3,7 @@
 Prints a line for every step, and one at the end.
 """
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ import optax
 
 from gdpjax.training import make_plan, private_training, resume_run, start_run
 
+NUM_STEPS = 20
+
 
 def loss(params, x, y):
     """A tiny network, so that rounding has something to differ in."""
@@ -23,8 +26,9 @@ def loss(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(hidden @ params["v"], y)
 
 
-def build(num_steps=40, noise_multiplier=2.0, rate=0.5):
-    """The training, its initial parameters and its data."""
+@functools.cache
+def build(noise_multiplier=2.0, rate=0.5):
+    """The training, its initial parameters and its data; the same ones, compiled once, for all tests of a process."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(64, 5)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)
@@ -34,9 +38,13 @@ def build(num_steps=40, noise_multiplier=2.0, rate=0.5):
         "v": jnp.asarray(draw.normal(size=(8, 2)), jnp.float32),
     }
     plan = make_plan(
-        clip=1.0, max_examples=64, expected_batch_size=16, num_steps=num_steps, delta=1e-5,
+        clip=1.0,
+        max_examples=64,
+        expected_batch_size=16,
+        num_steps=NUM_STEPS,
+        delta=1e-5,
         noise_multiplier=noise_multiplier,
-    )  # fmt: skip
+    )
     training = private_training(plan, loss, optax.adam(rate))
     return training, params, training.place(x, y)
 
@@ -49,8 +57,12 @@ def main(folder: Path, rate: float, chunk: int) -> None:
     options = {} if resuming else {"key": jax.random.key(11)}
     run = begin(folder, training, params, data, scan=False, **options)
     print("begin", run.step, run.num_lost, flush=True)
+
+    def print_step(done: int) -> None:
+        print("step", done, flush=True)
+
     while not run.finished:
-        run.advance(chunk, on_step=lambda done: print("step", done, flush=True))
+        run.advance(chunk, on_step=print_step)
     print("end", flush=True)
 
 

@@ -36,10 +36,10 @@ def build(index: int, correlated: bool):
     x = draw.normal(size=(90, 16)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)
     # The first process's parameters are taken.
-    params = {"a": jnp.asarray(draw.normal(size=(16, 8)), jnp.float32) / 4 + index, "b": jnp.zeros((8, 2))}
+    params = jnp.asarray(draw.normal(size=(16, 2)), jnp.float32) / 4 + index
 
     def loss(params, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ params["a"]) @ params["b"], y)
+        return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ params), y)
 
     training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
@@ -50,8 +50,7 @@ def finished(run, on_step=None) -> np.ndarray:
     """Take the steps that are left, and return the parameters, flat."""
     while not run.finished:
         run.advance(5, on_step=on_step)
-    leaves = jax.tree.leaves(run.state.params)
-    return np.concatenate([np.ravel(multihost_utils.process_allgather(leaf, tiled=True)) for leaf in leaves])
+    return np.ravel(multihost_utils.process_allgather(run.state.params, tiled=True))
 
 
 def main(count: int, index: int, folder: Path, *options: str) -> None:

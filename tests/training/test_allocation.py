@@ -21,16 +21,21 @@ from gdpjax.training import (
     batch_source,
     group_by_user,
     make_plan,
-    num_steps_done,
     private_training,
     resume_run,
     start_run,
 )
-from tests.training.interrupted import finished, interrupted
+from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
 PLAN = dict(
-    clip=1.0, max_examples=N, expected_batch_size=9, epochs=3, delta=1e-5, noise_multiplier=2.0, sampling="allocation"
+    clip=1.0,
+    max_examples=N,
+    expected_batch_size=9,
+    epochs=3,
+    delta=1e-5,
+    noise_multiplier=2.0,
+    sampling="allocation",
 )
 PARAMS = {"w": jnp.zeros(D)}
 KEY = jax.random.key(1)
@@ -59,25 +64,35 @@ def training():
     return built(num_selected=2, expected_batch_size=17)
 
 
+def linear(params, x, y):
+    """The gradient does not depend on the parameters."""
+    return params["w"] @ x
+
+
 @functools.cache
 def numbered(**changes):
-    """A training whose gradients do not depend on the parameters, and data whose norms are the numbers of rows."""
-    training = private_training(make_plan(**PLAN | changes), lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
+    """A training, compiled once for all tests, and data whose gradients have the numbers of the rows as norms."""
+    training = private_training(make_plan(**PLAN | changes), linear, optax.sgd(0.1))
     return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
+
+
+def rows_of(norms, is_padding):
+    """Return the numbers of the rows of a batch, of the data of `numbered`."""
+    return np.rint(norms[~is_padding]).astype(int) - 1
 
 
 def times_taken(plan, infos, num_rows):
     """How often each row took part in each step, [epochs, steps, rows], of the steps of some `Info`."""
-    norms, is_padding = (
-        np.concatenate([np.atleast_2d(getattr(info, name)) for info in infos]) for name in ("norms", "is_padding")
-    )
+    norms = np.concatenate([np.atleast_2d(info.norms) for info in infos])
+    is_padding = np.concatenate([np.atleast_2d(info.is_padding) for info in infos])
     taken = np.zeros((len(norms), num_rows), int)
-    for step, (batch, padding) in enumerate(zip(norms, is_padding, strict=True)):
-        np.add.at(taken[step], np.rint(batch[~padding]).astype(int) - 1, 1)
+    for step in range(len(norms)):
+        np.add.at(taken[step], rows_of(norms[step], is_padding[step]), 1)
     return taken.reshape(-1, plan.steps_per_epoch, num_rows)
 
 
 def test_the_plan(training):
+    """Steps, probability, event and capacity follow from the batch size and the number of selected steps."""
     plan = training.plan
     assert (plan.steps_per_epoch, plan.max_steps, plan.sampling_prob) == (7, 21, 2 / 7)
     expected = AllocationEvent(2.0, 7, 3, 2, overflow=plan.overflow, announced=True)
@@ -89,12 +104,13 @@ def test_the_plan(training):
     fixed = plan.replace(bins="fixed")
     assert fixed.event.bins == "fixed"
     assert fixed.epsilon_bounds().upper != plan.epsilon_bounds().upper
+    # Plans of other schemes are written as before.
     poisson = plan.replace(sampling="poisson", num_selected=1)
-    assert not {"num_selected", "bins"} & set(poisson.to_json().split('"'))  # as plans were written before
+    assert not {"num_selected", "bins"} & set(poisson.to_json().split('"'))
 
 
 def test_the_statement_says_what_is_done(training, monkeypatch):
-    # The words are what is tested here, and not the figures.
+    """The words are what is tested here, and not the figures."""
     monkeypatch.setattr(Plan, "mu_bounds", lambda self: gdpjax.Bounds(0.1, 0.2))
     monkeypatch.setattr(Plan, "epsilon_bounds", lambda self: gdpjax.Bounds(0.3, 0.4))
     text = " ".join(training.plan.statement().split())
@@ -110,6 +126,7 @@ def test_the_statement_says_what_is_done(training, monkeypatch):
 
 @pytest.mark.parametrize("target", [{"epsilon": 1.0}, pytest.param({"mu": 0.5}, marks=pytest.mark.slow)])
 def test_a_plan_meets_its_target(target):
+    """The upper end is the target, and the lower end is close to it."""
     given = {name: value for name, value in PLAN.items() if name != "noise_multiplier"}
     plan = make_plan(**given, **target)
     found = plan.epsilon_bounds() if "epsilon" in target else plan.mu_bounds()
@@ -134,6 +151,7 @@ def test_a_plan_meets_its_target(target):
     ],
 )
 def test_bad_plans(changes, message):
+    """What random allocation does not have is refused."""
     given = {name: value for name, value in (PLAN | changes).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         make_plan(**given)
@@ -142,16 +160,17 @@ def test_bad_plans(changes, message):
 def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
     """It is announced, and nothing of it is trained on."""
     plan = training.plan
-    drawn = jax.jit(lambda key: allocation_sample(key, 0, N, 7, 4, num_selected=2))(KEY)
-    assert int(drawn.count) > 4
-    monkeypatch.setattr(_loop, "allocation_sample", lambda *_, **__: drawn._replace(count=jnp.int32(plan.capacity + 1)))
+    drawn = jax.jit(lambda key: allocation_sample(key, 0, N, 7, plan.capacity, num_selected=2))(KEY)
+    too_many = drawn._replace(count=jnp.int32(plan.capacity + 1))
+    monkeypatch.setattr(_loop, "allocation_sample", lambda *_, **__: too_many)
     other = built(num_selected=2, expected_batch_size=17, noise_multiplier=2.5)
-    state, _ = other.run_steps(other.init(PARAMS, KEY), other.place(*rows()), 21)
+    state, _ = other.step(other.init(PARAMS, KEY), other.place(*rows()))
     assert int(state.status) == OVERFLOWED
     np.testing.assert_array_equal(state.params["w"], PARAMS["w"])
 
 
 def test_extreme_batch_sizes():
+    """All examples in one step, and as many steps as examples."""
     everyone = make_plan(**PLAN | dict(expected_batch_size=N))
     assert (everyone.steps_per_epoch, everyone.sampling_prob) == (1, 1.0)
     assert everyone.capacity > N
@@ -168,6 +187,7 @@ def test_every_example_takes_part_in_exactly_its_steps(n):
     state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), plan.max_steps)
     assert int(state.status) == FINISHED
     taken = times_taken(plan, [info], n)
+    # One step of the first four of an epoch, and one of the other three.
     assert (taken[:, :4].sum(axis=1) == 1).all()
     assert (taken[:, 4:].sum(axis=1) == 1).all()
     assert (taken[0] != taken[1]).any()
@@ -175,23 +195,17 @@ def test_every_example_takes_part_in_exactly_its_steps(n):
     assert plan.overflow * 0.999999 <= event.overflow <= plan.overflow * 1.0001
     assert event == AllocationEvent(2.0, 7, 3, 2, overflow=event.overflow, announced=True)
 
-
-def test_steps_equal_scan_equal_a_loader(training):
-    x, y = rows()
-    whole, _ = training.run_steps(training.init(PARAMS, KEY), training.place(x, y), 21)
-    state, data = training.init(PARAMS, KEY), training.place(x, y)
-    for _ in range(10):
-        state, _ = training.step(state, data)
-    (event,) = gdpjax.ledger_of(state.opt_state).events
-    assert (event.num_epochs, event.missing_steps, event.num_steps) == (2, 4, 10)
-    source = batch_source(training.plan, state, N)
-    for t in range(int(num_steps_done(state)), len(source)):
+    # A loader draws the same batches on the host.
+    norms, paddings = np.asarray(info.norms), np.asarray(info.is_padding)
+    source = batch_source(plan, state, n)
+    assert len(source) == plan.max_steps
+    for t in range(plan.max_steps):
         indices, is_padding = source[t]
-        state, _ = training.step_on(state, x[indices], y[indices], is_padding=is_padding)
-    np.testing.assert_allclose(state.params["w"], whole.params["w"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(indices[~is_padding], rows_of(norms[t], paddings[t]))
 
 
 def test_fixed_bins_repeat_the_epoch():
+    """Every example has the same step in all epochs."""
     training, x = numbered(bins="fixed")
     _, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, x[:, 0]), 21)
     taken = times_taken(training.plan, [info], N)
@@ -200,8 +214,11 @@ def test_fixed_bins_repeat_the_epoch():
 
 
 def test_users_take_part_whole():
+    """A user is an example: all of the user's rows are in one batch of an epoch."""
     plan = make_plan(**PLAN | dict(unit="user"))
-    (x,), missing = group_by_user(np.arange(90) % 30, rows()[0].repeat(2, axis=0)[:90], max_per_user=3, key=KEY)
+    ids = np.arange(90) % 30
+    x = rows()[0].repeat(2, axis=0)[:90]
+    (x,), missing = group_by_user(ids, x, max_per_user=3, key=KEY)
 
     def loss_of_user(params, x, is_missing):
         return jnp.sum(jnp.where(is_missing, 0.0, x @ params["w"]))
@@ -221,27 +238,42 @@ def test_users_take_part_whole():
 
 @pytest.fixture(scope="module")
 def parts():
-    """Training, parameters and data of a run of four epochs of seven steps."""
-    training = built(epochs=4)
-    return training, PARAMS, training.place(*rows())
+    """Training, parameters and data of a run of four epochs of seven steps, of numbered rows."""
+    training, x = numbered(epochs=4)
+    return training, PARAMS, training.place(x, x[:, 0])
 
 
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(parts, tmp_path):
-    whole = start_run(tmp_path / "whole", *parts, key=KEY, scan=False)
-    finished(whole)
-    interrupted(parts, tmp_path / "run", 12, 5, KEY)
+    """Parameters, optimizer state and ledger are those of a run that was not killed."""
+    key = jax.random.key(20)
+    whole = start_run(tmp_path / "whole", *parts, key=key, scan=False)
+    infos = finished(whole)
+    assert (times_taken(parts[0].plan, infos, N).sum(axis=1) == 1).all()
+    interrupted(parts, tmp_path / "run", 12, 5, key)
     run = resume_run(tmp_path / "run", *parts, scan=False)
+    (event,) = run.ledger.events
+    assert (event.num_epochs, event.missing_steps, event.num_steps) == (2, 4, 10)
     finished(run)
-    leaves = zip(jax.tree.leaves((run.state.params, run.state.opt_state)),
-                 jax.tree.leaves((whole.state.params, whole.state.opt_state)), strict=True)  # fmt: skip
-    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in leaves)
+    ours = jax.tree.leaves((run.state.params, run.state.opt_state))
+    theirs = jax.tree.leaves((whole.state.params, whole.state.opt_state))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
     assert run.ledger == whole.ledger
 
 
-def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(tmp_path, monkeypatch):
+def lost_batches(training, x, state, steps):
+    """Return the batches of some steps, drawn once more on the host, as `Info`."""
+    source = batch_source(training.plan, state, N)
+    infos = []
+    for t in steps:
+        indices, is_padding = source[t]
+        infos.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding))
+    return infos
+
+
+def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(parts, tmp_path, monkeypatch):
     """The lost steps are charged and left out, the noise has a new key, and the steps of the examples stay."""
     training, x = numbered(epochs=4)
-    parts = training, PARAMS, training.place(x, x[:, 0])
     key = jax.random.key(21)
     kept = interrupted(parts, tmp_path / "run", 12, 5, key)
     environment = _run.environment
@@ -249,23 +281,25 @@ def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(tmp_path, mo
     run = resume_run(tmp_path / "run", *parts, scan=False)
     assert (run.step, run.num_lost) == (15, 5)
     before = training.init(PARAMS, key)
-    np.testing.assert_array_equal(*(jax.random.key_data(state.sampling_key) for state in (run.state, before)))
+    sampling_keys = [jax.random.key_data(state.sampling_key) for state in (run.state, before)]
+    np.testing.assert_array_equal(*sampling_keys)
     assert not np.array_equal(run.state.opt_state[0].key_data, before.opt_state[0].key_data)
     rest = finished(run)
     assert (len(kept), len(rest)) == (10, 13)
-    # The lost steps, drawn once more on the host, take the place of what was not kept.
-    source = batch_source(training.plan, before, N)
-    lost = [Info(None, np.linalg.norm(x[source[t].indices], axis=1), source[t].is_padding) for t in range(10, 15)]
+    # The lost steps take the place of what was not kept.
+    lost = lost_batches(training, x, before, range(10, 15))
     assert (times_taken(training.plan, kept + lost + rest, N).sum(axis=1) == 1).all()
     (event,) = run.ledger.events
     assert (event.num_epochs, event.missing_steps) == (4, 0)
 
 
 def test_with_rows_that_moved_it_does_not_go_on(parts, tmp_path):
+    """An example at another row might take part twice in an epoch."""
     training, params, _ = parts
-    run = start_run(tmp_path / "run", *parts, key=KEY, scan=False)
+    run = committed(start_run(tmp_path / "run", *parts, key=jax.random.key(22), scan=False))
     run.advance(5)
-    x, y = rows()
+    _, x = numbered(epochs=4)
+    moved = training.place(x[::-1], x[::-1, 0])
     with pytest.raises(ValueError, match="the step of an example belongs to its row"):
-        resume_run(tmp_path / "run", training, params, training.place(x[::-1], y[::-1]), scan=False)
+        resume_run(tmp_path / "run", training, params, moved, scan=False)
     assert resume_run(tmp_path / "run", *parts, scan=False).step == 5

@@ -8,6 +8,7 @@ import pytest
 
 import gdpjax
 from gdpjax.training import private_training, start_run
+from tests.training.interrupted import committed
 
 KEY = jax.random.key(5)
 NUM_STEPS = 4
@@ -15,32 +16,53 @@ NUM_STEPS = 4
 TRAINED, FROZEN = (37, 3), (41, 37)
 
 
-def build():
-    """A frozen base and a head that is trained, by Adam."""
-    plan = gdpjax.make_plan(
-        clip=1.0, max_examples=50, expected_batch_size=8, num_steps=NUM_STEPS, delta=1e-5, noise_multiplier=1.0
-    )
+PLAN = gdpjax.make_plan(
+    clip=1.0,
+    max_examples=50,
+    expected_batch_size=8,
+    num_steps=NUM_STEPS,
+    delta=1e-5,
+    noise_multiplier=1.0,
+)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Training, parameters and data: a frozen base and a head that is trained, by Adam."""
 
     def loss(params, x, y):
         return optax.softmax_cross_entropy_with_integer_labels(x @ params["base"] @ params["head"], y)
 
     trainable = {"base": False, "head": True}
-    optimizer = optax.masked(optax.adam(0.1), trainable)  # which keeps no moments of the base
-    training = private_training(plan, loss, optimizer, trainable=trainable)
+    # No moments are kept of the base.
+    optimizer = optax.masked(optax.adam(0.1), trainable)
+    training = private_training(PLAN, loss, optimizer, trainable=trainable)
     data = training.place(jax.random.normal(KEY, (50, 41)), jnp.arange(50) % 3)
     params = {"base": jax.random.normal(KEY, FROZEN), "head": jnp.zeros(TRAINED)}
     return training, params, data
 
 
 @pytest.fixture(scope="module")
-def small():
-    return build()
+def stepped(small):
+    """The state after all steps, taken by the training itself."""
+    training, params, data = small
+    state = training.init(params, KEY)
+    for _ in range(NUM_STEPS):
+        state, _ = training.step(state, data)
+    return state
+
+
+def begun(folder, parts, key=KEY, scan=False):
+    return start_run(folder, *parts, key=key, scan=scan)
 
 
 def buffers(shape):
     """The different arrays of this shape that any device holds."""
-    shards = [shard.data for array in jax.live_arrays() if array.shape == shape for shard in array.addressable_shards]
-    return {shard.unsafe_buffer_pointer() for shard in shards}
+    pointers = set()
+    for array in jax.live_arrays():
+        if array.shape == shape:
+            pointers |= {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+    return pointers
 
 
 def equal(first, second):
@@ -48,31 +70,31 @@ def equal(first, second):
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
-def test_the_bits_are_those_of_the_steps(small, tmp_path, scan):
-    training, params, data = small
-    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=scan)
+def test_the_bits_are_those_of_the_steps(small, stepped, tmp_path, scan):
+    """Parameters and optimizer state are those of the training's own steps."""
+    run = begun(tmp_path / "run", small, scan=scan)
     run.advance(2)
     run.advance(2)
-    state = training.init(params, KEY)
-    for _ in range(NUM_STEPS):
-        state, _ = training.step(state, data)
-    if scan:  # compiled apart, the same up to rounding
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run.state.params, state.params
-        )
-    else:
-        equal((run.state.params, run.state.opt_state), (state.params, state.opt_state))
+    if not scan:
+        equal((run.state.params, run.state.opt_state), (stepped.params, stepped.opt_state))
+        return
+
+    # A scan is compiled apart: the same up to rounding.
+    ours, theirs = jax.tree.leaves(run.state.params), jax.tree.leaves(stepped.params)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
 def test_what_the_user_holds_stays(small, tmp_path, scan):
     """The parameters given, and the states of earlier chunks."""
-    training, params, data = small
+    _, params, _ = small
     given = jax.tree.map(np.array, params)
-    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=scan)
+    run = begun(tmp_path / "run", small, scan=scan)
     initial = run.state
     run.advance(2)
-    held, copied = run.state, jax.tree.map(np.array, (run.state.params, run.state.opt_state))
+    held = run.state
+    copied = jax.tree.map(np.array, (held.params, held.opt_state))
     run.advance(2)
     equal(params, given)
     equal(initial.params, given)
@@ -81,22 +103,25 @@ def test_what_the_user_holds_stays(small, tmp_path, scan):
 
 def test_a_step_has_two_states_at_most(small, tmp_path):
     """A leaf that is trained, with two moments of Adam: those kept and those in work; one frozen base."""
-    training, params, data = small
-    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=False)
-    before_trained, before_frozen = buffers(TRAINED), buffers(FROZEN)
+    run = begun(tmp_path / "run", small)
+    before_trained = buffers(TRAINED)
+    before_frozen = buffers(FROZEN)
     most = []
 
     def look(done):
         jax.block_until_ready(jax.live_arrays())
-        most.append((len(buffers(TRAINED) - before_trained), len(buffers(FROZEN) - before_frozen)))
+        new_trained = buffers(TRAINED) - before_trained
+        new_frozen = buffers(FROZEN) - before_frozen
+        most.append((len(new_trained), len(new_frozen)))
 
     run.advance(NUM_STEPS, on_step=look)
     assert most == [(3, 0)] * NUM_STEPS
 
 
 def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tmp_path):
-    training, params, data = small
-    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=False)
+    """All leaves that change are donated, the frozen base is not returned, and the run's account counts that."""
+    training, _, data = small
+    run = begun(tmp_path / "run", small)
     changing, fixed = run._steps._apart(run.state)
     compiled = run._steps._step.lower(changing, fixed, data).compile()
     memory = compiled.memory_analysis()
@@ -112,32 +137,29 @@ def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tm
     assert run._steps.held_bytes(run.state, data) == held
 
 
-def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, tmp_path):
-    training, params, data = small
+def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, stepped, tmp_path):
+    """The steps that were taken have left no trace in it."""
 
     def stop(done):
         if done == 3:
             raise KeyboardInterrupt
 
-    whole = start_run(tmp_path / "whole", training, params, data, key=KEY, scan=False)
-    whole.advance(NUM_STEPS)
-    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=False)
+    run = begun(tmp_path / "run", small)
     with pytest.raises(KeyboardInterrupt):
         run.advance(NUM_STEPS, on_step=stop)
     assert run.step == 0
-    equal(run.state.params, params)
+    equal(run.state.params, small[1])
     run.advance(1)
     assert run.finished
-    equal((run.state.params, run.state.opt_state), (whole.state.params, whole.state.opt_state))
+    equal((run.state.params, run.state.opt_state), (stepped.params, stepped.opt_state))
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
 def test_the_runs_of_a_training_share_its_compiled_steps(small, tmp_path, scan):
     """Another seed is another argument: it compiles nothing, and has noise of its own."""
-    training, params, data = small
     states, steps, num_compiled = [], [], []
     for seed in (61, 62):
-        run = start_run(tmp_path / str(seed), training, params, data, key=jax.random.key(seed), scan=scan)
+        run = begun(tmp_path / str(seed), small, key=jax.random.key(seed), scan=scan)
         run.advance(2)
         states.append(run.state)
         steps.append(run._steps)
@@ -148,35 +170,34 @@ def test_the_runs_of_a_training_share_its_compiled_steps(small, tmp_path, scan):
     assert not np.array_equal(states[0].params["head"], states[1].params["head"])
 
 
-def test_parameters_of_another_structure_have_steps_of_their_own(small, tmp_path):
-    plan = small[0].plan
+def test_parameters_of_another_structure_have_steps_of_their_own(tmp_path):
+    """One leaf, then two: the second run does not take the steps of the first one."""
 
     def loss(params, x):
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) * x
 
-    training = private_training(plan, loss, optax.sgd(0.1), num_arrays=1)
+    training = private_training(PLAN, loss, optax.sgd(0.1), num_arrays=1)
     data = training.place(jnp.ones(50))
-    for number, names in enumerate(["a", "bc"]):
-        params = {name: jnp.ones(2) for name in names}
-        key = jax.random.key(63 + number)
-        run = start_run(tmp_path / names, training, params, data, key=key, scan=False)
-        run.advance(1)
-        alone, _ = training.step(training.init(params, key), data)
-        equal(run.state.params, alone.params)
+    one, two = {"a": jnp.ones(2)}, {"b": jnp.ones(2), "c": jnp.ones(2)}
+    begun(tmp_path / "one", (training, one, data), key=jax.random.key(63)).advance(1)
+
+    key = jax.random.key(64)
+    run = begun(tmp_path / "two", (training, two, data), key=key)
+    run.advance(1)
+    alone, _ = training.step(training.init(two, key), data)
+    equal(run.state.params, alone.params)
 
 
 def test_leaves_that_share_their_memory(tmp_path):
     """One array twice among the parameters is two leaves, each trained by its own gradient."""
-    training = build()[0]
     shared = jnp.full((2,), 0.5)
 
     def loss(params, x):
         return jnp.sum((params["a"] - 2 * params["b"]) ** 2) * x
 
-    training = private_training(training.plan, loss, optax.sgd(0.1), num_arrays=1)
+    training = private_training(PLAN, loss, optax.sgd(0.1), num_arrays=1)
     data = training.place(jnp.ones(50))
-    key = jax.random.key(6)
-    run = start_run(tmp_path / "run", training, {"a": shared, "b": shared}, data, key=key, scan=False)
+    run = committed(begun(tmp_path / "run", (training, {"a": shared, "b": shared}, data), key=jax.random.key(6)))
     run.advance(NUM_STEPS)
     assert not np.array_equal(run.state.params["a"], run.state.params["b"])
     equal(shared, jnp.full((2,), 0.5))

@@ -12,6 +12,7 @@ import pytest
 from gdpjax.training import start_run
 from tests.several_processes import free_port, result_of
 from tests.training import processes
+from tests.training.interrupted import committed
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("processes.py")
@@ -31,7 +32,8 @@ def alone(tmp_path_factory):
     """The parameters after the run of one process, which is this one."""
     parts = processes.build(index=0, correlated=False)
     folder = tmp_path_factory.mktemp("alone") / "run"
-    return processes.finished(start_run(folder, *parts, key=jax.random.key(processes.SEED), scan=False))
+    run = start_run(folder, *parts, key=jax.random.key(processes.SEED), scan=False)
+    return processes.finished(committed(run))
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -7,12 +7,10 @@ import gdpjax
 from gdpjax.training import resume_run, start_run
 from tests.training import killed
 
-SMALL = killed.build()
-
 
 def test_a_callback_cannot_advance_the_run_that_calls_it(tmp_path):
-    training, params, data = SMALL
-    run = start_run(tmp_path / "run", training, params, data, key=gdpjax.fresh_key(), scan=False)
+    """The steps of the inner call would be taken in the middle of a chunk that is on record."""
+    run = start_run(tmp_path / "run", *killed.build(), key=gdpjax.fresh_key(), scan=False)
     with pytest.raises(ValueError, match="called by a callback"):
         run.advance(3, on_step=lambda done: run.advance(1))
 
@@ -23,7 +21,8 @@ def test_a_callback_cannot_advance_the_run_that_calls_it(tmp_path):
 
 
 def test_training_and_data_of_a_run_cannot_be_replaced(tmp_path):
-    training, params, data = SMALL
+    """A chunk that is repeated meets the same data."""
+    training, params, data = killed.build()
     run = start_run(tmp_path / "run", training, params, data, key=gdpjax.fresh_key(), scan=False)
     assert run.training is training
     assert run.data is data

@@ -12,6 +12,7 @@ import gdpjax
 from gdpjax import correlated
 from gdpjax.training import adam_scale, make_plan, private_training, resume_run, start_run
 from gdpjax.transforms import PrivatizeState
+from tests.training.interrupted import committed, finished
 
 N, D = 40, 3
 PLAN = {
@@ -57,19 +58,40 @@ def mean_by_hand(params, factors, x, y, clip, expected_batch_size):
 def whole_batch(training):
     """Return the arguments of step_on for a batch of the first rows, filled up with padding."""
     x, y = rows()
-    taken = np.arange(training.plan.capacity) % N
-    return (x[taken], y[taken]), taken != np.arange(training.plan.capacity)
+    numbers = np.arange(training.plan.capacity)
+    taken = numbers % N
+    return (x[taken], y[taken]), taken != numbers
+
+
+def after_steps(training, params, num_steps=3):
+    """Return the state after some steps on the whole batch."""
+    (x, y), is_padding = whole_batch(training)
+    state = training.init(params, jax.random.key(1))
+    for _ in range(num_steps):
+        state, _ = training.step_on(state, x, y, is_padding=is_padding)
+    return state
 
 
 def adam_factors(moments, count, epsilon, b2):
     """Return the factors of `adam_scale` in NumPy."""
-    roots = {name: np.sqrt(np.asarray(v, float) / (1 - b2**count)) + epsilon for name, v in moments.items()}
+    roots = {}
+    for name, moment in moments.items():
+        unbiased = np.asarray(moment, float) / (1 - b2**count)
+        roots[name] = np.sqrt(unbiased) + epsilon
     squares = np.concatenate([root.ravel() ** 2 for root in roots.values()])
     return {name: np.sqrt(squares.mean()) / root for name, root in roots.items()}
 
 
+@pytest.fixture(scope="module")
+def adaptive():
+    """A training with the factors of Adam, and its data."""
+    training = private_training(make_plan(**PLAN), loss, optax.adam(0.1), scale=adam_scale(epsilon=1e-3))
+    return training, training.place(*rows())
+
+
 @pytest.mark.parametrize("strategy", ["auto", pytest.param("vmap", marks=pytest.mark.slow), "microbatch"])
 def test_a_step_without_noise_is_the_written_out_step(strategy):
+    """Gradients are scaled, clipped, added up, and divided by batch size and factors."""
     plan = make_plan(**PLAN | {"noise_multiplier": 0.0, "clip": 5.0})
     training = private_training(plan, loss, optax.sgd(1.0), scale=lambda _: FACTORS, strategy=strategy)
     (x, y), is_padding = whole_batch(training)
@@ -83,6 +105,7 @@ def test_a_step_without_noise_is_the_written_out_step(strategy):
 
 
 def test_steps_of_adam_are_the_written_out_steps():
+    """The factors of a step are those of the moments before it."""
     plan = make_plan(**PLAN | {"noise_multiplier": 0.0})
     optimizer = optax.adam(0.1, b2=0.9)
     training = private_training(plan, loss, optimizer, scale=adam_scale(epsilon=0.01, b2=0.9))
@@ -102,18 +125,24 @@ def test_steps_of_adam_are_the_written_out_steps():
     assert max(factors["w"]) > 1.1 * min(factors["w"])
 
 
-@pytest.mark.parametrize("factor", [pytest.param(1.0, marks=pytest.mark.slow), {"w": jnp.ones(D), "b": 1.0}])
-def test_factors_of_one_change_nothing(factor):
+def factor_of_one(_):
+    return 1.0
+
+
+def factors_of_one(_):
+    return {"w": jnp.ones(D), "b": 1.0}
+
+
+@pytest.mark.parametrize("ones", [pytest.param(factor_of_one, marks=pytest.mark.slow), factors_of_one])
+def test_factors_of_one_change_nothing(ones):
+    """Parameters, ledger and the structure of the state are those of a training without factors."""
     plan = make_plan(**PLAN)
-    states = []
-    for scale in (None, lambda _: factor):
-        training = private_training(plan, loss, optax.adam(0.1), scale=scale)
-        state = training.init(PARAMS, jax.random.key(1))
-        states.append(training.run_steps(state, training.place(*rows()), 6)[0])
+    plain = after_steps(private_training(plan, loss, optax.adam(0.1)), PARAMS)
+    scaled = after_steps(private_training(plan, loss, optax.adam(0.1), scale=ones), PARAMS)
     for name in PARAMS:
-        np.testing.assert_allclose(states[0].params[name], states[1].params[name], rtol=1e-5, atol=1e-6)
-    assert gdpjax.ledger_of(states[0].opt_state) == gdpjax.ledger_of(states[1].opt_state)
-    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+        np.testing.assert_allclose(plain.params[name], scaled.params[name], rtol=1e-5, atol=1e-6)
+    assert gdpjax.ledger_of(plain.opt_state) == gdpjax.ledger_of(scaled.opt_state)
+    assert jax.tree.structure(plain) == jax.tree.structure(scaled)
 
 
 def test_the_noise_of_each_coordinate():
@@ -146,10 +175,10 @@ def test_one_example_moves_the_scaled_sum_by_the_clip_norm_at_most():
         x, y = rows()
         x[-1] = 1e4 * draw.normal(size=D)
         key = jax.random.key(seed)
-        moved = [
-            np.asarray(parameters_after_a_step(factors, key, placed(x[:n], y[:n])), np.float64) for n in (N, N - 1)
-        ]
-        distances.append(np.linalg.norm((moved[0] - moved[1]) * factors) * 30)
+        with_it = parameters_after_a_step(factors, key, placed(x, y))
+        without = parameters_after_a_step(factors, key, placed(x[:-1], y[:-1]))
+        moved = np.asarray(with_it, np.float64) - np.asarray(without, np.float64)
+        distances.append(np.linalg.norm(moved * factors) * 30)
     assert parameters_after_a_step._cache_size() == 1
     assert max(distances) <= 1 + 1e-4
     assert max(distances) >= 1 - 1e-3, "the example was in one of the batches"
@@ -158,20 +187,25 @@ def test_one_example_moves_the_scaled_sum_by_the_clip_norm_at_most():
 def test_one_example_moves_the_scaled_sum_by_the_whole_clip_norm():
     """The bound is attained in the scaled space: the gradient is clipped with the factors on it."""
     plan = make_plan(**PLAN | {"num_steps": 1, "noise_multiplier": 0.0})
-    training = private_training(plan, linear, optax.sgd(1.0), scale=lambda _: {"w": jnp.array([0.01, 1.0, 100.0])})
+    factors = np.array([0.01, 1.0, 100.0])
+    training = private_training(plan, linear, optax.sgd(1.0), scale=lambda _: {"w": jnp.asarray(factors)})
     (x, y), is_padding = whole_batch(training)
-    state = training.init({"w": jnp.zeros(D)}, jax.random.key(0))
     x[0] = [1e6, 0, 1e6]
     without = is_padding.copy()
     without[0] = True
-    first, second = (training.step_on(state, x, y, is_padding=mask)[0].params["w"] for mask in (is_padding, without))
-    moved = np.asarray(first - second, np.float64) * 8
-    scaled = np.abs(moved * [0.01, 1.0, 100.0])
+
+    # The same step on the batch with and without the long gradient.
+    state = training.init({"w": jnp.zeros(D)}, jax.random.key(0))
+    first, _ = training.step_on(state, x, y, is_padding=is_padding)
+    second, _ = training.step_on(state, x, y, is_padding=without)
+    moved = np.subtract(first.params["w"], second.params["w"], dtype=np.float64) * 8
+    scaled = np.abs(moved * factors)
     np.testing.assert_allclose(scaled, [1e-4, 0, 1], rtol=0.1, atol=1e-5)
     assert np.linalg.norm(scaled) == pytest.approx(1, rel=1e-3)
 
 
 def test_a_wrong_factor_makes_the_step_nan():
+    """A factor that is not finite and positive never becomes a number, and the step is charged for."""
     plan = make_plan(**PLAN)
     data = private_training(plan, loss, optax.sgd(0.1)).place(*rows())
 
@@ -181,43 +215,33 @@ def test_a_wrong_factor_makes_the_step_nan():
         training = private_training(plan, loss, optax.sgd(0.1), scale=lambda _: factors)
         return training.step(training.init(PARAMS, key), data)[0]
 
-    for factor, is_right in (
-        (1.0, True),
-        (0.0, False),
-        (-1.0, False),
-        (np.nan, False),
-        (np.inf, False),
-        (1e-40, False),
-    ):
+    for factor in (1.0, 0.0, -1.0, np.nan, np.inf, 1e-40):
         state = step_with(np.float32(factor), jax.random.key(0))
-        is_as_expected = np.isfinite if is_right else np.isnan
-        assert all(is_as_expected(leaf).all() for leaf in jax.tree.leaves(state.params)), factor
+        is_as_expected = np.isfinite if factor == 1.0 else np.isnan
+        for leaf in jax.tree.leaves(state.params):
+            assert is_as_expected(leaf).all(), factor
         assert int(gdpjax.ledger_of(state.opt_state).num_steps) == 1
 
 
 def test_frozen_leaves():
     """They stay as they are, and do not enter the mean of Adam's factors."""
     plan = make_plan(**PLAN)
-    frozen = {"table": jnp.array([2.0, 0.5, -1.0])}
+    table = jnp.array([2.0, 0.5, -1.0])
+    scale = adam_scale(epsilon=1e-3)
+
+    def with_constant(params, x, y):
+        return loss(params, x * table, y)
 
     def with_table(params, x, y):
         return loss(params, x * params["table"], y)
 
-    states = []
-    for own, trainable in (({}, None), (frozen, {"w": True, "b": True, "table": False})):
-        training = private_training(
-            plan,
-            with_table if own else lambda params, x, y: loss(params, x * jnp.array([2.0, 0.5, -1.0]), y),
-            optax.adam(0.1),
-            trainable=trainable,
-            scale=adam_scale(epsilon=1e-3),
-        )
-        state = training.init({**PARAMS, **own}, jax.random.key(3))
-        states.append(training.run_steps(state, training.place(*rows()), 6)[0])
+    plain = after_steps(private_training(plan, with_constant, optax.adam(0.1), scale=scale), PARAMS)
+    trainable = {"w": True, "b": True, "table": False}
+    training = private_training(plan, with_table, optax.adam(0.1), trainable=trainable, scale=scale)
+    frozen = after_steps(training, {**PARAMS, "table": table})
     for name in PARAMS:
-        np.testing.assert_allclose(states[1].params[name], states[0].params[name], rtol=1e-4, atol=1e-5)
-    for name, leaf in frozen.items():
-        np.testing.assert_array_equal(states[1].params[name], leaf)
+        np.testing.assert_allclose(frozen.params[name], plain.params[name], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(frozen.params["table"], table)
 
 
 def test_leaves_that_are_not_trained_need_no_factor():
@@ -229,13 +253,16 @@ def test_leaves_that_are_not_trained_need_no_factor():
     factors = {"w": FACTORS["w"], "b": 3.0, "index": "none", "table": -1.0}
     trainable = {"w": True, "b": True, "index": True, "table": False}
     training = private_training(
-        make_plan(**PLAN), with_index, optax.sgd(0.1), trainable=trainable, scale=lambda _: factors
+        make_plan(**PLAN),
+        with_index,
+        optax.sgd(0.1),
+        trainable=trainable,
+        scale=lambda _: factors,
     )
     others = {"index": jnp.array([0, 2, 1]), "table": jnp.ones(D)}
-    state = training.init({**PARAMS, **others}, jax.random.key(0))
-    state, _ = training.run_steps(state, training.place(*rows()), 6)
-    assert bool(jnp.isfinite(state.params["w"]).all())
-    assert bool((state.params["w"] != PARAMS["w"]).all())
+    state = after_steps(training, {**PARAMS, **others})
+    assert np.isfinite(state.params["w"]).all()
+    assert np.not_equal(state.params["w"], PARAMS["w"]).all()
     for name, leaf in others.items():
         np.testing.assert_array_equal(state.params[name], leaf)
 
@@ -245,7 +272,7 @@ def test_the_mean_square_of_the_reciprocals_is_one():
     optimizer = optax.adamw(0.1)
     params = {"a": jnp.zeros(50), "frozen": jnp.zeros(7), "c": jnp.zeros((3, 4))}
     state = optimizer.init(params)
-    scale = adam_scale(epsilon=0.1)
+    scale = jax.jit(adam_scale(epsilon=0.1))
     for factor in jax.tree.leaves(scale(state)):
         np.testing.assert_array_equal(factor, 1)
     draw = np.random.default_rng(0)
@@ -253,7 +280,7 @@ def test_the_mean_square_of_the_reciprocals_is_one():
     for _ in range(5):
         gradients = {"a": draw.normal(size=50), "frozen": np.zeros(7), "c": np.full((3, 4), 3.0)}
         _, state = update(jax.tree.map(np.float32, gradients), state, params)
-    factors = jax.tree.map(np.asarray, jax.jit(scale)(state))
+    factors = jax.tree.map(np.asarray, scale(state))
     np.testing.assert_array_equal(factors["frozen"], 1)
     squares = np.concatenate([np.ravel(factors[name]) ** -2.0 for name in ("a", "c")])
     assert squares.mean() == pytest.approx(1, rel=1e-5)
@@ -265,37 +292,48 @@ def test_the_mean_square_of_the_reciprocals_is_one():
 def test_noise_alone_keeps_its_size_and_the_norms_of_gradients():
     """With epsilon at the size of the noise, moments that are noise give factors near 1."""
     draw = np.random.default_rng(0)
-    optimizer, params = optax.adam(0.1), jnp.zeros(5000)
-    state, scale, update = optimizer.init(params), jax.jit(adam_scale(epsilon=1.0)), jax.jit(optimizer.update)
+    optimizer = optax.adam(0.1)
+    params = jnp.zeros(5000)
+    state = optimizer.init(params)
+    scale = jax.jit(adam_scale(epsilon=1.0))
+    update = jax.jit(optimizer.update)
     gradient = draw.normal(size=5000)
     for step in range(6):
         factors = np.asarray(scale(state), float)
         noise = draw.normal(size=5000) / factors
         assert np.sqrt(np.mean(noise**2)) == pytest.approx(1, rel=0.1)
-        assert np.linalg.norm(factors * gradient) < (1.5 if step else 1.0001) * np.linalg.norm(gradient)
+        largest_growth = 1.5 if step else 1.0001
+        assert np.linalg.norm(factors * gradient) < largest_growth * np.linalg.norm(gradient)
         _, state = update(np.float32(noise), state, params)
 
 
-def test_a_sweep_is_one_program():
-    plan = make_plan(**PLAN | {"num_steps": 3})
-    data = private_training(plan, loss, optax.sgd(0.1)).place(*rows())
+def test_a_sweep_is_one_program(adaptive, tmp_path):
+    """Noise and epsilon of the factors may be traced, and each run is that of numbers that are known."""
+    training, data = adaptive
 
     def run(noise, epsilon, key):
-        swept = plan.replace(noise_multiplier=noise)
-        training = private_training(swept, loss, optax.adam(0.1), scale=adam_scale(epsilon=epsilon))
-        return training.run_steps(training.init(PARAMS, key), data, 3)[0].params
+        swept_plan = training.plan.replace(noise_multiplier=noise)
+        swept = private_training(swept_plan, loss, optax.adam(0.1), scale=adam_scale(epsilon=epsilon))
+        return swept.run_steps(swept.init(PARAMS, key), data, 6)[0].params
 
-    noise, epsilon = jnp.array([1.0, 2.0]), jnp.array([1e-4, 0.5])
+    # The second of these runs has the numbers of `adaptive`.
+    noise, epsilon = jnp.array([1.0, 2.0]), jnp.array([0.5, 1e-3])
     keys = jax.random.split(jax.random.key(5), 2)
     together = jax.jit(jax.vmap(run))(noise, epsilon, keys)
     assert not np.allclose(together["w"][0], together["w"][1])
-    alone = run(noise[1], epsilon[1], keys[1])
-    np.testing.assert_allclose(together["w"][1], alone["w"], rtol=1e-4, atol=1e-5)
+    alone = start_run(tmp_path / "alone", training, PARAMS, data, key=keys[1])
+    finished(alone, 2)
+    np.testing.assert_allclose(together["w"][1], alone.state.params["w"], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="share one noise key"):
         jax.vmap(run, (None, 0, None))(1.0, epsilon, keys[0])
 
 
+def is_private_state(node):
+    return isinstance(node, PrivatizeState)
+
+
 def test_the_factors_do_not_see_the_noise_key():
+    """They are made of the optimizer's own state, which holds neither key nor ledger."""
     seen = []
 
     def scale(optimizer_state):
@@ -304,53 +342,68 @@ def test_the_factors_do_not_see_the_noise_key():
 
     training = private_training(make_plan(**PLAN), loss, optax.adam(0.1), scale=scale)
     jax.eval_shape(training.step, training.init(PARAMS, jax.random.key(0)), training.place(*rows()))
-    nodes = [jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PrivatizeState)) for state in seen]
     assert len(seen) >= 2
-    assert not any(isinstance(node, PrivatizeState) for each in nodes for node in each)
-    assert all(isinstance(state[0], optax.ScaleByAdamState) for state in seen)
+    for state in seen:
+        nodes = jax.tree.leaves(state, is_leaf=is_private_state)
+        assert not any(is_private_state(node) for node in nodes)
+        assert isinstance(state[0], optax.ScaleByAdamState)
+
+
+def sgd_with_spread():
+    """Return gradient descent whose state holds the number of the step, and a number for the factors."""
+
+    def init(params):
+        return {"count": jnp.int32(0), "spread": jnp.float32(0)}
+
+    def update(gradient, state, params=None):
+        return jax.tree.map(jnp.negative, gradient), state | {"count": state["count"] + 1}
+
+    return optax.GradientTransformation(init, update)
 
 
 def test_correlated_noise_is_that_of_the_scaled_space():
     """On data without gradient the steps, times their factors, are those of the same run without factors."""
-    plan = make_plan(
-        clip=1.0, max_examples=N, expected_batch_size=8, epochs=2, delta=1e-5, noise_multiplier=2.0,
-        correlation=correlated.bisr(3),
-    )  # fmt: skip
-    optimizer = optax.sgd(lambda count: 1.0)
+    epochs = {name: value for name, value in PLAN.items() if name != "num_steps"} | {"epochs": 2}
+    plan = make_plan(**epochs, correlation=correlated.bisr(3))
+
+    def scale(state):
+        return 1.0 + state["spread"] * (state["count"] % 2)
+
+    training = private_training(plan, linear, sgd_with_spread(), scale=scale)
+    data = training.place(np.zeros((N, D), np.float32), np.zeros(N, np.float32))
     released = []
-    for scale in (None, lambda state: 1.0 + 9.0 * (state[1].count % 2)):
-        training = private_training(plan, linear, optimizer, scale=scale)
-        data = training.place(np.zeros((N, D), np.float32), np.zeros(N, np.float32))
+    for spread in (0.0, 9.0):
         state = training.init({"w": jnp.zeros(D)}, jax.random.key(4))
-        steps = [np.zeros(D)]
+        private_state, optimizer_state = state.opt_state
+        optimizer_state = optimizer_state | {"spread": jnp.float32(spread)}
+        state = state._replace(opt_state=(private_state, optimizer_state))
+        weights = [np.zeros(D)]
         for _ in range(plan.max_steps):
             state, _ = training.step(state, data)
-            steps.append(np.asarray(state.params["w"]))
-        released.append(np.diff(steps, axis=0))
+            weights.append(np.asarray(state.params["w"]))
+        released.append(np.diff(weights, axis=0))
     factors = np.where(np.arange(plan.max_steps) % 2, 10.0, 1.0)[:, None]
     np.testing.assert_allclose(released[1] * factors, released[0], rtol=1e-3, atol=1e-4)
 
 
-def test_a_run_goes_on_with_the_same_factors(tmp_path):
-    plan = make_plan(**PLAN)
-    training = private_training(plan, loss, optax.adam(0.1), scale=adam_scale(epsilon=1e-3))
-    plain = private_training(plan, loss, optax.adam(0.1))
-    data, key = training.place(*rows()), jax.random.key(8)
-    run = start_run(tmp_path / "one", training, PARAMS, data, key=key)
-    run.advance(2)
+def test_a_run_goes_on_with_the_same_factors(adaptive, tmp_path):
+    """The moments are the checkpoint's, bit for bit; and factors are another program under the same key."""
+    training, data = adaptive
+    key = jax.random.key(8)
+    committed(start_run(tmp_path / "one", training, PARAMS, data, key=key)).advance(2)
     run = resume_run(tmp_path / "one", training, PARAMS, data)
-    while not run.finished:
-        run.advance(2)
+    finished(run, 2)
     whole = start_run(tmp_path / "two", training, PARAMS, data, key=key)
-    while not whole.finished:
-        whole.advance(2)
+    finished(whole, 2)
     for name in PARAMS:
         np.testing.assert_array_equal(run.state.params[name], whole.state.params[name])
+    plain = private_training(training.plan, loss, optax.adam(0.1))
     with pytest.raises(ValueError, match=r"for another run \(other program\)"):
         start_run(tmp_path / "three", plain, PARAMS, data, key=key)
 
 
 def test_the_statement():
+    """Only its first line tells of the factors; the figures are those of the plan."""
     plan = make_plan(**PLAN)
     scaled = private_training(plan, loss, optax.adam(0.1), scale=adam_scale(epsilon=0.1)).statement().split("\n")
     plain = private_training(plan, loss, optax.adam(0.1)).statement().split("\n")
@@ -375,12 +428,14 @@ def test_the_statement():
     ],
 )
 def test_refusals(optimizer, scale, message):
+    """Factors that do not fit the parameters, and an optimizer without the moments, are refused before a step."""
     with pytest.raises(ValueError, match=message):
         private_training(make_plan(**PLAN), loss, optimizer, scale=scale).init(PARAMS, jax.random.key(0))
 
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": -1.0}, {"epsilon": np.nan}, {"b2": 1.0}, {"b2": 0}])
 def test_refusals_of_adam_scale(wrong):
+    """The argument that is out of range is named."""
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         adam_scale(**{"epsilon": 0.1} | wrong)

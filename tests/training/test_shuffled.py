@@ -17,16 +17,21 @@ from gdpjax.training import (
     batch_source,
     group_by_user,
     make_plan,
-    num_steps_done,
     private_training,
     resume_run,
     start_run,
 )
-from tests.training.interrupted import finished, interrupted
+from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
 PLAN = dict(
-    clip=1.0, max_examples=N, expected_batch_size=9, epochs=3, delta=1e-5, noise_multiplier=2.0, sampling="shuffled"
+    clip=1.0,
+    max_examples=N,
+    expected_batch_size=9,
+    epochs=3,
+    delta=1e-5,
+    noise_multiplier=2.0,
+    sampling="shuffled",
 )
 PARAMS = {"w": jnp.zeros(D)}
 KEY = jax.random.key(71)
@@ -45,19 +50,24 @@ def padded():
     return built(neighboring_relation=RELATION.ADD_OR_REMOVE_ONE, epochs=4)
 
 
+def rows_of(norms, is_padding):
+    """Return the numbers of the rows of a batch."""
+    return np.rint(norms[~is_padding]).astype(int) - 1
+
+
 def times_taken(infos, num_rows, steps=7):
     """How often each row took part in each step, [epochs, steps, rows], of the steps of some `Info`."""
-    norms, is_padding = (
-        np.concatenate([np.atleast_2d(getattr(info, name)) for info in infos]) for name in ("norms", "is_padding")
-    )
+    norms = np.concatenate([np.atleast_2d(info.norms) for info in infos])
+    is_padding = np.concatenate([np.atleast_2d(info.is_padding) for info in infos])
     taken = np.zeros((len(norms), num_rows), int)
-    for step, (batch, padding) in enumerate(zip(norms, is_padding, strict=True)):
-        np.add.at(taken[step], np.rint(batch[~padding]).astype(int) - 1, 1)
+    for step in range(len(norms)):
+        np.add.at(taken[step], rows_of(norms[step], is_padding[step]), 1)
     return taken.reshape(-1, steps, num_rows)
 
 
 @pytest.mark.parametrize("relation", [None, RELATION.REPLACE_ONE, RELATION.ADD_OR_REMOVE_ONE])
 def test_the_plan(relation):
+    """Steps, batch size and event follow from the expected batch size and the relation."""
     plan = make_plan(**PLAN, neighboring_relation=relation)
     assert (plan.steps_per_epoch, plan.max_steps, plan.sampling_prob, plan.capacity) == (7, 21, 1 / 7, 9)
     assert plan.event == ShuffledEvent(2.0, 7, 3, relation or RELATION.REPLACE_SPECIAL, overflow=plan.overflow)
@@ -79,6 +89,7 @@ def test_the_statement_says_what_is_done_and_what_is_not_known():
 
 @pytest.mark.parametrize("target", [{"epsilon": 3.0}, {"mu": 0.5}])
 def test_a_plan_meets_its_target_by_the_upper_end(target):
+    """A run of epochs is one Gaussian release an epoch."""
     given = {name: value for name, value in PLAN.items() if name != "noise_multiplier"}
     plan = make_plan(**given, **target)
     mu = np.sqrt(3) / plan.noise_multiplier
@@ -101,6 +112,7 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
     ],
 )
 def test_bad_plans(changes, message):
+    """What shuffled batches do not have is refused."""
     given = {name: value for name, value in (PLAN | changes).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         make_plan(**given)
@@ -120,25 +132,18 @@ def test_every_example_takes_part_once_an_epoch(padded, n):
     assert event == expected
     assert training.plan.overflow * 0.999999 <= event.overflow <= training.plan.overflow * 1.0001
 
-
-def test_steps_equal_scan_equal_a_loader(padded):
-    training, x = padded
-    data = training.place(x, x[:, 0])
-    whole, _ = training.run_steps(training.init(PARAMS, KEY), data, 28)
-    state = training.init(PARAMS, KEY)
-    for _ in range(10):
-        state, _ = training.step(state, data)
-    (event,) = gdpjax.ledger_of(state.opt_state).events
-    assert (event.num_epochs, event.missing_steps, event.num_steps) == (2, 4, 10)
-    source = batch_source(training.plan, state, N)
-    for t in range(int(num_steps_done(state)), len(source)):
+    # A loader draws the same batches on the host.
+    norms, paddings = np.asarray(info.norms), np.asarray(info.is_padding)
+    source = batch_source(training.plan, state, n)
+    assert len(source) == 28
+    for t in range(28):
         indices, is_padding = source[t]
-        state, _ = training.step_on(state, x[indices], x[indices, 0], is_padding=is_padding)
-    np.testing.assert_allclose(state.params["w"], whole.params["w"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(indices[~is_padding], rows_of(norms[t], paddings[t]))
 
 
 @pytest.mark.slow
 def test_users_take_part_whole():
+    """A user is an example: all of the user's rows are in one batch of an epoch."""
     plan = make_plan(**PLAN | dict(unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE))
     x = np.ones((90, D), np.float32)
     (x,), missing = group_by_user(np.arange(90) % 30, x, max_per_user=3, key=KEY)
@@ -167,19 +172,24 @@ def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(padded, tmp_
     monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
     run = resume_run(tmp_path / "run", *parts, scan=False)
     assert (run.step, run.num_lost) == (15, 5)
-    before = training.init(PARAMS, key)
+    (event,) = run.ledger.events
+    assert (event.num_epochs, event.missing_steps, event.num_steps) == (3, 6, 15)
     rest = finished(run)
     # The lost steps, drawn once more on the host, take the place of what was not kept.
-    source = batch_source(training.plan, before, N)
-    lost = [Info(None, np.linalg.norm(x[source[t].indices], axis=1), source[t].is_padding) for t in range(10, 15)]
+    source = batch_source(training.plan, training.init(PARAMS, key), N)
+    lost = []
+    for t in range(10, 15):
+        indices, is_padding = source[t]
+        lost.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding))
     assert (times_taken(kept + lost + rest, N).sum(axis=1) == 1).all()
     (event,) = run.ledger.events
     assert (event.num_epochs, event.missing_steps) == (4, 0)
 
 
 def test_with_rows_that_moved_it_does_not_go_on(padded, tmp_path):
+    """An example at another row might take part twice in an epoch."""
     training, x = padded
-    run = start_run(tmp_path / "run", training, PARAMS, training.place(x, x[:, 0]), key=KEY, scan=False)
-    run.advance(5)
+    parts = training, PARAMS, training.place(x, x[:, 0])
+    committed(start_run(tmp_path / "run", *parts, key=KEY, scan=False)).advance(5)
     with pytest.raises(ValueError, match="the step of an example belongs to its row"):
         resume_run(tmp_path / "run", training, PARAMS, training.place(x[::-1], x[:, 0]), scan=False)
