@@ -29,32 +29,41 @@ ORDERS = (1.5, 2.0, 4.0, 16.0)
 
 
 def total(state):
+    """Return the sum that a state holds in two parts."""
     return np.asarray(state.high, np.float64) + np.asarray(state.low, np.float64)
 
 
-def test_one_call_equals_the_closed_forms():
-    moments, clt = rdp(), gdp_clt()
-    state = moments.step(moments.init(), NOISE, PROB, 3000)
+def test_one_call_of_the_moments_equals_the_closed_form():
+    """Many equal steps at once have the epsilon and the delta of the moments accountant."""
+    accountant = rdp()
+    state = accountant.step(accountant.init(), NOISE, PROB, 3000)
     closed = moments_accountant_epsilon(NOISE, PROB, 3000, 1e-5)
-    assert closed <= moments.epsilon(state, 1e-5) <= closed * (1 + 1e-12)
-    assert moments.delta(state, closed) == pytest.approx(1e-5, rel=1e-9)
-    state = clt.step(clt.init(), NOISE, PROB, 3000)
+    assert closed <= accountant.epsilon(state, 1e-5) <= closed * (1 + 1e-12)
+    assert accountant.delta(state, closed) == pytest.approx(1e-5, rel=1e-9)
+
+
+def test_one_call_of_the_limit_equals_the_closed_form():
+    """Many equal steps at once have the mu, epsilon and delta of the central limit theorem."""
+    accountant = gdp_clt()
+    state = accountant.step(accountant.init(), NOISE, PROB, 3000)
     mu = clt_mu_poisson(NOISE, PROB, 3000)
-    assert clt.mu(state) == pytest.approx(mu, rel=1e-13)
-    assert clt.epsilon(state, 1e-5) == pytest.approx(clt_epsilon(NOISE, PROB, 3000, 1e-5), rel=1e-12)
-    assert clt.delta(state, 0.5) == pytest.approx(gdp_delta(0.5, mu), rel=1e-12)
+    assert accountant.mu(state) == pytest.approx(mu, rel=1e-13)
+    assert accountant.epsilon(state, 1e-5) == pytest.approx(clt_epsilon(NOISE, PROB, 3000, 1e-5), rel=1e-12)
+    assert accountant.delta(state, 0.5) == pytest.approx(gdp_delta(0.5, mu), rel=1e-12)
 
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(("factory", "closed"), [(rdp, moments_accountant_epsilon), (gdp_clt, clt_epsilon)])
 def test_a_scanned_loop_equals_the_closed_form(factory, closed, wide):
+    """Two thousand steps one by one, and epsilon in the same program; the state is float32 in either case."""
     accountant, steps = factory(), 2000
 
     @jax.jit
     def train(noise):
-        state, _ = jax.lax.scan(
-            lambda state, _: (accountant.step(state, noise, PROB), None), accountant.init(), length=steps
-        )
+        def step(state, _):
+            return accountant.step(state, noise, PROB), None
+
+        state, _ = jax.lax.scan(step, accountant.init(), length=steps)
         return state, accountant.epsilon(state, 1e-5)
 
     with jax.enable_x64(wide):
@@ -70,16 +79,23 @@ def test_float32_loops_never_fall_below_the_sum():
     """A plain float32 sum of these terms ends 5% low: the terms fall below half a unit of the total."""
     accountant = rdp(ORDERS)
     steps, noise = 20_000, np.float32(4.0)
-    start = accountant.step(accountant.init(), 1.0, 1.0, 10_000)  # a large total, so that the steps are small to it
+    # A large total, to which the steps are small.
+    start = accountant.step(accountant.init(), 1.0, 1.0, 10_000)
     per_step = rdp_subsampled_gaussian(noise, PROB, ORDERS)
-    looped = jax.jit(lambda state: jax.lax.fori_loop(0, steps, lambda _, s: accountant.step(s, noise, PROB), state))(
-        start
-    )
-    grown = total(looped) - total(start)
-    assert (grown >= steps * per_step * (1 - 1e-9)).all()
-    assert (total(looped) <= (total(start) + steps * per_step) * (1 + steps * 2.0**-45)).all()
-    plain = jax.jit(lambda x: jax.lax.fori_loop(0, steps, lambda _, s: s + jnp.float32(per_step), x))(start.high)
-    assert (np.asarray(plain, float) - np.asarray(start.high) < 0.95 * steps * per_step).any()
+
+    @jax.jit
+    def train(state):
+        def step(_, carried):
+            state, plain = carried
+            return accountant.step(state, noise, PROB), plain + jnp.float32(per_step)
+
+        return jax.lax.fori_loop(0, steps, step, (state, state.high))
+
+    looped, plain = train(start)
+    exact = steps * per_step
+    assert (total(looped) - total(start) >= exact * (1 - 1e-9)).all()
+    assert (total(looped) <= (total(start) + exact) * (1 + steps * 2.0**-45)).all()
+    assert (np.asarray(plain, float) - np.asarray(start.high) < 0.95 * exact).any()
 
 
 def test_states_survive_the_way_into_compiled_code():
@@ -91,44 +107,56 @@ def test_states_survive_the_way_into_compiled_code():
 
 
 def test_different_steps_compose():
+    """Divergences add up over phases, and so do the squares of mu."""
     phases = [(1.0, 0.01, 100), (2.0, 0.05, 30), (0.7, 0.001, 1), (5.0, 0.0, 9), (3.0, 1.0, 2)]
     moments, clt = rdp(ORDERS), gdp_clt()
-    a, b = moments.init(), clt.init()
+    of_moments, of_clt = moments.init(), clt.init()
     for phase in phases:
-        a, b = moments.step(a, *phase), clt.step(b, *phase)
-    expected = sum(t * rdp_subsampled_gaussian(s, p, ORDERS) for s, p, t in phases)
-    np.testing.assert_allclose(total(a), expected, rtol=1e-13)
-    assert (total(a) >= expected * (1 - 1e-15)).all()
-    assert moments.epsilon(a, 1e-6) == pytest.approx(rdp_epsilon(expected, ORDERS, 1e-6), rel=1e-12)
-    assert moments.delta(a, 3.0) == pytest.approx(rdp_delta(expected, ORDERS, 3.0), rel=1e-9)
-    assert clt.mu(b) == pytest.approx(gdp_compose([clt_mu_poisson(*phase) for phase in phases]), rel=1e-12)
+        of_moments = moments.step(of_moments, *phase)
+        of_clt = clt.step(of_clt, *phase)
+    expected = sum(steps * rdp_subsampled_gaussian(noise, prob, ORDERS) for noise, prob, steps in phases)
+    np.testing.assert_allclose(total(of_moments), expected, rtol=1e-13)
+    assert (total(of_moments) >= expected * (1 - 1e-15)).all()
+    assert moments.epsilon(of_moments, 1e-6) == pytest.approx(rdp_epsilon(expected, ORDERS, 1e-6), rel=1e-12)
+    assert moments.delta(of_moments, 3.0) == pytest.approx(rdp_delta(expected, ORDERS, 3.0), rel=1e-9)
+    mus = [clt_mu_poisson(*phase) for phase in phases]
+    assert clt.mu(of_clt) == pytest.approx(gdp_compose(mus), rel=1e-12)
     nothing = moments.step(moments.init(), 1e-3, 0.5, 0)
     assert moments.epsilon(nothing, 1e-5) == 0
 
 
-@pytest.mark.parametrize("factory", [lambda: rdp(ORDERS), gdp_clt])
+def moments_at_few_orders():
+    return rdp(ORDERS)
+
+
+@pytest.mark.parametrize("factory", [moments_at_few_orders, gdp_clt])
 def test_batches_and_vmap(factory):
+    """A batch of states and a state that is mapped over are the states one by one."""
     accountant = factory()
     noise = np.array([1.0, 2.0, 4.0], np.float32)
-    loop = [accountant.step(accountant.step(accountant.init(), s, PROB, 3), s, PROB) for s in noise]
-    batch = accountant.step(accountant.step(accountant.init((3,)), noise, PROB, 3), noise, PROB)
 
-    def two_steps(s, num_steps):
-        return accountant.step(accountant.step(accountant.init(), s, PROB, num_steps), s, PROB)
+    def two_steps(noise, shape=()):
+        state = accountant.step(accountant.init(shape), noise, PROB, 3)
+        return accountant.step(state, noise, PROB)
 
-    mapped = jax.jit(jax.vmap(two_steps, in_axes=(0, None)))(noise, 3)
-    for state in (batch, mapped):
-        np.testing.assert_allclose(total(state), [total(one) for one in loop], rtol=1e-12)
-    epsilon = [accountant.epsilon(one, 1e-5) for one in loop]
-    np.testing.assert_allclose(accountant.epsilon(batch, 1e-5), epsilon, rtol=1e-12)
-    np.testing.assert_allclose(
-        jax.vmap(lambda s: accountant.delta(s, 1e-3))(mapped), accountant.delta(batch, 1e-3), rtol=1e-6
-    )
-    bad = jax.jit(lambda s: accountant.step(accountant.init((3,)), s, PROB))(jnp.array([1.0, -1.0, 2.0]))
-    np.testing.assert_array_equal(np.isnan(bad.high.reshape(3, -1)).all(axis=1), [False, True, False])
+    loop = [two_steps(s) for s in noise]
+    batch = two_steps(noise, (3,))
+    mapped, deltas = jax.jit(jax.vmap(lambda s: (two_steps(s), accountant.delta(two_steps(s), 1e-3))))(noise)
+    totals = [total(one) for one in loop]
+    np.testing.assert_allclose(total(batch), totals, rtol=1e-12)
+    np.testing.assert_allclose(total(mapped), totals, rtol=1e-12)
+    epsilons = [accountant.epsilon(one, 1e-5) for one in loop]
+    np.testing.assert_allclose(accountant.epsilon(batch, 1e-5), epsilons, rtol=1e-12)
+    np.testing.assert_allclose(deltas, accountant.delta(batch, 1e-3), rtol=1e-6)
+
+    # Noise that is out of range spoils its own state only.
+    bad = jax.jit(lambda s: accountant.step(accountant.init((3,)), s, PROB))(np.array([1.0, -1.0, 2.0], np.float32))
+    spoiled = np.isnan(np.asarray(bad.high).reshape(3, -1)).all(axis=1)
+    np.testing.assert_array_equal(spoiled, [False, True, False])
 
 
 def test_overflow_is_infinite_and_stays_so():
+    """After a step of next to no noise nothing brings the total back, and nothing becomes NaN."""
     for accountant in (rdp(), gdp_clt()):
         state = accountant.step(accountant.step(accountant.init(), 1e-25, 1.0), 1.0, 0.1)
         assert np.isinf(state.high).any()
@@ -140,6 +168,7 @@ RUNS = [(1.25, 2.0**-7, 300), (2.5, 2.0**-6, 200), (1.25, 2.0**-7, 100)]
 
 
 def test_numeric_equals_the_certified_bounds():
+    """The state is a run, and its answers are the upper ends of that run's brackets."""
     accountant = numeric()
     state = accountant.step(accountant.step(accountant.init(), NOISE, PROB, 1000), NOISE, PROB, 2000)
     assert np.asarray(state.num_steps).tolist() == [3000] + [0] * 15
@@ -154,6 +183,7 @@ def test_numeric_equals_the_certified_bounds():
 
 @pytest.mark.slow
 def test_numeric_mu_equals_the_certified_one():
+    """The mu of a state is the upper end of its run's bracket."""
     accountant = numeric()
     state = accountant.step(accountant.init(), NOISE, PROB, 3000)
     for failure in (1e-10, 1e-6):
@@ -186,6 +216,7 @@ def test_numeric_in_a_scanned_loop(wide):
 
 
 def test_numeric_reads_inside_compiled_code():
+    """Epsilon may be read where it is traced, rounded up; NaN stays in the state until it is read."""
     accountant = numeric(capacity=2)
     noise = np.array([1.25, 2.5, -1.0], np.float32)
 
@@ -211,6 +242,7 @@ def test_numeric_reads_inside_compiled_code():
 
 
 def test_numeric_merges_conservatively_when_full():
+    """Phases that share a row have the least noise and the largest rate of them."""
     accountant = numeric(capacity=2)
     state = accountant.init()
     for run in [*RUNS[:2], (5.0, 2.0**-5, 0)]:
@@ -225,9 +257,10 @@ def test_numeric_merges_conservatively_when_full():
 
 
 def test_numeric_counts_steps_exactly():
+    """Where a float32 count would stop, ours goes on, and it ends with an error."""
     accountant = numeric()
     state = accountant.step(accountant.init(), 2.0, 0.0, 2**24)
-    for _ in range(3):  # a float32 count would stop here
+    for _ in range(3):
         state = accountant.step(state, 2.0, 0.0)
     assert state.num_steps[0] == 2**24 + 3
     assert accountant.epsilon(state, 1e-5) == 0

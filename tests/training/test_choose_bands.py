@@ -9,6 +9,7 @@ TARGET = {"clip": 1.0, "max_examples": 10_000, "expected_batch_size": 100, "epoc
 
 
 def test_one_band_is_poisson_sampling():
+    """One band has neither correlation nor groups."""
     plan, errors = choose_bands(**TARGET, epsilon=2.0, num_bands=[1])
     poisson = make_plan(**TARGET, epsilon=2.0)
     assert plan.noise_multiplier == pytest.approx(poisson.noise_multiplier, rel=1e-4)
@@ -17,6 +18,7 @@ def test_one_band_is_poisson_sampling():
 
 
 def test_the_best_of_the_candidates_meets_the_target():
+    """Of the powers of two it is the one of the smallest error."""
     plan, errors = choose_bands(**TARGET, epsilon=2.0)
     assert set(errors) == {1, 2, 4, 8, 16, 32, 64}
     assert plan.num_groups == min(errors, key=errors.get)
@@ -28,6 +30,7 @@ def test_the_best_of_the_candidates_meets_the_target():
 
 @pytest.mark.slow
 def test_little_noise_prefers_correlation_and_much_noise_sampling():
+    """Sampling amplifies only where there is much noise."""
     much, _ = choose_bands(**TARGET, epsilon=0.3, num_bands=[1, 64])
     little, _ = choose_bands(**TARGET, epsilon=30.0, num_bands=[1, 64])
     assert (much.num_groups, little.num_groups) == (1, 64)
@@ -46,5 +49,6 @@ def test_little_noise_prefers_correlation_and_much_noise_sampling():
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, message):
+    """An argument out of range, and one that is searched for, are named."""
     with pytest.raises(ValueError, match=message):
         choose_bands(**{**TARGET, "epsilon": 2.0, **changes})

@@ -10,25 +10,43 @@ import pytest
 from gdpjax.training import Data, _choose_microbatch, choose_microbatch, make_plan, private_training
 
 WIDTH = 200
-PLAN = make_plan(clip=1.0, max_examples=64, expected_batch_size=8, num_steps=3, delta=1e-5, noise_multiplier=1.0)
+PLAN = make_plan(
+    clip=1.0,
+    max_examples=64,
+    expected_batch_size=8,
+    num_steps=3,
+    delta=1e-5,
+    noise_multiplier=1.0,
+)
 PARAMS = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
 DATA = Data((jax.ShapeDtypeStruct((64, WIDTH), jnp.float32),), jax.ShapeDtypeStruct((), jnp.int32))
 ROW_BYTES = 4 * WIDTH**2
 """Of one formed gradient."""
 
 
+def loss_fn(weights, x):
+    """Two layers of the same weights, whose gradient is formed."""
+    return jnp.sum(jnp.tanh(jnp.tanh(x @ weights) @ weights))
+
+
 @functools.cache
 def build(rows):
-    def loss_fn(weights, x):
-        return jnp.sum(jnp.tanh(jnp.tanh(x @ weights) @ weights))
-
-    return private_training(PLAN, loss_fn, optax.sgd(0.1), num_arrays=1, strategy="microbatch", microbatch_size=rows)
+    """Return the training that takes so many rows at a time."""
+    return private_training(
+        PLAN,
+        loss_fn,
+        optax.sgd(0.1),
+        num_arrays=1,
+        strategy="microbatch",
+        microbatch_size=rows,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
     """Keep what the compiler said of each training for the next search."""
-    compile_step, known = _choose_microbatch._step_bytes, {}
+    compile_step = _choose_microbatch._step_bytes
+    known = {}
 
     def step_bytes(training, *shapes):
         if training.step not in known:
@@ -47,11 +65,14 @@ def needs():
 
 
 def test_many_rows_hold_many_gradients(needs):
+    """As many as there are rows, and more for more rows."""
     assert needs[PLAN.capacity] >= PLAN.capacity * ROW_BYTES
-    assert list(dict(sorted(needs.items())).values()) == sorted(needs.values())
+    by_rows = [needs[rows] for rows in sorted(needs)]
+    assert by_rows == sorted(by_rows)
 
 
 def test_the_largest_that_fits_is_taken(needs):
+    """Where all rows do not fit by a byte it is the next candidate."""
     assert max(needs) == PLAN.capacity
     rows, compiled = choose_microbatch(build, PARAMS, DATA, memory_bytes=needs[PLAN.capacity] - 1)
     assert rows == 32
@@ -59,12 +80,14 @@ def test_the_largest_that_fits_is_taken(needs):
 
 
 def test_a_model_that_does_not_fit_is_refused(needs):
+    """Where one row does not fit nothing does."""
     with pytest.raises(ValueError, match="one row at a time needs"):
         choose_microbatch(build, PARAMS, DATA, memory_bytes=needs[1] - 1)
 
 
 @pytest.mark.parametrize("wrong", [{"memory_bytes": 0}, {"memory_bytes": float("nan")}, {"data": (1, 2)}, {"build": 3}])
 def test_what_makes_no_sense_is_refused(wrong):
+    """The argument is named."""
     arguments = {"build": build, "data": DATA, "memory_bytes": 10**9} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
         choose_microbatch(arguments["build"], PARAMS, arguments["data"], memory_bytes=arguments["memory_bytes"])

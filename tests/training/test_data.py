@@ -10,7 +10,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from gdpjax.training import make_plan, private_training
 from gdpjax.training._fingerprint import environment
 
-PLAN = make_plan(clip=1.0, max_examples=4096, expected_batch_size=8, num_steps=2, delta=1e-5, noise_multiplier=1.0)
+PLAN = make_plan(
+    clip=1.0,
+    max_examples=4096,
+    expected_batch_size=8,
+    num_steps=2,
+    delta=1e-5,
+    noise_multiplier=1.0,
+)
 TRAINING = private_training(PLAN, lambda w, x: jnp.sum(x @ w), optax.sgd(0.1), num_arrays=1)
 
 
@@ -24,6 +31,7 @@ def aligned_ones(shape):
 
 @pytest.mark.parametrize("spec", [None, PartitionSpec(), PartitionSpec("data")], ids=str)
 def test_data_do_not_change_with_the_array_that_they_came_from(spec):
+    """They are copied, wherever they are placed."""
     sharding = None if spec is None else NamedSharding(jax.make_mesh((1,), ("data",)), spec)
     x = aligned_ones((4096, 4))
     data = TRAINING.place(x, sharding=sharding)
@@ -32,6 +40,7 @@ def test_data_do_not_change_with_the_array_that_they_came_from(spec):
 
 
 def test_parameters_do_not_change_with_the_array_that_they_came_from():
+    """They are copied too."""
     weights = aligned_ones((64, 64))
     state = TRAINING.init({"weights": weights}, jax.random.key(0))
     weights[:] = 0
