@@ -108,7 +108,7 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
         ({"capacity": 20}, "no other sampling takes one"),
         ({"bins": "fixed"}, 'belong to sampling="allocation"'),
         ({"num_selected": 2}, 'belong to sampling="allocation"'),
-        ({"expected_batch_size": 0.5}, "shuffled batches have at least one row"),
+        ({"expected_batch_size": 0.5}, r"is that the sampling probability\?"),
     ],
 )
 def test_bad_plans(changes, message):
