@@ -152,7 +152,8 @@ def _around_polygon(alpha: np.ndarray, beta: np.ndarray, error: float) -> CurveB
     worse_beta = np.maximum(beta - error_of_beta, 0.0)
     underflow = _UNDERFLOW if error > 0 else 0.0
     better_alpha = alpha * (1.0 + error) + np.where(alpha > 0, underflow, 0.0)
-    better_beta = beta + error_of_beta
+    better_alpha = np.minimum(better_alpha, 1.0)
+    better_beta = np.minimum(beta + error_of_beta, 1.0)
     lower = polygon([(worse_alpha, worse_beta)], lower=True)
     upper = polygon([(better_alpha, better_beta)], lower=False)
     return CurveBounds(lower, upper)

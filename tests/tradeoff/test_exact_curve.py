@@ -250,3 +250,11 @@ def test_many_curves_at_once():
     for question in (many.mu, many.regret):
         with pytest.raises(ValueError, match=r"one curve|one mechanism|these are many"):
             question()
+
+
+def test_vertices_that_rounding_moves_stay_errors():
+    """The error of beta near 1 is relative to 1 - beta, with a few roundings of 1."""
+    curve = tradeoff.compose(tradeoff.ApproximateDP(0.2), times=100)
+    bounds = curve.tradeoff(0.3)
+    assert 0 < bounds.lower <= bounds.upper < 0.7
+    assert bounds.upper - bounds.lower < 1e-6
