@@ -33,10 +33,10 @@ _DESCRIPTION = (
 
 
 class Command(NamedTuple):
-    """A subcommand: its configuration for a data set, what runs it, and its line in the help."""
+    """A subcommand: its configuration for a data set, what runs it (None for exit code 0), and its line in the help."""
 
     default: Callable[[str], Any]
-    run: Callable[[Any], None]
+    run: Callable[[Any], int | None]
     help: str
 
 
@@ -88,10 +88,10 @@ def _language_cost(config: Any) -> None:
     run(config)
 
 
-def _sweep(config: Any) -> None:
+def _sweep(config: Any) -> int:
     from experiments.sweeps.command import run
 
-    run(config)
+    return run(config)
 
 
 def _sweep_report(config: Any) -> None:
@@ -160,13 +160,16 @@ def parse(args: Sequence[str]) -> tuple[Command, Any]:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a subcommand. Exit codes: 0 done, 1 stopped by an overflowing batch, 2 user's mistake, 130 interrupted."""
+    """Run a subcommand.
+
+    Exit codes: 0 done, 1 stopped by an overflowing batch or a trial failed, 2 user's mistake, 130 interrupted.
+    """
     given = sys.argv[1:] if args is None else args
     command, config = parse([word for word in given if word != NO_CACHE])
     if NO_CACHE not in given:
         use_compilation_cache()
     try:
-        command.run(config)
+        exit_code = command.run(config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -183,4 +186,4 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    return 0
+    return exit_code or 0

@@ -14,9 +14,9 @@ def read(path: Path) -> Spec:
     return read_spec(path, NamedTask())
 
 
-def run(config: SweepConfig) -> None:
-    """Run or resume a sweep, then report."""
-    run_sweep(
+def run(config: SweepConfig) -> int:
+    """Run or resume a sweep, then report; returns the exit code, 1 if a trial failed."""
+    sweep = run_sweep(
         None,
         read(config.spec),
         config.out or Path("runs") / f"sweep-{config.spec.stem}",
@@ -27,6 +27,8 @@ def run(config: SweepConfig) -> None:
         ray_address=config.ray_address,
         console=Console(),
     )
+    any_failed = any(row["error"] is not None for row in sweep.rows)
+    return 1 if any_failed else 0
 
 
 def report(config: SweepReportConfig) -> None:

@@ -18,6 +18,7 @@ import gdpjax
 from experiments import cli
 from experiments.data import LOADERS, Dataset
 from experiments.errors import RunInterrupted, UserError
+from experiments.sweeps import command
 from gdpjax.sweeps import _folder, _program, _run, _sweep, _worker
 from gdpjax.sweeps._keys import make_keys
 from gdpjax.sweeps._program import arguments_of, blueprint_of, lane, make_program
@@ -442,3 +443,13 @@ def test_layout_of_the_file_does_not_matter(several, small_digits):
     assert rows_of(several) == before
     assert oct((several / _folder.KEYS).stat().st_mode & 0o777) == "0o600"
     assert identity(list_trials(spec_of(text))[0])["seed"] == 3
+
+
+@pytest.mark.parametrize(("error", "exit_code"), [(None, 0), ("diverged", 1)])
+def test_the_exit_code_says_whether_a_trial_failed(error, exit_code, tmp_path, monkeypatch):
+    """Also where the other trials did not, and their results are on record."""
+    spec = tmp_path / "sweep.toml"
+    spec.write_text(SMALL + "noise_multiplier = [1.0, 2.0]\n")
+    rows = [{"error": None}, {"error": error}]
+    monkeypatch.setattr(command, "run_sweep", lambda *args, **options: SimpleNamespace(rows=rows))
+    assert cli.main(["sweep", str(spec)]) == exit_code
