@@ -29,7 +29,8 @@ collect_ignore = ["gdpjax/sweeps/template/my_task.py"]  # the user's own module,
 
 
 OPTIMIZED = (
-    "tests/core",
+    "tests/core/test_gdp.py",
+    "tests/core/test_normal.py",
     "tests/accounting/numeric/test_errors.py",
     "tests/accounting/numeric/test_honesty.py",
     "tests/accounting/numeric/test_tightness.py",
