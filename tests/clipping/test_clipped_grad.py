@@ -63,6 +63,9 @@ def assert_trees_close(a, b, **tolerance):
         np.testing.assert_allclose(left, right, **tolerance)
 
 
+SATURATED = 5e-6
+"""The absolute error of a clipped sum in float32: programs of one row and of many round tanh differently, and where it
+is close to 1 the derivative 1 - tanh^2 has few digits."""
 SLOW = pytest.mark.slow
 STRATEGIES = [
     {"strategy": "vmap"},
@@ -123,7 +126,7 @@ def test_every_strategy_is_the_definition(options):
     """The sum is that of the clipped gradients, in NumPy."""
     params, x, y = make_problem()
     clipped, _ = with_info(options)(params, x, y)
-    assert_trees_close(clipped, by_hand(params, x, y, 0.5), rtol=2e-5, atol=1e-6)
+    assert_trees_close(clipped, by_hand(params, x, y, 0.5), rtol=2e-5, atol=SATURATED)
 
 
 @pytest.mark.parametrize("options", strategies_with_slow_ones(0, 5))
@@ -145,7 +148,7 @@ def test_the_sum_is_the_same_without_info(options):
     clipped, _ = with_info(options)(params, x, y, is_padding=padding)
     plain = by_strategy(loss, 0.5, batch_argnums=(1, 2), **options)
     # Two programs, which may round a product before it is added or not.
-    assert_trees_close(clipped, plain(params, x, y, is_padding=padding), rtol=1e-6)
+    assert_trees_close(clipped, plain(params, x, y, is_padding=padding), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("options", MOST_STRATEGIES)
