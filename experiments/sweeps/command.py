@@ -27,8 +27,7 @@ def run(config: SweepConfig) -> int:
         ray_address=config.ray_address,
         console=Console(),
     )
-    any_failed = any(row["error"] is not None for row in sweep.rows)
-    return 1 if any_failed else 0
+    return 1 if sweep.any_failed else 0
 
 
 def report(config: SweepReportConfig) -> None:

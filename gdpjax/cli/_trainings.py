@@ -107,8 +107,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     except RunInterrupted as stop:
         print(f"gdpjax sweep-trainings: {stop}", file=sys.stderr)
         return INTERRUPTED
-    any_failed = any(row["error"] is not None for row in result.rows)
-    return FAILED if any_failed else 0
+    return FAILED if result.any_failed else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -59,6 +59,11 @@ class SweepResult:
     report: Path
     layout: Layout
 
+    @property
+    def any_failed(self) -> bool:
+        """Return whether a trial failed; its row says why."""
+        return any(row["error"] is not None for row in self.rows)
+
     def best(self, epsilon: float | None = None) -> Row:
         """Return the row with the best score, within a certified ``epsilon`` if one is given.
 

@@ -74,6 +74,7 @@ from gdpjax.transforms import resolve_correlation
 LARGEST_NOISE = 9.1
 """Standard deviations: the largest value of the noise, P(|Z| > 9.1) = 2^-63."""
 _NUM_PARAMETERS = 2**30
+"""Coordinates over which a neighbour's shift may be spread, in the bound on the range of the noise."""
 _CAPACITY_MULTIPLE = 8
 _ALLOWED_OVERFLOW = 1e-12
 

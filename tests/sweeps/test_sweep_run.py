@@ -451,5 +451,6 @@ def test_the_exit_code_says_whether_a_trial_failed(error, exit_code, tmp_path, m
     spec = tmp_path / "sweep.toml"
     spec.write_text(SMALL + "noise_multiplier = [1.0, 2.0]\n")
     rows = [{"error": None}, {"error": error}]
-    monkeypatch.setattr(command, "run_sweep", lambda *args, **options: SimpleNamespace(rows=rows))
+    result = _sweep.SweepResult(tmp_path, rows, tmp_path / "index.html", None)
+    monkeypatch.setattr(command, "run_sweep", lambda *args, **options: result)
     assert cli.main(["sweep", str(spec)]) == exit_code
