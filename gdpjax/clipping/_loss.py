@@ -29,6 +29,7 @@ from gdpjax.clipping._loss_checks import (
     check_padding,
     check_parameters,
     refuse_batch_norm_error,
+    refuse_call_error,
     refuse_varying_arguments,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
@@ -305,6 +306,7 @@ def trace_loss(call: Call) -> TracedLoss:
         jaxpr, outputs = jax.make_jaxpr(loss_and_aux, return_shape=True)(trained, rows, position)
     except Exception as error:  # the loss may raise anything when it is given one example
         refuse_batch_norm_error(error)
+        refuse_call_error(error, call.spec.loss_fn, call.args, call.kwargs, call.spec.batch_argnums)
         shapes = {n: jax.tree.map(jnp.shape, row) for n, row in zip(call.spec.batch_argnums, rows, strict=True)}
         error.add_note(
             f"gdpjax calls loss_fn with ONE example: by batch_argnums={call.spec.batch_argnums} these arguments come "

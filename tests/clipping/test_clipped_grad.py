@@ -415,6 +415,14 @@ REFUSALS = {
         dict(loss_fn=lambda p, x, y: (loss(p, x, y), x)),
         "has_aux=True and return_info=True",
     ),
+    "loss of too few arrays": (
+        dict(loss_fn=lambda p, x: jnp.sum(x)),
+        r"loss_fn takes \(p, x\), but it is given 3 positional arguments \(too many",
+    ),
+    "loss of too many arrays": (
+        dict(loss_fn=lambda p, x, y, z: jnp.sum(x)),
+        r"loss_fn takes \(p, x, y, z\), but .* \(missing a required argument: 'z'\)",
+    ),
     "aux without info": (dict(has_aux=True), "return_info=True"),
     "aux missing": (dict(has_aux=True, return_info=True), r"must return \(loss, aux\)"),
     "zero clip": (
