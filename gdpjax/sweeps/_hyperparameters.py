@@ -70,8 +70,8 @@ STANDARD = {
 RESERVED = (
     *STANDARD,
     *("seed", "seeds", "delta", "trial", "replicate", "error", "seconds", "diagnostics"),
-    *("num_steps", "sampling_prob", "overflow", "mu_clt", "epsilon_clt", "epsilon_moments_accountant"),
-    *("epsilon_lower", "epsilon_upper"),
+    *("num_steps", "sampling_prob", "overflow", "neighboring_relation", "mu_clt", "epsilon_clt"),
+    *("epsilon_moments_accountant", "epsilon_lower", "epsilon_upper"),
     *("dataset", "data", "model", "optimizer"),
     *("search", "num_configurations", "search_seed", "one_program", "hold_out", "score", "minimize"),
 )

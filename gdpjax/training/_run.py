@@ -68,6 +68,8 @@ class Run:
       state: the `State` after the steps done so far.
       fingerprint: what decides the bits of a step: data, program, initial state (parameters, frozen ones included,
         injected hyperparameters), versions, devices. Private: it holds a digest of the data.
+      changes: the names in the fingerprint under which a resumed run differs from the process that it goes on from,
+        such as ("data",) or ("cpu", "jax"). Where there is any, the run goes on with new keys.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Run:
             "initial state": initial,
         }
         self.fingerprint = described_by_all(_as_json(environment()) | own)
+        self.changes: tuple[str, ...] = ()
 
         self._steps = steps_in_place(training, state, data)
         self._records = Journal(self.journal)
@@ -329,20 +332,24 @@ class Run:
         lost = chunks[covered:]
         fingerprints = [index.fingerprint]
         fingerprints += [chunk.fingerprint for chunk in lost]
-        self._refuse_other_data(fingerprints)
-        if self._has_same_bits(lost, fingerprints):
+        changes = set()
+        for fingerprint in fingerprints:
+            changes.update(_changed_names(fingerprint, self.fingerprint))
+        self.changes = tuple(sorted(changes))
+        self._refuse_other_data()
+        if self._has_same_bits(lost):
             self._pending = [chunk.num_steps for chunk in lost]
             return
 
         # Otherwise they are charged for, and left out.
         if self._training.plan.correlation is not None:
-            self._keep_correlated_keys(lost, fingerprints)
+            self._keep_correlated_keys(lost)
             return
         self._pay_for_lost()
 
-    def _has_same_bits(self, lost: list[Chunk], fingerprints: list[dict[str, Any]]) -> bool:
+    def _has_same_bits(self, lost: list[Chunk]) -> bool:
         """Return whether the chunks that were lost have the same bits again if they are repeated here."""
-        if any(fingerprint != self.fingerprint for fingerprint in fingerprints):
+        if self.changes:
             return False
         if lost and lost[0].state != state_digest(self.state):
             return False
@@ -351,20 +358,15 @@ class Run:
             return False
         return repeats_bits(environment())
 
-    def _keep_correlated_keys(self, lost: list[Chunk], fingerprints: list[dict[str, Any]]) -> None:
+    def _keep_correlated_keys(self, lost: list[Chunk]) -> None:
         """Go on with the same keys, which later noise needs to take back that of earlier steps, or refuse to.
 
         A folder that lost nothing may be a backup, after which steps were taken: their noise would meet other gradients
         where another program, other data or another machine take them again.
         """
-        differing = set()
-        for fingerprint in fingerprints:
-            for name in fingerprint.keys() | self.fingerprint.keys():
-                if fingerprint.get(name) != self.fingerprint.get(name):
-                    differing.add(name)
-        if differing:
+        if self.changes:
             raise CheckpointError(
-                f"a run with correlated noise goes on only as it began, and {', '.join(sorted(differing))} of "
+                f"a run with correlated noise goes on only as it began, and {', '.join(self.changes)} of "
                 f"{self.folder} differ here: it needs the same keys, and steps that were taken after a backup would be "
                 "taken again with the same noise on other gradients. Resume with the data, program, versions and "
                 "machine that it began with, or begin a new run and account for both"
@@ -378,14 +380,14 @@ class Run:
             )
         self._pending = []
 
-    def _refuse_other_data(self, fingerprints: list[dict[str, Any]]) -> None:
+    def _refuse_other_data(self) -> None:
         """Raise ValueError where a scheme of epochs would go on with other data.
 
         A row that moved would have another step, and its example might take part once too often.
         """
         if self._training.plan.sampling not in (*IN_EPOCHS, "cyclic_poisson"):
             return
-        if any(fingerprint["data"] != self.fingerprint["data"] for fingerprint in fingerprints):
+        if "data" in self.changes:
             raise ValueError(
                 f'with sampling="{self._training.plan.sampling}" a run goes on with the data that it began with, row '
                 "for row: the step of an example belongs to its row"

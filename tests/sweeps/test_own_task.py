@@ -158,6 +158,7 @@ def test_the_epsilon_of_a_row_is_that_of_the_plan_that_ran(searched):
         assert row["epsilon_upper"] == pytest.approx(float(upper), rel=1e-6)
         assert row["noise_multiplier"] == 2.0
         assert row["sampling_prob"] == pytest.approx(8 / 64)
+        assert row["neighboring_relation"] == "replace_special"
 
 
 @pytest.fixture(scope="module")
