@@ -47,9 +47,7 @@ BATCHED = {"epsilon_bounds": "bracket", "moments_accountant_epsilon": "upper", "
 
 RIGHT = Offset(7, 0, "left", "center")
 LEFT = Offset(-7, 0, "right", "center")
-ABOVE = Offset(0, 8, "center", "bottom")
-BELOW = Offset(0, -8, "center", "top")
-OUR_LABELS = {"bracket": BELOW, "upper": Offset(0, 8, "right", "bottom"), "estimate": ABOVE}
+OUR_LABELS = {"bracket": RIGHT, "upper": Offset(0, 8, "right", "bottom"), "estimate": Offset(0, -8, "right", "top")}
 CROWDED = (10, 100)
 """Among these rates the labels stand to the left."""
 CLOSE = 1.6
