@@ -12,7 +12,8 @@ from benchmarks import clocks, turns, writing
 from benchmarks.clipping.contenders import why_missing
 from benchmarks.training import parts
 from benchmarks.training.cases import LARGEST_NOISE_RATIO, Case
-from benchmarks.training.trainers import LOOP, OWN, SCAN, Contender, Trainer, mean_loss
+from benchmarks.training.trainer import Trainer
+from benchmarks.training.trainers import LOOP, OWN, SCAN, Contender, mean_loss
 
 LIMIT = 900.0
 """Seconds after which a compilation or a training is given up."""

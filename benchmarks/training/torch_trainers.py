@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset  # pyright: ignore[report
 
 from benchmarks.clipping import torch_models
 from benchmarks.training.cases import Case
-from benchmarks.training.trainers import NUM_LOSSES, Trainer, forever
+from benchmarks.training.trainer import NUM_LOSSES, Trainer, forever
 
 
 def opacus(case: Case, mode: str) -> Trainer:

@@ -7,7 +7,7 @@ everybody, and what compiles has compiled before the first turn.
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,21 +16,8 @@ import numpy as np
 import optax
 
 from benchmarks.training.cases import Case
+from benchmarks.training.trainer import NUM_LOSSES, Trainer, forever
 from gdpjax.training import check_status, private_training
-
-NUM_LOSSES = 1000
-"""Examples over which the loss is shown."""
-
-
-class Trainer(NamedTuple):
-    """``turn()`` takes the steps and gives the mean loss of some examples, as a function not yet called.
-
-    ``epsilon()`` is what the library itself says of the whole planned run, and how it says it.
-    """
-
-    turn: Callable[[], Callable[[], float]]
-    epsilon: Callable[[], dict[str, Any]]
-    sampling_prob: float
 
 
 class Contender(NamedTuple):
@@ -181,12 +168,6 @@ def jax_privacy(case: Case, size: int | None) -> Trainer:
         return {"epsilon": float(upper), "by": "dp_accounting's PLDAccountant"}
 
     return Trainer(turn, epsilon, sampling_prob)
-
-
-def forever(batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    """Yield one run's batches after another's."""
-    while True:
-        yield from batches()
 
 
 def _padded_sizes(case: Case) -> range:
