@@ -29,12 +29,14 @@ class Hyperparameter:
       whole: whether it is a whole number, and each value needs a program of its own.
       positive: whether 0 and negative numbers are refused.
       needed: whether it has no value unless the spec gives one.
+      label: what people read in place of its name, or None for the name with spaces.
     """
 
     name: str
     whole: bool = False
     positive: bool = False
     needed: bool = True
+    label: str | None = None
 
     @property
     def column(self) -> str:
@@ -60,10 +62,10 @@ LEARNING_RATE = "learning_rate"
 NUM_STEPS = "num_steps"
 """A parameter of this name is no hyperparameter: it is given the number of steps of the plan, for a schedule."""
 STANDARD = {
-    "l2_clip_norm": Hyperparameter("l2_clip_norm", positive=True),
+    "l2_clip_norm": Hyperparameter("l2_clip_norm", positive=True, label="clip norm"),
     "noise_multiplier": Hyperparameter("noise_multiplier", positive=True, needed=False),
-    "epsilon": Hyperparameter("epsilon", positive=True, needed=False),
-    "batch_size": Hyperparameter("batch_size", whole=True, positive=True),
+    "epsilon": Hyperparameter("epsilon", positive=True, needed=False, label="target epsilon"),
+    "batch_size": Hyperparameter("batch_size", whole=True, positive=True, label="expected batch size (examples)"),
     "epochs": Hyperparameter("epochs", whole=True, positive=True),
 }
 """The hyperparameters of every private training; noise_multiplier and epsilon, a target, are alternatives."""

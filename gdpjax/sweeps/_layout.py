@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from gdpjax.sweeps._hyperparameters import STANDARD
 from gdpjax.sweeps._spec import Spec
 from gdpjax.sweeps._trials import Trial
 
@@ -22,18 +23,9 @@ COSTS = {
 }
 """Arrow types. ``epsilon`` is the target, if there was one; the certified bracket is lower and upper."""
 LABELS = {
-    "trial": "trial",
-    "seed": "seed",
     "replicate": "repetition",
-    "learning_rate": "learning rate",
-    "l2_clip_norm": "clip norm",
-    "noise_multiplier": "noise multiplier",
-    "epsilon": "target epsilon",
-    "batch_size": "expected batch size (examples)",
-    "epochs": "epochs",
     "num_steps": "steps",
     "sampling_prob": "sampling probability",
-    "delta": "delta",
     "overflow": "probability of an overflow",
     "neighboring_relation": "neighbouring data sets",
     "mu_clt": "mu (CLT, estimate)",
@@ -49,7 +41,7 @@ LABELS = {
     "memory_bytes": "memory (MB)",
     "compile_seconds": "time to compile (s)",
 }
-"""The names of columns for people; other names are written with spaces."""
+"""The names of columns for people, beside those of `STANDARD`; other names are written with spaces."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -99,7 +91,11 @@ def label(name: str, units: bool = True) -> str:
     >>> label("l2_clip_norm"), label("test_accuracy"), label("rmse")
     ('clip norm', 'test accuracy (%)', 'rmse')
     """
-    words = LABELS.get(name, name.replace("_", " "))
+    words = LABELS.get(name)
+    if name in STANDARD:
+        words = STANDARD[name].label
+    if words is None:
+        words = name.replace("_", " ")
     if is_percentage(name) and units:
         return f"{words} (%)"
     return words
