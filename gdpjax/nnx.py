@@ -189,7 +189,7 @@ def clipped_grad(loss_fn: Callable[..., Any], clip: Any, *, wrt: Filter = nnx.Pa
 def explain(
     loss_fn: Callable[..., Any], model: nnx.Pytree, batch: Any, *args: Any, wrt: Filter = nnx.Param, **options: Any
 ) -> Any:
-    """How `private_training` and `clipped_grad` would treat each variable of a module; computes nothing.
+    """Return how `private_training` and `clipped_grad` would treat each variable of a module, and compute nothing.
 
     Args:
       loss_fn: scalar loss of ONE example, ``loss_fn(model, x)``.

@@ -54,7 +54,7 @@ def dpsgd(
     ledger_capacity: int = 16,
     max_batch_size: int | None = None,
 ) -> optax.GradientTransformation:
-    """DP-SGD: clip, add noise, divide, step. The private part is `privatize`; the rest is `optax.sgd`.
+    """Return DP-SGD: clip, add noise, divide, step. The private part is `privatize`; the rest is `optax.sgd`.
 
     Args:
       learning_rate: a number, a traced scalar or an optax schedule.
@@ -119,7 +119,7 @@ def dpadam(
     ledger_capacity: int = 16,
     max_batch_size: int | None = None,
 ) -> optax.GradientTransformation:
-    """DP-Adam: clip, add noise, divide, then `optax.adam`, which is post-processing.
+    """Return DP-Adam: clip, add noise, divide, then `optax.adam`, which is post-processing.
 
     Args:
       learning_rate, b1, b2, eps: as in `optax.adam`.

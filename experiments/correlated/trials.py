@@ -161,6 +161,6 @@ def _program(
 
 
 def _key_of(trial: Trial) -> jax.Array:
-    """Return the key of a training. It is seeded, so it can be repeated, and is not private against who knows it."""
+    """Return the key of a training. It is seeded, so not private against anybody who knows the seed."""
     digest = hashlib.sha256(json.dumps(list(trial)).encode()).digest()
     return jax.random.key(int.from_bytes(digest[:4], "little"))

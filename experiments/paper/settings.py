@@ -1,7 +1,8 @@
 """The experiments of arXiv:1911.11607 as configurations, with what was published of each.
 
 Where a learning rate or clip norm was not published ("chosen"), it is that of the row above it with the next larger
-noise. Runs are seeded, so that they can be repeated to the bit; that makes them not private against who knows the seed.
+noise. Runs are seeded, so that they can be repeated to the bit, and are therefore not private against anybody who knows
+the seed.
 """
 
 import dataclasses

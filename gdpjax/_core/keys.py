@@ -44,7 +44,7 @@ _LOOPS = {"scan", "fori_loop", "while_loop", "while_body", "while_cond"}
 
 
 def fresh_key(impl: str | None = None) -> Array:
-    """A typed PRNG key with every bit from the operating system's entropy source.
+    """Return a typed PRNG key with every bit from the operating system's entropy source.
 
     A seed such as 0 is known to everybody who reads the code, and 32-bit seeds can be tried out: noise made from them
     protects nobody. The default (threefry) key holds 64 bits.

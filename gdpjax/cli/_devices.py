@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def map_over_devices(function: Callable[[Piece], Result], pieces: Iterable[Piece]) -> Generator[Result]:
-    """function(piece) for every piece, in order, one thread a device; each device takes the next piece when it is free.
+    """Return function(piece) for every piece, in order; one thread a device takes the next piece when it is free.
 
     Rows of an accounting grid differ in cost by two orders of magnitude, so that a fixed division would leave devices
     idle. Every device runs the program that one device would run, so the numbers do not depend on how many there are.

@@ -20,7 +20,7 @@ _ELSEWHERE = {"--sigma": "--noise-multiplier", "--sample-rate": "--sampling-prob
 
 
 def number(text: str) -> float:
-    """The number in ``text``; ArgumentTypeError, which argparse prints, where there is none."""
+    """Return the number in ``text``; ArgumentTypeError, which argparse prints, where there is none."""
     try:
         return float(text)
     except ValueError:
@@ -28,7 +28,7 @@ def number(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """The whole number in ``text``; ArgumentTypeError where there is none."""
+    """Return the whole number in ``text``; ArgumentTypeError where there is none."""
     try:
         return int(text)
     except ValueError:
@@ -40,7 +40,7 @@ def _hint(text: str) -> str:
 
 
 def join_negative_numbers(arguments: Sequence[str]) -> list[str]:
-    """``["--delta", "-1e-5"]`` as ``["--delta=-1e-5"]``, which argparse cannot take for two options.
+    """Return ``["--delta", "-1e-5"]`` as ``["--delta=-1e-5"]``, which argparse cannot take for two options.
 
     >>> join_negative_numbers(["convert", "--mu", "-1e-5", "--json"])
     ['convert', '--mu=-1e-5', '--json']

@@ -63,7 +63,7 @@ choosing among the runs of a sweep costs privacy, too: each row is the cost of O
 runs on the same data, draw their number at random (gdpjax.accounting.sample_num_runs), run that many rows chosen
 uniformly with replacement, release the best and nothing else, and state
 gdpjax.accounting.tuning_epsilon (or tuning_rdp, for rows that differ), not the epsilon of the chosen row. See
-docs/sweeps.md; Papernot and Steinke, arXiv:2110.03620.
+docs/command_line.md; Papernot and Steinke, arXiv:2110.03620.
 """
 
 

@@ -22,7 +22,7 @@ the spec is a TOML file:
   epsilon = 3.0                  a certified target; or noise_multiplier
   batch_size = 256
   epochs = 10
-  seeds = 1                      fresh keys; [0, 1] can be repeated, and is not private against who knows it
+  seeds = 1                      fresh keys; [0, 1] can be repeated, and is not private against anybody who knows it
 
 Modules are looked for in the folder of the spec. `gdpjax new DIR` writes an example that runs. See docs/sweeps.md.
 """
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
     _add_spec(train)
     train.add_argument("--no-diagnostics", action="store_true", help="write no private losses and gradient norms")
 
-    sweep = _command(commands, "sweep-trainings", "many of them, in one compiled program", _sweep)
+    sweep = _command(commands, "sweep-trainings", "many trainings of your own model, in one compiled program", _sweep)
     _add_spec(sweep)
     sweep.add_argument("--backend", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
     sweep.add_argument("--ray-address", metavar="HOST:PORT", help="head of the cluster; default: that of this machine")

@@ -48,7 +48,7 @@ def explain(
     constant_work: bool = False,
     **loss_kwargs: Any,
 ) -> "Explanation":
-    """How `clipped_grad` would treat each parameter of a loss; computes nothing.
+    """Return how `clipped_grad` would treat each parameter of a loss, and compute nothing.
 
     Args:
       loss_fn, batch_argnums, key_argnums, keep_batch_dim, has_aux, trainable, strategy, microbatch_size,

@@ -29,7 +29,7 @@ def per_example_grad(
     shared_argnums: int | tuple[int, ...] = (),
     shared_argnames: str | tuple[str, ...] = (),
 ) -> Callable[..., PyTree]:
-    """Per-example gradients by vmap: the input of `gdpjax.clip_and_sum`.
+    """Transform a loss of one example into its gradients for each row of a batch, the input of `gdpjax.clip_and_sum`.
 
     Args:
       loss_fn, argnums, batch_argnums, key_argnums, keep_batch_dim, trainable, shared_argnums, shared_argnames: as in

@@ -23,12 +23,12 @@ _RELATIONS = {
 
 
 def as_relation(value: Any) -> NeighboringRelation:
-    """The relation of this name; ValueError for anything else."""
+    """Return the relation of this name; ValueError for anything else."""
     return check_relation(value)
 
 
 def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
-    """The relation of an event: the sampling's default, or the given one if a bound is known for the pair.
+    """Return the relation of an event: the sampling's default, or the given one if a bound is known for the pair.
 
     Raises:
       ValueError: unknown sampling, or a pair without a proved bound.
@@ -104,7 +104,7 @@ class Event:
 
     @classmethod
     def joint(cls, *noise_multipliers: float, sampling_prob: float, num_steps: int, **fields: Any) -> "Event":
-        """Several releases from the *same* batch, as one event with noise multiplier (sum s_i^-2)^-1/2.
+        """Return several releases from the *same* batch as one event, of noise multiplier (sum s_i^-2)^-1/2.
 
         Releases from one random batch are not independent events: whether an example was in it is shared by all.
 
@@ -126,7 +126,7 @@ class Event:
     def quantile_clipping(
         cls, noise_multiplier: float, count_stddev: float, *, sampling_prob: float, num_steps: int, **fields: Any
     ) -> "Event":
-        """Adaptive clipping: the noisy sum and, from the same batch, a noisy count of the examples below the clip norm.
+        """Return steps of adaptive clipping as one event: a noisy sum, and a noisy count of norms below the clip norm.
 
         The count is of bits less 1/2, so its sensitivity is 1/2 (1 under REPLACE_ONE), its noise multiplier
         2 count_stddev (count_stddev), and the two are one `joint` event.
@@ -175,7 +175,7 @@ _EVENTS_OF_SCHEMES = {
 
 
 def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
-    """`resolve_relation` for every scheme that a loop can record, of which `Event` describes only some."""
+    """Return what `resolve_relation` does, for every scheme that a loop can record; `Event` describes only some."""
     check_choice("sampling", sampling, (*_RELATIONS, *_SCHEMES))
     if sampling in _RELATIONS:
         return resolve_relation(sampling, neighboring_relation)
@@ -568,7 +568,7 @@ class ApproximateDPEvent(_WholeDataEvent):
     """``num_steps`` releases of which only (epsilon, delta)-DP is known.
 
     Args:
-      epsilon: >= 0.
+      epsilon: at least 0, in nats.
       delta: in [0, 1).
       num_steps: how many of them, a whole number >= 1.
       neighboring_relation: the relation under which that holds.

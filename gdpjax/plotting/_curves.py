@@ -22,7 +22,7 @@ from gdpjax.tradeoff import CertifiedCurve
 class TradeoffCurves(NamedTuple):
     """A trade-off curve and the curves it is compared with, at the points ``alpha``.
 
-    Fields:
+    Attributes:
         alpha: type I errors, increasing from 0 to 1, float64 [n].
         curve: certified bracket on the trade-off curve f, the least type II error.
         approximate_dp: f_{epsilon, delta} at the upper end of ``epsilon``; certified to lie below f.
@@ -48,7 +48,7 @@ class TradeoffCurves(NamedTuple):
 class EpsilonCurves(NamedTuple):
     """Epsilon against the number of steps by every accountant.
 
-    Fields:
+    Attributes:
         num_steps: increasing whole numbers, float64 [n].
         delta: as given.
         certified: bracket on the true epsilon.
@@ -73,7 +73,7 @@ def tradeoff_curves(
     *,
     num_points: int = 96,
 ) -> TradeoffCurves:
-    """The trade-off curve of a run, or of anything that is certified, and what it is compared with.
+    """Return the trade-off curve of a run, or of anything that is certified, and what it is compared with.
 
     Formula: see the module docstring.
 
@@ -188,13 +188,13 @@ def epsilon_curves(
 
 
 def approximate_dp_tradeoff(alpha: Any, epsilon: float, delta: float) -> np.ndarray:
-    """The trade-off curve that (epsilon, delta)-DP is.
+    """Return the trade-off curve that (epsilon, delta)-DP is.
 
     Formula: f(alpha) = max(0, 1 - delta - e^epsilon alpha, e^{-epsilon} (1 - delta - alpha)).
 
     Args:
         alpha: type I errors in [0, 1], any shape.
-        epsilon: >= 0 in nats, inf allowed.
+        epsilon: at least 0, in nats; inf allowed.
         delta: in [0, 1].
 
     Returns:

@@ -88,7 +88,7 @@ class Report:
 
 @keyword_checked(delta="deltas", name="names")
 def report(*runs: Any, deltas: Any = None, names: Any = None) -> Report:
-    """The report card of runs: what they cost in privacy, by every measure that papers ask for.
+    """Return the report card of runs: what they cost in privacy, by every measure that papers ask for.
 
     For each run: scheme and neighbours, epsilon at several deltas, mu and the regret of reporting it, the membership
     advantage, the true positive rate of the best attack at false positive rates of 1e-2 and 1e-3, the success of a

@@ -22,17 +22,17 @@ from gdpjax.sweeps._task import Task, failure_of
 
 
 def sgd(learning_rate: float, momentum: float | None = None) -> optax.GradientTransformation:
-    """DP-SGD: steps along the noisy gradient."""
+    """Return the optimizer of DP-SGD: steps along the noisy gradient."""
     return optax.sgd(learning_rate, momentum)
 
 
 def adam(learning_rate: float, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
-    """DP-Adam."""
+    """Return the optimizer of DP-Adam."""
     return optax.adam(learning_rate, b1, b2, eps)
 
 
 def adamw(learning_rate: float, weight_decay: float = 1e-4) -> optax.GradientTransformation:
-    """DP-Adam with weight decay."""
+    """Return the optimizer of DP-Adam with weight decay."""
     return optax.adamw(learning_rate, weight_decay=weight_decay)
 
 

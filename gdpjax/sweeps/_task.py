@@ -52,7 +52,7 @@ Settings = Mapping[str, Any]
 class Model(NamedTuple):
     """The functions of a model, all of them JAX functions.
 
-    Fields:
+    Attributes:
       init: ``init(key)`` returns the parameters, a tree of arrays.
       loss: ``loss(params, *example)`` is the scalar loss of ONE example.
       scores: ``scores(params, *evaluation)`` returns numbers by name, such as ``{"accuracy": ...}``.

@@ -62,7 +62,7 @@ class TrainingResult:
       state: the final `gdpjax.training.State`; the parameters may be released.
       history: the public record of every epoch.
       cost: of the steps in the ledger.
-      seeded: whether it can be repeated, and is not private against who knows the seed.
+      seeded: whether it can be repeated, and is not private against anybody who knows the seed.
       scores: of the final model, not of the best epoch.
       scored_on: the data that the scores are on, in words.
     """

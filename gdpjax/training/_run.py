@@ -155,7 +155,7 @@ class Run:
         A chunk that a crash interrupted is repeated first, in its own length, and nothing else is done then.
 
         Args:
-          num_steps: >= 1.
+          num_steps: how many, at least 1.
           on_step: called after every step with the number of steps done, unless the run scans.
           before_checkpoint: called with what is returned, after the steps and before the checkpoint. What it writes is
             complete whenever the checkpoint is; a crash in between writes it again.

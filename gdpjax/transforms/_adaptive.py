@@ -110,7 +110,7 @@ def privatize_adaptive(
     neighboring_relation: NeighboringRelation | None = None,
     ledger_capacity: int = 16,
 ) -> optax.GradientTransformationExtraArgs:
-    """`privatize` with a clip norm that follows a quantile of the gradient norms, at a cost that is recorded.
+    """Make a clipped sum private, as `privatize` does, with a clip norm that follows a quantile of the gradient norms.
 
     C <- C exp(-learning_rate (noisy fraction of norms <= C - target_quantile)); see the module's docstring.
 
@@ -134,7 +134,8 @@ def privatize_adaptive(
       key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling, neighboring_relation,
         ledger_capacity: as in `privatize`.
       target_quantile: which quantile of the norms to follow, in [0, 1].
-      learning_rate: >= 0, step of log C per unit of fraction; 0 keeps the clip norm (and still pays for the count).
+      learning_rate: at least 0, the step of log C per unit of fraction; 0 keeps the clip norm, and still pays for the
+        count.
       l2_clip_norm_range: public (smallest, largest) clip norm, static, each from 1e-30 to 1e30.
       trainable, max_batch_size: as in `clip_and_sum`; with clipped_by they belong to the `clipped_grad` function.
 

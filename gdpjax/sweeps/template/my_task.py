@@ -11,7 +11,7 @@ NUM_CLASSES = 3
 
 
 def load():
-    """Training data, which are private, and evaluation data, which are public: a few hundred made-up points."""
+    """Return training data, which are private, and evaluation data, which are public: a few hundred made-up points."""
     draw = np.random.default_rng(0)
     labels = draw.integers(NUM_CLASSES, size=1200).astype(np.int32)
     centres = 2.0 * np.eye(NUM_CLASSES, 8)
@@ -20,7 +20,7 @@ def load():
 
 
 def build(example, label_smoothing=0.0, width: int = 16):
-    """A network with one hidden layer. ``example`` holds shapes and types of one point and its label, no values."""
+    """Return a network with one hidden layer. ``example`` holds shapes and types of one point and its label."""
     point, _ = example
 
     def init(key):
@@ -45,5 +45,5 @@ def build(example, label_smoothing=0.0, width: int = 16):
 
 
 def optimizer(learning_rate, momentum=0.9):
-    """Stochastic gradient descent with momentum, along the noisy gradients."""
+    """Return stochastic gradient descent with momentum, along the noisy gradients."""
     return optax.sgd(learning_rate, momentum)
