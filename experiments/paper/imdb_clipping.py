@@ -27,7 +27,7 @@ from gdpjax.sampling import poisson_sample
 from gdpjax.sweeps import records
 from gdpjax.sweeps.parts import plan_of
 
-SEEDS = (0, 1, 2)
+SEEDS = tuple(range(8))
 FILE = "imdb_clipping.json"
 WAYS = {
     "added first": True,
