@@ -48,7 +48,7 @@ def explain(
     constant_work: bool = False,
     **loss_kwargs: Any,
 ) -> "Explanation":
-    """How `clipped_grad` would treat each parameter of a loss; computes nothing.
+    """Explain how `clipped_grad` would treat each parameter of a loss; computes nothing.
 
     Args:
       loss_fn, batch_argnums, key_argnums, keep_batch_dim, has_aux, trainable, strategy, microbatch_size,
@@ -107,7 +107,7 @@ def explain(
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """How the gradient of one parameter is held for each example.
+    """The form in which the gradient of one parameter is held for each example.
 
     Attributes:
       name: the parameter's path.
