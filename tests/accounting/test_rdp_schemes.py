@@ -29,7 +29,7 @@ from gdpjax.ledger import (
     ShuffledEvent,
     TruncatedPoissonEvent,
 )
-from tests.accounting.test_truncated import CASES, sums
+from tests.accounting.test_truncated import CASES, law_of_sum
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0])
 WIDE = np.linspace(-30.0, 30.0, 6001)
@@ -54,9 +54,9 @@ def worst(noise, prob, num_examples, capacity):
     most = np.zeros(ORDERS.size)
     for n in range(1, num_examples + 1):
         for others in itertools.combinations_with_replacement((-1, 0, 1), n - 1):
-            without = log_density(sums(others, prob, capacity), noise)
+            without = log_density(law_of_sum(others, prob, capacity), noise)
             for target in (1, -1):
-                both = log_density(sums((target, *others), prob, capacity), noise)
+                both = log_density(law_of_sum((target, *others), prob, capacity), noise)
                 most = np.maximum(most, divergences(both, without))
     return most
 
